@@ -1,0 +1,7 @@
+//! The engine: knows token ids, not text.
+
+mod handle;
+mod request;
+
+pub use handle::{Command, EngineHandle, EngineState, EngineStatus, EventSink, SubmitError};
+pub use request::{Event, FinishReason, GenerateRequest, RequestId, Sampling, TokenId, Usage};

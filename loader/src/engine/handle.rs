@@ -1,0 +1,102 @@
+//! The front's end of an engine: commands go in, events come back through each request's sink.
+//! What is on the other side (ranks in other processes, threads, a script) is not known here.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+    mpsc,
+};
+
+use super::request::{Event, GenerateRequest, RequestId};
+
+/// Takes a request's events, in order, on the engine's side; must not block.
+pub type EventSink = Box<dyn Fn(Event) + Send>;
+
+/// What a front tells the engine's side.
+pub enum Command {
+    /// Begin a request; `events` is dropped after its last event.
+    Submit {
+        /// Its name.
+        id: RequestId,
+        /// What to do.
+        request: GenerateRequest,
+        /// Where its events go.
+        events: EventSink,
+    },
+    /// End a request within one step; unknown ids are ignored.
+    Cancel(RequestId),
+}
+
+/// Whether the engine answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    /// Weights are being read, or ranks are joining.
+    Starting(String),
+    /// Requests are served.
+    Ready,
+    /// It will not answer; the reason is for people.
+    Failed(String),
+}
+
+/// What `/health` reports.
+#[derive(Clone, Debug)]
+pub struct EngineStatus {
+    /// Whether the engine answers.
+    pub state: EngineState,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// Requests between submission and end.
+    pub active_requests: u32,
+}
+
+/// The engine's side is gone, so the request was not taken.
+#[derive(Debug, thiserror::Error)]
+#[error("the engine has stopped")]
+pub struct SubmitError;
+
+/// A clonable handle to an engine.
+#[derive(Clone)]
+pub struct EngineHandle {
+    commands: mpsc::Sender<Command>,
+    next_id: Arc<AtomicU64>,
+    status: Arc<Mutex<EngineStatus>>,
+}
+
+impl EngineHandle {
+    /// A handle and the end at which the engine's side takes its commands.
+    #[must_use]
+    pub fn new(ranks: u32) -> (Self, mpsc::Receiver<Command>) {
+        let (commands, receiver) = mpsc::channel();
+        let state = EngineState::Starting("starting".to_owned());
+        let status = Arc::new(Mutex::new(EngineStatus { state, ranks, active_requests: 0 }));
+        (Self { commands, next_id: Arc::new(AtomicU64::new(1)), status }, receiver)
+    }
+
+    /// Hands a request over and returns its name.
+    pub fn submit(
+        &self,
+        request: GenerateRequest,
+        events: EventSink,
+    ) -> Result<RequestId, SubmitError> {
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        self.commands.send(Command::Submit { id, request, events }).map_err(|_| SubmitError)?;
+        Ok(id)
+    }
+
+    /// Asks for a request to end; a finished or unknown one is ignored.
+    pub fn cancel(&self, id: RequestId) {
+        // A stopped engine has no requests left to cancel.
+        let _ = self.commands.send(Command::Cancel(id));
+    }
+
+    /// The latest status.
+    #[must_use]
+    pub fn status(&self) -> EngineStatus {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the status; for the engine's side.
+    pub fn update_status(&self, change: impl FnOnce(&mut EngineStatus)) {
+        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}

@@ -1,0 +1,7 @@
+//! From a package on disk to an answer: receive, open, model, engine, cluster, server.
+//!
+//! Imports go down only: server → cluster → engine → model → backend → kernels and
+//! collectives. tokio and axum only below [`server`], [`cluster`] and [`receive`].
+#![forbid(unsafe_code)]
+
+pub mod engine;

@@ -1,0 +1,2 @@
+//! End-to-end tests: one target, so one link.
+mod architecture;
