@@ -1,2 +1,19 @@
-//! See docs/architecture.md.
+//! Whose bytes: digests, manifests, cuts, verification and the transfer protocol without
+//! sockets.
+//!
+//! Reading order: [`digest`] and [`canonical`] (how bytes and documents are named), [`manifest`]
+//! and [`set`] (what a package and a package set say of themselves), [`layout`] (which rank
+//! holds what).
 #![forbid(unsafe_code)]
+
+pub mod canonical;
+pub mod digest;
+pub mod ids;
+pub mod layout;
+pub mod manifest;
+pub mod set;
+
+pub use digest::{CHUNK_BYTES, ChunkHasher, Digest};
+pub use layout::{Cut, Layout};
+pub use manifest::{Manifest, ManifestError};
+pub use set::PackageSet;

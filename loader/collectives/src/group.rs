@@ -1,0 +1,91 @@
+//! What a rank may ask of its group. Every call is collective: all ranks make the same calls in
+//! the same order with the same sizes, and every call ends by its deadline.
+
+use std::time::{Duration, Instant};
+
+/// The moment by which a collective call must have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Deadline(Instant);
+
+impl Deadline {
+    /// A deadline `timeout` from now.
+    #[must_use]
+    pub fn after(timeout: Duration) -> Self {
+        Self(Instant::now() + timeout)
+    }
+
+    /// Time left; zero when it has passed.
+    #[must_use]
+    pub fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+/// Why a collective call failed. After any error the group is broken: the caller drops it and
+/// forms a new one with the next epoch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GroupError {
+    /// Nothing came from a rank in time.
+    #[error("rank {rank} did not answer within {} ms", .waited.as_millis())]
+    Timeout {
+        /// Who was waited for.
+        rank: u32,
+        /// How long.
+        waited: Duration,
+    },
+    /// A rank's connection ended.
+    #[error("rank {rank} is gone: {reason}")]
+    Lost {
+        /// Who.
+        rank: u32,
+        /// What was seen.
+        reason: String,
+    },
+    /// A rank sent something else than this step needs: the ranks no longer agree.
+    #[error("rank {rank} is out of step: expected {expected}, found {found}")]
+    OutOfStep {
+        /// Who.
+        rank: u32,
+        /// Operation, sequence number and size that were expected.
+        expected: String,
+        /// What came.
+        found: String,
+    },
+    /// The group was ended on purpose, here or by another rank.
+    #[error("the group was aborted: {0}")]
+    Aborted(String),
+}
+
+/// The ranks that serve one model together.
+pub trait Group: Send + Sync {
+    /// This rank's index, `0..size`.
+    fn rank(&self) -> u32;
+
+    /// Number of ranks.
+    fn size(&self) -> u32;
+
+    /// Generation of this group; frames of an older one are dropped.
+    fn epoch(&self) -> u64;
+
+    /// Replaces `values` by the sum over ranks, added in rank order (rank 0 first), so that
+    /// every rank holds the same bits whatever the timing.
+    fn all_reduce_sum(&self, values: &mut [f32], deadline: Deadline) -> Result<(), GroupError>;
+
+    /// Every rank's bytes in rank order; lengths may differ between ranks.
+    fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError>;
+
+    /// Rank `root`'s bytes on every rank; the others' `bytes` are replaced.
+    fn broadcast(
+        &self,
+        root: u32,
+        bytes: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<(), GroupError>;
+
+    /// Returns once every rank has called it.
+    fn barrier(&self, deadline: Deadline) -> Result<(), GroupError>;
+
+    /// Ends the group: calls in progress and later ones fail with [`GroupError::Aborted`], here
+    /// and, as far as it can be reached, on the other ranks.
+    fn abort(&self, reason: &str);
+}

@@ -1,0 +1,273 @@
+//! BLAKE3 of files and their chunks.
+//!
+//! A file is hashed in chunks of 4 MiB. Each chunk has a 32-byte *chaining value*: the value of
+//! its subtree in the file's BLAKE3 tree. The chaining values of a file merge to the file's
+//! ordinary BLAKE3, so one list of numbers serves verification, transfer and repair, and `b3sum`
+//! agrees with the manifest. A file of one chunk (or none) lists its ordinary digest instead,
+//! because BLAKE3 has no non-root value for a whole input.
+
+use std::{fmt, str::FromStr};
+
+use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use shardpack_formats::hex;
+
+/// Bytes of a chunk: large enough that a request costs little beside its data, small enough that
+/// a damaged chunk is cheap to send again; a power of two as BLAKE3's tree demands.
+pub const CHUNK_BYTES: u64 = 4 << 20;
+
+/// 32 bytes of BLAKE3: the digest of a file, a document or a tensor, or a chunk's chaining value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// The ordinary BLAKE3 of `bytes`.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The first twelve hex digits, for people.
+    #[must_use]
+    pub fn short(&self) -> String {
+        hex::encode(&self.0[..6])
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&hex::encode(&self.0))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Digest({self})")
+    }
+}
+
+impl FromStr for Digest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        hex::decode(text)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map(Self)
+            .ok_or_else(|| format!("expected 64 lower-case hex digits, found {text:?}"))
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+/// Chunks of a file of this size; an empty file has one empty chunk.
+#[must_use]
+pub const fn chunk_count(size_bytes: u64) -> u64 {
+    if size_bytes == 0 { 1 } else { size_bytes.div_ceil(CHUNK_BYTES) }
+}
+
+/// Byte range of a chunk within a file of `size_bytes`.
+#[must_use]
+pub const fn chunk_range(size_bytes: u64, index: u64) -> std::ops::Range<u64> {
+    let start = index * CHUNK_BYTES;
+    let end = if start + CHUNK_BYTES < size_bytes { start + CHUNK_BYTES } else { size_bytes };
+    start..end
+}
+
+/// The value that a manifest lists for chunk `index` of a file of `size_bytes`.
+///
+/// # Panics
+/// When `bytes` is not as long as [`chunk_range`] says.
+#[must_use]
+pub fn chunk_value(bytes: &[u8], size_bytes: u64, index: u64) -> Digest {
+    let range = chunk_range(size_bytes, index);
+    assert_eq!(bytes.len() as u64, range.end - range.start, "a chunk is hashed whole");
+    if chunk_count(size_bytes) == 1 {
+        return Digest::of(bytes);
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.set_input_offset(range.start);
+    hasher.update(bytes);
+    Digest(hasher.finalize_non_root())
+}
+
+/// The file's ordinary BLAKE3 from its chunks' values.
+///
+/// # Panics
+/// When `values` does not have [`chunk_count`] entries.
+#[must_use]
+pub fn merge_chunks(values: &[Digest], size_bytes: u64) -> Digest {
+    assert_eq!(values.len() as u64, chunk_count(size_bytes), "every chunk has one value");
+    if let [only] = values {
+        return *only;
+    }
+    let (left, right) = values.split_at(left_len(values.len()));
+    Digest(*merge_subtrees_root(&merge(left), &merge(right), Mode::Hash).as_bytes())
+}
+
+fn merge(values: &[Digest]) -> [u8; 32] {
+    if let [only] = values {
+        return only.0;
+    }
+    let (left, right) = values.split_at(left_len(values.len()));
+    merge_subtrees_non_root(&merge(left), &merge(right), Mode::Hash)
+}
+
+/// BLAKE3's left subtree is the largest power of two smaller than the whole.
+const fn left_len(len: usize) -> usize {
+    len.next_power_of_two() / 2
+}
+
+/// Digest and chunk values of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileDigests {
+    /// Bytes of the file.
+    pub size_bytes: u64,
+    /// Ordinary BLAKE3.
+    pub digest: Digest,
+    /// One value per chunk.
+    pub chunks: Vec<Digest>,
+}
+
+/// Hashes a file that is written or read front to back, in pieces of any length.
+pub struct ChunkHasher {
+    chunks: Vec<Digest>,
+    /// Hashes the current chunk as a subtree.
+    subtree: blake3::Hasher,
+    /// Hashes the first chunk as a whole file, in case it stays the only one.
+    whole: blake3::Hasher,
+    size_bytes: u64,
+}
+
+impl Default for ChunkHasher {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl ChunkHasher {
+    /// A hasher at byte 0.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            chunks: Vec::new(),
+            subtree: blake3::Hasher::new(),
+            whole: blake3::Hasher::new(),
+            size_bytes: 0,
+        }
+    }
+
+    /// Takes the next bytes of the file.
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let in_chunk = self.size_bytes % CHUNK_BYTES;
+            if in_chunk == 0 && self.size_bytes > 0 {
+                self.close_chunk();
+            }
+            let room = (CHUNK_BYTES - in_chunk).min(bytes.len() as u64);
+            let (now, later) = bytes.split_at(room as usize);
+            if self.size_bytes < CHUNK_BYTES {
+                self.whole.update(now);
+            } else {
+                self.subtree.update(now);
+            }
+            self.size_bytes += room;
+            bytes = later;
+        }
+    }
+
+    /// Ends the current chunk, which a further byte has shown not to be the last.
+    fn close_chunk(&mut self) {
+        let value = if self.size_bytes == CHUNK_BYTES {
+            // The first chunk was hashed as a file; its subtree value has the same state.
+            self.whole.finalize_non_root()
+        } else {
+            self.subtree.finalize_non_root()
+        };
+        self.chunks.push(Digest(value));
+        self.subtree = blake3::Hasher::new();
+        self.subtree.set_input_offset(self.size_bytes);
+    }
+
+    /// The digests of everything taken.
+    #[must_use]
+    pub fn finish(mut self) -> FileDigests {
+        let size_bytes = self.size_bytes;
+        if size_bytes <= CHUNK_BYTES {
+            self.chunks.push(Digest(*self.whole.finalize().as_bytes()));
+        } else {
+            self.chunks.push(Digest(self.subtree.finalize_non_root()));
+        }
+        FileDigests {
+            size_bytes,
+            digest: merge_chunks(&self.chunks, size_bytes),
+            chunks: self.chunks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 % 251) as u8).collect()
+    }
+
+    fn check(len: usize, piece: usize) {
+        let data = bytes(len);
+        let mut hasher = ChunkHasher::new();
+        data.chunks(piece.max(1)).for_each(|piece| hasher.update(piece));
+        let digests = hasher.finish();
+        let size = len as u64;
+        assert_eq!(digests.size_bytes, size);
+        assert_eq!(digests.digest, Digest::of(&data), "{len} bytes in pieces of {piece}");
+        assert_eq!(digests.chunks.len() as u64, chunk_count(size));
+        for (index, value) in digests.chunks.iter().enumerate() {
+            let range = chunk_range(size, index as u64);
+            let chunk = &data[range.start as usize..range.end as usize];
+            assert_eq!(
+                *value,
+                chunk_value(chunk, size, index as u64),
+                "chunk {index} of {len} bytes"
+            );
+        }
+    }
+
+    #[test]
+    fn chunk_values_merge_to_the_ordinary_digest() {
+        let chunk = CHUNK_BYTES as usize;
+        for len in [
+            0,
+            1,
+            1024,
+            chunk - 1,
+            chunk,
+            chunk + 1,
+            2 * chunk,
+            2 * chunk + 5,
+            3 * chunk,
+            5 * chunk + 77,
+        ] {
+            check(len, 1 << 20);
+        }
+        check(2 * chunk + 5, 999_983);
+        check(3 * chunk, chunk);
+    }
+
+    #[test]
+    fn digest_text_round_trips() {
+        let digest = Digest::of(b"x");
+        assert_eq!(digest.to_string().parse::<Digest>(), Ok(digest));
+        assert!("00".parse::<Digest>().is_err());
+    }
+}
