@@ -21,7 +21,7 @@ mod error;
 mod family;
 mod scopes;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use error::{ResolveError, TensorList};
 

@@ -15,6 +15,7 @@ fn scope() -> Scope<'static> {
     scope
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "every case is written in place")]
 fn check(text: &str, expected: serde_json::Value) {
     let value = Expr::parse(text).unwrap().evaluate(&scope()).unwrap();
     assert_eq!(value, Value::from_json(&expected).unwrap(), "{text}");
