@@ -32,6 +32,10 @@ pub const MAX_LAYERS: u32 = 4096;
 /// small enough that products of two fit 64 bits.
 pub const MAX_SIZE: u32 = 1 << 28;
 
+/// Most units of an axis that another one follows, which a table lists: the most query heads of a
+/// published model are under 300.
+pub const MAX_LISTED_UNITS: u32 = 1 << 16;
+
 /// A tensor of a checkpoint, as a reader sees it: already decoded to floats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTensor {

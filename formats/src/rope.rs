@@ -15,6 +15,9 @@ mod tests;
 
 use section::Section;
 
+/// Most rotated elements of a head: published heads have up to 576.
+pub const MAX_WIDTH: u32 = 1 << 14;
+
 /// Position embedding of a configuration, with every default resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeParameters {
@@ -113,9 +116,9 @@ pub enum RopeError {
     /// Two statements of one thing differ.
     #[error("the configuration contradicts itself: {0}")]
     Contradiction(String),
-    /// An odd or empty rotated width.
-    #[error("{0} rotated elements per head, expected an even number")]
-    OddWidth(u32),
+    /// An odd, empty or unbelievable rotated width.
+    #[error("{0} rotated elements per head, expected an even number up to {MAX_WIDTH}")]
+    Width(u32),
 }
 
 impl RopeParameters {

@@ -1,7 +1,7 @@
 //! The axes of a model.
 
 use super::{
-    Axis, Follow, ResolveError,
+    Axis, Follow, MAX_LISTED_UNITS, ResolveError,
     family::FamilyRules,
     scopes::{size, wrong},
 };
@@ -22,6 +22,11 @@ pub(super) fn resolve(
             Some(leader) => {
                 let leader_rule = &rules[leader];
                 let leader_len = size(&leader_rule.len, scope, &format!("axis {leader}"))?;
+                if leader_len > MAX_LISTED_UNITS {
+                    let expected = format!("at most {MAX_LISTED_UNITS}");
+                    let (rule, place) = (&leader_rule.len, format!("axis {leader}"));
+                    return Err(wrong(rule, &place, &expected, &leader_len.to_string()));
+                }
                 if leader_len % len != 0 {
                     let expected = format!("a divisor of {leader_len}, the units of axis {leader}");
                     return Err(wrong(&rule.len, &place, &expected, &len.to_string()));

@@ -324,3 +324,15 @@ fn rules_of_the_user_come_first_and_may_differ_by_layer() {
     let (sliding, full) = (Mask::Sliding(16), Mask::Full);
     assert_eq!(layers, [(sliding, Some(0)), (full, None), (sliding, Some(0))]);
 }
+
+#[test]
+fn a_tensor_that_rules_do_not_require_may_be_absent() {
+    let text = include_str!("../../rules/dense-gqa.toml")
+        .replace("required = \"attention_biases\"", "required = false");
+    let packs = [RulePack::parse(&text).unwrap()];
+    for name in ["llama", "llama-tied"] {
+        let (config, sources) = model(name);
+        let tensors = resolve(&config, &sources, &packs).unwrap().tensors;
+        assert_eq!(tensors.len(), sources.len(), "{name}");
+    }
+}

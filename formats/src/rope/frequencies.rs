@@ -6,7 +6,7 @@
 
 use std::f64::consts::PI;
 
-use super::{RopeError, RopeParameters, Scaling, Yarn};
+use super::{MAX_WIDTH, RopeError, RopeParameters, Scaling, Yarn};
 use crate::{
     hex::HexF32,
     spec::{Rope, RopeStyle},
@@ -15,8 +15,8 @@ use crate::{
 impl RopeParameters {
     /// The embedding that rotates the first `width` elements of a head.
     pub fn resolve(&self, width: u32, style: RopeStyle) -> Result<Rope, RopeError> {
-        if width == 0 || !width.is_multiple_of(2) {
-            return Err(RopeError::OddWidth(width));
+        if width == 0 || !width.is_multiple_of(2) || width > MAX_WIDTH {
+            return Err(RopeError::Width(width));
         }
         let plain = (0..width / 2)
             .map(|pair| libm::pow(self.theta, -f64::from(2 * pair) / f64::from(width)));

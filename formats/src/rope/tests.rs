@@ -141,9 +141,9 @@ fn what_cannot_be_honoured_is_refused_by_name() {
 }
 
 #[test]
-fn odd_widths_are_refused() {
+fn odd_and_huge_widths_are_refused() {
     let parameters = parse(&json!({}), 64).unwrap();
-    for width in [0, 1, 33] {
-        assert_eq!(parameters.resolve(width, RopeStyle::Half), Err(RopeError::OddWidth(width)));
+    for width in [0, 1, 33, MAX_WIDTH + 2] {
+        assert_eq!(parameters.resolve(width, RopeStyle::Half), Err(RopeError::Width(width)));
     }
 }

@@ -1,5 +1,7 @@
 //! What is refused, and in which words.
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn chain(error: &ResolveError) -> String {
@@ -147,7 +149,8 @@ fn impossible_numbers_are_refused_with_their_expression() {
         "llama",
         "head_dim",
         json!(33),
-        "unusable position embedding: 33 rotated elements per head, expected an even number",
+        "unusable position embedding: 33 rotated elements per head, expected an even number up to \
+         16384",
     );
     check_key(
         "llama",
@@ -155,6 +158,12 @@ fn impossible_numbers_are_refused_with_their_expression() {
         json!(i64::MAX),
         "let q_size cannot be computed: in `num_attention_heads * head_size`: arithmetic on \
          9223372036854775807 and 32 overflows",
+    );
+    check_key(
+        "llama",
+        "num_attention_heads",
+        json!(65_537),
+        "axis q: `num_attention_heads` is 65537, expected at most 65536",
     );
     let (mut config, sources) = model("llama");
     config["head_dim"] = Value::Null;
@@ -252,4 +261,71 @@ fn a_pack_that_cuts_heads_apart_is_refused() {
         "tensor \"model.layers.0.self_attn.k_proj.weight\" is cut by axis kv of 32, but has 64 \
          there"
     );
+}
+
+/// Any JSON of three levels, with numbers that are typical of attacks among them.
+fn any_json() -> impl Strategy<Value = Value> {
+    let number = prop::sample::select(vec![
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(3),
+        json!(64),
+        json!(1 << 28),
+        json!(i64::MAX),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(0.5),
+        json!(1e300),
+        json!(-1e-300),
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        number,
+        prop::sample::select(vec!["", "silu", "yarn", "llama3", "full_attention"])
+            .prop_map(Value::from),
+    ];
+    let keys = prop::sample::select(vec![
+        "type",
+        "rope_type",
+        "factor",
+        "rope_theta",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "low_freq_factor",
+        "high_freq_factor",
+    ]);
+    leaf.prop_recursive(3, 24, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(keys.clone(), inner, 0..6)
+                .prop_map(|map| map.into_iter().map(|(k, v)| (k.to_owned(), v)).collect()),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn no_configuration_panics(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any_json()), 1..4),
+        name in prop::sample::select(vec!["llama", "llama-tied", "qwen3", "kjv-4m"]),
+    ) {
+        let (mut config, sources) = model(name);
+        let mut keys: Vec<String> = config.as_object().unwrap().keys().cloned().collect();
+        keys.extend(["rope_scaling", "rope_parameters", "layer_types"].map(str::to_owned));
+        for (index, value) in changes {
+            config[index.get(&keys)] = value;
+        }
+        if let Ok(normalised) = resolve_builtin(&config, &sources) {
+            let rope = &normalised.spec.ropes[0];
+            prop_assert!(rope.inv_freq.iter().all(|frequency| frequency.0.is_finite()));
+            prop_assert!(rope.attention_factor.0.is_finite());
+            let package = crate::config_for_package(&config, &normalised, None);
+            prop_assert_eq!(resolve_builtin(&package, &sources).unwrap().spec, normalised.spec);
+        }
+    }
 }
