@@ -1,2 +1,8 @@
-//! End-to-end tests: one target, so one link.
+//! End-to-end tests: one target, so one link. Real processes, files, sockets and kills.
+#![expect(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
+
 mod architecture;
+mod bad_input;
+mod convert;
+mod harness;
+mod kill;

@@ -10,9 +10,11 @@
 //! A group fills whole words (`group · bits / 32`), so a cut between groups is a cut between
 //! words.
 
+mod error;
 mod pack;
 mod quantize;
 
+pub use error::{ErrorSums, error};
 pub use pack::{pack, unpack};
 pub use quantize::{QuantizeError, Rounding, quantize};
 

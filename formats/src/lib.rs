@@ -22,5 +22,5 @@ pub use affine::{AffineFormat, Rounding};
 pub use config::config_for_package;
 pub use dtype::Dtype;
 pub use normalise::{Axis, Normalised, SourceTensor, TensorPlan, resolve};
-pub use rules::{Cut, Role, RulePack};
+pub use rules::{CutRule, Role, RulePack};
 pub use spec::Spec;

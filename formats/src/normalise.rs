@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     dtype::Dtype,
     rope::RopeParameters,
-    rules::{Cut, Role, RulePack},
+    rules::{CutRule, Role, RulePack},
     spec::Spec,
 };
 
@@ -118,7 +118,7 @@ pub struct TensorPlan {
     /// Uncut shape, `[out, in]` for a matrix.
     pub shape: Vec<u64>,
     /// How it is distributed; its axis has `len · unit` rows or columns of it.
-    pub cut: Cut,
+    pub cut: CutRule,
     /// What it is for.
     pub role: Role,
     /// Whether it may be quantized.

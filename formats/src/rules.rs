@@ -43,7 +43,7 @@ mod name;
 #[cfg(test)]
 mod tests;
 
-pub use file::{Cut, Role};
+pub use file::{CutRule, Role};
 pub(crate) use file::{Family, IgnoreRule, Presence, RequireRule, SpecRules, TensorRule};
 pub(crate) use name::matches;
 

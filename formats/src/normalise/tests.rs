@@ -131,12 +131,12 @@ fn tensors_come_in_the_order_in_which_layers_run() {
     assert_eq!(lines[50], "lm_head.weight [512, 192] vocab Head q");
     assert_eq!(lines.len(), 51);
     let cut = |name: &str| plans.iter().find(|plan| plan.name.ends_with(name)).unwrap().cut.clone();
-    assert_eq!(cut("o_proj.weight"), Cut::Row("q".to_owned()));
-    assert_eq!(cut("o_proj.bias"), Cut::Once);
-    assert_eq!(cut("q_proj.bias"), Cut::Vector("q".to_owned()));
-    assert_eq!(cut("down_proj.weight"), Cut::Row("ffn".to_owned()));
-    assert_eq!(cut("down_proj.bias"), Cut::Once);
-    assert_eq!(cut("layers.1.input_layernorm.weight"), Cut::Replicate);
+    assert_eq!(cut("o_proj.weight"), CutRule::Row("q".to_owned()));
+    assert_eq!(cut("o_proj.bias"), CutRule::Once);
+    assert_eq!(cut("q_proj.bias"), CutRule::Vector("q".to_owned()));
+    assert_eq!(cut("down_proj.weight"), CutRule::Row("ffn".to_owned()));
+    assert_eq!(cut("down_proj.bias"), CutRule::Once);
+    assert_eq!(cut("layers.1.input_layernorm.weight"), CutRule::Replicate);
     assert!(plans.iter().all(|plan| plan.sources == [plan.name.clone()]));
     assert_eq!((plans[33].layer, plans[50].layer), (Some(2), None));
     assert_eq!(plans[34].module(), "model.layers.2.self_attn.q_proj");
@@ -183,7 +183,7 @@ fn tied_and_normed_models_resolve() {
     let norm = norm.unwrap();
     assert_eq!(
         (norm.shape.as_slice(), norm.cut.clone(), norm.role),
-        (&[64][..], Cut::Replicate, Role::Norm)
+        (&[64][..], CutRule::Replicate, Role::Norm)
     );
 
     let (config, sources) = model("kjv-4m");

@@ -155,7 +155,7 @@ pub(crate) struct TensorRule {
     pub(crate) name: NamePattern,
     pub(crate) shape: Vec<Expr>,
     #[serde(deserialize_with = "cut_from_text")]
-    pub(crate) cut: Cut,
+    pub(crate) cut: CutRule,
     pub(crate) role: Role,
     pub(crate) quantize: Option<bool>,
     #[serde(default)]
@@ -186,7 +186,7 @@ impl<'de> Deserialize<'de> for Presence {
 /// How a tensor is distributed over the ranks. Shapes are `[out, in]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cut {
+pub enum CutRule {
     /// Every rank holds all of it.
     Replicate,
     /// Outputs by this axis.
@@ -201,7 +201,7 @@ pub enum Cut {
     Once,
 }
 
-impl Cut {
+impl CutRule {
     /// The axis, if it is cut by one.
     #[must_use]
     pub fn axis(&self) -> Option<&str> {
@@ -240,9 +240,9 @@ impl Cut {
     }
 }
 
-fn cut_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Cut, D::Error> {
+fn cut_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CutRule, D::Error> {
     let text = String::deserialize(deserializer)?;
-    Cut::parse(&text).ok_or_else(|| {
+    CutRule::parse(&text).ok_or_else(|| {
         de::Error::custom(format!(
             "unknown cut {text:?}; known: replicate, column(axis), row(axis), vector(axis), \
              vocab, once"
