@@ -1,6 +1,7 @@
 //! Chat templates, rendered byte for byte as transformers renders them: its jinja2 environment,
-//! filters and functions over minijinja. Templates are foreign code: they run on a bounded amount
-//! of fuel, depth and output, and see nothing but the conversation.
+//! filters and functions over minijinja. Templates are foreign code: instructions, depth and
+//! output are bounded, and they see nothing but the conversation. What minijinja cannot bound is the
+//! memory of one value (`t ~ t`, over and over): a hostile template can still exhaust the process.
 
 mod clock;
 mod python;
