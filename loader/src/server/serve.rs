@@ -8,7 +8,12 @@ use std::{
 };
 
 use axum::serve::ListenerExt;
-use tokio::{sync::oneshot, time::timeout};
+use std::sync::Arc;
+
+use tokio::{
+    sync::{Notify, oneshot},
+    time::timeout,
+};
 
 use super::app::Server;
 
@@ -72,6 +77,25 @@ pub fn run(
     let result = runtime.block_on(serve(listener, server, shutdown));
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
+}
+
+/// Asks a server to stop, from any thread; clones ask the same one.
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Notify>);
+
+impl Stop {
+    /// Asks now, or as soon as the server listens.
+    pub fn stop(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Ready when the process is asked to end, or `stop` says so.
+pub async fn termination_or(stop: Stop) {
+    tokio::select! {
+        () = termination() => {}
+        () = stop.0.notified() => {}
+    }
 }
 
 /// Ready when the process is asked to end: Ctrl-C, or SIGTERM where there is one.

@@ -1,0 +1,50 @@
+//! `shardpack rank`: one rank's process. Its first line on standard output says where it is.
+
+use std::{net::TcpListener, path::Path, process::ExitCode, sync::Mutex};
+
+use anyhow::Context;
+use shardpack_loader::{
+    backend::Cpu,
+    cluster::{Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank},
+    engine::{Engine, EngineOptions, RankEngine},
+    model::Model,
+    open::{OpenOptions, Package},
+};
+use shardpack_manifests::Manifest;
+
+use super::{Outcome, package, threads};
+use crate::{args::RankArgs, failure::Failure, progress::result};
+
+/// Carries the command out.
+pub(crate) fn run(args: &RankArgs) -> Outcome {
+    let manifest = package::read_manifest(&args.package)?;
+    let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;
+    let token = Token::generate().context("the system gave no random bytes")?;
+    let announcement = Announcement { address: listener.local_addr()?, token: token.clone() };
+    result(&announcement.line());
+    let (folder, threads) = (args.package.clone(), threads::count(args.threads));
+    run_rank(listener, token, identity(&manifest), RankOptions::default(), move |progress| {
+        load(&folder, threads, progress)
+    })
+    .map_err(Failure::from)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn identity(manifest: &Manifest) -> Identity {
+    Identity {
+        model_id: manifest.ids.model.to_string(),
+        layout_id: manifest.ids.layout.to_string(),
+        rank: manifest.rank,
+        ranks: manifest.layout.ranks,
+        engine_version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol: PROTOCOL,
+    }
+}
+
+fn load(folder: &Path, threads: usize, progress: &mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError> {
+    let _ = (folder, threads, progress, Mutex::new(()));
+    let package = Package::open(folder, &OpenOptions { threads }, &|_| ())?;
+    let backend = Cpu::new(threads)?;
+    let model = Model::load(&package, &backend)?;
+    Ok(Box::new(Engine::new(model, backend, EngineOptions::STANDARD)))
+}
