@@ -6,7 +6,7 @@
 
 use std::{
     env,
-    io::{self, BufRead as _, BufReader},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
     process::{Child, Command, Stdio},
     thread,
@@ -16,7 +16,7 @@ use std::{
 use shardpack_collectives::{Deadline, Group, Link, LinkedGroup, TcpLink};
 
 const SIZES_BYTES: [usize; 4] = [8 << 10, 16 << 10, 64 << 10, 1 << 20];
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 fn main() -> io::Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -65,21 +65,31 @@ fn processes(size: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Two connections to each lower rank, then two from each higher one, in any order of ranks.
+/// Two connections to each lower rank, which begin with this one's number; two from each higher
+/// one, which come in any order.
 fn join(size: u32, rank: u32, addresses: &[String]) -> io::Result<LinkedGroup> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     println!("{}", listener.local_addr()?);
-    let mut links: Vec<Option<Box<dyn Link>>> = Vec::new();
-    for address in addresses {
-        let (data, farewell) = (TcpStream::connect(address)?, TcpStream::connect(address)?);
-        links.push(Some(Box::new(TcpLink::new(data, farewell)?)));
+    let mut streams: Vec<Vec<TcpStream>> = (0..size).map(|_| Vec::new()).collect();
+    for (streams, address) in streams.iter_mut().zip(addresses) {
+        for _ in 0..2 {
+            let mut stream = TcpStream::connect(address)?;
+            stream.write_all(&rank.to_le_bytes())?;
+            streams.push(stream);
+        }
     }
-    links.push(None);
-    for _ in rank + 1..size {
-        let (data, farewell) = (listener.accept()?.0, listener.accept()?.0);
-        links.push(Some(Box::new(TcpLink::new(data, farewell)?)));
+    for _ in 0..2 * (size - 1 - rank) {
+        let (mut stream, mut from) = (listener.accept()?.0, [0; 4]);
+        stream.read_exact(&mut from)?;
+        streams[u32::from_le_bytes(from) as usize].push(stream);
     }
-    LinkedGroup::new(rank, 0, links)
+    let links = streams.into_iter().map(|mut streams| {
+        let (Some(farewell), Some(data)) = (streams.pop(), streams.pop()) else {
+            return Ok(None);
+        };
+        Ok(Some(Box::new(TcpLink::new(data, farewell)?) as Box<dyn Link>))
+    });
+    LinkedGroup::new(rank, 0, links.collect::<io::Result<_>>()?)
 }
 
 fn measure(name: &str, group: &dyn Group) {

@@ -6,7 +6,7 @@ use std::{
     hint, mem,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicIsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -35,7 +35,8 @@ pub struct MemoryLink {
 struct Pipe {
     state: Mutex<PipeState>,
     /// Frames waiting, readable without the lock while spinning; counts one more once closed.
-    ready: AtomicUsize,
+    /// A reader may take a frame before it is counted, so it can be -1 for a moment.
+    ready: AtomicIsize,
     filled: Condvar,
     drained: Condvar,
     ended: Condvar,
@@ -53,11 +54,14 @@ impl Pipe {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, state: &mut PipeState, frame: &[u8]) {
+    /// Adds a frame. Both the copy and the call to the reader happen without the lock: a reader
+    /// that found it taken would go to sleep.
+    fn push(&self, mut state: MutexGuard<'_, PipeState>, frame: &[u8]) {
         let mut buffer = state.spare.pop().unwrap_or_default();
+        drop(state);
         buffer.clear();
         buffer.extend_from_slice(frame);
-        state.frames.push_back(buffer);
+        self.lock().frames.push_back(buffer);
         self.ready.fetch_add(1, Ordering::Release);
         self.filled.notify_one();
     }
@@ -90,14 +94,14 @@ fn closed() -> LinkError {
 
 impl Link for MemoryLink {
     fn send_now(&self, frame: &[u8]) -> Result<usize, LinkError> {
-        let mut state = self.outgoing.lock();
+        let state = self.outgoing.lock();
         if state.end.is_some() {
             return Err(closed());
         }
         if state.frames.len() >= MAX_WAITING_FRAMES {
             return Ok(0);
         }
-        self.outgoing.push(&mut state, frame);
+        self.outgoing.push(state, frame);
         Ok(frame.len())
     }
 
@@ -115,7 +119,7 @@ impl Link for MemoryLink {
         if wait.timed_out() && full(&mut state) {
             return Err(LinkError::Timeout);
         }
-        pipe.push(&mut state, rest);
+        pipe.push(state, rest);
         Ok(())
     }
 
@@ -123,7 +127,7 @@ impl Link for MemoryLink {
         let pipe = &self.incoming;
         let spin_end = Instant::now() + SPIN.min(deadline.left());
         let mut turns = 0_u32;
-        while pipe.ready.load(Ordering::Acquire) == 0 && Instant::now() < spin_end {
+        while pipe.ready.load(Ordering::Acquire) <= 0 && Instant::now() < spin_end {
             turns += 1;
             // With more ranks than cores the one waited for may need this core.
             if turns.is_multiple_of(16) { thread::yield_now() } else { hint::spin_loop() }
