@@ -4,4 +4,5 @@
 //! collectives. tokio and axum only below [`server`], [`cluster`] and [`receive`].
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod engine;
