@@ -4,7 +4,10 @@ use std::{
     collections::VecDeque,
     io::{self, BufRead, BufReader, Read},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Receiver},
+    },
     thread,
     time::Duration,
 };
@@ -94,6 +97,7 @@ impl RankProcess {
             };
             read_lines(name, output, take).map_err(start)?;
         }
+        let mut written = None;
         if let Some(errors) = process.child.stderr.take() {
             let tail = Arc::clone(&tail);
             let take = move |name: &str, line: &str| {
@@ -105,11 +109,11 @@ impl RankProcess {
                 drop(tail);
                 log(name, line);
             };
-            read_lines(name, errors, take).map_err(start)?;
+            written = Some(read_lines(name, errors, take).map_err(start)?);
         }
         match announced.recv_timeout(deadline.left()) {
             Ok(announcement) => Ok((process, announcement)),
-            Err(_) => Err(process.explain(name, timeout, &tail)),
+            Err(_) => Err(process.explain(name, timeout, written, &tail)),
         }
     }
 
@@ -117,12 +121,15 @@ impl RankProcess {
         &mut self,
         name: &str,
         waited: Duration,
+        written: Option<Receiver<()>>,
         tail: &Mutex<VecDeque<String>>,
     ) -> SpawnError {
         let name = name.to_owned();
         let Some(status) = self.exit_within(PIPE_TIMEOUT) else {
             return SpawnError::Timeout { name, waited };
         };
+        // Ends with an error when all has been read, or when a grandchild holds the pipe.
+        let _ = written.map(|written| written.recv_timeout(PIPE_TIMEOUT));
         let tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last_words = String::new();
         for line in tail.iter() {
@@ -166,13 +173,16 @@ impl Drop for RankProcess {
     }
 }
 
+/// Reads lines on a thread of its own; the returned channel closes at their end.
 fn read_lines(
     name: &str,
     from: impl Read + Send + 'static,
     mut take: impl FnMut(&str, &str) + Send + 'static,
-) -> io::Result<()> {
+) -> io::Result<Receiver<()>> {
     let owner = name.to_owned();
+    let (reading, done) = mpsc::channel::<()>();
     let read = move || {
+        let _reading = reading;
         let mut from = BufReader::new(from);
         let mut line = Vec::new();
         loop {
@@ -185,5 +195,6 @@ fn read_lines(
             }
         }
     };
-    thread::Builder::new().name(format!("log-{name}")).spawn(read).map(drop)
+    thread::Builder::new().name(format!("log-{name}")).spawn(read)?;
+    Ok(done)
 }

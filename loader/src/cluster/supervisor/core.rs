@@ -290,11 +290,15 @@ impl Core {
         let id = event.request();
         let over = matches!(event, Event::Finished { .. } | Event::Failed { .. });
         // One that has been failed already may still have had events on their way.
-        let Some(events) = self.requests.get(&id) else { return };
-        events(event);
         if over {
-            self.requests.remove(&id);
+            let events = self.requests.remove(&id);
+            // First the status, so that whoever learns of the end finds it there.
             self.count_requests();
+            if let Some(events) = events {
+                events(event);
+            }
+        } else if let Some(events) = self.requests.get(&id) {
+            events(event);
         }
     }
 
