@@ -4,5 +4,6 @@
 //! collectives. tokio and axum only below [`server`], [`cluster`] and [`receive`].
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod engine;
 pub mod server;

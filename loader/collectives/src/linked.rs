@@ -1,0 +1,288 @@
+//! The one implementation of [`Group`], over any links.
+//!
+//! A sum takes one of two ways. Up to [`DIRECT_MAX_BYTES`] (every step of decoding) each rank
+//! sends its vector to every other one: one hop, the least latency. Longer vectors (prefill)
+//! are cut into one part per rank; each rank adds its part up and sends the result round, so a
+//! rank sends `2 (N-1) / N` vectors and not `N-1`. Both ways add rank 0's value first, then
+//! rank 1's and so on, with the same loop, so the bits are the same.
+
+mod exchange;
+
+use std::{
+    io, mem,
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, JoinHandle},
+};
+
+use crate::{
+    fate::Fate,
+    frame::{HEADER_BYTES, Op},
+    group::{Deadline, Group, GroupError},
+    link::{Link, MemoryLink},
+    sum,
+};
+use exchange::Scratch;
+
+/// Largest vector that goes directly to every rank: the hidden vectors of a decode step.
+const DIRECT_MAX_BYTES: usize = 64 << 10;
+
+/// Longest vector summed at once, in elements (4 MiB): bounds the frames' memory, and the sum
+/// of one piece still lies in the cache when it is added up.
+const PIECE_LEN: usize = 1 << 20;
+
+/// Most ranks of one group; a frame's rank is checked against the links, so this only bounds
+/// what a caller may ask for.
+const MAX_RANKS: usize = 64;
+
+/// A group over links.
+pub struct LinkedGroup {
+    rank: u32,
+    epoch: u64,
+    fate: Arc<Fate>,
+    scratch: Mutex<Scratch>,
+    watchers: Vec<JoinHandle<()>>,
+}
+
+impl LinkedGroup {
+    /// The group of `links`, by rank, with none in this rank's own place. One thread per link
+    /// waits for its end; a group of one has none.
+    pub fn new(rank: u32, epoch: u64, links: Vec<Option<Box<dyn Link>>>) -> io::Result<Self> {
+        assert!(links.len() <= MAX_RANKS, "a group has at most {MAX_RANKS} ranks");
+        for (other, link) in links.iter().enumerate() {
+            assert_eq!(link.is_none(), other == rank as usize, "one link to every other rank");
+        }
+        assert!((rank as usize) < links.len(), "rank {rank} of {}", links.len());
+        let size = links.len();
+        let fate = Arc::new(Fate::new(rank, epoch, links));
+        let outgoing = vec![Vec::new(); size];
+        let scratch = Scratch { sequence: 0, outgoing, incoming: vec![Vec::new(); size] };
+        let mut group =
+            Self { rank, epoch, fate, scratch: Mutex::new(scratch), watchers: Vec::new() };
+        for other in group.others() {
+            let fate = Arc::clone(&group.fate);
+            let watch = move || fate.watch(other, fate.link(other));
+            let name = format!("watch-rank-{other}");
+            group.watchers.push(thread::Builder::new().name(name).spawn(watch)?);
+        }
+        Ok(group)
+    }
+
+    /// The group of one rank: every call returns at once.
+    #[must_use]
+    pub fn alone(epoch: u64) -> Self {
+        Self::new(0, epoch, vec![None]).expect("a group of one starts no threads")
+    }
+
+    /// The `size` ranks of a group within this process, in rank order.
+    pub fn in_memory(size: u32, epoch: u64) -> io::Result<Vec<Self>> {
+        let mut links: Vec<Vec<Option<Box<dyn Link>>>> = Vec::new();
+        for _ in 0..size {
+            let mut to_lower: Vec<Option<Box<dyn Link>>> = Vec::new();
+            for row in &mut links {
+                let (low, high) = MemoryLink::pair();
+                row.push(Some(Box::new(low)));
+                to_lower.push(Some(Box::new(high)));
+            }
+            to_lower.push(None);
+            links.push(to_lower);
+        }
+        (0..size).zip(links).map(|(rank, links)| Self::new(rank, epoch, links)).collect()
+    }
+
+    /// The other ranks, the next one first, so that not all begin with rank 0.
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        let (rank, size) = (self.rank, self.size());
+        (1..size).map(move |step| (rank + step) % size)
+    }
+
+    /// Runs one call; whatever goes wrong ends the group.
+    fn call<T>(
+        &self,
+        call: impl FnOnce(&mut Scratch) -> Result<T, GroupError>,
+    ) -> Result<T, GroupError> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cause) = self.fate.cause() {
+            return Err(cause);
+        }
+        call(&mut scratch).map_err(|error| self.fate.end(error))
+    }
+
+    fn sum_direct(
+        &self,
+        scratch: &mut Scratch,
+        values: &mut [f32],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        let exchange = scratch.begin(Op::SumDirect, deadline);
+        let Scratch { outgoing, incoming, .. } = scratch;
+        let mine = &mut outgoing[0];
+        sum::store(self.frame(exchange, mine, values.len() * 4), values);
+        let mine = mine.as_slice();
+        let to_all: Vec<_> = self.others().map(|to| (to, mine)).collect();
+        self.exchange(exchange, &to_all, incoming, self.others(), |_| Some(values.len() * 4))?;
+        self.add_up(values, mine, incoming);
+        Ok(())
+    }
+
+    /// Adds `mine` and every other rank's frame in rank order.
+    fn add_up(&self, values: &mut [f32], mine: &[u8], incoming: &[Vec<u8>]) {
+        for (rank, theirs) in incoming.iter().enumerate() {
+            let frame = if rank == self.rank as usize { mine } else { theirs };
+            let payload = &frame[HEADER_BYTES..];
+            if rank == 0 { sum::load(values, payload) } else { sum::add(values, payload) }
+        }
+    }
+
+    fn sum_by_parts(
+        &self,
+        scratch: &mut Scratch,
+        values: &mut [f32],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        let (len, ranks) = (values.len(), self.size());
+        let part = |rank| sum::part(len, rank, ranks);
+        let own = part(self.rank);
+        let exchange = scratch.begin(Op::SumScatter, deadline);
+        let Scratch { outgoing, incoming, .. } = scratch;
+        for (rank, frame) in (0..ranks).zip(outgoing.iter_mut()) {
+            let values = &values[part(rank)];
+            sum::store(self.frame(exchange, frame, values.len() * 4), values);
+        }
+        let to_each: Vec<_> =
+            self.others().map(|to| (to, outgoing[to as usize].as_slice())).collect();
+        self.exchange(exchange, &to_each, incoming, self.others(), |_| Some(own.len() * 4))?;
+        self.add_up(&mut values[own.clone()], &outgoing[self.rank as usize], incoming);
+
+        let exchange = scratch.begin(Op::SumGather, deadline);
+        let Scratch { outgoing, incoming, .. } = scratch;
+        let mine = &mut outgoing[0];
+        sum::store(self.frame(exchange, mine, own.len() * 4), &values[own]);
+        let mine = mine.as_slice();
+        let to_all: Vec<_> = self.others().map(|to| (to, mine)).collect();
+        let size = |rank| Some(part(rank).len() * 4);
+        self.exchange(exchange, &to_all, incoming, self.others(), size)?;
+        for rank in self.others() {
+            sum::load(&mut values[part(rank)], &incoming[rank as usize][HEADER_BYTES..]);
+        }
+        Ok(())
+    }
+}
+
+impl Group for LinkedGroup {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.fate.links.len() as u32
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn all_reduce_sum(&self, values: &mut [f32], deadline: Deadline) -> Result<(), GroupError> {
+        self.call(|scratch| {
+            let ranks = self.size();
+            if ranks == 1 {
+                return Ok(());
+            }
+            if values.is_empty() {
+                // Ranks stay in step even where there is nothing to add.
+                return self.sum_direct(scratch, values, deadline);
+            }
+            for piece in values.chunks_mut(PIECE_LEN) {
+                // Between two ranks both ways carry the same bytes, and the direct one is a hop
+                // shorter.
+                if ranks == 2 || piece.len() * 4 <= DIRECT_MAX_BYTES {
+                    self.sum_direct(scratch, piece, deadline)?;
+                } else {
+                    self.sum_by_parts(scratch, piece, deadline)?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {
+        self.call(|scratch| {
+            if self.size() == 1 {
+                return Ok(vec![mine.to_vec()]);
+            }
+            let exchange = scratch.begin(Op::Gather, deadline);
+            let Scratch { outgoing, incoming, .. } = scratch;
+            let frame = &mut outgoing[0];
+            self.frame(exchange, frame, mine.len()).copy_from_slice(mine);
+            let frame = frame.as_slice();
+            let to_all: Vec<_> = self.others().map(|to| (to, frame)).collect();
+            self.exchange(exchange, &to_all, incoming, self.others(), |_| None)?;
+            let gathered = incoming.iter().enumerate().map(|(rank, theirs)| {
+                if rank == self.rank as usize {
+                    mine.to_vec()
+                } else {
+                    theirs[HEADER_BYTES..].to_vec()
+                }
+            });
+            Ok(gathered.collect())
+        })
+    }
+
+    fn broadcast(
+        &self,
+        root: u32,
+        bytes: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        assert!(root < self.size(), "rank {root} of {}", self.size());
+        self.call(|scratch| {
+            if self.size() == 1 {
+                return Ok(());
+            }
+            let exchange = scratch.begin(Op::Broadcast, deadline);
+            let Scratch { outgoing, incoming, .. } = scratch;
+            if self.rank != root {
+                self.exchange(exchange, &[], incoming, Some(root).into_iter(), |_| None)?;
+                bytes.clear();
+                bytes.extend_from_slice(&incoming[root as usize][HEADER_BYTES..]);
+                return Ok(());
+            }
+            let frame = &mut outgoing[0];
+            self.frame(exchange, frame, bytes.len()).copy_from_slice(bytes);
+            let frame = frame.as_slice();
+            let to_all: Vec<_> = self.others().map(|to| (to, frame)).collect();
+            self.exchange(exchange, &to_all, incoming, None.into_iter(), |_| None)
+        })
+    }
+
+    fn barrier(&self, deadline: Deadline) -> Result<(), GroupError> {
+        self.call(|scratch| {
+            if self.size() == 1 {
+                return Ok(());
+            }
+            let exchange = scratch.begin(Op::Barrier, deadline);
+            let Scratch { outgoing, incoming, .. } = scratch;
+            let frame = &mut outgoing[0];
+            self.frame(exchange, frame, 0);
+            let frame = frame.as_slice();
+            let to_all: Vec<_> = self.others().map(|to| (to, frame)).collect();
+            self.exchange(exchange, &to_all, incoming, self.others(), |_| Some(0))
+        })
+    }
+
+    fn abort(&self, reason: &str) {
+        self.fate.end(GroupError::Aborted(reason.to_owned()));
+    }
+}
+
+impl Drop for LinkedGroup {
+    fn drop(&mut self) {
+        self.fate.close();
+        for watcher in mem::take(&mut self.watchers) {
+            // A watcher holds nothing that its panic could leave half done.
+            let _ = watcher.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,32 @@
+//! The processes that serve one model together: one *front*, which speaks HTTP, and one *rank*
+//! process per package, which holds the weights.
+//!
+//! A rank announces its address and a one-time token on its standard output ([`announce`]). The
+//! front connects to each ([`supervisor`]), learns who they are and that they belong together
+//! ([`identity`]), watches them load, and tells them to form a group of an epoch; they connect
+//! to each other ([`mesh`]). Then rank 0 takes requests and gives events. Everything is said in
+//! the messages of [`message`]. A rank ends when its front does; a front outlives its ranks.
+//!
+//! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
+
+mod acceptor;
+mod announce;
+mod identity;
+mod mesh;
+mod message;
+mod process;
+mod rank;
+mod supervisor;
+mod token;
+mod wire;
+
+pub use announce::{Announcement, AnnouncementError};
+pub use identity::{Identity, IdentityError};
+pub use message::{PROTOCOL, Progress};
+pub use process::{LogSink, RankProcess, SpawnError};
+pub use rank::{LoadError, RankError, RankOptions, run_rank};
+pub use supervisor::{Node, ServeError, Supervisor, SupervisorOptions};
+pub use token::Token;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! The line by which a rank process says where it is:
+//! `{"rank_ready":{"address":"127.0.0.1:49152","token":"<32 hex digits>"}}`.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::token::Token;
+
+/// Longest announcement; one is about 100 bytes.
+pub(super) const MAX_LINE_BYTES: usize = 1024;
+
+/// Where a rank listens, and what it wants to be shown.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Announcement {
+    /// Where it accepts its front and its peers.
+    pub address: SocketAddr,
+    /// What each of them must show.
+    pub token: Token,
+}
+
+/// A line that is no announcement.
+#[derive(Debug, thiserror::Error)]
+#[error("not a rank's announcement")]
+pub struct AnnouncementError(#[source] Option<serde_json::Error>);
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    rank_ready: Announcement,
+}
+
+impl Announcement {
+    /// The line for standard output, without its end.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let line = Line { rank_ready: self.clone() };
+        serde_json::to_string(&line).expect("an address and a token are always JSON")
+    }
+
+    /// Parses a line.
+    pub fn parse(line: &str) -> Result<Self, AnnouncementError> {
+        if line.len() > MAX_LINE_BYTES {
+            return Err(AnnouncementError(None));
+        }
+        let line: Line =
+            serde_json::from_str(line).map_err(|error| AnnouncementError(Some(error)))?;
+        Ok(line.rank_ready)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn announcement_is_the_documented_line() {
+        let line = r#"{"rank_ready":{"address":"127.0.0.1:49152","token":"00112233445566778899aabbccddeeff"}}"#;
+        assert_eq!(Announcement::parse(line).unwrap().line(), line);
+        let long = format!("{line}{}", " ".repeat(MAX_LINE_BYTES));
+        for bad in ["", "{}", "running 1 test", &line.replace("49152", "x"), &long] {
+            Announcement::parse(bad).unwrap_err();
+        }
+    }
+}

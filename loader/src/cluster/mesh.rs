@@ -1,0 +1,234 @@
+//! How ranks connect to each other: of two, the higher one connects, twice, and the lower one
+//! accepts. All agree on epoch and identity before the first frame.
+
+use std::{
+    io,
+    net::TcpStream,
+    sync::mpsc::{Receiver, RecvTimeoutError},
+    time::Duration,
+};
+
+use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, TcpLink};
+
+use super::{
+    acceptor::refuse,
+    announce::Announcement,
+    identity::Identity,
+    message::{Opening, PeerReply, Way},
+    wire::{self, MAX_OPENING_BYTES, Until, WireError},
+};
+
+/// How long ranks may take to find each other; all are told at about the same time.
+pub(super) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Most ranks of a group; bounds what is kept of peers that come early.
+pub(super) const MAX_RANKS: u32 = 64;
+
+/// Why ranks did not come together.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FormError {
+    #[error("the front named {found} ranks, and the package is of {expected}")]
+    Ranks { expected: u32, found: usize },
+    #[error("rank {rank} cannot be reached")]
+    Connect { rank: u32, source: io::Error },
+    #[error("rank {rank} did not answer")]
+    Reply { rank: u32, source: WireError },
+    #[error("rank {rank} refused: {reason}")]
+    Refused { rank: u32, reason: String },
+    #[error("rank {rank} is another than the front said: {found}")]
+    Mismatch { rank: u32, found: String },
+    #[error("rank {rank} did not connect in time")]
+    Missing { rank: u32 },
+    #[error("a connection cannot be used")]
+    Socket(#[from] io::Error),
+    #[error("the connected ranks did not answer each other")]
+    Group(#[from] GroupError),
+}
+
+impl FormError {
+    /// Whose fault it is, if it is one's.
+    pub(super) fn rank(&self) -> Option<u32> {
+        match self {
+            Self::Connect { rank, .. }
+            | Self::Reply { rank, .. }
+            | Self::Refused { rank, .. }
+            | Self::Mismatch { rank, .. }
+            | Self::Missing { rank } => Some(*rank),
+            Self::Group(error) => blamed(error),
+            Self::Ranks { .. } | Self::Socket(_) => None,
+        }
+    }
+}
+
+/// The rank that a group error blames.
+pub(super) fn blamed(error: &GroupError) -> Option<u32> {
+    match error {
+        GroupError::Timeout { rank, .. }
+        | GroupError::Lost { rank, .. }
+        | GroupError::OutOfStep { rank, .. } => Some(*rank),
+        GroupError::Aborted(_) => None,
+    }
+}
+
+/// A peer's connection whose opening has been read.
+pub(super) struct PeerConnection {
+    pub(super) opening: Opening,
+    pub(super) stream: TcpStream,
+}
+
+/// Where peers' connections arrive, those for a later epoch included.
+pub(super) struct Mailbox {
+    receiver: Receiver<PeerConnection>,
+    early: Vec<PeerConnection>,
+}
+
+type Streams = Vec<[Option<TcpStream>; 2]>;
+
+/// The group of `epoch`, with `peers` in rank order.
+pub(super) fn form(
+    me: &Identity,
+    epoch: u64,
+    peers: &[Announcement],
+    mailbox: &mut Mailbox,
+) -> Result<LinkedGroup, FormError> {
+    let deadline = Deadline::after(FORM_TIMEOUT);
+    if peers.len() != me.ranks as usize || me.ranks > MAX_RANKS {
+        return Err(FormError::Ranks { expected: me.ranks, found: peers.len() });
+    }
+    let mut streams: Streams = peers.iter().map(|_| [None, None]).collect();
+    for (rank, peer) in (0..me.rank).zip(peers) {
+        for way in [Way::Data, Way::Farewell] {
+            streams[rank as usize][way as usize] =
+                Some(connect(me, epoch, rank, peer, way, deadline)?);
+        }
+    }
+    accept(me, epoch, &mut streams, mailbox, deadline)?;
+    let mut links: Vec<Option<Box<dyn Link>>> = Vec::new();
+    for ways in streams {
+        let [Some(data), Some(farewell)] = ways else {
+            links.push(None);
+            continue;
+        };
+        links.push(Some(Box::new(TcpLink::new(data, farewell)?)));
+    }
+    let group = LinkedGroup::new(me.rank, epoch, links)?;
+    group.barrier(deadline)?;
+    Ok(group)
+}
+
+fn connect(
+    me: &Identity,
+    epoch: u64,
+    rank: u32,
+    peer: &Announcement,
+    way: Way,
+    deadline: Deadline,
+) -> Result<TcpStream, FormError> {
+    let left = deadline.left().max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&peer.address, left)
+        .map_err(|source| FormError::Connect { rank, source })?;
+    stream.set_nodelay(true)?;
+    let (token, identity) = (peer.token.clone(), me.clone());
+    let opening = Opening::Peer { token, epoch, identity, way };
+    let failed = |source| FormError::Reply { rank, source };
+    write(&stream, &opening).map_err(failed)?;
+    let reply = wire::read(&mut Until(&stream, deadline), MAX_OPENING_BYTES);
+    match reply.map_err(failed)? {
+        PeerReply::Welcome(identity) => check(me, rank, &identity).map(|()| stream),
+        PeerReply::Refused(reason) => Err(FormError::Refused { rank, reason }),
+    }
+}
+
+fn write(mut stream: &TcpStream, message: &impl serde::Serialize) -> Result<(), WireError> {
+    use std::io::Write as _;
+    // A fresh socket has room for a message this small.
+    Ok(stream.write_all(&wire::encode(message)?)?)
+}
+
+/// Whether `found` is rank `rank` of my group.
+fn check(me: &Identity, rank: u32, found: &Identity) -> Result<(), FormError> {
+    let expected = Identity { rank, ..me.clone() };
+    if *found == expected {
+        return Ok(());
+    }
+    let Identity { model_id, layout_id, rank: number, ranks, engine_version, protocol } = found;
+    let found = format!(
+        "rank {number} of {ranks}, model {model_id:.12}, layout {layout_id:.12}, engine version \
+         {engine_version:.12}, protocol version {protocol}"
+    );
+    Err(FormError::Mismatch { rank, found })
+}
+
+/// Waits until every higher rank has connected both ways.
+fn accept(
+    me: &Identity,
+    epoch: u64,
+    streams: &mut Streams,
+    mailbox: &mut Mailbox,
+    deadline: Deadline,
+) -> Result<(), FormError> {
+    let first = me.rank as usize + 1;
+    loop {
+        let missing = |ways: &[Option<TcpStream>; 2]| ways.iter().any(Option::is_none);
+        let Some(index) = streams[first..].iter().position(missing) else { return Ok(()) };
+        let rank = (first + index) as u32;
+        let Some(PeerConnection { opening, stream }) = mailbox.next(epoch, deadline) else {
+            return Err(FormError::Missing { rank });
+        };
+        let Opening::Peer { identity, way, .. } = &opening else { continue };
+        let rank = identity.rank;
+        let checked = check(me, rank, identity);
+        let place = streams.get_mut(rank as usize).map(|ways| &mut ways[*way as usize]);
+        match place {
+            Some(place @ None) if checked.is_ok() && rank > me.rank => {
+                write(&stream, &PeerReply::Welcome(me.clone()))
+                    .map_err(|source| FormError::Reply { rank, source })?;
+                *place = Some(stream);
+            }
+            _ => {
+                refuse(&stream, &opening, "it does not belong to this group");
+                checked?;
+                let found = "it connected where it has no place".to_owned();
+                return Err(FormError::Mismatch { rank, found });
+            }
+        }
+    }
+}
+
+impl Mailbox {
+    pub(super) fn new(receiver: Receiver<PeerConnection>) -> Self {
+        Self { receiver, early: Vec::new() }
+    }
+
+    /// The next connection for `epoch`; older ones are dropped, later ones kept for their time.
+    fn next(&mut self, epoch: u64, deadline: Deadline) -> Option<PeerConnection> {
+        self.early.retain(|it| it.epoch() >= epoch);
+        if let Some(index) = self.early.iter().position(|it| it.epoch() == epoch) {
+            return Some(self.early.swap_remove(index));
+        }
+        loop {
+            let next = match self.receiver.recv_timeout(deadline.left()) {
+                Ok(next) => next,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+            };
+            match next.epoch().cmp(&epoch) {
+                std::cmp::Ordering::Less => {}
+                std::cmp::Ordering::Equal => return Some(next),
+                std::cmp::Ordering::Greater => {
+                    if self.early.len() < 2 * MAX_RANKS as usize {
+                        self.early.push(next);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl PeerConnection {
+    fn epoch(&self) -> u64 {
+        match self.opening {
+            Opening::Peer { epoch, .. } => epoch,
+            Opening::Control { .. } => 0,
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What front and ranks say to each other. No I/O.
+//!
+//! Every connection to a rank begins with an [`Opening`]. On a control connection the rank
+//! answers with [`FromRank::Identity`], and both sides then speak when they have something to
+//! say. On a peer connection it answers with a [`PeerReply`]; frames of the group follow.
+//!
+//! [`FromRank::Formed`] is a fence: what rank 0 says after it belongs to its epoch, and requests
+//! submitted before it are forgotten.
+
+use serde::{Deserialize, Serialize};
+
+use super::{announce::Announcement, identity::Identity, token::Token};
+use crate::engine::{Event, GenerateRequest, RequestId};
+
+/// Version of the messages. Front and ranks must have the same one.
+pub const PROTOCOL: u32 = 1;
+
+/// How a connection to a rank begins.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Opening {
+    /// By the front.
+    Control {
+        /// The rank's token.
+        token: Token,
+        /// The front's [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// By a rank of a higher number.
+    Peer {
+        /// The rank's token.
+        token: Token,
+        /// Which group this is for.
+        epoch: u64,
+        /// Who connects.
+        identity: Identity,
+        /// What the connection is for.
+        way: Way,
+    },
+}
+
+impl Opening {
+    pub(super) fn token(&self) -> &Token {
+        match self {
+            Self::Control { token, .. } | Self::Peer { token, .. } => token,
+        }
+    }
+}
+
+/// The two connections of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Way {
+    /// For frames.
+    Data,
+    /// For taking leave.
+    Farewell,
+}
+
+/// A rank's answer to a peer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PeerReply {
+    /// Frames may follow.
+    Welcome(Identity),
+    /// The connection is of no use; a sentence why.
+    Refused(String),
+}
+
+/// The front to a rank.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ToRank {
+    /// Leave the present group, if any, and form this one.
+    Form {
+        /// Higher than any before.
+        epoch: u64,
+        /// Where all ranks are, this one included, in rank order.
+        peers: Vec<Announcement>,
+    },
+    /// To rank 0: begin a request.
+    Submit {
+        /// Its name.
+        id: RequestId,
+        /// What to do.
+        request: GenerateRequest,
+    },
+    /// To rank 0: end a request.
+    Cancel(RequestId),
+    /// End the process.
+    Shutdown,
+}
+
+/// A rank to the front.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum FromRank {
+    /// The first message: who this is.
+    Identity(Identity),
+    /// Instead of it: a sentence why there is no connection.
+    Refused(String),
+    /// Nothing new, but the process runs.
+    Alive,
+    /// How far loading has come.
+    Progress(Progress),
+    /// Loading is done; the rank waits to form a group.
+    Loaded,
+    /// The group of this epoch works.
+    Formed {
+        /// Which.
+        epoch: u64,
+    },
+    /// By rank 0: something happened to a request.
+    Event(Event),
+    /// The group of this epoch could not be formed or broke.
+    GroupLost {
+        /// Which.
+        epoch: u64,
+        /// Whose fault it was, as far as this rank saw.
+        rank: Option<u32>,
+        /// A sentence for people.
+        message: String,
+    },
+    /// The rank can do nothing more; a sentence why.
+    Failed(String),
+}
+
+/// How far a rank's loading has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What is being done, such as `reading weights`.
+    pub doing: String,
+    /// Bytes done.
+    pub done_bytes: u64,
+    /// Bytes to do; 0 where that is not known.
+    pub total_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Sampling, TokenId};
+
+    #[test]
+    fn messages_stand_as_documented() {
+        let check = |message: &ToRank, json: &str| {
+            assert_eq!(serde_json::to_string(message).unwrap(), json);
+            let parsed: ToRank = serde_json::from_str(json).unwrap();
+            assert_eq!(serde_json::to_string(&parsed).unwrap(), json);
+        };
+        let sampling = Sampling { temperature: 0.1, seed: u64::MAX };
+        let (prompt, stop_tokens) = (vec![TokenId(1), TokenId(2)], vec![TokenId(3)]);
+        let request = GenerateRequest { prompt, max_tokens: 5, stop_tokens, sampling };
+        check(
+            &ToRank::Submit { id: RequestId(7), request },
+            r#"{"submit":{"id":7,"request":{"prompt":[1,2],"max_tokens":5,"stop_tokens":[3],"sampling":{"temperature":0.1,"seed":18446744073709551615}}}}"#,
+        );
+        check(&ToRank::Cancel(RequestId(7)), r#"{"cancel":7}"#);
+        check(&ToRank::Shutdown, r#""shutdown""#);
+        let event = Event::Token { request: RequestId(7), token: TokenId(9) };
+        assert_eq!(
+            serde_json::to_string(&FromRank::Event(event)).unwrap(),
+            r#"{"event":{"event":"token","request":7,"token":9}}"#
+        );
+        for bad in ["\"sing\"", "{}", r#"{"cancel":-1}"#, r#"{"submit":{"id":1}}"#] {
+            serde_json::from_str::<ToRank>(bad).unwrap_err();
+        }
+    }
+}

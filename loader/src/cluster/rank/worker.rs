@@ -1,0 +1,255 @@
+//! The thread that owns a rank's engine: loads it, takes it from group to group, and drives its
+//! steps.
+
+use std::{
+    error::Error,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, RecvTimeoutError, TryRecvError},
+    },
+    time::{Duration, Instant},
+};
+
+use shardpack_collectives::{Group, GroupError, LinkedGroup};
+
+use super::{LoadError, RankError};
+use crate::{
+    cluster::{
+        announce::Announcement,
+        identity::Identity,
+        mesh::{self, Mailbox},
+        message::{FromRank, Progress},
+        wire::Sender,
+    },
+    engine::{Event, GenerateRequest, HEARTBEAT, RankEngine, RequestId, StepOutcome},
+};
+
+/// Between two reports of the same activity: people read them, and tensors are many.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What the worker is told to do.
+pub(super) enum Order {
+    Form { epoch: u64, peers: Vec<Announcement> },
+    Submit(RequestId, GenerateRequest),
+    Cancel(RequestId),
+}
+
+/// The group that the worker is in, for others to end.
+#[derive(Default)]
+pub(super) struct Current(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    group: Option<Arc<LinkedGroup>>,
+    ended: Option<String>,
+}
+
+impl Current {
+    /// Ends the present group because another is to be formed.
+    pub(super) fn supersede(&self) {
+        let group = self.0.lock().unwrap_or_else(PoisonError::into_inner).group.take();
+        if let Some(group) = group {
+            group.abort("another group is being formed");
+        }
+    }
+
+    /// Ends the present group and any later one.
+    pub(super) fn end(&self, reason: &str) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.ended = Some(reason.to_owned());
+        if let Some(group) = state.group.take() {
+            group.abort(reason);
+        }
+    }
+
+    fn enter(&self, group: &Arc<LinkedGroup>) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = &state.ended {
+            group.abort(reason);
+        }
+        state.group = Some(Arc::clone(group));
+    }
+
+    fn leave(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).group = None;
+    }
+}
+
+/// Why a group was left.
+enum Left {
+    /// The process ends.
+    End,
+    /// The group broke.
+    Broken(GroupError),
+    /// Another is to be formed.
+    Form { epoch: u64, peers: Vec<Announcement> },
+}
+
+impl From<GroupError> for Left {
+    fn from(error: GroupError) -> Self {
+        Self::Broken(error)
+    }
+}
+
+pub(super) struct Worker {
+    pub(super) identity: Identity,
+    pub(super) orders: Receiver<Order>,
+    pub(super) mailbox: Mailbox,
+    pub(super) front: Arc<Sender>,
+    pub(super) current: Arc<Current>,
+}
+
+impl Worker {
+    /// Loads, then serves until the orders end.
+    pub(super) fn run(
+        mut self,
+        load: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError>,
+    ) -> Result<(), RankError> {
+        let mut engine =
+            load(&mut self.report()).map_err(|error| RankError::Load(chain(error.as_ref())))?;
+        self.say(&FromRank::Loaded);
+        let mut next = None;
+        loop {
+            let (epoch, peers) = match next.take() {
+                Some(form) => form,
+                None => match self.orders.recv() {
+                    Err(_) => return Ok(()),
+                    Ok(Order::Form { epoch, peers }) => (epoch, peers),
+                    // Meant for a group that is gone; the front has told the client.
+                    Ok(Order::Submit(..) | Order::Cancel(_)) => continue,
+                },
+            };
+            let left = self.serve(engine.as_mut(), epoch, &peers);
+            self.current.leave();
+            engine.reset();
+            match left {
+                Left::End => return Ok(()),
+                Left::Form { epoch, peers } => next = Some((epoch, peers)),
+                Left::Broken(error) => {
+                    let rank = mesh::blamed(&error);
+                    self.say(&FromRank::GroupLost { epoch, rank, message: error.to_string() });
+                }
+            }
+        }
+    }
+
+    /// Passes progress on, but not more often than people read.
+    fn report(&self) -> impl FnMut(Progress) + use<> {
+        let front = Arc::clone(&self.front);
+        let mut last: Option<(Instant, String)> = None;
+        move |progress| {
+            let now = Instant::now();
+            let soon = |(at, doing): &(Instant, String)| {
+                now - *at < PROGRESS_INTERVAL && *doing == progress.doing
+            };
+            let done = progress.done_bytes == progress.total_bytes;
+            if done || !last.as_ref().is_some_and(soon) {
+                last = Some((now, progress.doing.clone()));
+                // The thread that reads from the front notices when it is gone.
+                let _ = front.send(&FromRank::Progress(progress));
+            }
+        }
+    }
+
+    fn say(&self, message: &FromRank) {
+        // The thread that reads from the front notices when it is gone.
+        let _ = self.front.send(message);
+    }
+
+    /// Forms a group and stays in it to its end.
+    fn serve(&mut self, engine: &mut dyn RankEngine, epoch: u64, peers: &[Announcement]) -> Left {
+        let group = match mesh::form(&self.identity, epoch, peers, &mut self.mailbox) {
+            Ok(group) => Arc::new(group),
+            Err(error) => {
+                let (rank, reason) = (error.rank(), chain(&error));
+                return Left::Broken(match rank {
+                    Some(rank) => GroupError::Lost { rank, reason },
+                    None => GroupError::Aborted(reason),
+                });
+            }
+        };
+        self.current.enter(&group);
+        self.say(&FromRank::Formed { epoch });
+        let served = if self.identity.rank == 0 {
+            self.lead(engine, group.as_ref())
+        } else {
+            self.follow(engine, group.as_ref())
+        };
+        match served {
+            Ok(left) | Err(left @ (Left::End | Left::Form { .. })) => left,
+            Err(Left::Broken(error)) => self.why(error),
+        }
+    }
+
+    /// A group that broke because of an order is left by that order.
+    fn why(&self, error: GroupError) -> Left {
+        loop {
+            match self.orders.try_recv() {
+                Ok(Order::Form { epoch, peers }) => return Left::Form { epoch, peers },
+                Ok(Order::Submit(..) | Order::Cancel(_)) => {}
+                Err(TryRecvError::Disconnected) => return Left::End,
+                Err(TryRecvError::Empty) => return Left::Broken(error),
+            }
+        }
+    }
+
+    fn lead(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<Left, Left> {
+        let mut say = |event: Event| self.say(&FromRank::Event(event));
+        let mut beat = Instant::now() + HEARTBEAT;
+        loop {
+            loop {
+                match self.orders.try_recv() {
+                    Ok(order) => obey(engine, order)?,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return Ok(Left::End),
+                }
+            }
+            if engine.lead(group, &mut say)? == StepOutcome::Worked {
+                beat = Instant::now() + HEARTBEAT;
+                continue;
+            }
+            let left = beat.saturating_duration_since(Instant::now());
+            match self.orders.recv_timeout(left) {
+                Ok(order) => obey(engine, order)?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(Left::End),
+                Err(RecvTimeoutError::Timeout) => {
+                    engine.heartbeat(group)?;
+                    beat = Instant::now() + HEARTBEAT;
+                }
+            }
+        }
+    }
+
+    fn follow(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<Left, Left> {
+        loop {
+            engine.follow(group)?;
+            match self.orders.try_recv() {
+                // Only the leader has requests.
+                Err(TryRecvError::Empty) | Ok(Order::Submit(..) | Order::Cancel(_)) => {}
+                Err(TryRecvError::Disconnected) => return Ok(Left::End),
+                Ok(Order::Form { epoch, peers }) => return Ok(Left::Form { epoch, peers }),
+            }
+        }
+    }
+}
+
+fn obey(engine: &mut dyn RankEngine, order: Order) -> Result<(), Left> {
+    match order {
+        Order::Submit(id, request) => engine.submit(id, request),
+        Order::Cancel(id) => engine.cancel(id),
+        Order::Form { epoch, peers } => return Err(Left::Form { epoch, peers }),
+    }
+    Ok(())
+}
+
+/// An error and its sources in one sentence.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

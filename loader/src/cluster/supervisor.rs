@@ -1,0 +1,300 @@
+//! The front's side: one supervisor per served model. It owns the connections to the ranks, and
+//! their processes where they are its children; takes commands, gives events, keeps the status
+//! true. Threads and public names are here, the decisions are in [`core`].
+
+mod core;
+
+use std::{
+    io,
+    net::TcpStream,
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use shardpack_collectives::Deadline;
+
+use super::{
+    announce::Announcement,
+    identity::{Identity, IdentityError},
+    message::{FromRank, Opening, PROTOCOL},
+    process::RankProcess,
+    wire::{self, MAX_MESSAGE_BYTES, MAX_OPENING_BYTES, Sender, Until, WireError},
+};
+use crate::engine::{Command, EngineHandle, Event, RequestId};
+use core::Core;
+
+/// A rank process that is up.
+#[derive(Debug)]
+pub struct Node {
+    /// What people call it.
+    pub name: String,
+    /// Where it is.
+    pub announcement: Announcement,
+    /// The process, where it is a child of this one.
+    pub process: Option<RankProcess>,
+}
+
+/// How long the supervisor waits.
+#[derive(Clone, Copy, Debug)]
+pub struct SupervisorOptions {
+    /// For a rank to accept a connection and say who it is.
+    pub connect_timeout: Duration,
+    /// For all ranks to load.
+    pub load_timeout: Duration,
+    /// For all ranks to connect to each other.
+    pub form_timeout: Duration,
+    /// For ranks to end when they are told to; then children are killed.
+    pub stop_timeout: Duration,
+}
+
+impl Default for SupervisorOptions {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(5),
+            // 500 GB from a slow network disk.
+            load_timeout: Duration::from_hours(2),
+            // Longer than the ranks' own limit, so that theirs names the culprit.
+            form_timeout: Duration::from_secs(15),
+            stop_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a model is not served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServeError {
+    /// A rank process could not be connected to.
+    #[error("{node} cannot be reached: {reason}")]
+    Unreachable {
+        /// The node.
+        node: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// The packages do not belong together.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// A rank failed or is gone.
+    #[error("{}: {reason}", culprit(*.rank, .node.as_deref()))]
+    Lost {
+        /// Its number, where that is known.
+        rank: Option<u32>,
+        /// Its node, where that is known.
+        node: Option<String>,
+        /// What was seen.
+        reason: String,
+    },
+    /// Something took too long.
+    #[error("{doing} took more than {} s", .limit.as_secs())]
+    Slow {
+        /// What.
+        doing: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// It was stopped on purpose.
+    #[error("the server is shutting down")]
+    Stopped,
+}
+
+fn culprit(rank: Option<u32>, node: Option<&str>) -> String {
+    match (rank, node) {
+        (Some(rank), Some(node)) => format!("rank {rank} ({node})"),
+        (Some(rank), None) => format!("rank {rank}"),
+        (None, Some(node)) => node.to_owned(),
+        (None, None) => "the group".to_owned(),
+    }
+}
+
+/// What the supervisor's thread learns.
+enum Note {
+    Connected { node: usize, sender: Arc<Sender>, identity: Identity },
+    Unreachable { node: usize, reason: String },
+    Message { node: usize, message: FromRank },
+    Gone { node: usize, reason: String },
+    Command(Command),
+    Stop,
+}
+
+/// What has become of the group, for whoever asks.
+#[derive(Default)]
+struct Outcome {
+    state: Mutex<Option<Result<(), ServeError>>>,
+    changed: Condvar,
+}
+
+impl Outcome {
+    fn set(&self, outcome: Result<(), ServeError>) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        self.changed.notify_all();
+    }
+}
+
+/// The running supervisor; stops when dropped.
+pub struct Supervisor {
+    handle: EngineHandle,
+    notes: mpsc::Sender<Note>,
+    stopping: Arc<AtomicBool>,
+    outcome: Arc<Outcome>,
+    pump: Option<JoinHandle<()>>,
+    core: Option<JoinHandle<()>>,
+}
+
+impl Supervisor {
+    /// Connects to `nodes`, in any order, watches them load, forms their group and serves what
+    /// comes through `commands`, the other end of `handle`. Returns at once; until the group
+    /// is formed, requests fail with a sentence that says so.
+    pub fn start(
+        nodes: Vec<Node>,
+        handle: EngineHandle,
+        commands: Receiver<Command>,
+        options: SupervisorOptions,
+    ) -> io::Result<Self> {
+        let (notes, noted) = mpsc::channel();
+        let (stopping, outcome) = (Arc::<AtomicBool>::default(), Arc::<Outcome>::default());
+        for (index, node) in nodes.iter().enumerate() {
+            let (announcement, notes) = (node.announcement.clone(), notes.clone());
+            let timeout = options.connect_timeout;
+            let attend = move || attend(index, &announcement, timeout, &notes);
+            thread::Builder::new().name(format!("rank-{}", node.name)).spawn(attend)?;
+        }
+        let core = Core::new(nodes, handle.clone(), options, Arc::clone(&outcome));
+        let core =
+            thread::Builder::new().name("supervisor".to_owned()).spawn(move || core.run(&noted))?;
+        let (to_core, stopped) = (notes.clone(), Arc::clone(&stopping));
+        let pump = thread::Builder::new()
+            .name("commands".to_owned())
+            .spawn(move || pump(&commands, &to_core, &stopped))?;
+        let (pump, core) = (Some(pump), Some(core));
+        Ok(Self { handle, notes, stopping, outcome, pump, core })
+    }
+
+    /// Waits until requests are served, or never will be.
+    pub fn wait_until_ready(&self, timeout: Duration) -> Result<(), ServeError> {
+        let state = self.outcome.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = self
+            .outcome
+            .changed
+            .wait_timeout_while(state, timeout, |state| state.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        let slow = || ServeError::Slow { doing: "starting".to_owned(), limit: timeout };
+        state.clone().unwrap_or_else(|| Err(slow()))
+    }
+
+    /// Why requests are not served any more, if so.
+    #[must_use]
+    pub fn failure(&self) -> Option<ServeError> {
+        let state = self.outcome.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.clone().and_then(Result::err)
+    }
+
+    /// Fails what is running, ends the ranks, and returns when no child is left.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+/// Never given to a request (they count from 1), so ending it only wakes the pump.
+const NO_REQUEST: RequestId = RequestId(0);
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.handle.cancel(NO_REQUEST);
+        // Their own panics have been printed; there is nothing to add.
+        let _ = self.pump.take().map(JoinHandle::join);
+        // The pump is gone, so no command comes after this and is forgotten.
+        let _ = self.notes.send(Note::Stop);
+        let _ = self.core.take().map(JoinHandle::join);
+    }
+}
+
+/// Passes commands to the supervisor's thread, since a thread cannot wait for two channels.
+fn pump(commands: &Receiver<Command>, notes: &mpsc::Sender<Note>, stopping: &AtomicBool) {
+    while !stopping.load(Ordering::SeqCst)
+        && let Ok(command) = commands.recv()
+    {
+        if let Err(mpsc::SendError(Note::Command(command))) = notes.send(Note::Command(command)) {
+            refuse(command, "the server has stopped");
+        }
+    }
+    for command in commands.try_iter() {
+        refuse(command, "the server is shutting down");
+    }
+}
+
+/// Fails a request before it has begun.
+fn refuse(command: Command, message: &str) {
+    if let Command::Submit { id, events, .. } = command {
+        let message = message.to_owned();
+        events(Event::Failed { request: id, message, retryable: true });
+    }
+}
+
+/// One thread per rank: connects, then reads until the connection ends.
+fn attend(node: usize, announcement: &Announcement, timeout: Duration, notes: &mpsc::Sender<Note>) {
+    let mut stream = match connect(announcement, Deadline::after(timeout)) {
+        Ok((stream, sender, identity)) => {
+            let sender = Arc::new(sender);
+            // A supervisor that is gone needs no notes, here and below.
+            let _ = notes.send(Note::Connected { node, sender, identity });
+            stream
+        }
+        Err(error) => {
+            let _ = notes.send(Note::Unreachable { node, reason: error.to_string() });
+            return;
+        }
+    };
+    loop {
+        let error = match wire::read(&mut stream, MAX_MESSAGE_BYTES) {
+            Ok(message) => match notes.send(Note::Message { node, message }) {
+                Ok(()) => continue,
+                Err(_) => return,
+            },
+            Err(error) => error,
+        };
+        let reason = match error {
+            WireError::Closed | WireError::Io(_) => "its connection ended".to_owned(),
+            other => format!("it sent {other}"),
+        };
+        let _ = notes.send(Note::Gone { node, reason });
+        return;
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("{0}")]
+    Connect(io::Error),
+    #[error("it refused: {0}")]
+    Refused(String),
+    #[error("its first message is not its identity")]
+    NoIdentity,
+    #[error("it did not say who it is: {0}")]
+    Reply(#[from] WireError),
+}
+
+fn connect(
+    to: &Announcement,
+    deadline: Deadline,
+) -> Result<(TcpStream, Sender, Identity), ConnectError> {
+    let left = deadline.left().max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&to.address, left).map_err(ConnectError::Connect)?;
+    stream.set_nodelay(true).map_err(ConnectError::Connect)?;
+    let sender = Sender::new(stream.try_clone().map_err(ConnectError::Connect)?)
+        .map_err(ConnectError::Connect)?;
+    sender.send(&Opening::Control { token: to.token.clone(), protocol: PROTOCOL })?;
+    match wire::read(&mut Until(&stream, deadline), MAX_OPENING_BYTES)? {
+        FromRank::Identity(identity) => {
+            stream.set_read_timeout(None).map_err(ConnectError::Connect)?;
+            Ok((stream, sender, identity))
+        }
+        FromRank::Refused(reason) => Err(ConnectError::Refused(reason)),
+        _ => Err(ConnectError::NoIdentity),
+    }
+}

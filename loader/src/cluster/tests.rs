@@ -1,0 +1,6 @@
+//! Whole groups on loopback: ranks in threads where nothing dies, in processes where something
+//! does.
+
+mod fake;
+mod processes;
+mod threads;

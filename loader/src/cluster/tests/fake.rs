@@ -1,0 +1,195 @@
+//! An engine without a model: a request's tokens count up from the last one of its prompt. Each
+//! is summed over the group, so a group that does not work gives other tokens.
+
+use std::{
+    collections::BTreeMap,
+    sync::mpsc::{self, Receiver},
+    time::{Duration, Instant},
+};
+
+use shardpack_collectives::{Deadline, Group, GroupError};
+
+use crate::{
+    cluster::{Identity, LoadError, PROTOCOL, Progress},
+    engine::{
+        Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, PATIENCE,
+        RankEngine, RequestId, Sampling, StepOutcome, TokenId, Usage,
+    },
+};
+
+/// Longer than any test may take; a wait that meets it has failed.
+pub(super) const LONG: Duration = Duration::from_secs(30);
+
+/// By when a lost rank must have been noticed.
+pub(super) const NOTICED: Duration = Duration::from_secs(2);
+
+/// How long a step may take: nothing is computed.
+const STEP: Duration = Duration::from_millis(700);
+
+/// A token at which every follower's thread panics.
+pub(super) const PANIC: u32 = 13_000_013;
+
+#[derive(Default)]
+pub(super) struct FakeEngine {
+    requests: BTreeMap<RequestId, (GenerateRequest, u32)>,
+    cancelled: Vec<RequestId>,
+}
+
+impl FakeEngine {
+    fn sum(group: &dyn Group, tokens: &[u32]) -> Result<Vec<u32>, GroupError> {
+        let mut values: Vec<f32> = tokens.iter().map(|token| *token as f32).collect();
+        group.all_reduce_sum(&mut values, Deadline::after(STEP))?;
+        Ok(values.iter().map(|sum| (*sum / group.size() as f32) as u32).collect())
+    }
+}
+
+impl RankEngine for FakeEngine {
+    fn submit(&mut self, id: RequestId, request: GenerateRequest) {
+        self.requests.insert(id, (request, 0));
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        self.cancelled.push(id);
+    }
+
+    fn lead(
+        &mut self,
+        group: &dyn Group,
+        events: &mut dyn FnMut(Event),
+    ) -> Result<StepOutcome, GroupError> {
+        let finish = |request, reason, done| {
+            let usage = Usage { completion_tokens: done, ..Usage::default() };
+            Event::Finished { request, reason, usage }
+        };
+        for id in std::mem::take(&mut self.cancelled) {
+            if let Some((_, done)) = self.requests.remove(&id) {
+                events(finish(id, FinishReason::Cancelled, done));
+            }
+        }
+        if self.requests.is_empty() {
+            return Ok(StepOutcome::Idle);
+        }
+        let next =
+            |(request, done): &(GenerateRequest, u32)| request.prompt.last().unwrap().0 + 1 + done;
+        let plan: Vec<u32> = self.requests.values().map(next).collect();
+        let mut bytes = serde_json::to_vec(&plan).unwrap();
+        group.broadcast(0, &mut bytes, Deadline::after(STEP))?;
+        let tokens = Self::sum(group, &plan)?;
+        for ((id, (_, done)), token) in self.requests.iter_mut().zip(tokens) {
+            *done += 1;
+            events(Event::Token { request: *id, token: TokenId(token) });
+        }
+        self.requests.retain(|id, (request, done)| {
+            let over = *done >= request.max_tokens;
+            if over {
+                events(finish(*id, FinishReason::Length, *done));
+            }
+            !over
+        });
+        Ok(StepOutcome::Worked)
+    }
+
+    fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError> {
+        group.broadcast(0, &mut b"[]".to_vec(), Deadline::after(STEP))
+    }
+
+    fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError> {
+        let mut bytes = Vec::new();
+        group.broadcast(0, &mut bytes, Deadline::after(PATIENCE))?;
+        let plan: Vec<u32> = serde_json::from_slice(&bytes).unwrap();
+        assert!(!plan.contains(&PANIC), "this panic is part of a test");
+        if !plan.is_empty() {
+            Self::sum(group, &plan)?;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Loads at once.
+#[expect(clippy::unnecessary_wraps, reason = "the signature of any load")]
+pub(super) fn load(report: &mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError> {
+    report(Progress { doing: "reading weights".to_owned(), done_bytes: 1, total_bytes: 1 });
+    Ok(Box::new(FakeEngine::default()))
+}
+
+pub(super) fn identity(rank: u32, ranks: u32) -> Identity {
+    Identity {
+        model_id: "m".repeat(64),
+        layout_id: format!("{ranks:064}"),
+        rank,
+        ranks,
+        engine_version: "test".to_owned(),
+        protocol: PROTOCOL,
+    }
+}
+
+pub(super) fn request(first: u32, max_tokens: u32) -> GenerateRequest {
+    let sampling = Sampling { temperature: 0.0, seed: 0 };
+    GenerateRequest { prompt: vec![TokenId(first)], max_tokens, stop_tokens: Vec::new(), sampling }
+}
+
+/// A request's events as they come.
+pub(super) struct Answer {
+    pub(super) id: RequestId,
+    events: Receiver<Event>,
+}
+
+/// How a request ended.
+#[derive(Debug, PartialEq)]
+pub(super) enum End {
+    Finished(FinishReason),
+    Failed { message: String, retryable: bool },
+}
+
+impl Answer {
+    pub(super) fn submit(handle: &EngineHandle, request: GenerateRequest) -> Self {
+        let (sink, events) = mpsc::channel();
+        let sink: EventSink = Box::new(move |event| drop(sink.send(event)));
+        Self { id: handle.submit(request, sink).unwrap(), events }
+    }
+
+    pub(super) fn first_token(&self) -> u32 {
+        match self.events.recv_timeout(LONG).unwrap() {
+            Event::Token { token, .. } => token.0,
+            other => panic!("a token, not {other:?}"),
+        }
+    }
+
+    /// The tokens still to come, and the end, after which the sink must be gone.
+    pub(super) fn finish(self) -> (Vec<u32>, End) {
+        let mut tokens = Vec::new();
+        loop {
+            let event = self.events.recv_timeout(LONG).unwrap();
+            assert_eq!(event.request(), self.id);
+            let end = match event {
+                Event::Token { token, .. } => {
+                    tokens.push(token.0);
+                    continue;
+                }
+                Event::Finished { reason, .. } => End::Finished(reason),
+                Event::Failed { message, retryable, .. } => End::Failed { message, retryable },
+            };
+            let after = self.events.recv_timeout(LONG);
+            assert_eq!(after, Err(mpsc::RecvTimeoutError::Disconnected));
+            return (tokens, end);
+        }
+    }
+}
+
+/// Waits for something that another thread brings about.
+pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LONG, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A handle and its other end, as `Supervisor::start` wants them.
+pub(super) fn handle(ranks: u32) -> (EngineHandle, Receiver<Command>) {
+    EngineHandle::new(ranks)
+}

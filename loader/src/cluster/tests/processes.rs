@@ -1,0 +1,180 @@
+use std::{
+    env, io,
+    io::Write as _,
+    net::TcpListener,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
+use crate::{
+    cluster::{
+        Announcement, LogSink, Node, RankOptions, RankProcess, ServeError, SpawnError, Supervisor,
+        SupervisorOptions, Token, run_rank,
+    },
+    engine::{EngineHandle, EngineState},
+};
+
+/// Says to a process of this test program that it is a rank, and which: `1/3`.
+const RANK_VARIABLE: &str = "SHARDPACK_TEST_RANK";
+
+/// Not a test by itself: the rank processes of the others.
+#[test]
+fn child_rank() {
+    let Ok(which) = env::var(RANK_VARIABLE) else { return };
+    let (rank, ranks) = which.split_once('/').unwrap();
+    let identity = identity(rank.parse().unwrap(), ranks.parse().unwrap());
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
+    let announcement = Announcement { address, token: token.clone() };
+    writeln!(io::stdout(), "\n{}", announcement.line()).unwrap();
+    run_rank(listener, token, identity, RankOptions::default(), load).unwrap();
+}
+
+fn silent() -> LogSink {
+    Arc::new(|_, _| ())
+}
+
+fn spawn(rank: u32, ranks: u32) -> Node {
+    let name = format!("node-{rank}");
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
+        .args(["--exact", "cluster::tests::processes::child_rank", "--nocapture"])
+        .env(RANK_VARIABLE, format!("{rank}/{ranks}"));
+    let (process, announcement) = RankProcess::spawn(&name, command, LONG, silent()).unwrap();
+    Node { name, announcement, process: Some(process) }
+}
+
+fn signal(process: u32, signal: &str) -> bool {
+    let mut command = Command::new("kill");
+    command.args([signal, &process.to_string()]).stderr(Stdio::null());
+    command.status().unwrap().success()
+}
+
+fn supervise(ranks: u32) -> (Supervisor, EngineHandle, Vec<u32>) {
+    let nodes: Vec<Node> = (0..ranks).map(|rank| spawn(rank, ranks)).collect();
+    let processes = nodes.iter().map(|node| node.process.as_ref().unwrap().id()).collect();
+    let (handle, commands) = handle(ranks);
+    let stop_timeout = Duration::from_secs(3);
+    let options = SupervisorOptions { stop_timeout, ..SupervisorOptions::default() };
+    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
+    supervisor.wait_until_ready(LONG).unwrap();
+    (supervisor, handle, processes)
+}
+
+/// One rank of three gets a signal while two requests run.
+fn check_signal(rank: u32, which: &str, why: &str) {
+    let (supervisor, handle, processes) = supervise(3);
+    let answers = [100, 5000].map(|first| Answer::submit(&handle, request(first, u32::MAX)));
+    for (answer, first) in answers.iter().zip([101, 5001]) {
+        assert_eq!(answer.first_token(), first);
+    }
+    let start = Instant::now();
+    assert!(signal(processes[rank as usize], which));
+    for answer in answers {
+        let (_, end) = answer.finish();
+        let End::Failed { message, retryable: true } = end else { panic!("not {end:?}") };
+        assert!(message.starts_with(&format!("rank {rank} (node-{rank}): ")), "{message}");
+        assert!(message.contains(why), "{message}");
+    }
+    assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
+    let failure = supervisor.failure();
+    let Some(ServeError::Lost { rank: Some(found), node: Some(_), .. }) = failure else {
+        panic!("a lost rank, not {failure:?}")
+    };
+    assert_eq!(found, rank);
+    assert!(matches!(handle.status().state, EngineState::Failed(_)));
+    assert_eq!(handle.status().active_requests, 0);
+    let (_, end) = Answer::submit(&handle, request(1, 1)).finish();
+    assert!(matches!(end, End::Failed { retryable: true, .. }));
+    supervisor.stop();
+    for process in processes {
+        assert!(!signal(process, "-0"), "process {process} is left");
+    }
+}
+
+#[test]
+fn a_killed_rank_fails_every_request_at_once() {
+    for rank in [0, 1, 2] {
+        check_signal(rank, "-KILL", "signal: 9");
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_noticed_by_the_step_that_waits_for_it() {
+    check_signal(1, "-STOP", "did not answer within");
+}
+
+/// Processor time of a process in clock ticks (100 a second).
+#[cfg(target_os = "linux")]
+fn ticks(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn processes_serve_idle_without_a_processor_and_leave_nothing() {
+    let (supervisor, handle, processes) = supervise(2);
+    let (tokens, _) = Answer::submit(&handle, request(1, 200)).finish();
+    assert_eq!(tokens, (2..=201).collect::<Vec<_>>());
+    #[cfg(target_os = "linux")]
+    {
+        let used = || processes.iter().map(|process| ticks(*process)).sum::<u64>();
+        let before = used();
+        // Only time can show that none is used.
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(used() - before <= 5, "{} of 200 ticks", used() - before);
+    }
+    let start = Instant::now();
+    supervisor.stop();
+    assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
+    for process in processes {
+        assert!(!signal(process, "-0"), "process {process} is left");
+    }
+    let sink = Box::new(|_| ());
+    handle.submit(request(1, 1), sink).unwrap_err();
+}
+
+fn check_spawn(mut command: Command, timeout: Duration, expected: &str) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&lines);
+    let log = move |name: &str, line: &str| kept.lock().unwrap().push(format!("{name}: {line}"));
+    command.env_remove(RANK_VARIABLE);
+    let error = RankProcess::spawn("node-7", command, timeout, Arc::new(log)).unwrap_err();
+    assert_eq!(error.to_string(), expected);
+    if matches!(error, SpawnError::Ended { .. }) {
+        assert_eq!(*lines.lock().unwrap(), ["node-7: out of luck", "node-7: and of memory"]);
+    }
+}
+
+#[test]
+fn a_process_that_does_not_announce_itself_is_named() {
+    let shell = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    };
+    check_spawn(
+        shell("echo out of luck >&2; echo and of memory >&2; exit 3"),
+        LONG,
+        "node-7 ended before it was ready (exit status: 3)\n  out of luck\n  and of memory",
+    );
+    check_spawn(
+        shell("exec sleep 1000"),
+        Duration::from_millis(50),
+        "node-7 did not say where it listens within 0 s",
+    );
+    let missing = Command::new("/does/not/exist");
+    check_spawn(missing, LONG, "node-7 cannot be started");
+}
+
+#[test]
+fn a_dropped_process_is_killed() {
+    let node = spawn(0, 1);
+    let process = node.process.as_ref().unwrap().id();
+    assert!(signal(process, "-0"));
+    drop(node);
+    assert!(!signal(process, "-0"), "process {process} is left");
+}

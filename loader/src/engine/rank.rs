@@ -1,0 +1,54 @@
+//! One rank's engine, as the loop that drives it sees it. Who talks to the front, and how the
+//! group came to be, is not known here.
+
+use std::time::Duration;
+
+use shardpack_collectives::{Group, GroupError};
+
+use super::request::{Event, GenerateRequest, RequestId};
+
+/// How often an idle leader tells its followers that it lives.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// How long a follower waits for the leader's next plan or heartbeat. Several heartbeats, so
+/// that a busy machine is not taken for a dead one.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepOutcome {
+    /// Some request went on; there may be more to do.
+    Worked,
+    /// There is no request; nothing was sent to the followers.
+    Idle,
+}
+
+/// One rank's part of the engine; rank 0 leads and the others follow. One thread calls it.
+///
+/// A request is over when its [`Event::Finished`] or [`Event::Failed`] was given to `events`.
+/// After a [`GroupError`] the group is gone: [`RankEngine::reset`] is called, then the same
+/// engine gets another group of a higher epoch.
+pub trait RankEngine: Send {
+    /// Leader: takes a request; what is wrong with it is said by an event of the next step.
+    fn submit(&mut self, id: RequestId, request: GenerateRequest);
+
+    /// Leader: ends a request within one step; unknown ids are ignored.
+    fn cancel(&mut self, id: RequestId);
+
+    /// Leader: one step for all active requests, with its plan broadcast to the followers.
+    fn lead(
+        &mut self,
+        group: &dyn Group,
+        events: &mut dyn FnMut(Event),
+    ) -> Result<StepOutcome, GroupError>;
+
+    /// Leader, with nothing to do: tells the followers that it lives.
+    fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError>;
+
+    /// Follower: waits at most [`PATIENCE`] for one plan or heartbeat and carries it out.
+    fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError>;
+
+    /// The group is gone: forgets every request without a word, since the front has already
+    /// told its clients. Weights and prefix caches stay.
+    fn reset(&mut self);
+}
