@@ -5,3 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
+pub mod open;
+
+#[cfg(test)]
+mod testing;
