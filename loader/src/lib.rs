@@ -4,7 +4,9 @@
 //! collectives. tokio and axum only below [`server`], [`cluster`] and [`receive`].
 #![forbid(unsafe_code)]
 
+pub mod backend;
 pub mod engine;
+pub mod model;
 pub mod open;
 
 #[cfg(test)]

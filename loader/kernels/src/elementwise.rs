@@ -1,28 +1,39 @@
 //! Functions of single elements.
 
+use rayon::prelude::*;
+
 use crate::exp::exp;
+
+/// Elements of one piece of work; fewer are not worth another thread.
+const ELEMENTS_PER_TASK: usize = 1 << 13;
 
 /// `gate = silu(gate) · up`.
 pub fn silu_glu(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gate and up");
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = *gate / (1.0 + exp(-*gate)) * up;
-    }
+    pieces(gate, up, |gate, up| *gate = *gate / (1.0 + exp(-*gate)) * up);
 }
 
 /// `a += b`.
 pub fn add(a: &mut [f32], b: &[f32]) {
     assert_eq!(a.len(), b.len(), "summands");
-    for (a, b) in a.iter_mut().zip(b) {
-        *a += b;
-    }
+    pieces(a, b, |a, b| *a += b);
+}
+
+fn pieces(a: &mut [f32], b: &[f32], f: impl Fn(&mut f32, f32) + Sync) {
+    a.par_chunks_mut(ELEMENTS_PER_TASK).zip(b.par_chunks(ELEMENTS_PER_TASK)).for_each(|(a, b)| {
+        for (a, b) in a.iter_mut().zip(b) {
+            f(a, *b);
+        }
+    });
 }
 
 /// Adds `bias` to every row of `x`.
 pub fn add_bias(x: &mut [f32], bias: &[f32]) {
-    assert!(bias.is_empty() == x.is_empty() || x.is_empty(), "a bias for rows");
+    assert!(x.len().is_multiple_of(bias.len().max(1)), "rows of {} elements", bias.len());
     for row in x.chunks_exact_mut(bias.len().max(1)) {
-        add(row, bias);
+        for (x, bias) in row.iter_mut().zip(bias) {
+            *x += bias;
+        }
     }
 }
 

@@ -1,6 +1,11 @@
 //! Normalisation by the root of the mean square.
 
+use rayon::prelude::*;
+
 use crate::lanes::dot;
+
+/// Elements below which another thread costs more than it saves.
+const MIN_ELEMENTS_PER_TASK: usize = 1 << 14;
 
 /// `out = gain · x / sqrt(mean(x²) + eps)` for each consecutive run of `gain.len()` elements:
 /// hidden vectors, or single heads.
@@ -8,13 +13,14 @@ pub fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
     assert!(!gain.is_empty(), "a norm has a width");
     assert!(x.len().is_multiple_of(gain.len()), "runs of {}", gain.len());
     assert_eq!(x.len(), out.len(), "results of a norm");
-    for (x, out) in x.chunks_exact(gain.len()).zip(out.chunks_exact_mut(gain.len())) {
+    let runs = x.par_chunks_exact(gain.len()).zip(out.par_chunks_exact_mut(gain.len()));
+    runs.with_min_len(MIN_ELEMENTS_PER_TASK.div_ceil(gain.len())).for_each(|(x, out)| {
         let mean = dot(x, x) / gain.len() as f32;
         let factor = 1.0 / (mean + eps).sqrt();
         for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
             *out = x * factor * gain;
         }
-    }
+    });
 }
 
 #[cfg(test)]

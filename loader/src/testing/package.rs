@@ -14,7 +14,7 @@ use shardpack_manifests::{
     digest::ChunkHasher,
     ids::Ids,
     layout::Axis,
-    manifest::{FileEntry, MatrixFormat, Quantization, Source, TensorEntry},
+    manifest::{FileEntry, Quantization, Source, TensorEntry},
 };
 
 use super::models::{self, Plain};
