@@ -1,6 +1,6 @@
 //! What every rank does with a plan: the same step on its part of the model.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Display};
 
 use shardpack_collectives::GroupError;
 
@@ -63,19 +63,19 @@ impl<B: Backend> Runner<B> {
         ranks: &Ranks<'_>,
     ) -> Result<Vec<Sampled>, StepError> {
         if plan.step != self.next_step() {
-            return Err(out_of_step(format!("step {}", self.next_step()), plan.step));
+            return Err(out_of_step(&format!("step {}", self.next_step()), &plan.step));
         }
         self.steps = plan.step;
         for id in &plan.end {
             if self.sequences.remove(id).is_none() {
-                return Err(out_of_step("the end of a known sequence", id.0));
+                return Err(out_of_step(&"the end of a known sequence", &id.0));
             }
         }
         for begin in &plan.begin {
             let cache = self.backend.cache(&self.model.cache_shape());
             let sequence = Sequence { cache, sampling: begin.sampling, len: 0, next: None };
             if self.sequences.insert(begin.id, sequence).is_some() {
-                return Err(out_of_step("a new sequence", begin.id.0));
+                return Err(out_of_step(&"a new sequence", &begin.id.0));
             }
         }
         if plan.work.is_empty() {
@@ -85,7 +85,7 @@ impl<B: Backend> Runner<B> {
         let mut sequences = Vec::with_capacity(plan.work.len());
         for work in &plan.work {
             let Some(sequence) = self.sequences.remove(&work.id) else {
-                return Err(out_of_step("work on a known sequence", work.id.0));
+                return Err(out_of_step(&"work on a known sequence", &work.id.0));
             };
             self.check(work, &sequence)?;
             sequences.push(sequence);
@@ -112,13 +112,13 @@ impl<B: Backend> Runner<B> {
         let end = work.position as usize + work.tokens.len();
         if work.position != sequence.len || end > spec.max_positions as usize {
             let expected = format!("position {} of sequence {}", sequence.len, work.id.0);
-            return Err(out_of_step(expected, work.position));
+            return Err(out_of_step(&expected, &work.position));
         }
         if let Some(next) = sequence.next.filter(|next| work.tokens != [*next]) {
-            return Err(out_of_step(format!("token {next}"), format!("{:?}", work.tokens)));
+            return Err(out_of_step(&format!("token {next}"), &format!("{:?}", work.tokens)));
         }
         match work.tokens.iter().find(|token| **token >= spec.vocab_size) {
-            Some(token) => Err(out_of_step(format!("a token below {}", spec.vocab_size), token)),
+            Some(token) => Err(out_of_step(&format!("a token below {}", spec.vocab_size), token)),
             None => Ok(()),
         }
     }
@@ -148,7 +148,7 @@ impl<B: Backend> Runner<B> {
     }
 }
 
-fn out_of_step(expected: impl ToString, found: impl ToString) -> StepError {
+fn out_of_step(expected: &dyn Display, found: &dyn Display) -> StepError {
     let (expected, found) = (expected.to_string(), found.to_string());
     StepError::Group(GroupError::OutOfStep { rank: 0, expected, found })
 }

@@ -39,7 +39,7 @@ fn greedy(logits: &[f32]) -> Option<(u32, f32)> {
     best
 }
 
-/// A number in 0..1 that is a function of seed and index: SplitMix64's finalizer over both
+/// A number in 0..1 that is a function of seed and index: `SplitMix64`'s finalizer over both
 /// (Steele, Lea, Flood 2014).
 fn uniform(seed: u64, index: u32) -> f64 {
     let mix = |mut z: u64| {

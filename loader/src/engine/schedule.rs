@@ -170,13 +170,12 @@ impl Schedule {
             active.fed += work.tokens.len();
         }
         for Sampled { id, token } in sampled {
-            match token {
-                Some(token) => self.answer(*id, *token, now),
-                None => {
-                    let message = "the model computed values that are not numbers".to_owned();
-                    self.remove(*id);
-                    self.events.push(Event::Failed { request: *id, message, retryable: false });
-                }
+            if let Some(token) = token {
+                self.answer(*id, *token, now);
+            } else {
+                let message = "the model computed values that are not numbers".to_owned();
+                self.remove(*id);
+                self.events.push(Event::Failed { request: *id, message, retryable: false });
             }
         }
     }

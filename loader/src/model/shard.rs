@@ -1,6 +1,6 @@
 //! What one rank holds of a model, from the architecture and the layout.
 
-use std::ops::Range;
+use std::{fmt::Display, ops::Range};
 
 use shardpack_formats::Spec;
 use shardpack_manifests::{Layout, layout::Axis};
@@ -45,7 +45,7 @@ impl Shard {
         ];
         for (what, width) in widths {
             if width == 0 || width > MAX_WIDTH {
-                return Err(layout_error(what, format!("1 to {MAX_WIDTH}"), width));
+                return Err(layout_error(what, &format!("1 to {MAX_WIDTH}"), &width));
             }
         }
         check_layers(spec)?;
@@ -55,7 +55,7 @@ impl Shard {
         let kv = ranges(layout, "kv", kv_heads, head_dim)?;
         let rank = rank as usize;
         if layout.q_to_kv.len() as u64 != heads {
-            return Err(layout_error("layout.q_to_kv", heads, layout.q_to_kv.len()));
+            return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
         }
         let (q, kv) = (q[rank].clone(), kv[rank].clone());
         let q_to_kv = q
@@ -66,7 +66,7 @@ impl Shard {
                     return Ok(needed - kv.start);
                 }
                 let what = format!("key-value head of query head {head} on rank {rank}");
-                Err(layout_error(&what, format!("one of {kv:?}"), needed))
+                Err(layout_error(&what, &format!("one of {kv:?}"), &needed))
             })
             .collect::<Result<_, _>>()?;
         let embedding_cut = layout.embedding_cut;
@@ -78,14 +78,14 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
     for (index, layer) in spec.layers.iter().enumerate() {
         if layer.rope.is_some_and(|rope| rope as usize >= spec.ropes.len()) {
             let expected = format!("one of {} ropes", spec.ropes.len());
-            return Err(layout_error(&format!("rope of layer {index}"), expected, "another"));
+            return Err(layout_error(&format!("rope of layer {index}"), &expected, &"another"));
         }
     }
     for (index, rope) in spec.ropes.iter().enumerate() {
         let pairs = rope.inv_freq.len();
         if pairs > spec.attention.head_dim as usize / 2 {
             let expected = format!("at most {} pairs", spec.attention.head_dim / 2);
-            return Err(layout_error(&format!("rope {index}"), expected, pairs));
+            return Err(layout_error(&format!("rope {index}"), &expected, &pairs));
         }
     }
     Ok(())
@@ -103,12 +103,12 @@ fn partition(
     for range in ranges.iter().filter(|range| !range.is_empty()) {
         if range.start != next {
             let expected = format!("ranges that follow one another, the next from {next}");
-            return Err(layout_error(&format!("axis {name:?}"), expected, range.start));
+            return Err(layout_error(&format!("axis {name:?}"), &expected, &range.start));
         }
         next = range.end;
     }
     if next as u64 != size {
-        return Err(layout_error(&format!("axis {name:?}"), format!("an end at {size}"), next));
+        return Err(layout_error(&format!("axis {name:?}"), &format!("an end at {size}"), &next));
     }
     Ok(ranges)
 }
@@ -124,10 +124,10 @@ fn ranges(
     let what = format!("axis {name:?}");
     let found = |axis: &Axis| format!("{} units of {}", axis.size, axis.unit);
     let Some(axis) = layout.axes.get(name) else {
-        return Err(layout_error(&what, "a range for every rank", "none"));
+        return Err(layout_error(&what, &"a range for every rank", &"none"));
     };
     if axis.size.checked_mul(axis.unit) != Some(size * width) {
-        return Err(layout_error(&what, format!("{size} of {width}"), found(axis)));
+        return Err(layout_error(&what, &format!("{size} of {width}"), &found(axis)));
     }
     let element = |unit: u64| {
         // The manifest has ranges within the axis, so this is at most size · width.
@@ -136,10 +136,10 @@ fn ranges(
     };
     let range = |[start, end]: &[u64; 2]| Some(element(*start)?..element(*end)?);
     let all: Option<Vec<_>> = axis.ranges.iter().map(range).collect();
-    all.ok_or_else(|| layout_error(&what, format!("cuts at multiples of {width}"), found(axis)))
+    all.ok_or_else(|| layout_error(&what, &format!("cuts at multiples of {width}"), &found(axis)))
 }
 
-fn layout_error(what: &str, expected: impl ToString, found: impl ToString) -> LoadError {
+fn layout_error(what: &str, expected: &dyn Display, found: &dyn Display) -> LoadError {
     let (expected, found) = (expected.to_string(), found.to_string());
     LoadError::Layout { what: what.to_owned(), expected, found }
 }

@@ -132,9 +132,9 @@ impl fmt::Display for DamagedChunk {
 }
 
 fn shown<T>(items: &[T], name: impl Fn(&T) -> String) -> String {
-    let mut text = items.iter().take(SHOWN).map(name).collect::<Vec<_>>().join(", ");
-    if items.len() > SHOWN {
-        text.push_str(&format!(" and {} more", items.len() - SHOWN));
+    let text = items.iter().take(SHOWN).map(name).collect::<Vec<_>>().join(", ");
+    match items.len().checked_sub(SHOWN) {
+        Some(more @ 1..) => format!("{text} and {more} more"),
+        _ => text,
     }
-    text
 }

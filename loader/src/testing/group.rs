@@ -46,6 +46,17 @@ impl ThreadGroup {
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut mine = Some(mine);
         loop {
+            // What is complete is delivered even if the group ends meanwhile.
+            if mine.is_none()
+                && let Some(result) = state.result.clone()
+            {
+                state.takers -= 1;
+                if state.takers == 0 {
+                    state.result = None;
+                    self.shared.changed.notify_all();
+                }
+                return Ok(result);
+            }
             if let Some(reason) = &state.aborted {
                 return Err(GroupError::Aborted(reason.clone()));
             }
@@ -56,16 +67,8 @@ impl ThreadGroup {
                         Some(state.brought.iter_mut().filter_map(Option::take).collect());
                     state.takers = state.brought.len();
                     self.shared.changed.notify_all();
+                    continue;
                 }
-            }
-            if mine.is_none() && state.result.is_some() && state.brought[rank].is_none() {
-                let result = state.result.clone().expect("just seen");
-                state.takers -= 1;
-                if state.takers == 0 {
-                    state.result = None;
-                    self.shared.changed.notify_all();
-                }
-                return Ok(result);
             }
             if deadline.left().is_zero() {
                 let late = state.brought.iter().position(Option::is_none).unwrap_or(0);

@@ -129,14 +129,14 @@ impl Recipe {
         let rule = self.rule(&tensor.name);
         let matrix = tensor.shape.len() == 2;
         match self.weights {
-            Weights::Affine { bits, group } if matrix => quantize(tensor, bits, group)
+            Weights::Affine { bits, group } if matrix => quantize(&tensor, bits, group)
                 .0
                 .into_iter()
                 .zip([(u64::from(bits), 32), (1, u64::from(group)), (1, u64::from(group))])
                 .map(|(tensor, per_input)| Stored { tensor, rule, per_input })
                 .collect(),
             Weights::Decoded { bits, group } if matrix => {
-                let tensor = quantize(tensor, bits, group).1;
+                let tensor = quantize(&tensor, bits, group).1;
                 vec![Stored { tensor, rule, per_input: (1, 1) }]
             }
             _ => vec![Stored { tensor, rule, per_input: (1, 1) }],
@@ -144,8 +144,9 @@ impl Recipe {
     }
 
     fn rule(&self, name: &str) -> Rule {
-        let module = name.rsplit_once('.').unwrap().0.rsplit('.').next().unwrap();
-        let bias = name.ends_with(".bias");
+        let (path, part) = name.rsplit_once('.').unwrap();
+        let module = path.rsplit('.').next().unwrap();
+        let bias = part == "bias";
         match module {
             "embed_tokens" if !self.embedding_cut => Rule::Replicated,
             "embed_tokens" | "lm_head" => Rule::Axis("vocab", 0),
@@ -204,7 +205,7 @@ impl Stored {
 
 /// Least and greatest weight of each group as the ends of its grid: the three stored tensors,
 /// and the weights that they stand for.
-fn quantize(tensor: Plain, bits: u32, group: u32) -> ([Plain; 3], Plain) {
+fn quantize(tensor: &Plain, bits: u32, group: u32) -> ([Plain; 3], Plain) {
     let weights: Vec<f32> = tensor
         .bytes
         .as_chunks::<2>()
@@ -280,7 +281,7 @@ pub(crate) fn write_package(
         data.extend(&tensor.bytes);
     }
     let mut header = serde_json::to_string(&header).unwrap();
-    while header.len() % 16 != 0 {
+    while !header.len().is_multiple_of(16) {
         header.push(' ');
     }
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
