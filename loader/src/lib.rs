@@ -4,6 +4,12 @@
 //! collectives. tokio and axum only below [`server`], [`cluster`] and [`receive`].
 #![forbid(unsafe_code)]
 
+pub mod backend;
 pub mod cluster;
 pub mod engine;
+pub mod model;
+pub mod open;
 pub mod server;
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,124 @@
+//! Causal attention over cached keys and values.
+//!
+//! Keys are taken in fixed blocks of 256 counted from position 0, with a running maximum and
+//! sum (online softmax), so the order of summation depends on a query's position and window
+//! alone. The cache is stored in the same blocks.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use crate::{
+    exp::exp,
+    lanes::{dot, sum},
+};
+
+/// Keys of one block.
+pub const KEYS_PER_BLOCK: usize = 256;
+
+/// Products below which another thread costs more than it saves.
+const MIN_PRODUCTS_PER_TASK: usize = 1 << 15;
+
+/// Keys and values of one key-value head of one sequence. Every block is `[keys, head_dim]` with
+/// [`KEYS_PER_BLOCK`] keys, the last one with fewer.
+#[derive(Clone, Copy, Debug)]
+pub struct KvHead<'a> {
+    /// Blocks of keys.
+    pub keys: &'a [Vec<f32>],
+    /// Blocks of values.
+    pub values: &'a [Vec<f32>],
+}
+
+/// What is computed for one sequence in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on `q · k`.
+    pub scale: f32,
+    /// A query sees keys with `query − key < window`; all up to its own if absent.
+    pub window: Option<u32>,
+    /// The entry of `heads` that each query head reads.
+    pub q_to_kv: &'a [usize],
+    /// Cached keys and values, those of the queries' own positions included.
+    pub heads: &'a [KvHead<'a>],
+    /// Position of the first query.
+    pub first_position: usize,
+}
+
+/// Attention of `q` `[queries, heads, head_dim]` at consecutive positions, to `out` of the same
+/// shape.
+pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
+    let head_dim = attention.head_dim;
+    let width = attention.q_to_kv.len() * head_dim;
+    assert_eq!(q.len(), out.len(), "queries and results");
+    if q.is_empty() {
+        return;
+    }
+    assert!(q.len().is_multiple_of(width), "queries of {width} elements");
+    let keys = attention.first_position + q.len() / width;
+    for head in attention.heads {
+        assert_eq!(stored(head.keys), keys * head_dim, "cached keys");
+        assert_eq!(stored(head.values), keys * head_dim, "cached values");
+    }
+    let heads_per_task = MIN_PRODUCTS_PER_TASK.div_ceil(2 * keys * head_dim);
+    out.par_chunks_mut(head_dim).with_min_len(heads_per_task).enumerate().for_each(
+        |(index, out)| {
+            let (row, head) = (index / attention.q_to_kv.len(), index % attention.q_to_kv.len());
+            let position = attention.first_position + row;
+            let first =
+                attention.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+            let kv = &attention.heads[attention.q_to_kv[head]];
+            let q = &q[index * head_dim..][..head_dim];
+            one_head(q, kv, first..position + 1, attention.scale, out);
+        },
+    );
+}
+
+fn stored(blocks: &[Vec<f32>]) -> usize {
+    blocks.iter().map(Vec::len).sum()
+}
+
+/// One query head over the keys `visible`.
+fn one_head(q: &[f32], kv: &KvHead<'_>, visible: Range<usize>, scale: f32, out: &mut [f32]) {
+    let head_dim = q.len();
+    let mut scores = [0.0; KEYS_PER_BLOCK];
+    let mut partial = vec![0.0; head_dim];
+    let mut maximum = f32::NEG_INFINITY;
+    let mut total = 0.0;
+    out.fill(0.0);
+    for block in visible.start / KEYS_PER_BLOCK..visible.end.div_ceil(KEYS_PER_BLOCK) {
+        let base = block * KEYS_PER_BLOCK;
+        let start = visible.start.max(base) - base;
+        let end = visible.end.min(base + KEYS_PER_BLOCK) - base;
+        let span = start * head_dim..end * head_dim;
+        let scores = &mut scores[..end - start];
+        let keys = kv.keys[block][span.clone()].chunks_exact(head_dim);
+        for (score, key) in scores.iter_mut().zip(keys) {
+            *score = dot(q, key) * scale;
+        }
+        let raised = scores.iter().copied().fold(maximum, f32::max);
+        // Nothing has been summed before the first block, so the factor's value is irrelevant.
+        let factor = exp(maximum - raised);
+        for score in scores.iter_mut() {
+            *score = exp(*score - raised);
+        }
+        partial.fill(0.0);
+        for (weight, value) in scores.iter().zip(kv.values[block][span].chunks_exact(head_dim)) {
+            for (sum, value) in partial.iter_mut().zip(value) {
+                *sum += weight * value;
+            }
+        }
+        total = total * factor + sum(scores);
+        for (out, partial) in out.iter_mut().zip(&partial) {
+            *out = *out * factor + partial;
+        }
+        maximum = raised;
+    }
+    for out in out.iter_mut() {
+        *out /= total;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+use super::*;
+
+/// f32 sums of some hundred terms below 1, with our own exponential.
+const TOLERANCE: f64 = 2e-6;
+
+fn numbers(len: usize, seed: u32) -> Vec<f32> {
+    (0..len).map(|i| ((i as f32 + seed as f32 * 17.3) * 0.7371).sin()).collect()
+}
+
+/// Keys and values of `heads` heads, `[head][key][head_dim]` and in blocks.
+struct Cache {
+    head_dim: usize,
+    flat: Vec<[Vec<f32>; 2]>,
+}
+
+impl Cache {
+    fn new(heads: usize, keys: usize, head_dim: usize) -> Self {
+        let flat = (0..heads as u32)
+            .map(|head| {
+                [numbers(keys * head_dim, head * 2 + 1), numbers(keys * head_dim, head * 2 + 2)]
+            })
+            .collect();
+        Self { head_dim, flat }
+    }
+
+    fn blocks(&self, keys: usize) -> Vec<[Vec<Vec<f32>>; 2]> {
+        let cut = |flat: &Vec<f32>| {
+            flat[..keys * self.head_dim]
+                .chunks(KEYS_PER_BLOCK * self.head_dim)
+                .map(<[f32]>::to_vec)
+                .collect()
+        };
+        self.flat.iter().map(|[keys, values]| [cut(keys), cut(values)]).collect()
+    }
+
+    fn attend(&self, q: &[f32], first_position: usize, window: Option<u32>) -> Vec<f32> {
+        let q_to_kv = [1, 0, 1];
+        let keys = first_position + q.len() / (q_to_kv.len() * self.head_dim);
+        let blocks = self.blocks(keys);
+        let heads: Vec<_> = blocks.iter().map(|[keys, values]| KvHead { keys, values }).collect();
+        let attention = Attention {
+            head_dim: self.head_dim,
+            scale: 0.3,
+            window,
+            q_to_kv: &q_to_kv,
+            heads: &heads,
+            first_position,
+        };
+        let mut out = vec![f32::NAN; q.len()];
+        attend(q, &attention, &mut out);
+        out
+    }
+
+    /// Softmax in f64 without blocks.
+    fn reference(&self, q: &[f32], position: usize, head: usize, window: usize) -> Vec<f64> {
+        let [keys, values] = &self.flat[head];
+        let visible = (position + 1).saturating_sub(window)..position + 1;
+        let row = |flat: &'_ [f32], key: usize| -> Vec<f64> {
+            flat[key * self.head_dim..][..self.head_dim].iter().map(|x| f64::from(*x)).collect()
+        };
+        let weights: Vec<f64> = visible
+            .clone()
+            .map(|key| {
+                let products = row(keys, key).into_iter().zip(q).map(|(k, q)| k * f64::from(*q));
+                (products.sum::<f64>() * f64::from(0.3_f32)).exp()
+            })
+            .collect();
+        let total: f64 = weights.iter().sum();
+        let mut out = vec![0.0; self.head_dim];
+        for (key, weight) in visible.zip(weights) {
+            for (out, value) in out.iter_mut().zip(row(values, key)) {
+                *out += weight / total * value;
+            }
+        }
+        out
+    }
+}
+
+fn check(first_position: usize, queries: usize, window: Option<u32>) {
+    let head_dim = 24;
+    let cache = Cache::new(2, first_position + queries, head_dim);
+    let q = numbers(queries * 3 * head_dim, 99);
+    let found = cache.attend(&q, first_position, window);
+    for (index, (q, found)) in
+        q.chunks_exact(head_dim).zip(found.chunks_exact(head_dim)).enumerate()
+    {
+        let head = [1, 0, 1][index % 3];
+        let window = window.map_or(usize::MAX, |window| window as usize);
+        let expected = cache.reference(q, first_position + index / 3, head, window);
+        for (found, expected) in found.iter().zip(expected) {
+            let difference = (f64::from(*found) - expected).abs();
+            assert!(
+                difference < TOLERANCE,
+                "position {}: {found} instead of {expected}",
+                first_position + index / 3
+            );
+        }
+    }
+}
+
+#[test]
+fn agrees_with_a_plain_softmax() {
+    for (first, queries) in [(0, 1), (0, 7), (254, 4), (255, 1), (256, 1), (511, 3), (700, 2)] {
+        for window in [None, Some(1), Some(16), Some(256), Some(400)] {
+            check(first, queries, window);
+        }
+    }
+}
+
+#[test]
+fn prefill_and_decode_have_the_same_bits() {
+    let (head_dim, queries) = (16, 530);
+    let cache = Cache::new(2, queries, head_dim);
+    let q = numbers(queries * 3 * head_dim, 5);
+    for window in [None, Some(300)] {
+        let whole = cache.attend(&q, 0, window);
+        for chunk in [1, 97, 256] {
+            let width = 3 * head_dim;
+            let pieces: Vec<f32> = q
+                .chunks(chunk * width)
+                .enumerate()
+                .flat_map(|(index, q)| cache.attend(q, index * chunk, window))
+                .collect();
+            let same = whole.iter().zip(&pieces).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same && whole.len() == pieces.len(), "chunks of {chunk}, window {window:?}");
+        }
+    }
+}

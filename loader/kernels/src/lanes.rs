@@ -1,0 +1,94 @@
+//! The one order of summation: element `i` goes to lane `i mod 16`, and the lanes are added as a
+//! fixed tree. Sixteen lanes fill the widest vector registers, and narrower ones several times.
+
+/// Number of partial sums.
+pub const LANES: usize = 16;
+
+/// Partial sums of one output element.
+pub type Lanes = [f32; LANES];
+
+/// Adds the products of `a` and `b`, which stand at a multiple of [`LANES`] in their rows.
+#[inline]
+pub fn accumulate(lanes: &mut Lanes, a: &[f32], b: &[f32]) {
+    assert_eq!(a.len(), b.len(), "factors of a product");
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+    // A local copy stays in registers; through the reference every block would be stored.
+    let mut sums = *lanes;
+    for (a, b) in a_blocks.iter().zip(b_blocks) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    for (sum, (a, b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+        *sum += a * b;
+    }
+    *lanes = sums;
+}
+
+/// The sum of the lanes: halves are added to halves.
+#[inline]
+#[must_use]
+pub fn tree(mut lanes: Lanes) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// `Σ a·b`.
+#[inline]
+#[must_use]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    accumulate(&mut lanes, a, b);
+    tree(lanes)
+}
+
+/// `Σ a`.
+#[inline]
+#[must_use]
+pub fn sum(a: &[f32]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (blocks, rest) = a.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            lanes[lane] += block[lane];
+        }
+    }
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane += value;
+    }
+    tree(lanes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_in_pieces_has_the_bits_of_the_whole_row() {
+        let a: Vec<f32> = (0..200).map(|i| (i as f32 * 0.37).sin()).collect();
+        let b: Vec<f32> = (0..200).map(|i| (i as f32 * 1.91).cos()).collect();
+        for piece in [16, 32, 64, 128] {
+            let mut lanes = [0.0; LANES];
+            for (a, b) in a.chunks(piece).zip(b.chunks(piece)) {
+                accumulate(&mut lanes, a, b);
+            }
+            assert_eq!(tree(lanes).to_bits(), dot(&a, &b).to_bits(), "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn short_and_ragged_rows_are_summed_whole() {
+        for len in [0_usize, 1, 15, 16, 17, 31, 33] {
+            let ones = vec![1.0; len];
+            assert_eq!(dot(&ones, &ones), len as f32);
+            assert_eq!(sum(&ones), len as f32);
+        }
+    }
+}

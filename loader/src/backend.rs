@@ -1,0 +1,192 @@
+//! What a model asks of a machine: one trait, so that each model is written once.
+//!
+//! Values of type [`Backend::Tensor`] may be promises: nothing asks for their numbers before
+//! [`Backend::read`]. The backend also carries out the sums between ranks, since some must stand
+//! inside its own graph; a failure of the rank group comes back as a value, from the call itself
+//! or, where work is deferred, from [`Backend::read`].
+
+use std::ops::Range;
+
+use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_formats::spec::{Mask, Rope};
+
+use crate::open::PackageTensor;
+
+pub mod cpu;
+
+pub use cpu::Cpu;
+
+/// A step could not be carried through. After a group's error every cache that the step touched
+/// is in an unknown state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// The rank group failed.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+/// The ranks of one step and the time that each call on them may take.
+#[derive(Clone, Copy)]
+pub struct Ranks<'a> {
+    /// The rank group.
+    pub group: &'a dyn Group,
+    /// Longest wait of one call.
+    pub timeout: std::time::Duration,
+}
+
+impl Ranks<'_> {
+    /// The deadline of a call that begins now.
+    #[must_use]
+    pub fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+}
+
+/// A stored weight matrix `[outputs, inputs]` of this rank.
+#[derive(Clone, Debug)]
+pub struct StoredMatrix {
+    /// Outputs held here.
+    pub outputs: usize,
+    /// Inputs held here.
+    pub inputs: usize,
+    /// The bytes; shapes and element types have been checked.
+    pub weights: StoredWeights,
+}
+
+/// How a matrix is stored.
+#[derive(Clone, Debug)]
+pub enum StoredWeights {
+    /// As floats `[outputs, inputs]`.
+    Plain(PackageTensor),
+    /// In MLX's affine groups.
+    Affine {
+        /// Packed integers, `[outputs, inputs · bits / 32]` words.
+        words: PackageTensor,
+        /// Floats `[outputs, inputs / group]`.
+        scales: PackageTensor,
+        /// Floats `[outputs, inputs / group]`.
+        biases: PackageTensor,
+        /// Bits per weight.
+        bits: u32,
+        /// Inputs per group.
+        group: u32,
+    },
+}
+
+/// Room for the keys and values of one sequence on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Layers of the model.
+    pub layers: usize,
+    /// Key-value heads held here.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// Attention of one layer over the sequences of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionStep<'a> {
+    /// The layer, which selects the part of each cache.
+    pub layer: usize,
+    /// Rows of each sequence, in the order of the caches; they follow what is cached.
+    pub lengths: &'a [usize],
+    /// For each query head held here, the key-value head held here that it reads.
+    pub q_to_kv: &'a [usize],
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on `q · k`.
+    pub scale: f32,
+    /// Which keys a query sees.
+    pub mask: Mask,
+}
+
+/// Queries `[rows, heads · head_dim]`, keys and values `[rows, kv_heads · head_dim]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Qkv<'a, T> {
+    /// Queries, rotated.
+    pub q: &'a T,
+    /// Keys, rotated.
+    pub k: &'a T,
+    /// Values.
+    pub v: &'a T,
+}
+
+/// Arithmetic of one rank. Activations are `[rows, width]`, one row per token of the step.
+pub trait Backend: Send + Sync {
+    /// Activations; cheap to pass by value, perhaps not computed yet.
+    type Tensor: Send;
+    /// A weight matrix.
+    type Matrix: Send + Sync;
+    /// A gain or a bias.
+    type Vector: Send + Sync;
+    /// Angles of one rotary embedding at the positions of one step.
+    type Rotation: Send;
+    /// Keys and values of one sequence in all layers; grows with it.
+    type Cache: Send;
+
+    /// Calls `work` where this backend computes (its threads, its stream). A step runs in one
+    /// such call.
+    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R;
+
+    /// Takes a matrix.
+    fn matrix(&self, stored: StoredMatrix) -> Self::Matrix;
+
+    /// Takes a vector of floats.
+    fn vector(&self, stored: &PackageTensor) -> Self::Vector;
+
+    /// An empty cache.
+    fn cache(&self, shape: &CacheShape) -> Self::Cache;
+
+    /// Angles for rows at `positions`.
+    fn rotation(&self, rope: &Rope, positions: &[u32]) -> Self::Rotation;
+
+    /// Zeros `[rows, width]`: the part of a rank that holds nothing.
+    fn zeros(&self, rows: usize, width: usize) -> Self::Tensor;
+
+    /// Rows of `table`, which has those of the tokens `held`; zeros for other tokens.
+    fn embed(&self, tokens: &[u32], table: &Self::Matrix, held: Range<usize>) -> Self::Tensor;
+
+    /// `x · matrixᵀ`.
+    fn linear(&self, x: &Self::Tensor, matrix: &Self::Matrix) -> Self::Tensor;
+
+    /// Adds `bias` to every row.
+    fn add_bias(&self, x: Self::Tensor, bias: &Self::Vector) -> Self::Tensor;
+
+    /// `gain · x / sqrt(mean(x²) + eps)` for each consecutive run of `gain`'s length.
+    fn rms_norm(&self, x: &Self::Tensor, gain: &Self::Vector, eps: f32) -> Self::Tensor;
+
+    /// Rotates heads of `head_dim` elements.
+    fn rotate(&self, x: Self::Tensor, rotation: &Self::Rotation, head_dim: usize) -> Self::Tensor;
+
+    /// Appends keys and values to the caches, one per sequence, and attends.
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Self::Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &AttentionStep<'_>,
+    ) -> Self::Tensor;
+
+    /// `silu(gate) · up`.
+    fn silu_glu(&self, gate: Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
+
+    /// `a + b`.
+    fn add(&self, a: Self::Tensor, b: &Self::Tensor) -> Self::Tensor;
+
+    /// The given rows, in this order.
+    fn select_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Self::Tensor;
+
+    /// The sum over ranks, added in rank order.
+    fn all_reduce(&self, x: Self::Tensor, ranks: &Ranks<'_>) -> Result<Self::Tensor, StepError>;
+
+    /// The ranks' columns side by side in rank order; `widths` says how many each brings.
+    fn gather_columns(
+        &self,
+        x: Self::Tensor,
+        widths: &[usize],
+        ranks: &Ranks<'_>,
+    ) -> Result<Self::Tensor, StepError>;
+
+    /// The numbers, rows contiguous.
+    fn read(&self, x: Self::Tensor) -> Result<Vec<f32>, StepError>;
+}

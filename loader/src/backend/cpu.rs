@@ -1,0 +1,239 @@
+//! The backend over our own kernels: every call computes at once, on a thread pool of its own.
+
+use std::ops::Range;
+
+use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use shardpack_collectives::GroupError;
+use shardpack_formats::spec::{Mask, Rope, RopeStyle};
+use shardpack_kernels::{Attention, Matrix, Rotation, attend, elementwise, gather, matmul, norm};
+use zerocopy::IntoBytes;
+
+use super::{
+    AttentionStep, Backend, CacheShape, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
+};
+use crate::open::PackageTensor;
+
+mod cache;
+
+pub use cache::Cache;
+
+/// Kernels on the threads of one pool.
+pub struct Cpu {
+    pool: ThreadPool,
+}
+
+/// Activations `[rows, width]`.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    width: usize,
+    values: Vec<f32>,
+}
+
+impl Tensor {
+    fn zeros(rows: usize, width: usize) -> Self {
+        Self { width, values: vec![0.0; rows * width] }
+    }
+
+    const fn rows(&self) -> usize {
+        match self.values.len().checked_div(self.width) {
+            Some(rows) => rows,
+            None => 0,
+        }
+    }
+}
+
+impl Cpu {
+    /// A backend with `threads` threads.
+    pub fn new(threads: usize) -> Result<Self, ThreadPoolBuildError> {
+        let name = |index| format!("kernels-{index}");
+        let pool =
+            ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(name).build()?;
+        Ok(Self { pool })
+    }
+}
+
+impl StoredMatrix {
+    fn view(&self) -> Matrix<'_> {
+        const CHECKED: &str = "element types are checked when a model is loaded";
+        match &self.weights {
+            StoredWeights::Plain(weights) => {
+                Matrix::plain(self.outputs, self.inputs, weights.floats().expect(CHECKED))
+            }
+            StoredWeights::Affine { words, scales, biases, bits, group } => Matrix::affine(
+                [self.outputs, self.inputs],
+                words.words().expect(CHECKED),
+                scales.floats().expect(CHECKED),
+                biases.floats().expect(CHECKED),
+                [*bits, *group],
+            ),
+        }
+    }
+}
+
+impl Backend for Cpu {
+    type Tensor = Tensor;
+    type Matrix = StoredMatrix;
+    type Vector = Vec<f32>;
+    type Rotation = (RopeStyle, Rotation);
+    type Cache = Cache;
+
+    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+
+    fn matrix(&self, stored: StoredMatrix) -> StoredMatrix {
+        stored
+    }
+
+    fn vector(&self, stored: &PackageTensor) -> Vec<f32> {
+        stored.floats().expect("element types are checked when a model is loaded").to_vec()
+    }
+
+    fn cache(&self, shape: &CacheShape) -> Cache {
+        Cache::new(shape)
+    }
+
+    fn rotation(&self, rope: &Rope, positions: &[u32]) -> Self::Rotation {
+        let inv_freq: Vec<f32> = rope.inv_freq.iter().map(|freq| freq.0).collect();
+        (rope.style, Rotation::new(&inv_freq, rope.attention_factor.0, positions))
+    }
+
+    fn zeros(&self, rows: usize, width: usize) -> Tensor {
+        Tensor::zeros(rows, width)
+    }
+
+    fn embed(&self, tokens: &[u32], table: &StoredMatrix, held: Range<usize>) -> Tensor {
+        let mut out = Tensor::zeros(tokens.len(), table.inputs);
+        gather::gather(tokens, &table.view(), held, &mut out.values);
+        out
+    }
+
+    fn linear(&self, x: &Tensor, matrix: &StoredMatrix) -> Tensor {
+        assert_eq!(x.width, matrix.inputs, "inputs of a matrix");
+        let mut out = Tensor::zeros(x.rows(), matrix.outputs);
+        matmul(&x.values, &matrix.view(), &mut out.values);
+        out
+    }
+
+    fn add_bias(&self, mut x: Tensor, bias: &Vec<f32>) -> Tensor {
+        assert_eq!(x.width, bias.len(), "width of a bias");
+        elementwise::add_bias(&mut x.values, bias);
+        x
+    }
+
+    fn rms_norm(&self, x: &Tensor, gain: &Vec<f32>, eps: f32) -> Tensor {
+        let mut out = Tensor::zeros(x.rows(), x.width);
+        norm::rms_norm(&x.values, gain, eps, &mut out.values);
+        out
+    }
+
+    fn rotate(&self, mut x: Tensor, rotation: &Self::Rotation, head_dim: usize) -> Tensor {
+        match rotation.0 {
+            RopeStyle::Half => rotation.1.rotate_half(&mut x.values, head_dim),
+        }
+        x
+    }
+
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &AttentionStep<'_>,
+    ) -> Tensor {
+        let Qkv { q, k, v } = qkv;
+        assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+        assert_eq!(step.lengths.iter().sum::<usize>(), q.rows(), "rows of all sequences");
+        let window = match step.mask {
+            Mask::Full => None,
+            Mask::Sliding(window) => Some(window),
+        };
+        let mut out = Tensor::zeros(q.rows(), q.width);
+        let mut row = 0;
+        for (cache, length) in caches.iter_mut().zip(step.lengths) {
+            let of = |x: &'_ Tensor| row * x.width..(row + length) * x.width;
+            let first_position =
+                cache.append(step.layer, &k.values[of(k)], &v.values[of(v)], *length);
+            let attention = Attention {
+                head_dim: step.head_dim,
+                scale: step.scale,
+                window,
+                q_to_kv: step.q_to_kv,
+                heads: &cache.heads(step.layer),
+                first_position,
+            };
+            attend(&q.values[of(q)], &attention, &mut out.values[of(q)]);
+            row += length;
+        }
+        out
+    }
+
+    fn silu_glu(&self, mut gate: Tensor, up: &Tensor) -> Tensor {
+        elementwise::silu_glu(&mut gate.values, &up.values);
+        gate
+    }
+
+    fn add(&self, mut a: Tensor, b: &Tensor) -> Tensor {
+        elementwise::add(&mut a.values, &b.values);
+        a
+    }
+
+    fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        let row = |row: &usize| &x.values[row * x.width..(row + 1) * x.width];
+        Tensor { width: x.width, values: rows.iter().flat_map(row).copied().collect() }
+    }
+
+    fn all_reduce(&self, mut x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
+        if ranks.group.size() > 1 {
+            ranks.group.all_reduce_sum(&mut x.values, ranks.deadline())?;
+        }
+        Ok(x)
+    }
+
+    fn gather_columns(
+        &self,
+        x: Tensor,
+        widths: &[usize],
+        ranks: &Ranks<'_>,
+    ) -> Result<Tensor, StepError> {
+        let [width] = widths else { return gather_parts(&x, widths, ranks) };
+        assert_eq!(x.width, *width, "columns of the only rank");
+        Ok(x)
+    }
+
+    fn read(&self, x: Tensor) -> Result<Vec<f32>, StepError> {
+        Ok(x.values)
+    }
+}
+
+/// Puts the ranks' columns side by side; their sizes are foreign until compared.
+fn gather_parts(x: &Tensor, widths: &[usize], ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
+    let mine = ranks.group.rank() as usize;
+    assert_eq!(x.width, widths[mine], "columns of this rank");
+    // A rank without columns has no rows to count; the others' tell.
+    let parts = ranks.group.all_gather(x.values.as_bytes(), ranks.deadline())?;
+    let rows = widths
+        .iter()
+        .zip(&parts)
+        .find_map(|(width, part)| (part.len() / size_of::<f32>()).checked_div(*width))
+        .unwrap_or(0);
+    let mut out = Tensor::zeros(rows, widths.iter().sum());
+    let mut column = 0;
+    for (rank, (width, part)) in widths.iter().zip(&parts).enumerate() {
+        let (floats, rest) = part.as_chunks::<4>();
+        if floats.len() != rows * width || !rest.is_empty() || parts.len() != widths.len() {
+            return Err(StepError::Group(GroupError::OutOfStep {
+                rank: rank as u32,
+                expected: format!("{rows} rows of {width} columns"),
+                found: format!("{} bytes from one of {} ranks", part.len(), parts.len()),
+            }));
+        }
+        for (row, floats) in floats.chunks_exact((*width).max(1)).enumerate() {
+            let place = &mut out.values[row * out.width + column..][..*width];
+            for (place, float) in place.iter_mut().zip(floats) {
+                *place = f32::from_le_bytes(*float);
+            }
+        }
+        column += width;
+    }
+    Ok(out)
+}

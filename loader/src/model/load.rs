@@ -1,0 +1,279 @@
+//! From a package's tensors to a rank's weights. Every tensor is checked against architecture
+//! and layout before it is used, and every tensor of the package has to be used.
+
+use std::{cell::RefCell, collections::BTreeSet, ops::Range};
+
+use shardpack_formats::{Dtype, Spec, spec::QkNorm};
+use shardpack_kernels::matrix::affine_is_supported;
+use shardpack_manifests::{Cut, manifest::MatrixFormat};
+
+use super::{AttentionWeights, FfnWeights, Head, Layer, LoadError, Model, Projection, Shard};
+use crate::{
+    backend::{Backend, StoredMatrix, StoredWeights},
+    open::{Package, PackageTensor},
+};
+
+/// One dimension of a tensor: what this rank holds of how much.
+#[derive(Clone)]
+struct Part {
+    held: Range<usize>,
+    full: usize,
+}
+
+impl Part {
+    const fn whole(full: usize) -> Self {
+        Self { held: 0..full, full }
+    }
+
+    /// The part counted in stored elements, `times / per` for each of ours; `None` where a cut
+    /// would fall inside an element.
+    fn stored(&self, times: usize, per: usize) -> Option<Self> {
+        let scaled = |at: usize| (at * times).is_multiple_of(per).then_some(at * times / per);
+        Some(Self {
+            held: scaled(self.held.start)?..scaled(self.held.end)?,
+            full: scaled(self.full)?,
+        })
+    }
+
+    fn is_cut(&self) -> bool {
+        self.held.len() != self.full
+    }
+}
+
+struct Loader<'a, B> {
+    package: &'a Package,
+    backend: &'a B,
+    spec: &'a Spec,
+    shard: Shard,
+    used: RefCell<BTreeSet<String>>,
+}
+
+impl<B: Backend> Model<B> {
+    /// Takes this rank's weights from a package.
+    pub fn load(package: &Package, backend: &B) -> Result<Self, LoadError> {
+        let manifest = package.manifest();
+        let spec = &manifest.architecture;
+        let shard = Shard::new(spec, &manifest.layout, manifest.rank)?;
+        let loader = Loader { package, backend, spec, shard, used: RefCell::default() };
+        let model = loader.model()?;
+        let used = loader.used.into_inner();
+        match manifest.tensors.iter().find(|tensor| !used.contains(&tensor.name)) {
+            Some(tensor) => {
+                Err(LoadError::Unused { tensor: tensor.name.clone(), rank: model.shard.rank })
+            }
+            None => Ok(model),
+        }
+    }
+}
+
+impl<B: Backend> Loader<'_, B> {
+    fn model(&self) -> Result<Model<B>, LoadError> {
+        let vocab = self.vocab();
+        let embedding_rows =
+            if self.shard.embedding_cut { vocab.clone() } else { Part::whole(vocab.full) };
+        let embedding = self.matrix("model.embed_tokens", &embedding_rows, &self.hidden())?;
+        let head = if self.spec.tied_embeddings {
+            Head::Tied
+        } else {
+            Head::Own(self.matrix("lm_head", &vocab, &self.hidden())?)
+        };
+        Ok(Model {
+            embedding,
+            layers: (0..self.spec.layers.len())
+                .map(|index| self.layer(index))
+                .collect::<Result<_, _>>()?,
+            norm: self.vector("model.norm.weight", &self.hidden())?,
+            head,
+            spec: self.spec.clone(),
+            shard: self.shard.clone(),
+        })
+    }
+
+    fn hidden(&self) -> Part {
+        Part::whole(self.spec.hidden_size as usize)
+    }
+
+    fn vocab(&self) -> Part {
+        let held = self.shard.vocab[self.shard.rank].clone();
+        Part { held, full: self.spec.vocab_size as usize }
+    }
+
+    /// Rows or columns of heads.
+    fn heads(&self, held: &Range<usize>, heads: u32) -> Part {
+        let head_dim = self.spec.attention.head_dim as usize;
+        Part { held: held.start * head_dim..held.end * head_dim, full: heads as usize * head_dim }
+    }
+
+    fn layer(&self, index: usize) -> Result<Layer<B>, LoadError> {
+        let prefix = format!("model.layers.{index}");
+        let (attention, ffn) = (&self.spec.attention, &self.spec.ffn);
+        Ok(Layer {
+            attention_norm: self
+                .vector(&format!("{prefix}.input_layernorm.weight"), &self.hidden())?,
+            attention: self.attention(&format!("{prefix}.self_attn"))?,
+            o_bias: self.bias_once(&format!("{prefix}.self_attn.o_proj"), attention.o_bias)?,
+            ffn_norm: self
+                .vector(&format!("{prefix}.post_attention_layernorm.weight"), &self.hidden())?,
+            ffn: self.ffn(&format!("{prefix}.mlp"))?,
+            down_bias: self.bias_once(&format!("{prefix}.mlp.down_proj"), ffn.bias)?,
+        })
+    }
+
+    fn attention(&self, prefix: &str) -> Result<Option<AttentionWeights<B>>, LoadError> {
+        let attention = &self.spec.attention;
+        let q = self.heads(&self.shard.q, attention.heads);
+        let kv = self.heads(&self.shard.kv, attention.kv_heads);
+        let column = |name: &str, rows: &Part| {
+            self.column(&format!("{prefix}.{name}"), rows, attention.qkv_bias)
+        };
+        let o = self.matrix(&format!("{prefix}.o_proj"), &self.hidden(), &q)?;
+        let projections = (column("q_proj", &q)?, column("k_proj", &kv)?, column("v_proj", &kv)?);
+        let qk_norms = match attention.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Head => {
+                let gain = |name: &str| {
+                    let width = Part::whole(attention.head_dim as usize);
+                    self.vector(&format!("{prefix}.{name}.weight"), &width)
+                };
+                Some([gain("q_norm")?, gain("k_norm")?])
+            }
+        };
+        let (Some(q), Some(k), Some(v)) = projections else { return Ok(None) };
+        Ok(o.map(|o| AttentionWeights { q, k, v, qk_norms, o }))
+    }
+
+    fn ffn(&self, prefix: &str) -> Result<Option<FfnWeights<B>>, LoadError> {
+        let inner = Part { held: self.shard.ffn.clone(), full: self.spec.ffn.size as usize };
+        let column =
+            |name: &str| self.column(&format!("{prefix}.{name}"), &inner, self.spec.ffn.bias);
+        let (gate, up) = (column("gate_proj")?, column("up_proj")?);
+        let down = self.matrix(&format!("{prefix}.down_proj"), &self.hidden(), &inner)?;
+        let (Some(gate), Some(up), Some(down)) = (gate, up, down) else { return Ok(None) };
+        Ok(Some(FfnWeights { gate, up, down }))
+    }
+
+    /// A projection cut by its outputs, with its bias if it has one.
+    fn column(
+        &self,
+        module: &str,
+        outputs: &Part,
+        has_bias: bool,
+    ) -> Result<Option<Projection<B>>, LoadError> {
+        let Some(matrix) = self.matrix(module, outputs, &self.hidden())? else { return Ok(None) };
+        let name = format!("{module}.bias");
+        let bias = has_bias.then(|| self.vector(&name, outputs)).transpose()?;
+        Ok(Some(Projection { matrix, bias }))
+    }
+
+    /// The bias of a row-cut projection, which rank 0 alone adds.
+    fn bias_once(&self, module: &str, has_bias: bool) -> Result<Option<B::Vector>, LoadError> {
+        let name = format!("{module}.bias");
+        let mine = has_bias && self.shard.rank == 0;
+        mine.then(|| self.vector(&name, &self.hidden())).transpose()
+    }
+
+    fn vector(&self, name: &str, part: &Part) -> Result<B::Vector, LoadError> {
+        Ok(self.backend.vector(self.floats(name, &[part])?))
+    }
+
+    /// A matrix; none where this rank's part is empty.
+    fn matrix(
+        &self,
+        module: &str,
+        outputs: &Part,
+        inputs: &Part,
+    ) -> Result<Option<B::Matrix>, LoadError> {
+        if outputs.held.is_empty() || inputs.held.is_empty() {
+            return Ok(None);
+        }
+        let name = format!("{module}.weight");
+        let weights = match self.package.manifest().quantization.format_of(module) {
+            MatrixFormat::Plain => {
+                StoredWeights::Plain(self.floats(&name, &[outputs, inputs])?.clone())
+            }
+            MatrixFormat::Affine { bits, group_size: group } => {
+                let unsupported = |expected: String| {
+                    self.wrong(&name, expected, format!("{bits} bits in groups of {group}"))
+                };
+                if !affine_is_supported(bits, group) {
+                    return Err(unsupported("2 to 6 or 8 bits, groups of 32, 64, 128".to_owned()));
+                }
+                let groups = inputs.stored(1, group as usize);
+                let words = inputs.stored(bits as usize, u32::BITS as usize);
+                let (Some(groups), Some(words)) = (groups, words) else {
+                    let Range { start, end } = inputs.held;
+                    let cut = format!("inputs {start} to {end} of {}", inputs.full);
+                    return Err(unsupported(format!("groups that divide {cut}")));
+                };
+                let part = |suffix: &str| {
+                    self.floats(&format!("{module}.{suffix}"), &[outputs, &groups]).cloned()
+                };
+                StoredWeights::Affine {
+                    words: self.tensor(&name, &[Dtype::U32], &[outputs, &words])?.clone(),
+                    scales: part("scales")?,
+                    biases: part("biases")?,
+                    bits,
+                    group,
+                }
+            }
+        };
+        let (outputs, inputs) = (outputs.held.len(), inputs.held.len());
+        Ok(Some(self.backend.matrix(StoredMatrix { outputs, inputs, weights })))
+    }
+
+    fn floats(&self, name: &str, parts: &[&Part]) -> Result<&PackageTensor, LoadError> {
+        self.tensor(name, &[Dtype::BF16, Dtype::F16, Dtype::F32], parts)
+    }
+
+    /// The tensor of this name, with one of these element types and these dimensions, of which at
+    /// most one is cut.
+    fn tensor(
+        &self,
+        name: &str,
+        dtypes: &[Dtype],
+        parts: &[&Part],
+    ) -> Result<&PackageTensor, LoadError> {
+        let Some(tensor) = self.package.tensor(name) else {
+            return Err(LoadError::Missing { tensor: name.to_owned(), rank: self.shard.rank });
+        };
+        if !dtypes.contains(&tensor.dtype()) {
+            let expected = dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>();
+            return Err(self.wrong(name, expected.join(" or "), tensor.dtype().to_string()));
+        }
+        let shape: Vec<_> = parts.iter().map(|part| part.held.len() as u64).collect();
+        if tensor.shape() != shape {
+            let found = format!("{:?}", tensor.shape());
+            return Err(self.wrong(name, format!("shape {shape:?}"), found));
+        }
+        self.check_cut(name, tensor.cut(), parts)?;
+        self.used.borrow_mut().insert(name.to_owned());
+        Ok(tensor)
+    }
+
+    /// The right shape may still be the wrong part. A range that covers everything is no cut.
+    fn check_cut(&self, name: &str, cut: &Cut, parts: &[&Part]) -> Result<(), LoadError> {
+        let expected =
+            parts.iter().enumerate().find(|(_, part)| part.is_cut()).map(|(dim, part)| {
+                (dim, part.held.start as u64, part.held.end as u64, part.full as u64)
+            });
+        let found = match cut {
+            Cut::Range { dim, start, end, full, .. } if end - start != *full => {
+                Some((*dim as usize, *start, *end, *full))
+            }
+            _ => None,
+        };
+        let shown = |cut| match cut {
+            Some((dim, start, end, full)) => format!("{start}..{end} of {full} in dimension {dim}"),
+            None => "the whole tensor".to_owned(),
+        };
+        if found == expected {
+            Ok(())
+        } else {
+            Err(self.wrong(name, shown(expected), shown(found)))
+        }
+    }
+
+    fn wrong(&self, tensor: &str, expected: String, found: String) -> LoadError {
+        LoadError::Tensor { tensor: tensor.to_owned(), rank: self.shard.rank, expected, found }
+    }
+}

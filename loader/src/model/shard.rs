@@ -1,0 +1,145 @@
+//! What one rank holds of a model, from the architecture and the layout.
+
+use std::{fmt::Display, ops::Range};
+
+use shardpack_formats::Spec;
+use shardpack_manifests::{Layout, layout::Axis};
+
+use super::LoadError;
+
+/// Largest width that an architecture may have: four times that of the largest published
+/// models; products of two widths then fit 64 bits with room to spare.
+const MAX_WIDTH: u64 = 1 << 20;
+
+/// What one rank holds of a model, in elements; checked against the architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// This rank.
+    pub rank: usize,
+    /// Query heads held here.
+    pub q: Range<usize>,
+    /// Key-value heads held here.
+    pub kv: Range<usize>,
+    /// For each query head held here, the index among the key-value heads held here.
+    pub q_to_kv: Vec<usize>,
+    /// Inner columns of the feed-forward part held here.
+    pub ffn: Range<usize>,
+    /// Every rank's rows of the output head.
+    pub vocab: Vec<Range<usize>>,
+    /// Whether the embedding is cut as the output head is.
+    pub embedding_cut: bool,
+}
+
+impl Shard {
+    /// The part of `rank`. Ranges of `q`, `ffn` and `vocab` follow one another without gaps, and
+    /// every query head finds its key-value head on its own rank.
+    pub fn new(spec: &Spec, layout: &Layout, rank: u32) -> Result<Self, LoadError> {
+        let (heads, kv_heads) = (spec.attention.heads.into(), spec.attention.kv_heads.into());
+        let head_dim = u64::from(spec.attention.head_dim);
+        let widths = [
+            ("hidden_size", u64::from(spec.hidden_size)),
+            ("vocab_size", u64::from(spec.vocab_size)),
+            ("attention.heads × head_dim", head_dim * heads),
+            ("attention.kv_heads × head_dim", head_dim * kv_heads),
+            ("ffn.size", u64::from(spec.ffn.size)),
+        ];
+        for (what, width) in widths {
+            if width == 0 || width > MAX_WIDTH {
+                return Err(layout_error(what, &format!("1 to {MAX_WIDTH}"), &width));
+            }
+        }
+        check_layers(spec)?;
+        let q = partition(layout, "q", heads, head_dim)?;
+        let ffn = partition(layout, "ffn", spec.ffn.size.into(), 1)?;
+        let vocab = partition(layout, "vocab", spec.vocab_size.into(), 1)?;
+        let kv = ranges(layout, "kv", kv_heads, head_dim)?;
+        let rank = rank as usize;
+        if layout.q_to_kv.len() as u64 != heads {
+            return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
+        }
+        let (q, kv) = (q[rank].clone(), kv[rank].clone());
+        let q_to_kv = q
+            .clone()
+            .map(|head| {
+                let needed = layout.q_to_kv[head] as usize;
+                if kv.contains(&needed) {
+                    return Ok(needed - kv.start);
+                }
+                let what = format!("key-value head of query head {head} on rank {rank}");
+                Err(layout_error(&what, &format!("one of {kv:?}"), &needed))
+            })
+            .collect::<Result<_, _>>()?;
+        let embedding_cut = layout.embedding_cut;
+        Ok(Self { rank, q, kv, q_to_kv, ffn: ffn[rank].clone(), vocab, embedding_cut })
+    }
+}
+
+fn check_layers(spec: &Spec) -> Result<(), LoadError> {
+    for (index, layer) in spec.layers.iter().enumerate() {
+        if layer.rope.is_some_and(|rope| rope as usize >= spec.ropes.len()) {
+            let expected = format!("one of {} ropes", spec.ropes.len());
+            return Err(layout_error(&format!("rope of layer {index}"), &expected, &"another"));
+        }
+    }
+    for (index, rope) in spec.ropes.iter().enumerate() {
+        let pairs = rope.inv_freq.len();
+        if pairs > spec.attention.head_dim as usize / 2 {
+            let expected = format!("at most {} pairs", spec.attention.head_dim / 2);
+            return Err(layout_error(&format!("rope {index}"), &expected, &pairs));
+        }
+    }
+    Ok(())
+}
+
+/// Ranges of an axis that holds every element exactly once.
+fn partition(
+    layout: &Layout,
+    name: &str,
+    size: u64,
+    width: u64,
+) -> Result<Vec<Range<usize>>, LoadError> {
+    let ranges = ranges(layout, name, size, width)?;
+    let mut next = 0;
+    for range in ranges.iter().filter(|range| !range.is_empty()) {
+        if range.start != next {
+            let expected = format!("ranges that follow one another, the next from {next}");
+            return Err(layout_error(&format!("axis {name:?}"), &expected, &range.start));
+        }
+        next = range.end;
+    }
+    if next as u64 != size {
+        return Err(layout_error(&format!("axis {name:?}"), &format!("an end at {size}"), &next));
+    }
+    Ok(ranges)
+}
+
+/// Every rank's elements of an axis, each `width` rows or columns wide. The axis's own unit may
+/// be any whole number of elements.
+fn ranges(
+    layout: &Layout,
+    name: &str,
+    size: u64,
+    width: u64,
+) -> Result<Vec<Range<usize>>, LoadError> {
+    let what = format!("axis {name:?}");
+    let found = |axis: &Axis| format!("{} units of {}", axis.size, axis.unit);
+    let Some(axis) = layout.axes.get(name) else {
+        return Err(layout_error(&what, &"a range for every rank", &"none"));
+    };
+    if axis.size.checked_mul(axis.unit) != Some(size * width) {
+        return Err(layout_error(&what, &format!("{size} of {width}"), &found(axis)));
+    }
+    let element = |unit: u64| {
+        // The manifest has ranges within the axis, so this is at most size · width.
+        let at = unit * axis.unit;
+        at.is_multiple_of(width).then_some((at / width) as usize)
+    };
+    let range = |[start, end]: &[u64; 2]| Some(element(*start)?..element(*end)?);
+    let all: Option<Vec<_>> = axis.ranges.iter().map(range).collect();
+    all.ok_or_else(|| layout_error(&what, &format!("cuts at multiples of {width}"), &found(axis)))
+}
+
+fn layout_error(what: &str, expected: &dyn Display, found: &dyn Display) -> LoadError {
+    let (expected, found) = (expected.to_string(), found.to_string());
+    LoadError::Layout { what: what.to_owned(), expected, found }
+}

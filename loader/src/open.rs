@@ -1,0 +1,256 @@
+//! From a package's directory to verified bytes in memory.
+//!
+//! Weight files are read in whole chunks by several threads with positional reads (page faults
+//! through a mapping are much slower on macOS). The thread that read a chunk hashes it, compares
+//! it with the manifest and scatters it, so that each tensor lands on a page boundary whatever
+//! its offset in the file. What the weights mean is not known here.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+use shardpack_manifests::{
+    Manifest,
+    manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
+};
+
+use chunks::{Destination, SourceFile};
+use pages::PageBytes;
+
+mod chunks;
+mod error;
+mod pages;
+mod tensor;
+
+pub use error::{DamagedChunk, FileProblem, OpenError};
+pub use pages::PAGE_BYTES;
+pub use tensor::PackageTensor;
+
+/// Largest file without tensors that is kept in memory; tokenizers of published models stay
+/// below 40 MB. Larger ones are verified only.
+const MAX_KEPT_FILE_BYTES: u64 = 256 << 20;
+
+/// How a package is read.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Threads that read and hash; each has one chunk in flight.
+    pub threads: usize,
+}
+
+/// How far reading has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenProgress {
+    /// Bytes read and verified.
+    pub done_bytes: u64,
+    /// Bytes of all files.
+    pub total_bytes: u64,
+}
+
+/// What opening did.
+#[derive(Clone, Debug)]
+pub struct OpenReport {
+    /// Bytes read and verified.
+    pub bytes: u64,
+    /// Time that reading and verifying took.
+    pub seconds: f64,
+    /// Files in the directory that the manifest does not list, names with a leading dot aside.
+    pub extra_files: Vec<String>,
+}
+
+impl OpenReport {
+    /// 10⁹ bytes per second.
+    #[must_use]
+    pub fn gigabytes_per_second(&self) -> f64 {
+        self.bytes as f64 / 1e9 / self.seconds.max(1e-9)
+    }
+}
+
+/// A package in memory; every byte has been compared with the manifest.
+#[derive(Debug)]
+pub struct Package {
+    manifest: Manifest,
+    tensors: BTreeMap<String, PackageTensor>,
+    files: BTreeMap<String, PageBytes>,
+    report: OpenReport,
+}
+
+impl Package {
+    /// Reads and verifies the package in `directory`. `progress` is called by the reading
+    /// threads after every chunk.
+    pub fn open(
+        directory: &Path,
+        options: &OpenOptions,
+        progress: &(dyn Fn(OpenProgress) + Sync),
+    ) -> Result<Self, OpenError> {
+        let begun = Instant::now();
+        let manifest = read_manifest(&directory.join(MANIFEST_FILE))?;
+        let extra_files = check_files(directory, &manifest)?;
+        let mut places = manifest
+            .files
+            .iter()
+            .map(|file| Places::allocate(&manifest, &file.name, file.size))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut sources = Vec::with_capacity(places.len());
+        for (entry, places) in manifest.files.iter().zip(&mut places) {
+            let path = directory.join(&entry.name);
+            let handle = File::open(&path).map_err(|source| OpenError::Read { path, source })?;
+            sources.push(SourceFile { entry, handle, destinations: places.destinations() });
+        }
+        let bytes = chunks::read(sources, options.threads, progress)?;
+        let mut tensors = BTreeMap::new();
+        let mut files = BTreeMap::new();
+        for (entry, places) in manifest.files.iter().zip(places) {
+            match places {
+                Places::Tensors(held) => tensors.extend(held.into_iter().map(|(tensor, pages)| {
+                    (tensor.name.clone(), PackageTensor::new(&tensor, Arc::new(pages)))
+                })),
+                Places::Whole(pages) => {
+                    files.insert(entry.name.clone(), pages);
+                }
+                Places::VerifiedOnly => {}
+            }
+        }
+        let report = OpenReport { bytes, seconds: begun.elapsed().as_secs_f64(), extra_files };
+        Ok(Self { manifest, tensors, files, report })
+    }
+
+    /// The package's manifest.
+    #[must_use]
+    pub const fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// A tensor by its normalised name.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&PackageTensor> {
+        self.tensors.get(name)
+    }
+
+    /// The bytes of a file that holds no tensors (`tokenizer.json`, `chat_template.jinja`, …).
+    #[must_use]
+    pub fn file(&self, name: &str) -> Option<&[u8]> {
+        self.files.get(name).map(PageBytes::bytes)
+    }
+
+    /// What opening did.
+    #[must_use]
+    pub const fn report(&self) -> &OpenReport {
+        &self.report
+    }
+}
+
+/// Where the bytes of one file go.
+enum Places {
+    /// To its tensors, in file order; the header needs no storage.
+    Tensors(Vec<(TensorEntry, PageBytes)>),
+    /// To one buffer.
+    Whole(PageBytes),
+    /// Nowhere.
+    VerifiedOnly,
+}
+
+impl Places {
+    fn allocate(manifest: &Manifest, file: &str, size: u64) -> Result<Self, OpenError> {
+        let mut held: Vec<_> =
+            manifest.tensors.iter().filter(|tensor| tensor.file == file).cloned().collect();
+        if held.is_empty() && size > MAX_KEPT_FILE_BYTES {
+            return Ok(Self::VerifiedOnly);
+        }
+        if held.is_empty() {
+            return Ok(Self::Whole(PageBytes::zeroed(size as usize)));
+        }
+        held.sort_by_key(|tensor| (tensor.offset, tensor.size));
+        // Disjoint tensors take no more memory than the file has bytes; a manifest whose tensors
+        // overlap could ask for any amount.
+        for pair in held.windows(2) {
+            if pair[0].offset + pair[0].size > pair[1].offset {
+                return Err(OpenError::Overlap {
+                    file: file.to_owned(),
+                    first: pair[0].name.clone(),
+                    second: pair[1].name.clone(),
+                });
+            }
+        }
+        let with_pages = |tensor: TensorEntry| {
+            let pages = PageBytes::zeroed(tensor.size as usize);
+            (tensor, pages)
+        };
+        Ok(Self::Tensors(held.into_iter().map(with_pages).collect()))
+    }
+
+    fn destinations(&mut self) -> Vec<Destination<'_>> {
+        match self {
+            Self::Tensors(held) => held
+                .iter_mut()
+                .map(|(tensor, pages)| Destination {
+                    tensor: Some(&tensor.name),
+                    offset: tensor.offset,
+                    bytes: pages.bytes_mut(),
+                })
+                .collect(),
+            Self::Whole(pages) => {
+                vec![Destination { tensor: None, offset: 0, bytes: pages.bytes_mut() }]
+            }
+            Self::VerifiedOnly => Vec::new(),
+        }
+    }
+}
+
+fn read_manifest(path: &Path) -> Result<Manifest, OpenError> {
+    let read = |path: &Path| -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read(path).map_err(|source| OpenError::Read { path: path.to_owned(), source })?;
+    if bytes.len() as u64 > MAX_MANIFEST_BYTES {
+        return Err(OpenError::ManifestTooLarge { path: path.to_owned() });
+    }
+    Manifest::parse(&bytes).map_err(|source| OpenError::Manifest { path: path.to_owned(), source })
+}
+
+/// Compares names and sizes with the manifest before anything is read, and returns the names of
+/// files that it does not list.
+fn check_files(directory: &Path, manifest: &Manifest) -> Result<Vec<String>, OpenError> {
+    let mut problems = Vec::new();
+    for file in &manifest.files {
+        let problem = match directory.join(&file.name).metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(FileProblem::Missing),
+            Err(source) => {
+                return Err(OpenError::Read { path: directory.join(&file.name), source });
+            }
+            Ok(found) if !found.is_file() => Some(FileProblem::NotAFile),
+            Ok(found) if found.len() != file.size => {
+                Some(FileProblem::Size { expected: file.size, found: found.len() })
+            }
+            Ok(_) => None,
+        };
+        problems.extend(problem.map(|problem| (file.name.clone(), problem)));
+    }
+    if !problems.is_empty() {
+        return Err(OpenError::Files { problems });
+    }
+    extra_files(directory, manifest)
+        .map_err(|source| OpenError::Read { path: PathBuf::from(directory), source })
+}
+
+fn extra_files(directory: &Path, manifest: &Manifest) -> io::Result<Vec<String>> {
+    let mut extra = Vec::new();
+    for entry in directory.read_dir()? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let listed = name == MANIFEST_FILE || manifest.file(&name).is_some();
+        if !listed && !name.starts_with('.') {
+            extra.push(name);
+        }
+    }
+    extra.sort_unstable();
+    Ok(extra)
+}
+
+#[cfg(test)]
+mod tests;

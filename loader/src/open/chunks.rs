@@ -1,0 +1,160 @@
+//! Whole chunks read, verified and scattered by several threads.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    ops::Range,
+    os::unix::fs::FileExt,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use shardpack_manifests::{
+    CHUNK_BYTES,
+    digest::{chunk_range, chunk_value},
+    manifest::FileEntry,
+};
+
+use super::{DamagedChunk, OpenError, OpenProgress};
+
+/// A file and where its bytes go.
+pub(super) struct SourceFile<'a> {
+    pub(super) entry: &'a FileEntry,
+    pub(super) handle: File,
+    /// In file order, disjoint.
+    pub(super) destinations: Vec<Destination<'a>>,
+}
+
+/// Where a run of a file's bytes goes.
+pub(super) struct Destination<'a> {
+    /// The tensor that it is part of, if any.
+    pub(super) tensor: Option<&'a str>,
+    /// First byte within the file.
+    pub(super) offset: u64,
+    /// Memory for the run, as long as it.
+    pub(super) bytes: &'a mut [u8],
+}
+
+/// One chunk and the memory for its parts, which no other chunk shares.
+struct Job<'a> {
+    entry: &'a FileEntry,
+    handle: &'a File,
+    chunk: u64,
+    bytes: Range<u64>,
+    parts: Vec<Destination<'a>>,
+}
+
+/// Reads all files and returns their bytes' number. Every damaged chunk is reported; reading
+/// stops at the first input/output error.
+pub(super) fn read(
+    sources: Vec<SourceFile<'_>>,
+    threads: usize,
+    progress: &(dyn Fn(OpenProgress) + Sync),
+) -> Result<u64, OpenError> {
+    let total_bytes = sources.iter().map(|source| source.entry.size).sum();
+    let mut handles = Vec::with_capacity(sources.len());
+    let mut files = Vec::with_capacity(sources.len());
+    for source in sources {
+        handles.push(source.handle);
+        files.push((source.entry, source.destinations));
+    }
+    let jobs: Vec<_> = files
+        .into_iter()
+        .zip(&handles)
+        .flat_map(|((entry, destinations), handle)| jobs_of(entry, handle, destinations))
+        .collect();
+    let count = jobs.len();
+    let queue = Mutex::new(jobs.into_iter());
+    let done_bytes = AtomicU64::new(0);
+    let worker = || -> Result<Vec<DamagedChunk>, OpenError> {
+        let mut buffer = Vec::new();
+        let mut damaged = Vec::new();
+        loop {
+            // Taken in a statement of its own: the lock is not held while reading.
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(job) = next else { return Ok(damaged) };
+            let size = job.bytes.end - job.bytes.start;
+            match carry_out(job, &mut buffer) {
+                Ok(damage) => damaged.extend(damage),
+                Err(error) => {
+                    // The other threads find nothing left to do.
+                    queue.lock().unwrap_or_else(PoisonError::into_inner).by_ref().for_each(drop);
+                    return Err(error);
+                }
+            }
+            let done_bytes = done_bytes.fetch_add(size, Ordering::Relaxed) + size;
+            progress(OpenProgress { done_bytes, total_bytes });
+        }
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> =
+            (0..threads.clamp(1, count.max(1))).map(|_| scope.spawn(worker)).collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().map(join).collect()
+    });
+    let mut chunks: Vec<DamagedChunk> = Vec::new();
+    for result in results {
+        chunks.extend(result?);
+    }
+    if chunks.is_empty() {
+        return Ok(total_bytes);
+    }
+    chunks.sort_by(|a, b| (&a.file, a.chunk).cmp(&(&b.file, b.chunk)));
+    Err(OpenError::Damaged { chunks })
+}
+
+/// Cuts the destinations of a file at its chunks' boundaries.
+fn jobs_of<'a>(
+    entry: &'a FileEntry,
+    handle: &'a File,
+    destinations: Vec<Destination<'a>>,
+) -> Vec<Job<'a>> {
+    let mut rest = VecDeque::from(destinations);
+    let mut jobs = Vec::with_capacity(entry.chunks.len());
+    for chunk in 0..entry.chunks.len() as u64 {
+        let bytes = chunk_range(entry.size, chunk);
+        let mut parts = Vec::new();
+        while let Some(next) = rest.pop_front_if(|next| next.offset < bytes.end) {
+            let Destination { tensor, offset, bytes: memory } = next;
+            let here = (bytes.end - offset).min(memory.len() as u64);
+            let (now, later) = memory.split_at_mut(here as usize);
+            parts.push(Destination { tensor, offset, bytes: now });
+            if !later.is_empty() {
+                rest.push_front(Destination { tensor, offset: offset + here, bytes: later });
+                break;
+            }
+        }
+        jobs.push(Job { entry, handle, chunk, bytes, parts });
+    }
+    jobs
+}
+
+fn carry_out(job: Job<'_>, buffer: &mut Vec<u8>) -> Result<Option<DamagedChunk>, OpenError> {
+    let Job { entry, handle, chunk, bytes, parts } = job;
+    // Invariant: a chunk is at most CHUNK_BYTES long.
+    buffer.resize(CHUNK_BYTES as usize, 0);
+    let buffer = &mut buffer[..(bytes.end - bytes.start) as usize];
+    handle.read_exact_at(buffer, bytes.start).map_err(|source| OpenError::Chunk {
+        file: entry.name.clone(),
+        chunk,
+        bytes: bytes.clone(),
+        source,
+    })?;
+    let found = chunk_value(buffer, entry.size, chunk);
+    let expected = entry.chunks[chunk as usize];
+    if found != expected {
+        let tensors = parts.iter().filter_map(|part| part.tensor.map(str::to_owned)).collect();
+        let file = entry.name.clone();
+        return Ok(Some(DamagedChunk { file, chunk, bytes, expected, found, tensors }));
+    }
+    for part in parts {
+        let start = (part.offset - bytes.start) as usize;
+        part.bytes.copy_from_slice(&buffer[start..start + part.bytes.len()]);
+    }
+    Ok(None)
+}

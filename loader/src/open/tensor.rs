@@ -1,0 +1,79 @@
+//! One tensor of a package, in memory.
+
+use std::sync::Arc;
+
+use shardpack_formats::Dtype;
+use shardpack_kernels::Floats;
+use shardpack_manifests::{Cut, manifest::TensorEntry};
+use zerocopy::{FromBytes, Immutable};
+
+use super::pages::PageBytes;
+
+const _: () =
+    assert!(cfg!(target_endian = "little"), "packages are little-endian, as we read them");
+
+/// A tensor whose bytes are shared, so that clones are cheap; verified and on a page boundary.
+#[derive(Clone, Debug)]
+pub struct PackageTensor {
+    dtype: Dtype,
+    shape: Arc<[u64]>,
+    cut: Cut,
+    pages: Arc<PageBytes>,
+}
+
+impl PackageTensor {
+    pub(super) fn new(entry: &TensorEntry, pages: Arc<PageBytes>) -> Self {
+        Self {
+            dtype: entry.dtype,
+            shape: entry.shape.as_slice().into(),
+            cut: entry.cut.clone(),
+            pages,
+        }
+    }
+
+    /// Element type.
+    #[must_use]
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Shape of what this package holds.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Which part of the uncut tensor this is.
+    #[must_use]
+    pub const fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    /// The bytes, little-endian, last dimension contiguous.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        self.pages.bytes()
+    }
+
+    /// The elements of a [`Dtype::U32`] tensor.
+    #[must_use]
+    pub fn words(&self) -> Option<&[u32]> {
+        (self.dtype == Dtype::U32).then(|| self.elements())
+    }
+
+    /// The elements of a tensor of floats.
+    #[must_use]
+    pub fn floats(&self) -> Option<Floats<'_>> {
+        match self.dtype {
+            Dtype::F32 => Some(Floats::F32(self.elements())),
+            Dtype::F16 => Some(Floats::F16(self.elements())),
+            Dtype::BF16 => Some(Floats::BF16(self.elements())),
+            Dtype::U8 | Dtype::U32 | Dtype::I32 | Dtype::I64 => None,
+        }
+    }
+
+    fn elements<T: FromBytes + Immutable>(&self) -> &[T] {
+        <[T]>::ref_from_bytes(self.bytes())
+            .expect("the manifest's sizes are whole elements and pages are aligned for all types")
+    }
+}

@@ -1,0 +1,6 @@
+//! What tests of several modules share: packages made from the reference models, and a group of
+//! ranks within one process.
+
+pub(crate) mod group;
+pub(crate) mod models;
+pub(crate) mod package;
