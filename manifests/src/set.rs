@@ -1,12 +1,20 @@
 //! `set.json`: what one conversion wrote.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
     digest::Digest,
     ids::Ids,
-    manifest::{Quantization, Source},
+    manifest::{ManifestError, Quantization, Source, check_file_name, check_version},
 };
+
+/// Name of the document within the directory of a set.
+pub const SET_FILE: &str = "set.json";
+
+/// Largest `set.json` that is read: its source may list some thousand files at 150 bytes each.
+pub const MAX_SET_BYTES: u64 = 16 << 20;
 
 /// The document beside the packages of one conversion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,4 +46,39 @@ pub struct PackageEntry {
     pub manifest: Digest,
     /// Bytes of all files but the manifest.
     pub size_bytes: u64,
+}
+
+/// Version and features alone, so that a set of a later version is refused as such.
+#[derive(Deserialize)]
+struct Preamble {
+    format: u32,
+    #[serde(default)]
+    requires: Vec<String>,
+}
+
+impl PackageSet {
+    /// Parses and checks the bytes of a `set.json`: it has packages, and their directories are
+    /// plain names that differ.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let preamble: Preamble = serde_json::from_slice(bytes)?;
+        check_version(preamble.format, &preamble.requires)?;
+        let set: Self = serde_json::from_slice(bytes)?;
+        let invalid = |what: String, problem: &str| {
+            Err(ManifestError::Invalid { what, problem: problem.to_owned() })
+        };
+        if set.packages.is_empty() {
+            return invalid("packages".to_owned(), "a set has at least one package");
+        }
+        let mut seen = BTreeSet::new();
+        for package in &set.packages {
+            let what = || format!("directory {:?}", package.directory);
+            if let Err(problem) = check_file_name(&package.directory) {
+                return invalid(what(), problem);
+            }
+            if !seen.insert(package.directory.to_lowercase()) {
+                return invalid(what(), "listed twice");
+            }
+        }
+        Ok(set)
+    }
 }
