@@ -5,3 +5,9 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
+pub mod receive;
+
+// Test support, shared with the end-to-end tests.
+#[cfg(test)]
+#[path = "../../tests/package_set.rs"]
+mod package_set;
