@@ -1,2 +1,4 @@
 //! See docs/architecture.md.
 #![forbid(unsafe_code)]
+
+pub mod push;
