@@ -160,7 +160,10 @@ impl<'a> Connection<'a> {
         self.stage = None;
         self.incoming = Some(incoming.clone());
         let package = incoming.key;
-        let stage = self.while_saying_so(|meter| Stage::open(store, incoming, meter))??;
+        // Longer than a connection whose controller has vanished is kept.
+        let patience = self.node.options.timeouts.idle + LINGER;
+        let stage =
+            self.while_saying_so(|meter| Stage::open(store, incoming, patience, meter))??;
         let held = stage.held().clone();
         let reused_bytes = stage.reused_bytes;
         self.stage = Some(stage);

@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use shardpack_manifests::{
@@ -69,13 +70,14 @@ pub(super) struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     /// Prepares to store the package: resumes what was begun, takes what other packages hold,
-    /// checks that the rest fits on the disk.
+    /// checks that the rest fits on the disk. Waits so long for another connection to let go.
     pub(super) fn open(
         store: &'a Store,
         incoming: Box<Incoming>,
+        patience: Duration,
         meter: &Meter,
     ) -> Result<Self, StoreError> {
-        let claim = store.claim(incoming.key)?;
+        let claim = store.claim(incoming.key, patience)?;
         let mut stage = Self {
             store,
             _claim: claim,

@@ -5,7 +5,8 @@ use std::{
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Condvar, Mutex, PoisonError},
+    time::Duration,
 };
 
 use shardpack_manifests::{
@@ -136,6 +137,8 @@ pub struct Store {
     _lock: File,
     /// Packages that a connection is filling.
     busy: Mutex<BTreeSet<PackageKey>>,
+    /// Told when one of them is let go.
+    freed: Condvar,
     /// Held while the record of current packages changes.
     record: Mutex<()>,
 }
@@ -161,6 +164,7 @@ impl Store {
             reserve_bytes: RESERVE_BYTES,
             _lock: lock,
             busy: Mutex::default(),
+            freed: Condvar::new(),
             record: Mutex::default(),
         })
     }
@@ -224,9 +228,18 @@ impl Store {
         self.root.join("staging").join(key.to_string())
     }
 
-    /// Claims a package for one connection.
-    pub(super) fn claim(&self, key: PackageKey) -> Result<Claim<'_>, StoreError> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Claims a package for one connection. Waits for another one that has it: most often that is
+    /// the last attempt of the same controller, which has yet to notice its own end.
+    pub(super) fn claim(
+        &self,
+        key: PackageKey,
+        patience: Duration,
+    ) -> Result<Claim<'_>, StoreError> {
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut busy, _) = self
+            .freed
+            .wait_timeout_while(busy, patience, |busy| busy.contains(&key))
+            .unwrap_or_else(PoisonError::into_inner);
         if busy.insert(key) {
             Ok(Claim { store: self, key })
         } else {
@@ -244,5 +257,6 @@ pub(super) struct Claim<'a> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.store.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
+        self.store.freed.notify_all();
     }
 }

@@ -67,6 +67,21 @@ fn store_is_used_by_one_process_at_a_time() {
     Store::open(root.path()).unwrap();
 }
 
+#[test]
+fn package_is_filled_by_one_connection_at_a_time() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::open(root.path()).unwrap();
+    let key = |rank| PackageKey { layout: Digest::of(b"layout"), rank };
+    let first = store.claim(key(0), Duration::ZERO).unwrap();
+    assert!(matches!(store.claim(key(0), Duration::ZERO), Err(StoreError::Busy { .. })));
+    store.claim(key(1), Duration::ZERO).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| store.claim(key(0), Duration::from_secs(20)).map(drop));
+        drop(first);
+        waiting.join().unwrap().unwrap();
+    });
+}
+
 /// A prepared package of its own set, put there as `cp -r` would.
 fn put(root: &Path, plan: &SetPlan) -> PackageKey {
     let directory = tempfile::tempdir().unwrap();
