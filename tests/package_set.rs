@@ -84,7 +84,8 @@ pub(crate) fn write_set(directory: &Path, plan: &SetPlan) -> PackageSet {
         quantization: quantization(),
         packages,
     };
-    write_document(&directory.join(SET_FILE), &canonical::to_string(&set).unwrap());
+    let text = canonical::to_string(&set).unwrap() + "\n";
+    fs::write(directory.join(SET_FILE), text).unwrap();
     set
 }
 
@@ -142,17 +143,13 @@ fn write_package(
             tensor("norm", SHARED_FILE, &shared, 0, plan.shared_bytes),
         ],
     };
-    let text = canonical::to_string(&manifest).unwrap();
-    write_document(&directory.join(MANIFEST_FILE), &text);
+    let text = canonical::to_string(&manifest).unwrap() + "\n";
+    fs::write(directory.join(MANIFEST_FILE), &text).unwrap();
     PackageEntry {
         directory: format!("node-{rank}"),
         manifest: Digest::of(text.as_bytes()),
         size_bytes: manifest.files.iter().map(|file| file.size).sum(),
     }
-}
-
-fn write_document(path: &Path, text: &str) {
-    fs::write(path, format!("{text}\n")).unwrap();
 }
 
 fn quantization<T: serde::de::DeserializeOwned>() -> T {

@@ -38,12 +38,6 @@ pub fn digest<T: Serialize>(value: &T) -> Result<Digest, CanonicalError> {
     Ok(Digest::of(to_string(value)?.as_bytes()))
 }
 
-/// The digest of a document as it stands in a file: of its text without the final newline.
-#[must_use]
-pub fn file_digest(bytes: &[u8]) -> Digest {
-    Digest::of(bytes.strip_suffix(b"\n").unwrap_or(bytes))
-}
-
 fn write(value: &Value, text: &mut String) -> Result<(), CanonicalError> {
     match value {
         Value::Number(number) => {

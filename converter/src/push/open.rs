@@ -6,7 +6,7 @@ use std::{
 };
 
 use shardpack_manifests::{
-    Manifest, PackageSet, canonical,
+    Digest, Manifest, PackageSet,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
     set::{MAX_SET_BYTES, SET_FILE},
     transfer::{MAX_SIGNATURE_BYTES, PackageKey},
@@ -45,7 +45,7 @@ pub(super) fn open_package(directory: &Path, set: &Set, rank: u32) -> Result<Pac
     let wrong = |problem| PushError::Set { path: path.clone(), problem };
     let manifest_bytes =
         read_document(&path.join(MANIFEST_FILE), MAX_MANIFEST_BYTES).map_err(wrong)?;
-    let found = canonical::file_digest(&manifest_bytes);
+    let found = Digest::of(&manifest_bytes);
     if found != entry.manifest {
         return Err(wrong(Problem::ManifestDiffers { expected: entry.manifest, found }));
     }

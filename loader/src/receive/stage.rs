@@ -11,7 +11,7 @@ use std::{
 };
 
 use shardpack_manifests::{
-    canonical,
+    Digest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
     transfer::{ChunkMap, Incoming},
     verify::{Problem, TensorCheck, VerifyEvent, VerifyOptions, read_document, verify_package},
@@ -383,7 +383,7 @@ fn open_alone(path: &Path) -> io::Result<File> {
 fn is_prepared(store: &Store, incoming: &Incoming) -> bool {
     let path = store.package_path(incoming.key).join(MANIFEST_FILE);
     read_document(&path, MAX_MANIFEST_BYTES)
-        .is_ok_and(|bytes| canonical::file_digest(&bytes) == incoming.manifest_digest)
+        .is_ok_and(|bytes| Digest::of(&bytes) == incoming.manifest_digest)
 }
 
 fn complete(held: &ChunkMap) -> ChunkMap {

@@ -8,7 +8,6 @@ use super::{
     message::{Intent, Message, Offer, PROTOCOL, PackageKey, StartRank},
 };
 use crate::{
-    canonical,
     digest::{Digest, chunk_range, chunk_value},
     ids,
     manifest::Manifest,
@@ -207,7 +206,7 @@ fn parse_offer(offer: Offer) -> Result<Incoming, Failure> {
     };
     let manifest =
         Manifest::parse(&offer.manifest).map_err(|error| chain("manifest.json", &error))?;
-    let manifest_digest = canonical::file_digest(&offer.manifest);
+    let manifest_digest = Digest::of(&offer.manifest);
     let layout = ids::layout_id(manifest.ids.model, &manifest.layout)
         .map_err(|error| chain("layout", &error))?;
     if layout != manifest.ids.layout {

@@ -10,7 +10,6 @@ use std::{
 
 use super::{Problem, TensorCheck};
 use crate::{
-    canonical,
     digest::Digest,
     ids::{self, TEXT_FILES, TextFiles},
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest},
@@ -104,7 +103,7 @@ impl Survey {
     fn read_manifest(&self, expected: Option<Digest>) -> Result<Manifest, Problem> {
         let file = MANIFEST_FILE.to_owned();
         let bytes = read_document(&self.directory.join(MANIFEST_FILE), MAX_MANIFEST_BYTES)?;
-        let found = canonical::file_digest(&bytes);
+        let found = Digest::of(&bytes);
         if let Some(expected) = expected.filter(|expected| *expected != found) {
             return Err(Problem::ManifestDiffers { expected, found });
         }
