@@ -1,6 +1,10 @@
-//! End-to-end tests: one target, so one link.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+//! End-to-end tests: one target, so one link. Real processes, files, sockets and kills.
+#![expect(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
 mod architecture;
+mod bad_input;
+mod convert;
+mod harness;
+mod kill;
 mod package_set;
 mod push;

@@ -3,11 +3,24 @@
 //! architecture.
 //!
 //! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`spec`]
-//! (what the engine computes). This crate does no network and writes no files.
+//! (what the engine computes), [`normalise`] (how it is found out), [`rules`] and [`expr`] (the
+//! data behind that). This crate does no network and writes no files.
 
+pub mod affine;
+pub mod config;
+pub mod container;
 pub mod dtype;
+pub mod expr;
 pub mod hex;
+pub mod mapped;
+pub mod normalise;
+pub mod rope;
+pub mod rules;
 pub mod spec;
 
+pub use affine::{AffineFormat, Rounding};
+pub use config::config_for_package;
 pub use dtype::Dtype;
+pub use normalise::{Axis, Normalised, SourceTensor, TensorPlan, resolve};
+pub use rules::{CutRule, Role, RulePack};
 pub use spec::Spec;

@@ -6,6 +6,7 @@
 
 pub mod engine;
 pub mod receive;
+pub mod server;
 
 // Test support, shared with the end-to-end tests.
 #[cfg(test)]

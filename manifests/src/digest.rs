@@ -27,6 +27,20 @@ impl Digest {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
+    /// The ordinary BLAKE3 of `bytes`, on all threads of the current pool. `progress` is told of
+    /// bytes as they are done.
+    #[must_use]
+    pub fn of_parallel(bytes: &[u8], progress: &dyn Fn(u64)) -> Self {
+        /// Long enough to keep all threads busy, short enough that a bar moves.
+        const STEP: usize = 64 << 20;
+        let mut hasher = blake3::Hasher::new();
+        for step in bytes.chunks(STEP) {
+            hasher.update_rayon(step);
+            progress(step.len() as u64);
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+
     /// The first twelve hex digits, for people.
     #[must_use]
     pub fn short(&self) -> String {

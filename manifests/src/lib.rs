@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod canonical;
+pub mod cut;
 pub mod digest;
 pub mod ids;
 pub mod layout;

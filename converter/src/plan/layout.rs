@@ -1,0 +1,104 @@
+//! Choosing every axis's ranges.
+
+use std::collections::BTreeMap;
+
+use shardpack_formats::{Axis as SourceAxis, CutRule, Normalised, Role};
+use shardpack_manifests::{
+    Layout,
+    cut::{lcm, split_preferring, units_per_group},
+    layout::{Axis, UnitRange},
+    manifest::{MatrixFormat, Quantization},
+};
+
+use super::{files, format_of};
+
+/// The embedding is replicated while it is below one part in this many of a node's bytes (5 %).
+const REPLICATED_EMBEDDING_SHARE: u64 = 20;
+
+/// Decides which rank holds what, from shapes and formats alone.
+pub(super) fn plan(normalised: &Normalised, quantization: &Quantization, ranks: u32) -> Layout {
+    let mut axes = BTreeMap::new();
+    let mut add = |axis: &SourceAxis, ranges| {
+        let ranges = Axis { size: axis.len.into(), unit: axis.unit.into(), ranges };
+        axes.insert(axis.name.clone(), ranges);
+    };
+    let mut q_to_kv = Vec::new();
+    for axis in &normalised.axes {
+        match &axis.follow {
+            None => add(axis, split_axis(normalised, quantization, axis, ranks)),
+            Some(follow) => {
+                let leader = normalised.axes.iter().find(|other| other.name == follow.axis);
+                let leader = leader.expect("the rules name axes that exist");
+                let ranges = split_axis(normalised, quantization, leader, ranks);
+                add(axis, ranges.into_iter().map(|range| followed(&follow.map, range)).collect());
+                q_to_kv.clone_from(&follow.map);
+            }
+        }
+    }
+    let embedding_cut =
+        normalised.spec.tied_embeddings || !embedding_is_small(normalised, quantization, ranks);
+    Layout { ranks, axes, q_to_kv, embedding_cut }
+}
+
+/// Smallest range of units that these units of the leading axis use.
+fn followed(map: &[u32], [start, end]: UnitRange) -> UnitRange {
+    let used = &map[start as usize..end as usize];
+    match (used.iter().min(), used.iter().max()) {
+        (Some(first), Some(last)) => [u64::from(*first), u64::from(*last) + 1],
+        _ => [0, 0],
+    }
+}
+
+fn split_axis(
+    normalised: &Normalised,
+    quantization: &Quantization,
+    axis: &SourceAxis,
+    ranks: u32,
+) -> Vec<UnitRange> {
+    // A cut through the inputs of a matrix must fall between its groups.
+    let mut align = 1;
+    let mut kernel = 0;
+    for tensor in &normalised.tensors {
+        if !matches!(&tensor.cut, CutRule::Row(name) if *name == axis.name) {
+            continue;
+        }
+        if let MatrixFormat::Affine { bits, group_size } = format_of(tensor, quantization) {
+            align = lcm(align, units_per_group(axis.unit.into(), u64::from(group_size)));
+            // MLX's fast decode kernel takes inputs in steps of 512 (up to 5 bits) or 256.
+            kernel =
+                lcm(kernel, units_per_group(axis.unit.into(), if bits < 6 { 512 } else { 256 }));
+        }
+    }
+    if kernel == 0 {
+        // Not cut through groups: boundaries on whole vectors of eight outputs.
+        kernel = units_per_group(axis.unit.into(), 8);
+    }
+    let whole_kv = sharing_units(normalised, axis);
+    let preferred = [lcm(kernel, whole_kv), whole_kv, kernel];
+    split_preferring(axis.len.into(), ranks, align, &preferred)
+}
+
+/// Units that share a unit of the axis that follows this one (query heads with one key-value
+/// head), so that a cut between them stores nothing twice; 1 without such an axis or without a
+/// constant ratio.
+fn sharing_units(normalised: &Normalised, axis: &SourceAxis) -> u64 {
+    let follower = normalised
+        .axes
+        .iter()
+        .find(|other| other.follow.as_ref().is_some_and(|follow| follow.axis == axis.name));
+    match follower {
+        Some(follower) if axis.len.is_multiple_of(follower.len) => {
+            u64::from(axis.len / follower.len)
+        }
+        _ => 1,
+    }
+}
+
+fn embedding_is_small(normalised: &Normalised, quantization: &Quantization, ranks: u32) -> bool {
+    let size =
+        |tensor| files::stored_size(tensor, format_of(tensor, quantization), quantization.dtype);
+    let total: u64 = normalised.tensors.iter().map(size).sum();
+    let embedding: u64 =
+        normalised.tensors.iter().filter(|tensor| tensor.role == Role::Embed).map(size).sum();
+    embedding * REPLICATED_EMBEDDING_SHARE * u64::from(ranks) < total
+}

@@ -1,0 +1,342 @@
+//! A model folder: its config, its weight files and the files that make text of tokens.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use shardpack_formats::{
+    container::{self, ContainerError, TensorInfo},
+    mapped::MappedFile,
+};
+use shardpack_manifests::{
+    Digest,
+    manifest::{self, SourceFile},
+};
+
+/// Largest JSON or text file that is read whole: the largest published `tokenizer.json` has
+/// 33 MB.
+const MAX_TEXT_BYTES: u64 = 256 << 20;
+
+/// Name of the file that says which weight file holds which tensor.
+const INDEX: &str = "model.safetensors.index.json";
+
+/// What is said of a folder that holds an adapter.
+const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but no config.json; give the folder of the model";
+
+/// Files that are copied into every package when the source has them. Weights, configs and
+/// documentation have their own places.
+const TEXT_FILES: &[&str] = &[
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// Endings of weight files in formats that are not read yet.
+const OTHER_FORMATS: &[&str] = &[".bin", ".pt", ".pth", ".gguf"];
+
+/// Why a folder is no usable source.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// There is no such folder.
+    #[error("{}: no such folder; give the folder of a Hugging Face model", .0.display())]
+    NotFolder(PathBuf),
+    /// The folder holds something else.
+    #[error("{}: {problem}", .path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file could not be read.
+    #[error("{}: cannot be read", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A JSON file is not what it should be.
+    #[error("{}: {problem}", .path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A weight file is damaged or foreign.
+    #[error("{}", .path.display())]
+    Container {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ContainerError,
+    },
+    /// The index names a file that is not there.
+    #[error("{INDEX} names {file:?}, which is missing from {}; finish the download or copy", .folder.display())]
+    MissingFile {
+        /// The file.
+        file: String,
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The index names a tensor that no file holds.
+    #[error(
+        "{INDEX} says that {file:?} holds tensor {tensor:?}, but it does not; the download is incomplete or mixed up"
+    )]
+    MissingTensor {
+        /// The tensor.
+        tensor: String,
+        /// The file that should hold it.
+        file: String,
+    },
+    /// A tensor stands in two files.
+    #[error(
+        "tensor {tensor:?} stands in both {first:?} and {second:?}; remove the file that does not belong to the model"
+    )]
+    DuplicateTensor {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: String,
+        /// The other file.
+        second: String,
+    },
+}
+
+impl SourceError {
+    /// Whether the source was looked at and is wrong (else it could not be looked at).
+    #[must_use]
+    pub const fn is_wrong(&self) -> bool {
+        !matches!(self, Self::Read { .. } | Self::NotFolder(_))
+    }
+}
+
+/// An open model folder. Weight files are mapped; nothing of them has been read yet but headers.
+pub struct Source {
+    folder: PathBuf,
+    /// `config.json`.
+    pub config: Value,
+    weights: Vec<(String, MappedFile)>,
+    tensors: BTreeMap<String, (usize, TensorInfo)>,
+    /// Text files by name.
+    pub text: BTreeMap<String, Vec<u8>>,
+    config_bytes: Vec<u8>,
+}
+
+impl Source {
+    /// Opens a folder as Hugging Face lays it out: `config.json`, one or more `.safetensors`
+    /// files (with an index when there are several), tokenizer files.
+    pub fn open(folder: &Path) -> Result<Self, SourceError> {
+        let problem = |problem: &str| SourceError::Folder {
+            path: folder.to_owned(),
+            problem: problem.to_owned(),
+        };
+        if !folder.is_dir() {
+            return Err(SourceError::NotFolder(folder.to_owned()));
+        }
+        let config_path = folder.join("config.json");
+        if !config_path.is_file() {
+            let adapter = folder.join("adapter_config.json").is_file();
+            return Err(problem(if adapter {
+                ADAPTER
+            } else {
+                "not a model folder: it has no config.json"
+            }));
+        }
+        let config_bytes = read_text(&config_path)?;
+        let config = parse_object(&config_path, &config_bytes)?;
+        let names = weight_files(folder)?;
+        let mut weights = Vec::new();
+        let mut tensors: BTreeMap<String, (usize, TensorInfo)> = BTreeMap::new();
+        for name in names {
+            let path = folder.join(&name);
+            let map = MappedFile::open(&path)
+                .map_err(|source| SourceError::Read { path: path.clone(), source })?;
+            let found = container::parse(map.bytes())
+                .map_err(|source| SourceError::Container { path, source })?;
+            for info in found {
+                if let Some((first, _)) = tensors.get(&info.name) {
+                    let first = weights
+                        .get(*first)
+                        .map_or_else(|| name.clone(), |(first, _): &(String, _)| first.clone());
+                    return Err(SourceError::DuplicateTensor {
+                        tensor: info.name,
+                        first,
+                        second: name,
+                    });
+                }
+                tensors.insert(info.name.clone(), (weights.len(), info));
+            }
+            weights.push((name, map));
+        }
+        let source = Self {
+            folder: folder.to_owned(),
+            config,
+            weights,
+            tensors,
+            text: read_texts(folder)?,
+            config_bytes,
+        };
+        source.check_index()?;
+        Ok(source)
+    }
+
+    /// Every tensor of the weight files, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.values().map(|(_, info)| info)
+    }
+
+    /// A tensor and its bytes.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
+        let (file, info) = self.tensors.get(name)?;
+        let bytes = self.weights[*file].1.bytes();
+        Some((info, &bytes[info.offset as usize..][..info.size as usize]))
+    }
+
+    /// The weight file that holds a tensor.
+    #[must_use]
+    pub fn file_of(&self, tensor: &str) -> Option<&str> {
+        self.tensors.get(tensor).map(|(file, _)| self.weights[*file].0.as_str())
+    }
+
+    /// Bytes of all weight files.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(|(_, map)| map.bytes().len() as u64).sum()
+    }
+
+    /// Hashes every file that was read. `progress` is told of bytes as they are done.
+    #[must_use]
+    pub fn digest(&self, progress: &dyn Fn(u64)) -> manifest::Source {
+        let small = self.text.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+        let mut files: Vec<SourceFile> = small
+            .chain([("config.json", self.config_bytes.as_slice())])
+            .map(|(name, bytes)| SourceFile {
+                name: name.to_owned(),
+                size: bytes.len() as u64,
+                blake3: Digest::of(bytes),
+            })
+            .collect();
+        for (name, map) in &self.weights {
+            let bytes = map.bytes();
+            let blake3 = Digest::of_parallel(bytes, progress);
+            files.push(SourceFile { name: name.clone(), size: bytes.len() as u64, blake3 });
+        }
+        files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        manifest::Source { repo: None, commit: None, files }
+    }
+
+    /// Everything that the index promises must be there. Tensors that it omits are used all the
+    /// same: published indexes are known to forget some.
+    fn check_index(&self) -> Result<(), SourceError> {
+        let path = self.folder.join(INDEX);
+        if !path.is_file() {
+            return Ok(());
+        }
+        let index = parse_object(&path, &read_text(&path)?)?;
+        for (tensor, file) in index["weight_map"].as_object().into_iter().flatten() {
+            let file = file.as_str().unwrap_or_default();
+            if self.file_of(tensor) != Some(file) {
+                return Err(SourceError::MissingTensor {
+                    tensor: tensor.clone(),
+                    file: file.to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names of the weight files: those of the index, and `model*.safetensors` beside it (published
+/// indexes are known to forget some). Other `.safetensors` files (a vendor's second copy, test
+/// data) count only when there is nothing else.
+fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
+    let read = |source| SourceError::Read { path: folder.to_owned(), source };
+    let mut present = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(read)? {
+        if let Ok(name) = entry.map_err(read)?.file_name().into_string() {
+            present.insert(name);
+        }
+    }
+    let is_container = |name: &&String| name.ends_with(".safetensors");
+    let usual = |name: &&String| name.starts_with("model");
+    let mut names: BTreeSet<String> =
+        present.iter().filter(is_container).filter(usual).cloned().collect();
+    let index_path = folder.join(INDEX);
+    if index_path.is_file() {
+        let index = parse_object(&index_path, &read_text(&index_path)?)?;
+        let Some(map) = index["weight_map"].as_object() else {
+            return Err(SourceError::Json {
+                path: index_path,
+                problem: "has no \"weight_map\" object".to_owned(),
+            });
+        };
+        for file in map.values() {
+            let Some(file) = file.as_str().filter(|file| manifest::check_file_name(file).is_ok())
+            else {
+                return Err(SourceError::Json {
+                    path: index_path,
+                    problem: format!("{file} is not a file name"),
+                });
+            };
+            if !present.contains(file) {
+                return Err(SourceError::MissingFile {
+                    file: file.to_owned(),
+                    folder: folder.to_owned(),
+                });
+            }
+            names.insert(file.to_owned());
+        }
+    }
+    if names.is_empty() {
+        let own = |name: &&String| !name.starts_with("consolidated");
+        names.extend(present.iter().filter(is_container).filter(own).cloned());
+    }
+    if names.is_empty() {
+        let other =
+            present.iter().find(|name| OTHER_FORMATS.iter().any(|format| name.ends_with(format)));
+        let problem = match other {
+            Some(other) => format!(
+                "has no .safetensors files; {other:?} is in a format that is not read yet, convert it to safetensors first"
+            ),
+            None => "has no .safetensors files".to_owned(),
+        };
+        return Err(SourceError::Folder { path: folder.to_owned(), problem });
+    }
+    Ok(names)
+}
+
+fn read_texts(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
+    let present = TEXT_FILES.iter().filter(|name| folder.join(name).is_file());
+    present.map(|name| Ok(((*name).to_owned(), read_text(&folder.join(name))?))).collect()
+}
+
+fn read_text(path: &Path) -> Result<Vec<u8>, SourceError> {
+    let read = |source| SourceError::Read { path: path.to_owned(), source };
+    let size = fs::metadata(path).map_err(read)?.len();
+    if size > MAX_TEXT_BYTES {
+        let problem = format!("{size} bytes; at most {MAX_TEXT_BYTES} are read");
+        return Err(SourceError::Json { path: path.to_owned(), problem });
+    }
+    fs::read(path).map_err(read)
+}
+
+fn parse_object(path: &Path, bytes: &[u8]) -> Result<Value, SourceError> {
+    let problem = |problem| SourceError::Json { path: path.to_owned(), problem };
+    match serde_json::from_slice(bytes) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(_) => Err(problem("not a JSON object".to_owned())),
+        Err(error) => Err(problem(format!("not JSON: {error}"))),
+    }
+}

@@ -1,0 +1,151 @@
+//! The source's `config.json`: which of its values may be left unread, and the one that goes
+//! into a package.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use crate::normalise::Normalised;
+
+/// Whether a configuration key that nobody knows may have this value: it then switches nothing
+/// on.
+///
+/// Every key that a family's reference implementation reads is listed in its rules, so a key
+/// that is not listed comes from a later version or from someone's own code, whose behaviour
+/// without the key is the one that the rules describe. Null, false and empty values ask for that
+/// behaviour. So does the number 0 (a count of none, a probability or a coefficient of nothing)
+/// and the float 1.0 (a factor). The integer 1 does not: it is a count of one (`"num_mtp_layers":
+/// 1`). An index that starts at 0 (`"first_dense_layer": 0`) would be missed, but comes with a
+/// count that is refused.
+#[must_use]
+pub fn is_neutral(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(number) => {
+            let is =
+                |wanted: f64| number.as_f64().is_some_and(|found| found.total_cmp(&wanted).is_eq());
+            is(0.0) || is(-0.0) || number.is_f64() && is(1.0)
+        }
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+    }
+}
+
+/// The quantization that a package's configuration states, in the terms of mlx-lm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigQuantization {
+    /// What holds for every matrix that is not in `overrides`.
+    pub main: AffineConfig,
+    /// Matrices that differ, by module name (a tensor's name without `.weight`); `None` is not
+    /// quantized.
+    pub overrides: BTreeMap<String, Option<AffineConfig>>,
+}
+
+/// One choice of affine groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AffineConfig {
+    /// Weights per group.
+    pub group_size: u32,
+    /// Bits per weight.
+    pub bits: u32,
+}
+
+/// Keys that name a place on the publisher's machine or a commit of the source: they would be
+/// false in the package, and the manifest has the source.
+const DROPPED: &[&str] = &["_name_or_path", "_commit_hash"];
+
+/// The `config.json` of a package: the source's, with what other readers must find in it.
+///
+/// It states `quantization` as mlx-lm does, and spells out what mlx-lm and transformers would
+/// fill in differently when it is absent (`tie_word_embeddings`, `head_dim`, …). Position
+/// embeddings stand in the older spelling (mlx-lm) and, if the source has it, in the newer one
+/// (transformers from version 5). Keys are sorted.
+#[must_use]
+pub fn config_for_package(
+    config: &Value,
+    normalised: &Normalised,
+    quantization: Option<&ConfigQuantization>,
+) -> Value {
+    let mut out: BTreeMap<String, Value> = BTreeMap::new();
+    for (key, value) in config.as_object().into_iter().flatten() {
+        if !DROPPED.contains(&key.as_str()) {
+            out.insert(key.clone(), sorted(value));
+        }
+    }
+    let spec = &normalised.spec;
+    let defaults = [
+        ("head_dim", Value::from(spec.attention.head_dim)),
+        ("num_key_value_heads", spec.attention.kv_heads.into()),
+        ("max_position_embeddings", spec.max_positions.into()),
+        ("rms_norm_eps", shortest(spec.norm.eps.0)),
+    ];
+    for (key, value) in defaults {
+        let entry = out.entry(key.to_owned()).or_insert(Value::Null);
+        if entry.is_null() {
+            *entry = value;
+        }
+    }
+    out.insert("vocab_size".to_owned(), spec.vocab_size.into());
+    out.insert("tie_word_embeddings".to_owned(), spec.tied_embeddings.into());
+    let rope = &normalised.rope;
+    out.insert("rope_theta".to_owned(), rope.theta.into());
+    out.insert("rope_scaling".to_owned(), rope.rope_scaling());
+    if rope.newer_spelling {
+        out.insert("rope_parameters".to_owned(), rope.rope_parameters());
+    }
+    for key in ["quantization", "quantization_config"] {
+        match quantization {
+            Some(quantization) => out.insert(key.to_owned(), quantization.to_json()),
+            None => out.remove(key),
+        };
+    }
+    Value::Object(out.into_iter().collect())
+}
+
+impl ConfigQuantization {
+    fn to_json(&self) -> Value {
+        let mut map: BTreeMap<String, Value> = self
+            .overrides
+            .iter()
+            .map(|(name, choice)| {
+                (name.clone(), choice.map_or(Value::Bool(false), AffineConfig::to_json))
+            })
+            .collect();
+        map.insert("group_size".to_owned(), self.main.group_size.into());
+        map.insert("bits".to_owned(), self.main.bits.into());
+        map.insert("mode".to_owned(), "affine".into());
+        Value::Object(map.into_iter().collect())
+    }
+}
+
+impl AffineConfig {
+    fn to_json(self) -> Value {
+        Value::Object(Map::from_iter([
+            ("bits".to_owned(), self.bits.into()),
+            ("group_size".to_owned(), self.group_size.into()),
+        ]))
+    }
+}
+
+/// The shortest decimal number that is this float: 1e-6, not 9.999999974752427e-7.
+fn shortest(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+/// The same value with the keys of every object in order, whatever order the reader keeps.
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
+        Value::Object(map) => {
+            let map: BTreeMap<String, Value> =
+                map.iter().map(|(key, value)| (key.clone(), sorted(value))).collect();
+            Value::Object(map.into_iter().collect())
+        }
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

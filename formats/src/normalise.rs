@@ -1,0 +1,176 @@
+//! From a published checkpoint to normalised tensors and a normalised architecture.
+//!
+//! [`resolve`] reads a configuration and a list of tensors through the rules of its family and
+//! either accounts for every key and every tensor or refuses. It moves no weights and knows
+//! nothing of ranks: what it says holds for any number of them.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    dtype::Dtype,
+    rope::RopeParameters,
+    rules::{CutRule, Role, RulePack},
+    spec::Spec,
+};
+
+mod accounting;
+mod architecture;
+mod axes;
+mod error;
+mod family;
+mod scopes;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use error::{ResolveError, TensorList};
+
+/// Most layers of a model: the deepest published one has under 200.
+pub const MAX_LAYERS: u32 = 4096;
+
+/// Largest size, length or count in a configuration: two orders above any published one, and
+/// small enough that products of two fit 64 bits.
+pub const MAX_SIZE: u32 = 1 << 28;
+
+/// Most units of an axis that another one follows, which a table lists: the most query heads of a
+/// published model are under 300.
+pub const MAX_LISTED_UNITS: u32 = 1 << 16;
+
+/// A tensor of a checkpoint, as a reader sees it: already decoded to floats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceTensor {
+    /// Its published name.
+    pub name: String,
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape, `[out, in]` for a matrix.
+    pub shape: Vec<u64>,
+}
+
+/// A checkpoint that is understood in full.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Normalised {
+    /// What the engine computes.
+    pub spec: Spec,
+    /// The position embedding as the configuration states it.
+    pub rope: RopeParameters,
+    /// Axes along which tensors can be cut, sorted by name.
+    pub axes: Vec<Axis>,
+    /// Every tensor, in the order in which layers run.
+    pub tensors: Vec<TensorPlan>,
+    /// The source tensor of an output head that a tied model has all the same. It has the
+    /// embedding's shape and is in no plan: the caller must make sure that its bytes are the
+    /// embedding's. If they are not, the model is not tied, and resolving it again with
+    /// `tie_word_embeddings` false keeps both.
+    pub tied_duplicate: Option<String>,
+    /// Source tensors that a rule ignores, with the rule's reason.
+    pub ignored: Vec<(String, String)>,
+    /// What a user should know, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// A dimension that tensors are cut along.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Axis {
+    /// Its name (`"q"`).
+    pub name: String,
+    /// Units, such as heads.
+    pub len: u32,
+    /// Rows or columns of one unit; a cut never splits a unit.
+    pub unit: u32,
+    /// What else a cut must respect.
+    #[serde(default)]
+    pub align: Align,
+    /// Which other axis decides the cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follow: Option<Follow>,
+}
+
+/// What a cut must respect besides units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Align {
+    /// Nothing.
+    #[default]
+    None,
+    /// Quantization groups of the matrices that have this axis as their inputs.
+    Group,
+}
+
+/// An axis that is cut as another one needs it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Follow {
+    /// The other axis.
+    pub axis: String,
+    /// For each unit of the other axis the unit of this one that it uses; never decreasing.
+    pub map: Vec<u32>,
+}
+
+/// One tensor of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPlan {
+    /// Normalised name.
+    pub name: String,
+    /// Source tensors that it is made of.
+    pub sources: Vec<String>,
+    /// Element type of the source.
+    pub dtype: Dtype,
+    /// Uncut shape, `[out, in]` for a matrix.
+    pub shape: Vec<u64>,
+    /// How it is distributed; its axis has `len · unit` rows or columns of it.
+    pub cut: CutRule,
+    /// What it is for.
+    pub role: Role,
+    /// Whether it may be quantized.
+    pub quantizable: bool,
+    /// The layer that it belongs to.
+    pub layer: Option<u32>,
+}
+
+impl TensorPlan {
+    /// The module's name: without `.weight` or `.bias`.
+    #[must_use]
+    pub fn module(&self) -> &str {
+        self.name.rsplit_once('.').map_or(&self.name, |(module, _)| module)
+    }
+}
+
+impl Axis {
+    /// Rows or columns of the whole axis.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        u64::from(self.len) * u64::from(self.unit)
+    }
+}
+
+/// Resolves a checkpoint by the first pack that knows its `model_type`: `config` is its
+/// `config.json`, `sources` are all tensors of all its files. Packs of the user's come before
+/// [`RulePack::builtin`].
+pub fn resolve(
+    config: &Value,
+    sources: &[SourceTensor],
+    packs: &[RulePack],
+) -> Result<Normalised, ResolveError> {
+    let config = config.as_object().ok_or(ResolveError::NotAnObject)?;
+    let mut warnings = Vec::new();
+    let family = family::choose(config, packs)?;
+    warnings.extend(family.check_keys(config)?);
+    let inventory = accounting::Inventory::new(&family, sources)?;
+    let mut scope = scopes::config_scope(&family, config)?;
+    warnings.extend(scopes::replace_rows(&family, &inventory, &mut scope));
+    scopes::add_lets(&family, &mut scope)?;
+    let layers = scopes::layer_scopes(&family, &scope)?;
+    family.check_requirements(&scope, &layers)?;
+    let axes = axes::resolve(&family, &scope)?;
+    let (spec, rope) = architecture::resolve(&family, config, &scope, &layers)?;
+    let plan = inventory.plan(&family, &scope, &layers, &axes)?;
+    Ok(Normalised {
+        spec,
+        rope,
+        axes,
+        tensors: plan.tensors,
+        tied_duplicate: plan.tied_duplicate,
+        ignored: plan.ignored,
+        warnings,
+    })
+}

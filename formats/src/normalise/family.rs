@@ -1,0 +1,140 @@
+//! Which rules a configuration falls under, and whether they know all of it.
+
+use serde_json::{Map, Value};
+
+use super::{ResolveError, scopes::at_layer};
+use crate::{
+    config::is_neutral,
+    expr::{self, Scope},
+    rules::{Family, Let, RequireRule, RulePack},
+};
+
+/// The rules of one `model_type`.
+pub(super) struct FamilyRules<'a> {
+    pub(super) name: &'a str,
+    pub(super) pack: &'a RulePack,
+    pub(super) family: &'a Family,
+    pub(super) lets: &'a [Let],
+}
+
+/// Finds the rules for a configuration by `model_type` and checks its class.
+pub(super) fn choose<'a>(
+    config: &Map<String, Value>,
+    packs: &'a [RulePack],
+) -> Result<FamilyRules<'a>, ResolveError> {
+    let model_type = config.get("model_type").unwrap_or(&Value::Null);
+    let found = packs.iter().find_map(|pack| {
+        let (name, family) = pack.file.families.get_key_value(model_type.as_str()?)?;
+        Some(FamilyRules { name, pack, family, lets: &pack.lets[name] })
+    });
+    let Some(family) = found else {
+        let mut known: Vec<&str> = packs.iter().flat_map(RulePack::model_types).collect();
+        known.sort_unstable();
+        known.dedup();
+        return Err(ResolveError::UnknownFamily {
+            found: shown(model_type),
+            known: known.join(", "),
+        });
+    };
+    let known = &family.family.architectures;
+    let accepted = match config.get("architectures").unwrap_or(&Value::Null) {
+        Value::Null => true,
+        Value::Array(classes) => classes
+            .iter()
+            .all(|class| class.as_str().is_some_and(|class| known.iter().any(|k| k == class))),
+        _ => false,
+    };
+    if accepted {
+        return Ok(family);
+    }
+    Err(ResolveError::UnknownClass {
+        family: family.name.to_owned(),
+        found: config.get("architectures").map_or_else(String::new, shown),
+        known: known.join(", "),
+    })
+}
+
+impl<'a> FamilyRules<'a> {
+    /// Keys of the configuration that expressions may name.
+    pub(super) fn used_keys(&self) -> impl Iterator<Item = &'a str> {
+        self.pack.file.config.used.iter().chain(&self.family.used).map(String::as_str)
+    }
+
+    /// Refuses keys that the rules do not know; the warning names those with a neutral value.
+    pub(super) fn check_keys(
+        &self,
+        config: &Map<String, Value>,
+    ) -> Result<Option<String>, ResolveError> {
+        let ignored = self.pack.file.config.ignored.iter().chain(&self.family.ignored);
+        let known: std::collections::BTreeSet<&str> = self
+            .used_keys()
+            .chain(ignored.map(String::as_str))
+            .chain(["model_type", "architectures"])
+            .collect();
+        let list = |neutral: bool| {
+            let keys: Vec<String> = config
+                .iter()
+                .filter(|(key, value)| {
+                    !known.contains(key.as_str()) && is_neutral(value) == neutral
+                })
+                // Null says the same as an absent key; nobody needs to hear of it.
+                .filter(|(_, value)| !value.is_null())
+                .map(|(key, value)| format!("{key} = {}", shown(value)))
+                .collect();
+            keys.join(", ")
+        };
+        let unknown = list(false);
+        if !unknown.is_empty() {
+            return Err(ResolveError::UnknownKeys { family: self.name.to_owned(), keys: unknown });
+        }
+        let neutral = list(true);
+        Ok((!neutral.is_empty()).then(|| {
+            format!("config keys without rules, taken as switched off by their values: {neutral}")
+        }))
+    }
+
+    /// Refuses values that cannot be honoured.
+    pub(super) fn check_requirements(
+        &self,
+        scope: &Scope<'_>,
+        layers: &[Scope<'_>],
+    ) -> Result<(), ResolveError> {
+        for rule in self.pack.file.require.iter().chain(&self.family.require) {
+            let per_layer = rule.that.names().into_iter().any(|name| scope.get(name).is_none());
+            if per_layer {
+                for (layer, scope) in layers.iter().enumerate() {
+                    self.require(rule, scope, &at_layer("require", layer))?;
+                }
+            } else {
+                self.require(rule, scope, "require")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn require(
+        &self,
+        rule: &RequireRule,
+        scope: &Scope<'_>,
+        place: &str,
+    ) -> Result<(), ResolveError> {
+        if super::scopes::flag(&rule.that, scope, place)? {
+            return Ok(());
+        }
+        let values: Vec<String> = rule
+            .that
+            .names()
+            .into_iter()
+            .filter_map(|name| Some((name, scope.get(name)?)))
+            .filter(|(_, value)| **value != expr::Value::Null)
+            .map(|(name, value)| format!("{name} = {value}"))
+            .collect();
+        let values = format!("{}: {}", self.name, values.join(", "));
+        Err(ResolveError::Unsupported { message: rule.message.clone(), values })
+    }
+}
+
+/// A value for a message.
+pub(super) fn shown(value: &Value) -> String {
+    expr::Value::from_json(value).map_or_else(|| "nested too deep".to_owned(), |v| v.to_string())
+}

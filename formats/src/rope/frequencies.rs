@@ -1,0 +1,88 @@
+//! Frequencies and factor of each kind of position embedding.
+//!
+//! Formulas of transformers' `modeling_rope_utils.py`, evaluated in f64 with portable functions
+//! and rounded once. transformers evaluates them in f32, so its values lie up to a few units in
+//! the last place away from these.
+
+use std::f64::consts::PI;
+
+use super::{MAX_WIDTH, RopeError, RopeParameters, Scaling, Yarn};
+use crate::{
+    hex::HexF32,
+    spec::{Rope, RopeStyle},
+};
+
+impl RopeParameters {
+    /// The embedding that rotates the first `width` elements of a head.
+    pub fn resolve(&self, width: u32, style: RopeStyle) -> Result<Rope, RopeError> {
+        if width == 0 || !width.is_multiple_of(2) || width > MAX_WIDTH {
+            return Err(RopeError::Width(width));
+        }
+        let plain = (0..width / 2)
+            .map(|pair| libm::pow(self.theta, -f64::from(2 * pair) / f64::from(width)));
+        let inv_freq: Vec<f64> = match self.scaling {
+            Scaling::Default | Scaling::Dynamic { .. } => plain.collect(),
+            Scaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
+            Scaling::Llama3 { factor, low, high, original } => plain
+                .map(|frequency| llama3(frequency, factor, low, high, f64::from(original)))
+                .collect(),
+            Scaling::Yarn(yarn) => {
+                let (low, high) = yarn.ramp(self.theta, f64::from(width));
+                plain
+                    .enumerate()
+                    .map(|(pair, frequency)| {
+                        let scaled = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                        frequency / yarn.factor * scaled + frequency * (1.0 - scaled)
+                    })
+                    .collect()
+            }
+        };
+        let attention_factor = match self.scaling {
+            Scaling::Yarn(yarn) => yarn.attention_factor,
+            _ => 1.0,
+        };
+        Ok(Rope {
+            style,
+            inv_freq: inv_freq.into_iter().map(|frequency| HexF32(frequency as f32)).collect(),
+            attention_factor: HexF32(attention_factor as f32),
+        })
+    }
+}
+
+fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
+    let wavelength = 2.0 * PI / frequency;
+    if wavelength > original / low {
+        frequency / factor
+    } else if wavelength < original / high {
+        frequency
+    } else {
+        let kept = (original / wavelength - low) / (high - low);
+        (1.0 - kept) * frequency / factor + kept * frequency
+    }
+}
+
+impl Yarn {
+    /// First pair that is scaled a little and first that is scaled in full; never equal.
+    fn ramp(&self, theta: f64, width: f64) -> (f64, f64) {
+        let pair_that_turns = |turns: f64| {
+            let original = f64::from(self.original);
+            width * libm::log(original / (turns * 2.0 * PI)) / (2.0 * libm::log(theta))
+        };
+        let (mut low, mut high) =
+            (pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow));
+        if self.truncate {
+            (low, high) = (libm::floor(low), libm::ceil(high));
+        }
+        (low, high) = (low.max(0.0), high.min(width - 1.0));
+        #[expect(clippy::float_cmp, reason = "the reference compares exactly")]
+        if low == high {
+            high += 0.001;
+        }
+        (low, high)
+    }
+}
+
+/// How much longer sequences blur the softmax, and what makes up for it.
+pub(super) fn magnitude(factor: f64, weight: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * weight * libm::log(factor) + 1.0 }
+}

@@ -1,0 +1,137 @@
+//! Rule packs: how the checkpoints of an architecture are named, shaped, cut and computed, as
+//! data. A pack is a TOML file, compiled in or given by the user.
+//!
+//! ```toml
+//! schema = 1
+//! id = "dense-gqa"
+//! strip = [{ from = "module.", to = "" }]                # prefixes, each at most once
+//! ignore = [{ pattern = "*.inv_freq", reason = "…" }]    # tensors that are not needed
+//! [config]
+//! used = ["hidden_size", …]       # keys that expressions may name
+//! ignored = ["torch_dtype", …]    # keys without effect; any other is refused unless neutral
+//! [let]
+//! name = "expression"             # over keys and other names; `L` makes it per layer
+//! [[require]]
+//! that = "expression"             # `L` makes it per layer
+//! message = "why not"
+//! [families.llama]                # one per model_type; adds to `config`, `let`, `require`
+//! architectures = ["LlamaForCausalLM"]
+//! [spec]                          # expressions for formats::spec::Spec
+//! [axes]
+//! q = { len = "heads", unit = "head_size", align = "group" }
+//! kv = { len = "kv_heads", unit = "head_size", follow = "q" }
+//! [[tensors]]                     # in the order in which layers run
+//! name = "model.layers.{L}.self_attn.q_proj.weight"
+//! shape = ["q_size", "hidden_size"]
+//! cut = "column(q)"     # replicate, column(axis), row(axis), vector(axis), vocab, once
+//! role = "linear"       # embed, head, norm, bias, linear
+//! quantize = true       # default: linear, embed and head
+//! required = "expr"     # exists exactly if this holds; default true; false: may be absent
+//! rows = "vocab_size"   # the tensor's rows replace this key
+//! ```
+//!
+//! Names are checked when a pack is parsed: an expression can only name what is declared, so a
+//! misspelt key is found before any model is.
+
+use std::collections::BTreeMap;
+
+use crate::expr::{Expr, ExprError};
+
+mod check;
+mod file;
+mod name;
+#[cfg(test)]
+mod tests;
+
+pub use file::{CutRule, Role};
+pub(crate) use file::{Family, IgnoreRule, Presence, RequireRule, SpecRules, TensorRule};
+pub(crate) use name::matches;
+
+/// Largest rule file in bytes: the largest known has under 20 KiB.
+pub const MAX_RULES_BYTES: usize = 1 << 20;
+
+/// Version of the rule files' form.
+pub const SCHEMA: u32 = 1;
+
+/// The packs that are compiled in, by file name.
+const BUILTIN: &[(&str, &str)] = &[("dense-gqa.toml", include_str!("../rules/dense-gqa.toml"))];
+
+/// A checked rule pack.
+#[derive(Clone, Debug)]
+pub struct RulePack {
+    pub(crate) file: file::PackFile,
+    /// For each family, its names in an order in which each follows those that it mentions.
+    pub(crate) lets: BTreeMap<String, Vec<Let>>,
+}
+
+/// A name that a pack defines.
+#[derive(Clone, Debug)]
+pub(crate) struct Let {
+    pub(crate) name: String,
+    pub(crate) value: Expr,
+    /// Whether it depends on the layer.
+    pub(crate) per_layer: bool,
+}
+
+/// A rule file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RuleError {
+    /// Larger than [`MAX_RULES_BYTES`].
+    #[error("a rule file of {0} bytes is larger than {MAX_RULES_BYTES}")]
+    TooLarge(usize),
+    /// Not TOML of this form.
+    #[error("not a rule file")]
+    Toml(#[from] toml::de::Error),
+    /// Another version of the form.
+    #[error("rule file of schema {found}, this program reads {SCHEMA}")]
+    Schema {
+        /// Its version.
+        found: u32,
+    },
+    /// An expression with a name that is not declared.
+    #[error("{place}")]
+    Expression {
+        /// Where it stands.
+        place: String,
+        /// What is wrong with it.
+        source: ExprError,
+    },
+    /// Something that contradicts itself.
+    #[error("{place}: {problem}")]
+    Invalid {
+        /// Where it stands.
+        place: String,
+        /// What is wrong there.
+        problem: String,
+    },
+}
+
+impl RulePack {
+    /// Parses and checks a rule file.
+    pub fn parse(text: &str) -> Result<Self, RuleError> {
+        if text.len() > MAX_RULES_BYTES {
+            return Err(RuleError::TooLarge(text.len()));
+        }
+        check::check(toml::from_str(text)?)
+    }
+
+    /// The packs that are compiled in.
+    #[must_use]
+    pub fn builtin() -> Vec<Self> {
+        BUILTIN
+            .iter()
+            .map(|(_, text)| Self::parse(text).expect("a test parses every compiled-in pack"))
+            .collect()
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.file.id
+    }
+
+    /// The values of `model_type` that it covers, sorted.
+    pub fn model_types(&self) -> impl Iterator<Item = &str> {
+        self.file.families.keys().map(String::as_str)
+    }
+}

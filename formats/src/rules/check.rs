@@ -1,0 +1,249 @@
+//! What must hold in a rule file before any model is looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Let, RuleError, RulePack, SCHEMA,
+    file::{Family, PackFile, Presence, TensorRule},
+};
+use crate::expr::{Expr, ExprError};
+
+/// The layer's index in expressions.
+pub(crate) const LAYER_NAME: &str = "L";
+
+pub(super) fn check(file: PackFile) -> Result<RulePack, RuleError> {
+    if file.schema != SCHEMA {
+        return Err(RuleError::Schema { found: file.schema });
+    }
+    if file.families.is_empty() {
+        return invalid("families", "none");
+    }
+    let mut lets = BTreeMap::new();
+    for (name, family) in &file.families {
+        let keys = Keys::of(&file, name, family)?;
+        let ordered = order_lets(&file, family, &keys)?;
+        check_expressions(&file, family, &Names::of(keys, &ordered))?;
+        lets.insert(name.clone(), ordered);
+    }
+    check_axes(&file)?;
+    check_tensors(&file)?;
+    Ok(RulePack { file, lets })
+}
+
+fn invalid<T>(place: &str, problem: &str) -> Result<T, RuleError> {
+    Err(RuleError::Invalid { place: place.to_owned(), problem: problem.to_owned() })
+}
+
+/// Configuration keys that a family's expressions may name.
+struct Keys<'a> {
+    used: BTreeSet<&'a str>,
+    place: String,
+}
+
+impl<'a> Keys<'a> {
+    fn of(file: &'a PackFile, name: &str, family: &'a Family) -> Result<Self, RuleError> {
+        let place = format!("families.{name}");
+        let mut all = BTreeSet::new();
+        let used = file.config.used.iter().chain(&family.used);
+        let ignored = file.config.ignored.iter().chain(&family.ignored);
+        for key in used.clone().chain(ignored) {
+            if !all.insert(key.as_str()) {
+                return invalid(&place, &format!("config key {key:?} is listed twice"));
+            }
+        }
+        let used = used.map(String::as_str).collect::<BTreeSet<_>>();
+        if let Some(key) = file
+            .lets
+            .keys()
+            .chain(family.lets.keys())
+            .find(|name| used.contains(name.as_str()) || name.as_str() == LAYER_NAME)
+        {
+            return invalid(
+                &place,
+                &format!("{key:?} is defined by `let` and has a meaning already"),
+            );
+        }
+        Ok(Self { used, place })
+    }
+}
+
+/// Names that expressions may use.
+struct Names<'a> {
+    global: BTreeSet<&'a str>,
+    per_layer: BTreeSet<&'a str>,
+    place: String,
+}
+
+impl<'a> Names<'a> {
+    fn of(keys: Keys<'a>, lets: &'a [Let]) -> Self {
+        let mut names =
+            Self { global: keys.used, per_layer: BTreeSet::from([LAYER_NAME]), place: keys.place };
+        for entry in lets {
+            let set = if entry.per_layer { &mut names.per_layer } else { &mut names.global };
+            set.insert(&entry.name);
+        }
+        names
+    }
+
+    fn check(&self, expression: &Expr, place: &str, per_layer: bool) -> Result<(), RuleError> {
+        for name in expression.names() {
+            if self.global.contains(name) || per_layer && self.per_layer.contains(name) {
+                continue;
+            }
+            let place = format!("{place} (in {})", self.place);
+            let (expression, name) = (expression.text().to_owned(), name.to_owned());
+            if self.per_layer.contains(name.as_str()) {
+                let problem = format!("`{expression}` depends on the layer by `{name}`");
+                return Err(RuleError::Invalid { place, problem });
+            }
+            let source = ExprError::UnknownName { expression, name };
+            return Err(RuleError::Expression { place, source });
+        }
+        Ok(())
+    }
+}
+
+/// A family's `let` entries, those of the family in place of the pack's, each after those that
+/// it names.
+fn order_lets(file: &PackFile, family: &Family, keys: &Keys<'_>) -> Result<Vec<Let>, RuleError> {
+    let mut open: BTreeMap<&str, &Expr> = BTreeMap::new();
+    for (name, value) in file.lets.iter().chain(&family.lets) {
+        open.insert(name, value);
+    }
+    let mut ordered: Vec<Let> = Vec::new();
+    while !open.is_empty() {
+        let ready: Vec<&str> = open
+            .iter()
+            .filter(|(_, value)| value.names().iter().all(|name| !open.contains_key(name)))
+            .map(|(name, _)| *name)
+            .collect();
+        if ready.is_empty() {
+            let names: Vec<&str> = open.into_keys().collect();
+            return invalid(&keys.place, &format!("`let` in a circle: {}", names.join(", ")));
+        }
+        for name in ready {
+            let value = open.remove(name).expect("taken from the same map").clone();
+            let per_layer = value.names().iter().any(|name| {
+                *name == LAYER_NAME
+                    || ordered.iter().any(|entry| entry.name == *name && entry.per_layer)
+            });
+            for mentioned in value.names() {
+                let known = mentioned == LAYER_NAME
+                    || keys.used.contains(mentioned)
+                    || ordered.iter().any(|entry| entry.name == mentioned);
+                if !known {
+                    let expression = value.text().to_owned();
+                    let place = format!("let.{name} (in {})", keys.place);
+                    let source = ExprError::UnknownName { expression, name: mentioned.to_owned() };
+                    return Err(RuleError::Expression { place, source });
+                }
+            }
+            ordered.push(Let { name: name.to_owned(), value, per_layer });
+        }
+    }
+    Ok(ordered)
+}
+
+fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Result<(), RuleError> {
+    for rule in file.require.iter().chain(&family.require) {
+        names.check(&rule.that, "require", true)?;
+    }
+    let (spec, attention) = (&file.spec, &file.spec.attention);
+    for expression in [
+        &spec.layers,
+        &spec.hidden_size,
+        &spec.vocab_size,
+        &spec.max_positions,
+        &spec.tied_embeddings,
+        &spec.norm.eps,
+        &attention.heads,
+        &attention.kv_heads,
+        &attention.head_dim,
+        &attention.qkv_bias,
+        &attention.o_bias,
+        &attention.qk_norm,
+        &spec.rope.width,
+        &spec.rope.default_theta,
+        &spec.ffn.size,
+        &spec.ffn.bias,
+    ]
+    .into_iter()
+    .chain(&attention.scale)
+    {
+        names.check(expression, "spec", false)?;
+    }
+    for expression in [&spec.layer.window, &spec.layer.rope] {
+        names.check(expression, "spec.layer", true)?;
+    }
+    for (name, axis) in &file.axes {
+        for expression in [&axis.len].into_iter().chain(&axis.unit) {
+            names.check(expression, &format!("axes.{name}"), false)?;
+        }
+    }
+    for rule in &file.tensors {
+        let place = format!("tensor {}", rule.name);
+        for expression in &rule.shape {
+            names.check(expression, &place, rule.name.per_layer())?;
+        }
+        if let Presence::Exactly(expression) = &rule.required {
+            names.check(expression, &place, rule.name.per_layer())?;
+        }
+    }
+    Ok(())
+}
+
+fn check_axes(file: &PackFile) -> Result<(), RuleError> {
+    for (name, axis) in &file.axes {
+        let place = format!("axes.{name}");
+        match axis.follow.as_ref().map(|leader| (leader, file.axes.get(leader))) {
+            Some((leader, None)) => {
+                return invalid(&place, &format!("follows {leader:?}, which is not an axis"));
+            }
+            Some((leader, Some(axis))) if axis.follow.is_some() => {
+                return invalid(&place, &format!("follows {leader:?}, which follows another"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn check_tensors(file: &PackFile) -> Result<(), RuleError> {
+    let mut seen = BTreeSet::new();
+    for rule in &file.tensors {
+        let place = format!("tensor {}", rule.name);
+        if !seen.insert(place.clone()) {
+            return invalid(&place, "listed twice");
+        }
+        if rule.shape.is_empty() || rule.shape.len() > 2 {
+            return invalid(&place, "a shape has one or two dimensions");
+        }
+        if let Some(axis) = rule.cut.axis()
+            && !file.axes.contains_key(axis)
+        {
+            return invalid(&place, &format!("is cut by {axis:?}, which is not an axis"));
+        }
+        if let Some((dimensions, _)) = rule.cut.dimensions()
+            && dimensions != rule.shape.len()
+        {
+            let problem = format!("its cut needs {dimensions} dimensions");
+            return invalid(&place, &problem);
+        }
+        if rule.quantize == Some(true) && rule.shape.len() != 2 {
+            return invalid(&place, "only matrices are quantized");
+        }
+        check_rows(file, rule, &place)?;
+    }
+    Ok(())
+}
+
+fn check_rows(file: &PackFile, rule: &TensorRule, place: &str) -> Result<(), RuleError> {
+    let Some(key) = &rule.rows else { return Ok(()) };
+    if rule.name.per_layer() {
+        return invalid(place, "`rows` needs a tensor that exists once");
+    }
+    if !file.config.used.contains(key) {
+        return invalid(place, &format!("`rows` names {key:?}, which is not in config.used"));
+    }
+    Ok(())
+}

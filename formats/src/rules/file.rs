@@ -1,0 +1,275 @@
+//! The form of a rule file, as TOML gives it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize, de};
+
+use super::name::NamePattern;
+use crate::{
+    expr::Expr,
+    normalise::Align,
+    spec::{Activation, NormKind, RopeStyle},
+};
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PackFile {
+    pub(crate) schema: u32,
+    pub(crate) id: String,
+    #[serde(default)]
+    pub(crate) strip: Vec<StripRule>,
+    #[serde(default)]
+    pub(crate) ignore: Vec<IgnoreRule>,
+    pub(crate) config: ConfigKeys,
+    #[serde(default, rename = "let")]
+    pub(crate) lets: BTreeMap<String, Expr>,
+    #[serde(default)]
+    pub(crate) require: Vec<RequireRule>,
+    pub(crate) families: BTreeMap<String, Family>,
+    pub(crate) spec: SpecRules,
+    pub(crate) axes: BTreeMap<String, AxisRule>,
+    pub(crate) tensors: Vec<TensorRule>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StripRule {
+    pub(crate) from: String,
+    pub(crate) to: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct IgnoreRule {
+    /// `*` stands for any characters.
+    pub(crate) pattern: String,
+    pub(crate) reason: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConfigKeys {
+    pub(crate) used: Vec<String>,
+    #[serde(default)]
+    pub(crate) ignored: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RequireRule {
+    pub(crate) that: Expr,
+    pub(crate) message: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Family {
+    pub(crate) architectures: Vec<String>,
+    #[serde(default)]
+    pub(crate) used: Vec<String>,
+    #[serde(default)]
+    pub(crate) ignored: Vec<String>,
+    #[serde(default, rename = "let")]
+    pub(crate) lets: BTreeMap<String, Expr>,
+    #[serde(default)]
+    pub(crate) require: Vec<RequireRule>,
+}
+
+/// Expressions for the fields of [`crate::Spec`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SpecRules {
+    pub(crate) layers: Expr,
+    pub(crate) hidden_size: Expr,
+    pub(crate) vocab_size: Expr,
+    pub(crate) max_positions: Expr,
+    pub(crate) tied_embeddings: Expr,
+    pub(crate) norm: NormRules,
+    pub(crate) attention: AttentionRules,
+    pub(crate) rope: RopeRules,
+    pub(crate) ffn: FfnRules,
+    pub(crate) layer: LayerRules,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NormRules {
+    pub(crate) kind: NormKind,
+    pub(crate) eps: Expr,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AttentionRules {
+    pub(crate) heads: Expr,
+    pub(crate) kv_heads: Expr,
+    pub(crate) head_dim: Expr,
+    /// Absent: `head_dim` to the power of minus one half.
+    pub(crate) scale: Option<Expr>,
+    pub(crate) qkv_bias: Expr,
+    pub(crate) o_bias: Expr,
+    /// `'none'` or `'head'`.
+    pub(crate) qk_norm: Expr,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RopeRules {
+    pub(crate) style: RopeStyle,
+    pub(crate) width: Expr,
+    pub(crate) default_theta: Expr,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FfnRules {
+    pub(crate) size: Expr,
+    pub(crate) activation: Activation,
+    pub(crate) bias: Expr,
+}
+
+/// Evaluated for every layer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LayerRules {
+    /// Tokens of a sliding window, null for none.
+    pub(crate) window: Expr,
+    /// Whether the layer has a position embedding.
+    pub(crate) rope: Expr,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AxisRule {
+    pub(crate) len: Expr,
+    pub(crate) unit: Option<Expr>,
+    #[serde(default)]
+    pub(crate) align: Align,
+    /// The axis whose cut decides this one's.
+    pub(crate) follow: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TensorRule {
+    pub(crate) name: NamePattern,
+    pub(crate) shape: Vec<Expr>,
+    #[serde(deserialize_with = "cut_from_text")]
+    pub(crate) cut: CutRule,
+    pub(crate) role: Role,
+    pub(crate) quantize: Option<bool>,
+    #[serde(default)]
+    pub(crate) required: Presence,
+    pub(crate) rows: Option<String>,
+}
+
+/// Whether a tensor exists.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Presence {
+    #[default]
+    Always,
+    Maybe,
+    Exactly(Expr),
+}
+
+impl<'de> Deserialize<'de> for Presence {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expression = Expr::deserialize(deserializer)?;
+        Ok(match expression.text() {
+            "true" => Self::Always,
+            "false" => Self::Maybe,
+            _ => Self::Exactly(expression),
+        })
+    }
+}
+
+/// How a tensor is distributed over the ranks. Shapes are `[out, in]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CutRule {
+    /// Every rank holds all of it.
+    Replicate,
+    /// Outputs by this axis.
+    Column(String),
+    /// Inputs by this axis; what the ranks compute must be summed.
+    Row(String),
+    /// A vector by this axis.
+    Vector(String),
+    /// Rows by the axis `vocab`; one rank's rows answer a lookup.
+    Vocab,
+    /// Only rank 0 holds it: it would count once per rank in a sum.
+    Once,
+}
+
+impl CutRule {
+    /// The axis, if it is cut by one.
+    #[must_use]
+    pub fn axis(&self) -> Option<&str> {
+        match self {
+            Self::Column(axis) | Self::Row(axis) | Self::Vector(axis) => Some(axis),
+            Self::Vocab => Some("vocab"),
+            Self::Replicate | Self::Once => None,
+        }
+    }
+
+    /// Dimensions that the tensor must have and the one that is cut, if these follow.
+    pub(crate) const fn dimensions(&self) -> Option<(usize, usize)> {
+        match self {
+            Self::Column(_) | Self::Vocab => Some((2, 0)),
+            Self::Row(_) => Some((2, 1)),
+            Self::Vector(_) => Some((1, 0)),
+            Self::Replicate | Self::Once => None,
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "replicate" => return Some(Self::Replicate),
+            "vocab" => return Some(Self::Vocab),
+            "once" => return Some(Self::Once),
+            _ => {}
+        }
+        let (kind, axis) = text.strip_suffix(')')?.split_once('(')?;
+        let axis = axis.to_owned();
+        match kind {
+            "column" => Some(Self::Column(axis)),
+            "row" => Some(Self::Row(axis)),
+            "vector" => Some(Self::Vector(axis)),
+            _ => None,
+        }
+    }
+}
+
+fn cut_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CutRule, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    CutRule::parse(&text).ok_or_else(|| {
+        de::Error::custom(format!(
+            "unknown cut {text:?}; known: replicate, column(axis), row(axis), vector(axis), \
+             vocab, once"
+        ))
+    })
+}
+
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Rows that are looked up by token.
+    Embed,
+    /// The matrix that gives logits.
+    Head,
+    /// Gains of a normalisation.
+    Norm,
+    /// What is added to a product.
+    Bias,
+    /// A matrix that vectors are multiplied by.
+    Linear,
+}
+
+impl Role {
+    /// Whether such tensors are quantized unless a rule says otherwise.
+    #[must_use]
+    pub const fn is_quantized(self) -> bool {
+        matches!(self, Self::Embed | Self::Head | Self::Linear)
+    }
+}

@@ -1,0 +1,57 @@
+//! The quantizer against MLX's own output (MLX 0.32.4, CPU).
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its data has failed")]
+
+use std::{fs, path::Path};
+
+use shardpack_formats::{
+    AffineFormat, Dtype, Rounding,
+    affine::quantize,
+    container::{TensorInfo, parse},
+};
+
+fn read(name: &str) -> (Vec<u8>, Vec<TensorInfo>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/mlx_goldens").join(name);
+    let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let tensors = parse(&bytes).unwrap();
+    (bytes, tensors)
+}
+
+fn tensor<'a>((bytes, tensors): &'a (Vec<u8>, Vec<TensorInfo>), name: &str) -> (Dtype, &'a [u8]) {
+    let info = tensors.iter().find(|tensor| tensor.name == name).unwrap();
+    (info.dtype, &bytes[info.offset as usize..][..info.size as usize])
+}
+
+fn check(bits: u32, group_size: u32, suffix: &str) {
+    let input = read(&format!("input{suffix}.safetensors"));
+    let golden = read(&format!("affine_b{bits}_g{group_size}{suffix}.safetensors"));
+    let format = AffineFormat::new(bits, group_size).unwrap();
+    let (dtype, source) = tensor(&input, "w");
+    let (_, weight) = tensor(&golden, "weight");
+    let (store, scales) = tensor(&golden, "scales");
+    let (_, biases) = tensor(&golden, "biases");
+    let mut ours = (vec![0; weight.len()], vec![0; scales.len()], vec![0; biases.len()]);
+    quantize(
+        format,
+        Rounding::MlxCpu,
+        (dtype, source),
+        store,
+        (&mut ours.0, &mut ours.1, &mut ours.2),
+    )
+    .unwrap();
+    let what = format!("{bits} bits, groups of {group_size}{suffix}");
+    assert!(ours.0 == weight, "integers differ at {what}");
+    assert!(ours.1 == scales, "scales differ at {what}");
+    assert!(ours.2 == biases, "biases differ at {what}");
+}
+
+#[test]
+fn mlx_cpu_rounding_equals_mlx_bit_for_bit() {
+    check(4, 64, "");
+    check(6, 64, "");
+    check(8, 64, "");
+    check(4, 32, "");
+    check(4, 128, "");
+    check(4, 64, "_f16");
+    check(4, 64, "_f32");
+}

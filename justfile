@@ -1,0 +1,40 @@
+# The same recipes everywhere: here, in CI, on a newcomer's machine.
+
+# Everything that a change must pass.
+ci: fmt lint doc demo test darwin interop
+
+# Formatting.
+fmt:
+    cargo fmt --all --check
+
+# Lints, warnings as errors.
+lint:
+    cargo clippy --workspace --all-targets --release -- -D warnings
+
+# Documentation, warnings as errors.
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --release
+
+# The main job, end to end.
+demo:
+    cargo run --release -- demo
+
+# Unit, property and end-to-end tests.
+test:
+    cargo test --release
+
+# Types and lints for Apple silicon, from any machine.
+darwin:
+    tests/darwin.sh
+
+# Against other people's software; says what it skips and why.
+interop:
+    tests/interop/run.sh
+
+# Licences, advisories, sources (needs cargo-deny).
+deny:
+    cargo deny check
+
+# All-reduce latency between threads and over loopback.
+bench:
+    cargo run --release -p shardpack-collectives --example allreduce

@@ -1,0 +1,24 @@
+//! The HTTP front: text in, text out, over an engine that knows only token ids.
+//!
+//! A request's way: a dialect (`chat`) parses it to the inner form (`inner`), the model's
+//! `template` renders it, its tokenizer (`text`) encodes it, the engine continues it, and the
+//! dialect writes the pieces of the answer (`stream`). Whatever the model says, the status is
+//! not a 5xx.
+
+mod app;
+mod chat;
+mod error;
+mod generation;
+mod inner;
+mod json;
+mod model;
+mod serve;
+mod stream;
+mod template;
+mod text;
+
+pub use app::{Server, ServerLimits};
+pub use model::{ChatModel, OpenModelError};
+pub use serve::{run, serve, termination};
+pub use template::TemplateError;
+pub use text::{DecodingError, VocabularyError};

@@ -1,0 +1,245 @@
+//! A front on a real socket over an engine that plays a script.
+
+use std::{
+    collections::VecDeque,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    sync::mpsc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::super::*;
+use crate::engine::{Command, Event, FinishReason, RequestId, Usage};
+
+/// For everything that must happen soon; only a failing test waits that long.
+pub(super) const SOON: Duration = Duration::from_secs(20);
+
+/// What the engine does with a request, in order.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// Tokens of a text.
+    Say(&'static str),
+    /// These tokens.
+    Tokens(Vec<u32>),
+    /// Nothing, until the test opens the gate.
+    Gate,
+    /// Nothing, until the request is cancelled.
+    AwaitCancel,
+    /// The end.
+    Finish(FinishReason),
+    /// A failure, and whether it may pass.
+    Fail(&'static str, bool),
+}
+
+/// What the engine saw.
+#[derive(Debug, PartialEq)]
+pub(super) enum Seen {
+    Submitted(GenerateRequest),
+    Cancelled,
+}
+
+pub(super) struct Scripted {
+    pub(super) address: SocketAddr,
+    pub(super) engine: EngineHandle,
+    pub(super) seen: mpsc::Receiver<Seen>,
+    pub(super) gate: mpsc::Sender<()>,
+    pub(super) stop: Option<oneshot::Sender<()>>,
+    front: Option<JoinHandle<()>>,
+}
+
+pub(super) fn kjv() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kjv-4m"))
+}
+
+/// A front over an engine that plays the same steps for every request.
+pub(super) fn start(script: Vec<Step>) -> Scripted {
+    start_with(script, ServerLimits::default(), ChatModel::open(kjv()).unwrap())
+}
+
+pub(super) fn start_with(script: Vec<Step>, limits: ServerLimits, model: ChatModel) -> Scripted {
+    let (engine, commands) = EngineHandle::new(2);
+    engine.update_status(|status| status.state = EngineState::Ready);
+    let (seen_sender, seen) = mpsc::channel();
+    let (gate, gate_receiver) = mpsc::channel();
+    let vocabulary = model.vocabulary().clone();
+    thread::spawn(move || {
+        let mut waiting = VecDeque::new();
+        while let Some(command) = waiting.pop_front().or_else(|| commands.recv().ok()) {
+            let Command::Submit { id, request, events } = command else { continue };
+            let usage = Usage::default();
+            let _ = seen_sender.send(Seen::Submitted(request));
+            for step in script.clone() {
+                let tokens = match step {
+                    Step::Say(text) => vocabulary.encode(text).unwrap(),
+                    Step::Tokens(ids) => ids.into_iter().map(TokenId).collect(),
+                    Step::Gate => {
+                        let _ = gate_receiver.recv();
+                        continue;
+                    }
+                    Step::AwaitCancel => {
+                        await_cancel(id, &commands, &mut waiting);
+                        let _ = seen_sender.send(Seen::Cancelled);
+                        continue;
+                    }
+                    Step::Finish(reason) => {
+                        events(Event::Finished { request: id, reason, usage });
+                        continue;
+                    }
+                    Step::Fail(message, retryable) => {
+                        let message = message.to_owned();
+                        events(Event::Failed { request: id, message, retryable });
+                        continue;
+                    }
+                };
+                for token in tokens {
+                    events(Event::Token { request: id, token });
+                }
+            }
+        }
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let names = vec!["kjv-4m".to_owned(), "org/alias".to_owned()];
+    let server = Server::new(model, engine.clone(), names, limits);
+    let (stop, stopped) = oneshot::channel();
+    let front = thread::spawn(move || {
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        crate::server::run(listener, server, stopped).unwrap();
+    });
+    Scripted { address, engine, seen, gate, stop: Some(stop), front: Some(front) }
+}
+
+fn await_cancel(
+    id: RequestId,
+    commands: &mpsc::Receiver<Command>,
+    waiting: &mut VecDeque<Command>,
+) {
+    loop {
+        match commands.recv() {
+            Ok(Command::Cancel(cancelled)) if cancelled == id => return,
+            Ok(command) => waiting.push_back(command),
+            Err(_) => return,
+        }
+    }
+}
+
+impl Scripted {
+    pub(super) fn seen(&self) -> Seen {
+        self.seen.recv_timeout(SOON).expect("the engine sees something soon")
+    }
+
+    pub(super) fn submitted(&self) -> GenerateRequest {
+        match self.seen() {
+            Seen::Submitted(request) => request,
+            Seen::Cancelled => panic!("expected a submission"),
+        }
+    }
+
+    /// Sends a request and leaves the connection open, nothing read.
+    pub(super) fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut connection = TcpStream::connect(self.address).unwrap();
+        connection.set_read_timeout(Some(SOON)).unwrap();
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        connection.write_all(request.as_bytes()).unwrap();
+        connection
+    }
+
+    pub(super) fn get(&self, path: &str) -> Reply {
+        Reply::read(self.send("GET", path, ""))
+    }
+
+    pub(super) fn chat(&self, members: &str) -> Reply {
+        Reply::read(self.send_chat(members))
+    }
+
+    /// A request of one message, with further members of the body.
+    pub(super) fn send_chat(&self, members: &str) -> TcpStream {
+        let messages = r#""messages":[{"role":"user","content":"John 11:35"}]"#;
+        let comma = if members.is_empty() { "" } else { "," };
+        self.send("POST", "/v1/chat/completions", &format!("{{{messages}{comma}{members}}}"))
+    }
+
+    /// Asks the server to stop and waits until it has.
+    pub(super) fn stop(&mut self) {
+        self.stop.take().map(|stop| stop.send(()));
+        self.join();
+    }
+
+    pub(super) fn join(&mut self) {
+        if let Some(front) = self.front.take() {
+            front.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.stop.take().map(|stop| stop.send(()));
+    }
+}
+
+/// A response as it came.
+pub(super) struct Reply {
+    pub(super) status: u16,
+    head: String,
+    pub(super) body: String,
+}
+
+impl Reply {
+    pub(super) fn read(mut connection: TcpStream) -> Self {
+        let mut bytes = Vec::new();
+        connection.read_to_end(&mut bytes).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").expect("a response has a head");
+        let head = head.to_ascii_lowercase();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let chunked = head.contains("transfer-encoding: chunked");
+        let body = if chunked { unchunk(body) } else { body.to_owned() };
+        Self { status, head, body }
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        let prefix = format!("{name}: ");
+        self.head.lines().find_map(|line| line.strip_prefix(&prefix))
+    }
+
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// The status and the error's code, param and message.
+    pub(super) fn error(&self) -> (u16, String) {
+        let error = &self.json()["error"];
+        (self.status, format!("{} {} {}", error["code"], error["param"], error["message"]))
+    }
+
+    /// Payloads of the events, checked for form.
+    pub(super) fn events(&self) -> Vec<&str> {
+        assert_eq!(self.header("content-type"), Some("text/event-stream"));
+        assert_eq!(self.header("cache-control"), Some("no-cache"));
+        let frames = self.body.strip_suffix("\n\n").expect("frames end with an empty line");
+        let frames = frames.split("\n\n").filter(|frame| !frame.starts_with(':'));
+        frames.map(|frame| frame.strip_prefix("data: ").expect(frame)).collect()
+    }
+}
+
+fn unchunk(mut body: &str) -> String {
+    let mut text = String::new();
+    while let Some((length, rest)) = body.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).unwrap();
+        text.push_str(&rest[..length]);
+        body = &rest[length + 2..];
+    }
+    text
+}

@@ -1,0 +1,174 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// A request of one message with further members.
+fn parse_with(members: &str) -> Result<ChatCall, ApiError> {
+    let comma = if members.is_empty() { "" } else { "," };
+    parse(format!(r#"{{"messages":[{{"role":"user","content":"a"}}]{comma}{members}}}"#).as_bytes())
+}
+
+fn accepted(members: &str) -> ChatCall {
+    parse_with(members).unwrap_or_else(|error| panic!("{members}: {error:?}"))
+}
+
+#[test]
+fn absent_and_null_are_the_same() {
+    let call = accepted("");
+    let nulls = accepted(
+        r#""model":null,"temperature":null,"seed":null,"max_tokens":null,"stop":null,"n":null,
+        "stream":null,"stream_options":null,"tools":null,"tool_choice":null,"logit_bias":null,
+        "response_format":null,"chat_template_kwargs":null,"mystery":null"#,
+    );
+    assert_eq!(call.request, nulls.request);
+    assert_eq!((call.stream, call.include_usage, call.model), (false, false, None));
+    assert!(nulls.ignored.is_empty());
+}
+
+#[test]
+fn values_are_taken() {
+    let call = accepted(
+        r#""model":"m","temperature":0.5,"seed":7.0,"max_tokens":3,"max_completion_tokens":4,
+        "stop":["a","b"],"stream":true,"stream_options":{"include_usage":true},
+        "reasoning_effort":"low","chat_template_kwargs":{"z":1,"a":2}"#,
+    );
+    assert_eq!(call.model.as_deref(), Some("m"));
+    assert_eq!(call.request.sampling, SamplingRequest { temperature: Some(0.5), seed: Some(7) });
+    let stop = vec!["a".to_owned(), "b".to_owned()];
+    assert_eq!(call.request.limits, Limits { max_tokens: Some(4), stop });
+    assert!(call.stream && call.include_usage);
+    let kwargs = serde_json::to_string(&call.request.template_kwargs).unwrap();
+    assert_eq!(kwargs, r#"{"z":1,"a":2,"reasoning_effort":"low"}"#);
+    assert_eq!(accepted(r#""stop":"x""#).request.limits.stop, ["x"]);
+    assert_eq!(accepted(r#""max_tokens":99999999999"#).request.limits.max_tokens, Some(u32::MAX));
+}
+
+#[test]
+fn values_that_change_nothing_are_accepted() {
+    let call = accepted(
+        r#""n":1,"top_p":1,"top_k":-1,"min_p":0.0,"presence_penalty":0,"frequency_penalty":-0.0,
+        "repetition_penalty":1.0,"logprobs":false,"top_logprobs":0,"logit_bias":{},
+        "response_format":{"type":"text"},"modalities":["text"],"parallel_tool_calls":true,
+        "tool_choice":"auto","user":"u","metadata":{},"store":true"#,
+    );
+    assert!(call.ignored.is_empty(), "{:?}", call.ignored);
+}
+
+#[test]
+fn what_cannot_be_honoured_is_refused_by_name() {
+    let check = |members: &str, param: &str| {
+        let error = parse_with(members).expect_err(members);
+        assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::Invalid, Some(param)));
+        assert!(error.message.starts_with(param.split('[').next().unwrap()), "{error}");
+    };
+    check(r#""n":2"#, "n");
+    check(r#""top_p":0.9"#, "top_p");
+    check(r#""top_k":40"#, "top_k");
+    check(r#""min_p":0.1"#, "min_p");
+    check(r#""presence_penalty":0.5"#, "presence_penalty");
+    check(r#""frequency_penalty":"0""#, "frequency_penalty");
+    check(r#""repetition_penalty":1.1"#, "repetition_penalty");
+    check(r#""logprobs":true"#, "logprobs");
+    check(r#""top_logprobs":5"#, "top_logprobs");
+    check(r#""logit_bias":{"5":1}"#, "logit_bias");
+    check(r#""response_format":{"type":"json_object"}"#, "response_format");
+    check(r#""modalities":["audio"]"#, "modalities");
+    check(r#""parallel_tool_calls":false"#, "parallel_tool_calls");
+    check(r#""tool_choice":"required""#, "tool_choice");
+    check(r#""tool_choice":{"type":"function"}"#, "tool_choice");
+    check(r#""temperature":2.1"#, "temperature");
+    check(r#""temperature":"0""#, "temperature");
+    check(r#""seed":1.5"#, "seed");
+    check(r#""seed":1e30"#, "seed");
+    check(r#""max_tokens":0"#, "max_tokens");
+    check(r#""max_completion_tokens":-1"#, "max_completion_tokens");
+    check(r#""stop":7"#, "stop");
+    check(r#""stop":["a",7]"#, "stop[1]");
+    check(r#""stop":"""#, "stop[0]");
+    check(r#""stream":1"#, "stream");
+    check(r#""tools":{}"#, "tools");
+    check(r#""tools":[7]"#, "tools[0]");
+    check(r#""tools":[{"type":"function"}]"#, "tools[0].function.name");
+    check(r#""chat_template_kwargs":{"messages":[]}"#, "chat_template_kwargs.messages");
+    let stops: Vec<String> = (0..=STOPS_MAX).map(|n| format!(r#""{n}""#)).collect();
+    check(&format!(r#""stop":[{}]"#, stops.join(",")), "stop");
+    let tools = vec!["{}"; TOOLS_MAX + 1].join(",");
+    check(&format!(r#""tools":[{tools}]"#), "tools");
+}
+
+#[test]
+fn faults_of_messages_name_their_place() {
+    let check = |messages: &str, param: &str| {
+        let error = parse(format!(r#"{{"messages":{messages}}}"#).as_bytes()).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{messages}");
+    };
+    check("[]", "messages");
+    check("7", "messages");
+    check(r#"[{"role":"user","content":"a"},{"role":"bot"}]"#, "messages[1].role");
+    check(r#"[{"role":"user","content":[{"type":"image_url"}]}]"#, "messages[0].content[0].type");
+    let many = vec![r#"{"role":"user","content":"a"}"#; MESSAGES_MAX + 1].join(",");
+    check(&format!("[{many}]"), "messages");
+}
+
+#[test]
+fn unknown_parameters_and_foreign_tools_are_remembered() {
+    let call = accepted(
+        r#""mystery":{"a":1},"tools":[{"type":"web_search"},{"type":"function","function":{"name":"f"}}]"#,
+    );
+    assert_eq!(call.ignored, ["tools[0]", "mystery"]);
+    assert_eq!(call.request.tools.len(), 1);
+    let none = accepted(r#""tools":[{"function":{"name":"f"}}],"tool_choice":"none""#);
+    assert!(none.request.tools.is_empty());
+}
+
+/// Names that the parser knows, with values of any kind: nothing panics, faults are the client's.
+#[test]
+fn any_value_of_any_parameter_is_taken_or_refused() {
+    let values = [
+        "0",
+        "-1",
+        "1e300",
+        "\"\"",
+        "\"auto\"",
+        "true",
+        "[]",
+        "[[]]",
+        "[{}]",
+        "{}",
+        r#"{"type":{}}"#,
+    ];
+    let known = [
+        "messages",
+        "tools",
+        "tool_choice",
+        "chat_template_kwargs",
+        "reasoning_effort",
+        "temperature",
+        "seed",
+        "max_tokens",
+        "stop",
+        "model",
+        "stream",
+        "stream_options",
+    ];
+    for name in known.into_iter().chain(UNSUPPORTED.map(|(name, _)| name)) {
+        for value in values {
+            if let Err(error) = parse_with(&format!(r#""{name}":{value}"#)) {
+                assert_eq!(error.kind, ErrorKind::Invalid, "{name}: {value}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn damaged_bodies_are_the_clients_fault(place in 0usize..200, byte: u8) {
+        let body = r#"{"messages":[{"role":"assistant","content":[{"type":"text","text":"a"}],"tool_calls":[{"id":"1","function":{"name":"f","arguments":"{}"}}]}],"stop":["a"],"seed":1.0}"#;
+        let mut body = body.as_bytes().to_vec();
+        let place = place % body.len();
+        body[place] = byte;
+        if let Err(error) = parse(&body) {
+            prop_assert_eq!(error.kind, ErrorKind::Invalid);
+        }
+    }
+}

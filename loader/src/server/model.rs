@@ -1,0 +1,394 @@
+//! What of a package the server needs: tokenizer, chat template, stop tokens and limits. Weights
+//! are the engine's; a package without these files still loads there.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::Deserialize;
+
+use super::{
+    inner::ChatRequest,
+    json::{Json, Object},
+    template::{ChatTemplate, RenderError, TemplateError},
+    text::{Vocabulary, VocabularyError},
+};
+use crate::engine::TokenId;
+
+/// Bytes of `tokenizer.json`; the longest published ones have 35 MiB.
+const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of any other file; the longest published ones have 300 KiB.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
+/// The text side of a model.
+pub struct ChatModel {
+    vocabulary: Arc<Vocabulary>,
+    templates: Option<Templates>,
+    stop_tokens: Vec<TokenId>,
+    default_temperature: f32,
+    max_positions: u32,
+    vocab_size: u32,
+}
+
+/// A model's templates; some have one of their own for requests with tools.
+struct Templates {
+    default: ChatTemplate,
+    tools: Option<ChatTemplate>,
+}
+
+/// The package cannot be served. Each names the file and what is wrong in it.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenModelError {
+    /// A file cannot be read.
+    #[error("{file}: cannot be read from {}", folder.display())]
+    Read {
+        /// The package.
+        folder: PathBuf,
+        /// The file's name.
+        file: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file that is far larger than any of its kind.
+    #[error("{file}: over {limit} bytes")]
+    TooLarge {
+        /// The file's name.
+        file: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// A file that is not JSON of the expected shape.
+    #[error("{file}: not the expected JSON")]
+    Json {
+        /// The file's name.
+        file: &'static str,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A value that cannot be.
+    #[error("{file}: {message}")]
+    Value {
+        /// The file's name.
+        file: &'static str,
+        /// The key, what was expected and found.
+        message: String,
+    },
+    /// The tokenizer.
+    #[error("{TOKENIZER}: {0}")]
+    Tokenizer(#[source] VocabularyError),
+    /// The chat template.
+    #[error("{file}: {source}")]
+    Template {
+        /// The file's name.
+        file: &'static str,
+        /// Why.
+        source: TemplateError,
+    },
+}
+
+/// A conversation that cannot become a prompt; all are the request's fault.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PromptError {
+    /// The package has no template.
+    #[error("this model has no chat template: its package has no {TEMPLATE}")]
+    NoTemplate,
+    /// The template and the conversation do not go together.
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    /// The tokenizer failed on the rendered text.
+    #[error("the tokenizer fails on this conversation: {0}")]
+    Encode(tokenizers::Error),
+    /// The template rendered nothing.
+    #[error("the model's chat template renders this conversation as nothing")]
+    Empty,
+    /// A token that the model has no embedding for.
+    #[error("token {token} of the prompt is outside the model's vocabulary of {vocab_size}")]
+    Vocabulary {
+        /// The token.
+        token: u32,
+        /// The model's.
+        vocab_size: u32,
+    },
+    /// No room for an answer.
+    #[error(
+        "this model's maximum context length is {max_positions} tokens, but the messages have \
+         {prompt_tokens}: shorten them"
+    )]
+    TooLong {
+        /// The model's longest sequence.
+        max_positions: u32,
+        /// The prompt's tokens.
+        prompt_tokens: usize,
+    },
+}
+
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const TEMPLATE: &str = "chat_template.jinja";
+const GENERATION: &str = "generation_config.json";
+const CONFIG: &str = "config.json";
+
+impl ChatModel {
+    /// Opens a package directory or a model directory as Hugging Face has it.
+    ///
+    /// `tokenizer.json` and `config.json` must be there; without a template the model opens and
+    /// chat is refused.
+    pub fn open(folder: &Path) -> Result<Self, OpenModelError> {
+        let tokenizer = read(folder, TOKENIZER, TOKENIZER_BYTES_MAX)?.ok_or_else(|| {
+            OpenModelError::Read { folder: folder.to_owned(), file: TOKENIZER, source: missing() }
+        })?;
+        let mut vocabulary = Vocabulary::parse(&tokenizer).map_err(OpenModelError::Tokenizer)?;
+        let config: Config = parse(folder, CONFIG)?.ok_or_else(|| OpenModelError::Read {
+            folder: folder.to_owned(),
+            file: CONFIG,
+            source: missing(),
+        })?;
+        let generation: GenerationConfig = parse(folder, GENERATION)?.unwrap_or_default();
+        let tokenizer_config: Json = parse(folder, TOKENIZER_CONFIG)?.unwrap_or(Json::Null);
+
+        let specials = special_tokens(&tokenizer_config);
+        for (name, token) in specials.iter() {
+            // Unknown-word tokens are what the model said; the others frame it.
+            if let Some(token) = token.as_str().filter(|_| name != "unk_token") {
+                vocabulary.hide(token);
+            }
+        }
+        let mut stop_tokens = generation.eos_token_id.ids();
+        stop_tokens.extend(config.own.eos_token_id.ids());
+        let text = config.text_config.as_ref().unwrap_or(&config.own);
+        stop_tokens.extend(text.eos_token_id.ids());
+        let eos = specials.get("eos_token").and_then(Json::as_str);
+        stop_tokens.extend(eos.and_then(|eos| vocabulary.token_id(eos)));
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
+
+        let positive = |value: Option<u32>, key: &str| {
+            value.filter(|&value| value > 0).ok_or_else(|| OpenModelError::Value {
+                file: CONFIG,
+                message: format!("{key}: expected a positive number, found {value:?}"),
+            })
+        };
+        Ok(Self {
+            templates: read_templates(folder, &tokenizer_config, &specials)?,
+            vocabulary: Arc::new(vocabulary),
+            stop_tokens,
+            default_temperature: generation.default_temperature()?,
+            max_positions: positive(text.max_position_embeddings, "max_position_embeddings")?,
+            vocab_size: positive(text.vocab_size, "vocab_size")?,
+        })
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub(super) const fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    /// Tokens that end an answer: of the generation config, the config and the tokenizer's config.
+    #[must_use]
+    pub(super) fn stop_tokens(&self) -> &[TokenId] {
+        &self.stop_tokens
+    }
+
+    /// The temperature of requests that name none: 0 where `generation_config.json` says
+    /// `do_sample: false`, else its `temperature`, else 1.
+    #[must_use]
+    pub(super) const fn default_temperature(&self) -> f32 {
+        self.default_temperature
+    }
+
+    /// Longest sequence, in tokens.
+    #[must_use]
+    pub const fn max_positions(&self) -> u32 {
+        self.max_positions
+    }
+
+    /// Lowers the longest sequence to what the engine has memory for.
+    pub fn limit_positions(&mut self, max_positions: u32) {
+        self.max_positions = self.max_positions.min(max_positions);
+    }
+
+    /// The prompt of a conversation: at least one token, and room for one more.
+    pub(super) fn prompt(&self, request: &ChatRequest) -> Result<Vec<TokenId>, PromptError> {
+        let templates = self.templates.as_ref().ok_or(PromptError::NoTemplate)?;
+        let template = match &templates.tools {
+            Some(template) if !request.tools.is_empty() => template,
+            _ => &templates.default,
+        };
+        let text = template.render(&request.messages, &request.tools, &request.template_kwargs)?;
+        let prompt = self.vocabulary.encode(&text).map_err(PromptError::Encode)?;
+        if prompt.is_empty() {
+            return Err(PromptError::Empty);
+        }
+        if prompt.len() >= self.max_positions as usize {
+            let max_positions = self.max_positions;
+            return Err(PromptError::TooLong { max_positions, prompt_tokens: prompt.len() });
+        }
+        match prompt.iter().find(|token| token.0 >= self.vocab_size) {
+            Some(token) => {
+                Err(PromptError::Vocabulary { token: token.0, vocab_size: self.vocab_size })
+            }
+            None => Ok(prompt),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Config {
+    #[serde(flatten)]
+    own: TextConfig,
+    /// Multimodal configs keep the decoder's values here.
+    text_config: Option<TextConfig>,
+}
+
+#[derive(Deserialize)]
+struct TextConfig {
+    #[serde(default)]
+    eos_token_id: TokenIds,
+    max_position_embeddings: Option<u32>,
+    vocab_size: Option<u32>,
+}
+
+/// One id, several or none.
+#[derive(Clone, Default, Deserialize)]
+#[serde(untagged)]
+enum TokenIds {
+    #[default]
+    None,
+    One(TokenId),
+    Many(Vec<TokenId>),
+}
+
+impl TokenIds {
+    fn ids(&self) -> Vec<TokenId> {
+        match self {
+            Self::None => Vec::new(),
+            Self::One(id) => vec![*id],
+            Self::Many(ids) => ids.clone(),
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+struct GenerationConfig {
+    #[serde(default)]
+    eos_token_id: TokenIds,
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// `do_sample: false` means greedy, as for transformers. Where the file does not say, clients
+    /// of this API expect sampling: at its temperature, else 1.
+    fn default_temperature(&self) -> Result<f32, OpenModelError> {
+        match self.temperature.unwrap_or(1.0) {
+            _ if self.do_sample == Some(false) => Ok(0.0),
+            temperature if temperature.is_finite() && temperature >= 0.0 => Ok(temperature),
+            found => Err(OpenModelError::Value {
+                file: GENERATION,
+                message: format!("temperature: expected a number from 0, found {found}"),
+            }),
+        }
+    }
+}
+
+/// The named special tokens of a `tokenizer_config.json`, as templates see them.
+fn special_tokens(tokenizer_config: &Json) -> Object {
+    const NAMES: [&str; 7] = [
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
+    ];
+    let config = tokenizer_config.as_object();
+    let member = |name| {
+        let text = match config?.get(name)? {
+            Json::Object(token) => token.get("content")?.as_str()?,
+            token => token.as_str()?,
+        };
+        Some((name.to_owned(), text.into()))
+    };
+    NAMES.into_iter().filter_map(member).collect()
+}
+
+/// `chat_template.jinja`, else `chat_template` of the tokenizer's config: one template or several
+/// with names, of which transformers takes `tool_use` for requests with tools.
+fn read_templates(
+    folder: &Path,
+    tokenizer_config: &Json,
+    specials: &Object,
+) -> Result<Option<Templates>, OpenModelError> {
+    let compile = |file, source: &str| {
+        ChatTemplate::parse(source, specials.clone())
+            .map_err(|source| OpenModelError::Template { file, source })
+    };
+    if let Some(bytes) = read(folder, TEMPLATE, CONFIG_BYTES_MAX)? {
+        let source = str::from_utf8(&bytes).map_err(|error| OpenModelError::Value {
+            file: TEMPLATE,
+            message: format!("expected UTF-8, found {error}"),
+        })?;
+        return Ok(Some(Templates { default: compile(TEMPLATE, source)?, tools: None }));
+    }
+    let file = TOKENIZER_CONFIG;
+    match tokenizer_config.as_object().and_then(|config| config.get("chat_template")) {
+        None | Some(Json::Null) => Ok(None),
+        Some(Json::String(source)) => {
+            Ok(Some(Templates { default: compile(file, source)?, tools: None }))
+        }
+        Some(Json::Array(entries)) => {
+            let named = |name: &str| {
+                entries.iter().filter_map(Json::as_object).find_map(|entry| {
+                    let matches = entry.get("name")?.as_str()? == name;
+                    entry.get("template")?.as_str().filter(|_| matches)
+                })
+            };
+            let source = named("default").ok_or_else(|| OpenModelError::Value {
+                file,
+                message: "chat_template: none of the list is named \"default\"".to_owned(),
+            })?;
+            let tools = named("tool_use").map(|source| compile(file, source)).transpose()?;
+            Ok(Some(Templates { default: compile(file, source)?, tools }))
+        }
+        Some(other) => Err(OpenModelError::Value {
+            file,
+            message: format!("chat_template: expected a string or a list, found {}", other.kind()),
+        }),
+    }
+}
+
+/// A file's bytes, or nothing where it does not exist.
+fn read(folder: &Path, file: &'static str, limit: u64) -> Result<Option<Vec<u8>>, OpenModelError> {
+    let error = |source| OpenModelError::Read { folder: folder.to_owned(), file, source };
+    let open = match File::open(folder.join(file)) {
+        Ok(open) => open,
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(error(source)),
+    };
+    let mut bytes = Vec::new();
+    open.take(limit + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > limit {
+        return Err(OpenModelError::TooLarge { file, limit });
+    }
+    Ok(Some(bytes))
+}
+
+fn parse<T: for<'de> Deserialize<'de>>(
+    folder: &Path,
+    file: &'static str,
+) -> Result<Option<T>, OpenModelError> {
+    let Some(bytes) = read(folder, file, CONFIG_BYTES_MAX)? else { return Ok(None) };
+    serde_json::from_slice(&bytes).map(Some).map_err(|source| OpenModelError::Json { file, source })
+}
+
+fn missing() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "no such file")
+}
+
+#[cfg(test)]
+mod tests;

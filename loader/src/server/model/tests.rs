@@ -1,0 +1,119 @@
+use std::fs;
+
+use super::*;
+
+const KJV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kjv-4m");
+
+/// The real model's files with some replaced; an empty text removes the file.
+fn open(changes: &[(&str, &str)]) -> Result<ChatModel, OpenModelError> {
+    let folder = tempfile::tempdir().unwrap();
+    for file in [TOKENIZER, TOKENIZER_CONFIG, TEMPLATE, GENERATION, CONFIG] {
+        fs::copy(Path::new(KJV).join(file), folder.path().join(file)).unwrap();
+    }
+    for (file, text) in changes {
+        let path = folder.path().join(file);
+        if text.is_empty() {
+            fs::remove_file(path).unwrap();
+        } else {
+            fs::write(path, text).unwrap();
+        }
+    }
+    ChatModel::open(folder.path())
+}
+
+fn request(tools: &[&str]) -> ChatRequest {
+    let text = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
+    let mut request = super::super::chat::parse(text.as_bytes()).unwrap().request;
+    request.tools = tools.iter().map(|tool| Json::parse(tool.as_bytes()).unwrap()).collect();
+    request
+}
+
+#[test]
+fn faults_name_the_file_and_what_is_wrong_in_it() {
+    let check = |file: &str, text: &str, words: &[&str]| {
+        let error = open(&[(file, text)]).err().expect(file).to_string();
+        assert!(error.starts_with(file), "{error}");
+        for word in words {
+            assert!(error.contains(word), "{error}");
+        }
+    };
+    check(TOKENIZER, "", &["cannot be read"]);
+    check(TOKENIZER, "{}", &["not a tokenizer"]);
+    check(CONFIG, "", &["cannot be read"]);
+    check(CONFIG, "{", &["not the expected JSON"]);
+    check(CONFIG, "{}", &["max_position_embeddings", "None"]);
+    check(CONFIG, r#"{"max_position_embeddings":9,"vocab_size":0}"#, &["vocab_size", "0"]);
+    check(CONFIG, r#"{"max_position_embeddings":-1}"#, &["not the expected JSON"]);
+    check(GENERATION, r#"{"temperature":-1}"#, &["temperature", "-1"]);
+    check(TEMPLATE, "{% for %}", &["does not parse", ":1"]);
+}
+
+#[test]
+fn stop_tokens_are_those_of_all_files() {
+    let check = |changes: &[(&str, &str)], expected: &[u32]| {
+        let model = open(changes).unwrap();
+        let found: Vec<u32> = model.stop_tokens().iter().map(|token| token.0).collect();
+        assert_eq!(found, expected, "{changes:?}");
+    };
+    check(&[], &[2]);
+    check(&[(GENERATION, r#"{"eos_token_id":[7,2,5]}"#)], &[2, 5, 7]);
+    check(&[(GENERATION, r#"{"eos_token_id":null}"#), (TOKENIZER_CONFIG, "")], &[2]);
+    let config = r#"{"eos_token_id":[9],"text_config":{"eos_token_id":8,"max_position_embeddings":5,"vocab_size":2048}}"#;
+    check(&[(CONFIG, config), (GENERATION, ""), (TOKENIZER_CONFIG, "")], &[8, 9]);
+    check(
+        &[
+            (CONFIG, config),
+            (GENERATION, ""),
+            (TOKENIZER_CONFIG, r#"{"eos_token":{"content":"<|endoftext|>"}}"#),
+        ],
+        &[0, 8, 9],
+    );
+}
+
+#[test]
+fn temperature_follows_the_generation_config() {
+    let check = |generation: &str, expected: f32| {
+        let model = open(&[(GENERATION, generation)]).unwrap();
+        assert_eq!(model.default_temperature().to_bits(), expected.to_bits(), "{generation}");
+    };
+    check("", 1.0);
+    check("{}", 1.0);
+    check(r#"{"temperature":0.6}"#, 0.6);
+    check(r#"{"do_sample":true,"temperature":0.6}"#, 0.6);
+    check(r#"{"do_sample":false,"temperature":0.6}"#, 0.0);
+}
+
+#[test]
+fn templates_come_from_either_file() {
+    let check = |config: &str, tools: &[&str], expected: &str| {
+        let model = open(&[(TEMPLATE, ""), (TOKENIZER_CONFIG, config)]).unwrap();
+        let expected = model.vocabulary().encode(expected).unwrap();
+        assert_eq!(model.prompt(&request(tools)).unwrap(), expected, "{config}");
+    };
+    let list = r#"{"chat_template":[{"name":"default","template":"plain"},{"name":"tool_use","template":"tools"}]}"#;
+    check(r#"{"chat_template":"one {{ eos_token }}","eos_token":"E"}"#, &[], "one E");
+    check(list, &[], "plain");
+    check(list, &["{}"], "tools");
+    let error = open(&[(TEMPLATE, ""), (TOKENIZER_CONFIG, r#"{"chat_template":[]}"#)]);
+    assert!(error.err().unwrap().to_string().contains("default"));
+}
+
+#[test]
+fn prompts_that_cannot_be_continued_are_refused() {
+    let prompt = |template: &str, positions: u32| {
+        let mut model = open(&[(TEMPLATE, template)]).unwrap();
+        model.limit_positions(positions);
+        model.prompt(&request(&[]))
+    };
+    assert!(matches!(prompt("{# nothing #}", 9), Err(PromptError::Empty)));
+    assert_eq!(prompt("<|im_end|>", 2).unwrap(), [TokenId(2)]);
+    assert!(matches!(prompt("<|im_end|>", 1), Err(PromptError::TooLong { prompt_tokens: 1, .. })));
+    let error = prompt("{{ raise_exception('only poems') }}", 9).unwrap_err();
+    assert!(error.to_string().ends_with("refuses this conversation: only poems"), "{error}");
+    let small = open(&[
+        (CONFIG, r#"{"max_position_embeddings":9,"vocab_size":2}"#),
+        (TEMPLATE, "<|im_end|>"),
+    ]);
+    let error = small.unwrap().prompt(&request(&[])).unwrap_err();
+    assert!(matches!(error, PromptError::Vocabulary { token: 2, vocab_size: 2 }));
+}

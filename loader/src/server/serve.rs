@@ -1,0 +1,98 @@
+//! The server's life: from a bound socket to the last answer after it was asked to stop.
+
+use std::{
+    future::{Future, IntoFuture, pending},
+    io,
+    net::TcpListener,
+    time::Duration,
+};
+
+use axum::serve::ListenerExt;
+use tokio::{sync::oneshot, time::timeout};
+
+use super::app::Server;
+
+/// Time for the last bytes to leave once every answer is made or given up.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Threads that serve connections: they only move text, the cores are the engine's.
+const WORKER_THREADS: usize = 2;
+/// Threads that render and tokenize; also how many parsed bodies are in memory at once.
+const BLOCKING_THREADS: usize = 4;
+
+/// Serves until `shutdown` is ready. Then new requests are turned away with 503, running ones get
+/// [`ServerLimits::drain_timeout`](super::ServerLimits::drain_timeout), the rest end with an error,
+/// and the port closes.
+pub async fn serve(
+    listener: TcpListener,
+    server: Server,
+    shutdown: impl Future<Output = ()> + Send,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
+        // Tokens are small and must not wait for each other; without it they are only slower.
+        let _ = connection.set_nodelay(true);
+    });
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stopped = async {
+        let _ = stopped.await;
+    };
+    let serving = axum::serve(listener, server.router()).with_graceful_shutdown(stopped);
+    let mut serving = tokio::spawn(serving.into_future());
+    tokio::select! {
+        () = shutdown => {}
+        result = &mut serving => return result.map_err(io::Error::other)?,
+    }
+
+    let front = &server.front;
+    front.draining.send_replace(true);
+    // Every slot back means that no answer is running; the port stays open to say so until then.
+    let all = front.slots.acquire_many(front.limits.active_requests);
+    if timeout(front.limits.drain_timeout, all).await.is_err() {
+        front.closing.send_replace(true);
+    }
+    let _ = stop.send(());
+    if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
+        serving.abort();
+    }
+    Ok(())
+}
+
+/// [`serve`] on a runtime of its own, for callers without one; returns when it does.
+pub fn run(
+    listener: TcpListener,
+    server: Server,
+    shutdown: impl Future<Output = ()> + Send,
+) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKER_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_name("server")
+        .enable_all()
+        .build()?;
+    let result = runtime.block_on(serve(listener, server, shutdown));
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
+    result
+}
+
+/// Ready when the process is asked to end: Ctrl-C, or SIGTERM where there is one.
+pub async fn termination() {
+    let interrupt = async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            pending::<()>().await;
+        }
+    };
+    #[cfg(unix)]
+    let terminate = async {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut signals) => signals.recv().await,
+            Err(_) => pending().await,
+        }
+    };
+    #[cfg(not(unix))]
+    let terminate = pending::<Option<()>>();
+    tokio::select! {
+        () = interrupt => {}
+        _ = terminate => {}
+    }
+}

@@ -1,0 +1,131 @@
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::*;
+
+const CASES: &str = include_str!("golden/golden.json");
+
+fn source(name: &str) -> &'static str {
+    match name {
+        "kjv-4m" => include_str!("../../../../tests/data/kjv-4m/chat_template.jinja"),
+        "llama3" => include_str!("golden/llama3.jinja"),
+        "qwen3" => include_str!("golden/qwen3.jinja"),
+        "mistral" => include_str!("golden/mistral.jinja"),
+        "coder" => include_str!("golden/coder.jinja"),
+        "features" => include_str!("golden/features.jinja"),
+        other => panic!("no template {other}"),
+    }
+}
+
+/// With the clock and the special tokens that `golden/make.py` uses.
+fn template(source: &str) -> ChatTemplate {
+    let now = UNIX_EPOCH + Duration::from_secs(1_791_191_223);
+    let specials = [("bos_token", "<s>"), ("eos_token", "</s>")];
+    let specials = specials.map(|(name, token)| (name.to_owned(), token.into()));
+    let clock = Arc::new(move || now);
+    ChatTemplate::parse_with_clock(source, specials.into_iter().collect(), clock).unwrap()
+}
+
+fn array(value: Option<&Json>) -> &[Json] {
+    match value {
+        Some(Json::Array(items)) => items,
+        other => panic!("expected an array, found {other:?}"),
+    }
+}
+
+fn user(text: &str) -> Message {
+    let fields =
+        [("role", "user"), ("content", text)].map(|(key, text)| (key.to_owned(), text.into()));
+    Message::normalise(Json::Object(fields.into_iter().collect())).unwrap()
+}
+
+fn render(source: &str, kwargs: &str) -> Result<String, RenderError> {
+    let Json::Object(kwargs) = Json::parse(kwargs.as_bytes()).unwrap() else { panic!("{kwargs}") };
+    template(source).render(&[user("hi")], &[], &kwargs)
+}
+
+#[test]
+fn conversations_render_as_transformers_renders_them() {
+    let cases = Json::parse(CASES.as_bytes()).unwrap();
+    let mut faults = Vec::new();
+    let cases = array(Some(&cases));
+    for case in cases.iter().filter_map(Json::as_object) {
+        let text = |key| case.get(key).and_then(Json::as_str);
+        let name = text("template").unwrap();
+        let messages = array(case.get("messages")).iter().cloned();
+        let messages: Vec<Message> = messages.map(|m| Message::normalise(m).unwrap()).collect();
+        let kwargs = case.get("kwargs").and_then(Json::as_object).unwrap();
+        let found = template(source(name)).render(&messages, array(case.get("tools")), kwargs);
+        let same = match (&found, text("expected"), text("refused")) {
+            (Ok(found), Some(expected), None) => found == expected,
+            (Err(RenderError::Refused(found)), None, Some(refused)) => found == refused,
+            (Err(RenderError::Failed(_)), None, Some("")) => true,
+            _ => false,
+        };
+        if !same {
+            faults.push(format!("{name}, {}:\n{found:?}\n{case:?}", text("title").unwrap()));
+        }
+    }
+    assert!(cases.len() >= 80, "only {} cases", cases.len());
+    assert!(faults.is_empty(), "{} of {}\n{}", faults.len(), cases.len(), faults.join("\n\n"));
+}
+
+#[test]
+fn developer_is_the_system_where_the_template_knows_no_developer() {
+    let message = |role: &str| {
+        let fields =
+            [("role", role), ("content", "x")].map(|(key, text)| (key.to_owned(), text.into()));
+        Message::normalise(Json::Object(fields.into_iter().collect())).unwrap()
+    };
+    let check = |source: &str, expected: &str| {
+        let rendered = template(source).render(&[message("developer")], &[], &Object::default());
+        assert_eq!(rendered.unwrap(), expected, "{source}");
+    };
+    check("{{ messages[0].role }}", "system");
+    check("{{ messages[0].role }}{# developer #}", "developer");
+}
+
+#[test]
+fn kwargs_reach_the_template_but_not_over_its_own_variables() {
+    let check = |source: &str, kwargs: &str, expected: &str| {
+        assert_eq!(render(source, kwargs).unwrap(), expected, "{source} {kwargs}");
+    };
+    check("{{ x }}{{ bos_token }}", r#"{"x": 1.5, "bos_token": "B"}"#, "1.5B");
+    check("{{ messages | length }}", r#"{"messages": []}"#, "1");
+    check("{{ tools is none }}", "{}", "True");
+}
+
+#[test]
+fn hostile_templates_end() {
+    let check = |source: &str| {
+        let error = render(source, "{}").unwrap_err();
+        assert!(matches!(error, RenderError::Failed(_)), "{source}: {error}");
+    };
+    check(
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+    );
+    check("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
+    check("{% set t = 'x' * 99999 %}{% for a in range(9999) %}{{ t }}{% endfor %}");
+    check("{{ {} | tojson(indent=999999999) }}");
+    check("{% include 'chat_template' %}");
+    check("{{ undefined_function() }}");
+}
+
+#[test]
+fn a_template_that_does_not_parse_says_where() {
+    let error = ChatTemplate::parse("a\n{% for %}", Object::default()).unwrap_err();
+    assert!(error.to_string().contains("chat_template:2"), "{error}");
+    let long = " ".repeat(SOURCE_BYTES_MAX + 1);
+    assert!(matches!(
+        ChatTemplate::parse(&long, Object::default()),
+        Err(TemplateError::TooLong { .. })
+    ));
+}
+
+#[test]
+fn tags_for_training_leave_no_trace() {
+    let check = |source: &str, expected: &str| {
+        assert_eq!(without_generation_tags(source), expected);
+    };
+    check("a{%- generation +%}b{% endgeneration -%}c", "a{%- with +%}b{% endwith -%}c");
+    check("{% generationx %}{% if generation %}{%", "{% generationx %}{% if generation %}{%");
+}

@@ -1,0 +1,160 @@
+//! Text to tokens and back. Tokens are bytes: a detokenizer collects the bytes of the tokens as
+//! they come and hands out whole characters.
+
+mod decoding;
+mod stop;
+
+use std::{collections::HashSet, sync::Arc};
+
+use tokenizers::Tokenizer;
+
+use decoding::Decoding;
+pub use decoding::DecodingError;
+pub(super) use stop::{Matched, StopMatcher};
+
+use crate::engine::TokenId;
+
+/// A tokenizer and what of its vocabulary is shown.
+pub(super) struct Vocabulary {
+    tokenizer: Tokenizer,
+    decoding: Decoding,
+    /// Tokens without text: the structure of a conversation rather than what is said in it.
+    hidden: HashSet<u32>,
+}
+
+/// Special tokens that open or close turns in published templates. The model may emit them when it
+/// goes astray; they say nothing to a reader.
+const TURN_MARKERS: [&str; 12] = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<s>",
+    "</s>",
+];
+
+/// The tokenizer cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum VocabularyError {
+    /// Not a tokenizer file.
+    #[error("not a tokenizer: {0}")]
+    Parse(#[source] tokenizers::Error),
+    /// Its tokens cannot be turned back into text piece by piece.
+    #[error(transparent)]
+    Decoding(#[from] DecodingError),
+}
+
+impl Vocabulary {
+    /// Parses a `tokenizer.json`.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, VocabularyError> {
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(VocabularyError::Parse)?;
+        let decoding = Decoding::parse(bytes)?;
+        // Left over from training: a prompt must be neither cut nor padded.
+        tokenizer.with_truncation(None).map_err(VocabularyError::Parse)?.with_padding(None);
+        let mut vocabulary = Self { tokenizer, decoding, hidden: HashSet::new() };
+        for name in TURN_MARKERS {
+            vocabulary.hide(name);
+        }
+        Ok(vocabulary)
+    }
+
+    /// Shows a special token as nothing. Special tokens are otherwise shown as their text, since
+    /// markers of calls and of thinking are among them and must not be lost.
+    pub(super) fn hide(&mut self, token: &str) {
+        let special = self.tokenizer.get_added_vocabulary().is_special_token(token);
+        if let Some(id) = self.token_id(token).filter(|_| special) {
+            self.hidden.insert(id.0);
+        }
+    }
+
+    /// The token of exactly that text.
+    #[must_use]
+    pub(super) fn token_id(&self, token: &str) -> Option<TokenId> {
+        self.tokenizer.token_to_id(token).map(TokenId)
+    }
+
+    /// Tokens of a rendered prompt; none are added, since templates write their own special tokens.
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<TokenId>, tokenizers::Error> {
+        let encoding = self.tokenizer.encode_fast(text, false)?;
+        Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
+    }
+
+    /// Appends a token's bytes; an id outside the vocabulary has none.
+    fn append_bytes(&self, token: TokenId, is_first: bool, out: &mut Vec<u8>) -> bool {
+        if self.hidden.contains(&token.0) {
+            return false;
+        }
+        let added = self.tokenizer.get_added_vocabulary();
+        if let Some(text) = added.simple_id_to_token(token.0) {
+            // Added tokens stand for their own text, whatever alphabet the others are spelt in.
+            out.extend_from_slice(text.as_bytes());
+        } else if let Some(text) = self.tokenizer.id_to_token(token.0) {
+            self.decoding.append_bytes(&text, is_first, out);
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+/// Turns tokens into text as they come.
+///
+/// Invariant: what was handed out is a prefix of the text of all tokens so far, and together with
+/// [`Detokenizer::finish`] it is that text. Bytes that can still become a character are held back;
+/// bytes that no longer can are U+FFFD, as in `String::from_utf8_lossy`.
+pub(super) struct Detokenizer {
+    vocabulary: Arc<Vocabulary>,
+    /// The beginning of a character: at most three bytes between calls.
+    pending: Vec<u8>,
+    is_first: bool,
+}
+
+impl Detokenizer {
+    /// For a new sequence.
+    #[must_use]
+    pub(super) const fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self { vocabulary, pending: Vec::new(), is_first: true }
+    }
+
+    /// The text that a token completes, perhaps none.
+    pub(super) fn push(&mut self, token: TokenId) -> String {
+        if self.vocabulary.append_bytes(token, self.is_first, &mut self.pending) {
+            self.is_first = false;
+        }
+        let mut text = String::new();
+        let mut held = 0;
+        let mut chunks = self.pending.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            text.push_str(chunk.valid());
+            if chunk.invalid().is_empty() {
+                continue;
+            }
+            if chunks.peek().is_none() && is_incomplete(chunk.invalid()) {
+                held = chunk.invalid().len();
+            } else {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        self.pending.drain(..self.pending.len() - held);
+        text
+    }
+
+    /// What is left at the end: the replacement character if one was cut off.
+    pub(super) fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
+    }
+}
+
+/// Whether bytes at the end of the input are the beginning of a character.
+fn is_incomplete(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! What the user typed, as types. Parsing only; no command is carried out here.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Run the largest open models on a few machines: quantize, cut, push and serve.
+#[derive(Parser)]
+#[command(version, propagate_version = true, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 looked at the given model, package or set and it is wrong; 2 could not run.
+
+Start with:  shardpack demo";
+
+/// The commands, in the order in which a model meets them.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Convert, push and serve a small model on this machine, and ask it a question.
+    Demo(DemoArgs),
+    /// Quantize a model and cut it into one package per node.
+    Convert(ConvertArgs),
+    /// Check every byte of a package or a package set.
+    Verify(VerifyArgs),
+    /// Show what a package or a package set holds.
+    Inspect(InspectArgs),
+    /// Receive packages on this machine and run ranks of them.
+    Node(NodeArgs),
+    /// Send each node its package.
+    Push(PushArgs),
+    /// Serve a model from all its packages behind an OpenAI-compatible API.
+    Serve(ServeArgs),
+    /// Compute the logits of given tokens (for tests and comparisons).
+    Logits(LogitsArgs),
+    /// One rank of a group; started by `serve` and `node`.
+    #[command(hide = true)]
+    Rank(RankArgs),
+}
+
+/// `demo`.
+#[derive(Args)]
+pub(crate) struct DemoArgs {
+    /// Leave the server running and print its address.
+    #[arg(long)]
+    pub keep: bool,
+    /// What to ask; the model knows verses of the King James Bible by heart.
+    #[arg(long, default_value = "John 3:16", value_name = "TEXT")]
+    pub ask: String,
+    /// The folder of the demo's model, if it is not beside the program's sources.
+    #[arg(long, value_name = "FOLDER")]
+    pub model: Option<PathBuf>,
+}
+
+/// `convert`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
+  shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json")]
+pub(crate) struct ConvertArgs {
+    /// Folder of a Hugging Face model: config.json and .safetensors files.
+    pub source: PathBuf,
+    /// Folder to write the package set to; must not exist or be empty.
+    #[arg(short, long, value_name = "FOLDER")]
+    pub output: PathBuf,
+    /// Bits per weight: 4, 6 or 8, or 16 for not quantized.
+    #[arg(long, default_value_t = 4)]
+    pub bits: u32,
+    /// Weights that share a scale: 32, 64 or 128.
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub group_size: u32,
+    /// Number of nodes to cut the model for, 1 to 8.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub nodes: u32,
+    /// How weights are rounded: mlx-cpu gives MLX's own bytes.
+    #[arg(long, default_value = "mlx-cpu", value_name = "RULE")]
+    pub rounding: String,
+    /// Type of scales and unquantized weights; the source's own (bf16 for f32 sources) by default.
+    #[arg(long, value_enum)]
+    pub dtype: Option<FloatType>,
+    /// Name to serve the model under.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Threads to use; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Float types on the command line.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum FloatType {
+    /// Brain float, 16 bits.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
+}
+
+/// `verify`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  shardpack verify llama-70b            the whole set
+  shardpack verify llama-70b/node-0     one package")]
+pub(crate) struct VerifyArgs {
+    /// A package set or a package.
+    pub path: PathBuf,
+    /// Threads to use; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `inspect`.
+#[derive(Args)]
+pub(crate) struct InspectArgs {
+    /// A package set or a package.
+    pub path: PathBuf,
+    /// List every tensor too.
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `node`.
+#[derive(Args)]
+#[command(after_help = "\
+Only loopback addresses are accepted until nodes speak mutual TLS.
+
+Example:
+  shardpack node --listen 127.0.0.1:7420 --store ~/shardpack")]
+pub(crate) struct NodeArgs {
+    /// Address to listen on; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:7420", value_name = "HOST:PORT")]
+    pub listen: SocketAddr,
+    /// Folder that holds this node's packages.
+    #[arg(long, value_name = "FOLDER")]
+    pub store: PathBuf,
+    /// Threads of each rank that runs here; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the address as JSON on standard output once listening.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `push`.
+#[derive(Args)]
+#[command(after_help = "\
+Run it again after an interruption: what has arrived is not sent again.
+
+Example:
+  shardpack push llama-70b --to 127.0.0.1:7420,127.0.0.1:7421")]
+pub(crate) struct PushArgs {
+    /// The package set.
+    pub set: PathBuf,
+    /// One node per package, in rank order.
+    #[arg(long, required = true, value_delimiter = ',', value_name = "HOST:PORT,…")]
+    pub to: Vec<SocketAddr>,
+    /// Say what would be sent and send nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `serve`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  shardpack serve llama-70b                                       all ranks on this machine
+  shardpack serve llama-70b --nodes 127.0.0.1:7420,127.0.0.1:7421  on running nodes")]
+pub(crate) struct ServeArgs {
+    /// The package set.
+    pub set: PathBuf,
+    /// Nodes that hold the packages, in rank order; without it, this machine runs every rank.
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
+    pub nodes: Vec<SocketAddr>,
+    /// Address to serve on; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT")]
+    pub listen: SocketAddr,
+    /// Name of the model in the API; the set's name, or its folder's, by default.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// What computes.
+    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+    pub backend: Backend,
+    /// Threads of each rank that runs here; the cores shared out by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the address as JSON on standard output once serving.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What computes.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    /// This program's own kernels.
+    Cpu,
+}
+
+/// `logits`.
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  echo '[1, 15, 27]' > ids.json && shardpack logits set --tokens ids.json -o logits.safetensors")]
+pub(crate) struct LogitsArgs {
+    /// The package set.
+    pub set: PathBuf,
+    /// A JSON list of token ids.
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+    /// File to write: `logits`, f32, [tokens, vocabulary].
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// What computes.
+    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+    pub backend: Backend,
+    /// Threads to use; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+/// `rank`.
+#[derive(Args)]
+pub(crate) struct RankArgs {
+    /// The package.
+    pub package: PathBuf,
+    /// Threads to use.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}

@@ -1,0 +1,143 @@
+//! `shardpack convert`.
+
+use std::{path::Path, process::ExitCode, sync::OnceLock};
+
+use serde_json::json;
+use shardpack_converter::{
+    ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, Source, convert,
+};
+
+use super::{Outcome, threads};
+use crate::{
+    args::{ConvertArgs, FloatType},
+    failure::Failure,
+    pause,
+    progress::{Progress, result, say, size, table},
+};
+
+/// Carries the command out.
+pub(crate) fn run(args: &ConvertArgs) -> Outcome {
+    let converted = threads::with(args.threads, || convert_folder(&args.source, options(args)))??;
+    if args.json {
+        result(&json(&converted).to_string());
+    } else {
+        result(summary(&converted).trim_end());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn options(args: &ConvertArgs) -> ConvertOptions {
+    let dtype = args.dtype.map(|dtype| match dtype {
+        FloatType::Bf16 => "BF16",
+        FloatType::F16 => "F16",
+        FloatType::F32 => "F32",
+    });
+    ConvertOptions {
+        output: args.output.clone(),
+        bits: args.bits,
+        group_size: args.group_size,
+        ranks: args.nodes,
+        rounding: args.rounding.clone(),
+        dtype: dtype.map(str::to_owned),
+        name: args.name.clone(),
+    }
+}
+
+/// Converts a folder and shows how far it is.
+pub(crate) fn convert_folder(folder: &Path, options: ConvertOptions) -> Result<Converted, Failure> {
+    let converted = || {
+        let source = Source::open(folder)?;
+        let plan = Plan::new(&source, options)?;
+        let display = Display::default();
+        convert(&source, &plan, &|event| display.show(event))
+    };
+    converted().map_err(
+        |error: ConvertError| if error.is_wrong() { Failure::wrong(error) } else { error.into() },
+    )
+}
+
+/// The stages of a conversion as progress bars.
+#[derive(Default)]
+struct Display {
+    hashing: OnceLock<Progress>,
+    tensors: OnceLock<Progress>,
+    source_bytes: OnceLock<u64>,
+}
+
+impl Display {
+    fn show(&self, event: &ConvertEvent) {
+        match event {
+            ConvertEvent::Planned(plan) => {
+                pause::at(|| "convert:planned".to_owned());
+                for warning in &plan.warnings {
+                    say(&format!("note: {warning}"));
+                }
+                self.hashing.get_or_init(|| Progress::bytes("hash", plan.file_bytes));
+                self.source_bytes.get_or_init(|| plan.source_bytes);
+            }
+            ConvertEvent::Hashed(bytes) => {
+                if let Some(hashing) = self.hashing.get() {
+                    hashing.add(*bytes);
+                }
+            }
+            ConvertEvent::TensorStarted { name, index } => {
+                pause::at(|| format!("convert:tensor:{index}"));
+                if let Some(hashing) = self.hashing.get() {
+                    hashing.finish();
+                }
+                let total = self.source_bytes.get().copied().unwrap_or(0);
+                self.tensors.get_or_init(|| Progress::bytes("convert", total)).message(name);
+            }
+            ConvertEvent::TensorFinished { source_bytes } => {
+                if let Some(tensors) = self.tensors.get() {
+                    tensors.add(*source_bytes);
+                }
+            }
+            ConvertEvent::Publishing => {
+                if let Some(tensors) = self.tensors.get() {
+                    tensors.finish();
+                }
+                pause::at(|| "convert:publishing".to_owned());
+            }
+        }
+    }
+}
+
+fn json(converted: &Converted) -> serde_json::Value {
+    let packages: Vec<_> = converted
+        .set
+        .packages
+        .iter()
+        .map(|package| json!({ "directory": package.directory, "size_bytes": package.size_bytes, "manifest": package.manifest }))
+        .collect();
+    json!({
+        "ok": true,
+        "output": converted.output,
+        "ids": converted.set.ids,
+        "bits_per_weight": converted.report.bits_per_weight,
+        "parameters": converted.report.parameters,
+        "imbalance": converted.report.imbalance,
+        "packages": packages,
+        "warnings": converted.report.warnings,
+        "run": converted.run,
+    })
+}
+
+fn summary(converted: &Converted) -> String {
+    let (set, report, run) = (&converted.set, &converted.report, &converted.run);
+    let rate = run.source_bytes as f64 / run.seconds.max(1e-9);
+    let mut rows = vec![vec!["package".to_owned(), "weights".to_owned(), "all files".to_owned()]];
+    for (package, weights) in set.packages.iter().zip(&report.bytes_per_rank) {
+        rows.push(vec![package.directory.clone(), size(*weights), size(package.size_bytes)]);
+    }
+    format!(
+        "{}: {:.1} million weights at {:.2} bits each, {:.1} s ({}/s)\nmodel {}\n{}",
+        converted.output.display(),
+        report.parameters as f64 / 1e6,
+        report.bits_per_weight,
+        run.seconds,
+        size(rate as u64),
+        set.ids.model.short(),
+        table(&rows),
+    )
+}

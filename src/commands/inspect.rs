@@ -1,0 +1,156 @@
+//! `shardpack inspect`.
+
+use std::{fmt::Write as _, fs, path::Path, process::ExitCode};
+
+use anyhow::Context;
+use serde_json::json;
+use shardpack_manifests::{
+    Cut, Manifest, PackageSet,
+    manifest::{MANIFEST_FILE, MatrixFormat, Quantization},
+    set::SET_FILE,
+};
+
+use super::Outcome;
+use crate::{
+    args::InspectArgs,
+    failure::Failure,
+    progress::{result, size, table},
+};
+
+/// Carries the command out.
+pub(crate) fn run(args: &InspectArgs) -> Outcome {
+    let set_path = args.path.join(SET_FILE);
+    let manifests: Vec<Manifest> = if set_path.is_file() {
+        let bytes = fs::read(&set_path).with_context(|| set_path.display().to_string())?;
+        let set = PackageSet::parse(&bytes).map_err(|error| {
+            Failure::wrong(anyhow::Error::from(error).context(set_path.display().to_string()))
+        })?;
+        set.packages
+            .iter()
+            .map(|package| read(&args.path.join(&package.directory)))
+            .collect::<Result<_, _>>()?
+    } else {
+        vec![read(&args.path)?]
+    };
+    if args.json {
+        let packages: Vec<_> =
+            manifests.iter().map(|manifest| json(manifest, args.tensors)).collect();
+        result(&json!({ "packages": packages }).to_string());
+    } else {
+        result(text(&manifests, args.tensors).trim_end());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read(package: &Path) -> Result<Manifest, Failure> {
+    let path = package.join(MANIFEST_FILE);
+    let bytes = fs::read(&path).with_context(|| path.display().to_string()).map_err(|error| {
+        Failure::from(error).hint("give a package set (a folder with set.json) or a package (a folder with manifest.json)")
+    })?;
+    Manifest::parse(&bytes).map_err(|error| {
+        Failure::wrong(anyhow::Error::from(error).context(path.display().to_string()))
+    })
+}
+
+fn json(manifest: &Manifest, tensors: bool) -> serde_json::Value {
+    let mut value = json!({
+        "rank": manifest.rank,
+        "name": manifest.name,
+        "ids": manifest.ids,
+        "architecture": manifest.architecture.model_type,
+        "quantization": manifest.quantization,
+        "layout": manifest.layout,
+        "files": manifest.files.iter().map(|file| json!({ "name": file.name, "size": file.size, "blake3": file.blake3 })).collect::<Vec<_>>(),
+        "source": manifest.source,
+    });
+    if tensors {
+        value["tensors"] = json!(manifest.tensors);
+    }
+    value
+}
+
+fn text(manifests: &[Manifest], tensors: bool) -> String {
+    let Some(first) = manifests.first() else { return "an empty set".to_owned() };
+    let (spec, layout) = (&first.architecture, &first.layout);
+    let mut text = format!(
+        "{} ({}), {} layers, hidden {}, {} heads ({} KV) of {}, FFN {}, vocabulary {}{}\n{}\n",
+        first.name.as_deref().unwrap_or("a model"),
+        spec.model_type,
+        spec.layers.len(),
+        spec.hidden_size,
+        spec.attention.heads,
+        spec.attention.kv_heads,
+        spec.attention.head_dim,
+        spec.ffn.size,
+        spec.vocab_size,
+        if spec.tied_embeddings { ", tied" } else { "" },
+        quantization(&first.quantization),
+    );
+    let _ = write!(
+        text,
+        "weights {}\nmodel   {}\nlayout  {}\n\n",
+        first.ids.weights, first.ids.model, first.ids.layout
+    );
+    let mut rows = vec![["rank", "files", "bytes"].map(str::to_owned).to_vec()];
+    rows[0].extend(layout.axes.keys().cloned());
+    for manifest in manifests {
+        let bytes = manifest.files.iter().map(|file| file.size).sum();
+        let mut row =
+            vec![manifest.rank.to_string(), manifest.files.len().to_string(), size(bytes)];
+        row.extend(layout.axes.values().map(|axis| {
+            let units = axis.units(manifest.rank);
+            format!("{}..{}", units.start, units.end)
+        }));
+        rows.push(row);
+    }
+    text += &table(&rows);
+    if tensors {
+        for manifest in manifests {
+            let _ = write!(text, "\nrank {}\n{}", manifest.rank, tensor_table(manifest));
+        }
+    }
+    text
+}
+
+fn quantization(quantization: &Quantization) -> String {
+    let Some(group) = quantization.group_size else {
+        return format!("not quantized, {}", quantization.dtype);
+    };
+    let rounding = quantization.rounding.as_deref().unwrap_or("unknown");
+    let mut text = format!(
+        "{} bits in groups of {group}, rounding {rounding}, scales {}",
+        quantization.bits, quantization.dtype
+    );
+    for (module, format) in &quantization.overrides {
+        // Writing to a string cannot fail.
+        let _ = match format {
+            MatrixFormat::Plain => write!(text, "\n  {module}: not quantized"),
+            MatrixFormat::Affine { bits, group_size } => {
+                write!(text, "\n  {module}: {bits} bits in groups of {group_size}")
+            }
+        };
+    }
+    text
+}
+
+fn tensor_table(manifest: &Manifest) -> String {
+    let mut rows = vec![["tensor", "dtype", "shape", "cut", "file"].map(str::to_owned).to_vec()];
+    for tensor in &manifest.tensors {
+        let cut = match &tensor.cut {
+            Cut::Replicated => "replicated".to_owned(),
+            Cut::Once => "rank 0 only".to_owned(),
+            Cut::Range { axis, dim, start, end, full } => {
+                format!("{axis}: dim {dim}, {start}..{end} of {full}")
+            }
+        };
+        let shape = format!("{:?}", tensor.shape);
+        rows.push(vec![
+            tensor.name.clone(),
+            tensor.dtype.to_string(),
+            shape,
+            cut,
+            tensor.file.clone(),
+        ]);
+    }
+    table(&rows)
+}

@@ -1,0 +1,78 @@
+//! How a command ends badly: what is printed and which exit code is returned.
+
+use std::{fmt::Display, process::ExitCode};
+
+/// Why the command did not succeed, as the exit code tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The given model, package or set was looked at and is wrong.
+    Wrong,
+    /// The command could not do its work.
+    CouldNotRun,
+}
+
+/// An error on its way to the terminal.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    kind: Kind,
+    error: anyhow::Error,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// The given input is wrong.
+    pub(crate) fn wrong(error: impl Into<anyhow::Error>) -> Self {
+        Self { kind: Kind::Wrong, error: error.into(), hint: None }
+    }
+
+    /// Says what to do about it.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Display) -> Self {
+        self.hint = Some(hint.to_string());
+        self
+    }
+
+    /// Prints the chain of causes on one line and returns the exit code. With `json`, the same
+    /// goes to standard output for machines.
+    #[expect(
+        clippy::print_stdout,
+        clippy::print_stderr,
+        reason = "the command line reports to people"
+    )]
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
+        let mut causes: Vec<String> = Vec::new();
+        for cause in self.error.chain() {
+            let text = cause.to_string();
+            // Transparent errors repeat their source.
+            if causes.last() != Some(&text) {
+                causes.push(text);
+            }
+        }
+        let message = causes.join(": ");
+        eprintln!("error: {message}");
+        if let Some(hint) = &self.hint {
+            eprintln!("hint: {hint}");
+        }
+        let code = self.code();
+        if json {
+            println!(
+                "{}",
+                serde_json::json!({ "ok": false, "error": message, "hint": self.hint, "exit_code": code })
+            );
+        }
+        ExitCode::from(code)
+    }
+
+    const fn code(&self) -> u8 {
+        match self.kind {
+            Kind::Wrong => 1,
+            Kind::CouldNotRun => 2,
+        }
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { kind: Kind::CouldNotRun, error: error.into(), hint: None }
+    }
+}

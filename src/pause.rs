@@ -1,0 +1,26 @@
+//! Named points at which a test may stop the program to kill it.
+//!
+//! `SHARDPACK_PAUSE_AT=NAME` makes the program print `paused at NAME` on standard error when it
+//! first gets there, and wait to be killed.
+
+use std::{sync::OnceLock, thread};
+
+fn wanted() -> Option<&'static str> {
+    static WANTED: OnceLock<Option<String>> = OnceLock::new();
+    WANTED
+        .get_or_init(|| std::env::var("SHARDPACK_PAUSE_AT").ok().filter(|name| !name.is_empty()))
+        .as_deref()
+}
+
+/// Waits here for ever if this is the point that was asked for.
+#[expect(clippy::print_stderr, reason = "the test reads it")]
+pub(crate) fn at(name: impl FnOnce() -> String) {
+    if let Some(wanted) = wanted()
+        && name() == wanted
+    {
+        eprintln!("paused at {wanted}");
+        loop {
+            thread::park();
+        }
+    }
+}

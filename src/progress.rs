@@ -1,0 +1,132 @@
+//! Signs of life: bars on a terminal, a line now and then elsewhere, nothing below a second.
+
+use std::{
+    fmt::Write as _,
+    io::{self, IsTerminal},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+
+/// Between two lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Progress through a known number of bytes. Goes to standard error.
+pub(crate) struct Progress {
+    label: &'static str,
+    total_bytes: u64,
+    started: Instant,
+    shown: Shown,
+}
+
+enum Shown {
+    Bar(ProgressBar),
+    Lines(Mutex<Lines>),
+}
+
+struct Lines {
+    done_bytes: u64,
+    next: Instant,
+}
+
+impl Progress {
+    /// Begins a stage of `total_bytes`.
+    pub(crate) fn bytes(label: &'static str, total_bytes: u64) -> Self {
+        let started = Instant::now();
+        let shown = if io::stderr().is_terminal() {
+            let style = ProgressStyle::with_template(
+                "{prefix:>10} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}",
+            );
+            let bar = ProgressBar::new(total_bytes)
+                .with_prefix(label)
+                .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            Shown::Bar(bar)
+        } else {
+            Shown::Lines(Mutex::new(Lines { done_bytes: 0, next: started + LINE_EVERY }))
+        };
+        Self { label, total_bytes, started, shown }
+    }
+
+    /// Names what is being worked on.
+    pub(crate) fn message(&self, text: &str) {
+        if let Shown::Bar(bar) = &self.shown {
+            bar.set_message(text.to_owned());
+        }
+    }
+
+    /// Takes note of bytes done.
+    pub(crate) fn add(&self, bytes: u64) {
+        match &self.shown {
+            Shown::Bar(bar) => bar.inc(bytes),
+            Shown::Lines(lines) => {
+                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+                lines.done_bytes += bytes;
+                if Instant::now() >= lines.next {
+                    lines.next = Instant::now() + LINE_EVERY;
+                    let share = lines.done_bytes as f64 * 100.0 / self.total_bytes.max(1) as f64;
+                    say(&format!(
+                        "{}: {share:.0} % of {}, {}",
+                        self.label,
+                        size(self.total_bytes),
+                        rate(lines.done_bytes, self.started)
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Ends the stage; the bar disappears.
+    pub(crate) fn finish(&self) {
+        if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A line for people, on standard error.
+#[expect(clippy::print_stderr, reason = "the command line reports to people")]
+pub(crate) fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+/// The result of a command, on standard output.
+#[expect(clippy::print_stdout, reason = "the command's result")]
+pub(crate) fn result(text: &str) {
+    println!("{text}");
+}
+
+/// Bytes with a unit.
+pub(crate) fn size(bytes: u64) -> String {
+    HumanBytes(bytes).to_string()
+}
+
+/// Bytes per second since `started`.
+pub(crate) fn rate(bytes: u64, started: Instant) -> String {
+    let seconds = started.elapsed().as_secs_f64().max(1e-9);
+    format!("{}/s", HumanBytes((bytes as f64 / seconds) as u64))
+}
+
+/// Columns of text, left-aligned, two spaces apart; no trailing spaces.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
