@@ -6,3 +6,5 @@ mod bad_input;
 mod convert;
 mod harness;
 mod kill;
+mod package_set;
+mod push;

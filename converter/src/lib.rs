@@ -1,14 +1,15 @@
 //! From a checkpoint to a package set: source, plan, quantize, cut, package.
 //!
 //! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers
-//! alone), [`convert()`] (carrying the plan out), [`report`] (what it did to the weights). The
-//! package directory is the whole contract with the loader.
+//! alone), [`convert()`] (carrying the plan out), [`report`] (what it did to the weights),
+//! [`push`] (each node gets its package). The package directory is the whole contract with the loader.
 #![forbid(unsafe_code)]
 
 mod convert;
 mod cut;
 mod package;
 pub mod plan;
+pub mod push;
 pub mod report;
 pub mod source;
 mod staging;

@@ -1,7 +1,7 @@
 //! From a package on disk to an answer: receive, open, model, engine, cluster, server.
 //!
 //! Imports go down only: server → cluster → engine → model → backend → kernels and
-//! collectives. tokio and axum only below [`server`], [`cluster`] and [`receive`].
+//! collectives. tokio and axum only below [`server`].
 #![forbid(unsafe_code)]
 
 pub mod backend;
@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod engine;
 pub mod model;
 pub mod open;
+pub mod receive;
 pub mod server;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`digest`] and [`canonical`] (how bytes and documents are named), [`manifest`]
 //! and [`set`] (what a package and a package set say of themselves), [`layout`] (which rank
-//! holds what).
+//! holds what), [`verify`] (do the bytes on disk agree), [`transfer`] (how they reach a node).
 #![forbid(unsafe_code)]
 
 pub mod canonical;
@@ -13,8 +13,17 @@ pub mod ids;
 pub mod layout;
 pub mod manifest;
 pub mod set;
+pub mod transfer;
+pub mod verify;
 
 pub use digest::{CHUNK_BYTES, ChunkHasher, Digest};
 pub use layout::{Cut, Layout};
 pub use manifest::{Manifest, ManifestError};
 pub use set::PackageSet;
+
+// Test support is written as an outsider would write it.
+#[cfg(test)]
+extern crate self as shardpack_manifests;
+#[cfg(test)]
+#[path = "../../tests/package_set.rs"]
+mod package_set;

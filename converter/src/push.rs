@@ -1,0 +1,229 @@
+//! Sends each node its own package, and makes all of them current at once.
+//!
+//! Two phases: every node takes its package and verifies all of it; then, and by default only if
+//! every rank of the set is prepared, every node makes it current. One failing node does not stop
+//! the others from preparing. Nothing is retried; what a node has stored is not sent again by the
+//! next push.
+//!
+//! Knows files, sockets and the transfer protocol; does not know what a tensor means.
+
+mod activate;
+mod connect;
+mod error;
+mod event;
+mod open;
+mod send;
+
+use std::{path::Path, thread};
+
+use shardpack_manifests::transfer::{PackageKey, Timeouts};
+
+pub use error::{NodeError, PushError};
+pub use event::{PushEvent, PushObserver};
+
+use open::Package;
+
+/// Chunks that are sent ahead of their answers: 64 MiB, more than any local network holds in
+/// flight, and little enough that a cut connection wastes less than a second of a fast one.
+pub const WINDOW_CHUNKS: usize = 16;
+
+/// A node and the rank whose package it gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The rank.
+    pub rank: u32,
+    /// Host and port.
+    pub address: String,
+}
+
+impl Target {
+    /// One target per address: rank 0 goes to the first.
+    #[must_use]
+    pub fn in_rank_order(addresses: &[String]) -> Vec<Self> {
+        let target = |(rank, address): (usize, &String)| Self {
+            rank: rank as u32,
+            address: address.clone(),
+        };
+        addresses.iter().enumerate().map(target).collect()
+    }
+}
+
+/// When pushed packages become current.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// When all ranks of the set were pushed and are prepared.
+    WhenAllPrepared,
+    /// Every package that is prepared, whatever became of the others.
+    WhatIsPrepared,
+    /// Not now.
+    Never,
+}
+
+/// Whether anything is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushMode {
+    /// Packages are sent and, as told, activated.
+    Send(Activation),
+    /// Nodes are asked what they hold; nothing changes.
+    DryRun,
+}
+
+/// How a push goes about it.
+#[derive(Clone, Copy, Debug)]
+pub struct PushOptions {
+    /// Whether anything is sent.
+    pub mode: PushMode,
+    /// How long a node may keep this side waiting.
+    pub timeouts: Timeouts,
+    /// Chunks sent ahead of their answers, usually [`WINDOW_CHUNKS`].
+    pub window_chunks: usize,
+}
+
+/// What became of a push.
+#[derive(Debug)]
+pub struct PushReport {
+    /// One per target, in the order given.
+    pub nodes: Vec<NodeReport>,
+}
+
+impl PushReport {
+    /// Whether every node did all that was asked of it.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.nodes.iter().all(|node| node.error.is_none())
+    }
+}
+
+/// What became of one node.
+#[derive(Debug)]
+pub struct NodeReport {
+    /// The node and its rank.
+    pub target: Target,
+    /// The package.
+    pub package: PackageKey,
+    /// How far it came.
+    pub progress: NodeProgress,
+    /// Bytes moved.
+    pub traffic: Traffic,
+    /// Why it came no further.
+    pub error: Option<NodeError>,
+}
+
+/// How far a node came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeProgress {
+    /// It was not reached, or holds a part.
+    NotPrepared,
+    /// It was asked, as a dry run does.
+    Asked,
+    /// The package is verified and on its disk.
+    Prepared,
+    /// The package is the current one.
+    Activated,
+}
+
+/// Bytes of a push to one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// Bytes of the package.
+    pub package_bytes: u64,
+    /// Bytes that the node held before the first chunk, reused ones among them.
+    pub held_bytes: u64,
+    /// Bytes that the node took from its other packages.
+    pub reused_bytes: u64,
+    /// Bytes that the node lacked: what a dry run would send.
+    pub missing_bytes: u64,
+    /// Chunks that the node lacked.
+    pub missing_chunks: u64,
+    /// Bytes of chunks sent.
+    pub sent_bytes: u64,
+    /// Chunks sent.
+    pub sent_chunks: u64,
+    /// Free bytes of the node's disk.
+    pub free_bytes: u64,
+    /// Wall time until it was prepared.
+    pub seconds: f64,
+}
+
+/// Pushes the set in `directory`. Fails as a whole only before the first byte is sent; what
+/// becomes of each node stands in the report.
+pub fn push(
+    directory: &Path,
+    targets: &[Target],
+    options: &PushOptions,
+    observer: PushObserver,
+) -> Result<PushReport, PushError> {
+    let set = open::open_set(directory)?;
+    let ranks = set.document.packages.len() as u32;
+    check_targets(targets, ranks)?;
+    let packages = targets
+        .iter()
+        .map(|target| open::open_package(directory, &set, target.rank))
+        .collect::<Result<Vec<Package>, PushError>>()?;
+    let mut report = PushReport { nodes: Vec::with_capacity(targets.len()) };
+    thread::scope(|scope| {
+        let running: Vec<_> = targets
+            .iter()
+            .zip(&packages)
+            .map(|(target, package)| {
+                let set = &set;
+                scope.spawn(move || send::send(set, package, target, options, observer))
+            })
+            .collect();
+        for thread in running {
+            // A panic here is ours, and goes on in the caller's thread.
+            let node = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            report.nodes.push(node);
+        }
+    });
+    let prepared = |node: &NodeReport| node.progress == NodeProgress::Prepared;
+    let every_rank = targets.len() == ranks as usize && report.nodes.iter().all(prepared);
+    match options.mode {
+        PushMode::Send(Activation::WhenAllPrepared) if every_rank => {
+            activate::activate(&mut report.nodes, options, observer);
+        }
+        PushMode::Send(Activation::WhatIsPrepared) => {
+            activate::activate(&mut report.nodes, options, observer);
+        }
+        _ => {}
+    }
+    Ok(report)
+}
+
+fn check_targets(targets: &[Target], ranks: u32) -> Result<(), PushError> {
+    if targets.is_empty() {
+        return Err(PushError::NoTarget { ranks });
+    }
+    for (index, target) in targets.iter().enumerate() {
+        if target.rank >= ranks {
+            return Err(PushError::Rank {
+                address: target.address.clone(),
+                rank: target.rank,
+                ranks,
+            });
+        }
+        for other in &targets[..index] {
+            if other.rank == target.rank {
+                return Err(PushError::RankTwice { rank: target.rank });
+            }
+            if other.address == target.address {
+                return Err(PushError::AddressTwice { address: target.address.clone() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One target per address in rank order, for a set of `ranks` packages.
+pub fn targets_for(addresses: &[String], ranks: u32) -> Result<Vec<Target>, PushError> {
+    if addresses.len() == ranks as usize {
+        Ok(Target::in_rank_order(addresses))
+    } else {
+        Err(PushError::Count { found: addresses.len(), ranks })
+    }
+}
+
+/// Number of packages of the set in `directory`.
+pub fn rank_count(directory: &Path) -> Result<u32, PushError> {
+    Ok(open::open_set(directory)?.document.packages.len() as u32)
+}

@@ -1,0 +1,124 @@
+//! Why a push does not start, and why a node comes no further.
+
+use std::{io, net::SocketAddr, path::PathBuf};
+
+use shardpack_manifests::{
+    transfer::{Failure, SendError, WireError},
+    verify::Problem,
+};
+
+/// A push that did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    /// The set, or a package of it, is not as it should be.
+    #[error("{} cannot be pushed", path.display())]
+    Set {
+        /// The set's or the package's directory.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        problem: Problem,
+    },
+    /// More or fewer nodes than ranks.
+    #[error("the set has {ranks} packages and {found} nodes were given; name ranks to push a part")]
+    Count {
+        /// Nodes given.
+        found: usize,
+        /// Packages of the set.
+        ranks: u32,
+    },
+    /// No node at all.
+    #[error("no node was given for any of the {ranks} packages")]
+    NoTarget {
+        /// Packages of the set.
+        ranks: u32,
+    },
+    /// A rank that the set does not have.
+    #[error("{address} is to get rank {rank}, but the set has ranks 0 to {}", ranks - 1)]
+    Rank {
+        /// The node.
+        address: String,
+        /// The rank.
+        rank: u32,
+        /// Packages of the set.
+        ranks: u32,
+    },
+    /// Two nodes for one rank.
+    #[error("rank {rank} is given to two nodes")]
+    RankTwice {
+        /// The rank.
+        rank: u32,
+    },
+    /// Two ranks for one node.
+    #[error("{address} is given twice")]
+    AddressTwice {
+        /// The node.
+        address: String,
+    },
+}
+
+/// A node that came no further.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The address means nothing.
+    #[error("{address}: not an address with a port")]
+    Address {
+        /// As given.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Packages would cross a network in the clear.
+    #[error(
+        "{address} is not a loopback address: until connections are protected by mutual TLS, packages are pushed within this machine alone"
+    )]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// No connection.
+    #[error("{address}: could not connect")]
+    Connect {
+        /// The node.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The connection failed.
+    #[error("the connection to the node ended")]
+    Wire(#[from] WireError),
+    /// The node, or the conversation, refused.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// A chunk was refused because this side's copy is damaged.
+    #[error("{file}: chunk {chunk} is damaged in the set itself; verify the set")]
+    SourceDamaged {
+        /// The file.
+        file: String,
+        /// Index of the chunk.
+        chunk: u32,
+    },
+    /// This side's copy cannot be read.
+    #[error("could not read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The node did not activate.
+    #[error("the node did not activate the package: {0}")]
+    NotActivated(Failure),
+    /// An answer to another question.
+    #[error("the node sent message type {kind} in answer to another")]
+    Unexpected {
+        /// Its type.
+        kind: u8,
+    },
+    /// Another node could not be reached when all were to activate.
+    #[error("not activated, because rank {rank} could not be reached")]
+    OtherUnreachable {
+        /// The rank that could not.
+        rank: u32,
+    },
+}

@@ -1,0 +1,286 @@
+//! One connection: does what the protocol's state machine asks.
+
+use std::{
+    io::Read,
+    net::{Shutdown as Direction, TcpStream},
+    sync::{atomic::Ordering, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use shardpack_manifests::transfer::{
+    Failure, FailureCode, FrameError, Incoming, Intent, MAX_JSON_BYTES, Message, PackageKey,
+    Receiver, StartRank, Step, Wire, WireError,
+};
+
+use super::{
+    event::ReceiveEvent,
+    node::Node,
+    stage::{Meter, Stage},
+    store::StoreError,
+};
+
+/// How often a busy node says so: several times within any sensible patience of the other side.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// How long the other side may take to read a last word.
+const LINGER: Duration = Duration::from_secs(2);
+
+type SetTimeout = fn(&TcpStream, Duration) -> std::io::Result<()>;
+
+/// A connection of a controller.
+pub(super) struct Connection<'a> {
+    node: &'a Node,
+    wire: Wire<TcpStream, SetTimeout>,
+    receiver: Receiver,
+    /// What is being received, and its name.
+    stage: Option<Stage<'a>>,
+    incoming: Option<Box<Incoming>>,
+}
+
+/// Why a step was not done.
+enum StepError {
+    /// The controller is told.
+    Failed(Failure),
+    /// It cannot be.
+    Wire(WireError),
+}
+
+impl From<StoreError> for StepError {
+    fn from(error: StoreError) -> Self {
+        let reason = std::error::Error::source(&error).map(|source| format!(": {source}"));
+        let message = format!("{error}{}", reason.unwrap_or_default());
+        Self::Failed(Failure { code: error.code(), message })
+    }
+}
+
+impl From<WireError> for StepError {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(node: &'a Node, stream: TcpStream) -> Self {
+        let set_timeout: SetTimeout = |stream, timeout| {
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))
+        };
+        // Answers are small and awaited.
+        let _ = stream.set_nodelay(true);
+        let wire = Wire::new(stream, set_timeout, node.options.timeouts);
+        Self { node, wire, receiver: Receiver::new(), stage: None, incoming: None }
+    }
+
+    /// Answers until the controller is done, or something fails: then says what.
+    pub(super) fn run(mut self) -> Result<(), String> {
+        let ended = self.converse();
+        // What has been stored counts, however the connection ended.
+        let synced = self.stage.as_mut().map_or(Ok(()), Stage::sync);
+        ended?;
+        synced.map_err(|error| error.to_string())
+    }
+
+    fn converse(&mut self) -> Result<(), String> {
+        loop {
+            let answered = match self.wire.receive() {
+                Ok(message) => {
+                    self.receiver.handle(message).map_err(StepError::Failed).and_then(|step| {
+                        let answer = self.perform(step)?;
+                        Ok(self.wire.send(&answer)?)
+                    })
+                }
+                Err(WireError::Frame(FrameError::Closed)) => return Ok(()),
+                Err(WireError::Frame(error)) if is_foreign(&error) => {
+                    Err(StepError::Failed(Failure {
+                        code: FailureCode::Malformed,
+                        message: error.to_string(),
+                    }))
+                }
+                Err(error) => Err(StepError::Wire(error)),
+            };
+            match answered {
+                Ok(()) => {}
+                Err(StepError::Failed(failure)) => {
+                    let message = failure.message.clone();
+                    if self.wire.send(&Message::Failed(failure)).is_ok() {
+                        self.linger();
+                    }
+                    return Err(message);
+                }
+                Err(StepError::Wire(error)) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn perform(&mut self, step: Step) -> Result<Message, StepError> {
+        match step {
+            Step::Reply(message) => {
+                if let Message::ChunkRefused { file, chunk, .. } = message
+                    && let Some(incoming) = &self.incoming
+                {
+                    let file = incoming.manifest.files[file as usize].name.clone();
+                    self.tell(&ReceiveEvent::ChunkRefused { package: incoming.key, file, chunk });
+                }
+                Ok(message)
+            }
+            Step::Stage(incoming) => self.stage(incoming),
+            Step::Store { file, chunk, offset, bytes } => {
+                let (stage, incoming) = self.under_way();
+                stage.write(file, chunk, offset, &bytes)?;
+                let event = ReceiveEvent::ChunkStored {
+                    package: incoming.key,
+                    file: incoming.manifest.files[file as usize].name.clone(),
+                    chunk,
+                    size_bytes: bytes.len() as u64,
+                };
+                self.tell(&event);
+                Ok(self.receiver.stored(file, chunk))
+            }
+            Step::Seal => self.seal(),
+            Step::Activate(package) => {
+                self.tell(&ReceiveEvent::Activating { package });
+                let previous = self.node.store.activate(package)?;
+                self.tell(&ReceiveEvent::Activated { package, previous });
+                Ok(Message::Activated { previous })
+            }
+            Step::List => self.list(),
+            Step::StartRank(request) => self.start_rank(&request),
+        }
+    }
+
+    fn stage(&mut self, incoming: Box<Incoming>) -> Result<Message, StepError> {
+        let store = &*self.node.store;
+        if incoming.intent == Intent::Ask {
+            let (held, reused_bytes) = self.while_saying_so(|_| Stage::ask(store, &incoming))??;
+            return Ok(self.receiver.staged(held, store.free_bytes()?, reused_bytes));
+        }
+        // The stage of an earlier offer on this connection is sealed.
+        self.stage = None;
+        self.incoming = Some(incoming.clone());
+        let package = incoming.key;
+        // Longer than a connection whose controller has vanished is kept.
+        let patience = self.node.options.timeouts.idle + LINGER;
+        let stage =
+            self.while_saying_so(|meter| Stage::open(store, incoming, patience, meter))??;
+        let held = stage.held().clone();
+        let reused_bytes = stage.reused_bytes;
+        self.stage = Some(stage);
+        self.tell(&ReceiveEvent::Offered {
+            package,
+            held_bytes: held.held_bytes(),
+            reused_bytes,
+            missing_bytes: held.missing_bytes(),
+        });
+        Ok(self.receiver.staged(held, store.free_bytes()?, reused_bytes))
+    }
+
+    fn seal(&mut self) -> Result<Message, StepError> {
+        let (_, incoming) = self.under_way();
+        let package = incoming.key;
+        self.tell(&ReceiveEvent::Verifying { package });
+        let mut stage = self.stage.take().expect("a package that is sealed is staged");
+        // Dropped with its claim, whatever comes of it: the controller may offer again.
+        self.while_saying_so(move |meter| stage.seal(meter))??;
+        self.tell(&ReceiveEvent::Prepared { package });
+        Ok(self.receiver.sealed())
+    }
+
+    fn list(&self) -> Result<Message, StepError> {
+        let key = |key: PackageKey| json!({"layout": key.layout, "rank": key.rank});
+        let packages = self.node.store.packages()?;
+        let active = self.node.store.active()?;
+        let models: serde_json::Map<String, Value> = active
+            .models
+            .into_iter()
+            .map(|(name, model)| {
+                let previous = model.previous.map(key);
+                (name, json!({"current": key(model.current), "previous": previous}))
+            })
+            .collect();
+        let held: Vec<Value> = packages.iter().map(|package| key(package.key)).collect();
+        Ok(Message::Listing(bounded(json!({"packages": held, "active": models}).to_string())?))
+    }
+
+    fn start_rank(&mut self, request: &StartRank) -> Result<Message, StepError> {
+        let not_started =
+            |message: String| StepError::Failed(Failure { code: FailureCode::NotStarted, message });
+        let package = self.node.store.package(request.package)?;
+        let parameters: Value = serde_json::from_str(&request.parameters)
+            .map_err(|error| not_started(format!("parameters: {error}")))?;
+        let start = &self.node.options.start_rank;
+        let answer = self.while_saying_so(|_| start(&package, parameters))?;
+        Ok(Message::RankStarted(bounded(answer.map_err(not_started)?.to_string())?))
+    }
+
+    /// Runs a step that may take long, and meanwhile tells the controller that it runs.
+    fn while_saying_so<T: Send>(
+        &mut self,
+        step: impl FnOnce(&Meter) -> T + Send,
+    ) -> Result<T, StepError> {
+        let meter = Meter::default();
+        let (sender, receiver) = mpsc::sync_channel(1);
+        thread::scope(|scope| {
+            let meter = &meter;
+            scope.spawn(move || {
+                // Nobody waits for it only when the controller is gone; it runs to its end.
+                let _ = sender.send(step(meter));
+            });
+            loop {
+                match receiver.recv_timeout(HEARTBEAT) {
+                    Ok(result) => return Ok(result),
+                    Err(mpsc::RecvTimeoutError::Timeout) => self.wire.send(&Message::Working {
+                        done_bytes: meter.done_bytes.load(Ordering::Relaxed),
+                        total_bytes: meter.total_bytes.load(Ordering::Relaxed),
+                    })?,
+                    Err(mpsc::RecvTimeoutError::Disconnected) => {
+                        let message = "the step ended without a result".to_owned();
+                        let failure = Failure { code: FailureCode::Storage, message };
+                        return Err(StepError::Failed(failure));
+                    }
+                }
+            }
+        })
+    }
+
+    fn under_way(&mut self) -> (&mut Stage<'a>, &Incoming) {
+        let stage = self.stage.as_mut().expect("chunks come after the offer was staged");
+        (stage, self.incoming.as_ref().expect("a stage has its offer"))
+    }
+
+    /// Lets the controller read the last word: a socket closed with unread bytes takes back what
+    /// was sent before.
+    fn linger(&self) {
+        let mut stream = self.wire.stream();
+        let deadline = Instant::now() + LINGER;
+        let _ = stream.shutdown(Direction::Write);
+        let mut unread = [0; 16 << 10];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
+                return;
+            }
+            if !matches!(stream.read(&mut unread), Ok(1..)) {
+                return;
+            }
+        }
+    }
+
+    fn tell(&self, event: &ReceiveEvent) {
+        (self.node.options.observer)(event);
+    }
+}
+
+/// Whether these bytes came from a peer that can be told so.
+fn is_foreign(error: &FrameError) -> bool {
+    !matches!(error, FrameError::Closed | FrameError::Truncated | FrameError::Io(_))
+}
+
+fn bounded(json: String) -> Result<String, StepError> {
+    if json.len() as u64 <= MAX_JSON_BYTES {
+        return Ok(json);
+    }
+    let message = format!("an answer of {} bytes, at most {MAX_JSON_BYTES} are sent", json.len());
+    Err(StepError::Failed(Failure { code: FailureCode::Storage, message }))
+}

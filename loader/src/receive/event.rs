@@ -1,0 +1,78 @@
+//! What a node tells while it works.
+
+use std::net::SocketAddr;
+
+use shardpack_manifests::transfer::PackageKey;
+
+/// Hears what a node does, on the thread that does it: the node waits for its return.
+pub type Observer = Box<dyn Fn(&ReceiveEvent) + Send + Sync>;
+
+/// Something that has happened, or is about to where its name says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReceiveEvent {
+    /// A connection was accepted.
+    Connected {
+        /// Who.
+        peer: SocketAddr,
+    },
+    /// A package was offered and can be stored.
+    Offered {
+        /// The package.
+        package: PackageKey,
+        /// Bytes held already, reused ones among them.
+        held_bytes: u64,
+        /// Bytes that were taken from other packages.
+        reused_bytes: u64,
+        /// Bytes to come.
+        missing_bytes: u64,
+    },
+    /// A chunk was verified and written; not yet acknowledged, and not yet in the journal.
+    ChunkStored {
+        /// The package.
+        package: PackageKey,
+        /// Name of the file.
+        file: String,
+        /// Index of the chunk.
+        chunk: u32,
+        /// Its bytes.
+        size_bytes: u64,
+    },
+    /// A chunk's bytes were not those of the manifest.
+    ChunkRefused {
+        /// The package.
+        package: PackageKey,
+        /// Name of the file.
+        file: String,
+        /// Index of the chunk.
+        chunk: u32,
+    },
+    /// All chunks are stored; the whole package is about to be verified.
+    Verifying {
+        /// The package.
+        package: PackageKey,
+    },
+    /// The package is verified and listed; not yet acknowledged.
+    Prepared {
+        /// The package.
+        package: PackageKey,
+    },
+    /// The package is about to become the current one.
+    Activating {
+        /// The package.
+        package: PackageKey,
+    },
+    /// The package is the current one; not yet acknowledged.
+    Activated {
+        /// The package.
+        package: PackageKey,
+        /// The one before.
+        previous: Option<PackageKey>,
+    },
+    /// A connection ended.
+    Disconnected {
+        /// Who.
+        peer: SocketAddr,
+        /// Why, unless the peer was done.
+        problem: Option<String>,
+    },
+}

@@ -1,0 +1,50 @@
+//! The protocol by which a node gets its package, without sockets and without files.
+//!
+//! A connection carries frames ([`frame`]) with messages ([`Message`]). Two state machines take
+//! messages and say what to do next: [`Sender`] on the controller, [`Receiver`] on the node. Who
+//! drives them owns the bytes: [`Wire`] reads and writes frames with deadlines on whatever
+//! stream it is given.
+//!
+//! ```text
+//! controller                              node
+//! Hello                          →
+//!                                ←        Hello
+//! Offer (manifest, set.json)     →        looks for what it holds already
+//!                                ←        Working … Status (chunks held, free space)
+//! Chunk Chunk Chunk …            →        checks each against the manifest, then stores it
+//!                                ←        ChunkStored … (or ChunkRefused)
+//! Commit                         →        verifies the whole package, fsync, rename
+//!                                ←        Working … Prepared
+//! Activate                       →        (on a connection of its own, once all are prepared)
+//!                                ←        Activated
+//! ```
+//!
+//! Goals: no byte counts before it has been checked against the manifest; what has been stored is
+//! not sent again, whatever ended the last attempt; a hostile peer can neither exhaust memory nor
+//! leave a file outside its package. A chunk names its own place, and none depends on another, so
+//! a later version may spread them over several streams.
+//!
+//! Not goals here: secrecy and identity (mutual TLS goes around the stream), speed limits,
+//! retries. Frames carry no epoch: a push belongs to no rank group, and a package is named by its
+//! digest.
+
+mod failure;
+pub mod frame;
+mod held;
+mod message;
+mod payload;
+mod receiver;
+mod sender;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use failure::{Failure, FailureCode};
+pub use frame::FrameError;
+pub use held::ChunkMap;
+pub use message::{
+    Intent, MAX_JSON_BYTES, MAX_SIGNATURE_BYTES, Message, Offer, PROTOCOL, PackageKey, StartRank,
+};
+pub use receiver::{Incoming, Receiver, Step};
+pub use sender::{Heard, Outgoing, SendError, Sender};
+pub use wire::{Timeouts, Wire, WireError};

@@ -1,0 +1,239 @@
+//! The node's side of a connection: which message may come when, and which chunk counts.
+
+use std::mem;
+
+use super::{
+    failure::{Failure, FailureCode},
+    held::ChunkMap,
+    message::{Intent, Message, Offer, PROTOCOL, PackageKey, StartRank},
+};
+use crate::{
+    digest::{Digest, chunk_range, chunk_value},
+    ids,
+    manifest::Manifest,
+    set::PackageSet,
+    verify::check_member,
+};
+
+/// An offer that has been parsed and agrees with itself.
+#[derive(Clone, Debug)]
+pub struct Incoming {
+    /// Whether chunks will follow.
+    pub intent: Intent,
+    /// Where the node keeps the package.
+    pub key: PackageKey,
+    /// Digest of the manifest: two packages with the same one are the same package.
+    pub manifest_digest: Digest,
+    /// The manifest.
+    pub manifest: Manifest,
+    /// The manifest's bytes.
+    pub manifest_bytes: Vec<u8>,
+    /// Bytes of `model.sig`; empty without one.
+    pub signature: Vec<u8>,
+}
+
+/// What the driver of a [`Receiver`] does next.
+#[derive(Debug)]
+pub enum Step {
+    /// Send this.
+    Reply(Message),
+    /// Prepare to store the package, find out what is held already, then call
+    /// [`Receiver::staged`]. With [`Intent::Ask`], change nothing.
+    Stage(Box<Incoming>),
+    /// Write these bytes, which have been verified, then call [`Receiver::stored`].
+    Store {
+        /// Index of the file.
+        file: u32,
+        /// Index of the chunk.
+        chunk: u32,
+        /// First byte within the file.
+        offset: u64,
+        /// The chunk.
+        bytes: Vec<u8>,
+    },
+    /// Verify the whole package and move it to its place, then call [`Receiver::sealed`].
+    Seal,
+    /// Make a package the current one and answer [`Message::Activated`].
+    Activate(PackageKey),
+    /// Answer [`Message::Listing`].
+    List,
+    /// Start a rank and answer [`Message::RankStarted`].
+    StartRank(StartRank),
+}
+
+/// The node's state machine. Any step may instead end in [`Message::Failed`] and the connection's
+/// end: the machine is then thrown away and nothing that was stored is lost.
+pub struct Receiver {
+    state: State,
+}
+
+enum State {
+    /// Nothing has been said.
+    Silent,
+    /// Greeted, no package under way.
+    Idle,
+    /// The driver looks for what is held.
+    Staging(Box<Incoming>),
+    /// Chunks come in.
+    Receiving { incoming: Box<Incoming>, held: ChunkMap },
+    /// The driver verifies the package.
+    Sealing,
+}
+
+impl Default for Receiver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Receiver {
+    /// A connection on which nothing has been said.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { state: State::Silent }
+    }
+
+    /// Takes a message. An error ends the connection.
+    pub fn handle(&mut self, message: Message) -> Result<Step, Failure> {
+        match (&mut self.state, message) {
+            (State::Silent, Message::Hello { protocol, program }) => {
+                if protocol != PROTOCOL {
+                    let problem =
+                        format!("{program} speaks protocol {protocol}, this node {PROTOCOL}");
+                    return Err(failure(FailureCode::Version, problem));
+                }
+                self.state = State::Idle;
+                Ok(Step::Reply(Message::hello()))
+            }
+            (State::Idle, Message::Offer(offer)) => {
+                let incoming = Box::new(parse_offer(offer)?);
+                self.state = State::Staging(incoming.clone());
+                Ok(Step::Stage(incoming))
+            }
+            (State::Receiving { incoming, held }, Message::Chunk { file, chunk, bytes }) => {
+                take_chunk(&incoming.manifest, held, file, chunk, bytes)
+            }
+            (State::Receiving { held, .. }, Message::Commit) => {
+                if !held.is_complete() {
+                    let problem = format!("{} bytes are missing", held.missing_bytes());
+                    return Err(failure(FailureCode::Incomplete, problem));
+                }
+                self.state = State::Sealing;
+                Ok(Step::Seal)
+            }
+            (State::Idle, Message::Activate(key)) => Ok(Step::Activate(key)),
+            (State::Idle, Message::List) => Ok(Step::List),
+            (State::Idle, Message::StartRank(request)) => Ok(Step::StartRank(request)),
+            (_, message) => {
+                let problem = format!("message type {} does not belong here", message.kind());
+                Err(failure(FailureCode::Unexpected, problem))
+            }
+        }
+    }
+
+    /// The package can be stored; these chunks of it are held. Returns the answer.
+    ///
+    /// # Panics
+    /// When no offer is waiting for this.
+    pub fn staged(&mut self, held: ChunkMap, free_bytes: u64, reused_bytes: u64) -> Message {
+        let State::Staging(incoming) = mem::replace(&mut self.state, State::Idle) else {
+            panic!("an offer waits for its answer");
+        };
+        let status = Message::Status { free_bytes, reused_bytes, held: held.to_bytes() };
+        if incoming.intent == Intent::Send {
+            self.state = State::Receiving { incoming, held };
+        }
+        status
+    }
+
+    /// A chunk has been written. Returns the answer.
+    ///
+    /// # Panics
+    /// When no package is being received.
+    pub fn stored(&mut self, file: u32, chunk: u32) -> Message {
+        let State::Receiving { held, .. } = &mut self.state else {
+            panic!("chunks are stored while they are received");
+        };
+        held.insert(file, chunk);
+        Message::ChunkStored { file, chunk }
+    }
+
+    /// The package is verified and in its place. Returns the answer.
+    ///
+    /// # Panics
+    /// When no package is being sealed.
+    pub fn sealed(&mut self) -> Message {
+        assert!(matches!(self.state, State::Sealing), "a package is sealed after its commit");
+        self.state = State::Idle;
+        Message::Prepared
+    }
+}
+
+fn take_chunk(
+    manifest: &Manifest,
+    held: &ChunkMap,
+    file: u32,
+    chunk: u32,
+    bytes: Vec<u8>,
+) -> Result<Step, Failure> {
+    if !held.exists(file, chunk) {
+        let problem = format!("there is no chunk {chunk} of file number {file}");
+        return Err(failure(FailureCode::Unexpected, problem));
+    }
+    if held.holds(file, chunk) {
+        return Ok(Step::Reply(Message::ChunkStored { file, chunk }));
+    }
+    let entry = &manifest.files[file as usize];
+    let index = u64::from(chunk);
+    let range = chunk_range(entry.size, index);
+    let refuse = |reason: String| Ok(Step::Reply(Message::ChunkRefused { file, chunk, reason }));
+    let expected_bytes = range.end - range.start;
+    if bytes.len() as u64 != expected_bytes {
+        return refuse(format!("{} bytes, expected {expected_bytes}", bytes.len()));
+    }
+    let (expected, found) = (entry.chunks[chunk as usize], chunk_value(&bytes, entry.size, index));
+    if expected != found {
+        return refuse(format!("its BLAKE3 is {found}, expected {expected}"));
+    }
+    Ok(Step::Store { file, chunk, offset: range.start, bytes })
+}
+
+fn parse_offer(offer: Offer) -> Result<Incoming, Failure> {
+    let refused = |problem: String| failure(FailureCode::Refused, problem);
+    let chain = |what: &str, error: &dyn std::error::Error| {
+        let reason = error.source().map_or(String::new(), |source| format!(": {source}"));
+        refused(format!("{what}: {error}{reason}"))
+    };
+    let manifest =
+        Manifest::parse(&offer.manifest).map_err(|error| chain("manifest.json", &error))?;
+    let manifest_digest = Digest::of(&offer.manifest);
+    let layout = ids::layout_id(manifest.ids.model, &manifest.layout)
+        .map_err(|error| chain("layout", &error))?;
+    if layout != manifest.ids.layout {
+        let found = manifest.ids.layout;
+        return Err(refused(format!("layout id {found} does not follow from the manifest")));
+    }
+    if !offer.set.is_empty() {
+        let set = PackageSet::parse(&offer.set).map_err(|error| chain("set.json", &error))?;
+        if let Some(problem) = check_member(&set, manifest.rank, &manifest, None).first() {
+            return Err(refused(format!("the package is not of this set: {problem}")));
+        }
+        let listed = set.packages.get(manifest.rank as usize).map(|entry| entry.manifest);
+        if listed != Some(manifest_digest) {
+            let rank = manifest.rank;
+            return Err(refused(format!("the set lists another manifest for rank {rank}")));
+        }
+    }
+    Ok(Incoming {
+        intent: offer.intent,
+        key: PackageKey { layout, rank: manifest.rank },
+        manifest_digest,
+        manifest,
+        manifest_bytes: offer.manifest,
+        signature: offer.signature,
+    })
+}
+
+fn failure(code: FailureCode, message: String) -> Failure {
+    Failure { code, message }
+}
