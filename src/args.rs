@@ -51,9 +51,6 @@ pub(crate) struct DemoArgs {
     /// What to ask; the model knows verses of the King James Bible by heart.
     #[arg(long, default_value = "John 3:16", value_name = "TEXT")]
     pub ask: String,
-    /// The folder of the demo's model, if it is not beside the program's sources.
-    #[arg(long, value_name = "FOLDER")]
-    pub model: Option<PathBuf>,
 }
 
 /// `convert`.

@@ -1,7 +1,17 @@
 //! One module per command.
 
 pub(crate) mod convert;
+pub(crate) mod demo;
 pub(crate) mod inspect;
+pub(crate) mod logits;
+pub(crate) mod node;
+pub(crate) mod push;
+pub(crate) mod rank;
+pub(crate) mod serve;
+pub(crate) mod verify;
+
+mod package;
+mod ranks;
 mod threads;
 
 use std::process::ExitCode;

@@ -17,9 +17,15 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let (result, json) = match cli.command {
+        Command::Demo(args) => (commands::demo::run(&args), false),
         Command::Convert(args) => (commands::convert::run(&args), args.json),
+        Command::Verify(args) => (commands::verify::run(&args), args.json),
         Command::Inspect(args) => (commands::inspect::run(&args), args.json),
-        _ => (Ok(ExitCode::SUCCESS), false),
+        Command::Node(args) => (commands::node::run(&args), args.json),
+        Command::Push(args) => (commands::push::run(&args), args.json),
+        Command::Serve(args) => (commands::serve::run(&args), args.json),
+        Command::Logits(args) => (commands::logits::run(&args), false),
+        Command::Rank(args) => (commands::rank::run(&args), false),
     };
     result.unwrap_or_else(|failure| failure.report(json))
 }

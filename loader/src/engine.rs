@@ -16,7 +16,7 @@ mod sample;
 mod schedule;
 
 pub use handle::{Command, EngineHandle, EngineState, EngineStatus, EventSink, SubmitError};
-pub use logits::{LogitsError, logits};
+pub use logits::{LogitsError, logits, memory_group};
 pub use rank::{Engine, EngineOptions, HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
 pub use request::{Event, FinishReason, GenerateRequest, RequestId, Sampling, TokenId, Usage};
 

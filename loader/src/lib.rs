@@ -14,3 +14,7 @@ pub mod server;
 
 #[cfg(test)]
 mod testing;
+// Test support, shared with the end-to-end tests.
+#[cfg(test)]
+#[path = "../../tests/package_set.rs"]
+mod package_set;

@@ -23,10 +23,12 @@ use chunks::{Destination, SourceFile};
 use pages::PageBytes;
 
 mod chunks;
+mod documents;
 mod error;
 mod pages;
 mod tensor;
 
+pub use documents::verify_documents;
 pub use error::{DamagedChunk, FileProblem, OpenError};
 pub use pages::PAGE_BYTES;
 pub use tensor::PackageTensor;

@@ -19,6 +19,6 @@ mod text;
 
 pub use app::{Server, ServerLimits};
 pub use model::{ChatModel, OpenModelError};
-pub use serve::{Stop, run, serve, termination, termination_or};
+pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
 pub use template::TemplateError;
 pub use text::{DecodingError, VocabularyError};

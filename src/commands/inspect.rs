@@ -1,36 +1,29 @@
 //! `shardpack inspect`.
 
-use std::{fmt::Write as _, fs, path::Path, process::ExitCode};
+use std::{fmt::Write as _, process::ExitCode};
 
-use anyhow::Context;
 use serde_json::json;
 use shardpack_manifests::{
-    Cut, Manifest, PackageSet,
-    manifest::{MANIFEST_FILE, MatrixFormat, Quantization},
-    set::SET_FILE,
+    Cut, Manifest,
+    manifest::{MatrixFormat, Quantization},
 };
 
-use super::Outcome;
+use super::{Outcome, package};
 use crate::{
     args::InspectArgs,
-    failure::Failure,
     progress::{result, size, table},
 };
 
 /// Carries the command out.
 pub(crate) fn run(args: &InspectArgs) -> Outcome {
-    let set_path = args.path.join(SET_FILE);
-    let manifests: Vec<Manifest> = if set_path.is_file() {
-        let bytes = fs::read(&set_path).with_context(|| set_path.display().to_string())?;
-        let set = PackageSet::parse(&bytes).map_err(|error| {
-            Failure::wrong(anyhow::Error::from(error).context(set_path.display().to_string()))
-        })?;
-        set.packages
+    let manifests: Vec<Manifest> = if package::is_set(&args.path) {
+        let set = package::read_set(&args.path)?;
+        package::folders(&args.path, &set)
             .iter()
-            .map(|package| read(&args.path.join(&package.directory)))
+            .map(|folder| package::read_manifest(folder))
             .collect::<Result<_, _>>()?
     } else {
-        vec![read(&args.path)?]
+        vec![package::read_manifest(&args.path)?]
     };
     if args.json {
         let packages: Vec<_> =
@@ -40,16 +33,6 @@ pub(crate) fn run(args: &InspectArgs) -> Outcome {
         result(text(&manifests, args.tensors).trim_end());
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn read(package: &Path) -> Result<Manifest, Failure> {
-    let path = package.join(MANIFEST_FILE);
-    let bytes = fs::read(&path).with_context(|| path.display().to_string()).map_err(|error| {
-        Failure::from(error).hint("give a package set (a folder with set.json) or a package (a folder with manifest.json)")
-    })?;
-    Manifest::parse(&bytes).map_err(|error| {
-        Failure::wrong(anyhow::Error::from(error).context(path.display().to_string()))
-    })
 }
 
 fn json(manifest: &Manifest, tensors: bool) -> serde_json::Value {

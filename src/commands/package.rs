@@ -15,7 +15,8 @@ use shardpack_manifests::{
 use crate::failure::Failure;
 
 /// What to give instead of a folder that is neither.
-const HINT: &str = "give a package set (a folder with set.json) or a package (a folder with manifest.json)";
+const HINT: &str =
+    "give a package set (a folder with set.json) or a package (a folder with manifest.json)";
 
 /// Whether a folder is a set (and not a package, or something else).
 pub(crate) fn is_set(folder: &Path) -> bool {
@@ -43,9 +44,15 @@ pub(crate) fn folders(set_folder: &Path, set: &PackageSet) -> Vec<PathBuf> {
 
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
     let shown = || path.display().to_string();
-    let size = fs::metadata(path).with_context(shown).map_err(|error| Failure::from(error).hint(HINT))?.len();
+    let size = fs::metadata(path)
+        .with_context(shown)
+        .map_err(|error| Failure::from(error).hint(HINT))?
+        .len();
     if size > limit {
-        return Err(Failure::wrong(anyhow!("{}: {size} bytes, at most {limit} are read", path.display())));
+        return Err(Failure::wrong(anyhow!(
+            "{}: {size} bytes, at most {limit} are read",
+            path.display()
+        )));
     }
     Ok(fs::read(path).with_context(shown)?)
 }

@@ -1,14 +1,24 @@
 //! `shardpack rank`: one rank's process. Its first line on standard output says where it is.
 
-use std::{net::TcpListener, path::Path, process::ExitCode, sync::Mutex};
+use std::{
+    net::TcpListener,
+    panic::resume_unwind,
+    path::Path,
+    process::ExitCode,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use shardpack_loader::{
     backend::Cpu,
-    cluster::{Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank},
+    cluster::{
+        Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
+    },
     engine::{Engine, EngineOptions, RankEngine},
     model::Model,
-    open::{OpenOptions, Package},
+    open::{OpenOptions, OpenProgress, Package},
 };
 use shardpack_manifests::Manifest;
 
@@ -41,9 +51,30 @@ fn identity(manifest: &Manifest) -> Identity {
     }
 }
 
-fn load(folder: &Path, threads: usize, progress: &mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError> {
-    let _ = (folder, threads, progress, Mutex::new(()));
-    let package = Package::open(folder, &OpenOptions { threads }, &|_| ())?;
+/// How often loading is reported: a front redraws no faster.
+const REPORT_EVERY: Duration = Duration::from_millis(200);
+
+fn load(
+    folder: &Path,
+    threads: usize,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Box<dyn RankEngine>, LoadError> {
+    // The reading threads only leave notes; this one reports them.
+    let (notes, noted) = mpsc::channel();
+    let package = thread::scope(|scope| {
+        let opening = scope.spawn(move || {
+            let note = |progress: OpenProgress| drop(notes.send(progress));
+            Package::open(folder, &OpenOptions { threads }, &note)
+        });
+        let mut next = Instant::now();
+        while let Ok(OpenProgress { done_bytes, total_bytes }) = noted.recv() {
+            if Instant::now() >= next || done_bytes == total_bytes {
+                next = Instant::now() + REPORT_EVERY;
+                progress(Progress { doing: "reading weights".to_owned(), done_bytes, total_bytes });
+            }
+        }
+        opening.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })?;
     let backend = Cpu::new(threads)?;
     let model = Model::load(&package, &backend)?;
     Ok(Box::new(Engine::new(model, backend, EngineOptions::STANDARD)))

@@ -1,8 +1,8 @@
 //! All logits of one sequence: the means of comparing this engine with others.
 
-use std::{sync::Arc, thread};
+use std::{io, sync::Arc, thread};
 
-use shardpack_collectives::Group;
+use shardpack_collectives::{Group, LinkedGroup};
 
 use super::{rank::EngineOptions, request::TokenId};
 use crate::{
@@ -39,6 +39,12 @@ pub enum LogitsError {
     /// A step failed.
     #[error("the step failed")]
     Step(#[from] StepError),
+}
+
+/// A rank group of `ranks` ends within this process, in rank order.
+pub fn memory_group(ranks: u32) -> io::Result<Vec<Arc<dyn Group>>> {
+    let ends = LinkedGroup::in_memory(ranks, 0)?;
+    Ok(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn Group>).collect())
 }
 
 /// Logits `[tokens, vocab_size]` after each token, by all ranks at once, each a thread of this

@@ -82,6 +82,8 @@ pub enum FileProblem {
         /// Bytes on disk.
         found: u64,
     },
+    /// It has other bytes.
+    Changed,
 }
 
 impl fmt::Display for FileProblem {
@@ -89,6 +91,7 @@ impl fmt::Display for FileProblem {
         match self {
             Self::Missing => formatter.write_str("is missing"),
             Self::NotAFile => formatter.write_str("is not a regular file"),
+            Self::Changed => formatter.write_str("was changed after the conversion"),
             Self::Size { expected, found } => {
                 write!(formatter, "has {found} bytes instead of {expected}")
             }

@@ -90,6 +90,13 @@ impl Stop {
     }
 }
 
+/// Blocks until the process is asked to end, for callers without a runtime.
+pub fn wait_for_termination() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(termination());
+    Ok(())
+}
+
 /// Ready when the process is asked to end, or `stop` says so.
 pub async fn termination_or(stop: Stop) {
     tokio::select! {

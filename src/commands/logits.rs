@@ -1,0 +1,54 @@
+//! `shardpack logits`.
+
+use std::{fs, path::Path, process::ExitCode};
+
+use anyhow::{Context, anyhow};
+use shardpack_loader::{
+    engine::{TokenId, logits, memory_group},
+    open::{OpenOptions, Package},
+};
+
+use super::{Outcome, package, threads};
+use crate::{args::LogitsArgs, failure::Failure};
+
+/// Carries the command out.
+pub(crate) fn run(args: &LogitsArgs) -> Outcome {
+    let tokens = read_tokens(&args.tokens)?;
+    let set = package::read_set(&args.set)?;
+    let threads = threads::count(args.threads);
+    let packages = package::folders(&args.set, &set)
+        .iter()
+        .map(|folder| {
+            let opened = Package::open(folder, &OpenOptions { threads }, &|_| ());
+            opened.map_err(|error| {
+                Failure::wrong(anyhow::Error::from(error).context(folder.display().to_string()))
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let groups = memory_group(packages.len() as u32)?;
+    let each = (threads / packages.len().max(1)).max(1);
+    let values = logits(&packages, &groups, &tokens, each).map_err(Failure::wrong)?;
+    write(&args.output, &values, tokens.len())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_tokens(path: &Path) -> Result<Vec<TokenId>, Failure> {
+    let shown = || path.display().to_string();
+    let text = fs::read_to_string(path).with_context(shown)?;
+    let tokens: Vec<TokenId> = serde_json::from_str(&text).map_err(|error| {
+        Failure::wrong(anyhow!("{}: not a JSON list of token ids: {error}", path.display()))
+    })?;
+    if tokens.is_empty() {
+        return Err(Failure::wrong(anyhow!("{}: no tokens", path.display())));
+    }
+    Ok(tokens)
+}
+
+/// Writes `logits`, f32, `[tokens, vocab]`.
+fn write(path: &Path, values: &[f32], tokens: usize) -> anyhow::Result<()> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let shape = vec![tokens, values.len() / tokens];
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape, &bytes)?;
+    let file = safetensors::serialize([("logits", view)], None)?;
+    fs::write(path, file).with_context(|| path.display().to_string())
+}

@@ -1,0 +1,100 @@
+//! `shardpack node`.
+
+use std::{
+    collections::HashMap,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use serde_json::json;
+use shardpack_loader::{
+    cluster::RankProcess,
+    receive::{Node, NodeOptions, PackageDir, ReceiveEvent, Shutdown, Store, bind},
+    server,
+};
+use shardpack_manifests::transfer::Timeouts;
+
+use super::{Outcome, ranks, threads};
+use crate::{
+    args::NodeArgs,
+    failure::Failure,
+    pause,
+    progress::{result, say, size},
+};
+
+/// The ranks that run here, by package. A new start of the same package ends the old process.
+type Running = Arc<Mutex<HashMap<String, RankProcess>>>;
+
+/// Carries the command out: serves until Ctrl-C or SIGTERM.
+pub(crate) fn run(args: &NodeArgs) -> Outcome {
+    let listener = bind(&args.listen.to_string())?;
+    let store = Arc::new(Store::open(&args.store)?);
+    let address = listener.local_addr()?;
+    let running = Running::default();
+    let options = NodeOptions {
+        timeouts: Timeouts::default(),
+        observer: Box::new(show),
+        start_rank: start_rank(Arc::clone(&running), threads::count(args.threads)),
+    };
+    if args.json {
+        result(&json!({ "listening": address, "store": args.store }).to_string());
+    } else {
+        say(&format!("node: listening on {address}, packages in {}", args.store.display()));
+    }
+    let shutdown = Shutdown::new();
+    let stopping = shutdown.clone();
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        // Without signals the node still ends with its process.
+        let _ = server::wait_for_termination();
+        stopping.stop();
+    })?;
+    Node::new(store, options).serve(&listener, &shutdown).map_err(Failure::from)?;
+    running.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start_rank(running: Running, threads: usize) -> shardpack_loader::receive::StartRankHook {
+    Box::new(move |package: &PackageDir, _parameters| {
+        let name = format!("rank {}", package.key.rank);
+        let key = format!("{}-{}", package.key.layout, package.key.rank);
+        let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.remove(&key);
+        let (process, announcement) =
+            ranks::start(&name, &package.path, threads).map_err(|error| format!("{error:#}"))?;
+        running.insert(key, process);
+        serde_json::to_value(&announcement).map_err(|error| error.to_string())
+    })
+}
+
+fn show(event: &ReceiveEvent) {
+    match event {
+        ReceiveEvent::Offered { package, held_bytes, missing_bytes, .. } => say(&format!(
+            "node: rank {} of layout {}: {} held, {} to come",
+            package.rank,
+            package.layout.short(),
+            size(*held_bytes),
+            size(*missing_bytes)
+        )),
+        ReceiveEvent::ChunkStored { file, chunk, .. } => {
+            pause::at(|| format!("node:stored:{file}:{chunk}"))
+        }
+        ReceiveEvent::Verifying { .. } => pause::at(|| "node:verifying".to_owned()),
+        ReceiveEvent::Prepared { .. } => pause::at(|| "node:prepared".to_owned()),
+        ReceiveEvent::Activating { .. } => pause::at(|| "node:activating".to_owned()),
+        ReceiveEvent::Activated { package, .. } => {
+            say(&format!(
+                "node: rank {} of layout {} is active",
+                package.rank,
+                package.layout.short()
+            ));
+        }
+        ReceiveEvent::ChunkRefused { file, chunk, .. } => {
+            say(&format!("node: chunk {chunk} of {file} arrived damaged and was refused"));
+        }
+        ReceiveEvent::Disconnected { problem: Some(problem), .. } => {
+            say(&format!("node: {problem}"))
+        }
+        ReceiveEvent::Connected { .. } | ReceiveEvent::Disconnected { .. } => {}
+    }
+}

@@ -1,0 +1,201 @@
+//! `shardpack serve`: the front process. It starts or finds one rank per package, and speaks HTTP.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow};
+use serde_json::{Value, json};
+use shardpack_loader::{
+    cluster::{Announcement, Node, ServeError, Supervisor, SupervisorOptions},
+    engine::{EngineHandle, EngineState},
+    open::verify_documents,
+    receive::NodeClient,
+    server::{self, ChatModel, Server, ServerLimits, Stop},
+};
+use shardpack_manifests::{
+    Manifest,
+    transfer::{PackageKey, Timeouts},
+};
+
+use super::{Outcome, package, ranks, threads};
+use crate::{
+    args::ServeArgs,
+    failure::Failure,
+    progress::{result, say},
+};
+
+/// Between two looks at what has become of the ranks and the server.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Carries the command out: serves until Ctrl-C or SIGTERM.
+pub(crate) fn run(args: &ServeArgs) -> Outcome {
+    let set = package::read_set(&args.set)?;
+    let folders = package::folders(&args.set, &set);
+    let manifests = folders
+        .iter()
+        .map(|folder| package::read_manifest(folder))
+        .collect::<Result<Vec<_>, _>>()?;
+    let model = open_text(&folders[0], &manifests[0])?;
+    let listener = listen(args.listen)?;
+    let address = listener.local_addr()?;
+    let name = model_name(args, set.name.as_deref());
+    let (handle, commands) = EngineHandle::new(manifests.len() as u32);
+    let nodes = if args.nodes.is_empty() {
+        local_nodes(&folders, args.threads)?
+    } else {
+        remote_nodes(&args.nodes, &manifests)?
+    };
+    let supervisor =
+        Supervisor::start(nodes, handle.clone(), commands, SupervisorOptions::default())?;
+    let server = Server::new(model, handle.clone(), vec![name.clone()], ServerLimits::default());
+    let stop = Stop::default();
+    let stopped = server::termination_or(stop.clone());
+    let serving = thread::Builder::new()
+        .name("http".to_owned())
+        .spawn(move || server::run(listener, server, stopped))?;
+    let outcome = watch(
+        &supervisor,
+        &handle,
+        || serving.is_finished(),
+        || ready(args, &name, address, manifests.len()),
+    );
+    stop.stop();
+    let served = serving.join().map_err(|_| anyhow!("the server's thread panicked"))?;
+    supervisor.stop();
+    outcome?;
+    served.context("the server ended")?;
+    if !args.json {
+        say("serve: stopped");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tokenizer and template, after their bytes were compared with the manifest.
+fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
+    let shown = || folder.display().to_string();
+    verify_documents(folder, manifest).map_err(|error| {
+        let error = Failure::wrong(anyhow::Error::from(error).context(shown()));
+        error.hint("restore the package's files, or convert the model again")
+    })?;
+    ChatModel::open(folder)
+        .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown())))
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    if !address.ip().to_canonical().is_loopback() {
+        let error =
+            anyhow!("{address} can be reached from other machines, and there are no API keys yet");
+        return Err(Failure::from(error)
+            .hint("serve on 127.0.0.1 and put an authenticating proxy in front of it"));
+    }
+    TcpListener::bind(address).with_context(|| format!("cannot listen on {address}")).map_err(|error| {
+        Failure::from(error).hint("another program uses this port; choose another one with --listen, or port 0 for a free one")
+    })
+}
+
+fn model_name(args: &ServeArgs, of_set: Option<&str>) -> String {
+    let folder = || {
+        let path = args.set.canonicalize().unwrap_or_else(|_| args.set.clone());
+        path.file_name().map(|name| name.to_string_lossy().into_owned())
+    };
+    args.name
+        .clone()
+        .or_else(|| of_set.map(str::to_owned))
+        .or_else(folder)
+        .unwrap_or_else(|| "model".to_owned())
+}
+
+/// Starts one rank process per package on this machine.
+fn local_nodes(folders: &[PathBuf], asked: Option<usize>) -> Result<Vec<Node>, Failure> {
+    let each = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
+    let start = |(rank, folder): (usize, &PathBuf)| {
+        let name = format!("rank {rank}");
+        let (process, announcement) = ranks::start(&name, folder, each)?;
+        Ok(Node { name, announcement, process: Some(process) })
+    };
+    folders.iter().enumerate().map(start).collect::<anyhow::Result<_>>().map_err(Failure::from)
+}
+
+/// Asks one running node per package to start its rank.
+fn remote_nodes(addresses: &[SocketAddr], manifests: &[Manifest]) -> Result<Vec<Node>, Failure> {
+    if addresses.len() != manifests.len() {
+        let error = anyhow!(
+            "the set has {} packages and {} nodes were given",
+            manifests.len(),
+            addresses.len()
+        );
+        return Err(Failure::from(error).hint("give one node per package, in rank order"));
+    }
+    let start = |(address, manifest): (&SocketAddr, &Manifest)| {
+        let key = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
+        let mut client = NodeClient::connect(*address, Timeouts::default())?;
+        let answer = client.start_rank(key, &Value::Null).map_err(|error| {
+            Failure::from(error)
+                .hint("push the set to its nodes first: shardpack push SET --to HOST:PORT,…")
+        })?;
+        let announcement: Announcement = serde_json::from_value(answer)
+            .with_context(|| format!("node {address} did not start a rank"))?;
+        Ok(Node { name: format!("node {address}"), announcement, process: None })
+    };
+    addresses.iter().zip(manifests).map(start).collect()
+}
+
+/// Shows how far the ranks are, says once that they are ready, and returns when the server has
+/// ended (on purpose) or the ranks have (an error).
+fn watch(
+    supervisor: &Supervisor,
+    handle: &EngineHandle,
+    server_ended: impl Fn() -> bool,
+    ready: impl FnOnce(),
+) -> Result<(), Failure> {
+    let mut ready = Some(ready);
+    let mut shown = String::new();
+    while !server_ended() {
+        if ready.is_none() {
+            thread::sleep(LOOK_AGAIN);
+        } else {
+            match supervisor.wait_until_ready(LOOK_AGAIN) {
+                Ok(()) => ready.take().into_iter().for_each(|ready| ready()),
+                Err(ServeError::Slow { .. }) => show(&handle.status().state, &mut shown),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        if let Some(error) = supervisor.failure() {
+            return Err(failed(error));
+        }
+    }
+    Ok(())
+}
+
+/// Packages that do not belong together are wrong; a rank that dies is not the input's fault.
+fn failed(error: ServeError) -> Failure {
+    match error {
+        ServeError::Identity(_) => Failure::wrong(error),
+        other => other.into(),
+    }
+}
+
+fn show(state: &EngineState, shown: &mut String) {
+    if let EngineState::Starting(text) = state
+        && text != shown
+    {
+        say(&format!("serve: {text}"));
+        shown.clone_from(text);
+    }
+}
+
+fn ready(args: &ServeArgs, name: &str, address: SocketAddr, ranks: usize) {
+    if args.json {
+        result(
+            &json!({ "serving": name, "url": format!("http://{address}/v1"), "ranks": ranks })
+                .to_string(),
+        );
+    } else {
+        say(&format!("serve: {name} on {ranks} ranks at http://{address}/v1 (Ctrl-C ends it)"));
+    }
+}
