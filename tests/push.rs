@@ -23,10 +23,13 @@ use shardpack_loader::receive::{
 use shardpack_manifests::{
     CHUNK_BYTES, PackageSet,
     transfer::{Intent, Message, Offer, PackageKey, SendError, Timeouts, Wire},
-    verify::{TensorCheck, VerifyOptions, verify_package},
+    verify::{TensorCheck, VerifyOptions, verify_package, verify_set},
 };
 
-use crate::package_set::{OWN_FILE, SHARED_FILE, SetPlan, write_set};
+use crate::{
+    harness::{convert, files},
+    package_set::{OWN_FILE, SHARED_FILE, SetPlan, write_set},
+};
 
 /// Long enough for a loaded machine, short enough that a hang is seen.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -179,6 +182,24 @@ fn every_node_gets_its_own_package_as_a_copy_would_give_it() {
         assert_eq!(fs::read_dir(node.root.join("staging")).unwrap().count(), 0);
         let traffic = report.nodes[rank].traffic;
         assert_eq!(traffic.sent_bytes, scene.set.packages[rank].size_bytes);
+    }
+}
+
+#[test]
+fn converted_set_verifies_and_arrives_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let set_dir = convert("kjv-4m", &directory.path().join("set"), &["--nodes", "2"]);
+    let options = VerifyOptions { tensors: TensorCheck::Hash };
+    let report = verify_set(&set_dir, options, &|_| {});
+    let lines: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+    assert_eq!(lines, [""; 0]);
+    let nodes = [0, 1].map(|rank| TestNode::start(&directory.path().join(format!("store-{rank}"))));
+    let pushed = push_set(&set_dir, &nodes.each_ref().map(|node| node.address), ALL);
+    assert_eq!(progress(&pushed), [NodeProgress::Activated; 2], "{}", error_of(&pushed, 0));
+    for (rank, node) in nodes.iter().enumerate() {
+        let package = fs::read_dir(node.root.join("packages")).unwrap().next().unwrap().unwrap();
+        assert_clean(&package.path());
+        assert_eq!(files(&package.path()), files(&set_dir.join(format!("node-{rank}"))));
     }
 }
 

@@ -1,3 +1,5 @@
+//! The store, its journal, and the port; whole pushes are end-to-end tests.
+
 use std::{
     fs,
     io::{Read, Write},

@@ -1,3 +1,5 @@
+//! Whole pushes over queues in memory: cut, reordered and damaged.
+
 use std::{collections::VecDeque, fs, io::Cursor, sync::LazyLock};
 
 use proptest::prelude::*;

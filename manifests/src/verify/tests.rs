@@ -1,3 +1,5 @@
+//! What verification finds, and how it says so.
+
 use std::{
     fs::{self, OpenOptions},
     os::unix::fs::{FileExt, symlink},
