@@ -4,7 +4,12 @@
 mod architecture;
 mod bad_input;
 mod convert;
+mod demo;
 mod harness;
 mod kill;
 mod package_set;
+mod parity;
 mod push;
+mod running;
+mod serve;
+mod verify;

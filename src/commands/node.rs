@@ -77,7 +77,7 @@ fn show(event: &ReceiveEvent) {
             size(*missing_bytes)
         )),
         ReceiveEvent::ChunkStored { file, chunk, .. } => {
-            pause::at(|| format!("node:stored:{file}:{chunk}"))
+            pause::at(|| format!("node:stored:{file}:{chunk}"));
         }
         ReceiveEvent::Verifying { .. } => pause::at(|| "node:verifying".to_owned()),
         ReceiveEvent::Prepared { .. } => pause::at(|| "node:prepared".to_owned()),
@@ -93,7 +93,7 @@ fn show(event: &ReceiveEvent) {
             say(&format!("node: chunk {chunk} of {file} arrived damaged and was refused"));
         }
         ReceiveEvent::Disconnected { problem: Some(problem), .. } => {
-            say(&format!("node: {problem}"))
+            say(&format!("node: {problem}"));
         }
         ReceiveEvent::Connected { .. } | ReceiveEvent::Disconnected { .. } => {}
     }

@@ -63,7 +63,10 @@ fn load(
     let (notes, noted) = mpsc::channel();
     let package = thread::scope(|scope| {
         let opening = scope.spawn(move || {
-            let note = |progress: OpenProgress| drop(notes.send(progress));
+            let note = |progress| {
+                // Whoever waits for notes waits for the package too.
+                let _ = notes.send(progress);
+            };
             Package::open(folder, &OpenOptions { threads }, &note)
         });
         let mut next = Instant::now();

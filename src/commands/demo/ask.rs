@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 /// For the whole answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// What came back.
 pub(super) struct Answer {

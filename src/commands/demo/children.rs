@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 
 /// For a process to say that it is up; the demo's model loads in a fraction of a second.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// For a process to end after it was asked to.
 const END_TIMEOUT: Duration = Duration::from_secs(10);

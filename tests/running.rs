@@ -1,0 +1,200 @@
+//! Nodes and servers as running processes.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Stdio},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::harness::{path, shardpack};
+
+/// Generous: the machine may be compiling something else.
+const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// A process of the program, killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    /// What it said on standard output to be found by.
+    pub(crate) json: Value,
+    errors: mpsc::Receiver<String>,
+}
+
+impl Running {
+    /// Starts the program and waits for its line of JSON.
+    pub(crate) fn start(args: &[&str], pause: Option<&str>) -> Self {
+        let mut command = shardpack();
+        if let Some(point) = pause {
+            command.env("SHARDPACK_PAUSE_AT", point);
+        }
+        let mut child =
+            command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = read_lines(child.stdout.take().unwrap());
+        let errors = read_lines(child.stderr.take().unwrap());
+        let Ok(line) = lines.recv_timeout(TIMEOUT) else {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!(
+                "shardpack {} did not come up: {:?}",
+                args.join(" "),
+                errors.iter().collect::<Vec<_>>()
+            );
+        };
+        Self { child, json: serde_json::from_str(&line).unwrap(), errors }
+    }
+
+    /// Starts a node over `store`.
+    pub(crate) fn node(store: &Path, pause: Option<&str>) -> Self {
+        Self::start(
+            &[
+                "node",
+                "--listen",
+                "127.0.0.1:0",
+                "--json",
+                "--threads",
+                "1",
+                "--store",
+                path(store),
+            ],
+            pause,
+        )
+    }
+
+    /// Starts the server of a set and waits until it answers.
+    pub(crate) fn serve(set: &Path, options: &[&str]) -> Self {
+        let mut args = vec!["serve", path(set), "--listen", "127.0.0.1:0", "--json"];
+        args.extend(options);
+        Self::start(&args, None)
+    }
+
+    /// The node's address.
+    pub(crate) fn address(&self) -> String {
+        self.json["listening"].as_str().unwrap().to_owned()
+    }
+
+    /// The server's URL.
+    pub(crate) fn url(&self) -> String {
+        self.json["url"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits for a line on standard error that contains `text`.
+    pub(crate) fn wait_for(&self, text: &str) {
+        let deadline = Instant::now() + TIMEOUT;
+        let mut seen = Vec::new();
+        loop {
+            match self.errors.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) if line.contains(text) => return,
+                Ok(line) => seen.push(line),
+                Err(_) => panic!("never said {text:?}: {seen:?}"),
+            }
+        }
+    }
+
+    /// Ends the process as a power cut would.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends SIGTERM and returns the exit code.
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        let pid = self.child.id().to_string();
+        assert!(
+            std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success()
+        );
+        self.exit_code()
+    }
+
+    /// Waits for the process's end.
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the process does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Process ids of the children of this process.
+    pub(crate) fn children(&self) -> Vec<u32> {
+        let pid = self.child.id().to_string();
+        let out = std::process::Command::new("ps").args(["-eo", "pid=,ppid="]).output().unwrap();
+        String::from_utf8_lossy(&out.stdout)
+            .lines()
+            .filter_map(|line| {
+                let mut fields = line.split_whitespace();
+                let child = fields.next()?.parse().ok()?;
+                (fields.next()? == pid).then_some(child)
+            })
+            .collect()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether a process with this id lives.
+pub(crate) fn lives(pid: u32) -> bool {
+    std::process::Command::new("kill")
+        .args(["-0", &pid.to_string()])
+        .output()
+        .unwrap()
+        .status
+        .success()
+}
+
+fn read_lines(from: impl std::io::Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (lines, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            // The test may be over.
+            let _ = lines.send(line);
+        }
+    });
+    receiver
+}
+
+/// One answer of a server: status and JSON.
+pub(crate) fn post(url: &str, body: &Value) -> (u16, Value) {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(TIMEOUT))
+        .build()
+        .into();
+    let mut response = agent.post(url).send_json(body).unwrap();
+    let status = response.status().as_u16();
+    (status, response.body_mut().read_json().unwrap())
+}
+
+/// A page of a server: status and text.
+pub(crate) fn get(url: &str) -> (u16, String) {
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(TIMEOUT))
+        .build()
+        .into();
+    let mut response = agent.get(url).call().unwrap();
+    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+}
+
+/// What the server says to one question, greedily.
+pub(crate) fn ask(url: &str, question: &str) -> String {
+    let body = serde_json::json!({
+        "messages": [{ "role": "user", "content": question }],
+        "temperature": 0,
+        "max_tokens": 160,
+    });
+    let (status, answer) = post(&format!("{url}/chat/completions"), &body);
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
