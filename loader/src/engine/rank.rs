@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use shardpack_collectives::{Deadline, Group, GroupError};
 
 use super::{
-    plan::Plan,
+    plan::{MAX_PREFILL_TOKENS, MAX_SEQUENCES, Plan},
     request::{Event, GenerateRequest, RequestId},
     runner::Runner,
     schedule::{Limits, Schedule},
@@ -82,8 +82,13 @@ pub struct Engine<B: Backend> {
 
 impl<B: Backend> Engine<B> {
     /// An engine without requests.
+    ///
+    /// # Panics
+    /// When the options ask for more than a plan can hold, or for nothing.
     #[must_use]
     pub fn new(model: Model<B>, backend: B, options: EngineOptions) -> Self {
+        assert!((1..=MAX_SEQUENCES).contains(&options.max_sequences), "{options:?}");
+        assert!((1..=MAX_PREFILL_TOKENS).contains(&options.prefill_tokens), "{options:?}");
         let limits = Limits {
             vocab_size: model.spec().vocab_size,
             max_positions: model.spec().max_positions,
