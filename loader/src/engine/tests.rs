@@ -135,14 +135,22 @@ fn greedy_tokens_are_those_of_transformers() {
 /// Requests of different lengths, some of them sampled.
 fn mixed() -> Vec<GenerateRequest> {
     let [a, b] = Expected::of("llama").tokens;
-    [(&a[..], 20, 0.0), (&b[..], 12, 1.1), (&a[..1], 30, 0.8), (&b[3..40], 9, 0.0)]
-        .into_iter()
-        .enumerate()
-        .map(|(seed, (prompt, max_tokens, temperature))| GenerateRequest {
-            sampling: Sampling { temperature, seed: seed as u64 },
-            ..request(prompt, max_tokens)
-        })
-        .collect()
+    // The last one's answer crosses a block of attention's keys.
+    let long = b.repeat(4)[..250].to_vec();
+    [
+        (&a[..], 20, 0.0),
+        (&b[..], 12, 1.1),
+        (&a[..1], 30, 0.8),
+        (&b[3..40], 9, 0.0),
+        (&long[..], 12, 0.5),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(seed, (prompt, max_tokens, temperature))| GenerateRequest {
+        sampling: Sampling { temperature, seed: seed as u64 },
+        ..request(prompt, max_tokens)
+    })
+    .collect()
 }
 
 #[test]
