@@ -4,7 +4,7 @@ use std::{sync::Arc, thread};
 
 use shardpack_collectives::Group;
 
-use super::{rank::EngineOptions, request::TokenId};
+use super::{request::TokenId, step::EngineOptions};
 use crate::{
     backend::{Backend, Cpu, Ranks, StepError},
     model::{Batch, LoadError, Model},

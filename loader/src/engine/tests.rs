@@ -190,6 +190,24 @@ fn a_stream_goes_on_after_the_group_has_formed_again() {
 }
 
 #[test]
+fn a_reset_engine_knows_no_request() {
+    let [prompt, _] = Expected::of("llama").tokens;
+    let mut ranks = Ranks::new(Recipe::plain("llama", 2), STANDARD);
+    ranks.formed(|leader, group| {
+        leader.submit(RequestId(1), request(&prompt, 100));
+        lead(leader, group, &mut Vec::new());
+        leader.submit(RequestId(2), request(&prompt, 100));
+        leader.submit(RequestId(3), request(&[], 1));
+    });
+    ranks.leader.reset();
+    ranks.followers[0].reset();
+    // Even a group of the same epoch is new to them.
+    ranks.epoch -= 1;
+    let answers = ranks.answers(&[request(&prompt, 2)]);
+    assert_eq!(answers[0].tokens, Expected::of("llama").greedy[..2]);
+}
+
+#[test]
 fn others_decode_while_a_long_prompt_is_read() {
     let [short, long] = Expected::of("qwen3").tokens;
     let options = EngineOptions { prefill_tokens: 8, ..STANDARD };
