@@ -3,7 +3,7 @@
 //! Every rank has one [`Engine`]. Rank 0 leads: it decides each step and broadcasts it as a plan;
 //! all ranks carry the plan out and sample the same tokens. Reading order: [`GenerateRequest`]
 //! and [`Event`] (what is asked and answered), [`EngineHandle`] (the front's end),
-//! [`RankEngine`] (what drives an engine), then `schedule` (what rank 0 decides), `plan` (what it
+//! [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (what rank 0 decides), `plan` (what it
 //! broadcasts), `runner` (what every rank does) and `sample`.
 
 mod handle;
@@ -14,11 +14,13 @@ mod request;
 mod runner;
 mod sample;
 mod schedule;
+mod step;
 
 pub use handle::{Command, EngineHandle, EngineState, EngineStatus, EventSink, SubmitError};
 pub use logits::{LogitsError, logits, memory_group};
-pub use rank::{Engine, EngineOptions, HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
+pub use rank::{HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
 pub use request::{Event, FinishReason, GenerateRequest, RequestId, Sampling, TokenId, Usage};
+pub use step::{Engine, EngineOptions};
 
 #[cfg(test)]
 mod tests;

@@ -4,10 +4,14 @@
 //! inputs, `q` packed as a little-endian bit stream that starts anew with each row: input `k`
 //! occupies bits `k · bits .. (k + 1) · bits` of the row's words.
 
+use zerocopy::IntoBytes;
+
 use crate::{
     floats::Floats,
     lanes::{LANES, Lanes, accumulate, tree},
 };
+
+const _: () = assert!(cfg!(target_endian = "little"), "words are read as bytes");
 
 /// Inputs decoded at once: the largest group, and small enough for the first cache.
 const SPAN: usize = 128;
@@ -103,43 +107,47 @@ impl<'a> Matrix<'a> {
             Weights::Plain(weights) => weights.read(row * self.cols + start, out),
             Weights::Affine { words, scales, biases, bits, group } => {
                 let first = row * self.cols + start;
-                for (index, out) in out.chunks_exact_mut(group).enumerate() {
-                    let at = first / group + index;
-                    let words = &words[at * group / BLOCK * bits..][..group / BLOCK * bits];
-                    unpack_group(words, bits, [scales.get(at), biases.get(at)], out);
+                let words = &words[first / BLOCK * bits..][..out.len() / BLOCK * bits];
+                let affine = Affine { scales, biases, first: first / group };
+                match bits {
+                    2 => unpack::<2>(words, &affine, group, out),
+                    3 => unpack::<3>(words, &affine, group, out),
+                    4 => unpack::<4>(words, &affine, group, out),
+                    5 => unpack::<5>(words, &affine, group, out),
+                    6 => unpack::<6>(words, &affine, group, out),
+                    8 => unpack::<8>(words, &affine, group, out),
+                    _ => unreachable!("the constructor admits no {bits} bits"),
                 }
             }
         }
     }
 }
 
-fn unpack_group(words: &[u32], bits: usize, affine: [f32; 2], out: &mut [f32]) {
-    match bits {
-        2 => unpack::<2>(words, affine, out),
-        3 => unpack::<3>(words, affine, out),
-        4 => unpack::<4>(words, affine, out),
-        5 => unpack::<5>(words, affine, out),
-        6 => unpack::<6>(words, affine, out),
-        8 => unpack::<8>(words, affine, out),
-        _ => unreachable!("the constructor admits no {bits} bits"),
-    }
+/// Scales and biases from one group on.
+struct Affine<'a> {
+    scales: Floats<'a>,
+    biases: Floats<'a>,
+    first: usize,
 }
 
 /// The number of bits is constant here, so that shifts and masks are too.
 #[inline]
-fn unpack<const BITS: usize>(words: &[u32], [scale, bias]: [f32; 2], out: &mut [f32]) {
-    let (words, _) = words.as_chunks::<BITS>();
-    let (out, _) = out.as_chunks_mut::<BLOCK>();
-    for (words, out) in words.iter().zip(out) {
-        for (index, out) in out.iter_mut().enumerate() {
-            let (word, shift) = (index * BITS / 32, index * BITS % 32);
-            let mut quantized = words[word] >> shift;
-            if shift + BITS > 32 {
-                quantized |= words[word + 1] << (32 - shift);
+fn unpack<const BITS: usize>(words: &[u32], affine: &Affine<'_>, group: usize, out: &mut [f32]) {
+    // Eight values fill as many bytes as a value has bits.
+    let (packed, _) = words.as_bytes().as_chunks::<BITS>();
+    let groups = packed.chunks_exact(group / 8).zip(out.chunks_exact_mut(group));
+    for (index, (packed, out)) in groups.enumerate() {
+        let scale = affine.scales.get(affine.first + index);
+        let bias = affine.biases.get(affine.first + index);
+        for (packed, out) in packed.iter().zip(out.as_chunks_mut::<8>().0) {
+            let mut bytes = [0; 8];
+            bytes[..BITS].copy_from_slice(packed);
+            let eight = u64::from_le_bytes(bytes);
+            for (index, out) in out.iter_mut().enumerate() {
+                let quantized = (eight >> (index * BITS)) as u32 & ((1 << BITS) - 1);
+                // Through i32, which every vector unit converts; the value is below 256.
+                *out = scale * (quantized as i32 as f32) + bias;
             }
-            let quantized = quantized & ((1 << BITS) - 1);
-            // Through i32, which every vector unit converts; the value is below 256.
-            *out = scale * (quantized as i32 as f32) + bias;
         }
     }
 }

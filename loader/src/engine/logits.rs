@@ -4,7 +4,7 @@ use std::{io, sync::Arc, thread};
 
 use shardpack_collectives::{Group, LinkedGroup};
 
-use super::{rank::EngineOptions, request::TokenId};
+use super::{request::TokenId, step::EngineOptions};
 use crate::{
     backend::{Backend, Cpu, Ranks, StepError},
     model::{Batch, LoadError, Model},

@@ -11,11 +11,17 @@
 
 use super::request::{RequestId, Sampling};
 
-/// Entries of each list: far more sequences than any machine runs at once.
-const MAX_ENTRIES: usize = 4096;
+/// Most sequences of a group: far more than any machine runs at once.
+pub(super) const MAX_SEQUENCES: usize = 2048;
 
-/// Tokens of one step: bounds the activations that a plan can ask for.
-const MAX_TOKENS: usize = 1 << 16;
+/// Most prompt tokens of one step; bounds the activations that a plan can ask for.
+pub(super) const MAX_PREFILL_TOKENS: usize = 1 << 14;
+
+/// Entries of each list. Sequences that ended may be as many as those that replaced them.
+const MAX_ENTRIES: usize = 2 * MAX_SEQUENCES;
+
+/// Tokens of one step: a prompt's part, and one for each sequence that is decoding.
+const MAX_TOKENS: usize = MAX_PREFILL_TOKENS + MAX_SEQUENCES;
 
 /// What all ranks do in one step.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,19 +1,11 @@
-//! One rank's engine: leads or follows, one step per call.
+//! One rank's engine, as the loop that drives it sees it. Who talks to the front, and how the
+//! group came to be, is not known here.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_collectives::{Group, GroupError};
 
-use super::{
-    plan::Plan,
-    request::{Event, GenerateRequest, RequestId},
-    runner::Runner,
-    schedule::{Limits, Schedule},
-};
-use crate::{
-    backend::{Backend, Ranks, StepError},
-    model::Model,
-};
+use super::request::{Event, GenerateRequest, RequestId};
 
 /// How often an idle leader tells its followers that it lives.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -22,179 +14,41 @@ pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// that a busy machine is not taken for a dead one.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a leader's call did.
+/// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
-    /// A step was run or an event was sent; there may be more.
+    /// Some request went on; there may be more to do.
     Worked,
-    /// There is nothing to do; the followers were not told anything.
+    /// There is no request; nothing was sent to the followers.
     Idle,
 }
 
-/// What drives an engine: a loop that owns it and its rank group. After any error the group is
-/// dropped. With the next one (of another epoch) the engine begins all active sequences anew from
-/// the tokens that it has, and they go on where they were; unless [`RankEngine::reset`] has told
-/// it to forget them.
+/// One rank's part of the engine; rank 0 leads and the others follow. One thread calls it.
+///
+/// A request is over when its [`Event::Finished`] or [`Event::Failed`] was given to `events`.
+/// After a [`GroupError`] the group is gone: [`RankEngine::reset`] is called, then the same
+/// engine gets another group of a higher epoch.
 pub trait RankEngine: Send {
-    /// Takes a request; on the leader only. Its events come from [`RankEngine::lead`].
+    /// Leader: takes a request; what is wrong with it is said by an event of the next step.
     fn submit(&mut self, id: RequestId, request: GenerateRequest);
 
-    /// Ends a request with the next step; on the leader only. Unknown ids are ignored.
+    /// Leader: ends a request within one step; unknown ids are ignored.
     fn cancel(&mut self, id: RequestId);
 
-    /// Decides one step, has all ranks run it and sends its events; on the leader only.
+    /// Leader: one step for all active requests, with its plan broadcast to the followers.
     fn lead(
         &mut self,
         group: &dyn Group,
         events: &mut dyn FnMut(Event),
     ) -> Result<StepOutcome, GroupError>;
 
-    /// Tells the followers that the leader is alive; on the leader only.
+    /// Leader, with nothing to do: tells the followers that it lives.
     fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
-    /// Waits for one plan, at most the heartbeat's timeout, and carries it out; on the others.
+    /// Follower: waits at most [`PATIENCE`] for one plan or heartbeat and carries it out.
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
-    /// Forgets every request without a word, because their clients were told that they failed.
-    /// Weights stay.
+    /// The group is gone: forgets every request without a word, since the front has already
+    /// told its clients. Weights and prefix caches stay.
     fn reset(&mut self);
-}
-
-/// Sizes and times of an engine; the same on all ranks of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineOptions {
-    /// Sequences that are run together; further requests wait.
-    pub max_sequences: usize,
-    /// Prompt tokens of one step, so that sequences that are decoding never wait long.
-    pub prefill_tokens: usize,
-    /// Longest silence of the leader.
-    pub heartbeat_timeout: Duration,
-    /// Longest wait of one call on the group within a step: more than the ranks' work between
-    /// two sums can differ on the slowest machines, a layer's part of `prefill_tokens`.
-    pub collective_timeout: Duration,
-}
-
-impl EngineOptions {
-    /// Sizes that suit any model and times for machines of one kind.
-    pub const STANDARD: Self = Self {
-        max_sequences: 32,
-        prefill_tokens: 512,
-        heartbeat_timeout: PATIENCE,
-        collective_timeout: Duration::from_secs(20),
-    };
-}
-
-/// One rank's engine over a backend.
-pub struct Engine<B: Backend> {
-    options: EngineOptions,
-    schedule: Schedule,
-    runner: Runner<B>,
-    epoch: Option<u64>,
-}
-
-impl<B: Backend> Engine<B> {
-    /// An engine without requests.
-    #[must_use]
-    pub fn new(model: Model<B>, backend: B, options: EngineOptions) -> Self {
-        let limits = Limits {
-            vocab_size: model.spec().vocab_size,
-            max_positions: model.spec().max_positions,
-            max_sequences: options.max_sequences,
-            prefill_tokens: options.prefill_tokens,
-        };
-        let runner = Runner::new(model, backend);
-        Self { options, schedule: Schedule::new(limits), runner, epoch: None }
-    }
-
-    /// A group of another epoch has other ranks, which know none of our sequences.
-    fn enter(&mut self, group: &dyn Group) {
-        if self.epoch != Some(group.epoch()) {
-            self.epoch = Some(group.epoch());
-            self.schedule.begin_anew();
-            self.runner.forget();
-        }
-    }
-
-    fn ranks<'a>(&self, group: &'a dyn Group) -> Ranks<'a> {
-        Ranks { group, timeout: self.options.collective_timeout }
-    }
-
-    fn send(&self, plan: &Plan, group: &dyn Group) -> Result<(), GroupError> {
-        let mut bytes = plan.encode();
-        group.broadcast(0, &mut bytes, Deadline::after(self.options.collective_timeout))
-    }
-}
-
-impl<B: Backend> RankEngine for Engine<B> {
-    fn submit(&mut self, id: RequestId, request: GenerateRequest) {
-        self.schedule.submit(id, request);
-    }
-
-    fn cancel(&mut self, id: RequestId) {
-        self.schedule.cancel(id);
-    }
-
-    fn lead(
-        &mut self,
-        group: &dyn Group,
-        events: &mut dyn FnMut(Event),
-    ) -> Result<StepOutcome, GroupError> {
-        self.enter(group);
-        let plan = self.schedule.plan(self.runner.next_step(), Instant::now());
-        let mut outcome = StepOutcome::Idle;
-        let mut deliver = |schedule: &mut Schedule| {
-            for event in schedule.take_events() {
-                outcome = StepOutcome::Worked;
-                events(event);
-            }
-        };
-        deliver(&mut self.schedule);
-        if plan.is_empty() {
-            return Ok(outcome);
-        }
-        self.send(&plan, group)?;
-        let ranks = self.ranks(group);
-        let sampled = self.runner.run(&plan, &ranks).map_err(group_error)?;
-        self.schedule.record(&plan, &sampled, Instant::now());
-        deliver(&mut self.schedule);
-        Ok(StepOutcome::Worked)
-    }
-
-    fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError> {
-        self.enter(group);
-        let plan = self.schedule.endings(self.runner.next_step());
-        self.send(&plan, group)?;
-        let ranks = self.ranks(group);
-        self.runner.run(&plan, &ranks).map(drop).map_err(group_error)
-    }
-
-    fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError> {
-        self.enter(group);
-        let mut bytes = Vec::new();
-        group.broadcast(0, &mut bytes, Deadline::after(self.options.heartbeat_timeout))?;
-        let result = Plan::parse(&bytes)
-            .map_err(|problem| GroupError::OutOfStep {
-                rank: 0,
-                expected: "a plan".to_owned(),
-                found: problem.to_string(),
-            })
-            .and_then(|plan| self.runner.run(&plan, &self.ranks(group)).map_err(group_error));
-        if let Err(error @ GroupError::OutOfStep { .. }) = &result {
-            // The others cannot see what is wrong here; they would wait for their deadlines.
-            group.abort(&error.to_string());
-        }
-        result.map(drop)
-    }
-
-    fn reset(&mut self) {
-        self.schedule.forget();
-        self.runner.forget();
-        self.epoch = None;
-    }
-}
-
-fn group_error(error: StepError) -> GroupError {
-    match error {
-        StepError::Group(error) => error,
-    }
 }

@@ -106,6 +106,11 @@ impl Schedule {
         }
     }
 
+    /// Drops all requests without an event.
+    pub(super) fn forget(&mut self) {
+        *self = Self::new(self.limits);
+    }
+
     /// Other ranks took over, which hold none of the sequences.
     pub(super) fn begin_anew(&mut self) {
         self.ended.clear();
@@ -113,11 +118,6 @@ impl Schedule {
             active.fed = 0;
             active.begun = false;
         }
-    }
-
-    /// Drops every request.
-    pub(super) fn forget(&mut self) {
-        *self = Self::new(self.limits);
     }
 
     /// The next step: one token for every sequence that is decoding, and the next tokens of

@@ -135,14 +135,22 @@ fn greedy_tokens_are_those_of_transformers() {
 /// Requests of different lengths, some of them sampled.
 fn mixed() -> Vec<GenerateRequest> {
     let [a, b] = Expected::of("llama").tokens;
-    [(&a[..], 20, 0.0), (&b[..], 12, 1.1), (&a[..1], 30, 0.8), (&b[3..40], 9, 0.0)]
-        .into_iter()
-        .enumerate()
-        .map(|(seed, (prompt, max_tokens, temperature))| GenerateRequest {
-            sampling: Sampling { temperature, seed: seed as u64 },
-            ..request(prompt, max_tokens)
-        })
-        .collect()
+    // The last one's answer crosses a block of attention's keys.
+    let long = b.repeat(4)[..250].to_vec();
+    [
+        (&a[..], 20, 0.0),
+        (&b[..], 12, 1.1),
+        (&a[..1], 30, 0.8),
+        (&b[3..40], 9, 0.0),
+        (&long[..], 12, 0.5),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(seed, (prompt, max_tokens, temperature))| GenerateRequest {
+        sampling: Sampling { temperature, seed: seed as u64 },
+        ..request(prompt, max_tokens)
+    })
+    .collect()
 }
 
 #[test]
@@ -179,6 +187,24 @@ fn a_stream_goes_on_after_the_group_has_formed_again() {
     });
     ranks.formed(|leader, group| while lead(leader, group, &mut events) == StepOutcome::Worked {});
     assert_eq!(collect(events).into_values().collect::<Vec<_>>(), whole);
+}
+
+#[test]
+fn a_reset_engine_knows_no_request() {
+    let [prompt, _] = Expected::of("llama").tokens;
+    let mut ranks = Ranks::new(Recipe::plain("llama", 2), STANDARD);
+    ranks.formed(|leader, group| {
+        leader.submit(RequestId(1), request(&prompt, 100));
+        lead(leader, group, &mut Vec::new());
+        leader.submit(RequestId(2), request(&prompt, 100));
+        leader.submit(RequestId(3), request(&[], 1));
+    });
+    ranks.leader.reset();
+    ranks.followers[0].reset();
+    // Even a group of the same epoch is new to them.
+    ranks.epoch -= 1;
+    let answers = ranks.answers(&[request(&prompt, 2)]);
+    assert_eq!(answers[0].tokens, Expected::of("llama").greedy[..2]);
 }
 
 #[test]
