@@ -118,7 +118,10 @@ impl Core {
                 self.fail(ServeError::Unreachable { node, reason });
             }
             Note::Message { node, message } => self.hear(node, message),
-            Note::Gone { node, reason } => self.lose(node, reason),
+            Note::Gone { node, reason } => {
+                self.members[node].sender = None;
+                self.lose(node, reason);
+            }
             Note::Command(Command::Submit { id, request, events }) => {
                 self.submit(id, request, events);
             }
