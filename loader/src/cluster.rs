@@ -1,11 +1,11 @@
 //! The processes that serve one model together: one *front*, which speaks HTTP, and one *rank*
 //! process per package, which holds the weights.
 //!
-//! A rank announces its address and a one-time token on its standard output ([`announce`]). The
-//! front connects to each ([`supervisor`]), learns who they are and that they belong together
-//! ([`identity`]), watches them load, and tells them to form a group of an epoch; they connect
-//! to each other ([`mesh`]). Then rank 0 takes requests and gives events. Everything is said in
-//! the messages of [`message`]. A rank ends when its front does; a front outlives its ranks.
+//! A rank announces its address and a one-time token on its standard output (`announce`). The
+//! front connects to each ([`Supervisor`]), learns who they are and that they belong together
+//! ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
+//! to each other (`mesh`). Then rank 0 takes requests and gives events. Everything is said in
+//! the messages of `message`. A rank ends when its front does; a front outlives its ranks.
 //!
 //! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
 
@@ -27,6 +27,7 @@ pub use process::{LogSink, RankProcess, SpawnError};
 pub use rank::{LoadError, RankError, RankOptions, run_rank};
 pub use supervisor::{Node, ServeError, Supervisor, SupervisorOptions};
 pub use token::Token;
+pub use wire::WireError;
 
 #[cfg(test)]
 mod tests;

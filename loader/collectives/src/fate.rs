@@ -16,7 +16,7 @@ use crate::{
 
 /// How long the computing thread, having seen a connection close, waits for the watching one to
 /// say why. Both closed at the same moment, so more than a moment means that nobody knows.
-const GRACE: Duration = Duration::from_millis(100);
+const GRACE: Duration = Duration::from_millis(250);
 
 /// What the computing thread, the watching threads and whoever aborts have in common.
 pub(crate) struct Fate {
@@ -27,12 +27,16 @@ pub(crate) struct Fate {
     cause: Mutex<Option<GroupError>>,
     sealed: AtomicBool,
     known: Condvar,
+    /// Held while the others are told: whoever then closes the links waits, since a link that
+    /// closes without a word puts the blame on this rank.
+    telling: Mutex<()>,
 }
 
 impl Fate {
     pub(crate) fn new(rank: u32, epoch: u64, links: Vec<Option<Box<dyn Link>>>) -> Self {
         let (cause, known) = (Mutex::new(None), Condvar::new());
-        Self { rank, epoch, links, cause, sealed: AtomicBool::new(false), known }
+        let (sealed, telling) = (AtomicBool::new(false), Mutex::new(()));
+        Self { rank, epoch, links, cause, sealed, known, telling }
     }
 
     /// Why the group has ended, if it has.
@@ -57,6 +61,7 @@ impl Fate {
     /// the first cause.
     pub(crate) fn end(&self, error: GroupError) -> GroupError {
         let notice = Notice { blamed: blamed(&error), reason: reason(&error) };
+        let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, cause) = self.seal(error);
         if first {
             let frame = notice.frame(self.rank, self.epoch);
@@ -67,6 +72,7 @@ impl Fate {
 
     /// Ends the group without a word: the owner lets go of it.
     pub(crate) fn close(&self) {
+        let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         self.seal(GroupError::Aborted("this rank left the group".to_owned()));
         self.links.iter().flatten().for_each(|link| link.close());
     }

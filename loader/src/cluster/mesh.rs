@@ -54,19 +54,23 @@ impl FormError {
             | Self::Refused { rank, .. }
             | Self::Mismatch { rank, .. }
             | Self::Missing { rank } => Some(*rank),
-            Self::Group(error) => blamed(error),
+            Self::Group(error) => blame(error.clone()).0,
             Self::Ranks { .. } | Self::Socket(_) => None,
         }
     }
 }
 
-/// The rank that a group error blames.
-pub(super) fn blamed(error: &GroupError) -> Option<u32> {
+/// The rank that a group error blames, if any, and what was seen of it.
+pub(super) fn blame(error: GroupError) -> (Option<u32>, String) {
     match error {
-        GroupError::Timeout { rank, .. }
-        | GroupError::Lost { rank, .. }
-        | GroupError::OutOfStep { rank, .. } => Some(*rank),
-        GroupError::Aborted(_) => None,
+        GroupError::Timeout { rank, waited } => {
+            (Some(rank), format!("it did not answer within {} ms", waited.as_millis()))
+        }
+        GroupError::Lost { rank, reason } => (Some(rank), reason),
+        GroupError::OutOfStep { rank, expected, found } => {
+            (Some(rank), format!("it is out of step: expected {expected}, found {found}"))
+        }
+        GroupError::Aborted(reason) => (None, reason),
     }
 }
 

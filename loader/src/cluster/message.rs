@@ -118,8 +118,8 @@ pub(super) enum FromRank {
         epoch: u64,
         /// Whose fault it was, as far as this rank saw.
         rank: Option<u32>,
-        /// A sentence for people.
-        message: String,
+        /// What was seen of that rank, for people.
+        reason: String,
     },
     /// The rank can do nothing more; a sentence why.
     Failed(String),

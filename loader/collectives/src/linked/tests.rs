@@ -92,6 +92,40 @@ impl Link for Jitter {
     }
 }
 
+/// A link that takes its time to tell that it is over.
+struct SlowAbort(MemoryLink);
+
+impl Link for SlowAbort {
+    fn send_now(&self, frame: &[u8]) -> Result<usize, LinkError> {
+        self.0.send_now(frame)
+    }
+    fn send_rest(&self, rest: &[u8], deadline: Deadline) -> Result<(), LinkError> {
+        self.0.send_rest(rest, deadline)
+    }
+    fn receive_header(&self, frame: &mut Vec<u8>, deadline: Deadline) -> Result<Header, LinkError> {
+        self.0.receive_header(frame, deadline)
+    }
+    fn receive_payload(
+        &self,
+        header: &Header,
+        frame: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<(), LinkError> {
+        self.0.receive_payload(header, frame, deadline)
+    }
+    fn watch(&self) -> Farewell {
+        self.0.watch()
+    }
+    fn abort(&self, frame: &[u8]) {
+        // The delay under test, not a wait for something.
+        thread::sleep(Duration::from_millis(50));
+        self.0.abort(frame);
+    }
+    fn close(&self) {
+        self.0.close();
+    }
+}
+
 type Ends = (Box<dyn Link>, Box<dyn Link>);
 
 fn groups(size: u32, mut pair: impl FnMut() -> Ends) -> Vec<LinkedGroup> {
@@ -282,6 +316,19 @@ fn check_loss(mut groups: Vec<LinkedGroup>) {
 fn a_lost_rank_is_noticed_at_once_by_all() {
     check_loss(over_memory(4));
     check_loss(over_tcp(4));
+}
+
+#[test]
+fn a_group_that_is_dropped_after_a_loss_has_told_whose_it_was() {
+    let ((mine, lost), (slow, other)) = (MemoryLink::pair(), MemoryLink::pair());
+    let links: Vec<Option<Box<dyn Link>>> =
+        vec![None, Some(Box::new(mine)), Some(Box::new(SlowAbort(slow)))];
+    let group = LinkedGroup::new(0, 7, links).unwrap();
+    drop(lost);
+    group.barrier(Deadline::after(LONG)).unwrap_err();
+    drop(group);
+    let Farewell::Notice { notice, .. } = other.watch() else { panic!("closed without a word") };
+    assert_eq!(notice.blamed, Some(1));
 }
 
 fn check_abort(groups: &[LinkedGroup]) {

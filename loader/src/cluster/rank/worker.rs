@@ -126,8 +126,8 @@ impl Worker {
                 Left::End => return Ok(()),
                 Left::Form { epoch, peers } => next = Some((epoch, peers)),
                 Left::Broken(error) => {
-                    let rank = mesh::blamed(&error);
-                    self.say(&FromRank::GroupLost { epoch, rank, message: error.to_string() });
+                    let (rank, reason) = mesh::blame(error);
+                    self.say(&FromRank::GroupLost { epoch, rank, reason });
                 }
             }
         }

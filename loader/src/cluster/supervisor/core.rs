@@ -28,7 +28,7 @@ use crate::{
 const SILENT_TICKS: u32 = 5;
 
 /// How long an ended child may take to be found ended: its sockets close a moment earlier.
-const EXIT_TIMEOUT: Duration = Duration::from_millis(100);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// A node and what is known of it.
 struct Member {
@@ -118,7 +118,10 @@ impl Core {
                 self.fail(ServeError::Unreachable { node, reason });
             }
             Note::Message { node, message } => self.hear(node, message),
-            Note::Gone { node, reason } => self.lose(node, reason),
+            Note::Gone { node, reason } => {
+                self.members[node].sender = None;
+                self.lose(node, reason);
+            }
             Note::Command(Command::Submit { id, request, events }) => {
                 self.submit(id, request, events);
             }
@@ -170,9 +173,9 @@ impl Core {
                 }
             }
             FromRank::Event(event) if self.by_rank.first() == Some(&index) => self.pass(event),
-            FromRank::GroupLost { epoch, rank, message } => {
+            FromRank::GroupLost { epoch, rank, reason } => {
                 if epoch == self.epoch {
-                    self.blame(index, rank, message);
+                    self.blame(index, rank, reason);
                 }
             }
             FromRank::Failed(reason) => self.lose(index, reason),
@@ -185,15 +188,7 @@ impl Core {
     /// A rank says that the group is lost; the one that it blames is the better name.
     fn blame(&mut self, by: usize, rank: Option<u32>, reason: String) {
         let culprit = rank.and_then(|rank| self.by_rank.get(rank as usize).copied());
-        match culprit {
-            // Its own message repeats who it is about.
-            Some(index) => {
-                let said = rank.map(|rank| format!("rank {rank} "));
-                let short = said.and_then(|said| reason.strip_prefix(&said).map(str::to_owned));
-                self.lose(index, short.unwrap_or(reason));
-            }
-            None => self.lose(by, reason),
-        }
+        self.lose(culprit.unwrap_or(by), reason);
     }
 
     /// A rank is of no use any more: the group ends.

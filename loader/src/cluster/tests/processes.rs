@@ -64,7 +64,7 @@ fn supervise(ranks: u32) -> (Supervisor, EngineHandle, Vec<u32>) {
 }
 
 /// One rank of three gets a signal while two requests run.
-fn check_signal(rank: u32, which: &str, why: &str) {
+fn check_signal(rank: u32, which: &str, why: &[&str]) {
     let (supervisor, handle, processes) = supervise(3);
     let answers = [100, 5000].map(|first| Answer::submit(&handle, request(first, u32::MAX)));
     for (answer, first) in answers.iter().zip([101, 5001]) {
@@ -76,7 +76,7 @@ fn check_signal(rank: u32, which: &str, why: &str) {
         let (_, end) = answer.finish();
         let End::Failed { message, retryable: true } = end else { panic!("not {end:?}") };
         assert!(message.starts_with(&format!("rank {rank} (node-{rank}): ")), "{message}");
-        assert!(message.contains(why), "{message}");
+        assert!(why.iter().any(|why| message.contains(why)), "{message}");
     }
     assert!(start.elapsed() < NOTICED, "{:?}", start.elapsed());
     let failure = supervisor.failure();
@@ -88,7 +88,10 @@ fn check_signal(rank: u32, which: &str, why: &str) {
     assert_eq!(handle.status().active_requests, 0);
     let (_, end) = Answer::submit(&handle, request(1, 1)).finish();
     assert!(matches!(end, End::Failed { retryable: true, .. }));
+    let start = Instant::now();
     supervisor.stop();
+    // A stopped process cannot end when it is told to; a dead one is not waited for.
+    assert!(which == "-STOP" || start.elapsed() < NOTICED, "{:?}", start.elapsed());
     for process in processes {
         assert!(!signal(process, "-0"), "process {process} is left");
     }
@@ -97,13 +100,14 @@ fn check_signal(rank: u32, which: &str, why: &str) {
 #[test]
 fn a_killed_rank_fails_every_request_at_once() {
     for rank in [0, 1, 2] {
-        check_signal(rank, "-KILL", "signal: 9");
+        // A peer may see its connection close before the process has ended.
+        check_signal(rank, "-KILL", &["signal: 9", "connection"]);
     }
 }
 
 #[test]
 fn a_stopped_rank_is_noticed_by_the_step_that_waits_for_it() {
-    check_signal(1, "-STOP", "did not answer within");
+    check_signal(1, "-STOP", &["it did not answer within"]);
 }
 
 /// Processor time of a process in clock ticks (100 a second).

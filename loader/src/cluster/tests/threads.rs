@@ -289,8 +289,8 @@ fn form(fronts: &mut [Front], peers: &[Announcement], epoch: u64) {
     for front in fronts {
         front.hear(|message| match message {
             FromRank::Formed { epoch: formed } => (formed == epoch).then_some(()),
-            FromRank::GroupLost { epoch: lost, message, .. } if lost == epoch => {
-                panic!("{message}")
+            FromRank::GroupLost { epoch: lost, reason, .. } if lost == epoch => {
+                panic!("{reason}")
             }
             _ => None,
         });
