@@ -65,7 +65,6 @@ fn sixteen_bits_agree_with_transformers_on_any_number_of_ranks() {
                     ours.iter().zip(&theirs).fold(worst, |worst, (a, b)| worst.max((a - b).abs()));
             }
             assert!(worst < TOLERANCE, "{model} on {nodes} ranks differs by {worst}");
-            println!("{model} on {nodes} ranks: max abs difference {worst:.1e}");
             let (prompt, greedy) = (tokens(&expected, "tokens_a"), tokens(&expected, "greedy"));
             let all = [prompt.as_slice(), &greedy[..greedy.len() - 1]].concat();
             let vocab = 512;

@@ -89,7 +89,7 @@ impl Running {
             match self.errors.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.contains(text) => return,
                 Ok(line) => seen.push(line),
-                Err(_) => panic!("never said {text:?}: {seen:?}"),
+                Err(error) => panic!("never said {text:?} ({error}): {seen:?}"),
             }
         }
     }

@@ -62,7 +62,7 @@ fn pushed_packages_serve_from_running_nodes() {
     let addresses = nodes.iter().map(Running::address).collect::<Vec<_>>().join(",");
     assert!(
         fail(2, &["serve", path(&set), "--nodes", &addresses, "--listen", "127.0.0.1:0"])
-            .contains("node")
+            .contains("not here")
     );
     succeed(&["push", path(&set), "--to", &addresses]);
     let server = Running::serve(&set, &["--nodes", &addresses]);
@@ -173,7 +173,7 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let at = bytes.len() / 2;
     bytes[at] ^= 4;
     fs::write(&file, bytes).unwrap();
-    let error = serve(&damaged, "127.0.0.1:0", 2);
+    let error = serve(&damaged, "127.0.0.1:0", 1);
     assert!(
         error.contains("model-00001-of-00001.safetensors") && error.contains("chunk 0"),
         "{error}"

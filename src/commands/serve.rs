@@ -175,7 +175,7 @@ fn watch(
 /// Packages that do not belong together are wrong; a rank that dies is not the input's fault.
 fn failed(error: ServeError) -> Failure {
     match error {
-        ServeError::Identity(_) => Failure::wrong(error),
+        ServeError::Identity(_) | ServeError::Package { .. } => Failure::wrong(error),
         other => other.into(),
     }
 }

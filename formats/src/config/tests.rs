@@ -1,3 +1,5 @@
+//! What goes into a package's config.
+
 use serde_json::json;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Values of expressions, and text that is none.
+
 use proptest::prelude::*;
 use serde_json::json;
 

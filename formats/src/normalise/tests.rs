@@ -1,3 +1,5 @@
+//! Checkpoints that resolve, and those that are refused.
+
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};

@@ -1,3 +1,5 @@
+//! Frequencies against independently computed ones.
+
 use serde_json::json;
 
 use super::*;

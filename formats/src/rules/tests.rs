@@ -1,3 +1,5 @@
+//! Rule packs that parse, and those that do not.
+
 use super::*;
 
 const MINIMAL: &str = r#"

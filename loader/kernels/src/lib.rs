@@ -10,7 +10,7 @@
 //!
 //! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`matmul`], [`gather`],
 //! [`norm`], [`rope`], [`attention`], [`elementwise`].
-
+#![forbid(unsafe_code)]
 #![cfg_attr(
     test,
     expect(clippy::float_cmp, reason = "the order of operations is fixed, so exact bits are due")

@@ -89,6 +89,16 @@ pub enum ServeError {
         /// What was seen.
         reason: String,
     },
+    /// A rank cannot load its package.
+    #[error("{}: {reason}", culprit(*.rank, .node.as_deref()))]
+    Package {
+        /// Its number, where that is known.
+        rank: Option<u32>,
+        /// Its node, where that is known.
+        node: Option<String>,
+        /// What it said.
+        reason: String,
+    },
     /// Something took too long.
     #[error("{doing} took more than {} s", .limit.as_secs())]
     Slow {
@@ -104,8 +114,11 @@ pub enum ServeError {
 
 fn culprit(rank: Option<u32>, node: Option<&str>) -> String {
     match (rank, node) {
-        (Some(rank), Some(node)) => format!("rank {rank} ({node})"),
-        (Some(rank), None) => format!("rank {rank}"),
+        // Ranks on this machine are named by their number.
+        (Some(rank), Some(node)) if node != format!("rank {rank}") => {
+            format!("rank {rank} ({node})")
+        }
+        (Some(rank), _) => format!("rank {rank}"),
         (None, Some(node)) => node.to_owned(),
         (None, None) => "the group".to_owned(),
     }

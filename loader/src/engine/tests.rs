@@ -1,3 +1,5 @@
+//! Requests through a whole engine.
+
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 use shardpack_collectives::{Deadline, Group, GroupError};

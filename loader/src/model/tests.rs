@@ -1,3 +1,5 @@
+//! Logits against transformers.
+
 use std::collections::BTreeMap;
 
 use shardpack_manifests::{Cut, Layout, Manifest, canonical};

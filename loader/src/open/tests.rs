@@ -1,3 +1,5 @@
+//! Packages that open, and damaged ones.
+
 use std::{error::Error, fs, path::PathBuf, sync::Mutex};
 
 use shardpack_formats::Dtype;

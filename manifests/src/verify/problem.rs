@@ -123,7 +123,7 @@ pub enum Problem {
         start: u64,
         /// One past the last byte.
         end: u64,
-        /// Tensors with bytes in the chunk.
+        /// Tensors with bytes in the chunk whose own digest does not fit any more.
         tensors: Vec<String>,
     },
     /// A tensor's bytes do not have its digest.

@@ -79,15 +79,12 @@ fn hash_file(
             if chunk_value(buffer, entry.size, index as u64) == *expected {
                 return Ok(None);
             }
-            let touches = |tensor: &&&TensorEntry| {
-                tensor.offset < range.end && tensor.offset + tensor.size > range.start
-            };
             Ok(Some(Problem::ChunkChanged {
                 file: entry.name.clone(),
                 chunk: index as u64,
                 start: range.start,
                 end: range.end,
-                tensors: tensors.iter().filter(touches).map(|t| t.name.clone()).collect(),
+                tensors: Vec::new(),
             }))
         })
         .collect();
@@ -107,7 +104,40 @@ fn hash_file(
             }
         }
     }
+    name_changed_tensors(file, tensors, &mut total);
     total
+}
+
+/// Says which tensors a changed chunk has damaged: those with bytes in it that do not have their
+/// own digest any more. None at all means the header or the space before the data.
+fn name_changed_tensors(file: &File, tensors: &[&TensorEntry], hashed: &mut Hashed) {
+    let changed_chunks: Vec<(u64, u64)> = hashed
+        .problems
+        .iter()
+        .filter_map(|problem| match problem {
+            Problem::ChunkChanged { start, end, .. } => Some((*start, *end)),
+            _ => None,
+        })
+        .collect();
+    let touches = |tensor: &TensorEntry, (start, end): (u64, u64)| {
+        tensor.offset < end && tensor.offset + tensor.size > start
+    };
+    let changed: Vec<&TensorEntry> = tensors
+        .par_iter()
+        .filter(|tensor| changed_chunks.iter().any(|chunk| touches(tensor, *chunk)))
+        .filter(|tensor| {
+            let found = hash_range(file, tensor, &mut Vec::new(), &|_| ());
+            // What cannot be read is not as it should be either.
+            found.map_or(true, |found| found != tensor.blake3)
+        })
+        .copied()
+        .collect();
+    for problem in &mut hashed.problems {
+        if let Problem::ChunkChanged { start, end, tensors, .. } = problem {
+            let touched = changed.iter().filter(|tensor| touches(tensor, (*start, *end)));
+            *tensors = touched.map(|tensor| tensor.name.clone()).collect();
+        }
+    }
 }
 
 /// Hashes every tensor in the `readable` files.

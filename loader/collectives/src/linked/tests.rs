@@ -1,3 +1,5 @@
+//! Every path gives the same bits, every failure an error.
+
 use std::{
     io::Write,
     net::{TcpListener, TcpStream},

@@ -1,3 +1,5 @@
+//! Attention against a plain reference.
+
 use super::*;
 
 /// f32 sums of some hundred terms below 1, with our own exponential.

@@ -1,3 +1,5 @@
+//! Products against a plain reference and MLX.
+
 use proptest::prelude::*;
 
 use super::*;

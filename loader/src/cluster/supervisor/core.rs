@@ -178,7 +178,15 @@ impl Core {
                     self.blame(index, rank, reason);
                 }
             }
-            FromRank::Failed(reason) => self.lose(index, reason),
+            FromRank::Failed(reason) => {
+                let rank = member.identity.as_ref().map(|it| it.rank);
+                let node = Some(member.node.name.clone());
+                if member.loaded {
+                    self.fail(ServeError::Lost { rank, node, reason });
+                } else {
+                    self.fail(ServeError::Package { rank, node, reason });
+                }
+            }
             FromRank::Identity(_) | FromRank::Refused(_) | FromRank::Event(_) => {
                 self.lose(index, "it said what it may not say now".to_owned());
             }

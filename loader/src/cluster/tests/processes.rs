@@ -1,3 +1,5 @@
+//! Groups of real processes.
+
 use std::{
     env, io,
     io::Write as _,

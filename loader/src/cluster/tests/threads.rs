@@ -1,3 +1,5 @@
+//! Groups of threads.
+
 use std::{
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},

@@ -1,3 +1,5 @@
+//! Requests and answers over real sockets.
+
 use std::io::{BufRead, BufReader, Read};
 
 use serde_json::{Value, json};

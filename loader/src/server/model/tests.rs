@@ -1,3 +1,5 @@
+//! Folders that open, and those that do not.
+
 use std::fs;
 
 use super::*;

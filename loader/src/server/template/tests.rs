@@ -1,3 +1,5 @@
+//! Renders against jinja2.
+
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Streams of text equal whole decodes.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Bodies that are understood, and those that are refused.
+
 use proptest::prelude::*;
 
 use super::*;
