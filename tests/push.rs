@@ -10,12 +10,12 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
 use shardpack_converter::push::{
-    Activation, NodeError, NodeProgress, PushEvent, PushMode, PushOptions, PushReport, Target, push,
+    Activation, NodeError, NodeProgress, PushMode, PushOptions, PushReport, Target, push,
 };
 use shardpack_loader::receive::{
     Node, NodeClient, NodeOptions, ReceiveEvent, Shutdown, Store, bind,
@@ -558,35 +558,4 @@ fn observer_hears_every_step_in_order() {
     heard.retain(|name| !name.starts_with("Chunk") && name != "Working");
     let expected = ["Connected", "Offered", "Committing", "Prepared", "Activating", "Activated"];
     assert_eq!(heard, expected);
-}
-
-#[test]
-#[ignore = "measures; run by hand in release mode"]
-#[expect(clippy::print_stdout, reason = "a measurement is for reading")]
-fn measure_push_of_200_mb() {
-    let plan =
-        SetPlan { ranks: 1, own_bytes: 190 << 20, shared_bytes: 10 << 20, ..SetPlan::default() };
-    let scene = Scene::new(&plan);
-    let node = scene.node(0);
-    let targets = Target::in_rank_order(&[node.address.to_string()]);
-    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 16 };
-    let (start, committing) = (Instant::now(), Mutex::new(None));
-    let report = push(&scene.set_dir(), &targets, &options, &|event| {
-        if matches!(event, PushEvent::Committing { .. }) {
-            *committing.lock().unwrap() = Some(start.elapsed());
-        }
-    })
-    .unwrap();
-    let (traffic, all) = (report.nodes[0].traffic, start.elapsed());
-    let sent = committing.into_inner().unwrap().unwrap();
-    let megabytes = traffic.sent_bytes as f64 / 1e6;
-    println!(
-        "{megabytes:.0} MB: chunks stored at {:.0} MB/s, prepared and active after {:.2} s ({:.0} MB/s)",
-        megabytes / sent.as_secs_f64(),
-        all.as_secs_f64(),
-        megabytes / all.as_secs_f64()
-    );
-    let options = VerifyOptions { tensors: TensorCheck::Skip };
-    let verified = verify_package(&node.package(&scene.set, 0), None, options, &|_| {});
-    println!("verified at {:.0} MB/s", verified.read_bytes as f64 / 1e6 / verified.seconds);
 }

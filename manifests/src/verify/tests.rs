@@ -75,9 +75,21 @@ fn flipped_byte_names_file_chunk_range_and_tensors() {
     );
     check(
         |set| flip(&own(set), CHUNK_BYTES),
+        &["bytes 4194304..8388608) changed, part of layers.0.w"],
+    );
+    check(
+        |set| {
+            flip(&own(set), CHUNK_BYTES);
+            flip(&own(set), 2 * CHUNK_BYTES - 1);
+        },
         &["bytes 4194304..8388608) changed, part of layers.0.w, layers.1.w"],
     );
     check(|set| flip(&own(set), 2 * CHUNK_BYTES + 12_344), &["chunk 2 (bytes 8388608..8400953)"]);
+    // A byte of the header is in no tensor.
+    check(
+        |set| flip(&set.join("node-1").join(SHARED_FILE), 9),
+        &["chunk 0 (bytes 0..4194304) changed"],
+    );
     check(|set| flip(&set.join("node-0/config.json"), 1), &["config.json: chunk 0 (bytes 0..3)"]);
 }
 
