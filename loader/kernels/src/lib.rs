@@ -8,7 +8,7 @@
 //! Kernels take slices and assert their lengths: a wrong length is a bug of the caller, who has
 //! checked what came from outside. They use the rayon pool in which they are called.
 //!
-//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`matmul`], [`gather`],
+//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`mod@matmul`], [`mod@gather`],
 //! [`norm`], [`rope`], [`attention`], [`elementwise`].
 #![forbid(unsafe_code)]
 #![cfg_attr(
