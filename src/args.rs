@@ -83,12 +83,39 @@ pub(crate) struct ConvertArgs {
     /// Name to serve the model under.
     #[arg(long)]
     pub name: Option<String>,
+    /// Memory to hold at most, such as 512m or 4g; the model may be of any size.
+    #[arg(long, default_value = "512m", value_name = "BYTES")]
+    pub(crate) memory: Size,
     /// Threads to use; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Print the result as JSON on standard output.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A number of bytes on the command line: `512m`, `4g`, `1t`, or plain bytes; k, m, g, t are
+/// powers of 1024.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let lower = text.to_ascii_lowercase();
+        let lower = lower.trim_end_matches("ib").trim_end_matches('b');
+        let (digits, shift) = match lower.char_indices().last() {
+            Some((at, 'k')) => (&lower[..at], 10),
+            Some((at, 'm')) => (&lower[..at], 20),
+            Some((at, 'g')) => (&lower[..at], 30),
+            Some((at, 't')) => (&lower[..at], 40),
+            _ => (lower, 0),
+        };
+        let number: Option<u64> = digits.parse().ok();
+        let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+        bytes.map(Self).ok_or_else(|| format!("{text:?} is not a size such as 512m or 4g"))
+    }
 }
 
 /// Float types on the command line.

@@ -1,34 +1,40 @@
-//! Carrying a plan out: tensor by tensor from the source into the packages' files.
+//! Carrying a plan out. Every thread takes the next item of one list: a piece of the source to
+//! hash, or a tensor to bring from the source into the packages' files, block by block. What is
+//! read for a tensor was hashed just before, so the disk is read once.
 
-mod quantized;
-mod text;
+mod documents;
+mod items;
+mod journal;
+mod output;
+mod tensor;
 
 use std::{
     collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Instant,
 };
 
-use rayon::prelude::*;
 use serde::Serialize;
 use shardpack_manifests::{
-    Cut, Digest, Manifest, PackageSet, canonical,
-    ids::{self, Ids, TensorIdentity},
-    manifest::{
-        FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Source as SourceRecord, TensorEntry,
-    },
-    set::{PackageEntry, SET_FILE},
+    Digest, PackageSet, canonical,
+    digest::{chunk_count, merge_chunks},
 };
 
 use crate::{
-    cut,
-    package::{FilePlan, FileWriter, WriteError, at, share, sync_directory, write_small},
-    plan::{Destination, Plan, PlanError, Step},
+    package::{WriteError, write_small},
+    plan::{Plan, PlanError},
     report::{Report, Run, TensorReport},
     source::{Source, SourceError},
     staging::{Staging, StagingError},
 };
+use items::Item;
+use journal::Journal;
+use output::Output;
+use tensor::Converter;
 
 /// Why a conversion ended without a result. Nothing is left under the output's name.
 #[derive(Debug, thiserror::Error)]
@@ -66,10 +72,17 @@ impl ConvertError {
     pub const fn is_wrong(&self) -> bool {
         match self {
             Self::Source(error) => error.is_wrong(),
+            Self::Plan(PlanError::Source(error)) => error.is_wrong(),
             Self::Plan(error) => !matches!(error, PlanError::Option { .. }),
             Self::Weight { .. } => true,
             Self::Staging(_) | Self::Write(_) | Self::Canonical(_) => false,
         }
+    }
+
+    /// Whether running the same conversion again can go on where this one ended.
+    #[must_use]
+    pub const fn is_resumable(&self) -> bool {
+        matches!(self, Self::Write(_) | Self::Source(SourceError::Read { .. }))
     }
 }
 
@@ -79,8 +92,13 @@ impl ConvertError {
 pub enum ConvertEvent<'a> {
     /// The plan stands; nothing is written yet.
     Planned(&'a PlanSummary),
-    /// Bytes of the source were hashed.
-    Hashed(u64),
+    /// An earlier, interrupted run has left this many finished tensors, which were checked.
+    Resumed {
+        /// Finished tensors.
+        tensors: usize,
+        /// Their bytes in the source.
+        source_bytes: u64,
+    },
     /// A tensor begins.
     TensorStarted {
         /// Its name.
@@ -88,11 +106,15 @@ pub enum ConvertEvent<'a> {
         /// Its place in the order of writing.
         index: usize,
     },
-    /// A tensor is in the packages' files.
+    /// Bytes of a tensor are in the packages' files.
+    Converted(u64),
+    /// A tensor is in the packages' files and in the journal.
     TensorFinished {
-        /// Bytes of it in the source.
-        source_bytes: u64,
+        /// Its place in the order of writing.
+        index: usize,
     },
+    /// All tensors are written; the files are being hashed and made durable.
+    Hashing,
     /// Everything but the final name is written.
     Publishing,
 }
@@ -102,8 +124,6 @@ pub enum ConvertEvent<'a> {
 pub struct PlanSummary {
     /// Tensors to convert.
     pub tensors: usize,
-    /// Bytes of weight files, which are hashed.
-    pub file_bytes: u64,
     /// Bytes of tensors to read.
     pub source_bytes: u64,
     /// Weight bytes of each rank's package.
@@ -128,244 +148,186 @@ pub struct Converted {
 /// Told of every event, from any thread.
 pub type Observer<'a> = &'a (dyn Fn(&ConvertEvent) + Sync);
 
-/// Converts an open source. The output appears under its name complete or not at all.
+/// What the stored form of one tensor turned out to be.
+#[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
+pub(crate) struct Finished {
+    /// Digest of each part before it was cut.
+    identities: Vec<Digest>,
+    /// Digest of each part's piece for each rank; absent where a rank holds nothing. A shared
+    /// part has one entry.
+    pieces: Vec<Vec<Option<Digest>>>,
+    report: TensorReport,
+}
+
+/// Converts an open source. The output appears under its name complete or not at all; a run that
+/// was killed, or ended for want of space, is taken up where it was.
 pub fn convert(source: &Source, plan: &Plan, observe: Observer) -> Result<Converted, ConvertError> {
     let started = Instant::now();
     let staging = Staging::begin(&plan.options.output)?;
-    observe(&ConvertEvent::Planned(&PlanSummary {
-        tensors: plan.steps.len(),
-        file_bytes: source.weight_bytes(),
-        source_bytes: plan.source_bytes(),
-        bytes_per_rank: plan.weight_bytes_per_rank(),
-        warnings: plan.warnings.clone(),
-    }));
-    let record = source.digest(&|bytes| observe(&ConvertEvent::Hashed(bytes)));
-    let weights = write_weights(source, plan, staging.directory(), observe)?;
-    let (set, written_bytes) =
-        write_documents(source, plan, record, &weights, staging.directory())?;
-    let stored_bytes =
-        plan.steps.iter().flat_map(|step| &step.parts).map(crate::plan::Part::size_bytes).sum();
-    let parameters = plan.steps.iter().map(|step| step.tensor.shape.iter().product::<u64>()).sum();
-    let report = Report::new(
-        weights.tensors,
-        (parameters, stored_bytes),
-        plan.weight_bytes_per_rank(),
-        plan.warnings.clone(),
-    );
-    write_small(staging.directory(), "report.json", pretty(&report)?.as_bytes())?;
-    let run = Run {
-        seconds: started.elapsed().as_secs_f64(),
-        source_bytes: plan.source_bytes(),
-        written_bytes,
-        threads: rayon::current_num_threads(),
+    let result = fill(source, plan, &staging, observe, started);
+    let (set, report, run) = match result {
+        Ok(parts) => parts,
+        Err(error) => {
+            if error.is_resumable() {
+                staging.keep();
+            }
+            return Err(error);
+        }
     };
-    write_small(staging.directory(), "run.json", pretty(&run)?.as_bytes())?;
     observe(&ConvertEvent::Publishing);
     staging.publish()?;
     Ok(Converted { output: plan.options.output.clone(), set, report, run })
 }
 
-/// What writing the weights has found out.
-struct Weights {
-    identities: Vec<TensorIdentity>,
-    tensors: BTreeMap<String, TensorReport>,
-    /// Files and tensors of all packages, and of each rank's own.
-    shared: (Vec<FileEntry>, Vec<TensorEntry>),
-    own: Vec<(Vec<FileEntry>, Vec<TensorEntry>)>,
-}
-
-/// Name of a rank's package within the set.
-fn package_name(rank: usize) -> String {
-    format!("node-{rank}")
-}
-
-fn write_weights(
+fn fill(
     source: &Source,
     plan: &Plan,
-    directory: &Path,
+    staging: &Staging,
     observe: Observer,
-) -> Result<Weights, ConvertError> {
-    let directories: Vec<PathBuf> =
-        (0..plan.packages.own.len()).map(|rank| directory.join(package_name(rank))).collect();
-    for directory in &directories {
-        at(directory, fs::create_dir(directory))?;
+    started: Instant,
+) -> Result<(PackageSet, Report, Run), ConvertError> {
+    let directory = staging.directory();
+    observe(&ConvertEvent::Planned(&PlanSummary {
+        tensors: plan.steps.len(),
+        source_bytes: plan.source_bytes(),
+        bytes_per_rank: plan.weight_bytes_per_rank(),
+        warnings: plan.warnings.clone(),
+    }));
+    let (journal, earlier) = Journal::open(directory, &journal::key(source, plan)?)?;
+    let output = Output::open(directory, plan)?;
+    let earlier = output.check(plan, earlier);
+    let resumed = earlier.keys().map(|index| crate::plan::source_size(&plan.steps[*index].tensor)).sum();
+    if !earlier.is_empty() {
+        observe(&ConvertEvent::Resumed { tensors: earlier.len(), source_bytes: resumed });
     }
-    let mut shared = Files::new(&directories[0], &plan.packages.shared);
-    let mut own: Vec<Files> = plan
-        .packages
-        .own
+    let run = Pass::new(source, plan, &output, &journal, earlier, observe);
+    let (finished, digests) = run.run()?;
+    observe(&ConvertEvent::Hashing);
+    let files = output.finish(plan)?;
+    let record = source.record(&digests);
+    let written = documents::write(source, plan, record, &finished, files, directory)?;
+    let tensors: BTreeMap<String, TensorReport> = plan
+        .steps
         .iter()
-        .zip(&directories)
-        .map(|(files, directory)| Files::new(directory, files))
+        .zip(finished)
+        .map(|(step, finished)| (step.tensor.name.clone(), finished.report))
         .collect();
-    let mut identities = Vec::new();
-    let mut tensors = BTreeMap::new();
-    for (index, step) in plan.steps.iter().enumerate() {
-        observe(&ConvertEvent::TensorStarted { name: &step.tensor.name, index });
-        let stored = quantized::store(source, plan, step)?;
-        for (stored, part) in stored.parts.iter().zip(&step.parts) {
-            identities.push(identity(step, part, stored));
-            match &part.destination {
-                Destination::Shared => shared.tensor(&[stored])?,
-                Destination::Once => own[0].tensor(&[stored])?,
-                Destination::Cut(cuts) => {
-                    own.par_iter_mut().zip(cuts).try_for_each(|(files, cut)| match cut {
-                        Cut::Range { dim, start, end, .. } if start < end => {
-                            let range = *start..*end;
-                            let pieces = cut::pieces(
-                                stored,
-                                &part.shape,
-                                part.dtype.size_bytes(),
-                                *dim as usize,
-                                range,
-                            );
-                            files.tensor(&pieces.collect::<Vec<_>>())
-                        }
-                        _ => Ok(()),
-                    })?;
+    let report = plan.report(tensors);
+    write_small(directory, "report.json", documents::pretty(&report)?.as_bytes())?;
+    let run = Run {
+        seconds: started.elapsed().as_secs_f64(),
+        source_bytes: plan.source_bytes(),
+        resumed_bytes: resumed,
+        written_bytes: written.bytes,
+        threads: rayon::current_num_threads(),
+    };
+    write_small(directory, "run.json", documents::pretty(&run)?.as_bytes())?;
+    journal.remove()?;
+    Ok((written.set, report, run))
+}
+
+/// One pass over the list of items, shared by all threads.
+struct Pass<'a> {
+    source: &'a Source,
+    plan: &'a Plan,
+    converter: Converter<'a>,
+    journal: &'a Journal,
+    observe: Observer<'a>,
+    items: Vec<Item>,
+    next: AtomicUsize,
+    failed: AtomicBool,
+    /// The failure of the earliest item, so that the message does not depend on timing.
+    failure: Mutex<Option<(usize, ConvertError)>>,
+    finished: Vec<OnceLock<Finished>>,
+    chunks: Vec<Vec<OnceLock<Digest>>>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(
+        source: &'a Source,
+        plan: &'a Plan,
+        output: &'a Output,
+        journal: &'a Journal,
+        earlier: BTreeMap<usize, Finished>,
+        observe: Observer<'a>,
+    ) -> Self {
+        let items = items::list(source, plan, |index| earlier.contains_key(&index));
+        let finished: Vec<OnceLock<Finished>> = plan.steps.iter().map(|_| OnceLock::new()).collect();
+        for (index, earlier) in earlier {
+            finished[index].get_or_init(|| earlier);
+        }
+        let chunks = |size| (0..chunk_count(size)).map(|_| OnceLock::new()).collect();
+        Self {
+            source,
+            plan,
+            converter: Converter { source, plan, output },
+            journal,
+            observe,
+            items,
+            next: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            finished,
+            chunks: source.weights.files.iter().map(|file| chunks(file.size)).collect(),
+        }
+    }
+
+    /// Works on as many threads as the memory budget allows; returns what became of every
+    /// tensor, and the digest of every weight file of the source.
+    fn run(self) -> Result<(Vec<Finished>, Vec<Digest>), ConvertError> {
+        let workers = self.plan.workers();
+        rayon::broadcast(|context| {
+            if context.index() < workers {
+                self.work();
+            }
+        });
+        if let Some((_, error)) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        let taken = "every item was carried out";
+        let finished = self.finished.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
+        let digest = |(chunks, size): (Vec<OnceLock<Digest>>, u64)| {
+            let chunks: Vec<Digest> = chunks.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
+            merge_chunks(&chunks, size)
+        };
+        let sizes = self.source.weights.files.iter().map(|file| file.size);
+        Ok((finished, self.chunks.into_iter().zip(sizes).map(digest).collect()))
+    }
+
+    fn work(&self) {
+        let mut scratch = tensor::Scratch::default();
+        while !self.failed.load(Ordering::Relaxed) {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = self.items.get(index) else { return };
+            if let Err(error) = self.carry_out(item, &mut scratch) {
+                self.failed.store(true, Ordering::Relaxed);
+                let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+                if failure.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
+                    *failure = Some((index, error));
                 }
+                return;
             }
         }
-        tensors.insert(step.tensor.name.clone(), stored.report);
-        observe(&ConvertEvent::TensorFinished {
-            source_bytes: crate::plan::source_size(&step.tensor),
-        });
-    }
-    let shared = shared.finish()?;
-    for directory in &directories[1..] {
-        for file in &shared.0 {
-            share(&directories[0].join(&file.name), &directory.join(&file.name))?;
-        }
-    }
-    let own = own.into_iter().map(Files::finish).collect::<Result<_, _>>()?;
-    Ok(Weights { identities, tensors, shared, own })
-}
-
-fn identity(step: &Step, part: &crate::plan::Part, bytes: &[u8]) -> TensorIdentity {
-    let (bits, group) = match step.format {
-        MatrixFormat::Plain => (0, 0),
-        MatrixFormat::Affine { bits, group_size } => (bits, group_size),
-    };
-    let blake3 = Digest::of_parallel(bytes, &|_| ());
-    TensorIdentity {
-        name: part.name.clone(),
-        dtype: part.dtype,
-        shape: part.shape.clone(),
-        bits,
-        group,
-        blake3,
-    }
-}
-
-/// The weight files of one package, opened one after the other.
-struct Files<'a> {
-    directory: &'a Path,
-    waiting: std::slice::Iter<'a, FilePlan>,
-    current: Option<FileWriter>,
-    finished: (Vec<FileEntry>, Vec<TensorEntry>),
-}
-
-impl<'a> Files<'a> {
-    fn new(directory: &'a Path, files: &'a [FilePlan]) -> Self {
-        Self { directory, waiting: files.iter(), current: None, finished: Default::default() }
     }
 
-    /// Writes the next tensor of the package, given in pieces.
-    fn tensor(&mut self, pieces: &[&[u8]]) -> Result<(), WriteError> {
-        if self.current.as_ref().is_none_or(|writer| writer.next().is_none()) {
-            self.close()?;
-            let plan = self.waiting.next().expect("every tensor was planned into a file").clone();
-            self.current = Some(FileWriter::create(self.directory, plan)?);
-        }
-        self.current.as_mut().expect("opened above").tensor(pieces)
-    }
-
-    fn close(&mut self) -> Result<(), WriteError> {
-        if let Some(writer) = self.current.take() {
-            let (file, tensors) = writer.finish()?;
-            self.finished.0.push(file);
-            self.finished.1.extend(tensors);
+    fn carry_out(&self, item: &Item, scratch: &mut tensor::Scratch) -> Result<(), ConvertError> {
+        match item {
+            Item::Hash { file, chunks } => {
+                for chunk in chunks.clone() {
+                    let value = items::hash(self.source, *file, chunk, &mut scratch.source)?;
+                    self.chunks[*file][chunk as usize].get_or_init(|| value);
+                }
+            }
+            Item::Convert(index) => {
+                let step = &self.plan.steps[*index];
+                (self.observe)(&ConvertEvent::TensorStarted { name: &step.tensor.name, index: *index });
+                let done = |bytes| (self.observe)(&ConvertEvent::Converted(bytes));
+                let finished = self.converter.convert(*index, scratch, &done)?;
+                self.journal.add(*index, &finished)?;
+                self.finished[*index].get_or_init(|| finished);
+                (self.observe)(&ConvertEvent::TensorFinished { index: *index });
+            }
         }
         Ok(())
     }
-
-    fn finish(mut self) -> Result<(Vec<FileEntry>, Vec<TensorEntry>), WriteError> {
-        self.close()?;
-        Ok(self.finished)
-    }
-}
-
-/// Writes everything that is not weights, and `set.json`. Returns the set and the bytes written.
-fn write_documents(
-    source: &Source,
-    plan: &Plan,
-    record: SourceRecord,
-    weights: &Weights,
-    directory: &Path,
-) -> Result<(PackageSet, u64), ConvertError> {
-    let texts = text::package_texts(source, plan)?;
-    let digests = texts.iter().filter(|(name, _)| ids::TEXT_FILES.contains(&name.as_str()));
-    let digests = digests.map(|(name, bytes)| (name.clone(), Digest::of(bytes))).collect();
-    let weights_id = ids::weights_id(&weights.identities, &plan.normalised.spec)?;
-    let model = ids::model_id(weights_id, &digests)?;
-    let ids = Ids { weights: weights_id, model, layout: ids::layout_id(model, &plan.layout)? };
-    let mut packages = Vec::new();
-    let mut written = weights.shared.0.iter().map(|file| file.size).sum();
-    for (rank, own) in weights.own.iter().enumerate() {
-        let name = package_name(rank);
-        let package = directory.join(&name);
-        let mut tensors: Vec<TensorEntry> =
-            weights.shared.1.iter().chain(&own.1).cloned().collect();
-        tensors.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
-        let mut files: Vec<FileEntry> = weights.shared.0.iter().chain(&own.0).cloned().collect();
-        for (name, bytes) in &texts {
-            files.push(write_small(&package, name, bytes)?);
-        }
-        let index = text::index(&tensors);
-        files.push(write_small(&package, "model.safetensors.index.json", index.as_bytes())?);
-        files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        written += files
-            .iter()
-            .filter(|file| !weights.shared.0.contains(file))
-            .map(|file| file.size)
-            .sum::<u64>();
-        let size_bytes = files.iter().map(|file| file.size).sum();
-        let manifest = Manifest {
-            format: FORMAT,
-            requires: Vec::new(),
-            name: plan.options.name.clone(),
-            ids: ids.clone(),
-            source: record.clone(),
-            architecture: plan.normalised.spec.clone(),
-            quantization: plan.quantization.clone(),
-            layout: plan.layout.clone(),
-            rank: rank as u32,
-            files,
-            tensors,
-        };
-        let text = canonical::to_string(&manifest)? + "\n";
-        write_small(&package, MANIFEST_FILE, text.as_bytes())?;
-        sync_directory(&package)?;
-        packages.push(PackageEntry {
-            directory: name,
-            manifest: Digest::of(text.as_bytes()),
-            size_bytes,
-        });
-    }
-    let set = PackageSet {
-        format: FORMAT,
-        requires: Vec::new(),
-        name: plan.options.name.clone(),
-        ids,
-        source: record,
-        quantization: plan.quantization.clone(),
-        packages,
-    };
-    write_small(directory, SET_FILE, (canonical::to_string(&set)? + "\n").as_bytes())?;
-    Ok((set, written))
-}
-
-fn pretty<T: Serialize>(value: &T) -> Result<String, ConvertError> {
-    let text = serde_json::to_string_pretty(value).map_err(canonical::CanonicalError::from)?;
-    Ok(text + "\n")
 }

@@ -1,16 +1,18 @@
-//! Writing packages: files front to back, hashed as they are written, one directory for all
-//! until everything is complete.
+//! The weight files of packages: laid out by the plan, written in any order, hashed at the end.
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Write},
+    io::{self, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
+use rayon::prelude::*;
 use shardpack_formats::container::{self, TensorInfo};
 use shardpack_manifests::{
     ChunkHasher, Cut, Digest,
-    manifest::{FileEntry, TensorEntry},
+    digest::{chunk_count, chunk_range, chunk_value, merge_chunks},
+    manifest::FileEntry,
 };
 
 /// A file or directory of the output could not be written.
@@ -28,134 +30,125 @@ pub(crate) fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, WriteError>
     result.map_err(|source| WriteError { path: path.to_owned(), source })
 }
 
-/// One weight file to be written: its tensors in order. Offsets are filled in by the writer.
+/// One weight file to be written: its tensors in order.
 #[derive(Clone, Debug)]
 pub(crate) struct FilePlan {
     /// Name within the package.
     pub(crate) name: String,
-    /// What it holds, in file order.
+    /// What it holds, in file order, with offsets counted from the start of the file.
     pub(crate) tensors: Vec<PlannedTensor>,
 }
 
 /// One tensor of a planned file.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedTensor {
-    /// Name, dtype, shape and size as stored here.
+    /// Name, dtype, shape, size and place.
     pub(crate) info: TensorInfo,
     /// Which part of the uncut tensor it is.
     pub(crate) cut: Cut,
 }
 
-/// A weight file that is being written.
-pub(crate) struct FileWriter {
-    path: PathBuf,
-    plan: FilePlan,
-    out: BufWriter<File>,
-    hasher: ChunkHasher,
-    offset: u64,
-    entries: Vec<TensorEntry>,
+impl FilePlan {
+    /// A file of these tensors; their offsets are set here.
+    pub(crate) fn new(name: String, mut tensors: Vec<PlannedTensor>) -> Self {
+        let mut offset = header(&tensors).len() as u64;
+        for tensor in &mut tensors {
+            tensor.info.offset = offset;
+            offset += tensor.info.size;
+        }
+        Self { name, tensors }
+    }
+
+    /// Bytes of the whole file.
+    pub(crate) fn size(&self) -> u64 {
+        self.tensors.last().map_or(0, |last| last.info.offset + last.info.size)
+    }
 }
 
-impl FileWriter {
-    /// Creates the file in `directory` and writes its header.
-    pub(crate) fn create(directory: &Path, plan: FilePlan) -> Result<Self, WriteError> {
+fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
+    let infos: Vec<TensorInfo> = tensors.iter().map(|tensor| tensor.info.clone()).collect();
+    container::header(&infos)
+}
+
+/// A weight file of the output.
+#[derive(Debug)]
+pub(crate) struct OutputFile {
+    path: PathBuf,
+    file: File,
+    size: u64,
+}
+
+impl OutputFile {
+    /// Creates the file with its header, or takes up one that an earlier run has begun.
+    pub(crate) fn open(directory: &Path, plan: &FilePlan) -> Result<Self, WriteError> {
         let path = directory.join(&plan.name);
-        let infos: Vec<TensorInfo> =
-            plan.tensors.iter().map(|tensor| tensor.info.clone()).collect();
-        let header = container::header(&infos);
-        // Pages of 1 MiB keep system calls rare beside the hashing of the same bytes.
-        let out = BufWriter::with_capacity(1 << 20, at(&path, File::create_new(&path))?);
-        let mut writer =
-            Self { path, plan, out, hasher: ChunkHasher::new(), offset: 0, entries: Vec::new() };
-        writer.write(&[&header])?;
-        Ok(writer)
+        let options = || File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = at(&path, options())?;
+        let size = plan.size();
+        // Reserves nothing on most file systems, but fails at once where a size is limited.
+        at(&path, file.set_len(size).and_then(|()| file.write_all_at(&header(&plan.tensors), 0)))?;
+        Ok(Self { path, file, size })
     }
 
-    /// Name of the next tensor of the plan, `None` when all are written.
-    pub(crate) fn next(&self) -> Option<&PlannedTensor> {
-        self.plan.tensors.get(self.entries.len())
+    /// Writes bytes at their place.
+    pub(crate) fn write(&self, bytes: &[u8], offset: u64) -> Result<(), WriteError> {
+        at(&self.path, self.file.write_all_at(bytes, offset))
     }
 
-    /// Writes the next tensor, given in pieces.
-    ///
-    /// # Panics
-    /// When no tensor is left or the pieces are not as long as planned: the writer asserts what
-    /// the reader of the manifest checks.
-    pub(crate) fn tensor(&mut self, pieces: &[&[u8]]) -> Result<(), WriteError> {
-        let planned = self.plan.tensors[self.entries.len()].clone();
-        let offset = self.offset;
+    /// The digest of a range, read back.
+    pub(crate) fn digest(&self, offset: u64, size: u64) -> io::Result<Digest> {
+        const STEP: u64 = 4 << 20;
         let mut hasher = blake3::Hasher::new();
-        for piece in pieces {
-            hasher.update(piece);
+        let mut buffer = Vec::new();
+        let mut done = 0;
+        while done < size {
+            buffer.resize(STEP.min(size - done) as usize, 0);
+            self.file.read_exact_at(&mut buffer, offset + done)?;
+            hasher.update(&buffer);
+            done += buffer.len() as u64;
         }
-        self.write(pieces)?;
-        assert_eq!(
-            self.offset - offset,
-            planned.info.size,
-            "{} is as long as planned",
-            planned.info.name
-        );
-        self.entries.push(TensorEntry {
-            name: planned.info.name,
-            dtype: planned.info.dtype,
-            shape: planned.info.shape,
-            file: self.plan.name.clone(),
-            offset,
-            size: planned.info.size,
-            cut: planned.cut,
-            blake3: Digest(*hasher.finalize().as_bytes()),
-        });
-        Ok(())
+        Ok(Digest(*hasher.finalize().as_bytes()))
     }
 
-    fn write(&mut self, pieces: &[&[u8]]) -> Result<(), WriteError> {
-        for piece in pieces {
-            at(&self.path, self.out.write_all(piece))?;
-            self.hasher.update(piece);
-            self.offset += piece.len() as u64;
-        }
-        Ok(())
-    }
-
-    /// Makes the file durable and says what it holds.
-    pub(crate) fn finish(self) -> Result<(FileEntry, Vec<TensorEntry>), WriteError> {
-        assert!(self.next().is_none(), "every planned tensor is written");
-        let file = self.out.into_inner().map_err(io::IntoInnerError::into_error);
-        at(&self.path, file.and_then(|file| file.sync_all()))?;
-        let digests = self.hasher.finish();
-        let entry = FileEntry {
-            name: self.plan.name,
-            size: digests.size_bytes,
-            blake3: digests.digest,
-            chunks: digests.chunks,
+    /// Makes the file durable and hashes its chunks, on all threads of the current pool.
+    pub(crate) fn finish(&self, name: &str) -> Result<FileEntry, WriteError> {
+        let chunks: Vec<u64> = (0..chunk_count(self.size)).collect();
+        let hash = |buffer: &mut Vec<u8>, index: &u64| {
+            let range = chunk_range(self.size, *index);
+            buffer.resize((range.end - range.start) as usize, 0);
+            self.file.read_exact_at(buffer, range.start)?;
+            Ok(chunk_value(buffer, self.size, *index))
         };
-        Ok((entry, self.entries))
+        // Synced by one thread while the others hash what is still in memory.
+        let (synced, chunks) = rayon::join(
+            || self.file.sync_all(),
+            || chunks.par_iter().map_init(Vec::new, hash).collect::<io::Result<Vec<Digest>>>(),
+        );
+        at(&self.path, synced)?;
+        let chunks = at(&self.path, chunks)?;
+        let blake3 = merge_chunks(&chunks, self.size);
+        Ok(FileEntry { name: name.to_owned(), size: self.size, blake3, chunks })
     }
 }
 
 /// Writes a small file, makes it durable and says what a manifest lists for it.
-pub(crate) fn write_small(
-    directory: &Path,
-    name: &str,
-    bytes: &[u8],
-) -> Result<FileEntry, WriteError> {
+pub(crate) fn write_small(directory: &Path, name: &str, bytes: &[u8]) -> Result<FileEntry, WriteError> {
     let path = directory.join(name);
-    let mut file = at(&path, File::create_new(&path))?;
+    let mut file = at(&path, File::create(&path))?;
     at(&path, file.write_all(bytes).and_then(|()| file.sync_all()))?;
     let mut hasher = ChunkHasher::new();
     hasher.update(bytes);
     let digests = hasher.finish();
-    Ok(FileEntry {
-        name: name.to_owned(),
-        size: digests.size_bytes,
-        blake3: digests.digest,
-        chunks: digests.chunks,
-    })
+    Ok(FileEntry { name: name.to_owned(), size: digests.size_bytes, blake3: digests.digest, chunks: digests.chunks })
 }
 
 /// Puts a finished file of one package into another one: as a hard link where the file system
 /// has them (finished files are never changed in place), else as a copy.
 pub(crate) fn share(from: &Path, to: &Path) -> Result<(), WriteError> {
+    match fs::remove_file(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => at(to, Err(error))?,
+        _ => {}
+    }
     if fs::hard_link(from, to).is_ok() {
         return Ok(());
     }

@@ -14,7 +14,10 @@ use shardpack_manifests::{
     manifest::{MatrixFormat, Quantization},
 };
 
-use crate::source::Source;
+use crate::{
+    report::{Report, TensorReport},
+    source::{Source, SourceError},
+};
 pub(crate) use files::{Destination, PackageFiles};
 
 /// What the user asks for.
@@ -35,7 +38,22 @@ pub struct ConvertOptions {
     pub dtype: Option<String>,
     /// Name to serve the model under.
     pub name: Option<String>,
+    /// Bytes that the conversion may hold in memory.
+    pub memory_bytes: u64,
 }
+
+impl ConvertOptions {
+    /// Memory that a conversion takes unless told otherwise.
+    pub const MEMORY_BYTES: u64 = 512 << 20;
+}
+
+/// Bytes of source weights that a thread takes at a time: enough to make a read large and a
+/// vector loop long, little enough that what comes of it stays near the core. Fixed, because the
+/// report's sums are added up block by block.
+pub(crate) const BLOCK_BYTES: u64 = 4 << 20;
+
+/// What the program needs besides its blocks.
+const BASE_BYTES: u64 = 64 << 20;
 
 /// Most ranks of a group: Thunderbolt meshes end well below, and every pair is a connection.
 pub const MAX_RANKS: u32 = 8;
@@ -56,6 +74,9 @@ pub enum PlanError {
     /// The architecture is unknown, or the checkpoint does not fit it.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
+    /// The source cannot be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// `tie_word_embeddings` is set, but there is a head with other values.
     #[error(
         "the config says tie_word_embeddings, but {head:?} differs from the embedding; set \"tie_word_embeddings\": false in config.json to keep both"
@@ -159,6 +180,22 @@ impl Plan {
         self.steps.iter().map(|step| source_size(&step.tensor)).sum()
     }
 
+    /// Threads that may work at a time within the memory budget: each holds a block of the
+    /// source, once more in the stored type, its stored form, and a piece of that.
+    pub(crate) fn workers(&self) -> usize {
+        let row = |step: &Step| source_size(&step.tensor) / step.tensor.shape.first().copied().unwrap_or(1).max(1);
+        let block = self.steps.iter().map(row).max().unwrap_or(0).max(BLOCK_BYTES);
+        let budget = self.options.memory_bytes.saturating_sub(BASE_BYTES);
+        (budget / (4 * block)).max(1).try_into().unwrap_or(usize::MAX)
+    }
+
+    /// The report of a conversion of this plan.
+    pub(crate) fn report(&self, tensors: BTreeMap<String, TensorReport>) -> Report {
+        let stored = self.steps.iter().flat_map(|step| &step.parts).map(Part::size_bytes).sum();
+        let parameters = self.steps.iter().map(|step| step.tensor.shape.iter().product::<u64>()).sum();
+        Report::new(tensors, (parameters, stored), self.weight_bytes_per_rank(), self.warnings.clone())
+    }
+
     /// Bytes of weights that each rank's package will hold.
     #[must_use]
     pub fn weight_bytes_per_rank(&self) -> Vec<u64> {
@@ -209,10 +246,12 @@ impl Choice {
 /// Some checkpoints store a tied head a second time; that is harmless while the bytes agree.
 fn check_tied(source: &Source, normalised: &Normalised, head: &str) -> Result<(), PlanError> {
     let embedding = normalised.tensors.iter().find(|tensor| tensor.role == Role::Embed);
-    let embedding = embedding.and_then(|tensor| source.tensor(&tensor.sources[0]));
-    match (embedding, source.tensor(head)) {
-        (Some((_, embedding)), Some((_, bytes))) if embedding == bytes => Ok(()),
-        _ => Err(PlanError::Tied { head: head.to_owned() }),
+    let embedding = embedding.map(|tensor| source.read_tensor(&tensor.sources[0])).transpose()?;
+    let bytes = source.read_tensor(head)?;
+    if bytes.is_some() && embedding.flatten() == bytes {
+        Ok(())
+    } else {
+        Err(PlanError::Tied { head: head.to_owned() })
     }
 }
 

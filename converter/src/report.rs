@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use shardpack_formats::affine::ErrorSums;
 use shardpack_manifests::manifest::MatrixFormat;
 
@@ -31,18 +31,18 @@ pub struct Report {
 }
 
 /// One normalised tensor.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorReport {
     /// How it is stored.
     pub format: MatrixFormat,
     /// Root of squared error over squared weights; absent when stored as floats of its own type.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relative_rmse: Option<f64>,
     /// Cosine between source and stored weights.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cosine: Option<f64>,
     /// Share of integers at either end of their range.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_ends: Option<f64>,
 }
 
@@ -102,6 +102,8 @@ pub struct Run {
     pub seconds: f64,
     /// Bytes of source tensors read.
     pub source_bytes: u64,
+    /// Bytes of source tensors that an earlier, interrupted run had converted.
+    pub resumed_bytes: u64,
     /// Bytes written, shared files counted once.
     pub written_bytes: u64,
     /// Threads that quantized and hashed.

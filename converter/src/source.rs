@@ -1,5 +1,7 @@
 //! A model folder: its config, its weight files and the files that make text of tokens.
 
+mod weights;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
@@ -7,14 +9,13 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_formats::{
-    container::{self, ContainerError, TensorInfo},
-    mapped::MappedFile,
-};
+use shardpack_formats::container::{ContainerError, TensorInfo};
 use shardpack_manifests::{
     Digest,
     manifest::{self, SourceFile},
 };
+
+pub(crate) use weights::Weights;
 
 /// Largest JSON or text file that is read whole: the largest published `tokenizer.json` has
 /// 33 MB.
@@ -121,13 +122,12 @@ impl SourceError {
     }
 }
 
-/// An open model folder. Weight files are mapped; nothing of them has been read yet but headers.
+/// An open model folder. Of the weight files only the headers have been read.
 pub struct Source {
     folder: PathBuf,
     /// `config.json`.
     pub config: Value,
-    weights: Vec<(String, MappedFile)>,
-    tensors: BTreeMap<String, (usize, TensorInfo)>,
+    pub(crate) weights: Weights,
     /// Text files by name.
     pub text: BTreeMap<String, Vec<u8>>,
     config_bytes: Vec<u8>,
@@ -155,84 +155,59 @@ impl Source {
         }
         let config_bytes = read_text(&config_path)?;
         let config = parse_object(&config_path, &config_bytes)?;
-        let names = weight_files(folder)?;
-        let mut weights = Vec::new();
-        let mut tensors: BTreeMap<String, (usize, TensorInfo)> = BTreeMap::new();
-        for name in names {
-            let path = folder.join(&name);
-            let map = MappedFile::open(&path)
-                .map_err(|source| SourceError::Read { path: path.clone(), source })?;
-            let found = container::parse(map.bytes())
-                .map_err(|source| SourceError::Container { path, source })?;
-            for info in found {
-                if let Some((first, _)) = tensors.get(&info.name) {
-                    let first = weights
-                        .get(*first)
-                        .map_or_else(|| name.clone(), |(first, _): &(String, _)| first.clone());
-                    return Err(SourceError::DuplicateTensor {
-                        tensor: info.name,
-                        first,
-                        second: name,
-                    });
-                }
-                tensors.insert(info.name.clone(), (weights.len(), info));
-            }
-            weights.push((name, map));
-        }
-        let source = Self {
-            folder: folder.to_owned(),
-            config,
-            weights,
-            tensors,
-            text: read_texts(folder)?,
-            config_bytes,
-        };
+        let weights = Weights::open(folder, weight_files(folder)?)?;
+        let text = read_texts(folder)?;
+        let source = Self { folder: folder.to_owned(), config, weights, text, config_bytes };
         source.check_index()?;
         Ok(source)
     }
 
     /// Every tensor of the weight files, by name.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.tensors.values().map(|(_, info)| info)
+        self.weights.tensors()
     }
 
-    /// A tensor and its bytes.
-    #[must_use]
-    pub fn tensor(&self, name: &str) -> Option<(&TensorInfo, &[u8])> {
-        let (file, info) = self.tensors.get(name)?;
-        let bytes = self.weights[*file].1.bytes();
-        Some((info, &bytes[info.offset as usize..][..info.size as usize]))
+    /// Reads a whole tensor.
+    pub fn read_tensor(&self, name: &str) -> Result<Option<Vec<u8>>, SourceError> {
+        let Some((file, info)) = self.weights.find(name) else { return Ok(None) };
+        let mut bytes = vec![0; info.size as usize];
+        let file = &self.weights.files[file];
+        file.read(&mut bytes, info.offset)
+            .map_err(|source| SourceError::Read { path: self.folder.join(&file.name), source })?;
+        Ok(Some(bytes))
+    }
+
+    /// Path of a weight file.
+    pub(crate) fn path_of(&self, file: usize) -> PathBuf {
+        self.folder.join(&self.weights.files[file].name)
     }
 
     /// The weight file that holds a tensor.
     #[must_use]
     pub fn file_of(&self, tensor: &str) -> Option<&str> {
-        self.tensors.get(tensor).map(|(file, _)| self.weights[*file].0.as_str())
+        self.weights.find(tensor).map(|(file, _)| self.weights.files[file].name.as_str())
     }
 
     /// Bytes of all weight files.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {
-        self.weights.iter().map(|(_, map)| map.bytes().len() as u64).sum()
+        self.weights.files.iter().map(|file| file.size).sum()
     }
 
-    /// Hashes every file that was read. `progress` is told of bytes as they are done.
-    #[must_use]
-    pub fn digest(&self, progress: &dyn Fn(u64)) -> manifest::Source {
+    /// The source as manifests record it, given the digests of its weight files in order.
+    pub(crate) fn record(&self, weights: &[Digest]) -> manifest::Source {
         let small = self.text.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        let mut files: Vec<SourceFile> = small
-            .chain([("config.json", self.config_bytes.as_slice())])
-            .map(|(name, bytes)| SourceFile {
-                name: name.to_owned(),
-                size: bytes.len() as u64,
-                blake3: Digest::of(bytes),
-            })
-            .collect();
-        for (name, map) in &self.weights {
-            let bytes = map.bytes();
-            let blake3 = Digest::of_parallel(bytes, progress);
-            files.push(SourceFile { name: name.clone(), size: bytes.len() as u64, blake3 });
-        }
+        let small = small.chain([("config.json", self.config_bytes.as_slice())]).map(|(name, bytes)| SourceFile {
+            name: name.to_owned(),
+            size: bytes.len() as u64,
+            blake3: Digest::of(bytes),
+        });
+        let large = self.weights.files.iter().zip(weights).map(|(file, blake3)| SourceFile {
+            name: file.name.clone(),
+            size: file.size,
+            blake3: *blake3,
+        });
+        let mut files: Vec<SourceFile> = small.chain(large).collect();
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         manifest::Source { repo: None, commit: None, files }
     }

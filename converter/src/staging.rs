@@ -1,9 +1,10 @@
 //! A conversion's output until it is complete: a hidden sibling directory that takes the final
-//! name in one rename. Whoever looks at the final name sees all of it or nothing.
+//! name in one rename. Whoever looks at the final name sees all of it or nothing. What a killed
+//! run leaves in it is taken up by the next one.
 
 use std::{
+    cell::Cell,
     fs::{self, File, TryLockError},
-    io,
     path::{Path, PathBuf},
 };
 
@@ -26,17 +27,18 @@ pub enum StagingError {
     Write(#[from] WriteError),
 }
 
-/// The hidden sibling. Dropped before [`Staging::publish`], it is removed.
+/// The hidden sibling. Dropped before [`Staging::publish`] or [`Staging::keep`], it is removed.
 pub(crate) struct Staging {
     output: PathBuf,
     directory: PathBuf,
     /// The open directory, locked until drop: keeps a second conversion of the same output away.
     lock: File,
-    published: bool,
+    /// Whether the directory stays when this is dropped.
+    stays: Cell<bool>,
 }
 
 impl Staging {
-    /// Begins an output. What a killed conversion left behind is removed.
+    /// Begins an output, or takes up what an earlier run has left of it.
     pub(crate) fn begin(output: &Path) -> Result<Self, StagingError> {
         let name = output.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(|| StagingError::Name(output.to_owned()))?;
@@ -54,8 +56,7 @@ impl Staging {
             Err(TryLockError::WouldBlock) => return Err(StagingError::Busy(output.to_owned())),
             Err(TryLockError::Error(error)) => at(&directory, Err(error))?,
         }
-        at(&directory, clear(&directory))?;
-        Ok(Self { output: output.to_owned(), directory, lock, published: false })
+        Ok(Self { output: output.to_owned(), directory, lock, stays: Cell::new(false) })
     }
 
     /// Where to write.
@@ -63,35 +64,27 @@ impl Staging {
         &self.directory
     }
 
+    /// Leaves what there is for a later run.
+    pub(crate) fn keep(&self) {
+        self.stays.set(true);
+    }
+
     /// Gives the complete output its final name.
-    pub(crate) fn publish(mut self) -> Result<(), WriteError> {
+    pub(crate) fn publish(self) -> Result<(), WriteError> {
         at(&self.directory, self.lock.sync_all())?;
         at(&self.output, fs::rename(&self.directory, &self.output))?;
-        self.published = true;
+        self.stays.set(true);
         sync_directory(&parent_of(&self.output))
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !self.published {
+        if !self.stays.get() {
             // The error that led here matters more than a leftover, which the next run removes.
             let _ = fs::remove_dir_all(&self.directory);
         }
     }
-}
-
-/// Removes everything in a directory but the directory itself, which is locked.
-fn clear(directory: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            fs::remove_dir_all(entry.path())?;
-        } else {
-            fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(())
 }
 
 fn parent_of(output: &Path) -> PathBuf {

@@ -9,12 +9,16 @@
 //! Files that we write have their data section on a 16 KiB boundary, so that a tensor's position
 //! in a page is the same in the file and in memory.
 
+use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 
 use crate::dtype::Dtype;
 
 /// Where the data section of our files begins: a multiple of the page size of Apple silicon.
 pub const DATA_ALIGNMENT: u64 = 16 << 10;
+
+/// Longest header that is read, as the format's own reader has it.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// One tensor of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,59 +63,54 @@ pub enum ContainerError {
     },
 }
 
-/// Reads the header of a whole file in memory or mapped; tensors in file order.
+/// Bytes from the start of a file of `size` bytes to the end of its header, by its first eight
+/// bytes; what cannot be is cut to what [`parse_header`] needs to refuse it.
+#[must_use]
+pub fn header_bytes(start: &[u8], size: u64) -> u64 {
+    let length = start.first_chunk::<8>().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    length.min(MAX_HEADER_BYTES + 1).saturating_add(8).min(size)
+}
+
+/// Reads the header of a whole file in memory; tensors in file order.
 pub fn parse(file: &[u8]) -> Result<Vec<TensorInfo>, ContainerError> {
-    let malformed =
-        |error: safetensors::SafeTensorError| ContainerError::Malformed(error.to_string());
-    let length = file.first_chunk::<8>().map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes));
-    let header_end = length.saturating_add(8);
-    if header_end > file.len() as u64 {
-        let what = if file.len() < 8 {
-            "shorter than its first field"
-        } else {
-            "its header ends beyond the file"
-        };
-        return Err(ContainerError::Malformed(what.to_owned()));
+    let size = file.len() as u64;
+    parse_header(&file[..header_bytes(file, size) as usize], size)
+}
+
+/// Reads a header: the first [`header_bytes`] of a file of `size` bytes. Tensors in file order.
+pub fn parse_header(header: &[u8], size: u64) -> Result<Vec<TensorInfo>, ContainerError> {
+    let malformed = |what: &str| ContainerError::Malformed(what.to_owned());
+    let Some(length) = header.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes)) else {
+        return Err(malformed("shorter than its first field"));
+    };
+    if length > MAX_HEADER_BYTES {
+        return Err(malformed("its header is longer than 100 MB"));
     }
-    // The parser checks that offsets are ordered, without gaps, and fit the shapes.
-    let (_, metadata) =
-        safetensors::SafeTensors::read_metadata(file).map_err(|error| match error {
-            safetensors::SafeTensorError::MetadataIncompleteBuffer => size_error(file, header_end),
-            other => malformed(other),
-        })?;
+    let header_end = length + 8;
+    if header_end > size || header_end != header.len() as u64 {
+        return Err(malformed("its header ends beyond the file"));
+    }
+    // The parser checks that offsets are ordered, without gaps, and fit the shapes; that the
+    // file is as long as they say is checked here, because the data is not in memory.
+    let metadata: Metadata = serde_json::from_slice(&header[8..])
+        .map_err(|error| ContainerError::Malformed(format!("its header is not JSON of the right shape: {error}")))?;
+    let data = metadata.data_len() as u64;
+    let expected = header_end.saturating_add(data);
+    if expected != size {
+        return Err(ContainerError::Size { expected, found: size });
+    }
     let mut tensors = Vec::new();
     for name in metadata.offset_keys() {
         let Some(info) = metadata.info(&name) else { continue };
         let spelled = info.dtype.to_string();
         let dtype = Dtype::from_name(&spelled);
-        let dtype =
-            dtype.ok_or_else(|| ContainerError::Dtype { tensor: name.clone(), dtype: spelled })?;
+        let dtype = dtype.ok_or_else(|| ContainerError::Dtype { tensor: name.clone(), dtype: spelled })?;
         let (start, end) = info.data_offsets;
         let shape = info.shape.iter().map(|dim| *dim as u64).collect();
-        tensors.push(TensorInfo {
-            name,
-            dtype,
-            shape,
-            offset: header_end + start as u64,
-            size: (end - start) as u64,
-        });
+        let (offset, size) = (header_end + start as u64, (end - start) as u64);
+        tensors.push(TensorInfo { name, dtype, shape, offset, size });
     }
     Ok(tensors)
-}
-
-/// What the header promises against what is there.
-fn size_error(file: &[u8], header_end: u64) -> ContainerError {
-    let header: Value = serde_json::from_slice(&file[8..header_end as usize]).unwrap_or_default();
-    let data = header
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter_map(|(_, tensor)| tensor["data_offsets"][1].as_u64())
-        .max();
-    ContainerError::Size {
-        expected: header_end.saturating_add(data.unwrap_or(0)),
-        found: file.len() as u64,
-    }
 }
 
 /// The first bytes of a container with these tensors (offsets are ignored: they follow from the

@@ -12,7 +12,6 @@ pub mod container;
 pub mod dtype;
 pub mod expr;
 pub mod hex;
-pub mod mapped;
 pub mod normalise;
 pub mod rope;
 pub mod rules;

@@ -40,6 +40,7 @@ fn options(args: &ConvertArgs) -> ConvertOptions {
         rounding: args.rounding.clone(),
         dtype: dtype.map(str::to_owned),
         name: args.name.clone(),
+        memory_bytes: args.memory.0,
     }
 }
 
@@ -56,47 +57,39 @@ pub(crate) fn convert_folder(folder: &Path, options: ConvertOptions) -> Result<C
     )
 }
 
-/// The stages of a conversion as progress bars.
+/// A conversion as a progress bar.
 #[derive(Default)]
 struct Display {
-    hashing: OnceLock<Progress>,
     tensors: OnceLock<Progress>,
-    source_bytes: OnceLock<u64>,
 }
 
 impl Display {
     fn show(&self, event: &ConvertEvent) {
+        let progress = self.tensors.get();
         match event {
             ConvertEvent::Planned(plan) => {
                 pause::at(|| "convert:planned".to_owned());
                 for warning in &plan.warnings {
                     say(&format!("note: {warning}"));
                 }
-                self.hashing.get_or_init(|| Progress::bytes("hash", plan.file_bytes));
-                self.source_bytes.get_or_init(|| plan.source_bytes);
+                self.tensors.get_or_init(|| Progress::bytes("convert", plan.source_bytes));
             }
-            ConvertEvent::Hashed(bytes) => {
-                if let Some(hashing) = self.hashing.get() {
-                    hashing.add(*bytes);
-                }
+            ConvertEvent::Resumed { tensors, source_bytes } => {
+                say(&format!("note: going on after {tensors} tensors that an earlier run has finished"));
+                progress.into_iter().for_each(|progress| progress.add(*source_bytes));
             }
             ConvertEvent::TensorStarted { name, index } => {
                 pause::at(|| format!("convert:tensor:{index}"));
-                if let Some(hashing) = self.hashing.get() {
-                    hashing.finish();
-                }
-                let total = self.source_bytes.get().copied().unwrap_or(0);
-                self.tensors.get_or_init(|| Progress::bytes("convert", total)).message(name);
+                progress.into_iter().for_each(|progress| progress.message(name));
             }
-            ConvertEvent::TensorFinished { source_bytes } => {
-                if let Some(tensors) = self.tensors.get() {
-                    tensors.add(*source_bytes);
-                }
+            ConvertEvent::Converted(bytes) => progress.into_iter().for_each(|progress| progress.add(*bytes)),
+            ConvertEvent::TensorFinished { index } => pause::at(|| format!("convert:finished:{index}")),
+            ConvertEvent::Hashing => {
+                progress.into_iter().for_each(|progress| progress.message("hashing and syncing"));
+                pause::at(|| "convert:hashing".to_owned());
             }
             ConvertEvent::Publishing => {
-                if let Some(tensors) = self.tensors.get() {
-                    tensors.finish();
-                }
+                progress.into_iter().for_each(Progress::finish);
                 pause::at(|| "convert:publishing".to_owned());
             }
         }

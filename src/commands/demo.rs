@@ -95,6 +95,7 @@ fn options(output: &std::path::Path) -> ConvertOptions {
         rounding: "mlx-cpu".to_owned(),
         dtype: None,
         name: Some("kjv-4m".to_owned()),
+        memory_bytes: ConvertOptions::MEMORY_BYTES,
     }
 }
 

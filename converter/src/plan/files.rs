@@ -22,6 +22,11 @@ pub(crate) enum Destination {
 }
 
 impl Destination {
+    /// Whether each rank has a part of its own.
+    pub(crate) const fn is_cut(&self) -> bool {
+        matches!(self, Self::Cut(_))
+    }
+
     /// The cut that `rank` holds; `None` when it holds nothing.
     pub(crate) fn cut(&self, rank: u32) -> Option<Cut> {
         match self {
@@ -193,10 +198,6 @@ impl Filler {
         let total = self.files.len();
         let name =
             |index: usize| format!("{}-{:05}-of-{total:05}.safetensors", self.stem, index + 1);
-        self.files
-            .into_iter()
-            .enumerate()
-            .map(|(index, tensors)| FilePlan { name: name(index), tensors })
-            .collect()
+        self.files.into_iter().enumerate().map(|(index, tensors)| FilePlan::new(name(index), tensors)).collect()
     }
 }

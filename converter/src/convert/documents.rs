@@ -1,0 +1,186 @@
+//! Everything of a package that is not weights: manifests, `set.json`, config, index, tokenizer
+//! files.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use shardpack_formats::config::{AffineConfig, ConfigQuantization, config_for_package};
+use shardpack_manifests::{
+    Digest, Manifest, PackageSet,
+    canonical::{self, CanonicalError},
+    ids::{self, Ids, TensorIdentity},
+    manifest::{
+        FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Quantization, Source as SourceRecord, TensorEntry,
+    },
+    set::{PackageEntry, SET_FILE},
+};
+
+use super::{ConvertError, Finished, output::WrittenFiles};
+use crate::{
+    package::{FilePlan, sync_directory, write_small},
+    plan::{Destination, Plan},
+    source::Source,
+};
+
+/// Name of the package's model config.
+const CONFIG_FILE: &str = "config.json";
+
+/// Name of a rank's package within the set.
+pub(super) fn package_name(rank: usize) -> String {
+    format!("node-{rank}")
+}
+
+/// What writing the documents came to.
+pub(super) struct Written {
+    pub(super) set: PackageSet,
+    /// Bytes of all files, shared ones counted once.
+    pub(super) bytes: u64,
+}
+
+/// Writes every package's documents, and `set.json`.
+pub(super) fn write(
+    source: &Source,
+    plan: &Plan,
+    record: SourceRecord,
+    finished: &[Finished],
+    files: WrittenFiles,
+    directory: &Path,
+) -> Result<Written, ConvertError> {
+    let texts = package_texts(source, plan)?;
+    let ids = plan_ids(plan, finished, &texts)?;
+    let mut packages = Vec::new();
+    let mut bytes = files.shared.iter().map(|file| file.size).sum();
+    for (rank, own) in files.own.iter().enumerate() {
+        let name = package_name(rank);
+        let package = directory.join(&name);
+        let tensors = tensors(plan, finished, rank);
+        let mut small = Vec::new();
+        for (name, bytes) in &texts {
+            small.push(write_small(&package, name, bytes)?);
+        }
+        small.push(write_small(&package, "model.safetensors.index.json", index(&tensors).as_bytes())?);
+        bytes += own.iter().chain(&small).map(|file| file.size).sum::<u64>();
+        let mut files: Vec<FileEntry> = files.shared.iter().chain(own).cloned().chain(small).collect();
+        files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let size_bytes = files.iter().map(|file| file.size).sum();
+        let manifest = Manifest {
+            format: FORMAT,
+            requires: Vec::new(),
+            name: plan.options.name.clone(),
+            ids: ids.clone(),
+            source: record.clone(),
+            architecture: plan.normalised.spec.clone(),
+            quantization: plan.quantization.clone(),
+            layout: plan.layout.clone(),
+            rank: rank as u32,
+            files,
+            tensors,
+        };
+        let text = canonical::to_string(&manifest)? + "\n";
+        write_small(&package, MANIFEST_FILE, text.as_bytes())?;
+        sync_directory(&package)?;
+        packages.push(PackageEntry { directory: name, manifest: Digest::of(text.as_bytes()), size_bytes });
+    }
+    let set = PackageSet {
+        format: FORMAT,
+        requires: Vec::new(),
+        name: plan.options.name.clone(),
+        ids,
+        source: record,
+        quantization: plan.quantization.clone(),
+        packages,
+    };
+    write_small(directory, SET_FILE, (canonical::to_string(&set)? + "\n").as_bytes())?;
+    Ok(Written { set, bytes })
+}
+
+fn plan_ids(plan: &Plan, finished: &[Finished], texts: &Texts) -> Result<Ids, CanonicalError> {
+    let mut identities = Vec::new();
+    for (step, finished) in plan.steps.iter().zip(finished) {
+        let (bits, group) = match step.format {
+            MatrixFormat::Plain => (0, 0),
+            MatrixFormat::Affine { bits, group_size } => (bits, group_size),
+        };
+        for (part, blake3) in step.parts.iter().zip(&finished.identities) {
+            let (name, shape) = (part.name.clone(), part.shape.clone());
+            identities.push(TensorIdentity { name, dtype: part.dtype, shape, bits, group, blake3: *blake3 });
+        }
+    }
+    let digests = texts.iter().filter(|(name, _)| ids::TEXT_FILES.contains(&name.as_str()));
+    let digests = digests.map(|(name, bytes)| (name.clone(), Digest::of(bytes))).collect();
+    let weights = ids::weights_id(&identities, &plan.normalised.spec)?;
+    let model = ids::model_id(weights, &digests)?;
+    Ok(Ids { weights, model, layout: ids::layout_id(model, &plan.layout)? })
+}
+
+/// The tensors of one rank's package, by file and place.
+fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> {
+    let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
+    for (step, finished) in plan.steps.iter().zip(finished) {
+        for (part, pieces) in step.parts.iter().zip(&finished.pieces) {
+            let piece = match &part.destination {
+                Destination::Shared => pieces[0],
+                Destination::Once | Destination::Cut(_) => pieces[rank],
+            };
+            if let Some(digest) = piece {
+                digests.insert(&part.name, digest);
+            }
+        }
+    }
+    let entries = |file: &FilePlan| {
+        let entry = |tensor: &crate::package::PlannedTensor| TensorEntry {
+            name: tensor.info.name.clone(),
+            dtype: tensor.info.dtype,
+            shape: tensor.info.shape.clone(),
+            file: file.name.clone(),
+            offset: tensor.info.offset,
+            size: tensor.info.size,
+            cut: tensor.cut.clone(),
+            blake3: digests[tensor.info.name.as_str()],
+        };
+        file.tensors.iter().map(entry).collect::<Vec<_>>()
+    };
+    let mut tensors: Vec<TensorEntry> =
+        plan.packages.shared.iter().chain(&plan.packages.own[rank]).flat_map(entries).collect();
+    tensors.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
+    tensors
+}
+
+/// Text files by name.
+type Texts = BTreeMap<String, Vec<u8>>;
+
+/// The text files of every package: the source's, with the config as this package needs it.
+fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, CanonicalError> {
+    let quantization = config_quantization(&plan.quantization);
+    let config = config_for_package(&source.config, &plan.normalised, quantization.as_ref());
+    let mut texts = source.text.clone();
+    texts.insert(CONFIG_FILE.to_owned(), pretty(&config)?.into_bytes());
+    Ok(texts)
+}
+
+/// JSON for people and for other programs.
+pub(super) fn pretty<T: Serialize>(value: &T) -> Result<String, CanonicalError> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// `model.safetensors.index.json`, as mlx-lm and transformers read it.
+fn index(tensors: &[TensorEntry]) -> String {
+    let total: u64 = tensors.iter().map(|tensor| tensor.size).sum();
+    let map: BTreeMap<&str, &str> =
+        tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.file.as_str())).collect();
+    let index: Value = json!({ "metadata": { "total_size": total }, "weight_map": map });
+    format!("{index:#}\n")
+}
+
+/// The quantization in the config's terms; `None` at 16 bits.
+fn config_quantization(quantization: &Quantization) -> Option<ConfigQuantization> {
+    let affine = |format: &MatrixFormat| match *format {
+        MatrixFormat::Plain => None,
+        MatrixFormat::Affine { bits, group_size } => Some(AffineConfig { group_size, bits }),
+    };
+    Some(ConfigQuantization {
+        main: AffineConfig { group_size: quantization.group_size?, bits: quantization.bits },
+        overrides: quantization.overrides.iter().map(|(name, format)| (name.clone(), affine(format))).collect(),
+    })
+}

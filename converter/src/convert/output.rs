@@ -1,0 +1,129 @@
+//! Where every piece of every tensor goes: the open files of all packages.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rayon::prelude::*;
+use shardpack_manifests::{Cut, manifest::FileEntry};
+
+use super::Finished;
+use crate::{
+    package::{FilePlan, OutputFile, WriteError, at, share},
+    plan::{Destination, Plan},
+};
+
+/// The place of one rank's piece of one part.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) file: Arc<OutputFile>,
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    pub(super) cut: Cut,
+}
+
+/// The weight files of all packages.
+pub(super) struct Output {
+    directories: Vec<PathBuf>,
+    shared: Vec<(FilePlan, Arc<OutputFile>)>,
+    own: Vec<Vec<(FilePlan, Arc<OutputFile>)>>,
+    /// Per step, per part: one place per rank, or one alone for a shared part.
+    places: Vec<Vec<Vec<Option<Place>>>>,
+}
+
+/// Entries of finished weight files: the shared ones, and each rank's own.
+pub(super) struct WrittenFiles {
+    pub(super) shared: Vec<FileEntry>,
+    pub(super) own: Vec<Vec<FileEntry>>,
+}
+
+impl Output {
+    /// Creates all files, or takes up those of an earlier run.
+    pub(super) fn open(directory: &Path, plan: &Plan) -> Result<Self, WriteError> {
+        let directories: Vec<PathBuf> =
+            (0..plan.packages.own.len()).map(|rank| directory.join(super::documents::package_name(rank))).collect();
+        for directory in &directories {
+            at(directory, fs::create_dir_all(directory))?;
+        }
+        let open = |directory: &Path, files: &[FilePlan]| {
+            let open = |file: &FilePlan| Ok((file.clone(), Arc::new(OutputFile::open(directory, file)?)));
+            files.iter().map(open).collect::<Result<Vec<_>, WriteError>>()
+        };
+        let shared = open(&directories[0], &plan.packages.shared)?;
+        let own = directories.iter().zip(&plan.packages.own).map(|(directory, files)| open(directory, files));
+        let own = own.collect::<Result<Vec<_>, _>>()?;
+        let places = places(plan, &shared, &own);
+        Ok(Self { directories, shared, own, places })
+    }
+
+    /// Where the pieces of a part go.
+    pub(super) fn places(&self, step: usize, part: usize) -> &[Option<Place>] {
+        &self.places[step][part]
+    }
+
+    /// Of what an earlier run says to have finished, that which is there: every piece is read
+    /// back and hashed, because a journal can outlive the data of a machine that lost power.
+    pub(super) fn check(&self, plan: &Plan, earlier: BTreeMap<usize, Finished>) -> BTreeMap<usize, Finished> {
+        let is_there = |(step, finished): &(usize, Finished)| {
+            let Some(places) = self.places.get(*step) else { return false };
+            let parts = plan.steps[*step].parts.len();
+            parts == finished.pieces.len()
+                && places.iter().zip(&finished.pieces).all(|(places, pieces)| {
+                    places.len() == pieces.len()
+                        && places.iter().zip(pieces).all(|(place, piece)| match (place, piece) {
+                            (None, None) => true,
+                            (Some(place), Some(piece)) => {
+                                place.file.digest(place.offset, place.size).is_ok_and(|found| found == *piece)
+                            }
+                            _ => false,
+                        })
+                })
+        };
+        let earlier: Vec<(usize, Finished)> = earlier.into_iter().collect();
+        earlier.into_par_iter().filter(is_there).collect::<Vec<_>>().into_iter().collect()
+    }
+
+    /// Hashes all files, makes them durable, and shares the shared ones.
+    pub(super) fn finish(&self, plan: &Plan) -> Result<WrittenFiles, WriteError> {
+        let finish = |files: &[(FilePlan, Arc<OutputFile>)]| {
+            files.par_iter().map(|(plan, file)| file.finish(&plan.name)).collect::<Result<Vec<_>, _>>()
+        };
+        let shared = finish(&self.shared)?;
+        let own = self.own.par_iter().map(|files| finish(files)).collect::<Result<Vec<_>, _>>()?;
+        for directory in &self.directories[1..] {
+            for file in &plan.packages.shared {
+                share(&self.directories[0].join(&file.name), &directory.join(&file.name))?;
+            }
+        }
+        Ok(WrittenFiles { shared, own })
+    }
+}
+
+type Opened = Vec<(FilePlan, Arc<OutputFile>)>;
+
+/// Finds every stored tensor's place by its name.
+fn places(plan: &Plan, shared: &Opened, own: &[Opened]) -> Vec<Vec<Vec<Option<Place>>>> {
+    type Index<'a> = HashMap<&'a str, (&'a FilePlan, usize, &'a Arc<OutputFile>)>;
+    fn index(files: &Opened) -> Index<'_> {
+        files
+            .iter()
+            .flat_map(|(plan, file)| plan.tensors.iter().enumerate().map(move |(at, tensor)| (tensor.info.name.as_str(), (plan, at, file))))
+            .collect()
+    }
+    let place = |index: &Index, name: &str| {
+        index.get(name).map(|(plan, at, file)| {
+            let tensor = &plan.tensors[*at];
+            Place { file: Arc::clone(file), offset: tensor.info.offset, size: tensor.info.size, cut: tensor.cut.clone() }
+        })
+    };
+    let shared = index(shared);
+    let own: Vec<Index> = own.iter().map(|files| index(files)).collect();
+    let part = |part: &crate::plan::Part| match &part.destination {
+        Destination::Shared => vec![place(&shared, &part.name)],
+        Destination::Once | Destination::Cut(_) => own.iter().map(|index| place(index, &part.name)).collect(),
+    };
+    plan.steps.iter().map(|step| step.parts.iter().map(part).collect()).collect()
+}

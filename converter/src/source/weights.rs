@@ -1,0 +1,78 @@
+//! The weight files of a source: headers read at once, data by position and on demand. Nothing
+//! is mapped, so the process's memory is what it has allocated, however large the model.
+
+use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt, path::Path};
+
+use shardpack_formats::container::{self, TensorInfo};
+
+use super::SourceError;
+
+/// One open weight file.
+pub(crate) struct WeightFile {
+    /// Name within the source.
+    pub(crate) name: String,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// When it was last changed, to tell a changed source on this machine.
+    pub(crate) modified: String,
+    file: File,
+}
+
+impl WeightFile {
+    /// Fills `buffer` from `offset` on.
+    pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buffer, offset)
+    }
+}
+
+/// All weight files and where each tensor lies.
+pub(crate) struct Weights {
+    pub(crate) files: Vec<WeightFile>,
+    tensors: BTreeMap<String, (usize, TensorInfo)>,
+}
+
+impl Weights {
+    /// Opens the named files of `folder` and reads their headers.
+    pub(crate) fn open(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<Self, SourceError> {
+        let mut weights = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        for name in names {
+            weights.add(folder, name)?;
+        }
+        Ok(weights)
+    }
+
+    fn add(&mut self, folder: &Path, name: String) -> Result<(), SourceError> {
+        let path = folder.join(&name);
+        let read = |source| SourceError::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(read)?;
+        let metadata = file.metadata().map_err(read)?;
+        let (size, modified) = (metadata.len(), format!("{:?}", metadata.modified().ok()));
+        let file = WeightFile { name, size, modified, file };
+        let mut start = vec![0; size.min(8) as usize];
+        file.read(&mut start, 0).map_err(read)?;
+        let mut header = vec![0; container::header_bytes(&start, size) as usize];
+        file.read(&mut header, 0).map_err(read)?;
+        let found = container::parse_header(&header, size)
+            .map_err(|source| SourceError::Container { path: path.clone(), source })?;
+        let index = self.files.len();
+        for info in found {
+            if let Some((first, _)) = self.tensors.get(&info.name) {
+                let first = self.files.get(*first).map_or(&file.name, |first| &first.name).clone();
+                return Err(SourceError::DuplicateTensor { tensor: info.name, first, second: file.name });
+            }
+            self.tensors.insert(info.name.clone(), (index, info));
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// Every tensor by name.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
+        self.tensors.values().map(|(_, info)| info)
+    }
+
+    /// A tensor and the index of its file.
+    pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
+        self.tensors.get(name).map(|(file, info)| (*file, info))
+    }
+}
