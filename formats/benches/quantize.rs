@@ -2,7 +2,7 @@
 //! rounding, packing, error sums). The floor is the multiplication per weight and trial: a vector
 //! of 16 lanes needs about 8 instructions for a measured grid and 16 with its fit, two a cycle.
 //!
-//!   cargo bench -p shardpack-formats --bench quantize -- [PLATFORM …]
+//!   cargo bench -p shardpack-formats --bench quantize -- [PLATFORM …] [only:TEXT]
 
 #![expect(clippy::print_stdout, reason = "a bench prints what it measured")]
 
@@ -15,7 +15,7 @@ use shardpack_formats::{
 
 const WEIGHTS: usize = 1 << 21;
 const COLUMNS: usize = 4096;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 
 /// Sums of twelve uniform numbers, close enough to Gaussian for timing.
 fn weights() -> Vec<f32> {
@@ -27,17 +27,22 @@ fn weights() -> Vec<f32> {
     (0..WEIGHTS).map(|_| (0..12).map(|_| uniform()).sum::<f32>() * 0.02).collect()
 }
 
-/// The fastest of a few rounds, in nanoseconds a weight.
-fn time(mut work: impl FnMut()) -> f64 {
+/// Whether lines with this text were asked for.
+fn wanted(what: &str) -> bool {
+    std::env::args().all(|name| name.strip_prefix("only:").is_none_or(|text| what.contains(text)))
+}
+
+fn report(platform: Platform, what: &str, bytes_per_weight: usize, mut work: impl FnMut()) {
+    if !wanted(what) {
+        return;
+    }
     let rounds = (0..ROUNDS).map(|_| {
         let start = Instant::now();
         work();
         start.elapsed().as_secs_f64() * 1e9 / WEIGHTS as f64
     });
-    rounds.fold(f64::INFINITY, f64::min)
-}
-
-fn report(platform: Platform, what: &str, bytes_per_weight: usize, ns: f64) {
+    // The fastest: all that slows a round down comes from outside.
+    let ns = rounds.fold(f64::INFINITY, f64::min);
     let rate = bytes_per_weight as f64 / ns;
     println!("| {platform} | {what} | {ns:.3} | {rate:.2} |");
 }
@@ -52,11 +57,10 @@ fn conversions(platform: Platform, values: &[f32]) {
         let mut source = vec![0; WEIGHTS * from.size_bytes()];
         narrow(platform, from, values, &mut source);
         let mut out = vec![0; WEIGHTS * to.size_bytes()];
-        let ns = time(|| {
+        report(platform, &format!("cast {from} to {to}"), from.size_bytes(), || {
             cast(platform, (from, &source), (to, &mut out)).expect("the weights are finite");
             black_box(&out);
         });
-        report(platform, &format!("cast {from} to {to}"), from.size_bytes(), ns);
     }
 }
 
@@ -70,13 +74,12 @@ fn quantizers(platform: Platform, source: &[u8], dtype: Dtype, group_size: u32) 
         let mut run = |rounding, importance: Option<&[f32]>, what: &str| {
             let store = Dtype::BF16;
             let options = QuantizeOptions { format, rounding, store, importance, platform };
-            let ns = time(|| {
+            let what = format!("{rounding}{what}, {bits} bits, group {group_size}, {dtype}");
+            report(platform, &what, dtype.size_bytes(), || {
                 let outputs = (&mut packed[..], &mut scales[..], &mut biases[..]);
                 black_box(quantize(&options, (dtype, source), outputs))
                     .expect("the weights are finite");
             });
-            let what = format!("{rounding}{what}, {bits} bits, group {group_size}, {dtype}");
-            report(platform, &what, dtype.size_bytes(), ns);
         };
         run(Rounding::MlxCpu, None, "");
         if bits == 4 {
@@ -85,11 +88,11 @@ fn quantizers(platform: Platform, source: &[u8], dtype: Dtype, group_size: u32) 
         run(Rounding::Refined, None, "");
         if bits == 4 {
             run(Rounding::Refined, Some(&importance), " with importance");
-            let ns = time(|| {
+            let what = format!("error alone, {bits} bits, group {group_size}, {dtype}");
+            report(platform, &what, dtype.size_bytes(), || {
                 let parts = (&packed[..], &scales[..], &biases[..]);
                 black_box(error(platform, format, (dtype, source), Dtype::BF16, parts));
             });
-            report(platform, &format!("error alone, group {group_size}"), dtype.size_bytes(), ns);
         }
     }
 }

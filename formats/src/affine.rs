@@ -22,6 +22,8 @@ mod mlx;
 mod pack;
 mod quantize;
 mod search;
+#[cfg(test)]
+mod tests;
 mod trials;
 
 pub use error::{ErrorSums, error};

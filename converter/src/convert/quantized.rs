@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 use shardpack_formats::{
-    AffineFormat, Dtype,
-    affine::{self, store as store_float, widen},
+    AffineFormat, Dtype, Platform,
+    affine::{self, QuantizeOptions},
 };
 use shardpack_manifests::manifest::MatrixFormat;
 
@@ -45,15 +45,10 @@ pub(super) fn store(source: &Source, plan: &Plan, step: &Step) -> Result<Stored,
     let sizes: Vec<usize> = step.parts.iter().map(|part| part.size_bytes() as usize).collect();
     let (mut packed, mut scales, mut biases) =
         (vec![0; sizes[0]], vec![0; sizes[1]], vec![0; sizes[2]]);
-    affine::quantize(
-        format,
-        plan.rounding,
-        (dtype, &cast),
-        dtype,
-        (&mut packed, &mut scales, &mut biases),
-    )
-    .map_err(|error| weight_error(error.to_string()))?;
-    let sums = affine::error(format, (dtype, &cast), dtype, (&packed, &scales, &biases));
+    let options = QuantizeOptions::new(format, plan.rounding, dtype);
+    let outputs = (&mut packed[..], &mut scales[..], &mut biases[..]);
+    let sums = affine::quantize(&options, (dtype, &cast), outputs)
+        .map_err(|error| weight_error(error.to_string()))?;
     let report = TensorReport::affine(step.format, &sums, step.tensor.shape.iter().product());
     Ok(Stored { parts: vec![packed, scales, biases], report })
 }
@@ -62,36 +57,20 @@ pub(super) fn store(source: &Source, plan: &Plan, step: &Step) -> Result<Stored,
 fn cast(from: Dtype, bytes: &[u8], to: Dtype) -> Result<Vec<u8>, String> {
     let (from_size, to_size) = (from.size_bytes(), to.size_bytes());
     let mut out = vec![0; bytes.len() / from_size * to_size];
-    let tasks = bytes
+    let platform = Platform::detect();
+    bytes
         .par_chunks(ELEMENTS_PER_TASK * from_size)
-        .zip(out.par_chunks_mut(ELEMENTS_PER_TASK * to_size));
-    let bad: Vec<Option<String>> = tasks
+        .zip(out.par_chunks_mut(ELEMENTS_PER_TASK * to_size))
         .enumerate()
         .map(|(task, (bytes, out))| {
-            let mut values = vec![0.0; bytes.len() / from_size];
-            widen(from, bytes, &mut values);
-            let name = |index: usize, value: f32| {
-                Some(format!("element {} is {value}", task * ELEMENTS_PER_TASK + index))
-            };
-            if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-                return name(index, values[index]);
-            }
-            for (index, (value, out)) in
-                values.iter().zip(out.chunks_exact_mut(to_size)).enumerate()
-            {
-                if !affine::round_to(to, *value).is_finite() {
-                    return name(index, *value)
-                        .map(|text| format!("{text}, which {to} cannot hold"));
-                }
-                store_float(to, *value, out);
-            }
-            None
+            let cast = affine::cast(platform, (from, bytes), (to, out));
+            cast.map_err(|error| error.after(task * ELEMENTS_PER_TASK).to_string())
         })
-        .collect();
-    match bad.into_iter().flatten().next() {
-        Some(bad) => Err(bad),
-        None => Ok(out),
-    }
+        // The first bad element in order, so that the message does not depend on timing.
+        .collect::<Vec<_>>()
+        .into_iter()
+        .collect::<Result<(), String>>()?;
+    Ok(out)
 }
 
 #[cfg(test)]

@@ -126,6 +126,7 @@ impl Compare<'_> {
         let mut rows = Rows::new();
         let mut tally = Tally::new();
         let largest = V::splat(proof, self.format.max_q() as f32);
+        let (mut values, mut q) = ([largest; G], [largest; G]);
         let width = self.store.size_bytes();
         let batches = self
             .source
@@ -137,10 +138,9 @@ impl Compare<'_> {
             let mut affine = [[0.0; MAX_LANES]; 2];
             widen_inline(self.store, scales, &mut affine[0][..live]);
             widen_inline(self.store, biases, &mut affine[1][..live]);
-            let grid =
-                Grid { scale: V::load(proof, &affine[0]), bias: V::load(proof, &affine[1]) };
-            let values = rows.load::<V, G>(proof, self.dtype, source);
-            let q = rows.unpack::<V, G>(proof, self.format.bits(), packed);
+            let grid = Grid { scale: V::load(proof, &affine[0]), bias: V::load(proof, &affine[1]) };
+            rows.load(proof, self.dtype, source, &mut values);
+            rows.unpack(proof, self.format.bits(), packed, &mut q);
             tally.add(proof, (&values, Range::of(&values)), (&q, grid, largest), live);
         }
         tally.sums()

@@ -34,6 +34,16 @@ pub enum CastError {
     },
 }
 
+impl CastError {
+    /// The same error in a tensor of which `elements` came before the part that was converted.
+    #[must_use]
+    pub fn after(mut self, elements: usize) -> Self {
+        let (Self::NotFinite { index, .. } | Self::TooLarge { index, .. }) = &mut self;
+        *index += elements;
+        self
+    }
+}
+
 /// Widens little-endian floats to f32.
 ///
 /// # Panics
@@ -297,7 +307,10 @@ mod tests {
                 assert!(bytes == want, "{platform} {dtype}");
                 let mut wide = vec![0.0; values.len()];
                 widen(platform, dtype, &bytes, &mut wide);
-                assert!(wide.iter().zip(&back).all(|(a, b)| same_f32(*a, *b)), "{platform} {dtype}");
+                assert!(
+                    wide.iter().zip(&back).all(|(a, b)| same_f32(*a, *b)),
+                    "{platform} {dtype}"
+                );
             }
         }
     }

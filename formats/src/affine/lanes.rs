@@ -26,10 +26,7 @@ pub(super) struct Rows {
 
 impl Rows {
     pub(super) const fn new() -> Self {
-        Self {
-            floats: [0.0; MAX_LANES * MAX_GROUP],
-            words: [0; MAX_LANES * MAX_WORDS + MAX_LANES],
-        }
+        Self { floats: [0.0; MAX_LANES * MAX_GROUP], words: [0; MAX_LANES * MAX_WORDS + MAX_LANES] }
     }
 
     /// Loads up to `N` groups of `G` from their bytes; lanes without a group hold zeros.
@@ -39,11 +36,12 @@ impl Rows {
         proof: V::Proof,
         dtype: Dtype,
         bytes: &[u8],
-    ) -> [V; G] {
+        out: &mut [V; G],
+    ) {
         let values = bytes.len() / dtype.size_bytes();
         widen_inline(dtype, bytes, &mut self.floats[..values]);
         self.floats[values..V::N * G].fill(0.0);
-        self.turn(proof)
+        self.turn(proof, out);
     }
 
     /// Takes row `i` of `G` numbers from `row(i)`.
@@ -52,26 +50,24 @@ impl Rows {
         &mut self,
         proof: V::Proof,
         row: impl Fn(usize) -> &'a [f32],
-    ) -> [V; G] {
+        out: &mut [V; G],
+    ) {
         for i in 0..V::N {
             self.floats[i * G..][..G].copy_from_slice(row(i));
         }
-        self.turn(proof)
+        self.turn(proof, out);
     }
 
     #[inline(always)]
-    fn turn<V: Lanes, const G: usize>(&self, proof: V::Proof) -> [V; G] {
-        let zero = V::splat(proof, 0.0);
-        let mut out = [zero; G];
+    fn turn<V: Lanes, const G: usize>(&self, proof: V::Proof, out: &mut [V; G]) {
         for (step, out) in out.chunks_exact_mut(V::N).enumerate() {
-            let mut block = [zero; MAX_LANES];
+            let mut block = [V::splat(proof, 0.0); MAX_LANES];
             for (i, vector) in block[..V::N].iter_mut().enumerate() {
                 *vector = V::load(proof, &self.floats[i * G + step * V::N..]);
             }
             V::transpose(&mut block);
             out.copy_from_slice(&block[..V::N]);
         }
-        out
     }
 
     /// Packs integers into the groups' bit streams. `out` holds the batch's groups, at most `N`.
@@ -114,7 +110,8 @@ impl Rows {
         proof: V::Proof,
         bits: u32,
         bytes: &[u8],
-    ) -> [V; G] {
+        q: &mut [V; G],
+    ) {
         let count = G * bits as usize / 32;
         for (word, bytes) in self.words.iter_mut().zip(bytes.chunks_exact(4)) {
             *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -128,12 +125,12 @@ impl Rows {
             turn_words::<V>(&mut words, first);
         }
         match bits {
-            2 => split::<V, G, 2>(proof, &words),
-            3 => split::<V, G, 3>(proof, &words),
-            4 => split::<V, G, 4>(proof, &words),
-            5 => split::<V, G, 5>(proof, &words),
-            6 => split::<V, G, 6>(proof, &words),
-            _ => split::<V, G, 8>(proof, &words),
+            2 => split::<V, G, 2>(proof, &words, q),
+            3 => split::<V, G, 3>(proof, &words, q),
+            4 => split::<V, G, 4>(proof, &words, q),
+            5 => split::<V, G, 5>(proof, &words, q),
+            6 => split::<V, G, 6>(proof, &words, q),
+            _ => split::<V, G, 8>(proof, &words, q),
         }
     }
 }
@@ -184,11 +181,11 @@ fn merge<V: Lanes, const G: usize, const BITS: usize>(
 fn split<V: Lanes, const G: usize, const BITS: usize>(
     proof: V::Proof,
     words: &[V::Words; MAX_WORDS],
-) -> [V; G] {
+    q: &mut [V; G],
+) {
     let rounder = V::splat(proof, ROUNDER);
     let mask = V::splat_word(proof, (1 << BITS) - 1);
-    let mut out = [rounder; G];
-    for (out, words) in out.chunks_exact_mut(32).zip(words.chunks_exact(BITS)) {
+    for (out, words) in q.chunks_exact_mut(32).zip(words.chunks_exact(BITS)) {
         for (k, out) in out.iter_mut().enumerate() {
             let (index, shift) = (k * BITS / 32, (k * BITS % 32) as u32);
             let mut q = V::shift_right(words[index], shift);
@@ -199,7 +196,6 @@ fn split<V: Lanes, const G: usize, const BITS: usize>(
             *out = V::from_words(V::or(V::and(q, mask), rounder.words())).sub(rounder);
         }
     }
-    out
 }
 
 /// The ends of each group, and whether its numbers are numbers.

@@ -67,23 +67,22 @@ pub(super) fn integers<V: Lanes, const G: usize>(
     values: &[V; G],
     mlx: &Mlx<V>,
     largest: V,
-) -> [V; G] {
-    let mut q = *values;
+    out: &mut [V; G],
+) {
     match backend {
         Backend::Cpu => {
-            for q in &mut q {
-                *q = round(proof, q.sub(mlx.bias).div(mlx.scale), largest);
+            for (q, value) in out.iter_mut().zip(values) {
+                *q = round(proof, value.sub(mlx.bias).div(mlx.scale), largest);
             }
         }
         Backend::Metal => {
             let zero = V::splat(proof, 0.0);
-            for q in &mut q {
-                let steps = q.sub(mlx.bias).div(mlx.scale).max(zero);
+            for (q, value) in out.iter_mut().zip(values) {
+                let steps = value.sub(mlx.bias).div(mlx.scale).max(zero);
                 *q = round_away(proof, steps.min(largest));
             }
         }
     }
-    q
 }
 
 /// Rounds what is not negative, ties upwards.

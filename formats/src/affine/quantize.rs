@@ -133,13 +133,13 @@ pub fn quantize(
 
 /// [`Rounding`] with its parameters.
 #[derive(Clone, Copy)]
-pub(super) enum Rule {
+pub(super) enum Rule<'a> {
     Mlx(Backend),
-    Refined(Schedule),
+    Refined(Schedule<'a>),
 }
 
 pub(super) fn quantize_by(
-    rule: Rule,
+    rule: Rule<'_>,
     options: &QuantizeOptions<'_>,
     (dtype, source): (Dtype, &[u8]),
     (packed, scales, biases): (&mut [u8], &mut [u8], &mut [u8]),
@@ -185,7 +185,7 @@ pub(super) fn quantize_by(
 /// Groups of one task.
 #[derive(Clone, Copy)]
 struct Quantize<'a> {
-    rule: Rule,
+    rule: Rule<'a>,
     format: AffineFormat,
     dtype: Dtype,
     source: &'a [u8],
@@ -227,6 +227,8 @@ impl Quantize<'_> {
         let mut tally = Tally::new();
         let mut affine = [[0.0; GROUPS_PER_TASK + MAX_LANES]; 2];
         let largest = V::splat(proof, self.format.max_q() as f32);
+        let mut buffers = ([largest; G], [largest; G], [largest; G]);
+        let (values, q, columns) = (&mut buffers.0, &mut buffers.1, &mut buffers.2);
         let size = self.dtype.size_bytes();
         let batches = self
             .source
@@ -234,33 +236,34 @@ impl Quantize<'_> {
             .zip(outputs.packed.chunks_mut(V::N * self.format.group_bytes()));
         for (batch, (source, packed)) in batches.enumerate() {
             let first = batch * V::N;
-            let values = rows.load::<V, G>(proof, self.dtype, source);
-            let range = Range::of(&values);
+            rows.load(proof, self.dtype, source, values);
+            let range = Range::of(values);
             if has_flaw(range) {
                 return Err(self.first_flaw(first * G, source));
             }
-            let (grid, q) = match self.rule {
+            let grid = match self.rule {
                 Rule::Mlx(backend) => {
                     let mlx = mlx::choose(proof, backend, range, largest);
-                    let q = mlx::integers(proof, backend, &values, &mlx, largest);
-                    (Grid::stored(proof, self.store, mlx.scale, mlx.bias), q)
+                    mlx::integers(proof, backend, values, &mlx, largest, q);
+                    Grid::stored(proof, self.store, mlx.scale, mlx.bias)
                 }
                 Rule::Refined(schedule) => {
                     let mlx = mlx::choose(proof, Backend::Cpu, range, largest);
                     let ends = (range, mlx, largest);
-                    let grid = if let Some(columns) = self.importance {
-                        let columns = self.columns::<V, G>(proof, &mut rows, columns, first);
-                        let weights = (&values, Some(&columns));
+                    let grid = if let Some(importance) = self.importance {
+                        self.columns(proof, &mut rows, importance, first, columns);
+                        let weights = (&*values, Some(&*columns));
                         search::refine(proof, weights, ends, self.store, &schedule)
                     } else {
-                        search::refine(proof, (&values, None), ends, self.store, &schedule)
+                        search::refine(proof, (&*values, None), ends, self.store, &schedule)
                     };
-                    (grid, search::integers(proof, &values, grid, largest))
+                    search::integers(proof, values, grid, largest, q);
+                    grid
                 }
             };
-            rows.pack(proof, self.format.bits(), &q, packed);
+            rows.pack(proof, self.format.bits(), q, packed);
             let live = source.len() / (G * size);
-            tally.add(proof, (&values, range), (&q, grid, largest), live);
+            tally.add(proof, (values, range), (q, grid, largest), live);
             grid.scale.store(&mut affine[0][first..]);
             grid.bias.store(&mut affine[1][first..]);
         }
@@ -281,12 +284,13 @@ impl Quantize<'_> {
         &self,
         proof: V::Proof,
         rows: &mut Rows,
-        columns: &[f32],
+        importance: &[f32],
         first: usize,
-    ) -> [V; G] {
-        let groups_per_row = columns.len() / G;
+        out: &mut [V; G],
+    ) {
+        let groups_per_row = importance.len() / G;
         let group = self.first_group + first;
-        rows.load_rows(proof, |i| &columns[(group + i) % groups_per_row * G..][..G])
+        rows.load_rows(proof, |i| &importance[(group + i) % groups_per_row * G..][..G], out);
     }
 
     #[cold]

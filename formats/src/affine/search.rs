@@ -34,10 +34,7 @@ impl<V: Lanes> Grid<V> {
 
     #[inline(always)]
     fn if_less(a: V, b: V, yes: Self, no: Self) -> Self {
-        Self {
-            scale: V::less(a, b, yes.scale, no.scale),
-            bias: V::less(a, b, yes.bias, no.bias),
-        }
+        Self { scale: V::less(a, b, yes.scale, no.scale), bias: V::less(a, b, yes.bias, no.bias) }
     }
 }
 
@@ -58,13 +55,12 @@ pub(super) fn integers<V: Lanes, const G: usize>(
     values: &[V; G],
     grid: Grid<V>,
     largest: V,
-) -> [V; G] {
+    out: &mut [V; G],
+) {
     let inverse = V::splat(proof, 1.0).div(grid.scale);
-    let mut q = *values;
-    for q in &mut q {
-        *q = round(proof, q.sub(grid.bias).mul(inverse), largest);
+    for (q, value) in out.iter_mut().zip(values) {
+        *q = round(proof, value.sub(grid.bias).mul(inverse), largest);
     }
-    q
 }
 
 /// Groups, and what their errors weigh.
@@ -142,11 +138,7 @@ impl<V: Lanes> Measure<V> {
 
     /// Lanes `l`, `l + 8`, `l + 4` and `l + 12`.
     #[inline(always)]
-    fn quarter<const G: usize, const FIT: bool>(
-        self,
-        of: &Weights<'_, V, G>,
-        l: usize,
-    ) -> Sums<V> {
+    fn quarter<const G: usize, const FIT: bool>(self, of: &Weights<'_, V, G>, l: usize) -> Sums<V> {
         let first = self.lane::<G, FIT>(of, l).add::<FIT>(self.lane::<G, FIT>(of, l + 8));
         let second = self.lane::<G, FIT>(of, l + 4).add::<FIT>(self.lane::<G, FIT>(of, l + 12));
         first.add::<FIT>(second)
@@ -154,9 +146,13 @@ impl<V: Lanes> Measure<V> {
 
     #[inline(always)]
     fn sums<const G: usize, const FIT: bool>(self, of: &Weights<'_, V, G>) -> Sums<V> {
-        let even = self.quarter::<G, FIT>(of, 0).add::<FIT>(self.quarter::<G, FIT>(of, 2));
-        let odd = self.quarter::<G, FIT>(of, 1).add::<FIT>(self.quarter::<G, FIT>(of, 3));
-        even.add::<FIT>(odd)
+        let zero = self.zero;
+        let mut quarters = [Sums { rr: zero, r: zero, qr: zero, q: zero, qq: zero }; 4];
+        for (l, quarter) in quarters.iter_mut().enumerate() {
+            *quarter = self.quarter::<G, FIT>(of, l);
+        }
+        let even = quarters[0].add::<FIT>(quarters[2]);
+        even.add::<FIT>(quarters[1].add::<FIT>(quarters[3]))
     }
 }
 
@@ -219,7 +215,7 @@ pub(super) fn refine<V: Lanes, const G: usize>(
     (values, importance): (&[V; G], Option<&[V; G]>),
     (range, mlx, largest): (Range<V>, Mlx<V>, V),
     dtype: Dtype,
-    schedule: &Schedule,
+    schedule: &Schedule<'_>,
 ) -> Grid<V> {
     let one = V::splat(proof, 1.0);
     let infinity = V::splat(proof, f32::INFINITY);

@@ -1,7 +1,10 @@
 //! AVX2: 8 lanes.
 
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads and stores")]
-#![expect(clippy::wildcard_imports, reason = "the instructions' own names, as their manual has them")]
+#![expect(
+    clippy::wildcard_imports,
+    reason = "the instructions' own names, as their manual has them"
+)]
 
 use std::arch::x86_64::*;
 

@@ -1,7 +1,10 @@
 //! AVX-512 (F, BW): 16 lanes.
 
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads and stores")]
-#![expect(clippy::wildcard_imports, reason = "the instructions' own names, as their manual has them")]
+#![expect(
+    clippy::wildcard_imports,
+    reason = "the instructions' own names, as their manual has them"
+)]
 
 use std::arch::x86_64::*;
 
@@ -13,7 +16,8 @@ pub(super) struct Proof(());
 
 impl Proof {
     pub(super) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")).then_some(Self(()))
+        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"))
+            .then_some(Self(()))
     }
 }
 
