@@ -74,8 +74,9 @@ pub(crate) struct ConvertArgs {
     /// Number of nodes to cut the model for, 1 to 8.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub nodes: u32,
-    /// How weights are rounded: mlx-cpu gives MLX's own bytes.
-    #[arg(long, default_value = "mlx-cpu", value_name = "RULE")]
+    /// How weights are rounded: refined is the most accurate; mlx-cpu and mlx-metal give MLX's
+    /// own bytes.
+    #[arg(long, default_value = "refined", value_name = "RULE")]
     pub rounding: String,
     /// Type of scales and unquantized weights; the source's own (bf16 for f32 sources) by default.
     #[arg(long, value_enum)]

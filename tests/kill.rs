@@ -1,22 +1,102 @@
 //! Processes killed at named points, and run again.
 
+use std::fs;
+
 use tempfile::tempdir;
 
-use crate::harness::{convert, data, files, kill, path, paused, succeed};
+use crate::harness::{
+    convert, copy_folder, data, fail, files, kill, path, paused, run, succeed, text,
+};
 
 #[test]
-fn a_killed_conversion_leaves_no_result_and_runs_again() {
+fn a_killed_conversion_leaves_no_result_and_goes_on_to_identical_bytes() {
     let folder = tempdir().unwrap();
     let expected = files(&convert("kjv-4m", &folder.path().join("undisturbed"), &["--nodes", "2"]));
     let source = data("kjv-4m");
-    for point in ["convert:planned", "convert:tensor:0", "convert:tensor:20", "convert:publishing"]
-    {
+    let points = [
+        ("convert:planned", 0),
+        ("convert:tensor:0", 0),
+        ("convert:finished:20", 20),
+        ("convert:hashing", 39),
+        ("convert:publishing", 0),
+    ];
+    for (point, resumed) in points {
         let output = folder.path().join(point.replace(':', "-"));
         let args = ["convert", path(&source), "-o", path(&output), "--nodes", "2"];
         kill(paused(point, &args));
         assert!(!output.exists(), "{point}: half a result has the final name");
-        succeed(&args);
+        let again = run(&args);
+        let said = text(&again.stderr);
+        assert!(again.status.success(), "{said}");
+        // The other threads went on while one was paused, so there may be more.
+        let taken_up = said
+            .split("going on after ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next()?.parse().ok());
+        assert!(
+            taken_up.unwrap_or(0) >= resumed,
+            "{point}: what was finished is not done again: {said}"
+        );
         succeed(&["verify", path(&output)]);
         assert!(files(&output) == expected, "{point}");
     }
+}
+
+#[test]
+fn what_a_killed_conversion_left_is_not_trusted_blindly() {
+    let folder = tempdir().unwrap();
+    let expected = files(&convert("kjv-4m", &folder.path().join("undisturbed"), &["--nodes", "2"]));
+    let source = data("kjv-4m");
+    let output = folder.path().join("set");
+    let args = ["convert", path(&source), "-o", path(&output), "--nodes", "2", "--threads", "1"];
+    let partial = folder.path().join(".set.partial");
+    // Damage to what was written, to the journal's last line, and other options.
+    let weights = |node: &str| partial.join(node).join("model-00001-of-00001.safetensors");
+    let damage = |file: std::path::PathBuf, at: usize| {
+        let mut bytes = fs::read(&file).unwrap();
+        let at = at.min(bytes.len() - 5);
+        bytes[at] ^= 1;
+        fs::write(file, bytes).unwrap();
+    };
+    for case in 0..3 {
+        kill(paused("convert:finished:10", &args));
+        match case {
+            0 => damage(weights("node-1"), 20_000),
+            1 => damage(partial.join(".journal"), usize::MAX),
+            _ => kill(paused("convert:finished:5", &[args.as_slice(), &["--bits", "8"]].concat())),
+        }
+        succeed(&args);
+        assert!(files(&output) == expected, "case {case}");
+        fs::remove_dir_all(&output).unwrap();
+    }
+}
+
+#[test]
+fn a_source_that_changed_after_the_kill_is_converted_anew() {
+    let folder = tempdir().unwrap();
+    let (source, other) = (folder.path().join("model"), folder.path().join("other"));
+    copy_folder(&data("kjv-4m"), &source);
+    let output = folder.path().join("set");
+    let args = ["convert", path(&source), "-o", path(&output)];
+    kill(paused("convert:finished:30", &args));
+    let file = source.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    // A weight of an early tensor, with the file's size and header as before.
+    let at = bytes.len() - 8_000_000;
+    bytes[at] ^= 0x10;
+    fs::write(&file, bytes).unwrap();
+    succeed(&args);
+    succeed(&["convert", path(&source), "-o", path(&other)]);
+    assert!(files(&output) == files(&other));
+}
+
+#[test]
+fn two_conversions_of_one_output_do_not_meet() {
+    let folder = tempdir().unwrap();
+    let (source, output) = (data("kjv-4m"), folder.path().join("set"));
+    let args = ["convert", path(&source), "-o", path(&output)];
+    let first = paused("convert:tensor:3", &args);
+    assert!(fail(2, &args).contains("another conversion"));
+    kill(first);
+    succeed(&args);
 }

@@ -71,8 +71,7 @@ impl ConvertError {
     #[must_use]
     pub const fn is_wrong(&self) -> bool {
         match self {
-            Self::Source(error) => error.is_wrong(),
-            Self::Plan(PlanError::Source(error)) => error.is_wrong(),
+            Self::Source(error) | Self::Plan(PlanError::Source(error)) => error.is_wrong(),
             Self::Plan(error) => !matches!(error, PlanError::Option { .. }),
             Self::Weight { .. } => true,
             Self::Staging(_) | Self::Write(_) | Self::Canonical(_) => false,
@@ -196,7 +195,8 @@ fn fill(
     let (journal, earlier) = Journal::open(directory, &journal::key(source, plan)?)?;
     let output = Output::open(directory, plan)?;
     let earlier = output.check(plan, earlier);
-    let resumed = earlier.keys().map(|index| crate::plan::source_size(&plan.steps[*index].tensor)).sum();
+    let resumed =
+        earlier.keys().map(|index| crate::plan::source_size(&plan.steps[*index].tensor)).sum();
     if !earlier.is_empty() {
         observe(&ConvertEvent::Resumed { tensors: earlier.len(), source_bytes: resumed });
     }
@@ -205,7 +205,7 @@ fn fill(
     observe(&ConvertEvent::Hashing);
     let files = output.finish(plan)?;
     let record = source.record(&digests);
-    let written = documents::write(source, plan, record, &finished, files, directory)?;
+    let written = documents::write(source, plan, record, &finished, &files, directory)?;
     let tensors: BTreeMap<String, TensorReport> = plan
         .steps
         .iter()
@@ -252,7 +252,8 @@ impl<'a> Pass<'a> {
         observe: Observer<'a>,
     ) -> Self {
         let items = items::list(source, plan, |index| earlier.contains_key(&index));
-        let finished: Vec<OnceLock<Finished>> = plan.steps.iter().map(|_| OnceLock::new()).collect();
+        let finished: Vec<OnceLock<Finished>> =
+            plan.steps.iter().map(|_| OnceLock::new()).collect();
         for (index, earlier) in earlier {
             finished[index].get_or_init(|| earlier);
         }
@@ -281,13 +282,16 @@ impl<'a> Pass<'a> {
                 self.work();
             }
         });
-        if let Some((_, error)) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        if let Some((_, error)) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner)
+        {
             return Err(error);
         }
         let taken = "every item was carried out";
-        let finished = self.finished.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
+        let finished =
+            self.finished.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
         let digest = |(chunks, size): (Vec<OnceLock<Digest>>, u64)| {
-            let chunks: Vec<Digest> = chunks.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
+            let chunks: Vec<Digest> =
+                chunks.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
             merge_chunks(&chunks, size)
         };
         let sizes = self.source.weights.files.iter().map(|file| file.size);
@@ -320,7 +324,10 @@ impl<'a> Pass<'a> {
             }
             Item::Convert(index) => {
                 let step = &self.plan.steps[*index];
-                (self.observe)(&ConvertEvent::TensorStarted { name: &step.tensor.name, index: *index });
+                (self.observe)(&ConvertEvent::TensorStarted {
+                    name: &step.tensor.name,
+                    index: *index,
+                });
                 let done = |bytes| (self.observe)(&ConvertEvent::Converted(bytes));
                 let finished = self.converter.convert(*index, scratch, &done)?;
                 self.journal.add(*index, &finished)?;

@@ -82,7 +82,8 @@ impl OutputFile {
     /// Creates the file with its header, or takes up one that an earlier run has begun.
     pub(crate) fn open(directory: &Path, plan: &FilePlan) -> Result<Self, WriteError> {
         let path = directory.join(&plan.name);
-        let options = || File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let options =
+            || File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let file = at(&path, options())?;
         let size = plan.size();
         // Reserves nothing on most file systems, but fails at once where a size is limited.
@@ -132,14 +133,23 @@ impl OutputFile {
 }
 
 /// Writes a small file, makes it durable and says what a manifest lists for it.
-pub(crate) fn write_small(directory: &Path, name: &str, bytes: &[u8]) -> Result<FileEntry, WriteError> {
+pub(crate) fn write_small(
+    directory: &Path,
+    name: &str,
+    bytes: &[u8],
+) -> Result<FileEntry, WriteError> {
     let path = directory.join(name);
     let mut file = at(&path, File::create(&path))?;
     at(&path, file.write_all(bytes).and_then(|()| file.sync_all()))?;
     let mut hasher = ChunkHasher::new();
     hasher.update(bytes);
     let digests = hasher.finish();
-    Ok(FileEntry { name: name.to_owned(), size: digests.size_bytes, blake3: digests.digest, chunks: digests.chunks })
+    Ok(FileEntry {
+        name: name.to_owned(),
+        size: digests.size_bytes,
+        blake3: digests.digest,
+        chunks: digests.chunks,
+    })
 }
 
 /// Puts a finished file of one package into another one: as a hard link where the file system

@@ -183,7 +183,9 @@ impl Plan {
     /// Threads that may work at a time within the memory budget: each holds a block of the
     /// source, once more in the stored type, its stored form, and a piece of that.
     pub(crate) fn workers(&self) -> usize {
-        let row = |step: &Step| source_size(&step.tensor) / step.tensor.shape.first().copied().unwrap_or(1).max(1);
+        let row = |step: &Step| {
+            source_size(&step.tensor) / step.tensor.shape.first().copied().unwrap_or(1).max(1)
+        };
         let block = self.steps.iter().map(row).max().unwrap_or(0).max(BLOCK_BYTES);
         let budget = self.options.memory_bytes.saturating_sub(BASE_BYTES);
         (budget / (4 * block)).max(1).try_into().unwrap_or(usize::MAX)
@@ -192,8 +194,14 @@ impl Plan {
     /// The report of a conversion of this plan.
     pub(crate) fn report(&self, tensors: BTreeMap<String, TensorReport>) -> Report {
         let stored = self.steps.iter().flat_map(|step| &step.parts).map(Part::size_bytes).sum();
-        let parameters = self.steps.iter().map(|step| step.tensor.shape.iter().product::<u64>()).sum();
-        Report::new(tensors, (parameters, stored), self.weight_bytes_per_rank(), self.warnings.clone())
+        let parameters =
+            self.steps.iter().map(|step| step.tensor.shape.iter().product::<u64>()).sum();
+        Report::new(
+            tensors,
+            (parameters, stored),
+            self.weight_bytes_per_rank(),
+            self.warnings.clone(),
+        )
     }
 
     /// Bytes of weights that each rank's package will hold.
@@ -230,7 +238,7 @@ impl Choice {
             return refuse("--nodes", &options.ranks.to_string(), "1 to 8 nodes are");
         }
         let Ok(rounding) = options.rounding.parse() else {
-            return refuse("--rounding", &options.rounding, "mlx-cpu is");
+            return refuse("--rounding", &options.rounding, "refined, mlx-cpu and mlx-metal are");
         };
         let dtype = match &options.dtype {
             None => None,

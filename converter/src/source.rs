@@ -197,11 +197,14 @@ impl Source {
     /// The source as manifests record it, given the digests of its weight files in order.
     pub(crate) fn record(&self, weights: &[Digest]) -> manifest::Source {
         let small = self.text.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        let small = small.chain([("config.json", self.config_bytes.as_slice())]).map(|(name, bytes)| SourceFile {
-            name: name.to_owned(),
-            size: bytes.len() as u64,
-            blake3: Digest::of(bytes),
-        });
+        let small =
+            small.chain([("config.json", self.config_bytes.as_slice())]).map(|(name, bytes)| {
+                SourceFile {
+                    name: name.to_owned(),
+                    size: bytes.len() as u64,
+                    blake3: Digest::of(bytes),
+                }
+            });
         let large = self.weights.files.iter().zip(weights).map(|(file, blake3)| SourceFile {
             name: file.name.clone(),
             size: file.size,

@@ -10,17 +10,26 @@
 //! A group fills whole words (`group · bits / 32`), so a cut between groups is a cut between
 //! words.
 
+#![expect(
+    clippy::inline_always,
+    reason = "vector code must be compiled inside the function that enables its instructions"
+)]
+
 mod error;
+mod floats;
+mod lanes;
+mod mlx;
 mod pack;
 mod quantize;
+mod search;
+#[cfg(test)]
+mod tests;
+mod trials;
 
 pub use error::{ErrorSums, error};
+pub use floats::{CastError, cast, narrow, widen};
 pub use pack::{pack, unpack};
-pub use quantize::{QuantizeError, Rounding, quantize};
-
-use half::{bf16, f16};
-
-use crate::dtype::Dtype;
+pub use quantize::{QuantizeError, QuantizeOptions, Rounding, quantize};
 
 /// Bits and group size of a quantized matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,54 +70,5 @@ impl AffineFormat {
     #[must_use]
     pub const fn max_q(self) -> u32 {
         (1 << self.bits) - 1
-    }
-}
-
-/// A float as it will be stored, and its bytes.
-#[must_use]
-pub fn round_to(dtype: Dtype, value: f32) -> f32 {
-    match dtype {
-        Dtype::BF16 => bf16::from_f32(value).to_f32(),
-        Dtype::F16 => f16::from_f32(value).to_f32(),
-        _ => value,
-    }
-}
-
-/// Writes `value` as `dtype` into `out`, which has the size of one element.
-///
-/// # Panics
-/// When `dtype` is no float type.
-pub fn store(dtype: Dtype, value: f32, out: &mut [u8]) {
-    match dtype {
-        Dtype::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-        Dtype::F16 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
-        Dtype::F32 => out.copy_from_slice(&value.to_le_bytes()),
-        other => panic!("{other} holds no floats"),
-    }
-}
-
-/// Widens little-endian floats to f32.
-///
-/// # Panics
-/// When `dtype` is no float type or `bytes` and `out` differ in length.
-pub fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(bytes.len(), out.len() * dtype.size_bytes(), "one element for each");
-    match dtype {
-        Dtype::BF16 => {
-            for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *value = bf16::from_le_bytes([pair[0], pair[1]]).to_f32();
-            }
-        }
-        Dtype::F16 => {
-            for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *value = f16::from_le_bytes([pair[0], pair[1]]).to_f32();
-            }
-        }
-        Dtype::F32 => {
-            for (value, four) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                *value = f32::from_le_bytes([four[0], four[1], four[2], four[3]]);
-            }
-        }
-        other => panic!("{other} holds no floats"),
     }
 }

@@ -92,8 +92,9 @@ pub fn parse_header(header: &[u8], size: u64) -> Result<Vec<TensorInfo>, Contain
     }
     // The parser checks that offsets are ordered, without gaps, and fit the shapes; that the
     // file is as long as they say is checked here, because the data is not in memory.
-    let metadata: Metadata = serde_json::from_slice(&header[8..])
-        .map_err(|error| ContainerError::Malformed(format!("its header is not JSON of the right shape: {error}")))?;
+    let metadata: Metadata = serde_json::from_slice(&header[8..]).map_err(|error| {
+        ContainerError::Malformed(format!("its header is not JSON of the right shape: {error}"))
+    })?;
     let data = metadata.data_len() as u64;
     let expected = header_end.saturating_add(data);
     if expected != size {
@@ -104,7 +105,8 @@ pub fn parse_header(header: &[u8], size: u64) -> Result<Vec<TensorInfo>, Contain
         let Some(info) = metadata.info(&name) else { continue };
         let spelled = info.dtype.to_string();
         let dtype = Dtype::from_name(&spelled);
-        let dtype = dtype.ok_or_else(|| ContainerError::Dtype { tensor: name.clone(), dtype: spelled })?;
+        let dtype =
+            dtype.ok_or_else(|| ContainerError::Dtype { tensor: name.clone(), dtype: spelled })?;
         let (start, end) = info.data_offsets;
         let shape = info.shape.iter().map(|dim| *dim as u64).collect();
         let (offset, size) = (header_end + start as u64, (end - start) as u64);

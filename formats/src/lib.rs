@@ -2,7 +2,8 @@
 //! rules that turn a published checkpoint into normalised tensors and a normalised
 //! architecture.
 //!
-//! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`spec`]
+//! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`simd`] (instruction sets),
+//! [`spec`]
 //! (what the engine computes), [`normalise`] (how it is found out), [`rules`] and [`expr`] (the
 //! data behind that). This crate does no network and writes no files.
 
@@ -15,6 +16,7 @@ pub mod hex;
 pub mod normalise;
 pub mod rope;
 pub mod rules;
+pub mod simd;
 pub mod spec;
 
 pub use affine::{AffineFormat, Rounding};
@@ -22,4 +24,5 @@ pub use config::config_for_package;
 pub use dtype::Dtype;
 pub use normalise::{Axis, Normalised, SourceTensor, TensorPlan, resolve};
 pub use rules::{CutRule, Role, RulePack};
+pub use simd::Platform;
 pub use spec::Spec;

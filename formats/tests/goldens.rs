@@ -5,8 +5,8 @@
 use std::{fs, path::Path};
 
 use shardpack_formats::{
-    AffineFormat, Dtype, Rounding,
-    affine::quantize,
+    AffineFormat, Dtype, Platform, Rounding,
+    affine::{QuantizeOptions, error, quantize},
     container::{TensorInfo, parse},
 };
 
@@ -30,28 +30,28 @@ fn check(bits: u32, group_size: u32, suffix: &str) {
     let (_, weight) = tensor(&golden, "weight");
     let (store, scales) = tensor(&golden, "scales");
     let (_, biases) = tensor(&golden, "biases");
-    let mut ours = (vec![0; weight.len()], vec![0; scales.len()], vec![0; biases.len()]);
-    quantize(
-        format,
-        Rounding::MlxCpu,
-        (dtype, source),
-        store,
-        (&mut ours.0, &mut ours.1, &mut ours.2),
-    )
-    .unwrap();
-    let what = format!("{bits} bits, groups of {group_size}{suffix}");
-    assert!(ours.0 == weight, "integers differ at {what}");
-    assert!(ours.1 == scales, "scales differ at {what}");
-    assert!(ours.2 == biases, "biases differ at {what}");
+    for platform in Platform::available() {
+        let mut ours = (vec![0; weight.len()], vec![0; scales.len()], vec![0; biases.len()]);
+        let options =
+            QuantizeOptions { platform, ..QuantizeOptions::new(format, Rounding::MlxCpu, store) };
+        let outputs = (&mut ours.0[..], &mut ours.1[..], &mut ours.2[..]);
+        let sums = quantize(&options, (dtype, source), outputs).unwrap();
+        let what = format!("{bits} bits, groups of {group_size}{suffix} on {platform}");
+        assert!(ours.0 == weight, "integers differ at {what}");
+        assert!(ours.1 == scales, "scales differ at {what}");
+        assert!(ours.2 == biases, "biases differ at {what}");
+        let apart = error(platform, format, (dtype, source), store, (weight, scales, biases));
+        assert_eq!(sums, apart, "{what}");
+    }
 }
 
 #[test]
 fn mlx_cpu_rounding_equals_mlx_bit_for_bit() {
-    check(4, 64, "");
-    check(6, 64, "");
-    check(8, 64, "");
-    check(4, 32, "");
-    check(4, 128, "");
+    for bits in [2, 3, 4, 5, 6, 8] {
+        for group_size in [32, 64, 128] {
+            check(bits, group_size, "");
+        }
+    }
     check(4, 64, "_f16");
     check(4, 64, "_f32");
 }

@@ -75,15 +75,21 @@ impl Display {
                 self.tensors.get_or_init(|| Progress::bytes("convert", plan.source_bytes));
             }
             ConvertEvent::Resumed { tensors, source_bytes } => {
-                say(&format!("note: going on after {tensors} tensors that an earlier run has finished"));
+                say(&format!(
+                    "note: going on after {tensors} tensors that an earlier run has finished"
+                ));
                 progress.into_iter().for_each(|progress| progress.add(*source_bytes));
             }
             ConvertEvent::TensorStarted { name, index } => {
                 pause::at(|| format!("convert:tensor:{index}"));
                 progress.into_iter().for_each(|progress| progress.message(name));
             }
-            ConvertEvent::Converted(bytes) => progress.into_iter().for_each(|progress| progress.add(*bytes)),
-            ConvertEvent::TensorFinished { index } => pause::at(|| format!("convert:finished:{index}")),
+            ConvertEvent::Converted(bytes) => {
+                progress.into_iter().for_each(|progress| progress.add(*bytes))
+            }
+            ConvertEvent::TensorFinished { index } => {
+                pause::at(|| format!("convert:finished:{index}"))
+            }
             ConvertEvent::Hashing => {
                 progress.into_iter().for_each(|progress| progress.message("hashing and syncing"));
                 pause::at(|| "convert:hashing".to_owned());

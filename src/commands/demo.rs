@@ -92,7 +92,7 @@ fn options(output: &std::path::Path) -> ConvertOptions {
         bits: 4,
         group_size: 64,
         ranks: NODES,
-        rounding: "mlx-cpu".to_owned(),
+        rounding: "refined".to_owned(),
         dtype: None,
         name: Some("kjv-4m".to_owned()),
         memory_bytes: ConvertOptions::MEMORY_BYTES,

@@ -11,7 +11,8 @@ use shardpack_manifests::{
     canonical::{self, CanonicalError},
     ids::{self, Ids, TensorIdentity},
     manifest::{
-        FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Quantization, Source as SourceRecord, TensorEntry,
+        FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Quantization, Source as SourceRecord,
+        TensorEntry,
     },
     set::{PackageEntry, SET_FILE},
 };
@@ -44,7 +45,7 @@ pub(super) fn write(
     plan: &Plan,
     record: SourceRecord,
     finished: &[Finished],
-    files: WrittenFiles,
+    files: &WrittenFiles,
     directory: &Path,
 ) -> Result<Written, ConvertError> {
     let texts = package_texts(source, plan)?;
@@ -59,9 +60,14 @@ pub(super) fn write(
         for (name, bytes) in &texts {
             small.push(write_small(&package, name, bytes)?);
         }
-        small.push(write_small(&package, "model.safetensors.index.json", index(&tensors).as_bytes())?);
+        small.push(write_small(
+            &package,
+            "model.safetensors.index.json",
+            index(&tensors).as_bytes(),
+        )?);
         bytes += own.iter().chain(&small).map(|file| file.size).sum::<u64>();
-        let mut files: Vec<FileEntry> = files.shared.iter().chain(own).cloned().chain(small).collect();
+        let mut files: Vec<FileEntry> =
+            files.shared.iter().chain(own).cloned().chain(small).collect();
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let size_bytes = files.iter().map(|file| file.size).sum();
         let manifest = Manifest {
@@ -80,7 +86,11 @@ pub(super) fn write(
         let text = canonical::to_string(&manifest)? + "\n";
         write_small(&package, MANIFEST_FILE, text.as_bytes())?;
         sync_directory(&package)?;
-        packages.push(PackageEntry { directory: name, manifest: Digest::of(text.as_bytes()), size_bytes });
+        packages.push(PackageEntry {
+            directory: name,
+            manifest: Digest::of(text.as_bytes()),
+            size_bytes,
+        });
     }
     let set = PackageSet {
         format: FORMAT,
@@ -104,7 +114,14 @@ fn plan_ids(plan: &Plan, finished: &[Finished], texts: &Texts) -> Result<Ids, Ca
         };
         for (part, blake3) in step.parts.iter().zip(&finished.identities) {
             let (name, shape) = (part.name.clone(), part.shape.clone());
-            identities.push(TensorIdentity { name, dtype: part.dtype, shape, bits, group, blake3: *blake3 });
+            identities.push(TensorIdentity {
+                name,
+                dtype: part.dtype,
+                shape,
+                bits,
+                group,
+                blake3: *blake3,
+            });
         }
     }
     let digests = texts.iter().filter(|(name, _)| ids::TEXT_FILES.contains(&name.as_str()));
@@ -181,6 +198,10 @@ fn config_quantization(quantization: &Quantization) -> Option<ConfigQuantization
     };
     Some(ConfigQuantization {
         main: AffineConfig { group_size: quantization.group_size?, bits: quantization.bits },
-        overrides: quantization.overrides.iter().map(|(name, format)| (name.clone(), affine(format))).collect(),
+        overrides: quantization
+            .overrides
+            .iter()
+            .map(|(name, format)| (name.clone(), affine(format)))
+            .collect(),
     })
 }

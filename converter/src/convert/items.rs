@@ -59,7 +59,12 @@ pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool
 }
 
 /// Reads and hashes one chunk of a weight file.
-pub(super) fn hash(source: &Source, file: usize, chunk: u64, buffer: &mut Vec<u8>) -> Result<Digest, SourceError> {
+pub(super) fn hash(
+    source: &Source,
+    file: usize,
+    chunk: u64,
+    buffer: &mut Vec<u8>,
+) -> Result<Digest, SourceError> {
     let weights = &source.weights.files[file];
     let range = chunk_range(weights.size, chunk);
     buffer.resize((range.end - range.start) as usize, 0);

@@ -53,8 +53,14 @@ pub(super) fn key(source: &Source, plan: &Plan) -> Result<Digest, CanonicalError
         quantization: &'a shardpack_manifests::manifest::Quantization,
         layout: &'a shardpack_manifests::Layout,
     }
-    let tensors = source.tensors().map(|info| (info.name.as_str(), info.dtype.name(), &*info.shape, info.offset));
-    let files = source.weights.files.iter().map(|file| (file.name.as_str(), file.size, file.modified.clone()));
+    let tensors = source
+        .tensors()
+        .map(|info| (info.name.as_str(), info.dtype.name(), &*info.shape, info.offset));
+    let files = source
+        .weights
+        .files
+        .iter()
+        .map(|file| (file.name.as_str(), file.size, file.modified.clone()));
     // Plain JSON and not canonical: it is compared on one machine and kept by nobody.
     let text = serde_json::to_vec(&Input {
         program: concat!("convert ", env!("CARGO_PKG_VERSION")),
@@ -70,11 +76,16 @@ pub(super) fn key(source: &Source, plan: &Plan) -> Result<Digest, CanonicalError
 impl Journal {
     /// Opens the journal of `directory` and returns what it says was finished, if it is of the
     /// same conversion; else begins a new one.
-    pub(super) fn open(directory: &Path, key: &Digest) -> Result<(Self, BTreeMap<usize, Finished>), WriteError> {
+    pub(super) fn open(
+        directory: &Path,
+        key: &Digest,
+    ) -> Result<(Self, BTreeMap<usize, Finished>), WriteError> {
         let path = directory.join(JOURNAL_FILE);
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.split_inclusive('\n').map_while(checked);
-        let same = lines.next().is_some_and(|line| serde_json::from_str::<Digest>(line).is_ok_and(|found| found == *key));
+        let same = lines.next().is_some_and(|line| {
+            serde_json::from_str::<Digest>(line).is_ok_and(|found| found == *key)
+        });
         let entries: BTreeMap<usize, Finished> = if same {
             let entry = |line| serde_json::from_str::<Entry>(line).ok();
             lines.map_while(entry).map(|entry| (entry.step, entry.finished)).collect()

@@ -43,17 +43,22 @@ pub(super) struct WrittenFiles {
 impl Output {
     /// Creates all files, or takes up those of an earlier run.
     pub(super) fn open(directory: &Path, plan: &Plan) -> Result<Self, WriteError> {
-        let directories: Vec<PathBuf> =
-            (0..plan.packages.own.len()).map(|rank| directory.join(super::documents::package_name(rank))).collect();
+        let directories: Vec<PathBuf> = (0..plan.packages.own.len())
+            .map(|rank| directory.join(super::documents::package_name(rank)))
+            .collect();
         for directory in &directories {
             at(directory, fs::create_dir_all(directory))?;
         }
         let open = |directory: &Path, files: &[FilePlan]| {
-            let open = |file: &FilePlan| Ok((file.clone(), Arc::new(OutputFile::open(directory, file)?)));
+            let open =
+                |file: &FilePlan| Ok((file.clone(), Arc::new(OutputFile::open(directory, file)?)));
             files.iter().map(open).collect::<Result<Vec<_>, WriteError>>()
         };
         let shared = open(&directories[0], &plan.packages.shared)?;
-        let own = directories.iter().zip(&plan.packages.own).map(|(directory, files)| open(directory, files));
+        let own = directories
+            .iter()
+            .zip(&plan.packages.own)
+            .map(|(directory, files)| open(directory, files));
         let own = own.collect::<Result<Vec<_>, _>>()?;
         let places = places(plan, &shared, &own);
         Ok(Self { directories, shared, own, places })
@@ -66,7 +71,11 @@ impl Output {
 
     /// Of what an earlier run says to have finished, that which is there: every piece is read
     /// back and hashed, because a journal can outlive the data of a machine that lost power.
-    pub(super) fn check(&self, plan: &Plan, earlier: BTreeMap<usize, Finished>) -> BTreeMap<usize, Finished> {
+    pub(super) fn check(
+        &self,
+        plan: &Plan,
+        earlier: BTreeMap<usize, Finished>,
+    ) -> BTreeMap<usize, Finished> {
         let is_there = |(step, finished): &(usize, Finished)| {
             let Some(places) = self.places.get(*step) else { return false };
             let parts = plan.steps[*step].parts.len();
@@ -75,9 +84,10 @@ impl Output {
                     places.len() == pieces.len()
                         && places.iter().zip(pieces).all(|(place, piece)| match (place, piece) {
                             (None, None) => true,
-                            (Some(place), Some(piece)) => {
-                                place.file.digest(place.offset, place.size).is_ok_and(|found| found == *piece)
-                            }
+                            (Some(place), Some(piece)) => place
+                                .file
+                                .digest(place.offset, place.size)
+                                .is_ok_and(|found| found == *piece),
                             _ => false,
                         })
                 })
@@ -89,7 +99,10 @@ impl Output {
     /// Hashes all files, makes them durable, and shares the shared ones.
     pub(super) fn finish(&self, plan: &Plan) -> Result<WrittenFiles, WriteError> {
         let finish = |files: &[(FilePlan, Arc<OutputFile>)]| {
-            files.par_iter().map(|(plan, file)| file.finish(&plan.name)).collect::<Result<Vec<_>, _>>()
+            files
+                .par_iter()
+                .map(|(plan, file)| file.finish(&plan.name))
+                .collect::<Result<Vec<_>, _>>()
         };
         let shared = finish(&self.shared)?;
         let own = self.own.par_iter().map(|files| finish(files)).collect::<Result<Vec<_>, _>>()?;
@@ -110,20 +123,32 @@ fn places(plan: &Plan, shared: &Opened, own: &[Opened]) -> Vec<Vec<Vec<Option<Pl
     fn index(files: &Opened) -> Index<'_> {
         files
             .iter()
-            .flat_map(|(plan, file)| plan.tensors.iter().enumerate().map(move |(at, tensor)| (tensor.info.name.as_str(), (plan, at, file))))
+            .flat_map(|(plan, file)| {
+                plan.tensors
+                    .iter()
+                    .enumerate()
+                    .map(move |(at, tensor)| (tensor.info.name.as_str(), (plan, at, file)))
+            })
             .collect()
     }
     let place = |index: &Index, name: &str| {
         index.get(name).map(|(plan, at, file)| {
             let tensor = &plan.tensors[*at];
-            Place { file: Arc::clone(file), offset: tensor.info.offset, size: tensor.info.size, cut: tensor.cut.clone() }
+            Place {
+                file: Arc::clone(file),
+                offset: tensor.info.offset,
+                size: tensor.info.size,
+                cut: tensor.cut.clone(),
+            }
         })
     };
     let shared = index(shared);
     let own: Vec<Index> = own.iter().map(|files| index(files)).collect();
     let part = |part: &crate::plan::Part| match &part.destination {
         Destination::Shared => vec![place(&shared, &part.name)],
-        Destination::Once | Destination::Cut(_) => own.iter().map(|index| place(index, &part.name)).collect(),
+        Destination::Once | Destination::Cut(_) => {
+            own.iter().map(|index| place(index, &part.name)).collect()
+        }
     };
     plan.steps.iter().map(|step| step.parts.iter().map(part).collect()).collect()
 }

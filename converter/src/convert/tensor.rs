@@ -54,7 +54,8 @@ impl Converter<'_> {
     ) -> Result<Finished, ConvertError> {
         let step = &self.plan.steps[index];
         let name = &step.tensor.sources[0];
-        let (file, info) = self.source.weights.find(name).expect("the plan names tensors of this source");
+        let (file, info) =
+            self.source.weights.find(name).expect("the plan names tensors of this source");
         let rows = step.tensor.shape.first().copied().unwrap_or(1).max(1);
         let row_bytes = info.size / rows;
         let block_rows = (BLOCK_BYTES / row_bytes.max(1)).clamp(1, rows);
@@ -63,25 +64,39 @@ impl Converter<'_> {
         while row < rows {
             let count = block_rows.min(rows - row);
             scratch.source.resize((count * row_bytes) as usize, 0);
-            let read = self.source.weights.files[file].read(&mut scratch.source, info.offset + row * row_bytes);
-            read.map_err(|error| SourceError::Read { path: self.source.path_of(file), source: error })?;
+            let read = self.source.weights.files[file]
+                .read(&mut scratch.source, info.offset + row * row_bytes);
+            read.map_err(|error| SourceError::Read {
+                path: self.source.path_of(file),
+                source: error,
+            })?;
             let first = row * (row_bytes / info.dtype.size_bytes() as u64);
             let sums = self.store(step, info, first, scratch)?;
-            progress.sums = progress.sums.add(sums);
+            progress.sums = progress.sums.plus(sums);
             for (part, stored) in step.parts.iter().enumerate() {
                 let bytes = &scratch.parts[part];
                 progress.identities[part].update(bytes);
-                self.distribute(index, part, stored, count, bytes, &mut scratch.piece, &mut progress)?;
+                self.distribute(
+                    index,
+                    part,
+                    stored,
+                    count,
+                    bytes,
+                    &mut scratch.piece,
+                    &mut progress,
+                )?;
             }
             done(count * row_bytes);
             row += count;
         }
-        Ok(finish(step, progress))
+        Ok(finish(step, &progress))
     }
 
     fn begin(&self, index: usize, step: &Step) -> Progress {
         let piece = |held: bool| held.then(|| Piece { hasher: blake3::Hasher::new(), written: 0 });
-        let pieces = |part: usize| self.output.places(index, part).iter().map(|place| piece(place.is_some())).collect();
+        let pieces = |part: usize| {
+            self.output.places(index, part).iter().map(|place| piece(place.is_some())).collect()
+        };
         Progress {
             identities: step.parts.iter().map(|_| blake3::Hasher::new()).collect(),
             pieces: (0..step.parts.len()).map(pieces).collect(),
@@ -91,7 +106,13 @@ impl Converter<'_> {
 
     /// Brings a block in `scratch.source` into its stored form in `scratch.parts`. `first` is
     /// the block's first element within the tensor.
-    fn store(&self, step: &Step, info: &TensorInfo, first: u64, scratch: &mut Scratch) -> Result<ErrorSums, ConvertError> {
+    fn store(
+        &self,
+        step: &Step,
+        info: &TensorInfo,
+        first: u64,
+        scratch: &mut Scratch,
+    ) -> Result<ErrorSums, ConvertError> {
         let dtype = self.plan.quantization.dtype;
         let platform = Platform::detect();
         let Scratch { source, cast, parts, .. } = scratch;
@@ -131,7 +152,10 @@ impl Converter<'_> {
     }
 
     /// Writes a block of `rows` rows of one part to every rank that holds some of it.
-    #[expect(clippy::too_many_arguments, reason = "the state of one block; a struct would live for one call")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the state of one block; a struct would live for one call"
+    )]
     fn distribute(
         &self,
         index: usize,
@@ -159,7 +183,13 @@ impl Converter<'_> {
                     let mut shape = stored.shape.clone();
                     shape[0] = rows;
                     gathered.clear();
-                    for run in cut::pieces(bytes, &shape, stored.dtype.size_bytes(), *dim as usize, *start..*end) {
+                    for run in cut::pieces(
+                        bytes,
+                        &shape,
+                        stored.dtype.size_bytes(),
+                        *dim as usize,
+                        *start..*end,
+                    ) {
                         gathered.extend_from_slice(run);
                     }
                     gathered
@@ -183,7 +213,7 @@ fn row_bytes(part: &Part) -> u64 {
     part.shape.iter().skip(1).product::<u64>() * part.dtype.size_bytes() as u64
 }
 
-fn finish(step: &Step, progress: Progress) -> Finished {
+fn finish(step: &Step, progress: &Progress) -> Finished {
     let digest = |hasher: &blake3::Hasher| Digest(*hasher.finalize().as_bytes());
     let identities: Vec<Digest> = progress.identities.iter().map(digest).collect();
     let pieces = progress
@@ -199,7 +229,7 @@ fn finish(step: &Step, progress: Progress) -> Finished {
         .collect();
     let report = match step.format {
         MatrixFormat::Plain => TensorReport::plain(),
-        format => TensorReport::affine(format, &progress.sums, step.tensor.shape.iter().product()),
+        format @ MatrixFormat::Affine { .. } => TensorReport::affine(format, &progress.sums, step.tensor.shape.iter().product()),
     };
     Finished { identities, pieces, report }
 }

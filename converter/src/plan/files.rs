@@ -198,6 +198,10 @@ impl Filler {
         let total = self.files.len();
         let name =
             |index: usize| format!("{}-{:05}-of-{total:05}.safetensors", self.stem, index + 1);
-        self.files.into_iter().enumerate().map(|(index, tensors)| FilePlan::new(name(index), tensors)).collect()
+        self.files
+            .into_iter()
+            .enumerate()
+            .map(|(index, tensors)| FilePlan::new(name(index), tensors))
+            .collect()
     }
 }

@@ -33,7 +33,10 @@ pub(crate) struct Weights {
 
 impl Weights {
     /// Opens the named files of `folder` and reads their headers.
-    pub(crate) fn open(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<Self, SourceError> {
+    pub(crate) fn open(
+        folder: &Path,
+        names: impl IntoIterator<Item = String>,
+    ) -> Result<Self, SourceError> {
         let mut weights = Self { files: Vec::new(), tensors: BTreeMap::new() };
         for name in names {
             weights.add(folder, name)?;
@@ -58,7 +61,11 @@ impl Weights {
         for info in found {
             if let Some((first, _)) = self.tensors.get(&info.name) {
                 let first = self.files.get(*first).map_or(&file.name, |first| &first.name).clone();
-                return Err(SourceError::DuplicateTensor { tensor: info.name, first, second: file.name });
+                return Err(SourceError::DuplicateTensor {
+                    tensor: info.name,
+                    first,
+                    second: file.name,
+                });
             }
             self.tensors.insert(info.name.clone(), (index, info));
         }

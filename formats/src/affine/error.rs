@@ -1,9 +1,22 @@
 //! How far quantized groups are from the weights they stand for.
+//!
+//! Sums over a group are f32, in the order of its elements, of numbers scaled by a power of two
+//! that brings the largest weight near one; so nothing overflows and nothing that matters
+//! vanishes. Sums over groups are f64: group `i` of a task in lane `i mod 16`, then a fixed tree,
+//! then tasks in order. The bits depend neither on the platform nor on the number of threads.
 
 use rayon::prelude::*;
 
-use super::{AffineFormat, unpack, widen};
-use crate::dtype::Dtype;
+use super::{
+    AffineFormat,
+    floats::widen_inline,
+    lanes::{Range, Rows},
+    search::Grid,
+};
+use crate::{
+    dtype::Dtype,
+    simd::{Lanes, MAX_LANES, Platform, Task},
+};
 
 /// Sums over a tensor; the same bits for any number of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,7 +35,9 @@ pub struct ErrorSums {
 }
 
 impl ErrorSums {
-    fn add(self, other: Self) -> Self {
+    /// The sums of two tensors, or of two parts of one; not associative in the last bits.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
         Self {
             weights: self.weights + other.weights,
             errors: self.errors + other.errors,
@@ -46,38 +61,29 @@ impl ErrorSums {
     }
 }
 
-const GROUPS_PER_TASK: usize = 1024;
+/// Groups that one task takes: large enough to hide the task's cost, small enough that two cores
+/// end together on a small tensor. Whole vectors on every platform.
+pub(super) const GROUPS_PER_TASK: usize = 256;
 
-/// Compares a quantized tensor with its source; arguments as for [`super::quantize`].
+/// Compares a quantized tensor with its source; arguments as for [`super::quantize`], which
+/// returns the same sums.
 ///
 /// # Panics
 /// When lengths do not fit each other.
 #[must_use]
 pub fn error(
+    platform: Platform,
     format: AffineFormat,
     (dtype, source): (Dtype, &[u8]),
-    store_dtype: Dtype,
+    store: Dtype,
     (packed, scales, biases): (&[u8], &[u8], &[u8]),
 ) -> ErrorSums {
-    let group = format.group_size() as usize;
-    let group_source = group * dtype.size_bytes();
-    let width = store_dtype.size_bytes();
-    let task = |source: &[u8], packed: &[u8], scales: &[u8], biases: &[u8]| {
-        let (mut values, mut q) = ([0.0; 128], [0; 128]);
-        let (values, q) = (&mut values[..group], &mut q[..group]);
-        let parts = source
-            .chunks_exact(group_source)
-            .zip(packed.chunks_exact(format.group_bytes()))
-            .zip(scales.chunks_exact(width).zip(biases.chunks_exact(width)));
-        parts.fold(ErrorSums::default(), |sums, ((source, packed), (scale, bias))| {
-            let mut affine = [0.0; 2];
-            widen(store_dtype, scale, &mut affine[..1]);
-            widen(store_dtype, bias, &mut affine[1..]);
-            widen(dtype, source, values);
-            unpack(format, packed, q);
-            sums.add(group_error(format, values, q, affine))
-        })
-    };
+    let group_source = format.group_size() as usize * dtype.size_bytes();
+    let width = store.size_bytes();
+    let groups = source.len() / group_source;
+    assert_eq!(source.len(), groups * group_source, "whole groups");
+    assert_eq!(packed.len(), groups * format.group_bytes(), "integers of every group");
+    assert_eq!((scales.len(), biases.len()), (groups * width, groups * width), "of every group");
     let tasks: Vec<ErrorSums> = source
         .par_chunks(GROUPS_PER_TASK * group_source)
         .zip(packed.par_chunks(GROUPS_PER_TASK * format.group_bytes()))
@@ -86,26 +92,144 @@ pub fn error(
                 .par_chunks(GROUPS_PER_TASK * width)
                 .zip(biases.par_chunks(GROUPS_PER_TASK * width)),
         )
-        .map(|((source, packed), (scales, biases))| task(source, packed, scales, biases))
+        .map(|((source, packed), (scales, biases))| {
+            platform.run(Compare { format, dtype, source, store, packed, scales, biases })
+        })
         .collect();
-    tasks.into_iter().fold(ErrorSums::default(), ErrorSums::add)
+    tasks.into_iter().fold(ErrorSums::default(), ErrorSums::plus)
 }
 
-fn group_error(
+struct Compare<'a> {
     format: AffineFormat,
-    values: &[f32],
-    q: &[u8],
-    [scale, bias]: [f32; 2],
-) -> ErrorSums {
-    let mut sums = ErrorSums::default();
-    for (value, q) in values.iter().zip(q) {
-        let (weight, stored) =
-            (f64::from(*value), f64::from(scale) * f64::from(*q) + f64::from(bias));
-        sums.weights += weight * weight;
-        sums.errors += (weight - stored) * (weight - stored);
-        sums.products += weight * stored;
-        sums.stored += stored * stored;
-        sums.at_ends += u64::from(*q == 0 || u32::from(*q) == format.max_q());
+    dtype: Dtype,
+    source: &'a [u8],
+    store: Dtype,
+    packed: &'a [u8],
+    scales: &'a [u8],
+    biases: &'a [u8],
+}
+
+impl Task for Compare<'_> {
+    type Output = ErrorSums;
+
+    #[inline(always)]
+    fn run<V: Lanes>(self, proof: V::Proof) -> ErrorSums {
+        match self.format.group_size() {
+            32 => self.groups::<V, 32>(proof),
+            64 => self.groups::<V, 64>(proof),
+            _ => self.groups::<V, 128>(proof),
+        }
     }
-    sums
+}
+
+impl Compare<'_> {
+    #[inline(always)]
+    fn groups<V: Lanes, const G: usize>(self, proof: V::Proof) -> ErrorSums {
+        let mut rows = Rows::new();
+        let mut tally = Tally::new();
+        let largest = V::splat(proof, self.format.max_q() as f32);
+        let (mut values, mut q) = ([largest; G], [largest; G]);
+        let width = self.store.size_bytes();
+        let batches = self
+            .source
+            .chunks(V::N * G * self.dtype.size_bytes())
+            .zip(self.packed.chunks(V::N * self.format.group_bytes()))
+            .zip(self.scales.chunks(V::N * width).zip(self.biases.chunks(V::N * width)));
+        for ((source, packed), (scales, biases)) in batches {
+            let live = scales.len() / width;
+            let mut affine = [[0.0; MAX_LANES]; 2];
+            widen_inline(self.store, scales, &mut affine[0][..live]);
+            widen_inline(self.store, biases, &mut affine[1][..live]);
+            let grid = Grid { scale: V::load(proof, &affine[0]), bias: V::load(proof, &affine[1]) };
+            rows.load(proof, self.dtype, source, &mut values);
+            rows.unpack(proof, self.format.bits(), packed, &mut q);
+            tally.add(proof, (&values, Range::of(&values)), (&q, grid, largest), live);
+        }
+        tally.sums()
+    }
+}
+
+/// Sums over the groups of one task.
+pub(super) struct Tally {
+    groups: usize,
+    /// Squared weights, squared errors, squared stand-ins, ends.
+    lanes: [[f64; MAX_LANES]; 4],
+}
+
+impl Tally {
+    pub(super) const fn new() -> Self {
+        Self { groups: 0, lanes: [[0.0; MAX_LANES]; 4] }
+    }
+
+    /// Adds the first `live` lanes' groups.
+    #[inline(always)]
+    pub(super) fn add<V: Lanes, const G: usize>(
+        &mut self,
+        proof: V::Proof,
+        (values, range): (&[V; G], Range<V>),
+        (q, grid, largest): (&[V; G], Grid<V>, V),
+        live: usize,
+    ) {
+        let mut factors = [0.0; MAX_LANES];
+        range.magnitude().store(&mut factors);
+        for factor in &mut factors {
+            *factor = factor_of(*factor);
+        }
+        let factor = V::load(proof, &factors);
+        let (scale, bias) = (grid.scale.mul(factor), grid.bias.mul(factor));
+        let (zero, one) = (V::splat(proof, 0.0), V::splat(proof, 1.0));
+        // An end is as far from the middle as integers can be.
+        let middle = largest.mul(V::splat(proof, 0.5));
+        let mut sums = [zero; 4];
+        for (value, q) in values.iter().zip(q) {
+            let value = value.mul(factor);
+            let stored = q.mul(scale).add(bias);
+            let error = value.sub(stored);
+            let at_end = V::less(q.sub(middle).abs(), middle, zero, one);
+            sums[0] = sums[0].add(value.mul(value));
+            sums[1] = sums[1].add(error.mul(error));
+            sums[2] = sums[2].add(stored.mul(stored));
+            sums[3] = sums[3].add(at_end);
+        }
+        let mut units = [1.0; MAX_LANES];
+        for (unit, factor) in units.iter_mut().zip(factors) {
+            let inverse = 1.0 / f64::from(factor);
+            *unit = inverse * inverse;
+        }
+        let first = self.groups % MAX_LANES;
+        for (index, (lanes, sum)) in self.lanes.iter_mut().zip(sums).enumerate() {
+            let mut sums = [0.0; MAX_LANES];
+            sum.store(&mut sums);
+            for ((lane, sum), unit) in lanes[first..].iter_mut().zip(&sums[..live]).zip(units) {
+                *lane += f64::from(*sum) * if index == 3 { 1.0 } else { unit };
+            }
+        }
+        self.groups += live;
+    }
+
+    pub(super) fn sums(&self) -> ErrorSums {
+        let [weights, errors, stored, ends] = self.lanes.map(|mut lanes| {
+            for half in [8, 4, 2, 1] {
+                for lane in 0..half {
+                    lanes[lane] += lanes[lane + half];
+                }
+            }
+            lanes[0]
+        });
+        ErrorSums {
+            weights,
+            errors,
+            // From (w - s)² = w² - 2ws + s².
+            products: (weights + stored - errors) / 2.0,
+            stored,
+            at_ends: ends as u64,
+        }
+    }
+}
+
+/// The power of two that brings a magnitude to one or below two (four for the largest).
+#[inline(always)]
+fn factor_of(magnitude: f32) -> f32 {
+    let exponent = (magnitude.to_bits() & 0x7f80_0000).min(253 << 23);
+    f32::from_bits((254 << 23) - exponent)
 }

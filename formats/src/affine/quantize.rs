@@ -1,27 +1,55 @@
-//! How a group's scale, bias and integers are chosen.
+//! Tensors into groups: the door to all roundings.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use rayon::prelude::*;
 
-use super::{AffineFormat, pack, store, widen};
-use crate::dtype::Dtype;
+use super::{
+    AffineFormat, ErrorSums,
+    error::{GROUPS_PER_TASK, Tally},
+    floats::{all_fit_inline, narrow_inline},
+    lanes::{Range, Rows},
+    mlx::{self, Backend},
+    search::{self, Grid},
+    trials::Schedule,
+};
+use crate::{
+    dtype::Dtype,
+    simd::{Lanes, MAX_LANES, Platform, Task},
+};
 
 /// A rule for scale, bias and integers. All rules write the same format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
+    /// Searches each group's scale and bias for the smallest squared error; never worse than
+    /// what [`Rounding::MlxCpu`] stores.
+    Refined,
     /// What MLX's CPU backend computes, bit for bit: the larger end of the range is exact,
     /// integers are rounded (ties to even) against the scale before it is stored.
     MlxCpu,
+    /// What MLX's Metal kernels compute: as the CPU backend, but ties round away from zero and
+    /// the range of a group of negative numbers ends at zero.
+    MlxMetal,
 }
 
 impl Rounding {
+    /// Every rule.
+    pub const ALL: [Self; 3] = [Self::Refined, Self::MlxCpu, Self::MlxMetal];
+
     /// The name on the command line and in manifests.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Refined => "refined",
             Self::MlxCpu => "mlx-cpu",
+            Self::MlxMetal => "mlx-metal",
         }
+    }
+}
+
+impl fmt::Display for Rounding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
     }
 }
 
@@ -29,54 +57,120 @@ impl FromStr for Rounding {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        match name {
-            "mlx-cpu" => Ok(Self::MlxCpu),
-            other => Err(format!("unknown rounding {other:?}; known: mlx-cpu")),
-        }
+        Self::ALL.into_iter().find(|rounding| rounding.name() == name).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            format!("unknown rounding {name:?}; known: {known}")
+        })
+    }
+}
+
+/// How a tensor is quantized.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizeOptions<'a> {
+    /// Bits and group size.
+    pub format: AffineFormat,
+    /// The rule.
+    pub rounding: Rounding,
+    /// Type of scales and biases.
+    pub store: Dtype,
+    /// What the squared error of each input column weighs, `[in]`: finite and not negative.
+    /// Only [`Rounding::Refined`] heeds it.
+    pub importance: Option<&'a [f32]>,
+    /// The code that runs; it decides the time and nothing else.
+    pub platform: Platform,
+}
+
+impl QuantizeOptions<'_> {
+    /// All columns alike, on this machine's fastest platform.
+    #[must_use]
+    pub fn new(format: AffineFormat, rounding: Rounding, store: Dtype) -> Self {
+        Self { format, rounding, store, importance: None, platform: Platform::detect() }
     }
 }
 
 /// A weight that has no place in any group.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("element {index} is {value}")]
-pub struct QuantizeError {
-    /// Index of the first such element in the tensor's row-major order.
-    pub index: usize,
-    /// `NaN`, `inf` or `-inf`.
-    pub value: String,
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuantizeError {
+    /// It is NaN or infinite.
+    #[error("element {index} is {value}")]
+    NotFinite {
+        /// Index of the first such element in the tensor's row-major order.
+        index: usize,
+        /// `NaN`, `inf` or `-inf`.
+        value: String,
+    },
+    /// Scale or bias of its group would be infinite.
+    #[error("the group at element {index} has a range that {dtype} cannot hold")]
+    TooWide {
+        /// Index of the group's first element.
+        index: usize,
+        /// Type of scales and biases.
+        dtype: Dtype,
+    },
 }
 
-/// Groups that one task takes: large enough to hide the task's cost, small enough that two cores
-/// end together on a small tensor.
-const GROUPS_PER_TASK: usize = 256;
+impl QuantizeError {
+    /// The same error in a tensor of which `elements` came before the part that was quantized.
+    #[must_use]
+    pub fn after(mut self, elements: usize) -> Self {
+        let (Self::NotFinite { index, .. } | Self::TooWide { index, .. }) = &mut self;
+        *index += elements;
+        self
+    }
+}
 
 /// Quantizes a tensor whose last dimension is a multiple of the group size.
 ///
 /// `source` holds its elements in row-major order as `dtype`; `packed`, `scales` and `biases`
-/// receive what [`super`] describes, scales and biases as `store_dtype`. Runs on all threads of
-/// the current pool; the bytes do not depend on their number.
+/// receive what [`super`] describes. Runs on all threads of the current pool; neither their
+/// number nor the platform changes a byte. Returns the sums that [`super::error`] would.
 ///
 /// # Panics
-/// When lengths do not fit each other.
+/// When lengths do not fit each other, an importance is negative or not finite, or the platform
+/// is not available.
 pub fn quantize(
-    format: AffineFormat,
-    rounding: Rounding,
+    options: &QuantizeOptions<'_>,
+    source: (Dtype, &[u8]),
+    outputs: (&mut [u8], &mut [u8], &mut [u8]),
+) -> Result<ErrorSums, QuantizeError> {
+    let rule = match options.rounding {
+        Rounding::Refined => Rule::Refined(Schedule::of(options.format)),
+        Rounding::MlxCpu => Rule::Mlx(Backend::Cpu),
+        Rounding::MlxMetal => Rule::Mlx(Backend::Metal),
+    };
+    quantize_by(rule, options, source, outputs)
+}
+
+/// [`Rounding`] with its parameters.
+#[derive(Clone, Copy)]
+pub(super) enum Rule<'a> {
+    Mlx(Backend),
+    Refined(Schedule<'a>),
+}
+
+pub(super) fn quantize_by(
+    rule: Rule<'_>,
+    options: &QuantizeOptions<'_>,
     (dtype, source): (Dtype, &[u8]),
-    store_dtype: Dtype,
     (packed, scales, biases): (&mut [u8], &mut [u8], &mut [u8]),
-) -> Result<(), QuantizeError> {
+) -> Result<ErrorSums, QuantizeError> {
+    let QuantizeOptions { format, store, importance, platform, .. } = *options;
     let group = format.group_size() as usize;
     let group_source = group * dtype.size_bytes();
     let groups = source.len() / group_source;
     assert_eq!(source.len(), groups * group_source, "whole groups");
     assert_eq!(packed.len(), groups * format.group_bytes(), "integers of every group");
-    let width = store_dtype.size_bytes();
+    let width = store.size_bytes();
     assert_eq!(
         (scales.len(), biases.len()),
         (groups * width, groups * width),
         "a scale and a bias for every group"
     );
-
+    if let Some(columns) = importance {
+        assert!(!columns.is_empty() && columns.len().is_multiple_of(group), "whole groups");
+        assert!((groups * group).is_multiple_of(columns.len()), "whole rows");
+        assert!(columns.iter().all(|c| c.is_finite() && *c >= 0.0), "importances are weights");
+    }
     source
         .par_chunks(GROUPS_PER_TASK * group_source)
         .zip(packed.par_chunks_mut(GROUPS_PER_TASK * format.group_bytes()))
@@ -87,89 +181,149 @@ pub fn quantize(
         )
         .enumerate()
         .map(|(task, ((source, packed), (scales, biases)))| {
-            let mut values = [0.0; 128];
-            let mut q = [0; 128];
-            let (values, q) = (&mut values[..group], &mut q[..group]);
-            let parts = source
-                .chunks_exact(group_source)
-                .zip(packed.chunks_exact_mut(format.group_bytes()))
-                .zip(scales.chunks_exact_mut(width).zip(biases.chunks_exact_mut(width)));
-            for (index, ((source, packed), (scale, bias))) in parts.enumerate() {
-                widen(dtype, source, values);
-                if let Some(bad) = values.iter().position(|value| !value.is_finite()) {
-                    let index = (task * GROUPS_PER_TASK + index) * group + bad;
-                    return Err(QuantizeError { index, value: values[bad].to_string() });
-                }
-                let (s, b) = match rounding {
-                    Rounding::MlxCpu => mlx_cpu(format, values, q),
-                };
-                pack(format, q, packed);
-                store(store_dtype, s, scale);
-                store(store_dtype, b, bias);
-            }
-            Ok(())
+            let first_group = task * GROUPS_PER_TASK;
+            let outputs = Outputs { packed, scales, biases };
+            let task = Quantize { rule, format, dtype, source, store, importance, first_group };
+            platform.run(QuantizeInto(task, outputs))
         })
         // The first bad element in order, so that the message does not depend on timing.
         .collect::<Vec<_>>()
         .into_iter()
-        .collect()
+        .try_fold(ErrorSums::default(), |sums, task| Ok(sums.plus(task?)))
 }
 
-/// MLX's CPU rule (`mlx/backend/cpu/quantized.cpp`). Returns scale and bias before they are
-/// stored.
-fn mlx_cpu(format: AffineFormat, values: &[f32], q: &mut [u8]) -> (f32, f32) {
-    const EPS: f32 = 1e-7;
-    let bins = format.max_q() as f32;
-    let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
-    for value in values {
-        low = low.min(*value);
-        high = high.max(*value);
-    }
-    let mut scale = ((high - low) / bins).max(EPS);
-    let low_side = low.abs() > high.abs();
-    if !low_side {
-        scale = -scale;
-    }
-    let edge = if low_side { low } else { high };
-    let steps = (edge / scale).round_ties_even();
-    let mut bias = 0.0;
-    if steps != 0.0 {
-        scale = edge / steps;
-        bias = edge;
-    }
-    for (q, value) in q.iter_mut().zip(values) {
-        let steps = ((value - bias) / scale).round_ties_even();
-        *q = steps.clamp(0.0, bins) as u8;
-    }
-    (scale, bias)
+/// Groups of one task.
+#[derive(Clone, Copy)]
+struct Quantize<'a> {
+    rule: Rule<'a>,
+    format: AffineFormat,
+    dtype: Dtype,
+    source: &'a [u8],
+    store: Dtype,
+    importance: Option<&'a [f32]>,
+    first_group: usize,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+struct Outputs<'a> {
+    packed: &'a mut [u8],
+    scales: &'a mut [u8],
+    biases: &'a mut [u8],
+}
 
-    #[test]
-    fn a_weight_that_is_no_number_is_named() {
-        let mut source = vec![0_u8; 64 * 600 * 4];
-        source[64 * 300 * 4 + 8..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
-        source[64 * 500 * 4..][..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
-        let format = AffineFormat::new(4, 64).unwrap();
-        let (mut packed, mut scales, mut biases) =
-            (vec![0; 600 * 32], vec![0; 1200], vec![0; 1200]);
-        let error = quantize(
-            format,
-            Rounding::MlxCpu,
-            (Dtype::F32, &source),
-            Dtype::BF16,
-            (&mut packed, &mut scales, &mut biases),
-        );
-        assert_eq!(error, Err(QuantizeError { index: 64 * 300 + 2, value: "NaN".to_owned() }));
+struct QuantizeInto<'a>(Quantize<'a>, Outputs<'a>);
+
+impl Task for QuantizeInto<'_> {
+    type Output = Result<ErrorSums, QuantizeError>;
+
+    #[inline(always)]
+    fn run<V: Lanes>(self, proof: V::Proof) -> Self::Output {
+        let Self(task, outputs) = self;
+        match task.format.group_size() {
+            32 => task.groups::<V, 32>(proof, outputs),
+            64 => task.groups::<V, 64>(proof, outputs),
+            _ => task.groups::<V, 128>(proof, outputs),
+        }
+    }
+}
+
+impl Quantize<'_> {
+    #[inline(always)]
+    fn groups<V: Lanes, const G: usize>(
+        self,
+        proof: V::Proof,
+        outputs: Outputs<'_>,
+    ) -> Result<ErrorSums, QuantizeError> {
+        let mut rows = Rows::new();
+        let mut tally = Tally::new();
+        let mut affine = [[0.0; GROUPS_PER_TASK + MAX_LANES]; 2];
+        let largest = V::splat(proof, self.format.max_q() as f32);
+        let mut buffers = ([largest; G], [largest; G], [largest; G]);
+        let (values, q, columns) = (&mut buffers.0, &mut buffers.1, &mut buffers.2);
+        let size = self.dtype.size_bytes();
+        let batches = self
+            .source
+            .chunks(V::N * G * size)
+            .zip(outputs.packed.chunks_mut(V::N * self.format.group_bytes()));
+        for (batch, (source, packed)) in batches.enumerate() {
+            let first = batch * V::N;
+            rows.load(proof, self.dtype, source, values);
+            let range = Range::of(values);
+            if has_flaw(range) {
+                return Err(self.first_flaw(first * G, source));
+            }
+            let grid = match self.rule {
+                Rule::Mlx(backend) => {
+                    let mlx = mlx::choose(proof, backend, range, largest);
+                    mlx::integers(proof, backend, values, &mlx, largest, q);
+                    Grid::stored(proof, self.store, mlx.scale, mlx.bias)
+                }
+                Rule::Refined(schedule) => {
+                    let mlx = mlx::choose(proof, Backend::Cpu, range, largest);
+                    let ends = (range, mlx, largest);
+                    let grid = if let Some(importance) = self.importance {
+                        self.columns(proof, &mut rows, importance, first, columns);
+                        let weights = (&*values, Some(&*columns));
+                        search::refine(proof, weights, ends, self.store, &schedule)
+                    } else {
+                        search::refine(proof, (&*values, None), ends, self.store, &schedule)
+                    };
+                    search::integers(proof, values, grid, largest, q);
+                    grid
+                }
+            };
+            rows.pack(proof, self.format.bits(), q, packed);
+            let live = source.len() / (G * size);
+            tally.add(proof, (values, range), (q, grid, largest), live);
+            grid.scale.store(&mut affine[0][first..]);
+            grid.bias.store(&mut affine[1][first..]);
+        }
+        for (values, out) in affine.iter().zip([outputs.scales, outputs.biases]) {
+            let values = &values[..out.len() / self.store.size_bytes()];
+            if let Some(at) = first_infinite(values) {
+                let index = (self.first_group + at) * G;
+                return Err(QuantizeError::TooWide { index, dtype: self.store });
+            }
+            narrow_inline(self.store, values, out);
+        }
+        Ok(tally.sums())
     }
 
-    #[test]
-    fn an_all_zero_group_stays_zero() {
-        let mut q = [1; 64];
-        let (scale, bias) = mlx_cpu(AffineFormat::new(4, 64).unwrap(), &[0.0; 64], &mut q);
-        assert_eq!((scale, bias, q), (-1e-7, 0.0, [0; 64]));
+    /// Importances of a batch's elements.
+    #[inline(always)]
+    fn columns<V: Lanes, const G: usize>(
+        &self,
+        proof: V::Proof,
+        rows: &mut Rows,
+        importance: &[f32],
+        first: usize,
+        out: &mut [V; G],
+    ) {
+        let groups_per_row = importance.len() / G;
+        let group = self.first_group + first;
+        rows.load_rows(proof, |i| &importance[(group + i) % groups_per_row * G..][..G], out);
     }
+
+    #[cold]
+    fn first_flaw(&self, first: usize, source: &[u8]) -> QuantizeError {
+        let mut values = vec![0.0; source.len() / self.dtype.size_bytes()];
+        super::widen(Platform::Portable, self.dtype, source, &mut values);
+        let at = values.iter().position(|value| !value.is_finite());
+        let at = at.expect("the caller saw a number that is not finite");
+        let index = self.first_group * self.format.group_size() as usize + first + at;
+        QuantizeError::NotFinite { index, value: values[at].to_string() }
+    }
+}
+
+#[inline(always)]
+fn has_flaw<V: Lanes>(range: Range<V>) -> bool {
+    let mut flaws = [0.0; MAX_LANES];
+    range.flaw.store(&mut flaws);
+    flaws.iter().any(|flaw| *flaw != 0.0)
+}
+
+fn first_infinite(values: &[f32]) -> Option<usize> {
+    if all_fit_inline(Dtype::F32, values) {
+        return None;
+    }
+    values.iter().position(|value| !value.is_finite())
 }
