@@ -93,7 +93,12 @@ pub fn error(
                 .zip(biases.par_chunks(GROUPS_PER_TASK * width)),
         )
         .map(|((source, packed), (scales, biases))| {
-            platform.run(Compare { format, dtype, source, store, packed, scales, biases })
+            let compare = Compare { format, dtype, source, store, packed, scales, biases };
+            match format.group_size() {
+                32 => platform.run(CompareGroups::<32>(compare)),
+                64 => platform.run(CompareGroups::<64>(compare)),
+                _ => platform.run(CompareGroups::<128>(compare)),
+            }
         })
         .collect();
     tasks.into_iter().fold(ErrorSums::default(), ErrorSums::plus)
@@ -109,16 +114,14 @@ struct Compare<'a> {
     biases: &'a [u8],
 }
 
-impl Task for Compare<'_> {
+struct CompareGroups<'a, const G: usize>(Compare<'a>);
+
+impl<const G: usize> Task for CompareGroups<'_, G> {
     type Output = ErrorSums;
 
     #[inline(always)]
     fn run<V: Lanes>(self, proof: V::Proof) -> ErrorSums {
-        match self.format.group_size() {
-            32 => self.groups::<V, 32>(proof),
-            64 => self.groups::<V, 64>(proof),
-            _ => self.groups::<V, 128>(proof),
-        }
+        self.0.groups::<V, G>(proof)
     }
 }
 

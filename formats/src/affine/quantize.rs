@@ -184,7 +184,7 @@ pub(super) fn quantize_by(
             let first_group = task * GROUPS_PER_TASK;
             let outputs = Outputs { packed, scales, biases };
             let task = Quantize { rule, format, dtype, source, store, importance, first_group };
-            platform.run(QuantizeInto(task, outputs))
+            task.run_on(platform, outputs)
         })
         // The first bad element in order, so that the message does not depend on timing.
         .collect::<Vec<_>>()
@@ -210,25 +210,32 @@ struct Outputs<'a> {
     biases: &'a mut [u8],
 }
 
-struct QuantizeInto<'a>(Quantize<'a>, Outputs<'a>);
+/// Constants make functions that the compiler handles one by one.
+struct QuantizeInto<'a, const G: usize, const WEIGHTED: bool>(Quantize<'a>, Outputs<'a>);
 
-impl Task for QuantizeInto<'_> {
+impl<const G: usize, const WEIGHTED: bool> Task for QuantizeInto<'_, G, WEIGHTED> {
     type Output = Result<ErrorSums, QuantizeError>;
 
     #[inline(always)]
     fn run<V: Lanes>(self, proof: V::Proof) -> Self::Output {
-        let Self(task, outputs) = self;
-        match task.format.group_size() {
-            32 => task.groups::<V, 32>(proof, outputs),
-            64 => task.groups::<V, 64>(proof, outputs),
-            _ => task.groups::<V, 128>(proof, outputs),
-        }
+        self.0.groups::<V, G, WEIGHTED>(proof, self.1)
     }
 }
 
 impl Quantize<'_> {
+    fn run_on(self, platform: Platform, outputs: Outputs<'_>) -> Result<ErrorSums, QuantizeError> {
+        match (self.format.group_size(), self.importance.is_some()) {
+            (32, false) => platform.run(QuantizeInto::<32, false>(self, outputs)),
+            (64, false) => platform.run(QuantizeInto::<64, false>(self, outputs)),
+            (_, false) => platform.run(QuantizeInto::<128, false>(self, outputs)),
+            (32, true) => platform.run(QuantizeInto::<32, true>(self, outputs)),
+            (64, true) => platform.run(QuantizeInto::<64, true>(self, outputs)),
+            (_, true) => platform.run(QuantizeInto::<128, true>(self, outputs)),
+        }
+    }
+
     #[inline(always)]
-    fn groups<V: Lanes, const G: usize>(
+    fn groups<V: Lanes, const G: usize, const WEIGHTED: bool>(
         self,
         proof: V::Proof,
         outputs: Outputs<'_>,
@@ -260,13 +267,11 @@ impl Quantize<'_> {
                 Rule::Refined(schedule) => {
                     let mlx = mlx::choose(proof, Backend::Cpu, range, largest);
                     let ends = (range, mlx, largest);
-                    let grid = if let Some(importance) = self.importance {
-                        self.columns(proof, &mut rows, importance, first, columns);
-                        let weights = (&*values, Some(&*columns));
-                        search::refine(proof, weights, ends, self.store, &schedule)
-                    } else {
-                        search::refine(proof, (&*values, None), ends, self.store, &schedule)
-                    };
+                    if WEIGHTED {
+                        self.columns(proof, &mut rows, first, columns);
+                    }
+                    let weights = (&*values, WEIGHTED.then_some(&*columns));
+                    let grid = search::refine(proof, weights, ends, self.store, &schedule);
                     search::integers(proof, values, grid, largest, q);
                     grid
                 }
@@ -294,10 +299,10 @@ impl Quantize<'_> {
         &self,
         proof: V::Proof,
         rows: &mut Rows,
-        importance: &[f32],
         first: usize,
         out: &mut [V; G],
     ) {
+        let importance = self.importance.expect("asked for only when there is one");
         let groups_per_row = importance.len() / G;
         let group = self.first_group + first;
         rows.load_rows(proof, |i| &importance[(group + i) % groups_per_row * G..][..G], out);

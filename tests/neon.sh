@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Runs the tests of formats as 64-bit Arm code: natively there, elsewhere under qemu-user. Needs a
+# cross linker and qemu-user; installs Debian's where it may, else says what is missing and skips.
+#
+#   tests/neon.sh [arguments for cargo test]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=aarch64-unknown-linux-gnu
+case "$(uname -s)-$(uname -m)" in
+    *-aarch64 | *-arm64) exec cargo test --release -p shardpack-formats "$@" ;;
+    Linux-*) ;;
+    *) echo "skipped: qemu-user runs on Linux only" && exit 0 ;;
+esac
+linker=aarch64-linux-gnu-gcc
+have() { command -v "$linker" >/dev/null && command -v qemu-aarch64 >/dev/null; }
+if ! have && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq && apt-get install -y -qq gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null || true
+fi
+have || { echo "skipped: needs $linker and qemu-aarch64 (Debian: gcc-aarch64-linux-gnu qemu-user)" && exit 0; }
+rustup target add "$target"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$linker"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+# Tests that measure quality do not depend on the platform once bytes are equal.
+cargo test --release --target "$target" -p shardpack-formats "$@"
