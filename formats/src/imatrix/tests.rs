@@ -68,6 +68,24 @@ fn dense() -> Vec<u8> {
     )
 }
 
+/// Written by gguf-py, see `make_imatrix.py` beside it.
+#[test]
+fn a_file_of_another_writer_reads_the_same() {
+    let bytes = include_bytes!("../../tests/data/imatrix.gguf");
+    let importance = Importance::parse(bytes).unwrap();
+    let columns = |module: &str| importance.columns[module].as_slice();
+    for part in ["q_proj", "k_proj", "v_proj"] {
+        assert_eq!(columns(&format!("model.layers.0.self_attn.{part}")), [0.5, 1.0, 1.5]);
+    }
+    let experts = columns("model.layers.0.mlp.switch_mlp.down_proj");
+    assert_eq!(experts, [0.5, 1.5, 1.0, 1.0, 1.5, 0.5]);
+    assert_eq!(columns("lm_head"), [1.0; 4]);
+    assert_eq!(importance.columns.len(), 5);
+    assert_eq!(importance.unmapped, ["blk.3.ssm_out.weight"]);
+    assert_eq!(importance.chunks, Some(50));
+    assert_eq!(importance.datasets, ["first.txt", "zweite Datei.txt"]);
+}
+
 const QUERY: &str = "model.layers.0.self_attn.q_proj";
 
 #[test]
