@@ -198,16 +198,21 @@ impl Overrides {
         &self,
         modules: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<(), RecipeError> {
-        let unused = self.0.iter().find(|exception| {
-            !modules.clone().any(|module| exception.pattern.matches(module))
-        });
+        let unused = self
+            .0
+            .iter()
+            .find(|exception| !modules.clone().any(|module| exception.pattern.matches(module)));
         match unused {
             None => Ok(()),
             Some(exception) => Err(RecipeError::Unmatched {
                 text: exception.text.clone(),
                 // One inside a layer shows more of how names are built than the embedding.
-                example: modules.clone().nth(1).or_else(|| modules.clone().next())
-                    .unwrap_or_default().to_owned(),
+                example: modules
+                    .clone()
+                    .nth(1)
+                    .or_else(|| modules.clone().next())
+                    .unwrap_or_default()
+                    .to_owned(),
             }),
         }
     }
@@ -245,7 +250,9 @@ impl FromStr for Override {
             return Err(wrong(format!("{bits} bits are not possible; 2 to 6, 8 and 16 are")));
         }
         if let Some(group_size) = group_size.filter(|size| AffineFormat::new(8, *size).is_none()) {
-            return Err(wrong(format!("groups of {group_size} are not possible; 32, 64 and 128 are")));
+            return Err(wrong(format!(
+                "groups of {group_size} are not possible; 32, 64 and 128 are"
+            )));
         }
         Ok(Self { text: text.to_owned(), pattern: Pattern::new(pattern), bits, group_size })
     }
