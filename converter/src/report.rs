@@ -1,10 +1,16 @@
 //! What a conversion did to the weights (`report.json`), and what it cost (`run.json`).
 
+mod page;
+mod threshold;
+
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use shardpack_formats::affine::ErrorSums;
 use shardpack_manifests::manifest::MatrixFormat;
+
+pub use page::{PAGE_FILE, page};
+pub use threshold::{Threshold, ThresholdError, Violation, violations};
 
 /// Tensors that the report lists as worst.
 const WORST: usize = 10;
@@ -31,7 +37,7 @@ pub struct Report {
 }
 
 /// One normalised tensor.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct TensorReport {
     /// How it is stored.
     pub format: MatrixFormat,
