@@ -10,6 +10,7 @@ mod cut;
 mod package;
 pub mod plan;
 pub mod push;
+pub mod recipe;
 pub mod report;
 pub mod source;
 mod staging;

@@ -1,10 +1,16 @@
 //! What a conversion did to the weights (`report.json`), and what it cost (`run.json`).
 
+mod page;
+mod threshold;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use shardpack_formats::affine::ErrorSums;
 use shardpack_manifests::manifest::MatrixFormat;
+
+pub use page::{PAGE_FILE, page};
+pub use threshold::{Threshold, ThresholdError, Violation, violations};
 
 /// Tensors that the report lists as worst.
 const WORST: usize = 10;

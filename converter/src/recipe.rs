@@ -1,0 +1,259 @@
+//! Which matrix gets which bits: ready recipes (`--recipe`) and the user's own exceptions
+//! (`--override`). Knows names, layers and roles; no shapes, no weights and no ranks, so what it
+//! says holds for any number of nodes.
+//!
+//! A recipe chooses from a matrix's place in the model, then overrides have the last word. Both
+//! say what is wanted; whether a group size fits a matrix's width is the plan's business.
+
+mod pattern;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, str::FromStr};
+
+use shardpack_formats::{AffineFormat, Role};
+use shardpack_manifests::manifest::MatrixFormat;
+
+use pattern::Pattern;
+
+/// Longest pattern in bytes: module names have under 100.
+const MAX_PATTERN_BYTES: usize = 256;
+
+/// Bits that mean "not quantized".
+const PLAIN_BITS: u32 = 16;
+
+/// A recipe or an override that cannot be honoured.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecipeError {
+    /// No recipe of this name.
+    #[error("recipe {found:?} is not possible; uniform and sensitive are")]
+    Name {
+        /// What was asked.
+        found: String,
+    },
+    /// Not `pattern=bits[:group]`.
+    #[error("override {text:?}: {problem}; write 'pattern=bits[:group]', such as '*.down_proj=6'")]
+    Syntax {
+        /// What was given.
+        text: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// It names no matrix of the model.
+    #[error(
+        "override {text:?} matches no matrix of this model; its matrices are named like {example:?}"
+    )]
+    Unmatched {
+        /// What was given.
+        text: String,
+        /// A module that could have been named.
+        example: String,
+    },
+}
+
+/// A ready choice of bits by place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recipe {
+    /// Every matrix at the main bits.
+    #[default]
+    Uniform,
+    /// More bits where rounding hurts most: `down_proj` and `v_proj` of the first and the last
+    /// eighth of the layers one step up (4 → 6, 6 → 8), output head and embedding at 6 at least.
+    ///
+    /// This is the core of what llama.cpp's `Q4_K_M` and mlx-lm's `mixed_4_6` do, which add every
+    /// third layer in between. Those two kinds of matrices pass their error on most directly:
+    /// values are summed over positions as they are, and `down_proj` has the widest inputs with
+    /// the largest outliers. First and last layers lie next to the embedding and the logits.
+    Sensitive,
+}
+
+impl FromStr for Recipe {
+    type Err = RecipeError;
+
+    fn from_str(text: &str) -> Result<Self, RecipeError> {
+        match text {
+            "uniform" => Ok(Self::Uniform),
+            "sensitive" => Ok(Self::Sensitive),
+            _ => Err(RecipeError::Name { found: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for Recipe {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Uniform => "uniform",
+            Self::Sensitive => "sensitive",
+        })
+    }
+}
+
+/// A matrix as recipes see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// Its module: the tensor's name without `.weight`.
+    pub module: &'a str,
+    /// Its layer, if it belongs to one.
+    pub layer: Option<u32>,
+    /// What it is for.
+    pub role: Role,
+}
+
+/// The choice for everything that nothing else is said of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MainFormat {
+    /// Bits per weight; 16 for not quantized.
+    pub bits: u32,
+    /// Weights per group; also of what an override quantizes in a model of 16 bits.
+    pub group_size: u32,
+}
+
+impl MainFormat {
+    /// The same as a stored format.
+    #[must_use]
+    pub const fn stored(self) -> MatrixFormat {
+        self.with_bits(self.bits)
+    }
+
+    const fn with_bits(self, bits: u32) -> MatrixFormat {
+        if bits >= PLAIN_BITS {
+            MatrixFormat::Plain
+        } else {
+            MatrixFormat::Affine { bits, group_size: self.group_size }
+        }
+    }
+}
+
+impl Recipe {
+    /// The format of a matrix in a model of `layers` layers.
+    #[must_use]
+    pub fn format(self, matrix: &Matrix, layers: u32, main: MainFormat) -> MatrixFormat {
+        if self == Self::Uniform || main.bits >= PLAIN_BITS {
+            return main.stored();
+        }
+        let kind = matrix.module.rsplit('.').next().unwrap_or_default();
+        let bits = match matrix.role {
+            Role::Head | Role::Embed => main.bits.max(6),
+            Role::Linear if matches!(kind, "down_proj" | "v_proj") => {
+                let outer = matrix.layer.is_some_and(|layer| is_outer(layer, layers));
+                if outer { one_step_up(main.bits) } else { main.bits }
+            }
+            Role::Linear | Role::Norm | Role::Bias => main.bits,
+        };
+        main.with_bits(bits)
+    }
+}
+
+/// Whether a layer is in the first or the last eighth; each has at least one layer.
+const fn is_outer(layer: u32, layers: u32) -> bool {
+    let eighth = layers.div_ceil(8);
+    layer < eighth || layer >= layers.saturating_sub(eighth)
+}
+
+/// The next size that is worth its bytes: 5 and 7 bits pack badly and gain little over 4 and 6.
+const fn one_step_up(bits: u32) -> u32 {
+    match bits {
+        0..=3 => 4,
+        4 | 5 => 6,
+        _ => 8,
+    }
+}
+
+/// The user's exceptions, in the order in which they were given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides(Vec<Override>);
+
+/// `pattern=bits[:group]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Override {
+    text: String,
+    pattern: Pattern,
+    bits: u32,
+    /// The main one if absent.
+    group_size: Option<u32>,
+}
+
+impl Overrides {
+    /// Parses overrides: `pattern=bits` or `pattern=bits:group`.
+    ///
+    /// In a pattern `*` stands for any characters (dots too) and `?` for one; it has to match the
+    /// whole module name. 16 bits mean not quantized.
+    pub fn parse<T: AsRef<str>>(texts: &[T]) -> Result<Self, RecipeError> {
+        texts.iter().map(|text| text.as_ref().parse()).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The format of a module that a recipe has given `chosen`: that of the last override that
+    /// matches.
+    #[must_use]
+    pub fn format(&self, module: &str, chosen: MatrixFormat, main: MainFormat) -> MatrixFormat {
+        let last = self.0.iter().rev().find(|exception| exception.pattern.matches(module));
+        last.map_or(chosen, |Override { bits, group_size, .. }| {
+            MainFormat { bits: *bits, group_size: group_size.unwrap_or(main.group_size) }.stored()
+        })
+    }
+
+    /// Refuses an override that none of the model's quantizable `modules` match: a misspelt name
+    /// would otherwise silently do nothing.
+    pub fn check_used<'a>(
+        &self,
+        modules: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), RecipeError> {
+        let unused = self
+            .0
+            .iter()
+            .find(|exception| !modules.clone().any(|module| exception.pattern.matches(module)));
+        match unused {
+            None => Ok(()),
+            Some(exception) => Err(RecipeError::Unmatched {
+                text: exception.text.clone(),
+                // One inside a layer shows more of how names are built than the embedding.
+                example: modules
+                    .clone()
+                    .nth(1)
+                    .or_else(|| modules.clone().next())
+                    .unwrap_or_default()
+                    .to_owned(),
+            }),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromStr for Override {
+    type Err = RecipeError;
+
+    fn from_str(text: &str) -> Result<Self, RecipeError> {
+        let wrong = |problem: String| RecipeError::Syntax { text: text.to_owned(), problem };
+        let (pattern, format) =
+            text.rsplit_once('=').ok_or_else(|| wrong("it has no '='".to_owned()))?;
+        if pattern.is_empty() || pattern.len() > MAX_PATTERN_BYTES {
+            return Err(wrong(format!("a pattern has 1 to {MAX_PATTERN_BYTES} bytes")));
+        }
+        let (bits, group_size) = match format.split_once(':') {
+            Some((bits, group_size)) => (bits, Some(group_size)),
+            None => (format, None),
+        };
+        let number = |text: &str| {
+            text.parse::<u32>().map_err(|_| wrong(format!("{text:?} is not a number")))
+        };
+        let bits = number(bits)?;
+        let group_size = group_size.map(number).transpose()?;
+        if bits == PLAIN_BITS && group_size.is_some() {
+            return Err(wrong("16 bits are not quantized and have no groups".to_owned()));
+        }
+        if bits != PLAIN_BITS && AffineFormat::new(bits, 64).is_none() {
+            return Err(wrong(format!("{bits} bits are not possible; 2 to 6, 8 and 16 are")));
+        }
+        if let Some(group_size) = group_size.filter(|size| AffineFormat::new(8, *size).is_none()) {
+            return Err(wrong(format!(
+                "groups of {group_size} are not possible; 32, 64 and 128 are"
+            )));
+        }
+        Ok(Self { text: text.to_owned(), pattern: Pattern::new(pattern), bits, group_size })
+    }
+}
