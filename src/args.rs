@@ -23,6 +23,8 @@ Start with:  shardpack demo";
 pub(crate) enum Command {
     /// Convert, push and serve a small model on this machine, and ask it a question.
     Demo(DemoArgs),
+    /// Show what a conversion would write and whether the nodes can hold it.
+    Plan(PlanArgs),
     /// Quantize a model and cut it into one package per node.
     Convert(ConvertArgs),
     /// Check every byte of a package or a package set.
@@ -53,6 +55,59 @@ pub(crate) struct DemoArgs {
     pub ask: String,
 }
 
+/// What a conversion writes; `convert` and `plan` share it.
+#[derive(Args)]
+pub(crate) struct FormatArgs {
+    /// Bits per weight: 4, 6 or 8 (2, 3 and 5 too), or 16 for not quantized.
+    #[arg(long, default_value_t = 4)]
+    pub bits: u32,
+    /// Weights that share a scale: 32, 64 or 128.
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub group_size: u32,
+    /// Nodes to cut the model for: a number from 1 to 8, or each with its memory, as
+    /// name=RAM[:USABLE],… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
+    #[arg(long, default_value = "1", value_name = "NODES")]
+    pub nodes: String,
+    /// Which matrices get more bits: uniform, or sensitive (first and last layers' down_proj and
+    /// v_proj one step up, embedding and head at 6 bits at least).
+    #[arg(long, default_value = "uniform", value_name = "NAME")]
+    pub recipe: String,
+    /// Exceptions by name, such as '*.down_proj=6' or 'lm_head=8:32'; the last match wins.
+    #[arg(long = "override", value_name = "PATTERN=BITS[:GROUP]")]
+    pub overrides: Vec<String>,
+    /// How weights are rounded: refined is the most accurate; mlx-cpu and mlx-metal give MLX's
+    /// own bytes.
+    #[arg(long, default_value = "refined", value_name = "RULE")]
+    pub rounding: String,
+    /// Type of scales and unquantized weights; the source's own (bf16 for f32 sources) by default.
+    #[arg(long, value_enum)]
+    pub dtype: Option<FloatType>,
+    /// Tokens of context that the nodes' memory must hold; the model's longest by default.
+    #[arg(long, value_name = "N")]
+    pub context: Option<u32>,
+}
+
+/// `plan`.
+#[derive(Args)]
+#[command(after_help = "\
+Reads headers only. Exits with 1 if a node's memory is too small.
+
+Example:
+  shardpack plan ~/models/Llama-3.3-70B-Instruct --bits 4 --nodes a=64g,b=64g --context 16384")]
+pub(crate) struct PlanArgs {
+    /// Folder of a Hugging Face model.
+    pub source: PathBuf,
+    /// What would be written.
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// List every tensor too.
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `convert`.
 #[derive(Args)]
 #[command(after_help = "\
@@ -65,22 +120,15 @@ pub(crate) struct ConvertArgs {
     /// Folder to write the package set to; must not exist or be empty.
     #[arg(short, long, value_name = "FOLDER")]
     pub output: PathBuf,
-    /// Bits per weight: 4, 6 or 8, or 16 for not quantized.
-    #[arg(long, default_value_t = 4)]
-    pub bits: u32,
-    /// Weights that share a scale: 32, 64 or 128.
-    #[arg(long, default_value_t = 64, value_name = "N")]
-    pub group_size: u32,
-    /// Number of nodes to cut the model for, 1 to 8.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub nodes: u32,
-    /// How weights are rounded: refined is the most accurate; mlx-cpu and mlx-metal give MLX's
-    /// own bytes.
-    #[arg(long, default_value = "refined", value_name = "RULE")]
-    pub rounding: String,
-    /// Type of scales and unquantized weights; the source's own (bf16 for f32 sources) by default.
-    #[arg(long, value_enum)]
-    pub dtype: Option<FloatType>,
+    /// What is written.
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Importance file of llama.cpp that weights the search for scales.
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
+    /// Fail when the report is beyond this, such as 'rmse>0.1'; may be given more than once.
+    #[arg(long, value_name = "FIGURE>LIMIT")]
+    pub fail_on: Vec<String>,
     /// Name to serve the model under.
     #[arg(long)]
     pub name: Option<String>,
@@ -104,17 +152,7 @@ impl std::str::FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let lower = text.to_ascii_lowercase();
-        let lower = lower.trim_end_matches("ib").trim_end_matches('b');
-        let (digits, shift) = match lower.char_indices().last() {
-            Some((at, 'k')) => (&lower[..at], 10),
-            Some((at, 'm')) => (&lower[..at], 20),
-            Some((at, 'g')) => (&lower[..at], 30),
-            Some((at, 't')) => (&lower[..at], 40),
-            _ => (lower, 0),
-        };
-        let number: Option<u64> = digits.parse().ok();
-        let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+        let bytes = shardpack_converter::plan::parse_bytes(text);
         bytes.map(Self).ok_or_else(|| format!("{text:?} is not a size such as 512m or 4g"))
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod demo;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod node;
+pub(crate) mod plan;
 pub(crate) mod push;
 pub(crate) mod rank;
 pub(crate) mod serve;

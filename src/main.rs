@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let (result, json) = match cli.command {
         Command::Demo(args) => (commands::demo::run(&args), false),
+        Command::Plan(args) => (commands::plan::run(&args), args.json),
         Command::Convert(args) => (commands::convert::run(&args), args.json),
         Command::Verify(args) => (commands::verify::run(&args), args.json),
         Command::Inspect(args) => (commands::inspect::run(&args), args.json),

@@ -119,7 +119,7 @@ fn options_that_are_not_possible() {
     let folder = tempdir().unwrap();
     let (source, output) = (data("models/llama"), folder.path().join("set"));
     for (option, value) in [
-        ("--bits", "5"),
+        ("--bits", "7"),
         ("--group-size", "48"),
         ("--nodes", "9"),
         ("--nodes", "0"),

@@ -27,7 +27,7 @@ use shardpack_manifests::{
 use crate::{
     package::{WriteError, write_small},
     plan::{Plan, PlanError},
-    report::{Report, Run, TensorReport},
+    report::{PAGE_FILE, Report, Run, TensorReport, Threshold, Violation, page, violations},
     source::{Source, SourceError},
     staging::{Staging, StagingError},
 };
@@ -61,6 +61,9 @@ pub enum ConvertError {
         /// Which element is what.
         problem: String,
     },
+    /// The result is beyond a threshold that was asked to hold.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Threshold(Vec<Violation>),
     /// A document has no canonical form: a bug of ours.
     #[error("a document cannot be written")]
     Canonical(#[from] canonical::CanonicalError),
@@ -72,8 +75,11 @@ impl ConvertError {
     pub const fn is_wrong(&self) -> bool {
         match self {
             Self::Source(error) | Self::Plan(PlanError::Source(error)) => error.is_wrong(),
-            Self::Plan(error) => !matches!(error, PlanError::Option { .. }),
-            Self::Weight { .. } => true,
+            Self::Plan(
+                PlanError::Option { .. } | PlanError::Recipe(_) | PlanError::Threshold(_),
+            ) => false,
+            Self::Plan(_) => true,
+            Self::Weight { .. } | Self::Threshold(_) => true,
             Self::Staging(_) | Self::Write(_) | Self::Canonical(_) => false,
         }
     }
@@ -213,6 +219,13 @@ fn fill(
         .map(|(step, finished)| (step.tensor.name.clone(), finished.report))
         .collect();
     let report = plan.report(tensors);
+    let thresholds: Vec<Threshold> =
+        plan.options.fail_on.iter().filter_map(|text| text.parse().ok()).collect();
+    let violations = violations(&report, &thresholds);
+    if !violations.is_empty() {
+        return Err(ConvertError::Threshold(violations));
+    }
+    write_small(directory, PAGE_FILE, page(&report, &written.set).as_bytes())?;
     write_small(directory, "report.json", documents::pretty(&report)?.as_bytes())?;
     let run = Run {
         seconds: started.elapsed().as_secs_f64(),

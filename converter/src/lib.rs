@@ -17,5 +17,5 @@ mod staging;
 
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use package::WriteError;
-pub use plan::{ConvertOptions, Plan, PlanError};
+pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use source::{Source, SourceError};

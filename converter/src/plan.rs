@@ -1,51 +1,33 @@
 //! What a conversion will write, decided from the source's headers before a byte moves.
 
 mod files;
+mod formats;
 mod layout;
+mod memory;
+mod options;
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use shardpack_formats::{
-    AffineFormat, Dtype, Normalised, Role, Rounding, RulePack, SourceTensor, TensorPlan,
+    Dtype, Importance, Normalised, Role, Rounding, RulePack, SourceTensor, TensorPlan,
+    imatrix::ImatrixError,
     normalise::{ResolveError, resolve},
 };
 use shardpack_manifests::{
-    Layout,
+    Digest, Layout,
     manifest::{MatrixFormat, Quantization},
 };
 
 use crate::{
-    report::{Report, TensorReport},
+    recipe::RecipeError,
+    report::{Report, TensorReport, ThresholdError},
     source::{Source, SourceError},
 };
 pub(crate) use files::{Destination, PackageFiles};
-
-/// What the user asks for.
-#[derive(Clone, Debug)]
-pub struct ConvertOptions {
-    /// Folder that is written; must not exist or be empty.
-    pub output: PathBuf,
-    /// 4, 6 or 8, or 16 for not quantized.
-    pub bits: u32,
-    /// Weights per scale: 32, 64 or 128.
-    pub group_size: u32,
-    /// Ranks, 1 to [`MAX_RANKS`].
-    pub ranks: u32,
-    /// How scale, bias and integers are chosen: the name of a [`Rounding`].
-    pub rounding: String,
-    /// Type of scales and of everything that is not quantized, as the container spells it; the
-    /// source's own, or BF16 for an F32 source, when absent.
-    pub dtype: Option<String>,
-    /// Name to serve the model under.
-    pub name: Option<String>,
-    /// Bytes that the conversion may hold in memory.
-    pub memory_bytes: u64,
-}
-
-impl ConvertOptions {
-    /// Memory that a conversion takes unless told otherwise.
-    pub const MEMORY_BYTES: u64 = 512 << 20;
-}
+pub(crate) use formats::module_name;
+pub use memory::RankMemory;
+use options::Choice;
+pub use options::{ConvertOptions, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 
 /// Bytes of source weights that a thread takes at a time: enough to make a read large and a
 /// vector loop long, little enough that what comes of it stays near the core. Fixed, because the
@@ -54,9 +36,6 @@ pub(crate) const BLOCK_BYTES: u64 = 4 << 20;
 
 /// What the program needs besides its blocks.
 const BASE_BYTES: u64 = 64 << 20;
-
-/// Most ranks of a group: Thunderbolt meshes end well below, and every pair is a connection.
-pub const MAX_RANKS: u32 = 8;
 
 /// Why no plan can be made.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +56,20 @@ pub enum PlanError {
     /// The source cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// A recipe or an override that cannot be honoured.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// A threshold that cannot be judged.
+    #[error(transparent)]
+    Threshold(#[from] ThresholdError),
+    /// The importance file cannot be used.
+    #[error("{path}: {source}")]
+    Importance {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        source: ImatrixError,
+    },
     /// `tie_word_embeddings` is set, but there is a head with other values.
     #[error(
         "the config says tie_word_embeddings, but {head:?} differs from the embedding; set \"tie_word_embeddings\": false in config.json to keep both"
@@ -97,8 +90,11 @@ pub struct Plan {
     pub layout: Layout,
     /// How every matrix is stored.
     pub quantization: Quantization,
+    /// What each rank needs to run.
+    pub memory: Vec<RankMemory>,
     /// Things the user should know.
     pub warnings: Vec<String>,
+    pub(crate) importance: Option<Importance>,
     pub(crate) rounding: Rounding,
     pub(crate) steps: Vec<Step>,
     pub(crate) packages: PackageFiles,
@@ -143,18 +139,13 @@ impl Plan {
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
         }
-        let quantization = choose_formats(&normalised, &choice);
-        let layout = layout::plan(&normalised, &quantization, options.ranks);
-        let steps: Vec<Step> = normalised
-            .tensors
-            .iter()
-            .map(|tensor| {
-                let format = format_of(tensor, &quantization);
-                let parts = files::parts(tensor, format, quantization.dtype, &layout);
-                Step { tensor: tensor.clone(), format, parts }
-            })
-            .collect();
-        let packages = files::plan(&steps, &layout);
+        let importance = options
+            .importance
+            .as_deref()
+            .map(|path| read_importance(path, &normalised))
+            .transpose()?;
+        let (importance, digest) = importance.unzip();
+        let quantization = formats::choose(&normalised, &choice, digest)?;
         let mut warnings = normalised.warnings.clone();
         if !source.text.contains_key("tokenizer.json") {
             warnings.push(
@@ -162,15 +153,55 @@ impl Plan {
                     .to_owned(),
             );
         }
+        let context = options.context.unwrap_or(normalised.spec.max_positions);
+        let cut = |weights: Option<&[u64]>| {
+            let layout = layout::plan(&normalised, &quantization, options.nodes.count(), weights);
+            let steps = steps(&normalised, &quantization, &layout);
+            let packages = files::plan(&steps, &layout);
+            let memory = memory::of_ranks(
+                &normalised,
+                &layout,
+                &packages.bytes_per_rank(),
+                &options.nodes,
+                context,
+            );
+            (layout, steps, packages, memory)
+        };
+        let mut planned = cut(None);
+        if let Some(weights) = layout::weights_within(&planned.3) {
+            planned = cut(Some(&weights));
+        }
+        let (layout, steps, packages, memory) = planned;
+        let rounding = choice.rounding;
         Ok(Self {
             options,
             normalised,
             layout,
             quantization,
+            memory,
             warnings,
-            rounding: choice.rounding,
+            importance,
+            rounding,
             steps,
             packages,
+        })
+    }
+
+    /// Whether every rank fits its node.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        self.memory.iter().all(RankMemory::fits)
+    }
+
+    /// Every tensor: name, format, and where it goes (`replicated`, `once`, or its axis).
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, MatrixFormat, &str)> {
+        self.steps.iter().map(|step| {
+            let place = match &step.parts[0].destination {
+                Destination::Shared => "replicated",
+                Destination::Once => "rank 0 only",
+                Destination::Cut(_) => step.tensor.cut.axis().unwrap_or("cut"),
+            };
+            (step.tensor.name.as_str(), step.format, place)
         })
     }
 
@@ -215,42 +246,6 @@ pub(crate) fn source_size(tensor: &TensorPlan) -> u64 {
     tensor.shape.iter().product::<u64>() * tensor.dtype.size_bytes() as u64
 }
 
-/// The options that decide formats, checked.
-struct Choice {
-    bits: u32,
-    group_size: u32,
-    rounding: Rounding,
-    dtype: Option<Dtype>,
-}
-
-impl Choice {
-    fn new(options: &ConvertOptions) -> Result<Self, PlanError> {
-        let refuse = |option, value: &str, possible| {
-            Err(PlanError::Option { option, value: value.to_owned(), possible })
-        };
-        if !matches!(options.bits, 4 | 6 | 8 | 16) {
-            return refuse("--bits", &options.bits.to_string(), "4, 6, 8 and 16 are");
-        }
-        if !matches!(options.group_size, 32 | 64 | 128) {
-            return refuse("--group-size", &options.group_size.to_string(), "32, 64 and 128 are");
-        }
-        if !(1..=MAX_RANKS).contains(&options.ranks) {
-            return refuse("--nodes", &options.ranks.to_string(), "1 to 8 nodes are");
-        }
-        let Ok(rounding) = options.rounding.parse() else {
-            return refuse("--rounding", &options.rounding, "refined, mlx-cpu and mlx-metal are");
-        };
-        let dtype = match &options.dtype {
-            None => None,
-            Some(name) => match Dtype::from_name(name).filter(|dtype| dtype.is_float()) {
-                None => return refuse("--dtype", name, "BF16, F16 and F32 are"),
-                dtype => dtype,
-            },
-        };
-        Ok(Self { bits: options.bits, group_size: options.group_size, rounding, dtype })
-    }
-}
-
 /// Some checkpoints store a tied head a second time; that is harmless while the bytes agree.
 fn check_tied(source: &Source, normalised: &Normalised, head: &str) -> Result<(), PlanError> {
     let embedding = normalised.tensors.iter().find(|tensor| tensor.role == Role::Embed);
@@ -263,73 +258,28 @@ fn check_tied(source: &Source, normalised: &Normalised, head: &str) -> Result<()
     }
 }
 
-/// Decides how every matrix is stored. Bits, group size and their fallback depend on the tensor
-/// alone, never on the number of ranks.
-fn choose_formats(normalised: &Normalised, options: &Choice) -> Quantization {
-    let dtype = options.dtype.unwrap_or_else(|| main_dtype(&normalised.tensors));
-    if options.bits == 16 {
-        return Quantization {
-            bits: 16,
-            group_size: None,
-            rounding: None,
-            dtype,
-            overrides: BTreeMap::new(),
-        };
-    }
-    let main = MatrixFormat::Affine { bits: options.bits, group_size: options.group_size };
-    let mut overrides = BTreeMap::new();
+/// Every tensor with its format and its parts.
+fn steps(normalised: &Normalised, quantization: &Quantization, layout: &Layout) -> Vec<Step> {
+    let step = |tensor: &TensorPlan| {
+        let format = formats::format_of(tensor, quantization);
+        let parts = files::parts(tensor, format, quantization.dtype, layout);
+        Step { tensor: tensor.clone(), format, parts }
+    };
+    normalised.tensors.iter().map(step).collect()
+}
+
+/// Reads an importance file and checks that it was made for this model.
+fn read_importance(
+    path: &Path,
+    normalised: &Normalised,
+) -> Result<(Importance, Digest), PlanError> {
+    let bytes =
+        fs::read(path).map_err(|source| SourceError::Read { path: path.to_owned(), source })?;
+    let wrong = |source| PlanError::Importance { path: path.display().to_string(), source };
+    let importance = Importance::parse(&bytes).map_err(wrong)?;
     for tensor in normalised.tensors.iter().filter(|tensor| tensor.quantizable) {
         let width = tensor.shape.last().copied().unwrap_or(0);
-        let format = affine_for_width(width, options);
-        if format != main {
-            overrides.insert(module_name(&tensor.name).to_owned(), format);
-        }
+        importance.of(module_name(&tensor.name), 1, width).map_err(wrong)?;
     }
-    Quantization {
-        bits: options.bits,
-        group_size: Some(options.group_size),
-        rounding: Some(options.rounding.name().to_owned()),
-        dtype,
-        overrides,
-    }
-}
-
-/// The largest group, from the asked size down, that divides the input width.
-fn affine_for_width(width: u64, options: &Choice) -> MatrixFormat {
-    [128, 64, 32]
-        .into_iter()
-        .filter(|group| *group <= options.group_size)
-        .find(|group| {
-            width.is_multiple_of(u64::from(*group))
-                && AffineFormat::new(options.bits, *group).is_some()
-        })
-        .map_or(MatrixFormat::Plain, |group_size| MatrixFormat::Affine {
-            bits: options.bits,
-            group_size,
-        })
-}
-
-/// The type of most weights; F32 checkpoints become BF16, as they would be run.
-fn main_dtype(tensors: &[TensorPlan]) -> Dtype {
-    let bytes =
-        |dtype| tensors.iter().filter(|tensor| tensor.dtype == dtype).map(source_size).sum::<u64>();
-    if bytes(Dtype::F16) > bytes(Dtype::BF16) + bytes(Dtype::F32) {
-        Dtype::F16
-    } else {
-        Dtype::BF16
-    }
-}
-
-/// How one tensor is stored.
-fn format_of(tensor: &TensorPlan, quantization: &Quantization) -> MatrixFormat {
-    if tensor.quantizable {
-        quantization.format_of(module_name(&tensor.name))
-    } else {
-        MatrixFormat::Plain
-    }
-}
-
-/// A tensor's module: its name without `.weight`.
-pub(crate) fn module_name(tensor: &str) -> &str {
-    tensor.strip_suffix(".weight").unwrap_or(tensor)
+    Ok((importance, Digest::of(&bytes)))
 }

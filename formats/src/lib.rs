@@ -27,4 +27,4 @@ pub use imatrix::Importance;
 pub use normalise::{Axis, Normalised, SourceTensor, TensorPlan, resolve};
 pub use rules::{CutRule, Role, RulePack};
 pub use simd::Platform;
-pub use spec::Spec;
+pub use spec::{Mask, Spec};

@@ -92,6 +92,9 @@ pub struct Quantization {
     pub rounding: Option<String>,
     /// Element type of scales, biases and unquantized weights.
     pub dtype: Dtype,
+    /// BLAKE3 of the importance file that weighted the errors, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub importance: Option<Digest>,
     /// Matrices that differ from the main choice, by module name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub overrides: BTreeMap<String, MatrixFormat>,

@@ -1,15 +1,19 @@
 //! `shardpack convert`.
 
-use std::{path::Path, process::ExitCode, sync::OnceLock};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::OnceLock,
+};
 
 use serde_json::json;
 use shardpack_converter::{
-    ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, Source, convert,
+    ConvertError, ConvertEvent, ConvertOptions, Converted, Nodes, Plan, Source, convert,
 };
 
-use super::{Outcome, threads};
+use super::{Outcome, plan, threads};
 use crate::{
-    args::{ConvertArgs, FloatType},
+    args::{ConvertArgs, FloatType, FormatArgs},
     failure::Failure,
     pause,
     progress::{Progress, result, say, size, table},
@@ -17,7 +21,8 @@ use crate::{
 
 /// Carries the command out.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
-    let converted = threads::with(args.threads, || convert_folder(&args.source, options(args)))??;
+    let options = options(args)?;
+    let converted = threads::with(args.threads, || convert_folder(&args.source, options))??;
     if args.json {
         result(&json(&converted).to_string());
     } else {
@@ -26,22 +31,39 @@ pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn options(args: &ConvertArgs) -> ConvertOptions {
+fn options(args: &ConvertArgs) -> Result<ConvertOptions, Failure> {
+    Ok(ConvertOptions {
+        name: args.name.clone(),
+        importance: args.imatrix.clone(),
+        fail_on: args.fail_on.clone(),
+        memory_bytes: args.memory.0,
+        ..format_options(args.output.clone(), &args.format)?
+    })
+}
+
+/// The options that `plan` and `convert` share.
+pub(super) fn format_options(
+    output: PathBuf,
+    args: &FormatArgs,
+) -> Result<ConvertOptions, Failure> {
     let dtype = args.dtype.map(|dtype| match dtype {
         FloatType::Bf16 => "BF16",
         FloatType::F16 => "F16",
         FloatType::F32 => "F32",
     });
-    ConvertOptions {
-        output: args.output.clone(),
+    let nodes: Nodes =
+        args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?;
+    Ok(ConvertOptions {
         bits: args.bits,
         group_size: args.group_size,
-        ranks: args.nodes,
+        nodes,
         rounding: args.rounding.clone(),
         dtype: dtype.map(str::to_owned),
-        name: args.name.clone(),
-        memory_bytes: args.memory.0,
-    }
+        recipe: args.recipe.clone(),
+        overrides: args.overrides.clone(),
+        context: args.context,
+        ..ConvertOptions::new(output, 1)
+    })
 }
 
 /// Converts a folder and shows how far it is.
@@ -49,6 +71,9 @@ pub(crate) fn convert_folder(folder: &Path, options: ConvertOptions) -> Result<C
     let converted = || {
         let source = Source::open(folder)?;
         let plan = Plan::new(&source, options)?;
+        for memory in plan.memory.iter().filter(|memory| !memory.fits()) {
+            say(&format!("note: {}", plan::too_large(memory)));
+        }
         let display = Display::default();
         convert(&source, &plan, &|event| display.show(event))
     };

@@ -88,14 +88,8 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
 
 fn options(output: &std::path::Path) -> ConvertOptions {
     ConvertOptions {
-        output: output.to_owned(),
-        bits: 4,
-        group_size: 64,
-        ranks: NODES,
-        rounding: "refined".to_owned(),
-        dtype: None,
         name: Some("kjv-4m".to_owned()),
-        memory_bytes: ConvertOptions::MEMORY_BYTES,
+        ..ConvertOptions::new(output.to_owned(), NODES)
     }
 }
 

@@ -10,7 +10,7 @@ use shardpack_manifests::{Cut, Digest, manifest::MatrixFormat};
 use super::{ConvertError, Finished, output::Output};
 use crate::{
     cut,
-    plan::{BLOCK_BYTES, Part, Plan, Step},
+    plan::{BLOCK_BYTES, Part, Plan, Step, module_name},
     report::TensorReport,
     source::{Source, SourceError},
 };
@@ -146,7 +146,10 @@ impl Converter<'_> {
         packed.resize(groups * format.group_bytes(), 0);
         scales.resize(groups * dtype.size_bytes(), 0);
         biases.resize(groups * dtype.size_bytes(), 0);
-        let options = QuantizeOptions::new(format, self.plan.rounding, dtype);
+        let mut options = QuantizeOptions::new(format, self.plan.rounding, dtype);
+        options.importance = self.plan.importance.as_ref().and_then(|importance| {
+            importance.columns.get(module_name(&step.tensor.name)).map(Vec::as_slice)
+        });
         affine::quantize(&options, (dtype, weights), (packed, scales, biases))
             .map_err(|bad| error(bad.after(first as usize).to_string()))
     }

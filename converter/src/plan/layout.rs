@@ -5,18 +5,23 @@ use std::collections::BTreeMap;
 use shardpack_formats::{Axis as SourceAxis, CutRule, Normalised, Role};
 use shardpack_manifests::{
     Layout,
-    cut::{lcm, split_preferring, units_per_group},
+    cut::{lcm, level, split_preferring, split_weighted, units_per_group},
     layout::{Axis, UnitRange},
     manifest::{MatrixFormat, Quantization},
 };
 
-use super::{files, format_of};
+use super::{RankMemory, files, formats::format_of};
 
 /// The embedding is replicated while it is below one part in this many of a node's bytes (5 %).
 const REPLICATED_EMBEDDING_SHARE: u64 = 20;
 
 /// Decides which rank holds what, from shapes and formats alone.
-pub(super) fn plan(normalised: &Normalised, quantization: &Quantization, ranks: u32) -> Layout {
+pub(super) fn plan(
+    normalised: &Normalised,
+    quantization: &Quantization,
+    ranks: u32,
+    weights: Option<&[u64]>,
+) -> Layout {
     let mut axes = BTreeMap::new();
     let mut add = |axis: &SourceAxis, ranges| {
         let ranges = Axis { size: axis.len.into(), unit: axis.unit.into(), ranges };
@@ -25,11 +30,11 @@ pub(super) fn plan(normalised: &Normalised, quantization: &Quantization, ranks: 
     let mut q_to_kv = Vec::new();
     for axis in &normalised.axes {
         match &axis.follow {
-            None => add(axis, split_axis(normalised, quantization, axis, ranks)),
+            None => add(axis, split_axis(normalised, quantization, axis, (ranks, weights))),
             Some(follow) => {
                 let leader = normalised.axes.iter().find(|other| other.name == follow.axis);
                 let leader = leader.expect("the rules name axes that exist");
-                let ranges = split_axis(normalised, quantization, leader, ranks);
+                let ranges = split_axis(normalised, quantization, leader, (ranks, weights));
                 add(axis, ranges.into_iter().map(|range| followed(&follow.map, range)).collect());
                 q_to_kv.clone_from(&follow.map);
             }
@@ -53,7 +58,7 @@ fn split_axis(
     normalised: &Normalised,
     quantization: &Quantization,
     axis: &SourceAxis,
-    ranks: u32,
+    (ranks, weights): (u32, Option<&[u64]>),
 ) -> Vec<UnitRange> {
     // A cut through the inputs of a matrix must fall between its groups.
     let mut align = 1;
@@ -75,7 +80,10 @@ fn split_axis(
     }
     let whole_kv = sharing_units(normalised, axis);
     let preferred = [lcm(kernel, whole_kv), whole_kv, kernel];
-    split_preferring(axis.len.into(), ranks, align, &preferred)
+    match weights {
+        None => split_preferring(axis.len.into(), ranks, align, &preferred),
+        Some(weights) => split_weighted(axis.len.into(), weights, align, &preferred),
+    }
 }
 
 /// Units that share a unit of the axis that follows this one (query heads with one key-value
@@ -92,6 +100,21 @@ fn sharing_units(normalised: &Normalised, axis: &SourceAxis) -> u64 {
         }
         _ => 1,
     }
+}
+
+/// Weights by which axes are cut so that every rank keeps to its node's limit, if the most even
+/// cut does not and limits allow it at all.
+pub(super) fn weights_within(even: &[RankMemory]) -> Option<Vec<u64>> {
+    if even.iter().all(RankMemory::fits) {
+        return None;
+    }
+    // Working memory and what is replicated stay; weights and cache follow the cut.
+    let limits: Option<Vec<u64>> = even
+        .iter()
+        .map(|rank| Some(rank.limit_bytes?.saturating_sub(rank.working_bytes)))
+        .collect();
+    let total = even.iter().map(|rank| rank.weight_bytes + rank.cache_bytes).sum();
+    level(total, &limits?)
 }
 
 fn embedding_is_small(normalised: &Normalised, quantization: &Quantization, ranks: u32) -> bool {

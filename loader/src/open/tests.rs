@@ -30,6 +30,7 @@ fn package() -> (TempDir, PathBuf) {
     let path = directory.path().join("node-0");
     let layout = Layout { ranks: 1, axes: BTreeMap::new(), q_to_kv: vec![], embedding_cut: false };
     let quantization = Quantization {
+        importance: None,
         bits: 16,
         group_size: None,
         rounding: None,

@@ -63,6 +63,7 @@ impl Recipe {
             _ => (16, None),
         };
         let quantization = Quantization {
+            importance: None,
             bits,
             group_size,
             rounding: None,

@@ -45,6 +45,7 @@ fn set(quantization: Quantization) -> PackageSet {
 
 fn quantized(overrides: &[(&str, MatrixFormat)]) -> Quantization {
     Quantization {
+        importance: None,
         bits: 4,
         group_size: Some(64),
         rounding: Some("refined".to_owned()),
@@ -142,6 +143,7 @@ lm_head  0.0200  █████████
 fn a_model_of_floats_has_no_error_to_show() {
     let plain = report(&[("lm_head.weight", TensorReport::plain())], &[]);
     let quantization = Quantization {
+        importance: None,
         bits: 16,
         group_size: None,
         rounding: None,

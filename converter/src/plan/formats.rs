@@ -1,0 +1,80 @@
+//! How every matrix is stored. Bits, group size and their fallback depend on the tensor alone,
+//! never on the number of ranks.
+
+use std::collections::BTreeMap;
+
+use shardpack_formats::{AffineFormat, Dtype, Normalised, TensorPlan};
+use shardpack_manifests::{
+    Digest,
+    manifest::{MatrixFormat, Quantization},
+};
+
+use super::{options::Choice, source_size};
+use crate::recipe::{Matrix, RecipeError};
+
+/// Decides the format of every matrix; `importance` is the digest of the file that weighs them.
+pub(super) fn choose(
+    normalised: &Normalised,
+    choice: &Choice,
+    importance: Option<Digest>,
+) -> Result<Quantization, RecipeError> {
+    let dtype = choice.dtype.unwrap_or_else(|| main_dtype(&normalised.tensors));
+    let matrices = || normalised.tensors.iter().filter(|tensor| tensor.quantizable);
+    choice.overrides.check_used(matrices().map(|tensor| module_name(&tensor.name)))?;
+    let layers = normalised.spec.layers.len() as u32;
+    let mut overrides = BTreeMap::new();
+    for tensor in matrices() {
+        let module = module_name(&tensor.name);
+        let matrix = Matrix { module, layer: tensor.layer, role: tensor.role };
+        let wanted = choice.recipe.format(&matrix, layers, choice.main);
+        let wanted = choice.overrides.format(module, wanted, choice.main);
+        let format = for_width(wanted, tensor.shape.last().copied().unwrap_or(0));
+        if format != choice.main.stored() {
+            overrides.insert(module.to_owned(), format);
+        }
+    }
+    let quantized = choice.main.bits < 16;
+    Ok(Quantization {
+        bits: choice.main.bits,
+        group_size: quantized.then_some(choice.main.group_size),
+        rounding: (quantized || !overrides.is_empty()).then(|| choice.rounding.name().to_owned()),
+        dtype,
+        overrides,
+        importance,
+    })
+}
+
+/// The wanted format with the largest group, from the wanted size down, that divides the width.
+fn for_width(wanted: MatrixFormat, width: u64) -> MatrixFormat {
+    let MatrixFormat::Affine { bits, group_size } = wanted else { return wanted };
+    [128, 64, 32]
+        .into_iter()
+        .filter(|group| *group <= group_size && width.is_multiple_of(u64::from(*group)))
+        .find(|group| AffineFormat::new(bits, *group).is_some())
+        .map_or(MatrixFormat::Plain, |group_size| MatrixFormat::Affine { bits, group_size })
+}
+
+/// The type of most weights; F32 checkpoints become BF16, as they would be run.
+fn main_dtype(tensors: &[TensorPlan]) -> Dtype {
+    let bytes =
+        |dtype| tensors.iter().filter(|tensor| tensor.dtype == dtype).map(source_size).sum::<u64>();
+    if bytes(Dtype::F16) > bytes(Dtype::BF16) + bytes(Dtype::F32) {
+        Dtype::F16
+    } else {
+        Dtype::BF16
+    }
+}
+
+/// How one tensor is stored.
+pub(super) fn format_of(tensor: &TensorPlan, quantization: &Quantization) -> MatrixFormat {
+    if tensor.quantizable {
+        quantization.format_of(module_name(&tensor.name))
+    } else {
+        MatrixFormat::Plain
+    }
+}
+
+/// A tensor's module: its name without `.weight`.
+pub(crate) fn module_name(tensor: &str) -> &str {
+    tensor.strip_suffix(".weight").unwrap_or(tensor)
+}

@@ -1,0 +1,139 @@
+//! `shardpack plan`: what a conversion would write, from headers alone.
+
+use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+
+use serde_json::json;
+use shardpack_converter::{ConvertError, Plan, RankMemory, Source};
+use shardpack_manifests::manifest::MatrixFormat;
+
+use super::{Outcome, convert};
+use crate::{
+    args::PlanArgs,
+    failure::Failure,
+    progress::{result, size, table},
+};
+
+/// Carries the command out.
+pub(crate) fn run(args: &PlanArgs) -> Outcome {
+    let options = convert::format_options(PathBuf::new(), &args.format)?;
+    let plan = || {
+        let source = Source::open(&args.source)?;
+        Ok(Plan::new(&source, options)?)
+    };
+    let plan =
+        plan().map_err(
+            |error: ConvertError| {
+                if error.is_wrong() { Failure::wrong(error) } else { error.into() }
+            },
+        )?;
+    if args.json {
+        result(&json(&plan, args.tensors).to_string());
+    } else {
+        result(text(&plan, args.tensors).trim_end());
+    }
+    Ok(if plan.fits() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Why a rank does not fit its node.
+pub(super) fn too_large(memory: &RankMemory) -> String {
+    format!(
+        "node {} needs {} and allows {}; use fewer bits, a shorter --context, or more nodes",
+        memory.node.as_deref().unwrap_or("?"),
+        size(memory.total_bytes()),
+        size(memory.limit_bytes.unwrap_or(0)),
+    )
+}
+
+fn name(memory: &RankMemory, rank: usize) -> String {
+    memory.node.clone().unwrap_or_else(|| rank.to_string())
+}
+
+fn text(plan: &Plan, tensors: bool) -> String {
+    let mut rows = vec![
+        ["node", "weights", "KV cache", "working", "together", "limit"].map(str::to_owned).to_vec(),
+    ];
+    rows[0].extend(plan.layout.axes.keys().cloned());
+    for (rank, memory) in plan.memory.iter().enumerate() {
+        let limit = memory.limit_bytes.map_or_else(|| "-".to_owned(), size);
+        let mut row = vec![
+            name(memory, rank),
+            size(memory.weight_bytes),
+            size(memory.cache_bytes),
+            size(memory.working_bytes),
+            size(memory.total_bytes()),
+            if memory.fits() { limit } else { format!("{limit} (too small)") },
+        ];
+        row.extend(plan.layout.axes.values().map(|axis| {
+            let units = axis.units(rank as u32);
+            (units.end - units.start).to_string()
+        }));
+        rows.push(row);
+    }
+    let weights = plan.weight_bytes_per_rank();
+    let (largest, total) =
+        (weights.iter().max().copied().unwrap_or(0), weights.iter().sum::<u64>());
+    let spec = &plan.normalised.spec;
+    let context = plan.options.context.unwrap_or(spec.max_positions);
+    let mut text = format!(
+        "{}, {} layers, {} of source, {} on disk\n\n{}\ncontext {context} tokens of one sequence; the largest node holds {:.1} % more than the mean\n",
+        spec.model_type,
+        spec.layers.len(),
+        size(plan.source_bytes()),
+        size(total),
+        table(&rows),
+        (largest as f64 * weights.len() as f64 / total.max(1) as f64 - 1.0) * 100.0,
+    );
+    for warning in &plan.warnings {
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(text, "note: {warning}");
+    }
+    for memory in plan.memory.iter().filter(|memory| !memory.fits()) {
+        let _ = writeln!(text, "wrong: {}", too_large(memory));
+    }
+    if tensors {
+        let rows: Vec<Vec<String>> = plan
+            .tensors()
+            .map(|(name, format, place)| {
+                vec![name.to_owned(), format_text(format), place.to_owned()]
+            })
+            .collect();
+        let _ = write!(text, "\n{}", table(&rows));
+    }
+    text
+}
+
+fn format_text(format: MatrixFormat) -> String {
+    match format {
+        MatrixFormat::Plain => "16 bits".to_owned(),
+        MatrixFormat::Affine { bits, group_size } => format!("{bits} bits, group {group_size}"),
+    }
+}
+
+fn json(plan: &Plan, tensors: bool) -> serde_json::Value {
+    let ranks: Vec<_> = plan
+        .memory
+        .iter()
+        .map(|memory| {
+            let mut value = json!(memory);
+            value["total_bytes"] = memory.total_bytes().into();
+            value["fits"] = memory.fits().into();
+            value
+        })
+        .collect();
+    let mut value = json!({
+        "ok": plan.fits(),
+        "source_bytes": plan.source_bytes(),
+        "disk_bytes": plan.weight_bytes_per_rank().iter().sum::<u64>(),
+        "ranks": ranks,
+        "layout": plan.layout,
+        "quantization": plan.quantization,
+        "warnings": plan.warnings,
+    });
+    if tensors {
+        let list = plan
+            .tensors()
+            .map(|(name, format, place)| json!({ "name": name, "format": format, "cut": place }));
+        value["tensors"] = list.collect::<Vec<_>>().into();
+    }
+    value
+}
