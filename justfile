@@ -31,6 +31,10 @@ darwin:
 interop:
     tests/interop/run.sh
 
+# Every parser under the fuzzer for a minute each (needs nightly and cargo-fuzz).
+soak:
+    tests/fuzz.sh 60
+
 # Licences, advisories, sources (needs cargo-deny).
 deny:
     cargo deny check

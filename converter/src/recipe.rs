@@ -194,25 +194,15 @@ impl Overrides {
 
     /// Refuses an override that none of the model's quantizable `modules` match: a misspelt name
     /// would otherwise silently do nothing.
-    pub fn check_used<'a>(
-        &self,
-        modules: impl Iterator<Item = &'a str> + Clone,
-    ) -> Result<(), RecipeError> {
-        let unused = self
-            .0
-            .iter()
-            .find(|exception| !modules.clone().any(|module| exception.pattern.matches(module)));
-        match unused {
+    pub fn check_used(&self, modules: &[&str]) -> Result<(), RecipeError> {
+        let is_used =
+            |exception: &&Override| modules.iter().any(|module| exception.pattern.matches(module));
+        match self.0.iter().find(|exception| !is_used(exception)) {
             None => Ok(()),
             Some(exception) => Err(RecipeError::Unmatched {
                 text: exception.text.clone(),
                 // One inside a layer shows more of how names are built than the embedding.
-                example: modules
-                    .clone()
-                    .nth(1)
-                    .or_else(|| modules.clone().next())
-                    .unwrap_or_default()
-                    .to_owned(),
+                example: (*modules.get(1).or(modules.first()).unwrap_or(&"")).to_owned(),
             }),
         }
     }

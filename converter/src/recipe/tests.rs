@@ -115,11 +115,11 @@ fn overrides_of_another_form_are_refused() {
 fn an_override_without_a_matrix_is_named() {
     let modules = ["model.embed_tokens", "model.layers.0.mlp.up_proj", "lm_head"];
     let overrides = Overrides::parse(&["lm_head=8", "*.up_proj.weight=6"]).unwrap();
-    let error = overrides.check_used(modules.into_iter()).unwrap_err().to_string();
+    let error = overrides.check_used(&modules).unwrap_err().to_string();
     assert!(error.contains("\"*.up_proj.weight=6\" matches no matrix"), "{error}");
     assert!(error.contains("\"model.layers.0.mlp.up_proj\""), "{error}");
     let overrides = Overrides::parse(&["lm_head=8", "*.up_proj=6"]).unwrap();
-    assert_eq!(overrides.check_used(modules.into_iter()), Ok(()));
-    assert!(overrides.check_used(std::iter::empty()).is_err());
-    assert_eq!(Overrides::default().check_used(std::iter::empty()), Ok(()));
+    assert_eq!(overrides.check_used(&modules), Ok(()));
+    assert!(overrides.check_used(&[]).is_err());
+    assert_eq!(Overrides::default().check_used(&[]), Ok(()));
 }

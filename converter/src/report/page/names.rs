@@ -62,7 +62,7 @@ pub(super) fn plain(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\\' | '`' | '*' | '[' | ']' | '<' | '>' | '|' | '#' | '!' | '&' => {
-                out.extend(['\\', c])
+                out.extend(['\\', c]);
             }
             c if c.is_control() => out.push(' '),
             c => out.push(c),

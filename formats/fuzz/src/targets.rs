@@ -1,0 +1,206 @@
+//! What is fuzzed: per parser one function that feeds it and checks what it promises of whatever
+//! it accepts. The fuzzer runs them on inputs it makes up, and the end-to-end tests on the
+//! committed corpora.
+
+use std::{collections::BTreeMap, fs, io::Cursor};
+
+use serde_json::Value;
+use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
+use shardpack_converter::Source;
+use shardpack_formats::{
+    Dtype, Importance, RulePack, SourceTensor, config_for_package, container,
+    expr::{self, Expr, Scope},
+    resolve,
+};
+use shardpack_manifests::{
+    Manifest, PackageSet, canonical,
+    transfer::{ChunkMap, Receiver, Step, frame as transfer_frame},
+};
+
+/// A parser's test: panics when something is wrong.
+type Target = fn(&[u8]);
+
+/// Every target by its name, which is also that of its corpus.
+pub(crate) const TARGETS: &[(&str, Target)] = &[
+    ("collectives", collectives),
+    ("container", container),
+    ("expression", expression),
+    ("imatrix", imatrix),
+    ("manifest", manifest),
+    ("model", model),
+    ("rules", rules),
+    ("set", set),
+    ("source", source),
+    ("transfer", transfer),
+];
+
+/// A model small enough to be resolved for every input: `{"config": …, "tensors": {name:
+/// [dtype, shape]}}`.
+const SMALL_MODEL: &[u8] = include_bytes!("../corpus/model/llama.json");
+
+/// A safetensors file's header.
+fn container(data: &[u8]) {
+    let Ok(tensors) = container::parse(data) else { return };
+    let mut end = 0;
+    for tensor in &tensors {
+        assert!(tensor.offset >= end, "{} overlaps the one before", tensor.name);
+        end = tensor.offset.checked_add(tensor.size).expect("ends lie inside the file");
+        let elements: u64 = tensor.shape.iter().product();
+        assert_eq!(elements * tensor.dtype.size_bytes() as u64, tensor.size, "{}", tensor.name);
+    }
+    assert!(end <= data.len() as u64, "a tensor lies beyond the end of the file");
+}
+
+/// A configuration and tensors through the rules.
+fn model(data: &[u8]) {
+    let Some((config, tensors)) = parse_model(data) else { return };
+    let Ok(normalised) = resolve(&config, &tensors, &RulePack::builtin()) else { return };
+    let kept = normalised.tensors.iter().map(|tensor| tensor.sources.len()).sum::<usize>();
+    let ignored = normalised.ignored.len() + usize::from(normalised.tied_duplicate.is_some());
+    assert_eq!(kept + ignored, tensors.len(), "every tensor is accounted for once");
+    let spec: Value = canonical::to_string(&normalised.spec)
+        .map(|text| serde_json::from_str(&text).expect("canonical text is JSON"))
+        .expect("an architecture has a canonical form");
+    assert_eq!(serde_json::from_value(spec).ok(), Some(normalised.spec.clone()));
+    // What goes into a package says the same as what came in.
+    let packaged = config_for_package(&config, &normalised, None);
+    let again = resolve(&packaged, &tensors, &RulePack::builtin());
+    assert_eq!(again.map(|again| again.spec).ok(), Some(normalised.spec), "{packaged}");
+}
+
+/// A model folder: `config.json`, the index and one weight file, parted by the byte 0xff, which
+/// no text has.
+fn source(data: &[u8]) {
+    let mut parts = data.splitn(3, |byte| *byte == 0xff);
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    for name in ["config.json", "model.safetensors.index.json", "model.safetensors"] {
+        if let Some(part) = parts.next() {
+            fs::write(folder.path().join(name), part).expect("a file can be written");
+        }
+    }
+    let Ok(source) = Source::open(folder.path()) else { return };
+    for tensor in source.tensors() {
+        let (_, bytes) = source.tensor(&tensor.name).expect("listed tensors are held");
+        assert_eq!(bytes.len() as u64, tensor.size);
+    }
+}
+
+/// A rule file, also applied to a model.
+fn rules(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    let Ok(pack) = RulePack::parse(text) else { return };
+    let (mut config, tensors) = parse_model(SMALL_MODEL).expect("the small model is one");
+    let model_types: Vec<String> = pack.model_types().map(str::to_owned).collect();
+    let packs = [pack];
+    for model_type in model_types {
+        config["model_type"] = model_type.into();
+        // Any answer will do, but for a panic.
+        let _ = resolve(&config, &tensors, &packs);
+    }
+}
+
+/// An expression of a rule file.
+fn expression(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    let Ok(parsed) = Expr::parse(text) else { return };
+    assert_eq!(parsed.text(), text);
+    let mut scope = Scope::new();
+    for (name, json) in
+        [("a", "3"), ("b", "-0.5"), ("c", "null"), ("d", "[1, 'x', true]"), ("e", r#"{"f": [2]}"#)]
+    {
+        let json = serde_json::from_str(&json.replace('\'', "\"")).expect("written above");
+        scope.set(name, expr::Value::from_json(&json).expect("written above"));
+    }
+    scope.set("L", expr::Value::Int(7));
+    if let Ok(expr::Value::Float(value)) = parsed.evaluate(&scope) {
+        assert!(value.is_finite(), "{text} is {value}");
+    }
+}
+
+/// An importance file.
+fn imatrix(data: &[u8]) {
+    let Ok(importance) = Importance::parse(data) else { return };
+    for (module, columns) in &importance.columns {
+        assert!(!columns.is_empty() && columns.len() <= data.len() / 4, "{module}");
+        assert!(columns.iter().all(|column| column.is_finite() && *column > 0.0), "{module}");
+        let found = importance.of(module, 1, columns.len() as u64);
+        assert_eq!(found.ok().flatten(), Some(columns.as_slice()));
+    }
+}
+
+/// A manifest, and the map of chunks after its end (a newline).
+fn manifest(data: &[u8]) {
+    let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
+    let (document, rest) = data.split_at(end);
+    let Ok(manifest) = Manifest::parse(document) else { return };
+    for tensor in &manifest.tensors {
+        let file = manifest.file(&tensor.file).expect("tensors lie in listed files");
+        assert!(tensor.offset + tensor.size <= file.size, "{}", tensor.name);
+    }
+    // Integers of 2^53 and more have no canonical form.
+    if let Ok(text) = canonical::to_string(&manifest) {
+        assert_eq!(Manifest::parse(text.as_bytes()).ok().as_ref(), Some(&manifest));
+    }
+    if let Ok(map) = ChunkMap::parse(&manifest, rest.get(1..).unwrap_or_default()) {
+        assert_eq!(map.to_bytes(), rest.get(1..).unwrap_or_default());
+    }
+}
+
+/// A package set's document.
+fn set(data: &[u8]) {
+    let Ok(set) = PackageSet::parse(data) else { return };
+    if let Ok(text) = canonical::to_string(&set) {
+        assert_eq!(PackageSet::parse(text.as_bytes()).ok(), Some(set));
+    }
+}
+
+/// A connection's bytes, as a node takes them.
+fn transfer(data: &[u8]) {
+    let mut stream = Cursor::new(data);
+    let mut receiver = Receiver::new();
+    while let Ok(message) = transfer_frame::read(&mut stream, |_| ()) {
+        let mut written = Vec::new();
+        transfer_frame::write(&mut written, &message).expect("memory takes every byte");
+        let again = transfer_frame::read(&mut Cursor::new(&written), |_| ());
+        assert_eq!(again.ok().as_ref(), Some(&message));
+        match receiver.handle(message) {
+            Err(_) => return,
+            Ok(Step::Stage(incoming)) => {
+                let held = ChunkMap::empty(&incoming.manifest);
+                receiver.staged(held, u64::MAX, 0);
+            }
+            Ok(Step::Store { file, chunk, .. }) => {
+                receiver.stored(file, chunk);
+            }
+            Ok(Step::Seal) => {
+                receiver.sealed();
+            }
+            Ok(Step::Reply(_) | Step::Activate(_) | Step::List | Step::StartRank(_)) => {}
+        }
+    }
+}
+
+/// A frame between ranks, and the end of a group within it.
+fn collectives(data: &[u8]) {
+    let Some((head, payload)) = data.split_first_chunk::<HEADER_BYTES>() else { return };
+    let Ok(header) = group_frame::Header::parse(head) else { return };
+    assert_eq!(&header.encode(), head);
+    assert!(!header.to_string().is_empty());
+    if let Ok(notice) = Notice::parse(payload) {
+        let frame = notice.frame(header.from, header.epoch);
+        let again = Notice::parse(&frame[HEADER_BYTES..]).expect("what is written is read");
+        assert_eq!(again.blamed, notice.blamed);
+        assert!(notice.reason.starts_with(&again.reason), "a reason is only cut");
+    }
+}
+
+fn parse_model(data: &[u8]) -> Option<(Value, Vec<SourceTensor>)> {
+    let mut model: Value = serde_json::from_slice(data).ok()?;
+    let tensors: BTreeMap<String, (Dtype, Vec<u64>)> =
+        serde_json::from_value(model.get_mut("tensors")?.take()).ok()?;
+    let tensors = tensors
+        .into_iter()
+        .map(|(name, (dtype, shape))| SourceTensor { name, dtype, shape })
+        .collect();
+    Some((model.get_mut("config")?.take(), tensors))
+}
