@@ -13,8 +13,7 @@ pub(super) const MAX_GROUP: usize = 128;
 /// Most words of one group's integers: 128 of 8 bits.
 pub(super) const MAX_WORDS: usize = MAX_GROUP * 8 / 32;
 
-/// 2²³. Added to `0 ≤ x < 2²²` it rounds x to an integer, ties to even, and leaves the integer in
-/// the low bits.
+/// 2²³. Added to an integer from 0 to 2²² it leaves the integer in the low bits.
 const ROUNDER: f32 = 8_388_608.0;
 
 /// Rows of a batch before they are turned, with room for what a whole vector reads or writes
@@ -241,7 +240,6 @@ impl<V: Lanes> Range<V> {
 /// Rounds to integers from 0 to `largest`, ties to even. NaN becomes 0.
 #[inline(always)]
 pub(super) fn round<V: Lanes>(proof: V::Proof, steps: V, largest: V) -> V {
-    // Clamped first, which gives the same integers and keeps within the rounder's range.
-    let rounder = V::splat(proof, ROUNDER);
-    steps.max(V::splat(proof, 0.0)).min(largest).add(rounder).sub(rounder)
+    // Clamped first, which gives the same integers.
+    steps.max(V::splat(proof, 0.0)).min(largest).rint_small(proof)
 }

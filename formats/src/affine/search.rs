@@ -2,11 +2,13 @@
 //!
 //! 1. The first incumbent is MLX's scale and bias as they are stored, with integers rounded
 //!    against what is stored. Nothing replaces an incumbent unless its measured error is smaller.
-//! 2. Trial grids follow, each measured as it is stored: a width relative to the group's range
+//! 2. Trial grids follow, as they would be stored: a width relative to the group's range
 //!    and a shift from the middle of the range. Grids of one width displaced by parts of a step
 //!    round the weights independently, so a few of them give most of what a long search gives.
-//! 3. With `fit`, the pass that measures a grid also sums what a least-squares fit needs. The fit
-//!    with the best predicted error is stored, measured, and fitted again, `polish` times.
+//!    Widths with 8 bits, where rounding the scale moves the far end by nearly a step, are worth
+//!    measuring. With fewer bits a trial's integers are worth more than the trial: the pass sums
+//!    what the least-squares fit to them needs, and the fit that explains most is measured and
+//!    fitted again, `polish` times.
 //!
 //! The order of every sum is part of the format's definition: element `k` belongs to lane
 //! `k mod 16`, each lane adds in order, then lanes `l` and `l + 8`, `l + 4`, `l + 2`, `l + 1` are
@@ -71,140 +73,169 @@ struct Weights<'a, V, const G: usize> {
     largest: V,
 }
 
-/// Sums over a group of the residual `r`, in steps, and the integer `q`; weighted by importance.
+/// Sums over a group, weighted by importance, of steps `t` from the bias, the integer `q` and the
+/// residual `r = t - q`.
 #[derive(Clone, Copy)]
 struct Sums<V> {
     rr: V,
-    r: V,
-    qr: V,
     q: V,
     qq: V,
+    qt: V,
 }
 
 impl<V: Lanes> Sums<V> {
     #[inline(always)]
-    fn add<const FIT: bool>(self, other: Self) -> Self {
-        let rr = self.rr.add(other.rr);
-        if !FIT {
-            return Self { rr, ..self };
+    fn add<const MEASURE: bool, const FIT: bool>(mut self, other: Self) -> Self {
+        if MEASURE {
+            self.rr = self.rr.add(other.rr);
         }
-        Self {
-            rr,
-            r: self.r.add(other.r),
-            qr: self.qr.add(other.qr),
-            q: self.q.add(other.q),
-            qq: self.qq.add(other.qq),
+        if FIT {
+            self.q = self.q.add(other.q);
+            self.qq = self.qq.add(other.qq);
+            self.qt = self.qt.add(other.qt);
         }
+        self
     }
 }
 
 /// A grid as the inner loop uses it.
 #[derive(Clone, Copy)]
-struct Measure<V> {
+struct Pass<V: Lanes> {
+    proof: V::Proof,
     bias: V,
     inverse: V,
     largest: V,
-    rounder: V,
     zero: V,
 }
 
-impl<V: Lanes> Measure<V> {
+impl<V: Lanes> Pass<V> {
     #[inline(always)]
-    fn one<const FIT: bool>(self, value: V, importance: Option<V>) -> Sums<V> {
-        let steps = value.sub(self.bias).mul(self.inverse);
-        // The second operand wins on NaN: a degenerate grid keeps it and loses every comparison.
-        let q = self.largest.min(self.zero.max(steps)).add(self.rounder).sub(self.rounder);
-        let r = steps.sub(q);
-        let (weighted_r, weighted_q) = match importance {
-            Some(c) => (c.mul(r), if FIT { c.mul(q) } else { q }),
-            None => (r, q),
-        };
-        let rr = weighted_r.mul(r);
-        if !FIT {
-            return Sums { rr, r, qr: r, q, qq: q };
+    fn one<const MEASURE: bool, const FIT: bool>(self, value: V, importance: Option<V>) -> Sums<V> {
+        let t = value.sub(self.bias).mul(self.inverse);
+        let q = round(self.proof, t, self.largest);
+        let mut sums = Sums { rr: self.zero, q, qq: q, qt: q };
+        if MEASURE {
+            // NaN stays: a degenerate grid loses every comparison.
+            let r = t.sub(q);
+            sums.rr = weigh(importance, r).mul(r);
         }
-        Sums { rr, r: weighted_r, qr: weighted_r.mul(q), q: weighted_q, qq: weighted_q.mul(q) }
-    }
-
-    /// Elements `l`, `l + 16`, … in order.
-    #[inline(always)]
-    fn lane<const G: usize, const FIT: bool>(self, of: &Weights<'_, V, G>, l: usize) -> Sums<V> {
-        let mut sums = self.one::<FIT>(of.values[l], of.importance.map(|c| c[l]));
-        for k in (l + 16..G).step_by(16) {
-            sums = sums.add::<FIT>(self.one::<FIT>(of.values[k], of.importance.map(|c| c[k])));
+        if FIT {
+            sums.q = weigh(importance, q);
+            sums.qq = sums.q.mul(q);
+            sums.qt = sums.q.mul(t);
         }
         sums
     }
 
-    /// Lanes `l`, `l + 8`, `l + 4` and `l + 12`.
+    /// Elements `l`, `l + 16`, … in order.
     #[inline(always)]
-    fn quarter<const G: usize, const FIT: bool>(self, of: &Weights<'_, V, G>, l: usize) -> Sums<V> {
-        let first = self.lane::<G, FIT>(of, l).add::<FIT>(self.lane::<G, FIT>(of, l + 8));
-        let second = self.lane::<G, FIT>(of, l + 4).add::<FIT>(self.lane::<G, FIT>(of, l + 12));
-        first.add::<FIT>(second)
+    fn lane<const G: usize, const MEASURE: bool, const FIT: bool>(
+        self,
+        of: &Weights<'_, V, G>,
+        l: usize,
+    ) -> Sums<V> {
+        let mut sums = self.one::<MEASURE, FIT>(of.values[l], of.importance.map(|c| c[l]));
+        for k in (l + 16..G).step_by(16) {
+            let one = self.one::<MEASURE, FIT>(of.values[k], of.importance.map(|c| c[k]));
+            sums = sums.add::<MEASURE, FIT>(one);
+        }
+        sums
     }
 
     #[inline(always)]
-    fn sums<const G: usize, const FIT: bool>(self, of: &Weights<'_, V, G>) -> Sums<V> {
-        let zero = self.zero;
-        let mut quarters = [Sums { rr: zero, r: zero, qr: zero, q: zero, qq: zero }; 4];
+    fn sums<const G: usize, const MEASURE: bool, const FIT: bool>(
+        self,
+        of: &Weights<'_, V, G>,
+    ) -> Sums<V> {
+        let nothing = Sums { rr: self.zero, q: self.zero, qq: self.zero, qt: self.zero };
+        let mut quarters = [nothing; 4];
         for (l, quarter) in quarters.iter_mut().enumerate() {
-            *quarter = self.quarter::<G, FIT>(of, l);
+            let first = self.lane::<G, MEASURE, FIT>(of, l);
+            let first = first.add::<MEASURE, FIT>(self.lane::<G, MEASURE, FIT>(of, l + 8));
+            let second = self.lane::<G, MEASURE, FIT>(of, l + 4);
+            let second = second.add::<MEASURE, FIT>(self.lane::<G, MEASURE, FIT>(of, l + 12));
+            *quarter = first.add::<MEASURE, FIT>(second);
         }
-        let even = quarters[0].add::<FIT>(quarters[2]);
-        even.add::<FIT>(quarters[1].add::<FIT>(quarters[3]))
+        let even = quarters[0].add::<MEASURE, FIT>(quarters[2]);
+        let odd = quarters[1].add::<MEASURE, FIT>(quarters[3]);
+        even.add::<MEASURE, FIT>(odd)
     }
 }
 
-/// The state of a search.
+/// What a search knows of its groups.
 struct Search<'a, V: Lanes, const G: usize> {
     proof: V::Proof,
     dtype: Dtype,
     weights: Weights<'a, V, G>,
-    /// One over the sum of importances.
+    low: V,
+    /// Sum of importances, and one over it.
+    total: V,
     inverse_total: V,
+    /// Weighted sum of the distances from `low`.
+    from_low: V,
     /// One over the step of a grid over the whole range. Errors are measured in such steps, so
     /// that their squares neither overflow nor vanish.
     inverse_unit: V,
-    best: Grid<V>,
-    best_error: V,
+}
+
+/// The least-squares fit to a grid's integers, as it would be stored, and how much of the
+/// weights' variance the fit before it is stored explains.
+#[derive(Clone, Copy)]
+struct Fit<V> {
+    grid: Grid<V>,
+    explained: V,
 }
 
 impl<V: Lanes, const G: usize> Search<'_, V, G> {
-    /// Measures a grid and keeps it if it is better. With `FIT`, returns the least-squares fit of
-    /// its integers and the error that the fit would have before it is stored.
     #[inline(always)]
-    fn measure<const FIT: bool>(&mut self, grid: Grid<V>) -> (Grid<V>, V) {
-        let one = V::splat(self.proof, 1.0);
-        let measure = Measure {
+    fn pass<const MEASURE: bool, const FIT: bool>(&self, grid: Grid<V>) -> (Sums<V>, V, V) {
+        let inverse = V::splat(self.proof, 1.0).div(grid.scale);
+        let pass = Pass {
+            proof: self.proof,
             bias: grid.bias,
-            inverse: one.div(grid.scale),
+            inverse,
             largest: self.weights.largest,
-            rounder: V::splat(self.proof, 8_388_608.0),
             zero: V::splat(self.proof, 0.0),
         };
-        let sums = measure.sums::<G, FIT>(&self.weights);
         let relative = grid.scale.mul(self.inverse_unit);
-        let square = relative.mul(relative);
-        let error = square.mul(sums.rr);
-        self.best = Grid::if_less(error, self.best_error, grid, self.best);
-        self.best_error = V::less(error, self.best_error, error, self.best_error);
-        if !FIT {
-            return (grid, error);
-        }
-        // r ≈ slope · q + offset.
-        let mean_r = sums.r.mul(self.inverse_total);
+        (pass.sums::<G, MEASURE, FIT>(&self.weights), inverse, relative.mul(relative))
+    }
+
+    /// The squared error of a grid.
+    #[inline(always)]
+    fn measure(&self, grid: Grid<V>) -> V {
+        let (sums, _, square) = self.pass::<true, false>(grid);
+        square.mul(sums.rr)
+    }
+
+    /// The fit to a grid's integers.
+    #[inline(always)]
+    fn fit(&self, grid: Grid<V>) -> Fit<V> {
+        let (sums, inverse, square) = self.pass::<false, true>(grid);
+        self.fit_to(grid, &sums, inverse, square)
+    }
+
+    /// Both.
+    #[inline(always)]
+    fn measure_and_fit(&self, grid: Grid<V>) -> (V, Fit<V>) {
+        let (sums, inverse, square) = self.pass::<true, true>(grid);
+        (square.mul(sums.rr), self.fit_to(grid, &sums, inverse, square))
+    }
+
+    #[inline(always)]
+    fn fit_to(&self, grid: Grid<V>, sums: &Sums<V>, inverse: V, square: V) -> Fit<V> {
+        // t ≈ slope · q + offset.
+        let t = self.from_low.sub(self.total.mul(grid.bias.sub(self.low))).mul(inverse);
+        let mean_t = t.mul(self.inverse_total);
         let mean_q = sums.q.mul(self.inverse_total);
-        let covariance = sums.qr.sub(mean_r.mul(sums.q));
+        let covariance = sums.qt.sub(mean_t.mul(sums.q));
         let variance = sums.qq.sub(mean_q.mul(sums.q));
         let slope = covariance.div(variance);
-        let left = sums.rr.sub(mean_r.mul(sums.r)).sub(slope.mul(covariance));
-        let scale = grid.scale.add(grid.scale.mul(slope));
-        let scale = stored(self.proof, self.dtype, scale);
+        let scale = stored(self.proof, self.dtype, grid.scale.mul(slope));
         // The bias for the scale as it is stored.
-        let moved = grid.scale.sub(scale).mul(mean_q);
-        let bias = grid.bias.add(grid.scale.mul(mean_r)).add(moved);
-        (Grid { scale, bias: stored(self.proof, self.dtype, bias) }, square.mul(left))
+        let mean = self.low.add(self.from_low.mul(self.inverse_total));
+        let bias = stored(self.proof, self.dtype, mean.sub(scale.mul(mean_q)));
+        Fit { grid: Grid { scale, bias }, explained: square.mul(covariance).mul(slope) }
     }
 }
 
@@ -218,54 +249,73 @@ pub(super) fn refine<V: Lanes, const G: usize>(
     schedule: &Schedule<'_>,
 ) -> Grid<V> {
     let one = V::splat(proof, 1.0);
-    let infinity = V::splat(proof, f32::INFINITY);
-    let total = importance.map_or(V::splat(proof, G as f32), total);
-    let first = Grid::stored(proof, dtype, mlx.scale, mlx.bias);
-    let mut search = Search {
+    let total = match importance {
+        Some(importance) => sum(importance),
+        None => V::splat(proof, G as f32),
+    };
+    let mut from_low = *values;
+    for (k, value) in from_low.iter_mut().enumerate() {
+        *value = weigh(importance.map(|c| c[k]), value.sub(range.low));
+    }
+    let search = Search {
         proof,
         dtype,
         weights: Weights { values, importance, largest },
+        low: range.low,
+        total,
         inverse_total: one.div(total),
+        from_low: sum(&from_low),
         inverse_unit: one.div(mlx.unit),
-        best: first,
-        best_error: infinity,
     };
+    let mut best = Grid::stored(proof, dtype, mlx.scale, mlx.bias);
     // A degenerate group has no measure; then nothing is below NaN and MLX's grid stays.
-    search.best_error = search.measure::<false>(first).1;
+    let mut best_error = search.measure(best);
 
     let half = V::splat(proof, 0.5);
     let middle = range.low.add(range.high).mul(half);
-    let (mut fit, mut fit_error) = (first, infinity);
+    let mut fit = Fit { grid: best, explained: V::splat(proof, 0.0) };
     for &(width, shift) in schedule.trials {
         let scale = stored(proof, dtype, mlx.unit.mul(V::splat(proof, width)));
         let below = half.mul(largest).sub(V::splat(proof, shift));
-        let bias = stored(proof, dtype, middle.sub(below.mul(scale)));
-        let trial = Grid { scale, bias };
+        let trial = Grid { scale, bias: stored(proof, dtype, middle.sub(below.mul(scale))) };
         if schedule.polish == 0 {
-            search.measure::<false>(trial);
+            let error = search.measure(trial);
+            best = Grid::if_less(error, best_error, trial, best);
+            best_error = V::less(error, best_error, error, best_error);
         } else {
-            let (candidate, error) = search.measure::<true>(trial);
-            fit = Grid::if_less(error, fit_error, candidate, fit);
-            fit_error = V::less(error, fit_error, error, fit_error);
+            let next = search.fit(trial);
+            fit.grid = Grid::if_less(fit.explained, next.explained, next.grid, fit.grid);
+            fit.explained = V::less(fit.explained, next.explained, next.explained, fit.explained);
         }
     }
-    for _ in 1..schedule.polish {
-        fit = search.measure::<true>(fit).0;
+    for step in 0..schedule.polish {
+        let last = step + 1 == schedule.polish;
+        let (error, next) =
+            if last { (search.measure(fit.grid), fit) } else { search.measure_and_fit(fit.grid) };
+        best = Grid::if_less(error, best_error, fit.grid, best);
+        best_error = V::less(error, best_error, error, best_error);
+        fit = next;
     }
-    if schedule.polish > 0 {
-        search.measure::<false>(fit);
-    }
-    search.best
+    best
 }
 
-/// The sum of importances, in the order of all sums.
 #[inline(always)]
-fn total<V: Lanes, const G: usize>(importance: &[V; G]) -> V {
-    let mut lanes = [importance[0]; 16];
-    lanes.copy_from_slice(&importance[..16]);
-    for sixteen in importance[16..].chunks_exact(16) {
-        for (lane, c) in lanes.iter_mut().zip(sixteen) {
-            *lane = lane.add(*c);
+fn weigh<V: Lanes>(importance: Option<V>, x: V) -> V {
+    // No closure: one might be compiled apart, without the instructions.
+    match importance {
+        Some(importance) => importance.mul(x),
+        None => x,
+    }
+}
+
+/// A sum over elements in the order of all sums.
+#[inline(always)]
+fn sum<V: Lanes, const G: usize>(elements: &[V; G]) -> V {
+    let mut lanes = [elements[0]; 16];
+    lanes.copy_from_slice(&elements[..16]);
+    for sixteen in elements[16..].chunks_exact(16) {
+        for (lane, element) in lanes.iter_mut().zip(sixteen) {
+            *lane = lane.add(*element);
         }
     }
     for half in [8, 4, 2, 1] {

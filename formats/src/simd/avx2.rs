@@ -1,10 +1,7 @@
 //! AVX2: 8 lanes.
 
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads and stores")]
-#![expect(
-    clippy::wildcard_imports,
-    reason = "the instructions' own names, as their manual has them"
-)]
+#![allow(clippy::wildcard_imports, reason = "the instructions' names, as their manual has them")]
 
 use std::arch::x86_64::*;
 

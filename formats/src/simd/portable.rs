@@ -68,6 +68,12 @@ impl Lanes for f32 {
     }
 
     #[inline(always)]
+    fn rint_small(self, (): ()) -> Self {
+        // Above 2²³ there are no fractions. An instruction to round is not in every processor.
+        self + 8_388_608.0 - 8_388_608.0
+    }
+
+    #[inline(always)]
     fn words(self) -> u32 {
         self.to_bits()
     }

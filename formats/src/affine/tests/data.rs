@@ -2,7 +2,7 @@
 
 use crate::{affine::narrow, dtype::Dtype, simd::Platform};
 
-/// SplitMix64.
+/// The generator called `SplitMix64`.
 pub(super) struct Rng(pub(super) u64);
 
 impl Rng {
@@ -53,11 +53,10 @@ pub(super) fn sample(kind: Kind, count: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng(seed);
     let draw = |_| {
         let x = match kind {
-            Kind::Gaussian => rng.normal(),
             Kind::Laplace => rng.laplace(),
             Kind::StudentT4 => rng.student_t4(),
             Kind::Sparse if rng.next().is_multiple_of(4) => 0.0,
-            Kind::Sparse => rng.normal(),
+            Kind::Gaussian | Kind::Sparse => rng.normal(),
         };
         (x * 0.02) as f32
     };

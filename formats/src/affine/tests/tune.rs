@@ -4,6 +4,8 @@
 //!
 //!   cargo test --release -p shardpack-formats tune -- --ignored --nocapture
 
+use std::fmt::Write as _;
+
 use super::{Outputs, data};
 use crate::{
     affine::{
@@ -54,14 +56,16 @@ fn tune(format: AffineFormat, polish: u32, count: usize, widths: &[f32]) -> Stri
         let plain = errors(Rule::Mlx(Backend::Cpu), format, &test);
         let ratios = ours.iter().zip(&plain).map(|(a, b)| (a / b).sqrt());
         let ratios: Vec<String> = ratios.map(|ratio| format!("{ratio:.4}")).collect();
-        text += &format!(
-            "{} bits, group {}, polish {polish}, {:2} trials: {} after {:?}\n",
+        writeln!(
+            text,
+            "{} bits, group {}, polish {polish}, {:2} trials: {} after {:?}",
             format.bits(),
             format.group_size(),
             trials.len(),
             ratios.join(" "),
             best.1
-        );
+        )
+        .expect("a string takes all");
     }
     text
 }
@@ -77,12 +81,12 @@ fn tune_all_formats() {
         for bits in [2, 3, 4, 5, 6, 8] {
             let format = AffineFormat::new(bits, group_size).unwrap();
             let (widths, polishes): (_, &[u32]) = match bits {
-                2 => (steps(0.5, 0.05, 13), &[1, 2]),
+                2 => (steps(0.5, 0.05, 13), &[1, 2, 3]),
                 3 => (steps(0.64, 0.03, 16), &[1, 2]),
-                4 => (steps(0.74, 0.02, 17), &[1, 2]),
+                4 => (steps(0.74, 0.02, 17), &[1, 2, 3]),
                 5 => (steps(0.84, 0.015, 15), &[1, 2]),
-                6 => (steps(0.91, 0.0125, 12), &[0, 1]),
-                _ => (steps(0.973, 0.006, 11), &[0]),
+                6 => (steps(0.91, 0.0125, 12), &[0, 1, 2]),
+                _ => (steps(0.973, 0.006, 11), &[0, 1]),
             };
             for polish in polishes {
                 println!("{}", tune(format, *polish, 8, &widths));
