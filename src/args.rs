@@ -68,11 +68,11 @@ pub(crate) struct FormatArgs {
     /// name=RAM[:USABLE],… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
     #[arg(long, default_value = "1", value_name = "NODES")]
     pub nodes: String,
-    /// Which matrices get more bits: uniform, or sensitive (first and last layers' down_proj and
-    /// v_proj one step up, embedding and head at 6 bits at least).
+    /// Which matrices get more bits: uniform, or sensitive (down projections and values of the
+    /// first and last layers one step up, embedding and head at 6 bits at least).
     #[arg(long, default_value = "uniform", value_name = "NAME")]
     pub recipe: String,
-    /// Exceptions by name, such as '*.down_proj=6' or 'lm_head=8:32'; the last match wins.
+    /// Exceptions by name; the last match wins. Stars stand for any characters.
     #[arg(long = "override", value_name = "PATTERN=BITS[:GROUP]")]
     pub overrides: Vec<String>,
     /// How weights are rounded: refined is the most accurate; mlx-cpu and mlx-metal give MLX's

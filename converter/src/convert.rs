@@ -77,10 +77,11 @@ impl ConvertError {
             Self::Source(error) | Self::Plan(PlanError::Source(error)) => error.is_wrong(),
             Self::Plan(
                 PlanError::Option { .. } | PlanError::Recipe(_) | PlanError::Threshold(_),
-            ) => false,
-            Self::Plan(_) => true,
-            Self::Weight { .. } | Self::Threshold(_) => true,
-            Self::Staging(_) | Self::Write(_) | Self::Canonical(_) => false,
+            )
+            | Self::Staging(_)
+            | Self::Write(_)
+            | Self::Canonical(_) => false,
+            Self::Plan(_) | Self::Weight { .. } | Self::Threshold(_) => true,
         }
     }
 

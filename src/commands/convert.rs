@@ -90,7 +90,12 @@ struct Display {
 
 impl Display {
     fn show(&self, event: &ConvertEvent) {
-        let progress = self.tensors.get();
+        // Before the plan stands there is nothing to show.
+        let show = |show: &dyn Fn(&Progress)| {
+            if let Some(progress) = self.tensors.get() {
+                show(progress);
+            }
+        };
         match event {
             ConvertEvent::Planned(plan) => {
                 pause::at(|| "convert:planned".to_owned());
@@ -103,24 +108,24 @@ impl Display {
                 say(&format!(
                     "note: going on after {tensors} tensors that an earlier run has finished"
                 ));
-                progress.into_iter().for_each(|progress| progress.add(*source_bytes));
+                show(&|progress| progress.add(*source_bytes));
             }
             ConvertEvent::TensorStarted { name, index } => {
                 pause::at(|| format!("convert:tensor:{index}"));
-                progress.into_iter().for_each(|progress| progress.message(name));
+                show(&|progress| progress.message(name));
             }
             ConvertEvent::Converted(bytes) => {
-                progress.into_iter().for_each(|progress| progress.add(*bytes))
+                show(&|progress| progress.add(*bytes));
             }
             ConvertEvent::TensorFinished { index } => {
-                pause::at(|| format!("convert:finished:{index}"))
+                pause::at(|| format!("convert:finished:{index}"));
             }
             ConvertEvent::Hashing => {
-                progress.into_iter().for_each(|progress| progress.message("hashing and syncing"));
+                show(&|progress| progress.message("hashing and syncing"));
                 pause::at(|| "convert:hashing".to_owned());
             }
             ConvertEvent::Publishing => {
-                progress.into_iter().for_each(Progress::finish);
+                show(&Progress::finish);
                 pause::at(|| "convert:publishing".to_owned());
             }
         }

@@ -20,7 +20,8 @@ pub(super) fn choose(
 ) -> Result<Quantization, RecipeError> {
     let dtype = choice.dtype.unwrap_or_else(|| main_dtype(&normalised.tensors));
     let matrices = || normalised.tensors.iter().filter(|tensor| tensor.quantizable);
-    choice.overrides.check_used(matrices().map(|tensor| module_name(&tensor.name)))?;
+    let modules: Vec<&str> = matrices().map(|tensor| module_name(&tensor.name)).collect();
+    choice.overrides.check_used(&modules)?;
     let layers = normalised.spec.layers.len() as u32;
     let mut overrides = BTreeMap::new();
     for tensor in matrices() {
