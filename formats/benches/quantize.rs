@@ -1,6 +1,6 @@
 //! Nanoseconds a weight, on one thread, data in memory: everything `quantize` does (load, search,
-//! rounding, packing, error sums). The floor is the multiplication per weight and trial: a vector
-//! of 16 lanes needs about 8 instructions for a measured grid and 16 with its fit, two a cycle.
+//! rounding, packing, error sums). The floor is arithmetic: per trial and vector about 11
+//! instructions with a fit and 8 without, two a cycle.
 //!
 //!   cargo bench -p shardpack-formats --bench quantize -- [PLATFORM …] [only:TEXT]
 

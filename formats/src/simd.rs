@@ -1,7 +1,7 @@
 //! Instruction sets: which there are, how one is chosen, and the lane operations that arithmetic
 //! over many groups is written in. Knows nothing of groups, bits or files.
 //!
-//! Arithmetic is written once, in safe code over [`Lanes`], as a [`Task`]. [`Platform::run`]
+//! Arithmetic is written once, in safe code over `Lanes`, as a `Task`. `Platform::run`
 //! compiles it for each instruction set. Every operation is one IEEE operation on each lane (no
 //! fused multiply-add, no estimates), so a lane's result depends neither on the vector's width
 //! nor on the instruction set; `f32` itself is the vector of the portable twin.

@@ -2,13 +2,12 @@
 //!
 //! 1. The first incumbent is MLX's scale and bias as they are stored, with integers rounded
 //!    against what is stored. Nothing replaces an incumbent unless its measured error is smaller.
-//! 2. Trial grids follow, as they would be stored: a width relative to the group's range
-//!    and a shift from the middle of the range. Grids of one width displaced by parts of a step
-//!    round the weights independently, so a few of them give most of what a long search gives.
-//!    Widths with 8 bits, where rounding the scale moves the far end by nearly a step, are worth
-//!    measuring. With fewer bits a trial's integers are worth more than the trial: the pass sums
-//!    what the least-squares fit to them needs, and the fit that explains most is measured and
-//!    fitted again, `polish` times.
+//! 2. Trial grids follow, as they would be stored: a width relative to the group's range and a
+//!    shift from the middle of the range. Grids of one width displaced by parts of a step round
+//!    the weights independently, so a few of them give most of what a long search gives.
+//! 3. With `polish` steps a trial is worth what its integers are worth: one pass sums what the
+//!    least-squares fit to them needs. The fit that explains most of the weights' variance is
+//!    measured as it is stored, and fitted again. Without such steps the trials are measured.
 //!
 //! The order of every sum is part of the format's definition: element `k` belongs to lane
 //! `k mod 16`, each lane adds in order, then lanes `l` and `l + 8`, `l + 4`, `l + 2`, `l + 1` are
