@@ -6,7 +6,8 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Condvar, Mutex, PoisonError},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use shardpack_manifests::{
@@ -20,6 +21,13 @@ use super::active::{Active, model_name};
 
 /// Free bytes that a push leaves: a full disk stops more than this program.
 const RESERVE_BYTES: u64 = 256 << 20;
+
+/// How long a store's lock is waited for: a node that has just ended may hold it for a moment
+/// yet, through a process that it was starting.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Between two looks at the lock.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Something that the store could not do.
 #[derive(Debug, thiserror::Error)]
@@ -152,12 +160,20 @@ impl Store {
         }
         let path = root.join("lock");
         let lock = File::create(&path).map_err(StoreError::io("open", &path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(StoreError::Locked { path: root.to_owned() });
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    thread::sleep(LOCK_PAUSE);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(StoreError::Locked { path: root.to_owned() });
+                }
+                Err(TryLockError::Error(error)) => {
+                    return Err(StoreError::io("lock", &path)(error));
+                }
             }
-            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
         }
         Ok(Self {
             root: root.to_owned(),
