@@ -232,9 +232,7 @@ fn finish(step: &Step, progress: &Progress) -> Finished {
         .collect();
     let report = match step.format {
         MatrixFormat::Plain => TensorReport::plain(),
-        format @ MatrixFormat::Affine { .. } => {
-            TensorReport::affine(format, &progress.sums, step.tensor.shape.iter().product())
-        }
+        format @ MatrixFormat::Affine { .. } => TensorReport::affine(format, &progress.sums, step.tensor.shape.iter().product()),
     };
     Finished { identities, pieces, report }
 }
