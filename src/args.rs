@@ -202,9 +202,13 @@ pub(crate) struct ReshardArgs {
     /// Folder to write the package set to; must not exist or be empty.
     #[arg(short, long, value_name = "FOLDER")]
     pub output: PathBuf,
-    /// Number of nodes to cut the model for, 1 to 8.
+    /// Nodes to cut the model for: a number from 1 to 8, or each with its memory, as
+    /// name=RAM[:USABLE],… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
+    #[arg(long, value_name = "NODES")]
+    pub nodes: String,
+    /// Tokens of context that the nodes' memory must hold; the model's longest by default.
     #[arg(long, value_name = "N")]
-    pub nodes: u32,
+    pub context: Option<u32>,
     /// Memory to hold at most, such as 512m or 4g; the model may be of any size.
     #[arg(long, default_value = "512m", value_name = "BYTES")]
     pub memory: Size,

@@ -5,7 +5,7 @@ use std::{process::ExitCode, sync::OnceLock};
 use serde_json::json;
 use shardpack_converter::{Joined, ReshardError, ReshardEvent, ReshardOptions, Resharded, reshard};
 
-use super::{Outcome, threads};
+use super::{Outcome, plan, threads};
 use crate::{
     args::ReshardArgs,
     failure::Failure,
@@ -17,7 +17,8 @@ use crate::{
 pub(crate) fn run(args: &ReshardArgs) -> Outcome {
     let options = ReshardOptions {
         output: args.output.clone(),
-        ranks: args.nodes,
+        nodes: args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?,
+        context: args.context,
         memory_bytes: args.memory.0,
     };
     let display = Display::new("reshard");
@@ -25,6 +26,9 @@ pub(crate) fn run(args: &ReshardArgs) -> Outcome {
     let resharded = threads::with(args.threads, work)?.map_err(|error: ReshardError| {
         if error.is_wrong() { Failure::wrong(error) } else { error.into() }
     })?;
+    for memory in resharded.memory.iter().filter(|memory| !memory.fits()) {
+        say(&format!("note: {}", plan::too_large(memory)));
+    }
     if resharded.report.is_none() {
         say("note: without the set's own report.json there is none of the result");
     }
@@ -82,8 +86,9 @@ fn summary(resharded: &Resharded) -> String {
     let (set, run) = (&resharded.set, &resharded.run);
     let rate = run.source_bytes as f64 / run.seconds.max(1e-9);
     let mut rows = vec![vec!["package".to_owned(), "weights".to_owned(), "all files".to_owned()]];
-    for (package, weights) in set.packages.iter().zip(&resharded.bytes_per_rank) {
-        rows.push(vec![package.directory.clone(), size(*weights), size(package.size_bytes)]);
+    for (package, memory) in set.packages.iter().zip(&resharded.memory) {
+        let weights = size(memory.weight_bytes);
+        rows.push(vec![package.directory.clone(), weights, size(package.size_bytes)]);
     }
     format!(
         "{}: {} of weights for {} nodes, {:.1} s ({}/s)\nmodel {}\n{}",
