@@ -27,6 +27,14 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Quantize a model and cut it into one package per node.
     Convert(ConvertArgs),
+    /// Cut packages again for another number of nodes, without the source.
+    Reshard(ReshardArgs),
+    /// Write packages as one model for other programs.
+    Export(ExportArgs),
+    /// Make a key that signs packages.
+    Keygen(KeygenArgs),
+    /// Sign every package of a set, so that others can tell whose it is.
+    Sign(SignArgs),
     /// Check every byte of a package or a package set.
     Verify(VerifyArgs),
     /// Show what a package or a package set holds.
@@ -65,7 +73,7 @@ pub(crate) struct FormatArgs {
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub group_size: u32,
     /// Nodes to cut the model for: a number from 1 to 8, or each with its memory, as
-    /// name=RAM[:USABLE],… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
+    /// name=RAM or name=RAM:USABLE,… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
     #[arg(long, default_value = "1", value_name = "NODES")]
     pub nodes: String,
     /// Which matrices get more bits: uniform, or sensitive (down projections and values of the
@@ -158,7 +166,7 @@ impl std::str::FromStr for Size {
 }
 
 /// Float types on the command line.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FloatType {
     /// Brain float, 16 bits.
     Bf16,
@@ -168,15 +176,135 @@ pub(crate) enum FloatType {
     F32,
 }
 
+impl FloatType {
+    /// The type as weight files spell it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "BF16",
+            Self::F16 => "F16",
+            Self::F32 => "F32",
+        }
+    }
+}
+
+/// `reshard`.
+#[derive(Args)]
+#[command(after_help = "\
+Nothing is quantized again: the result is what `convert --nodes` writes from the source.
+
+Examples:
+  shardpack reshard llama-70b -o llama-70b-3 --nodes 3
+  shardpack reshard from-mac-a/node-0 from-mac-b/node-1 -o llama-70b-4 --nodes 4")]
+pub(crate) struct ReshardArgs {
+    /// A package set, a folder with all packages of one, or all packages one by one.
+    #[arg(required = true, value_name = "SET")]
+    pub paths: Vec<PathBuf>,
+    /// Folder to write the package set to; must not exist or be empty.
+    #[arg(short, long, value_name = "FOLDER")]
+    pub output: PathBuf,
+    /// Nodes to cut the model for: a number from 1 to 8, or each with its memory, as
+    /// name=RAM or name=RAM:USABLE,… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
+    #[arg(long, value_name = "NODES")]
+    pub nodes: String,
+    /// Tokens of context that the nodes' memory must hold; the model's longest by default.
+    #[arg(long, value_name = "N")]
+    pub context: Option<u32>,
+    /// Memory to hold at most, such as 512m or 4g; the model may be of any size.
+    #[arg(long, default_value = "512m", value_name = "BYTES")]
+    pub memory: Size,
+    /// Threads to use; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `export`.
+#[derive(Args)]
+#[command(
+    group = clap::ArgGroup::new("form").required(true),
+    after_help = "\
+Examples:
+  shardpack export llama-70b --mlx -o llama-70b-mlx     mlx_lm.generate --model llama-70b-mlx
+  shardpack export llama-70b --hf -o llama-70b-bf16     a checkpoint for transformers"
+)]
+pub(crate) struct ExportArgs {
+    /// A package set, a folder with all packages of one, or all packages one by one.
+    #[arg(required = true, value_name = "SET")]
+    pub paths: Vec<PathBuf>,
+    /// Folder to write to; must not exist or be empty.
+    #[arg(short, long, value_name = "FOLDER")]
+    pub output: PathBuf,
+    /// A model directory of mlx-lm, as quantized; it is a package for one node too.
+    #[arg(long, group = "form")]
+    pub mlx: bool,
+    /// A checkpoint in Hugging Face's names, in floats.
+    #[arg(long, group = "form")]
+    pub hf: bool,
+    /// Type of the floats of --hf; that of the set's scales and unquantized weights by default.
+    #[arg(long, value_enum, requires = "hf")]
+    pub dtype: Option<FloatType>,
+    /// Memory to hold at most, such as 512m or 4g; the model may be of any size.
+    #[arg(long, default_value = "512m", value_name = "BYTES")]
+    pub memory: Size,
+    /// Threads to use; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `keygen`.
+#[derive(Args)]
+#[command(after_help = "\
+Example:
+  shardpack keygen -o signer      writes signer (keep it secret) and signer.pub (give it away)")]
+pub(crate) struct KeygenArgs {
+    /// File to write the private key to; the public key goes beside it, with .pub added.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sign`.
+#[derive(Args)]
+#[command(after_help = "\
+Each package gets a model.sig, which `shardpack verify --key` checks, and so does
+`model_signing verify key` (pip install model-signing pyOpenSSL).
+
+Example:
+  shardpack sign llama-70b --key signer")]
+pub(crate) struct SignArgs {
+    /// A package set or a package.
+    pub path: PathBuf,
+    /// Private key, as `shardpack keygen` writes it.
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+    /// Threads to use; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `verify`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  shardpack verify llama-70b            the whole set
-  shardpack verify llama-70b/node-0     one package")]
+  shardpack verify llama-70b                      the whole set
+  shardpack verify llama-70b/node-0               one package
+  shardpack verify llama-70b --key signer.pub     and that this key has signed it")]
 pub(crate) struct VerifyArgs {
     /// A package set or a package.
     pub path: PathBuf,
+    /// Public key that every package must be signed with.
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
     /// Threads to use; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

@@ -2,13 +2,17 @@
 
 pub(crate) mod convert;
 pub(crate) mod demo;
+pub(crate) mod export;
 pub(crate) mod inspect;
+pub(crate) mod keygen;
 pub(crate) mod logits;
 pub(crate) mod node;
 pub(crate) mod plan;
 pub(crate) mod push;
 pub(crate) mod rank;
+pub(crate) mod reshard;
 pub(crate) mod serve;
+pub(crate) mod sign;
 pub(crate) mod verify;
 
 mod package;

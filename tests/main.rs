@@ -11,6 +11,8 @@ mod kill;
 mod package_set;
 mod parity;
 mod push;
+mod reshard;
 mod running;
 mod serve;
+mod signature;
 mod verify;

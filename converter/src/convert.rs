@@ -2,10 +2,10 @@
 //! hash, or a tensor to bring from the source into the packages' files, block by block. What is
 //! read for a tensor was hashed just before, so the disk is read once.
 
-mod documents;
+pub(crate) mod documents;
 mod items;
 mod journal;
-mod output;
+pub(crate) mod output;
 mod tensor;
 
 use std::{
@@ -31,6 +31,7 @@ use crate::{
     source::{Source, SourceError},
     staging::{Staging, StagingError},
 };
+use documents::DocumentError;
 use items::Item;
 use journal::Journal;
 use output::Output;
@@ -67,6 +68,15 @@ pub enum ConvertError {
     /// A document has no canonical form: a bug of ours.
     #[error("a document cannot be written")]
     Canonical(#[from] canonical::CanonicalError),
+}
+
+impl From<DocumentError> for ConvertError {
+    fn from(error: DocumentError) -> Self {
+        match error {
+            DocumentError::Write(error) => Self::Write(error),
+            DocumentError::Canonical(error) => Self::Canonical(error),
+        }
+    }
 }
 
 impl ConvertError {
@@ -158,11 +168,11 @@ pub type Observer<'a> = &'a (dyn Fn(&ConvertEvent) + Sync);
 #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(crate) struct Finished {
     /// Digest of each part before it was cut.
-    identities: Vec<Digest>,
+    pub(crate) identities: Vec<Digest>,
     /// Digest of each part's piece for each rank; absent where a rank holds nothing. A shared
     /// part has one entry.
-    pieces: Vec<Vec<Option<Digest>>>,
-    report: TensorReport,
+    pub(crate) pieces: Vec<Vec<Option<Digest>>>,
+    pub(crate) report: TensorReport,
 }
 
 /// Converts an open source. The output appears under its name complete or not at all; a run that
@@ -212,7 +222,8 @@ fn fill(
     observe(&ConvertEvent::Hashing);
     let files = output.finish(plan)?;
     let record = source.record(&digests);
-    let written = documents::write(source, plan, record, &finished, &files, directory)?;
+    let texts = documents::package_texts(source, plan)?;
+    let written = documents::write(&texts, plan, record, &finished, &files, directory)?;
     let tensors: BTreeMap<String, TensorReport> = plan
         .steps
         .iter()

@@ -2,20 +2,30 @@
 //!
 //! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers
 //! alone), [`convert()`] (carrying the plan out), [`report`] (what it did to the weights),
-//! [`push`] (each node gets its package). The package directory is the whole contract with the loader.
+//! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other people's
+//! programs), [`push`] (each node gets its package). The package directory is the whole contract with the loader.
 #![forbid(unsafe_code)]
 
 mod convert;
 mod cut;
+mod export;
+mod joined;
 mod package;
+mod pieces;
 pub mod plan;
 pub mod push;
 pub mod recipe;
 pub mod report;
+mod reshard;
 pub mod source;
 mod staging;
 
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
+pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};
+pub use joined::{JoinError, Joined};
 pub use package::WriteError;
 pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
+pub use reshard::{
+    ReshardError, ReshardEvent, ReshardObserver, ReshardOptions, Resharded, reshard,
+};
 pub use source::{Source, SourceError};

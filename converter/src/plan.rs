@@ -24,7 +24,7 @@ use crate::{
     source::{Source, SourceError},
 };
 pub(crate) use files::{Destination, PackageFiles};
-pub(crate) use formats::module_name;
+pub(crate) use formats::{format_of, module_name};
 pub use memory::RankMemory;
 use options::Choice;
 pub use options::{ConvertOptions, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
@@ -121,6 +121,11 @@ impl Part {
     pub(crate) fn size_bytes(&self) -> u64 {
         self.shape.iter().product::<u64>() * self.dtype.size_bytes() as u64
     }
+
+    /// Bytes of one row: everything below the first dimension.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.shape.iter().skip(1).product::<u64>() * self.dtype.size_bytes() as u64
+    }
 }
 
 impl Plan {
@@ -153,6 +158,18 @@ impl Plan {
                     .to_owned(),
             );
         }
+        let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);
+        Ok(Self { importance, ..plan })
+    }
+
+    /// The plan that follows once it is known how every matrix is stored.
+    pub(crate) fn of(
+        normalised: Normalised,
+        quantization: Quantization,
+        options: ConvertOptions,
+        rounding: Rounding,
+        warnings: Vec<String>,
+    ) -> Self {
         let context = options.context.unwrap_or(normalised.spec.max_positions);
         let cut = |weights: Option<&[u64]>| {
             let layout = layout::plan(&normalised, &quantization, options.nodes.count(), weights);
@@ -172,19 +189,18 @@ impl Plan {
             planned = cut(Some(&weights));
         }
         let (layout, steps, packages, memory) = planned;
-        let rounding = choice.rounding;
-        Ok(Self {
+        Self {
             options,
             normalised,
             layout,
             quantization,
             memory,
             warnings,
-            importance,
+            importance: None,
             rounding,
             steps,
             packages,
-        })
+        }
     }
 
     /// Whether every rank fits its node.

@@ -119,8 +119,15 @@ pub fn parse_header(header: &[u8], size: u64) -> Result<Vec<TensorInfo>, Contain
 /// order), padded so that data begins on [`DATA_ALIGNMENT`].
 #[must_use]
 pub fn header(tensors: &[TensorInfo]) -> Vec<u8> {
+    header_for("mlx", tensors)
+}
+
+/// Like [`header`], for the framework that names tensors and lays them out like these (`"pt"`,
+/// `"mlx"`).
+#[must_use]
+pub fn header_for(framework: &str, tensors: &[TensorInfo]) -> Vec<u8> {
     // Written by hand to keep the tensors' order whatever map serde_json uses.
-    let mut text = String::from(r#"{"__metadata__":{"format":"mlx"}"#);
+    let mut text = format!(r#"{{"__metadata__":{{"format":"{framework}"}}"#);
     let mut end = 0;
     for tensor in tensors {
         let start = end;

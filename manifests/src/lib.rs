@@ -3,7 +3,8 @@
 //!
 //! Reading order: [`digest`] and [`canonical`] (how bytes and documents are named), [`manifest`]
 //! and [`set`] (what a package and a package set say of themselves), [`layout`] (which rank
-//! holds what), [`verify`] (do the bytes on disk agree), [`transfer`] (how they reach a node).
+//! holds what), [`verify`] (do the bytes on disk agree), [`signature`] (who says so), [`transfer`]
+//! (how they reach a node).
 #![forbid(unsafe_code)]
 
 pub mod canonical;
@@ -13,6 +14,7 @@ pub mod ids;
 pub mod layout;
 pub mod manifest;
 pub mod set;
+pub mod signature;
 pub mod transfer;
 pub mod verify;
 

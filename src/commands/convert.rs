@@ -13,7 +13,7 @@ use shardpack_converter::{
 
 use super::{Outcome, plan, threads};
 use crate::{
-    args::{ConvertArgs, FloatType, FormatArgs},
+    args::{ConvertArgs, FormatArgs},
     failure::Failure,
     pause,
     progress::{Progress, result, say, size, table},
@@ -46,11 +46,6 @@ pub(super) fn format_options(
     output: PathBuf,
     args: &FormatArgs,
 ) -> Result<ConvertOptions, Failure> {
-    let dtype = args.dtype.map(|dtype| match dtype {
-        FloatType::Bf16 => "BF16",
-        FloatType::F16 => "F16",
-        FloatType::F32 => "F32",
-    });
     let nodes: Nodes =
         args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?;
     Ok(ConvertOptions {
@@ -58,7 +53,7 @@ pub(super) fn format_options(
         group_size: args.group_size,
         nodes,
         rounding: args.rounding.clone(),
-        dtype: dtype.map(str::to_owned),
+        dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
         recipe: args.recipe.clone(),
         overrides: args.overrides.clone(),
         context: args.context,

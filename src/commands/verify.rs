@@ -1,13 +1,14 @@
 //! `shardpack verify`.
 
-use std::{process::ExitCode, sync::OnceLock};
+use std::{path::Path, process::ExitCode, sync::OnceLock};
 
 use serde_json::json;
-use shardpack_manifests::verify::{
-    Report, TensorCheck, VerifyEvent, VerifyOptions, verify_package, verify_set,
+use shardpack_manifests::{
+    signature::{VerifyingKey, verify_signature},
+    verify::{Report, TensorCheck, VerifyEvent, VerifyOptions, verify_package, verify_set},
 };
 
-use super::{Outcome, package, threads};
+use super::{Outcome, package, sign, threads};
 use crate::{
     args::VerifyArgs,
     failure::Failure,
@@ -19,6 +20,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Outcome {
     if !args.path.is_dir() {
         return Err(Failure::from(anyhow::anyhow!("{}: no such folder", args.path.display())));
     }
+    let key = args.key.as_deref().map(sign::read_public_key).transpose()?;
     let options = VerifyOptions { tensors: TensorCheck::Skip };
     let progress = OnceLock::new();
     let show = |event| match event {
@@ -37,15 +39,35 @@ pub(crate) fn run(args: &VerifyArgs) -> Outcome {
         }
     })?;
     progress.get().into_iter().for_each(Progress::finish);
-    if args.json {
-        result(&json(&report).to_string());
-    } else {
-        for finding in &report.findings {
-            say(&format!("wrong: {}", message(finding)));
-        }
-        result(&summary(&report));
+    let mut wrong: Vec<String> = report.findings.iter().map(message).collect();
+    if let Some(key) = &key {
+        wrong.extend(threads::with(args.threads, || signatures(&args.path, key))?);
     }
-    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    if args.json {
+        result(&json(&report, &wrong, key.is_some()).to_string());
+    } else {
+        for finding in &wrong {
+            say(&format!("wrong: {finding}"));
+        }
+        result(&summary(&report, wrong.len(), key.as_ref()));
+    }
+    Ok(if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// What is wrong with the signatures of a package, or of every package of a set.
+fn signatures(path: &Path, key: &VerifyingKey) -> Vec<String> {
+    // A set that cannot be read is among the findings already.
+    let packages = sign::packages(path).unwrap_or_default();
+    let progress = Progress::bytes("signature", sign::size_bytes(&packages));
+    let problems = |package: &std::path::PathBuf| {
+        let name = package.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        verify_signature(package, key, &|bytes| progress.add(bytes))
+            .into_iter()
+            .map(move |problem| format!("{name}: {problem}"))
+    };
+    let wrong = packages.iter().flat_map(problems).collect();
+    progress.finish();
+    wrong
 }
 
 /// A finding with the chain of its causes.
@@ -59,7 +81,7 @@ fn message(finding: &shardpack_manifests::verify::Finding) -> String {
     text
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &Report, wrong: usize, key: Option<&VerifyingKey>) -> String {
     let rate = (report.read_bytes as f64 / report.seconds.max(1e-9)) as u64;
     let what = format!(
         "{} packages, {} files, {} chunks, {} in {:.2} s ({}/s)",
@@ -70,16 +92,20 @@ fn summary(report: &Report) -> String {
         report.seconds,
         size(rate)
     );
-    match report.findings.len() {
-        0 => format!("verified: {what}"),
+    match wrong {
+        0 => match key {
+            Some(key) => format!("verified: {what}, signed with key {:.12}", key.hint()),
+            None => format!("verified: {what}"),
+        },
         count => format!("{count} wrong: {what}"),
     }
 }
 
-fn json(report: &Report) -> serde_json::Value {
+fn json(report: &Report, wrong: &[String], signed: bool) -> serde_json::Value {
     json!({
-        "ok": report.is_clean(),
-        "findings": report.findings.iter().map(message).collect::<Vec<_>>(),
+        "ok": wrong.is_empty(),
+        "findings": wrong,
+        "signed": signed && wrong.is_empty(),
         "packages": report.packages,
         "files": report.files,
         "chunks": report.chunks,

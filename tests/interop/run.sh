@@ -1,27 +1,43 @@
 #!/usr/bin/env bash
-# Our packages in other people's software, in a virtual environment of its own from PyPI.
+# Our packages in other people's software, in virtual environments of their own from PyPI.
 # Says what it skips and why; anything else that goes wrong is a failure.
 #
 #   tests/interop/run.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo build --release --quiet
-venv=target/interop
+program=target/release/shardpack
 skip() {
-    echo "interop: skipped, $1"
+    echo "interop: skipped $1"
     exit 0
 }
-command -v python3 >/dev/null || skip "there is no python3"
-case "$(uname -s)-$(uname -m)" in
-    Linux-x86_64 | Linux-aarch64) mlx='mlx[cpu]==0.32.4' ;;
-    Darwin-arm64) mlx='mlx==0.32.4' ;;
-    *) skip "MLX has no wheels for $(uname -s) on $(uname -m)" ;;
-esac
-if ! "$venv/bin/python" -c 'import mlx_lm' 2>/dev/null; then
-    python3 -m venv "$venv" || skip "python3 cannot make a virtual environment"
-    "$venv/bin/pip" install --quiet "$mlx" 'mlx-lm==0.32.2' 2>"$venv/pip.log" || {
-        cat "$venv/pip.log" >&2
-        skip "PyPI does not give MLX"
-    }
-fi
-exec "$venv/bin/python" tests/interop/mlx_loads_packages.py target/release/shardpack
+# Makes the environment "$1" with the packages "$3…", unless "$2" can be imported there already.
+environment() {
+    local venv=$1 module=$2
+    shift 2
+    if ! "$venv/bin/python" -c "import $module" 2>/dev/null; then
+        python3 -m venv "$venv" || skip "$module: python3 cannot make a virtual environment"
+        "$venv/bin/pip" install --quiet "$@" 2>"$venv/pip.log" || {
+            cat "$venv/pip.log" >&2
+            skip "$module: PyPI does not give it"
+        }
+    fi
+}
+# Each in a shell of its own, so that one skips and the next is run all the same.
+signatures() (
+    # model-signing needs pyOpenSSL and does not say so.
+    environment target/interop-signatures model_signing.signing 'model-signing==1.1.1' pyOpenSSL
+    target/interop-signatures/bin/python tests/interop/signatures.py "$program"
+)
+mlx() (
+    case "$(uname -s)-$(uname -m)" in
+        Linux-x86_64 | Linux-aarch64) mlx='mlx[cpu]==0.32.4' ;;
+        Darwin-arm64) mlx='mlx==0.32.4' ;;
+        *) skip "mlx_lm: MLX has no wheels for $(uname -s) on $(uname -m)" ;;
+    esac
+    environment target/interop mlx_lm "$mlx" 'mlx-lm==0.32.2'
+    target/interop/bin/python tests/interop/mlx_loads_packages.py "$program"
+)
+command -v python3 >/dev/null || skip "everything: there is no python3"
+signatures
+mlx

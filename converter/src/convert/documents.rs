@@ -17,9 +17,9 @@ use shardpack_manifests::{
     set::{PackageEntry, SET_FILE},
 };
 
-use super::{ConvertError, Finished, output::WrittenFiles};
+use super::{Finished, output::WrittenFiles};
 use crate::{
-    package::{FilePlan, sync_directory, write_small},
+    package::{FilePlan, WriteError, sync_directory, write_small},
     plan::{Destination, Plan},
     source::Source,
 };
@@ -28,28 +28,36 @@ use crate::{
 const CONFIG_FILE: &str = "config.json";
 
 /// Name of a rank's package within the set.
-pub(super) fn package_name(rank: usize) -> String {
+pub(crate) fn package_name(rank: usize) -> String {
     format!("node-{rank}")
 }
 
 /// What writing the documents came to.
-pub(super) struct Written {
-    pub(super) set: PackageSet,
+pub(crate) struct Written {
+    pub(crate) set: PackageSet,
     /// Bytes of all files, shared ones counted once.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Why documents were not written, for whoever writes a set.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DocumentError {
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    Canonical(#[from] CanonicalError),
 }
 
 /// Writes every package's documents, and `set.json`.
-pub(super) fn write(
-    source: &Source,
+pub(crate) fn write(
+    texts: &Texts,
     plan: &Plan,
     record: SourceRecord,
     finished: &[Finished],
     files: &WrittenFiles,
     directory: &Path,
-) -> Result<Written, ConvertError> {
-    let texts = package_texts(source, plan)?;
-    let ids = plan_ids(plan, finished, &texts)?;
+) -> Result<Written, DocumentError> {
+    let ids = plan_ids(plan, finished, texts)?;
     let mut packages = Vec::new();
     let mut bytes = files.shared.iter().map(|file| file.size).sum();
     for (rank, own) in files.own.iter().enumerate() {
@@ -57,7 +65,7 @@ pub(super) fn write(
         let package = directory.join(&name);
         let tensors = tensors(plan, finished, rank);
         let mut small = Vec::new();
-        for (name, bytes) in &texts {
+        for (name, bytes) in texts {
             small.push(write_small(&package, name, bytes)?);
         }
         small.push(write_small(
@@ -165,10 +173,10 @@ fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> 
 }
 
 /// Text files by name.
-type Texts = BTreeMap<String, Vec<u8>>;
+pub(crate) type Texts = BTreeMap<String, Vec<u8>>;
 
 /// The text files of every package: the source's, with the config as this package needs it.
-fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, CanonicalError> {
+pub(super) fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, CanonicalError> {
     let quantization = config_quantization(&plan.quantization);
     let config = config_for_package(&source.config, &plan.normalised, quantization.as_ref());
     let mut texts = source.text.clone();
@@ -177,12 +185,12 @@ fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, CanonicalError> 
 }
 
 /// JSON for people and for other programs.
-pub(super) fn pretty<T: Serialize>(value: &T) -> Result<String, CanonicalError> {
+pub(crate) fn pretty<T: Serialize>(value: &T) -> Result<String, CanonicalError> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
 /// `model.safetensors.index.json`, as mlx-lm and transformers read it.
-fn index(tensors: &[TensorEntry]) -> String {
+pub(crate) fn index(tensors: &[TensorEntry]) -> String {
     let total: u64 = tensors.iter().map(|tensor| tensor.size).sum();
     let map: BTreeMap<&str, &str> =
         tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.file.as_str())).collect();

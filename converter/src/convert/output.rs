@@ -18,15 +18,15 @@ use crate::{
 
 /// The place of one rank's piece of one part.
 #[derive(Debug)]
-pub(super) struct Place {
-    pub(super) file: Arc<OutputFile>,
-    pub(super) offset: u64,
-    pub(super) size: u64,
-    pub(super) cut: Cut,
+pub(crate) struct Place {
+    pub(crate) file: Arc<OutputFile>,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) cut: Cut,
 }
 
 /// The weight files of all packages.
-pub(super) struct Output {
+pub(crate) struct Output {
     directories: Vec<PathBuf>,
     shared: Vec<(FilePlan, Arc<OutputFile>)>,
     own: Vec<Vec<(FilePlan, Arc<OutputFile>)>>,
@@ -35,14 +35,14 @@ pub(super) struct Output {
 }
 
 /// Entries of finished weight files: the shared ones, and each rank's own.
-pub(super) struct WrittenFiles {
-    pub(super) shared: Vec<FileEntry>,
-    pub(super) own: Vec<Vec<FileEntry>>,
+pub(crate) struct WrittenFiles {
+    pub(crate) shared: Vec<FileEntry>,
+    pub(crate) own: Vec<Vec<FileEntry>>,
 }
 
 impl Output {
     /// Creates all files, or takes up those of an earlier run.
-    pub(super) fn open(directory: &Path, plan: &Plan) -> Result<Self, WriteError> {
+    pub(crate) fn open(directory: &Path, plan: &Plan) -> Result<Self, WriteError> {
         let directories: Vec<PathBuf> = (0..plan.packages.own.len())
             .map(|rank| directory.join(super::documents::package_name(rank)))
             .collect();
@@ -65,13 +65,13 @@ impl Output {
     }
 
     /// Where the pieces of a part go.
-    pub(super) fn places(&self, step: usize, part: usize) -> &[Option<Place>] {
+    pub(crate) fn places(&self, step: usize, part: usize) -> &[Option<Place>] {
         &self.places[step][part]
     }
 
     /// Of what an earlier run says to have finished, that which is there: every piece is read
     /// back and hashed, because a journal can outlive the data of a machine that lost power.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         plan: &Plan,
         earlier: BTreeMap<usize, Finished>,
@@ -97,7 +97,7 @@ impl Output {
     }
 
     /// Hashes all files, makes them durable, and shares the shared ones.
-    pub(super) fn finish(&self, plan: &Plan) -> Result<WrittenFiles, WriteError> {
+    pub(crate) fn finish(&self, plan: &Plan) -> Result<WrittenFiles, WriteError> {
         let finish = |files: &[(FilePlan, Arc<OutputFile>)]| {
             files
                 .par_iter()

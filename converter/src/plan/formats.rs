@@ -67,7 +67,7 @@ fn main_dtype(tensors: &[TensorPlan]) -> Dtype {
 }
 
 /// How one tensor is stored.
-pub(super) fn format_of(tensor: &TensorPlan, quantization: &Quantization) -> MatrixFormat {
+pub(crate) fn format_of(tensor: &TensorPlan, quantization: &Quantization) -> MatrixFormat {
     if tensor.quantizable {
         quantization.format_of(module_name(&tensor.name))
     } else {

@@ -1,0 +1,276 @@
+//! A package set for another number of ranks, from packages alone: stored tensors are joined and
+//! cut again, block of rows by block. No weight is computed, so the result is byte for byte what
+//! a conversion of the source for as many ranks writes.
+
+mod event;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use shardpack_manifests::{PackageSet, canonical::CanonicalError};
+
+pub use event::{ReshardEvent, ReshardObserver};
+
+use crate::{
+    convert::{
+        Finished,
+        documents::{self, DocumentError, Written},
+        output::Output,
+    },
+    joined::{JoinError, Joined, Scratch},
+    package::{WriteError, at, write_small},
+    pieces::Pieces,
+    plan::{BLOCK_BYTES, ConvertOptions, Nodes, Plan, RankMemory, Step},
+    report::{PAGE_FILE, Report, Run, TensorReport, page},
+    staging::{Staging, StagingError},
+};
+
+/// What the program needs besides its blocks and chunks.
+const BASE_BYTES: u64 = 64 << 20;
+
+/// Why there is no new set. Nothing is left under the output's name.
+#[derive(Debug, thiserror::Error)]
+pub enum ReshardError {
+    /// The packages.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// The output cannot be begun.
+    #[error(transparent)]
+    Staging(#[from] StagingError),
+    /// The output cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// A document has no canonical form: a bug of ours.
+    #[error("a document cannot be written")]
+    Canonical(#[from] CanonicalError),
+}
+
+impl From<DocumentError> for ReshardError {
+    fn from(error: DocumentError) -> Self {
+        match error {
+            DocumentError::Write(error) => Self::Write(error),
+            DocumentError::Canonical(error) => Self::Canonical(error),
+        }
+    }
+}
+
+impl ReshardError {
+    /// Whether the packages were looked at and are wrong (else it could not be done).
+    #[must_use]
+    pub const fn is_wrong(&self) -> bool {
+        matches!(self, Self::Join(error) if error.is_wrong())
+    }
+}
+
+/// What the user asks for.
+#[derive(Clone, Debug)]
+pub struct ReshardOptions {
+    /// Folder that is written; must not exist or be empty.
+    pub output: PathBuf,
+    /// The nodes to cut for.
+    pub nodes: Nodes,
+    /// Tokens of context to plan the nodes' memory for; the model's own longest when absent.
+    pub context: Option<u32>,
+    /// Bytes that may be held in memory.
+    pub memory_bytes: u64,
+}
+
+impl ReshardOptions {
+    /// The options of a conversion that ends in the same set.
+    pub(crate) fn of_conversion(&self) -> ConvertOptions {
+        ConvertOptions {
+            nodes: self.nodes.clone(),
+            context: self.context,
+            memory_bytes: self.memory_bytes,
+            ..ConvertOptions::new(self.output.clone(), 1)
+        }
+    }
+}
+
+/// A finished set.
+#[derive(Debug)]
+pub struct Resharded {
+    /// The folder with the packages.
+    pub output: PathBuf,
+    /// What `set.json` says.
+    pub set: PackageSet,
+    /// What each rank needs to run.
+    pub memory: Vec<RankMemory>,
+    /// What `report.json` says; absent when the packages came without their set's, which alone
+    /// knows what the conversion did to the weights.
+    pub report: Option<Report>,
+    /// What `run.json` says.
+    pub run: Run,
+}
+
+/// Cuts joined packages for another number of ranks. The output appears under its name complete
+/// or not at all.
+pub fn reshard(
+    joined: &Joined,
+    options: &ReshardOptions,
+    observe: ReshardObserver,
+) -> Result<Resharded, ReshardError> {
+    let started = Instant::now();
+    let plan = joined.plan(options.of_conversion())?;
+    let staging = Staging::begin(&options.output)?;
+    clear(staging.directory())?;
+    let written = write(joined, &plan, staging.directory(), observe)?;
+    let report = report(joined, &plan);
+    if let Some(report) = &report {
+        let text = documents::pretty(report)?;
+        write_small(staging.directory(), "report.json", text.as_bytes())?;
+        write_small(staging.directory(), PAGE_FILE, page(report, &written.set).as_bytes())?;
+    }
+    let run = Run {
+        seconds: started.elapsed().as_secs_f64(),
+        source_bytes: joined.size_bytes(),
+        resumed_bytes: 0,
+        written_bytes: written.bytes,
+        threads: rayon::current_num_threads(),
+    };
+    write_small(staging.directory(), "run.json", documents::pretty(&run)?.as_bytes())?;
+    observe(ReshardEvent::Publishing);
+    staging.publish()?;
+    let (output, memory) = (options.output.clone(), plan.memory);
+    Ok(Resharded { output, set: written.set, memory, report, run })
+}
+
+/// Writes packages and `set.json` into a directory.
+pub(crate) fn write(
+    joined: &Joined,
+    plan: &Plan,
+    directory: &Path,
+    observe: ReshardObserver,
+) -> Result<Written, ReshardError> {
+    observe(ReshardEvent::Planned { size_bytes: joined.size_bytes() });
+    let output = Output::open(directory, plan)?;
+    let finished = move_tensors(joined, plan, &output, observe)?;
+    observe(ReshardEvent::Hashing);
+    let files = output.finish(plan)?;
+    let record = joined.manifest().source.clone();
+    let written = documents::write(&joined.texts, plan, record, &finished, &files, directory)?;
+    check_ids(joined, &written.set)?;
+    Ok(written)
+}
+
+/// What was joined must be what the packages name, tensor by tensor.
+fn check_ids(joined: &Joined, set: &PackageSet) -> Result<(), JoinError> {
+    let (expected, found) = (&joined.manifest().ids, &set.ids);
+    let differs =
+        [("weights", expected.weights, found.weights), ("model", expected.model, found.model)];
+    match differs.into_iter().find(|(_, expected, found)| expected != found) {
+        Some((what, expected, found)) => Err(JoinError::WrongId { what, expected, found }),
+        None => Ok(()),
+    }
+}
+
+/// The report of the conversion, with what depends on the cut computed anew.
+fn report(joined: &Joined, plan: &Plan) -> Option<Report> {
+    joined.told.as_ref().map(|told| plan.report(told.tensors.clone()))
+}
+
+/// Buffers of one thread.
+#[derive(Default)]
+struct Buffers {
+    block: Vec<u8>,
+    gathered: Vec<u8>,
+    scratch: Scratch,
+}
+
+/// Moves every tensor, on as many threads as the memory allows; returns what became of each.
+fn move_tensors(
+    joined: &Joined,
+    plan: &Plan,
+    output: &Output,
+    observe: ReshardObserver,
+) -> Result<Vec<Finished>, ReshardError> {
+    let workers = share_memory(joined, plan);
+    let finished: Vec<OnceLock<Finished>> = plan.steps.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    // The failure of the earliest tensor, so that the message does not depend on timing.
+    let failure: Mutex<Option<(usize, ReshardError)>> = Mutex::new(None);
+    rayon::broadcast(|context| {
+        let mut buffers = Buffers::default();
+        while context.index() < workers && !stop.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(step) = plan.steps.get(index) else { return };
+            match move_tensor(joined, output, (index, step), &mut buffers, observe) {
+                Ok(moved) => {
+                    finished[index].get_or_init(|| moved);
+                }
+                Err(error) => {
+                    stop.store(true, Ordering::Relaxed);
+                    let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
+                    if failure.as_ref().is_none_or(|(earlier, _)| index < *earlier) {
+                        *failure = Some((index, error));
+                    }
+                }
+            }
+        }
+    });
+    if let Some((_, error)) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let taken = "every tensor was moved";
+    Ok(finished.into_iter().map(|cell| cell.into_inner().expect(taken)).collect())
+}
+
+/// Threads that may work at a time: each holds a block, a rank's piece of it to be read and one to
+/// be written. The other half of the memory keeps checked chunks.
+pub(crate) fn share_memory(joined: &Joined, plan: &Plan) -> usize {
+    let row = |step: &Step| step.parts.iter().map(crate::plan::Part::row_bytes).max();
+    let block = plan.steps.iter().filter_map(row).max().unwrap_or(0).max(BLOCK_BYTES);
+    let half = plan.options.memory_bytes.saturating_sub(BASE_BYTES) / 2;
+    joined.keep_bytes(half);
+    (half / (3 * block)).max(1).try_into().unwrap_or(usize::MAX)
+}
+
+/// Moves one tensor: each of its stored parts, in blocks of rows.
+fn move_tensor(
+    joined: &Joined,
+    output: &Output,
+    (index, step): (usize, &Step),
+    buffers: &mut Buffers,
+    observe: ReshardObserver,
+) -> Result<Finished, ReshardError> {
+    let told = joined.told.as_ref().and_then(|told| told.tensors.get(&step.tensor.name));
+    let report = told.cloned().unwrap_or_else(TensorReport::plain);
+    let mut finished = Finished { identities: Vec::new(), pieces: Vec::new(), report };
+    for (number, part) in step.parts.iter().enumerate() {
+        let mut pieces = Pieces::new(part, output.places(index, number));
+        let rows = part.shape[0];
+        let rows_per_block = (BLOCK_BYTES / part.row_bytes().max(1)).clamp(1, rows);
+        let mut row = 0;
+        while row < rows {
+            let count = rows_per_block.min(rows - row);
+            joined.rows(&part.name, (row, count), &mut buffers.block, &mut buffers.scratch)?;
+            pieces.write(&buffers.block, &mut buffers.gathered)?;
+            observe(ReshardEvent::Moved { size_bytes: buffers.block.len() as u64 });
+            row += count;
+        }
+        let (identity, held) = pieces.finish();
+        finished.identities.push(identity);
+        finished.pieces.push(held);
+    }
+    Ok(finished)
+}
+
+/// Removes what an earlier run has left; nothing of it can be taken up. The directory itself
+/// stays: it is locked.
+pub(crate) fn clear(directory: &Path) -> Result<(), WriteError> {
+    let entries = at(directory, fs::read_dir(directory))?;
+    for entry in entries {
+        let path = at(directory, entry)?.path();
+        let is_folder = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
+        at(&path, if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) })?;
+    }
+    Ok(())
+}
