@@ -5,7 +5,7 @@
 //! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`simd`] (instruction sets),
 //! [`spec`]
 //! (what the engine computes), [`normalise`] (how it is found out), [`rules`] and [`expr`] (the
-//! data behind that). This crate does no network and writes no files.
+//! data behind that), [`template`] (conversations as text). This crate does no network and writes no files.
 
 pub mod affine;
 pub mod config;
@@ -19,6 +19,7 @@ pub mod rope;
 pub mod rules;
 pub mod simd;
 pub mod spec;
+pub mod template;
 
 pub use affine::{AffineFormat, Rounding};
 pub use config::config_for_package;

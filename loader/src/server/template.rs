@@ -1,77 +1,23 @@
-//! Chat templates, rendered byte for byte as transformers renders them: its jinja2 environment,
-//! filters and functions over minijinja. Templates are foreign code: instructions, depth and
-//! output are bounded, and they see nothing but the conversation. What minijinja cannot bound is the
-//! memory of one value (`t ~ t`, over and over): a hostile template can still exhaust the process.
+//! The model's chat template over the inner form of a conversation: which messages and variables
+//! it sees. Rendering itself is [`shardpack_formats::template`]'s.
 
-mod clock;
-mod python;
-mod tojson;
+pub use shardpack_formats::template::TemplateError;
+pub(super) use shardpack_formats::template::{RESERVED, RenderError};
 
-use std::{fmt, io, sync::Arc, time::SystemTime};
+use std::{sync::Arc, time::SystemTime};
 
-use minijinja::{
-    AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value,
-    syntax::SyntaxConfig,
-    value::{Serde, ValueKind},
-};
+use shardpack_formats::template::{self, Next};
 
 use super::{
     inner::{Message, Role},
     json::{Json, Object},
 };
 
-/// Instructions of one render. The longest published templates take some 500 per message, so this
-/// is 100,000 messages; a template that loops for ever ends within seconds.
-const FUEL: u64 = 50_000_000;
-/// Depth of macros, includes and loops; published templates stay below 20.
-const RECURSION_LIMIT: usize = 200;
-/// Bytes of one rendered prompt; a million tokens are about 4 MiB.
-const OUTPUT_BYTES_MAX: usize = 64 << 20;
-/// Bytes of a template; the longest published ones have 30 KiB.
-const SOURCE_BYTES_MAX: usize = 1 << 20;
-
-const NAME: &str = "chat_template";
-
-/// Variables that the renderer sets and a request cannot.
-pub(super) const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
-
 /// A compiled chat template.
+#[derive(Debug)]
 pub(super) struct ChatTemplate {
-    environment: Environment<'static>,
-    /// `bos_token`, `eos_token` and their kin, by name.
-    specials: Object,
+    template: template::ChatTemplate,
     knows_developer: bool,
-}
-
-/// The template cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TemplateError {
-    /// Too long to be one.
-    #[error("a chat template of {found} bytes: at most {SOURCE_BYTES_MAX}")]
-    TooLong {
-        /// Its bytes.
-        found: usize,
-    },
-    /// Not jinja, or not jinja that we understand.
-    #[error("the chat template does not parse: {0}")]
-    Parse(#[source] Error),
-}
-
-/// A conversation that the template does not render.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RenderError {
-    /// The template itself refused, in its author's words.
-    #[error("the model's chat template refuses this conversation: {0}")]
-    Refused(String),
-    /// The template failed on it.
-    #[error("the model's chat template fails on this conversation: {0}")]
-    Failed(#[source] Error),
-}
-
-impl fmt::Debug for ChatTemplate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChatTemplate").field("specials", &self.specials).finish_non_exhaustive()
-    }
 }
 
 impl ChatTemplate {
@@ -86,14 +32,9 @@ impl ChatTemplate {
         specials: Object,
         now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
     ) -> Result<Self, TemplateError> {
-        if source.len() > SOURCE_BYTES_MAX {
-            return Err(TemplateError::TooLong { found: source.len() });
-        }
-        let mut environment = environment(now).map_err(TemplateError::Parse)?;
-        environment
-            .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(TemplateError::Parse)?;
-        Ok(Self { environment, specials, knows_developer: source.contains("developer") })
+        let specials = specials.into_members();
+        let template = template::ChatTemplate::parse_with_clock(source, specials, now)?;
+        Ok(Self { template, knows_developer: source.contains("developer") })
     }
 
     /// The prompt of a conversation, up to where the assistant's next turn begins. `tools` may be
@@ -104,139 +45,16 @@ impl ChatTemplate {
         tools: &[Json],
         kwargs: &Object,
     ) -> Result<String, RenderError> {
-        let messages: Value = messages.iter().map(|message| self.message(message)).collect();
-        let tools: Value = match tools {
-            [] => ().into(),
-            tools => tools.iter().map(|tool| Value::from(Serde(tool))).collect(),
-        };
-        let pairs = self.specials.iter().chain(kwargs.iter());
-        let variables = pairs
-            .map(|(name, value)| (name, Value::from(Serde(value))))
-            .chain(RESERVED.into_iter().zip([messages, tools, ().into(), true.into()]));
-        let context = Value::from_pairs(variables);
-
-        let template = self.environment.get_template(NAME).map_err(RenderError::Failed)?;
-        let mut output = Bounded(Vec::new());
-        template.render_captured_to(context, &mut output).map_err(refusal)?;
-        String::from_utf8(output.0).map_err(|_| {
-            RenderError::Failed(Error::new(ErrorKind::InvalidOperation, "output is not text"))
-        })
+        let messages = messages.iter().map(|message| self.fields(message));
+        self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
     }
 
-    fn message(&self, message: &Message) -> Value {
+    fn fields(&self, message: &Message) -> Object {
         if message.role() == Role::Developer && !self.knows_developer {
             // A template without the role would drop the instructions or refuse the conversation.
-            return Serde(message.clone().with_role(Role::System).fields()).into();
+            return message.clone().with_role(Role::System).fields().clone();
         }
-        Serde(message.fields()).into()
-    }
-}
-
-/// A template's own refusal is told from its failures by the error's innermost cause.
-fn refusal(error: Error) -> RenderError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-    while let Some(current) = cause {
-        if let Some(Refusal(message)) = current.downcast_ref() {
-            return RenderError::Refused(message.clone());
-        }
-        cause = current.source();
-    }
-    RenderError::Failed(error)
-}
-
-/// What `raise_exception` was called with.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refusal(String);
-
-/// jinja2 as transformers sets it up: `ImmutableSandboxedEnvironment(trim_blocks=True,
-/// lstrip_blocks=True, extensions=[AssistantTracker, loopcontrols])` with its `tojson`,
-/// `raise_exception` and `strftime_now`.
-fn environment(
-    now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
-) -> Result<Environment<'static>, Error> {
-    let mut env = Environment::new();
-    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_undefined_behavior(UndefinedBehavior::Lenient);
-    env.set_fuel(Some(FUEL));
-    env.set_recursion_limit(RECURSION_LIMIT);
-    env.set_debug(false);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.set_formatter(|output: &mut Output, _: &mut State, value: &Value| {
-        output.write_str(&python::str(value)).map_err(Error::from)
-    });
-    env.add_filter("tojson", tojson::tojson);
-    env.add_filter("string", |value: &Value| -> Result<Value, Error> {
-        let is_string = value.kind() == ValueKind::String;
-        Ok(if is_string { value.clone() } else { python::str(value).into() })
-    });
-    for name in ["length", "count"] {
-        env.add_filter(name, length);
-    }
-    env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        let message = python::str(message);
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
-            .with_source(Refusal(message)))
-    });
-    env.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
-        clock::strftime(now(), format).map_err(|unknown| {
-            let message = format!("strftime_now: unknown directive {unknown:?}");
-            Error::new(ErrorKind::InvalidOperation, message)
-        })
-    });
-    Ok(env)
-}
-
-/// jinja2 counts an undefined value as empty.
-fn length(value: &Value) -> Result<usize, Error> {
-    if value.is_undefined() {
-        return Ok(0);
-    }
-    value.len().ok_or_else(|| {
-        let message = format!("a value of type {} has no length", value.kind());
-        Error::new(ErrorKind::InvalidOperation, message)
-    })
-}
-
-/// `{% generation %}` marks the assistant's text for training and renders its body: a block of its
-/// own scope does the same. Signs of whitespace control stay.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
-        out.push_str(before);
-        rest = tag;
-        let Some(end) = tag.find("%}") else { break };
-        let body = &tag[..end];
-        let word = body.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
-        let replacement = match word {
-            "generation" => "with",
-            "endgeneration" => "endwith",
-            _ => continue,
-        };
-        out.push_str(&body.replace(word, replacement));
-        rest = &tag[end..];
-    }
-    out.push_str(rest);
-    out
-}
-
-/// Takes output up to a limit.
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
-            return Err(io::Error::other(format!("a prompt of over {OUTPUT_BYTES_MAX} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        message.fields().clone()
     }
 }
 

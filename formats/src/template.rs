@@ -1,0 +1,258 @@
+//! Chat templates, rendered byte for byte as transformers renders them: its jinja2 environment,
+//! filters and functions over minijinja. Templates are foreign code: instructions, depth and
+//! output are bounded, and they see nothing but the conversation. What minijinja cannot bound is the
+//! memory of one value (`t ~ t`, over and over): a hostile template can still exhaust the process.
+
+mod clock;
+mod python;
+mod tojson;
+
+use std::{collections::BTreeMap, fmt, io, sync::Arc, time::SystemTime};
+
+use minijinja::{
+    AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value,
+    syntax::SyntaxConfig,
+    value::{Serde, ValueKind},
+};
+use serde::Serialize;
+
+/// Instructions of one render. The longest published templates take some 500 per message, so this
+/// is 100,000 messages; a template that loops for ever ends within seconds.
+const FUEL: u64 = 50_000_000;
+/// Depth of macros, includes and loops; published templates stay below 20.
+const RECURSION_LIMIT: usize = 200;
+/// Bytes of one rendered prompt; a million tokens are about 4 MiB.
+const OUTPUT_BYTES_MAX: usize = 64 << 20;
+/// Bytes of a template; the longest published ones have 30 KiB.
+pub const SOURCE_BYTES_MAX: usize = 1 << 20;
+
+const NAME: &str = "chat_template";
+
+/// Variables that the renderer sets and a request cannot.
+pub const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token`, `eos_token` and their kin, by name.
+    specials: BTreeMap<String, Value>,
+}
+
+/// Who speaks after the rendered conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The assistant: the prompt ends where its turn begins (`add_generation_prompt`).
+    Assistant,
+    /// Nobody: the conversation is rendered as it stands.
+    Nobody,
+}
+
+/// The template cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// Too long to be one.
+    #[error("a chat template of {found} bytes: at most {SOURCE_BYTES_MAX}")]
+    TooLong {
+        /// Its bytes.
+        found: usize,
+    },
+    /// Not jinja, or not jinja that we understand.
+    #[error("the chat template does not parse: {0}")]
+    Parse(#[source] Error),
+}
+
+/// A conversation that the template does not render.
+#[derive(Debug, thiserror::Error)]
+pub enum RenderError {
+    /// The template itself refused, in its author's words.
+    #[error("the model's chat template refuses this conversation: {0}")]
+    Refused(String),
+    /// The template failed on it.
+    #[error("the model's chat template fails on this conversation: {0}")]
+    Failed(#[source] Error),
+}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate").field("specials", &self.specials).finish_non_exhaustive()
+    }
+}
+
+impl ChatTemplate {
+    /// Compiles a template; `specials` are the tokenizer's named special tokens, which templates
+    /// read as variables.
+    pub fn parse<K: Into<String>, V: Serialize>(
+        source: &str,
+        specials: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<Self, TemplateError> {
+        Self::parse_with_clock(source, specials, Arc::new(SystemTime::now))
+    }
+
+    /// Like [`Self::parse`], for templates that ask for the date: `now` tells it.
+    pub fn parse_with_clock<K: Into<String>, V: Serialize>(
+        source: &str,
+        specials: impl IntoIterator<Item = (K, V)>,
+        now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+    ) -> Result<Self, TemplateError> {
+        if source.len() > SOURCE_BYTES_MAX {
+            return Err(TemplateError::TooLong { found: source.len() });
+        }
+        let mut environment = environment(now).map_err(TemplateError::Parse)?;
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(TemplateError::Parse)?;
+        let specials = specials.into_iter();
+        let specials = specials.map(|(name, token)| (name.into(), Value::from(Serde(token))));
+        Ok(Self { environment, specials: specials.collect() })
+    }
+
+    /// The text of a conversation. `tools` may be empty, as may `kwargs`, further variables of the
+    /// template; [`RESERVED`] names among them are not seen. Members of messages and tools come in
+    /// the order in which they serialise.
+    pub fn render<'k, M: Serialize, T: Serialize, K: Serialize>(
+        &self,
+        messages: impl IntoIterator<Item = M>,
+        tools: impl IntoIterator<Item = T>,
+        kwargs: impl IntoIterator<Item = (&'k str, K)>,
+        next: Next,
+    ) -> Result<String, RenderError> {
+        let messages = messages.into_iter().map(|message| Value::from(Serde(message)));
+        let messages: Value = messages.collect();
+        let tools: Vec<Value> = tools.into_iter().map(|tool| Value::from(Serde(tool))).collect();
+        let tools: Value = if tools.is_empty() { ().into() } else { tools.into() };
+        let generates = next == Next::Assistant;
+        let specials = self.specials.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        let kwargs = kwargs.into_iter().map(|(name, value)| (name, Value::from(Serde(value))));
+        let own = RESERVED.into_iter().zip([messages, tools, ().into(), generates.into()]);
+        let context = Value::from_pairs(specials.chain(kwargs).chain(own));
+
+        let template = self.environment.get_template(NAME).map_err(RenderError::Failed)?;
+        let mut output = Bounded(Vec::new());
+        template.render_captured_to(context, &mut output).map_err(refusal)?;
+        String::from_utf8(output.0).map_err(|_| {
+            RenderError::Failed(Error::new(ErrorKind::InvalidOperation, "output is not text"))
+        })
+    }
+}
+
+/// A template's own refusal is told from its failures by the error's innermost cause.
+fn refusal(error: Error) -> RenderError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(current) = cause {
+        if let Some(Refusal(message)) = current.downcast_ref() {
+            return RenderError::Refused(message.clone());
+        }
+        cause = current.source();
+    }
+    RenderError::Failed(error)
+}
+
+/// What `raise_exception` was called with.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+/// jinja2 as transformers sets it up: `ImmutableSandboxedEnvironment(trim_blocks=True,
+/// lstrip_blocks=True, extensions=[AssistantTracker, loopcontrols])` with its `tojson`,
+/// `raise_exception` and `strftime_now`.
+fn environment(
+    now: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+) -> Result<Environment<'static>, Error> {
+    let mut env = Environment::new();
+    env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(RECURSION_LIMIT);
+    env.set_debug(false);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_formatter(|output: &mut Output, _: &mut State, value: &Value| {
+        output.write_str(&python::str(value)).map_err(Error::from)
+    });
+    env.add_filter("tojson", tojson::tojson);
+    env.add_filter("string", |value: &Value| -> Result<Value, Error> {
+        let is_string = value.kind() == ValueKind::String;
+        Ok(if is_string { value.clone() } else { python::str(value).into() })
+    });
+    for name in ["length", "count"] {
+        env.add_filter(name, length);
+    }
+    env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
+        let message = python::str(message);
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
+            .with_source(Refusal(message)))
+    });
+    env.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
+        clock::strftime(now(), format).map_err(|unknown| {
+            let message = format!("strftime_now: unknown directive {unknown:?}");
+            Error::new(ErrorKind::InvalidOperation, message)
+        })
+    });
+    Ok(env)
+}
+
+/// jinja2 counts an undefined value as empty.
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() {
+        return Ok(0);
+    }
+    value.len().ok_or_else(|| {
+        let message = format!("a value of type {} has no length", value.kind());
+        Error::new(ErrorKind::InvalidOperation, message)
+    })
+}
+
+/// `{% generation %}` marks the assistant's text for training and renders its body: a block of its
+/// own scope does the same. Signs of whitespace control stay.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        out.push_str(before);
+        rest = tag;
+        let Some(end) = tag.find("%}") else { break };
+        let body = &tag[..end];
+        let word = body.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        let replacement = match word {
+            "generation" => "with",
+            "endgeneration" => "endwith",
+            _ => continue,
+        };
+        out.push_str(&body.replace(word, replacement));
+        rest = &tag[end..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Takes output up to a limit.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
+            return Err(io::Error::other(format!("a prompt of over {OUTPUT_BYTES_MAX} bytes")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_for_training_leave_no_trace() {
+        let check = |source: &str, expected: &str| {
+            assert_eq!(without_generation_tags(source), expected);
+        };
+        check("a{%- generation +%}b{% endgeneration -%}c", "a{%- with +%}b{% endwith -%}c");
+        check("{% generationx %}{% if generation %}{%", "{% generationx %}{% if generation %}{%");
+    }
+}
