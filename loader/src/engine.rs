@@ -6,6 +6,7 @@
 //! [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (what rank 0 decides), `plan` (what it
 //! broadcasts), `runner` (what every rank does) and `sample`.
 
+mod constraint;
 mod handle;
 mod logits;
 mod plan;
@@ -16,10 +17,14 @@ mod sample;
 mod schedule;
 mod step;
 
+pub use constraint::{Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenMask};
 pub use handle::{Command, EngineHandle, EngineState, EngineStatus, EventSink, SubmitError};
 pub use logits::{LogitsError, logits, memory_group};
 pub use rank::{HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
-pub use request::{Event, FinishReason, GenerateRequest, RequestId, Sampling, TokenId, Usage};
+pub use request::{
+    Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, RequestId, Sampling, TokenId,
+    TokenLogprobs, Usage,
+};
 pub use step::{Engine, EngineOptions};
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::{announce::Announcement, identity::Identity, token::Token};
 use crate::engine::{Event, GenerateRequest, RequestId};
 
 /// Version of the messages. Front and ranks must have the same one.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// How a connection to a rank begins.
 #[derive(Debug, Serialize, Deserialize)]
@@ -148,19 +148,22 @@ mod tests {
             let parsed: ToRank = serde_json::from_str(json).unwrap();
             assert_eq!(serde_json::to_string(&parsed).unwrap(), json);
         };
-        let sampling = Sampling { temperature: 0.1, seed: u64::MAX };
+        let logit_bias = vec![(TokenId(4), -1.5)];
+        let sampling =
+            Sampling { temperature: 0.1, seed: u64::MAX, logit_bias, ..Sampling::GREEDY };
         let (prompt, stop_tokens) = (vec![TokenId(1), TokenId(2)], vec![TokenId(3)]);
-        let request = GenerateRequest { prompt, max_tokens: 5, stop_tokens, sampling };
+        let request =
+            GenerateRequest { stop_tokens, sampling, ..GenerateRequest::greedy(prompt, 5) };
         check(
             &ToRank::Submit { id: RequestId(7), request },
-            r#"{"submit":{"id":7,"request":{"prompt":[1,2],"max_tokens":5,"stop_tokens":[3],"sampling":{"temperature":0.1,"seed":18446744073709551615}}}}"#,
+            r#"{"submit":{"id":7,"request":{"prompt":[1,2],"max_tokens":5,"min_tokens":0,"stop_tokens":[3],"sampling":{"temperature":0.1,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0,"presence_penalty":0.0,"frequency_penalty":0.0,"logit_bias":[[4,-1.5]],"seed":18446744073709551615},"logprobs":null,"constraint":null,"timeout_ms":null}}}"#,
         );
         check(&ToRank::Cancel(RequestId(7)), r#"{"cancel":7}"#);
         check(&ToRank::Shutdown, r#""shutdown""#);
-        let event = Event::Token { request: RequestId(7), token: TokenId(9) };
+        let event = Event::Token { request: RequestId(7), token: TokenId(9), logprobs: None };
         assert_eq!(
             serde_json::to_string(&FromRank::Event(event)).unwrap(),
-            r#"{"event":{"event":"token","request":7,"token":9}}"#
+            r#"{"event":{"event":"token","request":7,"token":9,"logprobs":null}}"#
         );
         for bad in ["\"sing\"", "{}", r#"{"cancel":-1}"#, r#"{"submit":{"id":1}}"#] {
             serde_json::from_str::<ToRank>(bad).unwrap_err();

@@ -33,7 +33,7 @@ pub(super) struct Plan {
 }
 
 /// A sequence that begins.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Begin {
     pub(super) id: RequestId,
     pub(super) sampling: Sampling,
@@ -105,7 +105,7 @@ impl Plan {
         let begin = rest.list(|rest| {
             let id = RequestId(rest.u64()?);
             let temperature = f32::from_bits(rest.u32()?);
-            let sampling = Sampling { temperature, seed: rest.u64()? };
+            let sampling = Sampling { temperature, seed: rest.u64()?, ..Sampling::GREEDY };
             let valid = temperature.is_finite() && temperature >= 0.0;
             valid.then_some(Begin { id, sampling }).ok_or(PlanError::Field)
         })?;
@@ -183,7 +183,7 @@ mod tests {
             end: vec![RequestId(1), RequestId(u64::MAX)],
             begin: vec![Begin {
                 id: RequestId(3),
-                sampling: Sampling { temperature: 0.7, seed: 9 },
+                sampling: Sampling { temperature: 0.7, seed: 9, ..Sampling::GREEDY },
             }],
             work: vec![work(3, 0, &[5, 6, 7], false), work(2, 40, &[511], true)],
         }

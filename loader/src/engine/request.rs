@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::constraint::ConstraintSource;
+
 /// An index into the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -19,20 +21,95 @@ pub struct GenerateRequest {
     pub prompt: Vec<TokenId>,
     /// Most tokens to generate.
     pub max_tokens: u32,
+    /// Tokens before which no stop token may come: until then stop tokens are not sampled.
+    pub min_tokens: u32,
     /// Tokens that end the sequence; they are not reported as [`Event::Token`].
     pub stop_tokens: Vec<TokenId>,
     /// How each token is chosen.
     pub sampling: Sampling,
+    /// With each token its log probability, and those of so many of the most likely tokens: 0 to
+    /// [`MAX_LOGPROBS`].
+    pub logprobs: Option<u32>,
+    /// What the answer has to look like.
+    pub constraint: Option<ConstraintSource>,
+    /// Milliseconds from submission after which the answer ends as it is, with
+    /// [`FinishReason::Deadline`]; waiting counts.
+    pub timeout_ms: Option<u64>,
 }
 
-/// How a token is chosen from logits.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Most alternatives that come with a token, as many as OpenAI's API gives.
+pub const MAX_LOGPROBS: u32 = 20;
+
+impl GenerateRequest {
+    /// The most likely continuation, up to `max_tokens`, with nothing else asked for.
+    #[must_use]
+    pub const fn greedy(prompt: Vec<TokenId>, max_tokens: u32) -> Self {
+        Self {
+            prompt,
+            max_tokens,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            sampling: Sampling::GREEDY,
+            logprobs: None,
+            constraint: None,
+            timeout_ms: None,
+        }
+    }
+}
+
+/// How a token is chosen from logits, in this order: what a constraint forbids is taken out;
+/// `logit_bias` is added; the penalties are applied; logits are divided by the temperature;
+/// `top_k`, `top_p` and `min_p` take out unlikely tokens, each counting probabilities among
+/// those that the one before has left; one of the rest is drawn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0 is greedy; otherwise logits are divided by it before the softmax.
+    /// 0 is greedy: the highest logit after bias and penalties, whatever the filters say.
     pub temperature: f32,
+    /// Only so many of the most likely tokens; 0: all.
+    pub top_k: u32,
+    /// The fewest of the most likely tokens whose probabilities reach this sum; 1: all.
+    pub top_p: f32,
+    /// Only tokens at least this many times as likely as the most likely one; 0: all.
+    pub min_p: f32,
+    /// Positive logits of tokens in prompt or answer are divided by it, others multiplied; 1: off.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens in the answer; 0: off.
+    pub presence_penalty: f32,
+    /// Subtracted from a token's logit for each time that it is in the answer; 0: off.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens, each named once.
+    pub logit_bias: Vec<(TokenId, f32)>,
     /// Randomness is a function of this and the token's index in the sequence, nothing else.
     pub seed: u64,
 }
+
+impl Sampling {
+    /// The most likely token, and nothing changed about the logits.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        logit_bias: Vec::new(),
+        seed: 0,
+    };
+}
+
+/// How likely a token was: natural logarithms of the probabilities that the model gave, before
+/// anything that [`Sampling`] changes, at least [`MIN_LOGPROB`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// Of the token that came.
+    pub logprob: f32,
+    /// The most likely tokens, the most likely first, as many as were asked for.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// Stands for a probability of zero, which JSON has no logarithm of.
+pub const MIN_LOGPROB: f32 = -9999.0;
 
 /// What happened to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +121,8 @@ pub enum Event {
         request: RequestId,
         /// The token.
         token: TokenId,
+        /// How likely it was, if that was asked for.
+        logprobs: Option<TokenLogprobs>,
     },
     /// The sequence ended; nothing follows.
     Finished {
@@ -87,6 +166,8 @@ pub enum FinishReason {
     Length,
     /// The submitter cancelled it.
     Cancelled,
+    /// Its `timeout_ms` have passed.
+    Deadline,
 }
 
 /// Tokens and time of one request.
@@ -94,6 +175,8 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Tokens of the prompt that were not computed, since their keys and values were cached.
+    pub cached_tokens: u32,
     /// Tokens generated, the stop token not counted.
     pub completion_tokens: u32,
     /// Seconds from admission to the first token.

@@ -73,7 +73,7 @@ impl<B: Backend> Runner<B> {
         }
         for begin in &plan.begin {
             let cache = self.backend.cache(&self.model.cache_shape());
-            let sequence = Sequence { cache, sampling: begin.sampling, len: 0, next: None };
+            let sequence = Sequence { cache, sampling: begin.sampling.clone(), len: 0, next: None };
             if self.sequences.insert(begin.id, sequence).is_some() {
                 return Err(out_of_step(&"a new sequence", &begin.id.0));
             }
@@ -98,7 +98,7 @@ impl<B: Backend> Runner<B> {
             sequence.next = None;
             if work.sample {
                 let row = rows.next().expect("one row of logits per sampled sequence");
-                let token = sample(row, sequence.sampling, sequence.len);
+                let token = sample(row, &sequence.sampling, sequence.len);
                 sequence.next = token;
                 sampled.push(Sampled { id: work.id, token });
             }

@@ -5,7 +5,7 @@ use shardpack_kernels::exp::exp;
 use super::request::Sampling;
 
 /// The token after `index` tokens. `None` where no logit is a number. Ties go to the lower id.
-pub(super) fn sample(logits: &[f32], sampling: Sampling, index: u32) -> Option<u32> {
+pub(super) fn sample(logits: &[f32], sampling: &Sampling, index: u32) -> Option<u32> {
     let (best, maximum) = greedy(logits)?;
     if sampling.temperature == 0.0 || maximum.is_infinite() {
         return Some(best);
@@ -55,11 +55,10 @@ fn uniform(seed: u64, index: u32) -> f64 {
 mod tests {
     use super::*;
 
-    const GREEDY: Sampling = Sampling { temperature: 0.0, seed: 0 };
-
     #[test]
     fn greedy_takes_the_highest_and_the_lower_id_of_a_tie() {
-        let check = |logits: &[f32], expected| assert_eq!(sample(logits, GREEDY, 3), expected);
+        let check =
+            |logits: &[f32], expected| assert_eq!(sample(logits, &Sampling::GREEDY, 3), expected);
         check(&[0.0, 2.0, 1.0], Some(1));
         check(&[1.0, 3.0, 3.0], Some(1));
         check(&[-0.0, 0.0], Some(0));
@@ -76,8 +75,8 @@ mod tests {
         let mut counts = [0_u32; 4];
         let draws = 40_000;
         for index in 0..draws {
-            let sampling = Sampling { temperature, seed: 11 };
-            counts[sample(&logits, sampling, index).unwrap() as usize] += 1;
+            let sampling = Sampling { temperature, seed: 11, ..Sampling::GREEDY };
+            counts[sample(&logits, &sampling, index).unwrap() as usize] += 1;
         }
         let weights = logits.map(|logit| f64::from(logit / temperature).exp());
         let total: f64 = weights.iter().sum();
@@ -91,7 +90,9 @@ mod tests {
     #[test]
     fn seed_and_index_decide() {
         let logits = [0.0; 100];
-        let draw = |seed, index| sample(&logits, Sampling { temperature: 1.0, seed }, index);
+        let draw = |seed, index| {
+            sample(&logits, &Sampling { temperature: 1.0, seed, ..Sampling::GREEDY }, index)
+        };
         assert_eq!(draw(5, 9), draw(5, 9));
         let differ = |f: &dyn Fn(u32) -> Option<u32>| (1..20).any(|i| f(i) != f(0));
         assert!(differ(&|seed| draw(u64::from(seed), 0)) && differ(&|index| draw(0, index)));

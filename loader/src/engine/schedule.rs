@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     plan::{Begin, Plan, Work},
-    request::{Event, FinishReason, GenerateRequest, RequestId, TokenId, Usage},
+    request::{Event, FinishReason, GenerateRequest, RequestId, Sampling, TokenId, Usage},
     runner::Sampled,
 };
 
@@ -56,6 +56,7 @@ impl Active {
         let [first, last] = self.answered.unwrap_or([now, now]);
         Usage {
             prompt_tokens: self.request.prompt.len() as u32,
+            cached_tokens: 0,
             completion_tokens: self.generated() as u32,
             prefill_seconds: (first - self.admitted).as_secs_f64(),
             decode_seconds: (last - first).as_secs_f64(),
@@ -139,7 +140,7 @@ impl Schedule {
             }
             if !active.begun {
                 active.begun = true;
-                plan.begin.push(Begin { id: *id, sampling: active.request.sampling });
+                plan.begin.push(Begin { id: *id, sampling: active.request.sampling.clone() });
             }
             plan.work.push(Work {
                 id: *id,
@@ -192,7 +193,7 @@ impl Schedule {
             return self.finish(id, FinishReason::Stop, now);
         }
         active.tokens.push(token);
-        self.events.push(Event::Token { request: id, token: TokenId(token) });
+        self.events.push(Event::Token { request: id, token: TokenId(token), logprobs: None });
         let full = active.tokens.len() >= self.limits.max_positions as usize;
         if full || active.generated() >= active.request.max_tokens as usize {
             self.finish(id, FinishReason::Length, now);
@@ -238,6 +239,18 @@ impl Limits {
         }
         if !sampling.temperature.is_finite() || sampling.temperature < 0.0 {
             return Err(format!("{} is no temperature", sampling.temperature));
+        }
+        let plain =
+            Sampling { temperature: sampling.temperature, seed: sampling.seed, ..Sampling::GREEDY };
+        let unused = [
+            ("penalties, filters or biases", *sampling != plain),
+            ("min_tokens", request.min_tokens > 0),
+            ("logprobs", request.logprobs.is_some()),
+            ("constraints", request.constraint.is_some()),
+            ("timeouts", request.timeout_ms.is_some()),
+        ];
+        if let Some((what, _)) = unused.iter().find(|(_, asked)| *asked) {
+            return Err(format!("this engine does not know {what} yet"));
         }
         Ok(())
     }

@@ -106,12 +106,7 @@ fn collect(events: Vec<Event>) -> BTreeMap<RequestId, Answer> {
 }
 
 fn request(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
-    GenerateRequest {
-        prompt: prompt.iter().map(|token| TokenId(*token)).collect(),
-        max_tokens,
-        stop_tokens: vec![],
-        sampling: Sampling { temperature: 0.0, seed: 0 },
-    }
+    GenerateRequest::greedy(prompt.iter().map(|token| TokenId(*token)).collect(), max_tokens)
 }
 
 const STANDARD: EngineOptions = EngineOptions::STANDARD;
@@ -149,7 +144,7 @@ fn mixed() -> Vec<GenerateRequest> {
     .into_iter()
     .enumerate()
     .map(|(seed, (prompt, max_tokens, temperature))| GenerateRequest {
-        sampling: Sampling { temperature, seed: seed as u64 },
+        sampling: Sampling { temperature, seed: seed as u64, ..Sampling::GREEDY },
         ..request(prompt, max_tokens)
     })
     .collect()
@@ -278,7 +273,7 @@ fn requests_that_cannot_be_run_fail_and_full_ones_end() {
     check(request(&[], 1), Err("no tokens"));
     check(request(&[5, 512], 1), Err("token 512"));
     for temperature in [-1.0, f32::NAN, f32::INFINITY] {
-        let sampling = Sampling { temperature, seed: 0 };
+        let sampling = Sampling { temperature, ..Sampling::GREEDY };
         check(GenerateRequest { sampling, ..request(&[5], 1) }, Err("no temperature"));
     }
 }
@@ -333,7 +328,7 @@ fn refuse(plan: &plan::Plan, cut_bytes: usize) -> String {
 fn a_plan_that_does_not_fit_ends_the_group() {
     use plan::{Begin, Plan, Work};
     let id = RequestId(4);
-    let begin = Begin { id, sampling: Sampling { temperature: 0.0, seed: 0 } };
+    let begin = Begin { id, sampling: Sampling::GREEDY };
     let work =
         |position, tokens: &[u32]| Work { id, position, tokens: tokens.to_vec(), sample: true };
     let plan = |begin: &[Begin], work: &[Work]| Plan {
@@ -349,11 +344,11 @@ fn a_plan_that_does_not_fit_ends_the_group() {
     check(Plan { step: 2, ..Plan::default() }, "expected step 1, found 2");
     check(Plan { step: 1, end: vec![id], ..Plan::default() }, "known sequence");
     check(plan(&[], &[work(0, &[1])]), "known sequence");
-    check(plan(&[begin, begin], &[]), "a new sequence");
-    check(plan(&[begin], &[work(1, &[1])]), "position 0");
-    check(plan(&[begin], &[work(0, &[1]), work(1, &[2])]), "known sequence");
-    check(plan(&[begin], &[work(0, &[512])]), "a token below 512");
-    check(plan(&[begin], &[work(0, &[1; 513])]), "position 0");
-    let short = refuse(&plan(&[begin], &[]), 1);
+    check(plan(&[begin.clone(), begin.clone()], &[]), "a new sequence");
+    check(plan(std::slice::from_ref(&begin), &[work(1, &[1])]), "position 0");
+    check(plan(std::slice::from_ref(&begin), &[work(0, &[1]), work(1, &[2])]), "known sequence");
+    check(plan(std::slice::from_ref(&begin), &[work(0, &[512])]), "a token below 512");
+    check(plan(std::slice::from_ref(&begin), &[work(0, &[1; 513])]), "position 0");
+    let short = refuse(&plan(std::slice::from_ref(&begin), &[]), 1);
     assert!(short.contains("ends early"), "{short}");
 }

@@ -292,8 +292,12 @@ impl Front {
         let temperature = call.request.sampling.temperature.unwrap_or(default);
         let max_tokens = max_tokens(&prompt, call.request.limits.max_tokens, &self.model);
         let stop_tokens = self.model.stop_tokens().to_vec();
-        let sampling = Sampling { temperature, seed };
-        let request = GenerateRequest { prompt, max_tokens, stop_tokens, sampling };
+        let sampling = Sampling { temperature, seed, ..Sampling::GREEDY };
+        let request = GenerateRequest {
+            stop_tokens,
+            sampling,
+            ..GenerateRequest::greedy(prompt, max_tokens)
+        };
         Ok(Prepared { call, request, model, seed })
     }
 

@@ -153,6 +153,10 @@ impl Generation {
         let reason = match reason {
             FinishReason::Stop => EndReason::Stop,
             FinishReason::Length => EndReason::Length,
+            FinishReason::Deadline => {
+                let message = "the answer took longer than its time limit";
+                return Err(ApiError::new(ErrorKind::Timeout, message).with_code("deadline"));
+            }
             FinishReason::Cancelled => return Err(stopped("the engine has ended the request")),
         };
         let rest = self.detokenizer.finish();

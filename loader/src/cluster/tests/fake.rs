@@ -13,7 +13,7 @@ use crate::{
     cluster::{Identity, LoadError, PROTOCOL, Progress},
     engine::{
         Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, PATIENCE,
-        RankEngine, RequestId, Sampling, StepOutcome, TokenId, Usage,
+        RankEngine, RequestId, StepOutcome, TokenId, Usage,
     },
 };
 
@@ -77,7 +77,7 @@ impl RankEngine for FakeEngine {
         let tokens = Self::sum(group, &plan)?;
         for ((id, (_, done)), token) in self.requests.iter_mut().zip(tokens) {
             *done += 1;
-            events(Event::Token { request: *id, token: TokenId(token) });
+            events(Event::Token { request: *id, token: TokenId(token), logprobs: None });
         }
         self.requests.retain(|id, (request, done)| {
             let over = *done >= request.max_tokens;
@@ -128,8 +128,7 @@ pub(super) fn identity(rank: u32, ranks: u32) -> Identity {
 }
 
 pub(super) fn request(first: u32, max_tokens: u32) -> GenerateRequest {
-    let sampling = Sampling { temperature: 0.0, seed: 0 };
-    GenerateRequest { prompt: vec![TokenId(first)], max_tokens, stop_tokens: Vec::new(), sampling }
+    GenerateRequest::greedy(vec![TokenId(first)], max_tokens)
 }
 
 /// A request's events as they come.

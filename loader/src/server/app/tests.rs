@@ -64,7 +64,7 @@ fn whole_answer_is_a_completion() {
     let request = server.submitted();
     assert_eq!(request.prompt, model.vocabulary().encode(text).unwrap());
     assert_eq!(request.stop_tokens, [TokenId(2)]);
-    assert_eq!(request.sampling, Sampling { temperature: 0.0, seed: u64::MAX });
+    assert_eq!(request.sampling, Sampling { seed: u64::MAX, ..Sampling::GREEDY });
     assert_eq!(request.max_tokens, 99);
 }
 

@@ -97,7 +97,7 @@ pub(super) fn start_with(script: Vec<Step>, limits: ServerLimits, model: ChatMod
                     }
                 };
                 for token in tokens {
-                    events(Event::Token { request: id, token });
+                    events(Event::Token { request: id, token, logprobs: None });
                 }
             }
         }
