@@ -8,6 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::hex::HexF32;
 
+mod attention;
+mod block;
+mod ffn;
+mod norm;
+mod rope;
+
+pub use attention::{Attention, PositionScale, QkNorm};
+pub use block::Block;
+pub use ffn::{Activation, Ffn};
+pub use norm::{Norm, NormKind};
+pub use rope::{LongRope, Rope, RopeStyle};
+
 /// A decoder, as the engine computes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
@@ -33,90 +45,24 @@ pub struct Spec {
     pub layers: Vec<Layer>,
     /// Whether the output head is the embedding.
     pub tied_embeddings: bool,
+    /// How the parts of every layer stand around the residual stream.
+    #[serde(default = "Block::pre_norm", skip_serializing_if = "Block::is_pre_norm")]
+    pub block: Block,
+    /// Factor on embeddings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_scale: Option<HexF32>,
+    /// Factor on logits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_scale: Option<HexF32>,
+    /// Logits become `cap · tanh(logit / cap)`, after the factor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_softcap: Option<HexF32>,
 }
 
-/// Normalisation of hidden vectors.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Norm {
-    /// The formula.
-    pub kind: NormKind,
-    /// Added to the mean of squares (`rms_norm_eps`).
-    pub eps: HexF32,
-}
-
-/// The formula of a [`Norm`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NormKind {
-    /// `weight · x / sqrt(mean(x²) + eps)`.
-    Rms,
-}
-
-/// Grouped-query attention.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Attention {
-    /// Query heads.
-    pub heads: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Width of one head.
-    pub head_dim: u32,
-    /// Factor on `q · k` before the softmax.
-    pub scale: HexF32,
-    /// Whether the query, key and value projections have a bias.
-    pub qkv_bias: bool,
-    /// Whether the output projection has a bias.
-    pub o_bias: bool,
-    /// Normalisation of queries and keys.
-    pub qk_norm: QkNorm,
-}
-
-/// Normalisation of queries and keys before the rotary embedding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum QkNorm {
-    /// None.
-    None,
-    /// Each head by itself, with one gain of `head_dim` values for all heads.
-    Head,
-}
-
-/// A rotary position embedding. Angle of pair `i` at position `p` is `p · inv_freq[i]`, in f32.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rope {
-    /// Which elements form a pair.
-    pub style: RopeStyle,
-    /// Inverse frequencies, one per pair; the first `2 · len` elements of a head are rotated.
-    pub inv_freq: Vec<HexF32>,
-    /// Factor on cosine and sine.
-    pub attention_factor: HexF32,
-}
-
-/// How a head's elements pair up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RopeStyle {
-    /// Element `i` with element `i + dim/2` (`rotate_half`).
-    Half,
-}
-
-/// A dense feed-forward part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ffn {
-    /// Inner width.
-    pub size: u32,
-    /// What stands between the input and output projections.
-    pub activation: Activation,
-    /// Whether its projections have biases.
-    pub bias: bool,
-}
-
-/// The non-linearity of a feed-forward part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `silu(gate(x)) · up(x)`.
-    SiluGlu,
+/// For fields that are skipped while they are false.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 /// What one layer has of its own.

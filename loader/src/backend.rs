@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-use shardpack_formats::spec::{Mask, Rope};
+use shardpack_formats::spec::{Activation, Mask, NormKind, Rope};
 
 use crate::open::PackageTensor;
 
@@ -84,9 +84,9 @@ pub struct CacheShape {
     pub head_dim: usize,
 }
 
-/// Attention of one layer over the sequences of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionStep<'a> {
+/// Attention of one layer over the sequences of a step. `V` is the backend's vector.
+#[derive(Debug)]
+pub struct AttentionStep<'a, V> {
     /// The layer, which selects the part of each cache.
     pub layer: usize,
     /// Rows of each sequence, in the order of the caches; they follow what is cached.
@@ -97,8 +97,25 @@ pub struct AttentionStep<'a> {
     pub head_dim: usize,
     /// Factor on `q · k`.
     pub scale: f32,
+    /// Scores become `cap · tanh(score / cap)` before the mask.
+    pub softcap: Option<f32>,
+    /// For each query head held here one more score in the softmax's denominator.
+    pub sinks: Option<&'a V>,
     /// Which keys a query sees.
     pub mask: Mask,
+}
+
+/// A norm's formula and gains.
+#[derive(Debug)]
+pub struct NormStep<'a, V> {
+    /// The formula.
+    pub kind: NormKind,
+    /// Under the root.
+    pub eps: f32,
+    /// Factors; their number is the length of the runs that are normalised by themselves.
+    pub gain: &'a V,
+    /// What is added in the end.
+    pub bias: Option<&'a V>,
 }
 
 /// Queries `[rows, heads · head_dim]`, keys and values `[rows, kv_heads · head_dim]`.
@@ -135,11 +152,15 @@ pub trait Backend: Send + Sync {
     /// Takes a vector of floats.
     fn vector(&self, stored: &PackageTensor) -> Self::Vector;
 
+    /// Takes a vector of floats, one more than each is stored.
+    fn vector_plus_one(&self, stored: &PackageTensor) -> Self::Vector;
+
     /// An empty cache.
     fn cache(&self, shape: &CacheShape) -> Self::Cache;
 
-    /// Angles for rows at `positions`.
-    fn rotation(&self, rope: &Rope, positions: &[u32]) -> Self::Rotation;
+    /// Angles for rows at `positions` of sequences that end with `totals` tokens, which decides
+    /// on the frequencies for long sequences.
+    fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Self::Rotation;
 
     /// Zeros `[rows, width]`: the part of a rank that holds nothing.
     fn zeros(&self, rows: usize, width: usize) -> Self::Tensor;
@@ -153,8 +174,21 @@ pub trait Backend: Send + Sync {
     /// Adds `bias` to every row.
     fn add_bias(&self, x: Self::Tensor, bias: &Self::Vector) -> Self::Tensor;
 
-    /// `gain · x / sqrt(mean(x²) + eps)` for each consecutive run of `gain`'s length.
-    fn rms_norm(&self, x: &Self::Tensor, gain: &Self::Vector, eps: f32) -> Self::Tensor;
+    /// Normalises each consecutive run of the gain's length.
+    fn norm(&self, x: &Self::Tensor, step: &NormStep<'_, Self::Vector>) -> Self::Tensor;
+
+    /// For each row the sum of squares over the given columns of each tensor `[rows, parts]`;
+    /// the first factor of a norm whose rows are cut between ranks.
+    fn square_sums(&self, parts: &[(&Self::Tensor, Range<usize>)]) -> Self::Tensor;
+
+    /// `gain · x / sqrt(sum / full + eps)` with each row's sum in `column` of `sums`.
+    fn norm_by_sums(
+        &self,
+        x: Self::Tensor,
+        step: &NormStep<'_, Self::Vector>,
+        sums: (&Self::Tensor, usize),
+        full: usize,
+    ) -> Self::Tensor;
 
     /// Rotates heads of `head_dim` elements.
     fn rotate(&self, x: Self::Tensor, rotation: &Self::Rotation, head_dim: usize) -> Self::Tensor;
@@ -164,11 +198,26 @@ pub trait Backend: Send + Sync {
         &self,
         qkv: Qkv<'_, Self::Tensor>,
         caches: &mut [&mut Self::Cache],
-        step: &AttentionStep<'_>,
+        step: &AttentionStep<'_, Self::Vector>,
     ) -> Self::Tensor;
 
-    /// `silu(gate) · up`.
-    fn silu_glu(&self, gate: Self::Tensor, up: &Self::Tensor) -> Self::Tensor;
+    /// What stands between the projections of a feed-forward part: a function of `gate` times
+    /// `up`, or of `up` alone where the activation has no gate.
+    fn activate(
+        &self,
+        activation: Activation,
+        gate: Option<Self::Tensor>,
+        up: Self::Tensor,
+    ) -> Self::Tensor;
+
+    /// `factor · x`.
+    fn scale(&self, x: Self::Tensor, factor: f32) -> Self::Tensor;
+
+    /// Each row times its factor.
+    fn scale_rows(&self, x: Self::Tensor, factors: &[f32]) -> Self::Tensor;
+
+    /// `cap · tanh(x / cap)`.
+    fn softcap(&self, x: Self::Tensor, cap: f32) -> Self::Tensor;
 
     /// `a + b`.
     fn add(&self, a: Self::Tensor, b: &Self::Tensor) -> Self::Tensor;

@@ -12,7 +12,7 @@ use crate::{
     hex::HexF32,
     rope::RopeParameters,
     rules::SpecRules,
-    spec::{Attention, Ffn, Layer, Mask, Norm, QkNorm, Spec},
+    spec::{Attention, Block, Ffn, Layer, Mask, Norm, QkNorm, Spec},
 };
 
 /// Largest epsilon of a normalisation that is believed.
@@ -47,13 +47,14 @@ pub(super) fn resolve(
         hidden_size: size(&rules.hidden_size, scope, "hidden_size")?,
         vocab_size: size(&rules.vocab_size, scope, "vocab_size")?,
         max_positions,
-        norm: Norm { kind: rules.norm.kind, eps: HexF32(eps as f32) },
+        norm: Norm { kind: rules.norm.kind, eps: HexF32(eps as f32), plus_one: false, bias: false },
         attention,
         ropes: vec![rope.resolve(rope_width, rules.rope.style)?],
         ffn: Ffn {
             size: size(&rules.ffn.size, scope, "ffn.size")?,
             activation: rules.ffn.activation,
             bias: flag(&rules.ffn.bias, scope, "ffn.bias")?,
+            names: None,
         },
         layers: layers
             .iter()
@@ -61,6 +62,10 @@ pub(super) fn resolve(
             .map(|(index, scope)| layer(rules, scope, index))
             .collect::<Result<_, _>>()?,
         tied_embeddings: flag(&rules.tied_embeddings, scope, "tied_embeddings")?,
+        block: Block::pre_norm(),
+        embedding_scale: None,
+        logit_scale: None,
+        logit_softcap: None,
     };
     Ok((spec, rope))
 }
@@ -88,6 +93,9 @@ fn attention(rules: &SpecRules, scope: &Scope<'_>) -> Result<Attention, ResolveE
         qkv_bias: flag(&rules.qkv_bias, scope, "attention.qkv_bias")?,
         o_bias: flag(&rules.o_bias, scope, "attention.o_bias")?,
         qk_norm,
+        softcap: None,
+        sinks: false,
+        position_scale: None,
     })
 }
 

@@ -45,6 +45,7 @@ impl RopeParameters {
             style,
             inv_freq: inv_freq.into_iter().map(|frequency| HexF32(frequency as f32)).collect(),
             attention_factor: HexF32(attention_factor as f32),
+            long: None,
         })
     }
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::{
-    exp::exp,
+    exp::{exp, tanh},
     lanes::{dot, sum},
 };
 
@@ -36,6 +36,10 @@ pub struct Attention<'a> {
     pub head_dim: usize,
     /// Factor on `q · k`.
     pub scale: f32,
+    /// Scores become `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// For each query head one more score, which only enlarges the softmax's denominator.
+    pub sinks: Option<&'a [f32]>,
     /// A query sees keys with `query − key < window`; all up to its own if absent.
     pub window: Option<u32>,
     /// The entry of `heads` that each query head reads.
@@ -56,6 +60,8 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         return;
     }
     assert!(q.len().is_multiple_of(width), "queries of {width} elements");
+    let sinks = attention.sinks.map_or(attention.q_to_kv.len(), <[f32]>::len);
+    assert_eq!(sinks, attention.q_to_kv.len(), "one sink per query head");
     let keys = attention.first_position + q.len() / width;
     for head in attention.heads {
         assert_eq!(stored(head.keys), keys * head_dim, "cached keys");
@@ -70,7 +76,8 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
                 attention.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
             let kv = &attention.heads[attention.q_to_kv[head]];
             let q = &q[index * head_dim..][..head_dim];
-            one_head(q, kv, first..position + 1, attention.scale, out);
+            let sink = attention.sinks.map(|sinks| sinks[head]);
+            one_head(q, kv, first..position + 1, attention, sink, out);
         },
     );
 }
@@ -80,7 +87,14 @@ fn stored(blocks: &[Vec<f32>]) -> usize {
 }
 
 /// One query head over the keys `visible`.
-fn one_head(q: &[f32], kv: &KvHead<'_>, visible: Range<usize>, scale: f32, out: &mut [f32]) {
+fn one_head(
+    q: &[f32],
+    kv: &KvHead<'_>,
+    visible: Range<usize>,
+    attention: &Attention<'_>,
+    sink: Option<f32>,
+    out: &mut [f32],
+) {
     let head_dim = q.len();
     let mut scores = [0.0; KEYS_PER_BLOCK];
     let mut partial = vec![0.0; head_dim];
@@ -95,7 +109,12 @@ fn one_head(q: &[f32], kv: &KvHead<'_>, visible: Range<usize>, scale: f32, out: 
         let scores = &mut scores[..end - start];
         let keys = kv.keys[block][span.clone()].chunks_exact(head_dim);
         for (score, key) in scores.iter_mut().zip(keys) {
-            *score = dot(q, key) * scale;
+            *score = dot(q, key) * attention.scale;
+        }
+        if let Some(cap) = attention.softcap {
+            for score in scores.iter_mut() {
+                *score = cap * tanh(*score / cap);
+            }
         }
         let raised = scores.iter().copied().fold(maximum, f32::max);
         // Nothing has been summed before the first block, so the factor's value is irrelevant.
@@ -114,6 +133,15 @@ fn one_head(q: &[f32], kv: &KvHead<'_>, visible: Range<usize>, scale: f32, out: 
             *out = *out * factor + partial;
         }
         maximum = raised;
+    }
+    if let Some(sink) = sink {
+        // A sink far above all scores leaves nothing of them; the sum is taken at its height.
+        let raised = maximum.max(sink);
+        let factor = exp(maximum - raised);
+        total = total * factor + exp(sink - raised);
+        for out in out.iter_mut() {
+            *out *= factor;
+        }
     }
     for out in out.iter_mut() {
         *out /= total;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::exp::exp;
+use crate::exp::{exp, tanh};
 
 /// Elements of one piece of work; fewer are not worth another thread.
 const ELEMENTS_PER_TASK: usize = 1 << 13;
@@ -11,6 +11,78 @@ const ELEMENTS_PER_TASK: usize = 1 << 13;
 pub fn silu_glu(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "gate and up");
     pieces(gate, up, |gate, up| *gate = *gate / (1.0 + exp(-*gate)) * up);
+}
+
+/// `gate = gelu(gate) · up`, with the approximation by tanh.
+pub fn gelu_tanh_glu(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gate and up");
+    pieces(gate, up, |gate, up| *gate = gelu_tanh_of(*gate) * up);
+}
+
+/// `gate = gelu(gate) · up`.
+pub fn gelu_glu(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "gate and up");
+    pieces(gate, up, |gate, up| *gate = gelu_of(*gate) * up);
+}
+
+/// `x = gelu(x)`, with the approximation by tanh.
+pub fn gelu_tanh(x: &mut [f32]) {
+    each(x, gelu_tanh_of);
+}
+
+/// `x = gelu(x)`.
+pub fn gelu(x: &mut [f32]) {
+    each(x, gelu_of);
+}
+
+/// `x = silu(x)`.
+pub fn silu(x: &mut [f32]) {
+    each(x, |x| x / (1.0 + exp(-x)));
+}
+
+/// `x = max(x, 0)²`.
+pub fn relu_squared(x: &mut [f32]) {
+    each(x, |x| x.max(0.0) * x.max(0.0));
+}
+
+/// `x = cap · tanh(x / cap)`.
+pub fn softcap(x: &mut [f32], cap: f32) {
+    each(x, |x| cap * tanh(x / cap));
+}
+
+/// `x = x · factor`.
+pub fn scale(x: &mut [f32], factor: f32) {
+    each(x, |x| x * factor);
+}
+
+/// Multiplies each row of `x` by its factor.
+pub fn scale_rows(x: &mut [f32], factors: &[f32]) {
+    let rows = factors.len().max(1);
+    assert!(x.len().is_multiple_of(rows), "{rows} rows");
+    let width = (x.len() / rows).max(1);
+    for (row, factor) in x.chunks_exact_mut(width).zip(factors) {
+        for x in row {
+            *x *= factor;
+        }
+    }
+}
+
+/// `x · (1 + tanh(u)) / 2` with `u = √(2/π) · (x + 0.044715 x³)`, which is `x · sigmoid(2u)`.
+fn gelu_tanh_of(x: f32) -> f32 {
+    const TWICE_ROOT: f32 = 1.595_769;
+    x / (1.0 + exp(-TWICE_ROOT * (x + 0.044_715 * x * x * x)))
+}
+
+fn gelu_of(x: f32) -> f32 {
+    0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+fn each(x: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
+    x.par_chunks_mut(ELEMENTS_PER_TASK).for_each(|piece| {
+        for x in piece {
+            *x = f(*x);
+        }
+    });
 }
 
 /// `a += b`.
@@ -50,6 +122,42 @@ mod tests {
             let error = (f64::from(gate[0]) - expected).abs();
             assert!(error <= 1e-6 * expected.abs().max(1e-6), "silu({x}): {} {expected}", gate[0]);
         }
+    }
+
+    #[test]
+    fn other_activations_agree_with_f64() {
+        let check = |ours: fn(&mut [f32]), theirs: fn(f64) -> f64| {
+            for x in [-30.0_f32, -3.0, -0.7, -1e-3, 0.0, 1e-3, 0.5, 2.0, 30.0] {
+                let mut values = [x];
+                ours(&mut values);
+                let expected = theirs(f64::from(x));
+                let error = (f64::from(values[0]) - expected).abs();
+                assert!(error <= 1e-6 * expected.abs().max(1.0), "{x}: {} {expected}", values[0]);
+            }
+        };
+        check(gelu_tanh, |x| {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        });
+        check(gelu, |x| 0.5 * x * (1.0 + libm::erf(x / 2.0_f64.sqrt())));
+        check(relu_squared, |x| x.max(0.0).powi(2));
+        check(silu, |x| x / (1.0 + (-x).exp()));
+        check(|x| softcap(x, 5.0), |x| 5.0 * (x / 5.0).tanh());
+        check(
+            |x| gelu_tanh_glu(x, &[2.0]),
+            |x| {
+                let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+                x * (1.0 + inner.tanh())
+            },
+        );
+    }
+
+    #[test]
+    fn rows_have_their_own_factors() {
+        let mut x = [1.0, 2.0, 3.0, 4.0];
+        scale_rows(&mut x, &[2.0, 10.0]);
+        assert_eq!(x, [2.0, 4.0, 30.0, 40.0]);
+        scale_rows(&mut [], &[2.0]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The exponential function: the same bits on every machine, which the platform's own is not,
-//! and without branches, so that loops over it vectorize.
+//! The exponential function and what follows from it: the same bits on every machine, which the
+//! platform's own are not, and without branches, so that loops over them vectorize.
 
 /// 1.5 · 2²³: adding it rounds a float of modest size to an integer in its low bits.
 const ROUNDER: f32 = 12_582_912.0;
@@ -27,9 +27,28 @@ pub fn exp(x: f32) -> f32 {
     value * f32::from_bits(power.wrapping_add(127) << 23)
 }
 
+/// The hyperbolic tangent, within 2e-7 of its value.
+#[inline]
+#[must_use]
+pub fn tanh(x: f32) -> f32 {
+    let small = exp(-2.0 * x.abs());
+    ((1.0 - small) / (1.0 + small)).copysign(x)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tanh_agrees_with_f64() {
+        for step in -40_000..=40_000 {
+            let x = step as f32 * 5e-4;
+            let error = (f64::from(tanh(x)) - f64::from(x).tanh()).abs();
+            assert!(error < 2e-7, "tanh({x}) is off by {error:e}");
+        }
+        assert!(tanh(f32::NAN).is_nan());
+        assert_eq!([tanh(f32::INFINITY), tanh(f32::NEG_INFINITY)], [1.0, -1.0]);
+    }
 
     /// Two units in the last place of an f32.
     const TOLERANCE: f64 = 2.4e-7;

@@ -1,8 +1,10 @@
-//! Normalisation by the root of the mean square.
+//! Normalisation by the root of the mean square, or by mean and variance.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::lanes::dot;
+use crate::lanes::{dot, sum};
 
 /// Elements below which another thread costs more than it saves.
 const MIN_ELEMENTS_PER_TASK: usize = 1 << 14;
@@ -23,6 +25,58 @@ pub fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
     });
 }
 
+/// `out = gain · (x − mean(x)) / sqrt(variance(x) + eps)` for each consecutive run of
+/// `gain.len()` elements.
+pub fn layer_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+    assert!(!gain.is_empty(), "a norm has a width");
+    assert!(x.len().is_multiple_of(gain.len()), "runs of {}", gain.len());
+    assert_eq!(x.len(), out.len(), "results of a norm");
+    let width = gain.len() as f32;
+    let runs = x.par_chunks_exact(gain.len()).zip(out.par_chunks_exact_mut(gain.len()));
+    runs.with_min_len(MIN_ELEMENTS_PER_TASK.div_ceil(gain.len())).for_each(|(x, out)| {
+        let mean = sum(x) / width;
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x - mean;
+        }
+        let factor = 1.0 / (dot(out, out) / width + eps).sqrt();
+        for (out, gain) in out.iter_mut().zip(gain) {
+            *out = *out * factor * gain;
+        }
+    });
+}
+
+/// The sum of the squares of each row's `columns`, to every `stride`-th element of `out` from
+/// `offset` on. Rows of `x` have `width` elements.
+pub fn square_sums(
+    x: &[f32],
+    width: usize,
+    columns: Range<usize>,
+    out: &mut [f32],
+    [offset, stride]: [usize; 2],
+) {
+    for (row, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(stride)) {
+        let part = &row[columns.clone()];
+        out[offset] = dot(part, part);
+    }
+}
+
+/// Multiplies each row by `gain / sqrt(sum / full + eps)`, with the row's sum of squares over all
+/// `full` elements of which the row may be a part.
+pub fn scale_by_square_sums(
+    x: &mut [f32],
+    gain: &[f32],
+    sums: impl Iterator<Item = f32>,
+    full: usize,
+    eps: f32,
+) {
+    for (row, sum) in x.chunks_exact_mut(gain.len()).zip(sums) {
+        let factor = 1.0 / (sum / full as f32 + eps).sqrt();
+        for (x, gain) in row.iter_mut().zip(gain) {
+            *x = *x * factor * gain;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,5 +93,25 @@ mod tests {
         let mut out = [0.0];
         rms_norm(&[3.0], &[1.0], 16.0, &mut out);
         assert!((out[0] - 0.6).abs() < 1e-6, "{out:?}");
+    }
+
+    #[test]
+    fn a_layer_norm_takes_the_mean_away() {
+        let mut out = [0.0; 4];
+        layer_norm(&[1.0, 3.0, 6.0, 0.0], &[1.0, 2.0], 0.0, &mut out);
+        assert_eq!(out, [-1.0, 2.0, 1.0, -2.0]);
+    }
+
+    #[test]
+    fn parts_with_the_sum_of_all_are_normalised_as_the_whole() {
+        let (x, gain) = ([3.0, -1.0, 2.0, 0.5, 0.25, -4.0], [1.0, 2.0, 0.5]);
+        let mut whole = [0.0; 6];
+        rms_norm(&x, &gain, 1e-3, &mut whole);
+        let mut sums = [0.0; 4];
+        square_sums(&x, 3, 0..3, &mut sums, [1, 2]);
+        let mut last: Vec<f32> = x.chunks(3).flat_map(|row| row[1..].to_vec()).collect();
+        let each = sums.chunks(2).map(|pair| pair[1]);
+        scale_by_square_sums(&mut last, &gain[1..], each, 3, 1e-3);
+        assert_eq!(last, [whole[1], whole[2], whole[4], whole[5]]);
     }
 }

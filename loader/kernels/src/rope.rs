@@ -15,9 +15,18 @@ impl Rotation {
     /// and sine.
     #[must_use]
     pub fn new(inv_freq: &[f32], factor: f32, positions: &[u32]) -> Self {
-        let angles = || positions.iter().flat_map(|p| inv_freq.iter().map(|freq| *p as f32 * freq));
+        let rows = positions.iter().map(|position| (*position, inv_freq));
+        Self::by_rows(inv_freq.len(), factor, &rows.collect::<Vec<_>>())
+    }
+
+    /// Rows at positions with frequencies of their own, `pairs` each.
+    #[must_use]
+    pub fn by_rows(pairs: usize, factor: f32, rows: &[(u32, &[f32])]) -> Self {
+        assert!(rows.iter().all(|(_, frequencies)| frequencies.len() == pairs), "{pairs} pairs");
+        let angles =
+            || rows.iter().flat_map(|(p, frequencies)| frequencies.iter().map(|f| *p as f32 * f));
         Self {
-            pairs: inv_freq.len(),
+            pairs,
             cos: angles().map(|angle| libm::cosf(angle) * factor).collect(),
             sin: angles().map(|angle| libm::sinf(angle) * factor).collect(),
         }
@@ -26,6 +35,34 @@ impl Rotation {
     /// Rotates the first `2 · pairs` elements of each head in place, element `i` with element
     /// `i + pairs` (`rotate_half`). `x` is `[rows, heads, head_dim]`.
     pub fn rotate_half(&self, x: &mut [f32], head_dim: usize) {
+        self.each_head(x, head_dim, |head, cos, sin| {
+            let (low, high) = head.split_at_mut(cos.len());
+            for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                let (a, b) = (*low, *high);
+                *low = a * cos - b * sin;
+                *high = b * cos + a * sin;
+            }
+        });
+    }
+
+    /// Rotates the first `2 · pairs` elements of each head in place, element `2i` with element
+    /// `2i + 1`. `x` is `[rows, heads, head_dim]`.
+    pub fn rotate_interleaved(&self, x: &mut [f32], head_dim: usize) {
+        self.each_head(x, head_dim, |head, cos, sin| {
+            for ((pair, cos), sin) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+                let [a, b] = *pair;
+                *pair = [a * cos - b * sin, b * cos + a * sin];
+            }
+        });
+    }
+
+    /// Calls `rotate` with the rotated part, the cosines and the sines of every head.
+    fn each_head(
+        &self,
+        x: &mut [f32],
+        head_dim: usize,
+        rotate: impl Fn(&mut [f32], &[f32], &[f32]),
+    ) {
         let rows = self.cos.len().checked_div(self.pairs).unwrap_or(0);
         if rows == 0 || x.is_empty() {
             return;
@@ -35,12 +72,7 @@ impl Rotation {
         let angles = self.cos.chunks_exact(self.pairs).zip(self.sin.chunks_exact(self.pairs));
         for (row, (cos, sin)) in x.chunks_exact_mut(x.len() / rows).zip(angles) {
             for head in row.chunks_exact_mut(head_dim) {
-                let (low, high) = head[..2 * self.pairs].split_at_mut(self.pairs);
-                for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-                    let (a, b) = (*low, *high);
-                    *low = a * cos - b * sin;
-                    *high = b * cos + a * sin;
-                }
+                rotate(&mut head[..2 * self.pairs], cos, sin);
             }
         }
     }
@@ -60,6 +92,24 @@ mod tests {
         for (x, expected) in x.iter().zip(expected) {
             assert!((x - expected).abs() < 1e-5, "{x} instead of {expected}");
         }
+    }
+
+    #[test]
+    fn interleaved_pairs_are_neighbours() {
+        let rotation = Rotation::new(&[std::f32::consts::FRAC_PI_2, 0.0], 1.0, &[1]);
+        let mut x = [1.0, 2.0, 3.0, 4.0, 5.0];
+        rotation.rotate_interleaved(&mut x, 5);
+        for (x, expected) in x.iter().zip([-2.0, 1.0, 3.0, 4.0, 5.0]) {
+            assert!((x - expected).abs() < 1e-5, "{x} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn rows_may_have_frequencies_of_their_own() {
+        let (short, long) = ([0.3_f32], [0.01_f32]);
+        let mixed = Rotation::by_rows(1, 1.5, &[(4, &short), (7, &long)]);
+        assert_eq!(mixed.cos[0], Rotation::new(&short, 1.5, &[4]).cos[0]);
+        assert_eq!(mixed.sin[1], Rotation::new(&long, 1.5, &[7]).sin[0]);
     }
 
     #[test]

@@ -4,12 +4,16 @@ use std::ops::Range;
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shardpack_collectives::GroupError;
-use shardpack_formats::spec::{Mask, Rope, RopeStyle};
+use shardpack_formats::{
+    hex::HexF32,
+    spec::{Activation, Mask, NormKind, Rope, RopeStyle},
+};
 use shardpack_kernels::{Attention, Matrix, Rotation, attend, elementwise, gather, matmul, norm};
 use zerocopy::IntoBytes;
 
 use super::{
-    AttentionStep, Backend, CacheShape, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
+    AttentionStep, Backend, CacheShape, NormStep, Qkv, Ranks, StepError, StoredMatrix,
+    StoredWeights,
 };
 use crate::open::PackageTensor;
 
@@ -89,13 +93,29 @@ impl Backend for Cpu {
         stored.floats().expect("element types are checked when a model is loaded").to_vec()
     }
 
+    fn vector_plus_one(&self, stored: &PackageTensor) -> Vec<f32> {
+        self.vector(stored).into_iter().map(|value| value + 1.0).collect()
+    }
+
     fn cache(&self, shape: &CacheShape) -> Cache {
         Cache::new(shape)
     }
 
-    fn rotation(&self, rope: &Rope, positions: &[u32]) -> Self::Rotation {
-        let inv_freq: Vec<f32> = rope.inv_freq.iter().map(|freq| freq.0).collect();
-        (rope.style, Rotation::new(&inv_freq, rope.attention_factor.0, positions))
+    fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Self::Rotation {
+        assert_eq!(positions.len(), totals.len(), "a length for every row");
+        let floats = |all: &[HexF32]| all.iter().map(|freq| freq.0).collect::<Vec<f32>>();
+        let short = floats(&rope.inv_freq);
+        let long = rope.long.as_ref().map(|long| (long.beyond, floats(&long.inv_freq)));
+        let frequencies = |total: u32| match &long {
+            Some((beyond, long)) if total > *beyond => long.as_slice(),
+            _ => short.as_slice(),
+        };
+        let rows: Vec<_> = positions
+            .iter()
+            .zip(totals)
+            .map(|(position, total)| (*position, frequencies(*total)))
+            .collect();
+        (rope.style, Rotation::by_rows(short.len(), rope.attention_factor.0, &rows))
     }
 
     fn zeros(&self, rows: usize, width: usize) -> Tensor {
@@ -121,15 +141,51 @@ impl Backend for Cpu {
         x
     }
 
-    fn rms_norm(&self, x: &Tensor, gain: &Vec<f32>, eps: f32) -> Tensor {
+    fn norm(&self, x: &Tensor, step: &NormStep<'_, Vec<f32>>) -> Tensor {
         let mut out = Tensor::zeros(x.rows(), x.width);
-        norm::rms_norm(&x.values, gain, eps, &mut out.values);
+        let compute = match step.kind {
+            NormKind::Rms => norm::rms_norm,
+            NormKind::Layer => norm::layer_norm,
+        };
+        compute(&x.values, step.gain, step.eps, &mut out.values);
+        match step.bias {
+            Some(bias) => self.add_bias(out, bias),
+            None => out,
+        }
+    }
+
+    fn square_sums(&self, parts: &[(&Tensor, Range<usize>)]) -> Tensor {
+        let rows = parts.first().map_or(0, |(x, _)| x.rows());
+        let mut out = Tensor::zeros(rows, parts.len());
+        for (index, (x, columns)) in parts.iter().enumerate() {
+            assert_eq!(x.rows(), rows, "rows of all parts");
+            let place = [index, parts.len()];
+            norm::square_sums(&x.values, x.width, columns.clone(), &mut out.values, place);
+        }
         out
+    }
+
+    fn norm_by_sums(
+        &self,
+        mut x: Tensor,
+        step: &NormStep<'_, Vec<f32>>,
+        (sums, column): (&Tensor, usize),
+        full: usize,
+    ) -> Tensor {
+        assert!(
+            step.kind == NormKind::Rms && step.bias.is_none(),
+            "checked when a model is loaded"
+        );
+        assert_eq!((x.width, x.rows()), (step.gain.len(), sums.rows()), "sums and gains");
+        let each = sums.values.chunks_exact(sums.width).map(|row| row[column]);
+        norm::scale_by_square_sums(&mut x.values, step.gain, each, full, step.eps);
+        x
     }
 
     fn rotate(&self, mut x: Tensor, rotation: &Self::Rotation, head_dim: usize) -> Tensor {
         match rotation.0 {
             RopeStyle::Half => rotation.1.rotate_half(&mut x.values, head_dim),
+            RopeStyle::Interleaved => rotation.1.rotate_interleaved(&mut x.values, head_dim),
         }
         x
     }
@@ -138,7 +194,7 @@ impl Backend for Cpu {
         &self,
         qkv: Qkv<'_, Tensor>,
         caches: &mut [&mut Cache],
-        step: &AttentionStep<'_>,
+        step: &AttentionStep<'_, Vec<f32>>,
     ) -> Tensor {
         let Qkv { q, k, v } = qkv;
         assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
@@ -156,6 +212,8 @@ impl Backend for Cpu {
             let attention = Attention {
                 head_dim: step.head_dim,
                 scale: step.scale,
+                softcap: step.softcap,
+                sinks: step.sinks.map(Vec::as_slice),
                 window,
                 q_to_kv: step.q_to_kv,
                 heads: &cache.heads(step.layer),
@@ -167,9 +225,40 @@ impl Backend for Cpu {
         out
     }
 
-    fn silu_glu(&self, mut gate: Tensor, up: &Tensor) -> Tensor {
-        elementwise::silu_glu(&mut gate.values, &up.values);
-        gate
+    fn activate(&self, activation: Activation, gate: Option<Tensor>, mut up: Tensor) -> Tensor {
+        assert_eq!(gate.is_some(), activation.is_gated(), "a gate for {activation:?}");
+        if let Some(mut gate) = gate {
+            let compute = match activation {
+                Activation::GeluTanhGlu => elementwise::gelu_tanh_glu,
+                Activation::GeluGlu => elementwise::gelu_glu,
+                _ => elementwise::silu_glu,
+            };
+            compute(&mut gate.values, &up.values);
+            return gate;
+        }
+        match activation {
+            Activation::GeluTanh => elementwise::gelu_tanh(&mut up.values),
+            Activation::Gelu => elementwise::gelu(&mut up.values),
+            Activation::ReluSquared => elementwise::relu_squared(&mut up.values),
+            _ => elementwise::silu(&mut up.values),
+        }
+        up
+    }
+
+    fn scale(&self, mut x: Tensor, factor: f32) -> Tensor {
+        elementwise::scale(&mut x.values, factor);
+        x
+    }
+
+    fn scale_rows(&self, mut x: Tensor, factors: &[f32]) -> Tensor {
+        assert_eq!(x.rows(), factors.len(), "a factor for every row");
+        elementwise::scale_rows(&mut x.values, factors);
+        x
+    }
+
+    fn softcap(&self, mut x: Tensor, cap: f32) -> Tensor {
+        elementwise::softcap(&mut x.values, cap);
+        x
     }
 
     fn add(&self, mut a: Tensor, b: &Tensor) -> Tensor {

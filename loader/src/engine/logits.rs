@@ -113,6 +113,7 @@ fn sequence<B: Backend>(
     let mut position = 0;
     for chunk in tokens.chunks(options.prefill_tokens) {
         let batch = Batch {
+            totals: vec![tokens.len() as u32],
             tokens: chunk.iter().map(|token| token.0).collect(),
             positions: (position..position + chunk.len() as u32).collect(),
             lengths: vec![chunk.len()],

@@ -3,11 +3,11 @@
 
 use std::{cell::RefCell, collections::BTreeSet, ops::Range};
 
-use shardpack_formats::{Dtype, Spec, spec::QkNorm};
+use shardpack_formats::{Dtype, Spec};
 use shardpack_kernels::matrix::affine_is_supported;
 use shardpack_manifests::{Cut, manifest::MatrixFormat};
 
-use super::{AttentionWeights, FfnWeights, Head, Layer, LoadError, Model, Projection, Shard};
+use super::{LoadError, Model, Projection, Shard, block::Block, head::Ends};
 use crate::{
     backend::{Backend, StoredMatrix, StoredWeights},
     open::{Package, PackageTensor},
@@ -15,13 +15,13 @@ use crate::{
 
 /// One dimension of a tensor: what this rank holds of how much.
 #[derive(Clone)]
-struct Part {
-    held: Range<usize>,
-    full: usize,
+pub(super) struct Part {
+    pub(super) held: Range<usize>,
+    pub(super) full: usize,
 }
 
 impl Part {
-    const fn whole(full: usize) -> Self {
+    pub(super) const fn whole(full: usize) -> Self {
         Self { held: 0..full, full }
     }
 
@@ -40,11 +40,12 @@ impl Part {
     }
 }
 
-struct Loader<'a, B> {
+/// A package whose tensors are taken one by one.
+pub(super) struct Loader<'a, B> {
     package: &'a Package,
-    backend: &'a B,
-    spec: &'a Spec,
-    shard: Shard,
+    pub(super) backend: &'a B,
+    pub(super) spec: &'a Spec,
+    pub(super) shard: Shard,
     used: RefCell<BTreeSet<String>>,
 }
 
@@ -68,92 +69,28 @@ impl<B: Backend> Model<B> {
 
 impl<B: Backend> Loader<'_, B> {
     fn model(&self) -> Result<Model<B>, LoadError> {
-        let vocab = self.vocab();
-        let embedding_rows =
-            if self.shard.embedding_cut { vocab.clone() } else { Part::whole(vocab.full) };
-        let embedding = self.matrix("model.embed_tokens", &embedding_rows, &self.hidden())?;
-        let head = if self.spec.tied_embeddings {
-            Head::Tied
-        } else {
-            Head::Own(self.matrix("lm_head", &vocab, &self.hidden())?)
-        };
         Ok(Model {
-            embedding,
-            layers: (0..self.spec.layers.len())
-                .map(|index| self.layer(index))
+            ends: Ends::load(self)?,
+            blocks: (0..self.spec.layers.len())
+                .map(|index| Block::load(self, index))
                 .collect::<Result<_, _>>()?,
-            norm: self.vector("model.norm.weight", &self.hidden())?,
-            head,
             spec: self.spec.clone(),
             shard: self.shard.clone(),
         })
     }
 
-    fn hidden(&self) -> Part {
+    pub(super) fn hidden(&self) -> Part {
         Part::whole(self.spec.hidden_size as usize)
     }
 
-    fn vocab(&self) -> Part {
-        let held = self.shard.vocab[self.shard.rank].clone();
-        Part { held, full: self.spec.vocab_size as usize }
-    }
-
     /// Rows or columns of heads.
-    fn heads(&self, held: &Range<usize>, heads: u32) -> Part {
+    pub(super) fn heads(&self, held: &Range<usize>, heads: u32) -> Part {
         let head_dim = self.spec.attention.head_dim as usize;
         Part { held: held.start * head_dim..held.end * head_dim, full: heads as usize * head_dim }
     }
 
-    fn layer(&self, index: usize) -> Result<Layer<B>, LoadError> {
-        let prefix = format!("model.layers.{index}");
-        let (attention, ffn) = (&self.spec.attention, &self.spec.ffn);
-        Ok(Layer {
-            attention_norm: self
-                .vector(&format!("{prefix}.input_layernorm.weight"), &self.hidden())?,
-            attention: self.attention(&format!("{prefix}.self_attn"))?,
-            o_bias: self.bias_once(&format!("{prefix}.self_attn.o_proj"), attention.o_bias)?,
-            ffn_norm: self
-                .vector(&format!("{prefix}.post_attention_layernorm.weight"), &self.hidden())?,
-            ffn: self.ffn(&format!("{prefix}.mlp"))?,
-            down_bias: self.bias_once(&format!("{prefix}.mlp.down_proj"), ffn.bias)?,
-        })
-    }
-
-    fn attention(&self, prefix: &str) -> Result<Option<AttentionWeights<B>>, LoadError> {
-        let attention = &self.spec.attention;
-        let q = self.heads(&self.shard.q, attention.heads);
-        let kv = self.heads(&self.shard.kv, attention.kv_heads);
-        let column = |name: &str, rows: &Part| {
-            self.column(&format!("{prefix}.{name}"), rows, attention.qkv_bias)
-        };
-        let o = self.matrix(&format!("{prefix}.o_proj"), &self.hidden(), &q)?;
-        let projections = (column("q_proj", &q)?, column("k_proj", &kv)?, column("v_proj", &kv)?);
-        let qk_norms = match attention.qk_norm {
-            QkNorm::None => None,
-            QkNorm::Head => {
-                let gain = |name: &str| {
-                    let width = Part::whole(attention.head_dim as usize);
-                    self.vector(&format!("{prefix}.{name}.weight"), &width)
-                };
-                Some([gain("q_norm")?, gain("k_norm")?])
-            }
-        };
-        let (Some(q), Some(k), Some(v)) = projections else { return Ok(None) };
-        Ok(o.map(|o| AttentionWeights { q, k, v, qk_norms, o }))
-    }
-
-    fn ffn(&self, prefix: &str) -> Result<Option<FfnWeights<B>>, LoadError> {
-        let inner = Part { held: self.shard.ffn.clone(), full: self.spec.ffn.size as usize };
-        let column =
-            |name: &str| self.column(&format!("{prefix}.{name}"), &inner, self.spec.ffn.bias);
-        let (gate, up) = (column("gate_proj")?, column("up_proj")?);
-        let down = self.matrix(&format!("{prefix}.down_proj"), &self.hidden(), &inner)?;
-        let (Some(gate), Some(up), Some(down)) = (gate, up, down) else { return Ok(None) };
-        Ok(Some(FfnWeights { gate, up, down }))
-    }
-
     /// A projection cut by its outputs, with its bias if it has one.
-    fn column(
+    pub(super) fn column(
         &self,
         module: &str,
         outputs: &Part,
@@ -166,18 +103,22 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// The bias of a row-cut projection, which rank 0 alone adds.
-    fn bias_once(&self, module: &str, has_bias: bool) -> Result<Option<B::Vector>, LoadError> {
+    pub(super) fn bias_once(
+        &self,
+        module: &str,
+        has_bias: bool,
+    ) -> Result<Option<B::Vector>, LoadError> {
         let name = format!("{module}.bias");
         let mine = has_bias && self.shard.rank == 0;
         mine.then(|| self.vector(&name, &self.hidden())).transpose()
     }
 
-    fn vector(&self, name: &str, part: &Part) -> Result<B::Vector, LoadError> {
+    pub(super) fn vector(&self, name: &str, part: &Part) -> Result<B::Vector, LoadError> {
         Ok(self.backend.vector(self.floats(name, &[part])?))
     }
 
     /// A matrix; none where this rank's part is empty.
-    fn matrix(
+    pub(super) fn matrix(
         &self,
         module: &str,
         outputs: &Part,
@@ -221,7 +162,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(self.backend.matrix(StoredMatrix { outputs, inputs, weights })))
     }
 
-    fn floats(&self, name: &str, parts: &[&Part]) -> Result<&PackageTensor, LoadError> {
+    pub(super) fn floats(&self, name: &str, parts: &[&Part]) -> Result<&PackageTensor, LoadError> {
         self.tensor(name, &[Dtype::BF16, Dtype::F16, Dtype::F32], parts)
     }
 

@@ -2,7 +2,10 @@
 
 use std::{fmt::Display, ops::Range};
 
-use shardpack_formats::Spec;
+use shardpack_formats::{
+    Spec,
+    spec::{Block, NormKind, QkNorm},
+};
 use shardpack_manifests::{Layout, layout::Axis};
 
 use super::LoadError;
@@ -20,6 +23,8 @@ pub struct Shard {
     pub q: Range<usize>,
     /// Key-value heads held here.
     pub kv: Range<usize>,
+    /// Those of them that no earlier rank holds.
+    pub kv_owned: Range<usize>,
     /// For each query head held here, the index among the key-value heads held here.
     pub q_to_kv: Vec<usize>,
     /// Inner columns of the feed-forward part held here.
@@ -49,6 +54,7 @@ impl Shard {
             }
         }
         check_layers(spec)?;
+        check_block(spec)?;
         let q = partition(layout, "q", heads, head_dim)?;
         let ffn = partition(layout, "ffn", spec.ffn.size.into(), 1)?;
         let vocab = partition(layout, "vocab", spec.vocab_size.into(), 1)?;
@@ -57,7 +63,10 @@ impl Shard {
         if layout.q_to_kv.len() as u64 != heads {
             return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
         }
+        let earlier = kv[..rank].iter().map(|range| range.end).max().unwrap_or(0);
         let (q, kv) = (q[rank].clone(), kv[rank].clone());
+        // The map from query heads never decreases, so ranges begin in rank order.
+        let kv_owned = kv.start.max(earlier).min(kv.end)..kv.end;
         let q_to_kv = q
             .clone()
             .map(|head| {
@@ -70,7 +79,7 @@ impl Shard {
             })
             .collect::<Result<_, _>>()?;
         let embedding_cut = layout.embedding_cut;
-        Ok(Self { rank, q, kv, q_to_kv, ffn: ffn[rank].clone(), vocab, embedding_cut })
+        Ok(Self { rank, q, kv, kv_owned, q_to_kv, ffn: ffn[rank].clone(), vocab, embedding_cut })
     }
 }
 
@@ -83,10 +92,28 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
     }
     for (index, rope) in spec.ropes.iter().enumerate() {
         let pairs = rope.inv_freq.len();
+        if let Some(long) = rope.long.as_ref().filter(|long| long.inv_freq.len() != pairs) {
+            let what = format!("long frequencies of rope {index}");
+            return Err(layout_error(&what, &pairs, &long.inv_freq.len()));
+        }
         if pairs > spec.attention.head_dim as usize / 2 {
             let expected = format!("at most {} pairs", spec.attention.head_dim / 2);
             return Err(layout_error(&format!("rope {index}"), &expected, &pairs));
         }
+    }
+    Ok(())
+}
+
+/// A combination that no architecture has would be computed in silence.
+fn check_block(spec: &Spec) -> Result<(), LoadError> {
+    let Block { after_attention, after_ffn, parallel, .. } = &spec.block;
+    if *parallel && (after_attention.is_some() || after_ffn.is_some()) {
+        return Err(layout_error("a parallel block", &"no norms after its parts", &"some"));
+    }
+    let full_norm = spec.attention.qk_norm == QkNorm::Full;
+    if full_norm && (spec.norm.kind != NormKind::Rms || spec.norm.bias) {
+        let found = format!("{:?}", spec.norm);
+        return Err(layout_error("norms of whole queries and keys", &"rms without bias", &found));
     }
     Ok(())
 }

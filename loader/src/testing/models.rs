@@ -8,7 +8,9 @@ use serde_json::Value;
 use shardpack_formats::{
     Dtype, Spec,
     hex::HexF32,
-    spec::{Activation, Attention, Ffn, Layer, Mask, Norm, NormKind, QkNorm, Rope, RopeStyle},
+    spec::{
+        Activation, Attention, Block, Ffn, Layer, Mask, Norm, NormKind, QkNorm, Rope, RopeStyle,
+    },
 };
 
 /// A tensor with its bytes.
@@ -89,7 +91,12 @@ pub(crate) fn spec(model: &str) -> Spec {
         hidden_size: int("hidden_size"),
         vocab_size: int("vocab_size"),
         max_positions: int("max_position_embeddings"),
-        norm: Norm { kind: NormKind::Rms, eps: HexF32(float("rms_norm_eps") as f32) },
+        norm: Norm {
+            kind: NormKind::Rms,
+            eps: HexF32(float("rms_norm_eps") as f32),
+            plus_one: false,
+            bias: false,
+        },
         attention: Attention {
             heads: int("num_attention_heads"),
             kv_heads: int("num_key_value_heads"),
@@ -98,15 +105,28 @@ pub(crate) fn spec(model: &str) -> Spec {
             qkv_bias: flag("attention_bias"),
             o_bias: flag("attention_bias"),
             qk_norm,
+            softcap: None,
+            sinks: false,
+            position_scale: None,
         },
-        ropes: vec![Rope { style: RopeStyle::Half, inv_freq, attention_factor: HexF32(1.0) }],
+        ropes: vec![Rope {
+            style: RopeStyle::Half,
+            inv_freq,
+            attention_factor: HexF32(1.0),
+            long: None,
+        }],
         ffn: Ffn {
             size: int("intermediate_size"),
             activation: Activation::SiluGlu,
             bias: flag("mlp_bias"),
+            names: None,
         },
         layers: vec![layer; int("num_hidden_layers") as usize],
         tied_embeddings: flag("tie_word_embeddings"),
+        block: Block::pre_norm(),
+        embedding_scale: None,
+        logit_scale: None,
+        logit_softcap: None,
     }
 }
 

@@ -9,6 +9,14 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|i| ((i as f32 + seed as f32 * 17.3) * 0.7371).sin()).collect()
 }
 
+/// What a query sees and how its scores are changed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Variant {
+    window: Option<u32>,
+    softcap: Option<f32>,
+    sinks: Option<[f32; 3]>,
+}
+
 /// Keys and values of `heads` heads, `[head][key][head_dim]` and in blocks.
 struct Cache {
     head_dim: usize,
@@ -35,7 +43,7 @@ impl Cache {
         self.flat.iter().map(|[keys, values]| [cut(keys), cut(values)]).collect()
     }
 
-    fn attend(&self, q: &[f32], first_position: usize, window: Option<u32>) -> Vec<f32> {
+    fn attend(&self, q: &[f32], first_position: usize, variant: Variant) -> Vec<f32> {
         let q_to_kv = [1, 0, 1];
         let keys = first_position + q.len() / (q_to_kv.len() * self.head_dim);
         let blocks = self.blocks(keys);
@@ -43,7 +51,9 @@ impl Cache {
         let attention = Attention {
             head_dim: self.head_dim,
             scale: 0.3,
-            window,
+            softcap: variant.softcap,
+            sinks: variant.sinks.as_ref().map(<[f32; 3]>::as_slice),
+            window: variant.window,
             q_to_kv: &q_to_kv,
             heads: &heads,
             first_position,
@@ -54,8 +64,9 @@ impl Cache {
     }
 
     /// Softmax in f64 without blocks.
-    fn reference(&self, q: &[f32], position: usize, head: usize, window: usize) -> Vec<f64> {
-        let [keys, values] = &self.flat[head];
+    fn reference(&self, q: &[f32], position: usize, q_head: usize, variant: Variant) -> Vec<f64> {
+        let [keys, values] = &self.flat[[1, 0, 1][q_head]];
+        let window = variant.window.map_or(usize::MAX, |window| window as usize);
         let visible = (position + 1).saturating_sub(window)..position + 1;
         let row = |flat: &'_ [f32], key: usize| -> Vec<f64> {
             flat[key * self.head_dim..][..self.head_dim].iter().map(|x| f64::from(*x)).collect()
@@ -64,10 +75,15 @@ impl Cache {
             .clone()
             .map(|key| {
                 let products = row(keys, key).into_iter().zip(q).map(|(k, q)| k * f64::from(*q));
-                (products.sum::<f64>() * f64::from(0.3_f32)).exp()
+                let score = products.sum::<f64>() * f64::from(0.3_f32);
+                variant
+                    .softcap
+                    .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             })
+            .map(f64::exp)
             .collect();
-        let total: f64 = weights.iter().sum();
+        let sink = variant.sinks.map_or(0.0, |sinks| f64::from(sinks[q_head]).exp());
+        let total: f64 = weights.iter().sum::<f64>() + sink;
         let mut out = vec![0.0; self.head_dim];
         for (key, weight) in visible.zip(weights) {
             for (out, value) in out.iter_mut().zip(row(values, key)) {
@@ -78,17 +94,15 @@ impl Cache {
     }
 }
 
-fn check(first_position: usize, queries: usize, window: Option<u32>) {
+fn check(first_position: usize, queries: usize, variant: Variant) {
     let head_dim = 24;
     let cache = Cache::new(2, first_position + queries, head_dim);
     let q = numbers(queries * 3 * head_dim, 99);
-    let found = cache.attend(&q, first_position, window);
+    let found = cache.attend(&q, first_position, variant);
     for (index, (q, found)) in
         q.chunks_exact(head_dim).zip(found.chunks_exact(head_dim)).enumerate()
     {
-        let head = [1, 0, 1][index % 3];
-        let window = window.map_or(usize::MAX, |window| window as usize);
-        let expected = cache.reference(q, first_position + index / 3, head, window);
+        let expected = cache.reference(q, first_position + index / 3, index % 3, variant);
         for (found, expected) in found.iter().zip(expected) {
             let difference = (f64::from(*found) - expected).abs();
             assert!(
@@ -104,8 +118,17 @@ fn check(first_position: usize, queries: usize, window: Option<u32>) {
 fn agrees_with_a_plain_softmax() {
     for (first, queries) in [(0, 1), (0, 7), (254, 4), (255, 1), (256, 1), (511, 3), (700, 2)] {
         for window in [None, Some(1), Some(16), Some(256), Some(400)] {
-            check(first, queries, window);
+            check(first, queries, Variant { window, ..Variant::default() });
         }
+    }
+}
+
+#[test]
+fn caps_and_sinks_agree_with_a_plain_softmax() {
+    for window in [None, Some(5)] {
+        check(250, 9, Variant { window, softcap: Some(0.7), sinks: None });
+        check(250, 9, Variant { window, softcap: None, sinks: Some([0.5, -2.0, 1.25]) });
+        check(3, 2, Variant { window, softcap: Some(2.0), sinks: Some([40.0, -60.0, 0.0]) });
     }
 }
 
@@ -115,13 +138,14 @@ fn prefill_and_decode_have_the_same_bits() {
     let cache = Cache::new(2, queries, head_dim);
     let q = numbers(queries * 3 * head_dim, 5);
     for window in [None, Some(300)] {
-        let whole = cache.attend(&q, 0, window);
+        let variant = Variant { window, softcap: Some(3.0), sinks: Some([0.1, 1.0, -1.0]) };
+        let whole = cache.attend(&q, 0, variant);
         for chunk in [1, 97, 256] {
             let width = 3 * head_dim;
             let pieces: Vec<f32> = q
                 .chunks(chunk * width)
                 .enumerate()
-                .flat_map(|(index, q)| cache.attend(q, index * chunk, window))
+                .flat_map(|(index, q)| cache.attend(q, index * chunk, variant))
                 .collect();
             let same = whole.iter().zip(&pieces).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same && whole.len() == pieces.len(), "chunks of {chunk}, window {window:?}");

@@ -1,0 +1,55 @@
+//! How the parts of a layer stand around the residual stream.
+
+use serde::{Deserialize, Serialize};
+
+use super::is_false;
+use crate::hex::HexF32;
+
+/// How attention and feed-forward part of a layer stand around the residual stream. A norm is
+/// named by its module within the layer; where none is named, there is none.
+///
+/// `x += after(part(before(x)))` for attention and then for the feed-forward part; in a parallel
+/// block `x += attention(before(x)) + ffn(before(x))`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// Norm of what goes into attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_attention: Option<String>,
+    /// Norm of what comes out of attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_attention: Option<String>,
+    /// Norm of what goes into the feed-forward part; in a parallel block without it, that part
+    /// reads what attention reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_ffn: Option<String>,
+    /// Norm of what comes out of the feed-forward part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_ffn: Option<String>,
+    /// Whether both parts read the same state. Their sums over ranks are then one.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub parallel: bool,
+    /// Factor on what is added to the residual stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residual_scale: Option<HexF32>,
+}
+
+impl Block {
+    /// Norms before both parts, as Llama has them.
+    #[must_use]
+    pub fn pre_norm() -> Self {
+        Self {
+            before_attention: Some("input_layernorm".to_owned()),
+            after_attention: None,
+            before_ffn: Some("post_attention_layernorm".to_owned()),
+            after_ffn: None,
+            parallel: false,
+            residual_scale: None,
+        }
+    }
+
+    /// Whether it is [`Block::pre_norm`].
+    #[must_use]
+    pub fn is_pre_norm(&self) -> bool {
+        *self == Self::pre_norm()
+    }
+}

@@ -1,0 +1,53 @@
+//! Feed-forward parts.
+
+use serde::{Deserialize, Serialize};
+
+/// A dense feed-forward part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ffn {
+    /// Inner width.
+    pub size: u32,
+    /// What stands between the input and output projections.
+    pub activation: Activation,
+    /// Whether its projections have biases.
+    pub bias: bool,
+    /// Names of the input and output projections where they are not `up_proj` and `down_proj`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names: Option<[String; 2]>,
+}
+
+impl Ffn {
+    /// Names of the input and output projections within the module.
+    #[must_use]
+    pub fn names(&self) -> [&str; 2] {
+        self.names.as_ref().map_or(["up_proj", "down_proj"], |[up, down]| [up, down])
+    }
+}
+
+/// The non-linearity of a feed-forward part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `silu(gate(x)) · up(x)`.
+    SiluGlu,
+    /// `gelu(gate(x)) · up(x)`, the approximation by tanh.
+    GeluTanhGlu,
+    /// `gelu(gate(x)) · up(x)`, exact.
+    GeluGlu,
+    /// `gelu(up(x))`, the approximation by tanh.
+    GeluTanh,
+    /// `gelu(up(x))`, exact.
+    Gelu,
+    /// `max(up(x), 0)²`.
+    ReluSquared,
+    /// `silu(up(x))`.
+    Silu,
+}
+
+impl Activation {
+    /// Whether there is a gate projection beside the input projection.
+    #[must_use]
+    pub const fn is_gated(self) -> bool {
+        matches!(self, Self::SiluGlu | Self::GeluTanhGlu | Self::GeluGlu)
+    }
+}

@@ -1,0 +1,83 @@
+//! One layer: attention and feed-forward part around the residual stream.
+
+use super::{LoadError, attention::Attention, ffn::Ffn, load::Loader, norm::Norm, step::Step};
+use crate::backend::{Backend, StepError};
+
+/// One rank's part of a layer.
+pub(super) struct Block<B: Backend> {
+    index: usize,
+    before_attention: Option<Norm<B>>,
+    attention: Attention<B>,
+    after_attention: Option<Norm<B>>,
+    before_ffn: Option<Norm<B>>,
+    ffn: Ffn<B>,
+    after_ffn: Option<Norm<B>>,
+}
+
+impl<B: Backend> Block<B> {
+    pub(super) fn load(loader: &Loader<'_, B>, index: usize) -> Result<Self, LoadError> {
+        let prefix = format!("model.layers.{index}");
+        let form = &loader.spec.block;
+        let norm = |name: &Option<String>| {
+            let load =
+                |name: &String| Norm::load(loader, &format!("{prefix}.{name}"), &loader.hidden());
+            name.as_ref().map(load).transpose()
+        };
+        Ok(Self {
+            index,
+            before_attention: norm(&form.before_attention)?,
+            attention: Attention::load(loader, &format!("{prefix}.self_attn"))?,
+            after_attention: norm(&form.after_attention)?,
+            before_ffn: norm(&form.before_ffn)?,
+            ffn: Ffn::load(loader, &format!("{prefix}.mlp"))?,
+            after_ffn: norm(&form.after_ffn)?,
+        })
+    }
+
+    /// The residual stream after this layer.
+    pub(super) fn forward(
+        &self,
+        step: &Step<'_, B>,
+        x: B::Tensor,
+        caches: &mut [&mut B::Cache],
+    ) -> Result<B::Tensor, StepError> {
+        let normed = apply(step, self.before_attention.as_ref(), &x);
+        let read = normed.as_ref().unwrap_or(&x);
+        let attended = self.attention.forward(step, self.index, read, caches)?;
+        if step.spec.block.parallel {
+            let own = apply(step, self.before_ffn.as_ref(), &x);
+            let computed = self.ffn.forward(step, own.as_ref().unwrap_or(read));
+            let both = match (attended, computed) {
+                (Some(a), Some(b)) => Some(step.backend.add(a, &b)),
+                (a, b) => a.or(b),
+            };
+            return Ok(add(step, x, step.sum(both)?));
+        }
+        let part = after(step, self.after_attention.as_ref(), step.sum(attended)?);
+        let x = add(step, x, part);
+        let normed = apply(step, self.before_ffn.as_ref(), &x);
+        let computed = self.ffn.forward(step, normed.as_ref().unwrap_or(&x));
+        let part = after(step, self.after_ffn.as_ref(), step.sum(computed)?);
+        Ok(add(step, x, part))
+    }
+}
+
+fn apply<B: Backend>(
+    step: &Step<'_, B>,
+    norm: Option<&Norm<B>>,
+    x: &B::Tensor,
+) -> Option<B::Tensor> {
+    norm.map(|norm| norm.apply(step.backend, &step.spec.norm, x))
+}
+
+fn after<B: Backend>(step: &Step<'_, B>, norm: Option<&Norm<B>>, part: B::Tensor) -> B::Tensor {
+    apply(step, norm, &part).unwrap_or(part)
+}
+
+fn add<B: Backend>(step: &Step<'_, B>, x: B::Tensor, part: B::Tensor) -> B::Tensor {
+    let part = match step.spec.block.residual_scale {
+        Some(scale) => step.backend.scale(part, scale.0),
+        None => part,
+    };
+    step.backend.add(x, &part)
+}

@@ -1,0 +1,65 @@
+//! What all layers of one step share.
+
+use shardpack_formats::{Spec, spec};
+
+use super::{Batch, Shard};
+use crate::backend::{Backend, Ranks, StepError};
+
+/// One step of one rank.
+pub(super) struct Step<'a, B: Backend> {
+    pub(super) backend: &'a B,
+    pub(super) spec: &'a Spec,
+    pub(super) shard: &'a Shard,
+    pub(super) batch: &'a Batch,
+    pub(super) ranks: &'a Ranks<'a>,
+    /// Angles of every rotary embedding of the model.
+    rotations: Vec<B::Rotation>,
+    /// Factors on each row's queries, if the model has them.
+    pub(super) query_scales: Option<Vec<f32>>,
+}
+
+impl<'a, B: Backend> Step<'a, B> {
+    pub(super) fn new(
+        backend: &'a B,
+        (spec, shard): (&'a Spec, &'a Shard),
+        batch: &'a Batch,
+        ranks: &'a Ranks<'a>,
+    ) -> Self {
+        let totals = batch.row_totals();
+        let rotations = spec
+            .ropes
+            .iter()
+            .map(|rope| backend.rotation(rope, &batch.positions, &totals))
+            .collect();
+        let query_scales = spec
+            .attention
+            .position_scale
+            .as_ref()
+            .map(|scale| batch.positions.iter().map(|position| scale.at(*position)).collect());
+        Self { backend, spec, shard, batch, ranks, rotations, query_scales }
+    }
+
+    /// Angles for a layer; none where it has no position embedding.
+    pub(super) fn rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
+        layer.rope.map(|rope| &self.rotations[rope as usize])
+    }
+
+    /// Adds the bias of a row-cut projection, which one rank holds, to its summand.
+    pub(super) fn with_bias(
+        &self,
+        part: Option<B::Tensor>,
+        bias: Option<&B::Vector>,
+    ) -> Option<B::Tensor> {
+        let Some(bias) = bias else { return part };
+        Some(self.backend.add_bias(part.unwrap_or_else(|| self.zeros()), bias))
+    }
+
+    /// The sum over ranks; a rank without a summand takes part with zeros.
+    pub(super) fn sum(&self, part: Option<B::Tensor>) -> Result<B::Tensor, StepError> {
+        self.backend.all_reduce(part.unwrap_or_else(|| self.zeros()), self.ranks)
+    }
+
+    fn zeros(&self) -> B::Tensor {
+        self.backend.zeros(self.batch.tokens.len(), self.spec.hidden_size as usize)
+    }
+}
