@@ -5,7 +5,8 @@
 //! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`simd`] (instruction sets),
 //! [`spec`]
 //! (what the engine computes), [`normalise`] (how it is found out), [`rules`] and [`expr`] (the
-//! data behind that), [`template`] (conversations as text). This crate does no network and writes no files.
+//! data behind that), [`template`] (conversations as text),
+//! [`tool_family`] (how calls are written). This crate does no network and writes no files.
 
 pub mod affine;
 pub mod config;
@@ -20,6 +21,7 @@ pub mod rules;
 pub mod simd;
 pub mod spec;
 pub mod template;
+pub mod tool_family;
 
 pub use affine::{AffineFormat, Rounding};
 pub use config::config_for_package;
@@ -29,3 +31,4 @@ pub use normalise::{Axis, Normalised, SourceTensor, TensorPlan, resolve};
 pub use rules::{CutRule, Role, RulePack};
 pub use simd::Platform;
 pub use spec::{Mask, Spec};
+pub use tool_family::{OutputStyle, ThinkingStyle, ToolFamily};
