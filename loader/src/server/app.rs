@@ -21,10 +21,12 @@ use tokio::{
 };
 
 use super::{
-    chat::{self, Answer, ChatCall, Writer},
+    dialect::{Answer, Call, Dialect, Identity, Prompt, RawPrompt, Writer},
     error::{ApiError, ErrorKind},
-    generation::{EndReason, Generation, GenerationContext, Piece, draining},
+    generation::{Generation, GenerationContext, Sequence, draining},
+    inner::ChatRequest,
     model::{ChatModel, PromptError},
+    output,
     stream::{self, StreamOptions},
 };
 use crate::engine::{EngineHandle, EngineState, GenerateRequest, Sampling, TokenId};
@@ -40,6 +42,8 @@ pub struct ServerLimits {
     pub body_timeout: Duration,
     /// Longest silence of the engine within a request; a long prompt on slow machines takes minutes.
     pub event_timeout: Duration,
+    /// Longest life of a request, from its body to its end.
+    pub request_timeout: Duration,
     /// Longest silence towards a streaming client, and the time for which the status of a stream
     /// is held open for errors.
     pub keep_alive: Duration,
@@ -56,6 +60,7 @@ impl Default for ServerLimits {
             active_requests: 256,
             body_timeout: Duration::from_secs(30),
             event_timeout: Duration::from_mins(10),
+            request_timeout: Duration::from_hours(4),
             keep_alive: Duration::from_secs(10),
             write_timeout: Duration::from_mins(1),
             drain_timeout: Duration::from_secs(30),
@@ -176,6 +181,15 @@ async fn chat_completions(
     State(front): State<Arc<Front>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    generate(front, Dialect::Chat, request).await
+}
+
+/// The way of every request that is answered by the model.
+async fn generate(
+    front: Arc<Front>,
+    dialect: Dialect,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
     front.check_ready()?;
     let body = front.read_body(request).await?;
     let slot = front.slots.clone().try_acquire_owned().map_err(|_| {
@@ -183,33 +197,44 @@ async fn chat_completions(
         let message = format!("the server is busy with {limit} requests");
         ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
     })?;
-    let Prepared { call, request, model, seed } = front.clone().prepare(body).await?;
-
-    let id = completion_id()?;
-    let headers = headers(&id, seed, &call.ignored);
-    let writer = Writer { id, created: unix_seconds(), model };
+    let prepared = front.clone().prepare(dialect, body).await?;
+    let id = format!("{:016x}{:016x}", random_u64()?, random_u64()?);
+    let headers = headers(&id, prepared.seed, &prepared.ignored);
+    let identity = Identity {
+        id,
+        created: unix_seconds(),
+        model: prepared.model,
+        prompt_tokens: prepared.prompt_tokens,
+        choices: prepared.sequences.len() as u32,
+    };
+    let choices = prepared.sequences.len();
+    let writer = prepared.form.writer(identity);
     let context = GenerationContext {
         engine: &front.engine,
         vocabulary: front.model.vocabulary(),
         closing: front.closing.subscribe(),
         event_timeout: front.limits.event_timeout,
+        request_timeout: front.limits.request_timeout,
     };
-    let generation = Generation::submit(context, request, call.request.limits.stop, slot)?;
-    let response = if call.stream {
-        front.stream(generation, writer, call.include_usage).await?
+    let generation = Generation::submit(context, prepared.sequences, slot)?;
+    let response = if prepared.stream {
+        front.stream(generation, writer).await?
     } else {
-        whole(generation, &writer).await?
+        whole(generation, writer, choices).await?
     };
     Ok((headers, response).into_response())
 }
 
 /// A request that the engine can take.
 struct Prepared {
-    call: ChatCall,
-    request: GenerateRequest,
+    sequences: Vec<Sequence>,
     /// The model's name as the client knows it.
     model: String,
     seed: u64,
+    prompt_tokens: u32,
+    stream: bool,
+    ignored: Vec<String>,
+    form: super::dialect::Form,
 }
 
 impl Front {
@@ -272,59 +297,117 @@ impl Front {
     }
 
     /// Parses, renders and tokenizes away from the threads that serve connections.
-    async fn prepare(self: Arc<Self>, body: Bytes) -> Result<Prepared, ApiError> {
-        let prepared = spawn_blocking(move || self.prepare_blocking(&body)).await;
+    async fn prepare(self: Arc<Self>, dialect: Dialect, body: Bytes) -> Result<Prepared, ApiError> {
+        let prepared = spawn_blocking(move || self.prepare_blocking(dialect, &body)).await;
         prepared.unwrap_or_else(|_| {
             let message = "the server failed on this request: this is a fault of the server";
             Err(ApiError::new(ErrorKind::Internal, message))
         })
     }
 
-    fn prepare_blocking(&self, body: &[u8]) -> Result<Prepared, ApiError> {
-        let call = chat::parse(body)?;
+    fn prepare_blocking(&self, dialect: Dialect, body: &[u8]) -> Result<Prepared, ApiError> {
+        let call = dialect.parse(body)?;
         let model = self.known_name(call.model.as_deref())?.to_owned();
-        let prompt = self.model.prompt(&call.request).map_err(|error| prompt_error(&error))?;
+        output::check(&call.request)?;
+        let prompts = self.prompts(&call)?;
         let seed = match call.request.sampling.seed {
             Some(seed) => seed,
             None => random_u64()?,
         };
-        let default = self.model.default_temperature();
-        let temperature = call.request.sampling.temperature.unwrap_or(default);
-        let max_tokens = max_tokens(&prompt, call.request.limits.max_tokens, &self.model);
-        let stop_tokens = self.model.stop_tokens().to_vec();
-        let sampling = Sampling { temperature, seed, ..Sampling::GREEDY };
-        let request = GenerateRequest {
-            stop_tokens,
-            sampling,
-            ..GenerateRequest::greedy(prompt, max_tokens)
-        };
-        Ok(Prepared { call, request, model, seed })
+        let prompt_tokens = prompts.iter().map(Vec::len).sum::<usize>();
+        let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        let choices = call.request.sampling.choices.unwrap_or(1);
+        let mut sequences = Vec::new();
+        for prompt in prompts {
+            for choice in 0..choices {
+                // Each answer has randomness of its own; the first has the seed itself.
+                let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
+                sequences.push(self.sequence(&call.request, prompt.clone(), seed));
+            }
+        }
+        let Call { stream, ignored, form, .. } = call;
+        Ok(Prepared { sequences, model, seed, prompt_tokens, stream, ignored, form })
     }
 
-    /// Waits a little for the first piece, since an error before it can still have a status.
+    /// The prompts of a request, one for each of its texts.
+    fn prompts(&self, call: &Call) -> Result<Vec<Vec<TokenId>>, ApiError> {
+        let check = |prompt| self.model.check_prompt(prompt);
+        match &call.prompt {
+            Prompt::Conversation => {
+                let prompt = self.model.prompt(&call.request);
+                Ok(vec![prompt.map_err(|error| prompt_error(&error, "messages"))?])
+            }
+            Prompt::Raw(prompts) => prompts
+                .iter()
+                .map(|prompt| match prompt {
+                    RawPrompt::Text(text) => self.model.encode(text).and_then(check),
+                    RawPrompt::Tokens(tokens) => check(tokens.clone()),
+                })
+                .map(|prompt| prompt.map_err(|error| prompt_error(&error, "prompt")))
+                .collect(),
+        }
+    }
+
+    fn sequence(&self, request: &ChatRequest, prompt: Vec<TokenId>, seed: u64) -> Sequence {
+        let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
+        let mut stop_tokens = request.limits.stop_tokens.clone();
+        if !request.limits.ignore_stop_tokens {
+            stop_tokens.extend(self.model.stop_tokens());
+        }
+        let asked = &request.sampling;
+        let sampling = Sampling {
+            temperature: asked.temperature.unwrap_or_else(|| self.model.default_temperature()),
+            top_k: asked.top_k.unwrap_or(0),
+            top_p: asked.top_p.unwrap_or(1.0),
+            min_p: asked.min_p.unwrap_or(0.0),
+            repetition_penalty: asked.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: asked.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
+            logit_bias: asked.logit_bias.clone(),
+            seed,
+        };
+        let parser = output::parser(request);
+        let stop = request.limits.stop.clone();
+        let generate = GenerateRequest {
+            prompt,
+            max_tokens,
+            min_tokens: request.limits.min_tokens.min(max_tokens),
+            stop_tokens,
+            sampling,
+            logprobs: request.sampling.logprobs,
+            constraint: None,
+            timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
+        };
+        Sequence { request: generate, parser, stop }
+    }
+
+    /// Waits a little for the first step, since an error before it can still have a status.
     async fn stream(
         &self,
         mut generation: Generation,
-        writer: Writer,
-        include_usage: bool,
+        writer: Box<dyn Writer>,
     ) -> Result<Response, ApiError> {
         let ServerLimits { keep_alive, write_timeout, .. } = self.limits;
-        let first = timeout(keep_alive, generation.next()).await.ok().transpose()?;
-        let options = StreamOptions { include_usage, keep_alive, write_timeout };
+        let first = timeout(keep_alive, generation.next()).await.ok().transpose()?.flatten();
+        let options = StreamOptions { keep_alive, write_timeout };
         Ok(stream::respond(generation, first, writer, options))
     }
 }
 
-/// Answers with a whole completion.
-async fn whole(mut generation: Generation, writer: &Writer) -> Result<Response, ApiError> {
-    let mut content = String::new();
-    let (reason, usage): (EndReason, _) = loop {
-        match generation.next().await? {
-            Piece::Text(text) => content.push_str(&text),
-            Piece::End(reason, usage) => break (reason, usage),
-        }
-    };
-    let body = writer.completion(&Answer { content, reason, usage });
+/// Between the seeds of a request's answers: an odd number with bits all over.
+const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Answers with whole completions.
+async fn whole(
+    mut generation: Generation,
+    mut writer: Box<dyn Writer>,
+    choices: usize,
+) -> Result<Response, ApiError> {
+    let mut answers = vec![Answer::default(); choices];
+    while let Some(step) = generation.next().await? {
+        Answer::collect(&mut answers, step);
+    }
+    let body = writer.whole(answers);
     let json = HeaderValue::from_static("application/json");
     Ok(([(axum::http::header::CONTENT_TYPE, json)], body).into_response())
 }
@@ -336,8 +419,8 @@ fn max_tokens(prompt: &[TokenId], asked: Option<u32>, model: &ChatModel) -> u32 
     asked.unwrap_or(room).min(room)
 }
 
-fn prompt_error(error: &PromptError) -> ApiError {
-    let api = ApiError::param("messages", error.to_string());
+fn prompt_error(error: &PromptError, param: &str) -> ApiError {
+    let api = ApiError::param(param, error.to_string());
     match error {
         PromptError::TooLong { .. } => api.with_code("context_length_exceeded"),
         PromptError::NoTemplate => api.with_code("no_chat_template"),
@@ -369,10 +452,6 @@ fn headers(id: &str, seed: u64, ignored: &[String]) -> HeaderMap {
 
 /// Characters of one name in the header of ignored parameters.
 const IGNORED_NAME_CHARS: usize = 64;
-
-fn completion_id() -> Result<String, ApiError> {
-    Ok(format!("chatcmpl-{:016x}{:016x}", random_u64()?, random_u64()?))
-}
 
 fn random_u64() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|error| {

@@ -1,7 +1,7 @@
-//! One answer in the making: the engine's tokens become pieces of text, up to the end or the first
-//! stop text. Dropping it cancels the request.
+//! Answers in the making: the engine's tokens become pieces of text and of calls, up to the end or
+//! the first stop text. Dropping a generation cancels its requests.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, watch},
@@ -10,33 +10,52 @@ use tokio::{
 
 use super::{
     error::{ApiError, ErrorKind},
-    text::{Detokenizer, Matched, StopMatcher, Vocabulary},
+    inner::{EndReason, OutputParser, Piece},
+    text::{Matched, StopMatcher, TokenBytes, Vocabulary},
 };
-use crate::engine::{EngineHandle, Event, FinishReason, GenerateRequest, RequestId};
+use crate::engine::{
+    EngineHandle, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs,
+};
+
+/// What came of one of the answers.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Step {
+    /// Which answer, from 0.
+    pub(super) choice: u32,
+    pub(super) part: Part,
+    /// Tokens since the last step of this answer, where they were asked for.
+    pub(super) logprobs: Vec<TokenLogprob>,
+}
 
 /// A part of an answer.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece {
-    /// Text that follows what came before; not empty.
-    Text(String),
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Part {
+    /// What follows.
+    Piece(Piece),
     /// The end; nothing follows.
     End(EndReason, AnswerUsage),
 }
 
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EndReason {
-    /// A stop token or a stop text.
-    Stop,
-    /// The most tokens asked for or possible.
-    Length,
+/// A token and its probability.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TokenLogprob {
+    pub(super) token: TokenId,
+    pub(super) bytes: Vec<u8>,
+    pub(super) logprob: f32,
+    /// The likeliest tokens with their bytes, likeliest first.
+    pub(super) top: Vec<(TokenId, Vec<u8>, f32)>,
 }
 
 /// Tokens of one answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "the names that every API uses")]
 pub(super) struct AnswerUsage {
     pub(super) prompt_tokens: u32,
+    /// Of these, tokens that were not computed again.
+    pub(super) cached_tokens: u32,
     pub(super) completion_tokens: u32,
+    /// Of these, tokens of thinking.
+    pub(super) reasoning_tokens: u32,
 }
 
 /// What every answer of a server shares.
@@ -47,85 +66,183 @@ pub(super) struct GenerationContext<'a> {
     pub(super) closing: watch::Receiver<bool>,
     /// Longest silence of the engine.
     pub(super) event_timeout: Duration,
+    /// Longest life of a request.
+    pub(super) request_timeout: Duration,
 }
 
-/// A submitted request.
+/// One sequence to generate, and who reads it.
+pub(super) struct Sequence {
+    pub(super) request: GenerateRequest,
+    pub(super) parser: Box<dyn OutputParser>,
+    /// Texts before which the answer ends.
+    pub(super) stop: Vec<String>,
+}
+
+/// Submitted requests.
 pub(super) struct Generation {
     engine: EngineHandle,
-    id: RequestId,
-    events: mpsc::UnboundedReceiver<Event>,
+    vocabulary: Arc<Vocabulary>,
+    choices: Vec<Choice>,
+    events: mpsc::UnboundedReceiver<(usize, Event)>,
+    ready: VecDeque<Step>,
     closing: watch::Receiver<bool>,
     event_timeout: Duration,
     /// When the engine's silence becomes an error.
+    silence: Instant,
+    /// When the whole request has taken too long.
     deadline: Instant,
-    detokenizer: Detokenizer,
-    stops: StopMatcher,
-    usage: AnswerUsage,
-    end: Option<EndReason>,
-    /// Whether the engine knows no more of the request.
-    is_over: bool,
     /// Its place among the running requests.
     _slot: OwnedSemaphorePermit,
 }
 
+struct Choice {
+    id: RequestId,
+    bytes: TokenBytes,
+    parser: Box<dyn OutputParser>,
+    stops: StopMatcher,
+    usage: AnswerUsage,
+    logprobs: Vec<TokenLogprob>,
+    is_thinking: bool,
+    open_calls: u32,
+    complete_calls: u32,
+    /// Whether the answer has its end.
+    is_done: bool,
+    /// Whether the engine knows no more of the request.
+    is_over: bool,
+}
+
 impl Generation {
-    /// Submits a request whose answer ends before the first of `stop`.
+    /// Submits requests; each answer ends before the first of its stop texts.
     pub(super) fn submit(
         context: GenerationContext<'_>,
-        request: GenerateRequest,
-        stop: Vec<String>,
+        sequences: Vec<Sequence>,
         slot: OwnedSemaphorePermit,
     ) -> Result<Self, ApiError> {
         // Unbounded, since the engine must never wait for a client; an answer's length bounds it.
         let (sender, events) = mpsc::unbounded_channel();
-        let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
-        let sink = Box::new(move |event| {
-            // A client that has left takes no more events; its request is being cancelled.
-            let _ = sender.send(event);
-        });
-        let submitted = context.engine.submit(request, sink);
-        let id = submitted.map_err(|error| stopped(&error.to_string()))?;
-        Ok(Self {
+        let now = Instant::now();
+        let mut generation = Self {
             engine: context.engine.clone(),
-            id,
+            vocabulary: context.vocabulary.clone(),
+            choices: Vec::with_capacity(sequences.len()),
             events,
+            ready: VecDeque::new(),
             closing: context.closing,
             event_timeout: context.event_timeout,
-            deadline: Instant::now() + context.event_timeout,
-            detokenizer: Detokenizer::new(context.vocabulary.clone()),
-            stops: StopMatcher::new(stop),
-            usage: AnswerUsage { prompt_tokens, completion_tokens: 0 },
-            end: None,
-            is_over: false,
+            silence: now + context.event_timeout,
+            deadline: now + context.request_timeout,
             _slot: slot,
-        })
+        };
+        for (index, Sequence { request, parser, stop }) in sequences.into_iter().enumerate() {
+            let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+            let sender = sender.clone();
+            let sink = Box::new(move |event| {
+                // A client that has left takes no more events; its request is being cancelled.
+                let _ = sender.send((index, event));
+            });
+            let submitted = generation.engine.submit(request, sink);
+            let id = submitted.map_err(|error| stopped(&error.to_string()))?;
+            generation.choices.push(Choice {
+                id,
+                bytes: TokenBytes::new(context.vocabulary.clone()),
+                parser,
+                stops: StopMatcher::new(stop),
+                usage: AnswerUsage { prompt_tokens, ..AnswerUsage::default() },
+                logprobs: Vec::new(),
+                is_thinking: false,
+                open_calls: 0,
+                complete_calls: 0,
+                is_done: false,
+                is_over: false,
+            });
+        }
+        Ok(generation)
     }
 
-    /// The next piece. Nothing is lost when the future is dropped before it is ready.
-    pub(super) async fn next(&mut self) -> Result<Piece, ApiError> {
+    /// The next step, or nothing when every answer has ended. Nothing is lost when the future is
+    /// dropped before it is ready.
+    pub(super) async fn next(&mut self) -> Result<Option<Step>, ApiError> {
         loop {
-            if let Some(reason) = self.end {
-                return Ok(Piece::End(reason, self.usage));
+            if let Some(step) = self.ready.pop_front() {
+                return Ok(Some(step));
             }
-            let text = match self.event().await? {
-                Event::Token { token, .. } => {
-                    self.usage.completion_tokens += 1;
-                    let text = self.detokenizer.push(token);
-                    self.take_until_stop(&text)
-                }
-                Event::Finished { reason, .. } => self.finish(reason)?,
-                Event::Failed { message, retryable, .. } => {
-                    self.is_over = true;
-                    return Err(failed(message, retryable));
-                }
-            };
-            if !text.is_empty() {
-                return Ok(Piece::Text(text));
+            if self.is_done() {
+                return Ok(None);
             }
+            let (index, event) = self.event().await?;
+            self.take(index, event)?;
         }
     }
 
-    async fn event(&mut self) -> Result<Event, ApiError> {
+    /// Whether every answer has ended and was handed out.
+    pub(super) fn is_done(&self) -> bool {
+        self.ready.is_empty() && self.choices.iter().all(|choice| choice.is_done)
+    }
+
+    /// Takes what has come already, without waiting.
+    pub(super) fn next_ready(&mut self) -> Result<Option<Step>, ApiError> {
+        loop {
+            if let Some(step) = self.ready.pop_front() {
+                return Ok(Some(step));
+            }
+            let Ok((index, event)) = self.events.try_recv() else { return Ok(None) };
+            self.take(index, event)?;
+        }
+    }
+
+    fn take(&mut self, index: usize, event: Event) -> Result<(), ApiError> {
+        let choice = &mut self.choices[index];
+        if choice.is_done {
+            return Ok(());
+        }
+        let steps = &mut self.ready;
+        let mut emit =
+            |part, logprobs| steps.push_back(Step { choice: index as u32, part, logprobs });
+        match event {
+            Event::Token { token, logprobs, .. } => {
+                choice.usage.completion_tokens += 1;
+                let bytes = choice.bytes.next(token);
+                if let Some(logprobs) = logprobs {
+                    choice.logprobs.push(token_logprob(&self.vocabulary, token, &logprobs));
+                }
+                let pieces = choice.parser.push(token, &bytes);
+                choice.pass(pieces, &mut emit);
+                if choice.is_thinking {
+                    choice.usage.reasoning_tokens += 1;
+                }
+            }
+            Event::Finished { reason, usage, .. } => {
+                choice.is_over = true;
+                choice.usage.cached_tokens = usage.cached_tokens;
+                let reason = match reason {
+                    FinishReason::Stop => EndReason::Stop,
+                    FinishReason::Length => EndReason::Length,
+                    FinishReason::Deadline => {
+                        let message = "the request has taken longer than this server allows";
+                        let error = ApiError::new(ErrorKind::Timeout, message);
+                        return Err(error.with_code("request_timeout"));
+                    }
+                    FinishReason::Cancelled => {
+                        return Err(stopped("the engine has ended the request"));
+                    }
+                };
+                let pieces = choice.parser.finish();
+                choice.pass(pieces, &mut emit);
+                choice.end(reason, &mut emit);
+            }
+            Event::Failed { message, retryable, .. } => {
+                choice.is_over = true;
+                return Err(failed(message, retryable));
+            }
+        }
+        if choice.is_done && !choice.is_over {
+            choice.is_over = true;
+            self.engine.cancel(choice.id);
+        }
+        Ok(())
+    }
+
+    async fn event(&mut self) -> Result<(usize, Event), ApiError> {
         let closing = async {
             if self.closing.wait_for(|closing| *closing).await.is_err() {
                 std::future::pending::<()>().await;
@@ -134,62 +251,103 @@ impl Generation {
         let event = tokio::select! {
             biased;
             () = closing => return Err(draining()),
-            event = timeout_at(self.deadline, self.events.recv()) => event,
+            event = timeout_at(self.silence.min(self.deadline), self.events.recv()) => event,
         };
-        let seconds = self.event_timeout.as_secs();
-        let event = event.map_err(|_| {
-            let message = format!("the engine gave no answer for {seconds} seconds");
-            ApiError::new(ErrorKind::Timeout, message).with_code("engine_timeout")
-        })?;
-        self.deadline = Instant::now() + self.event_timeout;
+        let event = event.map_err(|_| self.timed_out())?;
+        self.silence = Instant::now() + self.event_timeout;
         event.ok_or_else(|| {
-            self.is_over = true;
+            for choice in &mut self.choices {
+                choice.is_over = true;
+            }
             stopped("the engine has stopped")
         })
     }
 
-    fn finish(&mut self, reason: FinishReason) -> Result<String, ApiError> {
-        self.is_over = true;
+    fn timed_out(&self) -> ApiError {
+        if self.deadline <= self.silence {
+            let message = "the request has taken longer than this server allows";
+            return ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout");
+        }
+        let seconds = self.event_timeout.as_secs();
+        let message = format!("the engine gave no answer for {seconds} seconds");
+        ApiError::new(ErrorKind::Timeout, message).with_code("engine_timeout")
+    }
+}
+
+impl Choice {
+    /// Hands pieces on; stop texts count in the content alone.
+    fn pass(&mut self, pieces: Vec<Piece>, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
+        for piece in pieces {
+            if self.is_done {
+                return;
+            }
+            match &piece {
+                Piece::Content(text) => {
+                    self.is_thinking = false;
+                    match self.stops.push(text) {
+                        Matched::Text(text) => self.content(text, emit),
+                        Matched::Stop(text, index) => {
+                            self.content(text, emit);
+                            self.end(EndReason::StopText(index), emit);
+                        }
+                    }
+                    continue;
+                }
+                Piece::Reasoning(_) => self.is_thinking = true,
+                Piece::CallBegin { .. } => (self.is_thinking, self.open_calls) = (false, 1),
+                Piece::CallArguments { .. } => {}
+                Piece::CallEnd { .. } => {
+                    self.open_calls = 0;
+                    self.complete_calls += 1;
+                }
+            }
+            // Text that was held back comes first.
+            let held = self.stops.finish();
+            self.content(held, emit);
+            emit(Part::Piece(piece), std::mem::take(&mut self.logprobs));
+        }
+    }
+
+    fn content(&mut self, text: String, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
+        if !text.is_empty() {
+            emit(Part::Piece(Piece::Content(text)), std::mem::take(&mut self.logprobs));
+        }
+    }
+
+    fn end(&mut self, reason: EndReason, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
+        if self.is_done {
+            return;
+        }
+        if !matches!(reason, EndReason::StopText(_)) {
+            let held = self.stops.finish();
+            self.content(held, emit);
+        }
+        self.is_done = true;
+        let has_calls = self.complete_calls > 0 && self.open_calls == 0;
         let reason = match reason {
-            FinishReason::Stop => EndReason::Stop,
-            FinishReason::Length => EndReason::Length,
-            FinishReason::Deadline => {
-                let message = "the answer took longer than its time limit";
-                return Err(ApiError::new(ErrorKind::Timeout, message).with_code("deadline"));
-            }
-            FinishReason::Cancelled => return Err(stopped("the engine has ended the request")),
+            EndReason::Stop if has_calls => EndReason::ToolCalls,
+            other => other,
         };
-        let rest = self.detokenizer.finish();
-        let mut text = self.take_until_stop(&rest);
-        if self.end.is_none() {
-            text.push_str(&self.stops.finish());
-            self.end = Some(reason);
-        }
-        Ok(text)
-    }
-
-    fn take_until_stop(&mut self, text: &str) -> String {
-        match self.stops.push(text) {
-            Matched::Text(text) => text,
-            Matched::Stop(text) => {
-                self.end = Some(EndReason::Stop);
-                self.cancel();
-                text
-            }
-        }
-    }
-
-    fn cancel(&mut self) {
-        if !self.is_over {
-            self.is_over = true;
-            self.engine.cancel(self.id);
-        }
+        emit(Part::End(reason, self.usage), std::mem::take(&mut self.logprobs));
     }
 }
 
 impl Drop for Generation {
     fn drop(&mut self) {
-        self.cancel();
+        for choice in self.choices.iter().filter(|choice| !choice.is_over) {
+            self.engine.cancel(choice.id);
+        }
+    }
+}
+
+fn token_logprob(vocabulary: &Vocabulary, token: TokenId, found: &TokenLogprobs) -> TokenLogprob {
+    let alternative =
+        |&(token, logprob): &(TokenId, f32)| (token, vocabulary.token_bytes(token), logprob);
+    TokenLogprob {
+        token,
+        bytes: vocabulary.token_bytes(token),
+        logprob: found.logprob,
+        top: found.top.iter().map(alternative).collect(),
     }
 }
 

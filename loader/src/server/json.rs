@@ -11,9 +11,10 @@ use serde::{
 use serde_json::Number;
 
 /// A JSON value.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Json {
     /// `null`.
+    #[default]
     Null,
     /// `true` or `false`.
     Bool(bool),
@@ -55,6 +56,15 @@ impl Json {
         }
     }
 
+    /// The items, if this is an array.
+    #[must_use]
+    pub(super) fn as_array(&self) -> Option<&[Self]> {
+        match self {
+            Self::Array(items) => Some(items),
+            _ => None,
+        }
+    }
+
     /// What this is, for messages.
     #[must_use]
     pub(super) const fn kind(&self) -> &'static str {
@@ -75,7 +85,19 @@ impl From<&str> for Json {
     }
 }
 
+impl From<String> for Json {
+    fn from(text: String) -> Self {
+        Self::String(text)
+    }
+}
+
 impl Object {
+    /// Takes a member out.
+    pub(super) fn remove(&mut self, key: &str) -> Option<Json> {
+        let place = self.0.iter().position(|(name, _)| name == key)?;
+        Some(self.0.remove(place).1)
+    }
+
     /// The value of a key.
     #[must_use]
     pub(super) fn get(&self, key: &str) -> Option<&Json> {

@@ -102,7 +102,7 @@ pub(super) enum PromptError {
     #[error("the tokenizer fails on this conversation: {0}")]
     Encode(tokenizers::Error),
     /// The template rendered nothing.
-    #[error("the model's chat template renders this conversation as nothing")]
+    #[error("the prompt is empty: the model needs at least one token to continue")]
     Empty,
     /// A token that the model has no embedding for.
     #[error("token {token} of the prompt is outside the model's vocabulary of {vocab_size}")]
@@ -211,15 +211,29 @@ impl ChatModel {
         self.max_positions = self.max_positions.min(max_positions);
     }
 
-    /// The prompt of a conversation: at least one token, and room for one more.
-    pub(super) fn prompt(&self, request: &ChatRequest) -> Result<Vec<TokenId>, PromptError> {
+    /// The text of a conversation, as the model's template renders it.
+    pub(super) fn render(&self, request: &ChatRequest) -> Result<String, PromptError> {
         let templates = self.templates.as_ref().ok_or(PromptError::NoTemplate)?;
+        let tools = request.visible_tools();
         let template = match &templates.tools {
-            Some(template) if !request.tools.is_empty() => template,
+            Some(template) if !tools.is_empty() => template,
             _ => &templates.default,
         };
-        let text = template.render(&request.messages, &request.tools, &request.template_kwargs)?;
-        let prompt = self.vocabulary.encode(&text).map_err(PromptError::Encode)?;
+        Ok(template.render(&request.messages, &tools, &template_kwargs(request))?)
+    }
+
+    /// The prompt of a conversation: at least one token, and room for one more.
+    pub(super) fn prompt(&self, request: &ChatRequest) -> Result<Vec<TokenId>, PromptError> {
+        self.check_prompt(self.encode(&self.render(request)?)?)
+    }
+
+    /// The tokens of a text.
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
+        self.vocabulary.encode(text).map_err(PromptError::Encode)
+    }
+
+    /// Tokens that the model can continue: at least one, and room for one more.
+    pub(super) fn check_prompt(&self, prompt: Vec<TokenId>) -> Result<Vec<TokenId>, PromptError> {
         if prompt.is_empty() {
             return Err(PromptError::Empty);
         }
@@ -234,6 +248,26 @@ impl ChatModel {
             None => Ok(prompt),
         }
     }
+}
+
+/// Variables of the template: the client's own, and its wish to think under the names that
+/// templates read it by.
+fn template_kwargs(request: &ChatRequest) -> Object {
+    let mut kwargs = request.template_kwargs.clone();
+    let mut add = |name: &str, value: Json| {
+        if kwargs.get(name).is_none() {
+            kwargs.set(name, value);
+        }
+    };
+    if let Some(effort) = &request.reasoning.effort {
+        add("reasoning_effort", effort.as_str().into());
+    }
+    if let Some(enabled) = request.reasoning.enabled {
+        add("enable_thinking", Json::Bool(enabled));
+        // DeepSeek's name for it.
+        add("thinking", Json::Bool(enabled));
+    }
+    kwargs
 }
 
 #[derive(Deserialize)]

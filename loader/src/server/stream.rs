@@ -1,4 +1,4 @@
-//! Server-sent events: an answer written piece by piece while it is made.
+//! Streams: answers written piece by piece while they are made.
 
 use std::{
     convert::Infallible,
@@ -19,9 +19,9 @@ use tokio::{
 };
 
 use super::{
-    chat::Writer,
+    dialect::Writer,
     error::ApiError,
-    generation::{Generation, Piece},
+    generation::{Generation, Step},
 };
 
 /// Frames between the writing task and the connection: enough to fill a packet, few enough that a
@@ -31,22 +31,21 @@ const FRAMES_AHEAD: usize = 16;
 /// How a stream is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamOptions {
-    /// Whether a chunk with the usage follows the last.
-    pub(super) include_usage: bool,
     /// Longest silence towards the client.
     pub(super) keep_alive: Duration,
     /// Longest time in which a client takes nothing.
     pub(super) write_timeout: Duration,
 }
 
-/// Answers with the stream of an answer whose first piece may be known already.
+/// Answers with the stream of answers whose first step may be known already.
 pub(super) fn respond(
     generation: Generation,
-    first: Option<Piece>,
-    writer: Writer,
+    first: Option<Step>,
+    writer: Box<dyn Writer>,
     options: StreamOptions,
 ) -> Response {
     let (frames, receiver) = mpsc::channel(FRAMES_AHEAD);
+    let content_type = HeaderValue::from_static(writer.content_type());
     let task = Task { generation, writer, frames, options };
     tokio::spawn(async move {
         // `None`: the client has left, and dropping the task's generation cancels the request.
@@ -54,7 +53,7 @@ pub(super) fn respond(
     });
     let mut response = Response::new(Body::from_stream(Frames(receiver)));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Proxies must not collect events.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
@@ -63,60 +62,66 @@ pub(super) fn respond(
 
 struct Task {
     generation: Generation,
-    writer: Writer,
+    writer: Box<dyn Writer>,
     frames: mpsc::Sender<Bytes>,
     options: StreamOptions,
 }
 
 impl Task {
-    async fn run(mut self, first: Option<Piece>) -> Option<()> {
-        self.data(&self.writer.start()).await?;
-        let mut piece = first.map(Ok);
+    async fn run(mut self, first: Option<Step>) -> Option<()> {
+        let mut out = String::new();
+        self.writer.begin(&mut out);
+        if let Some(step) = first {
+            self.writer.step(step, &mut out);
+        }
+        self.send(&mut out).await?;
         loop {
-            let next = match piece.take() {
-                Some(next) => next,
-                None => self.next().await?,
-            };
-            match next {
-                Ok(Piece::Text(text)) => self.data(&self.writer.text(&text)).await?,
-                Ok(Piece::End(reason, usage)) => {
-                    self.data(&self.writer.end(reason)).await?;
-                    if self.options.include_usage {
-                        self.data(&self.writer.usage(usage)).await?;
+            let mut step = self.next().await?;
+            // What has come meanwhile goes into the same frame.
+            loop {
+                match step {
+                    Ok(Some(step)) => self.writer.step(step, &mut out),
+                    Ok(None) => break,
+                    Err(error) => {
+                        self.writer.fail(&error, &mut out);
+                        return self.send(&mut out).await;
                     }
-                    return self.data("[DONE]").await;
                 }
-                Err(error) => return self.data(&error_json(&error)).await,
+                step = self.generation.next_ready();
             }
+            if self.generation.is_done() {
+                self.writer.end(&mut out);
+                return self.send(&mut out).await;
+            }
+            self.send(&mut out).await?;
         }
     }
 
-    /// The next piece; comments keep the connection alive until then.
-    async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+    /// The next step; frames without meaning keep the connection alive until then.
+    async fn next(&mut self) -> Option<Result<Option<Step>, ApiError>> {
         loop {
             let deadline = Instant::now() + self.options.keep_alive;
             tokio::select! {
                 biased;
                 () = self.frames.closed() => return None,
-                piece = timeout_at(deadline, self.generation.next()) => match piece {
-                    Ok(piece) => return Some(piece),
-                    Err(_) => self.send(Bytes::from_static(b": keep-alive\n\n")).await?,
-                },
+                step = timeout_at(deadline, self.generation.next()) => {
+                    if let Ok(step) = step {
+                        return Some(step);
+                    }
+                    let mut frame = self.writer.keep_alive().to_owned();
+                    self.send(&mut frame).await?;
+                }
             }
         }
     }
 
-    async fn data(&self, data: &str) -> Option<()> {
-        self.send(Bytes::from(format!("data: {data}\n\n"))).await
-    }
-
-    async fn send(&self, frame: Bytes) -> Option<()> {
+    async fn send(&mut self, out: &mut String) -> Option<()> {
+        if out.is_empty() {
+            return Some(());
+        }
+        let frame = Bytes::from(std::mem::take(out));
         timeout(self.options.write_timeout, self.frames.send(frame)).await.ok()?.ok()
     }
-}
-
-fn error_json(error: &ApiError) -> String {
-    serde_json::to_string(&error.body()).expect("strings are always JSON")
 }
 
 /// The frames as a body.

@@ -12,6 +12,7 @@ use decoding::Decoding;
 pub use decoding::DecodingError;
 pub(super) use stop::{Matched, StopMatcher};
 
+use super::inner::PlainText;
 use crate::engine::TokenId;
 
 /// A tokenizer and what of its vocabulary is shown.
@@ -73,6 +74,25 @@ impl Vocabulary {
         }
     }
 
+    /// The text of a token as it stands in the vocabulary; for listings.
+    #[must_use]
+    pub(super) fn token_text(&self, token: TokenId) -> Option<String> {
+        self.tokenizer.id_to_token(token.0)
+    }
+
+    /// The bytes of one token by itself, special or not.
+    #[must_use]
+    pub(super) fn token_bytes(&self, token: TokenId) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let added = self.tokenizer.get_added_vocabulary();
+        if let Some(text) = added.simple_id_to_token(token.0) {
+            bytes.extend_from_slice(text.as_bytes());
+        } else if let Some(text) = self.tokenizer.id_to_token(token.0) {
+            self.decoding.append_bytes(&text, false, &mut bytes);
+        }
+        bytes
+    }
+
     /// The token of exactly that text.
     #[must_use]
     pub(super) fn token_id(&self, token: &str) -> Option<TokenId> {
@@ -103,57 +123,54 @@ impl Vocabulary {
     }
 }
 
+/// The bytes of a sequence's tokens, one by one.
+pub(super) struct TokenBytes {
+    vocabulary: Arc<Vocabulary>,
+    is_first: bool,
+}
+
+impl TokenBytes {
+    /// For a new sequence.
+    #[must_use]
+    pub(super) const fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self { vocabulary, is_first: true }
+    }
+
+    /// The next token's bytes; none for hidden ones and ids outside the vocabulary.
+    pub(super) fn next(&mut self, token: TokenId) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if self.vocabulary.append_bytes(token, self.is_first, &mut bytes) {
+            self.is_first = false;
+        }
+        bytes
+    }
+}
+
 /// Turns tokens into text as they come.
 ///
 /// Invariant: what was handed out is a prefix of the text of all tokens so far, and together with
-/// [`Detokenizer::finish`] it is that text. Bytes that can still become a character are held back;
-/// bytes that no longer can are U+FFFD, as in `String::from_utf8_lossy`.
+/// [`Detokenizer::finish`] it is that text.
 pub(super) struct Detokenizer {
-    vocabulary: Arc<Vocabulary>,
-    /// The beginning of a character: at most three bytes between calls.
-    pending: Vec<u8>,
-    is_first: bool,
+    bytes: TokenBytes,
+    text: PlainText,
 }
 
 impl Detokenizer {
     /// For a new sequence.
     #[must_use]
-    pub(super) const fn new(vocabulary: Arc<Vocabulary>) -> Self {
-        Self { vocabulary, pending: Vec::new(), is_first: true }
+    pub(super) fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Self { bytes: TokenBytes::new(vocabulary), text: PlainText::default() }
     }
 
     /// The text that a token completes, perhaps none.
     pub(super) fn push(&mut self, token: TokenId) -> String {
-        if self.vocabulary.append_bytes(token, self.is_first, &mut self.pending) {
-            self.is_first = false;
-        }
-        let mut text = String::new();
-        let mut held = 0;
-        let mut chunks = self.pending.utf8_chunks().peekable();
-        while let Some(chunk) = chunks.next() {
-            text.push_str(chunk.valid());
-            if chunk.invalid().is_empty() {
-                continue;
-            }
-            if chunks.peek().is_none() && is_incomplete(chunk.invalid()) {
-                held = chunk.invalid().len();
-            } else {
-                text.push(char::REPLACEMENT_CHARACTER);
-            }
-        }
-        self.pending.drain(..self.pending.len() - held);
-        text
+        self.text.text(&self.bytes.next(token))
     }
 
     /// What is left at the end: the replacement character if one was cut off.
     pub(super) fn finish(&mut self) -> String {
-        String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
+        self.text.rest()
     }
-}
-
-/// Whether bytes at the end of the input are the beginning of a character.
-fn is_incomplete(bytes: &[u8]) -> bool {
-    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
 #[cfg(test)]

@@ -29,7 +29,8 @@ fn chunks(reply: &Reply) -> Vec<Value> {
     let with_id = chunks.iter_mut().filter(|chunk| chunk.get("id").is_some());
     let identities: Vec<_> = with_id.map(take_identity).collect();
     assert!(identities.windows(2).all(|pair| pair[0] == pair[1]), "{identities:?}");
-    assert_eq!(reply.header("x-request-id"), Some(identities[0].0.as_str()));
+    let id = reply.header("x-request-id").unwrap();
+    assert_eq!(identities[0].0, format!("chatcmpl-{id}"));
     chunks
 }
 
@@ -53,7 +54,11 @@ fn whole_answer_is_a_completion() {
             "logprobs": null,
             "finish_reason": "stop",
         }],
-        "usage": {"prompt_tokens": 15, "completion_tokens": 11, "total_tokens": 26},
+        "usage": {
+            "prompt_tokens": 15, "completion_tokens": 11, "total_tokens": 26,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
     });
     assert_eq!((reply.status, found), (200, expected));
     assert_eq!(reply.header("x-shardpack-seed"), Some("18446744073709551615"));
@@ -107,7 +112,11 @@ fn stream_is_as_the_sdks_expect() {
     }
     assert_eq!(text(&found), "Jesus wept.");
     assert_eq!(*end, chunk(json!({}), Some("length")));
-    let usage = json!({"prompt_tokens": 15, "completion_tokens": 6, "total_tokens": 21});
+    let usage = json!({
+        "prompt_tokens": 15, "completion_tokens": 6, "total_tokens": 21,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    });
     assert_eq!(
         *last,
         json!({

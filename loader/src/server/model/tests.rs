@@ -24,10 +24,9 @@ fn open(changes: &[(&str, &str)]) -> Result<ChatModel, OpenModelError> {
 }
 
 fn request(tools: &[&str]) -> ChatRequest {
-    let text = r#"{"messages":[{"role":"user","content":"hi"}]}"#;
-    let mut request = super::super::chat::parse(text.as_bytes()).unwrap().request;
-    request.tools = tools.iter().map(|tool| Json::parse(tool.as_bytes()).unwrap()).collect();
-    request
+    let tools = tools.join(",");
+    let text = format!(r#"{{"messages":[{{"role":"user","content":"hi"}}],"tools":[{tools}]}}"#);
+    super::super::dialect::Dialect::Chat.parse(text.as_bytes()).unwrap().request
 }
 
 #[test]
@@ -95,7 +94,7 @@ fn templates_come_from_either_file() {
     let list = r#"{"chat_template":[{"name":"default","template":"plain"},{"name":"tool_use","template":"tools"}]}"#;
     check(r#"{"chat_template":"one {{ eos_token }}","eos_token":"E"}"#, &[], "one E");
     check(list, &[], "plain");
-    check(list, &["{}"], "tools");
+    check(list, &[r#"{"function":{"name":"f"}}"#], "tools");
     let error = open(&[(TEMPLATE, ""), (TOKENIZER_CONFIG, r#"{"chat_template":[]}"#)]);
     assert!(error.err().unwrap().to_string().contains("default"));
 }

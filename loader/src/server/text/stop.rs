@@ -14,8 +14,8 @@ pub(crate) struct StopMatcher {
 pub(crate) enum Matched {
     /// Text that is certainly part of the answer, perhaps none.
     Text(String),
-    /// The rest of the answer: a stop text follows it.
-    Stop(String),
+    /// The rest of the answer, and the number of the stop text that follows it.
+    Stop(String, usize),
 }
 
 impl StopMatcher {
@@ -28,11 +28,14 @@ impl StopMatcher {
         let first = self
             .stops
             .iter()
-            .filter_map(|stop| self.held.find(stop).map(|start| (start + stop.len(), start)))
+            .enumerate()
+            .filter_map(|(index, stop)| {
+                self.held.find(stop).map(|start| (start + stop.len(), start, index))
+            })
             .min();
-        if let Some((_, start)) = first {
+        if let Some((_, start, index)) = first {
             self.held.truncate(start);
-            return Matched::Stop(std::mem::take(&mut self.held));
+            return Matched::Stop(std::mem::take(&mut self.held), index);
         }
         let rest = self.held.split_off(self.certain());
         Matched::Text(std::mem::replace(&mut self.held, rest))
@@ -65,7 +68,7 @@ mod tests {
         for piece in pieces {
             match matcher.push(piece) {
                 Matched::Text(text) => answer.push_str(&text),
-                Matched::Stop(text) => return (answer + &text, true),
+                Matched::Stop(text, _) => return (answer + &text, true),
             }
         }
         (answer + &matcher.finish(), false)

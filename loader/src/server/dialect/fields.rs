@@ -7,20 +7,20 @@ use crate::server::{
 };
 
 /// What is left of a body. `null` is the same as absent.
-pub(super) struct Fields(Vec<(String, Json)>);
+pub(in crate::server) struct Fields(Vec<(String, Json)>);
 
 impl Fields {
-    pub(super) fn new(object: Object) -> Self {
+    pub(in crate::server) fn new(object: Object) -> Self {
         let members = object.into_members();
         Self(members.into_iter().filter(|(_, value)| *value != Json::Null).collect())
     }
 
-    pub(super) fn take(&mut self, name: &str) -> Option<Json> {
+    pub(in crate::server) fn take(&mut self, name: &str) -> Option<Json> {
         let place = self.0.iter().position(|(key, _)| key == name)?;
         Some(self.0.remove(place).1)
     }
 
-    pub(super) fn array(&mut self, name: &str) -> Result<Option<Vec<Json>>, ApiError> {
+    pub(in crate::server) fn array(&mut self, name: &str) -> Result<Option<Vec<Json>>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::Array(items)) => Ok(Some(items)),
@@ -28,7 +28,7 @@ impl Fields {
         }
     }
 
-    pub(super) fn object(&mut self, name: &str) -> Result<Option<Object>, ApiError> {
+    pub(in crate::server) fn object(&mut self, name: &str) -> Result<Option<Object>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::Object(object)) => Ok(Some(object)),
@@ -36,7 +36,7 @@ impl Fields {
         }
     }
 
-    pub(super) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+    pub(in crate::server) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::String(text)) => Ok(Some(text)),
@@ -44,7 +44,7 @@ impl Fields {
         }
     }
 
-    pub(super) fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+    pub(in crate::server) fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::Bool(value)) => Ok(Some(value)),
@@ -52,7 +52,7 @@ impl Fields {
         }
     }
 
-    pub(super) fn integer(&mut self, name: &str) -> Result<Option<i128>, ApiError> {
+    pub(in crate::server) fn integer(&mut self, name: &str) -> Result<Option<i128>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(value) => {
@@ -61,7 +61,7 @@ impl Fields {
         }
     }
 
-    pub(super) fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
+    pub(in crate::server) fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(value) => {
@@ -71,19 +71,19 @@ impl Fields {
     }
 
     /// Names that nobody took.
-    pub(super) fn into_names(self) -> Vec<String> {
+    pub(in crate::server) fn into_names(self) -> Vec<String> {
         self.0.into_iter().map(|(name, _)| name).collect()
     }
 }
 
 /// A value of the wrong type.
-pub(super) fn mismatch(name: &str, expected: &str, found: &Json) -> ApiError {
+pub(in crate::server) fn mismatch(name: &str, expected: &str, found: &Json) -> ApiError {
     let found = found.kind();
     ApiError::param(name, format!("{name}: expected {expected}, found {found}"))
 }
 
 /// An integer; `3.0` is one, since some clients know only floats.
-pub(super) fn integer(value: &Json) -> Option<i128> {
+pub(in crate::server) fn integer(value: &Json) -> Option<i128> {
     let Json::Number(number) = value else { return None };
     number.as_i128().or_else(|| {
         let float = number.as_f64()?;
@@ -93,7 +93,7 @@ pub(super) fn integer(value: &Json) -> Option<i128> {
     })
 }
 
-pub(super) fn number(value: &Json) -> Option<f64> {
+pub(in crate::server) fn number(value: &Json) -> Option<f64> {
     match value {
         Json::Number(number) => number.as_f64(),
         _ => None,

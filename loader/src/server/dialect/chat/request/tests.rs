@@ -3,14 +3,23 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::server::{
+    dialect::{
+        params::{MESSAGES_MAX, STOPS_MAX},
+        tools::TOOLS_MAX,
+    },
+    error::ErrorKind,
+    inner::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
+    json::Json,
+};
 
 /// A request of one message with further members.
-fn parse_with(members: &str) -> Result<ChatCall, ApiError> {
+fn parse_with(members: &str) -> Result<Call, ApiError> {
     let comma = if members.is_empty() { "" } else { "," };
     parse(format!(r#"{{"messages":[{{"role":"user","content":"a"}}]{comma}{members}}}"#).as_bytes())
 }
 
-fn accepted(members: &str) -> ChatCall {
+fn accepted(members: &str) -> Call {
     parse_with(members).unwrap_or_else(|error| panic!("{members}: {error:?}"))
 }
 
@@ -23,7 +32,8 @@ fn absent_and_null_are_the_same() {
         "response_format":null,"chat_template_kwargs":null,"mystery":null"#,
     );
     assert_eq!(call.request, nulls.request);
-    assert_eq!((call.stream, call.include_usage, call.model), (false, false, None));
+    assert_eq!((call.stream, call.model), (false, None));
+    assert!(matches!(call.form, Form::Chat(Options { include_usage: false })));
     assert!(nulls.ignored.is_empty());
 }
 
@@ -35,12 +45,15 @@ fn values_are_taken() {
         "reasoning_effort":"low","chat_template_kwargs":{"z":1,"a":2}"#,
     );
     assert_eq!(call.model.as_deref(), Some("m"));
-    assert_eq!(call.request.sampling, SamplingRequest { temperature: Some(0.5), seed: Some(7) });
+    let sampling =
+        SamplingRequest { temperature: Some(0.5), seed: Some(7), ..SamplingRequest::default() };
+    assert_eq!(call.request.sampling, sampling);
     let stop = vec!["a".to_owned(), "b".to_owned()];
-    assert_eq!(call.request.limits, Limits { max_tokens: Some(4), stop });
-    assert!(call.stream && call.include_usage);
+    assert_eq!(call.request.limits, Limits { max_tokens: Some(4), stop, ..Limits::default() });
+    assert!(call.stream && matches!(call.form, Form::Chat(Options { include_usage: true })));
     let kwargs = serde_json::to_string(&call.request.template_kwargs).unwrap();
-    assert_eq!(kwargs, r#"{"z":1,"a":2,"reasoning_effort":"low"}"#);
+    assert_eq!(kwargs, r#"{"z":1,"a":2}"#);
+    assert_eq!(call.request.reasoning.effort.as_deref(), Some("low"));
     assert_eq!(accepted(r#""stop":"x""#).request.limits.stop, ["x"]);
     assert_eq!(accepted(r#""max_tokens":99999999999"#).request.limits.max_tokens, Some(u32::MAX));
 }
@@ -63,19 +76,21 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::Invalid, Some(param)));
         assert!(error.message.starts_with(param.split('[').next().unwrap()), "{error}");
     };
-    check(r#""n":2"#, "n");
-    check(r#""top_p":0.9"#, "top_p");
-    check(r#""top_k":40"#, "top_k");
-    check(r#""min_p":0.1"#, "min_p");
-    check(r#""presence_penalty":0.5"#, "presence_penalty");
+    check(r#""n":0"#, "n");
+    check(r#""n":129"#, "n");
+    check(r#""top_p":1.1"#, "top_p");
+    check(r#""top_k":-2"#, "top_k");
+    check(r#""min_p":1.1"#, "min_p");
+    check(r#""presence_penalty":2.5"#, "presence_penalty");
     check(r#""frequency_penalty":"0""#, "frequency_penalty");
-    check(r#""repetition_penalty":1.1"#, "repetition_penalty");
-    check(r#""logprobs":true"#, "logprobs");
+    check(r#""repetition_penalty":0"#, "repetition_penalty");
+    check(r#""logprobs":3"#, "logprobs");
     check(r#""top_logprobs":5"#, "top_logprobs");
-    check(r#""logit_bias":{"5":1}"#, "logit_bias");
-    check(r#""response_format":{"type":"json_object"}"#, "response_format");
+    check(r#""logit_bias":{"5":101}"#, "logit_bias.5");
+    check(r#""logit_bias":{"x":1}"#, "logit_bias.x");
+    check(r#""response_format":{"type":"json_schema"}"#, "response_format");
     check(r#""modalities":["audio"]"#, "modalities");
-    check(r#""parallel_tool_calls":false"#, "parallel_tool_calls");
+    check(r#""parallel_tool_calls":1"#, "parallel_tool_calls");
     check(r#""tool_choice":"required""#, "tool_choice");
     check(r#""tool_choice":{"type":"function"}"#, "tool_choice");
     check(r#""temperature":2.1"#, "temperature");
@@ -120,7 +135,43 @@ fn unknown_parameters_and_foreign_tools_are_remembered() {
     assert_eq!(call.ignored, ["tools[0]", "mystery"]);
     assert_eq!(call.request.tools.len(), 1);
     let none = accepted(r#""tools":[{"function":{"name":"f"}}],"tool_choice":"none""#);
-    assert!(none.request.tools.is_empty());
+    assert!(none.request.visible_tools().is_empty());
+}
+
+#[test]
+fn choices_of_tools_have_every_form() {
+    let check = |choice: &str, expected: ToolChoice| {
+        let tools = r#""tools":[{"function":{"name":"f"}},{"type":"function","name":"g"}]"#;
+        let call = accepted(&format!(r#"{tools},"tool_choice":{choice}"#));
+        assert_eq!(call.request.tool_choice, expected, "{choice}");
+    };
+    check("null", ToolChoice::Auto);
+    check(r#""required""#, ToolChoice::Required);
+    let named = || ToolChoice::Named("g".to_owned());
+    check(r#"{"type":"function","function":{"name":"g"}}"#, named());
+    check(r#"{"type":"function","name":"g"}"#, named());
+    check(
+        r#"{"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[{"type":"function","function":{"name":"f"}}]}}"#,
+        ToolChoice::Allowed { names: vec!["f".to_owned()], required: true },
+    );
+}
+
+#[test]
+fn formats_of_answers_are_taken() {
+    let schema = || Json::parse(br#"{"type":"object"}"#).unwrap();
+    let check = |members: &str, expected: ResponseFormat| {
+        assert_eq!(accepted(members).request.response_format, expected, "{members}");
+    };
+    check(r#""response_format":{"type":"json_object"}"#, ResponseFormat::JsonObject);
+    check(
+        r#""response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"type":"object"}}}"#,
+        ResponseFormat::JsonSchema { schema: schema(), strict: true, param: "response_format" },
+    );
+    check(r#""guided_regex":"a+""#, ResponseFormat::Regex("a+".to_owned()));
+    check(
+        r#""structured_outputs":{"choice":["a","b"]}"#,
+        ResponseFormat::Choice(vec!["a".to_owned(), "b".to_owned()]),
+    );
 }
 
 /// Names that the parser knows, with values of any kind: nothing panics, faults are the client's.
@@ -152,6 +203,16 @@ fn any_value_of_any_parameter_is_taken_or_refused() {
         "model",
         "stream",
         "stream_options",
+        "n",
+        "top_p",
+        "top_k",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "response_format",
+        "structured_outputs",
+        "reasoning",
+        "stop_token_ids",
     ];
     for name in known.into_iter().chain(UNSUPPORTED.map(|(name, _)| name)) {
         for value in values {

@@ -1,0 +1,164 @@
+//! The dialects: each parses its requests, leniently, to a [`Call`] in the inner form, and writes
+//! answers, strictly, through a [`Writer`].
+
+mod answer;
+mod chat;
+mod fields;
+mod params;
+mod tools;
+
+pub(super) use answer::{Answer, AnswerCall};
+pub(super) use params::refused;
+
+use super::{
+    error::ApiError,
+    generation::{AnswerUsage, Step},
+    inner::ChatRequest,
+    json::{Json, Object},
+};
+use crate::{engine::TokenId, server::error::ErrorKind};
+
+/// How a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Dialect {
+    /// `OpenAI` chat completions.
+    Chat,
+}
+
+/// A parsed request: what to continue, and how the answer is to be written.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) request: ChatRequest,
+    pub(super) prompt: Prompt,
+    /// The model asked for; absent: whichever is served.
+    pub(super) model: Option<String>,
+    pub(super) stream: bool,
+    /// Parameters without effect, for the client to be told.
+    pub(super) ignored: Vec<String>,
+    pub(super) form: Form,
+}
+
+/// What is continued.
+#[derive(Debug, PartialEq)]
+pub(super) enum Prompt {
+    /// The conversation, as the model's template renders it.
+    Conversation,
+    /// Texts or tokens as they are; one answer (or `n`) for each.
+    Raw(Vec<RawPrompt>),
+}
+
+/// A prompt that no template sees.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum RawPrompt {
+    Text(String),
+    Tokens(Vec<TokenId>),
+}
+
+/// How an answer is written, beyond what is the same for all.
+#[derive(Debug)]
+pub(super) enum Form {
+    /// Chat completions.
+    Chat(chat::Options),
+}
+
+/// What is the same in every part of an answer.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    /// Unique; dialects put their own prefix before it.
+    pub(super) id: String,
+    /// Seconds since 1970.
+    pub(super) created: u64,
+    /// The model's name as the client knows it.
+    pub(super) model: String,
+    /// Tokens of all prompts.
+    pub(super) prompt_tokens: u32,
+    /// Number of answers.
+    pub(super) choices: u32,
+}
+
+impl Identity {
+    /// What all answers of a request cost together.
+    #[must_use]
+    pub(super) fn total(&self, answers: &[AnswerUsage]) -> AnswerUsage {
+        let sum = |of: fn(&AnswerUsage) -> u32| answers.iter().map(of).fold(0, u32::saturating_add);
+        AnswerUsage {
+            prompt_tokens: self.prompt_tokens,
+            // Answers to one conversation share its prompt.
+            cached_tokens: sum(|usage| usage.cached_tokens).min(self.prompt_tokens),
+            completion_tokens: sum(|usage| usage.completion_tokens),
+            reasoning_tokens: sum(|usage| usage.reasoning_tokens),
+        }
+    }
+}
+
+/// Writes one request's answers. What is appended to `out` is whole frames.
+pub(super) trait Writer: Send {
+    /// The type of a stream.
+    fn content_type(&self) -> &'static str {
+        "text/event-stream"
+    }
+
+    /// A frame without meaning, for connections that would be thought dead.
+    fn keep_alive(&self) -> &'static str {
+        ": keep-alive\n\n"
+    }
+
+    /// What comes before the first step.
+    fn begin(&mut self, out: &mut String);
+
+    /// The next step of a stream.
+    fn step(&mut self, step: Step, out: &mut String);
+
+    /// What comes after the last step.
+    fn end(&mut self, out: &mut String);
+
+    /// A failure after the stream has begun; nothing follows.
+    fn fail(&mut self, error: &ApiError, out: &mut String);
+
+    /// All answers at once, as the body of a response.
+    fn whole(&mut self, answers: Vec<Answer>) -> String;
+}
+
+impl Dialect {
+    /// Parses a body.
+    pub(super) fn parse(self, body: &[u8]) -> Result<Call, ApiError> {
+        match self {
+            Self::Chat => chat::parse(body),
+        }
+    }
+}
+
+impl Form {
+    /// The writer of one request's answers.
+    pub(super) fn writer(self, identity: Identity) -> Box<dyn Writer> {
+        match self {
+            Self::Chat(options) => Box::new(chat::ChatWriter::new(identity, options)),
+        }
+    }
+}
+
+/// A request's body as an object.
+fn parse_object(body: &[u8]) -> Result<Object, ApiError> {
+    let body = Json::parse(body).map_err(|error| {
+        ApiError::new(ErrorKind::Invalid, format!("the body is not JSON: {error}"))
+    })?;
+    match body {
+        Json::Object(object) => Ok(object),
+        other => {
+            let message = format!("the body is a JSON object, not {}", other.kind());
+            Err(ApiError::new(ErrorKind::Invalid, message))
+        }
+    }
+}
+
+/// JSON of what is always JSON: strings, integers, finite floats.
+fn to_json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("strings and numbers are always JSON")
+}
+
+/// Appends a server-sent event without a name.
+fn push_data(value: &impl serde::Serialize, out: &mut String) {
+    out.push_str("data: ");
+    out.push_str(&to_json(value));
+    out.push_str("\n\n");
+}

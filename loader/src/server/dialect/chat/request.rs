@@ -1,0 +1,97 @@
+//! A chat completion request to the inner form.
+
+use super::Options;
+use crate::server::{
+    dialect::{
+        Call, Form, Prompt,
+        fields::Fields,
+        params::{
+            Neutral, leftover, parse_chat_logprobs, parse_constraints, parse_limits,
+            parse_messages, parse_response_format, parse_sampling, parse_stream_options,
+            parse_template_kwargs, refuse_unsupported,
+        },
+        parse_object,
+        tools::{parse_tool_choice, parse_tools},
+    },
+    error::ApiError,
+    inner::{ChatRequest, Reasoning},
+    json::Object,
+};
+
+/// Parses a body.
+pub(in crate::server) fn parse(body: &[u8]) -> Result<Call, ApiError> {
+    parse_fields(parse_object(body)?)
+}
+
+fn parse_fields(body: Object) -> Result<Call, ApiError> {
+    let mut fields = Fields::new(body);
+    let messages = parse_messages(fields.array("messages")?.unwrap_or_default(), "messages")?;
+    let mut ignored = Vec::new();
+    let tools = fields.array("tools")?.unwrap_or_default();
+    let tools = parse_tools(tools, "tools", &mut ignored)?;
+    let tool_choice = parse_tool_choice(fields.take("tool_choice").as_ref(), &tools)?;
+    let parallel_tool_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    let template_kwargs = parse_template_kwargs(&mut fields)?;
+    let mut sampling = parse_sampling(&mut fields)?;
+    sampling.logprobs = parse_chat_logprobs(&mut fields)?;
+    let limits = parse_limits(&mut fields, &["max_tokens", "max_completion_tokens"], "stop")?;
+    let format = parse_response_format(fields.object("response_format")?, "response_format")?;
+    let response_format = parse_constraints(&mut fields)?.unwrap_or(format);
+    let reasoning = parse_reasoning(&mut fields)?;
+    let model = fields.string("model")?.filter(|model| !model.is_empty());
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    let include_usage = parse_stream_options(&mut fields)?;
+    let return_token_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
+    if return_token_ids {
+        ignored.push("return_token_ids".to_owned());
+    }
+    refuse_unsupported(&mut fields, &UNSUPPORTED)?;
+    let request = ChatRequest {
+        messages,
+        tools,
+        tool_choice,
+        parallel_tool_calls,
+        response_format,
+        reasoning,
+        template_kwargs,
+        sampling,
+        limits,
+    };
+    let form = Form::Chat(Options { include_usage });
+    let ignored = leftover(fields, ignored);
+    Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+}
+
+/// `reasoning_effort`, or `reasoning` as `OpenRouter` has it.
+fn parse_reasoning(fields: &mut Fields) -> Result<Reasoning, ApiError> {
+    let mut reasoning = Reasoning::default();
+    if let Some(members) = fields.object("reasoning")? {
+        let mut members = Fields::new(members);
+        reasoning.effort = members.string("effort")?;
+        reasoning.enabled = members.boolean("enabled")?;
+        let budget = members.integer("max_tokens")?;
+        reasoning.budget_tokens = budget.and_then(|budget| u32::try_from(budget).ok());
+    }
+    if let Some(effort) = fields.string("reasoning_effort")? {
+        reasoning.effort = Some(effort);
+    }
+    if reasoning.effort.as_deref() == Some("none") {
+        reasoning.enabled = Some(false);
+    }
+    Ok(reasoning)
+}
+
+/// Parameters that are known, but of which only one value is supported.
+pub(super) const UNSUPPORTED: [(&str, Neutral); 8] = [
+    ("best_of", Neutral::Numbers(&[1.0])),
+    ("echo", Neutral::False),
+    ("functions", Neutral::Empty),
+    ("modalities", Neutral::Text),
+    ("function_call", Neutral::Nothing),
+    ("audio", Neutral::Nothing),
+    ("prediction", Neutral::Nothing),
+    ("web_search_options", Neutral::Nothing),
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! Chat completions and their chunks as clients of the `OpenAI` API parse them.
+
+use serde::Serialize;
+
+use crate::server::{
+    dialect::{Answer, AnswerCall, Identity, Writer, push_data, to_json},
+    error::ApiError,
+    generation::{AnswerUsage, Part, Step, TokenLogprob},
+    inner::{EndReason, Piece, Role},
+};
+
+/// What a client of chat completions chooses about the form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) struct Options {
+    /// Whether a chunk with the usage follows the last.
+    pub(in crate::server) include_usage: bool,
+}
+
+/// Writes chat completions.
+pub(in crate::server) struct ChatWriter {
+    identity: Identity,
+    options: Options,
+    /// What each answer cost, once it has ended.
+    usages: Vec<AnswerUsage>,
+}
+
+#[derive(Serialize)]
+struct Completion<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: C,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    message: Message<'a>,
+    logprobs: Option<Logprobs<'a>>,
+    finish_reason: &'static str,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: Option<&'a str>,
+    refusal: (),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    /// The same under the name of vLLM and `OpenRouter`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<Call<'a>>,
+}
+
+#[derive(Serialize)]
+struct Call<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    function: Function<'a>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    name: &'a str,
+    arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: u32,
+    delta: Delta<'a>,
+    logprobs: Option<Logprobs<'a>>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallDelta<'a>; 1]>,
+}
+
+#[derive(Serialize)]
+struct CallDelta<'a> {
+    index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: FunctionDelta<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct Logprobs<'a> {
+    content: Vec<Logprob<'a>>,
+    refusal: (),
+}
+
+#[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "the API's names")]
+struct Logprob<'a> {
+    token: String,
+    logprob: f32,
+    bytes: &'a [u8],
+    top_logprobs: Vec<TopLogprob<'a>>,
+}
+
+#[derive(Serialize)]
+struct TopLogprob<'a> {
+    token: String,
+    logprob: f32,
+    bytes: &'a [u8],
+}
+
+/// Usage as chat completions and completions report it.
+#[derive(Serialize)]
+pub(in crate::server::dialect) struct Usage {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    prompt_tokens_details: PromptDetails,
+    completion_tokens_details: CompletionDetails,
+}
+
+#[derive(Serialize)]
+struct PromptDetails {
+    cached_tokens: u32,
+}
+
+#[derive(Serialize)]
+struct CompletionDetails {
+    reasoning_tokens: u32,
+}
+
+impl From<AnswerUsage> for Usage {
+    fn from(usage: AnswerUsage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: usage.prompt_tokens.saturating_add(usage.completion_tokens),
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: CompletionDetails {
+                reasoning_tokens: usage.reasoning_tokens,
+            },
+        }
+    }
+}
+
+/// The API's name of an end.
+pub(in crate::server::dialect) const fn finish_reason(reason: EndReason) -> &'static str {
+    match reason {
+        EndReason::Stop | EndReason::StopText(_) => "stop",
+        EndReason::Length => "length",
+        EndReason::ToolCalls => "tool_calls",
+    }
+}
+
+fn logprobs(tokens: &[TokenLogprob]) -> Option<Logprobs<'_>> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let content = tokens.iter().map(|token| Logprob {
+        token: text(&token.bytes),
+        logprob: token.logprob,
+        bytes: &token.bytes,
+        top_logprobs: token
+            .top
+            .iter()
+            .map(|(_, bytes, logprob)| TopLogprob { token: text(bytes), logprob: *logprob, bytes })
+            .collect(),
+    });
+    (!tokens.is_empty()).then(|| Logprobs { content: content.collect(), refusal: () })
+}
+
+impl ChatWriter {
+    pub(in crate::server) fn new(identity: Identity, options: Options) -> Self {
+        let identity = Identity { id: format!("chatcmpl-{}", identity.id), ..identity };
+        Self { identity, options, usages: Vec::new() }
+    }
+
+    fn chunk(&self, choice: ChunkChoice<'_>, out: &mut String) {
+        push_data(&self.completion("chat.completion.chunk", [choice], None), out);
+    }
+
+    fn delta(&self, index: u32, delta: Delta<'_>, tokens: &[TokenLogprob], out: &mut String) {
+        let logprobs = logprobs(tokens);
+        self.chunk(ChunkChoice { index, delta, logprobs, finish_reason: None }, out);
+    }
+
+    fn completion<C>(
+        &self,
+        object: &'static str,
+        choices: C,
+        usage: Option<AnswerUsage>,
+    ) -> Completion<'_, C> {
+        let Identity { id, created, model, .. } = &self.identity;
+        let usage = usage.map(Usage::from);
+        Completion { id, object, created: *created, model, choices, usage }
+    }
+
+    fn piece(&self, choice: u32, piece: &Piece, tokens: &[TokenLogprob], out: &mut String) {
+        let delta = match piece {
+            Piece::Reasoning(text) => {
+                Delta { reasoning_content: Some(text), reasoning: Some(text), ..Delta::default() }
+            }
+            Piece::Content(text) => Delta { content: Some(text), ..Delta::default() },
+            Piece::CallBegin { index, id, name } => call_delta(*index, Some((id, name)), ""),
+            Piece::CallArguments { index, fragment } => call_delta(*index, None, fragment),
+            Piece::CallEnd { .. } => return,
+        };
+        self.delta(choice, delta, tokens, out);
+    }
+}
+
+fn call_delta<'a>(
+    index: u32,
+    begin: Option<(&'a String, &'a String)>,
+    arguments: &'a str,
+) -> Delta<'a> {
+    let (id, name) = (begin.map(|(id, _)| id.as_str()), begin.map(|(_, name)| name.as_str()));
+    let r#type = begin.map(|_| "function");
+    let function = FunctionDelta { name, arguments };
+    Delta { tool_calls: Some([CallDelta { index, id, r#type, function }]), ..Delta::default() }
+}
+
+impl Writer for ChatWriter {
+    fn begin(&mut self, out: &mut String) {
+        for index in 0..self.identity.choices {
+            let role = Some(Role::Assistant.name());
+            self.delta(index, Delta { role, content: Some(""), ..Delta::default() }, &[], out);
+        }
+    }
+
+    fn step(&mut self, step: Step, out: &mut String) {
+        match &step.part {
+            Part::Piece(piece) => self.piece(step.choice, piece, &step.logprobs, out),
+            Part::End(reason, usage) => {
+                self.usages.push(*usage);
+                let finish_reason = Some(finish_reason(*reason));
+                let (index, delta) = (step.choice, Delta::default());
+                let logprobs = logprobs(&step.logprobs);
+                self.chunk(ChunkChoice { index, delta, logprobs, finish_reason }, out);
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        if self.options.include_usage {
+            let usage = Some(self.identity.total(&self.usages));
+            push_data(&self.completion("chat.completion.chunk", [(); 0], usage), out);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        push_data(&error.body(), out);
+    }
+
+    fn whole(&mut self, answers: Vec<Answer>) -> String {
+        let choices: Vec<Choice<'_>> = answers.iter().zip(0..).map(choice).collect();
+        let usages: Vec<AnswerUsage> = answers.iter().map(|answer| answer.usage).collect();
+        let usage = Some(self.identity.total(&usages));
+        to_json(&self.completion("chat.completion", choices, usage))
+    }
+}
+
+fn choice((answer, index): (&Answer, u32)) -> Choice<'_> {
+    let reasoning = Some(answer.reasoning.as_str()).filter(|text| !text.is_empty());
+    // A message of calls alone has no content, as the API's own.
+    let is_empty = answer.content.is_empty() && !answer.calls.is_empty();
+    let message = Message {
+        role: Role::Assistant.name(),
+        content: (!is_empty).then_some(answer.content.as_str()),
+        refusal: (),
+        reasoning_content: reasoning,
+        reasoning,
+        tool_calls: answer.calls.iter().map(call).collect(),
+    };
+    let logprobs = logprobs(&answer.logprobs);
+    Choice { index, message, logprobs, finish_reason: finish_reason(answer.reason()) }
+}
+
+fn call(call: &AnswerCall) -> Call<'_> {
+    let AnswerCall { id, name, arguments, .. } = call;
+    Call { id, r#type: "function", function: Function { name, arguments } }
+}

@@ -1,0 +1,286 @@
+//! One turn of a conversation, normalised: what the template renders. No HTTP, no tokens.
+
+use crate::server::json::{Json, Object};
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Role {
+    /// Instructions of the application.
+    System,
+    /// Instructions of the developer; a system message for templates that do not know the role.
+    Developer,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a call.
+    Tool,
+}
+
+impl Role {
+    /// Every role.
+    pub(in crate::server) const ALL: [Self; 5] =
+        [Self::System, Self::Developer, Self::User, Self::Assistant, Self::Tool];
+
+    /// The name that templates compare with.
+    #[must_use]
+    pub(in crate::server) const fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::Developer => "developer",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+
+    /// The role of that name.
+    #[must_use]
+    pub(in crate::server) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
+
+/// One turn, as templates read it.
+///
+/// Invariant: `fields` holds `role`; `content` is a string; `tool_calls`, when present, is an
+/// array of objects with a `function` whose `arguments` are an object where they were JSON of one. Other keys, and the order of all keys, are as sent.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::server) struct Message {
+    role: Role,
+    fields: Object,
+}
+
+/// What is wrong with a message; `path` is below the message (`.content[1].type`).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(in crate::server) struct MessageError {
+    /// The place, to be appended to the message's own.
+    pub(in crate::server) path: String,
+    /// A sentence for the client.
+    pub(in crate::server) message: String,
+}
+
+impl MessageError {
+    fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), message: message.into() }
+    }
+}
+
+impl Message {
+    /// Normalises a message as clients send it.
+    pub(in crate::server) fn normalise(value: Json) -> Result<Self, MessageError> {
+        let Json::Object(mut fields) = value else {
+            let message = format!("a message is an object, not {}", value.kind());
+            return Err(MessageError::new("", message));
+        };
+        let role = parse_role(&fields)?;
+        let content = normalise_content(role, fields.get("content"))?;
+        fields.set("content", Json::String(content));
+        normalise_calls(&mut fields)?;
+        // Servers name the thinking of a past turn either way; templates read the first.
+        if fields.get("reasoning_content").is_none()
+            && let Some(reasoning) = fields.get("reasoning").cloned()
+        {
+            fields.set("reasoning_content", reasoning);
+        }
+        Ok(Self { role, fields })
+    }
+
+    /// Who speaks.
+    #[must_use]
+    pub(in crate::server) const fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The same message from another role.
+    #[must_use]
+    pub(in crate::server) fn with_role(mut self, role: Role) -> Self {
+        self.fields.set("role", role.name().into());
+        Self { role, fields: self.fields }
+    }
+
+    /// The members that templates see.
+    #[must_use]
+    pub(in crate::server) const fn fields(&self) -> &Object {
+        &self.fields
+    }
+}
+
+fn parse_role(fields: &Object) -> Result<Role, MessageError> {
+    let names = Role::ALL.map(Role::name).join(", ");
+    let Some(value) = fields.get("role") else {
+        return Err(MessageError::new(".role", format!("a message needs a role: one of {names}")));
+    };
+    value.as_str().and_then(Role::parse).ok_or_else(|| {
+        let found = value.as_str().unwrap_or_else(|| value.kind());
+        MessageError::new(".role", format!("unknown role {found:?}: expected one of {names}"))
+    })
+}
+
+/// Text from a string, an array of text parts or nothing.
+fn normalise_content(role: Role, content: Option<&Json>) -> Result<String, MessageError> {
+    match content {
+        Some(Json::String(text)) => Ok(text.clone()),
+        Some(Json::Array(parts)) => {
+            let texts: Result<Vec<_>, _> =
+                parts.iter().enumerate().map(|(index, part)| part_text(index, part)).collect();
+            // A line break between parts, as llama.cpp and vLLM join them.
+            Ok(texts?.join("\n"))
+        }
+        // Templates differ on null but agree on the empty string.
+        None | Some(Json::Null) if matches!(role, Role::Assistant | Role::Tool) => {
+            Ok(String::new())
+        }
+        None | Some(Json::Null) => Err(MessageError::new(
+            ".content",
+            format!("a message of role {:?} needs content", role.name()),
+        )),
+        Some(other) => Err(MessageError::new(
+            ".content",
+            format!("content is a string or an array of text parts, not {}", other.kind()),
+        )),
+    }
+}
+
+fn part_text(index: usize, part: &Json) -> Result<&str, MessageError> {
+    let path = format!(".content[{index}]");
+    let Some(object) = part.as_object() else {
+        return part.as_str().ok_or_else(|| {
+            MessageError::new(path, format!("a content part is an object, not {}", part.kind()))
+        });
+    };
+    let kind = object.get("type").and_then(Json::as_str).unwrap_or("text");
+    let key = match kind {
+        "text" | "input_text" | "output_text" => "text",
+        "refusal" => "refusal",
+        _ => {
+            let message = format!("content parts of type {kind:?} are not supported: only text is");
+            return Err(MessageError::new(path + ".type", message));
+        }
+    };
+    object.get(key).and_then(Json::as_str).ok_or_else(|| {
+        MessageError::new(format!("{path}.{key}"), format!("a {kind} part needs a string {key:?}"))
+    })
+}
+
+/// Most calls in one message; one answer cannot hold more within the longest contexts in use.
+const CALLS_MAX: usize = 1024;
+
+fn normalise_calls(fields: &mut Object) -> Result<(), MessageError> {
+    let calls = match fields.get_mut("tool_calls") {
+        None | Some(Json::Null) => return Ok(()),
+        Some(Json::Array(calls)) => calls,
+        Some(other) => {
+            let message = format!("tool_calls is an array, not {}", other.kind());
+            return Err(MessageError::new(".tool_calls", message));
+        }
+    };
+    if calls.len() > CALLS_MAX {
+        let message = format!("{} calls in one message: at most {CALLS_MAX}", calls.len());
+        return Err(MessageError::new(".tool_calls", message));
+    }
+    for (index, call) in calls.iter_mut().enumerate() {
+        let path = format!(".tool_calls[{index}].function");
+        let function = match call {
+            Json::Object(call) => call.get_mut("function"),
+            _ => None,
+        };
+        let Some(Json::Object(function)) = function else {
+            return Err(MessageError::new(path, "a tool call needs an object \"function\""));
+        };
+        if function.get("name").and_then(Json::as_str).is_none() {
+            return Err(MessageError::new(path + ".name", "a function needs a string \"name\""));
+        }
+        // Half of the published templates would encode a string of JSON once more; none needs it.
+        if let Some(Json::String(text)) = function.get("arguments") {
+            let parsed = match text.trim() {
+                "" => Ok(Json::Object(Object::default())),
+                text => Json::parse(text.as_bytes()),
+            };
+            if let Ok(object @ Json::Object(_)) = parsed {
+                function.set("arguments", object);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn normalise(text: &str) -> Result<String, String> {
+        Message::normalise(Json::parse(text.as_bytes()).unwrap())
+            .map(|message| serde_json::to_string(message.fields()).unwrap())
+            .map_err(|error| format!("{}: {error}", error.path))
+    }
+
+    fn check(text: &str, expected: &str) {
+        assert_eq!(normalise(text).unwrap(), expected, "{text}");
+    }
+
+    #[test]
+    fn content_becomes_a_string() {
+        check(r#"{"role":"user","content":"a"}"#, r#"{"role":"user","content":"a"}"#);
+        check(
+            r#"{"content":[{"type":"text","text":"a"},{"type":"input_text","text":"b"},"c"],"role":"user"}"#,
+            r#"{"content":"a\nb\nc","role":"user"}"#,
+        );
+        check(r#"{"role":"assistant","content":null}"#, r#"{"role":"assistant","content":""}"#);
+        check(
+            r#"{"role":"tool","tool_call_id":"x"}"#,
+            r#"{"role":"tool","tool_call_id":"x","content":""}"#,
+        );
+        check(r#"{"role":"user","content":[]}"#, r#"{"role":"user","content":""}"#);
+    }
+
+    #[test]
+    fn arguments_become_objects_where_they_are_json_of_one() {
+        let check = |arguments: &str, expected: &str| {
+            let text = |arguments| {
+                format!(
+                    r#"{{"role":"assistant","content":"","tool_calls":[{{"id":"1","type":"function","function":{{"name":"f","arguments":{arguments}}}}}]}}"#
+                )
+            };
+            assert_eq!(normalise(&text(arguments)).unwrap(), text(expected), "{arguments}");
+        };
+        check(r#""{\"z\": 1, \"a\": 2.0}""#, r#"{"z":1,"a":2.0}"#);
+        check(r#""""#, "{}");
+        check(r#""not json""#, r#""not json""#);
+        check(r#""5""#, r#""5""#);
+        check(r#"{"z":1}"#, r#"{"z":1}"#);
+    }
+
+    #[test]
+    fn thinking_has_one_name() {
+        check(
+            r#"{"role":"assistant","content":"a","reasoning":"b"}"#,
+            r#"{"role":"assistant","content":"a","reasoning":"b","reasoning_content":"b"}"#,
+        );
+    }
+
+    #[test]
+    fn faults_name_their_place() {
+        let check = |text: &str, expected: &str| {
+            let error = normalise(text).unwrap_err();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        };
+        check("3", ": a message is an object, not a number");
+        check("{}", ".role: a message needs a role");
+        check(r#"{"role":"bot"}"#, ".role: unknown role \"bot\"");
+        check(r#"{"role":"user"}"#, ".content: a message of role \"user\" needs content");
+        check(r#"{"role":"user","content":7}"#, ".content: content is a string or");
+        check(
+            r#"{"role":"user","content":[{"type":"image_url"}]}"#,
+            ".content[0].type: content parts of type \"image_url\"",
+        );
+        check(r#"{"role":"user","content":[{"type":"text"}]}"#, ".content[0].text: ");
+        check(r#"{"role":"assistant","tool_calls":7}"#, ".tool_calls: ");
+        check(r#"{"role":"assistant","tool_calls":[{}]}"#, ".tool_calls[0].function: ");
+        check(
+            r#"{"role":"assistant","tool_calls":[{"function":{}}]}"#,
+            ".tool_calls[0].function.name: ",
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! An answer in the making, as all dialects write it.
+
+use crate::engine::TokenId;
+
+/// A part of an answer, in the order in which it is to be written. Texts are not empty and never
+/// end within a character.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Piece {
+    /// Thinking.
+    Reasoning(String),
+    /// The answer's text.
+    Content(String),
+    /// A call begins. Calls of one answer do not overlap and count from 0 without gaps.
+    CallBegin {
+        /// Its number within the answer.
+        index: u32,
+        /// Unique, and as the model's template needs it in the history.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of the arguments, as JSON text.
+    CallArguments {
+        /// The call's number.
+        index: u32,
+        /// Not empty.
+        fragment: String,
+    },
+    /// The call is complete: its arguments joined are valid JSON. One that is cut off has no end.
+    CallEnd {
+        /// The call's number.
+        index: u32,
+    },
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum EndReason {
+    /// A stop token or a stop text.
+    Stop,
+    /// This text of the client's ended it.
+    StopText(usize),
+    /// The most tokens asked for or possible.
+    Length,
+    /// It ended, and holds a call.
+    ToolCalls,
+}
+
+/// Turns a model's tokens into pieces of an answer.
+///
+/// Invariants: whatever the model says becomes pieces, never an error; pieces joined do not depend
+/// on how bytes were cut into tokens, except where a token itself is a marker.
+pub(in crate::server) trait OutputParser: Send {
+    /// Takes the next token and its bytes; tokens that show nothing (turn markers) have none.
+    fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<Piece>;
+
+    /// The end: what was held back, for good. A call that is still open stays without
+    /// [`Piece::CallEnd`].
+    fn finish(&mut self) -> Vec<Piece>;
+}
+
+/// Every byte is content; bytes that can still become a character are held back, bytes that no
+/// longer can are U+FFFD, as in `String::from_utf8_lossy`.
+#[derive(Debug, Default)]
+pub(in crate::server) struct PlainText {
+    /// The beginning of a character: at most three bytes between calls.
+    pending: Vec<u8>,
+}
+
+impl PlainText {
+    /// The text that these bytes complete, perhaps none.
+    pub(in crate::server) fn text(&mut self, bytes: &[u8]) -> String {
+        // Nearly every token is whole characters.
+        if self.pending.is_empty()
+            && let Ok(text) = std::str::from_utf8(bytes)
+        {
+            return text.to_owned();
+        }
+        self.pending.extend_from_slice(bytes);
+        let mut text = String::new();
+        let mut held = 0;
+        let mut chunks = self.pending.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            text.push_str(chunk.valid());
+            if chunk.invalid().is_empty() {
+                continue;
+            }
+            if chunks.peek().is_none() && is_incomplete(chunk.invalid()) {
+                held = chunk.invalid().len();
+            } else {
+                text.push(char::REPLACEMENT_CHARACTER);
+            }
+        }
+        self.pending.drain(..self.pending.len() - held);
+        text
+    }
+
+    /// What is left at the end: the replacement character if one was cut off.
+    pub(in crate::server) fn rest(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
+    }
+}
+
+/// Whether bytes at the end of the input are the beginning of a character.
+fn is_incomplete(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+impl OutputParser for PlainText {
+    fn push(&mut self, _: TokenId, bytes: &[u8]) -> Vec<Piece> {
+        content(self.text(bytes))
+    }
+
+    fn finish(&mut self) -> Vec<Piece> {
+        content(self.rest())
+    }
+}
+
+fn content(text: String) -> Vec<Piece> {
+    if text.is_empty() { Vec::new() } else { vec![Piece::Content(text)] }
+}

@@ -1,0 +1,174 @@
+//! What a client asks for, as all dialects have it.
+
+use super::Message;
+use crate::{
+    engine::TokenId,
+    server::json::{Json, Object},
+};
+
+/// A conversation to continue, normalised; built by the dialects.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::server) struct ChatRequest {
+    /// Turns in order; not empty.
+    pub(in crate::server) messages: Vec<Message>,
+    /// Functions that the model may call, in the client's order. Under [`ToolChoice::None`] the
+    /// template does not see them.
+    pub(in crate::server) tools: Vec<Tool>,
+    /// Whether it may, must or must not call one.
+    pub(in crate::server) tool_choice: ToolChoice,
+    /// Whether one answer may hold several calls.
+    pub(in crate::server) parallel_tool_calls: bool,
+    /// What form the text must have.
+    pub(in crate::server) response_format: ResponseFormat,
+    /// Whether and how much the model is to think first.
+    pub(in crate::server) reasoning: Reasoning,
+    /// Variables for the template beyond the standard ones.
+    pub(in crate::server) template_kwargs: Object,
+    /// How tokens are chosen.
+    pub(in crate::server) sampling: SamplingRequest,
+    /// When the answer ends.
+    pub(in crate::server) limits: Limits,
+}
+
+impl ChatRequest {
+    /// Definitions that the template shows the model, in the form of chat completions.
+    #[must_use]
+    pub(in crate::server) fn visible_tools(&self) -> Vec<Json> {
+        let is_visible = |tool: &&Tool| match &self.tool_choice {
+            ToolChoice::None => false,
+            ToolChoice::Allowed { names, .. } => names.contains(&tool.name),
+            ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_) => true,
+        };
+        self.tools.iter().filter(is_visible).map(|tool| tool.definition.clone()).collect()
+    }
+
+    /// The tool of that name, if the model may call it.
+    #[must_use]
+    pub(in crate::server) fn tool(&self, name: &str) -> Option<&Tool> {
+        self.tools.iter().find(|tool| tool.name == name)
+    }
+}
+
+/// A function that the model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::server) struct Tool {
+    /// Its name, not empty; no two tools of a request share one.
+    pub(in crate::server) name: String,
+    /// As templates expect it: `{"type": "function", "function": {name, description,
+    /// parameters}}`, members in the client's order.
+    pub(in crate::server) definition: Json,
+    /// JSON schema of its arguments; absent: any object.
+    pub(in crate::server) parameters: Option<Json>,
+    /// Whether a schema that cannot be enforced to the letter must be refused.
+    pub(in crate::server) strict: bool,
+    /// What the client takes it for.
+    pub(in crate::server) kind: ToolKind,
+}
+
+/// What a client takes a tool for; to the model all are functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum ToolKind {
+    /// A function with JSON arguments.
+    Function,
+    /// A tool that takes free text: to the model, a function with the one string `input`.
+    Custom,
+}
+
+/// Whether the model may, must or must not call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::server) enum ToolChoice {
+    /// As it likes.
+    #[default]
+    Auto,
+    /// Text only.
+    None,
+    /// At least one call of any tool.
+    Required,
+    /// One call of this tool.
+    Named(String),
+    /// As `Auto` or `Required`, but of these tools only.
+    Allowed {
+        /// Their names.
+        names: Vec<String>,
+        /// Whether one must be called.
+        required: bool,
+    },
+}
+
+/// What form an answer's text must have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::server) enum ResponseFormat {
+    /// Any.
+    #[default]
+    Text,
+    /// A JSON object.
+    JsonObject,
+    /// JSON of this schema.
+    JsonSchema {
+        /// The schema.
+        schema: Json,
+        /// Whether a schema that cannot be enforced to the letter must be refused.
+        strict: bool,
+        /// The parameter that holds the schema, for messages.
+        param: &'static str,
+    },
+    /// Text that the expression matches in whole.
+    Regex(String),
+    /// Text of this grammar (Lark, as llguidance reads it).
+    Grammar(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+/// Whether and how much a model is to think before it answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::server) struct Reasoning {
+    /// Absent: as the template has it.
+    pub(in crate::server) enabled: Option<bool>,
+    /// `none`, `minimal`, `low`, `medium`, `high`, … as the client said.
+    pub(in crate::server) effort: Option<String>,
+    /// Most tokens of thinking.
+    pub(in crate::server) budget_tokens: Option<u32>,
+}
+
+/// How tokens are chosen, as far as the client said; absent: the model's own default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::server) struct SamplingRequest {
+    /// 0 is greedy.
+    pub(in crate::server) temperature: Option<f32>,
+    /// Absent: drawn by the server.
+    pub(in crate::server) seed: Option<u64>,
+    /// In (0, 1].
+    pub(in crate::server) top_p: Option<f32>,
+    /// 0 is no limit.
+    pub(in crate::server) top_k: Option<u32>,
+    /// In [0, 1].
+    pub(in crate::server) min_p: Option<f32>,
+    /// In [-2, 2].
+    pub(in crate::server) presence_penalty: Option<f32>,
+    /// In [-2, 2].
+    pub(in crate::server) frequency_penalty: Option<f32>,
+    /// Above 0.
+    pub(in crate::server) repetition_penalty: Option<f32>,
+    /// Added to logits, in [-100, 100].
+    pub(in crate::server) logit_bias: Vec<(TokenId, f32)>,
+    /// Alternatives whose logarithmic probabilities are reported with each token's own.
+    pub(in crate::server) logprobs: Option<u32>,
+    /// Answers to the one conversation; absent: one.
+    pub(in crate::server) choices: Option<u32>,
+}
+
+/// When an answer ends, besides the model's own stop tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::server) struct Limits {
+    /// Most tokens to generate; absent: to the model's last position.
+    pub(in crate::server) max_tokens: Option<u32>,
+    /// Tokens before which no stop token counts.
+    pub(in crate::server) min_tokens: u32,
+    /// Whether the model's own stop tokens are ordinary ones (for measurements).
+    pub(in crate::server) ignore_stop_tokens: bool,
+    /// Texts that end the answer and are not part of it; none is empty.
+    pub(in crate::server) stop: Vec<String>,
+    /// Tokens that end the answer, besides the model's own.
+    pub(in crate::server) stop_tokens: Vec<TokenId>,
+}
