@@ -23,6 +23,9 @@ pub enum StepError {
     /// The rank group failed.
     #[error(transparent)]
     Group(#[from] GroupError),
+    /// The backend could not compute, for want of memory for example.
+    #[error("the step could not be computed: {0}")]
+    Backend(String),
 }
 
 /// The ranks of one step and the time that each call on them may take.
@@ -236,6 +239,9 @@ pub trait Backend: Send + Sync {
         ranks: &Ranks<'_>,
     ) -> Result<Self::Tensor, StepError>;
 
-    /// The numbers, rows contiguous.
-    fn read(&self, x: Self::Tensor) -> Result<Vec<f32>, StepError>;
+    /// The numbers, rows contiguous. Sums between ranks that were deferred take place now.
+    fn read(&self, x: Self::Tensor, ranks: &Ranks<'_>) -> Result<Vec<f32>, StepError>;
+
+    /// Ends a step: what was deferred and is kept in the caches is computed.
+    fn settle(&self, caches: &mut [&mut Self::Cache], ranks: &Ranks<'_>) -> Result<(), StepError>;
 }

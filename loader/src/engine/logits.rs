@@ -122,7 +122,9 @@ fn sequence<B: Backend>(
         position += chunk.len() as u32;
         let rows = backend.run(|| {
             let logits = model.forward(backend, &batch, &mut [&mut cache], &ranks)?;
-            logits.map_or(Ok(Vec::new()), |logits| backend.read(logits))
+            let rows = logits.map_or(Ok(Vec::new()), |logits| backend.read(logits, &ranks))?;
+            backend.settle(&mut [&mut cache], &ranks)?;
+            Ok::<_, StepError>(rows)
         })?;
         logits.extend(rows);
     }

@@ -143,7 +143,9 @@ impl<B: Backend> Runner<B> {
         let (model, backend) = (&self.model, &self.backend);
         backend.run(|| {
             let logits = model.forward(backend, &batch, &mut caches, ranks)?;
-            logits.map_or(Ok(Vec::new()), |logits| backend.read(logits))
+            let logits = logits.map_or(Ok(Vec::new()), |logits| backend.read(logits, ranks))?;
+            backend.settle(&mut caches, ranks)?;
+            Ok(logits)
         })
     }
 }

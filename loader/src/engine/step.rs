@@ -161,5 +161,7 @@ impl<B: Backend> RankEngine for Engine<B> {
 fn group_error(error: StepError) -> GroupError {
     match error {
         StepError::Group(error) => error,
+        // The ranks no longer hold the same sequences: the group ends, and begins anew.
+        StepError::Backend(message) => GroupError::Aborted(message),
     }
 }
