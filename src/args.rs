@@ -90,6 +90,10 @@ pub(crate) struct FormatArgs {
     /// Type of scales and unquantized weights; the source's own (bf16 for f32 sources) by default.
     #[arg(long, value_enum)]
     pub dtype: Option<FloatType>,
+    /// How mixtures of experts are cut: inside each expert, whole experts per node, or auto (whole
+    /// only where a cut inside is more than 12 % uneven and each node gets 4 experts).
+    #[arg(long, default_value = "auto", value_name = "FORM")]
+    pub experts: String,
     /// Tokens of context that the nodes' memory must hold; the model's longest by default.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,

@@ -5,6 +5,7 @@ mod architecture;
 mod bad_input;
 mod convert;
 mod demo;
+mod experts;
 mod fuzz_corpus;
 mod harness;
 mod kill;

@@ -6,6 +6,7 @@ pub(crate) mod documents;
 mod items;
 mod journal;
 pub(crate) mod output;
+mod read;
 mod tensor;
 
 use std::{

@@ -11,10 +11,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 use shardpack_formats::{
     Dtype, Importance, Normalised, Role, Rounding, RulePack, SourceTensor, TensorPlan,
     imatrix::ImatrixError,
-    normalise::{ResolveError, resolve},
+    normalise::{ResolveError, resolve, rows_and_columns},
 };
 use shardpack_manifests::{
-    Digest, Layout,
+    Cut, Digest, Layout,
     manifest::{MatrixFormat, Quantization},
 };
 
@@ -27,7 +27,7 @@ pub(crate) use files::{Destination, PackageFiles};
 pub(crate) use formats::{format_of, module_name};
 pub use memory::RankMemory;
 use options::Choice;
-pub use options::{ConvertOptions, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
+pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 
 /// Bytes of source weights that a thread takes at a time: enough to make a read large and a
 /// vector loop long, little enough that what comes of it stays near the core. Fixed, because the
@@ -126,6 +126,11 @@ impl Part {
     pub(crate) fn row_bytes(&self) -> u64 {
         self.shape.iter().skip(1).product::<u64>() * self.dtype.size_bytes() as u64
     }
+
+    /// Bytes of one innermost row: the last dimension, or an element of a vector.
+    pub(crate) fn inner_row_bytes(&self) -> u64 {
+        rows_and_columns(&self.shape)[1] * self.dtype.size_bytes() as u64
+    }
 }
 
 impl Plan {
@@ -172,7 +177,9 @@ impl Plan {
     ) -> Self {
         let context = options.context.unwrap_or(normalised.spec.max_positions);
         let cut = |weights: Option<&[u64]>| {
-            let layout = layout::plan(&normalised, &quantization, options.nodes.count(), weights);
+            let ranks = options.nodes.count();
+            let layout =
+                layout::plan(&normalised, &quantization, (ranks, weights), options.experts);
             let steps = steps(&normalised, &quantization, &layout);
             let packages = files::plan(&steps, &layout);
             let memory = memory::of_ranks(
@@ -215,7 +222,10 @@ impl Plan {
             let place = match &step.parts[0].destination {
                 Destination::Shared => "replicated",
                 Destination::Once => "rank 0 only",
-                Destination::Cut(_) => step.tensor.cut.axis().unwrap_or("cut"),
+                Destination::Cut(cuts) => match cuts.first() {
+                    Some(Cut::Range { axis, .. }) => axis,
+                    _ => step.tensor.cut.axis().unwrap_or("cut"),
+                },
             };
             (step.tensor.name.as_str(), step.format, place)
         })
@@ -230,10 +240,12 @@ impl Plan {
     /// Threads that may work at a time within the memory budget: each holds a block of the
     /// source, once more in the stored type, its stored form, and a piece of that.
     pub(crate) fn workers(&self) -> usize {
-        let row = |step: &Step| {
-            source_size(&step.tensor) / step.tensor.shape.first().copied().unwrap_or(1).max(1)
+        // A matrix that is turned on the way is read whole, and held as read and as turned.
+        let least = |step: &Step| {
+            let tensor = &step.tensor;
+            tensor.view.unit() * tensor.columns() * tensor.dtype.size_bytes() as u64
         };
-        let block = self.steps.iter().map(row).max().unwrap_or(0).max(BLOCK_BYTES);
+        let block = self.steps.iter().map(least).max().unwrap_or(0).max(BLOCK_BYTES);
         let budget = self.options.memory_bytes.saturating_sub(BASE_BYTES);
         (budget / (4 * block)).max(1).try_into().unwrap_or(usize::MAX)
     }
@@ -294,8 +306,9 @@ fn read_importance(
     let wrong = |source| PlanError::Importance { path: path.display().to_string(), source };
     let importance = Importance::parse(&bytes).map_err(wrong)?;
     for tensor in normalised.tensors.iter().filter(|tensor| tensor.quantizable) {
-        let width = tensor.shape.last().copied().unwrap_or(0);
-        importance.of(module_name(&tensor.name), 1, width).map_err(wrong)?;
+        // Experts have figures each; the heads of a split matrix share those of its inputs.
+        let matrices = if tensor.cut.is_expert() { tensor.shape[0] } else { 1 };
+        importance.of(module_name(&tensor.name), matrices, tensor.columns()).map_err(wrong)?;
     }
     Ok((importance, Digest::of(&bytes)))
 }

@@ -138,7 +138,7 @@ impl Recipe {
                 let outer = matrix.layer.is_some_and(|layer| is_outer(layer, layers));
                 if outer { one_step_up(main.bits) } else { main.bits }
             }
-            Role::Linear | Role::Norm | Role::Bias => main.bits,
+            Role::Linear | Role::Norm | Role::Bias | Role::Router => main.bits,
         };
         main.with_bits(bits)
     }

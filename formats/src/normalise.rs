@@ -19,11 +19,14 @@ mod architecture;
 mod axes;
 mod error;
 mod family;
+mod parts;
 mod scopes;
 #[cfg(test)]
 pub(crate) mod tests;
+mod view;
 
 pub use error::{ResolveError, TensorList};
+pub use view::{Run, Turn, View};
 
 /// Most layers of a model: the deepest published one has under 200.
 pub const MAX_LAYERS: u32 = 4096;
@@ -78,6 +81,9 @@ pub struct Axis {
     pub len: u32,
     /// Rows or columns of one unit; a cut never splits a unit.
     pub unit: u32,
+    /// Rows or columns of one unit in tensors where it has another width.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<u32>,
     /// What else a cut must respect.
     #[serde(default)]
     pub align: Align,
@@ -111,11 +117,13 @@ pub struct Follow {
 pub struct TensorPlan {
     /// Normalised name.
     pub name: String,
-    /// Source tensors that it is made of.
+    /// Source tensors that it is made of, one after the other.
     pub sources: Vec<String>,
-    /// Element type of the source.
+    /// What is taken of each.
+    pub view: View,
+    /// Element type of the sources.
     pub dtype: Dtype,
-    /// Uncut shape, `[out, in]` for a matrix.
+    /// Uncut shape: `[out, in]` for a matrix, `[experts or heads, out, in]` for a stack.
     pub shape: Vec<u64>,
     /// How it is distributed; its axis has `len · unit` rows or columns of it.
     pub cut: CutRule,
@@ -123,6 +131,8 @@ pub struct TensorPlan {
     pub role: Role,
     /// Whether it may be quantized.
     pub quantizable: bool,
+    /// Whether it keeps the source's element type.
+    pub exact: bool,
     /// The layer that it belongs to.
     pub layer: Option<u32>,
 }
@@ -132,6 +142,28 @@ impl TensorPlan {
     #[must_use]
     pub fn module(&self) -> &str {
         self.name.rsplit_once('.').map_or(&self.name, |(module, _)| module)
+    }
+
+    /// Innermost rows: each index of all dimensions but the last; a vector's elements.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        rows_and_columns(&self.shape)[0]
+    }
+
+    /// Elements of an innermost row; 1 for a vector.
+    #[must_use]
+    pub fn columns(&self) -> u64 {
+        rows_and_columns(&self.shape)[1]
+    }
+}
+
+/// A shape as one matrix: all dimensions but the last, and the last; a vector as a column.
+#[must_use]
+pub fn rows_and_columns(shape: &[u64]) -> [u64; 2] {
+    match shape {
+        [] => [1, 1],
+        [elements] => [*elements, 1],
+        [outer @ .., last] => [outer.iter().product(), *last],
     }
 }
 

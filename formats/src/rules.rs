@@ -19,15 +19,27 @@
 //! [spec]                          # expressions for formats::spec::Spec
 //! [axes]
 //! q = { len = "heads", unit = "head_size", align = "group" }
-//! kv = { len = "kv_heads", unit = "head_size", follow = "q" }
+//! kv = { len = "kv_heads", unit = "head_size", follow = "q" }  # also = ["value_size"]: other units
 //! [[tensors]]                     # in the order in which layers run
 //! name = "model.layers.{L}.self_attn.q_proj.weight"
 //! shape = ["q_size", "hidden_size"]
-//! cut = "column(q)"     # replicate, column(axis), row(axis), vector(axis), vocab, once
-//! role = "linear"       # embed, head, norm, bias, linear
+//! cut = "column(q)"     # replicate, column(axis), row(axis), vector(axis), vocab, once, and
+//!                       # expert_column, _row, _vector, _once: inside each expert, or whole ones
+//! role = "linear"       # embed, head, norm, bias, linear, router
+//! exact = true          # keeps the source's element type; routers do anyway
 //! quantize = true       # default: linear, embed and head
 //! required = "expr"     # exists exactly if this holds; default true; false: may be absent
 //! rows = "vocab_size"   # the tensor's rows replace this key
+//!
+//! [[tensors.from]]                # if it is stored otherwise; the first form that is there
+//! name = "model.layers.{L}.mlp.experts.{E}.up_proj.weight"    # one source per first index
+//! [[tensors.from]]
+//! name = "model.layers.{L}.mlp.experts.gate_up_proj"
+//! shape = ["experts", "2 * ffn", "hidden_size"]  # default: the tensor's own
+//! blocks = "experts"              # matrices one after the other in the source; default 1
+//! rows = { first = "ffn", count = "ffn", step = 1 }           # taken of each; default all
+//! transpose = "source"            # stored [in, out]; or "result": turned after rows are taken
+//! elements = true                 # rows are single elements (vectors, and biases of experts)
 //! ```
 //!
 //! Names are checked when a pack is parsed: an expression can only name what is declared, so a
@@ -39,13 +51,17 @@ use crate::expr::{Expr, ExprError};
 
 mod check;
 mod file;
+mod from;
 mod name;
+mod parts;
 #[cfg(test)]
 mod tests;
 
-pub use file::{CutRule, Role};
+pub use file::{CutRule, EXPERTS_AXIS, Role};
 pub(crate) use file::{Family, IgnoreRule, Presence, RequireRule, SpecRules, TensorRule};
-pub(crate) use name::matches;
+pub(crate) use from::FromRule;
+pub(crate) use name::{NamePattern, matches};
+pub(crate) use parts::{DeltaRules, MlaRules, MoeRules, RouterRules};
 
 /// Largest rule file in bytes: the largest known has under 20 KiB.
 pub const MAX_RULES_BYTES: usize = 1 << 20;
@@ -54,7 +70,10 @@ pub const MAX_RULES_BYTES: usize = 1 << 20;
 pub const SCHEMA: u32 = 1;
 
 /// The packs that are compiled in, by file name.
-const BUILTIN: &[(&str, &str)] = &[("dense-gqa.toml", include_str!("../rules/dense-gqa.toml"))];
+const BUILTIN: &[(&str, &str)] = &[
+    ("dense-gqa.toml", include_str!("../rules/dense-gqa.toml")),
+    ("moe-gqa.toml", include_str!("../rules/moe-gqa.toml")),
+];
 
 /// A checked rule pack.
 #[derive(Clone, Debug)]
@@ -112,7 +131,9 @@ impl RulePack {
         if text.len() > MAX_RULES_BYTES {
             return Err(RuleError::TooLarge(text.len()));
         }
-        check::check(toml::from_str(text)?)
+        let mut file: file::PackFile = toml::from_str(text)?;
+        inherit(&mut file)?;
+        check::check(file)
     }
 
     /// The packs that are compiled in.
@@ -134,4 +155,31 @@ impl RulePack {
     pub fn model_types(&self) -> impl Iterator<Item = &str> {
         self.file.families.keys().map(String::as_str)
     }
+}
+
+/// Takes over the lists of the pack's base.
+fn inherit(file: &mut file::PackFile) -> Result<(), RuleError> {
+    let Some(base) = &file.base else { return Ok(()) };
+    let name = format!("{base}.toml");
+    let Some((_, text)) = BUILTIN.iter().find(|(builtin, _)| *builtin == name) else {
+        return Err(RuleError::Invalid {
+            place: "base".to_owned(),
+            problem: format!("{base:?} is not a compiled-in pack"),
+        });
+    };
+    let base: file::PackFile = toml::from_str(text)?;
+    file.strip.splice(0..0, base.strip);
+    file.ignore.extend(base.ignore);
+    let own = &file.config;
+    let new = |key: &String| !own.used.contains(key) && !own.ignored.contains(key);
+    // A family may give a key of the base a meaning of its own.
+    let taken = |key: &String| {
+        file.families
+            .values()
+            .any(|family| family.used.contains(key) || family.ignored.contains(key))
+    };
+    let ignored: Vec<String> =
+        base.config.ignored.into_iter().filter(|key| new(key) && !taken(key)).collect();
+    file.config.ignored.extend(ignored);
+    Ok(())
 }

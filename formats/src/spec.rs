@@ -10,13 +10,22 @@ use crate::hex::HexF32;
 
 mod attention;
 mod block;
+mod delta;
 mod ffn;
+mod mla;
+mod moe;
 mod norm;
 mod rope;
 
 pub use attention::{Attention, PositionScale, QkNorm};
 pub use block::Block;
+pub use delta::Delta;
 pub use ffn::{Activation, Ffn};
+pub use mla::Mla;
+pub use moe::{
+    ClampedSwiglu, ExpertGroups, GroupScore, Moe, MoeNames, Renormalise, Router, Scores,
+    SharedExpert,
+};
 pub use norm::{Norm, NormKind};
 pub use rope::{LongRope, Rope, RopeStyle};
 
@@ -57,6 +66,15 @@ pub struct Spec {
     /// Logits become `cap · tanh(logit / cap)`, after the factor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_softcap: Option<HexF32>,
+    /// Experts in place of the feed-forward part of some layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe: Option<Moe>,
+    /// Attention over a latent in place of grouped-query attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mla: Option<Mla>,
+    /// Linear attention in place of attention in some layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delta: Option<Delta>,
 }
 
 /// For fields that are skipped while they are false.
@@ -73,6 +91,12 @@ pub struct Layer {
     /// Index into [`Spec::ropes`]; absent for layers without position embedding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope: Option<u32>,
+    /// Whether it has experts ([`Spec::moe`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub moe: bool,
+    /// Whether it has linear attention ([`Spec::delta`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub delta: bool,
 }
 
 /// Which keys a query sees.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-use shardpack_formats::spec::{Activation, Mask, NormKind, Rope};
+use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, NormKind, Rope, Router};
 
 use crate::open::PackageTensor;
 
@@ -132,6 +132,32 @@ pub struct Qkv<'a, T> {
     pub v: &'a T,
 }
 
+/// The experts of one layer that are held here. Stacks are matrices whose outputs are those of
+/// all experts held here, one after the other.
+#[derive(Debug)]
+pub struct ExpertStep<'a, M, V> {
+    /// The experts held here.
+    pub held: Range<usize>,
+    /// Inner columns of each that are held here.
+    pub size: usize,
+    /// Stack of `[size, hidden]`.
+    pub gate: &'a M,
+    /// Stack of `[size, hidden]`.
+    pub up: &'a M,
+    /// Stack of `[hidden, size]`.
+    pub down: &'a M,
+    /// `[held, size]`.
+    pub gate_bias: Option<&'a V>,
+    /// `[held, size]`.
+    pub up_bias: Option<&'a V>,
+    /// `[held, hidden]`, on the rank that adds it.
+    pub down_bias: Option<&'a V>,
+    /// What stands between the projections.
+    pub activation: Activation,
+    /// In its place.
+    pub clamped: Option<ClampedSwiglu>,
+}
+
 /// Arithmetic of one rank. Activations are `[rows, width]`, one row per token of the step.
 pub trait Backend: Send + Sync {
     /// Activations; cheap to pass by value, perhaps not computed yet.
@@ -142,6 +168,8 @@ pub trait Backend: Send + Sync {
     type Vector: Send + Sync;
     /// Angles of one rotary embedding at the positions of one step.
     type Rotation: Send;
+    /// Which experts the rows of a step go to, and how much each counts.
+    type Routes: Send;
     /// Keys and values of one sequence in all layers; grows with it.
     type Cache: Send;
 
@@ -212,6 +240,27 @@ pub trait Backend: Send + Sync {
         gate: Option<Self::Tensor>,
         up: Self::Tensor,
     ) -> Self::Tensor;
+
+    /// Chooses `top_k` experts for each row of logits `[rows, experts]`. Every rank comes to the
+    /// same choice.
+    fn route(
+        &self,
+        logits: Self::Tensor,
+        router: &Router,
+        top_k: u32,
+        correction: Option<&Self::Vector>,
+    ) -> Self::Routes;
+
+    /// For each row the weighted sum of its experts, of what is held here.
+    fn experts(
+        &self,
+        x: &Self::Tensor,
+        routes: &Self::Routes,
+        step: &ExpertStep<'_, Self::Matrix, Self::Vector>,
+    ) -> Self::Tensor;
+
+    /// `x · sigmoid(gate)`; the gate has one column for each of `x`, or one for all.
+    fn sigmoid_gate(&self, x: Self::Tensor, gate: &Self::Tensor) -> Self::Tensor;
 
     /// `factor · x`.
     fn scale(&self, x: Self::Tensor, factor: f32) -> Self::Tensor;

@@ -14,6 +14,7 @@ mod error;
 mod ffn;
 mod head;
 mod load;
+mod moe;
 mod norm;
 mod shard;
 mod step;

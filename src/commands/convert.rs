@@ -48,7 +48,10 @@ pub(super) fn format_options(
 ) -> Result<ConvertOptions, Failure> {
     let nodes: Nodes =
         args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?;
+    let experts =
+        args.experts.parse().map_err(|error: String| anyhow::anyhow!("--experts: {error}"))?;
     Ok(ConvertOptions {
+        experts,
         bits: args.bits,
         group_size: args.group_size,
         nodes,

@@ -3,16 +3,15 @@
 use shardpack_formats::{
     AffineFormat, Platform,
     affine::{self, ErrorSums, QuantizeOptions},
-    container::TensorInfo,
 };
 use shardpack_manifests::{Cut, Digest, manifest::MatrixFormat};
 
-use super::{ConvertError, Finished, output::Output};
+use super::{ConvertError, Finished, output::Output, read::Rows};
 use crate::{
     cut,
     plan::{BLOCK_BYTES, Part, Plan, Step, module_name},
     report::TensorReport,
-    source::{Source, SourceError},
+    source::Source,
 };
 
 /// Buffers that a thread keeps from block to block.
@@ -38,6 +37,18 @@ struct Progress {
     sums: ErrorSums,
 }
 
+/// Rows of a block that are quantized alike.
+struct ImportanceRun<'a> {
+    within: [u64; 2],
+    importance: Option<&'a [f32]>,
+}
+
+/// Consecutive innermost rows of one part.
+struct Block<'a> {
+    first: u64,
+    bytes: &'a [u8],
+}
+
 /// One rank's piece of one part.
 struct Piece {
     hasher: blake3::Hasher,
@@ -53,40 +64,23 @@ impl Converter<'_> {
         done: &dyn Fn(u64),
     ) -> Result<Finished, ConvertError> {
         let step = &self.plan.steps[index];
-        let name = &step.tensor.sources[0];
-        let (file, info) =
-            self.source.weights.find(name).expect("the plan names tensors of this source");
-        let rows = step.tensor.shape.first().copied().unwrap_or(1).max(1);
-        let row_bytes = info.size / rows;
-        let block_rows = (BLOCK_BYTES / row_bytes.max(1)).clamp(1, rows);
+        let reader = Rows::new(self.source, &step.tensor);
+        let rows = step.tensor.rows();
+        let block_rows = reader.per_block(BLOCK_BYTES);
         let mut progress = self.begin(index, step);
         let mut row = 0;
         while row < rows {
             let count = block_rows.min(rows - row);
-            scratch.source.resize((count * row_bytes) as usize, 0);
-            let read = self.source.weights.files[file]
-                .read(&mut scratch.source, info.offset + row * row_bytes);
-            read.map_err(|error| SourceError::Read {
-                path: self.source.path_of(file),
-                source: error,
-            })?;
-            let first = row * (row_bytes / info.dtype.size_bytes() as u64);
-            let sums = self.store(step, info, first, scratch)?;
+            reader.read(row..row + count, &mut scratch.source, &mut scratch.cast)?;
+            let sums = self.store(step, &reader, row, scratch)?;
             progress.sums = progress.sums.plus(sums);
             for (part, stored) in step.parts.iter().enumerate() {
                 let bytes = &scratch.parts[part];
                 progress.identities[part].update(bytes);
-                self.distribute(
-                    index,
-                    part,
-                    stored,
-                    count,
-                    bytes,
-                    &mut scratch.piece,
-                    &mut progress,
-                )?;
+                let block = Block { first: row, bytes };
+                self.distribute((index, part), stored, &block, &mut scratch.piece, &mut progress)?;
             }
-            done(count * row_bytes);
+            done(count * reader.row_bytes());
             row += count;
         }
         Ok(finish(step, &progress))
@@ -104,28 +98,31 @@ impl Converter<'_> {
         }
     }
 
-    /// Brings a block in `scratch.source` into its stored form in `scratch.parts`. `first` is
-    /// the block's first element within the tensor.
+    /// Brings the block of rows from `row` on, which is in `scratch.source`, into its stored form
+    /// in `scratch.parts`.
     fn store(
         &self,
         step: &Step,
-        info: &TensorInfo,
-        first: u64,
+        reader: &Rows<'_>,
+        row: u64,
         scratch: &mut Scratch,
     ) -> Result<ErrorSums, ConvertError> {
         let dtype = self.plan.quantization.dtype;
         let platform = Platform::detect();
         let Scratch { source, cast, parts, .. } = scratch;
+        let from = step.tensor.dtype;
+        let first = row * step.tensor.columns();
         let error = |problem: String| ConvertError::Weight {
-            tensor: info.name.clone(),
-            file: self.source.file_of(&info.name).unwrap_or_default().to_owned(),
+            tensor: reader.name_of(row).to_owned(),
+            file: self.source.file_of(reader.name_of(row)).unwrap_or_default().to_owned(),
             problem,
         };
-        let elements = source.len() / info.dtype.size_bytes();
+        let elements = source.len() / from.size_bytes();
         let format = match step.format {
             MatrixFormat::Plain => {
+                let dtype = step.parts[0].dtype;
                 parts[0].resize(elements * dtype.size_bytes(), 0);
-                let result = affine::cast(platform, (info.dtype, source), (dtype, &mut parts[0]));
+                let result = affine::cast(platform, (from, source), (dtype, &mut parts[0]));
                 result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
                 return Ok(ErrorSums::default());
             }
@@ -133,11 +130,11 @@ impl Converter<'_> {
                 AffineFormat::new(bits, group_size).expect("the plan chooses formats that exist")
             }
         };
-        let weights = if info.dtype == dtype {
+        let weights = if from == dtype {
             &*source
         } else {
             cast.resize(elements * dtype.size_bytes(), 0);
-            let result = affine::cast(platform, (info.dtype, source), (dtype, cast));
+            let result = affine::cast(platform, (from, source), (dtype, cast));
             result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
             &*cast
         };
@@ -146,55 +143,72 @@ impl Converter<'_> {
         packed.resize(groups * format.group_bytes(), 0);
         scales.resize(groups * dtype.size_bytes(), 0);
         biases.resize(groups * dtype.size_bytes(), 0);
-        let mut options = QuantizeOptions::new(format, self.plan.rounding, dtype);
-        options.importance = self.plan.importance.as_ref().and_then(|importance| {
-            importance.columns.get(module_name(&step.tensor.name)).map(Vec::as_slice)
-        });
-        affine::quantize(&options, (dtype, weights), (packed, scales, biases))
-            .map_err(|bad| error(bad.after(first as usize).to_string()))
+        let mut sums = ErrorSums::default();
+        // Each matrix of a stack has figures of its own: its rows are quantized by themselves.
+        for rows in self.importance_runs(step, row, elements as u64 / step.tensor.columns()) {
+            let mut options = QuantizeOptions::new(format, self.plan.rounding, dtype);
+            options.importance = rows.importance;
+            let [from, to] = rows.within.map(|row| row as usize * step.tensor.columns() as usize);
+            let size = dtype.size_bytes();
+            let [first_group, last_group] = [from, to].map(|at| at / format.group_size() as usize);
+            let scaled = first_group * size..last_group * size;
+            let out = (
+                &mut packed[first_group * format.group_bytes()..last_group * format.group_bytes()],
+                &mut scales[scaled.clone()],
+                &mut biases[scaled],
+            );
+            let found = affine::quantize(&options, (dtype, &weights[from * size..to * size]), out)
+                .map_err(|bad| error(bad.after(first as usize + from).to_string()))?;
+            sums = sums.plus(found);
+        }
+        Ok(sums)
     }
 
-    /// Writes a block of `rows` rows of one part to every rank that holds some of it.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the state of one block; a struct would live for one call"
-    )]
+    /// The rows of a block in runs that have the same importance of their inputs: all of them,
+    /// or those of each expert.
+    fn importance_runs(&self, step: &Step, row: u64, rows: u64) -> Vec<ImportanceRun<'_>> {
+        let module = module_name(&step.tensor.name);
+        let columns = self.plan.importance.as_ref().and_then(|all| all.columns.get(module));
+        let Some(columns) = columns else {
+            return vec![ImportanceRun { within: [0, rows], importance: None }];
+        };
+        let width = step.tensor.columns() as usize;
+        let matrices = (columns.len() / width).max(1) as u64;
+        let rows_each = step.tensor.rows() / matrices;
+        let mut runs = Vec::new();
+        let mut at = row;
+        while at < row + rows {
+            let matrix = at / rows_each;
+            let end = ((matrix + 1) * rows_each).min(row + rows);
+            let importance = Some(&columns[matrix as usize * width..][..width]);
+            runs.push(ImportanceRun { within: [at - row, end - row], importance });
+            at = end;
+        }
+        runs
+    }
+
+    /// Writes a block of rows of one part to every rank that holds some of it.
     fn distribute(
         &self,
-        index: usize,
-        part: usize,
+        (index, part): (usize, usize),
         stored: &Part,
-        rows: u64,
-        bytes: &[u8],
+        block: &Block<'_>,
         gathered: &mut Vec<u8>,
         progress: &mut Progress,
     ) -> Result<(), ConvertError> {
-        let block_start = progress.identities[part].count() / row_bytes(stored) - rows;
         let places = self.output.places(index, part).iter().zip(&mut progress.pieces[part]);
         for (place, piece) in places {
             let (Some(place), Some(piece)) = (place, piece) else { continue };
             let mine: &[u8] = match &place.cut {
-                Cut::Replicated | Cut::Once => bytes,
-                // A cut of rows: the part of this block that lies within.
-                Cut::Range { dim: 0, start, end, .. } => {
-                    let from = (*start).clamp(block_start, block_start + rows) - block_start;
-                    let to = (*end).clamp(block_start, block_start + rows) - block_start;
-                    let row = row_bytes(stored);
-                    &bytes[(from * row) as usize..(to * row) as usize]
-                }
+                Cut::Replicated | Cut::Once => block.bytes,
                 Cut::Range { dim, start, end, .. } => {
-                    let mut shape = stored.shape.clone();
-                    shape[0] = rows;
-                    gathered.clear();
-                    for run in cut::pieces(
-                        bytes,
-                        &shape,
-                        stored.dtype.size_bytes(),
-                        *dim as usize,
-                        *start..*end,
-                    ) {
-                        gathered.extend_from_slice(run);
-                    }
+                    let row = stored.inner_row_bytes() as usize;
+                    cut::rows(
+                        &cut::RowBlock { bytes: block.bytes, first: block.first, row_bytes: row },
+                        (&stored.shape, stored.dtype.size_bytes()),
+                        (*dim as usize, *start..*end),
+                        gathered,
+                    );
                     gathered
                 }
             };
@@ -209,11 +223,6 @@ impl Converter<'_> {
         }
         Ok(())
     }
-}
-
-/// Bytes of one row (everything below the first dimension) of an uncut part.
-fn row_bytes(part: &Part) -> u64 {
-    part.shape.iter().skip(1).product::<u64>() * part.dtype.size_bytes() as u64
 }
 
 fn finish(step: &Step, progress: &Progress) -> Finished {

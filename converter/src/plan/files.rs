@@ -1,6 +1,8 @@
 //! Which bytes go into which file of which package.
 
-use shardpack_formats::{CutRule, Dtype, Role, TensorPlan, container::TensorInfo};
+use shardpack_formats::{
+    CutRule, Dtype, Role, TensorPlan, container::TensorInfo, rules::EXPERTS_AXIS,
+};
 use shardpack_manifests::{Cut, Layout, manifest::MatrixFormat};
 
 use super::{Part, Step, module_name};
@@ -73,7 +75,10 @@ fn stored(
     dtype: Dtype,
 ) -> Vec<(String, Dtype, Vec<u64>)> {
     match format {
-        MatrixFormat::Plain => vec![(tensor.name.clone(), dtype, tensor.shape.clone())],
+        MatrixFormat::Plain => {
+            let dtype = if tensor.exact { tensor.dtype } else { dtype };
+            vec![(tensor.name.clone(), dtype, tensor.shape.clone())]
+        }
         MatrixFormat::Affine { bits, group_size } => {
             let module = module_name(&tensor.name);
             let with_last = |last: u64| {
@@ -116,11 +121,18 @@ fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destinati
         return Destination::Once;
     }
     let whole = tensor.role == Role::Embed && !layout.embedding_cut;
-    let Some(name) = tensor.cut.axis().filter(|_| !whole) else {
-        return Destination::Shared;
+    // Either experts are whole, or there is no such axis in the layout.
+    let by_expert =
+        tensor.cut.is_expert().then(|| Some((EXPERTS_AXIS, layout.axes.get(EXPERTS_AXIS)?)));
+    let (name, axis, dim) = match by_expert.flatten() {
+        Some((name, axis)) => (name, axis, 0),
+        None if tensor.cut == CutRule::ExpertOnce => return Destination::Once,
+        None => {
+            let cut = tensor.cut.axis().zip(tensor.cut.dimension(shape.len())).filter(|_| !whole);
+            let Some((name, dim)) = cut else { return Destination::Shared };
+            (name, &layout.axes[name], dim)
+        }
     };
-    let axis = &layout.axes[name];
-    let dim = if matches!(tensor.cut, CutRule::Row(_)) { shape.len() - 1 } else { 0 };
     let (logical, full) = (axis.size * axis.unit, shape[dim]);
     let cuts = (0..layout.ranks).map(|rank| {
         let units = axis.units(rank);

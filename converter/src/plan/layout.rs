@@ -1,8 +1,8 @@
 //! Choosing every axis's ranges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use shardpack_formats::{Axis as SourceAxis, CutRule, Normalised, Role};
+use shardpack_formats::{Axis as SourceAxis, Normalised, Role, rules::EXPERTS_AXIS};
 use shardpack_manifests::{
     Layout,
     cut::{lcm, level, split_preferring, split_weighted, units_per_group},
@@ -10,25 +10,37 @@ use shardpack_manifests::{
     manifest::{MatrixFormat, Quantization},
 };
 
-use super::{RankMemory, files, formats::format_of};
+use super::{ExpertCut, RankMemory, files, formats::format_of};
 
 /// The embedding is replicated while it is below one part in this many of a node's bytes (5 %).
 const REPLICATED_EMBEDDING_SHARE: u64 = 20;
+
+/// Whole experts are worth it when the fullest rank would else have this much (in percent) more
+/// of every expert than an even cut gives it.
+const TOLERATED_EXPERT_IMBALANCE_PERCENT: u64 = 12;
+
+/// Fewer experts per rank than this balance worse than any cut through them.
+const LEAST_EXPERTS_PER_RANK: u64 = 4;
 
 /// Decides which rank holds what, from shapes and formats alone.
 pub(super) fn plan(
     normalised: &Normalised,
     quantization: &Quantization,
-    ranks: u32,
-    weights: Option<&[u64]>,
+    (ranks, weights): (u32, Option<&[u64]>),
+    experts: ExpertCut,
 ) -> Layout {
     let mut axes = BTreeMap::new();
+    let mut q_to_kv = Vec::new();
+    let inner = expert_axes(normalised);
+    let is_expert = |axis: &SourceAxis| axis.name == EXPERTS_AXIS || inner.contains(&&*axis.name);
     let mut add = |axis: &SourceAxis, ranges| {
         let ranges = Axis { size: axis.len.into(), unit: axis.unit.into(), ranges };
         axes.insert(axis.name.clone(), ranges);
     };
-    let mut q_to_kv = Vec::new();
-    for axis in &normalised.axes {
+    let used = |axis: &SourceAxis| {
+        normalised.tensors.iter().any(|tensor| tensor.cut.axis() == Some(&axis.name))
+    };
+    for axis in normalised.axes.iter().filter(|axis| !is_expert(axis) && used(axis)) {
         match &axis.follow {
             None => add(axis, split_axis(normalised, quantization, axis, (ranks, weights))),
             Some(follow) => {
@@ -40,9 +52,41 @@ pub(super) fn plan(
             }
         }
     }
+    let inside: Vec<(&SourceAxis, Vec<UnitRange>)> = normalised
+        .axes
+        .iter()
+        .filter(|axis| inner.contains(&&*axis.name))
+        .map(|axis| (axis, split_axis(normalised, quantization, axis, (ranks, weights))))
+        .collect();
+    let whole = normalised.axes.iter().find(|axis| axis.name == EXPERTS_AXIS);
+    let whole = whole.filter(|axis| match experts {
+        ExpertCut::Inside => false,
+        ExpertCut::Whole => true,
+        ExpertCut::Auto => {
+            weights.is_none()
+                && u64::from(axis.len) >= LEAST_EXPERTS_PER_RANK * u64::from(ranks)
+                && inside.iter().any(|(axis, ranges)| is_uneven(axis, ranges))
+        }
+    });
+    match whole {
+        Some(axis) => add(axis, split_axis(normalised, quantization, axis, (ranks, weights))),
+        None => inside.into_iter().for_each(|(axis, ranges)| add(axis, ranges)),
+    }
     let embedding_cut =
         normalised.spec.tied_embeddings || !embedding_is_small(normalised, quantization, ranks);
     Layout { ranks, axes, q_to_kv, embedding_cut }
+}
+
+/// Axes inside experts.
+fn expert_axes(normalised: &Normalised) -> BTreeSet<&str> {
+    let experts = normalised.tensors.iter().filter(|tensor| tensor.cut.is_expert());
+    experts.filter_map(|tensor| tensor.cut.axis()).collect()
+}
+
+fn is_uneven(axis: &SourceAxis, ranges: &[UnitRange]) -> bool {
+    let largest = ranges.iter().map(|[start, end]| end - start).max().unwrap_or(0);
+    let even = u64::from(axis.len) * (100 + TOLERATED_EXPERT_IMBALANCE_PERCENT);
+    largest * ranges.len() as u64 * 100 > even
 }
 
 /// Smallest range of units that these units of the leading axis use.
@@ -64,14 +108,15 @@ fn split_axis(
     let mut align = 1;
     let mut kernel = 0;
     for tensor in &normalised.tensors {
-        if !matches!(&tensor.cut, CutRule::Row(name) if *name == axis.name) {
+        if !tensor.cut.cuts_inputs() || tensor.cut.axis() != Some(&axis.name) {
             continue;
         }
         if let MatrixFormat::Affine { bits, group_size } = format_of(tensor, quantization) {
-            align = lcm(align, units_per_group(axis.unit.into(), u64::from(group_size)));
+            // A value head may be narrower than a query head.
+            let unit = tensor.columns() / u64::from(axis.len);
+            align = lcm(align, units_per_group(unit, u64::from(group_size)));
             // MLX's fast decode kernel takes inputs in steps of 512 (up to 5 bits) or 256.
-            kernel =
-                lcm(kernel, units_per_group(axis.unit.into(), if bits < 6 { 512 } else { 256 }));
+            kernel = lcm(kernel, units_per_group(unit, if bits < 6 { 512 } else { 256 }));
         }
     }
     if kernel == 0 {

@@ -39,6 +39,8 @@ pub struct ConvertOptions {
     pub importance: Option<PathBuf>,
     /// What of the report makes the conversion fail, such as `rmse>0.1`.
     pub fail_on: Vec<String>,
+    /// How mixtures of experts are cut.
+    pub experts: ExpertCut,
     /// Tokens of context to plan memory for; the model's own longest when absent.
     pub context: Option<u32>,
     /// Bytes that the conversion may hold in memory.
@@ -64,8 +66,34 @@ impl ConvertOptions {
             overrides: Vec::new(),
             importance: None,
             fail_on: Vec::new(),
+            experts: ExpertCut::default(),
             context: None,
             memory_bytes: Self::MEMORY_BYTES,
+        }
+    }
+}
+
+/// How mixtures of experts are cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertCut {
+    /// Inside the experts, unless that is uneven and there are enough of them.
+    #[default]
+    Auto,
+    /// Every rank holds a part of each expert: all ranks have the same work for every token.
+    Inside,
+    /// Every rank holds some experts whole.
+    Whole,
+}
+
+impl FromStr for ExpertCut {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "inside" => Ok(Self::Inside),
+            "whole" => Ok(Self::Whole),
+            _ => Err(format!("{text:?} is not possible; auto, inside and whole are")),
         }
     }
 }

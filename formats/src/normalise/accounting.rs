@@ -1,21 +1,38 @@
 //! Every source tensor to its place, or a refusal that says which have none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Axis, ResolveError, SourceTensor, TensorList, TensorPlan,
+    Axis, ResolveError, SourceTensor, TensorList, TensorPlan, View,
     family::FamilyRules,
-    scopes::{at_layer, flag, size},
+    rows_and_columns,
+    scopes::{at_layer, evaluate, flag, size, wrong},
 };
 use crate::{
-    expr::Scope,
-    rules::{IgnoreRule, Presence, Role, TensorRule, matches},
+    expr::{Scope, Value},
+    rules::{EXPERTS_AXIS, FromRule, IgnoreRule, NamePattern, Presence, Role, TensorRule, matches},
 };
 
 /// The source tensors by normalised name.
 pub(super) struct Inventory<'a> {
     tensors: BTreeMap<String, &'a SourceTensor>,
+    used: BTreeSet<String>,
     ignored: Vec<(String, String)>,
+}
+
+/// The sources of a tensor, as they are there.
+struct Found<'a> {
+    sources: Vec<&'a SourceTensor>,
+    view: View,
+}
+
+/// What a rule says of a tensor in a layer.
+struct Wanted<'r, 's> {
+    rule: &'r TensorRule,
+    layer: u32,
+    place: &'r str,
+    scope: &'r Scope<'s>,
+    shape: &'r [u64],
 }
 
 /// What the rules make of an [`Inventory`].
@@ -26,13 +43,35 @@ pub(super) struct Plan {
     missing: TensorList,
 }
 
+impl Wanted<'_, '_> {
+    fn name_of(&self, from: &FromRule, expert: u64) -> Result<String, ResolveError> {
+        expand(&from.name, self.scope, self.layer, expert)
+    }
+}
+
+/// A name of the rules in a layer for an expert.
+pub(super) fn expand(
+    name: &NamePattern,
+    scope: &Scope<'_>,
+    layer: u32,
+    expert: u64,
+) -> Result<String, ResolveError> {
+    name.expand(scope, layer, expert).map_err(|word| ResolveError::Value {
+        place: name.to_string(),
+        expression: word.to_owned(),
+        expected: "a text".to_owned(),
+        found: scope.get(word).map_or_else(|| "nothing".to_owned(), ToString::to_string),
+    })
+}
+
 impl<'a> Inventory<'a> {
     pub(super) fn new(
         family: &FamilyRules<'_>,
         sources: &'a [SourceTensor],
     ) -> Result<Self, ResolveError> {
         let file = &family.pack.file;
-        let mut inventory = Self { tensors: BTreeMap::new(), ignored: Vec::new() };
+        let mut inventory =
+            Self { tensors: BTreeMap::new(), used: BTreeSet::new(), ignored: Vec::new() };
         for tensor in sources {
             let mut name = tensor.name.clone();
             for rule in &file.strip {
@@ -86,8 +125,12 @@ impl<'a> Inventory<'a> {
                 }
             }
         }
-        let unknown =
-            self.tensors.values().map(|tensor| (tensor.name.clone(), tensor.shape.clone()));
+        self.drop_surplus_layers(family, layers.len(), &mut plan);
+        let unknown = self
+            .tensors
+            .iter()
+            .filter(|(name, _)| !self.used.contains(*name))
+            .map(|(_, tensor)| (tensor.name.clone(), tensor.shape.clone()));
         let unknown = TensorList(unknown.collect());
         if plan.missing.0.is_empty() && unknown.0.is_empty() {
             return Ok(plan);
@@ -103,7 +146,7 @@ impl<'a> Inventory<'a> {
         axes: &[Axis],
         plan: &mut Plan,
     ) -> Result<(), ResolveError> {
-        let name = rule.name.in_layer(layer.unwrap_or(0));
+        let name = expand(&rule.name, scope, layer.unwrap_or(0), 0)?;
         let place = layer.map_or_else(|| name.clone(), |layer| at_layer(&name, layer as usize));
         let (wanted, required) = match &rule.required {
             Presence::Always => (true, true),
@@ -122,46 +165,170 @@ impl<'a> Inventory<'a> {
         for expression in &rule.shape {
             shape.push(u64::from(size(expression, scope, &place)?));
         }
-        let Some(tensor) = self.tensors.remove(&name) else {
+        let wanted =
+            Wanted { rule, layer: layer.unwrap_or(0), place: &place, scope, shape: &shape };
+        let Some(found) = self.find(&name, &wanted)? else {
             if required {
                 plan.missing.0.push((name, shape));
             }
             return Ok(());
         };
-        check_shape(rule, tensor, &shape)?;
-        if !tensor.dtype.is_float() {
-            let (tensor, found) = (tensor.name.clone(), tensor.dtype);
-            return Err(ResolveError::ElementType { tensor, found });
-        }
         check_axis(rule, &name, &shape, axes)?;
+        let sources: Vec<String> = found.sources.iter().map(|source| source.name.clone()).collect();
         if duplicate {
-            plan.tied_duplicate = Some(tensor.name.clone());
+            plan.tied_duplicate = sources.into_iter().next();
             return Ok(());
         }
         plan.tensors.push(TensorPlan {
             name,
-            sources: vec![tensor.name.clone()],
-            dtype: tensor.dtype,
+            sources,
+            view: found.view,
+            dtype: found.sources[0].dtype,
             cut: rule.cut.clone(),
             role: rule.role,
-            quantizable: shape.len() == 2 && rule.quantize.unwrap_or(rule.role.is_quantized()),
+            quantizable: shape.len() > 1 && rule.quantize.unwrap_or(rule.role.is_quantized()),
+            exact: rule.exact || rule.role == Role::Router,
             shape,
             layer,
         });
         Ok(())
     }
+
+    /// The sources of a tensor: those of the first form that is there.
+    fn find(
+        &mut self,
+        name: &str,
+        wanted: &Wanted<'_, '_>,
+    ) -> Result<Option<Found<'a>>, ResolveError> {
+        // By its own name first: that is how packages hold it, and how other programs' do.
+        if let Some(tensor) = self.tensors.get(name).copied() {
+            self.used.insert(name.to_owned());
+            check_shape(&wanted.rule.shape, tensor, wanted.shape)?;
+            check_float(tensor)?;
+            let [rows, columns] = rows_and_columns(wanted.shape);
+            return Ok(Some(Found { sources: vec![tensor], view: View::whole(rows, columns) }));
+        }
+        for from in &wanted.rule.from {
+            if self.tensors.contains_key(&wanted.name_of(from, 0)?) {
+                return self.find_from(from, wanted);
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_from(
+        &mut self,
+        from: &FromRule,
+        wanted: &Wanted<'_, '_>,
+    ) -> Result<Option<Found<'a>>, ResolveError> {
+        let (experts, own) = if from.name.per_expert() {
+            (wanted.shape[0], &wanted.shape[1..])
+        } else {
+            (1, wanted.shape)
+        };
+        let mut shape = own.to_vec();
+        let mut expressions = &wanted.rule.shape[wanted.rule.shape.len() - own.len()..];
+        if let Some(other) = &from.shape {
+            let place = wanted.place;
+            let size = |expression| Ok(u64::from(size(expression, wanted.scope, place)?));
+            shape = other.iter().map(size).collect::<Result<_, ResolveError>>()?;
+            expressions = other;
+        }
+        let mut sources: Vec<&'a SourceTensor> = Vec::new();
+        for expert in 0..experts {
+            let name = wanted.name_of(from, expert)?;
+            let Some(tensor) = self.tensors.get(&name).copied() else {
+                let (first, missing) = (wanted.name_of(from, 0)?, name);
+                return Err(ResolveError::Incomplete { first, missing, count: experts });
+            };
+            check_shape(expressions, tensor, &shape)?;
+            check_float(tensor)?;
+            if let Some(first) = sources.first()
+                && tensor.dtype != first.dtype
+            {
+                let (tensor, found, expected) = (tensor.name.clone(), tensor.dtype, first.dtype);
+                return Err(ResolveError::MixedTypes { tensor, found, expected });
+            }
+            self.used.insert(name);
+            sources.push(tensor);
+        }
+        let view = view(from, wanted, &shape)?;
+        let rows = view.rows_per_source() * experts;
+        let columns = view.result()[1];
+        if view.is_possible() && [rows, columns] == rows_and_columns(wanted.shape) {
+            return Ok(Some(Found { sources, view }));
+        }
+        Err(ResolveError::View {
+            tensor: wanted.place.to_owned(),
+            source_name: from.name.to_string(),
+            gives: [rows, columns],
+            expected: wanted.shape.to_vec(),
+        })
+    }
+
+    /// Ignores layers beyond the model's last one, if the rules say so.
+    fn drop_surplus_layers(&mut self, family: &FamilyRules<'_>, layers: usize, plan: &mut Plan) {
+        let Some(rule) = &family.pack.file.surplus_layers else { return };
+        let is_surplus = |name: &str| {
+            let index = name.strip_prefix(&rule.prefix)?.split_once('.')?.0;
+            Some(index.parse::<usize>().ok()? >= layers)
+        };
+        for (name, tensor) in &self.tensors {
+            if !self.used.contains(name) && is_surplus(name) == Some(true) {
+                plan.ignored.push((tensor.name.clone(), rule.reason.clone()));
+            }
+        }
+        self.tensors.retain(|name, _| is_surplus(name) != Some(true));
+    }
+}
+
+/// The view that a rule describes, onto a source of `shape`.
+fn view(from: &FromRule, wanted: &Wanted<'_, '_>, shape: &[u64]) -> Result<View, ResolveError> {
+    let place = &format!("{} from {}", wanted.place, from.name);
+    let number = |expression| size(expression, wanted.scope, place).map(u64::from);
+    let blocks = from.blocks.as_ref().map_or(Ok(1), number)?;
+    let [mut rows, mut columns] = rows_and_columns(shape);
+    if from.elements {
+        (rows, columns) = (rows * columns, 1);
+    }
+    if rows % blocks != 0 {
+        let expression = from.blocks.as_ref().expect("one block divides everything");
+        let expected = format!("a divisor of {rows}, the rows of {}", from.name);
+        return Err(wrong(expression, place, &expected, &blocks.to_string()));
+    }
+    rows /= blocks;
+    if from.transpose == super::Turn::Source {
+        std::mem::swap(&mut rows, &mut columns);
+    }
+    let mut view = View { blocks, turn: from.transpose, ..View::whole(rows, columns) };
+    if let Some(taken) = &from.rows {
+        view.first = match evaluate(&taken.first, wanted.scope, place)? {
+            Value::Int(0) => 0,
+            _ => number(&taken.first)?,
+        };
+        view.count = number(&taken.count)?;
+        view.step = taken.step;
+    }
+    Ok(view)
+}
+
+fn check_float(tensor: &SourceTensor) -> Result<(), ResolveError> {
+    if tensor.dtype.is_float() {
+        return Ok(());
+    }
+    let (tensor, found) = (tensor.name.clone(), tensor.dtype);
+    Err(ResolveError::ElementType { tensor, found })
 }
 
 fn check_shape(
-    rule: &TensorRule,
+    expressions: &[crate::expr::Expr],
     tensor: &SourceTensor,
     shape: &[u64],
 ) -> Result<(), ResolveError> {
     if tensor.shape == shape {
         return Ok(());
     }
-    let expected: Vec<String> = rule
-        .shape
+    let expected: Vec<String> = expressions
         .iter()
         .zip(shape)
         .map(|(expression, value)| format!("{expression} = {value}"))
@@ -180,16 +347,29 @@ fn check_axis(
     shape: &[u64],
     axes: &[Axis],
 ) -> Result<(), ResolveError> {
-    let Some((_, dimension)) = rule.cut.dimensions() else { return Ok(()) };
-    let axis = axes.iter().find(|axis| Some(axis.name.as_str()) == rule.cut.axis());
+    let find = |axis: &str| axes.iter().find(|other| other.name == axis);
+    if rule.cut.is_expert() {
+        let axis = find(EXPERTS_AXIS).expect("checked when the rules were parsed");
+        if axis.size() != shape[0] {
+            return Err(axis_size(name, axis, shape[0]));
+        }
+    }
+    let Some(dimension) = rule.cut.dimension(shape.len()) else { return Ok(()) };
+    let axis = rule.cut.axis().and_then(find);
     let axis = axis.expect("rules name only axes that exist: checked when they were parsed");
-    if axis.size() == shape[dimension] {
+    let found = shape[dimension];
+    let sizes = std::iter::once(&axis.unit).chain(&axis.also);
+    if sizes.into_iter().any(|unit| u64::from(axis.len) * u64::from(*unit) == found) {
         return Ok(());
     }
-    Err(ResolveError::AxisSize {
+    Err(axis_size(name, axis, found))
+}
+
+fn axis_size(name: &str, axis: &Axis, found: u64) -> ResolveError {
+    ResolveError::AxisSize {
         tensor: name.to_owned(),
         axis: axis.name.clone(),
         axis_size: axis.size(),
-        found: shape[dimension],
-    })
+        found,
+    }
 }

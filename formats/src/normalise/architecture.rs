@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::{
     ResolveError,
     family::FamilyRules,
+    parts,
     scopes::{at_layer, evaluate, flag, positive, size, wrong},
 };
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// Largest epsilon of a normalisation that is believed.
-const MAX_EPS: f64 = 1.0;
+pub(super) const MAX_EPS: f64 = 1.0;
 
 /// Largest factor on attention scores that is believed.
 const MAX_SCALE: f64 = 1e3;
@@ -66,6 +67,12 @@ pub(super) fn resolve(
         embedding_scale: None,
         logit_scale: None,
         logit_softcap: None,
+        moe: match &rules.moe {
+            Some(moe) => Some(parts::moe(moe, rules.ffn.activation, scope)?),
+            None => None,
+        },
+        mla: rules.mla.as_ref().map(|mla| parts::mla(mla, scope)).transpose()?,
+        delta: rules.delta.as_ref().map(|delta| parts::delta(delta, scope)).transpose()?,
     };
     Ok((spec, rope))
 }
@@ -106,5 +113,13 @@ fn layer(rules: &SpecRules, scope: &Scope<'_>, index: usize) -> Result<Layer, Re
         _ => Mask::Sliding(size(&rules.layer.window, scope, &place)?),
     };
     let has_rope = flag(&rules.layer.rope, scope, &at_layer("layer.rope", index))?;
-    Ok(Layer { mask, rope: has_rope.then_some(0) })
+    let is = |rule: &Option<crate::expr::Expr>, place: &str| {
+        rule.as_ref().map_or(Ok(false), |rule| flag(rule, scope, &at_layer(place, index)))
+    };
+    Ok(Layer {
+        mask,
+        rope: has_rope.then_some(0),
+        moe: is(&rules.layer.moe, "layer.moe")?,
+        delta: is(&rules.layer.delta, "layer.delta")?,
+    })
 }

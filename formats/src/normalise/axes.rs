@@ -17,6 +17,8 @@ pub(super) fn resolve(
         let place = format!("axis {name}");
         let len = size(&rule.len, scope, &place)?;
         let unit = rule.unit.as_ref().map_or(Ok(1), |unit| size(unit, scope, &place))?;
+        let also: Vec<u32> =
+            rule.also.iter().map(|unit| size(unit, scope, &place)).collect::<Result<_, _>>()?;
         let follow = match &rule.follow {
             None => None,
             Some(leader) => {
@@ -36,7 +38,7 @@ pub(super) fn resolve(
                 Some(Follow { axis: leader.clone(), map })
             }
         };
-        axes.push(Axis { name: name.clone(), len, unit, align: rule.align, follow });
+        axes.push(Axis { name: name.clone(), len, unit, also, align: rule.align, follow });
     }
     Ok(axes)
 }

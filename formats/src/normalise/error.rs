@@ -106,6 +106,41 @@ pub enum ResolveError {
         /// Its type.
         found: Dtype,
     },
+    /// A tensor that is stored in parts of which one is missing.
+    #[error("{first:?} is there, but not {missing:?}; there should be {count} of them")]
+    Incomplete {
+        /// The first part.
+        first: String,
+        /// The part that is not there.
+        missing: String,
+        /// Parts.
+        count: u64,
+    },
+    /// Parts of one tensor with different element types.
+    #[error("tensor {tensor:?} has element type {found}, the others of its stack have {expected}")]
+    MixedTypes {
+        /// A part.
+        tensor: String,
+        /// Its type.
+        found: Dtype,
+        /// The first part's.
+        expected: Dtype,
+    },
+    /// Rules that take something of another size out of a source.
+    #[error(
+        "tensor {tensor} takes {} rows of {} from {source_name}, expected the shape {expected:?}",
+        gives[0], gives[1]
+    )]
+    View {
+        /// Its normalised name.
+        tensor: String,
+        /// Where it comes from.
+        source_name: String,
+        /// Rows and columns that the rules take.
+        gives: [u64; 2],
+        /// The shape that it should have.
+        expected: Vec<u64>,
+    },
     /// A pack that cuts a tensor along an axis of another size.
     #[error("tensor {tensor:?} is cut by axis {axis} of {axis_size}, but has {found} there")]
     AxisSize {

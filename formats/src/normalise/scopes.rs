@@ -38,7 +38,8 @@ pub(super) fn replace_rows(
     let mut warnings = Vec::new();
     for rule in &family.pack.file.tensors {
         let Some(key) = &rule.rows else { continue };
-        let name = rule.name.in_layer(0);
+        // Before names have meanings: such a name is plain text.
+        let Ok(name) = rule.name.expand(scope, 0, 0) else { continue };
         let Some(rows) = inventory.rows(&name) else { continue };
         let rows = Value::Int(rows);
         match scope.get(key) {
@@ -105,7 +106,10 @@ pub(super) fn evaluate(
 
 /// A size, length or count from 1 to [`MAX_SIZE`].
 pub(super) fn size(expression: &Expr, scope: &Scope<'_>, place: &str) -> Result<u32, ResolveError> {
-    match evaluate(expression, scope, place)? {
+    let value = evaluate(expression, scope, place)?;
+    // A share of a width is a float with a whole value.
+    let whole = value.as_float().filter(|number| number.fract() == 0.0);
+    match whole.map_or(value, |number| Value::Int(number as i64)) {
         Value::Int(integer) if (1..=i64::from(MAX_SIZE)).contains(&integer) => Ok(integer as u32),
         other => {
             let expected = format!("an integer from 1 to {MAX_SIZE}");

@@ -150,6 +150,7 @@ fn axes_carry_units_alignment_and_the_map_of_heads() {
     let axes = resolve_builtin(&config, &sources).unwrap().axes;
     let follow = Follow { axis: "q".to_owned(), map: vec![0, 0, 0, 1, 1, 1] };
     let axis = |name: &str, len, unit, align, follow| Axis {
+        also: Vec::new(),
         name: name.to_owned(),
         len,
         unit,

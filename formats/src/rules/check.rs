@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Let, RuleError, RulePack, SCHEMA,
+    EXPERTS_AXIS, Let, RuleError, RulePack, SCHEMA,
     file::{Family, PackFile, Presence, TensorRule},
+    name::NamePattern,
 };
 use crate::expr::{Expr, ExprError};
 
@@ -101,6 +102,18 @@ impl<'a> Names<'a> {
         }
         Ok(())
     }
+
+    /// Words in a tensor's name are the same in every layer.
+    fn check_words(&self, name: &NamePattern, place: &str) -> Result<(), RuleError> {
+        match name.words().find(|word| !self.global.contains(word)) {
+            None => Ok(()),
+            Some(word) => {
+                let place = format!("{place} (in {})", self.place);
+                let problem = format!("{{{word}}} is not the name of anything");
+                Err(RuleError::Invalid { place, problem })
+            }
+        }
+    }
 }
 
 /// A family's `let` entries, those of the family in place of the pack's, each after those that
@@ -172,21 +185,45 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
     {
         names.check(expression, "spec", false)?;
     }
-    for expression in [&spec.layer.window, &spec.layer.rope] {
+    let parts = spec
+        .moe
+        .iter()
+        .flat_map(|moe| moe.expressions())
+        .chain(spec.mla.iter().flat_map(|mla| mla.expressions()))
+        .chain(spec.delta.iter().flat_map(|delta| delta.expressions()));
+    for expression in parts {
+        names.check(expression, "spec", false)?;
+    }
+    let layer = &spec.layer;
+    for expression in [&layer.window, &layer.rope].into_iter().chain(&layer.moe).chain(&layer.delta)
+    {
         names.check(expression, "spec.layer", true)?;
     }
     for (name, axis) in &file.axes {
-        for expression in [&axis.len].into_iter().chain(&axis.unit) {
+        for expression in [&axis.len].into_iter().chain(&axis.unit).chain(&axis.also) {
             names.check(expression, &format!("axes.{name}"), false)?;
         }
     }
     for rule in &file.tensors {
         let place = format!("tensor {}", rule.name);
+        names.check_words(&rule.name, &place)?;
         for expression in &rule.shape {
             names.check(expression, &place, rule.name.per_layer())?;
         }
         if let Presence::Exactly(expression) = &rule.required {
             names.check(expression, &place, rule.name.per_layer())?;
+        }
+        for from in &rule.from {
+            names.check_words(&from.name, &place)?;
+            let rows = from.rows.iter().flat_map(|rows| [&rows.first, &rows.count]);
+            let shape = from.shape.iter().flatten();
+            for expression in shape.chain(&from.blocks).chain(rows) {
+                names.check(
+                    expression,
+                    &format!("{place} from {}", from.name),
+                    rule.name.per_layer(),
+                )?;
+            }
         }
     }
     Ok(())
@@ -215,23 +252,28 @@ fn check_tensors(file: &PackFile) -> Result<(), RuleError> {
         if !seen.insert(place.clone()) {
             return invalid(&place, "listed twice");
         }
-        if rule.shape.is_empty() || rule.shape.len() > 2 {
-            return invalid(&place, "a shape has one or two dimensions");
+        if rule.name.per_expert() {
+            return invalid(&place, "only a source's name has {E}");
+        }
+        if rule.shape.is_empty() || rule.shape.len() > 3 {
+            return invalid(&place, "a shape has one to three dimensions");
         }
         if let Some(axis) = rule.cut.axis()
             && !file.axes.contains_key(axis)
         {
             return invalid(&place, &format!("is cut by {axis:?}, which is not an axis"));
         }
-        if let Some((dimensions, _)) = rule.cut.dimensions()
-            && dimensions != rule.shape.len()
-        {
-            let problem = format!("its cut needs {dimensions} dimensions");
-            return invalid(&place, &problem);
+        if rule.cut.is_expert() && !file.axes.contains_key(EXPERTS_AXIS) {
+            return invalid(&place, &format!("is cut by {EXPERTS_AXIS:?}, which is not an axis"));
         }
-        if rule.quantize == Some(true) && rule.shape.len() != 2 {
+        let [fewest, most] = rule.cut.dimensions();
+        if !(fewest..=most).contains(&rule.shape.len()) {
+            return invalid(&place, &format!("its cut needs {fewest} dimensions"));
+        }
+        if rule.quantize == Some(true) && rule.shape.len() < 2 {
             return invalid(&place, "only matrices are quantized");
         }
+        check_from(rule, &place)?;
         check_rows(file, rule, &place)?;
     }
     Ok(())
@@ -244,6 +286,20 @@ fn check_rows(file: &PackFile, rule: &TensorRule, place: &str) -> Result<(), Rul
     }
     if !file.config.used.contains(key) {
         return invalid(place, &format!("`rows` names {key:?}, which is not in config.used"));
+    }
+    Ok(())
+}
+
+fn check_from(rule: &TensorRule, place: &str) -> Result<(), RuleError> {
+    for from in &rule.from {
+        if from.name.per_layer() != rule.name.per_layer() {
+            return invalid(place, &format!("{} is of another number of layers", from.name));
+        }
+        if from.name.per_expert() && (rule.shape.len() < 2 || from.shape.is_some()) {
+            let problem =
+                format!("{} has the tensor's shape without the first dimension", from.name);
+            return invalid(place, &problem);
+        }
     }
     Ok(())
 }

@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use super::name::NamePattern;
+use super::{
+    from::FromRule,
+    name::NamePattern,
+    parts::{DeltaRules, MlaRules, MoeRules},
+};
 use crate::{
     expr::Expr,
     normalise::Align,
@@ -16,8 +20,12 @@ use crate::{
 pub(crate) struct PackFile {
     pub(crate) schema: u32,
     pub(crate) id: String,
+    /// A compiled-in pack whose `strip`, `ignore` and `config.ignored` hold here too.
+    pub(crate) base: Option<String>,
     #[serde(default)]
     pub(crate) strip: Vec<StripRule>,
+    /// Layers beyond the last one of the model are not part of it.
+    pub(crate) surplus_layers: Option<SurplusRule>,
     #[serde(default)]
     pub(crate) ignore: Vec<IgnoreRule>,
     pub(crate) config: ConfigKeys,
@@ -43,6 +51,15 @@ pub(crate) struct StripRule {
 pub(crate) struct IgnoreRule {
     /// `*` stands for any characters.
     pub(crate) pattern: String,
+    pub(crate) reason: String,
+}
+
+/// Tensors of layers that the model does not run, such as those that predict further tokens.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SurplusRule {
+    /// What stands before the layer's index.
+    pub(crate) prefix: String,
     pub(crate) reason: String,
 }
 
@@ -88,6 +105,9 @@ pub(crate) struct SpecRules {
     pub(crate) attention: AttentionRules,
     pub(crate) rope: RopeRules,
     pub(crate) ffn: FfnRules,
+    pub(crate) moe: Option<MoeRules>,
+    pub(crate) mla: Option<MlaRules>,
+    pub(crate) delta: Option<DeltaRules>,
     pub(crate) layer: LayerRules,
 }
 
@@ -136,6 +156,10 @@ pub(crate) struct LayerRules {
     pub(crate) window: Expr,
     /// Whether the layer has a position embedding.
     pub(crate) rope: Expr,
+    /// Whether it has experts; absent: no.
+    pub(crate) moe: Option<Expr>,
+    /// Whether it has linear attention; absent: no.
+    pub(crate) delta: Option<Expr>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -143,6 +167,9 @@ pub(crate) struct LayerRules {
 pub(crate) struct AxisRule {
     pub(crate) len: Expr,
     pub(crate) unit: Option<Expr>,
+    /// Other widths of a unit: those of a value head beside those of a query head.
+    #[serde(default)]
+    pub(crate) also: Vec<Expr>,
     #[serde(default)]
     pub(crate) align: Align,
     /// The axis whose cut decides this one's.
@@ -158,6 +185,12 @@ pub(crate) struct TensorRule {
     pub(crate) cut: CutRule,
     pub(crate) role: Role,
     pub(crate) quantize: Option<bool>,
+    /// Keeps the source's element type.
+    #[serde(default)]
+    pub(crate) exact: bool,
+    /// How checkpoints store it, the first that is there; by its own name if absent.
+    #[serde(default)]
+    pub(crate) from: Vec<FromRule>,
     #[serde(default)]
     pub(crate) required: Presence,
     pub(crate) rows: Option<String>,
@@ -199,26 +232,71 @@ pub enum CutRule {
     Vocab,
     /// Only rank 0 holds it: it would count once per rank in a sum.
     Once,
+    /// `[experts, out, in]`: outputs of each expert by this axis, or whole experts.
+    ExpertColumn(String),
+    /// `[experts, out, in]`: inputs of each expert by this axis, or whole experts.
+    ExpertRow(String),
+    /// `[experts, out]`: a vector of each expert by this axis, or whole experts.
+    ExpertVector(String),
+    /// `[experts, out]`: only rank 0 holds it, or each rank those of its experts.
+    ExpertOnce,
 }
+
+/// The axis of whole experts.
+pub const EXPERTS_AXIS: &str = "experts";
 
 impl CutRule {
     /// The axis, if it is cut by one.
     #[must_use]
     pub fn axis(&self) -> Option<&str> {
         match self {
-            Self::Column(axis) | Self::Row(axis) | Self::Vector(axis) => Some(axis),
+            Self::Column(axis)
+            | Self::Row(axis)
+            | Self::Vector(axis)
+            | Self::ExpertColumn(axis)
+            | Self::ExpertRow(axis)
+            | Self::ExpertVector(axis) => Some(axis),
             Self::Vocab => Some("vocab"),
-            Self::Replicate | Self::Once => None,
+            Self::Replicate | Self::Once | Self::ExpertOnce => None,
         }
     }
 
-    /// Dimensions that the tensor must have and the one that is cut, if these follow.
-    pub(crate) const fn dimensions(&self) -> Option<(usize, usize)> {
+    /// Whether its first dimension counts experts.
+    #[must_use]
+    pub const fn is_expert(&self) -> bool {
+        matches!(
+            self,
+            Self::ExpertColumn(_) | Self::ExpertRow(_) | Self::ExpertVector(_) | Self::ExpertOnce
+        )
+    }
+
+    /// The dimension that its axis cuts.
+    #[must_use]
+    pub const fn dimension(&self, dimensions: usize) -> Option<usize> {
         match self {
-            Self::Column(_) | Self::Vocab => Some((2, 0)),
-            Self::Row(_) => Some((2, 1)),
-            Self::Vector(_) => Some((1, 0)),
-            Self::Replicate | Self::Once => None,
+            Self::Column(_) | Self::Vector(_) | Self::Vocab => Some(0),
+            Self::Row(_) | Self::ExpertRow(_) => Some(dimensions - 1),
+            Self::ExpertColumn(_) | Self::ExpertVector(_) => Some(1),
+            Self::Replicate | Self::Once | Self::ExpertOnce => None,
+        }
+    }
+
+    /// Whether its axis runs along the inputs of matrices, through quantization groups.
+    #[must_use]
+    pub const fn cuts_inputs(&self) -> bool {
+        matches!(self, Self::Row(_) | Self::ExpertRow(_))
+    }
+
+    /// Fewest and most dimensions that the tensor must have.
+    pub(crate) const fn dimensions(&self) -> [usize; 2] {
+        match self {
+            // Further dimensions are parts of a unit: each head's own matrix.
+            Self::Column(_) => [2, 3],
+            Self::Row(_) | Self::Vocab => [2, 2],
+            Self::Vector(_) => [1, 1],
+            Self::ExpertColumn(_) | Self::ExpertRow(_) => [3, 3],
+            Self::ExpertVector(_) | Self::ExpertOnce => [2, 2],
+            Self::Replicate | Self::Once => [1, 3],
         }
     }
 
@@ -227,6 +305,7 @@ impl CutRule {
             "replicate" => return Some(Self::Replicate),
             "vocab" => return Some(Self::Vocab),
             "once" => return Some(Self::Once),
+            "expert_once" => return Some(Self::ExpertOnce),
             _ => {}
         }
         let (kind, axis) = text.strip_suffix(')')?.split_once('(')?;
@@ -235,6 +314,9 @@ impl CutRule {
             "column" => Some(Self::Column(axis)),
             "row" => Some(Self::Row(axis)),
             "vector" => Some(Self::Vector(axis)),
+            "expert_column" => Some(Self::ExpertColumn(axis)),
+            "expert_row" => Some(Self::ExpertRow(axis)),
+            "expert_vector" => Some(Self::ExpertVector(axis)),
             _ => None,
         }
     }
@@ -245,7 +327,7 @@ fn cut_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CutRule, 
     CutRule::parse(&text).ok_or_else(|| {
         de::Error::custom(format!(
             "unknown cut {text:?}; known: replicate, column(axis), row(axis), vector(axis), \
-             vocab, once"
+             vocab, once, expert_column(axis), expert_row(axis), expert_vector(axis), expert_once"
         ))
     })
 }
@@ -264,6 +346,9 @@ pub enum Role {
     Bias,
     /// A matrix that vectors are multiplied by.
     Linear,
+    /// What chooses experts: never quantized, and in the source's element type, because a choice
+    /// has no small errors.
+    Router,
 }
 
 impl Role {

@@ -1,54 +1,117 @@
-//! Names of tensors in rule files.
+//! Names of tensors in rule files: texts with `{L}` for the layer's index, `{E}` for an expert's
+//! (in sources only), and `{word}` for a name of the rules that stands for a text.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, de};
 
-/// Stands for the layer's index in a name.
-const LAYER: &str = "{L}";
+use crate::expr::{Scope, Value};
 
-/// A tensor's name, with `{L}` for the layer if there is one in each.
+/// Most placeholders of a name.
+const MAX_PLACEHOLDERS: usize = 8;
+
+/// A tensor's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamePattern {
-    before: String,
-    after: Option<String>,
+    text: String,
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Layer,
+    Expert,
+    Word(String),
 }
 
 impl NamePattern {
-    /// Whether there is such a tensor in each layer.
-    pub(crate) const fn per_layer(&self) -> bool {
-        self.after.is_some()
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('{') {
+            let (word, after) = after.split_once('}')?;
+            if !before.is_empty() {
+                parts.push(Part::Text(before.to_owned()));
+            }
+            parts.push(match word {
+                "L" => Part::Layer,
+                "E" => Part::Expert,
+                _ => Part::Word(word.to_owned()),
+            });
+            rest = after;
+        }
+        if !rest.is_empty() {
+            parts.push(Part::Text(rest.to_owned()));
+        }
+        let is_name = |word: &str| {
+            !word.is_empty() && word.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase())
+        };
+        let count = |wanted: &Part| parts.iter().filter(|part| *part == wanted).count();
+        let sound = parts.iter().all(|part| match part {
+            Part::Text(text) => !text.contains('}'),
+            Part::Word(word) => is_name(word),
+            Part::Layer | Part::Expert => count(part) == 1,
+        });
+        (sound && !parts.is_empty() && parts.len() <= 2 * MAX_PLACEHOLDERS)
+            .then(|| Self { text: text.to_owned(), parts })
     }
 
-    /// The name in a layer; without `{L}` the same in all.
-    pub(crate) fn in_layer(&self, layer: u32) -> String {
-        match &self.after {
-            Some(after) => format!("{}{layer}{after}", self.before),
-            None => self.before.clone(),
+    /// Whether there is such a tensor in each layer.
+    pub(crate) fn per_layer(&self) -> bool {
+        self.parts.contains(&Part::Layer)
+    }
+
+    /// Whether there is such a tensor for each expert.
+    pub(crate) fn per_expert(&self) -> bool {
+        self.parts.contains(&Part::Expert)
+    }
+
+    /// Names of the rules that it mentions.
+    pub(crate) fn words(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Word(word) => Some(word.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The name in a layer for an expert; the error is a word that stands for no text.
+    pub(crate) fn expand(
+        &self,
+        scope: &Scope<'_>,
+        layer: u32,
+        expert: u64,
+    ) -> Result<String, &str> {
+        let mut name = String::with_capacity(self.text.len() + 8);
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => name.push_str(text),
+                Part::Layer => name.push_str(&layer.to_string()),
+                Part::Expert => name.push_str(&expert.to_string()),
+                Part::Word(word) => match scope.get(word) {
+                    Some(Value::Text(text)) => name.push_str(text),
+                    _ => return Err(word),
+                },
+            }
         }
+        Ok(name)
     }
 }
 
 impl fmt::Display for NamePattern {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.before)?;
-        self.after.as_ref().map_or(Ok(()), |after| write!(formatter, "{LAYER}{after}"))
+        formatter.write_str(&self.text)
     }
 }
 
 impl<'de> Deserialize<'de> for NamePattern {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let (before, after) = match text.split_once(LAYER) {
-            Some((before, after)) => (before, Some(after)),
-            None => (text.as_str(), None),
-        };
-        if text.is_empty() || [before, after.unwrap_or("")].iter().any(|p| p.contains(['{', '}'])) {
-            return Err(de::Error::custom(format!(
-                "{text:?} is not a name with at most one {LAYER}"
-            )));
-        }
-        Ok(Self { before: before.to_owned(), after: after.map(str::to_owned) })
+        Self::parse(&text).ok_or_else(|| {
+            de::Error::custom(format!(
+                "{text:?} is not a name with at most one {{L}}, one {{E}}, and {{words}}"
+            ))
+        })
     }
 }
 

@@ -105,8 +105,11 @@ fn slips_are_found_without_a_model() {
     check("follow = \"q\"", "follow = \"x\"", "axes.kv: follows \"x\", which is not an axis");
     check("follow = \"q\"", "follow = \"kv\"", "axes.kv: follows \"kv\", which follows another");
     check("layers.{L}.weight", "layers.{L}.{L}.weight", "is not a name with at most one {L}");
-    check("layers.{L}.weight", "layers.{E}.weight", "is not a name with at most one {L}");
-    check("role = \"linear\"", "role = \"router\"", "unknown variant `router`");
+    check("layers.{L}.weight", "layers.{L}.{Odd}", "is not a name with at most one {L}");
+    check("layers.{L}.weight", "layers.{E}.weight", "only a source's name has {E}");
+    check("layers.{L}.weight", "layers.{L}.{block}", "{block} is not the name of anything");
+    check("layers.{L}.weight", "layers.{L}.{even}", "{even} is not the name of anything");
+    check("role = \"linear\"", "role = \"cook\"", "unknown variant `cook`");
     check(
         "role = \"linear\"",
         "role = \"linear\"\nrows = \"heads\"",
@@ -122,6 +125,21 @@ fn slips_are_found_without_a_model() {
         RulePack::parse(&" ".repeat(MAX_RULES_BYTES + 1)),
         Err(RuleError::TooLarge(_))
     ));
+}
+
+#[test]
+fn sources_of_tensors_are_checked() {
+    let from = |rest: &str| format!("role = \"linear\"\n[[tensors.from]]\n{rest}");
+    for (rest, expected) in [
+        ("name = \"w\"", "w is of another number of layers"),
+        ("name = \"{L}.{E}\"\nshape = [\"heads\"]", "without the first dimension"),
+        ("name = \"{L}.w\"\nblocks = \"hads\"", "unknown name `hads`"),
+        ("name = \"{L}.w\"\ntranspose = \"both\"", "transpose \"both\"; known: source, result"),
+        ("name = \"{L}.w\"\nrows = { first = \"0\" }", "missing field `count`"),
+    ] {
+        check("role = \"linear\"", &from(rest), expected);
+    }
+    check("schema = 1", "schema = 1\nbase = \"dense\"", "\"dense\" is not a compiled-in pack");
 }
 
 #[test]

@@ -11,6 +11,18 @@ pub enum Floats<'a> {
     BF16(&'a [u16]),
 }
 
+impl<'a> Floats<'a> {
+    /// Some of the elements.
+    #[must_use]
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Floats<'a> {
+        match *self {
+            Self::F32(values) => Self::F32(&values[range]),
+            Self::F16(bits) => Self::F16(&bits[range]),
+            Self::BF16(bits) => Self::BF16(&bits[range]),
+        }
+    }
+}
+
 impl Floats<'_> {
     /// Elements.
     #[must_use]

@@ -4,6 +4,8 @@
 //! inputs, `q` packed as a little-endian bit stream that starts anew with each row: input `k`
 //! occupies bits `k · bits .. (k + 1) · bits` of the row's words.
 
+use std::ops::Range;
+
 use zerocopy::IntoBytes;
 
 use crate::{
@@ -64,6 +66,28 @@ impl<'a> Matrix<'a> {
         assert_eq!(scales.len(), rows * cols / group, "scales of a {rows} x {cols} matrix");
         assert_eq!(biases.len(), scales.len(), "biases of a {rows} x {cols} matrix");
         Self { rows, cols, weights: Weights::Affine { words, scales, biases, bits, group } }
+    }
+
+    /// The matrix of some of its rows.
+    #[must_use]
+    pub fn slice(&self, rows: Range<usize>) -> Self {
+        let weights = match self.weights {
+            Weights::Plain(weights) => {
+                Weights::Plain(weights.slice(rows.start * self.cols..rows.end * self.cols))
+            }
+            Weights::Affine { words, scales, biases, bits, group } => {
+                let words_per_row = self.cols / BLOCK * bits;
+                let groups = rows.start * self.cols / group..rows.end * self.cols / group;
+                Weights::Affine {
+                    words: &words[rows.start * words_per_row..rows.end * words_per_row],
+                    scales: scales.slice(groups.clone()),
+                    biases: biases.slice(groups),
+                    bits,
+                    group,
+                }
+            }
+        };
+        Self { rows: rows.len(), cols: self.cols, weights }
     }
 
     /// Outputs.

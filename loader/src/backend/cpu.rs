@@ -6,20 +6,23 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shardpack_collectives::GroupError;
 use shardpack_formats::{
     hex::HexF32,
-    spec::{Activation, Mask, NormKind, Rope, RopeStyle},
+    spec::{Activation, Mask, NormKind, Rope, RopeStyle, Router},
 };
 use shardpack_kernels::{Attention, Matrix, Rotation, attend, elementwise, gather, matmul, norm};
 use zerocopy::IntoBytes;
 
 use super::{
-    AttentionStep, Backend, CacheShape, NormStep, Qkv, Ranks, StepError, StoredMatrix,
+    AttentionStep, Backend, CacheShape, ExpertStep, NormStep, Qkv, Ranks, StepError, StoredMatrix,
     StoredWeights,
 };
 use crate::open::PackageTensor;
 
 mod cache;
+mod experts;
+mod route;
 
 pub use cache::Cache;
+pub use route::Routes;
 
 /// Kernels on the threads of one pool.
 pub struct Cpu {
@@ -57,6 +60,11 @@ impl Cpu {
 }
 
 impl StoredMatrix {
+    /// Some of the outputs.
+    fn rows(&self, outputs: Range<usize>) -> Matrix<'_> {
+        self.view().slice(outputs)
+    }
+
     fn view(&self) -> Matrix<'_> {
         const CHECKED: &str = "element types are checked when a model is loaded";
         match &self.weights {
@@ -79,6 +87,7 @@ impl Backend for Cpu {
     type Matrix = StoredMatrix;
     type Vector = Vec<f32>;
     type Rotation = (RopeStyle, Rotation);
+    type Routes = Routes;
     type Cache = Cache;
 
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
@@ -243,6 +252,37 @@ impl Backend for Cpu {
             _ => elementwise::silu(&mut up.values),
         }
         up
+    }
+
+    fn route(
+        &self,
+        logits: Tensor,
+        router: &Router,
+        top_k: u32,
+        correction: Option<&Vec<f32>>,
+    ) -> Routes {
+        let correction = correction.map(Vec::as_slice);
+        route::route(&logits.values, logits.width, router, top_k as usize, correction)
+    }
+
+    fn experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
+    ) -> Tensor {
+        experts::experts(x, routes, step)
+    }
+
+    fn sigmoid_gate(&self, mut x: Tensor, gate: &Tensor) -> Tensor {
+        assert_eq!(x.rows(), gate.rows(), "a gate for every row");
+        assert!([1, x.width].contains(&gate.width), "gates of a row");
+        let each = if gate.width == 1 { x.width } else { 1 };
+        for (values, gate) in x.values.chunks_exact_mut(each).zip(&gate.values) {
+            let factor = route::sigmoid(*gate);
+            values.iter_mut().for_each(|value| *value *= factor);
+        }
+        x
     }
 
     fn scale(&self, mut x: Tensor, factor: f32) -> Tensor {

@@ -1,6 +1,8 @@
 //! One layer: attention and feed-forward part around the residual stream.
 
-use super::{LoadError, attention::Attention, ffn::Ffn, load::Loader, norm::Norm, step::Step};
+use super::{
+    LoadError, attention::Attention, ffn::Ffn, load::Loader, moe::Moe, norm::Norm, step::Step,
+};
 use crate::backend::{Backend, StepError};
 
 /// One rank's part of a layer.
@@ -10,8 +12,34 @@ pub(super) struct Block<B: Backend> {
     attention: Attention<B>,
     after_attention: Option<Norm<B>>,
     before_ffn: Option<Norm<B>>,
-    ffn: Ffn<B>,
+    ffn: FeedForward<B>,
     after_ffn: Option<Norm<B>>,
+}
+
+/// What follows attention.
+enum FeedForward<B: Backend> {
+    Dense(Ffn<B>),
+    Experts(Moe<B>),
+}
+
+impl<B: Backend> FeedForward<B> {
+    fn load(loader: &Loader<'_, B>, index: usize, prefix: &str) -> Result<Self, LoadError> {
+        match &loader.spec.moe {
+            Some(moe) if loader.spec.layers[index].moe => {
+                Moe::load(loader, moe, prefix).map(Self::Experts)
+            }
+            _ => Ffn::load(loader, &format!("{prefix}.mlp")).map(Self::Dense),
+        }
+    }
+
+    /// This rank's summand; none where it has nothing to add.
+    fn forward(&self, step: &Step<'_, B>, x: &B::Tensor) -> Option<B::Tensor> {
+        match (self, &step.spec.moe) {
+            (Self::Dense(ffn), _) => ffn.forward(step, x),
+            (Self::Experts(experts), Some(moe)) => experts.forward(step, moe, x),
+            (Self::Experts(_), None) => unreachable!("loaded from the same architecture"),
+        }
+    }
 }
 
 impl<B: Backend> Block<B> {
@@ -29,7 +57,7 @@ impl<B: Backend> Block<B> {
             attention: Attention::load(loader, &format!("{prefix}.self_attn"))?,
             after_attention: norm(&form.after_attention)?,
             before_ffn: norm(&form.before_ffn)?,
-            ffn: Ffn::load(loader, &format!("{prefix}.mlp"))?,
+            ffn: FeedForward::load(loader, index, &prefix)?,
             after_ffn: norm(&form.after_ffn)?,
         })
     }

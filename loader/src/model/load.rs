@@ -35,7 +35,7 @@ impl Part {
         })
     }
 
-    fn is_cut(&self) -> bool {
+    pub(super) fn is_cut(&self) -> bool {
         self.held.len() != self.full
     }
 }
@@ -127,10 +127,60 @@ impl<B: Backend> Loader<'_, B> {
         if outputs.held.is_empty() || inputs.held.is_empty() {
             return Ok(None);
         }
+        let dimensions = [outputs, inputs];
+        let weights = self.weights(module, None, dimensions)?;
+        let (outputs, inputs) = (outputs.held.len(), inputs.held.len());
+        Ok(Some(self.backend.matrix(StoredMatrix { outputs, inputs, weights })))
+    }
+
+    /// A matrix that is never quantized, and held whole.
+    pub(super) fn plain_matrix(
+        &self,
+        module: &str,
+        outputs: &Part,
+        inputs: &Part,
+    ) -> Result<B::Matrix, LoadError> {
+        let weights = self.floats(&format!("{module}.weight"), &[outputs, inputs])?.clone();
+        let (outputs, inputs) = (outputs.held.len(), inputs.held.len());
+        let weights = StoredWeights::Plain(weights);
+        Ok(self.backend.matrix(StoredMatrix { outputs, inputs, weights }))
+    }
+
+    /// Matrices one after the other `[stack, outputs, inputs]`, as one with all their outputs.
+    pub(super) fn stack(
+        &self,
+        module: &str,
+        stack: &Part,
+        outputs: &Part,
+        inputs: &Part,
+    ) -> Result<B::Matrix, LoadError> {
+        let weights = self.weights(module, Some(stack), [outputs, inputs])?;
+        let (outputs, inputs) = (stack.held.len() * outputs.held.len(), inputs.held.len());
+        Ok(self.backend.matrix(StoredMatrix { outputs, inputs, weights }))
+    }
+
+    /// A vector for each matrix of a stack.
+    pub(super) fn stacked_vector(
+        &self,
+        name: &str,
+        stack: &Part,
+        part: &Part,
+    ) -> Result<B::Vector, LoadError> {
+        Ok(self.backend.vector(self.floats(name, &[stack, part])?))
+    }
+
+    /// The stored form of a matrix, or of a stack of them.
+    fn weights(
+        &self,
+        module: &str,
+        stack: Option<&Part>,
+        [outputs, inputs]: [&Part; 2],
+    ) -> Result<StoredWeights, LoadError> {
+        let shape = |last| stack.into_iter().chain([outputs, last]).collect::<Vec<_>>();
         let name = format!("{module}.weight");
-        let weights = match self.package.manifest().quantization.format_of(module) {
+        Ok(match self.package.manifest().quantization.format_of(module) {
             MatrixFormat::Plain => {
-                StoredWeights::Plain(self.floats(&name, &[outputs, inputs])?.clone())
+                StoredWeights::Plain(self.floats(&name, &shape(inputs))?.clone())
             }
             MatrixFormat::Affine { bits, group_size: group } => {
                 let unsupported = |expected: String| {
@@ -147,19 +197,17 @@ impl<B: Backend> Loader<'_, B> {
                     return Err(unsupported(format!("groups that divide {cut}")));
                 };
                 let part = |suffix: &str| {
-                    self.floats(&format!("{module}.{suffix}"), &[outputs, &groups]).cloned()
+                    self.floats(&format!("{module}.{suffix}"), &shape(&groups)).cloned()
                 };
                 StoredWeights::Affine {
-                    words: self.tensor(&name, &[Dtype::U32], &[outputs, &words])?.clone(),
+                    words: self.tensor(&name, &[Dtype::U32], &shape(&words))?.clone(),
                     scales: part("scales")?,
                     biases: part("biases")?,
                     bits,
                     group,
                 }
             }
-        };
-        let (outputs, inputs) = (outputs.held.len(), inputs.held.len());
-        Ok(Some(self.backend.matrix(StoredMatrix { outputs, inputs, weights })))
+        })
     }
 
     pub(super) fn floats(&self, name: &str, parts: &[&Part]) -> Result<&PackageTensor, LoadError> {

@@ -4,6 +4,7 @@ use std::{fmt::Display, ops::Range};
 
 use shardpack_formats::{
     Spec,
+    rules::EXPERTS_AXIS,
     spec::{Block, NormKind, QkNorm},
 };
 use shardpack_manifests::{Layout, layout::Axis};
@@ -29,6 +30,12 @@ pub struct Shard {
     pub q_to_kv: Vec<usize>,
     /// Inner columns of the feed-forward part held here.
     pub ffn: Range<usize>,
+    /// Experts of which something is held here: all, or those that are held whole.
+    pub experts: Range<usize>,
+    /// Inner columns of each of those experts held here.
+    pub moe_ffn: Range<usize>,
+    /// Inner columns of the shared expert held here.
+    pub shared_ffn: Range<usize>,
     /// Every rank's rows of the output head.
     pub vocab: Vec<Range<usize>>,
     /// Whether the embedding is cut as the output head is.
@@ -56,10 +63,16 @@ impl Shard {
         check_layers(spec)?;
         check_block(spec)?;
         let q = partition(layout, "q", heads, head_dim)?;
-        let ffn = partition(layout, "ffn", spec.ffn.size.into(), 1)?;
+        let rank = rank as usize;
+        let is_dense = spec.layers.iter().any(|layer| !layer.moe);
+        let ffn = if is_dense {
+            partition(layout, "ffn", spec.ffn.size.into(), 1)?[rank].clone()
+        } else {
+            0..0
+        };
+        let [experts, moe_ffn, shared_ffn] = experts(spec, layout, rank)?;
         let vocab = partition(layout, "vocab", spec.vocab_size.into(), 1)?;
         let kv = ranges(layout, "kv", kv_heads, head_dim)?;
-        let rank = rank as usize;
         if layout.q_to_kv.len() as u64 != heads {
             return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
         }
@@ -79,8 +92,58 @@ impl Shard {
             })
             .collect::<Result<_, _>>()?;
         let embedding_cut = layout.embedding_cut;
-        Ok(Self { rank, q, kv, kv_owned, q_to_kv, ffn: ffn[rank].clone(), vocab, embedding_cut })
+        Ok(Self {
+            rank,
+            q,
+            kv,
+            kv_owned,
+            q_to_kv,
+            ffn,
+            experts,
+            moe_ffn,
+            shared_ffn,
+            vocab,
+            embedding_cut,
+        })
     }
+}
+
+/// Experts, their inner columns and those of the shared expert that are held here.
+fn experts(spec: &Spec, layout: &Layout, rank: usize) -> Result<[Range<usize>; 3], LoadError> {
+    let Some(moe) = &spec.moe else {
+        return match spec.layers.iter().position(|layer| layer.moe) {
+            None => Ok([0..0, 0..0, 0..0]),
+            Some(layer) => Err(layout_error(&format!("layer {layer}"), &"no experts", &"experts")),
+        };
+    };
+    let shared = moe.shared.as_ref().map_or(0, |shared| shared.size);
+    for (what, size) in [("moe.experts", moe.experts), ("moe.size", moe.size)] {
+        if size == 0 || u64::from(size) > MAX_WIDTH {
+            return Err(layout_error(what, &format!("1 to {MAX_WIDTH}"), &size));
+        }
+    }
+    if moe.top_k == 0 || moe.top_k > moe.experts {
+        return Err(layout_error("moe.top_k", &format!("1 to {}", moe.experts), &moe.top_k));
+    }
+    if let Some(groups) = &moe.router.groups {
+        let each = moe.experts.checked_div(groups.count).unwrap_or(0);
+        let enough = groups.kept.checked_mul(each).is_some_and(|kept| kept >= moe.top_k);
+        if each * groups.count != moe.experts || groups.kept > groups.count || !enough {
+            let expected = format!("groups that divide {} experts", moe.experts);
+            return Err(layout_error("moe.router.groups", &expected, &format!("{groups:?}")));
+        }
+    }
+    let (all, inner) = (0..moe.experts as usize, 0..moe.size as usize);
+    let [experts, moe_ffn] = if layout.axes.contains_key(EXPERTS_AXIS) {
+        [partition(layout, EXPERTS_AXIS, moe.experts.into(), 1)?[rank].clone(), inner]
+    } else {
+        [all, partition(layout, "moe_ffn", moe.size.into(), 1)?[rank].clone()]
+    };
+    let shared_ffn = match shared {
+        0 => 0..0,
+        size => partition(layout, "shared_ffn", size.into(), 1)?[rank].clone(),
+    };
+    Ok([experts, moe_ffn, shared_ffn])
 }
 
 fn check_layers(spec: &Spec) -> Result<(), LoadError> {

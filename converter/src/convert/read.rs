@@ -1,0 +1,106 @@
+//! Rows of a normalised tensor, put together from its sources: runs of rows where they stand as
+//! they are, whole matrices where those are turned.
+
+use std::ops::Range;
+
+use shardpack_formats::{
+    TensorPlan,
+    container::TensorInfo,
+    normalise::{Run, Turn},
+};
+
+use super::ConvertError;
+use crate::source::{Source, SourceError};
+
+/// Reads the rows of one tensor.
+pub(super) struct Rows<'a> {
+    source: &'a Source,
+    tensor: &'a TensorPlan,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) const fn new(source: &'a Source, tensor: &'a TensorPlan) -> Self {
+        Self { source, tensor }
+    }
+
+    /// Bytes of one row.
+    pub(super) fn row_bytes(&self) -> u64 {
+        self.tensor.columns() * self.tensor.dtype.size_bytes() as u64
+    }
+
+    /// Rows of a block of at most `block_bytes`, but of one unit of the view at least.
+    pub(super) fn per_block(&self, block_bytes: u64) -> u64 {
+        let unit = self.tensor.view.unit();
+        let units = block_bytes / (unit * self.row_bytes()).max(1);
+        (units.max(1) * unit).min(self.tensor.rows())
+    }
+
+    /// The source tensor that holds a row.
+    pub(super) fn name_of(&self, row: u64) -> &'a str {
+        let source = row / self.tensor.view.rows_per_source().max(1);
+        &self.tensor.sources[(source as usize).min(self.tensor.sources.len() - 1)]
+    }
+
+    /// Fills `out` with `rows`, whole units of the view. `stored` is a buffer.
+    pub(super) fn read(
+        &self,
+        rows: Range<u64>,
+        out: &mut Vec<u8>,
+        stored: &mut Vec<u8>,
+    ) -> Result<(), ConvertError> {
+        let row = self.row_bytes() as usize;
+        out.resize((rows.end - rows.start) as usize * row, 0);
+        if self.tensor.view.turn != Turn::None {
+            return self.read_turned(rows, out, stored);
+        }
+        let mut at = 0;
+        for Run { source, first, step, count } in self.tensor.view.runs(rows) {
+            let place = &mut out[at..at + count as usize * row];
+            at += place.len();
+            if step == 1 {
+                self.read_stored(source, first * row as u64, place)?;
+                continue;
+            }
+            // What lies between is read too: one long read is cheaper than many short ones.
+            let span = ((count - 1) * step + 1) as usize * row;
+            stored.resize(span, 0);
+            self.read_stored(source, first * row as u64, stored)?;
+            for (to, from) in place.chunks_exact_mut(row).zip(stored.chunks(row * step as usize)) {
+                to.copy_from_slice(&from[..row]);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_turned(
+        &self,
+        rows: Range<u64>,
+        out: &mut [u8],
+        stored: &mut Vec<u8>,
+    ) -> Result<(), ConvertError> {
+        let view = &self.tensor.view;
+        let element = self.tensor.dtype.size_bytes();
+        let block_bytes = (view.rows * view.columns) as usize * element;
+        let result_bytes = view.result().iter().product::<u64>() as usize * element;
+        for (index, place) in out.chunks_exact_mut(result_bytes).enumerate() {
+            let row = rows.start + index as u64 * view.result()[0];
+            let (source, block) = view.block_of(row);
+            stored.resize(block_bytes, 0);
+            self.read_stored(source, block * block_bytes as u64, stored)?;
+            view.turn_block(stored, element, place);
+        }
+        Ok(())
+    }
+
+    /// Bytes of one source from `offset` within it.
+    fn read_stored(&self, source: u64, offset: u64, out: &mut [u8]) -> Result<(), ConvertError> {
+        let (file, info) = self.find(&self.tensor.sources[source as usize]);
+        let read = self.source.weights.files[file].read(out, info.offset + offset);
+        read.map_err(|error| SourceError::Read { path: self.source.path_of(file), source: error })?;
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> (usize, &'a TensorInfo) {
+        self.source.weights.find(name).expect("the plan names tensors of this source")
+    }
+}

@@ -1,0 +1,210 @@
+//! Parts of the architecture that only some models have.
+
+use super::{
+    ResolveError,
+    architecture::MAX_EPS,
+    scopes::{evaluate, flag, positive, size, wrong},
+};
+use crate::{
+    expr::{Expr, Scope, Value},
+    hex::HexF32,
+    rules::{DeltaRules, MlaRules, MoeRules, RouterRules},
+    spec::{
+        Activation, ClampedSwiglu, Delta, ExpertGroups, GroupScore, Mla, Moe, MoeNames,
+        Renormalise, Router, Scores, SharedExpert,
+    },
+};
+
+/// Largest factor, limit or summand of a router or an activation that is believed.
+const MAX_FACTOR: f64 = 1e4;
+
+pub(super) fn moe(
+    rules: &MoeRules,
+    activation: Activation,
+    scope: &Scope<'_>,
+) -> Result<Moe, ResolveError> {
+    let experts = size(&rules.experts, scope, "moe.experts")?;
+    let top_k = size(&rules.top_k, scope, "moe.top_k")?;
+    if top_k > experts {
+        let expected = format!("at most {experts}, the experts");
+        return Err(wrong(&rules.top_k, "moe.top_k", &expected, &top_k.to_string()));
+    }
+    let clamped = match (&rules.clamped_alpha, &rules.clamped_limit) {
+        (Some(alpha), Some(limit))
+            if evaluate(alpha, scope, "moe.clamped_alpha")? != Value::Null =>
+        {
+            Some(ClampedSwiglu {
+                alpha: factor(alpha, scope, "moe.clamped_alpha")?,
+                limit: factor(limit, scope, "moe.clamped_limit")?,
+            })
+        }
+        _ => None,
+    };
+    let shared = match &rules.shared_size {
+        None => None,
+        Some(rule) => match evaluate(rule, scope, "moe.shared_size")? {
+            Value::Null | Value::Int(0) => None,
+            _ => Some(SharedExpert {
+                size: size(rule, scope, "moe.shared_size")?,
+                gated: is(rules.shared_gated.as_ref(), scope, "moe.shared_gated")?,
+            }),
+        },
+    };
+    Ok(Moe {
+        experts,
+        top_k,
+        size: size(&rules.size, scope, "moe.size")?,
+        activation,
+        clamped,
+        bias: is(rules.bias.as_ref(), scope, "moe.bias")?,
+        router: router(&rules.router, (experts, top_k), scope)?,
+        shared,
+        names: names(rules, scope)?,
+    })
+}
+
+fn router(
+    rules: &RouterRules,
+    (experts, top_k): (u32, u32),
+    scope: &Scope<'_>,
+) -> Result<Router, ResolveError> {
+    let kinds = [
+        ("softmax", Scores::Softmax),
+        ("softmax_of_taken", Scores::SoftmaxOfTaken),
+        ("sigmoid", Scores::Sigmoid),
+    ];
+    let renormalise = if flag(&rules.renormalise, scope, "moe.router.renormalise")? {
+        let number = |rule: &Option<Expr>, place| {
+            let Some(rule) = rule else { return Ok(HexF32(0.0)) };
+            match evaluate(rule, scope, place)? {
+                Value::Null => Ok(HexF32(0.0)),
+                _ => factor(rule, scope, place),
+            }
+        };
+        let added = number(&rules.added, "moe.router.added")?;
+        Some(Renormalise { added, least: number(&rules.least, "moe.router.least")? })
+    } else {
+        None
+    };
+    let groups = groups(rules, experts, top_k, scope)?;
+    let scale = rules.scale.as_ref();
+    Ok(Router {
+        scores: one_of(&rules.scores, scope, "moe.router.scores", &kinds)?,
+        bias: is(rules.bias.as_ref(), scope, "moe.router.bias")?,
+        correction: is(rules.correction.as_ref(), scope, "moe.router.correction")?,
+        groups,
+        renormalise,
+        scale: scale.map_or(Ok(HexF32(1.0)), |rule| factor(rule, scope, "moe.router.scale"))?,
+    })
+}
+
+/// Groups; none where all experts are in one, or all groups are kept.
+fn groups(
+    rules: &RouterRules,
+    experts: u32,
+    top_k: u32,
+    scope: &Scope<'_>,
+) -> Result<Option<ExpertGroups>, ResolveError> {
+    let (Some(count_rule), Some(kept_rule), Some(by)) =
+        (&rules.groups, &rules.groups_kept, &rules.groups_by)
+    else {
+        return Ok(None);
+    };
+    let count = size(count_rule, scope, "moe.router.groups")?;
+    if count == 1 {
+        return Ok(None);
+    }
+    let kept = size(kept_rule, scope, "moe.router.groups_kept")?;
+    if experts % count != 0 {
+        let expected = format!("a divisor of {experts}, the experts");
+        return Err(wrong(count_rule, "moe.router.groups", &expected, &count.to_string()));
+    }
+    if kept > count || kept * (experts / count) < top_k {
+        let expected = format!("at most {count} groups, with {top_k} experts at least");
+        return Err(wrong(kept_rule, "moe.router.groups_kept", &expected, &kept.to_string()));
+    }
+    let kinds = [("best", GroupScore::Best), ("best_two", GroupScore::BestTwo)];
+    let by = one_of(by, scope, "moe.router.groups_by", &kinds)?;
+    if by == GroupScore::BestTwo && experts / count < 2 {
+        let expected = "two experts in each group at least";
+        return Err(wrong(count_rule, "moe.router.groups", expected, &count.to_string()));
+    }
+    Ok((kept < count).then_some(ExpertGroups { count, kept, by }))
+}
+
+fn names(rules: &MoeRules, scope: &Scope<'_>) -> Result<MoeNames, ResolveError> {
+    let usual = MoeNames::default();
+    let name = |rule: &Option<Expr>, usual: String| match rule {
+        None => Ok(usual),
+        Some(rule) => match evaluate(rule, scope, "moe.names")? {
+            Value::Text(name) => Ok(name),
+            other => Err(wrong(rule, "moe.names", "a text", &other.to_string())),
+        },
+    };
+    let rules = &rules.names;
+    Ok(MoeNames {
+        block: name(&rules.block, usual.block)?,
+        router: name(&rules.router, usual.router)?,
+        correction: name(&rules.correction, usual.correction)?,
+        experts: name(&rules.experts, usual.experts)?,
+        shared: name(&rules.shared, usual.shared)?,
+        shared_gate: name(&rules.shared_gate, usual.shared_gate)?,
+    })
+}
+
+pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveError> {
+    let q_rank = match evaluate(&rules.q_rank, scope, "mla.q_rank")? {
+        Value::Null => None,
+        _ => Some(size(&rules.q_rank, scope, "mla.q_rank")?),
+    };
+    Ok(Mla {
+        q_rank,
+        kv_rank: size(&rules.kv_rank, scope, "mla.kv_rank")?,
+        nope: size(&rules.nope, scope, "mla.nope")?,
+        rope: size(&rules.rope, scope, "mla.rope")?,
+        value: size(&rules.value, scope, "mla.value")?,
+        eps: HexF32(positive(&rules.eps, scope, "mla.eps", MAX_EPS)? as f32),
+        bias: is(rules.bias.as_ref(), scope, "mla.bias")?,
+    })
+}
+
+pub(super) fn delta(rules: &DeltaRules, scope: &Scope<'_>) -> Result<Delta, ResolveError> {
+    let key_heads = size(&rules.key_heads, scope, "delta.key_heads")?;
+    let value_heads = size(&rules.value_heads, scope, "delta.value_heads")?;
+    if value_heads % key_heads != 0 {
+        let expected = format!("a multiple of {key_heads}, the key heads");
+        let found = value_heads.to_string();
+        return Err(wrong(&rules.value_heads, "delta.value_heads", &expected, &found));
+    }
+    Ok(Delta {
+        key_heads,
+        value_heads,
+        key_dim: size(&rules.key_dim, scope, "delta.key_dim")?,
+        value_dim: size(&rules.value_dim, scope, "delta.value_dim")?,
+        kernel: size(&rules.kernel, scope, "delta.kernel")?,
+        eps: HexF32(positive(&rules.eps, scope, "delta.eps", MAX_EPS)? as f32),
+    })
+}
+
+fn factor(rule: &Expr, scope: &Scope<'_>, place: &str) -> Result<HexF32, ResolveError> {
+    Ok(HexF32(positive(rule, scope, place, MAX_FACTOR)? as f32))
+}
+
+/// A flag that is false where no rule is.
+fn is(rule: Option<&Expr>, scope: &Scope<'_>, place: &str) -> Result<bool, ResolveError> {
+    rule.map_or(Ok(false), |rule| flag(rule, scope, place))
+}
+
+fn one_of<T: Copy>(
+    rule: &Expr,
+    scope: &Scope<'_>,
+    place: &str,
+    kinds: &[(&str, T)],
+) -> Result<T, ResolveError> {
+    let value = evaluate(rule, scope, place)?;
+    let found = kinds.iter().find(|(name, _)| value == Value::Text((*name).to_owned()));
+    found.map(|(_, kind)| *kind).ok_or_else(|| {
+        let names: Vec<&str> = kinds.iter().map(|(name, _)| *name).collect();
+        wrong(rule, place, &names.join(" or "), &value.to_string())
+    })
+}

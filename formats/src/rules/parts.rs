@@ -1,0 +1,144 @@
+//! Expressions for the parts of [`crate::Spec`] that only some models have.
+
+use serde::Deserialize;
+
+use crate::expr::Expr;
+
+/// See [`crate::spec::Moe`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MoeRules {
+    pub(crate) experts: Expr,
+    pub(crate) top_k: Expr,
+    pub(crate) size: Expr,
+    /// Absent: no.
+    pub(crate) bias: Option<Expr>,
+    /// Alpha and limit of a clamped activation; null and absent for none.
+    pub(crate) clamped_alpha: Option<Expr>,
+    pub(crate) clamped_limit: Option<Expr>,
+    pub(crate) router: RouterRules,
+    /// Inner width of the shared expert; null, zero and absent for none.
+    pub(crate) shared_size: Option<Expr>,
+    /// Absent: no.
+    pub(crate) shared_gated: Option<Expr>,
+    #[serde(default)]
+    pub(crate) names: MoeNameRules,
+}
+
+/// See [`crate::spec::Router`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RouterRules {
+    /// `'softmax'`, `'softmax_of_taken'` or `'sigmoid'`.
+    pub(crate) scores: Expr,
+    /// Absent: no.
+    pub(crate) bias: Option<Expr>,
+    /// Absent: no.
+    pub(crate) correction: Option<Expr>,
+    /// One and absent for none.
+    pub(crate) groups: Option<Expr>,
+    pub(crate) groups_kept: Option<Expr>,
+    /// `'best'` or `'best_two'`.
+    pub(crate) groups_by: Option<Expr>,
+    pub(crate) renormalise: Expr,
+    /// Absent: 0.
+    pub(crate) added: Option<Expr>,
+    /// Absent: 0.
+    pub(crate) least: Option<Expr>,
+    /// Absent: 1.
+    pub(crate) scale: Option<Expr>,
+}
+
+/// See [`crate::spec::MoeNames`]; absent ones are the usual ones.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MoeNameRules {
+    pub(crate) block: Option<Expr>,
+    pub(crate) router: Option<Expr>,
+    pub(crate) correction: Option<Expr>,
+    pub(crate) experts: Option<Expr>,
+    pub(crate) shared: Option<Expr>,
+    pub(crate) shared_gate: Option<Expr>,
+}
+
+/// See [`crate::spec::Mla`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MlaRules {
+    /// Null for none.
+    pub(crate) q_rank: Expr,
+    pub(crate) kv_rank: Expr,
+    pub(crate) nope: Expr,
+    pub(crate) rope: Expr,
+    pub(crate) value: Expr,
+    pub(crate) eps: Expr,
+    /// Absent: no.
+    pub(crate) bias: Option<Expr>,
+}
+
+/// See [`crate::spec::Delta`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeltaRules {
+    pub(crate) key_heads: Expr,
+    pub(crate) value_heads: Expr,
+    pub(crate) key_dim: Expr,
+    pub(crate) value_dim: Expr,
+    pub(crate) kernel: Expr,
+    pub(crate) eps: Expr,
+}
+
+impl MoeRules {
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        let (router, names) = (&self.router, &self.names);
+        [&self.experts, &self.top_k, &self.size, &router.scores, &router.renormalise]
+            .into_iter()
+            .chain(
+                [
+                    &self.bias,
+                    &self.clamped_alpha,
+                    &self.clamped_limit,
+                    &self.shared_size,
+                    &self.shared_gated,
+                    &router.bias,
+                    &router.correction,
+                    &router.groups,
+                    &router.groups_kept,
+                    &router.groups_by,
+                    &router.added,
+                    &router.least,
+                    &router.scale,
+                    &names.block,
+                    &names.router,
+                    &names.correction,
+                    &names.experts,
+                    &names.shared,
+                    &names.shared_gate,
+                ]
+                .into_iter()
+                .flatten(),
+            )
+    }
+}
+
+impl MlaRules {
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        [&self.q_rank, &self.kv_rank, &self.nope, &self.rope, &self.value, &self.eps]
+            .into_iter()
+            .chain(&self.bias)
+    }
+}
+
+impl DeltaRules {
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        [
+            &self.key_heads,
+            &self.value_heads,
+            &self.key_dim,
+            &self.value_dim,
+            &self.kernel,
+            &self.eps,
+        ]
+        .into_iter()
+    }
+}

@@ -1,0 +1,83 @@
+//! Experts: rows are gathered by expert, so that each expert's weights are read once and only for
+//! the rows that go to it.
+//!
+//! Every row's summands are added in the order of the experts, so its bits do not depend on which
+//! other rows there are.
+
+use shardpack_formats::spec::{Activation, ClampedSwiglu};
+use shardpack_kernels::{elementwise, matmul};
+
+use super::{Routes, StoredMatrix, Tensor};
+use crate::backend::ExpertStep;
+
+/// A row that goes to an expert.
+struct Guest {
+    row: usize,
+    weight: f32,
+}
+
+/// `Σ weight · expert(x)` over each row's experts that are held here.
+pub(super) fn experts(
+    x: &Tensor,
+    routes: &Routes,
+    step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
+) -> Tensor {
+    let count = step.held.len();
+    let mut guests: Vec<Vec<Guest>> = (0..count).map(|_| Vec::new()).collect();
+    for (index, (expert, weight)) in routes.experts.iter().zip(&routes.weights).enumerate() {
+        let expert = *expert as usize;
+        if step.held.contains(&expert) {
+            let guest = Guest { row: index / routes.top_k, weight: *weight };
+            guests[expert - step.held.start].push(guest);
+        }
+    }
+    let hidden = step.down.outputs / count;
+    let mut out = Tensor::zeros(x.rows(), hidden);
+    for (expert, guests) in guests.iter().enumerate().filter(|(_, guests)| !guests.is_empty()) {
+        let part = one_expert(x, guests, expert, step);
+        for (guest, part) in guests.iter().zip(part.chunks_exact(hidden)) {
+            let out = &mut out.values[guest.row * hidden..][..hidden];
+            for (out, part) in out.iter_mut().zip(part) {
+                *out += guest.weight * part;
+            }
+        }
+    }
+    out
+}
+
+fn one_expert(
+    x: &Tensor,
+    guests: &[Guest],
+    expert: usize,
+    step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
+) -> Vec<f32> {
+    let count = step.held.len();
+    let rows = guests.iter().flat_map(|guest| &x.values[guest.row * x.width..][..x.width]);
+    let gathered: Vec<f32> = rows.copied().collect();
+    let project = |x: &[f32], matrix: &StoredMatrix, bias: Option<&Vec<f32>>| {
+        let outputs = matrix.outputs / count;
+        let mut out = vec![0.0; guests.len() * outputs];
+        matmul(x, &matrix.rows(expert * outputs..(expert + 1) * outputs), &mut out);
+        if let Some(bias) = bias {
+            elementwise::add_bias(&mut out, &bias[expert * outputs..][..outputs]);
+        }
+        out
+    };
+    let mut gate = project(&gathered, step.gate, step.gate_bias);
+    let up = project(&gathered, step.up, step.up_bias);
+    match (step.clamped, step.activation) {
+        (Some(clamped), _) => clamped_swiglu(&mut gate, &up, clamped),
+        (None, Activation::GeluTanhGlu) => elementwise::gelu_tanh_glu(&mut gate, &up),
+        (None, Activation::GeluGlu) => elementwise::gelu_glu(&mut gate, &up),
+        (None, _) => elementwise::silu_glu(&mut gate, &up),
+    }
+    project(&gate, step.down, step.down_bias)
+}
+
+fn clamped_swiglu(gate: &mut [f32], up: &[f32], clamped: ClampedSwiglu) {
+    let (alpha, limit) = (clamped.alpha.0, clamped.limit.0);
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let capped = gate.min(limit);
+        *gate = (up.clamp(-limit, limit) + 1.0) * capped * super::route::sigmoid(alpha * capped);
+    }
+}

@@ -1,0 +1,230 @@
+//! Mixtures of experts, latent attention and linear attention, in one process: what `convert`
+//! writes of them computes what transformers computes, and joined packages are the one-node
+//! package.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use shardpack_converter::{ConvertOptions, Plan, Source, convert, plan::ExpertCut};
+use shardpack_loader::{
+    engine::{TokenId, logits, memory_group},
+    open::{OpenOptions, Package},
+};
+use tempfile::tempdir;
+
+use crate::harness::data;
+
+/// A float32 engine stays this close to transformers' logits (the fixtures' own statement).
+const TOLERANCE: f32 = 5e-4;
+
+/// Folders of the reference models, and whether they have experts.
+const FAMILIES: &[(&str, bool)] = &[("qwen3_moe", true), ("mixtral", true), ("glm4_moe", true)];
+
+const CUTS: [ExpertCut; 2] = [ExpertCut::Inside, ExpertCut::Whole];
+
+/// Converts a reference model into `output`.
+fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertCut) {
+    let source = Source::open(model).unwrap();
+    let options = ConvertOptions {
+        bits,
+        experts,
+        rounding: "mlx-cpu".to_owned(),
+        ..ConvertOptions::new(output.to_owned(), nodes)
+    };
+    let plan = Plan::new(&source, options).unwrap_or_else(|error| panic!("{model:?}: {error}"));
+    convert(&source, &plan, &|_| ()).unwrap();
+}
+
+fn open(set: &Path, nodes: u32) -> Vec<Package> {
+    let open = |rank| {
+        let folder = set.join(format!("node-{rank}"));
+        Package::open(&folder, &OpenOptions { threads: 1 }, &|_| ()).unwrap()
+    };
+    (0..nodes).map(open).collect()
+}
+
+fn compute(packages: &[Package], tokens: &[i32]) -> Vec<f32> {
+    let tokens: Vec<TokenId> = tokens.iter().map(|token| TokenId(*token as u32)).collect();
+    let groups = memory_group(packages.len() as u32).unwrap();
+    logits(packages, &groups, &tokens, 1).unwrap()
+}
+
+fn numbers<T>(file: &[u8], name: &str, from: fn([u8; 4]) -> T) -> Vec<T> {
+    let tensors = SafeTensors::deserialize(file).unwrap();
+    let view = tensors.tensor(name).unwrap();
+    view.data().as_chunks::<4>().0.iter().map(|four| from(*four)).collect()
+}
+
+fn argmax(row: &[f32]) -> i32 {
+    (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a))).unwrap() as i32
+}
+
+fn check_against_transformers(model: &str, nodes: u32, experts: ExpertCut) {
+    let folder = tempdir().unwrap();
+    let source = data("models").join(model);
+    let set = folder.path().join("set");
+    write(&source, &set, 16, nodes, experts);
+    let packages = open(&set, nodes);
+    let expected = fs::read(source.join("expected.safetensors")).unwrap();
+    let ints = |name: &str| numbers(&expected, name, i32::from_le_bytes);
+    for sequence in ["a", "b"] {
+        let ours = compute(&packages, &ints(&format!("tokens_{sequence}")));
+        let theirs = numbers(&expected, &format!("logits_{sequence}"), f32::from_le_bytes);
+        assert_eq!(ours.len(), theirs.len());
+        let worst = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < TOLERANCE, "{model}, {nodes} nodes, {experts:?}, {sequence}: {worst}");
+    }
+    let (prompt, greedy) = (ints("tokens_a"), ints("greedy"));
+    let all = [prompt.as_slice(), &greedy[..greedy.len() - 1]].concat();
+    let values = compute(&packages, &all);
+    let rows = values.chunks_exact(values.len() / all.len());
+    let chosen: Vec<i32> = rows.skip(prompt.len() - 1).map(argmax).collect();
+    assert_eq!(chosen, greedy, "{model}, {nodes} nodes, {experts:?}");
+}
+
+#[test]
+fn sixteen_bits_compute_what_transformers_computes() {
+    for (model, has_experts) in FAMILIES {
+        for nodes in 1..=3 {
+            for experts in CUTS.into_iter().take(if *has_experts { 2 } else { 1 }) {
+                check_against_transformers(model, nodes, experts);
+            }
+        }
+    }
+}
+
+/// A stored tensor: element type, shape, bytes.
+type Tensor = (String, Vec<u64>, Vec<u8>);
+
+/// Puts the packages of a set together by what their manifests say of each tensor's cut.
+fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
+    let mut joined: BTreeMap<String, Tensor> = BTreeMap::new();
+    for rank in 0..nodes {
+        let package = set.join(format!("node-{rank}"));
+        let manifest: Value =
+            serde_json::from_slice(&fs::read(package.join("manifest.json")).unwrap()).unwrap();
+        for entry in manifest["tensors"].as_array().unwrap() {
+            let number = |value: &Value| value.as_u64().unwrap();
+            let file = fs::read(package.join(entry["file"].as_str().unwrap())).unwrap();
+            let size = number(&entry["size"]) as usize;
+            let bytes = &file[number(&entry["offset"]) as usize..][..size];
+            let shape: Vec<u64> = entry["shape"].as_array().unwrap().iter().map(number).collect();
+            let range = &entry["cut"]["range"];
+            let (dim, start, full) = if range.is_object() {
+                (number(&range["dim"]) as usize, number(&range["start"]), number(&range["full"]))
+            } else {
+                (0, 0, shape[0])
+            };
+            let mut whole = shape.clone();
+            whole[dim] = full;
+            let total = size / shape[dim] as usize * full as usize;
+            let name = entry["name"].as_str().unwrap().to_owned();
+            let dtype = entry["dtype"].as_str().unwrap().to_owned();
+            let place = joined.entry(name).or_insert((dtype, whole.clone(), vec![0; total]));
+            assert_eq!(place.1, whole, "every rank tells the same full shape");
+            let inner = size / shape[..=dim].iter().product::<u64>() as usize;
+            for (index, piece) in bytes.chunks_exact(inner * shape[dim] as usize).enumerate() {
+                let at = (index * full as usize + start as usize) * inner;
+                place.2[at..at + piece.len()].copy_from_slice(piece);
+            }
+        }
+    }
+    joined
+}
+
+#[test]
+fn joined_packages_are_the_package_of_one_node() {
+    for (model, has_experts) in FAMILIES {
+        let folder = tempdir().unwrap();
+        let source = data("models").join(model);
+        for bits in [4, 6, 8, 16] {
+            let one = folder.path().join(format!("{bits}"));
+            write(&source, &one, bits, 1, ExpertCut::Inside);
+            let one = join(&one, 1);
+            for nodes in 2..=4 {
+                for experts in CUTS.into_iter().take(if *has_experts { 2 } else { 1 }) {
+                    let set = folder.path().join(format!("{bits}-{nodes}-{experts:?}"));
+                    write(&source, &set, bits, nodes, experts);
+                    let found = join(&set, nodes);
+                    let same = found.len() == one.len()
+                        && found.iter().zip(&one).all(|(found, one)| found == one);
+                    assert!(same, "{model}, {bits} bits, {nodes} nodes, {experts:?}");
+                    fs::remove_dir_all(set).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Writes a checkpoint like `model` whose experts are fused: one tensor for all gates and ups of
+/// a layer, one for all downs.
+fn fuse(model: &Path, out: &Path, block: &str, [gate, up, down]: [&str; 3]) {
+    fs::create_dir_all(out).unwrap();
+    let mut tensors: BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for entry in fs::read_dir(model).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name.starts_with("model") && name.ends_with(".safetensors") {
+            let file = fs::read(&path).unwrap();
+            for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
+                let held = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+                tensors.insert(name, held);
+            }
+        }
+    }
+    fs::copy(model.join("config.json"), out.join("config.json")).unwrap();
+    for layer in 0.. {
+        if !tensors.contains_key(&format!("model.layers.{layer}.input_layernorm.weight")) {
+            break;
+        }
+        let prefix = format!("model.layers.{layer}.{block}.experts");
+        let (mut sides, mut downs) = (Vec::new(), Vec::new());
+        let mut shape = Vec::new();
+        let mut count = 0;
+        while let Some(found) = tensors.remove(&format!("{prefix}.{count}.{gate}.weight")) {
+            let mut take =
+                |name| tensors.remove(&format!("{prefix}.{count}.{name}.weight")).unwrap();
+            sides.extend([found.2, take(up).2].concat());
+            downs.extend(take(down).2);
+            shape = found.1;
+            count += 1;
+        }
+        if count > 0 {
+            let kind = safetensors::Dtype::BF16;
+            let side = vec![count, 2 * shape[0], shape[1]];
+            tensors.insert(format!("{prefix}.gate_up_proj"), (kind, side, sides));
+            let down = vec![count, shape[1], shape[0]];
+            tensors.insert(format!("{prefix}.down_proj"), (kind, down, downs));
+        }
+    }
+    let views = tensors.iter().map(|(name, (kind, shape, bytes))| {
+        let view = safetensors::tensor::TensorView::new(*kind, shape.clone(), bytes).unwrap();
+        (name.as_str(), view)
+    });
+    fs::write(out.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+#[test]
+fn fused_experts_give_the_same_packages() {
+    let folder = tempdir().unwrap();
+    for (model, block, names) in [
+        ("qwen3_moe", "mlp", ["gate_proj", "up_proj", "down_proj"]),
+        ("mixtral", "block_sparse_moe", ["w1", "w3", "w2"]),
+    ] {
+        let source = data("models").join(model);
+        let fused = folder.path().join(format!("{model}-fused"));
+        fuse(&source, &fused, block, names);
+        let sets = [source, fused].map(|source| {
+            let set = folder.path().join("set");
+            write(&source, &set, 4, 2, ExpertCut::Inside);
+            let found = [0, 1].map(|rank| {
+                let text = fs::read(set.join(format!("node-{rank}/manifest.json"))).unwrap();
+                serde_json::from_slice::<Value>(&text).unwrap()["tensors"].clone()
+            });
+            fs::remove_dir_all(set).unwrap();
+            found
+        });
+        assert_eq!(sets[0], sets[1], "{model}");
+    }
+}
