@@ -87,6 +87,24 @@ pub struct CacheShape {
     pub head_dim: usize,
 }
 
+/// Tokens of a page of keys and values: what sequences that begin alike share, and the unit of
+/// the memory for keys and values.
+pub const TOKENS_PER_PAGE: usize = 256;
+
+/// How keys and values are stored. What is stored is rounded once, so a token's bits do not
+/// depend on how its sequence was cut into steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// As computed.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// 8-bit integers, with one scale for each head of each token.
+    Q8,
+}
+
 /// Attention of one layer over the sequences of a step. `V` is the backend's vector.
 #[derive(Debug)]
 pub struct AttentionStep<'a, V> {
@@ -172,6 +190,9 @@ pub trait Backend: Send + Sync {
     type Routes: Send;
     /// Keys and values of one sequence in all layers; grows with it.
     type Cache: Send;
+    /// A handle to a full page of a cache, [`TOKENS_PER_PAGE`] tokens in all layers; cheap to
+    /// clone. The page lives as long as a cache or a handle holds it.
+    type Page: Clone + Send + Sync;
 
     /// Calls `work` where this backend computes (its threads, its stream). A step runs in one
     /// such call.
@@ -186,8 +207,17 @@ pub trait Backend: Send + Sync {
     /// Takes a vector of floats, one more than each is stored.
     fn vector_plus_one(&self, stored: &PackageTensor) -> Self::Vector;
 
-    /// An empty cache.
-    fn cache(&self, shape: &CacheShape) -> Self::Cache;
+    /// The cache of a sequence that begins with the tokens of `pages`; empty without pages.
+    fn cache(&self, shape: &CacheShape, pages: &[Self::Page]) -> Self::Cache;
+
+    /// A page of a cache, counted from the sequence's beginning, which has to be full.
+    fn page(&self, cache: &Self::Cache, index: usize) -> Self::Page;
+
+    /// Memory of one page.
+    fn page_bytes(&self, shape: &CacheShape) -> u64;
+
+    /// How keys and values are stored; the same on all ranks.
+    fn kv_type(&self) -> KvType;
 
     /// Angles for rows at `positions` of sequences that end with `totals` tokens, which decides
     /// on the frequencies for long sequences.

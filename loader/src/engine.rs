@@ -3,12 +3,16 @@
 //! Every rank has one [`Engine`]. Rank 0 leads: it decides each step and broadcasts it as a plan;
 //! all ranks carry the plan out and sample the same tokens. Reading order: [`GenerateRequest`]
 //! and [`Event`] (what is asked and answered), [`EngineHandle`] (the front's end),
-//! [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (what rank 0 decides), `plan` (what it
-//! broadcasts), `runner` (what every rank does) and `sample`.
+//! [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (what rank 0 decides, with the
+//! memory counted by `pages`), `plan` (what it broadcasts), `runner` (what every rank does) and
+//! `sample`.
 
 mod constraint;
+mod counted;
 mod handle;
+mod hello;
 mod logits;
+mod pages;
 mod plan;
 mod rank;
 mod request;
@@ -18,8 +22,9 @@ mod schedule;
 mod step;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenMask};
+pub use counted::{Calls, CountedGroup, Counts};
 pub use handle::{Command, EngineHandle, EngineState, EngineStatus, EventSink, SubmitError};
-pub use logits::{LogitsError, logits, memory_group};
+pub use logits::{LocalModel, LocalSequence, LogitsError, logits, memory_group};
 pub use rank::{HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
 pub use request::{
     Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, RequestId, Sampling, TokenId,

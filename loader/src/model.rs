@@ -4,6 +4,8 @@
 //! as the package's normalised architecture says; what this rank holds of it is in the layout. No
 //! name of a model family is looked at.
 
+use std::ops::Range;
+
 use shardpack_formats::Spec;
 
 use crate::backend::{Backend, CacheShape, Ranks, StepError};
@@ -99,7 +101,41 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Runs a step and returns the logits `[logit_rows, vocab_size]`, the same on every rank;
+    /// Whether a sequence can begin with pages of another: not where a layer's state is a sum
+    /// over all tokens, of which pages hold nothing.
+    #[must_use]
+    pub const fn reuses_prefixes(&self) -> bool {
+        true
+    }
+
+    /// The tokens that this rank's logits stand for.
+    #[must_use]
+    pub fn held_logits(&self) -> Range<usize> {
+        match self.logit_ranges() {
+            Some(ranges) => ranges[self.shard.rank].clone(),
+            None => 0..self.spec.vocab_size as usize,
+        }
+    }
+
+    /// The same for every rank; none where each has all logits.
+    #[must_use]
+    pub fn logit_ranges(&self) -> Option<&[Range<usize>]> {
+        self.ends.cuts_logits(&self.shard).then_some(self.shard.vocab.as_slice())
+    }
+
+    /// All logits `[rows, vocab_size]` from every rank's part.
+    pub fn gather_logits(
+        &self,
+        backend: &B,
+        part: B::Tensor,
+        ranks: &Ranks<'_>,
+    ) -> Result<B::Tensor, StepError> {
+        let Some(ranges) = self.logit_ranges() else { return Ok(part) };
+        let widths: Vec<_> = ranges.iter().map(ExactSizeIterator::len).collect();
+        backend.gather_columns(part, &widths, ranks)
+    }
+
+    /// Runs a step and returns this rank's part of the logits, `[logit_rows, tokens held]`;
     /// none where no row was asked for. `caches` are in the order of the batch's sequences.
     pub fn forward(
         &self,
@@ -116,7 +152,7 @@ impl<B: Backend> Model<B> {
         if batch.logit_rows.is_empty() {
             return Ok(None);
         }
-        self.ends.logits(&step, &x).map(Some)
+        Ok(Some(self.ends.logits(&step, &x)))
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::{
+    Floats,
     exp::{exp, tanh},
     lanes::{dot, sum},
 };
@@ -19,14 +20,55 @@ pub const KEYS_PER_BLOCK: usize = 256;
 /// Products below which another thread costs more than it saves.
 const MIN_PRODUCTS_PER_TASK: usize = 1 << 15;
 
-/// Keys and values of one key-value head of one sequence. Every block is `[keys, head_dim]` with
-/// [`KEYS_PER_BLOCK`] keys, the last one with fewer.
+/// Keys and values of one key-value head of one sequence. Every block but the last has
+/// [`KEYS_PER_BLOCK`] keys; what a block holds beyond the sequence's end is not read.
 #[derive(Clone, Copy, Debug)]
 pub struct KvHead<'a> {
     /// Blocks of keys.
-    pub keys: &'a [Vec<f32>],
+    pub keys: &'a [KvBlock<'a>],
     /// Blocks of values.
-    pub values: &'a [Vec<f32>],
+    pub values: &'a [KvBlock<'a>],
+}
+
+/// Keys or values `[keys, head_dim]` as they are cached.
+#[derive(Clone, Copy, Debug)]
+pub enum KvBlock<'a> {
+    /// Floats.
+    Floats(Floats<'a>),
+    /// Each row as integers times the row's scale.
+    Q8 {
+        /// Integers, `[keys, head_dim]`.
+        values: &'a [i8],
+        /// One for each key.
+        scales: &'a [f32],
+    },
+}
+
+impl KvBlock<'_> {
+    /// The given keys as floats; `scratch` takes those that are stored otherwise.
+    fn rows<'b>(
+        &'b self,
+        keys: Range<usize>,
+        head_dim: usize,
+        scratch: &'b mut Vec<f32>,
+    ) -> &'b [f32] {
+        let span = keys.start * head_dim..keys.end * head_dim;
+        match self {
+            Self::Floats(Floats::F32(values)) => &values[span],
+            Self::Floats(floats) => {
+                scratch.resize(span.len(), 0.0);
+                floats.read(span.start, scratch);
+                scratch
+            }
+            Self::Q8 { values, scales } => {
+                scratch.clear();
+                for (row, scale) in values[span].chunks_exact(head_dim).zip(&scales[keys]) {
+                    scratch.extend(row.iter().map(|value| f32::from(*value) * scale));
+                }
+                scratch
+            }
+        }
+    }
 }
 
 /// What is computed for one sequence in one layer.
@@ -64,8 +106,8 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
     assert_eq!(sinks, attention.q_to_kv.len(), "one sink per query head");
     let keys = attention.first_position + q.len() / width;
     for head in attention.heads {
-        assert_eq!(stored(head.keys), keys * head_dim, "cached keys");
-        assert_eq!(stored(head.values), keys * head_dim, "cached values");
+        assert_eq!(head.keys.len(), keys.div_ceil(KEYS_PER_BLOCK), "blocks of keys");
+        assert_eq!(head.values.len(), head.keys.len(), "blocks of values");
     }
     let heads_per_task = MIN_PRODUCTS_PER_TASK.div_ceil(2 * keys * head_dim);
     out.par_chunks_mut(head_dim).with_min_len(heads_per_task).enumerate().for_each(
@@ -82,10 +124,6 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
     );
 }
 
-fn stored(blocks: &[Vec<f32>]) -> usize {
-    blocks.iter().map(Vec::len).sum()
-}
-
 /// One query head over the keys `visible`.
 fn one_head(
     q: &[f32],
@@ -98,6 +136,7 @@ fn one_head(
     let head_dim = q.len();
     let mut scores = [0.0; KEYS_PER_BLOCK];
     let mut partial = vec![0.0; head_dim];
+    let mut scratch = Vec::new();
     let mut maximum = f32::NEG_INFINITY;
     let mut total = 0.0;
     out.fill(0.0);
@@ -105,10 +144,9 @@ fn one_head(
         let base = block * KEYS_PER_BLOCK;
         let start = visible.start.max(base) - base;
         let end = visible.end.min(base + KEYS_PER_BLOCK) - base;
-        let span = start * head_dim..end * head_dim;
         let scores = &mut scores[..end - start];
-        let keys = kv.keys[block][span.clone()].chunks_exact(head_dim);
-        for (score, key) in scores.iter_mut().zip(keys) {
+        let keys = kv.keys[block].rows(start..end, head_dim, &mut scratch);
+        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(head_dim)) {
             *score = dot(q, key) * attention.scale;
         }
         if let Some(cap) = attention.softcap {
@@ -123,7 +161,8 @@ fn one_head(
             *score = exp(*score - raised);
         }
         partial.fill(0.0);
-        for (weight, value) in scores.iter().zip(kv.values[block][span].chunks_exact(head_dim)) {
+        let values = kv.values[block].rows(start..end, head_dim, &mut scratch);
+        for (weight, value) in scores.iter().zip(values.chunks_exact(head_dim)) {
             for (sum, value) in partial.iter_mut().zip(value) {
                 *sum += weight * value;
             }

@@ -27,7 +27,7 @@ pub mod matrix;
 pub mod norm;
 pub mod rope;
 
-pub use attention::{Attention, KvHead, attend};
+pub use attention::{Attention, KvBlock, KvHead, attend};
 pub use floats::Floats;
 pub use matmul::matmul;
 pub use matrix::Matrix;

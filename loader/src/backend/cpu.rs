@@ -1,6 +1,6 @@
 //! The backend over our own kernels: every call computes at once, on a thread pool of its own.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shardpack_collectives::GroupError;
@@ -12,8 +12,8 @@ use shardpack_kernels::{Attention, Matrix, Rotation, attend, elementwise, gather
 use zerocopy::IntoBytes;
 
 use super::{
-    AttentionStep, Backend, CacheShape, ExpertStep, NormStep, Qkv, Ranks, StepError, StoredMatrix,
-    StoredWeights,
+    AttentionStep, Backend, CacheShape, ExpertStep, KvType, NormStep, Qkv, Ranks, StepError,
+    StoredMatrix, StoredWeights,
 };
 use crate::open::PackageTensor;
 
@@ -21,12 +21,13 @@ mod cache;
 mod experts;
 mod route;
 
-pub use cache::Cache;
+pub use cache::{Cache, Page};
 pub use route::Routes;
 
 /// Kernels on the threads of one pool.
 pub struct Cpu {
     pool: ThreadPool,
+    kv: KvType,
 }
 
 /// Activations `[rows, width]`.
@@ -55,7 +56,13 @@ impl Cpu {
         let name = |index| format!("kernels-{index}");
         let pool =
             ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(name).build()?;
-        Ok(Self { pool })
+        Ok(Self { pool, kv: KvType::F32 })
+    }
+
+    /// The same, with keys and values stored as `kv`; f32 by default.
+    #[must_use]
+    pub fn with_kv(self, kv: KvType) -> Self {
+        Self { kv, ..self }
     }
 }
 
@@ -89,6 +96,7 @@ impl Backend for Cpu {
     type Rotation = (RopeStyle, Rotation);
     type Routes = Routes;
     type Cache = Cache;
+    type Page = Arc<Page>;
 
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.pool.install(work)
@@ -106,8 +114,20 @@ impl Backend for Cpu {
         self.vector(stored).into_iter().map(|value| value + 1.0).collect()
     }
 
-    fn cache(&self, shape: &CacheShape) -> Cache {
-        Cache::new(shape)
+    fn cache(&self, shape: &CacheShape, pages: &[Arc<Page>]) -> Cache {
+        Cache::new(shape, self.kv, pages)
+    }
+
+    fn page(&self, cache: &Cache, index: usize) -> Arc<Page> {
+        cache.page(index)
+    }
+
+    fn page_bytes(&self, shape: &CacheShape) -> u64 {
+        cache::page_bytes(shape, self.kv)
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv
     }
 
     fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Self::Rotation {
@@ -218,6 +238,7 @@ impl Backend for Cpu {
             let of = |x: &'_ Tensor| row * x.width..(row + length) * x.width;
             let first_position =
                 cache.append(step.layer, &k.values[of(k)], &v.values[of(v)], *length);
+            let blocks = cache.heads(step.layer);
             let attention = Attention {
                 head_dim: step.head_dim,
                 scale: step.scale,
@@ -225,7 +246,7 @@ impl Backend for Cpu {
                 sinks: step.sinks.map(Vec::as_slice),
                 window,
                 q_to_kv: step.q_to_kv,
-                heads: &cache.heads(step.layer),
+                heads: &blocks.heads(),
                 first_position,
             };
             attend(&q.values[of(q)], &attention, &mut out.values[of(q)]);

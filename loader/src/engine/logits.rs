@@ -3,6 +3,7 @@
 use std::{io, sync::Arc, thread};
 
 use shardpack_collectives::{Group, LinkedGroup};
+use shardpack_formats::Spec;
 
 use super::{request::TokenId, step::EngineOptions};
 use crate::{
@@ -47,86 +48,149 @@ pub fn memory_group(ranks: u32) -> io::Result<Vec<Arc<dyn Group>>> {
     Ok(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn Group>).collect())
 }
 
+/// All ranks of a model in this process, each on threads of its own; no scheduling.
+pub struct LocalModel {
+    ranks: Vec<LocalRank>,
+}
+
+struct LocalRank {
+    model: Model<Cpu>,
+    backend: Cpu,
+    group: Arc<dyn Group>,
+}
+
+/// A sequence of a [`LocalModel`].
+pub struct LocalSequence {
+    caches: Vec<<Cpu as Backend>::Cache>,
+    len: u32,
+    total: u32,
+}
+
+impl LocalModel {
+    /// Takes the weights of all packages of a set, with `threads` threads for each rank. `groups`
+    /// are the ends of one rank group.
+    pub fn load(
+        packages: &[Package],
+        groups: &[Arc<dyn Group>],
+        threads: usize,
+    ) -> Result<Self, LogitsError> {
+        let found: Vec<_> = packages.iter().map(|package| package.manifest().rank).collect();
+        let complete = found.iter().copied().eq(0..groups.len() as u32);
+        let last = packages.first().map_or(0, |package| package.manifest().layout.ranks - 1);
+        if !complete || found.len() as u64 != u64::from(last) + 1 {
+            return Err(LogitsError::Packages { last, found });
+        }
+        let load = |(package, group): (&Package, &Arc<dyn Group>)| {
+            let backend = Cpu::new(threads)?;
+            let model = Model::load(package, &backend)
+                .map_err(|source| LogitsError::Load { rank: package.manifest().rank, source })?;
+            Ok(LocalRank { model, backend, group: Arc::clone(group) })
+        };
+        let ranks = packages.iter().zip(groups).map(load).collect::<Result<_, LogitsError>>()?;
+        Ok(Self { ranks })
+    }
+
+    /// What the model computes.
+    ///
+    /// # Panics
+    /// Never: a set has at least one package.
+    #[must_use]
+    pub fn spec(&self) -> &Spec {
+        self.ranks.first().expect("a set has at least one package").model.spec()
+    }
+
+    /// An empty sequence that will have `total` tokens.
+    #[must_use]
+    pub fn sequence(&self, total: usize) -> LocalSequence {
+        let cache = |rank: &LocalRank| rank.backend.cache(&rank.model.cache_shape(), &[]);
+        let caches = self.ranks.iter().map(cache).collect();
+        LocalSequence { caches, len: 0, total: total as u32 }
+    }
+
+    /// Appends tokens to a sequence and returns the logits `[rows, vocab_size]` after those from
+    /// `first` on.
+    pub fn extend(
+        &self,
+        sequence: &mut LocalSequence,
+        tokens: &[TokenId],
+        first: usize,
+    ) -> Result<Vec<f32>, LogitsError> {
+        let spec = self.spec();
+        if let Some(token) = tokens.iter().find(|token| token.0 >= spec.vocab_size) {
+            return Err(LogitsError::Tokens(format!("token {} is unknown", token.0)));
+        }
+        let end = sequence.len as usize + tokens.len();
+        if end > spec.max_positions as usize {
+            let message = format!("{end} are more than {}", spec.max_positions);
+            return Err(LogitsError::Tokens(message));
+        }
+        let batch = Batch {
+            totals: vec![sequence.total.max(end as u32)],
+            tokens: tokens.iter().map(|token| token.0).collect(),
+            positions: (sequence.len..end as u32).collect(),
+            lengths: vec![tokens.len()],
+            logit_rows: (first..tokens.len()).collect(),
+        };
+        sequence.len = end as u32;
+        let results: Vec<_> = thread::scope(|scope| {
+            let ranks = self.ranks.iter().zip(&mut sequence.caches);
+            let workers: Vec<_> = ranks
+                .map(|(rank, cache)| {
+                    let batch = &batch;
+                    scope.spawn(move || rank.step(batch, cache))
+                })
+                .collect();
+            let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            workers.into_iter().map(join).collect()
+        });
+        let mut first = None;
+        for result in results {
+            let logits = result?;
+            first.get_or_insert(logits);
+        }
+        Ok(first.unwrap_or_default())
+    }
+}
+
+impl LocalRank {
+    fn step(
+        &self,
+        batch: &Batch,
+        cache: &mut <Cpu as Backend>::Cache,
+    ) -> Result<Vec<f32>, StepError> {
+        let Self { model, backend, group } = self;
+        let timeout = EngineOptions::STANDARD.collective_timeout;
+        let ranks = Ranks { group: group.as_ref(), timeout };
+        backend.run(|| {
+            let rows = match model.forward(backend, batch, &mut [&mut *cache], &ranks)? {
+                Some(part) => {
+                    let logits = model.gather_logits(backend, part, &ranks)?;
+                    backend.read(logits, &ranks)?
+                }
+                None => Vec::new(),
+            };
+            backend.settle(&mut [cache], &ranks)?;
+            Ok(rows)
+        })
+    }
+}
+
 /// Logits `[tokens, vocab_size]` after each token, by all ranks at once, each a thread of this
-/// process with `threads` threads of its own. `groups` are the ends of one rank group.
+/// process with `threads` threads of its own, in the chunks in which the engine takes a prompt.
+/// `groups` are the ends of one rank group.
 pub fn logits(
     packages: &[Package],
     groups: &[Arc<dyn Group>],
     tokens: &[TokenId],
     threads: usize,
 ) -> Result<Vec<f32>, LogitsError> {
-    let found: Vec<_> = packages.iter().map(|package| package.manifest().rank).collect();
-    let complete = found.iter().copied().eq(0..groups.len() as u32);
-    let last = packages.first().map_or(0, |package| package.manifest().layout.ranks - 1);
-    if !complete || found.len() as u64 != u64::from(last) + 1 {
-        return Err(LogitsError::Packages { last, found });
-    }
-    // All ranks are loaded before one waits for another.
-    let mut ranks = Vec::with_capacity(packages.len());
-    for (package, group) in packages.iter().zip(groups) {
-        let backend = Cpu::new(threads)?;
-        let model = Model::load(package, &backend)
-            .map_err(|source| LogitsError::Load { rank: package.manifest().rank, source })?;
-        ranks.push((model, backend, group));
-    }
-    for (model, ..) in &ranks {
-        let spec = model.spec();
-        if let Some(token) = tokens.iter().find(|token| token.0 >= spec.vocab_size) {
-            return Err(LogitsError::Tokens(format!("token {} is unknown", token.0)));
-        }
-        if tokens.len() > spec.max_positions as usize {
-            let message = format!("{} are more than {}", tokens.len(), spec.max_positions);
-            return Err(LogitsError::Tokens(message));
-        }
-    }
-    let results: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = ranks
-            .iter()
-            .map(|(model, backend, group)| {
-                scope.spawn(move || sequence(model, backend, group.as_ref(), tokens))
-            })
-            .collect();
-        let join = |worker: thread::ScopedJoinHandle<'_, _>| {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        workers.into_iter().map(join).collect()
-    });
-    let mut first = None;
-    for result in results {
-        let logits = result?;
-        first.get_or_insert(logits);
-    }
-    Ok(first.unwrap_or_default())
-}
-
-/// One rank's run over the tokens, in the chunks in which the engine takes a prompt.
-fn sequence<B: Backend>(
-    model: &Model<B>,
-    backend: &B,
-    group: &dyn Group,
-    tokens: &[TokenId],
-) -> Result<Vec<f32>, StepError> {
-    let options = EngineOptions::STANDARD;
-    let ranks = Ranks { group, timeout: options.collective_timeout };
-    let mut cache = backend.cache(&model.cache_shape());
+    let model = LocalModel::load(packages, groups, threads)?;
+    let mut sequence = model.sequence(tokens.len());
     let mut logits = Vec::new();
-    let mut position = 0;
-    for chunk in tokens.chunks(options.prefill_tokens) {
-        let batch = Batch {
-            totals: vec![tokens.len() as u32],
-            tokens: chunk.iter().map(|token| token.0).collect(),
-            positions: (position..position + chunk.len() as u32).collect(),
-            lengths: vec![chunk.len()],
-            logit_rows: (0..chunk.len()).collect(),
-        };
-        position += chunk.len() as u32;
-        let rows = backend.run(|| {
-            let logits = model.forward(backend, &batch, &mut [&mut cache], &ranks)?;
-            let rows = logits.map_or(Ok(Vec::new()), |logits| backend.read(logits, &ranks))?;
-            backend.settle(&mut [&mut cache], &ranks)?;
-            Ok::<_, StepError>(rows)
-        })?;
-        logits.extend(rows);
+    for chunk in tokens.chunks(EngineOptions::STANDARD.prefill_tokens) {
+        logits.extend(model.extend(&mut sequence, chunk, 0)?);
     }
     Ok(logits)
 }

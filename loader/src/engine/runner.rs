@@ -1,16 +1,19 @@
 //! What every rank does with a plan: the same step on its part of the model.
 
-use std::{collections::BTreeMap, fmt::Display};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    fmt::Display,
+};
 
 use shardpack_collectives::GroupError;
 
 use super::{
-    plan::{Plan, Work},
-    request::{RequestId, Sampling},
-    sample::sample,
+    plan::{Begin, PageId, Plan, Publish, Work},
+    request::RequestId,
+    sample::{Chooser, Chosen, Logits, Row, sample},
 };
 use crate::{
-    backend::{Backend, Ranks, StepError},
+    backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
     model::{Batch, Model},
 };
 
@@ -19,34 +22,48 @@ pub(super) struct Runner<B: Backend> {
     model: Model<B>,
     backend: B,
     sequences: BTreeMap<RequestId, Sequence<B::Cache>>,
+    /// Pages that sequences share.
+    pages: BTreeMap<PageId, B::Page>,
     /// Steps run in this epoch.
     steps: u64,
 }
 
 struct Sequence<C> {
     cache: C,
-    sampling: Sampling,
+    chooser: Chooser,
+    /// Tokens that it may have in the end.
+    total: u32,
     /// Tokens in the cache.
     len: u32,
     /// The token that was sampled after them, which must come next.
     next: Option<u32>,
 }
 
-/// The token after a sequence's work; none where the model computed no numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The token after a sequence's work.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sampled {
     pub(super) id: RequestId,
-    pub(super) token: Option<u32>,
+    pub(super) chosen: Chosen,
 }
 
 impl<B: Backend> Runner<B> {
     pub(super) fn new(model: Model<B>, backend: B) -> Self {
-        Self { model, backend, sequences: BTreeMap::new(), steps: 0 }
+        let (sequences, pages) = (BTreeMap::new(), BTreeMap::new());
+        Self { model, backend, sequences, pages, steps: 0 }
     }
 
-    /// Drops all sequences; steps are counted anew.
+    pub(super) const fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    pub(super) const fn model(&self) -> &Model<B> {
+        &self.model
+    }
+
+    /// Drops all sequences and pages; steps are counted anew.
     pub(super) fn forget(&mut self) {
         self.sequences.clear();
+        self.pages.clear();
         self.steps = 0;
     }
 
@@ -66,45 +83,86 @@ impl<B: Backend> Runner<B> {
             return Err(out_of_step(&format!("step {}", self.next_step()), &plan.step));
         }
         self.steps = plan.step;
+        plan.publish.iter().try_for_each(|publish| self.publish(*publish))?;
         for id in &plan.end {
             if self.sequences.remove(id).is_none() {
                 return Err(out_of_step(&"the end of a known sequence", &id.0));
             }
         }
-        for begin in &plan.begin {
-            let cache = self.backend.cache(&self.model.cache_shape());
-            let sequence = Sequence { cache, sampling: begin.sampling.clone(), len: 0, next: None };
-            if self.sequences.insert(begin.id, sequence).is_some() {
-                return Err(out_of_step(&"a new sequence", &begin.id.0));
+        for page in &plan.drop {
+            if self.pages.remove(page).is_none() {
+                return Err(out_of_step(&"the end of a known page", &page.0));
             }
         }
+        plan.begin.iter().try_for_each(|begin| self.begin(begin))?;
         if plan.work.is_empty() {
             return Ok(Vec::new());
         }
         // Sequences leave the map while they are worked on; after an error all are forgotten.
         let mut sequences = Vec::with_capacity(plan.work.len());
         for work in &plan.work {
-            let Some(sequence) = self.sequences.remove(&work.id) else {
+            let Some(mut sequence) = self.sequences.remove(&work.id) else {
                 return Err(out_of_step(&"work on a known sequence", &work.id.0));
             };
             self.check(work, &sequence)?;
+            sequence.chooser.take(work.position, &work.tokens);
+            sequence.len += work.tokens.len() as u32;
             sequences.push(sequence);
         }
-        let logits = self.forward(plan, &mut sequences, ranks)?;
-        let mut rows = logits.chunks_exact(self.model.spec().vocab_size as usize);
+        let mut chosen = self.step(plan, &mut sequences, ranks)?.into_iter();
         let mut sampled = Vec::new();
         for (work, mut sequence) in plan.work.iter().zip(sequences) {
-            sequence.len += work.tokens.len() as u32;
             sequence.next = None;
             if work.sample {
-                let row = rows.next().expect("one row of logits per sampled sequence");
-                let token = sample(row, &sequence.sampling, sequence.len);
-                sequence.next = token;
-                sampled.push(Sampled { id: work.id, token });
+                let chosen = chosen.next().expect("one token per sampled sequence");
+                sequence.next = chosen.token;
+                sampled.push(Sampled { id: work.id, chosen });
             }
             self.sequences.insert(work.id, sequence);
         }
         Ok(sampled)
+    }
+
+    fn publish(&mut self, Publish { id, index, page }: Publish) -> Result<(), StepError> {
+        let full = u64::from(index) + 1;
+        let known = self.sequences.get(&id);
+        let Some(sequence) = known.filter(|it| u64::from(it.len) >= full * TOKENS_PER_PAGE as u64)
+        else {
+            return Err(out_of_step(&"a name for a full page of a known sequence", &id.0));
+        };
+        match self.pages.entry(page) {
+            Entry::Occupied(_) => Err(out_of_step(&"a new page", &page.0)),
+            Entry::Vacant(entry) => {
+                entry.insert(self.backend.page(&sequence.cache, index as usize));
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&mut self, begin: &Begin) -> Result<(), StepError> {
+        let mut pages = Vec::with_capacity(begin.pages.len());
+        for page in &begin.pages {
+            let Some(page) = self.pages.get(page) else {
+                return Err(out_of_step(&"the name of a known page", &page.0));
+            };
+            pages.push(page.clone());
+        }
+        let cached = pages.len() * TOKENS_PER_PAGE;
+        if cached >= self.model.spec().max_positions as usize
+            || ![0, cached].contains(&begin.history.len())
+        {
+            let found = format!("{} of {cached} cached", begin.history.len());
+            return Err(out_of_step(&"the tokens of the cached pages", &found));
+        }
+        let mut chooser = Chooser::new(begin.wishes.clone());
+        chooser.take(0, &begin.history);
+        let cache = self.backend.cache(&self.model.cache_shape(), &pages);
+        let (total, len) = (begin.total, cached as u32);
+        let sequence = Sequence { cache, chooser, total, len, next: None };
+        match self.sequences.insert(begin.id, sequence) {
+            Some(_) => Err(out_of_step(&"a new sequence", &begin.id.0)),
+            None => Ok(()),
+        }
     }
 
     fn check(&self, work: &Work, sequence: &Sequence<B::Cache>) -> Result<(), StepError> {
@@ -117,35 +175,57 @@ impl<B: Backend> Runner<B> {
         if let Some(next) = sequence.next.filter(|next| work.tokens != [*next]) {
             return Err(out_of_step(&format!("token {next}"), &format!("{:?}", work.tokens)));
         }
+        if let Some(mask) = work.mask.as_ref().filter(|it| it.vocab_size() != spec.vocab_size) {
+            let expected = format!("a mask of {} tokens", spec.vocab_size);
+            return Err(out_of_step(&expected, &mask.vocab_size()));
+        }
         match work.tokens.iter().find(|token| **token >= spec.vocab_size) {
             Some(token) => Err(out_of_step(&format!("a token below {}", spec.vocab_size), token)),
             None => Ok(()),
         }
     }
 
-    /// Logits of the sequences that are sampled, one row each.
-    fn forward(
+    /// The tokens of the sequences that are sampled, in the order of the work.
+    fn step(
         &self,
         plan: &Plan,
         sequences: &mut [Sequence<B::Cache>],
         ranks: &Ranks<'_>,
-    ) -> Result<Vec<f32>, StepError> {
+    ) -> Result<Vec<Chosen>, StepError> {
         let mut batch = Batch::default();
-        for work in &plan.work {
+        for (work, sequence) in plan.work.iter().zip(sequences.iter()) {
             batch.tokens.extend(&work.tokens);
             batch.positions.extend(work.position..work.position + work.tokens.len() as u32);
             batch.lengths.push(work.tokens.len());
+            batch.totals.push(sequence.total.max(sequence.len));
             if work.sample {
                 batch.logit_rows.push(batch.tokens.len() - 1);
             }
         }
-        let mut caches: Vec<_> = sequences.iter_mut().map(|sequence| &mut sequence.cache).collect();
+        let mut rows = Vec::new();
+        let mut caches = Vec::with_capacity(sequences.len());
+        for (work, sequence) in plan.work.iter().zip(sequences) {
+            if work.sample {
+                let (chooser, index) = (&sequence.chooser, sequence.len);
+                rows.push(Row { chooser, index, mask: work.mask.as_ref() });
+            }
+            caches.push(&mut sequence.cache);
+        }
         let (model, backend) = (&self.model, &self.backend);
         backend.run(|| {
-            let logits = model.forward(backend, &batch, &mut caches, ranks)?;
-            let logits = logits.map_or(Ok(Vec::new()), |logits| backend.read(logits, ranks))?;
+            let Some(part) = model.forward(backend, &batch, &mut caches, ranks)? else {
+                backend.settle(&mut caches, ranks)?;
+                return Ok(Vec::new());
+            };
+            let values = backend.read(part, ranks)?;
             backend.settle(&mut caches, ranks)?;
-            Ok(logits)
+            let logits = Logits {
+                values: &values,
+                range: model.held_logits(),
+                ranges: model.logit_ranges(),
+                vocab_size: model.spec().vocab_size as usize,
+            };
+            sample(&logits, &rows, ranks)
         })
     }
 }

@@ -1,100 +1,161 @@
 //! From logits to a token: the same on every rank and machine.
+//!
+//! Each rank looks at its own part of the vocabulary and brings what the choice can depend on: a
+//! few candidates, and sums of exponentials where probabilities are asked for. One gather later
+//! every rank makes the same choice. Only filters that keep more tokens than the candidates need
+//! a second gather, of the whole rows.
+//!
+//! Noise is a function of seed, index and token (Gumbel's: the highest noisy logit is a sample of
+//! the softmax), so neither company nor the number of ranks plays a part in it.
+//!
+//! Reading order: [`Chooser`] (a sequence's wishes and history), [`Part`] (what a rank brings),
+//! `choose`, `draw` (noise).
 
-use shardpack_kernels::exp::exp;
+mod choose;
+mod chooser;
+mod draw;
+mod part;
 
-use super::request::Sampling;
+use std::ops::Range;
 
-/// The token after `index` tokens. `None` where no logit is a number. Ties go to the lower id.
-pub(super) fn sample(logits: &[f32], sampling: &Sampling, index: u32) -> Option<u32> {
-    let (best, maximum) = greedy(logits)?;
-    if sampling.temperature == 0.0 || maximum.is_infinite() {
-        return Some(best);
-    }
-    // Our own exponential, since the platform's differs between machines; f64 for the sum, so
-    // that unlikely tokens of large vocabularies still count. What is not a number counts nothing.
-    let weight = |logit: &f32| {
-        let weight = f64::from(exp((logit - maximum) / sampling.temperature));
-        if weight.is_nan() { 0.0 } else { weight }
-    };
-    let total: f64 = logits.iter().map(weight).sum();
-    let threshold = uniform(sampling.seed, index) * total;
-    let mut sum = 0.0;
-    for (token, logit) in logits.iter().enumerate() {
-        sum += weight(logit);
-        if sum > threshold {
-            return Some(token as u32);
-        }
-    }
-    Some(best)
+use rayon::prelude::*;
+use shardpack_collectives::GroupError;
+
+use choose::{Choice, choose};
+pub(super) use chooser::{Chooser, Wishes};
+use part::Part;
+
+use super::{constraint::TokenMask, request::TokenLogprobs};
+use crate::backend::{Ranks, StepError};
+
+/// Logits of a step's sampled sequences.
+pub(super) struct Logits<'a> {
+    /// `[rows, width of the part]`.
+    pub(super) values: &'a [f32],
+    /// The tokens that this rank's columns stand for.
+    pub(super) range: Range<usize>,
+    /// Every rank's tokens; none where each rank has all logits.
+    pub(super) ranges: Option<&'a [Range<usize>]>,
+    /// Tokens of the vocabulary.
+    pub(super) vocab_size: usize,
 }
 
-fn greedy(logits: &[f32]) -> Option<(u32, f32)> {
-    let mut best = None;
-    for (token, logit) in logits.iter().enumerate() {
-        let higher = best.is_none_or(|(_, highest)| *logit > highest);
-        if higher && !logit.is_nan() {
-            best = Some((token as u32, *logit));
-        }
-    }
-    best
+/// One row of logits and whose it is.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    pub(super) chooser: &'a Chooser,
+    /// Tokens before the one that is chosen.
+    pub(super) index: u32,
+    /// What may come; everything where there is none.
+    pub(super) mask: Option<&'a TokenMask>,
 }
 
-/// A number in 0..1 that is a function of seed and index: `SplitMix64`'s finalizer over both
-/// (Steele, Lea, Flood 2014).
-fn uniform(seed: u64, index: u32) -> f64 {
-    let mix = |mut z: u64| {
-        z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+/// A chosen token; none where the model computed no numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Chosen {
+    pub(super) token: Option<u32>,
+    pub(super) logprobs: Option<TokenLogprobs>,
+}
+
+/// Chooses a token for each row, with at most two gathers.
+pub(super) fn sample(
+    logits: &Logits<'_>,
+    rows: &[Row<'_>],
+    ranks: &Ranks<'_>,
+) -> Result<Vec<Chosen>, StepError> {
+    let width = logits.range.len();
+    assert_eq!(logits.values.len(), rows.len() * width, "logits of every row");
+    let row_of = |index: usize| &logits.values[index * width..(index + 1) * width];
+    let mine: Vec<Part> = rows
+        .par_iter()
+        .enumerate()
+        .map(|(index, row)| Part::of(row, row_of(index), logits.range.start as u32))
+        .collect();
+    let parts = match logits.ranges {
+        None => mine.into_iter().map(|part| vec![part]).collect(),
+        Some(ranges) => gather_parts(&mine, rows, ranges, ranks)?,
     };
-    (mix(mix(seed) ^ u64::from(index)) >> 11) as f64 / (1_u64 << 53) as f64
+    let choices: Vec<Choice> =
+        rows.iter().zip(&parts).map(|(row, parts)| choose(row, parts)).collect();
+    let wide: Vec<usize> =
+        (0..rows.len()).filter(|index| matches!(choices[*index], Choice::NeedsRow)).collect();
+    let mut whole = match logits.ranges {
+        Some(ranges) if !wide.is_empty() => gather_rows(&wide, row_of, ranges, ranks)?,
+        _ => wide.iter().map(|index| row_of(*index).to_vec()).collect(),
+    }
+    .into_iter();
+    let chosen = choices.into_iter().zip(rows).map(|(choice, row)| match choice {
+        Choice::Chosen(chosen) => chosen,
+        Choice::NeedsRow => {
+            let values = whole.next().expect("a row for each that needs one");
+            assert_eq!(values.len(), logits.vocab_size, "a whole row");
+            match choose(row, &[Part::whole(row, &values)]) {
+                Choice::Chosen(chosen) => chosen,
+                Choice::NeedsRow => unreachable!("a whole row is all there is"),
+            }
+        }
+    });
+    Ok(chosen.collect())
+}
+
+/// Every rank's parts of each row.
+fn gather_parts(
+    mine: &[Part],
+    rows: &[Row<'_>],
+    ranges: &[Range<usize>],
+    ranks: &Ranks<'_>,
+) -> Result<Vec<Vec<Part>>, StepError> {
+    let mut bytes = Vec::new();
+    for (part, row) in mine.iter().zip(rows) {
+        part.encode(row, &mut bytes);
+    }
+    let all = ranks.group.all_gather(&bytes, ranks.deadline())?;
+    let mut parts: Vec<Vec<Part>> = rows.iter().map(|_| Vec::new()).collect();
+    for (rank, (mut bytes, range)) in all.iter().map(Vec::as_slice).zip(ranges).enumerate() {
+        for (row, parts) in rows.iter().zip(&mut parts) {
+            let part = Part::parse(row, range, &mut bytes);
+            parts.push(part.ok_or_else(|| foreign(rank, "candidates of every row"))?);
+        }
+        if !bytes.is_empty() {
+            return Err(foreign(rank, "nothing after the candidates"));
+        }
+    }
+    if all.len() != ranges.len() {
+        return Err(foreign(all.len(), "candidates of every rank"));
+    }
+    Ok(parts)
+}
+
+/// The given rows, whole.
+fn gather_rows<'a>(
+    wide: &[usize],
+    row_of: impl Fn(usize) -> &'a [f32],
+    ranges: &[Range<usize>],
+    ranks: &Ranks<'_>,
+) -> Result<Vec<Vec<f32>>, StepError> {
+    let mine: Vec<u8> = wide
+        .iter()
+        .flat_map(|index| row_of(*index))
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
+    let all = ranks.group.all_gather(&mine, ranks.deadline())?;
+    let mut rows = vec![Vec::new(); wide.len()];
+    for (rank, (bytes, range)) in all.iter().zip(ranges).enumerate() {
+        if bytes.len() != wide.len() * range.len() * size_of::<f32>() {
+            return Err(foreign(rank, "its columns of the rows asked for"));
+        }
+        for (row, part) in rows.iter_mut().zip(bytes.chunks(range.len().max(1) * size_of::<f32>()))
+        {
+            row.extend(part.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        }
+    }
+    Ok(rows)
+}
+
+fn foreign(rank: usize, expected: &str) -> StepError {
+    let (rank, expected) = (rank as u32, expected.to_owned());
+    StepError::Group(GroupError::OutOfStep { rank, expected, found: "other bytes".to_owned() })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn greedy_takes_the_highest_and_the_lower_id_of_a_tie() {
-        let check =
-            |logits: &[f32], expected| assert_eq!(sample(logits, &Sampling::GREEDY, 3), expected);
-        check(&[0.0, 2.0, 1.0], Some(1));
-        check(&[1.0, 3.0, 3.0], Some(1));
-        check(&[-0.0, 0.0], Some(0));
-        check(&[f32::NAN, -5.0, f32::NAN], Some(1));
-        check(&[f32::NEG_INFINITY, f32::NEG_INFINITY], Some(0));
-        check(&[f32::NAN], None);
-        check(&[], None);
-    }
-
-    #[test]
-    fn frequencies_follow_the_softmax() {
-        let logits = [0.0, 1.0, f32::NEG_INFINITY, 2.0];
-        let temperature = 1.5;
-        let mut counts = [0_u32; 4];
-        let draws = 40_000;
-        for index in 0..draws {
-            let sampling = Sampling { temperature, seed: 11, ..Sampling::GREEDY };
-            counts[sample(&logits, &sampling, index).unwrap() as usize] += 1;
-        }
-        let weights = logits.map(|logit| f64::from(logit / temperature).exp());
-        let total: f64 = weights.iter().sum();
-        for (count, weight) in counts.iter().zip(weights) {
-            let (found, expected) = (f64::from(*count) / f64::from(draws), weight / total);
-            // Four standard deviations of the rarest.
-            assert!((found - expected).abs() < 0.01, "{counts:?}: {found} {expected}");
-        }
-    }
-
-    #[test]
-    fn seed_and_index_decide() {
-        let logits = [0.0; 100];
-        let draw = |seed, index| {
-            sample(&logits, &Sampling { temperature: 1.0, seed, ..Sampling::GREEDY }, index)
-        };
-        assert_eq!(draw(5, 9), draw(5, 9));
-        let differ = |f: &dyn Fn(u32) -> Option<u32>| (1..20).any(|i| f(i) != f(0));
-        assert!(differ(&|seed| draw(u64::from(seed), 0)) && differ(&|index| draw(0, index)));
-    }
-}
+mod tests;

@@ -1,79 +1,89 @@
 //! What rank 0 decides: who is run in the next step, and what its tokens mean for each request.
+//!
+//! Requests are admitted in the order in which they came, as far as there is memory for their
+//! keys and values. When a running sequence needs more than there is, the one that was admitted
+//! last gives way: it waits at the head of the queue, is computed anew later and gets the tokens
+//! that it would have had.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Instant,
-};
+mod job;
+mod limits;
+
+use std::{collections::VecDeque, time::Instant};
 
 use super::{
-    plan::{Begin, Plan, Work},
-    request::{Event, FinishReason, GenerateRequest, RequestId, Sampling, TokenId, Usage},
+    constraint::{ConstraintFactory, TokenMask},
+    pages::Pages,
+    plan::{Begin, PageId, Plan, Publish, Work},
+    request::{Event, FinishReason, GenerateRequest, RequestId, Usage},
     runner::Sampled,
+    sample::Wishes,
 };
-
-/// What bounds a schedule.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) vocab_size: u32,
-    /// Tokens of the longest sequence, prompt and answer.
-    pub(super) max_positions: u32,
-    pub(super) max_sequences: usize,
-    /// Prompt tokens of one step.
-    pub(super) prefill_tokens: usize,
-}
+use crate::backend::TOKENS_PER_PAGE;
+use job::{Job, Taken};
+pub(super) use limits::Limits;
 
 /// Requests between submission and end.
 pub(super) struct Schedule {
     limits: Limits,
-    waiting: VecDeque<(RequestId, GenerateRequest)>,
-    active: BTreeMap<RequestId, Active>,
-    /// Active requests in the order of their admission.
-    order: Vec<RequestId>,
+    factory: Option<Box<dyn ConstraintFactory>>,
+    pages: Pages,
+    /// In the order of their admission to be.
+    waiting: VecDeque<Job>,
+    /// In the order of their admission.
+    active: Vec<Active>,
+    /// Pages that the ranks are to name, of sequences that may have ended.
+    publish: Vec<Publish>,
     /// Sequences that the ranks still hold but no request needs.
     ended: Vec<RequestId>,
     events: Vec<Event>,
 }
 
+/// A sequence for which there is memory.
 struct Active {
-    request: GenerateRequest,
-    /// Prompt and answer.
-    tokens: Vec<u32>,
-    /// How many of them the ranks have in their caches.
+    job: Job,
+    /// Tokens that the ranks have in their caches.
     fed: usize,
+    /// Pages that it shares, from its beginning on.
+    shared: Vec<PageId>,
+    /// Pages of its own after them.
+    own: u64,
+    /// Whether other sequences may still find its next pages.
+    publishes: bool,
     /// Whether the ranks know the sequence.
     begun: bool,
-    admitted: Instant,
-    /// When the first and the latest token came.
-    answered: Option<[Instant; 2]>,
 }
 
 impl Active {
-    fn generated(&self) -> usize {
-        self.tokens.len() - self.request.prompt.len()
+    fn left(&self) -> usize {
+        self.job.tokens.len() - self.fed
     }
 
-    fn usage(&self, now: Instant) -> Usage {
-        let [first, last] = self.answered.unwrap_or([now, now]);
-        Usage {
-            prompt_tokens: self.request.prompt.len() as u32,
-            cached_tokens: 0,
-            completion_tokens: self.generated() as u32,
-            prefill_seconds: (first - self.admitted).as_secs_f64(),
-            decode_seconds: (last - first).as_secs_f64(),
-        }
+    /// Whether only the token that was sampled last is left.
+    fn is_decoding(&self) -> bool {
+        self.fed > 0 && self.left() == 1 && self.job.generated() > 0
+    }
+
+    fn room(&self) -> usize {
+        (self.shared.len() + self.own as usize) * TOKENS_PER_PAGE
     }
 }
 
 impl Schedule {
-    pub(super) const fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
+            factory: None,
+            pages: Pages::new(0),
             waiting: VecDeque::new(),
-            active: BTreeMap::new(),
-            order: Vec::new(),
+            active: Vec::new(),
+            publish: Vec::new(),
             ended: Vec::new(),
             events: Vec::new(),
         }
+    }
+
+    pub(super) fn set_factory(&mut self, factory: Box<dyn ConstraintFactory>) {
+        self.factory = Some(factory);
     }
 
     /// Events since the last call, in order.
@@ -81,177 +91,317 @@ impl Schedule {
         std::mem::take(&mut self.events)
     }
 
-    pub(super) fn submit(&mut self, id: RequestId, request: GenerateRequest) {
+    pub(super) fn submit(&mut self, id: RequestId, request: GenerateRequest, now: Instant) {
+        let fail = |message, retryable| Event::Failed { request: id, message, retryable };
         if let Err(message) = self.limits.check(&request) {
-            self.events.push(Event::Failed { request: id, message, retryable: false });
-        } else if request.max_tokens == 0
-            || request.prompt.len() == self.limits.max_positions as usize
-        {
-            let prompt_tokens = request.prompt.len() as u32;
-            let usage = Usage { prompt_tokens, ..Usage::default() };
-            self.events.push(Event::Finished { request: id, reason: FinishReason::Length, usage });
-        } else {
-            self.waiting.push_back((id, request));
+            return self.events.push(fail(message, false));
         }
+        if self.waiting.len() >= self.limits.max_waiting {
+            let message = format!("{} requests are waiting already", self.waiting.len());
+            return self.events.push(fail(message, true));
+        }
+        let constraint = match (&request.constraint, &self.factory) {
+            (None, _) => None,
+            (Some(_), None) => {
+                let message = "this engine takes no constraints".to_owned();
+                return self.events.push(fail(message, false));
+            }
+            (Some(source), Some(factory)) => match factory.build(source) {
+                Ok(constraint) => Some(constraint),
+                Err(error) => return self.events.push(fail(error.to_string(), false)),
+            },
+        };
+        let job = Job::new(id, request, constraint, now);
+        if job.request.max_tokens == 0 || job.tokens.len() >= self.limits.max_positions as usize {
+            let (reason, usage) = (FinishReason::Length, job.usage(now));
+            return self.events.push(Event::Finished { request: id, reason, usage });
+        }
+        self.waiting.push_back(job);
     }
 
-    pub(super) fn cancel(&mut self, id: RequestId) {
-        if let Some(index) = self.waiting.iter().position(|(waiting, _)| *waiting == id) {
-            let prompt_tokens = self.waiting[index].1.prompt.len() as u32;
-            self.waiting.remove(index);
-            let usage = Usage { prompt_tokens, ..Usage::default() };
-            let reason = FinishReason::Cancelled;
-            self.events.push(Event::Finished { request: id, reason, usage });
-        } else {
-            self.finish(id, FinishReason::Cancelled, Instant::now());
-        }
+    pub(super) fn cancel(&mut self, id: RequestId, now: Instant) {
+        self.finish(id, FinishReason::Cancelled, now);
     }
 
     /// Drops all requests without an event.
     pub(super) fn forget(&mut self) {
-        *self = Self::new(self.limits);
+        let factory = self.factory.take();
+        *self = Self { factory, ..Self::new(self.limits.clone()) };
     }
 
-    /// Other ranks took over, which hold none of the sequences.
-    pub(super) fn begin_anew(&mut self) {
+    /// Other ranks took over, which hold none of the sequences and have memory for so many pages.
+    pub(super) fn begin_anew(&mut self, capacity: u64) {
         self.ended.clear();
-        for active in self.active.values_mut() {
-            active.fed = 0;
-            active.begun = false;
+        self.publish.clear();
+        self.pages.forget(capacity);
+        for active in self.active.drain(..).rev() {
+            self.waiting.push_front(active.job);
         }
     }
 
     /// The next step: one token for every sequence that is decoding, and the next tokens of
-    /// prompts, the oldest first.
+    /// prompts, of which each that is being read gets its share.
     pub(super) fn plan(&mut self, step: u64, now: Instant) -> Plan {
+        self.expire(now);
+        self.refuse_too_long();
+        self.extend();
         self.admit(now);
-        let mut plan = self.endings(step);
-        let mut budget = self.limits.prefill_tokens;
-        for id in &self.order {
-            let active = self.active.get_mut(id).expect("order lists active requests");
-            let left = active.tokens.len() - active.fed;
-            let decoding = active.fed > 0 && left == 1;
-            let count = if decoding { 1 } else { left.min(budget) };
+        let counts = self.counts();
+        let mut begin = Vec::new();
+        let mut work = Vec::new();
+        let mut faults = Vec::new();
+        for (active, count) in self.active.iter_mut().zip(counts) {
             if count == 0 {
                 continue;
             }
-            if !decoding {
-                budget -= count;
-            }
+            let sample = count == active.left();
+            let mask = match sample.then(|| active.job.mask(self.limits.vocab_size)).transpose() {
+                Ok(mask) => mask.flatten(),
+                Err(fault) => {
+                    faults.push((active.job.id, fault));
+                    continue;
+                }
+            };
             if !active.begun {
                 active.begun = true;
-                plan.begin.push(Begin { id: *id, sampling: active.request.sampling.clone() });
+                begin.push(self.limits.begin(active));
             }
-            plan.work.push(Work {
-                id: *id,
+            let tokens = active.job.tokens[active.fed..active.fed + count].to_vec();
+            work.push(Work {
+                id: active.job.id,
                 position: active.fed as u32,
-                tokens: active.tokens[active.fed..active.fed + count].to_vec(),
-                sample: count == left,
+                tokens,
+                sample,
+                mask,
             });
         }
-        plan
+        for (id, message) in faults {
+            self.fail(id, message);
+        }
+        Plan { begin, work, ..self.endings(step) }
     }
 
     /// A step that only ends sequences.
     pub(super) fn endings(&mut self, step: u64) -> Plan {
-        Plan { step, end: std::mem::take(&mut self.ended), ..Plan::default() }
-    }
-
-    fn admit(&mut self, now: Instant) {
-        while self.active.len() < self.limits.max_sequences
-            && let Some((id, request)) = self.waiting.pop_front()
-        {
-            let tokens = request.prompt.iter().map(|token| token.0).collect();
-            let active =
-                Active { request, tokens, fed: 0, begun: false, admitted: now, answered: None };
-            self.active.insert(id, active);
-            self.order.push(id);
+        Plan {
+            step,
+            publish: std::mem::take(&mut self.publish),
+            end: std::mem::take(&mut self.ended),
+            drop: self.pages.take_dropped(),
+            ..Plan::default()
         }
     }
 
-    /// Takes what a step brought.
-    pub(super) fn record(&mut self, plan: &Plan, sampled: &[Sampled], now: Instant) {
-        for work in &plan.work {
-            let active = self.active.get_mut(&work.id).expect("work is on active requests");
-            active.fed += work.tokens.len();
+    /// Ends requests whose time is over.
+    fn expire(&mut self, now: Instant) {
+        let jobs = self.waiting.iter().chain(self.active.iter().map(|active| &active.job));
+        let late: Vec<_> = jobs.filter(|job| job.is_late(now)).map(|job| job.id).collect();
+        for id in late {
+            self.finish(id, FinishReason::Deadline, now);
         }
-        for Sampled { id, token } in sampled {
-            if let Some(token) = token {
-                self.answer(*id, *token, now);
+    }
+
+    /// Fails prompts that no memory of these ranks could hold.
+    fn refuse_too_long(&mut self) {
+        let room = self.room();
+        let long = |job: &&Job| job.tokens.len() >= room;
+        while let Some(job) = self.waiting.iter().find(long) {
+            let (id, message) = (
+                job.id,
+                format!(
+                    "the sequence has {} tokens, and the memory for keys and values holds {room}: \
+                     give the ranks more of it (--kv-memory), or a smaller type (--kv-type)",
+                    job.tokens.len()
+                ),
+            );
+            self.fail(id, message);
+        }
+    }
+
+    /// Tokens of a sequence that has all memory.
+    fn room(&self) -> usize {
+        usize::try_from(self.pages.capacity()).unwrap_or(usize::MAX).saturating_mul(TOKENS_PER_PAGE)
+    }
+
+    /// Makes room for the next token of every sequence that is decoding; those admitted last
+    /// give way.
+    fn extend(&mut self) {
+        let mut index = 0;
+        while index < self.active.len() {
+            let active = &mut self.active[index];
+            if active.job.tokens.len() <= active.room() {
+                index += 1;
+            } else if self.pages.take(1) {
+                active.own += 1;
+                index += 1;
             } else {
-                let message = "the model computed values that are not numbers".to_owned();
-                self.remove(*id);
-                self.events.push(Event::Failed { request: *id, message, retryable: false });
+                let active = self.active.pop().expect("there is one at the index");
+                self.preempt(active);
             }
         }
     }
 
-    fn answer(&mut self, id: RequestId, token: u32, now: Instant) {
-        let active = self.active.get_mut(&id).expect("tokens are sampled for active requests");
-        active.answered.get_or_insert([now, now])[1] = now;
-        if active.request.stop_tokens.contains(&TokenId(token)) {
-            return self.finish(id, FinishReason::Stop, now);
+    fn preempt(&mut self, active: Active) {
+        self.pages.release(&active.shared);
+        self.pages.give(active.own);
+        if active.begun {
+            self.ended.push(active.job.id);
         }
-        active.tokens.push(token);
-        self.events.push(Event::Token { request: id, token: TokenId(token), logprobs: None });
-        let full = active.tokens.len() >= self.limits.max_positions as usize;
-        if full || active.generated() >= active.request.max_tokens as usize {
-            self.finish(id, FinishReason::Length, now);
+        self.waiting.push_front(active.job);
+    }
+
+    fn admit(&mut self, now: Instant) {
+        while self.active.len() < self.limits.max_sequences
+            && let Some(job) = self.waiting.front_mut()
+        {
+            let kind = self.limits.kind(job);
+            let found = if self.limits.prefix_reuse {
+                self.pages.find(kind, &job.tokens)
+            } else {
+                Vec::new()
+            };
+            // Room for the next token too, so that it need not give way at once.
+            let needed = (job.tokens.len() + 1).div_ceil(TOKENS_PER_PAGE);
+            let own = (needed.min(self.pages.capacity() as usize) - found.len()) as u64;
+            if !self.pages.take(own) {
+                self.pages.release(&found);
+                return;
+            }
+            let fed = found.len() * TOKENS_PER_PAGE;
+            job.admit(fed as u32, now);
+            let job = self.waiting.pop_front().expect("looked at above");
+            let publishes = self.limits.prefix_reuse;
+            self.active.push(Active { job, fed, shared: found, own, publishes, begun: false });
         }
     }
 
-    /// Ends an active request; others are unknown and ignored.
+    /// How many tokens of each active sequence are run.
+    fn counts(&self) -> Vec<usize> {
+        let decoding = self.active.iter().any(Active::is_decoding);
+        let budget = if decoding { self.limits.mixed_tokens } else { usize::MAX };
+        let mut budget = budget.min(self.limits.prefill_tokens);
+        let mut counts: Vec<usize> =
+            self.active.iter().map(|active| usize::from(active.is_decoding())).collect();
+        let reading = counts.iter().filter(|count| **count == 0).count();
+        // First each its share, so that a short prompt does not wait for the end of a long one,
+        // then the oldest what is left.
+        for share in [(budget / reading.max(1)).max(1), usize::MAX] {
+            for (active, count) in self.active.iter().zip(&mut counts) {
+                if !active.is_decoding() {
+                    let more = (active.left() - *count).min(share).min(budget);
+                    *count += more;
+                    budget -= more;
+                }
+            }
+        }
+        counts
+    }
+
+    /// Takes what a step brought.
+    pub(super) fn record(&mut self, plan: &Plan, sampled: Vec<Sampled>, now: Instant) {
+        for work in &plan.work {
+            // Cancelling happens between steps, so it is still there.
+            let place = self.active.iter().position(|active| active.job.id == work.id);
+            let active = &mut self.active[place.expect("work is on active requests")];
+            active.fed += work.tokens.len();
+            publish(active, &mut self.pages, self.limits.kind(&active.job), &mut self.publish);
+        }
+        for Sampled { id, chosen } in sampled {
+            let place = self.active.iter().position(|active| active.job.id == id);
+            let active = &mut self.active[place.expect("tokens are sampled for active requests")];
+            let Some(token) = chosen.token else {
+                self.fail(id, "the model computed values that are not numbers".to_owned());
+                continue;
+            };
+            match active.job.take(token, now) {
+                Taken::Stop => self.finish(id, FinishReason::Stop, now),
+                Taken::Token { ends } => {
+                    let room = self.limits.max_positions as usize;
+                    let full = active.job.tokens.len()
+                        >= room.min(
+                            usize::try_from(self.pages.capacity())
+                                .unwrap_or(usize::MAX)
+                                .saturating_mul(TOKENS_PER_PAGE),
+                        );
+                    let token = super::TokenId(token);
+                    let logprobs = chosen.logprobs;
+                    self.events.push(Event::Token { request: id, token, logprobs });
+                    if ends {
+                        self.finish(id, FinishReason::Stop, now);
+                    } else if full || active.job.is_complete() {
+                        self.finish(id, FinishReason::Length, now);
+                    }
+                }
+                Taken::Fault(message) => self.fail(id, message),
+            }
+        }
+    }
+
+    /// Ends a request; unknown ones are ignored.
     fn finish(&mut self, id: RequestId, reason: FinishReason, now: Instant) {
-        if let Some(active) = self.remove(id) {
-            let usage = active.usage(now);
+        if let Some(job) = self.remove(id) {
+            let usage: Usage = job.usage(now);
             self.events.push(Event::Finished { request: id, reason, usage });
         }
     }
 
-    fn remove(&mut self, id: RequestId) -> Option<Active> {
-        let active = self.active.remove(&id)?;
-        self.order.retain(|other| *other != id);
+    fn fail(&mut self, id: RequestId, message: String) {
+        if self.remove(id).is_some() {
+            self.events.push(Event::Failed { request: id, message, retryable: false });
+        }
+    }
+
+    fn remove(&mut self, id: RequestId) -> Option<Job> {
+        if let Some(index) = self.waiting.iter().position(|job| job.id == id) {
+            return self.waiting.remove(index);
+        }
+        let index = self.active.iter().position(|active| active.job.id == id)?;
+        let active = self.active.remove(index);
+        self.pages.release(&active.shared);
+        self.pages.give(active.own);
         if active.begun {
             self.ended.push(id);
         }
-        Some(active)
+        Some(active.job)
+    }
+}
+
+/// Names the pages of a sequence that are full. Where another sequence was first, later pages
+/// stay its own: a chain has one owner per page.
+fn publish(active: &mut Active, pages: &mut Pages, kind: u32, publish: &mut Vec<Publish>) {
+    while active.publishes && active.fed >= (active.shared.len() + 1) * TOKENS_PER_PAGE {
+        let index = active.shared.len();
+        let tokens = &active.job.tokens[index * TOKENS_PER_PAGE..(index + 1) * TOKENS_PER_PAGE];
+        match pages.publish(kind, &active.shared, tokens) {
+            Some(page) => {
+                active.shared.push(page);
+                active.own -= 1;
+                publish.push(Publish { id: active.job.id, index: index as u32, page });
+            }
+            None => active.publishes = false,
+        }
     }
 }
 
 impl Limits {
-    fn check(&self, request: &GenerateRequest) -> Result<(), String> {
-        let GenerateRequest { prompt, sampling, .. } = request;
-        if prompt.is_empty() {
-            return Err("the prompt has no tokens".to_owned());
-        }
-        if prompt.len() > self.max_positions as usize {
-            return Err(format!(
-                "the prompt has {} tokens, the model takes at most {}",
-                prompt.len(),
-                self.max_positions
-            ));
-        }
-        if let Some(token) = prompt.iter().find(|token| token.0 >= self.vocab_size) {
-            return Err(format!(
-                "token {} is not below the vocabulary's {}",
-                token.0, self.vocab_size
-            ));
-        }
-        if !sampling.temperature.is_finite() || sampling.temperature < 0.0 {
-            return Err(format!("{} is no temperature", sampling.temperature));
-        }
-        let plain =
-            Sampling { temperature: sampling.temperature, seed: sampling.seed, ..Sampling::GREEDY };
-        let unused = [
-            ("penalties, filters or biases", *sampling != plain),
-            ("min_tokens", request.min_tokens > 0),
-            ("logprobs", request.logprobs.is_some()),
-            ("constraints", request.constraint.is_some()),
-            ("timeouts", request.timeout_ms.is_some()),
-        ];
-        if let Some((what, _)) = unused.iter().find(|(_, asked)| *asked) {
-            return Err(format!("this engine does not know {what} yet"));
-        }
-        Ok(())
+    fn begin(&self, active: &Active) -> Begin {
+        let job = &active.job;
+        let wishes = Wishes {
+            sampling: job.request.sampling.clone(),
+            logprobs: job.request.logprobs,
+            prompt_len: job.request.prompt.len() as u32,
+            forbidden: job.forbidden(),
+            forbidden_before: (job.request.prompt.len() as u32)
+                .saturating_add(job.request.min_tokens),
+        };
+        let history =
+            if wishes.needs_history() { job.tokens[..active.fed].to_vec() } else { Vec::new() };
+        let total = self.total(job);
+        Begin { id: job.id, total, wishes, pages: active.shared.clone(), history }
     }
+}
+
+/// A mask that forbids nothing need not travel.
+fn needed(mask: TokenMask) -> Option<TokenMask> {
+    (!mask.is_all()).then_some(mask)
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use shardpack_collectives::{Deadline, Group, GroupError};
 
 use super::{
+    constraint::ConstraintFactory,
+    hello::Hello,
     plan::{MAX_PREFILL_TOKENS, MAX_SEQUENCES, Plan},
     rank::{PATIENCE, RankEngine, StepOutcome},
     request::{Event, GenerateRequest, RequestId},
@@ -12,7 +14,7 @@ use super::{
     schedule::{Limits, Schedule},
 };
 use crate::{
-    backend::{Backend, Ranks, StepError},
+    backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
     model::Model,
 };
 
@@ -21,8 +23,16 @@ use crate::{
 pub struct EngineOptions {
     /// Sequences that are run together; further requests wait.
     pub max_sequences: usize,
-    /// Prompt tokens of one step, so that sequences that are decoding never wait long.
+    /// Requests that may wait; more are refused, with the word that they may come again.
+    pub max_waiting: usize,
+    /// Prompt tokens of one step, which bounds its activations.
     pub prefill_tokens: usize,
+    /// Prompt tokens of a step in which other sequences are decoding, so that these never wait
+    /// long for their next token.
+    pub mixed_tokens: usize,
+    /// Memory of each rank for keys and values. By default one sequence of the model's longest
+    /// context, or [`EngineOptions::LEAST_KV_BYTES`] where that is more.
+    pub kv_bytes: Option<u64>,
     /// Longest silence of the leader.
     pub heartbeat_timeout: Duration,
     /// Longest wait of one call on the group within a step: more than the ranks' work between
@@ -34,10 +44,30 @@ impl EngineOptions {
     /// Sizes that suit any model and times for machines of one kind.
     pub const STANDARD: Self = Self {
         max_sequences: 32,
+        max_waiting: 1024,
         prefill_tokens: 512,
+        mixed_tokens: 64,
+        kv_bytes: None,
         heartbeat_timeout: PATIENCE,
         collective_timeout: Duration::from_secs(20),
     };
+
+    /// Memory for keys and values of small models, so that several sequences fit.
+    pub const LEAST_KV_BYTES: u64 = 64 << 20;
+
+    /// Pages of keys and values of one rank.
+    fn pages<B: Backend>(&self, model: &Model<B>, backend: &B) -> u64 {
+        let page_bytes = backend.page_bytes(&model.cache_shape());
+        if page_bytes == 0 {
+            // Other ranks hold them.
+            return u64::MAX;
+        }
+        let longest = u64::from(model.spec().max_positions).div_ceil(TOKENS_PER_PAGE as u64);
+        match self.kv_bytes {
+            Some(bytes) => bytes / page_bytes,
+            None => longest.max(Self::LEAST_KV_BYTES / page_bytes),
+        }
+    }
 }
 
 /// One rank's engine over a backend.
@@ -61,23 +91,56 @@ impl<B: Backend> Engine<B> {
     pub fn new(model: Model<B>, backend: B, options: EngineOptions) -> Self {
         assert!((1..=MAX_SEQUENCES).contains(&options.max_sequences), "{options:?}");
         assert!((1..=MAX_PREFILL_TOKENS).contains(&options.prefill_tokens), "{options:?}");
+        assert!((1..=MAX_PREFILL_TOKENS).contains(&options.mixed_tokens), "{options:?}");
+        let spec = model.spec();
+        let long = spec.ropes.iter().filter_map(|rope| rope.long.as_ref());
         let limits = Limits {
-            vocab_size: model.spec().vocab_size,
-            max_positions: model.spec().max_positions,
+            vocab_size: spec.vocab_size,
+            max_positions: spec.max_positions,
             max_sequences: options.max_sequences,
+            max_waiting: options.max_waiting,
             prefill_tokens: options.prefill_tokens,
+            mixed_tokens: options.mixed_tokens,
+            prefix_reuse: model.reuses_prefixes(),
+            long_beyond: long.map(|long| long.beyond).collect(),
         };
         let runner = Runner::new(model, backend);
         Self { options, schedule: Schedule::new(limits), runner, epoch: None }
     }
 
+    /// The same, with what turns the constraints of requests into masks; only rank 0 needs it.
+    #[must_use]
+    pub fn with_constraints(mut self, factory: Box<dyn ConstraintFactory>) -> Self {
+        self.schedule.set_factory(factory);
+        self
+    }
+
+    /// What this engine runs.
+    #[must_use]
+    pub const fn model(&self) -> &Model<B> {
+        self.runner.model()
+    }
+
     /// A group of another epoch has other ranks, which know none of our sequences.
-    fn enter(&mut self, group: &dyn Group) {
-        if self.epoch != Some(group.epoch()) {
-            self.epoch = Some(group.epoch());
-            self.schedule.begin_anew();
-            self.runner.forget();
+    fn enter(&mut self, group: &dyn Group, timeout: Duration) -> Result<(), GroupError> {
+        if self.epoch == Some(group.epoch()) {
+            return Ok(());
         }
+        let (model, backend) = (self.runner.model(), self.runner.backend());
+        let hello = Hello {
+            vocab_size: model.spec().vocab_size,
+            kv: backend.kv_type(),
+            pages: self.options.pages(model, backend),
+        };
+        let pages = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {
+            if matches!(error, GroupError::OutOfStep { .. }) {
+                group.abort(&error.to_string());
+            }
+        })?;
+        self.epoch = Some(group.epoch());
+        self.schedule.begin_anew(pages);
+        self.runner.forget();
+        Ok(())
     }
 
     fn ranks<'a>(&self, group: &'a dyn Group) -> Ranks<'a> {
@@ -92,11 +155,11 @@ impl<B: Backend> Engine<B> {
 
 impl<B: Backend> RankEngine for Engine<B> {
     fn submit(&mut self, id: RequestId, request: GenerateRequest) {
-        self.schedule.submit(id, request);
+        self.schedule.submit(id, request, Instant::now());
     }
 
     fn cancel(&mut self, id: RequestId) {
-        self.schedule.cancel(id);
+        self.schedule.cancel(id, Instant::now());
     }
 
     fn lead(
@@ -104,7 +167,7 @@ impl<B: Backend> RankEngine for Engine<B> {
         group: &dyn Group,
         events: &mut dyn FnMut(Event),
     ) -> Result<StepOutcome, GroupError> {
-        self.enter(group);
+        self.enter(group, self.options.collective_timeout)?;
         let plan = self.schedule.plan(self.runner.next_step(), Instant::now());
         let mut outcome = StepOutcome::Idle;
         let mut deliver = |schedule: &mut Schedule| {
@@ -120,13 +183,13 @@ impl<B: Backend> RankEngine for Engine<B> {
         self.send(&plan, group)?;
         let ranks = self.ranks(group);
         let sampled = self.runner.run(&plan, &ranks).map_err(group_error)?;
-        self.schedule.record(&plan, &sampled, Instant::now());
+        self.schedule.record(&plan, sampled, Instant::now());
         deliver(&mut self.schedule);
         Ok(StepOutcome::Worked)
     }
 
     fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError> {
-        self.enter(group);
+        self.enter(group, self.options.collective_timeout)?;
         let plan = self.schedule.endings(self.runner.next_step());
         self.send(&plan, group)?;
         let ranks = self.ranks(group);
@@ -134,7 +197,7 @@ impl<B: Backend> RankEngine for Engine<B> {
     }
 
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError> {
-        self.enter(group);
+        self.enter(group, self.options.heartbeat_timeout)?;
         let mut bytes = Vec::new();
         group.broadcast(0, &mut bytes, Deadline::after(self.options.heartbeat_timeout))?;
         let result = Plan::parse(&bytes)

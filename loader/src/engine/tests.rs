@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 use shardpack_collectives::{Deadline, Group, GroupError};
 
 use super::*;
+
+mod requests;
+
 use crate::{
-    backend::Cpu,
+    backend::{Cpu, KvType},
     model::Model,
     open::Package,
     testing::{
@@ -26,6 +29,8 @@ struct Ranks {
     leader: Engine<Cpu>,
     followers: Vec<Engine<Cpu>>,
     epoch: u64,
+    /// Steps that the latest answers took.
+    steps: usize,
 }
 
 impl Ranks {
@@ -33,7 +38,7 @@ impl Ranks {
         let packages = recipe.open();
         let mut engines: Vec<_> = packages.iter().map(|package| engine(package, options)).collect();
         let leader = engines.remove(0);
-        Self { leader, followers: engines, epoch: 0 }
+        Self { leader, followers: engines, epoch: 0, steps: 0 }
     }
 
     /// Forms a group of the next epoch for `work` and returns how each follower ended.
@@ -65,12 +70,16 @@ impl Ranks {
     /// Runs the requests together until all have ended.
     fn answers(&mut self, requests: &[GenerateRequest]) -> Vec<Answer> {
         let mut events = Vec::new();
+        let mut steps = 0;
         let ended = self.formed(|leader, group| {
             for (id, request) in requests.iter().enumerate() {
                 leader.submit(RequestId(id as u64), request.clone());
             }
-            while lead(leader, group, &mut events) == StepOutcome::Worked {}
+            while lead(leader, group, &mut events) == StepOutcome::Worked {
+                steps += 1;
+            }
         });
+        self.steps = steps;
         let done = GroupError::Aborted("done".to_owned());
         assert!(ended.iter().all(|error| *error == done), "{ended:?}");
         let mut answers = collect(events);
@@ -78,13 +87,23 @@ impl Ranks {
     }
 }
 
+impl Ranks {
+    /// The same with a group of the same epoch, in which the ranks keep what they have.
+    fn answers_again(&mut self, requests: &[GenerateRequest]) -> Vec<Answer> {
+        self.epoch -= 1;
+        self.answers(requests)
+    }
+}
+
 fn lead(leader: &mut Engine<Cpu>, group: &dyn Group, events: &mut Vec<Event>) -> StepOutcome {
     leader.lead(group, &mut |event| events.push(event)).unwrap()
 }
 
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Answer {
     tokens: Vec<u32>,
+    logprobs: Vec<TokenLogprobs>,
+    cached: u32,
     end: Option<Result<(FinishReason, u32, u32), String>>,
 }
 
@@ -94,9 +113,13 @@ fn collect(events: Vec<Event>) -> BTreeMap<RequestId, Answer> {
         let answer = answers.entry(event.request()).or_default();
         assert_eq!(answer.end, None, "nothing follows the end: {event:?}");
         match event {
-            Event::Token { token, .. } => answer.tokens.push(token.0),
+            Event::Token { token, logprobs, .. } => {
+                answer.tokens.push(token.0);
+                answer.logprobs.extend(logprobs);
+            }
             Event::Finished { reason, usage, .. } => {
                 assert!(usage.prefill_seconds >= 0.0 && usage.decode_seconds >= 0.0);
+                answer.cached = usage.cached_tokens;
                 answer.end = Some(Ok((reason, usage.prompt_tokens, usage.completion_tokens)));
             }
             Event::Failed { message, .. } => answer.end = Some(Err(message)),
@@ -160,7 +183,7 @@ fn a_request_gets_the_same_tokens_alone_and_among_others() {
     assert!(alone.iter().all(|answer| !answer.tokens.is_empty()));
     assert_eq!(ranks.answers(&mixed()), alone, "together");
     for (max_sequences, prefill_tokens) in [(32, 7), (2, 512), (1, 1), (3, 33)] {
-        let options = EngineOptions { max_sequences, prefill_tokens, ..STANDARD };
+        let options = EngineOptions { max_sequences, prefill_tokens, mixed_tokens: 7, ..STANDARD };
         let answers = Ranks::new(recipe, options).answers(&mixed());
         assert_eq!(answers, alone, "{max_sequences} sequences, chunks of {prefill_tokens}");
     }
@@ -207,7 +230,7 @@ fn a_reset_engine_knows_no_request() {
 #[test]
 fn others_decode_while_a_long_prompt_is_read() {
     let [short, long] = Expected::of("qwen3").tokens;
-    let options = EngineOptions { prefill_tokens: 8, ..STANDARD };
+    let options = EngineOptions { prefill_tokens: 8, mixed_tokens: 8, ..STANDARD };
     let mut ranks = Ranks::new(Recipe::plain("qwen3", 2), options);
     ranks.formed(|leader, group| {
         leader.submit(RequestId(1), request(&short[..3], 100));
@@ -274,7 +297,7 @@ fn requests_that_cannot_be_run_fail_and_full_ones_end() {
     check(request(&[5, 512], 1), Err("token 512"));
     for temperature in [-1.0, f32::NAN, f32::INFINITY] {
         let sampling = Sampling { temperature, ..Sampling::GREEDY };
-        check(GenerateRequest { sampling, ..request(&[5], 1) }, Err("no temperature"));
+        check(GenerateRequest { sampling, ..request(&[5], 1) }, Err("is no temperature"));
     }
 }
 
@@ -316,6 +339,8 @@ fn refuse(plan: &plan::Plan, cut_bytes: usize) -> String {
     let deadline = Deadline::after(STANDARD.collective_timeout);
     thread::scope(|scope| {
         let follower = scope.spawn(move || engine.follow(mine.as_ref()).unwrap_err());
+        let hello = hello::Hello { vocab_size: 512, kv: KvType::F32, pages: 9 };
+        hello.exchange(leaders.as_ref(), deadline).unwrap();
         leaders.broadcast(0, &mut bytes, deadline).unwrap();
         let error = follower.join().unwrap();
         let seen = leaders.barrier(deadline).unwrap_err();
@@ -326,11 +351,23 @@ fn refuse(plan: &plan::Plan, cut_bytes: usize) -> String {
 
 #[test]
 fn a_plan_that_does_not_fit_ends_the_group() {
-    use plan::{Begin, Plan, Work};
+    use plan::{Begin, PageId, Plan, Publish, Work};
     let id = RequestId(4);
-    let begin = Begin { id, sampling: Sampling::GREEDY };
-    let work =
-        |position, tokens: &[u32]| Work { id, position, tokens: tokens.to_vec(), sample: true };
+    let wishes = sample::Wishes {
+        sampling: Sampling::GREEDY,
+        logprobs: None,
+        prompt_len: 1,
+        forbidden: vec![],
+        forbidden_before: 0,
+    };
+    let begin = Begin { id, total: 9, wishes, pages: vec![], history: vec![] };
+    let work = |position, tokens: &[u32]| Work {
+        id,
+        position,
+        tokens: tokens.to_vec(),
+        sample: true,
+        mask: None,
+    };
     let plan = |begin: &[Begin], work: &[Work]| Plan {
         step: 1,
         begin: begin.to_vec(),
@@ -349,6 +386,15 @@ fn a_plan_that_does_not_fit_ends_the_group() {
     check(plan(std::slice::from_ref(&begin), &[work(0, &[1]), work(1, &[2])]), "known sequence");
     check(plan(std::slice::from_ref(&begin), &[work(0, &[512])]), "a token below 512");
     check(plan(std::slice::from_ref(&begin), &[work(0, &[1; 513])]), "position 0");
+    let mask = Some(TokenMask::all(500));
+    check(plan(std::slice::from_ref(&begin), &[Work { mask, ..work(0, &[1]) }]), "a mask of 512");
+    let paged = Begin { pages: vec![PageId(3)], ..begin.clone() };
+    check(plan(&[paged], &[]), "a known page");
+    let told = Begin { history: vec![1], ..begin.clone() };
+    check(plan(&[told], &[]), "the tokens of the cached pages");
+    check(Plan { step: 1, drop: vec![PageId(3)], ..Plan::default() }, "a known page");
+    let publish = vec![Publish { id, index: 0, page: PageId(3) }];
+    check(Plan { step: 1, publish, ..Plan::default() }, "a full page of a known sequence");
     let short = refuse(&plan(std::slice::from_ref(&begin), &[]), 1);
     assert!(short.contains("ends early"), "{short}");
 }

@@ -60,15 +60,14 @@ impl<B: Backend> Ends<B> {
         })
     }
 
-    /// Logits of the rows that want them, the same on every rank.
-    pub(super) fn logits(&self, step: &Step<'_, B>, x: &B::Tensor) -> Result<B::Tensor, StepError> {
-        let Step { backend, spec, shard, batch, .. } = step;
+    /// Logits of the rows that want them: the columns that [`super::Model::held_logits`] names.
+    pub(super) fn logits(&self, step: &Step<'_, B>, x: &B::Tensor) -> B::Tensor {
+        let Step { backend, spec, batch, .. } = step;
         let rows = backend.select_rows(x, &batch.logit_rows);
         let x = self.norm.apply(backend, &spec.norm, &rows);
-        let (matrix, cut) = match &self.head {
-            Head::Own(matrix) => (matrix.as_ref(), true),
-            // A whole embedding gives every rank all logits; there is nothing to gather.
-            Head::Tied => (self.embedding.as_ref(), shard.embedding_cut),
+        let matrix = match &self.head {
+            Head::Own(matrix) => matrix.as_ref(),
+            Head::Tied => self.embedding.as_ref(),
         };
         let mut part = match matrix {
             Some(matrix) => backend.linear(&x, matrix),
@@ -80,11 +79,16 @@ impl<B: Backend> Ends<B> {
         if let Some(cap) = spec.logit_softcap {
             part = backend.softcap(part, cap.0);
         }
-        if !cut {
-            return Ok(part);
+        part
+    }
+
+    /// Whether each rank has logits of a part of the vocabulary only. A whole embedding that is
+    /// the head too gives every rank all logits; there is nothing to gather.
+    pub(super) const fn cuts_logits(&self, shard: &Shard) -> bool {
+        match self.head {
+            Head::Own(_) => true,
+            Head::Tied => shard.embedding_cut,
         }
-        let widths: Vec<_> = shard.vocab.iter().map(ExactSizeIterator::len).collect();
-        backend.gather_columns(part, &widths, step.ranks)
     }
 }
 

@@ -17,6 +17,27 @@ struct Variant {
     sinks: Option<[f32; 3]>,
 }
 
+fn views(blocks: &[Vec<f32>]) -> Vec<KvBlock<'_>> {
+    blocks.iter().map(|block| KvBlock::Floats(Floats::F32(block))).collect()
+}
+
+fn floats(values: &[f32], block: usize) -> Vec<KvBlock<'_>> {
+    values.chunks(block).map(|block| KvBlock::Floats(Floats::F32(block))).collect()
+}
+
+fn bf16(bits: &[u16], block: usize) -> Vec<KvBlock<'_>> {
+    bits.chunks(block).map(|block| KvBlock::Floats(Floats::BF16(block))).collect()
+}
+
+fn q8<'a>(values: &'a [i8], scales: &'a [f32], block: usize) -> Vec<KvBlock<'a>> {
+    let scales = scales.chunks(KEYS_PER_BLOCK);
+    values
+        .chunks(block)
+        .zip(scales)
+        .map(|(values, scales)| KvBlock::Q8 { values, scales })
+        .collect()
+}
+
 /// Keys and values of `heads` heads, `[head][key][head_dim]` and in blocks.
 struct Cache {
     head_dim: usize,
@@ -47,7 +68,9 @@ impl Cache {
         let q_to_kv = [1, 0, 1];
         let keys = first_position + q.len() / (q_to_kv.len() * self.head_dim);
         let blocks = self.blocks(keys);
-        let heads: Vec<_> = blocks.iter().map(|[keys, values]| KvHead { keys, values }).collect();
+        let views: Vec<_> =
+            blocks.iter().map(|head| head.each_ref().map(|all| views(all))).collect();
+        let heads: Vec<_> = views.iter().map(|[keys, values]| KvHead { keys, values }).collect();
         let attention = Attention {
             head_dim: self.head_dim,
             scale: 0.3,
@@ -151,4 +174,48 @@ fn prefill_and_decode_have_the_same_bits() {
             assert!(same && whole.len() == pieces.len(), "chunks of {chunk}, window {window:?}");
         }
     }
+}
+
+/// Rounded keys and values give what their exact floats give, bit for bit.
+#[test]
+fn stored_types_are_read_exactly() {
+    let (head_dim, keys) = (24, 300);
+    let integers = |seed: usize| -> Vec<i8> {
+        (0..keys * head_dim).map(|i| ((i * 31 + seed * 17) % 255) as u8 as i8).collect()
+    };
+    let scales: Vec<f32> = (0..keys).map(|key| 0.01 + key as f32 * 1e-5).collect();
+    let [k, v] = [integers(1), integers(2)];
+    let exact = |values: &[i8]| -> Vec<f32> {
+        let value = |(i, value): (usize, &i8)| f32::from(*value) * scales[i / head_dim];
+        values.iter().enumerate().map(value).collect()
+    };
+    let q = numbers(3 * head_dim, 4);
+    let attend_to = |keys_in_blocks: &[KvBlock<'_>], values: &[KvBlock<'_>]| {
+        let attention = Attention {
+            head_dim,
+            scale: 0.2,
+            softcap: None,
+            sinks: None,
+            window: None,
+            q_to_kv: &[0, 0, 0],
+            heads: &[KvHead { keys: keys_in_blocks, values }],
+            first_position: keys - 1,
+        };
+        let mut out = vec![f32::NAN; q.len()];
+        attend(&q, &attention, &mut out);
+        out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    let cut = KEYS_PER_BLOCK * head_dim;
+    let [exact_k, exact_v] = [exact(&k), exact(&v)];
+    let of = |k: &[f32], v: &[f32]| attend_to(&floats(k, cut), &floats(v, cut));
+    let found = attend_to(&q8(&k, &scales, cut), &q8(&v, &scales, cut));
+    assert_eq!(found, of(&exact_k, &exact_v));
+    let half = |values: &[f32]| -> Vec<u16> {
+        values.iter().map(|value| half::bf16::from_f32(*value).to_bits()).collect()
+    };
+    let [half_k, half_v] = [half(&exact_k), half(&exact_v)];
+    let widened = |bits: &[u16]| Floats::BF16(bits).to_vec();
+    let [wide_k, wide_v] = [widened(&half_k), widened(&half_v)];
+    let found = attend_to(&bf16(&half_k, cut), &bf16(&half_v, cut));
+    assert_eq!(found, of(&wide_k, &wide_v));
 }

@@ -1,0 +1,386 @@
+//! A plan's bytes. All numbers little-endian; a list is its length (4) and its entries. Followers
+//! parse them as foreign bytes.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 8 | number of the step in its epoch, from 1 |
+//! | list of 20 | pages that get a name: request (8), index (4), page (8) |
+//! | list of 8 | sequences that ended: request |
+//! | list of 8 | pages that lose their name |
+//! | list | sequences that begin: request (8), total (4), wishes, pages (list of 8), history (list of 4) |
+//! | list | work: request (8), position (4), flags (1: a token is sampled, 2: a mask of bits follows, 4: a list of allowed tokens follows), tokens (list of 4), mask |
+//!
+//! Wishes: temperature, `top_k`, `top_p`, `min_p`, repetition, presence and frequency penalty (4
+//! each), seed (8), biases (list of 8: token, bias), reported alternatives (1; 255: none), length
+//! of the prompt (4), forbidden tokens (list of 4) and the length before which they are (4).
+//! A mask: size of the vocabulary (4), then its words or its tokens (list of 4).
+
+use super::{
+    super::{
+        constraint::TokenMask,
+        request::{RequestId, Sampling, TokenId},
+        sample::Wishes,
+    },
+    Begin, MAX_PREFILL_TOKENS, MAX_SEQUENCES, PageId, Plan, Publish, Work,
+};
+
+/// Entries of the lists of sequences. Those that ended may be as many as those that replaced
+/// them.
+const MAX_ENTRIES: usize = 2 * MAX_SEQUENCES;
+
+/// Tokens of one step: a prompt's part, and one for each sequence that is decoding.
+const MAX_TOKENS: usize = MAX_PREFILL_TOKENS + MAX_SEQUENCES;
+
+/// Tokens of one sequence, and pages of all: longer than any context in use.
+const MAX_LEN: usize = 1 << 24;
+
+/// Tokens of a vocabulary.
+const MAX_VOCAB: u32 = 1 << 24;
+
+/// Marks that no alternatives are reported.
+const NO_LOGPROBS: u8 = u8::MAX;
+
+/// Bytes that are no plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::engine) enum PlanError {
+    #[error("a plan that ends early")]
+    Short,
+    #[error("a plan with bytes after its end")]
+    Long,
+    #[error("a plan beyond its limits")]
+    Limit,
+    #[error("a plan with a field out of range")]
+    Field,
+}
+
+impl Plan {
+    /// # Panics
+    /// When the plan exceeds the limits that [`Plan::parse`] checks.
+    pub(in crate::engine) fn encode(&self) -> Vec<u8> {
+        let tokens: usize = self.work.iter().map(|work| work.tokens.len()).sum();
+        assert!(tokens <= MAX_TOKENS, "{tokens} tokens in a plan");
+        let mut out = Writer(self.step.to_le_bytes().to_vec());
+        out.list(&self.publish, MAX_LEN, |out, publish| {
+            out.u64(publish.id.0);
+            out.u32(publish.index);
+            out.u64(publish.page.0);
+        });
+        out.list(&self.end, MAX_ENTRIES, |out, id| out.u64(id.0));
+        out.list(&self.drop, MAX_LEN, |out, page| out.u64(page.0));
+        out.list(&self.begin, MAX_ENTRIES, |out, begin| {
+            out.u64(begin.id.0);
+            out.u32(begin.total);
+            out.wishes(&begin.wishes);
+            out.list(&begin.pages, MAX_LEN, |out, page| out.u64(page.0));
+            out.list(&begin.history, MAX_LEN, |out, token| out.u32(*token));
+        });
+        out.list(&self.work, MAX_ENTRIES, Writer::work);
+        out.0
+    }
+
+    /// Every value returned is within the limits; whether it fits the sequences is the runner's
+    /// to check.
+    pub(in crate::engine) fn parse(bytes: &[u8]) -> Result<Self, PlanError> {
+        let mut rest = Reader { bytes, tokens_left: MAX_TOKENS };
+        let plan = Self {
+            step: rest.u64()?,
+            publish: rest.list(MAX_LEN, |rest| {
+                let id = RequestId(rest.u64()?);
+                Ok(Publish { id, index: rest.u32()?, page: PageId(rest.u64()?) })
+            })?,
+            end: rest.list(MAX_ENTRIES, |rest| rest.u64().map(RequestId))?,
+            drop: rest.list(MAX_LEN, |rest| rest.u64().map(PageId))?,
+            begin: rest.list(MAX_ENTRIES, |rest| {
+                Ok(Begin {
+                    id: RequestId(rest.u64()?),
+                    total: rest.u32()?,
+                    wishes: rest.wishes()?,
+                    pages: rest.list(MAX_LEN, |rest| rest.u64().map(PageId))?,
+                    history: rest.list(MAX_LEN, Reader::u32)?,
+                })
+            })?,
+            work: rest.list(MAX_ENTRIES, Reader::work)?,
+        };
+        if rest.bytes.is_empty() { Ok(plan) } else { Err(PlanError::Long) }
+    }
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn f32(&mut self, value: f32) {
+        self.u32(value.to_bits());
+    }
+
+    fn list<T>(&mut self, entries: &[T], limit: usize, write: impl Fn(&mut Self, &T)) {
+        assert!(entries.len() <= limit, "{} entries in a list of a plan", entries.len());
+        self.u32(entries.len() as u32);
+        for entry in entries {
+            write(self, entry);
+        }
+    }
+
+    fn wishes(&mut self, wishes: &Wishes) {
+        let sampling = &wishes.sampling;
+        self.f32(sampling.temperature);
+        self.u32(sampling.top_k);
+        self.f32(sampling.top_p);
+        self.f32(sampling.min_p);
+        self.f32(sampling.repetition_penalty);
+        self.f32(sampling.presence_penalty);
+        self.f32(sampling.frequency_penalty);
+        self.u64(sampling.seed);
+        self.list(&sampling.logit_bias, MAX_LEN, |out, (token, bias)| {
+            out.u32(token.0);
+            out.f32(*bias);
+        });
+        self.0.push(wishes.logprobs.map_or(NO_LOGPROBS, |count| count as u8));
+        self.u32(wishes.prompt_len);
+        self.list(&wishes.forbidden, MAX_LEN, |out, token| out.u32(*token));
+        self.u32(wishes.forbidden_before);
+    }
+
+    fn work(&mut self, work: &Work) {
+        self.u64(work.id.0);
+        self.u32(work.position);
+        // Whichever is shorter: few tokens are allowed in most places of a grammar.
+        let listed = |mask: &TokenMask| (mask.count() as usize) < mask.words().len();
+        let form = work.mask.as_ref().map_or(0, |mask| if listed(mask) { 4 } else { 2 });
+        self.0.push(u8::from(work.sample) | form);
+        self.list(&work.tokens, MAX_TOKENS, |out, token| out.u32(*token));
+        if let Some(mask) = &work.mask {
+            self.u32(mask.vocab_size());
+            if form == 4 {
+                let allowed: Vec<u32> = allowed(mask).collect();
+                self.list(&allowed, MAX_LEN, |out, token| out.u32(*token));
+            } else {
+                self.list(mask.words(), MAX_LEN, |out, word| out.u32(*word));
+            }
+        }
+    }
+}
+
+fn allowed(mask: &TokenMask) -> impl Iterator<Item = u32> {
+    let bits = |word: u32| (0..32).filter(move |bit| word >> bit & 1 == 1);
+    let words = mask.words().iter().enumerate();
+    words.flat_map(move |(index, word)| bits(*word).map(move |bit| index as u32 * 32 + bit))
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    /// Tokens of work that may still come.
+    tokens_left: usize,
+}
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], PlanError> {
+        let (taken, rest) = self.bytes.split_first_chunk().ok_or(PlanError::Short)?;
+        self.bytes = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, PlanError> {
+        self.take().map(|[byte]: [u8; 1]| byte)
+    }
+
+    fn u32(&mut self) -> Result<u32, PlanError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, PlanError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    /// A finite float in a range.
+    fn f32(&mut self, least: f32, most: f32) -> Result<f32, PlanError> {
+        let value = f32::from_bits(self.u32()?);
+        (value >= least && value <= most).then_some(value).ok_or(PlanError::Field)
+    }
+
+    fn list<T>(
+        &mut self,
+        limit: usize,
+        mut read: impl FnMut(&mut Self) -> Result<T, PlanError>,
+    ) -> Result<Vec<T>, PlanError> {
+        let count = self.u32()? as usize;
+        if count > limit {
+            return Err(PlanError::Limit);
+        }
+        // Grown as entries come: an announced length alone takes no memory.
+        let mut entries = Vec::new();
+        for _ in 0..count {
+            entries.push(read(self)?);
+        }
+        Ok(entries)
+    }
+
+    fn wishes(&mut self) -> Result<Wishes, PlanError> {
+        let sampling = Sampling {
+            temperature: self.f32(0.0, f32::MAX)?,
+            top_k: self.u32()?,
+            top_p: self.f32(0.0, 1.0)?,
+            min_p: self.f32(0.0, 1.0)?,
+            repetition_penalty: self.f32(f32::MIN_POSITIVE, f32::MAX)?,
+            presence_penalty: self.f32(f32::MIN, f32::MAX)?,
+            frequency_penalty: self.f32(f32::MIN, f32::MAX)?,
+            seed: self.u64()?,
+            logit_bias: self
+                .list(MAX_LEN, |rest| Ok((TokenId(rest.u32()?), rest.f32(f32::MIN, f32::MAX)?)))?,
+        };
+        let logprobs = match self.u8()? {
+            NO_LOGPROBS => None,
+            count if u32::from(count) <= crate::engine::MAX_LOGPROBS => Some(u32::from(count)),
+            _ => return Err(PlanError::Field),
+        };
+        Ok(Wishes {
+            sampling,
+            logprobs,
+            prompt_len: self.u32()?,
+            forbidden: self.list(MAX_LEN, Self::u32)?,
+            forbidden_before: self.u32()?,
+        })
+    }
+
+    fn work(&mut self) -> Result<Work, PlanError> {
+        let (id, position) = (RequestId(self.u64()?), self.u32()?);
+        let flags = self.u8()?;
+        let tokens = self.list(self.tokens_left, Self::u32)?;
+        self.tokens_left -= tokens.len();
+        let mask = match flags & !1 {
+            0 => None,
+            2 => {
+                let vocab = self.vocab()?;
+                let words = self.list(vocab.div_ceil(32) as usize, Self::u32)?;
+                Some(TokenMask::from_words(vocab, words).ok_or(PlanError::Field)?)
+            }
+            4 => {
+                let mut mask = TokenMask::none(self.vocab()?);
+                for token in self.list(MAX_LEN, Self::u32)? {
+                    mask.allow(TokenId(token));
+                }
+                Some(mask)
+            }
+            _ => return Err(PlanError::Field),
+        };
+        let sample = flags & 1 == 1;
+        if tokens.is_empty() || (mask.is_some() && !sample) {
+            return Err(PlanError::Field);
+        }
+        Ok(Work { id, position, tokens, sample, mask })
+    }
+
+    fn vocab(&mut self) -> Result<u32, PlanError> {
+        let vocab = self.u32()?;
+        if vocab <= MAX_VOCAB { Ok(vocab) } else { Err(PlanError::Limit) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        let mut few = TokenMask::none(100);
+        few.allow(TokenId(99));
+        let mut many = TokenMask::all(100);
+        many.forbid(TokenId(3));
+        let work = |id, position, tokens: &[u32], sample, mask| Work {
+            id: RequestId(id),
+            position,
+            tokens: tokens.to_vec(),
+            sample,
+            mask,
+        };
+        let sampling = Sampling {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.05,
+            repetition_penalty: 1.1,
+            presence_penalty: -0.5,
+            frequency_penalty: 0.25,
+            logit_bias: vec![(TokenId(4), -100.0)],
+            seed: 9,
+        };
+        let wishes = Wishes {
+            sampling,
+            logprobs: Some(3),
+            prompt_len: 7,
+            forbidden: vec![2],
+            forbidden_before: 9,
+        };
+        let (id, pages) = (RequestId(3), vec![PageId(8)]);
+        Plan {
+            step: 7,
+            publish: vec![Publish { id: RequestId(1), index: 4, page: PageId(11) }],
+            end: vec![RequestId(1), RequestId(u64::MAX)],
+            drop: vec![PageId(5)],
+            begin: vec![Begin { id, total: 600, wishes, pages, history: vec![1, 2] }],
+            work: vec![
+                work(3, 0, &[5, 6, 7], false, None),
+                work(2, 40, &[511], true, Some(few)),
+                work(4, 40, &[511], true, Some(many)),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_plan_survives_its_bytes() {
+        for plan in [plan(), Plan::default()] {
+            assert_eq!(Plan::parse(&plan.encode()), Ok(plan));
+        }
+    }
+
+    #[test]
+    fn every_other_length_is_refused() {
+        let bytes = plan().encode();
+        for len in 0..bytes.len() {
+            assert_eq!(Plan::parse(&bytes[..len]), Err(PlanError::Short), "{len} bytes");
+        }
+        let mut longer = bytes;
+        longer.push(0);
+        assert_eq!(Plan::parse(&longer), Err(PlanError::Long));
+    }
+
+    #[test]
+    fn impossible_fields_are_refused() {
+        let check = |change: fn(&mut Plan)| {
+            let mut plan = plan();
+            change(&mut plan);
+            assert_eq!(Plan::parse(&plan.encode()), Err(PlanError::Field));
+        };
+        check(|plan| plan.begin[0].wishes.sampling.temperature = f32::NAN);
+        check(|plan| plan.begin[0].wishes.sampling.temperature = -1.0);
+        check(|plan| plan.begin[0].wishes.sampling.top_p = 1.5);
+        check(|plan| plan.begin[0].wishes.sampling.min_p = -0.1);
+        check(|plan| plan.begin[0].wishes.sampling.repetition_penalty = 0.0);
+        check(|plan| plan.begin[0].wishes.sampling.logit_bias[0].1 = f32::INFINITY);
+        check(|plan| plan.begin[0].wishes.logprobs = Some(21));
+        check(|plan| plan.work[0].tokens.clear());
+        check(|plan| plan.work[1].sample = false);
+        // More entries are announced than a list may have.
+        let mut bytes = plan().encode();
+        bytes[8..12].fill(0xff);
+        assert_eq!(Plan::parse(&bytes), Err(PlanError::Limit));
+    }
+
+    #[test]
+    fn changed_bytes_never_panic() {
+        let bytes = plan().encode();
+        for at in 0..bytes.len() {
+            for value in [0, 1, 0x7f, 0xff] {
+                let mut changed = bytes.clone();
+                changed[at] = value;
+                let _ = Plan::parse(&changed);
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! One request with the tokens that it has so far.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    super::{
+        constraint::{Constraint, TokenMask},
+        request::{GenerateRequest, RequestId, TokenId, Usage},
+    },
+    needed,
+};
+
+pub(super) struct Job {
+    pub(super) id: RequestId,
+    pub(super) request: GenerateRequest,
+    /// Prompt and answer.
+    pub(super) tokens: Vec<u32>,
+    constraint: Option<Box<dyn Constraint>>,
+    deadline: Option<Instant>,
+    /// When it was first admitted, and how many tokens were cached then.
+    admitted: Option<(Instant, u32)>,
+    /// When the first and the latest token came.
+    answered: Option<[Instant; 2]>,
+}
+
+/// What a sampled token means.
+pub(super) enum Taken {
+    /// It ends the answer and is no part of it.
+    Stop,
+    /// It belongs to the answer, perhaps as the last one that its constraint lets pass.
+    Token { ends: bool },
+    /// The constraint does not know what to do with it.
+    Fault(String),
+}
+
+impl Job {
+    pub(super) fn new(
+        id: RequestId,
+        request: GenerateRequest,
+        constraint: Option<Box<dyn Constraint>>,
+        now: Instant,
+    ) -> Self {
+        let tokens = request.prompt.iter().map(|token| token.0).collect();
+        let timeout = request.timeout_ms.map(Duration::from_millis);
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
+        Self { id, request, tokens, constraint, deadline, admitted: None, answered: None }
+    }
+
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.request.prompt.len()
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.generated() >= self.request.max_tokens as usize
+    }
+
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Admitted with so many tokens cached; only the first time counts.
+    pub(super) fn admit(&mut self, cached: u32, now: Instant) {
+        let cached = cached.min(self.request.prompt.len() as u32);
+        self.admitted.get_or_insert((now, cached));
+    }
+
+    /// Tokens that may not come before enough have; a constraint knows itself when it may end.
+    pub(super) fn forbidden(&self) -> Vec<u32> {
+        if self.request.min_tokens == 0 || self.constraint.is_some() {
+            return Vec::new();
+        }
+        self.request.stop_tokens.iter().map(|token| token.0).collect()
+    }
+
+    /// What may come next; everything where there is none.
+    pub(super) fn mask(&mut self, vocab_size: u32) -> Result<Option<TokenMask>, String> {
+        let Some(constraint) = &mut self.constraint else { return Ok(None) };
+        let mut mask = TokenMask::all(vocab_size);
+        constraint.mask(&mut mask).map_err(|error| error.to_string())?;
+        if mask.vocab_size() != vocab_size || mask.count() == 0 {
+            return Err("nothing may follow here that would meet the constraint".to_owned());
+        }
+        Ok(needed(mask))
+    }
+
+    pub(super) fn take(&mut self, token: u32, now: Instant) -> Taken {
+        self.answered.get_or_insert([now, now])[1] = now;
+        if self.request.stop_tokens.contains(&TokenId(token)) {
+            return Taken::Stop;
+        }
+        self.tokens.push(token);
+        let Some(constraint) = &mut self.constraint else { return Taken::Token { ends: false } };
+        match constraint.accept(TokenId(token)) {
+            Ok(()) => Taken::Token { ends: constraint.must_stop() },
+            Err(error) => Taken::Fault(error.to_string()),
+        }
+    }
+
+    pub(super) fn usage(&self, now: Instant) -> Usage {
+        let [first, last] = self.answered.unwrap_or([now, now]);
+        let (admitted, cached_tokens) = self.admitted.unwrap_or((first, 0));
+        Usage {
+            prompt_tokens: self.request.prompt.len() as u32,
+            cached_tokens,
+            completion_tokens: self.generated() as u32,
+            prefill_seconds: first.saturating_duration_since(admitted).as_secs_f64(),
+            decode_seconds: (last - first).as_secs_f64(),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What bounds a schedule, and which requests are within it.
+
+use super::{super::request::GenerateRequest, job::Job};
+use crate::engine::{MAX_LOGPROBS, Sampling};
+
+/// What bounds a schedule.
+#[derive(Clone, Debug)]
+pub(in crate::engine) struct Limits {
+    pub(in crate::engine) vocab_size: u32,
+    /// Tokens of the longest sequence, prompt and answer.
+    pub(in crate::engine) max_positions: u32,
+    pub(in crate::engine) max_sequences: usize,
+    pub(in crate::engine) max_waiting: usize,
+    /// Prompt tokens of one step, and of one in which other sequences are decoding.
+    pub(in crate::engine) prefill_tokens: usize,
+    pub(in crate::engine) mixed_tokens: usize,
+    /// Whether what a sequence leaves behind can be used by another.
+    pub(in crate::engine) prefix_reuse: bool,
+    /// Sequences that may become longer than this are computed with other positions.
+    pub(in crate::engine) long_beyond: Vec<u32>,
+}
+
+impl Limits {
+    /// Tokens that a sequence may have in the end.
+    pub(super) fn total(&self, job: &Job) -> u32 {
+        let prompt = job.request.prompt.len() as u32;
+        prompt.saturating_add(job.request.max_tokens).min(self.max_positions)
+    }
+
+    /// Which sequences it can share pages with.
+    pub(super) fn kind(&self, job: &Job) -> u32 {
+        self.long_beyond.iter().filter(|beyond| self.total(job) > **beyond).count() as u32
+    }
+
+    pub(super) fn check(&self, request: &GenerateRequest) -> Result<(), String> {
+        let GenerateRequest { prompt, sampling, logprobs, .. } = request;
+        if prompt.is_empty() {
+            return Err("the prompt has no tokens".to_owned());
+        }
+        if prompt.len() > self.max_positions as usize {
+            return Err(format!(
+                "the prompt has {} tokens, the model takes at most {}",
+                prompt.len(),
+                self.max_positions
+            ));
+        }
+        let biased = sampling.logit_bias.iter().map(|(token, _)| token);
+        let mut named = prompt.iter().chain(&request.stop_tokens).chain(biased);
+        if let Some(token) = named.find(|token| token.0 >= self.vocab_size) {
+            return Err(format!(
+                "token {} is not below the vocabulary's {}",
+                token.0, self.vocab_size
+            ));
+        }
+        if let Some(count) = logprobs.filter(|count| *count > MAX_LOGPROBS) {
+            return Err(format!("{count} alternatives of a token: at most {MAX_LOGPROBS}"));
+        }
+        check_sampling(sampling)
+    }
+}
+
+fn check_sampling(sampling: &Sampling) -> Result<(), String> {
+    let figures = [
+        ("temperature", sampling.temperature, 0.0, f32::MAX),
+        ("top_p", sampling.top_p, 0.0, 1.0),
+        ("min_p", sampling.min_p, 0.0, 1.0),
+        ("repetition_penalty", sampling.repetition_penalty, f32::MIN_POSITIVE, f32::MAX),
+        ("presence_penalty", sampling.presence_penalty, f32::MIN, f32::MAX),
+        ("frequency_penalty", sampling.frequency_penalty, f32::MIN, f32::MAX),
+    ];
+    for (name, value, least, most) in figures {
+        if !(value >= least && value <= most) {
+            return Err(format!("{value} is no {name}"));
+        }
+    }
+    let mut biased: Vec<_> = sampling.logit_bias.iter().map(|(token, _)| token).collect();
+    biased.sort();
+    if let Some(pair) = biased.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("token {} has two biases", pair[0].0));
+    }
+    match sampling.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+        Some((token, bias)) => Err(format!("{bias} is no bias (of token {})", token.0)),
+        None => Ok(()),
+    }
+}
