@@ -32,7 +32,8 @@ fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertCut)
         rounding: "mlx-cpu".to_owned(),
         ..ConvertOptions::new(output.to_owned(), nodes)
     };
-    let plan = Plan::new(&source, options).unwrap_or_else(|error| panic!("{model:?}: {error}"));
+    let plan =
+        Plan::new(&source, options).unwrap_or_else(|error| panic!("{}: {error}", model.display()));
     convert(&source, &plan, &|_| ()).unwrap();
 }
 

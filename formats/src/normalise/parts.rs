@@ -115,7 +115,7 @@ fn groups(
         return Ok(None);
     }
     let kept = size(kept_rule, scope, "moe.router.groups_kept")?;
-    if experts % count != 0 {
+    if !experts.is_multiple_of(count) {
         let expected = format!("a divisor of {experts}, the experts");
         return Err(wrong(count_rule, "moe.router.groups", &expected, &count.to_string()));
     }

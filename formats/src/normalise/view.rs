@@ -149,6 +149,8 @@ impl View {
     /// # Panics
     /// When `stored` or `out` has another size.
     pub fn turn_block(&self, stored: &[u8], element_bytes: usize, out: &mut [u8]) {
+        /// Tiles, so that neither side strides through all of memory.
+        const TILE: usize = 32;
         let [out_rows, out_columns] = self.result().map(|size| size as usize);
         assert_eq!(stored.len() as u64, self.rows * self.columns * element_bytes as u64);
         assert_eq!(out.len(), out_rows * out_columns * element_bytes, "a matrix of the result");
@@ -165,8 +167,6 @@ impl View {
                 Turn::Result => taken(column) * stored_columns + row,
             }
         };
-        // Tiles, so that neither side strides through all of memory.
-        const TILE: usize = 32;
         for row_tile in (0..out_rows).step_by(TILE) {
             for column_tile in (0..out_columns).step_by(TILE) {
                 for row in row_tile..(row_tile + TILE).min(out_rows) {

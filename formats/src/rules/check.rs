@@ -188,9 +188,9 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
     let parts = spec
         .moe
         .iter()
-        .flat_map(|moe| moe.expressions())
-        .chain(spec.mla.iter().flat_map(|mla| mla.expressions()))
-        .chain(spec.delta.iter().flat_map(|delta| delta.expressions()));
+        .flat_map(super::parts::MoeRules::expressions)
+        .chain(spec.mla.iter().flat_map(super::parts::MlaRules::expressions))
+        .chain(spec.delta.iter().flat_map(super::parts::DeltaRules::expressions));
     for expression in parts {
         names.check(expression, "spec", false)?;
     }

@@ -292,10 +292,9 @@ impl CutRule {
         match self {
             // Further dimensions are parts of a unit: each head's own matrix.
             Self::Column(_) => [2, 3],
-            Self::Row(_) | Self::Vocab => [2, 2],
+            Self::Row(_) | Self::Vocab | Self::ExpertVector(_) | Self::ExpertOnce => [2, 2],
             Self::Vector(_) => [1, 1],
             Self::ExpertColumn(_) | Self::ExpertRow(_) => [3, 3],
-            Self::ExpertVector(_) | Self::ExpertOnce => [2, 2],
             Self::Replicate | Self::Once => [1, 3],
         }
     }

@@ -301,7 +301,9 @@ impl Backend for Cpu {
         let each = if gate.width == 1 { x.width } else { 1 };
         for (values, gate) in x.values.chunks_exact_mut(each).zip(&gate.values) {
             let factor = route::sigmoid(*gate);
-            values.iter_mut().for_each(|value| *value *= factor);
+            for value in values.iter_mut() {
+                *value *= factor;
+            }
         }
         x
     }

@@ -64,7 +64,9 @@ fn softmax(values: &[f32]) -> Vec<f32> {
     let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut out: Vec<f32> = values.iter().map(|value| exp(value - largest)).collect();
     let sum: f32 = out.iter().sum();
-    out.iter_mut().for_each(|value| *value /= sum);
+    for value in &mut out {
+        *value /= sum;
+    }
     out
 }
 
@@ -109,9 +111,13 @@ fn weigh(mut weights: Vec<f32>, router: &Router) -> Vec<f32> {
     }
     if let Some(Renormalise { added, least }) = router.renormalise {
         let sum = (weights.iter().sum::<f32>() + added.0).max(least.0);
-        weights.iter_mut().for_each(|weight| *weight /= sum);
+        for weight in &mut weights {
+            *weight /= sum;
+        }
     }
-    weights.iter_mut().for_each(|weight| *weight *= router.scale.0);
+    for weight in &mut weights {
+        *weight *= router.scale.0;
+    }
     weights
 }
 
