@@ -97,6 +97,9 @@ pub(crate) struct FormatArgs {
     /// Tokens of context that the nodes' memory must hold; the model's longest by default.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
+    /// Adapter to merge into the weights, in PEFT's or MLX's form; may be given more than once.
+    #[arg(long = "adapter", value_name = "FOLDER")]
+    pub adapters: Vec<PathBuf>,
 }
 
 /// `plan`.

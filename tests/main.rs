@@ -1,6 +1,7 @@
 //! End-to-end tests: one target, so one link. Real processes, files, sockets and kills.
 #![expect(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
+mod adapter;
 mod architecture;
 mod bad_input;
 mod convert;

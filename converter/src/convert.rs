@@ -222,7 +222,7 @@ fn fill(
     let (finished, digests) = run.run()?;
     observe(&ConvertEvent::Hashing);
     let files = output.finish(plan)?;
-    let record = source.record(&digests);
+    let record = source.record(&digests)?;
     let texts = documents::package_texts(source, plan)?;
     let written = documents::write(&texts, plan, record, &finished, &files, directory)?;
     let tensors: BTreeMap<String, TensorReport> = plan

@@ -6,6 +6,7 @@
 //! programs), [`push`] (each node gets its package). The package directory is the whole contract with the loader.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod convert;
 mod cut;
 mod export;
@@ -20,6 +21,7 @@ mod reshard;
 pub mod source;
 mod staging;
 
+pub use adapter::AdapterError;
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};
 pub use joined::{JoinError, Joined};

@@ -95,6 +95,8 @@ pub struct Plan {
     /// Things the user should know.
     pub warnings: Vec<String>,
     pub(crate) importance: Option<Importance>,
+    /// Bytes that a thread holds beside its blocks while it merges adapters.
+    pub(crate) merge_bytes: u64,
     pub(crate) rounding: Rounding,
     pub(crate) steps: Vec<Step>,
     pub(crate) packages: PackageFiles,
@@ -136,7 +138,7 @@ impl Part {
 impl Plan {
     /// Plans the conversion of `source`.
     pub fn new(source: &Source, options: ConvertOptions) -> Result<Self, PlanError> {
-        let choice = Choice::new(&options)?;
+        let mut choice = Choice::new(&options)?;
         let tensors: Vec<SourceTensor> = source
             .tensors()
             .map(|info| SourceTensor {
@@ -155,6 +157,8 @@ impl Plan {
             .map(|path| read_importance(path, &normalised))
             .transpose()?;
         let (importance, digest) = importance.unzip();
+        // Merged tensors are f32 on their way; the type of the packages is the model's own.
+        choice.dtype = choice.dtype.or_else(|| source.stored_dtype());
         let quantization = formats::choose(&normalised, &choice, digest)?;
         let mut warnings = normalised.warnings.clone();
         if !source.text.contains_key("tokenizer.json") {
@@ -163,8 +167,9 @@ impl Plan {
                     .to_owned(),
             );
         }
+        warnings.extend(source.adapters.warnings.iter().cloned());
         let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);
-        Ok(Self { importance, ..plan })
+        Ok(Self { importance, merge_bytes: source.adapters.working_bytes(), ..plan })
     }
 
     /// The plan that follows once it is known how every matrix is stored.
@@ -204,6 +209,7 @@ impl Plan {
             memory,
             warnings,
             importance: None,
+            merge_bytes: 0,
             rounding,
             steps,
             packages,
@@ -247,7 +253,7 @@ impl Plan {
         };
         let block = self.steps.iter().map(least).max().unwrap_or(0).max(BLOCK_BYTES);
         let budget = self.options.memory_bytes.saturating_sub(BASE_BYTES);
-        (budget / (4 * block)).max(1).try_into().unwrap_or(usize::MAX)
+        (budget / (4 * block + self.merge_bytes)).max(1).try_into().unwrap_or(usize::MAX)
     }
 
     /// The report of a conversion of this plan.

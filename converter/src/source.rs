@@ -5,15 +5,21 @@ mod weights;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
 use serde_json::Value;
-use shardpack_formats::container::{ContainerError, TensorInfo};
+use shardpack_formats::{
+    Dtype,
+    container::{ContainerError, TensorInfo},
+};
 use shardpack_manifests::{
     Digest,
     manifest::{self, SourceFile},
 };
+
+use crate::adapter::{self, AdapterError, Adapters, Merge};
 
 pub(crate) use weights::Weights;
 
@@ -25,7 +31,7 @@ const MAX_TEXT_BYTES: u64 = 256 << 20;
 const INDEX: &str = "model.safetensors.index.json";
 
 /// What is said of a folder that holds an adapter.
-const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but no config.json; give the folder of the model";
+const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but no config.json; give the folder of the model, and this one with --adapter";
 
 /// Files that are copied into every package when the source has them. Weights, configs and
 /// documentation have their own places.
@@ -33,6 +39,18 @@ const TEXT_FILES: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
     "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// Of those, the files that a fine-tune may bring along.
+pub(crate) const TOKENIZER_FILES: &[&str] = &[
+    "added_tokens.json",
+    "chat_template.jinja",
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -112,13 +130,20 @@ pub enum SourceError {
         /// The other file.
         second: String,
     },
+    /// An adapter cannot be merged.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
 }
 
 impl SourceError {
     /// Whether the source was looked at and is wrong (else it could not be looked at).
     #[must_use]
     pub const fn is_wrong(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::NotFolder(_))
+        match self {
+            Self::Read { .. } | Self::NotFolder(_) => false,
+            Self::Adapter(error) => error.is_wrong(),
+            _ => true,
+        }
     }
 }
 
@@ -131,6 +156,7 @@ pub struct Source {
     /// Text files by name.
     pub text: BTreeMap<String, Vec<u8>>,
     config_bytes: Vec<u8>,
+    pub(crate) adapters: Adapters,
 }
 
 impl Source {
@@ -157,18 +183,83 @@ impl Source {
         let config = parse_object(&config_path, &config_bytes)?;
         let weights = Weights::open(folder, weight_files(folder)?)?;
         let text = read_texts(folder)?;
-        let source = Self { folder: folder.to_owned(), config, weights, text, config_bytes };
+        let adapters = Adapters::default();
+        let folder = folder.to_owned();
+        let source = Self { folder, config, weights, text, config_bytes, adapters };
         source.check_index()?;
         Ok(source)
     }
 
-    /// Every tensor of the weight files, by name.
+    /// Merges adapters into the weights, in this order. Tokenizer files that come with one take the
+    /// place of the model's.
+    pub fn merge_adapters(&mut self, folders: &[PathBuf]) -> Result<(), SourceError> {
+        let weights = &self.weights;
+        let base = |name: &str| weights.find(name).map(|(_, info)| info.clone());
+        let adapters = Adapters::open(folders, &base)?;
+        let has_template = |bytes: &Vec<u8>| {
+            serde_json::from_slice::<Value>(bytes)
+                .is_ok_and(|config| !config["chat_template"].is_null())
+        };
+        let config = adapters.texts.get("tokenizer_config.json");
+        if config.is_some_and(has_template) {
+            // The model's own template file would win over the one that the adapter was trained
+            // with.
+            self.text.remove("chat_template.jinja");
+        }
+        self.text.extend(adapters.texts.clone());
+        self.adapters = adapters;
+        Ok(())
+    }
+
+    /// Every tensor, by name: those of the weight files, as adapters leave them.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        self.weights.tensors()
+        self.weights.tensors().map(|info| self.adapters.info(&info.name).unwrap_or(info))
+    }
+
+    /// The type of most stored bytes where adapters widen some of them; `None` without adapters.
+    pub(crate) fn stored_dtype(&self) -> Option<Dtype> {
+        let bytes = |dtype| {
+            let of = self.weights.tensors().filter(|info| info.dtype == dtype);
+            of.map(|info| info.size).sum::<u64>()
+        };
+        let half = bytes(Dtype::F16) > bytes(Dtype::BF16) + bytes(Dtype::F32);
+        (!self.adapters.is_empty()).then_some(if half { Dtype::F16 } else { Dtype::BF16 })
+    }
+
+    /// Begins to read a tensor that adapters change; `None` when none does.
+    pub(crate) fn merge(&self, name: &str) -> Result<Option<Merge<'_>>, SourceError> {
+        Ok(self.adapters.merge(name)?)
+    }
+
+    /// Rows of a changed tensor as little-endian f32.
+    pub(crate) fn merged_rows(
+        &self,
+        merge: &Merge,
+        rows: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), SourceError> {
+        let name = &merge.info().name;
+        let (file, info) = self.weights.find(name).expect("adapters change tensors of the model");
+        let row_bytes = info.size / info.shape.first().copied().unwrap_or(1).max(1);
+        let mut base = |rows: Range<u64>, out: &mut [f32]| {
+            let mut bytes = vec![0; ((rows.end - rows.start) * row_bytes) as usize];
+            let read =
+                self.weights.files[file].read(&mut bytes, info.offset + rows.start * row_bytes);
+            read.map_err(|source| SourceError::Read { path: self.path_of(file), source })?;
+            adapter::widen(info.dtype, &bytes, out);
+            Ok(())
+        };
+        merge.rows(rows, &mut base, out)
     }
 
     /// Reads a whole tensor.
     pub fn read_tensor(&self, name: &str) -> Result<Option<Vec<u8>>, SourceError> {
+        if let Some(merge) = self.merge(name)? {
+            let mut bytes = Vec::new();
+            let rows = merge.info().shape.first().copied().unwrap_or(1);
+            self.merged_rows(&merge, 0..rows, &mut bytes)?;
+            return Ok(Some(bytes));
+        }
         let Some((file, info)) = self.weights.find(name) else { return Ok(None) };
         let mut bytes = vec![0; info.size as usize];
         let file = &self.weights.files[file];
@@ -195,7 +286,7 @@ impl Source {
     }
 
     /// The source as manifests record it, given the digests of its weight files in order.
-    pub(crate) fn record(&self, weights: &[Digest]) -> manifest::Source {
+    pub(crate) fn record(&self, weights: &[Digest]) -> Result<manifest::Source, SourceError> {
         let small = self.text.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
         let small =
             small.chain([("config.json", self.config_bytes.as_slice())]).map(|(name, bytes)| {
@@ -203,16 +294,19 @@ impl Source {
                     name: name.to_owned(),
                     size: bytes.len() as u64,
                     blake3: Digest::of(bytes),
+                    sha256: None,
                 }
             });
         let large = self.weights.files.iter().zip(weights).map(|(file, blake3)| SourceFile {
             name: file.name.clone(),
             size: file.size,
             blake3: *blake3,
+            sha256: None,
         });
         let mut files: Vec<SourceFile> = small.chain(large).collect();
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        manifest::Source { repo: None, commit: None, files }
+        let adapters = self.adapters.records()?;
+        Ok(manifest::Source { repo: None, commit: None, files, adapters })
     }
 
     /// Everything that the index promises must be there. Tensors that it omits are used all the
@@ -300,7 +394,7 @@ fn read_texts(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
     present.map(|name| Ok(((*name).to_owned(), read_text(&folder.join(name))?))).collect()
 }
 
-fn read_text(path: &Path) -> Result<Vec<u8>, SourceError> {
+pub(crate) fn read_text(path: &Path) -> Result<Vec<u8>, SourceError> {
     let read = |source| SourceError::Read { path: path.to_owned(), source };
     let size = fs::metadata(path).map_err(read)?.len();
     if size > MAX_TEXT_BYTES {

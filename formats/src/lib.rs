@@ -15,6 +15,7 @@ pub mod dtype;
 pub mod expr;
 pub mod hex;
 pub mod imatrix;
+pub mod lowrank;
 pub mod normalise;
 pub mod rope;
 pub mod rules;

@@ -66,6 +66,18 @@ pub struct Source {
     pub commit: Option<String>,
     /// Every file that was read, sorted by name.
     pub files: Vec<SourceFile>,
+    /// Adapters that were merged into the weights, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterRecord>,
+}
+
+/// An adapter that was merged into a source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterRecord {
+    /// Whose form it has: `"peft"` or `"mlx"`.
+    pub form: String,
+    /// Its files, sorted by name.
+    pub files: Vec<SourceFile>,
 }
 
 /// One file of a source.
@@ -77,6 +89,9 @@ pub struct SourceFile {
     pub size: u64,
     /// BLAKE3.
     pub blake3: Digest,
+    /// SHA-256, if the hub states it; the file was checked against it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<Digest>,
 }
 
 /// How a model was quantized.

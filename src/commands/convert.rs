@@ -22,7 +22,9 @@ use crate::{
 /// Carries the command out.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     let options = options(args)?;
-    let converted = threads::with(args.threads, || convert_folder(&args.source, options))??;
+    let adapters = &args.format.adapters;
+    let converted =
+        threads::with(args.threads, || convert_folder(&args.source, adapters, options))??;
     if args.json {
         result(&json(&converted).to_string());
     } else {
@@ -65,9 +67,14 @@ pub(super) fn format_options(
 }
 
 /// Converts a folder and shows how far it is.
-pub(crate) fn convert_folder(folder: &Path, options: ConvertOptions) -> Result<Converted, Failure> {
+pub(crate) fn convert_folder(
+    folder: &Path,
+    adapters: &[PathBuf],
+    options: ConvertOptions,
+) -> Result<Converted, Failure> {
     let converted = || {
-        let source = Source::open(folder)?;
+        let mut source = Source::open(folder)?;
+        source.merge_adapters(adapters)?;
         let plan = Plan::new(&source, options)?;
         for memory in plan.memory.iter().filter(|memory| !memory.fits()) {
             say(&format!("note: {}", plan::too_large(memory)));

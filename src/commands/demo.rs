@@ -30,7 +30,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     let set = folder.path().join("set");
 
     step(1, "convert a 4-million-parameter Llama (King James Bible) to 4 bits for two nodes");
-    let converted = convert::convert_folder(&source, options(&set))?;
+    let converted = convert::convert_folder(&source, &[], options(&set))?;
     let sizes: Vec<String> =
         converted.set.packages.iter().map(|package| size(package.size_bytes)).collect();
     done(&format!(

@@ -17,7 +17,8 @@ use crate::{
 pub(crate) fn run(args: &PlanArgs) -> Outcome {
     let options = convert::format_options(PathBuf::new(), &args.format)?;
     let plan = || {
-        let source = Source::open(&args.source)?;
+        let mut source = Source::open(&args.source)?;
+        source.merge_adapters(&args.format.adapters)?;
         Ok(Plan::new(&source, options)?)
     };
     let plan =

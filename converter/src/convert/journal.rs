@@ -52,6 +52,7 @@ pub(super) fn key(source: &Source, plan: &Plan) -> Result<Digest, CanonicalError
         tensors: Vec<(&'a str, &'static str, &'a [u64], u64)>,
         quantization: &'a shardpack_manifests::manifest::Quantization,
         layout: &'a shardpack_manifests::Layout,
+        adapters: Vec<(u64, String)>,
     }
     let tensors = source
         .tensors()
@@ -69,6 +70,7 @@ pub(super) fn key(source: &Source, plan: &Plan) -> Result<Digest, CanonicalError
         tensors: tensors.collect(),
         quantization: &plan.quantization,
         layout: &plan.layout,
+        adapters: source.adapters.key(),
     })?;
     Ok(Digest::of(&text))
 }

@@ -1,7 +1,7 @@
 //! Rows of a normalised tensor, put together from its sources: runs of rows where they stand as
 //! they are, whole matrices where those are turned.
 
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range};
 
 use shardpack_formats::{
     TensorPlan,
@@ -10,17 +10,22 @@ use shardpack_formats::{
 };
 
 use super::ConvertError;
-use crate::source::{Source, SourceError};
+use crate::{
+    adapter::Merge,
+    source::{Source, SourceError},
+};
 
 /// Reads the rows of one tensor.
 pub(super) struct Rows<'a> {
     source: &'a Source,
     tensor: &'a TensorPlan,
+    /// The source that adapters change and that was read last.
+    merge: RefCell<Option<(u64, Merge<'a>)>>,
 }
 
 impl<'a> Rows<'a> {
     pub(super) const fn new(source: &'a Source, tensor: &'a TensorPlan) -> Self {
-        Self { source, tensor }
+        Self { source, tensor, merge: RefCell::new(None) }
     }
 
     /// Bytes of one row.
@@ -94,9 +99,32 @@ impl<'a> Rows<'a> {
 
     /// Bytes of one source from `offset` within it.
     fn read_stored(&self, source: u64, offset: u64, out: &mut [u8]) -> Result<(), ConvertError> {
-        let (file, info) = self.find(&self.tensor.sources[source as usize]);
+        let name = &self.tensor.sources[source as usize];
+        if self.source.adapters.info(name).is_some() {
+            return self.read_merged(source, offset, out);
+        }
+        let (file, info) = self.find(name);
         let read = self.source.weights.files[file].read(out, info.offset + offset);
         read.map_err(|error| SourceError::Read { path: self.source.path_of(file), source: error })?;
+        Ok(())
+    }
+
+    /// The same of a source as adapters leave it.
+    fn read_merged(&self, source: u64, offset: u64, out: &mut [u8]) -> Result<(), ConvertError> {
+        let mut held = self.merge.borrow_mut();
+        if held.as_ref().is_none_or(|(index, _)| *index != source) {
+            let merge = self.source.merge(&self.tensor.sources[source as usize])?;
+            *held = merge.map(|merge| (source, merge));
+        }
+        let (_, merge) = held.as_ref().expect("the caller has seen that adapters change it");
+        let info = merge.info();
+        let row_bytes = (info.size / info.shape.first().copied().unwrap_or(1).max(1)).max(1);
+        let end = offset + out.len() as u64;
+        let rows = offset / row_bytes..end.div_ceil(row_bytes);
+        let first = (offset - rows.start * row_bytes) as usize;
+        let mut bytes = Vec::new();
+        self.source.merged_rows(merge, rows, &mut bytes)?;
+        out.copy_from_slice(&bytes[first..first + out.len()]);
         Ok(())
     }
 

@@ -1,0 +1,123 @@
+//! The weight file of an adapter: read by position, since a large one does not fit the memory
+//! budget of a conversion.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use shardpack_formats::container::{self, TensorInfo};
+use shardpack_manifests::{
+    ChunkHasher,
+    manifest::{AdapterRecord, SourceFile},
+};
+
+use super::{AdapterError, config::Config, widen};
+
+/// Bytes of one read while hashing.
+const STEP_BYTES: u64 = 4 << 20;
+
+/// One adapter's files.
+pub(crate) struct AdapterFile {
+    pub(super) folder: PathBuf,
+    name: &'static str,
+    form: &'static str,
+    file: File,
+    pub(super) size: u64,
+    pub(super) modified: String,
+    pub(super) tensors: BTreeMap<String, TensorInfo>,
+}
+
+impl AdapterFile {
+    /// Opens the weight file that belongs to the form of `config`.
+    pub(super) fn open(folder: &Path, config: &Config) -> Result<Self, AdapterError> {
+        let refuse = |problem: String| AdapterError::Refused { folder: folder.to_owned(), problem };
+        let (form, name, pickle) = match config {
+            Config::Peft(_) => ("peft", "adapter_model.safetensors", "adapter_model.bin"),
+            Config::Mlx(_) => ("mlx", "adapters.safetensors", "adapters.npz"),
+        };
+        let path = folder.join(name);
+        if !path.is_file() {
+            let problem = if folder.join(pickle).is_file() {
+                format!("{pickle} is not read; save the adapter as {name}")
+            } else {
+                format!("has no {name}")
+            };
+            return Err(refuse(problem));
+        }
+        let read = |source| AdapterError::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(read)?;
+        let metadata = file.metadata().map_err(read)?;
+        let (size, modified) = (metadata.len(), format!("{:?}", metadata.modified().ok()));
+        let mut start = vec![0; size.min(8) as usize];
+        file.read_exact_at(&mut start, 0).map_err(read)?;
+        let mut header = vec![0; container::header_bytes(&start, size) as usize];
+        file.read_exact_at(&mut header, 0).map_err(read)?;
+        let found = container::parse_header(&header, size)
+            .map_err(|error| refuse(format!("{name}: {error}")))?;
+        if let Some(other) = found.iter().find(|info| !info.dtype.is_float()) {
+            let problem = format!("{:?} is stored as {}, not as floats", other.name, other.dtype);
+            return Err(refuse(problem));
+        }
+        let tensors = found.into_iter().map(|info| (info.name.clone(), info)).collect();
+        Ok(Self { folder: folder.to_owned(), name, form, file, size, modified, tensors })
+    }
+
+    /// Elements from `first` on of a tensor, widened to f32.
+    pub(super) fn read(
+        &self,
+        tensor: &str,
+        first: u64,
+        out: &mut [f32],
+    ) -> Result<(), AdapterError> {
+        let info = &self.tensors[tensor];
+        let width = info.dtype.size_bytes() as u64;
+        let mut bytes = vec![0; out.len() * width as usize];
+        self.read_at(&mut bytes, info.offset + first * width)?;
+        widen(info.dtype, &bytes, out);
+        Ok(())
+    }
+
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<(), AdapterError> {
+        let read = self.file.read_exact_at(bytes, offset);
+        read.map_err(|source| self.error(source))
+    }
+
+    fn error(&self, source: io::Error) -> AdapterError {
+        AdapterError::Read { path: self.folder.join(self.name), source }
+    }
+
+    /// The adapter as manifests record it.
+    pub(super) fn record(&self) -> Result<AdapterRecord, AdapterError> {
+        let mut hasher = ChunkHasher::new();
+        let mut buffer = Vec::new();
+        let mut done = 0;
+        while done < self.size {
+            buffer.resize(STEP_BYTES.min(self.size - done) as usize, 0);
+            self.read_at(&mut buffer, done)?;
+            hasher.update(&buffer);
+            done += buffer.len() as u64;
+        }
+        let config_path = self.folder.join("adapter_config.json");
+        let config = std::fs::read(&config_path)
+            .map_err(|source| AdapterError::Read { path: config_path.clone(), source })?;
+        let of = |name: &str, size, blake3| SourceFile {
+            name: name.to_owned(),
+            size,
+            blake3,
+            sha256: None,
+        };
+        let mut text = ChunkHasher::new();
+        text.update(&config);
+        Ok(AdapterRecord {
+            form: self.form.to_owned(),
+            files: vec![
+                of("adapter_config.json", config.len() as u64, text.finish().digest),
+                of(self.name, self.size, hasher.finish().digest),
+            ],
+        })
+    }
+}
