@@ -110,7 +110,7 @@ Reads headers only. Exits with 1 if a node's memory is too small.
 Example:
   shardpack plan ~/models/Llama-3.3-70B-Instruct --bits 4 --nodes a=64g,b=64g --context 16384")]
 pub(crate) struct PlanArgs {
-    /// Folder of a Hugging Face model.
+    /// Folder of a Hugging Face model, or its name on the hub: organisation/model[@revision].
     pub source: PathBuf,
     /// What would be written.
     #[command(flatten)]
@@ -130,7 +130,8 @@ Examples:
   shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
   shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json")]
 pub(crate) struct ConvertArgs {
-    /// Folder of a Hugging Face model: config.json and .safetensors files.
+    /// Folder of a Hugging Face model (config.json and .safetensors files), or its name on the
+    /// hub: organisation/model[@revision].
     pub source: PathBuf,
     /// Folder to write the package set to; must not exist or be empty.
     #[arg(short, long, value_name = "FOLDER")]
@@ -153,6 +154,9 @@ pub(crate) struct ConvertArgs {
     /// Threads to use; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Do not keep the weights of a model from the hub: each file is here only while it is needed.
+    #[arg(long)]
+    pub no_keep_source: bool,
     /// Print the result as JSON on standard output.
     #[arg(long)]
     pub json: bool,

@@ -5,8 +5,11 @@
 mod args;
 mod commands;
 mod failure;
+#[cfg(feature = "hub")]
+mod hub;
 mod pause;
 mod progress;
+mod source;
 
 use std::process::ExitCode;
 

@@ -76,6 +76,17 @@ impl Progress {
         }
     }
 
+    /// Takes note that bytes have to be done again.
+    pub(crate) fn take_back(&self, bytes: u64) {
+        match &self.shown {
+            Shown::Bar(bar) => bar.set_position(bar.position().saturating_sub(bytes)),
+            Shown::Lines(lines) => {
+                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+                lines.done_bytes = lines.done_bytes.saturating_sub(bytes);
+            }
+        }
+    }
+
     /// Ends the stage; the bar disappears.
     pub(crate) fn finish(&self) {
         if let Shown::Bar(bar) = &self.shown {

@@ -33,7 +33,7 @@ use crate::{
     staging::{Staging, StagingError},
 };
 use documents::DocumentError;
-use items::Item;
+use items::{Item, Uses};
 use journal::Journal;
 use output::Output;
 use tensor::Converter;
@@ -260,6 +260,7 @@ struct Pass<'a> {
     journal: &'a Journal,
     observe: Observer<'a>,
     items: Vec<Item>,
+    uses: Uses,
     next: AtomicUsize,
     failed: AtomicBool,
     /// The failure of the earliest item, so that the message does not depend on timing.
@@ -290,6 +291,7 @@ impl<'a> Pass<'a> {
             converter: Converter { source, plan, output },
             journal,
             observe,
+            uses: Uses::of(source, plan, &items),
             items,
             next: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
@@ -337,6 +339,7 @@ impl<'a> Pass<'a> {
                 }
                 return;
             }
+            self.uses.done(self.source, self.plan, item);
         }
     }
 

@@ -10,6 +10,8 @@ mod adapter;
 mod convert;
 mod cut;
 mod export;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod joined;
 mod package;
 mod pieces;

@@ -2,6 +2,8 @@
 
 mod weights;
 
+#[cfg(feature = "hub")]
+use std::sync::Arc;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
@@ -20,8 +22,10 @@ use shardpack_manifests::{
 };
 
 use crate::adapter::{self, AdapterError, Adapters, Merge};
+#[cfg(feature = "hub")]
+use crate::hub::{Hub, HubError, Snapshot};
 
-pub(crate) use weights::Weights;
+pub(crate) use weights::{WeightFile, Weights};
 
 /// Largest JSON or text file that is read whole: the largest published `tokenizer.json` has
 /// 33 MB.
@@ -133,6 +137,10 @@ pub enum SourceError {
     /// An adapter cannot be merged.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
+    /// The hub does not give the model.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] HubError),
 }
 
 impl SourceError {
@@ -142,6 +150,8 @@ impl SourceError {
         match self {
             Self::Read { .. } | Self::NotFolder(_) => false,
             Self::Adapter(error) => error.is_wrong(),
+            #[cfg(feature = "hub")]
+            Self::Hub(error) => error.is_wrong(),
             _ => true,
         }
     }
@@ -157,12 +167,31 @@ pub struct Source {
     pub text: BTreeMap<String, Vec<u8>>,
     config_bytes: Vec<u8>,
     pub(crate) adapters: Adapters,
+    origin: Origin,
+}
+
+/// Where a source came from, as manifests record it.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// `org/model`; `None` for a folder.
+    pub repo: Option<String>,
+    /// The commit.
+    pub commit: Option<String>,
+    /// SHA-256 of files for which the hub states it; the files were checked against it.
+    pub sha256: BTreeMap<String, [u8; 32]>,
 }
 
 impl Source {
     /// Opens a folder as Hugging Face lays it out: `config.json`, one or more `.safetensors`
     /// files (with an index when there are several), tokenizer files.
     pub fn open(folder: &Path) -> Result<Self, SourceError> {
+        Self::open_with(folder, |folder| Weights::open(folder, weight_files(folder)?))
+    }
+
+    fn open_with(
+        folder: &Path,
+        open_weights: impl FnOnce(&Path) -> Result<Weights, SourceError>,
+    ) -> Result<Self, SourceError> {
         let problem = |problem: &str| SourceError::Folder {
             path: folder.to_owned(),
             problem: problem.to_owned(),
@@ -181,12 +210,36 @@ impl Source {
         }
         let config_bytes = read_text(&config_path)?;
         let config = parse_object(&config_path, &config_bytes)?;
-        let weights = Weights::open(folder, weight_files(folder)?)?;
+        let weights = open_weights(folder)?;
         let text = read_texts(folder)?;
-        let adapters = Adapters::default();
-        let folder = folder.to_owned();
-        let source = Self { folder, config, weights, text, config_bytes, adapters };
+        let (folder, adapters) = (folder.to_owned(), Adapters::default());
+        let origin = Origin::default();
+        let source = Self { folder, config, weights, text, config_bytes, adapters, origin };
         source.check_index()?;
+        Ok(source)
+    }
+
+    /// Opens a model of the hub whose files are in the cache.
+    #[cfg(feature = "hub")]
+    pub fn open_snapshot(hub: &Hub, snapshot: &Snapshot) -> Result<Self, SourceError> {
+        let mut source = Self::open(&hub.fetch(snapshot)?)?;
+        source.origin = snapshot.origin();
+        Ok(source)
+    }
+
+    /// Opens a model of the hub whose weights stay there: whole files are brought to `spool`, one
+    /// by one, when their data is needed; without it the source can only be planned.
+    #[cfg(feature = "hub")]
+    pub fn open_remote(
+        hub: &Arc<Hub>,
+        snapshot: &Snapshot,
+        spool: Option<&Path>,
+    ) -> Result<Self, SourceError> {
+        let folder = hub.fetch_texts(snapshot)?;
+        let files = hub.weights(snapshot, spool);
+        let open = |folder: &Path| Weights::remote(folder, files);
+        let mut source = Self::open_with(&folder, open)?;
+        source.origin = snapshot.origin();
         Ok(source)
     }
 
@@ -301,12 +354,13 @@ impl Source {
             name: file.name.clone(),
             size: file.size,
             blake3: *blake3,
-            sha256: None,
+            sha256: self.origin.sha256.get(&file.name).copied().map(Digest),
         });
         let mut files: Vec<SourceFile> = small.chain(large).collect();
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let adapters = self.adapters.records()?;
-        Ok(manifest::Source { repo: None, commit: None, files, adapters })
+        let Origin { repo, commit, .. } = self.origin.clone();
+        Ok(manifest::Source { repo, commit, files, adapters })
     }
 
     /// Everything that the index promises must be there. Tensors that it omits are used all the

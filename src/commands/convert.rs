@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 use shardpack_converter::{
-    ConvertError, ConvertEvent, ConvertOptions, Converted, Nodes, Plan, Source, convert,
+    ConvertError, ConvertEvent, ConvertOptions, Converted, Nodes, Plan, convert,
 };
 
 use super::{Outcome, plan, threads};
@@ -17,14 +17,16 @@ use crate::{
     failure::Failure,
     pause,
     progress::{Progress, result, say, size, table},
+    source::{self, Keep},
 };
 
 /// Carries the command out.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     let options = options(args)?;
     let adapters = &args.format.adapters;
-    let converted =
-        threads::with(args.threads, || convert_folder(&args.source, adapters, options))??;
+    let keep = if args.no_keep_source { Keep::Nothing } else { Keep::All };
+    let input = Input { source: &args.source, adapters, keep };
+    let converted = threads::with(args.threads, || convert_source(&input, options))??;
     if args.json {
         result(&json(&converted).to_string());
     } else {
@@ -66,15 +68,23 @@ pub(super) fn format_options(
     })
 }
 
-/// Converts a folder and shows how far it is.
-pub(crate) fn convert_folder(
-    folder: &Path,
-    adapters: &[PathBuf],
-    options: ConvertOptions,
-) -> Result<Converted, Failure> {
+/// What is converted.
+pub(crate) struct Input<'a> {
+    /// A folder, or a model's name on the hub.
+    pub(crate) source: &'a Path,
+    /// Adapters to merge into it.
+    pub(crate) adapters: &'a [PathBuf],
+    /// What happens to weights that come from the hub.
+    pub(crate) keep: Keep,
+}
+
+/// Converts a source and shows how far it is.
+pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<Converted, Failure> {
+    let mut spool = options.output.clone().into_os_string();
+    spool.push(".source");
+    let spool = PathBuf::from(spool);
+    let source = source::open(input.source, input.adapters, input.keep, &spool)?;
     let converted = || {
-        let mut source = Source::open(folder)?;
-        source.merge_adapters(adapters)?;
         let plan = Plan::new(&source, options)?;
         for memory in plan.memory.iter().filter(|memory| !memory.fits()) {
             say(&format!("note: {}", plan::too_large(memory)));
@@ -82,9 +92,18 @@ pub(crate) fn convert_folder(
         let display = Display::default();
         convert(&source, &plan, &|event| display.show(event))
     };
-    converted().map_err(
-        |error: ConvertError| if error.is_wrong() { Failure::wrong(error) } else { error.into() },
-    )
+    let converted =
+        converted().map_err(
+            |error: ConvertError| {
+                if error.is_wrong() { Failure::wrong(error) } else { error.into() }
+            },
+        );
+    if input.keep == Keep::Nothing {
+        // Files remove themselves when they are dropped; what a killed run has left goes too.
+        drop(source);
+        let _ = std::fs::remove_dir_all(&spool);
+    }
+    converted
 }
 
 /// A conversion as a progress bar.

@@ -16,6 +16,7 @@ use crate::{
     args::DemoArgs,
     failure::Failure,
     progress::{result, say, size},
+    source::Keep,
 };
 use children::{Child, node, serve};
 
@@ -30,7 +31,8 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     let set = folder.path().join("set");
 
     step(1, "convert a 4-million-parameter Llama (King James Bible) to 4 bits for two nodes");
-    let converted = convert::convert_folder(&source, &[], options(&set))?;
+    let input = convert::Input { source: &source, adapters: &[], keep: Keep::All };
+    let converted = convert::convert_source(&input, options(&set))?;
     let sizes: Vec<String> =
         converted.set.packages.iter().map(|package| size(package.size_bytes)).collect();
     done(&format!(

@@ -1,9 +1,13 @@
 //! `shardpack plan`: what a conversion would write, from headers alone.
 
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode};
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use serde_json::json;
-use shardpack_converter::{ConvertError, Plan, RankMemory, Source};
+use shardpack_converter::{ConvertError, Plan, RankMemory};
 use shardpack_manifests::manifest::MatrixFormat;
 
 use super::{Outcome, convert};
@@ -11,22 +15,16 @@ use crate::{
     args::PlanArgs,
     failure::Failure,
     progress::{result, size, table},
+    source::{self, Keep},
 };
 
 /// Carries the command out.
 pub(crate) fn run(args: &PlanArgs) -> Outcome {
     let options = convert::format_options(PathBuf::new(), &args.format)?;
-    let plan = || {
-        let mut source = Source::open(&args.source)?;
-        source.merge_adapters(&args.format.adapters)?;
-        Ok(Plan::new(&source, options)?)
-    };
-    let plan =
-        plan().map_err(
-            |error: ConvertError| {
-                if error.is_wrong() { Failure::wrong(error) } else { error.into() }
-            },
-        )?;
+    let source = source::open(&args.source, &args.format.adapters, Keep::Headers, Path::new(""))?;
+    let plan = Plan::new(&source, options)
+        .map_err(ConvertError::from)
+        .map_err(|error| if error.is_wrong() { Failure::wrong(error) } else { error.into() })?;
     if args.json {
         result(&json(&plan, args.tensors).to_string());
     } else {

@@ -1,6 +1,10 @@
 //! The list of what is to be done, in the order in which threads take it.
 
-use std::ops::Range;
+use std::{
+    collections::BTreeSet,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use shardpack_manifests::{
     CHUNK_BYTES, Digest,
@@ -9,7 +13,7 @@ use shardpack_manifests::{
 
 use crate::{
     plan::Plan,
-    source::{Source, SourceError},
+    source::{Source, SourceError, WeightFile},
 };
 
 /// Chunks of one hashing item: long enough to be one large read, short enough that threads end
@@ -42,10 +46,18 @@ pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool
             hashed[file] = next;
         }
     };
-    for (index, step) in plan.steps.iter().enumerate() {
-        for name in &step.tensor.sources {
+    // Files that cost space are gone through one after the other, each whole at once.
+    let is_remote = source.weights.files.iter().any(WeightFile::is_remote);
+    let mut order: Vec<usize> = (0..plan.steps.len()).collect();
+    if is_remote {
+        order.sort_by_key(|index| files(source, plan, *index).last().copied());
+    }
+    for index in order {
+        for name in &plan.steps[index].tensor.sources {
             if let Some((file, info)) = source.weights.find(name) {
-                hash_up_to(&mut items, file, (info.offset + info.size).div_ceil(CHUNK_BYTES));
+                let end = (info.offset + info.size).div_ceil(CHUNK_BYTES);
+                let whole = chunk_count(source.weights.files[file].size);
+                hash_up_to(&mut items, file, if is_remote { whole } else { end });
             }
         }
         if !is_done(index) {
@@ -56,6 +68,44 @@ pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool
         hash_up_to(&mut items, file, chunk_count(weights.size));
     }
     items
+}
+
+/// The weight files that hold a step's sources, in order.
+fn files(source: &Source, plan: &Plan, step: usize) -> BTreeSet<usize> {
+    let names = plan.steps[step].tensor.sources.iter();
+    names.filter_map(|name| source.weights.find(name)).map(|(file, _)| file).collect()
+}
+
+/// How many items have still to read each weight file: who is the last gives its space back.
+pub(super) struct Uses(Vec<AtomicUsize>);
+
+impl Uses {
+    pub(super) fn of(source: &Source, plan: &Plan, items: &[Item]) -> Self {
+        let uses: Vec<AtomicUsize> =
+            source.weights.files.iter().map(|_| AtomicUsize::new(0)).collect();
+        for file in items.iter().flat_map(|item| item.files(source, plan)) {
+            uses[file].fetch_add(1, Ordering::Relaxed);
+        }
+        Self(uses)
+    }
+
+    /// An item has been carried out.
+    pub(super) fn done(&self, source: &Source, plan: &Plan, item: &Item) {
+        for file in item.files(source, plan) {
+            if self.0[file].fetch_sub(1, Ordering::AcqRel) == 1 {
+                source.weights.files[file].release();
+            }
+        }
+    }
+}
+
+impl Item {
+    fn files(&self, source: &Source, plan: &Plan) -> BTreeSet<usize> {
+        match self {
+            Self::Hash { file, .. } => BTreeSet::from([*file]),
+            Self::Convert(step) => files(source, plan, *step),
+        }
+    }
 }
 
 /// Reads and hashes one chunk of a weight file.

@@ -6,6 +6,8 @@ use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt, path::Path
 use shardpack_formats::container::{self, TensorInfo};
 
 use super::SourceError;
+#[cfg(feature = "hub")]
+use crate::hub::RemoteFile;
 
 /// One open weight file.
 pub(crate) struct WeightFile {
@@ -15,13 +17,47 @@ pub(crate) struct WeightFile {
     pub(crate) size: u64,
     /// When it was last changed, to tell a changed source on this machine.
     pub(crate) modified: String,
-    file: File,
+    bytes: Bytes,
+}
+
+/// Where a weight file's bytes are.
+enum Bytes {
+    Local(File),
+    #[cfg(feature = "hub")]
+    Remote(Box<RemoteFile>),
 }
 
 impl WeightFile {
     /// Fills `buffer` from `offset` on.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(buffer, offset)
+        match &self.bytes {
+            Bytes::Local(file) => file.read_exact_at(buffer, offset),
+            #[cfg(feature = "hub")]
+            Bytes::Remote(file) => file.read(buffer, offset),
+        }
+    }
+
+    /// Whether the file costs space while it is being read, which [`Self::release`] gives back.
+    pub(crate) const fn is_remote(&self) -> bool {
+        !matches!(self.bytes, Bytes::Local(_))
+    }
+
+    /// Says that nothing will be read for now.
+    pub(crate) fn release(&self) {
+        match &self.bytes {
+            Bytes::Local(_) => {}
+            #[cfg(feature = "hub")]
+            Bytes::Remote(file) => file.release(),
+        }
+    }
+
+    /// Fills `buffer` with bytes of the header.
+    fn read_header(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        match &self.bytes {
+            Bytes::Local(file) => file.read_exact_at(buffer, offset),
+            #[cfg(feature = "hub")]
+            Bytes::Remote(file) => file.read_header(buffer, offset),
+        }
     }
 }
 
@@ -50,13 +86,31 @@ impl Weights {
         let file = File::open(&path).map_err(read)?;
         let metadata = file.metadata().map_err(read)?;
         let (size, modified) = (metadata.len(), format!("{:?}", metadata.modified().ok()));
-        let file = WeightFile { name, size, modified, file };
+        self.add_file(&path, WeightFile { name, size, modified, bytes: Bytes::Local(file) })
+    }
+
+    /// Reads the headers of files that stay at the hub.
+    #[cfg(feature = "hub")]
+    pub(crate) fn remote(folder: &Path, files: Vec<RemoteFile>) -> Result<Self, SourceError> {
+        let mut weights = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        for file in files {
+            let (name, size, modified) = (file.name().to_owned(), file.size(), file.identity());
+            let path = folder.join(&name);
+            let bytes = Bytes::Remote(Box::new(file));
+            weights.add_file(&path, WeightFile { name, size, modified, bytes })?;
+        }
+        Ok(weights)
+    }
+
+    fn add_file(&mut self, path: &Path, file: WeightFile) -> Result<(), SourceError> {
+        let read = |source| SourceError::Read { path: path.to_owned(), source };
+        let size = file.size;
         let mut start = vec![0; size.min(8) as usize];
-        file.read(&mut start, 0).map_err(read)?;
+        file.read_header(&mut start, 0).map_err(read)?;
         let mut header = vec![0; container::header_bytes(&start, size) as usize];
-        file.read(&mut header, 0).map_err(read)?;
+        file.read_header(&mut header, 0).map_err(read)?;
         let found = container::parse_header(&header, size)
-            .map_err(|source| SourceError::Container { path: path.clone(), source })?;
+            .map_err(|source| SourceError::Container { path: path.to_owned(), source })?;
         let index = self.files.len();
         for info in found {
             if let Some((first, _)) = self.tensors.get(&info.name) {

@@ -1,0 +1,229 @@
+//! Models from the hub: found by name, pinned to one commit, downloaded into the standard cache,
+//! every byte checked against what the hub states before it counts.
+//!
+//! | trap of other clients | here |
+//! |---|---|
+//! | interrupted downloads start over | a partial file goes on with `Range` |
+//! | size and content are not checked | both are, for every file, also for those found in the cache |
+//! | an error page becomes a cached file | only 200 and 206 with the right range are bodies |
+//! | a short file under its final name counts as done | files get their name after the check |
+//! | the environment is read deep inside | [`HubOptions`] are all there is |
+//!
+//! Knows HTTP and the cache's layout; not what weights mean.
+
+mod cache;
+mod checksum;
+mod download;
+mod error;
+mod http;
+mod listing;
+mod options;
+mod remote;
+mod select;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use cache::Cache;
+use checksum::Checksum;
+pub use error::HubError;
+use http::Client;
+pub use listing::{ListingError, RepoFile, parse_info, parse_tree};
+pub use options::{HubOptions, ModelName};
+pub(crate) use remote::RemoteFile;
+
+use crate::source::Origin;
+
+/// Files that are downloaded at a time.
+const PARALLEL_FILES: usize = 4;
+
+/// What is happening, for progress displays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HubEvent<'a> {
+    /// What is needed is known.
+    Found {
+        /// The commit that everything comes from.
+        commit: &'a str,
+        /// Files that are needed.
+        files: usize,
+        /// Their bytes.
+        bytes: u64,
+    },
+    /// A file begins.
+    FileStarted(&'a str),
+    /// Bytes of a file have arrived, or were there already and have been checked.
+    Arrived(u64),
+    /// A file starts over: so many bytes of it count no longer.
+    Lost(u64),
+    /// A request failed and is made again.
+    Retrying(&'a str),
+}
+
+/// Told of every event, from any thread.
+pub type HubObserver = Arc<dyn Fn(&HubEvent) + Send + Sync>;
+
+/// A model of the hub at one commit.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Its name.
+    pub name: ModelName,
+    /// The commit.
+    pub commit: String,
+    /// The files that a conversion needs.
+    pub(crate) files: Vec<RepoFile>,
+}
+
+/// A connection to the hub and its cache on this machine.
+pub struct Hub {
+    client: Client,
+    cache: Cache,
+    offline: bool,
+    observe: HubObserver,
+}
+
+impl Hub {
+    /// Makes a connection when one is needed; nothing is sent yet.
+    pub fn new(options: HubOptions, observe: HubObserver) -> Result<Self, HubError> {
+        let cache = Cache::new(options.cache.clone());
+        let offline = options.offline;
+        let client = Client::new(options, Arc::clone(&observe))?;
+        Ok(Self { client, cache, offline, observe })
+    }
+
+    /// Finds the commit of a model's revision and the files that a conversion needs.
+    pub fn find(&self, name: &ModelName) -> Result<Snapshot, HubError> {
+        if self.offline {
+            return self.find_offline(name);
+        }
+        let info = self.client.info(name)?;
+        let files = self.client.tree(name, &info.commit)?;
+        let index = files.iter().find(|file| file.path == select::INDEX);
+        let index = index.map(|index| self.small(name, &info.commit, index)).transpose()?;
+        let files = select::needed(&files, index.as_deref())
+            .map_err(|problem| HubError::Repository { name: name.to_string(), problem })?;
+        self.cache.set_reference(name, &info.commit)?;
+        let snapshot = Snapshot { name: name.clone(), commit: info.commit, files };
+        (self.observe)(&HubEvent::Found {
+            commit: &snapshot.commit,
+            files: snapshot.files.len(),
+            bytes: snapshot.files.iter().map(|file| file.size).sum(),
+        });
+        Ok(snapshot)
+    }
+
+    /// The snapshot that an earlier run has left in the cache.
+    fn find_offline(&self, name: &ModelName) -> Result<Snapshot, HubError> {
+        let commit = self.cache.reference(name).ok_or_else(|| HubError::Offline {
+            name: name.to_string(),
+            cache: self.cache.folder(name),
+        })?;
+        let files = self.cache.files(name, &commit)?;
+        let bytes = files.iter().map(|file| file.size).sum();
+        (self.observe)(&HubEvent::Found { commit: &commit, files: files.len(), bytes });
+        Ok(Snapshot { name: name.clone(), commit, files })
+    }
+
+    /// Brings every file into the cache and returns the folder in which they stand under their
+    /// own names.
+    pub fn fetch(&self, snapshot: &Snapshot) -> Result<PathBuf, HubError> {
+        self.fetch_files(snapshot, &snapshot.files.iter().collect::<Vec<_>>())
+    }
+
+    /// The same without the weights.
+    pub fn fetch_texts(&self, snapshot: &Snapshot) -> Result<PathBuf, HubError> {
+        let texts = snapshot.files.iter().filter(|file| !file.is_weights());
+        self.fetch_files(snapshot, &texts.collect::<Vec<_>>())
+    }
+
+    /// The weight files of a snapshot, to be read from the hub when they are needed. Where bytes of
+    /// them are used, whole files are brought to `spool` and checked; without it only headers and
+    /// what a plan needs are read.
+    pub(crate) fn weights(
+        self: &Arc<Self>,
+        snapshot: &Snapshot,
+        spool: Option<&Path>,
+    ) -> Vec<RemoteFile> {
+        let weights = snapshot.files.iter().filter(|file| file.is_weights());
+        let remote = |file: &RepoFile| RemoteFile::new(Arc::clone(self), snapshot, file, spool);
+        weights.map(remote).collect()
+    }
+
+    fn fetch_files(&self, snapshot: &Snapshot, files: &[&RepoFile]) -> Result<PathBuf, HubError> {
+        let next = AtomicUsize::new(0);
+        let failure: Mutex<Option<HubError>> = Mutex::new(None);
+        let failed = || failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = || {
+            while failed().is_none() {
+                let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
+                if let Err(error) = self.fetch_file(snapshot, file) {
+                    failed().get_or_insert(error);
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..PARALLEL_FILES.min(files.len()) {
+                scope.spawn(work);
+            }
+        });
+        match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(self.cache.snapshot(&snapshot.name, &snapshot.commit)),
+        }
+    }
+
+    /// Brings one file into the cache, unless it is there and is what it should be.
+    fn fetch_file(&self, snapshot: &Snapshot, file: &RepoFile) -> Result<(), HubError> {
+        (self.observe)(&HubEvent::FileStarted(&file.path));
+        let checksum = Checksum::of(file);
+        let _lock = self.cache.lock(&snapshot.name, &checksum)?;
+        let blob = self.cache.blob(&snapshot.name, &checksum);
+        if self.cache.is_verified(&snapshot.name, &checksum, file.size) {
+            (self.observe)(&HubEvent::Arrived(file.size));
+        } else if blob.is_file() && checksum.matches(&blob, file.size)? {
+            // Somebody else's download that was never checked.
+            (self.observe)(&HubEvent::Arrived(file.size));
+            self.cache.set_verified(&snapshot.name, &checksum)?;
+        } else if self.offline {
+            return Err(HubError::NotInCache {
+                file: file.path.clone(),
+                name: snapshot.name.to_string(),
+            });
+        } else {
+            let url = self.client.file_url(&snapshot.name, &snapshot.commit, &file.path);
+            let part = self.cache.part(&snapshot.name, &checksum);
+            download::fetch(&self.client, &url, file, &part, &self.observe)?;
+            fs::rename(&part, &blob).map_err(|source| HubError::Write { path: blob, source })?;
+            self.cache.set_verified(&snapshot.name, &checksum)?;
+        }
+        self.cache.link(&snapshot.name, &snapshot.commit, &file.path, &checksum)
+    }
+
+    /// A small file, in memory; it is in the cache afterwards.
+    fn small(&self, name: &ModelName, commit: &str, file: &RepoFile) -> Result<Vec<u8>, HubError> {
+        let snapshot = Snapshot { name: name.clone(), commit: commit.to_owned(), files: vec![] };
+        self.fetch_file(&snapshot, file)?;
+        let path = self.cache.snapshot(name, commit).join(&file.path);
+        fs::read(&path).map_err(|source| HubError::Write { path, source })
+    }
+}
+
+impl Snapshot {
+    /// What manifests say of the source.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        let stated = |file: &RepoFile| file.sha256.map(|digest| (file.path.clone(), digest));
+        Origin {
+            repo: Some(self.name.repo()),
+            commit: Some(self.commit.clone()),
+            sha256: self.files.iter().filter_map(stated).collect(),
+        }
+    }
+}

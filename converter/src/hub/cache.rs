@@ -1,0 +1,200 @@
+//! The standard cache, shared with Python's client: `models--org--name/` with `blobs/` (bytes, by
+//! checksum), `snapshots/<commit>/` (links to them, under the files' own names) and `refs/`
+//! (revisions to commits). Ours besides: `.verified/<checksum>` says that a blob of this size and
+//! time was hashed and is what its name says.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use super::{HubError, ModelName, RepoFile, checksum::Checksum, listing};
+
+/// Between two looks at a lock that another process holds.
+const LOCK_STEP: Duration = Duration::from_millis(200);
+/// How long a lock is waited for: a large file on a slow line.
+const LOCK_STEPS: u64 = 4 * 3600 * 5;
+
+/// A cache folder.
+pub(super) struct Cache {
+    root: PathBuf,
+}
+
+/// A lock on one blob; given back when dropped.
+pub(super) struct Lock {
+    _file: File,
+}
+
+impl Cache {
+    pub(super) const fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    /// A model's folder.
+    pub(super) fn folder(&self, name: &ModelName) -> PathBuf {
+        self.root.join(name.folder())
+    }
+
+    /// Where the bytes with a checksum are.
+    pub(super) fn blob(&self, name: &ModelName, checksum: &Checksum) -> PathBuf {
+        self.folder(name).join("blobs").join(checksum.text())
+    }
+
+    /// Where they are before they are complete.
+    pub(super) fn part(&self, name: &ModelName, checksum: &Checksum) -> PathBuf {
+        self.folder(name).join("blobs").join(format!("{}.part", checksum.text()))
+    }
+
+    /// The folder of a commit's files.
+    pub(super) fn snapshot(&self, name: &ModelName, commit: &str) -> PathBuf {
+        self.folder(name).join("snapshots").join(commit)
+    }
+
+    /// The commit that a revision was when it was last asked for.
+    pub(super) fn reference(&self, name: &ModelName) -> Option<String> {
+        if listing::is_commit(&name.revision) {
+            return Some(name.revision.clone());
+        }
+        let path = self.folder(name).join("refs").join(&name.revision);
+        let commit = fs::read_to_string(path).ok()?;
+        let commit = commit.trim();
+        listing::is_commit(commit).then(|| commit.to_owned())
+    }
+
+    /// Notes which commit a revision is.
+    pub(super) fn set_reference(&self, name: &ModelName, commit: &str) -> Result<(), HubError> {
+        if name.revision == commit {
+            return Ok(());
+        }
+        write(&self.folder(name).join("refs").join(&name.revision), commit.as_bytes())
+    }
+
+    /// The files of a commit that are in the cache, by what their blobs are called.
+    pub(super) fn files(&self, name: &ModelName, commit: &str) -> Result<Vec<RepoFile>, HubError> {
+        let folder = self.snapshot(name, commit);
+        let offline = || HubError::Offline { name: name.to_string(), cache: self.folder(name) };
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(|_| offline())? {
+            let path = entry.map_err(|source| failed(&folder, source))?.path();
+            let Some(file) = file_of(&path) else { continue };
+            files.push(file);
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        if files.is_empty() { Err(offline()) } else { Ok(files) }
+    }
+
+    /// Whether the blob was hashed before and has not been touched since.
+    pub(super) fn is_verified(&self, name: &ModelName, checksum: &Checksum, size: u64) -> bool {
+        let stamp = stamp(&self.blob(name, checksum));
+        stamp.is_some_and(|(found, text)| {
+            found == size
+                && fs::read_to_string(self.mark(name, checksum)).is_ok_and(|mark| mark == text)
+        })
+    }
+
+    /// Notes that the blob was hashed.
+    pub(super) fn set_verified(
+        &self,
+        name: &ModelName,
+        checksum: &Checksum,
+    ) -> Result<(), HubError> {
+        match stamp(&self.blob(name, checksum)) {
+            Some((_, text)) => write(&self.mark(name, checksum), text.as_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    fn mark(&self, name: &ModelName, checksum: &Checksum) -> PathBuf {
+        self.folder(name).join(".verified").join(checksum.text())
+    }
+
+    /// Puts a blob under its file's name into a snapshot.
+    pub(super) fn link(
+        &self,
+        name: &ModelName,
+        commit: &str,
+        path: &str,
+        checksum: &Checksum,
+    ) -> Result<(), HubError> {
+        let link = self.snapshot(name, commit).join(path);
+        let blob = self.blob(name, checksum);
+        let levels = "../".repeat(2 + path.matches('/').count());
+        let target = PathBuf::from(format!("{levels}blobs/{}", checksum.text()));
+        let parent = link.parent().expect("a file of a snapshot is in a folder");
+        fs::create_dir_all(parent).map_err(|source| failed(parent, source))?;
+        if fs::read_link(&link).is_ok_and(|found| found == target) {
+            return Ok(());
+        }
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed(&link, error));
+            }
+            _ => {}
+        }
+        // File systems without links hold the bytes twice.
+        symlink(&target, &link)
+            .or_else(|_| fs::copy(&blob, &link).map(|_| ()))
+            .map_err(|source| failed(&link, source))
+    }
+
+    /// Keeps other processes, Python's client among them, from downloading the same bytes.
+    pub(super) fn lock(&self, name: &ModelName, checksum: &Checksum) -> Result<Lock, HubError> {
+        let folder = self.root.join(".locks").join(name.folder());
+        let path = folder.join(format!("{}.lock", checksum.text()));
+        for folder in [&folder, &self.folder(name).join("blobs")] {
+            fs::create_dir_all(folder).map_err(|source| failed(folder, source))?;
+        }
+        let file = File::options().create(true).append(true).open(&path);
+        let file = file.map_err(|source| failed(&path, source))?;
+        for _ in 0..LOCK_STEPS {
+            match file.try_lock() {
+                Err(fs::TryLockError::WouldBlock) => thread::sleep(LOCK_STEP),
+                // Or a file system without locks: the last rename wins, with the same bytes.
+                Ok(()) | Err(fs::TryLockError::Error(_)) => return Ok(Lock { _file: file }),
+            }
+        }
+        let seconds = LOCK_STEPS * LOCK_STEP.as_millis() as u64 / 1000;
+        Err(HubError::Locked { path, seconds })
+    }
+}
+
+/// A file of a snapshot, as its link tells it.
+fn file_of(path: &Path) -> Option<RepoFile> {
+    let name = path.file_name()?.to_str()?.to_owned();
+    let target = fs::read_link(path).ok()?;
+    let checksum = shardpack_formats::hex::decode(target.file_name()?.to_str()?)?;
+    let size = fs::metadata(path).ok()?.len();
+    let file = |oid, sha256| RepoFile { path: name, size, oid, sha256 };
+    match checksum.len() {
+        20 => Some(file(checksum.try_into().ok()?, None)),
+        32 => Some(file([0; 20], Some(checksum.try_into().ok()?))),
+        _ => None,
+    }
+}
+
+/// Size of a file, and what changes when it is written to.
+fn stamp(path: &Path) -> Option<(u64, String)> {
+    let metadata = fs::metadata(path).ok()?;
+    let modified = metadata.modified().ok()?;
+    Some((metadata.len(), format!("{} {modified:?}\n", metadata.len())))
+}
+
+/// Writes a small file, complete or not at all.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
+    let parent = path.parent().expect("a file of a cache is in a folder");
+    fs::create_dir_all(parent).map_err(|source| failed(parent, source))?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = parent.join(format!(".{name}.{}.part", std::process::id()));
+    let written = File::create(&temporary)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&temporary, path));
+    written.map_err(|source| failed(path, source))
+}
+
+fn failed(path: &Path, source: io::Error) -> HubError {
+    HubError::Write { path: path.to_owned(), source }
+}

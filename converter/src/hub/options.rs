@@ -1,0 +1,113 @@
+//! How the hub is reached, and what models are called there. The environment is read by whoever
+//! makes these options.
+
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+
+/// How to reach the hub and where to keep what it gives.
+#[derive(Clone)]
+pub struct HubOptions {
+    /// Address of the hub (`HF_ENDPOINT`): https, or http on this machine.
+    pub endpoint: String,
+    /// Proof of who asks (`HF_TOKEN`); never sent anywhere but to the endpoint.
+    pub token: Option<String>,
+    /// The folder of the cache (`HF_HUB_CACHE`).
+    pub cache: PathBuf,
+    /// Use the cache alone (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+    /// A proxy for connections to other machines.
+    pub proxy: Option<String>,
+    /// How to wait before a request is made again.
+    pub wait: fn(Duration),
+}
+
+impl HubOptions {
+    /// The hub that everybody means.
+    pub const ENDPOINT: &str = "https://huggingface.co";
+
+    /// The public hub with a cache in `cache`.
+    #[must_use]
+    pub fn new(cache: PathBuf) -> Self {
+        Self {
+            endpoint: Self::ENDPOINT.to_owned(),
+            token: None,
+            cache,
+            offline: false,
+            proxy: None,
+            wait: std::thread::sleep,
+        }
+    }
+}
+
+impl fmt::Debug for HubOptions {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HubOptions")
+            .field("endpoint", &self.endpoint)
+            .field("cache", &self.cache)
+            .field("offline", &self.offline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// `organisation/model`, at a revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelName {
+    owner: String,
+    model: String,
+    /// Branch, tag or commit.
+    pub revision: String,
+}
+
+impl ModelName {
+    /// `organisation/model`.
+    #[must_use]
+    pub fn repo(&self) -> String {
+        format!("{}/{}", self.owner, self.model)
+    }
+
+    /// The model's folder within a cache.
+    #[must_use]
+    pub fn folder(&self) -> String {
+        format!("models--{}--{}", self.owner, self.model)
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.owner, self.model)
+    }
+}
+
+impl FromStr for ModelName {
+    type Err = String;
+
+    /// `organisation/model` or `organisation/model@revision`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
+        let plain = |part: &str| {
+            (1..=96).contains(&part.len())
+                && !part.starts_with(['.', '-'])
+                && !part.ends_with(['.', '-'])
+                && !part.contains("..")
+                && !part.contains("--")
+                && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        };
+        // Branches have slashes; nothing may leave the folder of references.
+        let revises = (1..=200).contains(&revision.len())
+            && revision.split('/').all(|part| {
+                !part.is_empty()
+                    && !part.starts_with('.')
+                    && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-+".contains(&b))
+            });
+        match name.split_once('/') {
+            Some((owner, model)) if plain(owner) && plain(model) && revises => Ok(Self {
+                owner: owner.to_owned(),
+                model: model.to_owned(),
+                revision: revision.to_owned(),
+            }),
+            _ => Err(format!(
+                "{text:?} is no name such as organisation/model or organisation/model@revision"
+            )),
+        }
+    }
+}
