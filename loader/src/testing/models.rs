@@ -130,9 +130,6 @@ pub(crate) fn spec(model: &str) -> Spec {
         embedding_scale: None,
         logit_scale: None,
         logit_softcap: None,
-        moe: None,
-        mla: None,
-        delta: None,
     }
 }
 
