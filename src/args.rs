@@ -45,6 +45,10 @@ pub(crate) enum Command {
     Push(PushArgs),
     /// Serve a model from all its packages behind an OpenAI-compatible API.
     Serve(ServeArgs),
+    /// Measure how fast a set runs on this machine.
+    Bench(BenchArgs),
+    /// Measure how well a set predicts a text, and how far it is from another set.
+    Eval(EvalArgs),
     /// Compute the logits of given tokens (for tests and comparisons).
     Logits(LogitsArgs),
     /// One rank of a group; started by `serve` and `node`.
@@ -414,6 +418,79 @@ pub(crate) struct ServeArgs {
 pub(crate) enum Backend {
     /// This program's own kernels.
     Cpu,
+}
+
+/// `bench`.
+#[derive(Args)]
+#[command(after_help = "\
+Prompts are random tokens. All ranks run in this process, each on its share of the threads.
+
+Examples:
+  shardpack bench llama-1b
+  shardpack bench llama-1b --contexts 16,4096 --batches 1,8 --json")]
+pub(crate) struct BenchArgs {
+    /// The package set.
+    pub set: PathBuf,
+    /// Tokens of the prompts.
+    #[arg(long, value_delimiter = ',', default_value = "16,256", value_name = "N,…")]
+    pub contexts: Vec<usize>,
+    /// Requests at a time.
+    #[arg(long, value_delimiter = ',', default_value = "1,8", value_name = "N,…")]
+    pub batches: Vec<usize>,
+    /// Tokens to generate for each.
+    #[arg(long, default_value_t = 32, value_name = "N")]
+    pub generate: usize,
+    /// How keys and values are stored.
+    #[arg(long, value_enum, default_value_t = KvFormat::F32)]
+    pub kv_type: KvFormat,
+    /// Threads of all ranks together; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvFormat {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Brain float, 16 bits.
+    Bf16,
+    /// 8-bit integers with a scale for each head of each token.
+    Q8,
+}
+
+/// `eval`.
+#[derive(Args)]
+#[command(after_help = "\
+Figures are counted as llama.cpp's perplexity counts them: windows of the context's length, of
+which the second half counts.
+
+Examples:
+  shardpack eval llama-70b --text wiki.test.raw
+  shardpack eval llama-70b --text wiki.test.raw --against llama-70b-16bit")]
+pub(crate) struct EvalArgs {
+    /// The package set.
+    pub set: PathBuf,
+    /// A text.
+    #[arg(long, value_name = "FILE")]
+    pub text: PathBuf,
+    /// A set of the same model whose predictions count as the truth, with 16 bits as a rule.
+    #[arg(long, value_name = "SET")]
+    pub against: Option<PathBuf>,
+    /// Tokens of a window; 512, or the model's longest sequence where that is less, by default.
+    #[arg(long, value_name = "N")]
+    pub context: Option<usize>,
+    /// Threads to use; all cores by default.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `logits`.

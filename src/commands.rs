@@ -1,7 +1,9 @@
 //! One module per command.
 
+pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod demo;
+pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod keygen;

@@ -32,6 +32,8 @@ fn main() -> ExitCode {
         Command::Node(args) => (commands::node::run(&args), args.json),
         Command::Push(args) => (commands::push::run(&args), args.json),
         Command::Serve(args) => (commands::serve::run(&args), args.json),
+        Command::Eval(args) => (commands::eval::run(&args), args.json),
+        Command::Bench(args) => (commands::bench::run(&args), args.json),
         Command::Logits(args) => (commands::logits::run(&args), false),
         Command::Rank(args) => (commands::rank::run(&args), false),
     };

@@ -6,6 +6,7 @@ mod architecture;
 mod bad_input;
 mod convert;
 mod demo;
+mod eval;
 mod experts;
 mod fuzz_corpus;
 mod harness;

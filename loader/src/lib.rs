@@ -5,8 +5,10 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+pub mod bench;
 pub mod cluster;
 pub mod engine;
+pub mod eval;
 pub mod model;
 pub mod open;
 pub mod receive;

@@ -21,9 +21,11 @@ mod stream;
 mod template;
 #[allow(dead_code, reason = "the whole inner form is here before all of its readers are")]
 mod text;
+mod tokens;
 
 pub use app::{Server, ServerLimits};
 pub use model::{ChatModel, OpenModelError};
 pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
 pub use template::TemplateError;
 pub use text::{DecodingError, VocabularyError};
+pub use tokens::{TokenizeError, tokenize};

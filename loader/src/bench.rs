@@ -1,0 +1,265 @@
+//! How fast a set runs: prompts and answers of given lengths, alone and several at a time, with
+//! random tokens, so that it does not matter what the model says.
+
+use std::{
+    collections::BTreeSet,
+    hint::black_box,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+use shardpack_collectives::{Deadline, Group, GroupError};
+
+use crate::{
+    backend::Backend,
+    engine::{
+        CountedGroup, Engine, Event, GenerateRequest, RankEngine, RequestId, StepOutcome, TokenId,
+    },
+};
+
+/// One measurement to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Tokens of each prompt.
+    pub context: usize,
+    /// Requests at a time.
+    pub batch: usize,
+    /// Tokens generated for each after the first.
+    pub generate: usize,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// Tokens of each prompt.
+    pub context: usize,
+    /// Requests at a time.
+    pub batch: usize,
+    /// Prompt tokens per second, all requests together.
+    pub prefill_tokens_per_second: f64,
+    /// Until the first of the requests has its first token.
+    pub first_token_seconds: f64,
+    /// Generated tokens per second, all requests together.
+    pub decode_tokens_per_second: f64,
+    /// Median of a step in which all requests get a token.
+    pub step_seconds: f64,
+    /// Sums between ranks in such a step.
+    pub sums_per_step: f64,
+    /// Gathers between ranks in such a step.
+    pub gathers_per_step: f64,
+    /// Time in both and in the plan's broadcast, waiting for other ranks included.
+    pub communication_seconds: f64,
+}
+
+/// A measurement failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The ranks.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// The engine would not or could not run the request.
+    #[error("the engine says: {0}")]
+    Request(String),
+}
+
+/// Runs each load in turn on the engines of one group, rank 0's first, and returns what `note`
+/// has heard one by one.
+pub fn bench<B: Backend>(
+    engines: &mut [Engine<B>],
+    groups: &[Arc<dyn Group>],
+    loads: &[Load],
+    note: &mut dyn FnMut(&Speed),
+) -> Result<Vec<Speed>, BenchError> {
+    let (leader, followers) = engines.split_first_mut().expect("a group has at least one rank");
+    thread::scope(|scope| {
+        for (engine, group) in followers.iter_mut().zip(&groups[1..]) {
+            // It ends with the group, whose error the leader sees too.
+            scope.spawn(move || while engine.follow(group.as_ref()).is_ok() {});
+        }
+        let group = CountedGroup::new(groups[0].as_ref());
+        let mut next_id = 0;
+        let speeds = loads
+            .iter()
+            .map(|load| {
+                let speed = run(leader, &group, *load, &mut next_id)?;
+                note(&speed);
+                Ok(speed)
+            })
+            .collect();
+        group.abort("the measurement is over");
+        speeds
+    })
+}
+
+fn run<B: Backend>(
+    leader: &mut Engine<B>,
+    group: &CountedGroup<'_>,
+    load: Load,
+    next_id: &mut u64,
+) -> Result<Speed, BenchError> {
+    let vocab = u64::from(leader.model().spec().vocab_size);
+    for _ in 0..load.batch {
+        *next_id += 1;
+        let token = |index: usize| {
+            let mixed = (*next_id << 32 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            TokenId(((mixed >> 33) % vocab) as u32)
+        };
+        // Another prompt each time, so that none is found in the prefix cache.
+        let prompt = (0..load.context).map(token).collect();
+        let request = GenerateRequest::greedy(prompt, load.generate as u32 + 1);
+        leader.submit(RequestId(*next_id), request);
+    }
+    let start = Instant::now();
+    let (mut first, mut all) = (None, None);
+    let mut answered = BTreeSet::new();
+    let mut failure = None;
+    let mut steps = Vec::new();
+    let mut counts = Vec::new();
+    loop {
+        let (before, decoding) = (Instant::now(), all.is_some());
+        let mut tokens = 0;
+        group.take();
+        let outcome = leader.lead(group, &mut |event| match event {
+            Event::Token { request, .. } => {
+                tokens += 1;
+                answered.insert(request);
+            }
+            Event::Finished { .. } => {}
+            Event::Failed { message, .. } => failure = Some(message),
+        })?;
+        if let Some(message) = failure {
+            return Err(BenchError::Request(message));
+        }
+        if outcome == StepOutcome::Idle {
+            break;
+        }
+        if decoding && tokens == load.batch {
+            steps.push(before.elapsed());
+            counts.push(group.take());
+        }
+        if !decoding {
+            if tokens > 0 {
+                first.get_or_insert_with(|| start.elapsed());
+            }
+            if answered.len() == load.batch {
+                all = Some(start.elapsed());
+            }
+        }
+    }
+    let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
+    let time: Duration = steps.iter().sum();
+    let each = |sum: f64| sum / counts.len().max(1) as f64;
+    let communication: Duration =
+        counts.iter().map(|it| it.sums.time + it.gathers.time + it.broadcasts.time).sum();
+    Ok(Speed {
+        context: load.context,
+        batch: load.batch,
+        prefill_tokens_per_second: (load.context * load.batch) as f64 / seconds(all),
+        first_token_seconds: seconds(first),
+        decode_tokens_per_second: (steps.len() * load.batch) as f64 / time.as_secs_f64(),
+        step_seconds: median(&mut steps).as_secs_f64(),
+        sums_per_step: each(counts.iter().map(|it| it.sums.count as f64).sum()),
+        gathers_per_step: each(counts.iter().map(|it| it.gathers.count as f64).sum()),
+        communication_seconds: each(communication.as_secs_f64()),
+    })
+}
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+/// Median time of a sum of `len` floats over all ranks of a group.
+pub fn sum_latency(groups: &[Arc<dyn Group>], len: usize) -> Result<Duration, GroupError> {
+    /// Enough for a median that stays.
+    const ROUNDS: usize = 2000;
+    let sum = |group: &Arc<dyn Group>| {
+        let mut values = vec![0.0; len];
+        let mut times = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            let start = Instant::now();
+            group.all_reduce_sum(&mut values, Deadline::after(Duration::from_secs(20)))?;
+            times.push(start.elapsed());
+        }
+        Ok(median(&mut times))
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> =
+            groups[1..].iter().map(|group| scope.spawn(move || sum(group).map(drop))).collect();
+        let mine = sum(&groups[0])?;
+        for other in others {
+            other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok(mine)
+    })
+}
+
+/// Bytes per second at which so many threads read memory: the best of some passes over more than
+/// any cache holds.
+#[must_use]
+pub fn read_bandwidth(threads: usize) -> f64 {
+    const BYTES: usize = 512 << 20;
+    const PASSES: usize = 6;
+    let words: Vec<u64> = (0..(BYTES / size_of::<u64>()) as u64).collect();
+    let part = words.len().div_ceil(threads.max(1));
+    let pass = || {
+        let start = Instant::now();
+        thread::scope(|scope| {
+            for words in words.chunks(part) {
+                scope.spawn(move || {
+                    let mut lanes = [0_u64; 32];
+                    for words in words.as_chunks::<32>().0 {
+                        for (lane, word) in lanes.iter_mut().zip(words) {
+                            *lane ^= word;
+                        }
+                    }
+                    black_box(lanes);
+                });
+            }
+        });
+        BYTES as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::Cpu,
+        engine::{EngineOptions, memory_group},
+        model::Model,
+        testing::package::Recipe,
+    };
+
+    #[test]
+    fn every_load_is_run_and_its_messages_are_counted() {
+        let recipe = Recipe { embedding_cut: false, ..Recipe::plain("llama", 2) };
+        let mut engines: Vec<_> = recipe
+            .open()
+            .iter()
+            .map(|package| {
+                let backend = Cpu::new(1).unwrap();
+                let model = Model::load(package, &backend).unwrap();
+                Engine::new(model, backend, EngineOptions::STANDARD)
+            })
+            .collect();
+        let layers = engines[0].model().spec().layers.len();
+        let groups = memory_group(2).unwrap();
+        let load = |context, batch| Load { context, batch, generate: 3 };
+        let mut heard = Vec::new();
+        let mut note = |speed: &Speed| heard.push((speed.context, speed.batch));
+        let speeds = bench(&mut engines, &groups, &[load(5, 1), load(9, 3)], &mut note).unwrap();
+        assert_eq!(heard, [(5, 1), (9, 3)]);
+        for speed in speeds {
+            assert!(speed.prefill_tokens_per_second > 0.0 && speed.decode_tokens_per_second > 0.0);
+            assert!(speed.first_token_seconds > 0.0 && speed.step_seconds > 0.0, "{speed:?}");
+            assert!((speed.sums_per_step - (2 * layers) as f64).abs() < 1e-9, "{speed:?}");
+            assert!((speed.gathers_per_step - 1.0).abs() < 1e-9, "{speed:?}");
+        }
+        let groups = memory_group(2).unwrap();
+        assert!(sum_latency(&groups, 64).unwrap() > Duration::ZERO);
+    }
+}

@@ -1,0 +1,206 @@
+//! `shardpack bench`.
+
+use std::{fs, process::ExitCode};
+
+use anyhow::anyhow;
+use serde_json::{Value, json};
+use shardpack_loader::{
+    backend::{Backend, Cpu, KvType, TOKENS_PER_PAGE},
+    bench::{Load, Speed, bench, read_bandwidth, sum_latency},
+    engine::{Engine, EngineOptions, memory_group},
+    model::Model,
+    open::{OpenOptions, Package},
+};
+use shardpack_manifests::Manifest;
+
+use super::{Outcome, package, threads};
+use crate::{
+    args::{BenchArgs, KvFormat},
+    failure::Failure,
+    progress::{result, say, size},
+};
+
+/// Carries the command out.
+pub(crate) fn run(args: &BenchArgs) -> Outcome {
+    let threads = threads::count(args.threads);
+    let bandwidth = read_bandwidth(threads);
+    let set = package::read_set(&args.set)?;
+    let folders = package::folders(&args.set, &set);
+    let each = (threads / folders.len().max(1)).max(1);
+    let mut ranks = Vec::new();
+    let mut engines = Vec::new();
+    for folder in &folders {
+        let shown = || folder.display().to_string();
+        let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
+        let package = Package::open(folder, &OpenOptions { threads }, &|_| ())
+            .map_err(|error| wrong(error.into()))?;
+        let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(kv_type(args.kv_type));
+        let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
+        ranks.push(RankBytes::of(package.manifest(), backend.page_bytes(&model.cache_shape())));
+        engines.push(Engine::new(model, backend, EngineOptions::STANDARD));
+    }
+    let spec = engines.first().map(|engine| engine.model().spec().clone());
+    let spec = spec.ok_or_else(|| Failure::wrong(anyhow!("the set has no packages")))?;
+    let loads = loads(args, spec.max_positions as usize)?;
+    let mut note = |speed: &Speed| {
+        say(&format!("bench: {} tokens of context, {} at a time", speed.context, speed.batch));
+    };
+    let groups = memory_group(engines.len() as u32)?;
+    let speeds = bench(&mut engines, &groups, &loads, &mut note).map_err(anyhow::Error::from)?;
+    let resident = resident_bytes();
+    let sums = memory_group(engines.len() as u32)?;
+    let latency = (sums.len() > 1)
+        .then(|| sum_latency(&sums, spec.hidden_size as usize))
+        .transpose()
+        .map_err(anyhow::Error::from)?;
+    let rows: Vec<Value> =
+        speeds.iter().map(|speed| row(speed, args.generate, &ranks, bandwidth)).collect();
+    let most = |of: fn(&RankBytes) -> u64| ranks.iter().map(of).sum::<u64>();
+    let document = json!({
+        "threads": threads,
+        "ranks": engines.len(),
+        "read_bytes_per_second": bandwidth,
+        "weight_bytes": most(|rank| rank.stored),
+        "kv_bytes_per_token": most(|rank| rank.page) / TOKENS_PER_PAGE as u64,
+        "resident_bytes": resident,
+        "sum_seconds": latency.map(|latency| latency.as_secs_f64()),
+        "sum_bytes": u64::from(spec.hidden_size) * 4,
+        "loads": rows,
+    });
+    result(&if args.json { document.to_string() } else { table(&document) });
+    Ok(ExitCode::SUCCESS)
+}
+
+const fn kv_type(format: KvFormat) -> KvType {
+    match format {
+        KvFormat::F32 => KvType::F32,
+        KvFormat::F16 => KvType::F16,
+        KvFormat::Bf16 => KvType::Bf16,
+        KvFormat::Q8 => KvType::Q8,
+    }
+}
+
+/// What a step reads on one rank.
+struct RankBytes {
+    /// All weights.
+    stored: u64,
+    /// Weights that every token needs.
+    always: u64,
+    /// Stacked experts, and which part of them one token needs.
+    experts: u64,
+    active: f64,
+    /// Keys and values of one page.
+    page: u64,
+}
+
+impl RankBytes {
+    fn of(manifest: &Manifest, page: u64) -> Self {
+        let spec = &manifest.architecture;
+        let mut bytes = Self { stored: 0, always: 0, experts: 0, active: 1.0, page };
+        if let Some(moe) = &spec.moe {
+            bytes.active = f64::from(moe.top_k) / f64::from(moe.experts);
+        }
+        for tensor in &manifest.tensors {
+            bytes.stored += tensor.size;
+            if tensor.name.contains(".switch_mlp.") {
+                bytes.experts += tensor.size;
+            } else if spec.tied_embeddings || !tensor.name.starts_with("model.embed_tokens.") {
+                // Of an embedding that is not the head too, only single rows are read.
+                bytes.always += tensor.size;
+            }
+        }
+        bytes
+    }
+
+    /// Of a step with so many sequences of so many tokens; experts are counted as if every
+    /// sequence chose others.
+    fn step(&self, batch: usize, context: f64) -> f64 {
+        let kv = self.page as f64 / TOKENS_PER_PAGE as f64 * context * batch as f64;
+        let experts = self.experts as f64 * (self.active * batch as f64).min(1.0);
+        self.always as f64 + experts + kv
+    }
+}
+
+fn loads(args: &BenchArgs, longest: usize) -> Result<Vec<Load>, Failure> {
+    let mut loads = Vec::new();
+    for &context in &args.contexts {
+        for &batch in &args.batches {
+            let generate = args.generate;
+            if context == 0 || batch == 0 || generate == 0 || context + generate >= longest {
+                return Err(Failure::wrong(anyhow!(
+                    "{batch} prompts of {context} tokens and {generate} generated: the model takes \
+                     1 to {} tokens together",
+                    longest - 1
+                )));
+            }
+            if batch > EngineOptions::STANDARD.max_sequences {
+                let most = EngineOptions::STANDARD.max_sequences;
+                return Err(Failure::wrong(anyhow!("{batch} at a time: at most {most} are run")));
+            }
+            loads.push(Load { context, batch, generate });
+        }
+    }
+    Ok(loads)
+}
+
+fn row(speed: &Speed, generate: usize, ranks: &[RankBytes], bandwidth: f64) -> Value {
+    let context = speed.context as f64 + generate as f64 / 2.0;
+    let bytes: f64 = ranks.iter().map(|rank| rank.step(speed.batch, context)).sum();
+    let mut row = json!(speed);
+    row["bytes_per_step"] = json!(bytes);
+    row["share_of_read_bandwidth"] = json!(bytes / speed.step_seconds / bandwidth);
+    row
+}
+
+/// Memory of this process; unknown where the system does not say.
+fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+fn table(document: &Value) -> String {
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let bytes = |key: &str| size(document[key].as_u64().unwrap_or(0));
+    let mut lines = vec![
+        format!(
+            "{} ranks, {} threads; memory is read at {:.1} GB/s",
+            document["ranks"],
+            document["threads"],
+            number(&document["read_bytes_per_second"]) / 1e9
+        ),
+        format!(
+            "weights {}, keys and values {} a token, resident {}",
+            bytes("weight_bytes"),
+            bytes("kv_bytes_per_token"),
+            bytes("resident_bytes")
+        ),
+    ];
+    if !document["sum_seconds"].is_null() {
+        lines.push(format!(
+            "a sum of {} takes {:.1} µs",
+            bytes("sum_bytes"),
+            number(&document["sum_seconds"]) * 1e6
+        ));
+    }
+    lines.push(
+        "context  batch  prefill t/s  first token s  decode t/s  step ms  of bandwidth  messages  waiting ms"
+            .to_owned(),
+    );
+    for row in document["loads"].as_array().into_iter().flatten() {
+        let of = |key: &str| number(&row[key]);
+        lines.push(format!(
+            "{:>7}  {:>5}  {:>11.1}  {:>13.3}  {:>10.2}  {:>7.2}  {:>10.1} %  {:>8.0}  {:>10.2}",
+            of("context"),
+            of("batch"),
+            of("prefill_tokens_per_second"),
+            of("first_token_seconds"),
+            of("decode_tokens_per_second"),
+            of("step_seconds") * 1e3,
+            of("share_of_read_bandwidth") * 100.0,
+            of("sums_per_step") + of("gathers_per_step"),
+            of("communication_seconds") * 1e3,
+        ));
+    }
+    lines.join("\n")
+}
