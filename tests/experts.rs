@@ -24,7 +24,7 @@ const FAMILIES: &[(&str, bool)] = &[("qwen3_moe", true), ("mixtral", true), ("gl
 const CUTS: [ExpertCut; 2] = [ExpertCut::Inside, ExpertCut::Whole];
 
 /// Converts a reference model into `output`.
-fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertCut) {
+pub(crate) fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertCut) {
     let source = Source::open(model).unwrap();
     let options = ConvertOptions {
         bits,
@@ -37,7 +37,7 @@ fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertCut)
     convert(&source, &plan, &|_| ()).unwrap();
 }
 
-fn open(set: &Path, nodes: u32) -> Vec<Package> {
+pub(crate) fn open(set: &Path, nodes: u32) -> Vec<Package> {
     let open = |rank| {
         let folder = set.join(format!("node-{rank}"));
         Package::open(&folder, &OpenOptions { threads: 1 }, &|_| ()).unwrap()
@@ -61,7 +61,7 @@ fn argmax(row: &[f32]) -> i32 {
     (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a))).unwrap() as i32
 }
 
-fn check_against_transformers(model: &str, nodes: u32, experts: ExpertCut) {
+pub(crate) fn check_against_transformers(model: &str, nodes: u32, experts: ExpertCut) {
     let folder = tempdir().unwrap();
     let source = data("models").join(model);
     let set = folder.path().join("set");
@@ -99,7 +99,7 @@ fn sixteen_bits_compute_what_transformers_computes() {
 type Tensor = (String, Vec<u64>, Vec<u8>);
 
 /// Puts the packages of a set together by what their manifests say of each tensor's cut.
-fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
+pub(crate) fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
     let mut joined: BTreeMap<String, Tensor> = BTreeMap::new();
     for rank in 0..nodes {
         let package = set.join(format!("node-{rank}"));

@@ -7,6 +7,7 @@ mod bad_input;
 mod convert;
 mod demo;
 mod eval;
+mod dense;
 mod experts;
 mod fuzz_corpus;
 mod harness;

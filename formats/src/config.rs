@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::normalise::Normalised;
+use crate::{normalise::Normalised, rope::Spelling};
 
 /// Whether a configuration key that nobody knows may have this value: it then switches nothing
 /// on.
@@ -92,8 +92,15 @@ pub fn config_for_package(
     let rope = &normalised.rope;
     out.insert("rope_theta".to_owned(), rope.theta.into());
     out.insert("rope_scaling".to_owned(), rope.rope_scaling());
-    if rope.newer_spelling {
-        out.insert("rope_parameters".to_owned(), rope.rope_parameters());
+    match rope.newer_spelling {
+        // What stands there for each kind of layer is read as it is.
+        Spelling::Absent | Spelling::PerLayerType => {}
+        Spelling::Flat => {
+            out.insert("rope_parameters".to_owned(), rope.rope_parameters());
+        }
+    }
+    if let Some(local) = normalised.local_rope.as_ref().filter(|local| local.theta != rope.theta) {
+        out.insert("rope_local_base_freq".to_owned(), local.theta.into());
     }
     for key in ["quantization", "quantization_config"] {
         match quantization {

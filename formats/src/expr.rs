@@ -14,6 +14,7 @@
 //! | 7, 8 | `+` `-`, `*` `/` `%` | numbers; integers stay integers and must divide exactly |
 //! | 9 | `!` `-` | bool, number |
 //! | 10 | `a.field`, `a[index]` | an object or null (null gives null), a list |
+//! | | `sqrt(a)`, `floor(a)` | a number of at least 0 to a float; a number to an integer |
 //!
 //! Literals: `12`, `1e-6`, `true`, `false`, `null`, `'text'`, `"text"`, `[1, 2]`.
 
@@ -89,6 +90,7 @@ enum Node {
     Field(Box<Node>, String),
     Index(Box<Node>, Box<Node>),
     Unary(Unary, Box<Node>),
+    Call(Function, Box<Node>),
     Binary(Binary, Box<Node>, Box<Node>),
     Choose(Box<[Node; 3]>),
 }
@@ -97,6 +99,12 @@ enum Node {
 enum Unary {
     Not,
     Negate,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Function {
+    Sqrt,
+    Floor,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +174,9 @@ impl Node {
                 names.insert(name);
             }
             Self::List(items) => items.iter().for_each(|item| item.collect_names(names)),
-            Self::Field(inner, _) | Self::Unary(_, inner) => inner.collect_names(names),
+            Self::Field(inner, _) | Self::Unary(_, inner) | Self::Call(_, inner) => {
+                inner.collect_names(names);
+            }
             Self::Index(left, right) | Self::Binary(_, left, right) => {
                 left.collect_names(names);
                 right.collect_names(names);

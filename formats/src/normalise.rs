@@ -57,6 +57,8 @@ pub struct Normalised {
     pub spec: Spec,
     /// The position embedding as the configuration states it.
     pub rope: RopeParameters,
+    /// A second one, of the layers that see a window.
+    pub local_rope: Option<RopeParameters>,
     /// Axes along which tensors can be cut, sorted by name.
     pub axes: Vec<Axis>,
     /// Every tensor, in the order in which layers run.
@@ -194,11 +196,12 @@ pub fn resolve(
     let layers = scopes::layer_scopes(&family, &scope)?;
     family.check_requirements(&scope, &layers)?;
     let axes = axes::resolve(&family, &scope)?;
-    let (spec, rope) = architecture::resolve(&family, config, &scope, &layers)?;
+    let architecture = architecture::resolve(&family, config, &scope, &layers)?;
     let plan = inventory.plan(&family, &scope, &layers, &axes)?;
     Ok(Normalised {
-        spec,
-        rope,
+        spec: architecture.spec,
+        rope: architecture.rope,
+        local_rope: architecture.local_rope,
         axes,
         tensors: plan.tensors,
         tied_duplicate: plan.tied_duplicate,

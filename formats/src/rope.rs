@@ -6,6 +6,8 @@
 //! them that its type does not know is refused unless its value is neutral: extensions of the
 //! position embedding come as new keys there.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 mod frequencies;
@@ -25,12 +27,64 @@ pub struct RopeParameters {
     pub theta: f64,
     /// How frequencies are changed for longer sequences.
     pub scaling: Scaling,
-    /// Whether the configuration has `rope_parameters`.
-    pub newer_spelling: bool,
+    /// How the configuration has `rope_parameters`.
+    pub newer_spelling: Spelling,
+    /// Keys of those objects that belong to other parts of the model, with their values.
+    pub extra: Map<String, Value>,
+}
+
+/// How a configuration has `rope_parameters`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spelling {
+    /// Not at all.
+    Absent,
+    /// One object for all layers.
+    Flat,
+    /// An object for each kind of layer.
+    PerLayerType,
+}
+
+/// What the rules of a family say about one of its position embeddings.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeRequest<'a> {
+    /// Base of the frequencies if the configuration states none.
+    pub default_theta: f64,
+    /// Base of the frequencies that another key states.
+    pub theta: Option<f64>,
+    /// Longest sequence of the model in tokens.
+    pub max_positions: u32,
+    /// Longest sequence before an extension that another key states.
+    pub original: Option<u32>,
+    /// The kind of layers that it is for.
+    pub section: Option<&'a str>,
+    /// Whether `rope_scaling` is about it.
+    pub scaled: bool,
+    /// Keys that belong to other parts of the model.
+    pub extra: &'a [String],
+    /// Other names for kinds of scaling.
+    pub kinds: &'a BTreeMap<String, String>,
+}
+
+impl RopeRequest<'static> {
+    /// The only position embedding of a model, which keeps to what its configuration says.
+    #[must_use]
+    pub fn plain(default_theta: f64, max_positions: u32) -> Self {
+        static NO_KINDS: BTreeMap<String, String> = BTreeMap::new();
+        Self {
+            default_theta,
+            theta: None,
+            max_positions,
+            original: None,
+            section: None,
+            scaled: true,
+            extra: &[],
+            kinds: &NO_KINDS,
+        }
+    }
 }
 
 /// How frequencies are changed for longer sequences. Lengths are in tokens.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
     /// Not at all.
     Default,
@@ -58,6 +112,21 @@ pub enum Scaling {
     },
     /// The same idea with a linear ramp over the pairs.
     Yarn(Yarn),
+    /// A divisor for each pair, others for long sequences.
+    Long(Long),
+}
+
+/// Parameters of [`Scaling::Long`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Long {
+    /// Divisors of sequences up to `original` tokens.
+    pub short_factor: Vec<f64>,
+    /// Divisors of all positions of longer sequences.
+    pub long_factor: Vec<f64>,
+    /// Longest sequence before the extension.
+    pub original: u32,
+    /// Factor on cosine and sine.
+    pub attention_factor: f64,
 }
 
 /// Parameters of [`Scaling::Yarn`].
@@ -84,7 +153,9 @@ pub struct Yarn {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RopeError {
     /// A type that has no formula here.
-    #[error("{section} has rope_type {found:?}; known: default, linear, dynamic, llama3, yarn")]
+    #[error(
+        "{section} has rope_type {found:?}; known: default, linear, dynamic, llama3, yarn, longrope"
+    )]
     UnknownType {
         /// The configuration's key.
         section: &'static str,
@@ -116,32 +187,62 @@ pub enum RopeError {
     /// Two statements of one thing differ.
     #[error("the configuration contradicts itself: {0}")]
     Contradiction(String),
+    /// Lists of divisors that do not have one for each pair.
+    #[error("{key} has {found} divisors for {pairs} pairs of rotated elements")]
+    Divisors {
+        /// The list.
+        key: &'static str,
+        /// Its length.
+        found: usize,
+        /// Pairs of a head.
+        pairs: usize,
+    },
     /// An odd, empty or unbelievable rotated width.
     #[error("{0} rotated elements per head, expected an even number up to {MAX_WIDTH}")]
     Width(u32),
 }
 
 impl RopeParameters {
-    /// Parses the position embedding of a configuration. `default_theta` is the base if it
-    /// states none, `max_positions` its longest sequence in tokens.
+    /// Parses a position embedding of a configuration.
     pub fn parse(
         config: &Map<String, Value>,
-        default_theta: f64,
-        max_positions: u32,
+        request: &RopeRequest<'_>,
     ) -> Result<Self, RopeError> {
-        let older = Section::of(config, "rope_scaling")?;
-        let newer = Section::of(config, "rope_parameters")?;
-        let outer_theta = section::theta(config, "config")?;
-        let mut thetas = vec![outer_theta];
-        let mut scalings = Vec::new();
-        for section in [&newer, &older].into_iter().flatten() {
-            thetas.push(section.theta()?);
-            scalings.push(section.scaling(max_positions)?);
+        let older = if request.scaled {
+            Section::of(config, "rope_scaling", request)?
+        } else {
+            section::check_object(config, "rope_scaling")?;
+            None
+        };
+        let newer = Section::of(config, "rope_parameters", request)?;
+        let nested = newer.as_ref().filter(|newer| newer.is_nested());
+        let own_theta = nested.map(Section::theta).transpose()?.flatten().or(request.theta);
+        let mut thetas = vec![own_theta];
+        if request.theta.is_none() {
+            thetas.push(section::theta(config, "config")?);
         }
+        let mut scalings = Vec::new();
+        let mut extra = Map::new();
+        for section in [&newer, &older].into_iter().flatten() {
+            if request.theta.is_none() {
+                thetas.push(section.theta()?);
+            }
+            if request.scaled || section.is_nested() {
+                scalings.push(section.scaling(request)?);
+            }
+            extra.extend(section.extra(request));
+        }
+        let newer_spelling = match &newer {
+            None => Spelling::Absent,
+            Some(newer) if newer.is_nested() => Spelling::PerLayerType,
+            Some(_) => Spelling::Flat,
+        };
+        let theta = agreed(thetas.into_iter().flatten(), "theta")?;
         Ok(Self {
-            theta: agreed(thetas.into_iter().flatten(), "theta")?.unwrap_or(default_theta),
+            theta: theta.unwrap_or(request.default_theta),
             scaling: agreed(scalings.into_iter(), "scaling")?.unwrap_or(Scaling::Default),
-            newer_spelling: newer.is_some(),
+            newer_spelling,
+            extra,
         })
     }
 
@@ -150,7 +251,7 @@ impl RopeParameters {
     #[must_use]
     pub fn rope_scaling(&self) -> Value {
         match self.scaling.to_map() {
-            Some(map) => Value::Object(map),
+            Some(map) => Value::Object(self.with_extra(map)),
             None => Value::Null,
         }
     }
@@ -163,26 +264,40 @@ impl RopeParameters {
             .to_map()
             .unwrap_or_else(|| Map::from_iter([("rope_type".to_owned(), Value::from("default"))]));
         map.insert("rope_theta".to_owned(), self.theta.into());
-        Value::Object(map)
+        Value::Object(self.with_extra(map))
+    }
+
+    fn with_extra(&self, mut map: Map<String, Value>) -> Map<String, Value> {
+        map.extend(self.extra.clone());
+        map
     }
 }
 
 impl Scaling {
-    fn to_map(self) -> Option<Map<String, Value>> {
+    fn to_map(&self) -> Option<Map<String, Value>> {
         let (kind, entries): (&str, Vec<(&str, Value)>) = match self {
             Self::Default => return None,
-            Self::Linear { factor } => ("linear", vec![("factor", factor.into())]),
-            Self::Dynamic { factor } => ("dynamic", vec![("factor", factor.into())]),
+            Self::Linear { factor } => ("linear", vec![("factor", (*factor).into())]),
+            Self::Dynamic { factor } => ("dynamic", vec![("factor", (*factor).into())]),
             Self::Llama3 { factor, low, high, original } => (
                 "llama3",
                 vec![
-                    ("factor", factor.into()),
-                    ("low_freq_factor", low.into()),
-                    ("high_freq_factor", high.into()),
-                    ("original_max_position_embeddings", original.into()),
+                    ("factor", (*factor).into()),
+                    ("low_freq_factor", (*low).into()),
+                    ("high_freq_factor", (*high).into()),
+                    ("original_max_position_embeddings", (*original).into()),
                 ],
             ),
             Self::Yarn(yarn) => ("yarn", yarn.entries()),
+            Self::Long(long) => (
+                "longrope",
+                vec![
+                    ("short_factor", long.short_factor.clone().into()),
+                    ("long_factor", long.long_factor.clone().into()),
+                    ("original_max_position_embeddings", long.original.into()),
+                    ("attention_factor", long.attention_factor.into()),
+                ],
+            ),
         };
         let mut map = Map::from_iter([("rope_type".to_owned(), Value::from(kind))]);
         map.extend(entries.into_iter().map(|(key, value)| (key.to_owned(), value)));

@@ -42,6 +42,9 @@
 //! elements = true                 # rows are single elements (vectors, and biases of experts)
 //! ```
 //!
+//! A pack that `extends` another one takes all of it but the families, and adds to it or replaces
+//! parts of it: see the module `extend`.
+//!
 //! Names are checked when a pack is parsed: an expression can only name what is declared, so a
 //! misspelt key is found before any model is.
 
@@ -50,6 +53,7 @@ use std::collections::BTreeMap;
 use crate::expr::{Expr, ExprError};
 
 mod check;
+mod extend;
 mod file;
 mod from;
 mod name;
@@ -58,7 +62,9 @@ mod parts;
 mod tests;
 
 pub use file::{CutRule, EXPERTS_AXIS, Role};
-pub(crate) use file::{Family, IgnoreRule, Presence, RequireRule, SpecRules, TensorRule};
+pub(crate) use file::{
+    Family, IgnoreRule, Presence, RequireRule, RopeRules, SpecRules, TensorRule,
+};
 pub(crate) use from::FromRule;
 pub(crate) use name::{NamePattern, matches};
 pub(crate) use parts::{DeltaRules, MlaRules, MoeRules, RouterRules};
@@ -69,9 +75,24 @@ pub const MAX_RULES_BYTES: usize = 1 << 20;
 /// Version of the rule files' form.
 pub const SCHEMA: u32 = 1;
 
+/// What packs build on and no model has by itself.
+const BASES: &[(&str, &str)] = &[("decoder.toml", include_str!("../rules/decoder.toml"))];
+
 /// The packs that are compiled in, by file name.
 const BUILTIN: &[(&str, &str)] = &[
     ("dense-gqa.toml", include_str!("../rules/dense-gqa.toml")),
+    ("phi3.toml", include_str!("../rules/phi3.toml")),
+    ("glm.toml", include_str!("../rules/glm.toml")),
+    ("glm4.toml", include_str!("../rules/glm4.toml")),
+    ("gemma2.toml", include_str!("../rules/gemma2.toml")),
+    ("gemma3.toml", include_str!("../rules/gemma3.toml")),
+    ("post-norm.toml", include_str!("../rules/post-norm.toml")),
+    ("olmo2.toml", include_str!("../rules/olmo2.toml")),
+    ("olmo3.toml", include_str!("../rules/olmo3.toml")),
+    ("cohere.toml", include_str!("../rules/cohere.toml")),
+    ("plain-ffn.toml", include_str!("../rules/plain-ffn.toml")),
+    ("nemotron.toml", include_str!("../rules/nemotron.toml")),
+    ("starcoder2.toml", include_str!("../rules/starcoder2.toml")),
     ("moe-gqa.toml", include_str!("../rules/moe-gqa.toml")),
 ];
 
@@ -131,7 +152,8 @@ impl RulePack {
         if text.len() > MAX_RULES_BYTES {
             return Err(RuleError::TooLarge(text.len()));
         }
-        let mut file: file::PackFile = toml::from_str(text)?;
+        let file = extend::extended(toml::from_str(text)?, 0)?;
+        let mut file: file::PackFile = serde::Deserialize::deserialize(file)?;
         inherit(&mut file)?;
         check::check(file)
     }
@@ -161,7 +183,7 @@ impl RulePack {
 fn inherit(file: &mut file::PackFile) -> Result<(), RuleError> {
     let Some(base) = &file.base else { return Ok(()) };
     let name = format!("{base}.toml");
-    let Some((_, text)) = BUILTIN.iter().find(|(builtin, _)| *builtin == name) else {
+    let Some((_, text)) = BASES.iter().find(|(builtin, _)| *builtin == name) else {
         return Err(RuleError::Invalid {
             place: "base".to_owned(),
             problem: format!("{base:?} is not a compiled-in pack"),

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use super::{Binary, Node, Unary, Value};
+use super::{Binary, Function, Node, Unary, Value};
 
 /// What names stand for; a name that is not here is looked up in the parent.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +60,9 @@ pub(super) fn evaluate<'a>(node: &'a Node, scope: &'a Scope<'a>) -> Evaluated<'a
         }
         Node::Unary(operator, operand) => {
             unary(*operator, &*evaluate(operand, scope)?, operand).map(Cow::Owned)
+        }
+        Node::Call(function, operand) => {
+            call(*function, &*evaluate(operand, scope)?, operand).map(Cow::Owned)
         }
         Node::Binary(operator, left, right) => match operator {
             Binary::Coalesce => match evaluate(left, scope)? {
@@ -153,6 +156,20 @@ fn unary(operator: Unary, value: &Value, node: &Node) -> Result<Value, Failure> 
         },
         (Unary::Not, _) => fail(format!("{} is not a bool", describe(node, value))),
         (Unary::Negate, _) => fail(format!("{} is not a number", describe(node, value))),
+    }
+}
+
+fn call(function: Function, value: &Value, node: &Node) -> Result<Value, Failure> {
+    /// Integers beyond this are not exact as floats.
+    const EXACT: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
+    match (function, value, value.as_float()) {
+        (Function::Floor, Value::Int(integer), _) => Ok(Value::Int(*integer)),
+        (Function::Floor, _, Some(float)) if float.abs() < EXACT => {
+            Ok(Value::Int(libm::floor(float) as i64))
+        }
+        (Function::Sqrt, _, Some(float)) if float >= 0.0 => Ok(Value::Float(libm::sqrt(float))),
+        (Function::Floor, ..) => fail(format!("{} has no floor", describe(node, value))),
+        (Function::Sqrt, ..) => fail(format!("{} has no square root", describe(node, value))),
     }
 }
 

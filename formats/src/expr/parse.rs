@@ -1,7 +1,7 @@
 //! Tokens to a tree, by precedence climbing.
 
 use super::{
-    Binary, MAX_DEPTH, Node, Unary, Value,
+    Binary, Function, MAX_DEPTH, Node, Unary, Value,
     lex::{Spanned, SyntaxError, Token, lex},
 };
 
@@ -155,6 +155,19 @@ impl Parser {
                 "in" => {
                     self.next = at;
                     return self.fail("expected a value before `in`");
+                }
+                _ if self.take_symbol("(") => {
+                    let function = match name.as_str() {
+                        "sqrt" => Function::Sqrt,
+                        "floor" => Function::Floor,
+                        _ => {
+                            self.next = at;
+                            return self.fail("expected the function sqrt or floor");
+                        }
+                    };
+                    let operand = self.choice()?;
+                    self.expect(")")?;
+                    return Ok(Node::Call(function, Box::new(operand)));
                 }
                 _ => return Ok(Node::Name(name)),
             },

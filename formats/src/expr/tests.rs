@@ -70,6 +70,18 @@ fn values_of_every_kind() {
 }
 
 #[test]
+fn functions_take_one_number() {
+    check("sqrt(16)", json!(4.0));
+    check("1.0 / sqrt(hidden + 64)", json!(0.0625));
+    check("floor(heads * 0.75)", json!(4));
+    check("floor(-0.5) + floor(7)", json!(6));
+    check_error("sqrt(-1)", "in `sqrt(-1)`: -1 has no square root");
+    check_error("floor(act)", "in `floor(act)`: `act` (\"silu\") has no floor");
+    check_error("floor(1e300)", "in `floor(1e300)`: 1e300 has no floor");
+    check_error("heads(1)", "in `heads(1)` at byte 0: expected the function sqrt or floor");
+}
+
+#[test]
 fn errors_name_expression_and_operand() {
     check_error("hidden / (heads + 1)", "in `hidden / (heads + 1)`: 192 / 7 is not an integer");
     check_error("head_dim * 2", "in `head_dim * 2`: unknown name `head_dim`");

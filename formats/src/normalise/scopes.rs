@@ -25,6 +25,12 @@ pub(super) fn config_scope(
         })?;
         scope.set(key, value);
     }
+    for (key, value) in &family.family.absent {
+        if !config.contains_key(key) {
+            let value = evaluate(value, &scope, &format!("absent {key}"))?;
+            scope.set(key, value);
+        }
+    }
     Ok(scope)
 }
 

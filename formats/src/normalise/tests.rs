@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    rope::Scaling,
+    rope::{Scaling, Spelling},
     spec::{Activation, Layer, Mask, NormKind, QkNorm},
 };
 
@@ -194,7 +194,7 @@ fn tied_and_normed_models_resolve() {
 
     let (config, sources) = model("kjv-4m");
     let small = resolve_builtin(&config, &sources).unwrap();
-    assert!(small.rope.newer_spelling);
+    assert_eq!(small.rope.newer_spelling, Spelling::Flat);
     assert_eq!(small.tensors.len(), sources.len());
     assert_eq!((small.spec.max_positions, small.spec.norm.eps.0), (4096, 1e-5));
 }
@@ -317,11 +317,11 @@ fn neutral_unknown_keys_are_named_in_a_warning() {
 
 #[test]
 fn rules_of_the_user_come_first_and_may_differ_by_layer() {
-    let text = include_str!("../../rules/dense-gqa.toml")
-        .replace("id = \"dense-gqa\"", "id = \"mine\"")
-        .replace("window = \"null\"", "window = \"L % 2 == 0 ? 16 : null\"")
-        .replace("rope = true", "rope = \"L != 1\"");
-    let mut packs = vec![RulePack::parse(&text).unwrap()];
+    let text = "schema = 1\nid = 'mine'\nextends = 'dense-gqa'\n[families.llama]\n\
+                architectures = ['LlamaForCausalLM']\nused = ['mlp_bias', 'pretraining_tp']\n\
+                [families.llama.let]\nffn_biases = 'mlp_bias ?? false'\n\
+                window = 'L % 2 == 0 ? 16 : null'\nhas_rope = 'L != 1'\n";
+    let mut packs = vec![RulePack::parse(text).unwrap()];
     packs.extend(RulePack::builtin());
     let (config, sources) = model("llama");
     let spec = resolve(&config, &sources, &packs).unwrap().spec;
@@ -333,8 +333,16 @@ fn rules_of_the_user_come_first_and_may_differ_by_layer() {
 
 #[test]
 fn a_tensor_that_rules_do_not_require_may_be_absent() {
-    let text = include_str!("../../rules/dense-gqa.toml")
-        .replace("required = \"attention_biases\"", "required = false");
+    let bias = |name: &str| {
+        let module = "model.layers.{L}.self_attn";
+        format!("[[tensors]]\nname = '{module}.{name}_proj.bias'\nrequired = false\n")
+    };
+    let text = format!(
+        "schema = 1\nid = 'mine'\nextends = 'dense-gqa'\n[families.llama]\n\
+         architectures = ['LlamaForCausalLM']\nused = ['mlp_bias', 'pretraining_tp']\n\
+         let = {{ ffn_biases = 'mlp_bias ?? false' }}\n{}",
+        ["q", "k", "v", "o"].map(bias).concat()
+    );
     let packs = [RulePack::parse(&text).unwrap()];
     for name in ["llama", "llama-tied"] {
         let (config, sources) = model(name);

@@ -6,10 +6,10 @@
 
 use std::f64::consts::PI;
 
-use super::{MAX_WIDTH, RopeError, RopeParameters, Scaling, Yarn};
+use super::{Long, MAX_WIDTH, RopeError, RopeParameters, Scaling, Yarn};
 use crate::{
     hex::HexF32,
-    spec::{Rope, RopeStyle},
+    spec::{LongRope, Rope, RopeStyle},
 };
 
 impl RopeParameters {
@@ -18,17 +18,23 @@ impl RopeParameters {
         if width == 0 || !width.is_multiple_of(2) || width > MAX_WIDTH {
             return Err(RopeError::Width(width));
         }
+        let theta = self.theta;
         let plain = (0..width / 2)
-            .map(|pair| libm::pow(self.theta, -f64::from(2 * pair) / f64::from(width)));
-        let inv_freq: Vec<f64> = match self.scaling {
-            Scaling::Default | Scaling::Dynamic { .. } => plain.collect(),
-            Scaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
+            .map(move |pair| libm::pow(theta, -f64::from(2 * pair) / f64::from(width)));
+        let inv_freq: Vec<f64> = match &self.scaling {
+            Scaling::Default | Scaling::Dynamic { .. } => plain.clone().collect(),
+            Scaling::Linear { factor } => {
+                plain.clone().map(|frequency| frequency / factor).collect()
+            }
             Scaling::Llama3 { factor, low, high, original } => plain
-                .map(|frequency| llama3(frequency, factor, low, high, f64::from(original)))
+                .clone()
+                .map(|frequency| llama3(frequency, *factor, *low, *high, f64::from(*original)))
                 .collect(),
+            Scaling::Long(long) => divided(plain.clone(), "short_factor", &long.short_factor)?,
             Scaling::Yarn(yarn) => {
                 let (low, high) = yarn.ramp(self.theta, f64::from(width));
                 plain
+                    .clone()
                     .enumerate()
                     .map(|(pair, frequency)| {
                         let scaled = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
@@ -37,17 +43,39 @@ impl RopeParameters {
                     .collect()
             }
         };
-        let attention_factor = match self.scaling {
+        let attention_factor = match &self.scaling {
             Scaling::Yarn(yarn) => yarn.attention_factor,
+            Scaling::Long(long) => long.attention_factor,
             _ => 1.0,
+        };
+        let rounded =
+            |all: Vec<f64>| all.into_iter().map(|frequency| HexF32(frequency as f32)).collect();
+        let long = match &self.scaling {
+            Scaling::Long(Long { long_factor, original, .. }) => Some(LongRope {
+                beyond: *original,
+                inv_freq: rounded(divided(plain, "long_factor", long_factor)?),
+            }),
+            _ => None,
         };
         Ok(Rope {
             style,
-            inv_freq: inv_freq.into_iter().map(|frequency| HexF32(frequency as f32)).collect(),
+            inv_freq: rounded(inv_freq),
             attention_factor: HexF32(attention_factor as f32),
-            long: None,
+            long,
         })
     }
+}
+
+/// Frequencies with a divisor each.
+fn divided(
+    plain: impl ExactSizeIterator<Item = f64>,
+    key: &'static str,
+    divisors: &[f64],
+) -> Result<Vec<f64>, RopeError> {
+    if divisors.len() != plain.len() {
+        return Err(RopeError::Divisors { key, found: divisors.len(), pairs: plain.len() });
+    }
+    Ok(plain.zip(divisors).map(|(frequency, divisor)| frequency / divisor).collect())
 }
 
 fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {

@@ -2,11 +2,25 @@
 
 use serde_json::{Map, Value};
 
-use super::{RopeError, Scaling, Yarn, frequencies::magnitude};
+use super::{Long, MAX_WIDTH, RopeError, RopeRequest, Scaling, Yarn, frequencies::magnitude};
 use crate::{config::is_neutral, expr};
 
 /// Largest base, factor or length that is believed: the largest base in use is 1e8.
 const MAX_NUMBER: f64 = 1e12;
+
+/// Keys of yarn.
+const YARN: &[&str] = &[
+    "factor",
+    "beta_fast",
+    "beta_slow",
+    "truncate",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+];
+
+/// Keys of longrope.
+const LONG: &[&str] = &["factor", "short_factor", "long_factor", "attention_factor"];
 
 /// Keys of every type.
 const COMMON: &[&str] = &["type", "rope_type", "rope_theta", "original_max_position_embeddings"];
@@ -15,6 +29,7 @@ pub(super) struct Section<'a> {
     name: &'static str,
     map: &'a Map<String, Value>,
     kind: &'a str,
+    nested: bool,
 }
 
 /// `rope_theta` of an object.
@@ -25,17 +40,35 @@ pub(super) fn theta(
     Reader { section, map }.number("rope_theta", "a number above 1", |theta| theta > 1.0)
 }
 
+/// The object `name` of a configuration; `None` if it is absent, null or empty.
+pub(super) fn check_object<'a>(
+    config: &'a Map<String, Value>,
+    name: &'static str,
+) -> Result<Option<&'a Map<String, Value>>, RopeError> {
+    match config.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(map)) if map.is_empty() => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(other) => Err(wrong("config", name, "an object or null", other)),
+    }
+}
+
 impl<'a> Section<'a> {
-    /// The object `name` of a configuration; `None` if it is absent, null or empty.
+    /// The object `name` of a configuration, or the one in it for the requested kind of layers.
     pub(super) fn of(
         config: &'a Map<String, Value>,
         name: &'static str,
+        request: &RopeRequest<'a>,
     ) -> Result<Option<Self>, RopeError> {
-        let map = match config.get(name) {
-            None | Some(Value::Null) => return Ok(None),
-            Some(Value::Object(map)) if map.is_empty() => return Ok(None),
-            Some(Value::Object(map)) => map,
-            Some(other) => return Err(wrong("config", name, "an object or null", other)),
+        let Some(mut map) = check_object(config, name)? else { return Ok(None) };
+        let inner = request.section.and_then(|section| map.get(section));
+        let nested = match inner {
+            Some(Value::Object(inner)) => {
+                map = inner;
+                true
+            }
+            Some(other) => return Err(wrong(name, "the layers' kind", "an object", other)),
+            None => false,
         };
         let mut kinds = Vec::new();
         for key in ["rope_type", "type"] {
@@ -51,61 +84,71 @@ impl<'a> Section<'a> {
             let problem = format!("{name} has rope_type {first:?} and type {second:?}");
             return Err(RopeError::Contradiction(problem));
         }
-        Ok(Some(Self { name, map, kind: kinds.first().copied().unwrap_or("default") }))
+        let kind = kinds.first().copied().unwrap_or("default");
+        let kind = request.kinds.get(kind).map_or(kind, String::as_str);
+        Ok(Some(Self { name, map, kind, nested }))
+    }
+
+    /// Whether it is for one kind of layers alone.
+    pub(super) const fn is_nested(&self) -> bool {
+        self.nested
+    }
+
+    /// Keys that belong to other parts of the model.
+    pub(super) fn extra(&self, request: &RopeRequest<'_>) -> Map<String, Value> {
+        let is_extra = |(key, _): &(&String, &Value)| request.extra.contains(*key);
+        self.map.iter().filter(is_extra).map(|(k, v)| (k.clone(), v.clone())).collect()
     }
 
     pub(super) fn theta(&self) -> Result<Option<f64>, RopeError> {
         theta(self.map, self.name)
     }
 
-    pub(super) fn scaling(&self, max_positions: u32) -> Result<Scaling, RopeError> {
+    pub(super) fn scaling(&self, request: &RopeRequest<'_>) -> Result<Scaling, RopeError> {
         let reader = Reader { section: self.name, map: self.map };
         let factor = || reader.required("factor", "a number of at least 1", |factor| factor >= 1.0);
         let positive = |key| reader.required(key, "a positive number", |number| number > 0.0);
         match self.kind {
             "default" => {
-                self.check_keys(&[])?;
+                self.check_keys(&[], request)?;
                 Ok(Scaling::Default)
             }
             "linear" => {
-                self.check_keys(&["factor"])?;
+                self.check_keys(&["factor"], request)?;
                 Ok(Scaling::Linear { factor: factor()? })
             }
             "dynamic" => {
-                self.check_keys(&["factor"])?;
+                self.check_keys(&["factor"], request)?;
                 Ok(Scaling::Dynamic { factor: factor()? })
             }
             "llama3" => {
-                self.check_keys(&["factor", "low_freq_factor", "high_freq_factor"])?;
+                self.check_keys(&["factor", "low_freq_factor", "high_freq_factor"], request)?;
                 let low = positive("low_freq_factor")?;
                 let high =
                     reader.required("high_freq_factor", "above low_freq_factor", |h| h > low)?;
-                let original = reader.original(max_positions)?;
+                let original = reader.original(request)?;
                 Ok(Scaling::Llama3 { factor: factor()?, low, high, original })
             }
             "yarn" => {
-                self.check_keys(&[
-                    "factor",
-                    "beta_fast",
-                    "beta_slow",
-                    "truncate",
-                    "attention_factor",
-                    "mscale",
-                    "mscale_all_dim",
-                ])?;
-                yarn(&reader, max_positions).map(Scaling::Yarn)
+                self.check_keys(YARN, request)?;
+                yarn(&reader, request).map(Scaling::Yarn)
+            }
+            "longrope" => {
+                self.check_keys(LONG, request)?;
+                long(&reader, request).map(Scaling::Long)
             }
             other => Err(RopeError::UnknownType { section: self.name, found: other.to_owned() }),
         }
     }
 
-    fn check_keys(&self, own: &[&str]) -> Result<(), RopeError> {
+    fn check_keys(&self, own: &[&str], request: &RopeRequest<'_>) -> Result<(), RopeError> {
         let unknown: Vec<String> = self
             .map
             .iter()
             .filter(|(key, value)| {
                 !COMMON.contains(&key.as_str())
                     && !own.contains(&key.as_str())
+                    && !request.extra.contains(key)
                     && !is_neutral(value)
             })
             .map(|(key, value)| format!("{key} = {}", shown(value)))
@@ -121,7 +164,34 @@ impl<'a> Section<'a> {
     }
 }
 
-fn yarn(reader: &Reader<'_>, max_positions: u32) -> Result<Yarn, RopeError> {
+fn long(reader: &Reader<'_>, request: &RopeRequest<'_>) -> Result<Long, RopeError> {
+    let positive = |key| reader.number(key, "a positive number", |number| number > 0.0);
+    let original = reader.original(request)?;
+    let stated = positive("factor")?;
+    // With a length of its own the extension is what the model's longest sequence says.
+    let extension = f64::from(request.max_positions) / f64::from(original);
+    let factor = match stated {
+        Some(factor) if original == request.max_positions => factor,
+        _ => extension,
+    };
+    let attention_factor = match positive("attention_factor")? {
+        Some(stated) => stated,
+        None if factor <= 1.0 => 1.0,
+        None => libm::sqrt(1.0 + libm::log(factor) / libm::log(f64::from(original))),
+    };
+    if !(attention_factor.is_finite() && attention_factor > 0.0) {
+        let found = Value::from(attention_factor);
+        return Err(wrong(reader.section, "attention_factor", "a positive number", &found));
+    }
+    Ok(Long {
+        short_factor: reader.divisors("short_factor")?,
+        long_factor: reader.divisors("long_factor")?,
+        original,
+        attention_factor,
+    })
+}
+
+fn yarn(reader: &Reader<'_>, request: &RopeRequest<'_>) -> Result<Yarn, RopeError> {
     let positive = |key| reader.number(key, "a positive number", |number| number > 0.0);
     let finite = |key| reader.number(key, "a number", |_| true);
     // Zero means the default, as in the reference implementation.
@@ -129,10 +199,10 @@ fn yarn(reader: &Reader<'_>, max_positions: u32) -> Result<Yarn, RopeError> {
         let beta = reader.number(key, "a number of at least 0", |number| number >= 0.0)?;
         Ok(beta.filter(|beta| *beta > 0.0).unwrap_or(default))
     };
-    let original = reader.original(max_positions)?;
+    let original = reader.original(request)?;
     let factor = match positive("factor")? {
         Some(factor) => factor,
-        None => f64::from(max_positions) / f64::from(original),
+        None => f64::from(request.max_positions) / f64::from(original),
     };
     let mscale = [finite("mscale")?, finite("mscale_all_dim")?];
     let attention_factor = match (positive("attention_factor")?, mscale) {
@@ -177,6 +247,18 @@ impl Reader<'_> {
         }
     }
 
+    /// A list of positive numbers, one for each pair.
+    fn divisors(&self, key: &'static str) -> Result<Vec<f64>, RopeError> {
+        let value = self.map.get(key).unwrap_or(&Value::Null);
+        let number =
+            |value: &Value| value.as_f64().filter(|number| *number > 0.0 && *number <= MAX_NUMBER);
+        let numbers = value
+            .as_array()
+            .filter(|items| items.len() <= MAX_WIDTH as usize)
+            .and_then(|items| items.iter().map(number).collect());
+        numbers.ok_or_else(|| wrong(self.section, key, "a list of positive numbers", value))
+    }
+
     fn required(
         &self,
         key: &'static str,
@@ -188,15 +270,18 @@ impl Reader<'_> {
     }
 
     /// Longest sequence before the extension, the model's longest if it is not stated.
-    fn original(&self, max_positions: u32) -> Result<u32, RopeError> {
+    fn original(&self, request: &RopeRequest<'_>) -> Result<u32, RopeError> {
         let key = "original_max_position_embeddings";
+        if let Some(original) = request.original {
+            return Ok(original);
+        }
         // A fraction would change the value when it becomes an integer.
         let whole = |number: f64| {
             (1.0..=f64::from(u32::MAX)).contains(&number)
                 && f64::from(number as u32).total_cmp(&number).is_eq()
         };
         let stated = self.number(key, "a positive integer", whole)?;
-        Ok(stated.map_or(max_positions, |number| number as u32))
+        Ok(stated.map_or(request.max_positions, |number| number as u32))
     }
 }
 

@@ -10,7 +10,8 @@ use crate::spec::{Rope, RopeStyle};
 const F32_TOLERANCE: f64 = 16.0 / (1 << 24) as f64;
 
 fn parse(config: &Value, max_positions: u32) -> Result<RopeParameters, RopeError> {
-    RopeParameters::parse(config.as_object().unwrap(), 10_000.0, max_positions)
+    let request = RopeRequest::plain(10_000.0, max_positions);
+    RopeParameters::parse(config.as_object().unwrap(), &request)
 }
 
 fn bits(value: &Value) -> u32 {
@@ -56,8 +57,10 @@ fn both_spellings_written_for_packages_say_the_same() {
         let newer = json!({ "rope_parameters": parameters.rope_parameters() });
         let mut both = older.clone();
         both["rope_parameters"] = newer["rope_parameters"].clone();
-        for (config, newer_spelling) in [(older, false), (newer, true), (both, true)] {
-            let expected = RopeParameters { newer_spelling, ..parameters };
+        for (config, newer_spelling) in
+            [(older, Spelling::Absent), (newer, Spelling::Flat), (both, Spelling::Flat)]
+        {
+            let expected = RopeParameters { newer_spelling, ..parameters.clone() };
             // Every default is spelled out: another longest sequence changes nothing.
             assert_eq!(parse(&config, 7), Ok(expected), "{name}: {config}");
         }
@@ -84,7 +87,12 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     };
     check(
         json!({"rope_scaling": {"type": "longrope", "factor": 4.0}}),
-        "rope_scaling has rope_type \"longrope\"; known: default, linear, dynamic, llama3, yarn",
+        "rope_scaling.short_factor is null, expected a list of positive numbers",
+    );
+    check(
+        json!({"rope_scaling": {"type": "proportional"}}),
+        "rope_scaling has rope_type \"proportional\"; known: default, linear, dynamic, llama3, \
+         yarn, longrope",
     );
     check(
         json!({"rope_scaling": {"factor": 8.0}}),

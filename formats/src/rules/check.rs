@@ -161,28 +161,17 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
     for rule in file.require.iter().chain(&family.require) {
         names.check(&rule.that, "require", true)?;
     }
-    let (spec, attention) = (&file.spec, &file.spec.attention);
-    for expression in [
-        &spec.layers,
-        &spec.hidden_size,
-        &spec.vocab_size,
-        &spec.max_positions,
-        &spec.tied_embeddings,
-        &spec.norm.eps,
-        &attention.heads,
-        &attention.kv_heads,
-        &attention.head_dim,
-        &attention.qkv_bias,
-        &attention.o_bias,
-        &attention.qk_norm,
-        &spec.rope.width,
-        &spec.rope.default_theta,
-        &spec.ffn.size,
-        &spec.ffn.bias,
-    ]
-    .into_iter()
-    .chain(&attention.scale)
-    {
+    for (key, value) in &family.absent {
+        if !names.global.contains(key.as_str()) {
+            return invalid(&names.place, &format!("absent.{key} is not a used config key"));
+        }
+        // Keys come before everything that is computed from them.
+        if let Some(name) = value.names().into_iter().next() {
+            return invalid(&names.place, &format!("absent.{key} depends on {name:?}"));
+        }
+    }
+    let spec = &file.spec;
+    for expression in spec.expressions() {
         names.check(expression, "spec", false)?;
     }
     let parts = spec

@@ -9,11 +9,7 @@ use super::{
     name::NamePattern,
     parts::{DeltaRules, MlaRules, MoeRules},
 };
-use crate::{
-    expr::Expr,
-    normalise::Align,
-    spec::{Activation, NormKind, RopeStyle},
-};
+use crate::{expr::Expr, normalise::Align, spec::NormKind};
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,6 +29,7 @@ pub(crate) struct PackFile {
     pub(crate) lets: BTreeMap<String, Expr>,
     #[serde(default)]
     pub(crate) require: Vec<RequireRule>,
+    #[serde(default)]
     pub(crate) families: BTreeMap<String, Family>,
     pub(crate) spec: SpecRules,
     pub(crate) axes: BTreeMap<String, AxisRule>,
@@ -82,6 +79,15 @@ pub(crate) struct RequireRule {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Family {
     pub(crate) architectures: Vec<String>,
+    /// Values of keys that a configuration does not have, which is not the same as null.
+    #[serde(default)]
+    pub(crate) absent: BTreeMap<String, Expr>,
+    /// Keys of a position embedding's object that expressions read, or that change nothing.
+    #[serde(default)]
+    pub(crate) rope: Vec<String>,
+    /// Other names for kinds of rope scaling, as older configurations have them.
+    #[serde(default)]
+    pub(crate) rope_kinds: BTreeMap<String, String>,
     #[serde(default)]
     pub(crate) used: Vec<String>,
     #[serde(default)]
@@ -101,9 +107,20 @@ pub(crate) struct SpecRules {
     pub(crate) vocab_size: Expr,
     pub(crate) max_positions: Expr,
     pub(crate) tied_embeddings: Expr,
+    /// Factor on embeddings; null and absent for none.
+    pub(crate) embedding_scale: Option<Expr>,
+    /// Factor on logits; null and absent for none.
+    pub(crate) logit_scale: Option<Expr>,
+    /// Cap of logits; null and absent for none.
+    pub(crate) logit_softcap: Option<Expr>,
     pub(crate) norm: NormRules,
+    /// Absent: norms before both parts.
+    pub(crate) block: Option<BlockRules>,
     pub(crate) attention: AttentionRules,
+    /// Of the layers whose `rope` is true or 0.
     pub(crate) rope: RopeRules,
+    /// Of the layers whose `rope` is 1.
+    pub(crate) local_rope: Option<RopeRules>,
     pub(crate) ffn: FfnRules,
     pub(crate) moe: Option<MoeRules>,
     pub(crate) mla: Option<MlaRules>,
@@ -111,11 +128,72 @@ pub(crate) struct SpecRules {
     pub(crate) layer: LayerRules,
 }
 
+impl SpecRules {
+    /// Everything that is the same in all layers.
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        let (attention, ffn) = (&self.attention, &self.ffn);
+        let ropes = [Some(&self.rope), self.local_rope.as_ref()].into_iter().flatten();
+        let positions = attention.position_scale.iter();
+        [
+            &self.layers,
+            &self.hidden_size,
+            &self.vocab_size,
+            &self.max_positions,
+            &self.tied_embeddings,
+            &self.norm.eps,
+            &attention.heads,
+            &attention.kv_heads,
+            &attention.head_dim,
+            &attention.qkv_bias,
+            &attention.o_bias,
+            &attention.qk_norm,
+            &ffn.size,
+            &ffn.activation,
+            &ffn.bias,
+        ]
+        .into_iter()
+        .chain(
+            [&self.embedding_scale, &self.logit_scale, &self.logit_softcap].into_iter().flatten(),
+        )
+        .chain(self.block.iter().flat_map(|block| &block.residual_scale))
+        .chain([&attention.scale, &attention.softcap, &attention.sinks].into_iter().flatten())
+        .chain(positions.flat_map(|scale| [&scale.beta, &scale.original]))
+        .chain(ropes.flat_map(RopeRules::expressions))
+    }
+}
+
+impl RopeRules {
+    fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        [&self.style, &self.width, &self.default_theta]
+            .into_iter()
+            .chain([&self.theta, &self.original, &self.scaled].into_iter().flatten())
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NormRules {
     pub(crate) kind: NormKind,
     pub(crate) eps: Expr,
+    /// Whether gains are one more than what is stored.
+    #[serde(default)]
+    pub(crate) plus_one: bool,
+    #[serde(default)]
+    pub(crate) bias: bool,
+}
+
+/// Modules of the norms within a layer, and how its parts stand to each other.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BlockRules {
+    pub(crate) before_attention: Option<String>,
+    pub(crate) after_attention: Option<String>,
+    pub(crate) before_ffn: Option<String>,
+    pub(crate) after_ffn: Option<String>,
+    #[serde(default)]
+    pub(crate) parallel: bool,
+    /// Null and absent for none.
+    pub(crate) residual_scale: Option<Expr>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -128,24 +206,50 @@ pub(crate) struct AttentionRules {
     pub(crate) scale: Option<Expr>,
     pub(crate) qkv_bias: Expr,
     pub(crate) o_bias: Expr,
-    /// `'none'` or `'head'`.
+    /// `'none'`, `'head'` or `'full'`.
     pub(crate) qk_norm: Expr,
+    /// Cap of scores; null and absent for none.
+    pub(crate) softcap: Option<Expr>,
+    /// Whether query heads have sinks; absent: no.
+    pub(crate) sinks: Option<Expr>,
+    pub(crate) position_scale: Option<PositionScaleRules>,
+}
+
+/// See [`crate::spec::PositionScale`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PositionScaleRules {
+    /// Null and 0 for none.
+    pub(crate) beta: Expr,
+    pub(crate) original: Expr,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RopeRules {
-    pub(crate) style: RopeStyle,
+    /// `'half'` or `'interleaved'`.
+    pub(crate) style: Expr,
     pub(crate) width: Expr,
     pub(crate) default_theta: Expr,
+    /// The base, in place of the configuration's `rope_theta`.
+    pub(crate) theta: Option<Expr>,
+    /// Longest sequence before an extension, in place of what the object says; null for that.
+    pub(crate) original: Option<Expr>,
+    /// The kind of layers that it is for, where `rope_parameters` has an object for each kind.
+    pub(crate) section: Option<String>,
+    /// Whether `rope_scaling` holds for it; absent: yes.
+    pub(crate) scaled: Option<Expr>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FfnRules {
     pub(crate) size: Expr,
-    pub(crate) activation: Activation,
+    /// The name of an [`crate::spec::Activation`].
+    pub(crate) activation: Expr,
     pub(crate) bias: Expr,
+    /// Input and output projection, where they are not `up_proj` and `down_proj`.
+    pub(crate) names: Option<[String; 2]>,
 }
 
 /// Evaluated for every layer.
@@ -154,7 +258,7 @@ pub(crate) struct FfnRules {
 pub(crate) struct LayerRules {
     /// Tokens of a sliding window, null for none.
     pub(crate) window: Expr,
-    /// Whether the layer has a position embedding.
+    /// Whether the layer has a position embedding; 1 for the local one.
     pub(crate) rope: Expr,
     /// Whether it has experts; absent: no.
     pub(crate) moe: Option<Expr>,

@@ -20,8 +20,8 @@ max_positions = 64
 tied_embeddings = false
 norm = { kind = "rms", eps = "1e-6" }
 attention = { heads = "heads", kv_heads = "heads", head_dim = "half", qkv_bias = false, o_bias = false, qk_norm = "'none'" }
-rope = { style = "half", width = "half", default_theta = "1e4" }
-ffn = { size = "half", activation = "silu_glu", bias = false }
+rope = { style = "'half'", width = "half", default_theta = "1e4" }
+ffn = { size = "half", activation = "'silu_glu'", bias = false }
 layer = { window = "even ? 16 : null", rope = "!even" }
 [axes]
 q = { len = "heads", unit = "half" }

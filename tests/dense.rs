@@ -1,0 +1,220 @@
+//! Dense decoders of every kind, in one process: what `convert` writes of them computes what
+//! transformers computes with the messages that the architecture needs, joined packages are the
+//! one-node package, and what does not fit is refused before a byte is written.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use safetensors::{SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
+use shardpack_loader::engine::{TokenId, logits, memory_group};
+use tempfile::tempdir;
+
+use crate::{
+    experts::{check_against_transformers, join, open, write},
+    harness::{copy_folder, data},
+};
+
+/// Folders of the reference models, their layers, sums between ranks in each, and whether the
+/// output head is the embedding.
+const FAMILIES: &[(&str, u64, u64, bool)] = &[
+    ("llama", 3, 2, false),
+    ("llama-tied", 3, 2, true),
+    ("mistral", 3, 2, false),
+    ("ministral3", 3, 2, false),
+    ("qwen2", 3, 2, false),
+    ("qwen3", 4, 2, false),
+    ("gemma2", 4, 2, true),
+    ("gemma3_text", 4, 2, true),
+    ("phi3", 3, 2, false),
+    ("glm4", 3, 2, false),
+    ("granite", 4, 2, true),
+    ("starcoder2", 4, 2, true),
+    ("seed_oss", 3, 2, false),
+    // One more for norms over all heads at once.
+    ("olmo2", 3, 3, false),
+    // Both parts of a parallel block share one.
+    ("cohere2", 4, 1, true),
+];
+
+#[test]
+fn sixteen_bits_compute_what_transformers_computes() {
+    for (model, ..) in FAMILIES {
+        for nodes in 1..=3 {
+            check_against_transformers(model, nodes, ExpertCut::Inside);
+        }
+    }
+}
+
+#[test]
+fn joined_packages_are_the_package_of_one_node() {
+    // Those of tests/convert.rs apart, which are joined there.
+    let here = |model: &&str| !["llama", "llama-tied", "qwen3"].contains(model);
+    for model in FAMILIES.iter().map(|(model, ..)| *model).filter(here) {
+        let folder = tempdir().unwrap();
+        let source = data("models").join(model);
+        for bits in [4, 6, 8, 16] {
+            let one = folder.path().join("one");
+            write(&source, &one, bits, 1, ExpertCut::Inside);
+            let expected = join(&one, 1);
+            fs::remove_dir_all(one).unwrap();
+            for nodes in 2..=4 {
+                let set = folder.path().join("set");
+                write(&source, &set, bits, nodes, ExpertCut::Inside);
+                assert!(join(&set, nodes) == expected, "{model}, {bits} bits, {nodes} nodes");
+                fs::remove_dir_all(set).unwrap();
+            }
+        }
+    }
+}
+
+/// A rank's end that counts what is asked of it.
+struct Counted {
+    inner: Arc<dyn Group>,
+    calls: Arc<AtomicU64>,
+}
+
+impl Counted {
+    fn count(&self) -> &Arc<dyn Group> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        &self.inner
+    }
+}
+
+impl Group for Counted {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.inner.epoch()
+    }
+
+    fn all_reduce_sum(&self, values: &mut [f32], deadline: Deadline) -> Result<(), GroupError> {
+        self.count().all_reduce_sum(values, deadline)
+    }
+
+    fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {
+        self.count().all_gather(mine, deadline)
+    }
+
+    fn broadcast(
+        &self,
+        root: u32,
+        bytes: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        self.count().broadcast(root, bytes, deadline)
+    }
+
+    fn barrier(&self, deadline: Deadline) -> Result<(), GroupError> {
+        self.count().barrier(deadline)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+}
+
+#[test]
+fn a_step_has_the_messages_that_its_architecture_needs() {
+    for (model, layers, per_layer, tied) in FAMILIES {
+        let folder = tempdir().unwrap();
+        let set = folder.path().join("set");
+        write(&data("models").join(model), &set, 16, 2, ExpertCut::Inside);
+        let packages = open(&set, 2);
+        let cut = packages[0].manifest().layout.embedding_cut;
+        assert!(cut || !tied, "{model}: a tied embedding is cut as the head is");
+        let calls = Arc::new(AtomicU64::new(0));
+        let counted = |inner| {
+            let calls = Arc::clone(&calls);
+            Arc::new(Counted { inner, calls }) as Arc<dyn Group>
+        };
+        let groups: Vec<_> = memory_group(2).unwrap().into_iter().map(counted).collect();
+        logits(&packages, &groups, &[TokenId(7), TokenId(300), TokenId(12)], 1).unwrap();
+        // The logits, and the rows of a cut embedding.
+        let expected = layers * per_layer + 1 + u64::from(cut);
+        assert_eq!(calls.load(Ordering::Relaxed), 2 * expected, "{model}");
+    }
+}
+
+/// Why a changed model is refused; it must be before anything is written.
+fn refused(model: &str, change: impl FnOnce(&Path)) -> String {
+    let folder = tempdir().unwrap();
+    let (source, output) = (folder.path().join("source"), folder.path().join("set"));
+    copy_folder(&data("models").join(model), &source);
+    change(&source);
+    let error = Plan::new(&Source::open(&source).unwrap(), ConvertOptions::new(output.clone(), 2))
+        .expect_err("a plan");
+    assert!(!output.exists(), "{model}");
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Writes the weights again without, with, or with changed tensors.
+fn rewrite(source: &Path, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) {
+    let path = source.join("model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let mut tensors: Vec<_> = SafeTensors::deserialize(&file)
+        .unwrap()
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, view.shape().to_vec(), view.data().to_vec()))
+        .collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name, TensorView::new(safetensors::Dtype::BF16, shape.clone(), bytes).unwrap())
+    });
+    fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_a_byte_is_written() {
+    for (model, ..) in FAMILIES {
+        let missing = refused(model, |source| {
+            rewrite(source, |all| all.retain(|(name, ..)| name != "model.norm.weight"));
+        });
+        assert!(missing.contains("1 missing tensor"), "{model}: {missing}");
+        assert!(missing.contains("model.norm.weight"), "{model}: {missing}");
+        let surplus = refused(model, |source| {
+            rewrite(source, |all| {
+                all.push(("model.layers.0.extra.weight".to_owned(), vec![1], vec![0; 2]));
+            });
+        });
+        let expected = "1 unknown tensor (named by no rule): model.layers.0.extra.weight [1]";
+        assert!(surplus.contains(expected), "{model}: {surplus}");
+        let swapped = refused(model, |source| {
+            rewrite(source, |all| {
+                let wide = |(name, shape, _): &&mut (String, Vec<usize>, _)| {
+                    name.contains("layers.1.mlp") && shape.len() == 2 && shape[0] != shape[1]
+                };
+                all.iter_mut().find(wide).unwrap().1.reverse();
+            });
+        });
+        assert!(swapped.contains("has shape"), "{model}: {swapped}");
+        let key = refused(model, |source| {
+            let path = source.join("config.json");
+            let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            config["residual_gate"] = json!("tanh");
+            fs::write(path, config.to_string()).unwrap();
+        });
+        assert!(key.contains("residual_gate = \"tanh\""), "{model}: {key}");
+    }
+}
