@@ -157,6 +157,7 @@ fn refused(model: &str, change: impl FnOnce(&Path)) -> String {
     copy_folder(&data("models").join(model), &source);
     change(&source);
     let error = Plan::new(&Source::open(&source).unwrap(), ConvertOptions::new(output.clone(), 2))
+        .map(drop)
         .expect_err("a plan");
     assert!(!output.exists(), "{model}");
     let mut text = error.to_string();

@@ -1,7 +1,7 @@
 //! Packs that build on others: the tables of two rule files become one.
 //!
 //! Lists of keys, prefixes, patterns and requirements are joined; tables are joined key by key,
-//! the extending pack's value in place of the other one's. A tensor of a name that the other pack
+//! the extending pack's value in place of the other one's, but for `spec.block`, which is replaced. A tensor of a name that the other pack
 //! has changes the fields that it states; a new one stands behind the tensor that it names with
 //! `after`, else at the end. `without` takes tensors away. Families are the extending pack's own.
 
@@ -15,6 +15,9 @@ const MAX_DEPTH: usize = 4;
 /// Lists that are joined, by the table that they stand in.
 const JOINED: &[(&str, &[&str])] =
     &[("", &["strip", "ignore", "require"]), ("config", &["used", "ignored"])];
+
+/// Tables that are taken as they are: what they leave out is not there.
+const REPLACED: &[&str] = &["spec.block"];
 
 /// The file with all that it extends.
 pub(super) fn extended(mut file: Table, depth: usize) -> Result<Table, RuleError> {
@@ -107,7 +110,11 @@ fn join(place: &str, base: &mut Table, file: Table) {
         match (base.get_mut(&key), value) {
             (Some(Value::Table(there)), Value::Table(own)) => {
                 let inner = if place.is_empty() { key } else { format!("{place}.{key}") };
-                join(&inner, there, own);
+                if REPLACED.contains(&inner.as_str()) {
+                    *there = own;
+                } else {
+                    join(&inner, there, own);
+                }
             }
             (Some(Value::Array(there)), Value::Array(own)) if joined => there.extend(own),
             (_, value) => {
