@@ -49,6 +49,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure how well a set predicts a text, and how far it is from another set.
     Eval(EvalArgs),
+    /// Install, list and check engines other than this program's own.
+    Engine(EngineArgs),
     /// Compute the logits of given tokens (for tests and comparisons).
     Logits(LogitsArgs),
     /// One rank of a group; started by `serve` and `node`.
@@ -62,6 +64,9 @@ pub(crate) struct DemoArgs {
     /// Leave the server running and print its address.
     #[arg(long)]
     pub keep: bool,
+    /// What computes.
+    #[command(flatten)]
+    pub engine: EngineChoice,
     /// What to ask; the model knows verses of the King James Bible by heart.
     #[arg(long, default_value = "John 3:16", value_name = "TEXT")]
     pub ask: String,
@@ -358,6 +363,9 @@ pub(crate) struct NodeArgs {
     /// Threads of each rank that runs here; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// What computes.
+    #[command(flatten)]
+    pub engine: EngineChoice,
     /// Print the address as JSON on standard output once listening.
     #[arg(long)]
     pub json: bool,
@@ -403,8 +411,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub name: Option<String>,
     /// What computes.
-    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
-    pub backend: Backend,
+    #[command(flatten)]
+    pub engine: EngineChoice,
     /// Threads of each rank that runs here; the cores shared out by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -413,11 +421,39 @@ pub(crate) struct ServeArgs {
     pub json: bool,
 }
 
-/// What computes.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
+/// What computes, and what carries its sums between ranks.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct EngineChoice {
+    /// What computes.
+    #[arg(long, value_enum, default_value_t, value_name = "ENGINE")]
+    pub engine: EngineName,
+    /// What carries sums between ranks; `ring` and `jaccl` are MLX's own.
+    #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
+    pub collectives: CollectivesName,
+}
+
+/// Engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
     /// This program's own kernels.
+    #[default]
     Cpu,
+    /// Apple's MLX; `shardpack engine install mlx` installs it.
+    Mlx,
+}
+
+/// Collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CollectivesName {
+    /// This program's own: a lost rank is an error.
+    #[default]
+    Auto,
+    /// This program's own: a lost rank is an error.
+    Own,
+    /// MLX's ring over TCP, for ranks on this machine.
+    Ring,
+    /// MLX's JACCL over RDMA.
+    Jaccl,
 }
 
 /// `bench`.
@@ -508,8 +544,8 @@ pub(crate) struct LogitsArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// What computes.
-    #[arg(long, value_enum, default_value_t = Backend::Cpu)]
-    pub backend: Backend,
+    #[command(flatten)]
+    pub engine: EngineChoice,
     /// Threads to use; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -523,4 +559,88 @@ pub(crate) struct RankArgs {
     /// Threads to use.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// What computes.
+    #[command(flatten)]
+    pub engine: EngineChoice,
+}
+
+/// `engine`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  shardpack engine install mlx          Apple's MLX: the GPU of a Mac, or for tests the processor
+  shardpack engine list
+  shardpack engine check mlx            every byte against what was installed
+
+An installed engine is one folder; copy it whole to other machines of the same kind.")]
+pub(crate) struct EngineArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: EngineAction,
+}
+
+/// What `engine` does.
+#[derive(Subcommand)]
+pub(crate) enum EngineAction {
+    /// Lay an engine down: fetched, checked, compiled.
+    Install(EngineInstallArgs),
+    /// Show which engines there are.
+    List(EngineListArgs),
+    /// Compare every byte of an installed engine, and load it.
+    Check(EngineCheckArgs),
+}
+
+/// Engines that can be installed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InstalledEngine {
+    /// Apple's MLX.
+    Mlx,
+}
+
+/// `engine install`.
+#[derive(Args)]
+pub(crate) struct EngineInstallArgs {
+    /// Which engine.
+    #[arg(value_enum)]
+    pub engine: InstalledEngine,
+    /// Folder that holds engines.
+    #[arg(long, value_name = "FOLDER", env = "SHARDPACK_ENGINES")]
+    pub dir: Option<PathBuf>,
+    /// The wheel of MLX, if it is already here; else pip fetches it.
+    #[arg(long, value_name = "FILE")]
+    pub wheel: Option<PathBuf>,
+    /// Python whose pip fetches the wheel.
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    pub python: String,
+    /// C++ compiler.
+    #[arg(long, default_value = "c++", value_name = "PROGRAM")]
+    pub cxx: String,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `engine list`.
+#[derive(Args)]
+pub(crate) struct EngineListArgs {
+    /// Folder that holds engines.
+    #[arg(long, value_name = "FOLDER", env = "SHARDPACK_ENGINES")]
+    pub dir: Option<PathBuf>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `engine check`.
+#[derive(Args)]
+pub(crate) struct EngineCheckArgs {
+    /// Which engine.
+    #[arg(value_enum)]
+    pub engine: InstalledEngine,
+    /// Folder that holds engines.
+    #[arg(long, value_name = "FOLDER", env = "SHARDPACK_ENGINES")]
+    pub dir: Option<PathBuf>,
+    /// Print the result as JSON on standard output.
+    #[arg(long)]
+    pub json: bool,
 }

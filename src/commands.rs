@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod demo;
+pub(crate) mod engine;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod inspect;

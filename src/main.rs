@@ -4,6 +4,7 @@
 
 mod args;
 mod commands;
+mod engines;
 mod failure;
 #[cfg(feature = "hub")]
 mod hub;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => (commands::serve::run(&args), args.json),
         Command::Eval(args) => (commands::eval::run(&args), args.json),
         Command::Bench(args) => (commands::bench::run(&args), args.json),
+        Command::Engine(args) => (commands::engine::run(&args), commands::engine::json(&args)),
         Command::Logits(args) => (commands::logits::run(&args), false),
         Command::Rank(args) => (commands::rank::run(&args), false),
     };

@@ -13,8 +13,10 @@ use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, NormKind, Rope, R
 use crate::open::PackageTensor;
 
 pub mod cpu;
+pub mod mlx;
 
 pub use cpu::Cpu;
+pub use mlx::{Collectives, Mlx};
 
 /// A step could not be carried through. After a group's error every cache that the step touched
 /// is in an unknown state.

@@ -25,6 +25,7 @@ const NODES: u32 = 2;
 
 /// Carries the command out.
 pub(crate) fn run(args: &DemoArgs) -> Outcome {
+    args.engine.check()?;
     let folder = tempfile::Builder::new().prefix("shardpack-demo-").tempdir()?;
     let source = folder.path().join("kjv-4m");
     model::unpack(&source)?;
@@ -44,7 +45,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
 
     step(2, "start two nodes");
     let nodes: Vec<Child> = (0..NODES)
-        .map(|rank| node(&folder.path().join(format!("node-{rank}"))))
+        .map(|rank| node(&folder.path().join(format!("node-{rank}")), &args.engine))
         .collect::<Result<_, _>>()?;
     let addresses: Vec<String> = nodes.iter().map(|node| node.address.clone()).collect();
     done(&format!("listening on {}", addresses.join(" and ")));

@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
 use shardpack_loader::{
-    engine::{TokenId, logits, memory_group},
+    engine::TokenId,
     open::{OpenOptions, Package},
 };
 
@@ -13,6 +13,7 @@ use crate::{args::LogitsArgs, failure::Failure};
 
 /// Carries the command out.
 pub(crate) fn run(args: &LogitsArgs) -> Outcome {
+    args.engine.check()?;
     let tokens = read_tokens(&args.tokens)?;
     let set = package::read_set(&args.set)?;
     let threads = threads::count(args.threads);
@@ -25,9 +26,8 @@ pub(crate) fn run(args: &LogitsArgs) -> Outcome {
             })
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let groups = memory_group(packages.len() as u32)?;
     let each = (threads / packages.len().max(1)).max(1);
-    let values = logits(&packages, &groups, &tokens, each).map_err(Failure::wrong)?;
+    let values = args.engine.logits(&packages, &tokens, each)?;
     write(&args.output, &values, tokens.len())?;
     Ok(ExitCode::SUCCESS)
 }

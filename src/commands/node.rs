@@ -17,7 +17,7 @@ use shardpack_manifests::transfer::Timeouts;
 
 use super::{Outcome, ranks, threads};
 use crate::{
-    args::NodeArgs,
+    args::{EngineChoice, NodeArgs},
     failure::Failure,
     pause,
     progress::{result, say, size},
@@ -28,6 +28,7 @@ type Running = Arc<Mutex<HashMap<String, RankProcess>>>;
 
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &NodeArgs) -> Outcome {
+    args.engine.check()?;
     let listener = bind(&args.listen.to_string())?;
     let store = Arc::new(Store::open(&args.store)?);
     let address = listener.local_addr()?;
@@ -35,7 +36,11 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     let options = NodeOptions {
         timeouts: Timeouts::default(),
         observer: Box::new(show),
-        start_rank: start_rank(Arc::clone(&running), threads::count(args.threads)),
+        start_rank: start_rank(
+            Arc::clone(&running),
+            threads::count(args.threads),
+            args.engine.clone(),
+        ),
     };
     if args.json {
         result(&json!({ "listening": address, "store": args.store }).to_string());
@@ -54,14 +59,18 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn start_rank(running: Running, threads: usize) -> shardpack_loader::receive::StartRankHook {
+fn start_rank(
+    running: Running,
+    threads: usize,
+    engine: EngineChoice,
+) -> shardpack_loader::receive::StartRankHook {
     Box::new(move |package: &PackageDir, _parameters| {
         let name = format!("rank {}", package.key.rank);
         let key = format!("{}-{}", package.key.layout, package.key.rank);
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
         running.remove(&key);
-        let (process, announcement) =
-            ranks::start(&name, &package.path, threads).map_err(|error| format!("{error:#}"))?;
+        let (process, announcement) = ranks::start(&name, &package.path, threads, &engine)
+            .map_err(|error| format!("{error:#}"))?;
         running.insert(key, process);
         serde_json::to_value(&announcement).map_err(|error| error.to_string())
     })

@@ -12,18 +12,20 @@ use std::{
 
 use anyhow::Context;
 use shardpack_loader::{
-    backend::Cpu,
     cluster::{
         Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
     },
-    engine::{Engine, EngineOptions, RankEngine},
-    model::Model,
+    engine::RankEngine,
     open::{OpenOptions, OpenProgress, Package},
 };
 use shardpack_manifests::Manifest;
 
 use super::{Outcome, package, threads};
-use crate::{args::RankArgs, failure::Failure, progress::result};
+use crate::{
+    args::{EngineChoice, RankArgs},
+    failure::Failure,
+    progress::result,
+};
 
 /// Carries the command out.
 pub(crate) fn run(args: &RankArgs) -> Outcome {
@@ -33,8 +35,9 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let announcement = Announcement { address: listener.local_addr()?, token: token.clone() };
     result(&announcement.line());
     let (folder, threads) = (args.package.clone(), threads::count(args.threads));
+    let (choice, place) = (args.engine.clone(), [manifest.rank, manifest.layout.ranks]);
     run_rank(listener, token, identity(&manifest), RankOptions::default(), move |progress| {
-        load(&folder, threads, progress)
+        load(&folder, threads, &choice, place, progress)
     })
     .map_err(Failure::from)?;
     Ok(ExitCode::SUCCESS)
@@ -57,6 +60,8 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 fn load(
     folder: &Path,
     threads: usize,
+    choice: &EngineChoice,
+    place: [u32; 2],
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Box<dyn RankEngine>, LoadError> {
     // The reading threads only leave notes; this one reports them.
@@ -78,7 +83,5 @@ fn load(
         }
         opening.join().unwrap_or_else(|panic| resume_unwind(panic))
     })?;
-    let backend = Cpu::new(threads)?;
-    let model = Model::load(&package, &backend)?;
-    Ok(Box::new(Engine::new(model, backend, EngineOptions::STANDARD)))
+    choice.rank_engine(&package, threads, place)
 }

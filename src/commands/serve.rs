@@ -24,7 +24,7 @@ use shardpack_manifests::{
 
 use super::{Outcome, package, ranks, threads};
 use crate::{
-    args::ServeArgs,
+    args::{EngineChoice, ServeArgs},
     failure::Failure,
     progress::{result, say},
 };
@@ -34,6 +34,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
+    args.engine.check()?;
     let set = package::read_set(&args.set)?;
     let folders = package::folders(&args.set, &set);
     let manifests = folders
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let name = model_name(args, set.name.as_deref());
     let (handle, commands) = EngineHandle::new(manifests.len() as u32);
     let nodes = if args.nodes.is_empty() {
-        local_nodes(&folders, args.threads)?
+        local_nodes(&folders, args.threads, &args.engine)?
     } else {
         remote_nodes(&args.nodes, &manifests)?
     };
@@ -111,11 +112,15 @@ fn model_name(args: &ServeArgs, of_set: Option<&str>) -> String {
 }
 
 /// Starts one rank process per package on this machine.
-fn local_nodes(folders: &[PathBuf], asked: Option<usize>) -> Result<Vec<Node>, Failure> {
+fn local_nodes(
+    folders: &[PathBuf],
+    asked: Option<usize>,
+    engine: &EngineChoice,
+) -> Result<Vec<Node>, Failure> {
     let each = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
     let start = |(rank, folder): (usize, &PathBuf)| {
         let name = format!("rank {rank}");
-        let (process, announcement) = ranks::start(&name, folder, each)?;
+        let (process, announcement) = ranks::start(&name, folder, each, engine)?;
         Ok(Node { name, announcement, process: Some(process) })
     };
     folders.iter().enumerate().map(start).collect::<anyhow::Result<_>>().map_err(Failure::from)

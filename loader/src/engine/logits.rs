@@ -49,19 +49,19 @@ pub fn memory_group(ranks: u32) -> io::Result<Vec<Arc<dyn Group>>> {
 }
 
 /// All ranks of a model in this process, each on threads of its own; no scheduling.
-pub struct LocalModel {
-    ranks: Vec<LocalRank>,
+pub struct LocalModel<B: Backend = Cpu> {
+    ranks: Vec<LocalRank<B>>,
 }
 
-struct LocalRank {
-    model: Model<Cpu>,
-    backend: Cpu,
+struct LocalRank<B: Backend> {
+    model: Model<B>,
+    backend: B,
     group: Arc<dyn Group>,
 }
 
 /// A sequence of a [`LocalModel`].
-pub struct LocalSequence {
-    caches: Vec<<Cpu as Backend>::Cache>,
+pub struct LocalSequence<B: Backend = Cpu> {
+    caches: Vec<B::Cache>,
     len: u32,
     total: u32,
 }
@@ -74,19 +74,36 @@ impl LocalModel {
         groups: &[Arc<dyn Group>],
         threads: usize,
     ) -> Result<Self, LogitsError> {
+        let backends = packages.iter().map(|_| Cpu::new(threads)).collect::<Result<_, _>>()?;
+        Self::over(packages, groups, backends)
+    }
+}
+
+impl<B: Backend> LocalModel<B> {
+    /// Takes the weights of all packages of a set, each with its backend. `groups` are the ends
+    /// of one rank group.
+    pub fn over(
+        packages: &[Package],
+        groups: &[Arc<dyn Group>],
+        backends: Vec<B>,
+    ) -> Result<Self, LogitsError> {
         let found: Vec<_> = packages.iter().map(|package| package.manifest().rank).collect();
         let complete = found.iter().copied().eq(0..groups.len() as u32);
         let last = packages.first().map_or(0, |package| package.manifest().layout.ranks - 1);
         if !complete || found.len() as u64 != u64::from(last) + 1 {
             return Err(LogitsError::Packages { last, found });
         }
-        let load = |(package, group): (&Package, &Arc<dyn Group>)| {
-            let backend = Cpu::new(threads)?;
+        let load = |((package, group), backend): ((&Package, &Arc<dyn Group>), B)| {
             let model = Model::load(package, &backend)
                 .map_err(|source| LogitsError::Load { rank: package.manifest().rank, source })?;
             Ok(LocalRank { model, backend, group: Arc::clone(group) })
         };
-        let ranks = packages.iter().zip(groups).map(load).collect::<Result<_, LogitsError>>()?;
+        let ranks = packages
+            .iter()
+            .zip(groups)
+            .zip(backends)
+            .map(load)
+            .collect::<Result<_, LogitsError>>()?;
         Ok(Self { ranks })
     }
 
@@ -101,8 +118,8 @@ impl LocalModel {
 
     /// An empty sequence that will have `total` tokens.
     #[must_use]
-    pub fn sequence(&self, total: usize) -> LocalSequence {
-        let cache = |rank: &LocalRank| rank.backend.cache(&rank.model.cache_shape(), &[]);
+    pub fn sequence(&self, total: usize) -> LocalSequence<B> {
+        let cache = |rank: &LocalRank<B>| rank.backend.cache(&rank.model.cache_shape(), &[]);
         let caches = self.ranks.iter().map(cache).collect();
         LocalSequence { caches, len: 0, total: total as u32 }
     }
@@ -111,7 +128,7 @@ impl LocalModel {
     /// `first` on.
     pub fn extend(
         &self,
-        sequence: &mut LocalSequence,
+        sequence: &mut LocalSequence<B>,
         tokens: &[TokenId],
         first: usize,
     ) -> Result<Vec<f32>, LogitsError> {
@@ -152,14 +169,21 @@ impl LocalModel {
         }
         Ok(first.unwrap_or_default())
     }
+
+    /// Logits `[tokens, vocab_size]` after each token of a sequence, in the chunks in which the
+    /// engine takes a prompt.
+    pub fn logits(&self, tokens: &[TokenId]) -> Result<Vec<f32>, LogitsError> {
+        let mut sequence = self.sequence(tokens.len());
+        let mut logits = Vec::new();
+        for chunk in tokens.chunks(EngineOptions::STANDARD.prefill_tokens) {
+            logits.extend(self.extend(&mut sequence, chunk, 0)?);
+        }
+        Ok(logits)
+    }
 }
 
-impl LocalRank {
-    fn step(
-        &self,
-        batch: &Batch,
-        cache: &mut <Cpu as Backend>::Cache,
-    ) -> Result<Vec<f32>, StepError> {
+impl<B: Backend> LocalRank<B> {
+    fn step(&self, batch: &Batch, cache: &mut B::Cache) -> Result<Vec<f32>, StepError> {
         let Self { model, backend, group } = self;
         let timeout = EngineOptions::STANDARD.collective_timeout;
         let ranks = Ranks { group: group.as_ref(), timeout };
@@ -186,11 +210,5 @@ pub fn logits(
     tokens: &[TokenId],
     threads: usize,
 ) -> Result<Vec<f32>, LogitsError> {
-    let model = LocalModel::load(packages, groups, threads)?;
-    let mut sequence = model.sequence(tokens.len());
-    let mut logits = Vec::new();
-    for chunk in tokens.chunks(EngineOptions::STANDARD.prefill_tokens) {
-        logits.extend(model.extend(&mut sequence, chunk, 0)?);
-    }
-    Ok(logits)
+    LocalModel::load(packages, groups, threads)?.logits(tokens)
 }

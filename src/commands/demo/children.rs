@@ -13,6 +13,8 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 
+use crate::args::EngineChoice;
+
 /// For a process to say that it is up; the demo's model loads in a fraction of a second.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -30,11 +32,12 @@ pub(super) struct Child {
 }
 
 /// Starts a node that keeps its packages in `store`.
-pub(super) fn node(store: &Path) -> anyhow::Result<Child> {
+pub(super) fn node(store: &Path, engine: &EngineChoice) -> anyhow::Result<Child> {
     let mut command = own_program()?;
     command
         .args(["node", "--listen", "127.0.0.1:0", "--threads", "1", "--json", "--store"])
-        .arg(store);
+        .arg(store)
+        .args(engine.arguments());
     start(command, "a node", "listening")
 }
 

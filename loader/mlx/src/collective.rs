@@ -1,0 +1,140 @@
+//! Collectives inside MLX's graph: what MLX's stream thread calls when a sum's turn has come.
+
+#![expect(unsafe_code, reason = "calls into a foreign library")]
+
+use std::{
+    cell::RefCell,
+    ffi::c_void,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{
+    array::Array,
+    library::{Library, MlxError},
+};
+
+/// What carries out the collectives of an evaluation. It is called on MLX's stream thread, must
+/// return by its own deadline and must not use MLX.
+pub trait Collective: Send {
+    /// Replaces the values by their sums over the ranks. An error ends the evaluation.
+    fn sum(&mut self, values: &mut [f32]) -> bool;
+
+    /// Every rank's values, in rank order, into `all`.
+    fn gather(&mut self, mine: &[f32], all: &mut [f32]) -> bool;
+}
+
+const SUM: i32 = 0;
+const GATHER: i32 = 1;
+
+/// The code that the C layer keeps for a failed call; what failed is the [`Collective`]'s to know.
+const FAILED: i32 = 1;
+
+/// What the context pointer of the C layer points to during an evaluation.
+struct Context<'a>(Mutex<RefCell<&'a mut dyn Collective>>);
+
+unsafe extern "C" fn call(
+    context: *mut c_void,
+    kind: i32,
+    input: *const c_void,
+    input_bytes: usize,
+    output: *mut c_void,
+    output_bytes: usize,
+) -> i32 {
+    if context.is_null() {
+        return FAILED;
+    }
+    // SAFETY: set by `with_collective`, which outlives the evaluation that calls us.
+    let context = unsafe { &*context.cast::<Context<'_>>() };
+    let (inputs, outputs) = (input_bytes / 4, output_bytes / 4);
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        let guard = context.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut collective = guard.borrow_mut();
+        match kind {
+            SUM => {
+                if !std::ptr::eq(input, output.cast_const()) {
+                    // SAFETY: MLX gives two distinct buffers of these sizes.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            input.cast::<u8>(),
+                            output.cast(),
+                            output_bytes,
+                        );
+                    };
+                }
+                // SAFETY: a buffer of f32 that nobody else touches while the task runs; MLX
+                // aligns its buffers to at least 16 bytes.
+                let values =
+                    unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), outputs) };
+                collective.sum(values)
+            }
+            GATHER => {
+                // SAFETY: as above; the input is not written while the task runs.
+                let mine = unsafe { std::slice::from_raw_parts(input.cast::<f32>(), inputs) };
+                // SAFETY: as above; a gathered output never shares its input's buffer.
+                let all = unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), outputs) };
+                collective.gather(mine, all)
+            }
+            _ => false,
+        }
+    }));
+    if matches!(done, Ok(true)) { 0 } else { FAILED }
+}
+
+impl Library {
+    /// Evaluates with `collective` for the sums and gatherings of the graph. `work` is one or
+    /// more evaluations; whatever they return, a failed collective is an error here.
+    pub fn with_collective<R>(
+        &self,
+        collective: &mut dyn Collective,
+        work: impl FnOnce() -> Result<R, MlxError>,
+    ) -> Result<R, MlxError> {
+        let context = Context(Mutex::new(RefCell::new(collective)));
+        // SAFETY: the context lives until the call below takes it back; evaluations are
+        // synchronous, so no task is left that would use it.
+        unsafe {
+            (self.table.sp_set_collective)(
+                self.context,
+                Some(call),
+                (&raw const context).cast_mut().cast(),
+            );
+        };
+        let result = work();
+        // SAFETY: takes nothing; waits for the streams' tasks.
+        let failed = unsafe { (self.table.sp_failed)(self.context) };
+        if failed != 0 || result.is_err() {
+            // The tasks of a broken evaluation end before the context does.
+            // SAFETY: takes nothing.
+            unsafe { (self.table.sp_reset)(self.context) };
+        }
+        // SAFETY: no function, no context.
+        unsafe { (self.table.sp_set_collective)(self.context, None, std::ptr::null_mut()) };
+        if failed != 0 {
+            return Err(MlxError("a sum over the ranks failed".to_owned()));
+        }
+        result
+    }
+}
+
+impl Array {
+    /// The sum over ranks of an f32 array, done by the [`Collective`] of the evaluation.
+    #[must_use]
+    pub fn summed_over_ranks(&self) -> Self {
+        let shape = self.shape();
+        self.collective(SUM, &shape)
+    }
+
+    /// Every rank's f32 values in rank order, as a flat array of `len`.
+    #[must_use]
+    pub fn gathered_over_ranks(&self, len: usize) -> Self {
+        self.collective(GATHER, &[len])
+    }
+
+    fn collective(&self, kind: i32, shape: &[usize]) -> Self {
+        let (shape, context) = (Self::dims(shape), self.library().context);
+        // SAFETY: a live array, a context that is never freed and a shape of the given length.
+        self.make(|table| unsafe {
+            (table.sp_collective_node)(context, self.raw(), kind, shape.as_ptr(), shape.len())
+        })
+    }
+}

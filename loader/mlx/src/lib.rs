@@ -1,0 +1,16 @@
+//! Apple's MLX, bound at run time.
+//!
+//! Nothing here is linked: [`runtime`] lays MLX's libraries and our C layer into a directory of
+//! their own, and [`Library`] opens them from there after every byte was checked. Without such a
+//! directory the rest of the program works as before. [`Array`] is a lazy array of MLX; what a
+//! model is made of, and what the ranks are, is not known here.
+
+mod array;
+mod collective;
+mod library;
+pub mod runtime;
+mod table;
+
+pub use array::{Array, Binary, Element, Quantized, Reduce, Unary};
+pub use collective::Collective;
+pub use library::{Device, Library, MlxError, OpenError};

@@ -1,0 +1,141 @@
+//! Whether a folder is a whole runtime for this program on this machine.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use super::{MLX_VERSION, Platform, record};
+use crate::{runtime::Record, table::ABI};
+
+const INSTALL: &str = "run `shardpack engine install mlx`";
+
+/// Why a folder is no runtime.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// There is none.
+    #[error("no MLX runtime in {}; {INSTALL}, or go on with `--engine cpu`", .0.display())]
+    Absent(PathBuf),
+    /// MLX has no build for this machine.
+    #[error("MLX has no build for this kind of machine; go on with `--engine cpu`")]
+    Platform,
+    /// The record cannot be understood.
+    #[error("{}: not a runtime's record ({problem}); {INSTALL} again", .path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The runtime is another one.
+    #[error("{}: {what} is {found}, this program needs {expected}; {INSTALL} again", .path.display())]
+    Other {
+        /// The folder.
+        path: PathBuf,
+        /// What was compared.
+        what: &'static str,
+        /// What this program needs.
+        expected: String,
+        /// What the record says.
+        found: String,
+    },
+    /// A file is missing, cut or changed.
+    #[error("{}: {problem}; the runtime is damaged: {INSTALL} again, or copy the whole folder", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// A runtime whose every byte is as it was installed.
+#[derive(Debug)]
+pub struct Checked {
+    /// What it says of itself.
+    pub record: Record,
+    /// Our C layer.
+    pub(crate) shim: PathBuf,
+}
+
+/// Compares every byte of the runtime in `folder` with its record, and the record with what this
+/// program needs.
+pub fn check(folder: &Path) -> Result<Checked, CheckError> {
+    let platform = Platform::current().ok_or(CheckError::Platform)?;
+    let record = read_record(folder)?;
+    compare(folder, &record, platform)?;
+    for file in &record.files {
+        let path = folder.join(&file.path);
+        let problem = |problem: String| CheckError::File { path: path.clone(), problem };
+        if !file.is_inside() {
+            return Err(problem("its path leaves the folder".to_owned()));
+        }
+        let (size, digest) = digest(&path).map_err(|error| problem(error.to_string()))?;
+        if size != file.size {
+            return Err(problem(format!("{size} bytes, expected {}", file.size)));
+        }
+        if digest != file.blake3 {
+            return Err(problem("its content was changed".to_owned()));
+        }
+    }
+    let shim = platform.shim();
+    let path = folder.join(shim);
+    if !record.files.iter().any(|file| file.path == shim) {
+        return Err(CheckError::File { path, problem: "missing from the record".to_owned() });
+    }
+    Ok(Checked { record, shim: path })
+}
+
+fn read_record(folder: &Path) -> Result<Record, CheckError> {
+    let path = folder.join(record::NAME);
+    let problem = |problem: String| CheckError::Record { path: path.clone(), problem };
+    let size = match fs::metadata(&path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(CheckError::Absent(folder.to_owned()));
+        }
+        Err(error) => return Err(problem(error.to_string())),
+    };
+    if size > record::MAX_BYTES {
+        return Err(problem(format!("{size} bytes")));
+    }
+    let bytes = fs::read(&path).map_err(|error| problem(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| problem(error.to_string()))
+}
+
+fn compare(folder: &Path, record: &Record, platform: Platform) -> Result<(), CheckError> {
+    let pins: Vec<_> = platform.wheels().iter().map(|wheel| wheel.sha256).collect();
+    let pin = pins.iter().find(|pin| **pin == record.wheel_sha256).unwrap_or(&pins[0]);
+    let source = super::install::source_digest();
+    let rows = [
+        ("the record's format", "1".to_owned(), record.format.to_string()),
+        ("MLX's version", MLX_VERSION.to_owned(), record.mlx.clone()),
+        ("the platform", platform.name().to_owned(), record.platform.clone()),
+        ("the C layer's version", ABI.to_string(), record.abi.to_string()),
+        ("the C layer's source", source, record.source_sha256.clone()),
+        ("the digest of MLX's wheel", (*pin).to_owned(), record.wheel_sha256.clone()),
+    ];
+    for (what, expected, found) in rows {
+        if expected != found {
+            return Err(CheckError::Other { path: folder.to_owned(), what, expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// Size and BLAKE3 of a file.
+pub(crate) fn digest(path: &Path) -> io::Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut size = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((size, hasher.finalize().to_hex().to_string()));
+        }
+        hasher.update(&buffer[..read]);
+        size += read as u64;
+    }
+}

@@ -1,0 +1,187 @@
+//! The installed runtime, for real: what is damaged is refused, what is whole computes. Without
+//! one (`SHARDPACK_ENGINES` names the folder; `tests/mlx.sh` installs it) there is nothing to
+//! test, and each test says so.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panic, and says why it was skipped"
+)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use shardpack_mlx::{
+    Binary, Collective, Device, Element, Library, OpenError, Quantized, Unary,
+    runtime::{self, CheckError, FOLDER},
+};
+
+fn runtime_folder() -> Option<PathBuf> {
+    let found = std::env::var_os("SHARDPACK_ENGINES")
+        .map(|engines| Path::new(&engines).join(FOLDER))
+        .filter(|folder| folder.is_dir());
+    if found.is_none() {
+        println!("skipped: no MLX runtime in $SHARDPACK_ENGINES; tests/mlx.sh installs one");
+    }
+    found
+}
+
+/// Files are links to the installed ones, so that a test can put its own in their place.
+fn copy(folder: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    let mut folders = vec![PathBuf::new()];
+    while let Some(within) = folders.pop() {
+        fs::create_dir_all(copy.path().join(&within)).unwrap();
+        for entry in fs::read_dir(folder.join(&within)).unwrap() {
+            let entry = entry.unwrap();
+            let name = within.join(entry.file_name());
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(name);
+            } else {
+                fs::copy(entry.path(), copy.path().join(name)).unwrap();
+            }
+        }
+    }
+    copy
+}
+
+#[track_caller]
+fn check(damage: impl FnOnce(&Path), words: &[&str]) {
+    let Some(folder) = runtime_folder() else { return };
+    let copy = copy(&folder);
+    damage(copy.path());
+    let error = runtime::check(copy.path()).unwrap_err();
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{text}");
+    }
+    assert!(text.contains("engine install mlx"), "says what to do: {text}");
+}
+
+fn edit_record(folder: &Path, from: &str, to: &str) {
+    let path = folder.join("runtime.json");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{text}");
+    fs::write(path, text.replace(from, to)).unwrap();
+}
+
+fn library_of(folder: &Path) -> PathBuf {
+    folder.join("mlx/lib").join(if cfg!(target_os = "macos") {
+        "libmlx.dylib"
+    } else {
+        "libmlx.so"
+    })
+}
+
+#[test]
+fn missing_runtime_is_a_plain_sentence() {
+    let empty = tempfile::tempdir().unwrap();
+    let error = runtime::check(&empty.path().join("none")).unwrap_err();
+    assert!(matches!(error, CheckError::Absent(_)), "{error}");
+    assert!(error.to_string().contains("--engine cpu"), "{error}");
+}
+
+#[test]
+fn half_copied_runtime_is_refused() {
+    check(|folder| fs::remove_file(library_of(folder)).unwrap(), &["libmlx"]);
+    check(|folder| fs::remove_file(folder.join("runtime.json")).unwrap(), &["no MLX runtime"]);
+    let cut = |folder: &Path| {
+        let file = fs::OpenOptions::new().write(true).open(library_of(folder)).unwrap();
+        file.set_len(1000).unwrap();
+    };
+    check(cut, &["1000 bytes, expected"]);
+}
+
+#[test]
+fn tampered_runtime_is_refused() {
+    let flip = |folder: &Path| {
+        let path = library_of(folder);
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    check(flip, &["content was changed"]);
+    check(|folder| edit_record(folder, "mlx/lib/", "../lib/"), &["leaves the folder"]);
+}
+
+#[test]
+fn runtime_of_another_version_or_machine_is_refused() {
+    check(|folder| edit_record(folder, "\"0.32.2\"", "\"0.32.4\""), &["0.32.4", "0.32.2"]);
+    check(|folder| edit_record(folder, "\"abi\": ", "\"abi\": 9"), &["C layer's version"]);
+    let platform = runtime::Platform::current().unwrap().name();
+    check(|folder| edit_record(folder, platform, "plan9-mips"), &["plan9-mips"]);
+    check(
+        |folder| fs::write(folder.join("runtime.json"), "{").unwrap(),
+        &["not a runtime's record"],
+    );
+}
+
+#[test]
+fn runtime_that_is_whole_computes() {
+    let Some(folder) = runtime_folder() else { return };
+    let library = match Library::open(&folder, Some(Device::Cpu)) {
+        Ok(library) => library,
+        Err(error @ OpenError::Runtime(_)) => panic!("the installed runtime: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    arithmetic(library);
+    sums(library);
+}
+
+fn arithmetic(library: Library) {
+    let x = library.floats(&[1.0, 2.0, 3.0, 4.0], &[2, 2]);
+    let y = x.matmul(&x.transpose(&[1, 0]));
+    assert_eq!(y.read().unwrap(), [5.0, 11.0, 11.0, 25.0]);
+    let z = y.binary(Binary::Subtract, &x).unary(Unary::Negative).slice(1, 1, 2);
+    assert_eq!(z.read().unwrap(), [-9.0, -21.0]);
+    // Eight words of 4-bit ones, scale 2 and bias −1: every weight is 1.
+    let words = library.copy_in(&[0x11; 32], Element::U32, &[1, 8]);
+    let [scales, biases] = [2.0, -1.0].map(|value| library.floats(&[value], &[1, 1]));
+    let [words, scales, biases] = [&words, &scales, &biases];
+    let matrix = Quantized { words, scales, biases, group: 64, bits: 4 };
+    let ones = library.full(1.0, Element::F32, &[1, 64]);
+    assert_eq!(ones.quantized_matmul(matrix, true).read().unwrap(), [64.0]);
+    let (kept, _) = library.wrap(vec![0_u8; 4], Element::F32, &[1]);
+    assert_eq!(kept.read().unwrap(), [0.0]);
+}
+
+/// A group of one whose only rank counts double, and that fails when told to.
+struct Twice {
+    fails_after: usize,
+}
+
+impl Collective for Twice {
+    fn sum(&mut self, values: &mut [f32]) -> bool {
+        values.iter_mut().for_each(|value| *value *= 2.0);
+        self.fails_after = self.fails_after.wrapping_sub(1);
+        self.fails_after != usize::MAX
+    }
+
+    fn gather(&mut self, mine: &[f32], all: &mut [f32]) -> bool {
+        all[..mine.len()].copy_from_slice(mine);
+        all[mine.len()..].copy_from_slice(mine);
+        true
+    }
+}
+
+fn sums(library: Library) {
+    let graph = || {
+        let mut x = library.floats(&[1.0, 2.0], &[2]);
+        for _ in 0..6 {
+            x = x.with_constant(Binary::Add, 1.0).summed_over_ranks();
+        }
+        x.gathered_over_ranks(4)
+    };
+    let mut whole = Twice { fails_after: 100 };
+    let values = library.with_collective(&mut whole, || graph().read()).unwrap();
+    assert_eq!(values, [190.0, 254.0, 190.0, 254.0]);
+    // The fourth of six sums fails: an error, not a hang, and no further call.
+    let mut broken = Twice { fails_after: 3 };
+    library.with_collective(&mut broken, || graph().read()).unwrap_err();
+    assert_eq!(broken.fails_after, usize::MAX, "calls after the failure");
+    let values = library.with_collective(&mut whole, || graph().read()).unwrap();
+    assert_eq!(values, [190.0, 254.0, 190.0, 254.0], "after a failure");
+}

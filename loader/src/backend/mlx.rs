@@ -1,0 +1,420 @@
+//! The backend over Apple's MLX: every call adds to a lazy graph, which is computed once per step.
+//!
+//! Activations between operations are f32. Products run in the type that the weights' scales are
+//! stored in on a GPU, and in f32 on a processor, where MLX is for correctness and not for speed.
+//! Bits are not promised: MLX chooses its kernels, and so the order of its sums, by shape.
+
+use std::{ops::Range, path::Path};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use shardpack_formats::{
+    hex::HexF32,
+    spec::{Activation, NormKind, Rope, RopeStyle, Router},
+};
+use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
+
+use super::{
+    AttentionStep, Backend, CacheShape, ExpertStep, KvType, NormStep, Qkv, Ranks, StepError,
+    StoredMatrix,
+};
+use crate::open::PackageTensor;
+
+mod attention;
+mod cache;
+mod experts;
+mod ranks;
+mod weights;
+
+pub use cache::{Cache, Page};
+pub use experts::Routes;
+pub use ranks::Collectives;
+pub use weights::Matrix;
+
+/// Why the backend cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MlxBackendError {
+    /// MLX cannot be loaded.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The thread for MLX could not be made.
+    #[error("no thread for MLX")]
+    Thread(#[from] rayon::ThreadPoolBuildError),
+    /// MLX's own group could not be joined, or is another one.
+    #[error("MLX's group over {backend}: {problem}")]
+    Group {
+        /// MLX's name of it.
+        backend: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// MLX on a thread of its own: its streams belong to the thread that made them.
+pub struct Mlx {
+    pool: ThreadPool,
+    library: Library,
+    collectives: Collectives,
+}
+
+/// Activations `[rows, width]`, f32, perhaps not computed yet.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    rows: usize,
+    width: usize,
+    array: Array,
+}
+
+/// Cosines and sines `[rows, 1, pairs]` of one rotary embedding.
+#[derive(Debug)]
+pub struct Rotation {
+    style: RopeStyle,
+    pairs: usize,
+    cos: Array,
+    sin: Array,
+}
+
+impl Mlx {
+    /// Loads the runtime in `folder`, checked byte by byte, on a thread that is MLX's from now
+    /// on; `device` as in [`Library::open`]. For MLX's own collectives its group is joined now,
+    /// and must have `size` ranks with this one at `rank`.
+    pub fn open(
+        folder: &Path,
+        device: Option<Device>,
+        collectives: Collectives,
+        [rank, size]: [u32; 2],
+    ) -> Result<Self, MlxBackendError> {
+        let name = |_| "mlx".to_owned();
+        let pool = ThreadPoolBuilder::new().num_threads(1).thread_name(name).build()?;
+        let library = pool.install(|| Library::open(folder, device))?;
+        if let Some(backend) = collectives.of_mlx() {
+            let problem = |problem: String| MlxBackendError::Group { backend, problem };
+            let found = pool
+                .install(|| library.join_distributed(backend))
+                .map_err(|error| problem(error.to_string()))?;
+            if found != (rank as i32, size as i32) {
+                let (r, s) = found;
+                return Err(problem(format!("rank {r} of {s}, expected rank {rank} of {size}")));
+            }
+        }
+        Ok(Self { pool, library, collectives })
+    }
+
+    /// MLX itself, for figures and limits.
+    #[must_use]
+    pub const fn library(&self) -> &Library {
+        &self.library
+    }
+}
+
+impl Tensor {
+    fn new(rows: usize, width: usize, array: Array) -> Self {
+        debug_assert_eq!(array.shape(), [rows, width]);
+        Self { rows, width, array }
+    }
+
+    fn with(&self, array: Array) -> Self {
+        Self { rows: self.rows, width: self.width, array }
+    }
+
+    /// `[rows, width / run, run]`.
+    fn runs(&self, run: usize) -> Array {
+        self.array.reshape(&[self.rows, self.width / run, run])
+    }
+}
+
+impl Backend for Mlx {
+    type Tensor = Tensor;
+    type Matrix = Matrix;
+    type Vector = Array;
+    type Rotation = Rotation;
+    type Routes = Routes;
+    type Cache = Cache;
+    type Page = Page;
+
+    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+
+    fn matrix(&self, stored: StoredMatrix) -> Matrix {
+        self.pool.install(|| Matrix::new(self.library, stored))
+    }
+
+    fn vector(&self, stored: &PackageTensor) -> Array {
+        self.pool.install(|| weights::vector(self.library, stored, 0.0))
+    }
+
+    fn vector_plus_one(&self, stored: &PackageTensor) -> Array {
+        self.pool.install(|| weights::vector(self.library, stored, 1.0))
+    }
+
+    fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
+        self.pool.install(|| Cache::new(self.library, shape, pages))
+    }
+
+    fn page(&self, cache: &Cache, index: usize) -> Page {
+        self.pool.install(|| cache.page(index))
+    }
+
+    fn page_bytes(&self, shape: &CacheShape) -> u64 {
+        cache::page_bytes(shape)
+    }
+
+    fn kv_type(&self) -> KvType {
+        KvType::F32
+    }
+
+    fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Rotation {
+        assert_eq!(positions.len(), totals.len(), "a length for every row");
+        let pairs = rope.inv_freq.len();
+        let frequencies = |total: u32| match &rope.long {
+            Some(long) if total > long.beyond => &long.inv_freq,
+            _ => &rope.inv_freq,
+        };
+        let factor = rope.attention_factor.0;
+        let table = |of: fn(f32) -> f32| {
+            let angles = positions.iter().zip(totals).flat_map(|(position, total)| {
+                let angle = |freq: &HexF32| *position as f32 * freq.0;
+                frequencies(*total).iter().map(angle)
+            });
+            let values: Vec<f32> = angles.map(|angle| of(angle) * factor).collect();
+            self.library.floats(&values, &[positions.len(), 1, pairs])
+        };
+        Rotation { style: rope.style, pairs, cos: table(f32::cos), sin: table(f32::sin) }
+    }
+
+    fn zeros(&self, rows: usize, width: usize) -> Tensor {
+        let array = self.library.full(0.0, shardpack_mlx::Element::F32, &[rows, width]);
+        Tensor::new(rows, width, array)
+    }
+
+    fn embed(&self, tokens: &[u32], table: &Matrix, held: Range<usize>) -> Tensor {
+        let inside = |token: &u32| held.contains(&(*token as usize));
+        let index = |token: &u32| if inside(token) { *token - held.start as u32 } else { 0 };
+        let indices: Vec<u32> = tokens.iter().map(index).collect();
+        let rows = table.rows(&self.library.indices(&indices, &[tokens.len()]));
+        let array = if tokens.iter().all(inside) {
+            rows
+        } else {
+            let factor = |token: &u32| if inside(token) { 1.0 } else { 0.0 };
+            let mask: Vec<f32> = tokens.iter().map(factor).collect();
+            rows.binary(Binary::Multiply, &self.library.floats(&mask, &[tokens.len(), 1]))
+        };
+        Tensor::new(tokens.len(), table.inputs(), array)
+    }
+
+    fn linear(&self, x: &Tensor, matrix: &Matrix) -> Tensor {
+        assert_eq!(x.width, matrix.inputs(), "inputs of a matrix");
+        Tensor::new(x.rows, matrix.outputs(), matrix.product(&x.array))
+    }
+
+    fn add_bias(&self, x: Tensor, bias: &Array) -> Tensor {
+        x.with(x.array.binary(Binary::Add, bias))
+    }
+
+    fn norm(&self, x: &Tensor, step: &NormStep<'_, Array>) -> Tensor {
+        let run = step.gain.shape()[0];
+        let runs = x.runs(run);
+        let normed = match step.kind {
+            NormKind::Rms => runs.rms_norm(Some(step.gain), step.eps),
+            NormKind::Layer => runs.layer_norm(Some(step.gain), None, step.eps),
+        };
+        let out = x.with(normed.reshape(&[x.rows, x.width]));
+        match step.bias {
+            Some(bias) => self.add_bias(out, bias),
+            None => out,
+        }
+    }
+
+    fn square_sums(&self, parts: &[(&Tensor, Range<usize>)]) -> Tensor {
+        let rows = parts.first().map_or(0, |(x, _)| x.rows);
+        let sums: Vec<Array> = parts
+            .iter()
+            .map(|(x, columns)| {
+                if columns.is_empty() {
+                    return self.zeros(rows, 1).array;
+                }
+                let part = x.array.slice(1, columns.start, columns.end);
+                part.unary(Unary::Square).reduce(Reduce::Sum, 1)
+            })
+            .collect();
+        let array = self.library.concat(&sums.iter().collect::<Vec<_>>(), 1);
+        Tensor::new(rows, parts.len(), array)
+    }
+
+    fn norm_by_sums(
+        &self,
+        x: Tensor,
+        step: &NormStep<'_, Array>,
+        (sums, column): (&Tensor, usize),
+        full: usize,
+    ) -> Tensor {
+        let sum = sums.array.slice(1, column, column + 1);
+        let mean = sum.with_constant(Binary::Divide, full as f32);
+        let root = mean.with_constant(Binary::Add, step.eps).unary(Unary::Rsqrt);
+        let scaled = x.array.binary(Binary::Multiply, &root);
+        x.with(scaled.binary(Binary::Multiply, step.gain))
+    }
+
+    fn rotate(&self, x: Tensor, rotation: &Rotation, head_dim: usize) -> Tensor {
+        let rotated = rotation.apply(&x.runs(head_dim));
+        x.with(rotated.reshape(&[x.rows, x.width]))
+    }
+
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &AttentionStep<'_, Array>,
+    ) -> Tensor {
+        attention::attend(self.library, &qkv, caches, step)
+    }
+
+    fn activate(&self, activation: Activation, gate: Option<Tensor>, up: Tensor) -> Tensor {
+        assert_eq!(gate.is_some(), activation.is_gated(), "a gate for {activation:?}");
+        match gate {
+            Some(gate) => {
+                let open = silu_like(activation, &gate.array);
+                up.with(open.binary(Binary::Multiply, &up.array))
+            }
+            None => up.with(silu_like(activation, &up.array)),
+        }
+    }
+
+    fn route(
+        &self,
+        logits: Tensor,
+        router: &Router,
+        top_k: u32,
+        correction: Option<&Array>,
+    ) -> Routes {
+        experts::route(&logits, router, top_k as usize, correction)
+    }
+
+    fn experts(&self, x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix, Array>) -> Tensor {
+        experts::experts(x, routes, step)
+    }
+
+    fn sigmoid_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
+        x.with(x.array.binary(Binary::Multiply, &gate.array.unary(Unary::Sigmoid)))
+    }
+
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
+        x.with(x.array.with_constant(Binary::Multiply, factor))
+    }
+
+    fn scale_rows(&self, x: Tensor, factors: &[f32]) -> Tensor {
+        let factors = self.library.floats(factors, &[x.rows, 1]);
+        x.with(x.array.binary(Binary::Multiply, &factors))
+    }
+
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
+        x.with(softcap(&x.array, cap))
+    }
+
+    fn add(&self, a: Tensor, b: &Tensor) -> Tensor {
+        a.with(a.array.binary(Binary::Add, &b.array))
+    }
+
+    fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        let indices: Vec<u32> = rows.iter().map(|row| *row as u32).collect();
+        let taken = x.array.take(&self.library.indices(&indices, &[rows.len()]), 0);
+        Tensor::new(rows.len(), x.width, taken)
+    }
+
+    fn all_reduce(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
+        if ranks.group.size() == 1 || x.rows * x.width == 0 {
+            return Ok(x);
+        }
+        Ok(x.with(self.collectives.sum(&x.array)))
+    }
+
+    fn gather_columns(
+        &self,
+        x: Tensor,
+        widths: &[usize],
+        ranks: &Ranks<'_>,
+    ) -> Result<Tensor, StepError> {
+        if let [width] = widths {
+            assert_eq!(x.width, *width, "columns of the only rank");
+            return Ok(x);
+        }
+        assert_eq!(x.width, widths[ranks.group.rank() as usize], "columns of this rank");
+        let array = self.collectives.gather(&x.array, x.rows, widths);
+        Ok(Tensor::new(x.rows, widths.iter().sum(), array))
+    }
+
+    fn read(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Vec<f32>, StepError> {
+        ranks::evaluate(&self.library, ranks, || x.array.read())
+    }
+
+    fn settle(&self, caches: &mut [&mut Cache], ranks: &Ranks<'_>) -> Result<(), StepError> {
+        let arrays: Vec<&Array> = caches.iter().flat_map(|cache| cache.arrays()).collect();
+        ranks::evaluate(&self.library, ranks, || self.library.eval(&arrays))
+    }
+}
+
+impl Rotation {
+    /// Rotates the first elements of heads `[rows, heads, head_dim]`.
+    fn apply(&self, x: &Array) -> Array {
+        let shape = x.shape();
+        let [rows, heads, head_dim] = shape[..] else { unreachable!("heads have three axes") };
+        let (pairs, library) = (self.pairs, x.library());
+        let rest = x.slice(2, 2 * pairs, head_dim);
+        let turn = |a: &Array, b: &Array| {
+            let by = |x: &Array, table: &Array| x.binary(Binary::Multiply, table);
+            let first = by(a, &self.cos).binary(Binary::Subtract, &by(b, &self.sin));
+            let second = by(b, &self.cos).binary(Binary::Add, &by(a, &self.sin));
+            [first, second]
+        };
+        let rotated = match self.style {
+            RopeStyle::Half => {
+                let [a, b] = turn(&x.slice(2, 0, pairs), &x.slice(2, pairs, 2 * pairs));
+                library.concat(&[&a, &b], 2)
+            }
+            RopeStyle::Interleaved => {
+                let both = x.slice(2, 0, 2 * pairs).reshape(&[rows, heads, pairs, 2]);
+                let part = |index| both.slice(3, index, index + 1).reshape(&[rows, heads, pairs]);
+                let halves = turn(&part(0), &part(1)).map(|x| x.reshape(&[rows, heads, pairs, 1]));
+                let [a, b] = &halves;
+                library.concat(&[a, b], 3).reshape(&[rows, heads, 2 * pairs])
+            }
+        };
+        if head_dim == 2 * pairs { rotated } else { library.concat(&[&rotated, &rest], 2) }
+    }
+}
+
+/// The function of an activation, its gate aside.
+fn silu_like(activation: Activation, x: &Array) -> Array {
+    match activation {
+        Activation::SiluGlu | Activation::Silu => silu(x),
+        Activation::GeluTanhGlu | Activation::GeluTanh => gelu_tanh(x),
+        Activation::GeluGlu | Activation::Gelu => gelu(x),
+        Activation::ReluSquared => x.with_constant(Binary::Maximum, 0.0).unary(Unary::Square),
+    }
+}
+
+fn silu(x: &Array) -> Array {
+    x.binary(Binary::Multiply, &x.unary(Unary::Sigmoid))
+}
+
+fn gelu_tanh(x: &Array) -> Array {
+    // 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+    const ROOT: f32 = 0.797_884_6;
+    let cube = x.binary(Binary::Multiply, &x.unary(Unary::Square));
+    let inner = x.binary(Binary::Add, &cube.with_constant(Binary::Multiply, 0.044_715));
+    let tanh = inner.with_constant(Binary::Multiply, ROOT).unary(Unary::Tanh);
+    let half = x.with_constant(Binary::Multiply, 0.5);
+    half.binary(Binary::Multiply, &tanh.with_constant(Binary::Add, 1.0))
+}
+
+fn gelu(x: &Array) -> Array {
+    let erf = x.with_constant(Binary::Multiply, std::f32::consts::FRAC_1_SQRT_2).unary(Unary::Erf);
+    let half = x.with_constant(Binary::Multiply, 0.5);
+    half.binary(Binary::Multiply, &erf.with_constant(Binary::Add, 1.0))
+}
+
+/// `cap · tanh(x / cap)`.
+fn softcap(x: &Array, cap: f32) -> Array {
+    let inner = x.with_constant(Binary::Divide, cap).unary(Unary::Tanh);
+    inner.with_constant(Binary::Multiply, cap)
+}

@@ -1,0 +1,129 @@
+//! Mixtures of experts within the graph: nothing is read before the step's end.
+
+use shardpack_formats::spec::{
+    ClampedSwiglu, ExpertGroups, GroupScore, Renormalise, Router, Scores,
+};
+use shardpack_mlx::{Array, Binary, Element, Reduce, Unary};
+
+use super::{Matrix, Tensor, silu_like};
+use crate::backend::ExpertStep;
+
+/// The experts of each row `[rows, top_k]` and their weights `[rows, top_k]`.
+#[derive(Debug)]
+pub struct Routes {
+    experts: Array,
+    weights: Array,
+}
+
+/// Chooses experts by logits `[rows, experts]`. Equal scores are decided as MLX sorts them.
+pub(super) fn route(
+    logits: &Tensor,
+    router: &Router,
+    top_k: usize,
+    correction: Option<&Array>,
+) -> Routes {
+    let scores = match router.scores {
+        Scores::Softmax => logits.array.softmax(-1),
+        Scores::SoftmaxOfTaken => logits.array.clone(),
+        Scores::Sigmoid => logits.array.unary(Unary::Sigmoid),
+    };
+    let choice = match correction {
+        Some(correction) => scores.binary(Binary::Add, correction),
+        None => scores.clone(),
+    };
+    let choice = match &router.groups {
+        Some(groups) => within_groups(&choice, logits.rows, logits.width, groups),
+        None => choice,
+    };
+    let experts = best(&choice, top_k);
+    let mut weights = scores.take_along(&experts, 1);
+    if router.scores == Scores::SoftmaxOfTaken {
+        weights = weights.softmax(-1);
+    }
+    if let Some(Renormalise { added, least }) = &router.renormalise {
+        let sum = weights.reduce(Reduce::Sum, 1).with_constant(Binary::Add, added.0);
+        weights = weights.binary(Binary::Divide, &sum.with_constant(Binary::Maximum, least.0));
+    }
+    Routes { experts, weights: weights.with_constant(Binary::Multiply, router.scale.0) }
+}
+
+/// The `count` largest of each row, best first.
+fn best(x: &Array, count: usize) -> Array {
+    x.unary(Unary::Negative).argsort(-1).slice(1, 0, count).cast(Element::U32)
+}
+
+/// Scores, with those outside the best groups out of reach.
+fn within_groups(choice: &Array, rows: usize, experts: usize, groups: &ExpertGroups) -> Array {
+    let (count, kept) = (groups.count as usize, groups.kept as usize);
+    let grouped = choice.reshape(&[rows, count, experts / count]);
+    let taken = match groups.by {
+        GroupScore::Best => 1,
+        GroupScore::BestTwo => 2,
+    };
+    let order = grouped.unary(Unary::Negative).argsort(-1).slice(2, 0, taken).cast(Element::U32);
+    let values = grouped.take_along(&order, 2).reduce(Reduce::Sum, 2).reshape(&[rows, count]);
+    // A group stays if fewer than `kept` groups are better.
+    let place = best(&values, count).argsort(-1).cast(Element::F32);
+    let stays = place.with_constant(Binary::Less, kept as f32).reshape(&[rows, count, 1]);
+    let outside = choice.library().full(f32::NEG_INFINITY, Element::F32, &[]);
+    stays.choose(&grouped, &outside).reshape(&[rows, experts])
+}
+
+/// `Σ weight · expert(x)` over each row's experts that are held here.
+pub(super) fn experts(x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix, Array>) -> Tensor {
+    let (count, top_k) = (step.held.len(), routes.experts.shape()[1]);
+    let (local, weights) = held_here(routes, step, count);
+    let input = x.array.reshape(&[x.rows, 1, 1, x.width]);
+    let project = |x: &Array, matrix: &Matrix, bias: Option<&Array>| {
+        let y = matrix.gathered(x, &local, count);
+        let width = matrix.outputs() / count;
+        match bias {
+            Some(bias) => {
+                let each = bias.reshape(&[count, width]).take(&local, 0);
+                y.binary(Binary::Add, &each.reshape(&[x_rows(&y), top_k, 1, width]))
+            }
+            None => y,
+        }
+    };
+    let gate = project(&input, step.gate, step.gate_bias);
+    let up = project(&input, step.up, step.up_bias);
+    let inner = match step.clamped {
+        Some(clamped) => clamped_swiglu(&gate, &up, clamped),
+        None => silu_like(step.activation, &gate).binary(Binary::Multiply, &up),
+    };
+    let out = project(&inner, step.down, step.down_bias);
+    let hidden = step.down.outputs() / count;
+    let out = out.reshape(&[x.rows, top_k, hidden]);
+    let weights = weights.reshape(&[x.rows, top_k, 1]);
+    let sum = out.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
+    Tensor { rows: x.rows, width: hidden, array: sum.reshape(&[x.rows, hidden]) }
+}
+
+fn x_rows(x: &Array) -> usize {
+    x.shape()[0]
+}
+
+/// The routes in numbers of this rank; experts of other ranks count nothing.
+fn held_here(
+    routes: &Routes,
+    step: &ExpertStep<'_, Matrix, Array>,
+    count: usize,
+) -> (Array, Array) {
+    let shifted = routes.experts.cast(Element::F32);
+    let shifted = shifted.with_constant(Binary::Subtract, step.held.start as f32);
+    let above = shifted.with_constant(Binary::GreaterEqual, 0.0);
+    let below = shifted.with_constant(Binary::Less, count as f32);
+    let here = above.binary(Binary::And, &below);
+    let nothing = routes.weights.library().full(0.0, Element::F32, &[]);
+    let local = here.choose(&shifted, &nothing).cast(Element::U32);
+    (local, here.choose(&routes.weights, &nothing))
+}
+
+fn clamped_swiglu(gate: &Array, up: &Array, clamped: ClampedSwiglu) -> Array {
+    let (alpha, limit) = (clamped.alpha.0, clamped.limit.0);
+    let gate = gate.with_constant(Binary::Minimum, limit);
+    let up = up.with_constant(Binary::Minimum, limit).with_constant(Binary::Maximum, -limit);
+    let open = gate.with_constant(Binary::Multiply, alpha).unary(Unary::Sigmoid);
+    let glu = gate.binary(Binary::Multiply, &open);
+    glu.binary(Binary::Multiply, &up.with_constant(Binary::Add, 1.0))
+}

@@ -1,0 +1,125 @@
+//! Sums between ranks inside MLX's graph.
+
+use shardpack_collectives::GroupError;
+use shardpack_mlx::{Array, Collective, Element, Library, MlxError};
+use zerocopy::IntoBytes;
+
+use crate::backend::{Ranks, StepError};
+
+/// Who carries sums and gatherings out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collectives {
+    /// Our rank group, called from within the graph: it has deadlines and epochs, so a lost rank
+    /// is an error.
+    Own,
+    /// MLX's ring over TCP. A lost rank is a hang until the process is ended.
+    Ring,
+    /// MLX's JACCL over RDMA. A lost rank is a hang until the process is ended.
+    Jaccl,
+}
+
+impl Collectives {
+    /// MLX's name of its own layers.
+    #[must_use]
+    pub const fn of_mlx(self) -> Option<&'static str> {
+        match self {
+            Self::Own => None,
+            Self::Ring => Some("ring"),
+            Self::Jaccl => Some("jaccl"),
+        }
+    }
+
+    pub(super) fn sum(self, x: &Array) -> Array {
+        match self {
+            Self::Own => x.summed_over_ranks(),
+            Self::Ring | Self::Jaccl => x.distributed_sum(),
+        }
+    }
+
+    /// The ranks' columns of `rows` side by side.
+    pub(super) fn gather(self, x: &Array, rows: usize, widths: &[usize]) -> Array {
+        let library = x.library();
+        let parts: Vec<Array> = match self {
+            Self::Own => {
+                let flat = x.gathered_over_ranks(rows * widths.iter().sum::<usize>());
+                let mut start = 0;
+                let cut = |width: &usize| {
+                    let part = flat.slice(0, start, start + rows * width);
+                    start += rows * width;
+                    part.reshape(&[rows, *width])
+                };
+                widths.iter().map(cut).collect()
+            }
+            Self::Ring | Self::Jaccl => {
+                // MLX gathers equal shapes only.
+                let widest = widths.iter().copied().max().unwrap_or(0);
+                let mine = x.shape()[1];
+                let room = library.full(0.0, Element::F32, &[rows, widest - mine]);
+                let all = library.concat(&[x, &room], 1).distributed_gather();
+                let cut = |(rank, width): (usize, &usize)| {
+                    all.slice(0, rank * rows, (rank + 1) * rows).slice(1, 0, *width)
+                };
+                widths.iter().enumerate().map(cut).collect()
+            }
+        };
+        library.concat(&parts.iter().collect::<Vec<_>>(), 1)
+    }
+}
+
+/// Our rank group during one evaluation, with what went wrong.
+struct Called<'a, 'b> {
+    ranks: &'a Ranks<'b>,
+    error: Option<GroupError>,
+}
+
+impl Called<'_, '_> {
+    fn note(&mut self, result: Result<(), GroupError>) -> bool {
+        self.error = result.err();
+        self.error.is_none()
+    }
+}
+
+impl Collective for Called<'_, '_> {
+    fn sum(&mut self, values: &mut [f32]) -> bool {
+        let result = self.ranks.group.all_reduce_sum(values, self.ranks.deadline());
+        self.note(result)
+    }
+
+    fn gather(&mut self, mine: &[f32], all: &mut [f32]) -> bool {
+        let gathered = self.ranks.group.all_gather(mine.as_bytes(), self.ranks.deadline());
+        let result = gathered.and_then(|parts| {
+            let found: usize = parts.iter().map(Vec::len).sum();
+            let room = all.as_mut_bytes();
+            if found != room.len() {
+                return Err(GroupError::OutOfStep {
+                    rank: self.ranks.group.rank(),
+                    expected: format!("{} bytes from all ranks", room.len()),
+                    found: format!("{found} bytes"),
+                });
+            }
+            let mut place = room;
+            for part in &parts {
+                let (head, rest) = place.split_at_mut(part.len());
+                head.copy_from_slice(part);
+                place = rest;
+            }
+            Ok(())
+        });
+        self.note(result)
+    }
+}
+
+/// Computes, with the rank group at hand for what the graph asks of it.
+pub(super) fn evaluate<R>(
+    library: &Library,
+    ranks: &Ranks<'_>,
+    work: impl FnOnce() -> Result<R, MlxError>,
+) -> Result<R, StepError> {
+    let mut called = Called { ranks, error: None };
+    let result = library.with_collective(&mut called, work);
+    match (result, called.error) {
+        (_, Some(error)) => Err(StepError::Group(error)),
+        (Ok(value), None) => Ok(value),
+        (Err(error), None) => Err(StepError::Backend(error.to_string())),
+    }
+}

@@ -1,0 +1,133 @@
+//! `shardpack engine`.
+
+use std::{path::Path, process::ExitCode, time::Instant};
+
+use serde_json::json;
+use shardpack_mlx::{
+    Device, Library,
+    runtime::{self, CheckError, InstallError, InstallOptions, MLX_VERSION, Record, Step},
+};
+
+use super::Outcome;
+use crate::{
+    args::{EngineAction, EngineArgs, EngineInstallArgs},
+    engines,
+    failure::Failure,
+    progress::{result, say},
+};
+
+/// Whether results go to machines.
+pub(crate) const fn json(args: &EngineArgs) -> bool {
+    match &args.action {
+        EngineAction::Install(args) => args.json,
+        EngineAction::List(args) => args.json,
+        EngineAction::Check(args) => args.json,
+    }
+}
+
+/// Carries the command out.
+pub(crate) fn run(args: &EngineArgs) -> Outcome {
+    match &args.action {
+        EngineAction::Install(args) => install(args),
+        EngineAction::List(args) => list(args.dir.as_deref(), args.json),
+        EngineAction::Check(args) => check(args.dir.as_deref(), args.json),
+    }
+}
+
+fn install(args: &EngineInstallArgs) -> Outcome {
+    let folder = engines::mlx_folder(args.dir.as_deref())?;
+    let options = InstallOptions {
+        folder: folder.clone(),
+        wheel: args.wheel.clone(),
+        python: args.python.clone(),
+        cxx: args.cxx.clone(),
+    };
+    let started = Instant::now();
+    let mut already = false;
+    let record = runtime::install(&options, &mut |step| match step {
+        Step::Already => already = true,
+        Step::Download(file) => say(&format!("fetching {file}")),
+        Step::Verify(path) => say(&format!("checking {}", path.display())),
+        Step::Unpack => say("unpacking the libraries"),
+        Step::Compile(compiler) => say(&format!("compiling the C layer with {compiler}")),
+    })
+    .map_err(|error| match error {
+        InstallError::Wheel { .. } | InstallError::Unpack { .. } => Failure::wrong(error),
+        error => Failure::from(error),
+    })?;
+    let (device, seconds) = (load(&folder)?, started.elapsed().as_secs_f64());
+    if args.json {
+        let json = json!({
+            "ok": true, "engine": "mlx", "version": MLX_VERSION, "folder": folder,
+            "already": already, "device": device, "bytes": bytes(&record), "seconds": seconds,
+        });
+        result(&json.to_string());
+    } else {
+        let word = if already { "was installed and is whole" } else { "installed" };
+        result(&format!(
+            "MLX {MLX_VERSION} {word}: {} ({:.0} MB, computes on the {device}, {seconds:.1} s)",
+            folder.display(),
+            bytes(&record) as f64 / 1e6,
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Loads the runtime; says where it computes.
+fn load(folder: &Path) -> Result<&'static str, Failure> {
+    let library = Library::open(folder, None).map_err(Failure::wrong)?;
+    Ok(match library.device() {
+        Device::Cpu => "processor",
+        Device::Gpu => "GPU",
+    })
+}
+
+fn bytes(record: &Record) -> u64 {
+    record.files.iter().map(|file| file.size).sum()
+}
+
+fn list(dir: Option<&Path>, json: bool) -> Outcome {
+    let folder = engines::mlx_folder(dir)?;
+    let (state, found) = match runtime::check(&folder) {
+        Ok(checked) => ("installed".to_owned(), Some(bytes(&checked.record))),
+        Err(CheckError::Absent(_)) => ("not installed".to_owned(), None),
+        Err(error) => (format!("unusable: {error}"), None),
+    };
+    if json {
+        let json = json!({ "ok": true, "engines": [
+            { "engine": "cpu", "version": env!("CARGO_PKG_VERSION"), "state": "built in" },
+            { "engine": "mlx", "version": MLX_VERSION, "state": state, "folder": folder, "bytes": found },
+        ]});
+        result(&json.to_string());
+    } else {
+        result(&format!("cpu  {:8}  built in", env!("CARGO_PKG_VERSION")));
+        result(&format!("mlx  {MLX_VERSION:8}  {state} ({})", folder.display()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(dir: Option<&Path>, json: bool) -> Outcome {
+    let folder = engines::mlx_folder(dir)?;
+    let record = match runtime::check(&folder) {
+        Ok(checked) => checked.record,
+        Err(error @ (CheckError::Absent(_) | CheckError::Platform)) => return Err(error.into()),
+        Err(error) => return Err(Failure::wrong(error)),
+    };
+    let device = load(&folder)?;
+    if json {
+        let files = record.files.len();
+        let json = json!({
+            "ok": true, "engine": "mlx", "version": record.mlx, "folder": folder,
+            "files": files, "bytes": bytes(&record), "device": device,
+        });
+        result(&json.to_string());
+    } else {
+        result(&format!(
+            "MLX {}: {} files, {:.0} MB, all as installed; computes on the {device}",
+            record.mlx,
+            record.files.len(),
+            bytes(&record) as f64 / 1e6,
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}

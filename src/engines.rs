@@ -1,0 +1,132 @@
+//! Which engine computes, where installed ones are kept, and how a rank gets one.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use shardpack_loader::{
+    backend::{Collectives, Cpu, Mlx},
+    cluster::LoadError,
+    engine::{Engine, EngineOptions, LocalModel, RankEngine, TokenId, logits, memory_group},
+    model::Model,
+    open::Package,
+};
+use shardpack_mlx::runtime;
+
+use crate::{
+    args::{CollectivesName, EngineChoice, EngineName},
+    failure::Failure,
+    progress::say,
+};
+
+/// The folder of MLX's runtime below `given`, or below the user's own place for data.
+pub(crate) fn mlx_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    Ok(folder(given)?.join(runtime::FOLDER))
+}
+
+/// The folder that holds engines: given, `$SHARDPACK_ENGINES`, or `shardpack/engines` in the
+/// user's data folder (XDG's, which macOS has by default too).
+fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(given) = given {
+        return Ok(given.to_owned());
+    }
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(engines) = set("SHARDPACK_ENGINES") {
+        return Ok(engines);
+    }
+    let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
+    let data = data.context("no home folder: say where engines are kept with --dir FOLDER")?;
+    Ok(data.join("shardpack/engines"))
+}
+
+impl EngineChoice {
+    /// The same choice for another process of this program.
+    pub(crate) fn arguments(&self) -> Vec<&'static str> {
+        let engine = match self.engine {
+            EngineName::Cpu => "cpu",
+            EngineName::Mlx => "mlx",
+        };
+        let collectives = match self.collectives {
+            CollectivesName::Auto => "auto",
+            CollectivesName::Own => "own",
+            CollectivesName::Ring => "ring",
+            CollectivesName::Jaccl => "jaccl",
+        };
+        vec!["--engine", engine, "--collectives", collectives]
+    }
+
+    /// Refuses what cannot be, before anything is started.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let of_mlx = matches!(self.collectives, CollectivesName::Ring | CollectivesName::Jaccl);
+        anyhow::ensure!(
+            self.engine == EngineName::Mlx || !of_mlx,
+            "ring and jaccl are MLX's own collectives: they go with --engine mlx"
+        );
+        if self.engine == EngineName::Mlx {
+            runtime::check(&mlx_folder(None)?)?;
+        }
+        Ok(())
+    }
+
+    /// Who carries the sums of a group of `ranks`, with the reason where we choose.
+    fn collectives(&self, ranks: u32) -> Collectives {
+        match self.collectives {
+            CollectivesName::Own => Collectives::Own,
+            CollectivesName::Ring => Collectives::Ring,
+            CollectivesName::Jaccl => Collectives::Jaccl,
+            CollectivesName::Auto => {
+                if ranks > 1 {
+                    say("collectives: own, since MLX's ring and JACCL hang when a rank is lost");
+                }
+                Collectives::Own
+            }
+        }
+    }
+
+    /// This rank's engine over an open package. `rank` and number of ranks are the package's.
+    pub(crate) fn rank_engine(
+        &self,
+        package: &Package,
+        threads: usize,
+        [rank, ranks]: [u32; 2],
+    ) -> Result<Box<dyn RankEngine>, LoadError> {
+        let options = EngineOptions::STANDARD;
+        Ok(match self.engine {
+            EngineName::Cpu => {
+                let backend = Cpu::new(threads)?;
+                Box::new(Engine::new(Model::load(package, &backend)?, backend, options))
+            }
+            EngineName::Mlx => {
+                let collectives = self.collectives(ranks);
+                let backend = Mlx::open(&mlx_folder(None)?, None, collectives, [rank, ranks])?;
+                Box::new(Engine::new(Model::load(package, &backend)?, backend, options))
+            }
+        })
+    }
+
+    /// Logits after each token, by all ranks in this process.
+    pub(crate) fn logits(
+        &self,
+        packages: &[Package],
+        tokens: &[TokenId],
+        threads: usize,
+    ) -> Result<Vec<f32>, Failure> {
+        let groups = memory_group(packages.len() as u32)?;
+        if self.engine == EngineName::Cpu {
+            return logits(packages, &groups, tokens, threads).map_err(Failure::wrong);
+        }
+        if !matches!(self.collectives, CollectivesName::Auto | CollectivesName::Own) {
+            let error = anyhow::anyhow!("MLX's own collectives join processes, and this is one");
+            return Err(Failure::from(error).hint("leave --collectives out"));
+        }
+        let folder = mlx_folder(None)?;
+        let size = packages.len() as u32;
+        let backends = (0..size)
+            .map(|rank| Mlx::open(&folder, None, Collectives::Own, [rank, size]))
+            .collect::<Result<_, _>>()?;
+        let model = LocalModel::over(packages, &groups, backends).map_err(Failure::wrong)?;
+        model.logits(tokens).map_err(Failure::wrong)
+    }
+}
