@@ -1,5 +1,7 @@
 //! Floats as packages store them, read as f32. Every conversion is exact.
 
+#![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+
 /// Stored floats; half-precision elements by their bits.
 #[derive(Clone, Copy, Debug)]
 pub enum Floats<'a> {
@@ -40,7 +42,7 @@ impl Floats<'_> {
     }
 
     /// Element `index`.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn get(&self, index: usize) -> f32 {
         match self {
@@ -51,7 +53,7 @@ impl Floats<'_> {
     }
 
     /// Reads `out.len()` elements from `start` on.
-    #[inline]
+    #[inline(always)]
     pub fn read(&self, start: usize, out: &mut [f32]) {
         let range = start..start + out.len();
         match self {
@@ -70,21 +72,21 @@ impl Floats<'_> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn convert(bits: &[u16], out: &mut [f32], f: impl Fn(u16) -> f32) {
     for (out, bits) in out.iter_mut().zip(bits) {
         *out = f(*bits);
     }
 }
 
-#[inline]
+#[inline(always)]
 fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
 /// Without branches, so that loops over it vectorize: the exponent is corrected by a product,
 /// which also normalises subnormals.
-#[inline]
+#[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     /// 2^(127 - 15), the difference of the exponents' biases.
     const REBIAS: f32 = f32::from_bits((127 + 127 - 15) << 23);

@@ -1,6 +1,8 @@
 //! The one order of summation: element `i` goes to lane `i mod 16`, and the lanes are added as a
 //! fixed tree. Sixteen lanes fill the widest vector registers, and narrower ones several times.
 
+#![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+
 /// Number of partial sums.
 pub const LANES: usize = 16;
 
@@ -8,7 +10,7 @@ pub const LANES: usize = 16;
 pub type Lanes = [f32; LANES];
 
 /// Adds the products of `a` and `b`, which stand at a multiple of [`LANES`] in their rows.
-#[inline]
+#[inline(always)]
 pub fn accumulate(lanes: &mut Lanes, a: &[f32], b: &[f32]) {
     assert_eq!(a.len(), b.len(), "factors of a product");
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
@@ -27,7 +29,7 @@ pub fn accumulate(lanes: &mut Lanes, a: &[f32], b: &[f32]) {
 }
 
 /// The sum of the lanes: halves are added to halves.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn tree(mut lanes: Lanes) -> f32 {
     let mut width = LANES / 2;
@@ -41,7 +43,7 @@ pub fn tree(mut lanes: Lanes) -> f32 {
 }
 
 /// `Σ a·b`.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -50,7 +52,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// `Σ a`.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn sum(a: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];

@@ -6,17 +6,22 @@
 //! and sums are separate operations, and the transcendental functions are our own or `libm`'s.
 //!
 //! Kernels take slices and assert their lengths: a wrong length is a bug of the caller, who has
-//! checked what came from outside. They use the rayon pool in which they are called.
+//! checked what came from outside. They use the threads and instructions of the [`Team`] within
+//! whose [`Team::run`] they are called.
 //!
-//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`mod@matmul`], [`mod@gather`],
-//! [`norm`], [`rope`], [`attention`], [`elementwise`].
-#![forbid(unsafe_code)]
+//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`platform`] and [`team`],
+//! [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
+//! bit), [`mod@gather`], [`norm`], [`rope`], [`attention`], [`elementwise`].
 #![cfg_attr(
     test,
     expect(clippy::float_cmp, reason = "the order of operations is fixed, so exact bits are due")
 )]
 
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod elementwise;
 pub mod exp;
 pub mod floats;
@@ -24,11 +29,19 @@ pub mod gather;
 pub mod lanes;
 pub mod matmul;
 pub mod matrix;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub mod norm;
+pub mod platform;
+mod portable;
+mod quantized;
 pub mod rope;
+pub mod team;
 
 pub use attention::{Attention, KvBlock, KvHead, attend};
 pub use floats::Floats;
 pub use matmul::matmul;
 pub use matrix::Matrix;
+pub use platform::Platform;
 pub use rope::Rotation;
+pub use team::{Activations, Team, TeamOptions};

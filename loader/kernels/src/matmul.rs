@@ -1,15 +1,23 @@
 //! Products of activations with a weight matrix.
+//!
+//! Quantized weights meet activations of 8 bits where the team says so, all others f32. Either
+//! way a row of activations gives the same bits alone and among others.
 
-use rayon::prelude::*;
+use crate::{
+    lanes::dot,
+    matrix::Matrix,
+    platform::{Platform, Task},
+    portable,
+    quantized::{Packed, Quantized},
+    team::{self, Activations, Columns},
+};
 
-use crate::{lanes::dot, matrix::Matrix};
+/// Weight rows that are made f32 at once: enough to use a row of activations several times while
+/// it is in the first cache.
+const ROWS_AT_ONCE: usize = 8;
 
-/// Weight rows of one piece of work: enough to use a row of activations several times while it
-/// is in the first cache.
-const ROWS_PER_PIECE: usize = 8;
-
-/// Products below which another thread costs more than it saves (some microseconds of work).
-const MIN_PRODUCTS_PER_TASK: usize = 1 << 16;
+/// Weight rows of a task are a multiple of this: whole lines of results, and whole tiles.
+const ROWS_PER_UNIT: usize = 32;
 
 /// `out[r, o] = Σ_i x[r, i] · matrix[o, i]`: `x` is `[rows, in]`, `out` `[rows, out]`.
 pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
@@ -21,53 +29,69 @@ pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
     let rows = x.len() / inputs;
     assert_eq!(x.len(), rows * inputs, "activations of {inputs} inputs");
     assert_eq!(out.len(), rows * outputs, "results of {rows} rows");
-    let pieces_per_task = MIN_PRODUCTS_PER_TASK.div_ceil(ROWS_PER_PIECE * inputs * rows.max(1));
-    if rows <= 1 {
-        one_row(x, matrix, out, pieces_per_task);
-    } else {
-        many_rows(x, matrix, out, pieces_per_task);
+    if rows == 0 {
+        return;
+    }
+    let on = team::current();
+    let units = outputs.div_ceil(ROWS_PER_UNIT);
+    let columns = on.units_per_task(units, ROWS_PER_UNIT * inputs * rows) * ROWS_PER_UNIT;
+    match matrix.packed() {
+        Some(weights) if on.activations == Activations::Int8 => {
+            let x = Quantized::new(&on, x, &weights);
+            team::columns(&on, out, outputs, columns, |mut out| {
+                int8(on.platform, &weights, &x, &mut out);
+            });
+        }
+        _ => team::columns(&on, out, outputs, columns, |out| {
+            on.platform.run(Exact { x, matrix, out });
+        }),
     }
 }
 
-fn one_row(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32], pieces_per_task: usize) {
-    out.par_chunks_mut(ROWS_PER_PIECE).with_min_len(pieces_per_task).enumerate().for_each(
-        |(piece, out)| {
-            for (index, out) in out.iter_mut().enumerate() {
-                *out = matrix.row_dot(piece * ROWS_PER_PIECE + index, x);
-            }
-        },
-    );
+fn int8(platform: Platform, weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
+    match platform {
+        #[cfg(target_arch = "x86_64")]
+        Platform::Avx512 => crate::avx512::rows(weights, x, out),
+        _ => portable::rows(weights, x, out),
+    }
 }
 
-/// Each weight row is dequantized once for all rows of activations. Threads own weight rows, so
-/// results arrive as `[out, rows]` and are transposed at the end.
-fn many_rows(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32], pieces_per_task: usize) {
-    let (inputs, outputs) = (matrix.cols(), matrix.rows());
-    let rows = x.len() / inputs;
-    let mut transposed = vec![0.0; out.len()];
-    transposed
-        .par_chunks_mut(ROWS_PER_PIECE * rows)
-        .with_min_len(pieces_per_task)
-        .enumerate()
-        .for_each_init(
-            || vec![0.0; ROWS_PER_PIECE * inputs],
-            |weights, (piece, out)| {
-                let held = out.len() / rows;
-                for (index, weights) in weights.chunks_exact_mut(inputs).take(held).enumerate() {
-                    matrix.dequantize_row(piece * ROWS_PER_PIECE + index, weights);
-                }
-                for (row, x) in x.chunks_exact(inputs).enumerate() {
-                    for (index, weights) in weights.chunks_exact(inputs).take(held).enumerate() {
-                        out[index * rows + row] = dot(weights, x);
-                    }
-                }
-            },
-        );
-    out.par_chunks_mut(outputs).with_min_len(ROWS_PER_PIECE).enumerate().for_each(|(row, out)| {
-        for (out, column) in out.iter_mut().zip(transposed.chunks_exact(rows)) {
-            *out = column[row];
+/// Products in f32 with some of the weight rows.
+struct Exact<'a, 'b> {
+    x: &'a [f32],
+    matrix: &'a Matrix<'a>,
+    out: Columns<'b>,
+}
+
+impl Task for Exact<'_, '_> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn run(mut self) {
+        let inputs = self.matrix.cols();
+        let range = self.out.range();
+        if self.out.rows() == 1 {
+            let out = self.out.row(0);
+            for (out, row) in out.iter_mut().zip(range) {
+                *out = self.matrix.row_dot(row, self.x);
+            }
+            return;
         }
-    });
+        let mut weights = vec![0.0; ROWS_AT_ONCE.min(range.len()) * inputs];
+        for first in range.clone().step_by(ROWS_AT_ONCE) {
+            let held = ROWS_AT_ONCE.min(range.end - first);
+            for (index, weights) in weights.chunks_exact_mut(inputs).take(held).enumerate() {
+                self.matrix.dequantize_row(first + index, weights);
+            }
+            for (row, x) in self.x.chunks_exact(inputs).enumerate() {
+                let out = &mut self.out.row(row)[first - range.start..][..held];
+                for (out, weights) in out.iter_mut().zip(weights.chunks_exact(inputs)) {
+                    *out = dot(weights, x);
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 use crate::{
     floats::Floats,
     lanes::{LANES, Lanes, accumulate, tree},
+    quantized::Packed,
 };
 
 const _: () = assert!(cfg!(target_endian = "little"), "words are read as bytes");
@@ -102,7 +103,20 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
+    /// The quantized weights, if there are kernels for their form.
+    pub(crate) fn packed(&self) -> Option<Packed<'a>> {
+        match self.weights {
+            Weights::Affine { words, scales, biases, bits, group } => {
+                let shape = [self.rows, self.cols];
+                Packed::new(shape, words.as_bytes(), scales, biases, [bits, group])
+            }
+            Weights::Plain(_) => None,
+        }
+    }
+
     /// Writes row `row` as f32 to `out`, `cols` long.
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols, "row {row}, {} values", out.len());
         for (index, out) in out.chunks_mut(SPAN).enumerate() {
@@ -111,6 +125,8 @@ impl<'a> Matrix<'a> {
     }
 
     /// `Σ row · x`, with the bits of [`crate::lanes::dot`] over the dequantized row.
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
     #[must_use]
     pub fn row_dot(&self, row: usize, x: &[f32]) -> f32 {
         const { assert!(SPAN.is_multiple_of(LANES), "pieces of a row start at lane 0") };
@@ -125,7 +141,8 @@ impl<'a> Matrix<'a> {
     }
 
     /// Writes inputs `start ..` of a row, as many as `out` has: whole groups.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
     fn decode(&self, row: usize, start: usize, out: &mut [f32]) {
         match self.weights {
             Weights::Plain(weights) => weights.read(row * self.cols + start, out),
@@ -155,7 +172,8 @@ struct Affine<'a> {
 }
 
 /// The number of bits is constant here, so that shifts and masks are too.
-#[inline]
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
 fn unpack<const BITS: usize>(words: &[u32], affine: &Affine<'_>, group: usize, out: &mut [f32]) {
     // Eight values fill as many bytes as a value has bits.
     let (packed, _) = words.as_bytes().as_chunks::<BITS>();

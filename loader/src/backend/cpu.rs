@@ -1,14 +1,16 @@
-//! The backend over our own kernels: every call computes at once, on a thread pool of its own.
+//! The backend over our own kernels: every call computes at once, on a team of threads of its own.
 
-use std::{ops::Range, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use shardpack_collectives::GroupError;
 use shardpack_formats::{
     hex::HexF32,
     spec::{Activation, Mask, NormKind, Rope, RopeStyle, Router},
 };
-use shardpack_kernels::{Attention, Matrix, Rotation, attend, elementwise, gather, matmul, norm};
+use shardpack_kernels::{
+    Activations, Attention, Matrix, Platform, Rotation, Team, TeamOptions, attend, elementwise,
+    gather, matmul, norm,
+};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -24,9 +26,9 @@ mod route;
 pub use cache::{Cache, Page};
 pub use route::Routes;
 
-/// Kernels on the threads of one pool.
+/// Kernels on the threads of one team.
 pub struct Cpu {
-    pool: ThreadPool,
+    team: Team,
     kv: KvType,
 }
 
@@ -51,12 +53,16 @@ impl Tensor {
 }
 
 impl Cpu {
-    /// A backend with `threads` threads.
-    pub fn new(threads: usize) -> Result<Self, ThreadPoolBuildError> {
-        let name = |index| format!("kernels-{index}");
-        let pool =
-            ThreadPoolBuilder::new().num_threads(threads.max(1)).thread_name(name).build()?;
-        Ok(Self { pool, kv: KvType::F32 })
+    /// A backend with `threads` threads, the machine's best instructions and activations of 8
+    /// bits before quantized weights.
+    pub fn new(threads: usize) -> io::Result<Self> {
+        let platform = Platform::detect();
+        Self::with_options(&TeamOptions { threads, platform, activations: Activations::Int8 })
+    }
+
+    /// A backend as `options` say.
+    pub fn with_options(options: &TeamOptions) -> io::Result<Self> {
+        Ok(Self { team: Team::new(options)?, kv: KvType::F32 })
     }
 
     /// The same, with keys and values stored as `kv`; f32 by default.
@@ -99,7 +105,7 @@ impl Backend for Cpu {
     type Page = Arc<Page>;
 
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(work)
+        self.team.run(work)
     }
 
     fn matrix(&self, stored: StoredMatrix) -> StoredMatrix {

@@ -36,7 +36,7 @@ pub enum LogitsError {
     Tokens(String),
     /// Threads could not be started.
     #[error("cannot start threads")]
-    Threads(#[from] rayon::ThreadPoolBuildError),
+    Threads(#[from] io::Error),
     /// A step failed.
     #[error("the step failed")]
     Step(#[from] StepError),

@@ -3,9 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::floats::Floats;
+use crate::{Team, TeamOptions, floats::Floats};
 
 mod golden;
+mod int8;
 
 /// Largest distance from a product in f64, relative to the sum of the products' sizes: f32 sums
 /// of at most 512 terms in 16 lanes.
@@ -134,12 +135,17 @@ fn bits_of(values: &[f32]) -> Vec<u32> {
 
 /// Products of all rows at once, on `threads` threads, against one row at a time on one.
 fn check_same_bits(matrix: &Matrix<'_>, rows: usize, threads: usize) {
-    let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let x = numbers(rows * matrix.cols(), 5);
-    let together = pool(threads).install(|| product(&x, matrix));
-    let alone: Vec<f32> = pool(1)
-        .install(|| x.chunks_exact(matrix.cols()).flat_map(|x| product(x, matrix)).collect());
-    assert_eq!(bits_of(&together), bits_of(&alone), "{rows} rows, {threads} threads");
+    let alone: Vec<f32> = x.chunks_exact(matrix.cols()).flat_map(|x| product(x, matrix)).collect();
+    for platform in Platform::available() {
+        let options = TeamOptions { threads, platform, activations: Activations::F32 };
+        let together = Team::new(&options).unwrap().run(|| product(&x, matrix));
+        assert_eq!(
+            bits_of(&together),
+            bits_of(&alone),
+            "{platform}: {rows} rows, {threads} threads"
+        );
+    }
 }
 
 #[test]

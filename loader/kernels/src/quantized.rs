@@ -1,0 +1,258 @@
+//! Activations rounded to 8 bits, one scale per span of inputs, in the order in which kernels
+//! read them; and quantized weights as these kernels see them.
+//!
+//! `x ≈ scale · q` with `q` in -127..=127. The product of a span with weights `s · w + b` is
+//! `s · scale · Σ w·q + b · scale · Σ q`: the bias meets the sum of the rounded activations, so
+//! that the rounding errors meet the centred weights (against the sum of the exact ones the error
+//! of the result is about twice as large).
+
+use std::ops::Range;
+
+use crate::{
+    floats::Floats,
+    platform::Task,
+    team::{self, Current},
+};
+
+/// Spans whose scales are read at once: as many as the sums of an output element have lanes.
+pub(crate) const SPANS: usize = 16;
+
+/// Bytes of a line of activations.
+const LINE: usize = 64;
+
+/// Adding it rounds a float of modest size to an integer in its low bits: 1.5 · 2²³.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// Largest activation below which a span counts as zero; its reciprocal must be finite.
+const SMALLEST: f32 = 1e-30;
+
+/// 64 bytes that lie in one line of the cache.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub(crate) [i8; LINE]);
+
+/// 16 floats that lie in one line of the cache.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Lane(pub(crate) [f32; SPANS]);
+
+/// Quantized weights for which there are kernels. Spans are the weights' groups, at most 64 long:
+/// a group of 128 is two spans.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed<'a> {
+    pub(crate) bits: usize,
+    /// Inputs of a span: 32 or 64.
+    pub(crate) span: usize,
+    /// Spans of a row.
+    pub(crate) spans: usize,
+    /// Spans that share a scale: 1 or 2.
+    pub(crate) spans_per_scale: usize,
+    /// `[rows, spans · span · bits / 8]`.
+    pub(crate) bytes: &'a [u8],
+    /// `[rows, spans / spans_per_scale]`.
+    pub(crate) scales: Floats<'a>,
+    /// `[rows, spans / spans_per_scale]`.
+    pub(crate) biases: Floats<'a>,
+    rows: usize,
+}
+
+impl<'a> Packed<'a> {
+    /// The weights of `rows` outputs and `cols` inputs, if there are kernels for them.
+    pub(crate) fn new(
+        [rows, cols]: [usize; 2],
+        bytes: &'a [u8],
+        scales: Floats<'a>,
+        biases: Floats<'a>,
+        [bits, group]: [usize; 2],
+    ) -> Option<Self> {
+        if !matches!(bits, 4 | 6 | 8) || !matches!(group, 32 | 64 | 128) || cols == 0 {
+            return None;
+        }
+        let span = group.min(64);
+        let packed = Self {
+            bits,
+            span,
+            spans: cols / span,
+            spans_per_scale: group / span,
+            bytes,
+            scales,
+            biases,
+            rows,
+        };
+        // Kernels read without further checks what these lines promise.
+        assert!(cols.is_multiple_of(group), "{cols} inputs in groups of {group}");
+        assert_eq!(bytes.len(), rows * packed.row_bytes(), "bytes of {rows} rows");
+        assert_eq!(scales.len(), rows * packed.row_scales(), "scales of {rows} rows");
+        assert_eq!(biases.len(), scales.len(), "biases of {rows} rows");
+        Some(packed)
+    }
+
+    pub(crate) const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(crate) const fn cols(&self) -> usize {
+        self.spans * self.span
+    }
+
+    pub(crate) const fn row_bytes(&self) -> usize {
+        self.spans * self.span_bytes()
+    }
+
+    pub(crate) const fn span_bytes(&self) -> usize {
+        self.span / 8 * self.bits
+    }
+
+    pub(crate) const fn row_scales(&self) -> usize {
+        self.spans / self.spans_per_scale
+    }
+}
+
+/// Rows of activations in 8 bits.
+pub(crate) struct Quantized {
+    rows: usize,
+    span: usize,
+    /// Whether values stand as 4-bit weights unpack: of each 128, those with even numbers first.
+    halved: bool,
+    /// Lines of a row: whole runs of [`SPANS`] spans, zero beyond the row's end.
+    lines: usize,
+    values: Vec<Line>,
+    /// One per span, `lines · 64 / span / 16` of 16 a row.
+    scales: Vec<Lane>,
+    /// `scale · Σ q` of each span.
+    sums: Vec<Lane>,
+}
+
+impl Quantized {
+    /// Rounds `x` `[rows, inputs]` for products with `weights`.
+    pub(crate) fn new(on: &Current, x: &[f32], weights: &Packed<'_>) -> Self {
+        let (cols, span) = (weights.cols(), weights.span);
+        let rows = x.len() / cols;
+        assert_eq!(x.len(), rows * cols, "activations of {cols} inputs");
+        let runs = weights.spans.div_ceil(SPANS);
+        let lines = runs * SPANS * span / LINE;
+        let halved = weights.bits == 4;
+        let mut values = vec![Line([0; LINE]); rows * lines];
+        let mut factors = vec![[Lane([0.0; SPANS]); 2]; rows * runs];
+        let rows_per_task = on.units_per_task(rows, 2 * cols);
+        // Values and factors are written by the same pass over a row; both are shared out by
+        // rows, so the factors are computed with the values and copied out after.
+        let mut parts: Vec<_> = values
+            .chunks_mut(rows_per_task * lines)
+            .zip(factors.chunks_mut(rows_per_task * runs))
+            .collect();
+        team::chunks(on, &mut parts, 1, |index, part| {
+            let (values, factors) = &mut part[0];
+            let x = &x[index * rows_per_task * cols..];
+            for (row, (values, factors)) in
+                values.chunks_exact_mut(lines).zip(factors.chunks_exact_mut(runs)).enumerate()
+            {
+                let x = &x[row * cols..][..cols];
+                on.platform.run(QuantizeRow { x, span, halved, values, factors });
+            }
+        });
+        let scales = factors.iter().map(|[scales, _]| *scales).collect();
+        let sums = factors.iter().map(|[_, sums]| *sums).collect();
+        Self { rows, span, halved, lines, values, scales, sums }
+    }
+
+    pub(crate) const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Runs of [`SPANS`] spans in a row.
+    const fn runs(&self) -> usize {
+        self.lines * LINE / self.span / SPANS
+    }
+
+    /// Whether the rows were rounded for such weights.
+    pub(crate) const fn fits(&self, weights: &Packed<'_>) -> bool {
+        self.span == weights.span
+            && self.halved == (weights.bits == 4)
+            && self.runs() == weights.spans.div_ceil(SPANS)
+    }
+
+    /// Lines of values of a row.
+    pub(crate) fn values(&self, row: usize) -> &[Line] {
+        &self.values[row * self.lines..][..self.lines]
+    }
+
+    /// Scales of a row's spans, zero beyond the last.
+    pub(crate) fn scales(&self, row: usize) -> &[Lane] {
+        &self.scales[row * self.runs()..][..self.runs()]
+    }
+
+    /// Scaled sums of a row's spans, zero beyond the last.
+    pub(crate) fn sums(&self, row: usize) -> &[Lane] {
+        &self.sums[row * self.runs()..][..self.runs()]
+    }
+}
+
+struct QuantizeRow<'a> {
+    x: &'a [f32],
+    span: usize,
+    halved: bool,
+    values: &'a mut [Line],
+    factors: &'a mut [[Lane; 2]],
+}
+
+impl Task for QuantizeRow<'_> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn run(self) {
+        if self.span == 32 {
+            quantize_row::<32>(self.x, self.halved, self.values, self.factors);
+        } else {
+            quantize_row::<64>(self.x, self.halved, self.values, self.factors);
+        }
+    }
+}
+
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn quantize_row<const SPAN: usize>(
+    x: &[f32],
+    halved: bool,
+    values: &mut [Line],
+    factors: &mut [[Lane; 2]],
+) {
+    for (index, x) in x.as_chunks::<SPAN>().0.iter().enumerate() {
+        // As integers, magnitudes order as they do as floats, and NaN is the largest: it ends up
+        // in the scale and so in every result, as it would without rounding.
+        let mut largest = 0;
+        for x in x {
+            largest = largest.max(x.to_bits() & (u32::MAX >> 1));
+        }
+        let largest = f32::from_bits(largest);
+        let (scale, inverse) =
+            if largest < SMALLEST { (0.0, 0.0) } else { (largest / 127.0, 127.0 / largest) };
+        let mut rounded = [0_i8; SPAN];
+        let mut sum = 0_i32;
+        for (rounded, x) in rounded.iter_mut().zip(x) {
+            let bits = (x * inverse + ROUNDER).to_bits() as i8;
+            *rounded = bits;
+            sum += i32::from(bits);
+        }
+        let [scales, sums] = &mut factors[index / SPANS];
+        scales.0[index % SPANS] = scale;
+        sums.0[index % SPANS] = sum as f32 * scale;
+        let first = index * SPAN;
+        if halved {
+            let (line, at) = (first / 128 * 2, first % 128 / 2);
+            for half in 0..SPAN / 2 {
+                values[line].0[at + half] = rounded[2 * half];
+                values[line + 1].0[at + half] = rounded[2 * half + 1];
+            }
+        } else {
+            values[first / LINE].0[first % LINE..][..SPAN].copy_from_slice(&rounded);
+        }
+    }
+}
+
+/// Values that a run of spans takes of a row of `Line`s.
+pub(crate) const fn lines_of_run(run: usize, span: usize) -> Range<usize> {
+    let lines = SPANS * span / LINE;
+    run * lines..(run + 1) * lines
+}
