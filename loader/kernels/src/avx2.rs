@@ -1,8 +1,17 @@
-//! AVX2 with FMA.
+//! AVX2 with FMA: 32 weights at a time.
 
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads")]
+#![allow(clippy::wildcard_imports, reason = "the instructions' names, as their manual has them")]
 
-use crate::platform::Task;
+use std::arch::x86_64::*;
+
+use crate::{floats::Floats, platform::Task};
+
+mod rows;
+mod tile;
+
+pub(crate) use rows::rows;
+pub(crate) use tile::Tiles;
 
 pub(crate) fn is_available() -> bool {
     is_x86_feature_detected!("avx2")
@@ -20,4 +29,46 @@ pub(crate) fn run<T: Task>(task: T) -> T::Output {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn enabled<T: Task>(task: T) -> T::Output {
     task.run()
+}
+
+/// The sum of 16 lanes, halves added to halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn tree(lanes: [__m256; 2]) -> f32 {
+    let eight = _mm256_add_ps(lanes[0], lanes[1]);
+    let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+}
+
+/// `held` floats, at most eight, from `at` on, and zeros.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn floats_at(from: Floats<'_>, at: usize, held: usize) -> __m256 {
+    match from {
+        Floats::F32(values) => {
+            let mut eight = [0.0; 8];
+            eight[..held].copy_from_slice(&values[at..at + held]);
+            // SAFETY: the array is as long as the vector.
+            unsafe { _mm256_loadu_ps(eight.as_ptr()) }
+        }
+        Floats::BF16(bits) => {
+            let words = _mm256_cvtepu16_epi32(halves(&bits[at..at + held]));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        }
+        Floats::F16(bits) => _mm256_cvtph_ps(halves(&bits[at..at + held])),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn halves(bits: &[u16]) -> __m128i {
+    if let Some(eight) = bits.first_chunk::<8>() {
+        // SAFETY: the array is as long as the vector.
+        return unsafe { _mm_loadu_si128(eight.as_ptr().cast()) };
+    }
+    let mut eight = [0; 8];
+    eight[..bits.len()].copy_from_slice(bits);
+    // SAFETY: the array is as long as the vector.
+    unsafe { _mm_loadu_si128(eight.as_ptr().cast()) }
 }

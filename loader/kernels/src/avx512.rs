@@ -8,8 +8,10 @@ use std::arch::x86_64::*;
 use crate::platform::Task;
 
 mod rows;
+mod tile;
 
 pub(crate) use rows::rows;
+pub(crate) use tile::Tiles;
 
 pub(crate) fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")

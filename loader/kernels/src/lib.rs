@@ -37,6 +37,7 @@ mod portable;
 mod quantized;
 pub mod rope;
 pub mod team;
+mod tiles;
 
 pub use attention::{Attention, KvBlock, KvHead, attend};
 pub use floats::Floats;

@@ -3,13 +3,16 @@
 //! Quantized weights meet activations of 8 bits where the team says so, all others f32. Either
 //! way a row of activations gives the same bits alone and among others.
 
+use std::marker::PhantomData;
+
 use crate::{
     lanes::dot,
     matrix::Matrix,
     platform::{Platform, Task},
     portable,
     quantized::{Packed, Quantized},
-    team::{self, Activations, Columns},
+    team::{self, Activations, Columns, Current},
+    tiles::{self, Products, Shape},
 };
 
 /// Weight rows that are made f32 at once: enough to use a row of activations several times while
@@ -18,6 +21,10 @@ const ROWS_AT_ONCE: usize = 8;
 
 /// Weight rows of a task are a multiple of this: whole lines of results, and whole tiles.
 const ROWS_PER_UNIT: usize = 32;
+
+/// Rows of activations up to which weights are read row by row rather than in tiles: until then
+/// turning a tile costs more than it saves.
+const MOST_UNTILED_ROWS: usize = 8;
 
 /// `out[r, o] = Σ_i x[r, i] · matrix[o, i]`: `x` is `[rows, in]`, `out` `[rows, out]`.
 pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
@@ -37,10 +44,7 @@ pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
     let columns = on.units_per_task(units, ROWS_PER_UNIT * inputs * rows) * ROWS_PER_UNIT;
     match matrix.packed() {
         Some(weights) if on.activations == Activations::Int8 => {
-            let x = Quantized::new(&on, x, &weights);
-            team::columns(&on, out, outputs, columns, |mut out| {
-                int8(on.platform, &weights, &x, &mut out);
-            });
+            int8(&on, &weights, x, out, columns);
         }
         _ => team::columns(&on, out, outputs, columns, |out| {
             on.platform.run(Exact { x, matrix, out });
@@ -48,12 +52,44 @@ pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
     }
 }
 
-fn int8(platform: Platform, weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
-    match platform {
-        #[cfg(target_arch = "x86_64")]
-        Platform::Avx512 => crate::avx512::rows(weights, x, out),
-        _ => portable::rows(weights, x, out),
+/// Products of activations rounded to 8 bits; a task has `columns` weight rows.
+fn int8(on: &Current, weights: &Packed<'_>, x: &[f32], out: &mut [f32], columns: usize) {
+    let outputs = weights.rows();
+    let x = Quantized::new(on, x, weights);
+    if x.rows() > MOST_UNTILED_ROWS {
+        return match on.platform {
+            #[cfg(target_arch = "x86_64")]
+            Platform::Avx512 => tiled::<crate::avx512::Tiles>(on, weights, &x, out, columns),
+            #[cfg(target_arch = "x86_64")]
+            Platform::Avx2 => tiled::<crate::avx2::Tiles>(on, weights, &x, out, columns),
+            #[cfg(target_arch = "aarch64")]
+            Platform::Neon => tiled::<crate::neon::Tiles>(on, weights, &x, out, columns),
+            _ => tiled::<portable::Tiles>(on, weights, &x, out, columns),
+        };
     }
+    team::columns(on, out, outputs, columns, |mut out| match on.platform {
+        #[cfg(target_arch = "x86_64")]
+        Platform::Avx512 => crate::avx512::rows(weights, &x, &mut out),
+        #[cfg(target_arch = "x86_64")]
+        Platform::Avx2 => crate::avx2::rows(weights, &x, &mut out),
+        #[cfg(target_arch = "aarch64")]
+        Platform::Neon => crate::neon::rows(weights, &x, &mut out),
+        _ => portable::rows(weights, &x, &mut out),
+    });
+}
+
+fn tiled<S: Shape>(
+    on: &Current,
+    weights: &Packed<'_>,
+    x: &Quantized,
+    out: &mut [f32],
+    columns: usize,
+) {
+    let panels = tiles::panels::<S>(on, x, weights);
+    team::columns(on, out, weights.rows(), columns, |mut out| {
+        let shape = PhantomData::<S>;
+        on.platform.run(Products { weights, x: &panels, out: &mut out, shape });
+    });
 }
 
 /// Products in f32 with some of the weight rows.

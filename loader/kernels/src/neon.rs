@@ -1,10 +1,19 @@
-//! 64-bit Arm with dot products of bytes.
+//! 64-bit Arm with dot products of bytes: 16 weights at a time.
 
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads")]
 
-use std::arch::is_aarch64_feature_detected;
+use std::arch::{
+    aarch64::{int8x16_t, int32x4_t},
+    is_aarch64_feature_detected,
+};
 
 use crate::platform::Task;
+
+mod rows;
+mod tile;
+
+pub(crate) use rows::rows;
+pub(crate) use tile::Tiles;
 
 pub(crate) fn is_available() -> bool {
     is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")
@@ -20,4 +29,22 @@ pub(crate) fn run<T: Task>(task: T) -> T::Output {
 #[target_feature(enable = "neon,dotprod")]
 fn enabled<T: Task>(task: T) -> T::Output {
     task.run()
+}
+
+/// Adds the products of each four bytes to a word. The compiler's own name for it is not stable.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    let mut sum = sum;
+    // SAFETY: one instruction of the enabled features on the named registers.
+    unsafe {
+        std::arch::asm!(
+            "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            sum = inout(vreg) sum,
+            a = in(vreg) a,
+            b = in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
 }

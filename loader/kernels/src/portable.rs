@@ -11,6 +11,7 @@ use crate::{
     lanes::tree,
     quantized::{Packed, Quantized, SPANS},
     team::Columns,
+    tiles::{Lanes, Shape},
 };
 
 /// Products of all rows of `x` with the weight rows of `out`'s columns.
@@ -67,4 +68,73 @@ fn span_dot(
         (0..4).map(|index| product((w >> (6 * index)) as u8 & 63, x[index])).sum()
     };
     packed.iter().zip(x).map(four).sum()
+}
+
+/// 8 sums of the portable tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct V([i32; 8]);
+
+/// Tiles of 16 weight rows.
+pub(crate) struct Tiles;
+
+impl Shape for Tiles {
+    type Lanes = V;
+    const ROWS: usize = 4;
+    const VECTORS: usize = 2;
+}
+
+impl Lanes for V {
+    const N: usize = 8;
+    const SIGNED: bool = false;
+    type Weights = [u32; 8];
+    type Floats = [f32; 8];
+
+    fn zero() -> Self {
+        Self([0; 8])
+    }
+
+    fn weights<const BITS: usize>(from: &[u32]) -> [u32; 8] {
+        *from.first_chunk().expect("a tile has whole vectors")
+    }
+
+    fn dot<const BITS: usize>(mut self, weights: [u32; 8], x: u32) -> Self {
+        for (sum, weights) in self.0.iter_mut().zip(weights) {
+            for (w, x) in weights.to_le_bytes().into_iter().zip(x.to_le_bytes()) {
+                *sum += i32::from(w) * i32::from(x as i8);
+            }
+        }
+        self
+    }
+
+    fn plus(self, value: i32) -> Self {
+        Self(self.0.map(|sum| sum + value))
+    }
+
+    fn floats(self) -> [f32; 8] {
+        self.0.map(|sum| sum as f32)
+    }
+
+    fn load(from: &[f32]) -> [f32; 8] {
+        *from.first_chunk().expect("a tile has whole vectors")
+    }
+
+    fn store(floats: [f32; 8], to: &mut [f32]) {
+        to[..8].copy_from_slice(&floats);
+    }
+
+    fn splat(value: f32) -> [f32; 8] {
+        [value; 8]
+    }
+
+    fn add(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    fn mul(a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    fn fma(a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
 }

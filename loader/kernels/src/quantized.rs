@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::{
     floats::Floats,
     platform::Task,
@@ -27,7 +29,7 @@ const ROUNDER: f32 = 12_582_912.0;
 const SMALLEST: f32 = 1e-30;
 
 /// 64 bytes that lie in one line of the cache.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, IntoBytes, Immutable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [i8; LINE]);
 
@@ -121,7 +123,20 @@ pub(crate) struct Quantized {
     scales: Vec<Lane>,
     /// `scale · Σ q` of each span.
     sums: Vec<Lane>,
+    /// `Σ q` of each span.
+    totals: Vec<i32>,
 }
+
+/// What belongs to a run of spans.
+#[derive(Clone, Copy)]
+struct Factors {
+    scales: Lane,
+    sums: Lane,
+    totals: [i32; SPANS],
+}
+
+const NONE: Factors =
+    Factors { scales: Lane([0.0; SPANS]), sums: Lane([0.0; SPANS]), totals: [0; SPANS] };
 
 impl Quantized {
     /// Rounds `x` `[rows, inputs]` for products with `weights`.
@@ -133,7 +148,7 @@ impl Quantized {
         let lines = runs * SPANS * span / LINE;
         let halved = weights.bits == 4;
         let mut values = vec![Line([0; LINE]); rows * lines];
-        let mut factors = vec![[Lane([0.0; SPANS]); 2]; rows * runs];
+        let mut factors = vec![NONE; rows * runs];
         let rows_per_task = on.units_per_task(rows, 2 * cols);
         // Values and factors are written by the same pass over a row; both are shared out by
         // rows, so the factors are computed with the values and copied out after.
@@ -151,9 +166,10 @@ impl Quantized {
                 on.platform.run(QuantizeRow { x, span, halved, values, factors });
             }
         });
-        let scales = factors.iter().map(|[scales, _]| *scales).collect();
-        let sums = factors.iter().map(|[_, sums]| *sums).collect();
-        Self { rows, span, halved, lines, values, scales, sums }
+        let scales = factors.iter().map(|factors| factors.scales).collect();
+        let sums = factors.iter().map(|factors| factors.sums).collect();
+        let totals = factors.iter().flat_map(|factors| factors.totals).collect();
+        Self { rows, span, halved, lines, values, scales, sums, totals }
     }
 
     pub(crate) const fn rows(&self) -> usize {
@@ -188,12 +204,34 @@ impl Quantized {
     }
 }
 
+impl Quantized {
+    /// Sums of a row's spans as integers, zero beyond the last.
+    pub(crate) fn totals(&self, row: usize) -> &[i32] {
+        &self.totals[row * self.runs() * SPANS..][..self.runs() * SPANS]
+    }
+
+    /// The values of a row, four in a word.
+    pub(crate) fn words(&self, row: usize) -> &[u32] {
+        <[u32]>::ref_from_bytes(self.values(row).as_bytes()).expect("lines are aligned words")
+    }
+
+    /// Where among the [`Quantized::words`] of a row word `word` of a span stands; of halved
+    /// values those with even numbers come first, then those with odd ones.
+    pub(crate) const fn word(&self, span: usize, word: usize) -> usize {
+        if !self.halved {
+            return span * (self.span / 4) + word;
+        }
+        let (half, first) = (self.span / 8, span * self.span);
+        first / 128 * 32 + word / half * 16 + first % 128 / 8 + word % half
+    }
+}
+
 struct QuantizeRow<'a> {
     x: &'a [f32],
     span: usize,
     halved: bool,
     values: &'a mut [Line],
-    factors: &'a mut [[Lane; 2]],
+    factors: &'a mut [Factors],
 }
 
 impl Task for QuantizeRow<'_> {
@@ -216,7 +254,7 @@ fn quantize_row<const SPAN: usize>(
     x: &[f32],
     halved: bool,
     values: &mut [Line],
-    factors: &mut [[Lane; 2]],
+    factors: &mut [Factors],
 ) {
     for (index, x) in x.as_chunks::<SPAN>().0.iter().enumerate() {
         // As integers, magnitudes order as they do as floats, and NaN is the largest: it ends up
@@ -235,9 +273,10 @@ fn quantize_row<const SPAN: usize>(
             *rounded = bits;
             sum += i32::from(bits);
         }
-        let [scales, sums] = &mut factors[index / SPANS];
-        scales.0[index % SPANS] = scale;
-        sums.0[index % SPANS] = sum as f32 * scale;
+        let run = &mut factors[index / SPANS];
+        run.scales.0[index % SPANS] = scale;
+        run.sums.0[index % SPANS] = sum as f32 * scale;
+        run.totals[index % SPANS] = sum;
         let first = index * SPAN;
         if halved {
             let (line, at) = (first / 128 * 2, first % 128 / 2);

@@ -1,0 +1,381 @@
+//! Many rows of activations: the weights are unpacked once per tile and met by all rows.
+//!
+//! A tile is a handful of weight rows, turned so that a vector holds one 4-byte word (four
+//! inputs) of each; a panel is a handful of rows of activations, whose words are spread to all
+//! lanes. The sums of integers stay in registers for a whole span. Spans are visited lane by lane
+//! (see [`crate::portable`]), and the lanes are added as they complete, as the tree wants them: a
+//! binary counter of partial trees. So the bits are those of a row alone.
+
+#![expect(
+    clippy::inline_always,
+    reason = "vector code must be compiled inside the function that enables its instructions"
+)]
+
+use crate::{
+    platform::Task,
+    quantized::{Packed, Quantized, SPANS},
+    team::{self, Columns, Current},
+};
+
+/// Words of the longest span.
+const MOST_WORDS: usize = 16;
+
+/// Most weight rows of a tile.
+const MOST_OUTPUTS: usize = 32;
+
+/// Depth of the tree over [`SPANS`] lanes.
+const DEPTH: usize = SPANS.ilog2() as usize;
+
+/// Vectors of one platform: one lane for each of [`Lanes::N`] weight rows.
+pub(crate) trait Lanes: Copy {
+    /// Lanes.
+    const N: usize;
+    /// Whether 8-bit weights are stored less 128, since the platform multiplies signed bytes.
+    const SIGNED: bool;
+    /// Four weights of each row, prepared for [`Lanes::dot`].
+    type Weights: Copy;
+    type Floats: Copy;
+
+    fn zero() -> Self;
+    fn weights<const BITS: usize>(from: &[u32]) -> Self::Weights;
+    /// Adds the products of four weights of each row with four activations.
+    fn dot<const BITS: usize>(self, weights: Self::Weights, x: u32) -> Self;
+    fn plus(self, value: i32) -> Self;
+    fn floats(self) -> Self::Floats;
+
+    fn load(from: &[f32]) -> Self::Floats;
+    fn store(floats: Self::Floats, to: &mut [f32]);
+    fn splat(value: f32) -> Self::Floats;
+    fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a · b + c`, rounded once.
+    fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    /// Turns `rows` of `words` words: word `w` of row `i` goes to `out[w · rows + i]`.
+    #[inline(always)]
+    fn turn(rows: &[[u32; MOST_WORDS]], words: usize, out: &mut [u32]) {
+        for (word, out) in out.chunks_exact_mut(rows.len()).take(words).enumerate() {
+            for (out, row) in out.iter_mut().zip(rows) {
+                *out = row[word];
+            }
+        }
+    }
+}
+
+/// Rows of activations of a panel, and vectors of weight rows of a tile, that a platform's
+/// registers hold the sums of.
+pub(crate) trait Shape {
+    type Lanes: Lanes;
+    const ROWS: usize;
+    const VECTORS: usize;
+}
+
+/// The order in which spans are visited: lane by lane, lanes in the order in which the tree takes
+/// them.
+fn visits(spans: usize) -> impl Iterator<Item = usize> {
+    (0..SPANS).map(lane_of).flat_map(move |lane| (lane..spans).step_by(SPANS))
+}
+
+/// The lane that is visited as number `visit`: the tree adds halves to halves, so its leaves
+/// stand in the order of their reversed bits.
+const fn lane_of(visit: usize) -> usize {
+    visit.reverse_bits() >> (usize::BITS as usize - DEPTH)
+}
+
+/// Rows of activations in panels.
+pub(crate) struct Panels {
+    rows: usize,
+    rows_per_panel: usize,
+    spans: usize,
+    words_per_span: usize,
+    /// `[panel][span as visited][word][row]`.
+    words: Vec<u32>,
+    /// `[panel][span as visited][scale, sum][row]`, and the sums of integers.
+    factors: Vec<f32>,
+    totals: Vec<i32>,
+}
+
+impl Panels {
+    fn new(on: &Current, x: &Quantized, weights: &Packed<'_>, rows_per_panel: usize) -> Self {
+        let (spans, words_per_span) = (weights.spans, weights.span / 4);
+        let panels = x.rows().div_ceil(rows_per_panel);
+        let per_panel = spans * rows_per_panel;
+        let mut words = vec![0; panels * per_panel * words_per_span];
+        let mut factors = vec![0.0; panels * per_panel * 2];
+        let mut totals = vec![0; panels * per_panel];
+        let mut parts: Vec<_> = words
+            .chunks_exact_mut(per_panel * words_per_span)
+            .zip(factors.chunks_exact_mut(per_panel * 2))
+            .zip(totals.chunks_exact_mut(per_panel))
+            .collect();
+        let length = on.units_per_task(panels, 2 * per_panel * words_per_span);
+        team::chunks(on, &mut parts, length, |task, parts| {
+            for (index, ((words, factors), totals)) in parts.iter_mut().enumerate() {
+                let first = (task * length + index) * rows_per_panel;
+                for row in 0..rows_per_panel.min(x.rows() - first) {
+                    fill_row(x, first + row, [row, rows_per_panel], words, factors, totals);
+                }
+            }
+        });
+        drop(parts);
+        Self { rows: x.rows(), rows_per_panel, spans, words_per_span, words, factors, totals }
+    }
+}
+
+/// Puts a row of activations into its place of a panel.
+fn fill_row(
+    x: &Quantized,
+    row: usize,
+    [place, rows]: [usize; 2],
+    words: &mut [u32],
+    factors: &mut [f32],
+    totals: &mut [i32],
+) {
+    let spans = totals.len() / rows;
+    let words_per_span = words.len() / totals.len();
+    let (values, scales, sums) = (x.words(row), x.scales(row), x.sums(row));
+    for (visit, span) in visits(spans).enumerate() {
+        let into = &mut words[visit * rows * words_per_span..][..rows * words_per_span];
+        for (word, into) in into.chunks_exact_mut(rows).enumerate() {
+            into[place] = values[x.word(span, word)];
+        }
+        let into = &mut factors[visit * rows * 2..][..rows * 2];
+        into[place] = scales[span / SPANS].0[span % SPANS];
+        into[rows + place] = sums[span / SPANS].0[span % SPANS];
+        totals[visit * rows + place] = x.totals(row)[span];
+    }
+}
+
+/// A tile of weights, turned.
+struct Tile {
+    /// `[span as visited][word][output]`.
+    words: Vec<u32>,
+    /// `[span as visited][scale, bias][output]`.
+    factors: Vec<f32>,
+}
+
+impl Tile {
+    fn new(weights: &Packed<'_>, outputs: usize) -> Self {
+        Self {
+            words: vec![0; weights.spans * weights.span / 4 * outputs],
+            factors: vec![0.0; weights.spans * 2 * outputs],
+        }
+    }
+
+    /// Takes `held` weight rows from `first` on; the tile's other outputs become zero.
+    #[inline(always)]
+    fn fill<L: Lanes, const BITS: usize>(
+        &mut self,
+        weights: &Packed<'_>,
+        [first, held, outputs]: [usize; 3],
+    ) {
+        let words = weights.span / 4;
+        let (row_bytes, row_scales) = (weights.row_bytes(), weights.row_scales());
+        let mut rows = [[0; MOST_WORDS]; MOST_OUTPUTS];
+        for (visit, span) in visits(weights.spans).enumerate() {
+            for (index, row) in rows[..held].iter_mut().enumerate() {
+                let at = (first + index) * row_bytes + span * weights.span_bytes();
+                unpack::<BITS>(&weights.bytes[at..][..weights.span_bytes()], row, L::SIGNED);
+            }
+            let out = &mut self.words[visit * words * outputs..][..words * outputs];
+            L::turn(&rows[..outputs], words, out);
+            let factors = &mut self.factors[visit * 2 * outputs..][..2 * outputs];
+            for index in 0..held {
+                let at = (first + index) * row_scales + span / weights.spans_per_scale;
+                factors[index] = weights.scales.get(at);
+                factors[outputs + index] = weights.biases.get(at);
+            }
+            for index in held..outputs {
+                factors[index] = 0.0;
+                factors[outputs + index] = 0.0;
+            }
+        }
+    }
+}
+
+/// The words of a span, four weights each: of 4-bit weights the even ones, then the odd ones.
+#[inline(always)]
+fn unpack<const BITS: usize>(packed: &[u8], words: &mut [u32; MOST_WORDS], signed: bool) {
+    match BITS {
+        4 => {
+            let packed = packed.as_chunks::<4>().0;
+            let half = packed.len();
+            let (even, odd) = words.split_at_mut(half);
+            for (packed, (even, odd)) in packed.iter().zip(even.iter_mut().zip(odd)) {
+                let packed = u32::from_le_bytes(*packed);
+                *even = packed & 0x0f0f_0f0f;
+                *odd = packed >> 4 & 0x0f0f_0f0f;
+            }
+        }
+        6 => {
+            for (packed, word) in packed.as_chunks::<3>().0.iter().zip(words) {
+                let fields = u32::from_le_bytes([packed[0], packed[1], packed[2], 0]);
+                *word = fields & 0x3f
+                    | (fields & 0xfc0) << 2
+                    | (fields & 0x3_f000) << 4
+                    | (fields & 0xfc_0000) << 6;
+            }
+        }
+        _ => {
+            let less_128 = if signed { 0x8080_8080 } else { 0 };
+            for (packed, word) in packed.as_chunks::<4>().0.iter().zip(words) {
+                *word = u32::from_le_bytes(*packed) ^ less_128;
+            }
+        }
+    }
+}
+
+/// Prepares `x` for [`Products`] on a platform of shape `S`.
+pub(crate) fn panels<S: Shape>(on: &Current, x: &Quantized, weights: &Packed<'_>) -> Panels {
+    Panels::new(on, x, weights, S::ROWS)
+}
+
+/// Products of all panels with the weight rows of `out`'s columns.
+pub(crate) struct Products<'a, 'b, S> {
+    pub(crate) weights: &'a Packed<'a>,
+    pub(crate) x: &'a Panels,
+    pub(crate) out: &'a mut Columns<'b>,
+    pub(crate) shape: std::marker::PhantomData<S>,
+}
+
+impl<S: Shape> Task for Products<'_, '_, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        match (self.weights.bits, S::VECTORS) {
+            (4, 2) => self.all::<4, 2>(),
+            (6, 2) => self.all::<6, 2>(),
+            (8, 2) => self.all::<8, 2>(),
+            (4, 4) => self.all::<4, 4>(),
+            (6, 4) => self.all::<6, 4>(),
+            (8, 4) => self.all::<8, 4>(),
+            other => unreachable!("there are no tiles of {other:?}"),
+        }
+    }
+}
+
+impl<S: Shape> Products<'_, '_, S> {
+    #[inline(always)]
+    fn all<const BITS: usize, const VECTORS: usize>(self) {
+        match S::ROWS {
+            8 => self.tiles::<BITS, VECTORS, 8>(),
+            4 => self.tiles::<BITS, VECTORS, 4>(),
+            other => unreachable!("there are no panels of {other} rows"),
+        }
+    }
+
+    #[inline(always)]
+    fn tiles<const BITS: usize, const VECTORS: usize, const ROWS: usize>(self) {
+        let outputs = S::Lanes::N * VECTORS;
+        let mut tile = Tile::new(self.weights, outputs);
+        let range = self.out.range();
+        let mut results = [0.0; MOST_OUTPUTS];
+        for first in range.clone().step_by(outputs) {
+            let held = outputs.min(range.end - first);
+            tile.fill::<S::Lanes, BITS>(self.weights, [first, held, outputs]);
+            for panel in 0..self.x.rows.div_ceil(ROWS) {
+                let sums = product::<S::Lanes, BITS, VECTORS, ROWS>(&tile, self.x, panel);
+                for (row, sums) in sums.iter().enumerate().take(self.x.rows - panel * ROWS) {
+                    for (vector, sums) in sums.iter().enumerate() {
+                        S::Lanes::store(*sums, &mut results[vector * S::Lanes::N..]);
+                    }
+                    let out = self.out.row(panel * ROWS + row);
+                    out[first - range.start..][..held].copy_from_slice(&results[..held]);
+                }
+            }
+        }
+    }
+}
+
+type Sums<L, const VECTORS: usize, const ROWS: usize> = [[<L as Lanes>::Floats; VECTORS]; ROWS];
+
+/// A tile with a panel.
+#[inline(always)]
+fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>(
+    tile: &Tile,
+    x: &Panels,
+    panel: usize,
+) -> Sums<L, VECTORS, ROWS> {
+    let outputs = L::N * VECTORS;
+    let (tile_words, panel_words) = (x.words_per_span * outputs, x.words_per_span * ROWS);
+    let words = &x.words[panel * x.spans * panel_words..][..x.spans * panel_words];
+    let factors = &x.factors[panel * x.spans * 2 * ROWS..][..x.spans * 2 * ROWS];
+    let totals = &x.totals[panel * x.spans * ROWS..][..x.spans * ROWS];
+    let zero = L::splat(0.0);
+    // Partial trees over 1, 2, 4, … lanes.
+    let mut trees = [[[zero; VECTORS]; ROWS]; DEPTH + 1];
+    let mut visit = 0;
+    for number in 0..SPANS {
+        let mut sums = [[zero; VECTORS]; ROWS];
+        for _ in (lane_of(number)..x.spans).step_by(SPANS) {
+            let dots = span_dots::<L, BITS, VECTORS, ROWS>(
+                &tile.words[visit * tile_words..][..tile_words],
+                &words[visit * panel_words..][..panel_words],
+            );
+            scale::<L, BITS, VECTORS, ROWS>(
+                &mut sums,
+                &dots,
+                &tile.factors[visit * 2 * outputs..][..2 * outputs],
+                &factors[visit * 2 * ROWS..][..2 * ROWS],
+                &totals[visit * ROWS..][..ROWS],
+            );
+            visit += 1;
+        }
+        let mut level = 0;
+        while number >> level & 1 == 1 {
+            for (sums, tree) in sums.iter_mut().zip(&trees[level]) {
+                for (sum, tree) in sums.iter_mut().zip(tree) {
+                    *sum = L::add(*tree, *sum);
+                }
+            }
+            level += 1;
+        }
+        trees[level] = sums;
+    }
+    trees[DEPTH]
+}
+
+/// The exact dot products of a span.
+#[inline(always)]
+fn span_dots<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>(
+    tile: &[u32],
+    panel: &[u32],
+) -> [[L; VECTORS]; ROWS] {
+    let mut dots = [[L::zero(); VECTORS]; ROWS];
+    let panel = panel.as_chunks::<ROWS>().0;
+    for (weights, x) in tile.chunks_exact(L::N * VECTORS).zip(panel) {
+        for vector in 0..VECTORS {
+            let weights = L::weights::<BITS>(&weights[vector * L::N..]);
+            for row in 0..ROWS {
+                dots[row][vector] = dots[row][vector].dot::<BITS>(weights, x[row]);
+            }
+        }
+    }
+    dots
+}
+
+/// Adds a span to its lane.
+#[inline(always)]
+fn scale<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>(
+    sums: &mut Sums<L, VECTORS, ROWS>,
+    dots: &[[L; VECTORS]; ROWS],
+    tile: &[f32],
+    panel: &[f32],
+    totals: &[i32],
+) {
+    let outputs = L::N * VECTORS;
+    for vector in 0..VECTORS {
+        let scales = L::load(&tile[vector * L::N..]);
+        let biases = L::load(&tile[outputs + vector * L::N..]);
+        for row in 0..ROWS {
+            let mut dots = dots[row][vector];
+            if BITS == 8 && L::SIGNED {
+                dots = dots.plus(totals[row] << 7);
+            }
+            let sum = L::fma(biases, L::splat(panel[ROWS + row]), sums[row][vector]);
+            let scale = L::mul(scales, L::splat(panel[row]));
+            sums[row][vector] = L::fma(dots.floats(), scale, sum);
+        }
+    }
+}
