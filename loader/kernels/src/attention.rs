@@ -6,19 +6,16 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use crate::{
     Floats,
     exp::{exp, tanh},
     lanes::{dot, sum},
+    platform::Task,
+    team,
 };
 
 /// Keys of one block.
 pub const KEYS_PER_BLOCK: usize = 256;
-
-/// Products below which another thread costs more than it saves.
-const MIN_PRODUCTS_PER_TASK: usize = 1 << 15;
 
 /// Keys and values of one key-value head of one sequence. Every block but the last has
 /// [`KEYS_PER_BLOCK`] keys; what a block holds beyond the sequence's end is not read.
@@ -109,10 +106,33 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         assert_eq!(head.keys.len(), keys.div_ceil(KEYS_PER_BLOCK), "blocks of keys");
         assert_eq!(head.values.len(), head.keys.len(), "blocks of values");
     }
-    let heads_per_task = MIN_PRODUCTS_PER_TASK.div_ceil(2 * keys * head_dim);
-    out.par_chunks_mut(head_dim).with_min_len(heads_per_task).enumerate().for_each(
-        |(index, out)| {
-            let (row, head) = (index / attention.q_to_kv.len(), index % attention.q_to_kv.len());
+    let on = team::current();
+    let units = q.len() / head_dim;
+    let heads_per_task = on.units_per_task(units, 4 * keys * head_dim);
+    team::chunks(&on, out, heads_per_task * head_dim, |task, out| {
+        on.platform.run(Heads { q, attention, first: task * heads_per_task, out });
+    });
+}
+
+/// Consecutive query heads of one or several rows.
+struct Heads<'a> {
+    q: &'a [f32],
+    attention: &'a Attention<'a>,
+    /// Number of the first, counted over all rows.
+    first: usize,
+    out: &'a mut [f32],
+}
+
+impl Task for Heads<'_> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn run(self) {
+        let Self { q, attention, first, out } = self;
+        let (head_dim, heads) = (attention.head_dim, attention.q_to_kv.len());
+        for (index, out) in (first..).zip(out.chunks_exact_mut(head_dim)) {
+            let (row, head) = (index / heads, index % heads);
             let position = attention.first_position + row;
             let first =
                 attention.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
@@ -120,11 +140,13 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
             let q = &q[index * head_dim..][..head_dim];
             let sink = attention.sinks.map(|sinks| sinks[head]);
             one_head(q, kv, first..position + 1, attention, sink, out);
-        },
-    );
+        }
+    }
 }
 
 /// One query head over the keys `visible`.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
 fn one_head(
     q: &[f32],
     kv: &KvHead<'_>,

@@ -1,11 +1,13 @@
 //! Functions of single elements.
 
-use rayon::prelude::*;
+use crate::{
+    exp::{exp, tanh},
+    platform::Task,
+    team,
+};
 
-use crate::exp::{exp, tanh};
-
-/// Elements of one piece of work; fewer are not worth another thread.
-const ELEMENTS_PER_TASK: usize = 1 << 13;
+/// Operations of an element, with a function to compute.
+const COST: usize = 16;
 
 /// `gate = silu(gate) · up`.
 pub fn silu_glu(gate: &mut [f32], up: &[f32]) {
@@ -77,12 +79,28 @@ fn gelu_of(x: f32) -> f32 {
     0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
+/// `f` of every element.
 fn each(x: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
-    x.par_chunks_mut(ELEMENTS_PER_TASK).for_each(|piece| {
-        for x in piece {
-            *x = f(*x);
+    let on = team::current();
+    let length = on.units_per_task(x.len(), COST);
+    team::chunks(&on, x, length, |_, x| on.platform.run(Each { x, f: &f }));
+}
+
+struct Each<'a, F> {
+    x: &'a mut [f32],
+    f: &'a F,
+}
+
+impl<F: Fn(f32) -> f32> Task for Each<'_, F> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn run(self) {
+        for x in self.x {
+            *x = (self.f)(*x);
         }
-    });
+    }
 }
 
 /// `a += b`.
@@ -91,12 +109,32 @@ pub fn add(a: &mut [f32], b: &[f32]) {
     pieces(a, b, |a, b| *a += b);
 }
 
+/// `f` of every pair.
 fn pieces(a: &mut [f32], b: &[f32], f: impl Fn(&mut f32, f32) + Sync) {
-    a.par_chunks_mut(ELEMENTS_PER_TASK).zip(b.par_chunks(ELEMENTS_PER_TASK)).for_each(|(a, b)| {
-        for (a, b) in a.iter_mut().zip(b) {
-            f(a, *b);
-        }
+    let on = team::current();
+    let length = on.units_per_task(a.len(), COST);
+    team::chunks(&on, a, length, |index, a| {
+        let b = &b[index * length..][..a.len()];
+        on.platform.run(Pairs { a, b, f: &f });
     });
+}
+
+struct Pairs<'a, F> {
+    a: &'a mut [f32],
+    b: &'a [f32],
+    f: &'a F,
+}
+
+impl<F: Fn(&mut f32, f32)> Task for Pairs<'_, F> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn run(self) {
+        for (a, b) in self.a.iter_mut().zip(self.b) {
+            (self.f)(a, *b);
+        }
+    }
 }
 
 /// Adds `bias` to every row of `x`.

@@ -1,6 +1,8 @@
 //! The exponential function and what follows from it: the same bits on every machine, which the
 //! platform's own are not, and without branches, so that loops over them vectorize.
 
+#![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+
 /// 1.5 · 2²³: adding it rounds a float of modest size to an integer in its low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
@@ -8,7 +10,7 @@ const ROUNDER: f32 = 12_582_912.0;
 /// is a normal number: below, `1.6e-38` stands for zero.
 ///
 /// Source: Cephes `expf` (Moshier), polynomial of degree 5 after reduction by `ln 2`.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
     // ln 2 in two parts, so that the first product is exact.
@@ -28,7 +30,7 @@ pub fn exp(x: f32) -> f32 {
 }
 
 /// The hyperbolic tangent, within 2e-7 of its value.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn tanh(x: f32) -> f32 {
     let small = exp(-2.0 * x.abs());

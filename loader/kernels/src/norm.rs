@@ -2,47 +2,93 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use crate::lanes::{dot, sum};
-
-/// Elements below which another thread costs more than it saves.
-const MIN_ELEMENTS_PER_TASK: usize = 1 << 14;
+use crate::{
+    lanes::{dot, sum},
+    platform::Task,
+    team,
+};
 
 /// `out = gain · x / sqrt(mean(x²) + eps)` for each consecutive run of `gain.len()` elements:
 /// hidden vectors, or single heads.
 pub fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
-    assert!(!gain.is_empty(), "a norm has a width");
-    assert!(x.len().is_multiple_of(gain.len()), "runs of {}", gain.len());
-    assert_eq!(x.len(), out.len(), "results of a norm");
-    let runs = x.par_chunks_exact(gain.len()).zip(out.par_chunks_exact_mut(gain.len()));
-    runs.with_min_len(MIN_ELEMENTS_PER_TASK.div_ceil(gain.len())).for_each(|(x, out)| {
-        let mean = dot(x, x) / gain.len() as f32;
-        let factor = 1.0 / (mean + eps).sqrt();
-        for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
-            *out = x * factor * gain;
-        }
-    });
+    runs(x, gain, out, |x, out| Rms { x, gain, eps, out });
 }
 
 /// `out = gain · (x − mean(x)) / sqrt(variance(x) + eps)` for each consecutive run of
 /// `gain.len()` elements.
 pub fn layer_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+    runs(x, gain, out, |x, out| Layer { x, gain, eps, out });
+}
+
+/// Shares whole runs out among threads.
+fn runs<'a, T: Task<Output = ()>>(
+    x: &'a [f32],
+    gain: &[f32],
+    out: &'a mut [f32],
+    task: impl Fn(&'a [f32], &'a mut [f32]) -> T + Sync,
+) {
     assert!(!gain.is_empty(), "a norm has a width");
     assert!(x.len().is_multiple_of(gain.len()), "runs of {}", gain.len());
     assert_eq!(x.len(), out.len(), "results of a norm");
-    let width = gain.len() as f32;
-    let runs = x.par_chunks_exact(gain.len()).zip(out.par_chunks_exact_mut(gain.len()));
-    runs.with_min_len(MIN_ELEMENTS_PER_TASK.div_ceil(gain.len())).for_each(|(x, out)| {
-        let mean = sum(x) / width;
-        for (out, x) in out.iter_mut().zip(x) {
-            *out = x - mean;
-        }
-        let factor = 1.0 / (dot(out, out) / width + eps).sqrt();
-        for (out, gain) in out.iter_mut().zip(gain) {
-            *out = *out * factor * gain;
+    let on = team::current();
+    let length = on.units_per_task(x.len() / gain.len(), 2 * gain.len()) * gain.len();
+    let mut parts: Vec<_> = x.chunks(length).zip(out.chunks_mut(length)).map(Some).collect();
+    team::chunks(&on, &mut parts, 1, |_, part| {
+        if let Some((x, out)) = part[0].take() {
+            on.platform.run(task(x, out));
         }
     });
+}
+
+struct Rms<'a, 'b> {
+    x: &'a [f32],
+    gain: &'b [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Task for Rms<'_, '_> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn run(self) {
+        let width = self.gain.len();
+        for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
+            let mean = dot(x, x) / width as f32;
+            let factor = 1.0 / (mean + self.eps).sqrt();
+            for ((out, x), gain) in out.iter_mut().zip(x).zip(self.gain) {
+                *out = x * factor * gain;
+            }
+        }
+    }
+}
+
+struct Layer<'a, 'b> {
+    x: &'a [f32],
+    gain: &'b [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Task for Layer<'_, '_> {
+    type Output = ();
+
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn run(self) {
+        let width = self.gain.len();
+        for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
+            let mean = sum(x) / width as f32;
+            for (out, x) in out.iter_mut().zip(x) {
+                *out = x - mean;
+            }
+            let factor = 1.0 / (dot(out, out) / width as f32 + self.eps).sqrt();
+            for (out, gain) in out.iter_mut().zip(self.gain) {
+                *out = *out * factor * gain;
+            }
+        }
+    }
 }
 
 /// The sum of the squares of each row's `columns`, to every `stride`-th element of `out` from

@@ -85,7 +85,6 @@ const fn lane_of(visit: usize) -> usize {
 /// Rows of activations in panels.
 pub(crate) struct Panels {
     rows: usize,
-    rows_per_panel: usize,
     spans: usize,
     words_per_span: usize,
     /// `[panel][span as visited][word][row]`.
@@ -118,7 +117,7 @@ impl Panels {
             }
         });
         drop(parts);
-        Self { rows: x.rows(), rows_per_panel, spans, words_per_span, words, factors, totals }
+        Self { rows: x.rows(), spans, words_per_span, words, factors, totals }
     }
 }
 
