@@ -430,6 +430,14 @@ pub(crate) struct EngineChoice {
     /// What carries sums between ranks; `ring` and `jaccl` are MLX's own.
     #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
     pub collectives: CollectivesName,
+    /// Instructions of the cpu engine: portable, neon, avx2 or avx512; the machine's best by
+    /// default. Results are the same on all.
+    #[arg(long, value_name = "NAME")]
+    pub platform: Option<String>,
+    /// Leave activations as they are before quantized weights, rather than round them to 8 bits:
+    /// closer to the weights' exact results, and slower.
+    #[arg(long)]
+    pub exact: bool,
 }
 
 /// Engines.

@@ -7,9 +7,9 @@ use std::{
 
 use anyhow::Context as _;
 use shardpack_loader::{
-    backend::{Collectives, Cpu, Mlx},
+    backend::{Arithmetic, Collectives, Cpu, CpuError, CpuOptions, Mlx},
     cluster::LoadError,
-    engine::{Engine, EngineOptions, LocalModel, RankEngine, TokenId, logits, memory_group},
+    engine::{Engine, EngineOptions, LocalModel, RankEngine, TokenId, memory_group},
     model::Model,
     open::Package,
 };
@@ -43,7 +43,7 @@ fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 impl EngineChoice {
     /// The same choice for another process of this program.
-    pub(crate) fn arguments(&self) -> Vec<&'static str> {
+    pub(crate) fn arguments(&self) -> Vec<String> {
         let engine = match self.engine {
             EngineName::Cpu => "cpu",
             EngineName::Mlx => "mlx",
@@ -54,7 +54,21 @@ impl EngineChoice {
             CollectivesName::Ring => "ring",
             CollectivesName::Jaccl => "jaccl",
         };
-        vec!["--engine", engine, "--collectives", collectives]
+        let mut arguments = vec!["--engine", engine, "--collectives", collectives];
+        if let Some(platform) = &self.platform {
+            arguments.extend(["--platform", platform]);
+        }
+        if self.exact {
+            arguments.push("--exact");
+        }
+        arguments.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Our own kernels, as asked for.
+    fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
+        let arithmetic = if self.exact { Arithmetic::Exact } else { Arithmetic::Fast };
+        let platform = self.platform.clone();
+        Cpu::with_options(&CpuOptions { threads, platform, arithmetic })
     }
 
     /// Refuses what cannot be, before anything is started.
@@ -64,7 +78,15 @@ impl EngineChoice {
             self.engine == EngineName::Mlx || !of_mlx,
             "ring and jaccl are MLX's own collectives: they go with --engine mlx"
         );
-        if self.engine == EngineName::Mlx {
+        let of_cpu = self.exact || self.platform.is_some();
+        anyhow::ensure!(
+            self.engine == EngineName::Cpu || !of_cpu,
+            "--platform and --exact are the cpu engine's: leave them out with --engine mlx"
+        );
+        if self.engine == EngineName::Cpu {
+            // No threads: what is asked for is only checked.
+            self.cpu(1)?;
+        } else {
             runtime::check(&mlx_folder(None)?)?;
         }
         Ok(())
@@ -95,7 +117,7 @@ impl EngineChoice {
         let options = EngineOptions::STANDARD;
         Ok(match self.engine {
             EngineName::Cpu => {
-                let backend = Cpu::new(threads)?;
+                let backend = self.cpu(threads)?;
                 Box::new(Engine::new(Model::load(package, &backend)?, backend, options))
             }
             EngineName::Mlx => {
@@ -115,7 +137,10 @@ impl EngineChoice {
     ) -> Result<Vec<f32>, Failure> {
         let groups = memory_group(packages.len() as u32)?;
         if self.engine == EngineName::Cpu {
-            return logits(packages, &groups, tokens, threads).map_err(Failure::wrong);
+            let backends = packages.iter().map(|_| self.cpu(threads)).collect::<Result<_, _>>();
+            let backends = backends.map_err(anyhow::Error::from)?;
+            let model = LocalModel::over(packages, &groups, backends).map_err(Failure::wrong)?;
+            return model.logits(tokens).map_err(Failure::wrong);
         }
         if !matches!(self.collectives, CollectivesName::Auto | CollectivesName::Own) {
             let error = anyhow::anyhow!("MLX's own collectives join processes, and this is one");

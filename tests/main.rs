@@ -8,6 +8,7 @@ mod convert;
 mod demo;
 mod dense;
 mod eval;
+mod exact;
 mod experts;
 mod fuzz_corpus;
 mod harness;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of formats as 64-bit Arm code: natively there, elsewhere under qemu-user. Needs a
+# Runs the tests of formats and kernels as 64-bit Arm code: natively there, elsewhere under qemu-user. Needs a
 # cross linker and qemu-user; installs Debian's where it may, else says what is missing and skips.
 #
 #   tests/neon.sh [arguments for cargo test]
@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 target=aarch64-unknown-linux-gnu
 case "$(uname -s)-$(uname -m)" in
-    *-aarch64 | *-arm64) exec cargo test --release -p shardpack-formats "$@" ;;
+    *-aarch64 | *-arm64) exec cargo test --release -p shardpack-formats -p shardpack-kernels "$@" ;;
     Linux-*) ;;
     *) echo "skipped: qemu-user runs on Linux only" && exit 0 ;;
 esac
@@ -24,3 +24,5 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch
 # test would take most of the time in the emulator.
 cargo test --release --target "$target" -p shardpack-formats --lib "$@" -- affine simd --skip trained
 cargo test --release --target "$target" -p shardpack-formats --test goldens "$@"
+# Dot products of bytes are an extension that the emulator's largest processor has.
+QEMU_CPU=max cargo test --release --target "$target" -p shardpack-kernels --lib "$@"

@@ -15,7 +15,7 @@ use crate::open::PackageTensor;
 pub mod cpu;
 pub mod mlx;
 
-pub use cpu::Cpu;
+pub use cpu::{Arithmetic, Cpu, CpuError, CpuOptions};
 pub use mlx::{Collectives, Mlx};
 
 /// A step could not be carried through. After a group's error every cache that the step touched

@@ -103,15 +103,53 @@ pub const fn chunk_range(size_bytes: u64, index: u64) -> std::ops::Range<u64> {
 /// When `bytes` is not as long as [`chunk_range`] says.
 #[must_use]
 pub fn chunk_value(bytes: &[u8], size_bytes: u64, index: u64) -> Digest {
-    let range = chunk_range(size_bytes, index);
-    assert_eq!(bytes.len() as u64, range.end - range.start, "a chunk is hashed whole");
-    if chunk_count(size_bytes) == 1 {
-        return Digest::of(bytes);
-    }
-    let mut hasher = blake3::Hasher::new();
-    hasher.set_input_offset(range.start);
+    let mut hasher = ChunkInPieces::new(size_bytes, index);
     hasher.update(bytes);
-    Digest(hasher.finalize_non_root())
+    hasher.finish()
+}
+
+/// The value of a chunk whose bytes come piece by piece, as [`chunk_value`] gives it.
+pub struct ChunkInPieces {
+    hasher: blake3::Hasher,
+    /// Bytes that are still to come.
+    left: u64,
+    /// Whether the file has no other chunk.
+    only: bool,
+}
+
+impl ChunkInPieces {
+    /// For chunk `index` of a file of `size_bytes`.
+    #[must_use]
+    pub fn new(size_bytes: u64, index: u64) -> Self {
+        let range = chunk_range(size_bytes, index);
+        let mut hasher = blake3::Hasher::new();
+        hasher.set_input_offset(range.start);
+        Self { hasher, left: range.end - range.start, only: chunk_count(size_bytes) == 1 }
+    }
+
+    /// Takes the next bytes.
+    ///
+    /// # Panics
+    /// When they are more than the chunk has.
+    pub fn update(&mut self, bytes: &[u8]) {
+        let left = self.left.checked_sub(bytes.len() as u64);
+        self.left = left.expect("a chunk is hashed up to its end");
+        self.hasher.update(bytes);
+    }
+
+    /// The value.
+    ///
+    /// # Panics
+    /// When bytes are missing.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        assert_eq!(self.left, 0, "a chunk is hashed whole");
+        if self.only {
+            Digest(*self.hasher.finalize().as_bytes())
+        } else {
+            Digest(self.hasher.finalize_non_root())
+        }
+    }
 }
 
 /// The file's ordinary BLAKE3 from its chunks' values.

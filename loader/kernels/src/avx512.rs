@@ -7,9 +7,11 @@ use std::arch::x86_64::*;
 
 use crate::platform::Task;
 
+mod read;
 mod rows;
 mod tile;
 
+pub(crate) use read::read;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
 

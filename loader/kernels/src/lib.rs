@@ -29,6 +29,7 @@ pub mod gather;
 pub mod lanes;
 pub mod matmul;
 pub mod matrix;
+pub mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub mod norm;

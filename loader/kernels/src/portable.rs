@@ -30,14 +30,14 @@ fn element(weights: &Packed<'_>, x: &Quantized, row: usize, m: usize) -> f32 {
     let bytes = &weights.bytes[row * weights.row_bytes()..][..weights.row_bytes()];
     for (run, (scales, sums)) in x.scales(m).iter().zip(x.sums(m)).enumerate() {
         let held = (weights.spans - run * SPANS).min(SPANS);
-        for lane in 0..held {
-            let span = run * SPANS + lane;
+        for (index, lane) in lanes[..held].iter_mut().enumerate() {
+            let span = run * SPANS + index;
             let at = row * weights.row_scales() + span / weights.spans_per_scale;
             let (scale, bias) = (weights.scales.get(at), weights.biases.get(at));
             let packed = &bytes[span * weights.span_bytes()..][..weights.span_bytes()];
             let dot = span_dot(weights, packed, values, span);
-            lanes[lane] = bias.mul_add(sums.0[lane], lanes[lane]);
-            lanes[lane] = (dot as f32).mul_add(scale * scales.0[lane], lanes[lane]);
+            *lane = bias.mul_add(sums.0[index], *lane);
+            *lane = (dot as f32).mul_add(scale * scales.0[index], *lane);
         }
     }
     tree(lanes)

@@ -55,14 +55,22 @@ impl Tensor {
 impl Cpu {
     /// A backend with `threads` threads, the machine's best instructions and activations of 8
     /// bits before quantized weights.
-    pub fn new(threads: usize) -> io::Result<Self> {
-        let platform = Platform::detect();
-        Self::with_options(&TeamOptions { threads, platform, activations: Activations::Int8 })
+    pub fn new(threads: usize) -> Result<Self, CpuError> {
+        Self::with_options(&CpuOptions { threads, platform: None, arithmetic: Arithmetic::Fast })
     }
 
     /// A backend as `options` say.
-    pub fn with_options(options: &TeamOptions) -> io::Result<Self> {
-        Ok(Self { team: Team::new(options)?, kv: KvType::F32 })
+    pub fn with_options(options: &CpuOptions) -> Result<Self, CpuError> {
+        let platform = match &options.platform {
+            Some(name) => available(name)?,
+            None => Platform::detect(),
+        };
+        let activations = match options.arithmetic {
+            Arithmetic::Fast => Activations::Int8,
+            Arithmetic::Exact => Activations::F32,
+        };
+        let team = Team::new(&TeamOptions { threads: options.threads, platform, activations })?;
+        Ok(Self { team, kv: KvType::F32 })
     }
 
     /// The same, with keys and values stored as `kv`; f32 by default.
@@ -70,6 +78,50 @@ impl Cpu {
     pub fn with_kv(self, kv: KvType) -> Self {
         Self { kv, ..self }
     }
+}
+
+/// How a [`Cpu`] computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuOptions {
+    /// Threads.
+    pub threads: usize,
+    /// Name of the instruction set; the machine's best without one. Results are the same on all.
+    pub platform: Option<String>,
+    /// How closely.
+    pub arithmetic: Arithmetic,
+}
+
+/// How closely products with quantized weights are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Activations rounded to 8 bits, one scale per group of inputs: as fast as memory allows.
+    Fast,
+    /// Activations as they are.
+    Exact,
+}
+
+/// A backend could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// An instruction set that this machine does not have or that there is no code for.
+    #[error("no instructions named {name:?} on this machine; it has {available}")]
+    Platform {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        available: String,
+    },
+    /// The system gave no threads.
+    #[error("cannot start threads")]
+    Threads(#[from] io::Error),
+}
+
+fn available(name: &str) -> Result<Platform, CpuError> {
+    let all = Platform::available();
+    all.iter().find(|platform| platform.name() == name).copied().ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|platform| platform.name()).collect();
+        CpuError::Platform { name: name.to_owned(), available: names.join(", ") }
+    })
 }
 
 impl StoredMatrix {

@@ -7,7 +7,7 @@ use shardpack_formats::Spec;
 
 use super::{request::TokenId, step::EngineOptions};
 use crate::{
-    backend::{Backend, Cpu, Ranks, StepError},
+    backend::{Backend, Cpu, CpuError, Ranks, StepError},
     model::{Batch, LoadError, Model},
     open::Package,
 };
@@ -34,9 +34,9 @@ pub enum LogitsError {
     /// A token is not in the vocabulary or the sequence is too long.
     #[error("the model does not take these tokens: {0}")]
     Tokens(String),
-    /// Threads could not be started.
-    #[error("cannot start threads")]
-    Threads(#[from] io::Error),
+    /// There is no backend.
+    #[error("cannot compute on this machine")]
+    Backend(#[from] CpuError),
     /// A step failed.
     #[error("the step failed")]
     Step(#[from] StepError),

@@ -1,8 +1,12 @@
 //! Whole chunks read, verified and scattered by several threads.
+//!
+//! Bytes are read straight to their places, in pieces that are hashed while the cache still has
+//! them: a chunk passes through memory once.
 
 use std::{
     collections::VecDeque,
     fs::File,
+    io,
     ops::Range,
     os::unix::fs::FileExt,
     sync::{
@@ -13,12 +17,15 @@ use std::{
 };
 
 use shardpack_manifests::{
-    CHUNK_BYTES,
-    digest::{chunk_range, chunk_value},
+    digest::{ChunkInPieces, chunk_range},
     manifest::FileEntry,
 };
 
 use super::{DamagedChunk, OpenError, OpenProgress};
+
+/// Bytes that are read at once: they stay in the second cache until they are hashed, and are
+/// whole subtrees of BLAKE3.
+const PIECE_BYTES: u64 = 256 << 10;
 
 /// A file and where its bytes go.
 pub(super) struct SourceFile<'a> {
@@ -134,27 +141,57 @@ fn jobs_of<'a>(
     jobs
 }
 
+/// Reads and verifies one chunk. What it found damaged has reached its place; the caller gives
+/// nothing away unless all chunks are right.
 fn carry_out(job: Job<'_>, buffer: &mut Vec<u8>) -> Result<Option<DamagedChunk>, OpenError> {
-    let Job { entry, handle, chunk, bytes, parts } = job;
-    // Invariant: a chunk is at most CHUNK_BYTES long.
-    buffer.resize(CHUNK_BYTES as usize, 0);
-    let buffer = &mut buffer[..(bytes.end - bytes.start) as usize];
-    handle.read_exact_at(buffer, bytes.start).map_err(|source| OpenError::Chunk {
-        file: entry.name.clone(),
-        chunk,
-        bytes: bytes.clone(),
-        source,
-    })?;
-    let found = chunk_value(buffer, entry.size, chunk);
+    let Job { entry, handle, chunk, bytes, mut parts } = job;
+    let mut hasher = ChunkInPieces::new(entry.size, chunk);
+    let failed =
+        |source| OpenError::Chunk { file: entry.name.clone(), chunk, bytes: bytes.clone(), source };
+    let mut at = bytes.start;
+    for part in &mut parts {
+        // Invariant: parts are in file order and disjoint, and at least `part.offset` has come.
+        skip(handle, at..part.offset.max(bytes.start), buffer, &mut hasher).map_err(failed)?;
+        at = part.offset.max(bytes.start);
+        let mut rest = &mut *part.bytes;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at_mut(piece_from(at, rest.len()));
+            handle.read_exact_at(now, at).map_err(failed)?;
+            hasher.update(now);
+            at += now.len() as u64;
+            rest = later;
+        }
+    }
+    skip(handle, at..bytes.end, buffer, &mut hasher).map_err(failed)?;
+    let found = hasher.finish();
     let expected = entry.chunks[chunk as usize];
-    if found != expected {
-        let tensors = parts.iter().filter_map(|part| part.tensor.map(str::to_owned)).collect();
-        let file = entry.name.clone();
-        return Ok(Some(DamagedChunk { file, chunk, bytes, expected, found, tensors }));
+    if found == expected {
+        return Ok(None);
     }
-    for part in parts {
-        let start = (part.offset - bytes.start) as usize;
-        part.bytes.copy_from_slice(&buffer[start..start + part.bytes.len()]);
+    let tensors = parts.iter().filter_map(|part| part.tensor.map(str::to_owned)).collect();
+    let file = entry.name.clone();
+    Ok(Some(DamagedChunk { file, chunk, bytes, expected, found, tensors }))
+}
+
+/// Length of the piece that begins at `at`, of at most `left` bytes; pieces end on their
+/// multiples.
+fn piece_from(at: u64, left: usize) -> usize {
+    ((PIECE_BYTES - at % PIECE_BYTES) as usize).min(left)
+}
+
+/// Hashes bytes of the file that go nowhere.
+fn skip(
+    handle: &File,
+    mut range: Range<u64>,
+    buffer: &mut Vec<u8>,
+    hasher: &mut ChunkInPieces,
+) -> io::Result<()> {
+    while range.start < range.end {
+        // Invariant: a piece is at most PIECE_BYTES long.
+        buffer.resize(piece_from(range.start, (range.end - range.start) as usize), 0);
+        handle.read_exact_at(buffer, range.start)?;
+        hasher.update(buffer);
+        range.start += buffer.len() as u64;
     }
-    Ok(None)
+    Ok(())
 }

@@ -60,7 +60,7 @@ fn element<const BITS: usize, const SPAN: usize>(
     let mut lanes = [_mm256_setzero_ps(); 2];
     for run in 0..scales.len() {
         let values = &values[lines_of_run(run, SPAN)];
-        for half in 0..2 {
+        for (half, lane) in lanes.iter_mut().enumerate() {
             let first = run * SPANS + half * 8;
             let held = weights.spans.saturating_sub(first).min(8);
             if held == 0 {
@@ -84,9 +84,9 @@ fn element<const BITS: usize, const SPAN: usize>(
             let (scale, bias) = factors(weights, row, first, held);
             let x_scale = load(&scales[run].0[half * 8..]);
             let x_sum = load(&sums[run].0[half * 8..]);
-            lanes[half] = _mm256_fmadd_ps(bias, x_sum, lanes[half]);
+            *lane = _mm256_fmadd_ps(bias, x_sum, *lane);
             let scale = _mm256_mul_ps(scale, x_scale);
-            lanes[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, lanes[half]);
+            *lane = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, *lane);
         }
     }
     tree(lanes)

@@ -15,9 +15,9 @@ use crate::{
 };
 
 /// Bytes ahead that are fetched into the second cache.
-const FAR: usize = 4096;
+pub(super) const FAR: usize = 4096;
 /// Bytes ahead that are fetched into the first cache.
-const NEAR: usize = 768;
+pub(super) const NEAR: usize = 768;
 /// Spans ahead whose scales and biases are fetched.
 const SCALES_AHEAD: usize = 2048;
 
@@ -50,14 +50,13 @@ fn all_rows<const BITS: usize, const BLOCKS: usize>(
     for (place, row) in out.range().enumerate() {
         let mut first = 0;
         while first < x.rows() {
-            let results: [f32; MOST_ROWS];
             let held = (x.rows() - first).min(MOST_ROWS);
-            match held {
-                1 => results = one_row::<BITS, BLOCKS, 1>(weights, row, x, first),
-                2 => results = one_row::<BITS, BLOCKS, 2>(weights, row, x, first),
-                3 => results = one_row::<BITS, BLOCKS, 3>(weights, row, x, first),
-                _ => results = one_row::<BITS, BLOCKS, MOST_ROWS>(weights, row, x, first),
-            }
+            let results = match held {
+                1 => one_row::<BITS, BLOCKS, 1>(weights, row, x, first),
+                2 => one_row::<BITS, BLOCKS, 2>(weights, row, x, first),
+                3 => one_row::<BITS, BLOCKS, 3>(weights, row, x, first),
+                _ => one_row::<BITS, BLOCKS, MOST_ROWS>(weights, row, x, first),
+            };
             for (index, result) in results[..held].iter().enumerate() {
                 out.row(first + index)[place] = *result;
             }

@@ -1,0 +1,88 @@
+//! Plain reads of memory: what decoding can at best be measured against.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use zerocopy::FromBytes;
+
+#[cfg(target_arch = "x86_64")]
+use crate::platform::Platform;
+use crate::{platform::Task, team};
+
+/// How memory is read. Which is faster depends on the processor; the limit is the faster one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// By loads alone.
+    Plain,
+    /// By loads, with fetches ahead of them as kernels make them, where the platform has them.
+    Fetched,
+}
+
+/// Bytes of one load of every accumulator.
+const BLOCK: usize = 512;
+
+/// Reads all bytes on the threads of the team, in as many parts; returns something that depends
+/// on all of them, so that no load is left out. A rest shorter than a block is not read.
+#[must_use]
+pub fn read(bytes: &[u8], how: Read) -> u64 {
+    let on = team::current();
+    let length = bytes.len().div_ceil(on.threads).next_multiple_of(BLOCK).max(BLOCK);
+    let found = AtomicU64::new(0);
+    let mut parts: Vec<_> = bytes.chunks(length).collect();
+    team::chunks(&on, &mut parts, 1, |_, part| {
+        let part = part[0];
+        let sum = match (on.platform, how) {
+            #[cfg(target_arch = "x86_64")]
+            (Platform::Avx512, Read::Fetched) => crate::avx512::read(part),
+            (platform, _) => platform.run(Plain { bytes: part }),
+        };
+        found.fetch_xor(sum, Ordering::Relaxed);
+    });
+    found.into_inner()
+}
+
+struct Plain<'a> {
+    bytes: &'a [u8],
+}
+
+impl Task for Plain<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run(self) -> u64 {
+        const WORDS: usize = BLOCK / size_of::<u64>();
+        let (skipped, words) =
+            <[u64]>::ref_from_suffix_with_elems(self.bytes, self.bytes.len() / size_of::<u64>())
+                .map_or((self.bytes, &[][..]), |(skipped, words)| (skipped, words));
+        let mut all = [0; WORDS];
+        for block in words.as_chunks::<WORDS>().0 {
+            for (all, word) in all.iter_mut().zip(block) {
+                *all |= word;
+            }
+        }
+        all.iter().fold(skipped.len() as u64, |sum, word| sum ^ word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Activations, Platform, Team, TeamOptions};
+
+    #[test]
+    fn every_whole_block_is_read_on_all_platforms() {
+        for platform in Platform::available() {
+            let options = TeamOptions { threads: 2, platform, activations: Activations::F32 };
+            let team = Team::new(&options).unwrap();
+            let words = vec![0_u64; 4 * BLOCK];
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            for how in [Read::Plain, Read::Fetched] {
+                let nothing = team.run(|| read(&bytes, how));
+                for at in [0, BLOCK - 1, bytes.len() / 2, bytes.len() - 1] {
+                    bytes[at] = 1;
+                    assert_ne!(team.run(|| read(&bytes, how)), nothing, "{platform} {how:?} {at}");
+                    bytes[at] = 0;
+                }
+            }
+        }
+    }
+}
