@@ -19,9 +19,7 @@ const STEPS: usize = 32;
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let set = arguments.first().ok_or("expected a package set")?;
-    let number =
-        |index: usize, default| arguments.get(index).map_or(Ok(default), |text| text.parse());
-    let (threads, rows) = (number(1, 2)?, number(2, 1)?);
+    let threads = arguments.get(1).map_or(Ok(2), |text| text.parse())?;
     let folder = Path::new(set).join("node-0");
     let package = Package::open(&folder, &OpenOptions { threads }, &|_| {})?;
     let opened = package.report().gigabytes_per_second();
@@ -36,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes: u64 = weights.clone().map(|tensor| tensor.size).sum();
     let held: Vec<&[u8]> = weights
         .filter_map(|tensor| package.tensor(&tensor.name))
-        .map(|tensor| tensor.bytes())
+        .map(shardpack_loader::open::PackageTensor::bytes)
         .collect();
     let tokens = |first: usize, count: usize| -> Vec<TokenId> {
         (first..first + count).map(|index| TokenId(((index * 7919 + 5) % 500) as u32)).collect()
@@ -55,9 +53,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let steps = STEPS as f64 / begun.elapsed().as_secs_f64();
     let limit = limit.max(read_limit(threads, &held, bytes));
     println!(
-        "{{\"prefill\": {prefill:.2}, \"decode\": {:.3}, \"read_gb_s\": {:.3}, \
+        "{{\"prefill\": {prefill:.2}, \"decode\": {steps:.3}, \"read_gb_s\": {:.3}, \
          \"read_limit_gb_s\": {limit:.3}, \"open_gb_s\": {opened:.3}}}",
-        steps,
         steps * bytes as f64 / 1e9,
     );
     Ok(())
