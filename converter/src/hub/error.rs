@@ -112,7 +112,7 @@ pub enum HubError {
         /// That of what arrived.
         found: String,
     },
-    /// HF_HUB_OFFLINE is set and the model was never downloaded.
+    /// `HF_HUB_OFFLINE` is set and the model was never downloaded.
     #[error("{name} is not in {}, and HF_HUB_OFFLINE forbids to ask the hub", .cache.display())]
     Offline {
         /// The model.
@@ -120,7 +120,7 @@ pub enum HubError {
         /// Its folder in the cache.
         cache: PathBuf,
     },
-    /// HF_HUB_OFFLINE is set and a file is missing or damaged.
+    /// `HF_HUB_OFFLINE` is set and a file is missing or damaged.
     #[error(
         "{file} of {name} is missing from the cache or damaged, and HF_HUB_OFFLINE forbids to ask the hub"
     )]

@@ -18,7 +18,7 @@ const CONNECT: Duration = Duration::from_secs(15);
 /// Until the first byte of an answer, and between two parts of a body.
 const SILENCE: Duration = Duration::from_secs(30);
 /// For an answer that is held in memory.
-const WHOLE: Duration = Duration::from_secs(120);
+const WHOLE: Duration = Duration::from_mins(2);
 
 /// Times that one request is made without anything having arrived.
 pub(super) const ATTEMPTS: u32 = 6;
@@ -227,7 +227,7 @@ impl Client {
         }
         let of = name.map(ToString::to_string);
         Failed::Final(match (status, code.as_str(), of) {
-            (_, "GatedRepo", Some(name)) => {
+            (_, "GatedRepo", Some(name)) | (403, _, Some(name)) => {
                 HubError::Gated { page: format!("{}/{name}", self.options.endpoint), name }
             }
             (404, "RevisionNotFound", Some(of)) => HubError::Revision {
@@ -235,9 +235,6 @@ impl Client {
                 revision: name.map(|name| name.revision.clone()).unwrap_or_default(),
             },
             (401, "", Some(name)) if self.options.token.is_some() => HubError::Token { name },
-            (403, _, Some(name)) => {
-                HubError::Gated { page: format!("{}/{name}", self.options.endpoint), name }
-            }
             (401 | 404, _, Some(name)) => {
                 HubError::NotFound { name, endpoint: self.options.endpoint.clone() }
             }

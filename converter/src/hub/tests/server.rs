@@ -142,7 +142,9 @@ impl Server {
     /// The files that a conversion needs.
     pub(super) fn needed(&self) -> Vec<(String, Vec<u8>)> {
         let needed = |name: &&String| {
-            !name.contains('/') && !name.starts_with("consolidated") && !name.ends_with(".md")
+            !name.contains('/')
+                && !name.starts_with("consolidated")
+                && name.rsplit('.').next() != Some("md")
         };
         let names = self.shared.files.keys().filter(needed);
         names.map(|name| (name.clone(), self.content(name))).collect()
@@ -208,7 +210,7 @@ impl Reply<'_> {
     fn head(&mut self, status: &str, headers: &[(&str, String)]) {
         let mut text = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
         for (name, value) in headers {
-            text += &format!("{name}: {value}\r\n");
+            text.extend([*name, ": ", value.as_str(), "\r\n"]);
         }
         text += "\r\n";
         // A client that has gone away is none of our concern.
@@ -238,7 +240,7 @@ impl Reply<'_> {
         match path {
             "org/gated/revision/main" => self.send("403 Forbidden", &code("GatedRepo"), b""),
             "org/missing/revision/main" => {
-                self.send("401 Unauthorized", &code("RepoNotFound"), b"")
+                self.send("401 Unauthorized", &code("RepoNotFound"), b"");
             }
             "org/model/revision/nowhere" => {
                 self.send("404 Not Found", &code("RevisionNotFound"), b"");
@@ -278,7 +280,7 @@ impl Reply<'_> {
     fn entry(&self, name: &str) -> Value {
         let bytes = &self.shared.files[name];
         let mut entry = json!({ "type": "file", "path": name, "size": bytes.len() });
-        if name.ends_with(".safetensors") || name.ends_with(".png") {
+        if matches!(name.rsplit('.').next(), Some("safetensors" | "png")) {
             let sha256: [u8; 32] = Sha256::digest(bytes).into();
             entry["oid"] = "00112233445566778899aabbccddeeff00112233".into();
             entry["lfs"] =
