@@ -6,8 +6,8 @@ use shardpack_manifests::{Cut, Layout, Manifest, canonical};
 
 use super::*;
 use crate::{
-    backend::Cpu,
-    engine::{TokenId, logits},
+    backend::{Arithmetic, Cpu, CpuOptions},
+    engine::{LocalModel, TokenId, logits},
     open::{OpenOptions, Package},
     testing::{
         group::thread_groups,
