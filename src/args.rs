@@ -163,6 +163,9 @@ pub(crate) struct ConvertArgs {
     /// Threads to use; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Sign every package with this private key, as `sign` does.
+    #[arg(long, value_name = "KEY")]
+    pub sign: Option<PathBuf>,
     /// Do not keep the weights of a model from the hub: each file is here only while it is needed.
     #[arg(long)]
     pub no_keep_source: bool,

@@ -12,6 +12,8 @@ mod exact;
 mod experts;
 mod fuzz_corpus;
 mod harness;
+#[cfg(feature = "hub")]
+mod hub;
 mod kill;
 mod package_set;
 mod parity;

@@ -134,6 +134,7 @@ fn write_package(
         source: Source::default(),
         architecture: serde_json::from_value(architecture()).unwrap(),
         quantization: quantization(),
+        chat: None,
         layout: layout.clone(),
         rank,
         files,

@@ -89,3 +89,26 @@ fn damaged_packages_are_not_signed_and_keys_are_not_mixed_up() {
     let said = fail(1, &["sign", path(&set), "--key", path(&key)]);
     assert!(said.contains("node-0") && said.contains("config.json: 2 bytes"), "{said}");
 }
+
+#[test]
+fn a_conversion_signs_what_it_writes() {
+    let folder = tempdir().unwrap();
+    let (set, key) = (folder.path().join("set"), folder.path().join("signer"));
+    succeed(&["keygen", "-o", path(&key)]);
+    let public = folder.path().join("signer.pub");
+    convert("kjv-4m", &set, &["--nodes", "2", "--sign", path(&key)]);
+    assert!(findings(&set, &public).is_empty());
+    // The bytes are those that signing afterwards gives.
+    let signature = |set: &Path| fs::read(set.join("node-1/model.sig")).unwrap();
+    let other = folder.path().join("other");
+    convert("kjv-4m", &other, &["--nodes", "2"]);
+    succeed(&["sign", path(&other), "--key", path(&key)]);
+    assert!(signature(&set) == signature(&other));
+    // A key that cannot be read is found before anything is written.
+    let third = folder.path().join("third");
+    let source = crate::harness::data("kjv-4m");
+    let missing = folder.path().join("missing");
+    let args = ["convert", path(&source), "-o", path(&third), "--sign", path(&missing)];
+    assert!(fail(2, &args).contains("missing"));
+    assert!(!third.exists());
+}

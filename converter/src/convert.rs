@@ -23,6 +23,7 @@ use serde::Serialize;
 use shardpack_manifests::{
     Digest, PackageSet, canonical,
     digest::{chunk_count, merge_chunks},
+    signature::SignError,
 };
 
 use crate::{
@@ -69,6 +70,9 @@ pub enum ConvertError {
     /// A document has no canonical form: a bug of ours.
     #[error("a document cannot be written")]
     Canonical(#[from] canonical::CanonicalError),
+    /// A package cannot be signed.
+    #[error(transparent)]
+    Sign(Box<SignError>),
 }
 
 impl From<DocumentError> for ConvertError {
@@ -76,6 +80,7 @@ impl From<DocumentError> for ConvertError {
         match error {
             DocumentError::Write(error) => Self::Write(error),
             DocumentError::Canonical(error) => Self::Canonical(error),
+            DocumentError::Sign(error) => Self::Sign(error),
         }
     }
 }
@@ -91,6 +96,7 @@ impl ConvertError {
             )
             | Self::Staging(_)
             | Self::Write(_)
+            | Self::Sign(_)
             | Self::Canonical(_) => false,
             Self::Plan(_) | Self::Weight { .. } | Self::Threshold(_) => true,
         }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use shardpack_formats::Dtype;
-use shardpack_manifests::canonical::CanonicalError;
+use shardpack_manifests::{canonical::CanonicalError, signature::SignError};
 
 use crate::{
     convert::documents::package_name,
@@ -51,6 +51,9 @@ pub enum ExportError {
     /// A document has no canonical form: a bug of ours.
     #[error("a document cannot be written")]
     Canonical(#[from] CanonicalError),
+    /// A package cannot be signed.
+    #[error(transparent)]
+    Sign(Box<SignError>),
 }
 
 impl ExportError {
@@ -72,6 +75,7 @@ impl From<ReshardError> for ExportError {
             ReshardError::Staging(error) => Self::Staging(error),
             ReshardError::Write(error) => Self::Write(error),
             ReshardError::Canonical(error) => Self::Canonical(error),
+            ReshardError::Sign(error) => Self::Sign(error),
         }
     }
 }

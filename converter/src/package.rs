@@ -13,6 +13,7 @@ use shardpack_manifests::{
     ChunkHasher, Cut, Digest,
     digest::{chunk_count, chunk_range, chunk_value, merge_chunks},
     manifest::FileEntry,
+    signature::FileHasher,
 };
 
 /// A file or directory of the output could not be written.
@@ -70,6 +71,15 @@ fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
     container::header(&infos)
 }
 
+/// What is computed of a finished file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hashes {
+    /// What a manifest lists.
+    Listed,
+    /// And what a signature vouches for.
+    Signed,
+}
+
 /// A weight file of the output.
 #[derive(Debug)]
 pub(crate) struct OutputFile {
@@ -111,8 +121,13 @@ impl OutputFile {
         Ok(Digest(*hasher.finalize().as_bytes()))
     }
 
-    /// Makes the file durable and hashes its chunks, on all threads of the current pool.
-    pub(crate) fn finish(&self, name: &str) -> Result<FileEntry, WriteError> {
+    /// Makes the file durable and hashes its chunks, on all threads of the current pool; one of them
+    /// computes the SHA-256 too, where the package is to be signed.
+    pub(crate) fn finish(
+        &self,
+        name: &str,
+        hashes: Hashes,
+    ) -> Result<(FileEntry, Option<[u8; 32]>), WriteError> {
         let chunks: Vec<u64> = (0..chunk_count(self.size)).collect();
         let hash = |buffer: &mut Vec<u8>, index: &u64| {
             let range = chunk_range(self.size, *index);
@@ -123,12 +138,36 @@ impl OutputFile {
         // Synced by one thread while the others hash what is still in memory.
         let (synced, chunks) = rayon::join(
             || self.file.sync_all(),
-            || chunks.par_iter().map_init(Vec::new, hash).collect::<io::Result<Vec<Digest>>>(),
+            || {
+                rayon::join(
+                    || (hashes == Hashes::Signed).then(|| self.sha256()).transpose(),
+                    || {
+                        let chunks = chunks.par_iter().map_init(Vec::new, hash);
+                        chunks.collect::<io::Result<Vec<Digest>>>()
+                    },
+                )
+            },
         );
         at(&self.path, synced)?;
-        let chunks = at(&self.path, chunks)?;
+        let (sha256, chunks) = chunks;
+        let (sha256, chunks) = (at(&self.path, sha256)?, at(&self.path, chunks)?);
         let blake3 = merge_chunks(&chunks, self.size);
-        Ok(FileEntry { name: name.to_owned(), size: self.size, blake3, chunks })
+        Ok((FileEntry { name: name.to_owned(), size: self.size, blake3, chunks }, sha256))
+    }
+
+    /// Read while the chunks are hashed, from what the system still holds of the file.
+    fn sha256(&self) -> io::Result<[u8; 32]> {
+        const STEP: u64 = 4 << 20;
+        let mut hasher = FileHasher::default();
+        let mut buffer = Vec::new();
+        let mut done = 0;
+        while done < self.size {
+            buffer.resize(STEP.min(self.size - done) as usize, 0);
+            self.file.read_exact_at(&mut buffer, done)?;
+            hasher.update(&buffer);
+            done += buffer.len() as u64;
+        }
+        Ok(hasher.finish())
     }
 }
 

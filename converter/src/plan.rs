@@ -9,7 +9,7 @@ mod options;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use shardpack_formats::{
-    Dtype, Importance, Normalised, Role, Rounding, RulePack, SourceTensor, TensorPlan,
+    Dtype, Importance, Normalised, Role, Rounding, RulePack, SourceTensor, TensorPlan, chat,
     imatrix::ImatrixError,
     normalise::{ResolveError, resolve, rows_and_columns},
 };
@@ -166,6 +166,14 @@ impl Plan {
                 "the source has no tokenizer.json: the packages compute logits but cannot chat"
                     .to_owned(),
             );
+        }
+        match chat::lookup(&source.text) {
+            Ok(Some(templates)) => {
+                let problem = chat::probe(&templates, &source.special_tokens()).problem;
+                warnings.extend(problem.map(|problem| format!("{}: {problem}", templates.file)));
+            }
+            Ok(None) => {}
+            Err(problem) => warnings.push(problem),
         }
         warnings.extend(source.adapters.warnings.iter().cloned());
         let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);

@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-use shardpack_manifests::{PackageSet, canonical::CanonicalError};
+use shardpack_manifests::{PackageSet, canonical::CanonicalError, signature::SignError};
 
 pub use event::{ReshardEvent, ReshardObserver};
 
@@ -50,6 +50,9 @@ pub enum ReshardError {
     /// A document has no canonical form: a bug of ours.
     #[error("a document cannot be written")]
     Canonical(#[from] CanonicalError),
+    /// A package cannot be signed.
+    #[error(transparent)]
+    Sign(Box<SignError>),
 }
 
 impl From<DocumentError> for ReshardError {
@@ -57,6 +60,7 @@ impl From<DocumentError> for ReshardError {
         match error {
             DocumentError::Write(error) => Self::Write(error),
             DocumentError::Canonical(error) => Self::Canonical(error),
+            DocumentError::Sign(error) => Self::Sign(error),
         }
     }
 }

@@ -14,6 +14,7 @@ use std::{
 use serde_json::Value;
 use shardpack_formats::{
     Dtype,
+    chat::special_tokens,
     container::{ContainerError, TensorInfo},
 };
 use shardpack_manifests::{
@@ -42,6 +43,7 @@ const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but n
 const TEXT_FILES: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
@@ -55,6 +57,7 @@ const TEXT_FILES: &[&str] = &[
 pub(crate) const TOKENIZER_FILES: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -277,6 +280,13 @@ impl Source {
         };
         let half = bytes(Dtype::F16) > bytes(Dtype::BF16) + bytes(Dtype::F32);
         (!self.adapters.is_empty()).then_some(if half { Dtype::F16 } else { Dtype::BF16 })
+    }
+
+    /// The tokenizer's named special tokens.
+    pub(crate) fn special_tokens(&self) -> BTreeMap<String, String> {
+        let config = self.text.get("tokenizer_config.json");
+        let config = config.and_then(|text| serde_json::from_slice(text).ok());
+        special_tokens(&config.unwrap_or_default())
     }
 
     /// Begins to read a tensor that adapters change; `None` when none does.

@@ -9,6 +9,7 @@
 //! [`tool_family`] (how calls are written). This crate does no network and writes no files.
 
 pub mod affine;
+pub mod chat;
 pub mod config;
 pub mod container;
 pub mod dtype;

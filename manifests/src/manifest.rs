@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use shardpack_formats::{Dtype, Spec};
+use shardpack_formats::{Dtype, Spec, chat::Chat};
 
 use crate::{
     digest::{Digest, chunk_count, merge_chunks},
@@ -45,6 +45,9 @@ pub struct Manifest {
     pub architecture: Spec,
     /// How the weights were quantized.
     pub quantization: Quantization,
+    /// What the chat template can do; absent when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<Chat>,
     /// How the model is cut.
     pub layout: Layout,
     /// Which rank this package is for.

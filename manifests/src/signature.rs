@@ -20,8 +20,9 @@ mod statement;
 mod tests;
 mod verify;
 
+pub use hash::FileHasher;
 pub use key::{KeyError, SigningKey, VerifyingKey, public_path};
-pub use sign::{SignError, sign_package};
+pub use sign::{SignError, sign_hashed, sign_package};
 pub use verify::{SignatureProblem, verify_signature};
 
 /// Name of the signature within a package.

@@ -3,7 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 use serde_json::json;
@@ -11,7 +11,7 @@ use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Nodes, Plan, convert,
 };
 
-use super::{Outcome, plan, threads};
+use super::{Outcome, plan, sign, threads};
 use crate::{
     args::{ConvertArgs, FormatArgs},
     failure::Failure,
@@ -40,6 +40,7 @@ fn options(args: &ConvertArgs) -> Result<ConvertOptions, Failure> {
         name: args.name.clone(),
         importance: args.imatrix.clone(),
         fail_on: args.fail_on.clone(),
+        sign: args.sign.as_deref().map(sign::read_key).transpose()?.map(Arc::new),
         memory_bytes: args.memory.0,
         ..format_options(args.output.clone(), &args.format)?
     })

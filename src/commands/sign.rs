@@ -19,7 +19,7 @@ use crate::{
 
 /// Carries the command out.
 pub(crate) fn run(args: &SignArgs) -> Outcome {
-    let key = SigningKey::read(&args.key).map_err(key_failure)?;
+    let key = read_key(&args.key)?;
     let packages = packages(&args.path)?;
     let progress = Progress::bytes("sign", size_bytes(&packages));
     let sign = || {
@@ -59,6 +59,11 @@ pub(super) fn size_bytes(packages: &[PathBuf]) -> u64 {
         Some(manifest.files.iter().map(|file| file.size).sum::<u64>())
     };
     packages.iter().filter_map(size).sum()
+}
+
+/// The private key in a file.
+pub(super) fn read_key(path: &Path) -> Result<SigningKey, Failure> {
+    SigningKey::read(path).map_err(key_failure)
 }
 
 /// The public key in a file.

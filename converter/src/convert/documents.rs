@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use shardpack_formats::config::{AffineConfig, ConfigQuantization, config_for_package};
+use shardpack_formats::{
+    chat::{self, Chat, Templates},
+    config::{AffineConfig, ConfigQuantization, config_for_package},
+};
 use shardpack_manifests::{
     Digest, Manifest, PackageSet,
     canonical::{self, CanonicalError},
@@ -15,6 +18,7 @@ use shardpack_manifests::{
         TensorEntry,
     },
     set::{PackageEntry, SET_FILE},
+    signature::{FileHasher, SignError, sign_hashed},
 };
 
 use super::{Finished, output::WrittenFiles};
@@ -26,6 +30,9 @@ use crate::{
 
 /// Name of the package's model config.
 const CONFIG_FILE: &str = "config.json";
+
+/// Name of the file that says which weight file holds which tensor.
+const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Name of a rank's package within the set.
 pub(crate) fn package_name(rank: usize) -> String {
@@ -46,6 +53,8 @@ pub(crate) enum DocumentError {
     Write(#[from] WriteError),
     #[error(transparent)]
     Canonical(#[from] CanonicalError),
+    #[error(transparent)]
+    Sign(Box<SignError>),
 }
 
 /// Writes every package's documents, and `set.json`.
@@ -58,6 +67,7 @@ pub(crate) fn write(
     directory: &Path,
 ) -> Result<Written, DocumentError> {
     let ids = plan_ids(plan, finished, texts)?;
+    let chat = chat_of(texts);
     let mut packages = Vec::new();
     let mut bytes = files.shared.iter().map(|file| file.size).sum();
     for (rank, own) in files.own.iter().enumerate() {
@@ -65,14 +75,15 @@ pub(crate) fn write(
         let package = directory.join(&name);
         let tensors = tensors(plan, finished, rank);
         let mut small = Vec::new();
-        for (name, bytes) in texts {
+        let mut sha256 = files.sha256[rank].clone();
+        let index = index(&tensors);
+        let written = texts.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+        for (name, bytes) in written.chain([(INDEX_FILE, index.as_bytes())]) {
             small.push(write_small(&package, name, bytes)?);
+            let mut hasher = FileHasher::default();
+            hasher.update(bytes);
+            sha256.insert(name.to_owned(), hasher.finish());
         }
-        small.push(write_small(
-            &package,
-            "model.safetensors.index.json",
-            index(&tensors).as_bytes(),
-        )?);
         bytes += own.iter().chain(&small).map(|file| file.size).sum::<u64>();
         let mut files: Vec<FileEntry> =
             files.shared.iter().chain(own).cloned().chain(small).collect();
@@ -86,6 +97,7 @@ pub(crate) fn write(
             source: record.clone(),
             architecture: plan.normalised.spec.clone(),
             quantization: plan.quantization.clone(),
+            chat: chat.clone(),
             layout: plan.layout.clone(),
             rank: rank as u32,
             files,
@@ -93,6 +105,10 @@ pub(crate) fn write(
         };
         let text = canonical::to_string(&manifest)? + "\n";
         write_small(&package, MANIFEST_FILE, text.as_bytes())?;
+        if let Some(key) = &plan.options.sign {
+            sign_hashed(&package, (&manifest, text.as_bytes()), &sha256, key)
+                .map_err(|error| DocumentError::Sign(Box::new(error)))?;
+        }
         sync_directory(&package)?;
         packages.push(PackageEntry {
             directory: name,
@@ -172,6 +188,14 @@ fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> 
     tensors
 }
 
+/// What the chat template of these files can do.
+fn chat_of(texts: &Texts) -> Option<Chat> {
+    let templates = chat::lookup(texts).ok().flatten()?;
+    let config = texts.get("tokenizer_config.json");
+    let config = config.and_then(|text| serde_json::from_slice(text).ok()).unwrap_or_default();
+    Some(chat::probe(&templates, &chat::special_tokens(&config)))
+}
+
 /// Text files by name.
 pub(crate) type Texts = BTreeMap<String, Vec<u8>>;
 
@@ -180,6 +204,13 @@ pub(super) fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, Canon
     let quantization = config_quantization(&plan.quantization);
     let config = config_for_package(&source.config, &plan.normalised, quantization.as_ref());
     let mut texts = source.text.clone();
+    // The oldest form is read by nobody but transformers: it goes on as a template of its own.
+    if let Some(Templates { file: chat::LEGACY_FILE, default, .. }) =
+        chat::lookup(&texts).ok().flatten()
+    {
+        texts.insert(chat::TEMPLATE_FILE.to_owned(), default.into_bytes());
+    }
+    texts.remove(chat::LEGACY_FILE);
     texts.insert(CONFIG_FILE.to_owned(), pretty(&config)?.into_bytes());
     Ok(texts)
 }

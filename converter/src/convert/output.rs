@@ -12,7 +12,7 @@ use shardpack_manifests::{Cut, manifest::FileEntry};
 
 use super::Finished;
 use crate::{
-    package::{FilePlan, OutputFile, WriteError, at, share},
+    package::{FilePlan, Hashes, OutputFile, WriteError, at, share},
     plan::{Destination, Plan},
 };
 
@@ -38,6 +38,8 @@ pub(crate) struct Output {
 pub(crate) struct WrittenFiles {
     pub(crate) shared: Vec<FileEntry>,
     pub(crate) own: Vec<Vec<FileEntry>>,
+    /// SHA-256 of each rank's files, the shared ones among them; empty unless they are signed.
+    pub(crate) sha256: Vec<BTreeMap<String, [u8; 32]>>,
 }
 
 impl Output {
@@ -98,22 +100,35 @@ impl Output {
 
     /// Hashes all files, makes them durable, and shares the shared ones.
     pub(crate) fn finish(&self, plan: &Plan) -> Result<WrittenFiles, WriteError> {
+        let signed = plan.options.sign.is_some();
+        let hashes = if signed { Hashes::Signed } else { Hashes::Listed };
         let finish = |files: &[(FilePlan, Arc<OutputFile>)]| {
             files
                 .par_iter()
-                .map(|(plan, file)| file.finish(&plan.name))
+                .map(|(plan, file)| file.finish(&plan.name, hashes))
                 .collect::<Result<Vec<_>, _>>()
         };
         let shared = finish(&self.shared)?;
         let own = self.own.par_iter().map(|files| finish(files)).collect::<Result<Vec<_>, _>>()?;
+        let sha256 = |own: &Vec<Hashed>| {
+            let files = shared.iter().chain(own);
+            files.filter_map(|(entry, sha256)| Some((entry.name.clone(), (*sha256)?))).collect()
+        };
+        let sha256 = own.iter().map(sha256).collect();
+        let entries =
+            |files: Vec<Hashed>| files.into_iter().map(|(entry, _)| entry).collect::<Vec<_>>();
+        let (shared, own) = (entries(shared), own.into_iter().map(entries).collect());
         for directory in &self.directories[1..] {
             for file in &plan.packages.shared {
                 share(&self.directories[0].join(&file.name), &directory.join(&file.name))?;
             }
         }
-        Ok(WrittenFiles { shared, own })
+        Ok(WrittenFiles { shared, own, sha256 })
     }
 }
+
+/// A finished file and its SHA-256.
+type Hashed = (FileEntry, Option<[u8; 32]>);
 
 type Opened = Vec<(FilePlan, Arc<OutputFile>)>;
 

@@ -1,8 +1,9 @@
 //! What the user asks of a conversion, and the checks that need no source.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr, sync::Arc};
 
 use shardpack_formats::{Dtype, Rounding};
+use shardpack_manifests::signature::SigningKey;
 
 use super::PlanError;
 use crate::{
@@ -41,6 +42,8 @@ pub struct ConvertOptions {
     pub fail_on: Vec<String>,
     /// How mixtures of experts are cut.
     pub experts: ExpertCut,
+    /// Signs every package with this key.
+    pub sign: Option<Arc<SigningKey>>,
     /// Tokens of context to plan memory for; the model's own longest when absent.
     pub context: Option<u32>,
     /// Bytes that the conversion may hold in memory.
@@ -66,6 +69,7 @@ impl ConvertOptions {
             overrides: Vec::new(),
             importance: None,
             fail_on: Vec::new(),
+            sign: None,
             experts: ExpertCut::default(),
             context: None,
             memory_bytes: Self::MEMORY_BYTES,

@@ -313,6 +313,7 @@ pub(crate) fn write_package(
         source: Source::default(),
         architecture: about.spec.clone(),
         quantization: about.quantization.clone(),
+        chat: None,
         layout: about.layout.clone(),
         rank,
         files: files.iter().map(|(name, bytes)| file_entry(name, bytes)).collect(),

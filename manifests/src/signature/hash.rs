@@ -14,6 +14,23 @@ use crate::digest::{ChunkHasher, Digest};
 /// Bytes of one read.
 const STEP_BYTES: usize = 1 << 20;
 
+/// The SHA-256 of a file in the making, for whoever writes files that are to be signed.
+#[derive(Default)]
+pub struct FileHasher(Sha256);
+
+impl FileHasher {
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of what was added.
+    #[must_use]
+    pub fn finish(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
 /// The SHA-256 of `bytes`.
 pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()

@@ -67,6 +67,13 @@ impl KeyError {
 /// The private half: makes signatures. Wiped from memory when dropped.
 pub struct SigningKey(SecretKey);
 
+impl std::fmt::Debug for SigningKey {
+    /// Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SigningKey")
+    }
+}
+
 /// The public half: checks signatures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyingKey(PublicKey);

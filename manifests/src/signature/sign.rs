@@ -1,6 +1,7 @@
 //! Writing `model.sig` into a package.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -81,9 +82,35 @@ pub fn sign_package(
     let hash = |entry: &FileEntry| hash_entry(directory, entry, observe);
     let mut files: Digests = manifest.files.par_iter().map(hash).collect::<Result<_, _>>()?;
     files.insert(MANIFEST_FILE.to_owned(), sha256(&bytes));
+    write_signature(directory, &manifest, &files, key)
+}
+
+/// Signs a package that was just written: `text` is its manifest, `sha256` holds the digest of every
+/// file that it lists, as the writer computed them beside those of the manifest.
+///
+/// # Panics
+/// When a digest is missing.
+pub fn sign_hashed(
+    directory: &Path,
+    (manifest, text): (&Manifest, &[u8]),
+    sha256_of: &BTreeMap<String, [u8; 32]>,
+    key: &SigningKey,
+) -> Result<(), SignError> {
+    let listed = manifest.files.iter().map(|file| &file.name);
+    let mut files: Digests = listed.map(|name| (name.clone(), sha256_of[name])).collect();
+    files.insert(MANIFEST_FILE.to_owned(), sha256(text));
+    write_signature(directory, manifest, &files, key)
+}
+
+fn write_signature(
+    directory: &Path,
+    manifest: &Manifest,
+    files: &Digests,
+    key: &SigningKey,
+) -> Result<(), SignError> {
     let model = manifest.name.as_deref().unwrap_or("model");
     let name = format!("{model}, rank {} of {}", manifest.rank, manifest.layout.ranks);
-    let text = bundle::write(&statement::write(&name, &files), key);
+    let text = bundle::write(&statement::write(&name, files), key);
     write(directory, text.as_bytes())
 }
 
