@@ -1,6 +1,7 @@
 //! One module per command.
 
 pub(crate) mod bench;
+pub(crate) mod chat;
 pub(crate) mod convert;
 pub(crate) mod demo;
 pub(crate) mod engine;
@@ -8,6 +9,7 @@ pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod inspect;
 pub(crate) mod keygen;
+pub(crate) mod keys;
 pub(crate) mod logits;
 pub(crate) mod node;
 pub(crate) mod plan;

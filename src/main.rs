@@ -36,6 +36,8 @@ fn main() -> ExitCode {
         Command::Eval(args) => (commands::eval::run(&args), args.json),
         Command::Bench(args) => (commands::bench::run(&args), args.json),
         Command::Engine(args) => (commands::engine::run(&args), commands::engine::json(&args)),
+        Command::Chat(args) => (commands::chat::run(&args), false),
+        Command::Keys(args) => (commands::keys::run(&args), false),
         Command::Logits(args) => (commands::logits::run(&args), false),
         Command::Rank(args) => (commands::rank::run(&args), false),
     };

@@ -23,7 +23,9 @@ mod step;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenMask};
 pub use counted::{Calls, CountedGroup, Counts};
-pub use handle::{Command, EngineHandle, EngineState, EngineStatus, EventSink, SubmitError};
+pub use handle::{
+    Command, EngineHandle, EngineState, EngineStatus, EventSink, StatusWriter, SubmitError,
+};
 pub use logits::{LocalModel, LocalSequence, LogitsError, logits, memory_group};
 pub use rank::{HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
 pub use request::{

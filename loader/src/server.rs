@@ -6,25 +6,29 @@
 //! not a 5xx.
 
 mod app;
-#[allow(dead_code, reason = "the whole inner form is here before all of its readers are")]
 mod dialect;
 mod error;
+mod front;
 mod generation;
-#[allow(dead_code, reason = "the whole inner form is here before all of its readers are")]
 mod inner;
-#[allow(dead_code, reason = "the whole inner form is here before all of its readers are")]
 mod json;
+mod keys;
+mod metrics;
 mod model;
+mod openapi;
 mod output;
+mod routes;
+mod scripted;
 mod serve;
 mod stream;
 mod template;
-#[allow(dead_code, reason = "the whole inner form is here before all of its readers are")]
 mod text;
 mod tokens;
 
-pub use app::{Server, ServerLimits};
+pub use app::{LogSink, Server, ServerLimits};
+pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimits, Scope};
 pub use model::{ChatModel, OpenModelError};
+pub use scripted::{Script, ScriptError};
 pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
 pub use template::TemplateError;
 pub use text::{DecodingError, VocabularyError};

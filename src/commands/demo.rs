@@ -1,7 +1,7 @@
 //! `shardpack demo`: the whole way of a model on one machine, with real processes.
 
 mod ask;
-mod children;
+pub(super) mod children;
 mod model;
 
 use std::{process::ExitCode, time::Instant};

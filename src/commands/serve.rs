@@ -15,14 +15,14 @@ use shardpack_loader::{
     engine::{EngineHandle, EngineState},
     open::verify_documents,
     receive::NodeClient,
-    server::{self, ChatModel, Server, ServerLimits, Stop},
+    server::{self, ChatModel, Script, Server, ServerLimits, Stop},
 };
 use shardpack_manifests::{
     Manifest,
     transfer::{PackageKey, Timeouts},
 };
 
-use super::{Outcome, package, ranks, threads};
+use super::{Outcome, keys, package, ranks, threads};
 use crate::{
     args::{EngineChoice, ServeArgs},
     failure::Failure,
@@ -42,38 +42,120 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         .map(|folder| package::read_manifest(folder))
         .collect::<Result<Vec<_>, _>>()?;
     let model = open_text(&folders[0], &manifests[0])?;
-    let listener = listen(args.listen)?;
+    let keys = args.keys.as_deref().map(keys::open).transpose()?;
+    let listener = listen(args, keys.is_some())?;
     let address = listener.local_addr()?;
     let name = model_name(args, set.name.as_deref());
     let (handle, commands) = EngineHandle::new(manifests.len() as u32);
-    let nodes = if args.nodes.is_empty() {
-        local_nodes(&folders, args.threads, &args.engine)?
+    let engine = if let Some(script) = script(args, &model)? {
+        Engine::Scripted(play(script, &args.set, &folders[0], &handle, commands)?)
     } else {
-        remote_nodes(&args.nodes, &manifests)?
+        let nodes = if args.nodes.is_empty() {
+            local_nodes(&folders, args.threads, &args.engine)?
+        } else {
+            remote_nodes(&args.nodes, &manifests)?
+        };
+        let options = SupervisorOptions::default();
+        let names = nodes.iter().map(|node| node.name.clone()).collect();
+        Engine::Ranks(Supervisor::start(nodes, handle.clone(), commands, options)?, names)
     };
-    let supervisor =
-        Supervisor::start(nodes, handle.clone(), commands, SupervisorOptions::default())?;
-    let server = Server::new(model, handle.clone(), vec![name.clone()], ServerLimits::default());
+    let names = [vec![name.clone()], args.alias.clone()].concat();
+    let mut server = Server::new(model, handle.clone(), names, limits(args))
+        .with_origins(args.cors.clone())
+        .with_nodes(engine.node_names());
+    if let Some(keys) = keys {
+        server = server.with_keys(keys);
+    }
+    if args.log {
+        server = server.with_log(Box::new(say));
+    }
     let stop = Stop::default();
     let stopped = server::termination_or(stop.clone());
     let serving = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || server::run(listener, server, stopped))?;
     let outcome = watch(
-        &supervisor,
+        &engine,
         &handle,
         || serving.is_finished(),
         || ready(args, &name, address, manifests.len()),
     );
     stop.stop();
     let served = serving.join().map_err(|_| anyhow!("the server's thread panicked"))?;
-    supervisor.stop();
+    if let Engine::Ranks(supervisor, _) = engine {
+        supervisor.stop();
+    }
     outcome?;
     served.context("the server ended")?;
     if !args.json {
         say("serve: stopped");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What answers.
+enum Engine {
+    /// Ranks, and what people call their nodes.
+    Ranks(Supervisor, Vec<String>),
+    /// A script, played by a thread that ends with its last handle.
+    Scripted(thread::JoinHandle<()>),
+}
+
+impl Engine {
+    fn node_names(&self) -> Vec<String> {
+        match self {
+            Self::Ranks(_, names) => names.clone(),
+            Self::Scripted(_) => vec!["script".to_owned()],
+        }
+    }
+
+    /// Ready, not yet, or never.
+    fn wait_until_ready(&self) -> Result<(), ServeError> {
+        match self {
+            Self::Ranks(supervisor, _) => supervisor.wait_until_ready(LOOK_AGAIN),
+            Self::Scripted(_) => Ok(()),
+        }
+    }
+
+    fn failure(&self) -> Option<ServeError> {
+        match self {
+            Self::Ranks(supervisor, _) => supervisor.failure(),
+            Self::Scripted(player) => player.is_finished().then_some(ServeError::Stopped),
+        }
+    }
+}
+
+fn limits(args: &ServeArgs) -> ServerLimits {
+    ServerLimits {
+        active_requests: args.queue,
+        request_timeout: Duration::from_secs(args.request_timeout),
+        drain_timeout: Duration::from_secs(args.drain_timeout),
+        ..ServerLimits::default()
+    }
+}
+
+/// The script to play instead of a model, if one is asked for.
+fn script(args: &ServeArgs, model: &ChatModel) -> Result<Option<Script>, Failure> {
+    let Some(file) = &args.script else { return Ok(None) };
+    let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
+    let script = Script::parse(&bytes, model).map_err(|error| {
+        Failure::wrong(anyhow::Error::from(error).context(file.display().to_string()))
+    })?;
+    Ok(Some(script))
+}
+
+/// Plays on a thread of its own, with a tokenizer of its own.
+fn play(
+    script: Script,
+    set: &Path,
+    folder: &Path,
+    handle: &EngineHandle,
+    commands: std::sync::mpsc::Receiver<shardpack_loader::engine::Command>,
+) -> anyhow::Result<thread::JoinHandle<()>> {
+    let model = ChatModel::open(folder).with_context(|| set.display().to_string())?;
+    let handle = handle.clone();
+    let play = move || script.play(&model, handle, &commands);
+    Ok(thread::Builder::new().name("script".to_owned()).spawn(play)?)
 }
 
 /// Tokenizer and template, after their bytes were compared with the manifest.
@@ -87,12 +169,14 @@ fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
         .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown())))
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
-    if !address.ip().to_canonical().is_loopback() {
+fn listen(args: &ServeArgs, has_keys: bool) -> Result<TcpListener, Failure> {
+    let address = args.listen;
+    if !address.ip().to_canonical().is_loopback() && !has_keys && !args.insecure {
         let error =
-            anyhow!("{address} can be reached from other machines, and there are no API keys yet");
-        return Err(Failure::from(error)
-            .hint("serve on 127.0.0.1 and put an authenticating proxy in front of it"));
+            anyhow!("{address} can be reached from other machines, and there are no API keys");
+        return Err(Failure::from(error).hint(
+            "make keys (shardpack keys FILE add NAME) and serve with --keys FILE, or say --insecure",
+        ));
     }
     TcpListener::bind(address).with_context(|| format!("cannot listen on {address}")).map_err(|error| {
         Failure::from(error).hint("another program uses this port; choose another one with --listen, or port 0 for a free one")
@@ -153,7 +237,7 @@ fn remote_nodes(addresses: &[SocketAddr], manifests: &[Manifest]) -> Result<Vec<
 /// Shows how far the ranks are, says once that they are ready, and returns when the server has
 /// ended (on purpose) or the ranks have (an error).
 fn watch(
-    supervisor: &Supervisor,
+    engine: &Engine,
     handle: &EngineHandle,
     server_ended: impl Fn() -> bool,
     ready: impl FnOnce(),
@@ -164,13 +248,13 @@ fn watch(
         if ready.is_none() {
             thread::sleep(LOOK_AGAIN);
         } else {
-            match supervisor.wait_until_ready(LOOK_AGAIN) {
+            match engine.wait_until_ready() {
                 Ok(()) => ready.take().into_iter().for_each(|ready| ready()),
                 Err(ServeError::Slow { .. }) => show(&handle.status().state, &mut shown),
                 Err(error) => return Err(failed(error)),
             }
         }
-        if let Some(error) = supervisor.failure() {
+        if let Some(error) = engine.failure() {
             return Err(failed(error));
         }
     }

@@ -95,8 +95,25 @@ impl EngineHandle {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What changes the status without keeping the commands' end open.
+    #[must_use]
+    pub fn status_writer(&self) -> StatusWriter {
+        StatusWriter(self.status.clone())
+    }
+
     /// Changes the status; for the engine's side.
     pub fn update_status(&self, change: impl FnOnce(&mut EngineStatus)) {
         change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Changes an engine's status.
+#[derive(Clone)]
+pub struct StatusWriter(Arc<Mutex<EngineStatus>>);
+
+impl StatusWriter {
+    /// Changes it.
+    pub fn update(&self, change: impl FnOnce(&mut EngineStatus)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -1,4 +1,9 @@
-//! Routes, limits and the way of a request: read, prepare, submit, answer.
+//! A front: what all requests share, and the router over its handlers.
+
+mod generate;
+mod models;
+mod state;
+mod tokens;
 
 use std::{
     sync::Arc,
@@ -6,37 +11,37 @@ use std::{
 };
 
 use axum::{
-    Json, Router,
+    Router,
     body::{Body, Bytes},
-    extract::{Path, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode},
-    response::{IntoResponse, Response},
-    routing::{get, post},
+    http::{HeaderMap, HeaderName, HeaderValue, Request, header},
+    middleware::from_fn_with_state,
+    response::{Html, IntoResponse, Response},
+    routing::{MethodRouter, get, post},
 };
-use serde::Serialize;
 use tokio::{
     sync::{Semaphore, watch},
-    task::spawn_blocking,
     time::timeout,
 };
 
 use super::{
-    dialect::{Answer, Call, Dialect, Identity, Prompt, RawPrompt, Writer},
     error::{ApiError, ErrorKind},
-    generation::{Generation, GenerationContext, Sequence, draining},
-    inner::ChatRequest,
-    model::{ChatModel, PromptError},
-    output,
-    stream::{self, StreamOptions},
+    front::surround,
+    generation::draining,
+    keys::ApiKeys,
+    metrics::Metrics,
+    model::ChatModel,
+    openapi,
+    routes::{ROUTES, Target},
 };
-use crate::engine::{EngineHandle, EngineState, GenerateRequest, Sampling, TokenId};
+use crate::engine::{EngineHandle, EngineState};
 
 /// What the server takes on, and how long it waits.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
     /// Bytes of a request's body: a million tokens of text twice over.
     pub body_bytes: usize,
-    /// Requests between their body and their end; more are turned away.
+    /// Answers between their request's body and their end, waiting ones counted; more are turned
+    /// away.
     pub active_requests: u32,
     /// Time in which a body must arrive.
     pub body_timeout: Duration,
@@ -68,6 +73,9 @@ impl Default for ServerLimits {
     }
 }
 
+/// Takes lines of the log, one JSON object each.
+pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
+
 /// A front: a model's text side over an engine.
 pub struct Server {
     pub(super) front: Arc<Front>,
@@ -79,10 +87,18 @@ pub(super) struct Front {
     engine: EngineHandle,
     /// Names under which the model is known; the first is its own.
     names: Vec<String>,
+    /// What people call the machines of its ranks, in rank order.
+    nodes: Vec<String>,
     pub(super) limits: ServerLimits,
     /// Seconds since 1970.
     created: u64,
     pub(super) slots: Arc<Semaphore>,
+    /// Who may ask; absent: everybody who can connect.
+    pub(super) keys: Option<ApiKeys>,
+    /// Origins whose pages may ask.
+    pub(super) origins: Vec<String>,
+    pub(super) metrics: Arc<Metrics>,
+    log: Option<LogSink>,
     /// True when new requests are turned away.
     pub(super) draining: watch::Sender<bool>,
     /// True when running requests must end.
@@ -101,22 +117,89 @@ impl Server {
     ) -> Self {
         assert!(!names.is_empty(), "a model has a name");
         let slots = Arc::new(Semaphore::new(limits.active_requests as usize));
-        let created = unix_seconds();
-        let (draining, closing) = (watch::Sender::new(false), watch::Sender::new(false));
-        let front = Front { model, engine, names, limits, created, slots, draining, closing };
+        let metrics = Arc::new(Metrics::new(&names[0]));
+        let front = Front {
+            model,
+            engine,
+            names,
+            nodes: Vec::new(),
+            limits,
+            created: unix_seconds(),
+            slots,
+            keys: None,
+            origins: Vec::new(),
+            metrics,
+            log: None,
+            draining: watch::Sender::new(false),
+            closing: watch::Sender::new(false),
+        };
         Self { front: Arc::new(front) }
+    }
+
+    /// Asks every request for one of these keys.
+    #[must_use]
+    pub fn with_keys(self, keys: ApiKeys) -> Self {
+        self.change(|front| front.keys = Some(keys))
+    }
+
+    /// Lets pages of these origins ask; `*` is any.
+    #[must_use]
+    pub fn with_origins(self, origins: Vec<String>) -> Self {
+        self.change(|front| front.origins = origins)
+    }
+
+    /// Names the machines of the ranks.
+    #[must_use]
+    pub fn with_nodes(self, nodes: Vec<String>) -> Self {
+        self.change(|front| front.nodes = nodes)
+    }
+
+    /// Writes a line for each request: who, what, how long; nothing of what was said.
+    #[must_use]
+    pub fn with_log(self, log: LogSink) -> Self {
+        self.change(|front| front.log = Some(log))
+    }
+
+    fn change(mut self, change: impl FnOnce(&mut Front)) -> Self {
+        change(Arc::get_mut(&mut self.front).expect("not served yet"));
+        self
     }
 
     /// The routes.
     pub(super) fn router(&self) -> Router {
-        Router::new()
-            .route("/health", get(health))
-            .route("/v1/models", get(models))
-            .route("/v1/models/{*id}", get(model))
-            .route("/v1/chat/completions", post(chat_completions))
+        let router = ROUTES
+            .iter()
+            .fold(Router::new(), |router, route| router.route(route.path, handler(route.target)));
+        router
             .fallback(unknown_address)
             .method_not_allowed_fallback(unknown_method)
+            .layer(from_fn_with_state(self.front.clone(), surround))
             .with_state(self.front.clone())
+    }
+}
+
+fn handler(target: Target) -> MethodRouter<Arc<Front>> {
+    match target {
+        Target::Generate(dialect) => {
+            post(move |state, asker, request| generate::generate(state, asker, dialect, request))
+        }
+        Target::Page => get(page),
+        Target::OpenApi => get(openapi),
+        Target::Health => get(state::health),
+        Target::Live => get(async || "ok"),
+        Target::Ready => get(state::ready),
+        Target::Metrics => get(state::metrics),
+        Target::Stats => get(state::stats),
+        Target::Models => get(models::models),
+        Target::Model => get(models::model),
+        Target::CountTokens => post(tokens::count_tokens),
+        Target::Tokenize => post(tokens::tokenize),
+        Target::Detokenize => post(tokens::detokenize),
+        Target::ApplyTemplate => post(tokens::apply_template),
+        Target::OllamaTags => get(models::ollama_tags),
+        Target::OllamaShow => post(models::ollama_show),
+        Target::OllamaPs => get(models::ollama_ps),
+        Target::OllamaVersion => get(models::ollama_version),
     }
 }
 
@@ -129,128 +212,23 @@ async fn unknown_method(request: Request<Body>) -> ApiError {
     ApiError::new(ErrorKind::MethodNotAllowed, format!("{path} has no method {method}"))
 }
 
-async fn health(State(front): State<Arc<Front>>) -> Response {
-    #[derive(Serialize)]
-    struct Health<'a> {
-        state: &'static str,
-        reason: Option<String>,
-        model: &'a str,
-        ranks: u32,
-        active_requests: u32,
-    }
-    let engine = front.engine.status();
-    let (state, reason) = match engine.state {
-        _ if *front.draining.borrow() => ("draining", Some("the server is shutting down".into())),
-        EngineState::Ready => ("ready", None),
-        EngineState::Starting(reason) => ("starting", Some(reason)),
-        EngineState::Failed(reason) => ("failed", Some(reason)),
-    };
-    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let (model, ranks, active_requests) = (front.name(), engine.ranks, engine.active_requests);
-    (status, Json(Health { state, reason, model, ranks, active_requests })).into_response()
+/// The page loads nothing from elsewhere and runs nothing but itself.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
+                           style-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
+                           base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+async fn page() -> Response {
+    let policy = [(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY))];
+    (policy, Html(include_str!("page.html"))).into_response()
 }
 
-#[derive(Serialize)]
-struct ModelInfo<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    owned_by: &'static str,
-    /// Longest sequence in tokens, under the name that vLLM gives it.
-    max_model_len: u32,
-}
-
-async fn models(State(front): State<Arc<Front>>) -> Response {
-    #[derive(Serialize)]
-    struct List<'a> {
-        object: &'static str,
-        data: Vec<ModelInfo<'a>>,
-    }
-    let data = front.names.iter().map(|name| front.info(name)).collect();
-    Json(List { object: "list", data }).into_response()
-}
-
-async fn model(
-    State(front): State<Arc<Front>>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    front.known_name(Some(&id)).map(|name| Json(front.info(name)).into_response())
-}
-
-async fn chat_completions(
-    State(front): State<Arc<Front>>,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
-    generate(front, Dialect::Chat, request).await
-}
-
-/// The way of every request that is answered by the model.
-async fn generate(
-    front: Arc<Front>,
-    dialect: Dialect,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
-    front.check_ready()?;
-    let body = front.read_body(request).await?;
-    let slot = front.slots.clone().try_acquire_owned().map_err(|_| {
-        let limit = front.limits.active_requests;
-        let message = format!("the server is busy with {limit} requests");
-        ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
-    })?;
-    let prepared = front.clone().prepare(dialect, body).await?;
-    let id = format!("{:016x}{:016x}", random_u64()?, random_u64()?);
-    let headers = headers(&id, prepared.seed, &prepared.ignored);
-    let identity = Identity {
-        id,
-        created: unix_seconds(),
-        model: prepared.model,
-        prompt_tokens: prepared.prompt_tokens,
-        choices: prepared.sequences.len() as u32,
-    };
-    let choices = prepared.sequences.len();
-    let writer = prepared.form.writer(identity);
-    let context = GenerationContext {
-        engine: &front.engine,
-        vocabulary: front.model.vocabulary(),
-        closing: front.closing.subscribe(),
-        event_timeout: front.limits.event_timeout,
-        request_timeout: front.limits.request_timeout,
-    };
-    let generation = Generation::submit(context, prepared.sequences, slot)?;
-    let response = if prepared.stream {
-        front.stream(generation, writer).await?
-    } else {
-        whole(generation, writer, choices).await?
-    };
-    Ok((headers, response).into_response())
-}
-
-/// A request that the engine can take.
-struct Prepared {
-    sequences: Vec<Sequence>,
-    /// The model's name as the client knows it.
-    model: String,
-    seed: u64,
-    prompt_tokens: u32,
-    stream: bool,
-    ignored: Vec<String>,
-    form: super::dialect::Form,
+async fn openapi() -> Response {
+    axum::Json(openapi::document()).into_response()
 }
 
 impl Front {
     fn name(&self) -> &str {
         &self.names[0]
-    }
-
-    fn info<'a>(&self, id: &'a str) -> ModelInfo<'a> {
-        let max_model_len = self.model.max_positions();
-        ModelInfo {
-            id,
-            object: "model",
-            created: self.created,
-            owned_by: "shardpack",
-            max_model_len,
-        }
     }
 
     fn known_name(&self, asked: Option<&str>) -> Result<&str, ApiError> {
@@ -260,6 +238,13 @@ impl Front {
             let error = ApiError::new(ErrorKind::NotFound, message).with_code("model_not_found");
             ApiError { param: Some("model".to_owned()), ..error }
         })
+    }
+
+    /// Writes a line of the log.
+    pub(super) fn log(&self, line: impl FnOnce() -> serde_json::Value) {
+        if let Some(log) = &self.log {
+            log(&line().to_string());
+        }
     }
 
     fn check_ready(&self) -> Result<(), ApiError> {
@@ -295,148 +280,16 @@ impl Front {
             }
         }
     }
-
-    /// Parses, renders and tokenizes away from the threads that serve connections.
-    async fn prepare(self: Arc<Self>, dialect: Dialect, body: Bytes) -> Result<Prepared, ApiError> {
-        let prepared = spawn_blocking(move || self.prepare_blocking(dialect, &body)).await;
-        prepared.unwrap_or_else(|_| {
-            let message = "the server failed on this request: this is a fault of the server";
-            Err(ApiError::new(ErrorKind::Internal, message))
-        })
-    }
-
-    fn prepare_blocking(&self, dialect: Dialect, body: &[u8]) -> Result<Prepared, ApiError> {
-        let call = dialect.parse(body)?;
-        let model = self.known_name(call.model.as_deref())?.to_owned();
-        output::check(&call.request)?;
-        let prompts = self.prompts(&call)?;
-        let seed = match call.request.sampling.seed {
-            Some(seed) => seed,
-            None => random_u64()?,
-        };
-        let prompt_tokens = prompts.iter().map(Vec::len).sum::<usize>();
-        let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
-        let choices = call.request.sampling.choices.unwrap_or(1);
-        let mut sequences = Vec::new();
-        for prompt in prompts {
-            for choice in 0..choices {
-                // Each answer has randomness of its own; the first has the seed itself.
-                let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
-                sequences.push(self.sequence(&call.request, prompt.clone(), seed));
-            }
-        }
-        let Call { stream, ignored, form, .. } = call;
-        Ok(Prepared { sequences, model, seed, prompt_tokens, stream, ignored, form })
-    }
-
-    /// The prompts of a request, one for each of its texts.
-    fn prompts(&self, call: &Call) -> Result<Vec<Vec<TokenId>>, ApiError> {
-        let check = |prompt| self.model.check_prompt(prompt);
-        match &call.prompt {
-            Prompt::Conversation => {
-                let prompt = self.model.prompt(&call.request);
-                Ok(vec![prompt.map_err(|error| prompt_error(&error, "messages"))?])
-            }
-            Prompt::Raw(prompts) => prompts
-                .iter()
-                .map(|prompt| match prompt {
-                    RawPrompt::Text(text) => self.model.encode(text).and_then(check),
-                    RawPrompt::Tokens(tokens) => check(tokens.clone()),
-                })
-                .map(|prompt| prompt.map_err(|error| prompt_error(&error, "prompt")))
-                .collect(),
-        }
-    }
-
-    fn sequence(&self, request: &ChatRequest, prompt: Vec<TokenId>, seed: u64) -> Sequence {
-        let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
-        let mut stop_tokens = request.limits.stop_tokens.clone();
-        if !request.limits.ignore_stop_tokens {
-            stop_tokens.extend(self.model.stop_tokens());
-        }
-        let asked = &request.sampling;
-        let sampling = Sampling {
-            temperature: asked.temperature.unwrap_or_else(|| self.model.default_temperature()),
-            top_k: asked.top_k.unwrap_or(0),
-            top_p: asked.top_p.unwrap_or(1.0),
-            min_p: asked.min_p.unwrap_or(0.0),
-            repetition_penalty: asked.repetition_penalty.unwrap_or(1.0),
-            presence_penalty: asked.presence_penalty.unwrap_or(0.0),
-            frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
-            logit_bias: asked.logit_bias.clone(),
-            seed,
-        };
-        let parser = output::parser(request);
-        let stop = request.limits.stop.clone();
-        let generate = GenerateRequest {
-            prompt,
-            max_tokens,
-            min_tokens: request.limits.min_tokens.min(max_tokens),
-            stop_tokens,
-            sampling,
-            logprobs: request.sampling.logprobs,
-            constraint: None,
-            timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
-        };
-        Sequence { request: generate, parser, stop }
-    }
-
-    /// Waits a little for the first step, since an error before it can still have a status.
-    async fn stream(
-        &self,
-        mut generation: Generation,
-        writer: Box<dyn Writer>,
-    ) -> Result<Response, ApiError> {
-        let ServerLimits { keep_alive, write_timeout, .. } = self.limits;
-        let first = timeout(keep_alive, generation.next()).await.ok().transpose()?.flatten();
-        let options = StreamOptions { keep_alive, write_timeout };
-        Ok(stream::respond(generation, first, writer, options))
-    }
-}
-
-/// Between the seeds of a request's answers: an odd number with bits all over.
-const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// Answers with whole completions.
-async fn whole(
-    mut generation: Generation,
-    mut writer: Box<dyn Writer>,
-    choices: usize,
-) -> Result<Response, ApiError> {
-    let mut answers = vec![Answer::default(); choices];
-    while let Some(step) = generation.next().await? {
-        Answer::collect(&mut answers, step);
-    }
-    let body = writer.whole(answers);
-    let json = HeaderValue::from_static("application/json");
-    Ok(([(axum::http::header::CONTENT_TYPE, json)], body).into_response())
-}
-
-/// What was asked for, up to the model's last position; the prompt leaves room for one.
-fn max_tokens(prompt: &[TokenId], asked: Option<u32>, model: &ChatModel) -> u32 {
-    let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-    let room = model.max_positions().saturating_sub(used);
-    asked.unwrap_or(room).min(room)
-}
-
-fn prompt_error(error: &PromptError, param: &str) -> ApiError {
-    let api = ApiError::param(param, error.to_string());
-    match error {
-        PromptError::TooLong { .. } => api.with_code("context_length_exceeded"),
-        PromptError::NoTemplate => api.with_code("no_chat_template"),
-        _ => api,
-    }
 }
 
 /// Headers that tell what the server chose and left out.
-fn headers(id: &str, seed: u64, ignored: &[String]) -> HeaderMap {
+fn headers(seed: u64, ignored: &[String]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut insert = |name: &'static str, text: &str| {
         if let Ok(value) = HeaderValue::from_str(text) {
             headers.insert(HeaderName::from_static(name), value);
         }
     };
-    insert("x-request-id", id);
     insert("x-shardpack-seed", &seed.to_string());
     if !ignored.is_empty() {
         // Names come from the client: only what may stand in a header.
@@ -452,6 +305,11 @@ fn headers(id: &str, seed: u64, ignored: &[String]) -> HeaderMap {
 
 /// Characters of one name in the header of ignored parameters.
 const IGNORED_NAME_CHARS: usize = 64;
+
+/// Sixteen random bytes, in hex.
+pub(super) fn random_id() -> Result<String, ApiError> {
+    Ok(format!("{:016x}{:016x}", random_u64()?, random_u64()?))
+}
 
 fn random_u64() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|error| {

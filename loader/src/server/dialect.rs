@@ -3,12 +3,18 @@
 
 mod answer;
 mod chat;
+mod completions;
 mod fields;
+mod messages;
+mod ollama;
 mod params;
+mod responses;
 mod tools;
 
 pub(super) use answer::{Answer, AnswerCall};
-pub(super) use params::refused;
+pub(super) use fields::Fields;
+pub(super) use ollama::rfc3339;
+pub(super) use params::{parse_token, refused};
 
 use super::{
     error::ApiError,
@@ -23,6 +29,16 @@ use crate::{engine::TokenId, server::error::ErrorKind};
 pub(super) enum Dialect {
     /// `OpenAI` chat completions.
     Chat,
+    /// `OpenAI` completions.
+    Completions,
+    /// `OpenAI` responses.
+    Responses,
+    /// Anthropic messages.
+    Messages,
+    /// Ollama's conversations.
+    OllamaChat,
+    /// Ollama's prompts.
+    OllamaGenerate,
 }
 
 /// A parsed request: what to continue, and how the answer is to be written.
@@ -59,6 +75,14 @@ pub(super) enum RawPrompt {
 pub(super) enum Form {
     /// Chat completions.
     Chat(chat::Options),
+    /// Completions.
+    Completions(completions::Options),
+    /// Responses.
+    Responses(Box<responses::Options>),
+    /// Messages.
+    Messages(messages::Options),
+    /// Ollama's lines.
+    Ollama(ollama::Options),
 }
 
 /// What is the same in every part of an answer.
@@ -123,7 +147,26 @@ impl Dialect {
     /// Parses a body.
     pub(super) fn parse(self, body: &[u8]) -> Result<Call, ApiError> {
         match self {
-            Self::Chat => chat::parse(body),
+            Self::Chat => parse_chat_or_responses(parse_object(body)?),
+            Self::Completions => completions::parse(body),
+            Self::Responses => responses::parse(body),
+            Self::Messages => messages::parse(parse_object(body)?),
+            Self::OllamaChat => ollama::parse_chat(body),
+            Self::OllamaGenerate => ollama::parse_generate(body),
+        }
+    }
+
+    /// Parses a body that is only to be counted, so that nothing about the answer has to be in it.
+    pub(super) fn parse_counted(self, body: &[u8]) -> Result<Call, ApiError> {
+        match self {
+            Self::Messages => {
+                let mut body = parse_object(body)?;
+                if body.get("max_tokens").is_none() {
+                    body.set("max_tokens", Json::Number(1.into()));
+                }
+                messages::parse(body)
+            }
+            other => other.parse(body),
         }
     }
 }
@@ -133,12 +176,39 @@ impl Form {
     pub(super) fn writer(self, identity: Identity) -> Box<dyn Writer> {
         match self {
             Self::Chat(options) => Box::new(chat::ChatWriter::new(identity, options)),
+            Self::Completions(options) => {
+                Box::new(completions::CompletionsWriter::new(identity, options))
+            }
+            Self::Responses(options) => {
+                Box::new(responses::ResponsesWriter::new(identity, options))
+            }
+            Self::Messages(options) => Box::new(messages::MessagesWriter::new(identity, options)),
+            Self::Ollama(options) => Box::new(ollama::OllamaWriter::new(identity, options)),
+        }
+    }
+
+    /// The parameter that the prompt comes from.
+    pub(super) fn prompt_param(&self) -> &'static str {
+        match self {
+            Self::Chat(_) | Self::Messages(_) => "messages",
+            Self::Completions(_) => "prompt",
+            Self::Responses(_) => "input",
+            Self::Ollama(options) => options.prompt_param(),
         }
     }
 }
 
+/// One editor sends its responses to the route of chat completions, and wants chunks back.
+fn parse_chat_or_responses(body: Object) -> Result<Call, ApiError> {
+    if body.get("messages").is_some() || body.get("input").is_none() {
+        return chat::parse(body);
+    }
+    let call = responses::parse_fields(body)?;
+    Ok(Call { form: Form::Chat(chat::Options { include_usage: true }), ..call })
+}
+
 /// A request's body as an object.
-fn parse_object(body: &[u8]) -> Result<Object, ApiError> {
+pub(super) fn parse_object(body: &[u8]) -> Result<Object, ApiError> {
     let body = Json::parse(body).map_err(|error| {
         ApiError::new(ErrorKind::Invalid, format!("the body is not JSON: {error}"))
     })?;
@@ -162,3 +232,6 @@ fn push_data(value: &impl serde::Serialize, out: &mut String) {
     out.push_str(&to_json(value));
     out.push_str("\n\n");
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,11 +1,12 @@
-//! What a client is told when a request fails: a status and an error in the `OpenAI` shape. The
-//! other dialects dress the same [`ApiError`] differently.
+//! What a client is told when a request fails: a status and an error. Handlers know nothing of
+//! dialects: an [`ApiError`] travels with its response, and `front` dresses it in the shape of the
+//! dialect that was spoken.
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
 /// An error for a client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,6 +20,8 @@ pub(super) struct ApiError {
     pub(super) param: Option<String>,
     /// A machine-readable name, where clients know one.
     pub(super) code: Option<&'static str>,
+    /// Milliseconds after which the same request may succeed, where that is known.
+    pub(super) retry_after_ms: Option<u64>,
 }
 
 /// Classes of errors.
@@ -26,6 +29,10 @@ pub(super) struct ApiError {
 pub(super) enum ErrorKind {
     /// The request can never succeed as it is.
     Invalid,
+    /// No key, or none that is known.
+    Unauthenticated,
+    /// A key that does not open this.
+    Forbidden,
     /// Nothing lives at this address or by this name.
     NotFound,
     /// The address exists, the method does not.
@@ -34,6 +41,8 @@ pub(super) enum ErrorKind {
     TooLarge,
     /// The client was too slow to send its request.
     SlowClient,
+    /// The key has had its share for now.
+    RateLimited,
     /// The same request may succeed later.
     Unavailable,
     /// The engine gave no answer in time.
@@ -42,17 +51,36 @@ pub(super) enum ErrorKind {
     Internal,
 }
 
-/// Seconds after which a client should ask again.
-const RETRY_AFTER_SECONDS: u32 = 2;
+/// How a dialect writes its errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// `{"error": {message, type, param, code}}`.
+    OpenAi,
+    /// `{"type": "error", "error": {type, message}}`.
+    Anthropic,
+    /// `{"error": message}`.
+    Ollama,
+}
+
+/// Milliseconds after which a client should ask a busy server again.
+const RETRY_AFTER_MS: u64 = 2000;
+/// The status with which Anthropic's service says that it has too much to do.
+const OVERLOADED: u16 = 529;
 
 impl ErrorKind {
-    const fn status(self) -> StatusCode {
+    fn status(self, shape: Shape) -> StatusCode {
         match self {
             Self::Invalid => StatusCode::BAD_REQUEST,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Self::Forbidden => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowClient => StatusCode::REQUEST_TIMEOUT,
+            Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unavailable if shape == Shape::Anthropic => {
+                StatusCode::from_u16(OVERLOADED).expect("three digits")
+            }
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -65,9 +93,27 @@ impl ErrorKind {
             Self::Invalid | Self::NotFound | Self::MethodNotAllowed | Self::TooLarge => {
                 "invalid_request_error"
             }
+            Self::Unauthenticated => "authentication_error",
+            Self::Forbidden => "permission_error",
+            Self::RateLimited => "rate_limit_error",
             Self::Unavailable => "service_unavailable",
             Self::SlowClient | Self::Timeout => "timeout",
             Self::Internal => "server_error",
+        }
+    }
+
+    /// The `type` that Anthropic clients know.
+    const fn anthropic_name(self) -> &'static str {
+        match self {
+            Self::Invalid | Self::MethodNotAllowed | Self::SlowClient => "invalid_request_error",
+            Self::Unauthenticated => "authentication_error",
+            Self::Forbidden => "permission_error",
+            Self::NotFound => "not_found_error",
+            Self::TooLarge => "request_too_large",
+            Self::RateLimited => "rate_limit_error",
+            Self::Unavailable => "overloaded_error",
+            Self::Timeout => "timeout_error",
+            Self::Internal => "api_error",
         }
     }
 }
@@ -76,7 +122,7 @@ impl ApiError {
     /// An error without parameter and code.
     #[must_use]
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), param: None, code: None }
+        Self { kind, message: message.into(), param: None, code: None, retry_after_ms: None }
     }
 
     /// A parameter that cannot be honoured.
@@ -91,49 +137,58 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// The body in the `OpenAI` shape: `{"error": {message, type, param, code}}`.
+    /// The body in a dialect's shape.
     #[must_use]
-    pub(super) fn body(&self) -> impl Serialize + '_ {
-        #[derive(Serialize)]
-        struct Body<'a> {
-            error: Inner<'a>,
-        }
-        #[derive(Serialize)]
-        struct Inner<'a> {
-            message: &'a str,
-            #[serde(rename = "type")]
-            kind: &'static str,
-            param: Option<&'a str>,
-            code: Option<&'static str>,
-        }
-        Body {
-            error: Inner {
-                message: &self.message,
-                kind: self.kind.name(),
-                param: self.param.as_deref(),
-                code: self.code,
-            },
+    pub(super) fn shaped(&self, shape: Shape) -> Value {
+        let Self { kind, message, param, code, .. } = self;
+        match shape {
+            Shape::OpenAi => {
+                let kind = kind.name();
+                json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
+            }
+            Shape::Anthropic => {
+                let kind = kind.anthropic_name();
+                json!({"type": "error", "error": {"type": kind, "message": message}})
+            }
+            Shape::Ollama => json!({"error": message}),
         }
     }
-}
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = (self.kind.status(), axum::Json(self.body())).into_response();
+    /// The whole response in a dialect's shape.
+    #[must_use]
+    pub(super) fn response(self, shape: Shape) -> Response {
+        let status = self.kind.status(shape);
+        let mut response = (status, axum::Json(self.shaped(shape))).into_response();
         let headers = response.headers_mut();
-        // Clients of OpenAI repeat every 408 and 5xx unless told: most of ours are deterministic.
-        let retry = matches!(self.kind, ErrorKind::Unavailable | ErrorKind::SlowClient);
+        // Clients of OpenAI repeat every 408, 409, 429 and 5xx unless told: most of ours would
+        // come again.
+        let retry = matches!(
+            self.kind,
+            ErrorKind::Unavailable | ErrorKind::SlowClient | ErrorKind::RateLimited
+        );
         headers.insert(
             "x-should-retry",
             HeaderValue::from_static(if retry { "true" } else { "false" }),
         );
-        if self.kind == ErrorKind::Unavailable {
-            headers.insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS.into());
+        if matches!(self.kind, ErrorKind::Unavailable | ErrorKind::RateLimited) {
+            let wait_ms = self.retry_after_ms.unwrap_or(RETRY_AFTER_MS);
+            headers.insert("retry-after-ms", wait_ms.into());
+            headers.insert(header::RETRY_AFTER, wait_ms.div_ceil(1000).max(1).into());
+        }
+        if self.kind == ErrorKind::Unauthenticated {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(self.kind, ErrorKind::TooLarge | ErrorKind::SlowClient) {
             // The rest of the body is not read, so the connection cannot serve another request.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
+        response.extensions_mut().insert(self);
         response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.response(Shape::OpenAi)
     }
 }

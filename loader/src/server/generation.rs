@@ -11,6 +11,8 @@ use tokio::{
 use super::{
     error::{ApiError, ErrorKind},
     inner::{EndReason, OutputParser, Piece},
+    keys::KeyPlace,
+    metrics::{AnswerClock, Metrics},
     text::{Matched, StopMatcher, TokenBytes, Vocabulary},
 };
 use crate::engine::{
@@ -62,6 +64,7 @@ pub(super) struct AnswerUsage {
 pub(super) struct GenerationContext<'a> {
     pub(super) engine: &'a EngineHandle,
     pub(super) vocabulary: &'a Arc<Vocabulary>,
+    pub(super) metrics: &'a Arc<Metrics>,
     /// Turns true when running answers must end.
     pub(super) closing: watch::Receiver<bool>,
     /// Longest silence of the engine.
@@ -78,6 +81,15 @@ pub(super) struct Sequence {
     pub(super) stop: Vec<String>,
 }
 
+/// A request's place among the running ones, from its beginning to its end.
+pub(super) struct Place {
+    /// Holds the slots of the server.
+    #[expect(dead_code, reason = "held, not read")]
+    pub(super) slot: OwnedSemaphorePermit,
+    /// That of the key it came with.
+    pub(super) key: Option<KeyPlace>,
+}
+
 /// Submitted requests.
 pub(super) struct Generation {
     engine: EngineHandle,
@@ -91,8 +103,7 @@ pub(super) struct Generation {
     silence: Instant,
     /// When the whole request has taken too long.
     deadline: Instant,
-    /// Its place among the running requests.
-    _slot: OwnedSemaphorePermit,
+    place: Place,
 }
 
 struct Choice {
@@ -100,6 +111,7 @@ struct Choice {
     bytes: TokenBytes,
     parser: Box<dyn OutputParser>,
     stops: StopMatcher,
+    clock: AnswerClock,
     usage: AnswerUsage,
     logprobs: Vec<TokenLogprob>,
     is_thinking: bool,
@@ -116,7 +128,7 @@ impl Generation {
     pub(super) fn submit(
         context: GenerationContext<'_>,
         sequences: Vec<Sequence>,
-        slot: OwnedSemaphorePermit,
+        place: Place,
     ) -> Result<Self, ApiError> {
         // Unbounded, since the engine must never wait for a client; an answer's length bounds it.
         let (sender, events) = mpsc::unbounded_channel();
@@ -131,7 +143,7 @@ impl Generation {
             event_timeout: context.event_timeout,
             silence: now + context.event_timeout,
             deadline: now + context.request_timeout,
-            _slot: slot,
+            place,
         };
         for (index, Sequence { request, parser, stop }) in sequences.into_iter().enumerate() {
             let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
@@ -147,6 +159,7 @@ impl Generation {
                 bytes: TokenBytes::new(context.vocabulary.clone()),
                 parser,
                 stops: StopMatcher::new(stop),
+                clock: AnswerClock::start(context.metrics.clone()),
                 usage: AnswerUsage { prompt_tokens, ..AnswerUsage::default() },
                 logprobs: Vec::new(),
                 is_thinking: false,
@@ -201,6 +214,10 @@ impl Generation {
         match event {
             Event::Token { token, logprobs, .. } => {
                 choice.usage.completion_tokens += 1;
+                choice.clock.token();
+                if let Some(key) = &self.place.key {
+                    key.spend(1);
+                }
                 let bytes = choice.bytes.next(token);
                 if let Some(logprobs) = logprobs {
                     choice.logprobs.push(token_logprob(&self.vocabulary, token, &logprobs));
@@ -328,6 +345,7 @@ impl Choice {
             EndReason::Stop if has_calls => EndReason::ToolCalls,
             other => other,
         };
+        self.clock.finished(reason, self.usage, self.complete_calls);
         emit(Part::End(reason, self.usage), std::mem::take(&mut self.logprobs));
     }
 }

@@ -200,6 +200,20 @@ impl ChatModel {
         self.default_temperature
     }
 
+    /// Whether the template shows tools to the model.
+    #[must_use]
+    pub(super) fn has_tools(&self) -> bool {
+        self.template_source().contains("tools")
+    }
+
+    /// The template's text; empty where there is none.
+    #[must_use]
+    pub(super) fn template_source(&self) -> &str {
+        self.templates
+            .as_ref()
+            .map_or("", |templates| templates.tools.as_ref().unwrap_or(&templates.default).source())
+    }
+
     /// Longest sequence, in tokens.
     #[must_use]
     pub const fn max_positions(&self) -> u32 {

@@ -19,6 +19,8 @@ use super::app::Server;
 
 /// Time for the last bytes to leave once every answer is made or given up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections that wait to be accepted; the system's own limit is lower where it likes.
+const BACKLOG: i32 = 4096;
 /// Threads that serve connections: they only move text, the cores are the engine's.
 const WORKER_THREADS: usize = 2;
 /// Threads that render and tokenize; also how many parsed bodies are in memory at once.
@@ -33,6 +35,8 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
+    // The standard library's 128 make a crowd wait a second for its packets to be sent again.
+    rustix::net::listen(&listener, BACKLOG)?;
     let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
         // Tokens are small and must not wait for each other; without it they are only slower.
         let _ = connection.set_nodelay(true);

@@ -17,6 +17,7 @@ use super::{
 #[derive(Debug)]
 pub(super) struct ChatTemplate {
     template: template::ChatTemplate,
+    source: String,
     knows_developer: bool,
 }
 
@@ -34,7 +35,13 @@ impl ChatTemplate {
     ) -> Result<Self, TemplateError> {
         let specials = specials.into_members();
         let template = template::ChatTemplate::parse_with_clock(source, specials, now)?;
-        Ok(Self { template, knows_developer: source.contains("developer") })
+        let knows_developer = source.contains("developer");
+        Ok(Self { template, source: source.to_owned(), knows_developer })
+    }
+
+    /// Its text.
+    pub(super) fn source(&self) -> &str {
+        &self.source
     }
 
     /// The prompt of a conversation, up to where the assistant's next turn begins. `tools` may be

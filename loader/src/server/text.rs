@@ -74,12 +74,6 @@ impl Vocabulary {
         }
     }
 
-    /// The text of a token as it stands in the vocabulary; for listings.
-    #[must_use]
-    pub(super) fn token_text(&self, token: TokenId) -> Option<String> {
-        self.tokenizer.id_to_token(token.0)
-    }
-
     /// The bytes of one token by itself, special or not.
     #[must_use]
     pub(super) fn token_bytes(&self, token: TokenId) -> Vec<u8> {

@@ -25,14 +25,14 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A running process of the demo; asked to end when dropped, killed if it does not.
-pub(super) struct Child {
+pub(in crate::commands) struct Child {
     process: std::process::Child,
     /// What it said: an address for a node, a URL for a server.
-    pub(super) address: String,
+    pub(in crate::commands) address: String,
 }
 
 /// Starts a node that keeps its packages in `store`.
-pub(super) fn node(store: &Path, engine: &EngineChoice) -> anyhow::Result<Child> {
+pub(in crate::commands) fn node(store: &Path, engine: &EngineChoice) -> anyhow::Result<Child> {
     let mut command = own_program()?;
     command
         .args(["node", "--listen", "127.0.0.1:0", "--threads", "1", "--json", "--store"])
@@ -41,16 +41,13 @@ pub(super) fn node(store: &Path, engine: &EngineChoice) -> anyhow::Result<Child>
     start(command, "a node", "listening")
 }
 
-/// Starts the server of `set` on running nodes.
-pub(super) fn serve(set: &Path, nodes: &[String]) -> anyhow::Result<Child> {
+/// Starts the server of `set` on running nodes; with none, on this machine.
+pub(in crate::commands) fn serve(set: &Path, nodes: &[String]) -> anyhow::Result<Child> {
     let mut command = own_program()?;
-    command.arg("serve").arg(set).args([
-        "--listen",
-        "127.0.0.1:0",
-        "--json",
-        "--nodes",
-        &nodes.join(","),
-    ]);
+    command.arg("serve").arg(set).args(["--listen", "127.0.0.1:0", "--json"]);
+    if !nodes.is_empty() {
+        command.args(["--nodes", &nodes.join(",")]);
+    }
     start(command, "the server", "url")
 }
 
@@ -100,7 +97,7 @@ fn start(mut command: Command, name: &str, field: &str) -> anyhow::Result<Child>
 
 impl Child {
     /// Waits until the process ends by itself (Ctrl-C reaches it too).
-    pub(super) fn wait(&mut self) -> anyhow::Result<()> {
+    pub(in crate::commands) fn wait(&mut self) -> anyhow::Result<()> {
         self.process.wait().context("cannot wait for the server")?;
         Ok(())
     }

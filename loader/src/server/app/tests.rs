@@ -5,8 +5,10 @@ use std::io::{BufRead, BufReader, Read};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::engine::FinishReason;
+use crate::engine::{FinishReason, Sampling, TokenId};
 
+mod dialects;
+mod operation;
 mod scripted;
 use scripted::{Reply, Scripted, Seen, Step, kjv, start, start_with};
 

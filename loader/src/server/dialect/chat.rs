@@ -4,4 +4,4 @@ mod request;
 mod response;
 
 pub(super) use request::parse;
-pub(super) use response::{ChatWriter, Options};
+pub(super) use response::{ChatWriter, Options, Usage, finish_reason};

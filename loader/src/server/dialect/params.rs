@@ -267,7 +267,11 @@ fn parse_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
 }
 
 /// A token's number.
-pub(super) fn parse_token(value: &Json, name: &str, index: usize) -> Result<TokenId, ApiError> {
+pub(in crate::server) fn parse_token(
+    value: &Json,
+    name: &str,
+    index: usize,
+) -> Result<TokenId, ApiError> {
     integer(value).and_then(|value| u32::try_from(value).ok()).map(TokenId).ok_or_else(|| {
         let path = format!("{name}[{index}]");
         ApiError::param(path.clone(), format!("{path}: expected the number of a token"))

@@ -5,6 +5,7 @@ use crate::engine::TokenId;
 /// A part of an answer, in the order in which it is to be written. Texts are not empty and never
 /// end within a character.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(dead_code, reason = "the parsers of calls make what the plain one does not")]
 pub(in crate::server) enum Piece {
     /// Thinking.
     Reasoning(String),

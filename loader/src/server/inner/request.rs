@@ -41,12 +41,6 @@ impl ChatRequest {
         };
         self.tools.iter().filter(is_visible).map(|tool| tool.definition.clone()).collect()
     }
-
-    /// The tool of that name, if the model may call it.
-    #[must_use]
-    pub(in crate::server) fn tool(&self, name: &str) -> Option<&Tool> {
-        self.tools.iter().find(|tool| tool.name == name)
-    }
 }
 
 /// A function that the model may call.

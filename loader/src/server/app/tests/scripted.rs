@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::super::*;
-use crate::engine::{Command, Event, FinishReason, RequestId, Usage};
+use crate::engine::{Command, Event, FinishReason, GenerateRequest, RequestId, TokenId, Usage};
 
 /// For everything that must happen soon; only a failing test waits that long.
 pub(super) const SOON: Duration = Duration::from_secs(20);
@@ -62,6 +62,15 @@ pub(super) fn start(script: Vec<Step>) -> Scripted {
 }
 
 pub(super) fn start_with(script: Vec<Step>, limits: ServerLimits, model: ChatModel) -> Scripted {
+    start_changed(script, limits, model, |server| server)
+}
+
+pub(super) fn start_changed(
+    script: Vec<Step>,
+    limits: ServerLimits,
+    model: ChatModel,
+    change: impl FnOnce(Server) -> Server,
+) -> Scripted {
     let (engine, commands) = EngineHandle::new(2);
     engine.update_status(|status| status.state = EngineState::Ready);
     let (seen_sender, seen) = mpsc::channel();
@@ -105,7 +114,7 @@ pub(super) fn start_with(script: Vec<Step>, limits: ServerLimits, model: ChatMod
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let names = vec!["kjv-4m".to_owned(), "org/alias".to_owned()];
-    let server = Server::new(model, engine.clone(), names, limits);
+    let server = change(Server::new(model, engine.clone(), names, limits));
     let (stop, stopped) = oneshot::channel();
     let front = thread::spawn(move || {
         let stopped = async {
@@ -144,15 +153,24 @@ impl Scripted {
 
     /// Sends a request and leaves the connection open, nothing read.
     pub(super) fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        self.send_with("", method, path, body)
+    }
+
+    /// The same with further header lines.
+    pub(super) fn send_with(&self, head: &str, method: &str, path: &str, body: &str) -> TcpStream {
         let mut connection = TcpStream::connect(self.address).unwrap();
         connection.set_read_timeout(Some(SOON)).unwrap();
         let length = body.len();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
-             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+             content-type: application/json\r\n{head}content-length: {length}\r\n\r\n{body}"
         );
         connection.write_all(request.as_bytes()).unwrap();
         connection
+    }
+
+    pub(super) fn post(&self, path: &str, body: &Value) -> Reply {
+        Reply::read(self.send("POST", path, &body.to_string()))
     }
 
     pub(super) fn get(&self, path: &str) -> Reply {
@@ -232,6 +250,18 @@ impl Reply {
         let frames = frames.split("\n\n").filter(|frame| !frame.starts_with(':'));
         frames.map(|frame| frame.strip_prefix("data: ").expect(frame)).collect()
     }
+}
+
+/// Events of a stream that names them: name and payload.
+pub(super) fn named_events(reply: &Reply) -> Vec<(String, Value)> {
+    let frames = reply.body.strip_suffix("\n\n").expect("frames end with an empty line");
+    let parse = |frame: &str| {
+        let (name, data) = frame.split_once('\n').expect("a frame has two lines");
+        let name = name.strip_prefix("event: ").expect("a frame has a name").to_owned();
+        let data = data.strip_prefix("data: ").expect("a frame has data");
+        (name, serde_json::from_str(data).unwrap())
+    };
+    frames.split("\n\n").map(parse).collect()
 }
 
 fn unchunk(mut body: &str) -> String {

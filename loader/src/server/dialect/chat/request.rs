@@ -10,7 +10,6 @@ use crate::server::{
             parse_messages, parse_response_format, parse_sampling, parse_stream_options,
             parse_template_kwargs, refuse_unsupported,
         },
-        parse_object,
         tools::{parse_tool_choice, parse_tools},
     },
     error::ApiError,
@@ -19,11 +18,7 @@ use crate::server::{
 };
 
 /// Parses a body.
-pub(in crate::server) fn parse(body: &[u8]) -> Result<Call, ApiError> {
-    parse_fields(parse_object(body)?)
-}
-
-fn parse_fields(body: Object) -> Result<Call, ApiError> {
+pub(in crate::server) fn parse(body: Object) -> Result<Call, ApiError> {
     let mut fields = Fields::new(body);
     let messages = parse_messages(fields.array("messages")?.unwrap_or_default(), "messages")?;
     let mut ignored = Vec::new();

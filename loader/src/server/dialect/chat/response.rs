@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::server::{
     dialect::{Answer, AnswerCall, Identity, Writer, push_data, to_json},
-    error::ApiError,
+    error::{ApiError, Shape},
     generation::{AnswerUsage, Part, Step, TokenLogprob},
     inner::{EndReason, Piece, Role},
 };
@@ -270,7 +270,7 @@ impl Writer for ChatWriter {
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut String) {
-        push_data(&error.body(), out);
+        push_data(&error.shaped(Shape::OpenAi), out);
     }
 
     fn whole(&mut self, answers: Vec<Answer>) -> String {

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{parse as parse_body, *};
+use crate::server::dialect::parse_object;
 use crate::server::{
     dialect::{
         params::{MESSAGES_MAX, STOPS_MAX},
@@ -12,6 +13,10 @@ use crate::server::{
     inner::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
     json::Json,
 };
+
+fn parse(body: &[u8]) -> Result<Call, ApiError> {
+    parse_body(parse_object(body)?)
+}
 
 /// A request of one message with further members.
 fn parse_with(members: &str) -> Result<Call, ApiError> {

@@ -1,0 +1,261 @@
+//! The way of a request that the model answers: read, prepare, submit, answer.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Extension,
+    body::{Body, Bytes},
+    extract::State,
+    http::{HeaderValue, Request, header},
+    response::{IntoResponse, Response},
+};
+use tokio::{task::spawn_blocking, time::timeout};
+
+use super::{Front, ServerLimits, headers, random_u64, unix_seconds};
+use crate::{
+    engine::{GenerateRequest, Sampling, TokenId},
+    server::{
+        dialect::{Answer, Call, Dialect, Form, Identity, Prompt, RawPrompt, Writer},
+        error::{ApiError, ErrorKind},
+        front::Asker,
+        generation::{Generation, GenerationContext, Place, Sequence},
+        inner::{ChatRequest, OutputParser, PlainText},
+        model::{ChatModel, PromptError},
+        output,
+        stream::{self, StreamOptions},
+    },
+};
+
+/// Answers one request.
+pub(super) async fn generate(
+    State(front): State<Arc<Front>>,
+    Extension(asker): Extension<Asker>,
+    dialect: Dialect,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    front.check_ready()?;
+    let body = front.read_body(request).await?;
+    let key = asker.key.as_ref().map(|key| key.begin(Instant::now())).transpose()?;
+    // One place until it is known how many answers are asked for.
+    let mut slot = front.slots.clone().try_acquire_owned().map_err(|_| front.busy())?;
+    let prepared = front.clone().prepare(dialect, body).await?;
+    let choices = prepared.sequences.len();
+    let more = u32::try_from(choices - 1).unwrap_or(u32::MAX);
+    if more > 0 {
+        let more = front.slots.clone().try_acquire_many_owned(more).map_err(|_| front.busy())?;
+        slot.merge(more);
+    }
+    if let Some(key) = &key {
+        key.spend(prepared.prompt_tokens);
+    }
+    front.metrics.ignored(prepared.ignored.len());
+    let headers = headers(prepared.seed, &prepared.ignored);
+    let identity = Identity {
+        id: asker.id,
+        created: unix_seconds(),
+        model: prepared.model,
+        prompt_tokens: prepared.prompt_tokens,
+        choices: choices as u32,
+    };
+    let writer = prepared.form.writer(identity);
+    let context = GenerationContext {
+        engine: &front.engine,
+        vocabulary: front.model.vocabulary(),
+        metrics: &front.metrics,
+        closing: front.closing.subscribe(),
+        event_timeout: front.limits.event_timeout,
+        request_timeout: front.limits.request_timeout,
+    };
+    let place = Place { slot, key };
+    let generation = Generation::submit(context, prepared.sequences, place)?;
+    let response = if prepared.stream {
+        front.stream(generation, writer).await?
+    } else {
+        whole(generation, writer, choices).await?
+    };
+    Ok((headers, response).into_response())
+}
+
+/// A request that the engine can take.
+struct Prepared {
+    sequences: Vec<Sequence>,
+    /// The model's name as the client knows it.
+    model: String,
+    seed: u64,
+    prompt_tokens: u32,
+    stream: bool,
+    ignored: Vec<String>,
+    form: Form,
+}
+
+impl Front {
+    fn busy(&self) -> ApiError {
+        let limit = self.limits.active_requests;
+        let message = format!("the server is busy with {limit} requests");
+        ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
+    }
+
+    /// Parses, renders and tokenizes away from the threads that serve connections.
+    async fn prepare(self: Arc<Self>, dialect: Dialect, body: Bytes) -> Result<Prepared, ApiError> {
+        self.blocking(move |front| front.prepare_blocking(dialect, &body)).await
+    }
+
+    /// Runs what takes long away from the threads that serve connections.
+    pub(super) async fn blocking<T: Send + 'static>(
+        self: Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        spawn_blocking(move || work(&self)).await.unwrap_or_else(|_| {
+            let message = "the server failed on this request: this is a fault of the server";
+            Err(ApiError::new(ErrorKind::Internal, message))
+        })
+    }
+
+    fn prepare_blocking(&self, dialect: Dialect, body: &[u8]) -> Result<Prepared, ApiError> {
+        let call = dialect.parse(body)?;
+        let model = self.known_name(call.model.as_deref())?.to_owned();
+        output::check(&call.request)?;
+        let prompts = self.prompts(&call)?;
+        let seed = match call.request.sampling.seed {
+            Some(seed) => seed,
+            None => random_u64()?,
+        };
+        let prompt_tokens = prompts.iter().map(Vec::len).sum::<usize>();
+        let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        let choices = call.request.sampling.choices.unwrap_or(1);
+        let answers = prompts.len().saturating_mul(choices as usize);
+        if answers > self.limits.active_requests as usize {
+            let most = self.limits.active_requests;
+            let message = format!("n: {answers} answers in one request: at most {most}");
+            return Err(ApiError::param("n", message));
+        }
+        let is_raw = call.prompt != Prompt::Conversation;
+        let mut sequences = Vec::with_capacity(answers);
+        for prompt in prompts {
+            for choice in 0..choices {
+                // Each answer has randomness of its own; the first has the seed itself.
+                let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
+                let parser: Box<dyn OutputParser> = if is_raw {
+                    Box::new(PlainText::default())
+                } else {
+                    output::parser(&call.request)
+                };
+                sequences.push(self.sequence(&call.request, prompt.clone(), seed, parser));
+            }
+        }
+        let Call { stream, ignored, form, .. } = call;
+        Ok(Prepared { sequences, model, seed, prompt_tokens, stream, ignored, form })
+    }
+
+    /// The prompts of a request, one for each of its texts.
+    pub(super) fn prompts(&self, call: &Call) -> Result<Vec<Vec<TokenId>>, ApiError> {
+        let check = |prompt| self.model.check_prompt(prompt);
+        match &call.prompt {
+            Prompt::Conversation => {
+                let prompt = self.model.prompt(&call.request);
+                Ok(vec![prompt.map_err(|error| prompt_error(&error, &call.form))?])
+            }
+            Prompt::Raw(prompts) => prompts
+                .iter()
+                .map(|prompt| match prompt {
+                    RawPrompt::Text(text) => self.model.encode(text).and_then(check),
+                    RawPrompt::Tokens(tokens) => check(tokens.clone()),
+                })
+                .map(|prompt| prompt.map_err(|error| prompt_error(&error, &call.form)))
+                .collect(),
+        }
+    }
+
+    fn sequence(
+        &self,
+        request: &ChatRequest,
+        prompt: Vec<TokenId>,
+        seed: u64,
+        parser: Box<dyn OutputParser>,
+    ) -> Sequence {
+        let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
+        let mut stop_tokens = request.limits.stop_tokens.clone();
+        if !request.limits.ignore_stop_tokens {
+            stop_tokens.extend(self.model.stop_tokens());
+        }
+        let asked = &request.sampling;
+        let sampling = Sampling {
+            temperature: asked.temperature.unwrap_or_else(|| self.model.default_temperature()),
+            top_k: asked.top_k.unwrap_or(0),
+            top_p: asked.top_p.unwrap_or(1.0),
+            min_p: asked.min_p.unwrap_or(0.0),
+            repetition_penalty: asked.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: asked.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
+            logit_bias: asked.logit_bias.clone(),
+            seed,
+        };
+        let stop = request.limits.stop.clone();
+        let request = GenerateRequest {
+            prompt,
+            max_tokens,
+            min_tokens: request.limits.min_tokens.min(max_tokens),
+            stop_tokens,
+            sampling,
+            logprobs: request.sampling.logprobs,
+            constraint: None,
+            timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
+        };
+        Sequence { request, parser, stop }
+    }
+
+    /// Waits a little for the first step, since an error before it can still have a status.
+    async fn stream(
+        &self,
+        mut generation: Generation,
+        writer: Box<dyn Writer>,
+    ) -> Result<Response, ApiError> {
+        let ServerLimits { keep_alive, write_timeout, .. } = self.limits;
+        let first = timeout(keep_alive, generation.next()).await.ok().transpose()?.flatten();
+        let options = StreamOptions { keep_alive, write_timeout };
+        Ok(stream::respond(generation, first, writer, options))
+    }
+}
+
+/// Between the seeds of a request's answers: an odd number with bits all over.
+const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Answers with whole completions.
+async fn whole(
+    mut generation: Generation,
+    mut writer: Box<dyn Writer>,
+    choices: usize,
+) -> Result<Response, ApiError> {
+    let mut answers = vec![Answer::default(); choices];
+    while let Some(step) = generation.next().await? {
+        Answer::collect(&mut answers, step);
+    }
+    let json = HeaderValue::from_static("application/json");
+    Ok(([(header::CONTENT_TYPE, json)], writer.whole(answers)).into_response())
+}
+
+/// What was asked for, up to the model's last position; the prompt leaves room for one.
+fn max_tokens(prompt: &[TokenId], asked: Option<u32>, model: &ChatModel) -> u32 {
+    let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+    let room = model.max_positions().saturating_sub(used);
+    asked.unwrap_or(room).min(room)
+}
+
+/// A prompt that cannot be; clients find too long ones by their dialect's own words.
+pub(super) fn prompt_error(error: &PromptError, form: &Form) -> ApiError {
+    let api = ApiError::param(form.prompt_param(), error.to_string());
+    match error {
+        PromptError::TooLong { max_positions, prompt_tokens } => {
+            let message = match form {
+                Form::Messages(_) => {
+                    format!("prompt is too long: {prompt_tokens} tokens > {max_positions} maximum")
+                }
+                _ => api.message,
+            };
+            let api = ApiError::param(form.prompt_param(), message);
+            api.with_code("context_length_exceeded")
+        }
+        PromptError::NoTemplate => api.with_code("no_chat_template"),
+        _ => api,
+    }
+}

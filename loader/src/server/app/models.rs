@@ -1,0 +1,125 @@
+//! Which models there are, in every dialect: one, under its names.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+    http::Request,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use super::Front;
+use crate::server::{
+    dialect::{parse_object, rfc3339},
+    error::ApiError,
+    json::Json as OrderedJson,
+};
+
+impl Front {
+    fn info(&self, id: &str) -> Value {
+        json!({
+            "id": id,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "shardpack",
+            // Longest sequence in tokens, under the name that vLLM gives it.
+            "max_model_len": self.model.max_positions(),
+            // What Anthropic's clients list.
+            "type": "model",
+            "display_name": id,
+            "created_at": self.created_at(),
+        })
+    }
+
+    fn created_at(&self) -> String {
+        rfc3339(UNIX_EPOCH + Duration::from_secs(self.created))
+    }
+
+    fn ollama(&self, name: &str) -> Value {
+        json!({
+            "name": name,
+            "model": name,
+            "modified_at": self.created_at(),
+            "size": 0,
+            "digest": "",
+            "details": details(),
+        })
+    }
+}
+
+fn details() -> Value {
+    json!({
+        "parent_model": "", "format": "shardpack", "family": "", "families": [],
+        "parameter_size": "", "quantization_level": "",
+    })
+}
+
+pub(super) async fn models(State(front): State<Arc<Front>>) -> Response {
+    let data: Vec<Value> = front.names.iter().map(|name| front.info(name)).collect();
+    let (first, last) = (front.names.first(), front.names.last());
+    let list = json!({
+        "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last,
+    });
+    Json(list).into_response()
+}
+
+pub(super) async fn model(
+    State(front): State<Arc<Front>>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    front.known_name(Some(&id)).map(|name| Json(front.info(name)).into_response())
+}
+
+pub(super) async fn ollama_tags(State(front): State<Arc<Front>>) -> Response {
+    let models: Vec<Value> = front.names.iter().map(|name| front.ollama(name)).collect();
+    Json(json!({"models": models})).into_response()
+}
+
+pub(super) async fn ollama_ps(State(front): State<Arc<Front>>) -> Response {
+    let mut model = front.ollama(front.name());
+    // It stays as long as the server does: a day is as good as any promise.
+    let until = SystemTime::now() + Duration::from_hours(24);
+    model["expires_at"] = rfc3339(until).into();
+    model["size_vram"] = 0.into();
+    model["context_length"] = front.model.max_positions().into();
+    Json(json!({"models": [model]})).into_response()
+}
+
+pub(super) async fn ollama_show(
+    State(front): State<Arc<Front>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    let body = parse_object(&front.read_body(request).await?)?;
+    let asked = ["model", "name"].into_iter().find_map(|key| body.get(key)?.as_str());
+    let asked = asked.map(|name| name.strip_suffix(":latest").unwrap_or(name));
+    let name = front.known_name(asked)?;
+    let tools = front.model.has_tools();
+    let capabilities: Vec<&str> =
+        ["completion"].into_iter().chain(tools.then_some("tools")).collect();
+    let template: OrderedJson = front.model.template_source().into();
+    let shown = json!({
+        "modelfile": format!("FROM {name}\n"),
+        "parameters": "",
+        "template": template,
+        "details": details(),
+        "model_info": {
+            "general.architecture": "shardpack",
+            "shardpack.context_length": front.model.max_positions(),
+        },
+        "capabilities": capabilities,
+        "modified_at": front.created_at(),
+    });
+    Ok(Json(shown).into_response())
+}
+
+pub(super) async fn ollama_version() -> Response {
+    // Clients compare it with the version that a feature came in: shardpack's own would be older
+    // than all of them.
+    Json(json!({"version": "0.12.0", "shardpack": env!("CARGO_PKG_VERSION")})).into_response()
+}

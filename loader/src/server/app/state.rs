@@ -1,0 +1,85 @@
+//! How the server is.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Front;
+use crate::engine::EngineState;
+
+/// Whether the engine answers, and why not.
+pub(super) async fn health(State(front): State<Arc<Front>>) -> Response {
+    #[derive(Serialize)]
+    struct Health<'a> {
+        state: &'static str,
+        reason: Option<String>,
+        model: &'a str,
+        ranks: u32,
+        active_requests: u32,
+    }
+    let engine = front.engine.status();
+    let (state, reason) = front.state();
+    let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let (model, ranks, active_requests) = (front.name(), engine.ranks, engine.active_requests);
+    (status, Json(Health { state, reason, model, ranks, active_requests })).into_response()
+}
+
+/// Whether requests are taken now.
+pub(super) async fn ready(State(front): State<Arc<Front>>) -> Response {
+    match front.check_ready() {
+        Ok(()) => "ready".into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Counters for Prometheus.
+pub(super) async fn metrics(State(front): State<Arc<Front>>) -> Response {
+    let text = front.metrics.text(&front.engine.status());
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+/// What the page shows.
+pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
+    let (state, reason) = front.state();
+    let engine = front.engine.status();
+    let (waiting, running) = front.metrics.queue();
+    let name = |rank: u32| {
+        front.nodes.get(rank as usize).cloned().unwrap_or_else(|| format!("rank {rank}"))
+    };
+    let nodes: Vec<Value> =
+        (0..engine.ranks).map(|rank| json!({"rank": rank, "name": name(rank)})).collect();
+    let stats = json!({
+        "state": state,
+        "reason": reason,
+        "model": front.name(),
+        "context": front.model.max_positions(),
+        "tokens_per_second": front.metrics.tokens_per_second(),
+        "requests": {
+            "waiting": waiting, "running": running, "most": front.limits.active_requests,
+        },
+        "nodes": nodes,
+    });
+    Json(stats).into_response()
+}
+
+impl Front {
+    /// The state's name, and the reason where requests are not taken.
+    fn state(&self) -> (&'static str, Option<String>) {
+        match self.engine.status().state {
+            _ if *self.draining.borrow() => {
+                ("draining", Some("the server is shutting down".into()))
+            }
+            EngineState::Ready => ("ready", None),
+            EngineState::Starting(reason) => ("starting", Some(reason)),
+            EngineState::Failed(reason) => ("failed", Some(reason)),
+        }
+    }
+}

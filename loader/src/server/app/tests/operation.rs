@@ -1,0 +1,202 @@
+//! Keys, limits, other origins, counters.
+
+use std::{
+    collections::BTreeSet,
+    io::Read,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use serde_json::json;
+
+use super::{
+    STOP, Scripted, ServerLimits, kjv,
+    scripted::{Reply, Seen, Step, start, start_changed},
+};
+use crate::server::{ApiKeys, ChatModel, KeyFile, KeyLimits, Scope, Server};
+
+const BODY: &str = r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":5}"#;
+
+fn start_server(script: Vec<Step>, change: impl FnOnce(Server) -> Server) -> Scripted {
+    start_changed(script, ServerLimits::default(), ChatModel::open(kjv()).unwrap(), change)
+}
+
+fn ask(server: &Scripted, key: &str, method: &str, path: &str) -> Reply {
+    let head = if key.is_empty() { String::new() } else { format!("{key}\r\n") };
+    let body = if method == "POST" { BODY } else { "" };
+    Reply::read(server.send_with(&head, method, path, body))
+}
+
+#[test]
+fn keys_open_their_scopes_in_every_dialect() {
+    let mut file = KeyFile::default();
+    let infer = file.add("me", BTreeSet::from([Scope::Infer]), KeyLimits::default()).unwrap();
+    let metrics =
+        file.add("prometheus", BTreeSet::from([Scope::Metrics]), KeyLimits::default()).unwrap();
+    let server = start_server(vec![Step::Say("Jesus"), STOP], |server| {
+        server.with_keys(ApiKeys::new(file).unwrap())
+    });
+    let bearer = |key: &str| format!("authorization: Bearer {key}");
+    let check = |key: &str, method: &str, path: &str, status: u16| {
+        let reply = ask(&server, key, method, path);
+        assert_eq!(reply.status, status, "{key} {method} {path}: {}", reply.body);
+        reply
+    };
+    let chat = "/v1/chat/completions";
+    check(&bearer(&infer), "POST", chat, 200);
+    check(&format!("x-api-key: {infer}"), "POST", "/v1/messages", 200);
+    check(&bearer(&metrics), "POST", chat, 403);
+    check(&bearer(&metrics), "GET", "/metrics", 200);
+    check(&bearer(&infer), "GET", "/metrics", 403);
+    check("", "GET", "/health", 200);
+    check("", "GET", "/v1/nothing", 401);
+    let refused = check("", "POST", chat, 401);
+    assert_eq!(refused.header("www-authenticate"), Some("bearer"));
+    assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
+    let refused = check(&bearer("sp-wrong"), "POST", "/v1/messages", 401);
+    assert_eq!(refused.json()["error"]["type"], "authentication_error");
+}
+
+#[test]
+fn keys_beyond_their_limit_are_told_when_to_come_back() {
+    let mut file = KeyFile::default();
+    let limits = KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
+    let key = file.add("me", BTreeSet::from([Scope::Infer]), limits).unwrap();
+    let server = start_server(vec![STOP], |server| server.with_keys(ApiKeys::new(file).unwrap()));
+    let key = format!("authorization: Bearer {key}");
+    assert_eq!(ask(&server, &key, "POST", "/v1/chat/completions").status, 200);
+    let reply = ask(&server, &key, "POST", "/v1/chat/completions");
+    assert_eq!(reply.status, 429);
+    assert_eq!(reply.header("x-should-retry"), Some("true"));
+    let seconds: u64 = reply.header("retry-after").unwrap().parse().unwrap();
+    let millis: u64 = reply.header("retry-after-ms").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds) && millis <= seconds * 1000, "{seconds} {millis}");
+    assert!(reply.body.contains("please try again in "), "{}", reply.body);
+    let reply = ask(&server, &key, "POST", "/v1/messages");
+    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
+}
+
+#[test]
+fn other_origins_may_ask_only_where_they_are_named() {
+    let origin = "origin: https://chat.example";
+    let closed = start(vec![STOP]);
+    let reply = ask(&closed, origin, "POST", "/v1/chat/completions");
+    assert_eq!(reply.header("access-control-allow-origin"), None);
+    assert_eq!(ask(&closed, origin, "OPTIONS", "/v1/chat/completions").status, 405);
+    let open = start_server(vec![STOP], |server| {
+        server.with_origins(vec!["https://chat.example".to_owned()])
+    });
+    let reply = ask(&open, origin, "OPTIONS", "/v1/chat/completions");
+    assert_eq!(reply.status, 204);
+    assert_eq!(reply.header("access-control-allow-origin"), Some("https://chat.example"));
+    let reply = ask(&open, "origin: https://evil.example", "GET", "/health");
+    assert_eq!(reply.header("access-control-allow-origin"), None);
+}
+
+#[test]
+fn what_is_done_is_counted_under_both_names() {
+    let server = start(vec![Step::Say("Jesus wept."), STOP]);
+    assert_eq!(ask(&server, "", "POST", "/v1/chat/completions").status, 200);
+    assert_eq!(server.chat(r#""mystery":1,"stop":7"#).status, 400);
+    let text = ask(&server, "", "GET", "/metrics").body;
+    for line in [
+        r#"shardpack_generation_tokens_total{model_name="kjv-4m"} 6"#,
+        r#"vllm:generation_tokens_total{model_name="kjv-4m"} 6"#,
+        r#"vllm:prompt_tokens_total{model_name="kjv-4m"} "#,
+        r#"vllm:num_requests_running{model_name="kjv-4m"} 0"#,
+        r#"vllm:num_requests_waiting{model_name="kjv-4m"} 0"#,
+        r#"vllm:request_success_total{finished_reason="stop",model_name="kjv-4m"} 1"#,
+        r#"vllm:time_to_first_token_seconds_count{model_name="kjv-4m"} 1"#,
+        r#"shardpack_engine_ready{model_name="kjv-4m"} 1"#,
+    ] {
+        let swapped = line.replace(
+            r#"finished_reason="stop",model_name="kjv-4m""#,
+            r#"model_name="kjv-4m",finished_reason="stop""#,
+        );
+        assert!(text.contains(line) || text.contains(&swapped), "{line}\n{text}");
+    }
+    assert!(text.contains("/v1/chat/completions") && text.ends_with("# EOF\n"), "{text}");
+}
+
+#[test]
+fn log_tells_who_and_how_long_and_nothing_of_what_was_said() {
+    let lines = Arc::new(Mutex::new(Vec::<String>::new()));
+    let sink = lines.clone();
+    let server = start_server(vec![Step::Say("Jesus wept."), STOP], |server| {
+        server.with_log(Box::new(move |line| sink.lock().unwrap().push(line.to_owned())))
+    });
+    server.chat("");
+    let lines = lines.lock().unwrap();
+    let line: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
+    assert_eq!((&line["status"], &line["route"]), (&json!(200), &json!("/v1/chat/completions")));
+    assert!(!lines[0].contains("John") && !lines[0].contains("wept"), "{}", lines[0]);
+}
+
+#[test]
+fn readiness_follows_the_engine() {
+    let server = start(vec![]);
+    assert_eq!(ask(&server, "", "GET", "/readyz").status, 200);
+    server.engine.update_status(|status| {
+        status.state = crate::engine::EngineState::Failed("rank 1 is gone".to_owned());
+    });
+    let reply = ask(&server, "", "GET", "/readyz");
+    assert_eq!((reply.status, reply.header("retry-after")), (503, Some("2")));
+    assert_eq!(ask(&server, "", "GET", "/livez").status, 200);
+}
+
+/// More clients than places: every one ends in an answer or is told when to come back, and
+/// nothing is left behind.
+#[test]
+fn crowd_is_answered_or_turned_away() {
+    let limits = ServerLimits { active_requests: 8, ..ServerLimits::default() };
+    let model = ChatModel::open(kjv()).unwrap();
+    let server = start_changed(vec![Step::Say("Jesus wept."), STOP], limits, model, |s| s);
+    let connections: Vec<_> = (0..60).map(|_| server.send_chat(r#""stream":true"#)).collect();
+    let (mut answered, mut refused) = (0, 0);
+    for connection in connections {
+        let reply = Reply::read(connection);
+        match reply.status {
+            200 => {
+                assert!(reply.body.ends_with("data: [DONE]\n\n"));
+                answered += 1;
+            }
+            503 => {
+                assert_eq!(reply.header("retry-after"), Some("2"));
+                refused += 1;
+            }
+            other => panic!("{other}: {}", reply.body),
+        }
+    }
+    assert_eq!(answered + refused, 60);
+    assert!(answered >= 8, "{answered}");
+    assert_idle(&server);
+}
+
+/// Every place is free and nothing counts as running.
+fn assert_idle(server: &Scripted) {
+    for _ in 0..2000 {
+        let stats = ask(server, "", "GET", "/stats").json();
+        if stats["requests"]["running"] == 0 && stats["requests"]["waiting"] == 0 {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("requests are left behind");
+}
+
+#[test]
+fn places_of_clients_that_leave_are_free_again() {
+    let limits = ServerLimits { active_requests: 1, ..ServerLimits::default() };
+    let model = ChatModel::open(kjv()).unwrap();
+    let script = vec![Step::Say("Jesus"), Step::AwaitCancel];
+    let server = start_changed(script, limits, model, |server| server);
+    for _ in 0..5 {
+        let mut connection = server.send_chat(r#""stream":true"#);
+        server.submitted();
+        connection.read_exact(&mut [0; 64]).unwrap();
+        drop(connection);
+        assert_eq!(server.seen(), Seen::Cancelled);
+        assert_idle(&server);
+    }
+}

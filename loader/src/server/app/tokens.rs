@@ -1,0 +1,117 @@
+//! Between text and tokens, for clients that count, compare or look closely.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::State,
+    http::Request,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use super::{Front, generate::prompt_error};
+use crate::{
+    engine::TokenId,
+    server::{
+        dialect::{Call, Dialect, Fields, parse_object, parse_token},
+        error::ApiError,
+        text::Detokenizer,
+    },
+};
+
+/// Runs `work` on a body, away from the threads that serve connections.
+async fn answer(
+    front: Arc<Front>,
+    request: Request<Body>,
+    work: impl FnOnce(&Front, &Bytes) -> Result<Value, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let body = front.read_body(request).await?;
+    let value = front.blocking(move |front| work(front, &body)).await?;
+    Ok(Json(value).into_response())
+}
+
+/// Tokens of a conversation, as messages of the Anthropic API.
+pub(super) async fn count_tokens(
+    State(front): State<Arc<Front>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    answer(front, request, |front, body| {
+        let call = Dialect::Messages.parse_counted(body)?;
+        front.known_name(call.model.as_deref())?;
+        Ok(json!({"input_tokens": front.tokens(&call)?.len()}))
+    })
+    .await
+}
+
+/// `{prompt}`, `{content}` or `{messages}` to `{tokens, count, max_model_len}`.
+pub(super) async fn tokenize(
+    State(front): State<Arc<Front>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    answer(front, request, |front, body| {
+        let object = parse_object(body)?;
+        let tokens = if object.get("messages").is_some() {
+            front.tokens(&Dialect::Chat.parse(body)?)?
+        } else {
+            let mut fields = Fields::new(object);
+            let text = match fields.string("prompt")? {
+                Some(text) => text,
+                None => fields.string("content")?.ok_or_else(|| {
+                    ApiError::param("prompt", "prompt: expected a string, or messages")
+                })?,
+            };
+            let tokens = front.model.encode(&text);
+            tokens.map_err(|error| ApiError::param("prompt", error.to_string()))?
+        };
+        Ok(json!({
+            "tokens": tokens, "count": tokens.len(), "max_model_len": front.model.max_positions(),
+        }))
+    })
+    .await
+}
+
+/// `{tokens}` to `{prompt, content}`.
+pub(super) async fn detokenize(
+    State(front): State<Arc<Front>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    answer(front, request, |front, body| {
+        let mut fields = Fields::new(parse_object(body)?);
+        let tokens = fields
+            .array("tokens")?
+            .ok_or_else(|| ApiError::param("tokens", "tokens: expected an array of numbers"))?;
+        let tokens =
+            tokens.iter().enumerate().map(|(index, token)| parse_token(token, "tokens", index));
+        let tokens: Vec<TokenId> = tokens.collect::<Result<_, _>>()?;
+        let mut detokenizer = Detokenizer::new(front.model.vocabulary().clone());
+        let mut text: String = tokens.into_iter().map(|token| detokenizer.push(token)).collect();
+        text.push_str(&detokenizer.finish());
+        Ok(json!({"prompt": text, "content": text}))
+    })
+    .await
+}
+
+/// A chat completion request to `{prompt}`.
+pub(super) async fn apply_template(
+    State(front): State<Arc<Front>>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    answer(front, request, |front, body| {
+        let call = Dialect::Chat.parse(body)?;
+        let text = front.model.render(&call.request);
+        let text = text.map_err(|error| prompt_error(&error, &call.form))?;
+        Ok(json!({"prompt": text}))
+    })
+    .await
+}
+
+impl Front {
+    /// The tokens of a conversation, however long.
+    fn tokens(&self, call: &Call) -> Result<Vec<TokenId>, ApiError> {
+        let text = self.model.render(&call.request);
+        let tokens = text.and_then(|text| self.model.encode(&text));
+        tokens.map_err(|error| prompt_error(&error, &call.form))
+    }
+}

@@ -1,0 +1,8 @@
+//! Ollama's own API: conversations and prompts, answered by lines of JSON.
+
+mod request;
+mod writer;
+
+pub(super) use request::{parse_chat, parse_generate};
+pub(in crate::server) use writer::rfc3339;
+pub(super) use writer::{OllamaWriter, Options, Route};

@@ -1,0 +1,204 @@
+//! Ollama's answers: one JSON object, or one a line.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::server::{
+    dialect::{Answer, Identity, Writer, to_json},
+    error::{ApiError, Shape},
+    generation::{AnswerUsage, Part, Step},
+    inner::{EndReason, Piece},
+    json::Json,
+};
+
+/// What a client of Ollama's API chooses about the form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) struct Options {
+    pub(super) route: Route,
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Route {
+    /// `/api/chat`.
+    Chat,
+    /// `/api/generate`.
+    Generate,
+}
+
+impl Options {
+    /// The parameter that the prompt comes from.
+    pub(in crate::server::dialect) const fn prompt_param(self) -> &'static str {
+        match self.route {
+            Route::Chat => "messages",
+            Route::Generate => "prompt",
+        }
+    }
+}
+
+/// Writes Ollama's answers.
+pub(in crate::server) struct OllamaWriter {
+    identity: Identity,
+    options: Options,
+    begun: Instant,
+    first: Option<Instant>,
+    /// The call that grows: calls are written whole here.
+    call: Option<(String, String)>,
+    end: Option<(EndReason, AnswerUsage)>,
+}
+
+impl OllamaWriter {
+    pub(in crate::server) fn new(identity: Identity, options: Options) -> Self {
+        let begun = Instant::now();
+        Self { identity, options, begun, first: None, call: None, end: None }
+    }
+
+    fn line(&self, content: &str, thinking: &str, calls: &[Value], done: bool) -> Value {
+        let mut line = json!({
+            "model": self.identity.model, "created_at": rfc3339(SystemTime::now()), "done": done,
+        });
+        match self.options.route {
+            Route::Chat => {
+                let mut message = json!({"role": "assistant", "content": content});
+                if !thinking.is_empty() {
+                    message["thinking"] = thinking.into();
+                }
+                if !calls.is_empty() {
+                    message["tool_calls"] = calls.into();
+                }
+                line["message"] = message;
+            }
+            Route::Generate => {
+                line["response"] = content.into();
+                if !thinking.is_empty() {
+                    line["thinking"] = thinking.into();
+                }
+            }
+        }
+        line
+    }
+
+    fn finish(&self, line: &mut Value) {
+        let (reason, usage) = self.end.unwrap_or((EndReason::Length, AnswerUsage::default()));
+        let usage = self.identity.total(&[usage]);
+        let now = Instant::now();
+        let first = self.first.unwrap_or(now);
+        let nanoseconds =
+            |from: Instant, to: Instant| to.saturating_duration_since(from).as_nanos() as u64;
+        line["done_reason"] = if reason == EndReason::Length { "length" } else { "stop" }.into();
+        line["total_duration"] = nanoseconds(self.begun, now).into();
+        line["load_duration"] = 0.into();
+        line["prompt_eval_count"] = usage.prompt_tokens.into();
+        line["prompt_eval_duration"] = nanoseconds(self.begun, first).into();
+        line["eval_count"] = usage.completion_tokens.into();
+        line["eval_duration"] = nanoseconds(first, now).into();
+    }
+
+    fn push(value: &Value, out: &mut String) {
+        out.push_str(&to_json(value));
+        out.push('\n');
+    }
+}
+
+fn call(name: &str, arguments: &str) -> Value {
+    let arguments = Json::parse(arguments.as_bytes()).unwrap_or_default();
+    json!({"function": {"name": name, "arguments": arguments}})
+}
+
+impl Writer for OllamaWriter {
+    fn content_type(&self) -> &'static str {
+        "application/x-ndjson"
+    }
+
+    /// Every line is an answer, so there is none without meaning.
+    fn keep_alive(&self) -> &'static str {
+        ""
+    }
+
+    fn begin(&mut self, _: &mut String) {}
+
+    fn step(&mut self, step: Step, out: &mut String) {
+        self.first.get_or_insert_with(Instant::now);
+        match step.part {
+            Part::Piece(Piece::Content(text)) => Self::push(&self.line(&text, "", &[], false), out),
+            Part::Piece(Piece::Reasoning(text)) => {
+                Self::push(&self.line("", &text, &[], false), out);
+            }
+            Part::Piece(Piece::CallBegin { name, .. }) => self.call = Some((name, String::new())),
+            Part::Piece(Piece::CallArguments { fragment, .. }) => {
+                if let Some((_, arguments)) = &mut self.call {
+                    arguments.push_str(&fragment);
+                }
+            }
+            Part::Piece(Piece::CallEnd { .. }) => {
+                if let Some((name, arguments)) = self.call.take() {
+                    let calls = [call(&name, &arguments)];
+                    Self::push(&self.line("", "", &calls, false), out);
+                }
+            }
+            Part::End(reason, usage) => self.end = Some((reason, usage)),
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        let mut line = self.line("", "", &[], true);
+        self.finish(&mut line);
+        Self::push(&line, out);
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        Self::push(&error.shaped(Shape::Ollama), out);
+    }
+
+    fn whole(&mut self, answers: Vec<Answer>) -> String {
+        let answer = answers.into_iter().next().unwrap_or_default();
+        self.end = Some((answer.reason(), answer.usage));
+        let calls: Vec<Value> = answer
+            .calls
+            .iter()
+            .filter(|call| call.is_complete)
+            .map(|found| call(&found.name, &found.arguments))
+            .collect();
+        let mut line = self.line(&answer.content, &answer.reasoning, &calls, true);
+        self.finish(&mut line);
+        to_json(&line)
+    }
+}
+
+/// A time as RFC 3339 has it, in UTC.
+pub(in crate::server) fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // Days to a date of the Gregorian calendar, whose eras have 146,097 days (Howard Hinnant,
+    // "chrono-compatible low-level date algorithms").
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let millis = since.subsec_millis();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_dates() {
+        let check = |seconds: u64, expected: &str| {
+            assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+        };
+        check(0, "1970-01-01T00:00:00.000Z");
+        check(951_782_400, "2000-02-29T00:00:00.000Z");
+        check(1_798_761_599, "2026-12-31T23:59:59.000Z");
+    }
+}

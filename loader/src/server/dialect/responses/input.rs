@@ -1,0 +1,169 @@
+//! The items of a request's `input` as messages of a conversation.
+
+use crate::server::{
+    dialect::params::MESSAGES_MAX,
+    error::ApiError,
+    json::{Json, Object},
+};
+
+/// Collects items; those that one turn of the model consists of become one message.
+struct Turns {
+    messages: Vec<Json>,
+    /// The assistant's turn that may still grow.
+    open: Option<Object>,
+    ignored: Vec<String>,
+}
+
+/// Parses `instructions` and `input` into messages in the form of chat completions. Items of
+/// tools that run elsewhere are left out and named.
+pub(super) fn parse_input(
+    instructions: Option<String>,
+    input: Option<Json>,
+    ignored: &mut Vec<String>,
+) -> Result<Vec<Json>, ApiError> {
+    let mut turns = Turns { messages: Vec::new(), open: None, ignored: Vec::new() };
+    if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
+        turns.messages.push(message("system", instructions.into()));
+    }
+    match input {
+        Some(Json::String(text)) => turns.messages.push(message("user", text.into())),
+        Some(Json::Array(items)) => {
+            if items.len() > MESSAGES_MAX {
+                let message = format!("input: {} items: at most {MESSAGES_MAX}", items.len());
+                return Err(ApiError::param("input", message));
+            }
+            for (index, item) in items.into_iter().enumerate() {
+                turns.item(item, &format!("input[{index}]"))?;
+            }
+        }
+        None => {}
+        Some(other) => {
+            let message = format!("input: expected a string or an array, found {}", other.kind());
+            return Err(ApiError::param("input", message));
+        }
+    }
+    turns.close();
+    ignored.append(&mut turns.ignored);
+    Ok(turns.messages)
+}
+
+fn message(role: &str, content: Json) -> Json {
+    let mut message = Object::default();
+    message.set("role", role.into());
+    message.set("content", content);
+    Json::Object(message)
+}
+
+impl Turns {
+    fn item(&mut self, item: Json, path: &str) -> Result<(), ApiError> {
+        let Json::Object(mut item) = item else {
+            let message = format!("{path}: expected an object, found {}", item.kind());
+            return Err(ApiError::param(path, message));
+        };
+        let kind = item.get("type").and_then(Json::as_str).unwrap_or("message").to_owned();
+        match kind.as_str() {
+            "message" => {
+                item.remove("type");
+                self.message(item);
+            }
+            "reasoning" => self.reasoning(&item),
+            "function_call" => {
+                let name = text(&item, "name", path)?;
+                let arguments = item.get("arguments").cloned().unwrap_or_else(|| "{}".into());
+                self.call(text(&item, "call_id", path)?, name, arguments);
+            }
+            "custom_tool_call" => {
+                let name = text(&item, "name", path)?;
+                let mut arguments = Object::default();
+                arguments.set("input", text(&item, "input", path)?.into());
+                self.call(text(&item, "call_id", path)?, name, Json::Object(arguments));
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                let id = text(&item, "call_id", path)?;
+                self.close();
+                let output = item.remove("output").unwrap_or_default();
+                let Json::Object(mut result) = message("tool", output) else { return Ok(()) };
+                result.set("tool_call_id", id.into());
+                self.messages.push(Json::Object(result));
+            }
+            "item_reference" => {
+                let message = format!("{path}: items are not stored here: send them whole");
+                return Err(ApiError::param(path, message));
+            }
+            _ => self.ignored.push(path.to_owned()),
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, mut item: Object) {
+        if item.get("role").and_then(Json::as_str) != Some("assistant") {
+            self.close();
+            self.messages.push(Json::Object(item));
+            return;
+        }
+        if self.open.as_ref().is_some_and(|open| has_text(open) || has_calls(open)) {
+            self.close();
+        }
+        if let Some(content) = item.remove("content") {
+            self.open().set("content", content);
+        }
+    }
+
+    fn reasoning(&mut self, item: &Object) {
+        if self.open.as_ref().is_some_and(|open| has_text(open) || has_calls(open)) {
+            self.close();
+        }
+        let texts = ["content", "summary"].into_iter().find_map(|key| {
+            let parts = item.get(key)?.as_array()?.iter();
+            let texts: Vec<&str> =
+                parts.filter_map(|part| part.as_object()?.get("text")?.as_str()).collect();
+            (!texts.is_empty()).then(|| texts.join("\n"))
+        });
+        if let Some(text) = texts {
+            self.open().set("reasoning_content", text.into());
+        }
+    }
+
+    fn call(&mut self, id: String, name: String, arguments: Json) {
+        let mut function = Object::default();
+        function.set("name", name.into());
+        function.set("arguments", arguments);
+        let mut call = Object::default();
+        call.set("id", id.into());
+        call.set("type", "function".into());
+        call.set("function", Json::Object(function));
+        let open = self.open();
+        match open.get_mut("tool_calls") {
+            Some(Json::Array(calls)) => calls.push(Json::Object(call)),
+            _ => open.set("tool_calls", Json::Array(vec![Json::Object(call)])),
+        }
+    }
+
+    fn open(&mut self) -> &mut Object {
+        self.open.get_or_insert_with(|| {
+            let mut turn = Object::default();
+            turn.set("role", "assistant".into());
+            turn.set("content", "".into());
+            turn
+        })
+    }
+
+    fn close(&mut self) {
+        self.messages.extend(self.open.take().map(Json::Object));
+    }
+}
+
+fn has_text(turn: &Object) -> bool {
+    turn.get("content").is_some_and(|content| *content != Json::String(String::new()))
+}
+
+fn has_calls(turn: &Object) -> bool {
+    turn.get("tool_calls").is_some()
+}
+
+fn text(item: &Object, key: &str, path: &str) -> Result<String, ApiError> {
+    item.get(key).and_then(Json::as_str).map(str::to_owned).ok_or_else(|| {
+        let path = format!("{path}.{key}");
+        ApiError::param(path.clone(), format!("{path}: expected a string"))
+    })
+}

@@ -1,0 +1,116 @@
+//! A responses request to the inner form.
+
+use super::{Options, input::parse_input};
+use crate::server::{
+    dialect::{
+        Call, Form, Prompt,
+        fields::Fields,
+        params::{
+            Neutral, leftover, parse_limits, parse_logprobs_count, parse_messages,
+            parse_response_format, parse_sampling, parse_template_kwargs, refuse_unsupported,
+        },
+        parse_object,
+        tools::{parse_tool_choice, parse_tools},
+    },
+    error::ApiError,
+    inner::{ChatRequest, Reasoning},
+    json::{Json, Object},
+};
+
+/// Parses a body.
+pub(in crate::server::dialect) fn parse(body: &[u8]) -> Result<Call, ApiError> {
+    parse_fields(parse_object(body)?)
+}
+
+/// Parses a body that is an object already.
+pub(in crate::server::dialect) fn parse_fields(body: Object) -> Result<Call, ApiError> {
+    let options = Options::of(&body);
+    let mut fields = Fields::new(body);
+    refuse_unsupported(&mut fields, &UNSUPPORTED)?;
+    let mut ignored = Vec::new();
+    let instructions = fields.string("instructions")?;
+    let messages = parse_input(instructions, fields.take("input"), &mut ignored)?;
+    let messages = parse_messages(messages, "input")?;
+    let tools = fields.array("tools")?.unwrap_or_default();
+    let tools = parse_tools(tools, "tools", &mut ignored)?;
+    let tool_choice = parse_tool_choice(fields.take("tool_choice").as_ref(), &tools)?;
+    let parallel_tool_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    let template_kwargs = parse_template_kwargs(&mut fields)?;
+    let mut text = Fields::new(fields.object("text")?.unwrap_or_default());
+    let response_format = parse_response_format(text.object("format")?, "text.format")?;
+    let mut sampling = parse_sampling(&mut fields)?;
+    sampling.choices = None;
+    let wants_logprobs = wants_logprobs(&mut fields)?;
+    let top = parse_logprobs_count(&mut fields, "top_logprobs")?;
+    sampling.logprobs = wants_logprobs.then(|| top.unwrap_or(0));
+    let limits = parse_limits(&mut fields, &["max_output_tokens"], "stop")?;
+    let reasoning = parse_reasoning(&mut fields)?;
+    let model = fields.string("model")?.filter(|model| !model.is_empty());
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    // They change nothing here: nothing is stored, and nothing is obfuscated.
+    for name in ["include", "stream_options", "truncation", "client_metadata"] {
+        fields.take(name);
+    }
+    let kinds = tools.iter().map(|tool| (tool.name.clone(), tool.kind)).collect();
+    let request = ChatRequest {
+        messages,
+        tools,
+        tool_choice,
+        parallel_tool_calls,
+        response_format,
+        reasoning,
+        template_kwargs,
+        sampling,
+        limits,
+    };
+    let form = Form::Responses(Box::new(Options { kinds, ..options }));
+    let ignored = leftover(fields, ignored);
+    Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+}
+
+/// `include: ["message.output_text.logprobs"]`.
+fn wants_logprobs(fields: &mut Fields) -> Result<bool, ApiError> {
+    let include = fields.array("include")?.unwrap_or_default();
+    Ok(include.iter().any(|item| item.as_str() == Some("message.output_text.logprobs")))
+}
+
+fn parse_reasoning(fields: &mut Fields) -> Result<Reasoning, ApiError> {
+    let mut members = Fields::new(fields.object("reasoning")?.unwrap_or_default());
+    let effort = members.string("effort")?;
+    let enabled = (effort.as_deref() == Some("none")).then_some(false);
+    Ok(Reasoning { enabled, effort, budget_tokens: None })
+}
+
+/// Parameters that are known, but of which only one value is supported.
+pub(super) const UNSUPPORTED: [(&str, Neutral); 5] = [
+    ("previous_response_id", Neutral::Nothing),
+    ("conversation", Neutral::Nothing),
+    ("background", Neutral::False),
+    ("prompt", Neutral::Nothing),
+    ("n", Neutral::Numbers(&[1.0])),
+];
+
+impl Options {
+    /// What a response repeats of its request.
+    fn of(body: &Object) -> Self {
+        let member = |name: &str| body.get(name).cloned().unwrap_or(Json::Null);
+        let or = |name: &str, default: &str| match member(name) {
+            Json::Null => Json::parse(default.as_bytes()).expect("a constant"),
+            value => value,
+        };
+        Self {
+            kinds: std::collections::BTreeMap::new(),
+            instructions: member("instructions"),
+            max_output_tokens: member("max_output_tokens"),
+            metadata: or("metadata", "{}"),
+            parallel_tool_calls: or("parallel_tool_calls", "true"),
+            reasoning: or("reasoning", r#"{"effort":null,"summary":null}"#),
+            temperature: member("temperature"),
+            text: or("text", r#"{"format":{"type":"text"}}"#),
+            tool_choice: or("tool_choice", "\"auto\""),
+            tools: or("tools", "[]"),
+            top_p: member("top_p"),
+            user: member("user"),
+        }
+    }
+}

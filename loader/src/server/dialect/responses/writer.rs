@@ -1,0 +1,364 @@
+//! Responses and their events as clients of the `OpenAI` API parse them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::server::{
+    dialect::{Answer, AnswerCall, Identity, Writer, to_json},
+    error::ApiError,
+    generation::{AnswerUsage, Part, Step, TokenLogprob},
+    inner::{EndReason, Piece, ToolKind},
+    json::Json,
+};
+
+/// What a response repeats of its request, and what its tools are.
+#[derive(Debug)]
+pub(in crate::server) struct Options {
+    pub(super) kinds: BTreeMap<String, ToolKind>,
+    pub(super) instructions: Json,
+    pub(super) max_output_tokens: Json,
+    pub(super) metadata: Json,
+    pub(super) parallel_tool_calls: Json,
+    pub(super) reasoning: Json,
+    pub(super) temperature: Json,
+    pub(super) text: Json,
+    pub(super) tool_choice: Json,
+    pub(super) tools: Json,
+    pub(super) top_p: Json,
+    pub(super) user: Json,
+}
+
+/// Writes responses.
+pub(in crate::server) struct ResponsesWriter {
+    identity: Identity,
+    options: Box<Options>,
+    sequence: u64,
+    /// Items that are complete.
+    output: Vec<Value>,
+    open: Option<Open>,
+    end: Option<(EndReason, AnswerUsage)>,
+}
+
+/// The item that grows.
+struct Open {
+    id: String,
+    text: String,
+    logprobs: Vec<Value>,
+    kind: Kind,
+}
+
+#[derive(Clone, PartialEq)]
+enum Kind {
+    Reasoning,
+    Message,
+    Call { call_id: String, name: String, tool: ToolKind },
+}
+
+impl ResponsesWriter {
+    pub(in crate::server) fn new(identity: Identity, options: Box<Options>) -> Self {
+        let (output, open, end) = (Vec::new(), None, None);
+        Self { identity, options, sequence: 0, output, open, end }
+    }
+
+    fn event(&mut self, name: &str, mut members: Value, out: &mut String) {
+        members["type"] = name.into();
+        members["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        out.push_str("event: ");
+        out.push_str(name);
+        out.push_str("\ndata: ");
+        out.push_str(&to_json(&members));
+        out.push_str("\n\n");
+    }
+
+    /// An event about the open item.
+    fn item_event(&mut self, name: &str, mut members: Value, out: &mut String) {
+        let Some(open) = &self.open else { return };
+        members["item_id"] = open.id.as_str().into();
+        members["output_index"] = self.output.len().into();
+        self.event(name, members, out);
+    }
+
+    fn response(&self, status: &str) -> Value {
+        let Options { kinds: _, instructions, max_output_tokens, metadata, .. } = &*self.options;
+        let options = &*self.options;
+        let incomplete = matches!(self.end, Some((EndReason::Length, _))) && status == "incomplete";
+        json!({
+            "id": format!("resp_{}", self.identity.id),
+            "object": "response",
+            "created_at": self.identity.created,
+            "status": status,
+            "background": false,
+            "error": null,
+            "incomplete_details": incomplete.then(|| json!({"reason": "max_output_tokens"})),
+            "instructions": instructions,
+            "max_output_tokens": max_output_tokens,
+            "max_tool_calls": null,
+            "metadata": metadata,
+            "model": self.identity.model,
+            "output": self.output,
+            "parallel_tool_calls": options.parallel_tool_calls,
+            "previous_response_id": null,
+            "reasoning": options.reasoning,
+            "service_tier": "default",
+            "store": false,
+            "temperature": options.temperature,
+            "text": options.text,
+            "tool_choice": options.tool_choice,
+            "tools": options.tools,
+            "top_p": options.top_p,
+            "truncation": "disabled",
+            "usage": self.end.map(|(_, usage)| self.usage(usage)),
+            "user": options.user,
+        })
+    }
+
+    fn usage(&self, usage: AnswerUsage) -> Value {
+        let usage = self.identity.total(&[usage]);
+        json!({
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
+        })
+    }
+
+    fn status(&self) -> &'static str {
+        match self.end {
+            Some((EndReason::Length, _)) => "incomplete",
+            _ => "completed",
+        }
+    }
+
+    fn open(&mut self, kind: Kind, out: &mut String) {
+        if self.open.as_ref().is_some_and(|open| open.kind == kind && !kind.is_call()) {
+            return;
+        }
+        self.close("completed", out);
+        let number = self.output.len();
+        let id = format!("{}_{}_{number}", kind.prefix(), self.identity.id);
+        let open = Open { id, text: String::new(), logprobs: Vec::new(), kind };
+        let item = open.item("in_progress");
+        let part = open.part();
+        self.open = Some(open);
+        let added = json!({"output_index": number, "item": item});
+        self.event("response.output_item.added", added, out);
+        if let Some(part) = part {
+            let added = json!({"content_index": 0, "part": part});
+            self.item_event("response.content_part.added", added, out);
+        }
+    }
+
+    fn close(&mut self, status: &str, out: &mut String) {
+        let Some(open) = &self.open else { return };
+        let (text, part, kind) = (open.text.clone(), open.part(), open.kind.clone());
+        let logprobs = open.logprobs.clone();
+        let item = open.item(status);
+        let is_complete = status == "completed";
+        match &kind {
+            Kind::Reasoning => {
+                let done = json!({"content_index": 0, "text": text});
+                self.item_event("response.reasoning_text.done", done, out);
+            }
+            Kind::Message => {
+                let done = json!({"content_index": 0, "text": text, "logprobs": logprobs});
+                self.item_event("response.output_text.done", done, out);
+            }
+            Kind::Call { tool: ToolKind::Function, name, .. } if is_complete => {
+                let done = json!({"arguments": text, "name": name});
+                self.item_event("response.function_call_arguments.done", done, out);
+            }
+            Kind::Call { tool: ToolKind::Custom, .. } if is_complete => {
+                let input = custom_input(&text);
+                self.item_event(
+                    "response.custom_tool_call_input.delta",
+                    json!({"delta": input}),
+                    out,
+                );
+                let done = json!({"input": input});
+                self.item_event("response.custom_tool_call_input.done", done, out);
+            }
+            Kind::Call { .. } => {}
+        }
+        if let Some(part) = part {
+            let done = json!({"content_index": 0, "part": part});
+            self.item_event("response.content_part.done", done, out);
+        }
+        let done = json!({"output_index": self.output.len(), "item": item});
+        self.event("response.output_item.done", done, out);
+        self.output.push(item);
+        self.open = None;
+    }
+
+    fn piece(&mut self, piece: Piece, tokens: &[TokenLogprob], out: &mut String) {
+        match piece {
+            Piece::Reasoning(text) => {
+                self.open(Kind::Reasoning, out);
+                self.grow(&text);
+                let delta = json!({"content_index": 0, "delta": text});
+                self.item_event("response.reasoning_text.delta", delta, out);
+            }
+            Piece::Content(text) => {
+                self.open(Kind::Message, out);
+                self.grow(&text);
+                let logprobs: Vec<Value> = tokens.iter().map(logprob).collect();
+                let delta = json!({"content_index": 0, "delta": text, "logprobs": logprobs});
+                if let Some(open) = &mut self.open {
+                    open.logprobs.extend(logprobs);
+                }
+                self.item_event("response.output_text.delta", delta, out);
+            }
+            Piece::CallBegin { id, name, .. } => {
+                let tool = self.tool_kind(&name);
+                self.open(Kind::Call { call_id: id, name, tool }, out);
+            }
+            Piece::CallArguments { fragment, .. } => {
+                self.grow(&fragment);
+                let is_function = self.open.as_ref().is_some_and(|open| {
+                    matches!(open.kind, Kind::Call { tool: ToolKind::Function, .. })
+                });
+                // Free text is inside JSON and is only known at its end.
+                if is_function {
+                    let delta = json!({"delta": fragment});
+                    self.item_event("response.function_call_arguments.delta", delta, out);
+                }
+            }
+            Piece::CallEnd { .. } => self.close("completed", out),
+        }
+    }
+
+    fn tool_kind(&self, name: &str) -> ToolKind {
+        self.options.kinds.get(name).copied().unwrap_or(ToolKind::Function)
+    }
+
+    fn grow(&mut self, text: &str) {
+        if let Some(open) = &mut self.open {
+            open.text.push_str(text);
+        }
+    }
+}
+
+impl Kind {
+    const fn is_call(&self) -> bool {
+        matches!(self, Self::Call { .. })
+    }
+
+    const fn prefix(&self) -> &'static str {
+        match self {
+            Self::Reasoning => "rs",
+            Self::Message => "msg",
+            Self::Call { tool: ToolKind::Function, .. } => "fc",
+            Self::Call { tool: ToolKind::Custom, .. } => "ctc",
+        }
+    }
+}
+
+impl Open {
+    /// The content of a message or of thinking.
+    fn part(&self) -> Option<Value> {
+        match self.kind {
+            Kind::Reasoning => Some(json!({"type": "reasoning_text", "text": self.text})),
+            Kind::Message => Some(json!({
+                "type": "output_text", "text": self.text, "annotations": [],
+                "logprobs": self.logprobs,
+            })),
+            Kind::Call { .. } => None,
+        }
+    }
+
+    fn item(&self, status: &str) -> Value {
+        let begun = status != "in_progress";
+        let content: Vec<Value> = self.part().into_iter().filter(|_| begun).collect();
+        match &self.kind {
+            Kind::Reasoning => json!({
+                "id": self.id, "type": "reasoning", "summary": [], "content": content,
+                "encrypted_content": null, "status": status,
+            }),
+            Kind::Message => json!({
+                "id": self.id, "type": "message", "role": "assistant", "status": status,
+                "content": content,
+            }),
+            Kind::Call { call_id, name, tool: ToolKind::Function } => json!({
+                "id": self.id, "type": "function_call", "call_id": call_id, "name": name,
+                "arguments": self.text, "status": status,
+            }),
+            Kind::Call { call_id, name, tool: ToolKind::Custom } => json!({
+                "id": self.id, "type": "custom_tool_call", "call_id": call_id, "name": name,
+                "input": custom_input(&self.text), "status": status,
+            }),
+        }
+    }
+}
+
+/// The free text within the arguments of a custom tool; what is not of that form is the text.
+fn custom_input(arguments: &str) -> String {
+    let value: Option<Value> = serde_json::from_str(arguments).ok();
+    let input = value.as_ref().and_then(|value| value.get("input")?.as_str());
+    input.unwrap_or(arguments).to_owned()
+}
+
+fn logprob(token: &TokenLogprob) -> Value {
+    let entry = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
+    let mut value = entry(&token.bytes, token.logprob);
+    let top = token.top.iter().map(|(_, bytes, logprob)| entry(bytes, *logprob));
+    value["top_logprobs"] = top.collect();
+    value
+}
+
+impl Writer for ResponsesWriter {
+    fn begin(&mut self, out: &mut String) {
+        for name in ["response.created", "response.in_progress"] {
+            let response = self.response("in_progress");
+            self.event(name, json!({"response": response}), out);
+        }
+    }
+
+    fn step(&mut self, step: Step, out: &mut String) {
+        match step.part {
+            Part::Piece(piece) => self.piece(piece, &step.logprobs, out),
+            Part::End(reason, usage) => self.end = Some((reason, usage)),
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        let status = self.status();
+        // A call that is still open was cut off, whatever ended the answer.
+        let is_call = self.open.as_ref().is_some_and(|open| open.kind.is_call());
+        self.close(if is_call { "incomplete" } else { status }, out);
+        let response = self.response(status);
+        self.event(&format!("response.{status}"), json!({"response": response}), out);
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        let mut response = self.response("failed");
+        let code = error.code.unwrap_or("server_error");
+        response["error"] = json!({"code": code, "message": error.message});
+        self.event("response.failed", json!({"response": response}), out);
+    }
+
+    fn whole(&mut self, answers: Vec<Answer>) -> String {
+        let mut unused = String::new();
+        for answer in answers {
+            let (reason, usage) = (answer.reason(), answer.usage);
+            if !answer.reasoning.is_empty() {
+                self.piece(Piece::Reasoning(answer.reasoning), &[], &mut unused);
+            }
+            if !answer.content.is_empty() {
+                self.piece(Piece::Content(answer.content), &answer.logprobs, &mut unused);
+            }
+            for (AnswerCall { id, name, arguments, is_complete }, index) in
+                answer.calls.into_iter().zip(0..)
+            {
+                self.piece(Piece::CallBegin { index, id, name }, &[], &mut unused);
+                self.grow(&arguments);
+                self.close(if is_complete { "completed" } else { "incomplete" }, &mut unused);
+            }
+            self.end = Some((reason, usage));
+        }
+        let status = self.status();
+        self.close(status, &mut unused);
+        to_json(&self.response(status))
+    }
+}

@@ -1,0 +1,323 @@
+//! What the server counts, as Prometheus reads it. vLLM's names stand beside our own, since
+//! dashboards, load generators and gateways ask for them; both show the same numbers.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use super::{generation::AnswerUsage, inner::EndReason};
+use crate::engine::{EngineState, EngineStatus};
+
+/// Seconds, from a token's to a long answer's.
+const LATENCIES: [f64; 18] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0,
+];
+/// Tokens of prompts and answers.
+const COUNTS: [f64; 14] = [
+    1.0, 4.0, 16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 65_536.0,
+    262_144.0,
+];
+/// Over which the page's tokens per second are taken.
+const RATE_WINDOW: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Finished {
+    finished_reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Response {
+    path: &'static str,
+    status: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Refused {
+    code: String,
+}
+
+/// Counters of one server.
+pub(super) struct Metrics {
+    registry: Registry,
+    running: Gauge,
+    waiting: Gauge,
+    success: Family<Finished, Counter>,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    generation_tokens: Counter,
+    first_token: Histogram,
+    between_tokens: Histogram,
+    whole: Histogram,
+    prompt_lengths: Histogram,
+    answer_lengths: Histogram,
+    responses: Family<Response, Counter>,
+    refused: Family<Refused, Counter>,
+    ignored: Counter,
+    calls: Counter,
+    up: Gauge,
+    ranks: Gauge,
+    engine_requests: Gauge,
+    rate: Mutex<Rate>,
+}
+
+/// Tokens of the last seconds.
+struct Rate {
+    since: Instant,
+    tokens: u64,
+    last: f64,
+}
+
+/// Registers a metric under our own name and, where there is one, vLLM's.
+macro_rules! register {
+    ($registry:expr, $metric:expr, $own:literal, $vllm:literal, $help:literal) => {{
+        let metric = $metric;
+        $registry.register(concat!("shardpack_", $own), $help, metric.clone());
+        $registry.register(concat!("vllm:", $vllm), $help, metric.clone());
+        metric
+    }};
+    ($registry:expr, $metric:expr, $own:literal, $help:literal) => {{
+        let metric = $metric;
+        $registry.register(concat!("shardpack_", $own), $help, metric.clone());
+        metric
+    }};
+}
+
+impl Metrics {
+    /// Everything at zero.
+    #[expect(clippy::too_many_lines, reason = "a list, one metric an entry")]
+    pub(super) fn new(model: &str) -> Self {
+        let mut registry = Registry::default();
+        let label = ("model_name".into(), model.to_owned().into());
+        let r = registry.sub_registry_with_label(label);
+        let seconds = || Histogram::new(LATENCIES);
+        let lengths = || Histogram::new(COUNTS);
+        let gauge = Gauge::default;
+        let running = register!(
+            r,
+            gauge(),
+            "requests_running",
+            "num_requests_running",
+            "Requests that are being answered"
+        );
+        let waiting = register!(
+            r,
+            gauge(),
+            "requests_waiting",
+            "num_requests_waiting",
+            "Requests without a first token"
+        );
+        let success = register!(
+            r,
+            Family::default(),
+            "requests",
+            "request_success",
+            "Answers that came to an end"
+        );
+        let prompt_tokens =
+            register!(r, Counter::default(), "prompt_tokens", "prompt_tokens", "Tokens of prompts");
+        let cached_tokens = register!(
+            r,
+            Counter::default(),
+            "cached_prompt_tokens",
+            "prefix_cache_hits",
+            "Tokens of prompts that were not computed again"
+        );
+        let generation_tokens = register!(
+            r,
+            Counter::default(),
+            "generation_tokens",
+            "generation_tokens",
+            "Tokens of answers"
+        );
+        let first_token = register!(
+            r,
+            seconds(),
+            "time_to_first_token_seconds",
+            "time_to_first_token_seconds",
+            "From submission to the first token"
+        );
+        let between_tokens = register!(
+            r,
+            seconds(),
+            "inter_token_latency_seconds",
+            "inter_token_latency_seconds",
+            "Between two tokens of an answer"
+        );
+        let whole = register!(
+            r,
+            seconds(),
+            "request_seconds",
+            "e2e_request_latency_seconds",
+            "From submission to the end"
+        );
+        let prompt_lengths = register!(
+            r,
+            lengths(),
+            "request_prompt_tokens",
+            "request_prompt_tokens",
+            "Tokens of a prompt"
+        );
+        let answer_lengths = register!(
+            r,
+            lengths(),
+            "request_generation_tokens",
+            "request_generation_tokens",
+            "Tokens of an answer"
+        );
+        let responses =
+            register!(r, Family::default(), "http_responses", "Responses by route and status");
+        let refused = register!(
+            r,
+            Family::default(),
+            "refused_requests",
+            "Requests that were refused, by the error's code"
+        );
+        let ignored = register!(
+            r,
+            Counter::default(),
+            "ignored_parameters",
+            "Parameters that were ignored and reported"
+        );
+        let calls = register!(r, Counter::default(), "tool_calls", "Complete calls in answers");
+        let up = register!(r, gauge(), "engine_ready", "1 while the engine takes requests");
+        let ranks = register!(r, gauge(), "ranks", "Ranks of the group");
+        let engine_requests =
+            register!(r, gauge(), "engine_requests", "Requests that the engine has");
+        let rate = Mutex::new(Rate { since: Instant::now(), tokens: 0, last: 0.0 });
+        Self {
+            registry,
+            running,
+            waiting,
+            success,
+            prompt_tokens,
+            cached_tokens,
+            generation_tokens,
+            first_token,
+            between_tokens,
+            whole,
+            prompt_lengths,
+            answer_lengths,
+            responses,
+            refused,
+            ignored,
+            calls,
+            up,
+            ranks,
+            engine_requests,
+            rate,
+        }
+    }
+
+    /// The text that Prometheus reads.
+    pub(super) fn text(&self, engine: &EngineStatus) -> String {
+        self.up.set(i64::from(engine.state == EngineState::Ready));
+        self.ranks.set(i64::from(engine.ranks));
+        self.engine_requests.set(i64::from(engine.active_requests));
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("strings take everything");
+        text
+    }
+
+    /// A response has been made.
+    pub(super) fn responded(&self, path: &'static str, status: u16) {
+        let labels = Response { path, status: u32::from(status) };
+        self.responses.get_or_create(&labels).inc();
+    }
+
+    /// A request was refused.
+    pub(super) fn refused(&self, code: &str) {
+        self.refused.get_or_create(&Refused { code: code.to_owned() }).inc();
+    }
+
+    /// Parameters were ignored.
+    pub(super) fn ignored(&self, count: usize) {
+        self.ignored.inc_by(count as u64);
+    }
+
+    /// Tokens a second of late, all answers together.
+    pub(super) fn tokens_per_second(&self) -> f64 {
+        self.count_rate(0)
+    }
+
+    /// Requests without and with a first token.
+    pub(super) fn queue(&self) -> (i64, i64) {
+        (self.waiting.get(), self.running.get())
+    }
+
+    fn count_rate(&self, tokens: u64) -> f64 {
+        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.tokens += tokens;
+        let elapsed = rate.since.elapsed();
+        if elapsed >= RATE_WINDOW {
+            rate.last = rate.tokens as f64 / elapsed.as_secs_f64();
+            (rate.tokens, rate.since) = (0, Instant::now());
+        } else if elapsed >= RATE_WINDOW / 5 && rate.last == 0.0 {
+            return rate.tokens as f64 / elapsed.as_secs_f64();
+        }
+        rate.last
+    }
+}
+
+/// One answer's clock; it counts as waiting, then as running, until it is dropped.
+pub(super) struct AnswerClock {
+    metrics: std::sync::Arc<Metrics>,
+    begun: Instant,
+    last_token: Option<Instant>,
+}
+
+impl AnswerClock {
+    /// Starts with the submission.
+    pub(super) fn start(metrics: std::sync::Arc<Metrics>) -> Self {
+        metrics.waiting.inc();
+        Self { metrics, begun: Instant::now(), last_token: None }
+    }
+
+    /// A token has come.
+    pub(super) fn token(&mut self) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => {
+                self.metrics.waiting.dec();
+                self.metrics.running.inc();
+                self.metrics.first_token.observe((now - self.begun).as_secs_f64());
+            }
+            Some(last) => self.metrics.between_tokens.observe((now - last).as_secs_f64()),
+        }
+        self.metrics.generation_tokens.inc();
+        self.metrics.count_rate(1);
+    }
+
+    /// The answer is complete.
+    pub(super) fn finished(&mut self, reason: EndReason, usage: AnswerUsage, calls: u32) {
+        let metrics = &self.metrics;
+        let finished_reason = match reason {
+            EndReason::Stop | EndReason::StopText(_) => "stop",
+            EndReason::Length => "length",
+            EndReason::ToolCalls => "tool_calls",
+        };
+        metrics.success.get_or_create(&Finished { finished_reason }).inc();
+        metrics.whole.observe(self.begun.elapsed().as_secs_f64());
+        metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+        metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens));
+        metrics.prompt_lengths.observe(f64::from(usage.prompt_tokens));
+        metrics.answer_lengths.observe(f64::from(usage.completion_tokens));
+        metrics.calls.inc_by(u64::from(calls));
+    }
+}
+
+impl Drop for AnswerClock {
+    fn drop(&mut self) {
+        match self.last_token {
+            None => self.metrics.waiting.dec(),
+            Some(_) => self.metrics.running.dec(),
+        };
+    }
+}

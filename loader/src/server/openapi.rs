@@ -1,0 +1,294 @@
+//! The `OpenAPI` description, made from the table of routes and from what the parsers take.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    dialect::Dialect,
+    error::Shape,
+    routes::{ROUTES, Route, Target},
+};
+
+/// Members of a body: name, schema as JSON, whether it must be there.
+type Member = (&'static str, &'static str, bool);
+
+const STRING: &str = r#"{"type":"string"}"#;
+const BOOLEAN: &str = r#"{"type":"boolean"}"#;
+const OBJECT: &str = r#"{"type":"object"}"#;
+const COUNT: &str = r#"{"type":"integer","minimum":1}"#;
+const PROBABILITY: &str = r#"{"type":"number","minimum":0,"maximum":1}"#;
+const SHARE: &str = r#"{"type":"number","exclusiveMinimum":0,"maximum":1}"#;
+const TEMPERATURE: &str = r#"{"type":"number","minimum":0,"maximum":2}"#;
+const PENALTY: &str = r#"{"type":"number","minimum":-2,"maximum":2}"#;
+const FACTOR: &str = r#"{"type":"number","exclusiveMinimum":0,"maximum":100}"#;
+const SEED: &str = r#"{"type":"integer","format":"int64"}"#;
+const TOP_K: &str = r#"{"type":"integer","minimum":-1}"#;
+const STOP: &str = r#"{"oneOf":[{"type":"string","minLength":1},{"type":"array","maxItems":16,"items":{"type":"string","minLength":1}}]}"#;
+const TOKENS: &str =
+    r#"{"type":"array","items":{"type":"integer","minimum":0,"maximum":4294967295}}"#;
+const STREAM_OPTIONS: &str =
+    r#"{"type":"object","properties":{"include_usage":{"type":"boolean"}}}"#;
+const CONTENT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object","properties":{"type":{"type":"string","enum":["text"]},"text":{"type":"string"}},"required":["type","text"]}}]}"#;
+const MESSAGES: &str = r##"{"type":"array","minItems":1,"items":{"type":"object","required":["role","content"],"properties":{"role":{"type":"string","enum":["system","developer","user","assistant","tool"]},"content":{"$ref":"#/components/schemas/Content"}}}}"##;
+const TURNS: &str = r##"{"type":"array","minItems":1,"items":{"type":"object","required":["role","content"],"properties":{"role":{"type":"string","enum":["user","assistant"]},"content":{"$ref":"#/components/schemas/Content"}}}}"##;
+const TOOLS: &str = r#"{"type":"array","items":{"type":"object","required":["type","function"],"properties":{"type":{"const":"function"},"function":{"type":"object","required":["name"],"properties":{"name":{"type":"string","minLength":1,"maxLength":64},"description":{"type":"string"},"parameters":{"type":"object"},"strict":{"type":"boolean"}}}}}}"#;
+const FLAT_TOOLS: &str = r#"{"type":"array","items":{"type":"object","required":["type","name"],"properties":{"type":{"type":"string"},"name":{"type":"string","minLength":1,"maxLength":64},"description":{"type":"string"},"parameters":{"type":"object"},"strict":{"type":"boolean"}}}}"#;
+const INPUT_TOOLS: &str = r#"{"type":"array","items":{"type":"object","required":["name","input_schema"],"properties":{"name":{"type":"string","minLength":1,"maxLength":64},"description":{"type":"string"},"input_schema":{"type":"object"}}}}"#;
+const CHOICE: &str = r#"{"oneOf":[{"type":"string","enum":["auto","none","required"]},{"type":"object","required":["type"],"properties":{"type":{"type":"string"}}}]}"#;
+const FORMAT: &str = r#"{"type":"object","required":["type"],"properties":{"type":{"type":"string","enum":["text","json_object","json_schema"]}}}"#;
+const PROMPT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","minItems":1,"items":{"type":"string"}},{"type":"array","minItems":1,"items":{"type":"integer","minimum":0}}]}"#;
+const INPUT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object"}}]}"#;
+const SYSTEM: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object","required":["type","text"],"properties":{"type":{"const":"text"},"text":{"type":"string"}}}}]}"#;
+
+/// How tokens are chosen: the same in both of `OpenAI`'s older dialects.
+const SAMPLING: &[Member] = &[
+    ("temperature", TEMPERATURE, false),
+    ("top_p", SHARE, false),
+    ("top_k", TOP_K, false),
+    ("min_p", PROBABILITY, false),
+    ("presence_penalty", PENALTY, false),
+    ("frequency_penalty", PENALTY, false),
+    ("repetition_penalty", FACTOR, false),
+    ("logit_bias", OBJECT, false),
+    ("seed", SEED, false),
+    ("n", COUNT, false),
+    ("max_tokens", COUNT, false),
+    ("min_tokens", r#"{"type":"integer","minimum":0}"#, false),
+    ("ignore_eos", BOOLEAN, false),
+    ("stop", STOP, false),
+    ("stop_token_ids", TOKENS, false),
+    ("model", STRING, false),
+    ("stream", BOOLEAN, false),
+    ("stream_options", STREAM_OPTIONS, false),
+    ("response_format", FORMAT, false),
+    ("structured_outputs", OBJECT, false),
+];
+
+const CHAT: &[Member] = &[
+    ("messages", MESSAGES, true),
+    ("tools", TOOLS, false),
+    ("tool_choice", CHOICE, false),
+    ("parallel_tool_calls", BOOLEAN, false),
+    ("max_completion_tokens", COUNT, false),
+    ("logprobs", BOOLEAN, false),
+    ("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
+    ("reasoning_effort", STRING, false),
+    ("chat_template_kwargs", OBJECT, false),
+];
+
+const COMPLETIONS: &[Member] = &[
+    ("prompt", PROMPT, true),
+    ("logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
+];
+
+const RESPONSES: &[Member] = &[
+    ("input", INPUT, true),
+    ("instructions", STRING, false),
+    ("model", STRING, false),
+    ("stream", BOOLEAN, false),
+    ("temperature", TEMPERATURE, false),
+    ("top_p", SHARE, false),
+    ("max_output_tokens", COUNT, false),
+    ("tools", FLAT_TOOLS, false),
+    ("tool_choice", CHOICE, false),
+    ("parallel_tool_calls", BOOLEAN, false),
+    ("reasoning", OBJECT, false),
+    ("text", OBJECT, false),
+    ("metadata", OBJECT, false),
+    ("store", BOOLEAN, false),
+    ("include", r#"{"type":"array","items":{"type":"string"}}"#, false),
+    ("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
+];
+
+const ANTHROPIC: &[Member] = &[
+    ("messages", TURNS, true),
+    ("system", SYSTEM, false),
+    ("model", STRING, false),
+    ("tools", INPUT_TOOLS, false),
+    ("tool_choice", OBJECT, false),
+    ("thinking", OBJECT, false),
+    ("stream", BOOLEAN, false),
+    ("temperature", TEMPERATURE, false),
+    ("top_p", SHARE, false),
+    ("top_k", TOP_K, false),
+    (
+        "stop_sequences",
+        r#"{"type":"array","maxItems":16,"items":{"type":"string","minLength":1}}"#,
+        false,
+    ),
+    ("metadata", OBJECT, false),
+];
+
+const OLLAMA: &[Member] = &[
+    ("model", STRING, false),
+    ("stream", BOOLEAN, false),
+    ("options", OBJECT, false),
+    ("format", r#"{"oneOf":[{"const":"json"},{"type":"object"}]}"#, false),
+    ("think", r#"{"oneOf":[{"type":"boolean"},{"type":"string"}]}"#, false),
+    ("keep_alive", r#"{"oneOf":[{"type":"string"},{"type":"number"}]}"#, false),
+];
+
+/// The members of a route's body; none where it has none.
+fn members(target: Target) -> Vec<Member> {
+    let all = |lists: &[&[Member]]| lists.concat();
+    match target {
+        Target::Generate(Dialect::Chat) => all(&[CHAT, SAMPLING]),
+        Target::Generate(Dialect::Completions) => all(&[COMPLETIONS, SAMPLING]),
+        Target::Generate(Dialect::Responses) => RESPONSES.to_vec(),
+        Target::Generate(Dialect::Messages) => all(&[ANTHROPIC, &[("max_tokens", COUNT, true)]]),
+        Target::CountTokens => ANTHROPIC.to_vec(),
+        Target::Generate(Dialect::OllamaChat) => {
+            all(&[OLLAMA, &[("messages", MESSAGES, true), ("tools", TOOLS, false)]])
+        }
+        Target::Generate(Dialect::OllamaGenerate) => {
+            let own: &[Member] =
+                &[("prompt", STRING, true), ("system", STRING, false), ("raw", BOOLEAN, false)];
+            all(&[OLLAMA, own])
+        }
+        Target::OllamaShow => vec![("model", STRING, true)],
+        Target::Tokenize => vec![("prompt", STRING, true)],
+        Target::Detokenize => vec![("tokens", TOKENS, true)],
+        Target::ApplyTemplate => vec![("messages", MESSAGES, true), ("tools", TOOLS, false)],
+        _ => Vec::new(),
+    }
+}
+
+fn schema(members: &[Member]) -> Value {
+    let properties: Map<String, Value> = members
+        .iter()
+        .map(|(name, schema, _)| {
+            let schema = serde_json::from_str(schema).expect("constants of this file");
+            ((*name).to_owned(), schema)
+        })
+        .collect();
+    let required: Vec<&str> =
+        members.iter().filter(|member| member.2).map(|member| member.0).collect();
+    json!({"type": "object", "properties": properties, "required": required})
+}
+
+fn operation(route: &Route) -> Value {
+    let error = |description: &str| {
+        let name = match route.shape {
+            Shape::OpenAi => "OpenAiError",
+            Shape::Anthropic => "AnthropicError",
+            Shape::Ollama => "OllamaError",
+        };
+        let schema = json!({"$ref": format!("#/components/schemas/{name}")});
+        json!({"description": description, "content": {"application/json": {"schema": schema}}})
+    };
+    let content = match route.target {
+        Target::Page => json!({"text/html": {}}),
+        Target::Live | Target::Ready => json!({"text/plain": {}}),
+        Target::Metrics => json!({"application/openmetrics-text": {}}),
+        Target::Generate(Dialect::OllamaChat | Dialect::OllamaGenerate) => {
+            json!({"application/json": {}, "application/x-ndjson": {}})
+        }
+        Target::Generate(_) => json!({"application/json": {}, "text/event-stream": {}}),
+        _ => json!({"application/json": {}}),
+    };
+    let busy = if route.shape == Shape::Anthropic { "529" } else { "503" };
+    let mut operation = json!({
+        "summary": route.summary,
+        "responses": {
+            "200": {"description": "The answer", "content": content},
+            "400": error("The request cannot be honoured; the error names the parameter"),
+            "401": error("No key, or none that is known"),
+            "403": error("A key that does not open this"),
+            "404": error("No such model"),
+            "408": error("The body did not arrive in time"),
+            "413": error("The body is too large"),
+            "429": error("The key has had its share for now; retry-after says until when"),
+            busy: error("Busy, starting or shutting down; retry-after says until when"),
+            "504": error("The engine gave no answer in time"),
+        },
+    });
+    if route.target == Target::Health {
+        operation["responses"]["503"] =
+            json!({"description": "Not ready, and why", "content": {"application/json": {}}});
+    }
+    if route.method == "POST" {
+        let schema = schema(&members(route.target));
+        operation["requestBody"] =
+            json!({"required": true, "content": {"application/json": {"schema": schema}}});
+    }
+    if route.path.contains("{*id}") {
+        operation["parameters"] = json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}]);
+    }
+    if route.scope.is_some() {
+        operation["security"] = json!([{}, {"bearer": []}, {"key": []}]);
+    }
+    operation
+}
+
+/// The description.
+pub(super) fn document() -> Value {
+    let mut paths = Map::new();
+    for route in ROUTES {
+        let path = route.path.replace("{*id}", "{id}");
+        paths.insert(path, json!({ route.method.to_lowercase(): operation(route) }));
+    }
+    let error = json!({"type": "object", "required": ["error"], "properties": {"error": {
+        "type": "object", "required": ["message", "type"], "properties": {
+            "message": {"type": "string"}, "type": {"type": "string"},
+        },
+    }}});
+    let content: Value = serde_json::from_str(CONTENT).expect("a constant of this file");
+    json!({
+        "openapi": "3.1.0",
+        "info": {"title": "shardpack", "version": env!("CARGO_PKG_VERSION")},
+        "paths": paths,
+        "components": {
+            "schemas": {
+                "Content": content,
+                "OpenAiError": error,
+                "AnthropicError": error,
+                "OllamaError": {
+                    "type": "object", "required": ["error"],
+                    "properties": {"error": {"type": "string"}},
+                },
+            },
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_described_parameter_is_known_to_its_parser() {
+        for route in ROUTES {
+            let Target::Generate(dialect) = route.target else { continue };
+            for (name, schema, _) in members(route.target) {
+                // Of the wrong type: a parser that knows the parameter complains of it by name.
+                let wrong = if schema == STRING || schema.contains(r#""type":"string""#) {
+                    "[[7]]"
+                } else {
+                    r#"[["x"]]"#
+                };
+                let mut body = json!({
+                    "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a",
+                    "max_tokens": 1,
+                });
+                body[name] = serde_json::from_str(wrong).unwrap();
+                if let Ok(call) = dialect.parse(body.to_string().as_bytes()) {
+                    let unread = call.ignored.iter().any(|ignored| ignored == name);
+                    assert!(!unread, "{}: {name} is described and not read", route.path);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn description_has_every_route() {
+        let document = document();
+        for route in ROUTES {
+            let path = route.path.replace("{*id}", "{id}");
+            let found = &document["paths"][&path][route.method.to_lowercase()]["summary"];
+            assert_eq!(found, route.summary);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What lives where: one table, from which come the router, the scopes, the shapes of errors and
+//! the `OpenAPI` description.
+
+use axum::http::Method;
+
+use super::{dialect::Dialect, error::Shape, keys::Scope};
+
+/// A route.
+#[derive(Debug)]
+pub(super) struct Route {
+    pub(super) method: &'static str,
+    /// As axum writes it.
+    pub(super) path: &'static str,
+    pub(super) target: Target,
+    /// What a key must open; absent: everybody.
+    pub(super) scope: Option<Scope>,
+    pub(super) shape: Shape,
+    /// What it does, in a few words.
+    pub(super) summary: &'static str,
+}
+
+/// Who answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// The model, in a dialect.
+    Generate(Dialect),
+    Page,
+    OpenApi,
+    Health,
+    Live,
+    Ready,
+    Metrics,
+    Stats,
+    Models,
+    Model,
+    CountTokens,
+    Tokenize,
+    Detokenize,
+    ApplyTemplate,
+    OllamaTags,
+    OllamaShow,
+    OllamaPs,
+    OllamaVersion,
+}
+
+const fn get(
+    path: &'static str,
+    target: Target,
+    scope: Option<Scope>,
+    summary: &'static str,
+) -> Route {
+    Route { method: "GET", path, target, scope, shape: Shape::OpenAi, summary }
+}
+
+const fn post(path: &'static str, target: Target, shape: Shape, summary: &'static str) -> Route {
+    Route { method: "POST", path, target, scope: Some(Scope::Infer), shape, summary }
+}
+
+const fn ollama(
+    path: &'static str,
+    target: Target,
+    scope: Option<Scope>,
+    summary: &'static str,
+) -> Route {
+    Route { method: "GET", path, target, scope, shape: Shape::Ollama, summary }
+}
+
+/// Every route.
+pub(super) const ROUTES: &[Route] = &[
+    get("/", Target::Page, None, "The page: chat and the server's state"),
+    get("/openapi.json", Target::OpenApi, None, "This description"),
+    get("/health", Target::Health, None, "Whether the engine answers, and why not"),
+    get("/livez", Target::Live, None, "Whether this process answers"),
+    get("/readyz", Target::Ready, None, "Whether requests are taken now"),
+    get("/metrics", Target::Metrics, Some(Scope::Metrics), "Counters for Prometheus"),
+    get("/stats", Target::Stats, Some(Scope::Infer), "What the page shows"),
+    get("/v1/models", Target::Models, Some(Scope::Infer), "The models served"),
+    get("/v1/models/{*id}", Target::Model, Some(Scope::Infer), "One model"),
+    post(
+        "/v1/chat/completions",
+        Target::Generate(Dialect::Chat),
+        Shape::OpenAi,
+        "Continue a conversation (OpenAI chat completions)",
+    ),
+    post(
+        "/v1/completions",
+        Target::Generate(Dialect::Completions),
+        Shape::OpenAi,
+        "Continue a text (OpenAI completions)",
+    ),
+    post(
+        "/v1/responses",
+        Target::Generate(Dialect::Responses),
+        Shape::OpenAi,
+        "Continue a conversation (OpenAI responses)",
+    ),
+    post(
+        "/v1/messages",
+        Target::Generate(Dialect::Messages),
+        Shape::Anthropic,
+        "Continue a conversation (Anthropic messages)",
+    ),
+    post(
+        "/v1/messages/count_tokens",
+        Target::CountTokens,
+        Shape::Anthropic,
+        "Tokens of a conversation (Anthropic messages)",
+    ),
+    post("/tokenize", Target::Tokenize, Shape::OpenAi, "Text or a conversation to tokens"),
+    post("/detokenize", Target::Detokenize, Shape::OpenAi, "Tokens to text"),
+    post("/apply-template", Target::ApplyTemplate, Shape::OpenAi, "A conversation to text"),
+    post(
+        "/api/chat",
+        Target::Generate(Dialect::OllamaChat),
+        Shape::Ollama,
+        "Continue a conversation (Ollama)",
+    ),
+    post(
+        "/api/generate",
+        Target::Generate(Dialect::OllamaGenerate),
+        Shape::Ollama,
+        "Answer a prompt (Ollama)",
+    ),
+    post("/api/show", Target::OllamaShow, Shape::Ollama, "One model (Ollama)"),
+    ollama("/api/tags", Target::OllamaTags, Some(Scope::Infer), "The models (Ollama)"),
+    ollama("/api/ps", Target::OllamaPs, Some(Scope::Infer), "Running models (Ollama)"),
+    ollama("/api/version", Target::OllamaVersion, None, "The version (Ollama)"),
+];
+
+/// The route of a request.
+pub(super) fn route_of(method: &Method, path: &str) -> Option<&'static Route> {
+    let is_match = |route: &&Route| {
+        let matches = match route.path.strip_suffix("{*id}") {
+            Some(prefix) => path.strip_prefix(prefix).is_some_and(|id| !id.is_empty()),
+            None => route.path == path,
+        };
+        matches
+            && (route.method == method.as_str()
+                || (method == Method::HEAD && route.method == "GET"))
+    };
+    ROUTES.iter().find(is_match)
+}
+
+impl Shape {
+    /// How errors are written at an address where nothing lives.
+    pub(super) fn of_path(path: &str) -> Self {
+        if path.starts_with("/v1/messages") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+}

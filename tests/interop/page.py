@@ -1,0 +1,89 @@
+"""The embedded page in headless Chromium: a conversation, a call and its result, on a desk and a phone.
+
+    page.py SHARDPACK CHROMIUM SCREENSHOTS
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from playwright.sync_api import expect, sync_playwright
+
+data = pathlib.Path(__file__).parent.parent / "data"
+shardpack, chromium, screenshots = pathlib.Path(sys.argv[1]).absolute(), sys.argv[2], pathlib.Path(sys.argv[3])
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+SCRIPT = {
+    "step_ms": 2,
+    "answers": [
+        {"when": "Weather in Rome?", "text": CALL},
+        {"when": "sunny, 21 degrees", "text": "It is sunny in Rome."},
+        {"when": "fails", "text": "half an ans", "fail": "rank 1 is gone", "retryable": True},
+        {"text": "Hello <b>there</b>, reader. " * 20},
+    ],
+}
+TOOLS = json.dumps([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}])
+
+
+def converse(page, name):
+    text = page.get_by_label("Message")
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#model")).to_have_text("m")
+    text.fill("Hi")
+    text.press("Enter")
+    answer = page.locator(".turn.assistant").last
+    expect(answer).to_contain_text("Hello <b>there</b>, reader.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.locator("#mine")).to_contain_text("tok/s")
+    page.get_by_text("Settings").click()
+    page.locator("#tools").fill(TOOLS)
+    page.get_by_text("Settings").click()
+    text.fill("Weather in Rome?")
+    text.press("Enter")
+    call = page.locator(".turn.call")
+    expect(call).to_contain_text("get_weather")
+    expect(call).to_contain_text('"Rome"')
+    page.get_by_label("Result").fill("sunny, 21 degrees")
+    page.get_by_role("button", name="Return").click()
+    expect(page.locator(".turn.assistant").last).to_have_text("It is sunny in Rome.")
+    text.fill("This fails")
+    text.press("Enter")
+    expect(page.locator(".turn.error")).to_have_text("rank 1 is gone")
+    page.screenshot(path=screenshots / f"{name}.png")
+    overflow = page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    assert not overflow, f"{name}: the page is wider than the screen"
+
+
+def main():
+    screenshots.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        set_, script = folder / "set", folder / "script.json"
+        convert = [shardpack, "convert", data / "kjv-4m", "--output", set_, "--nodes", "2"]
+        subprocess.run([*map(str, convert)], check=True, capture_output=True)
+        script.write_text(json.dumps(SCRIPT))
+        serve = [shardpack, "serve", set_, "--script", script, "--name", "m"]
+        serve += ["--listen", "127.0.0.1:0", "--json"]
+        process = subprocess.Popen([*map(str, serve)], stdout=subprocess.PIPE, text=True)
+        try:
+            url = json.loads(process.stdout.readline())["url"].removesuffix("v1")
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+                sizes = {"desk": (1200, 800), "phone": (375, 720)}
+                for name, (width, height) in sizes.items():
+                    page = browser.new_page(viewport={"width": width, "height": height})
+                    faults = []
+                    page.on("pageerror", lambda error: faults.append(str(error)))
+                    page.on("console", lambda message: message.type == "error" and faults.append(message.text))
+                    page.goto(url)
+                    converse(page, name)
+                    assert not faults, faults
+                browser.close()
+        finally:
+            process.terminate()
+            process.wait(30)
+    print("page: talks, calls and fails as it should, on a desk and on a phone")
+
+
+main()
