@@ -34,8 +34,8 @@ pub(crate) fn run(args: &EvalArgs) -> Outcome {
     let longest = model.spec().max_positions as usize;
     let options = EvalOptions { context: args.context.unwrap_or(longest.min(512)), first };
     let mut note = |done: usize, all: usize| say(&format!("eval: {done} of {all} windows"));
-    let found = evaluate(&model, against.as_ref(), &tokens, &options, &mut note)
-        .map_err(|error| Failure::wrong(error))?;
+    let found =
+        evaluate(&model, against.as_ref(), &tokens, &options, &mut note).map_err(Failure::wrong)?;
     if args.json {
         let mut document = json!(found);
         document["context"] = json!(options.context);
@@ -59,7 +59,7 @@ fn load(folder: &Path, threads: usize) -> Result<LocalModel, Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let groups = memory_group(packages.len() as u32)?;
     let each = (threads / packages.len().max(1)).max(1);
-    LocalModel::load(&packages, &groups, each).map_err(|error| Failure::wrong(error))
+    LocalModel::load(&packages, &groups, each).map_err(Failure::wrong)
 }
 
 fn table(found: &Evaluation, options: &EvalOptions) -> String {
