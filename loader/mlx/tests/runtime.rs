@@ -155,7 +155,9 @@ struct Twice {
 
 impl Collective for Twice {
     fn sum(&mut self, values: &mut [f32]) -> bool {
-        values.iter_mut().for_each(|value| *value *= 2.0);
+        for value in values.iter_mut() {
+            *value *= 2.0;
+        }
         self.fails_after = self.fails_after.wrapping_sub(1);
         self.fails_after != usize::MAX
     }
