@@ -1,4 +1,5 @@
 //! How far quantized models are from the 16-bit one.
+#![allow(clippy::format_collect, clippy::print_stdout, reason = "a test that shows its figures")]
 
 use std::{fs, path::Path};
 
