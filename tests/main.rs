@@ -15,6 +15,7 @@ mod harness;
 #[cfg(feature = "hub")]
 mod hub;
 mod kill;
+mod mlx;
 mod package_set;
 mod parity;
 mod push;

@@ -1,0 +1,112 @@
+//! Apple's MLX against our own kernels, on the processor, for every family: the same packages,
+//! the same logits. Without an installed runtime (`SHARDPACK_ENGINES` names the folder;
+//! `tests/mlx.sh` installs one) there is nothing to compare, and the tests say so.
+#![expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use shardpack_converter::plan::ExpertCut;
+use shardpack_loader::{
+    backend::{Arithmetic, Collectives, Cpu, CpuOptions, Mlx},
+    engine::{LocalModel, TokenId, memory_group},
+    open::Package,
+};
+use shardpack_mlx::{Device, runtime};
+use tempfile::tempdir;
+
+use crate::{
+    experts::{open, write},
+    harness::{data, fail},
+};
+
+/// Largest difference of a logit, in f32 on both sides.
+const TOLERANCE: f32 = 1e-3;
+
+fn runtime_folder() -> Option<PathBuf> {
+    let found = std::env::var_os("SHARDPACK_ENGINES")
+        .map(|engines| Path::new(&engines).join(runtime::FOLDER))
+        .filter(|folder| folder.is_dir());
+    if found.is_none() {
+        println!("skipped: no MLX runtime in $SHARDPACK_ENGINES; tests/mlx.sh installs one");
+    }
+    found
+}
+
+fn tokens(model: &Path) -> Vec<TokenId> {
+    let file = fs::read(model.join("expected.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let bytes = tensors.tensor("tokens_a").unwrap().data().to_vec();
+    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
+    bytes.chunks_exact(4).map(token).collect()
+}
+
+fn on_cpu(packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
+    let options = CpuOptions { threads: 1, platform: None, arithmetic: Arithmetic::Exact };
+    let backends = packages.iter().map(|_| Cpu::with_options(&options).unwrap()).collect();
+    let groups = memory_group(packages.len() as u32).unwrap();
+    LocalModel::over(packages, &groups, backends).unwrap().logits(tokens).unwrap()
+}
+
+/// Each rank is a thread with streams of its own; sums are ours, from within MLX's graph.
+fn on_mlx(runtime: &Path, packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
+    let size = packages.len() as u32;
+    let open = |rank| {
+        Mlx::open(runtime, Some(Device::Cpu), Collectives::Own, [rank, size])
+            .unwrap_or_else(|error| panic!("{error}"))
+    };
+    let groups = memory_group(size).unwrap();
+    let backends = (0..size).map(open).collect();
+    LocalModel::over(packages, &groups, backends).unwrap().logits(tokens).unwrap()
+}
+
+#[test]
+fn mlx_computes_what_cpu_computes() {
+    let Some(runtime) = runtime_folder() else { return };
+    let mut models: Vec<_> =
+        fs::read_dir(data("models")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    models.sort();
+    assert!(models.len() >= 26, "{models:?}");
+    for model in models.iter().filter(|model| model.is_dir()) {
+        let tokens = tokens(model);
+        for (bits, nodes) in [(4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (16, 2)] {
+            let folder = tempdir().unwrap();
+            let set = folder.path().join("set");
+            write(model, &set, bits, nodes, ExpertCut::Inside);
+            let packages = open(&set, nodes);
+            let (cpu, mlx) = (on_cpu(&packages, &tokens), on_mlx(&runtime, &packages, &tokens));
+            assert_eq!(cpu.len(), mlx.len());
+            let worst = cpu.iter().zip(&mlx).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let name = model.file_name().unwrap().display();
+            println!("{name}, {bits} bits, {nodes} nodes: {worst:.2e}");
+            assert!(worst < TOLERANCE, "{name}, {bits} bits, {nodes} nodes: {worst}");
+        }
+    }
+}
+
+#[test]
+fn mlx_sums_of_ours_are_the_same_bits_at_any_timing() {
+    let Some(runtime) = runtime_folder() else { return };
+    let folder = tempdir().unwrap();
+    let (model, set) = (data("models").join("llama"), folder.path().join("set"));
+    write(&model, &set, 4, 3, ExpertCut::Inside);
+    let packages = open(&set, 3);
+    let tokens = tokens(&model);
+    let first = on_mlx(&runtime, &packages, &tokens);
+    for _ in 0..5 {
+        assert_eq!(on_mlx(&runtime, &packages, &tokens), first);
+    }
+}
+
+#[test]
+fn mlx_that_is_not_installed_is_a_plain_sentence() {
+    let folder = tempdir().unwrap();
+    let engines = folder.path().join("engines");
+    let check = ["engine", "check", "mlx", "--dir", engines.to_str().unwrap()];
+    let output = fail(2, &check);
+    assert!(output.contains("no MLX runtime"), "{output}");
+    assert!(output.contains("engine install mlx"), "{output}");
+    assert!(output.contains("--engine cpu"), "{output}");
+}
