@@ -1,5 +1,5 @@
 //! Products beside the machine's read limit, in one run and alternately:
-//! `cargo run --release -p shardpack-kernels --example speed -- [THREADS] [ROUNDS]`.
+//! `cargo run --release -p shardpack-kernels --example products -- [THREADS] [ROUNDS]`.
 //!
 //! The limit of few rows: weights are read from memory once, so bytes per second stay below those
 //! of a plain read loop. The limit of many rows: products of bytes per second; with AVX-512 64 a
