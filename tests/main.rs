@@ -23,4 +23,5 @@ mod reshard;
 mod running;
 mod serve;
 mod signature;
+mod sources;
 mod verify;

@@ -9,7 +9,7 @@ mod options;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use shardpack_formats::{
-    Dtype, Importance, Normalised, Role, Rounding, RulePack, SourceTensor, TensorPlan, chat,
+    Dtype, Importance, Normalised, Role, Rounding, RulePack, TensorPlan, chat,
     imatrix::ImatrixError,
     normalise::{ResolveError, resolve, rows_and_columns},
 };
@@ -138,15 +138,8 @@ impl Part {
 impl Plan {
     /// Plans the conversion of `source`.
     pub fn new(source: &Source, options: ConvertOptions) -> Result<Self, PlanError> {
-        let mut choice = Choice::new(&options)?;
-        let tensors: Vec<SourceTensor> = source
-            .tensors()
-            .map(|info| SourceTensor {
-                name: info.name.clone(),
-                dtype: info.dtype,
-                shape: info.shape.clone(),
-            })
-            .collect();
+        let choice = Choice::new(&options)?;
+        let tensors = source.source_tensors();
         let normalised = resolve(&source.config, &tensors, &RulePack::builtin())?;
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
@@ -157,9 +150,9 @@ impl Plan {
             .map(|path| read_importance(path, &normalised))
             .transpose()?;
         let (importance, digest) = importance.unzip();
-        // Merged tensors are f32 on their way; the type of the packages is the model's own.
-        choice.dtype = choice.dtype.or_else(|| source.stored_dtype());
-        let quantization = formats::choose(&normalised, &choice, digest)?;
+        let quantization = formats::choose(&normalised, &choice, digest, |name| {
+            source.logical(name).map(|tensor| tensor.native)
+        })?;
         let mut warnings = normalised.warnings.clone();
         if !source.text.contains_key("tokenizer.json") {
             warnings.push(
@@ -291,13 +284,8 @@ pub(crate) fn source_size(tensor: &TensorPlan) -> u64 {
 /// Some checkpoints store a tied head a second time; that is harmless while the bytes agree.
 fn check_tied(source: &Source, normalised: &Normalised, head: &str) -> Result<(), PlanError> {
     let embedding = normalised.tensors.iter().find(|tensor| tensor.role == Role::Embed);
-    let embedding = embedding.map(|tensor| source.read_tensor(&tensor.sources[0])).transpose()?;
-    let bytes = source.read_tensor(head)?;
-    if bytes.is_some() && embedding.flatten() == bytes {
-        Ok(())
-    } else {
-        Err(PlanError::Tied { head: head.to_owned() })
-    }
+    let same = embedding.map(|tensor| source.is_same(&tensor.sources[0], head)).transpose()?;
+    if same == Some(true) { Ok(()) } else { Err(PlanError::Tied { head: head.to_owned() }) }
 }
 
 /// Every tensor with its format and its parts.

@@ -50,13 +50,38 @@ pub struct TensorReport {
     /// Share of integers at either end of their range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_ends: Option<f64>,
+    /// What the source stores it as, when that is not plain floats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// What became of the source's quantized weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carried: Option<Carried>,
+}
+
+/// How weights that the source stores quantized are stored in the package.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Carried {
+    /// The source's own integers: every weight is exactly the source's.
+    Repacked,
+    /// Decoded and quantized anew.
+    Requantized,
+    /// Decoded and stored as floats.
+    Dequantized,
 }
 
 impl TensorReport {
     /// A tensor stored as floats.
     #[must_use]
     pub const fn plain() -> Self {
-        Self { format: MatrixFormat::Plain, relative_rmse: None, cosine: None, at_ends: None }
+        Self {
+            format: MatrixFormat::Plain,
+            relative_rmse: None,
+            cosine: None,
+            at_ends: None,
+            source: None,
+            carried: None,
+        }
     }
 
     /// A quantized tensor of `elements` weights.
@@ -67,7 +92,14 @@ impl TensorReport {
             relative_rmse: Some(sums.relative_rmse()),
             cosine: Some(sums.cosine()),
             at_ends: Some(sums.at_ends as f64 / elements.max(1) as f64),
+            ..Self::plain()
         }
+    }
+
+    /// A quantized tensor without any error.
+    #[must_use]
+    pub fn exact(format: MatrixFormat) -> Self {
+        Self { format, relative_rmse: Some(0.0), cosine: Some(1.0), ..Self::plain() }
     }
 }
 

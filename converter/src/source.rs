@@ -1,5 +1,8 @@
 //! A model folder: its config, its weight files and the files that make text of tokens.
 
+mod rows;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 #[cfg(feature = "hub")]
@@ -13,9 +16,10 @@ use std::{
 
 use serde_json::Value;
 use shardpack_formats::{
-    Dtype,
+    Dtype, SourceTensor,
     chat::special_tokens,
     container::{ContainerError, TensorInfo},
+    stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
 };
 use shardpack_manifests::{
     Digest,
@@ -26,6 +30,7 @@ use crate::adapter::{self, AdapterError, Adapters, Merge};
 #[cfg(feature = "hub")]
 use crate::hub::{Hub, HubError, Snapshot};
 
+pub(crate) use rows::RowBuffers;
 pub(crate) use weights::{WeightFile, Weights};
 
 /// Largest JSON or text file that is read whole: the largest published `tokenizer.json` has
@@ -107,6 +112,24 @@ pub enum SourceError {
         /// What is wrong.
         source: ContainerError,
     },
+    /// A stored precision that is not read, or does not fit together.
+    #[error("{}", .path.display())]
+    Stored {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong.
+        source: StoredError,
+    },
+    /// Stored bytes that mean nothing.
+    #[error("tensor {tensor:?} in {file:?}; the checkpoint is damaged")]
+    Tensor {
+        /// The tensor.
+        tensor: String,
+        /// The file that holds it.
+        file: String,
+        /// What is wrong.
+        source: Damage,
+    },
     /// The index names a file that is not there.
     #[error("{INDEX} names {file:?}, which is missing from {}; finish the download or copy", .folder.display())]
     MissingFile {
@@ -169,6 +192,8 @@ pub struct Source {
     /// Text files by name.
     pub text: BTreeMap<String, Vec<u8>>,
     config_bytes: Vec<u8>,
+    /// What the stored tensors stand for, by name.
+    grouped: Grouped,
     pub(crate) adapters: Adapters,
     origin: Origin,
 }
@@ -213,11 +238,17 @@ impl Source {
         }
         let config_bytes = read_text(&config_path)?;
         let config = parse_object(&config_path, &config_bytes)?;
+        // Before the weights: a format that is not read may not even have readable headers.
+        let precision = stored_config(folder, &config)?;
         let weights = open_weights(folder)?;
         let text = read_texts(folder)?;
+        let tensors: Vec<TensorInfo> = weights.tensors().cloned().collect();
+        let grouped = stored::group(precision.as_ref(), &tensors)
+            .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })?;
         let (folder, adapters) = (folder.to_owned(), Adapters::default());
         let origin = Origin::default();
-        let source = Self { folder, config, weights, text, config_bytes, adapters, origin };
+        let source =
+            Self { folder, config, weights, text, config_bytes, grouped, adapters, origin };
         source.check_index()?;
         Ok(source)
     }
@@ -249,8 +280,13 @@ impl Source {
     /// Merges adapters into the weights, in this order. Tokenizer files that come with one take the
     /// place of the model's.
     pub fn merge_adapters(&mut self, folders: &[PathBuf]) -> Result<(), SourceError> {
-        let weights = &self.weights;
-        let base = |name: &str| weights.find(name).map(|(_, info)| info.clone());
+        let base = |name: &str| {
+            let tensor = self.logical(name)?;
+            let size =
+                tensor.shape.iter().product::<u64>() * tensor.dtype.size_bytes() as u64;
+            let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+            Some(TensorInfo { name, dtype: tensor.dtype, shape, offset: 0, size })
+        };
         let adapters = Adapters::open(folders, &base)?;
         let has_template = |bytes: &Vec<u8>| {
             serde_json::from_slice::<Value>(bytes)
@@ -267,19 +303,25 @@ impl Source {
         Ok(())
     }
 
-    /// Every tensor, by name: those of the weight files, as adapters leave them.
+    /// Every tensor of the weight files as it is stored, by name; those that adapters change as
+    /// they leave them.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.weights.tensors().map(|info| self.adapters.info(&info.name).unwrap_or(info))
     }
 
-    /// The type of most stored bytes where adapters widen some of them; `None` without adapters.
-    pub(crate) fn stored_dtype(&self) -> Option<Dtype> {
-        let bytes = |dtype| {
-            let of = self.weights.tensors().filter(|info| info.dtype == dtype);
-            of.map(|info| info.size).sum::<u64>()
+    /// Every tensor of the checkpoint as rules see it, whatever it is stored as and as adapters
+    /// leave it.
+    #[must_use]
+    pub fn source_tensors(&self) -> Vec<SourceTensor> {
+        let tensor = |tensor: &Logical| {
+            let changed = self.adapters.info(&tensor.name);
+            SourceTensor {
+                name: tensor.name.clone(),
+                dtype: changed.map_or(tensor.dtype, |info| info.dtype),
+                shape: changed.map_or(&tensor.shape, |info| &info.shape).clone(),
+            }
         };
-        let half = bytes(Dtype::F16) > bytes(Dtype::BF16) + bytes(Dtype::F32);
-        (!self.adapters.is_empty()).then_some(if half { Dtype::F16 } else { Dtype::BF16 })
+        self.grouped.tensors.iter().map(tensor).collect()
     }
 
     /// The tokenizer's named special tokens.
@@ -302,20 +344,46 @@ impl Source {
         out: &mut Vec<u8>,
     ) -> Result<(), SourceError> {
         let name = &merge.info().name;
-        let (file, info) = self.weights.find(name).expect("adapters change tensors of the model");
-        let row_bytes = info.size / info.shape.first().copied().unwrap_or(1).max(1);
+        let tensor = self.logical(name).expect("adapters change tensors of the model");
+        let elements: u64 = tensor.shape.iter().product();
+        let row = elements / tensor.shape.first().copied().unwrap_or(1).max(1)
+            * tensor.dtype.size_bytes() as u64;
+        let mut buffers = RowBuffers::default();
         let mut base = |rows: Range<u64>, out: &mut [f32]| {
-            let mut bytes = vec![0; ((rows.end - rows.start) * row_bytes) as usize];
-            let read =
-                self.weights.files[file].read(&mut bytes, info.offset + rows.start * row_bytes);
-            read.map_err(|source| SourceError::Read { path: self.path_of(file), source })?;
-            adapter::widen(info.dtype, &bytes, out);
+            let mut bytes = vec![0; ((rows.end - rows.start) * row) as usize];
+            self.read_bytes(tensor, rows.start * row, &mut bytes, &mut buffers)?;
+            adapter::widen(tensor.dtype, &bytes, out);
             Ok(())
         };
         merge.rows(rows, &mut base, out)
     }
 
-    /// Reads a whole tensor.
+    /// Every tensor of the checkpoint, whatever it is stored as, sorted by name.
+    pub fn logical_tensors(&self) -> impl Iterator<Item = &Logical> {
+        self.grouped.tensors.iter()
+    }
+
+    /// Stored tensors that stand for no weight, with the reason.
+    #[must_use]
+    pub fn dropped(&self) -> &[(String, &'static str)] {
+        &self.grouped.dropped
+    }
+
+    /// A tensor of the checkpoint.
+    #[must_use]
+    pub fn logical(&self, name: &str) -> Option<&Logical> {
+        let tensors = &self.grouped.tensors;
+        let found = tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name));
+        found.ok().map(|index| &tensors[index])
+    }
+
+    /// Where the parts of a tensor of the checkpoint are stored: file and place.
+    pub(crate) fn places(&self, name: &str) -> impl Iterator<Item = (usize, &TensorInfo)> {
+        let parts = self.logical(name).map_or(&[][..], |tensor| &tensor.parts);
+        parts.iter().filter_map(|part| self.weights.find(part))
+    }
+
+    /// Reads a whole tensor as it is stored.
     pub fn read_tensor(&self, name: &str) -> Result<Option<Vec<u8>>, SourceError> {
         if let Some(merge) = self.merge(name)? {
             let mut bytes = Vec::new();
@@ -392,6 +460,22 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// What the folder says of its stored precision.
+fn stored_config(folder: &Path, config: &Value) -> Result<Option<StoredConfig>, SourceError> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        path.is_file().then(|| parse_object(&path, &read_text(&path)?)).transpose()
+    };
+    let hf_quant_config = read("hf_quant_config.json")?;
+    let quantize_config = read("quantize_config.json")?;
+    StoredConfig::parse(Documents {
+        config: Some(config),
+        hf_quant_config: hf_quant_config.as_ref(),
+        quantize_config: quantize_config.as_ref(),
+    })
+    .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
 }
 
 /// Names of the weight files: those of the index, and `model*.safetensors` beside it (published

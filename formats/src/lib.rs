@@ -4,9 +4,9 @@
 //!
 //! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`simd`] (instruction sets),
 //! [`spec`]
-//! (what the engine computes), [`normalise`] (how it is found out), [`rules`] and [`expr`] (the
-//! data behind that), [`template`] (conversations as text),
-//! [`tool_family`] (how calls are written). This crate does no network and writes no files.
+//! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`normalise`] (how
+//! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
+//! text), [`tool_family`] (how calls are written). This crate does no network and writes no files.
 
 pub mod affine;
 pub mod chat;
@@ -22,6 +22,7 @@ pub mod rope;
 pub mod rules;
 pub mod simd;
 pub mod spec;
+pub mod stored;
 pub mod template;
 pub mod tool_family;
 

@@ -54,7 +54,7 @@ pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool
     }
     for index in order {
         for name in &plan.steps[index].tensor.sources {
-            if let Some((file, info)) = source.weights.find(name) {
+            for (file, info) in source.places(name) {
                 let end = (info.offset + info.size).div_ceil(CHUNK_BYTES);
                 let whole = chunk_count(source.weights.files[file].size);
                 hash_up_to(&mut items, file, if is_remote { whole } else { end });
@@ -73,7 +73,7 @@ pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool
 /// The weight files that hold a step's sources, in order.
 fn files(source: &Source, plan: &Plan, step: usize) -> BTreeSet<usize> {
     let names = plan.steps[step].tensor.sources.iter();
-    names.filter_map(|name| source.weights.find(name)).map(|(file, _)| file).collect()
+    names.flat_map(|name| source.places(name)).map(|(file, _)| file).collect()
 }
 
 /// How many items have still to read each weight file: who is the last gives its space back.

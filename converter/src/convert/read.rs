@@ -4,15 +4,15 @@
 use std::{cell::RefCell, ops::Range};
 
 use shardpack_formats::{
-    TensorPlan,
-    container::TensorInfo,
+    AffineFormat, Dtype, TensorPlan,
     normalise::{Run, Turn},
+    stored::{Logical, Repacked},
 };
 
 use super::ConvertError;
 use crate::{
     adapter::Merge,
-    source::{Source, SourceError},
+    source::{RowBuffers, Source},
 };
 
 /// Reads the rows of one tensor.
@@ -52,24 +52,25 @@ impl<'a> Rows<'a> {
         rows: Range<u64>,
         out: &mut Vec<u8>,
         stored: &mut Vec<u8>,
+        buffers: &mut RowBuffers,
     ) -> Result<(), ConvertError> {
         let row = self.row_bytes() as usize;
         out.resize((rows.end - rows.start) as usize * row, 0);
         if self.tensor.view.turn != Turn::None {
-            return self.read_turned(rows, out, stored);
+            return self.read_turned(rows, out, stored, buffers);
         }
         let mut at = 0;
         for Run { source, first, step, count } in self.tensor.view.runs(rows) {
             let place = &mut out[at..at + count as usize * row];
             at += place.len();
             if step == 1 {
-                self.read_stored(source, first * row as u64, place)?;
+                self.read_stored(source, first * row as u64, place, buffers)?;
                 continue;
             }
             // What lies between is read too: one long read is cheaper than many short ones.
             let span = ((count - 1) * step + 1) as usize * row;
             stored.resize(span, 0);
-            self.read_stored(source, first * row as u64, stored)?;
+            self.read_stored(source, first * row as u64, stored, buffers)?;
             for (to, from) in place.chunks_exact_mut(row).zip(stored.chunks(row * step as usize)) {
                 to.copy_from_slice(&from[..row]);
             }
@@ -82,6 +83,7 @@ impl<'a> Rows<'a> {
         rows: Range<u64>,
         out: &mut [u8],
         stored: &mut Vec<u8>,
+        buffers: &mut RowBuffers,
     ) -> Result<(), ConvertError> {
         let view = &self.tensor.view;
         let element = self.tensor.dtype.size_bytes();
@@ -91,22 +93,26 @@ impl<'a> Rows<'a> {
             let row = rows.start + index as u64 * view.result()[0];
             let (source, block) = view.block_of(row);
             stored.resize(block_bytes, 0);
-            self.read_stored(source, block * block_bytes as u64, stored)?;
+            self.read_stored(source, block * block_bytes as u64, stored, buffers)?;
             view.turn_block(stored, element, place);
         }
         Ok(())
     }
 
-    /// Bytes of one source from `offset` within it.
-    fn read_stored(&self, source: u64, offset: u64, out: &mut [u8]) -> Result<(), ConvertError> {
+    /// Bytes of one source from `offset` within it, whatever it is stored as.
+    fn read_stored(
+        &self,
+        source: u64,
+        offset: u64,
+        out: &mut [u8],
+        buffers: &mut RowBuffers,
+    ) -> Result<(), ConvertError> {
         let name = &self.tensor.sources[source as usize];
-        if self.source.adapters.info(name).is_some() {
+        if self.is_changed(name) {
             return self.read_merged(source, offset, out);
         }
-        let (file, info) = self.find(name);
-        let read = self.source.weights.files[file].read(out, info.offset + offset);
-        read.map_err(|error| SourceError::Read { path: self.source.path_of(file), source: error })?;
-        Ok(())
+        let tensor = self.find(name);
+        Ok(self.source.read_bytes(tensor, offset, out, buffers)?)
     }
 
     /// The same of a source as adapters leave it.
@@ -128,7 +134,72 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    fn find(&self, name: &str) -> (usize, &'a TensorInfo) {
-        self.source.weights.find(name).expect("the plan names tensors of this source")
+    /// Whether adapters change a source.
+    fn is_changed(&self, name: &str) -> bool {
+        self.source.adapters.info(name).is_some()
+    }
+
+    fn find(&self, name: &str) -> &'a Logical {
+        self.source.logical(name).expect("the plan names tensors of this source")
+    }
+
+    fn sources(&self) -> impl Iterator<Item = &'a Logical> {
+        self.tensor.sources.iter().map(|name| self.find(name))
+    }
+
+    /// Whether all values are computed and not just read.
+    pub(super) fn is_decoded(&self) -> bool {
+        self.sources().all(|tensor| tensor.is_decoded() && !self.is_changed(&tensor.name))
+    }
+
+    /// What the sources are stored as, when that is not plain floats.
+    pub(super) fn format(&self) -> Option<String> {
+        self.sources().find_map(|tensor| tensor.format.clone())
+    }
+
+    /// Whether the sources' integers may be carried over into a format.
+    pub(super) fn may_repack(&self, format: AffineFormat) -> bool {
+        let columns = self.tensor.columns();
+        self.tensor.view.turn == Turn::None
+            && self.tensor.view.step == 1
+            && self.sources().all(|tensor| {
+                tensor.width() == columns
+                    && tensor.may_repack(format)
+                    && !self.is_changed(&tensor.name)
+            })
+    }
+
+    /// Carries `rows` over into integers, scales and biases.
+    pub(super) fn repack(
+        &self,
+        rows: Range<u64>,
+        (format, store): (AffineFormat, Dtype),
+        [packed, scales, biases]: &mut [Vec<u8>; 3],
+        buffers: &mut RowBuffers,
+    ) -> Result<Repacked, ConvertError> {
+        let per_row = (self.tensor.columns() / u64::from(format.group_size())) as usize;
+        let (words, size) = (per_row * format.group_bytes(), per_row * store.size_bytes());
+        let count = (rows.end - rows.start) as usize;
+        packed.resize(count * words, 0);
+        scales.resize(count * size, 0);
+        biases.resize(count * size, 0);
+        let mut at = 0;
+        for Run { source, first, count, .. } in self.tensor.view.runs(rows) {
+            let tensor = self.find(&self.tensor.sources[source as usize]);
+            let end = at + count as usize;
+            let outputs = (
+                &mut packed[at * words..end * words],
+                &mut scales[at * size..end * size],
+                &mut biases[at * size..end * size],
+            );
+            let rows = first..first + count;
+            let repacked =
+                self.source.repack_rows(tensor, rows, buffers, (format, store), outputs)?;
+            if repacked == Repacked::Not {
+                return Ok(repacked);
+            }
+            at = end;
+        }
+        Ok(Repacked::Exactly)
     }
 }

@@ -1,8 +1,11 @@
 //! One tensor from the source into the packages' files, in blocks of rows.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use shardpack_formats::{
     AffineFormat, Platform,
     affine::{self, ErrorSums, QuantizeOptions},
+    stored::Repacked,
 };
 use shardpack_manifests::{Cut, Digest, manifest::MatrixFormat};
 
@@ -10,8 +13,8 @@ use super::{ConvertError, Finished, output::Output, read::Rows};
 use crate::{
     cut,
     plan::{BLOCK_BYTES, Part, Plan, Step, module_name},
-    report::TensorReport,
-    source::Source,
+    report::{Carried, TensorReport},
+    source::{RowBuffers, Source},
 };
 
 /// Buffers that a thread keeps from block to block.
@@ -19,6 +22,7 @@ use crate::{
 pub(super) struct Scratch {
     pub(super) source: Vec<u8>,
     cast: Vec<u8>,
+    rows: RowBuffers,
     parts: [Vec<u8>; 3],
     piece: Vec<u8>,
 }
@@ -63,27 +67,72 @@ impl Converter<'_> {
         scratch: &mut Scratch,
         done: &dyn Fn(u64),
     ) -> Result<Finished, ConvertError> {
+        let reader = Rows::new(self.source, &self.plan.steps[index].tensor);
+        let told = AtomicU64::new(0);
+        // A second attempt comes by bytes that were told of before.
+        let done = |upto: u64| done(upto - told.fetch_max(upto, Ordering::Relaxed).min(upto));
+        if let MatrixFormat::Affine { bits, group_size } = self.plan.steps[index].format {
+            let format = affine_format(bits, group_size);
+            if reader.may_repack(format)
+                && let Some(finished) =
+                    self.attempt(index, &reader, Some(format), scratch, &done)?
+            {
+                return Ok(finished);
+            }
+        }
+        let finished = self.attempt(index, &reader, None, scratch, &done)?;
+        Ok(finished.expect("only repacking can fail"))
+    }
+
+    /// Converts a tensor from its first row to its last, over what may have been written of it
+    /// before. With `repack` its integers are carried over as they are; `None` if that would lose
+    /// something.
+    fn attempt(
+        &self,
+        index: usize,
+        reader: &Rows<'_>,
+        repack: Option<AffineFormat>,
+        scratch: &mut Scratch,
+        done: &dyn Fn(u64),
+    ) -> Result<Option<Finished>, ConvertError> {
         let step = &self.plan.steps[index];
-        let reader = Rows::new(self.source, &step.tensor);
         let rows = step.tensor.rows();
         let block_rows = reader.per_block(BLOCK_BYTES);
         let mut progress = self.begin(index, step);
         let mut row = 0;
         while row < rows {
             let count = block_rows.min(rows - row);
-            reader.read(row..row + count, &mut scratch.source, &mut scratch.cast)?;
-            let sums = self.store(step, &reader, row, scratch)?;
-            progress.sums = progress.sums.plus(sums);
+            if let Some(format) = repack {
+                let Scratch { rows: buffers, parts, .. } = &mut *scratch;
+                let store = self.plan.quantization.dtype;
+                let repacked = reader.repack(row..row + count, (format, store), parts, buffers)?;
+                if repacked == Repacked::Not {
+                    return Ok(None);
+                }
+            } else {
+                let Scratch { source, cast, rows: buffers, .. } = &mut *scratch;
+                reader.read(row..row + count, source, cast, buffers)?;
+                let sums = self.store(step, reader, row, scratch)?;
+                progress.sums = progress.sums.plus(sums);
+            }
             for (part, stored) in step.parts.iter().enumerate() {
                 let bytes = &scratch.parts[part];
                 progress.identities[part].update(bytes);
                 let block = Block { first: row, bytes };
                 self.distribute((index, part), stored, &block, &mut scratch.piece, &mut progress)?;
             }
-            done(count * reader.row_bytes());
             row += count;
+            done(row * reader.row_bytes());
         }
-        Ok(finish(step, &progress))
+        let mut finished = finish(step, &progress, repack.is_some());
+        finished.report.source = reader.format();
+        finished.report.carried = match (&finished.report.source, step.format, repack) {
+            (None, ..) => None,
+            (Some(_), MatrixFormat::Plain, _) => Some(Carried::Dequantized),
+            (Some(_), _, Some(_)) => Some(Carried::Repacked),
+            (Some(_), _, None) => Some(Carried::Requantized),
+        };
+        Ok(Some(finished))
     }
 
     fn begin(&self, index: usize, step: &Step) -> Progress {
@@ -126,17 +175,16 @@ impl Converter<'_> {
                 result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
                 return Ok(ErrorSums::default());
             }
-            MatrixFormat::Affine { bits, group_size } => {
-                AffineFormat::new(bits, group_size).expect("the plan chooses formats that exist")
-            }
+            MatrixFormat::Affine { bits, group_size } => affine_format(bits, group_size),
         };
-        let weights = if from == dtype {
-            &*source
+        // Weights that were just decoded are rounded once, into their groups.
+        let (dtype_in, weights) = if from == dtype || reader.is_decoded() {
+            (from, &*source)
         } else {
             cast.resize(elements * dtype.size_bytes(), 0);
             let result = affine::cast(platform, (from, source), (dtype, cast));
             result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
-            &*cast
+            (dtype, &*cast)
         };
         let groups = elements / format.group_size() as usize;
         let [packed, scales, biases] = parts;
@@ -149,7 +197,7 @@ impl Converter<'_> {
             let mut options = QuantizeOptions::new(format, self.plan.rounding, dtype);
             options.importance = rows.importance;
             let [from, to] = rows.within.map(|row| row as usize * step.tensor.columns() as usize);
-            let size = dtype.size_bytes();
+            let (size, size_in) = (dtype.size_bytes(), dtype_in.size_bytes());
             let [first_group, last_group] = [from, to].map(|at| at / format.group_size() as usize);
             let scaled = first_group * size..last_group * size;
             let out = (
@@ -157,7 +205,8 @@ impl Converter<'_> {
                 &mut scales[scaled.clone()],
                 &mut biases[scaled],
             );
-            let found = affine::quantize(&options, (dtype, &weights[from * size..to * size]), out)
+            let weights = &weights[from * size_in..to * size_in];
+            let found = affine::quantize(&options, (dtype_in, weights), out)
                 .map_err(|bad| error(bad.after(first as usize + from).to_string()))?;
             sums = sums.plus(found);
         }
@@ -225,7 +274,11 @@ impl Converter<'_> {
     }
 }
 
-fn finish(step: &Step, progress: &Progress) -> Finished {
+fn affine_format(bits: u32, group_size: u32) -> AffineFormat {
+    AffineFormat::new(bits, group_size).expect("the plan chooses formats that exist")
+}
+
+fn finish(step: &Step, progress: &Progress, repacked: bool) -> Finished {
     let digest = |hasher: &blake3::Hasher| Digest(*hasher.finalize().as_bytes());
     let identities: Vec<Digest> = progress.identities.iter().map(digest).collect();
     let pieces = progress
@@ -241,6 +294,7 @@ fn finish(step: &Step, progress: &Progress) -> Finished {
         .collect();
     let report = match step.format {
         MatrixFormat::Plain => TensorReport::plain(),
+        format @ MatrixFormat::Affine { .. } if repacked => TensorReport::exact(format),
         format @ MatrixFormat::Affine { .. } => {
             TensorReport::affine(format, &progress.sums, step.tensor.shape.iter().product())
         }

@@ -9,16 +9,18 @@ use shardpack_manifests::{
     manifest::{MatrixFormat, Quantization},
 };
 
-use super::{options::Choice, source_size};
+use super::options::Choice;
 use crate::recipe::{Matrix, RecipeError};
 
-/// Decides the format of every matrix; `importance` is the digest of the file that weighs them.
+/// Decides the format of every matrix; `importance` is the digest of the file that weighs them,
+/// `native` says which float type a source tensor was published in.
 pub(super) fn choose(
     normalised: &Normalised,
     choice: &Choice,
     importance: Option<Digest>,
+    native: impl Fn(&str) -> Option<Dtype>,
 ) -> Result<Quantization, RecipeError> {
-    let dtype = choice.dtype.unwrap_or_else(|| main_dtype(&normalised.tensors));
+    let dtype = choice.dtype.unwrap_or_else(|| main_dtype(&normalised.tensors, native));
     let matrices = || normalised.tensors.iter().filter(|tensor| tensor.quantizable);
     let modules: Vec<&str> = matrices().map(|tensor| module_name(&tensor.name)).collect();
     choice.overrides.check_used(&modules)?;
@@ -56,9 +58,15 @@ fn for_width(wanted: MatrixFormat, width: u64) -> MatrixFormat {
 }
 
 /// The type of most weights; F32 checkpoints become BF16, as they would be run.
-fn main_dtype(tensors: &[TensorPlan]) -> Dtype {
-    let bytes =
-        |dtype| tensors.iter().filter(|tensor| tensor.dtype == dtype).map(source_size).sum::<u64>();
+fn main_dtype(tensors: &[TensorPlan], native: impl Fn(&str) -> Option<Dtype>) -> Dtype {
+    let of = |tensor: &TensorPlan| {
+        tensor.sources.first().and_then(|name| native(name)).unwrap_or(tensor.dtype)
+    };
+    let bytes = |wanted: Dtype| {
+        let all = tensors.iter().filter(|tensor| of(tensor) == wanted);
+        all.map(|tensor| tensor.shape.iter().product::<u64>()).sum::<u64>()
+            * wanted.size_bytes() as u64
+    };
     if bytes(Dtype::F16) > bytes(Dtype::BF16) + bytes(Dtype::F32) {
         Dtype::F16
     } else {

@@ -68,7 +68,7 @@ impl PackageTensor {
             Dtype::F32 => Some(Floats::F32(self.elements())),
             Dtype::F16 => Some(Floats::F16(self.elements())),
             Dtype::BF16 => Some(Floats::BF16(self.elements())),
-            Dtype::U8 | Dtype::U32 | Dtype::I32 | Dtype::I64 => None,
+            _ => None,
         }
     }
 

@@ -16,6 +16,7 @@ fn tensor(bits: u32, rmse: f64) -> TensorReport {
         relative_rmse: Some(rmse),
         cosine: Some(1.0 - rmse * rmse / 2.0),
         at_ends: Some(0.125),
+        ..TensorReport::plain()
     }
 }
 

@@ -90,13 +90,6 @@ fn values_beyond_the_engine_are_refused_with_the_reason() {
          {\"AutoModelForCausalLM\": \"modeling.Mine\"}, native = false)",
     );
     check(
-        "llama",
-        "quantization_config",
-        json!({"quant_method": "fp8"}),
-        "the weights are already quantized; give the 16-bit or 32-bit original (llama: \
-         quantization_config = {\"quant_method\": \"fp8\"})",
-    );
-    check(
         "qwen3",
         "layer_types",
         json!(["full_attention", "full_attention", "sliding_attention", "full_attention"]),

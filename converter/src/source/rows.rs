@@ -1,0 +1,152 @@
+//! Rows of a logical tensor: the bytes that they need are read, and decoded where they are not
+//! floats as they stand.
+
+use std::ops::Range;
+
+use shardpack_formats::{
+    AffineFormat, Dtype,
+    stored::{Damage, Logical, Repacked, Window, float_bytes},
+};
+
+use super::{Source, SourceError};
+
+/// Buffers that a thread keeps from block to block.
+#[derive(Default)]
+pub(crate) struct RowBuffers {
+    parts: Vec<Vec<u8>>,
+    decoded: Vec<f32>,
+}
+
+impl Source {
+    /// Reads rows of a tensor, counted over all dimensions but the last: little-endian elements
+    /// of the tensor's dtype.
+    pub(crate) fn read_rows<'b>(
+        &self,
+        tensor: &Logical,
+        rows: Range<u64>,
+        buffers: &'b mut RowBuffers,
+    ) -> Result<(Dtype, &'b [u8]), SourceError> {
+        self.read_parts(tensor, rows.clone(), buffers)?;
+        if !tensor.is_decoded() {
+            return Ok((tensor.dtype, &buffers.parts[0]));
+        }
+        let parts: Vec<&[u8]> = buffers.parts.iter().map(Vec::as_slice).collect();
+        tensor
+            .decode(rows, &parts, &mut buffers.decoded)
+            .map_err(|damage| self.damaged(tensor, damage))?;
+        Ok((tensor.dtype, float_bytes(&buffers.decoded)))
+    }
+
+    /// Fills `out` with the bytes of a tensor from `offset` on, as they would stand in a file of
+    /// its dtype.
+    pub(crate) fn read_bytes(
+        &self,
+        tensor: &Logical,
+        offset: u64,
+        out: &mut [u8],
+        buffers: &mut RowBuffers,
+    ) -> Result<(), SourceError> {
+        if !tensor.is_decoded() {
+            let (file, info) =
+                self.weights.find(&tensor.parts[0]).expect("parts are tensors of the source");
+            let read = self.weights.files[file].read(out, info.offset + offset);
+            return read.map_err(|source| SourceError::Read { path: self.path_of(file), source });
+        }
+        let row = (tensor.width() * tensor.dtype.size_bytes() as u64).max(1);
+        let rows = offset / row..(offset + out.len() as u64).div_ceil(row);
+        let skipped = (offset - rows.start * row) as usize;
+        let (_, bytes) = self.read_rows(tensor, rows, buffers)?;
+        out.copy_from_slice(&bytes[skipped..skipped + out.len()]);
+        Ok(())
+    }
+
+    /// Reads rows of a tensor and carries their integers over; see [`Logical::repack`].
+    pub(crate) fn repack_rows(
+        &self,
+        tensor: &Logical,
+        rows: Range<u64>,
+        buffers: &mut RowBuffers,
+        (format, store): (AffineFormat, Dtype),
+        outputs: (&mut [u8], &mut [u8], &mut [u8]),
+    ) -> Result<Repacked, SourceError> {
+        self.read_parts(tensor, rows.clone(), buffers)?;
+        let parts: Vec<&[u8]> = buffers.parts.iter().map(Vec::as_slice).collect();
+        let repacked = tensor.repack(rows, &parts, format, store, outputs);
+        repacked.map_err(|damage| self.damaged(tensor, damage))
+    }
+
+    fn damaged(&self, tensor: &Logical, damage: Damage) -> SourceError {
+        SourceError::Tensor {
+            tensor: tensor.name.clone(),
+            file: self.file_of(&tensor.parts[0]).unwrap_or_default().to_owned(),
+            source: damage,
+        }
+    }
+
+    fn read_parts(
+        &self,
+        tensor: &Logical,
+        rows: Range<u64>,
+        buffers: &mut RowBuffers,
+    ) -> Result<(), SourceError> {
+        let windows = tensor.windows(rows);
+        buffers.parts.resize_with(windows.len().max(buffers.parts.len()), Vec::new);
+        buffers.parts.truncate(windows.len());
+        for ((part, window), buffer) in tensor.parts.iter().zip(&windows).zip(&mut buffers.parts) {
+            self.read_window(part, window, buffer)?;
+        }
+        Ok(())
+    }
+
+    fn read_window(
+        &self,
+        part: &str,
+        window: &Window,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), SourceError> {
+        let (file, info) = self.weights.find(part).expect("parts are tensors of the source");
+        let read = |error| SourceError::Read { path: self.path_of(file), source: error };
+        let weights = &self.weights.files[file];
+        buffer.resize(window.size_bytes() as usize, 0);
+        let start = info.offset + window.rows.start * window.row_bytes + window.columns.start;
+        let columns = window.columns.end - window.columns.start;
+        if columns == window.row_bytes {
+            return weights.read(buffer, start).map_err(read);
+        }
+        if columns == 0 {
+            return Ok(());
+        }
+        for (row, piece) in buffer.chunks_exact_mut(columns as usize).enumerate() {
+            weights.read(piece, start + row as u64 * window.row_bytes).map_err(read)?;
+        }
+        Ok(())
+    }
+
+    /// Whether two tensors have the same values.
+    pub(crate) fn is_same(&self, left: &str, right: &str) -> Result<bool, SourceError> {
+        if self.adapters.info(left).or_else(|| self.adapters.info(right)).is_some() {
+            return Ok(self.read_tensor(left)? == self.read_tensor(right)?);
+        }
+        let (Some(left), Some(right)) = (self.logical(left), self.logical(right)) else {
+            return Ok(false);
+        };
+        if left.shape != right.shape {
+            return Ok(false);
+        }
+        let block = (BLOCK_BYTES / (4 * left.width()).max(1)).max(1);
+        let mut buffers = [RowBuffers::default(), RowBuffers::default()];
+        let mut row = 0;
+        while row < left.row_count() {
+            let rows = row..(row + block).min(left.row_count());
+            let [first, second] = &mut buffers;
+            if self.read_rows(left, rows.clone(), first)? != self.read_rows(right, rows, second)? {
+                return Ok(false);
+            }
+            row += block;
+        }
+        Ok(true)
+    }
+}
+
+/// Bytes of floats that are compared at a time.
+const BLOCK_BYTES: u64 = 4 << 20;

@@ -1,0 +1,178 @@
+//! What a checkpoint says of its stored precision: `quantization_config` or `quantization` in
+//! `config.json`, `hf_quant_config.json`, or `quantize_config.json`. A key that is not known must
+//! have a value that asks for nothing.
+
+mod compressed;
+mod methods;
+mod section;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::StoredError;
+pub(super) use compressed::{CompressedTensors, Kind, Strategy, Weights};
+use section::Section;
+
+/// Most keys of a description: MLX's lists every matrix of the model.
+const MAX_KEYS: usize = 1 << 20;
+
+/// What is asked of the user whose checkpoint is in a format that is not read.
+pub(super) const GIVE_ORIGINAL: &str = "give the 16-bit original, or a checkpoint in FP8, compressed-tensors, GPTQ, AWQ, MXFP4, NVFP4, MLX or GGUF form";
+
+/// A checkpoint's description of its stored precision, understood in full.
+#[derive(Clone, Debug)]
+pub struct StoredConfig(pub(super) Method);
+
+/// How a checkpoint was quantized.
+#[derive(Clone, Debug)]
+pub(super) enum Method {
+    /// FP8 with scales for blocks of so many rows and columns, or by each scale's own shape.
+    Fp8 {
+        block: Option<[u64; 2]>,
+    },
+    CompressedTensors(CompressedTensors),
+    Gptq(Gptq),
+    /// Inputs per group; absent for one group.
+    Awq {
+        group_size: Option<u64>,
+    },
+    /// gpt-oss.
+    Mxfp4,
+    /// nvidia-modelopt: FP8 or NVFP4, as each tensor's own types say.
+    ModelOpt,
+    Mlx(Mlx),
+}
+
+/// GPTQ's parameters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gptq {
+    pub(super) bits: u32,
+    /// Absent for one group.
+    pub(super) group_size: Option<u64>,
+    /// Zero points are stored as they are, not minus one.
+    pub(super) is_v2: bool,
+}
+
+/// MLX's parameters.
+#[derive(Clone, Debug)]
+pub(super) struct Mlx {
+    pub(super) main: MlxFormat,
+    /// By module; `None` is not quantized.
+    pub(super) overrides: BTreeMap<String, Option<MlxFormat>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MlxFormat {
+    pub(super) mode: MlxMode,
+    pub(super) bits: u32,
+    pub(super) group_size: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MlxMode {
+    Affine,
+    Mxfp4,
+    Nvfp4,
+    Mxfp8,
+}
+
+/// The documents that can describe a checkpoint's stored precision.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Documents<'a> {
+    /// `config.json`.
+    pub config: Option<&'a Value>,
+    /// `hf_quant_config.json`, which nvidia-modelopt writes.
+    pub hf_quant_config: Option<&'a Value>,
+    /// `quantize_config.json`, which older GPTQ and AWQ tools write.
+    pub quantize_config: Option<&'a Value>,
+}
+
+impl StoredConfig {
+    /// Reads the description; `None` when there is none, which means plain floats.
+    pub fn parse(documents: Documents<'_>) -> Result<Option<Self>, StoredError> {
+        let null = Value::Null;
+        let config = documents.config.unwrap_or(&null);
+        let places = [
+            ("quantization_config", &config["quantization_config"]),
+            ("text_config.quantization_config", &config["text_config"]["quantization_config"]),
+            ("compression_config", &config["compression_config"]),
+            ("quantization", &config["quantization"]),
+            ("text_config.quantization", &config["text_config"]["quantization"]),
+        ];
+        for (place, value) in places {
+            if !value.is_null() {
+                let section = Section::new(place, object(place, value)?);
+                return parse_main(&section).map(|method| Some(Self(method)));
+            }
+        }
+        if let Some(value) = documents.hf_quant_config {
+            let place = "quantization of hf_quant_config.json";
+            let section = Section::new(place, object(place, &value["quantization"])?);
+            return methods::modelopt(&section).map(|method| Some(Self(method)));
+        }
+        if let Some(value) = documents.quantize_config {
+            let place = "quantize_config.json";
+            let section = Section::new(place, object(place, value)?);
+            return methods::gptq(&section).map(|method| Some(Self(method)));
+        }
+        Ok(None)
+    }
+
+    /// The format's name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match &self.0 {
+            Method::Fp8 { .. } => "FP8",
+            Method::CompressedTensors(_) => "compressed-tensors",
+            Method::Gptq(_) => "GPTQ",
+            Method::Awq { .. } => "AWQ",
+            Method::Mxfp4 => "MXFP4",
+            Method::ModelOpt => "modelopt",
+            Method::Mlx(_) => "MLX",
+        }
+    }
+}
+
+fn object<'a>(place: &str, value: &'a Value) -> Result<&'a Map<String, Value>, StoredError> {
+    match value {
+        Value::Object(map) if map.len() <= MAX_KEYS => Ok(map),
+        _ => Err(StoredError::Config {
+            place: place.to_owned(),
+            found: section::shown(value),
+            expected: "an object".to_owned(),
+        }),
+    }
+}
+
+fn parse_main(section: &Section<'_>) -> Result<Method, StoredError> {
+    let Some(method) = section.text("quant_method")? else {
+        if section.has("bits") || section.has("mode") {
+            return methods::mlx(section);
+        }
+        // Early FP8 and 8-bit checkpoints; nobody writes them any more.
+        return Err(section.wrong("quant_method", "the name of a format"));
+    };
+    let refuse = |reason: &str| {
+        Err(StoredError::Refused {
+            format: format!("{method} (quant_method)"),
+            reason: format!("{reason}{GIVE_ORIGINAL}"),
+        })
+    };
+    match method {
+        "fp8" => methods::fp8(section),
+        "compressed-tensors" => compressed::parse(section).map(Method::CompressedTensors),
+        "gptq" | "gptqmodel" => methods::gptq(section),
+        "awq" => methods::awq(section),
+        "mxfp4" => methods::mxfp4(section),
+        "modelopt" => methods::modelopt(section),
+        "bitsandbytes" => {
+            refuse("bitsandbytes quantizes when it loads, a checkpoint of its own is lossy twice; ")
+        }
+        "exl2" | "exl3" | "hqq" | "aqlm" | "spqr" | "quip" | "vptq" | "higgs" | "eetq"
+        | "quanto" | "torchao" | "bitnet" | "fbgemm_fp8" | "auto-round" | "quark" => refuse(""),
+        _ => refuse("it is unknown; "),
+    }
+}

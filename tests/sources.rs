@@ -1,0 +1,87 @@
+//! Checkpoints in every stored precision, through the program: repacked, quantized anew, refused.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+use tempfile::tempdir;
+
+use crate::harness::{convert, data, fail, path};
+
+fn json(file: &Path) -> Value {
+    serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+}
+
+/// What became of the matrix that ends so.
+fn carried(model: &str, options: &[&str], ending: &str) -> (Option<String>, f64) {
+    let folder = tempdir().unwrap();
+    let set = convert(&format!("sources/{model}"), &folder.path().join("set"), options);
+    let report = json(&set.join("report.json"));
+    let tensors = report["tensors"].as_object().unwrap();
+    let (_, tensor) = tensors.iter().find(|(name, _)| name.ends_with(ending)).unwrap();
+    let carried = tensor["carried"].as_str().map(str::to_owned);
+    assert_eq!(carried.is_some(), tensor["source"].is_string(), "{model}: {tensor}");
+    (carried, tensor["relative_rmse"].as_f64().unwrap_or(-1.0))
+}
+
+/// Expects the source's own integers and no error at all.
+fn check_repacked(model: &str, options: &[&str]) {
+    let (carried, rmse) = carried(model, options, "mlp.up_proj.weight");
+    assert_eq!((carried.as_deref(), rmse), (Some("repacked"), 0.0), "{model} {options:?}");
+}
+
+/// Expects new integers, and the error of their grid.
+fn check_requantized(model: &str, options: &[&str], most: f64) {
+    let (carried, rmse) = carried(model, options, "mlp.up_proj.weight");
+    assert_eq!(carried.as_deref(), Some("requantized"), "{model} {options:?}");
+    assert!(0.0 < rmse && rmse < most, "{model} {options:?}: {rmse}");
+}
+
+#[test]
+fn integers_on_an_affine_grid_are_carried_over() {
+    let four = |group| ["--bits", "4", "--group-size", group];
+    check_repacked("gptq_4bit_g64_sym", &four("64"));
+    check_repacked("gptq_4bit_g64_sym", &four("32"));
+    check_repacked("gptq_8bit_g64_sym", &["--bits", "8", "--nodes", "2"]);
+    check_repacked("mlx_4bit_g64", &four("64"));
+    check_repacked("mlx_8bit_g32_overrides", &["--bits", "8", "--group-size", "32"]);
+    check_repacked("ct_int8_channel", &["--bits", "8", "--group-size", "32"]);
+    check_repacked("mlx_mxfp4", &["--bits", "6", "--group-size", "32"]);
+}
+
+#[test]
+fn what_does_not_fit_the_grid_is_quantized_anew() {
+    // Relative errors of 4, 6 and 8 bits on Gaussian weights are about 0.09, 0.02 and 0.006.
+    check_requantized("gptq_4bit_g64_sym", &["--bits", "4", "--group-size", "128"], 0.12);
+    check_requantized("gptq_4bit_g64_desc_act", &["--bits", "4"], 0.12);
+    check_requantized("fp8_block_ragged", &["--bits", "8", "--group-size", "32"], 0.01);
+    check_requantized("fp8_block_ue8m0", &["--bits", "6"], 0.03);
+    check_requantized("fp8_per_tensor", &["--bits", "4", "--nodes", "2"], 0.12);
+    check_requantized("ct_fp8_channel", &["--bits", "8"], 0.01);
+    check_requantized("ct_nvfp4", &["--bits", "8"], 0.01);
+    check_requantized("modelopt_nvfp4", &["--bits", "8"], 0.01);
+    check_requantized("modelopt_fp8", &["--bits", "8"], 0.01);
+    check_requantized("mlx_mxfp4", &["--bits", "4", "--group-size", "32"], 0.12);
+}
+
+#[test]
+fn sixteen_bits_are_rounded_once() {
+    for model in ["ct_int4_g128_asym", "awq_gemm_4bit_g64", "gptq_v2_4bit_g64_asym"] {
+        let (carried, _) = carried(model, &["--bits", "16"], "mlp.up_proj.weight");
+        assert_eq!(carried.as_deref(), Some("dequantized"), "{model}");
+    }
+}
+
+#[test]
+fn stored_precisions_that_are_not_read_are_refused_before_a_byte_is_written() {
+    for entry in fs::read_dir(data("sources/refused")).unwrap() {
+        let source = entry.unwrap().path();
+        let folder = tempdir().unwrap();
+        let output = folder.path().join("set");
+        let error = fail(1, &["convert", path(&source), "-o", path(&output)]).to_lowercase();
+        for word in json(&source.join("expected_error.json"))["must_mention"].as_array().unwrap() {
+            let word = word.as_str().unwrap().to_lowercase();
+            assert!(error.replace(path(&source), "").contains(&word), "expected {word:?}: {error}");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{error}");
+    }
+}
