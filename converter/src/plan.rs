@@ -245,7 +245,8 @@ impl Plan {
     }
 
     /// Threads that may work at a time within the memory budget: each holds a block of the
-    /// source, once more in the stored type, its stored form, and a piece of that.
+    /// source, once more in the stored type, its stored form, and a piece of that; of sources that
+    /// are decoded also what is read and what becomes of it.
     pub(crate) fn workers(&self) -> usize {
         // A matrix that is turned on the way is read whole, and held as read and as turned.
         let least = |step: &Step| {
@@ -254,7 +255,7 @@ impl Plan {
         };
         let block = self.steps.iter().map(least).max().unwrap_or(0).max(BLOCK_BYTES);
         let budget = self.options.memory_bytes.saturating_sub(BASE_BYTES);
-        (budget / (4 * block + self.merge_bytes)).max(1).try_into().unwrap_or(usize::MAX)
+        (budget / (6 * block + self.merge_bytes)).max(1).try_into().unwrap_or(usize::MAX)
     }
 
     /// The report of a conversion of this plan.

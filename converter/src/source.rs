@@ -282,8 +282,7 @@ impl Source {
     pub fn merge_adapters(&mut self, folders: &[PathBuf]) -> Result<(), SourceError> {
         let base = |name: &str| {
             let tensor = self.logical(name)?;
-            let size =
-                tensor.shape.iter().product::<u64>() * tensor.dtype.size_bytes() as u64;
+            let size = tensor.shape.iter().product::<u64>() * tensor.dtype.size_bytes() as u64;
             let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
             Some(TensorInfo { name, dtype: tensor.dtype, shape, offset: 0, size })
         };
