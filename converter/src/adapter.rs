@@ -141,11 +141,6 @@ impl Adapters {
         Ok(infos)
     }
 
-    /// Whether there is any.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.files.is_empty()
-    }
-
     /// What a changed tensor looks like; `None` when no adapter touches it.
     pub(crate) fn info(&self, tensor: &str) -> Option<&TensorInfo> {
         self.infos.get(tensor)

@@ -16,7 +16,7 @@ use std::{
 
 use serde_json::Value;
 use shardpack_formats::{
-    Dtype, SourceTensor,
+    SourceTensor,
     chat::special_tokens,
     container::{ContainerError, TensorInfo},
     stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
