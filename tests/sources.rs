@@ -71,17 +71,58 @@ fn sixteen_bits_are_rounded_once() {
     }
 }
 
+/// Expects a refusal that contains these words, and no file.
+fn check_refused(source: &Path, words: &[&str]) {
+    let folder = tempdir().unwrap();
+    let output = folder.path().join("set");
+    let error = fail(1, &["convert", path(source), "-o", path(&output)]).to_lowercase();
+    let error = error.replace(&path(source).to_lowercase(), "");
+    for word in words {
+        assert!(error.contains(&word.to_lowercase()), "expected {word:?}: {error}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{error}");
+}
+
+/// The same with the words that stand beside the checkpoint.
+fn check_refused_as_expected(source: &Path) {
+    let expected = json(&source.join("expected_error.json"));
+    let words = expected["must_mention"].as_array().unwrap();
+    let words: Vec<&str> = words.iter().map(|word| word.as_str().unwrap()).collect();
+    check_refused(source, &words);
+}
+
 #[test]
 fn stored_precisions_that_are_not_read_are_refused_before_a_byte_is_written() {
     for entry in fs::read_dir(data("sources/refused")).unwrap() {
-        let source = entry.unwrap().path();
-        let folder = tempdir().unwrap();
-        let output = folder.path().join("set");
-        let error = fail(1, &["convert", path(&source), "-o", path(&output)]).to_lowercase();
-        for word in json(&source.join("expected_error.json"))["must_mention"].as_array().unwrap() {
-            let word = word.as_str().unwrap().to_lowercase();
-            assert!(error.replace(path(&source), "").contains(&word), "expected {word:?}: {error}");
-        }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{error}");
+        check_refused_as_expected(&entry.unwrap().path());
     }
+}
+
+#[test]
+fn pickles_are_refused_and_nothing_of_them_is_run() {
+    check_refused_as_expected(&data("sources/pickle_legacy"));
+    check_refused_as_expected(&data("sources/pickle_malicious"));
+    check_refused(&data("sources/pickle_bin"), &["pytorch_model.bin", "pickle", "safetensors"]);
+
+    let folder = tempdir().unwrap();
+    let malicious = data("sources/pickle_malicious");
+    fs::copy(malicious.join("config.json"), folder.path().join("config.json")).unwrap();
+    fs::copy(malicious.join("raw_pickle.bin"), folder.path().join("raw_pickle.bin")).unwrap();
+    check_refused(folder.path(), &["posix", "system"]);
+
+    let trace = json(&malicious.join("expected_error.json"))["must_not_create"].clone();
+    let trace = trace.as_str().unwrap();
+    for place in [folder.path(), malicious.as_path(), Path::new(".")] {
+        assert!(!place.join(trace).exists(), "code of the pickle was run");
+    }
+}
+
+#[test]
+fn gguf_is_refused_with_and_without_a_config() {
+    let gguf = data("sources/gguf_q4_0");
+    check_refused(&gguf, &["model.gguf", "GGUF file", "safetensors"]);
+    let folder = tempdir().unwrap();
+    fs::copy(gguf.join("config_of_origin.json"), folder.path().join("config.json")).unwrap();
+    fs::copy(gguf.join("model.gguf"), folder.path().join("model.gguf")).unwrap();
+    check_refused(folder.path(), &["model.gguf", "GGUF file", "safetensors"]);
 }

@@ -1,5 +1,6 @@
 //! A model folder: its config, its weight files and the files that make text of tokens.
 
+mod foreign;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -43,6 +44,9 @@ const INDEX: &str = "model.safetensors.index.json";
 /// What is said of a folder that holds an adapter.
 const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but no config.json; give the folder of the model, and this one with --adapter";
 
+/// What is said of a folder that holds something else.
+const NO_CONFIG: &str = "not a model folder: it has no config.json";
+
 /// Files that are copied into every package when the source has them. Weights, configs and
 /// documentation have their own places.
 const TEXT_FILES: &[&str] = &[
@@ -70,9 +74,6 @@ pub(crate) const TOKENIZER_FILES: &[&str] = &[
     "tokenizer_config.json",
     "vocab.json",
 ];
-
-/// Endings of weight files in formats that are not read yet.
-const OTHER_FORMATS: &[&str] = &[".bin", ".pt", ".pth", ".gguf"];
 
 /// Why a folder is no usable source.
 #[derive(Debug, thiserror::Error)]
@@ -229,11 +230,12 @@ impl Source {
         }
         let config_path = folder.join("config.json");
         if !config_path.is_file() {
-            let adapter = folder.join("adapter_config.json").is_file();
-            return Err(problem(if adapter {
-                ADAPTER
-            } else {
-                "not a model folder: it has no config.json"
+            if folder.join("adapter_config.json").is_file() {
+                return Err(problem(ADAPTER));
+            }
+            return Err(problem(&match foreign::describe(folder, &file_names(folder)?) {
+                Some(other) => format!("{NO_CONFIG}; {other}"),
+                None => NO_CONFIG.to_owned(),
             }));
         }
         let config_bytes = read_text(&config_path)?;
@@ -481,13 +483,7 @@ fn stored_config(folder: &Path, config: &Value) -> Result<Option<StoredConfig>, 
 /// indexes are known to forget some). Other `.safetensors` files (a vendor's second copy, test
 /// data) count only when there is nothing else.
 fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
-    let read = |source| SourceError::Read { path: folder.to_owned(), source };
-    let mut present = BTreeSet::new();
-    for entry in fs::read_dir(folder).map_err(read)? {
-        if let Ok(name) = entry.map_err(read)?.file_name().into_string() {
-            present.insert(name);
-        }
-    }
+    let present = file_names(folder)?;
     let is_container = |name: &&String| name.ends_with(".safetensors");
     let usual = |name: &&String| name.starts_with("model");
     let mut names: BTreeSet<String> =
@@ -523,15 +519,22 @@ fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
         names.extend(present.iter().filter(is_container).filter(own).cloned());
     }
     if names.is_empty() {
-        let other =
-            present.iter().find(|name| OTHER_FORMATS.iter().any(|format| name.ends_with(format)));
-        let problem = match other {
-            Some(other) => format!(
-                "has no .safetensors files; {other:?} is in a format that is not read yet, convert it to safetensors first"
-            ),
+        let problem = match foreign::describe(folder, &present) {
+            Some(other) => format!("has no .safetensors files; {other}"),
             None => "has no .safetensors files".to_owned(),
         };
         return Err(SourceError::Folder { path: folder.to_owned(), problem });
+    }
+    Ok(names)
+}
+
+fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
+    let read = |source| SourceError::Read { path: folder.to_owned(), source };
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(read)? {
+        if let Ok(name) = entry.map_err(read)?.file_name().into_string() {
+            names.insert(name);
+        }
     }
     Ok(names)
 }

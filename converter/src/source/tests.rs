@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use shardpack_formats::{Platform, affine::widen};
+use shardpack_formats::{Platform, affine::widen, stored::float_bytes};
 
 use super::*;
 
@@ -134,6 +134,75 @@ fn formats_that_are_not_read_are_refused_by_name() {
         let text = text.replace(folder.to_str().unwrap(), "").to_lowercase();
         for word in names(&expected["must_mention"]) {
             assert!(text.contains(&word.to_lowercase()), "expected {word:?} in: {text}");
+        }
+    }
+}
+
+/// A fine-tune of rank one of the first query projection, and the matrix that it adds.
+fn write_adapter(folder: &Path, [rows, columns]: [usize; 2]) -> Vec<f32> {
+    let config = json!({
+        "peft_type": "LORA", "r": 1, "lora_alpha": 2, "target_modules": ["q_proj"],
+        "bias": "none", "use_rslora": false, "use_dora": false, "fan_in_fan_out": false,
+    });
+    fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    let down: Vec<f32> = (0..columns).map(|column| (column % 3) as f32 - 1.0).collect();
+    let up: Vec<f32> = (0..rows).map(|row| (row % 5) as f32 - 2.0).collect();
+    let stem = "base_model.model.model.layers.0.self_attn.q_proj";
+    let (middle, end) = (4 * columns, 4 * (columns + rows));
+    let header = json!({
+        format!("{stem}.lora_A.weight"):
+            {"dtype": "F32", "shape": [1, columns], "data_offsets": [0, middle]},
+        format!("{stem}.lora_B.weight"):
+            {"dtype": "F32", "shape": [rows, 1], "data_offsets": [middle, end]},
+    });
+    let mut header = header.to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.extend(down.iter().chain(&up).flat_map(|value| value.to_le_bytes()));
+    fs::write(folder.join("adapter_model.safetensors"), bytes).unwrap();
+    let row = |up: &f32| down.iter().map(|down| 2.0 * up * down).collect::<Vec<f32>>();
+    up.iter().flat_map(row).collect()
+}
+
+#[test]
+fn adapters_are_merged_over_decoded_weights() {
+    let name = "model.layers.0.self_attn.q_proj.weight";
+    for model in ["fp8_per_tensor", "ct_nvfp4", "gptq_4bit_g64_desc_act", "mlx_4bit_g64"] {
+        let mut source = Source::open(&fixture(model)).unwrap();
+        let tensor = source.logical(name).unwrap().clone();
+        assert!(tensor.is_decoded(), "{model}");
+        let [rows, columns] = [tensor.shape[0] as usize, tensor.shape[1] as usize];
+        let base = values(&source, &tensor, tensor.row_count());
+        let folder = tempfile::tempdir().unwrap();
+        let added = write_adapter(folder.path(), [rows, columns]);
+        source.merge_adapters(&[folder.path().to_owned()]).unwrap();
+        let expected: Vec<f32> = base.iter().zip(&added).map(|(w, delta)| w + delta).collect();
+        let bytes = source.read_tensor(name).unwrap().unwrap();
+        assert_eq!(bytes, float_bytes(&expected), "{model}");
+        // Rows from the middle of the matrix too.
+        let merge = source.merge(name).unwrap().unwrap();
+        let mut some = Vec::new();
+        source.merged_rows(&merge, 5..12, &mut some).unwrap();
+        assert_eq!(some, float_bytes(&expected[5 * columns..12 * columns]), "{model}");
+    }
+}
+
+#[test]
+fn experts_of_gpt_oss_are_decoded_with_gate_and_up_apart() {
+    let folder = fixture("mxfp4_gpt_oss");
+    let source = Source::open(&folder).unwrap();
+    let expected = fs::read(folder.join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&expected).unwrap();
+    let wanted = expected["tensors"].as_object().unwrap();
+    let weights = wanted.iter().filter(|(name, _)| name.ends_with("_proj.weight"));
+    for (name, wanted) in weights {
+        let tensor = source.logical(name).unwrap_or_else(|| panic!("{name}"));
+        let shape: Vec<u64> = serde_json::from_value(wanted["shape"].clone()).unwrap();
+        assert_eq!(tensor.shape, shape, "{name}");
+        for block in [7, tensor.row_count()] {
+            let values = values(&source, tensor, block);
+            assert_eq!(sha256(&values), wanted["f32_sha256"], "{name} by {block} rows");
         }
     }
 }
