@@ -2,10 +2,12 @@
 
 use std::{fs, path::Path};
 
+use safetensors::SafeTensors;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tempfile::tempdir;
 
-use crate::harness::{convert, data, fail, path};
+use crate::harness::{convert, data, fail, path, succeed};
 
 fn json(file: &Path) -> Value {
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
@@ -23,10 +25,35 @@ fn carried(model: &str, options: &[&str], ending: &str) -> (Option<String>, f64)
     (carried, tensor["relative_rmse"].as_f64().unwrap_or(-1.0))
 }
 
-/// Expects the source's own integers and no error at all.
+/// Expects the source's own integers and no error at all: what the packages dequantize to is, bit
+/// for bit, what the library of the source's format reads from it.
 fn check_repacked(model: &str, options: &[&str]) {
     let (carried, rmse) = carried(model, options, "mlp.up_proj.weight");
     assert_eq!((carried.as_deref(), rmse), (Some("repacked"), 0.0), "{model} {options:?}");
+
+    let folder = tempdir().unwrap();
+    let set = convert(&format!("sources/{model}"), &folder.path().join("set"), options);
+    let floats = folder.path().join("floats");
+    succeed(&["export", path(&set), "-o", path(&floats), "--hf", "--dtype", "f32"]);
+    let name = "model.layers.0.mlp.up_proj.weight";
+    let values = exported(&floats, name).unwrap_or_else(|| panic!("{model}: no {name}"));
+    let expected = json(&data("sources").join(model).join("expected.json"));
+    let digest = |text: String, byte: &u8| text + &format!("{byte:02x}");
+    let digest = Sha256::digest(values).iter().fold(String::new(), digest);
+    assert_eq!(digest, expected["tensors"][name]["f32_sha256"], "{model} {options:?}");
+}
+
+/// Bytes of a tensor of an exported folder.
+fn exported(folder: &Path, name: &str) -> Option<Vec<u8>> {
+    fs::read_dir(folder).unwrap().find_map(|entry| {
+        let file = entry.unwrap().path();
+        if file.extension().is_none_or(|ending| ending != "safetensors") {
+            return None;
+        }
+        let bytes = fs::read(file).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        tensors.tensor(name).ok().map(|tensor| tensor.data().to_vec())
+    })
 }
 
 /// Expects new integers, and the error of their grid.
