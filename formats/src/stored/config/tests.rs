@@ -1,3 +1,5 @@
+//! Descriptions of stored precisions as published models have them, and what is wrong with others.
+
 use serde_json::{Value, json};
 
 use super::*;
