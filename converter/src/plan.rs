@@ -5,6 +5,8 @@ mod formats;
 mod layout;
 mod memory;
 mod options;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, fs, path::Path};
 

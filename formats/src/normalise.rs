@@ -186,6 +186,7 @@ pub fn resolve(
     packs: &[RulePack],
 ) -> Result<Normalised, ResolveError> {
     let config = config.as_object().ok_or(ResolveError::NotAnObject)?;
+    let config = &family::text_model(config, packs);
     let mut warnings = Vec::new();
     let family = family::choose(config, packs)?;
     warnings.extend(family.check_keys(config)?);

@@ -81,6 +81,7 @@ const BASES: &[(&str, &str)] = &[("decoder.toml", include_str!("../rules/decoder
 /// The packs that are compiled in, by file name.
 const BUILTIN: &[(&str, &str)] = &[
     ("dense-gqa.toml", include_str!("../rules/dense-gqa.toml")),
+    ("delta-hybrid.toml", include_str!("../rules/delta-hybrid.toml")),
     ("phi3.toml", include_str!("../rules/phi3.toml")),
     ("glm.toml", include_str!("../rules/glm.toml")),
     ("glm4.toml", include_str!("../rules/glm4.toml")),
@@ -93,6 +94,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("plain-ffn.toml", include_str!("../rules/plain-ffn.toml")),
     ("nemotron.toml", include_str!("../rules/nemotron.toml")),
     ("starcoder2.toml", include_str!("../rules/starcoder2.toml")),
+    ("mla.toml", include_str!("../rules/mla.toml")),
     ("moe-gqa.toml", include_str!("../rules/moe-gqa.toml")),
 ];
 

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, NormKind, Rope, Router};
+use shardpack_formats::spec::{Activation, ClampedSwiglu, Delta, Mask, NormKind, Rope, Router};
 
 use crate::open::PackageTensor;
 
@@ -152,6 +152,47 @@ pub struct Qkv<'a, T> {
     pub v: &'a T,
 }
 
+/// What linear attention reads of each row: queries and keys `[rows, key_heads · key_dim]`, values
+/// and their gate `z` `[rows, value_heads · value_dim]`, `a` and `b` `[rows, value_heads]`.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaInputs<'a, T> {
+    /// Queries.
+    pub q: &'a T,
+    /// Keys.
+    pub k: &'a T,
+    /// Values.
+    pub v: &'a T,
+    /// How much of the result goes through.
+    pub z: &'a T,
+    /// How fast the state fades.
+    pub a: &'a T,
+    /// How strongly it changes.
+    pub b: &'a T,
+}
+
+/// Linear attention of one layer over the sequences of a step.
+#[derive(Debug)]
+pub struct DeltaStep<'a, V> {
+    /// The layer, which selects the part of each cache.
+    pub layer: usize,
+    /// Rows of each sequence, in the order of the caches.
+    pub lengths: &'a [usize],
+    /// Key heads held here.
+    pub key_heads: usize,
+    /// Value heads of each.
+    pub values_per_key: usize,
+    /// Widths and epsilon.
+    pub delta: &'a Delta,
+    /// Of queries, keys and values: `[channels, kernel]`.
+    pub convolutions: [&'a V; 3],
+    /// One for each value head.
+    pub a_log: &'a V,
+    /// One for each value head.
+    pub dt_bias: &'a V,
+    /// Of the result's norm, one for each element of a head.
+    pub gain: &'a V,
+}
+
 /// The experts of one layer that are held here. Stacks are matrices whose outputs are those of
 /// all experts held here, one after the other.
 #[derive(Debug)]
@@ -264,6 +305,23 @@ pub trait Backend: Send + Sync {
         step: &AttentionStep<'_, Self::Vector>,
     ) -> Self::Tensor;
 
+    /// Whether it has the operations on heads and states below, which attention over latents,
+    /// gated attention and linear attention need; a model that needs them is refused otherwise.
+    fn has_latent_and_linear_attention(&self) -> bool {
+        false
+    }
+
+    /// Linear attention by the gated delta rule; each cache's state moves on by its rows.
+    fn gated_delta(
+        &self,
+        inputs: &DeltaInputs<'_, Self::Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &DeltaStep<'_, Self::Vector>,
+    ) -> Self::Tensor {
+        let _ = (inputs, caches, step);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
     /// What stands between the projections of a feed-forward part: a function of `gate` times
     /// `up`, or of `up` alone where the activation has no gate.
     fn activate(
@@ -293,6 +351,24 @@ pub trait Backend: Send + Sync {
 
     /// `x · sigmoid(gate)`; the gate has one column for each of `x`, or one for all.
     fn sigmoid_gate(&self, x: Self::Tensor, gate: &Self::Tensor) -> Self::Tensor;
+
+    /// Columns `part` of every head of `width` columns.
+    fn slice_heads(&self, x: &Self::Tensor, width: usize, part: Range<usize>) -> Self::Tensor {
+        let _ = (x, width, part);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
+    /// Each head of `a` with the same head of `b` behind it.
+    fn join_heads(&self, a: &Self::Tensor, b: &Self::Tensor, heads: usize) -> Self::Tensor {
+        let _ = (a, b, heads);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
+    /// Every head times its own matrix of a stack.
+    fn head_linear(&self, x: &Self::Tensor, stack: &Self::Matrix, heads: usize) -> Self::Tensor {
+        let _ = (x, stack, heads);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
 
     /// `factor · x`.
     fn scale(&self, x: Self::Tensor, factor: f32) -> Self::Tensor;

@@ -12,10 +12,12 @@ use crate::backend::{Backend, CacheShape, Ranks, StepError};
 
 mod attention;
 mod block;
+mod delta;
 mod error;
 mod ffn;
 mod head;
 mod load;
+mod mla;
 mod moe;
 mod norm;
 mod shard;
@@ -97,7 +99,11 @@ impl<B: Backend> Model<B> {
         CacheShape {
             layers: self.blocks.len(),
             kv_heads: self.shard.kv.len(),
-            head_dim: self.spec.attention.head_dim as usize,
+            head_dim: match &self.spec.mla {
+                None => self.spec.attention.head_dim as usize,
+                // The latent and the rotated part, once for all heads.
+                Some(mla) => (mla.kv_rank + mla.rope) as usize,
+            },
         }
     }
 
@@ -105,7 +111,7 @@ impl<B: Backend> Model<B> {
     /// over all tokens, of which pages hold nothing.
     #[must_use]
     pub const fn reuses_prefixes(&self) -> bool {
-        true
+        self.spec.delta.is_none()
     }
 
     /// The tokens that this rank's logits stand for.

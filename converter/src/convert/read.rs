@@ -42,7 +42,8 @@ impl<'a> Rows<'a> {
 
     /// The source tensor that holds a row.
     pub(super) fn name_of(&self, row: u64) -> &'a str {
-        let source = row / self.tensor.view.rows_per_source().max(1);
+        let parts = self.tensor.columns() / self.tensor.view.result()[1];
+        let source = row * parts / self.tensor.view.rows_per_source().max(1);
         &self.tensor.sources[(source as usize).min(self.tensor.sources.len() - 1)]
     }
 
@@ -59,6 +60,9 @@ impl<'a> Rows<'a> {
         if self.tensor.view.turn != Turn::None {
             return self.read_turned(rows, out, stored, buffers);
         }
+        // A row may be put together of single elements.
+        let parts = self.tensor.columns() / self.tensor.view.result()[1];
+        let (rows, row) = (rows.start * parts..rows.end * parts, row / parts as usize);
         let mut at = 0;
         for Run { source, first, step, count } in self.tensor.view.runs(rows) {
             let place = &mut out[at..at + count as usize * row];

@@ -75,7 +75,12 @@ fn units(layout: &Layout, axis: &str, rank: u32) -> u64 {
 
 /// Keys and values of one sequence.
 fn cache(normalised: &Normalised, layout: &Layout, rank: u32, context: u32) -> u64 {
-    let per_token = 2 * units(layout, "kv", rank) * CACHE_ELEMENT_BYTES;
+    let width = match &normalised.spec.mla {
+        None => units(layout, "kv", rank),
+        // Every rank holds the latents of all heads.
+        Some(mla) => u64::from(mla.kv_rank + mla.rope),
+    };
+    let per_token = 2 * width * CACHE_ELEMENT_BYTES;
     let tokens = |mask: &Mask| match mask {
         Mask::Full => u64::from(context),
         Mask::Sliding(window) => u64::from(context.min(*window)),

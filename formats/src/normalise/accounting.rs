@@ -255,7 +255,11 @@ impl<'a> Inventory<'a> {
         let view = view(from, wanted, &shape)?;
         let rows = view.rows_per_source() * experts;
         let columns = view.result()[1];
-        if view.is_possible() && [rows, columns] == rows_and_columns(wanted.shape) {
+        // Single elements may fill rows of any length.
+        let [wanted_rows, wanted_columns] = rows_and_columns(wanted.shape);
+        let fits = rows * columns == wanted_rows * wanted_columns
+            && (columns == wanted_columns || columns == 1);
+        if view.is_possible() && fits {
             return Ok(Some(Found { sources, view }));
         }
         Err(ResolveError::View {

@@ -44,7 +44,7 @@ pub(super) fn resolve(
 ) -> Result<Architecture, ResolveError> {
     let rules = &family.pack.file.spec;
     let max_positions = size(&rules.max_positions, scope, "max_positions")?;
-    let attention = attention(rules, scope)?;
+    let mut attention = attention(rules, scope)?;
     let ropes = Ropes { family, config, scope, max_positions, head_dim: attention.head_dim };
     let (rope, first) = ropes.resolve(&rules.rope, "rope")?;
     let mut all = vec![first];
@@ -57,6 +57,12 @@ pub(super) fn resolve(
     let eps = positive(&rules.norm.eps, scope, "norm.eps", MAX_EPS)?;
     let activation = named(&rules.ffn.activation, scope, "ffn.activation")?;
     let factor = |rule: &Option<Expr>, place| factor(rule.as_ref(), scope, place);
+    let mla = rules.mla.as_ref().map(|mla| parts::mla(mla, scope)).transpose()?;
+    if mla.is_some() {
+        attention.scale = HexF32((f64::from(attention.scale.0) * parts::stretch(&rope)) as f32);
+    }
+    let all_layers = all_layers(rules, layers, all.len())?;
+    let has_experts = all_layers.iter().any(|layer| layer.moe);
     let spec = Spec {
         rules: family.pack.id().to_owned(),
         model_type: family.name.to_owned(),
@@ -70,11 +76,7 @@ pub(super) fn resolve(
             bias: rules.norm.bias,
         },
         attention,
-        layers: layers
-            .iter()
-            .enumerate()
-            .map(|(index, scope)| layer(rules, scope, index, all.len()))
-            .collect::<Result<_, _>>()?,
+        layers: all_layers,
         ropes: all,
         ffn: Ffn {
             size: size(&rules.ffn.size, scope, "ffn.size")?,
@@ -87,14 +89,24 @@ pub(super) fn resolve(
         embedding_scale: factor(&rules.embedding_scale, "embedding_scale")?,
         logit_scale: factor(&rules.logit_scale, "logit_scale")?,
         logit_softcap: factor(&rules.logit_softcap, "logit_softcap")?,
-        moe: match &rules.moe {
+        // A family may have sizes with experts and sizes without.
+        moe: match rules.moe.as_ref().filter(|_| has_experts) {
             Some(moe) => Some(parts::moe(moe, activation, scope)?),
             None => None,
         },
-        mla: rules.mla.as_ref().map(|mla| parts::mla(mla, scope)).transpose()?,
+        mla,
         delta: rules.delta.as_ref().map(|delta| parts::delta(delta, scope)).transpose()?,
     };
     Ok(Architecture { spec, rope, local_rope })
+}
+
+fn all_layers(
+    rules: &SpecRules,
+    scopes: &[Scope<'_>],
+    ropes: usize,
+) -> Result<Vec<Layer>, ResolveError> {
+    let layers = scopes.iter().enumerate();
+    layers.map(|(index, scope)| layer(rules, scope, index, ropes)).collect()
 }
 
 fn attention(rules: &SpecRules, scope: &Scope<'_>) -> Result<Attention, ResolveError> {
@@ -126,6 +138,10 @@ fn attention(rules: &SpecRules, scope: &Scope<'_>) -> Result<Attention, ResolveE
         qk_norm: named(&rules.qk_norm, scope, "attention.qk_norm")?,
         softcap: factor(rules.softcap.as_ref(), scope, "attention.softcap")?,
         sinks: sinks.transpose()?.unwrap_or(false),
+        gated: rules
+            .gated
+            .as_ref()
+            .map_or(Ok(false), |gated| flag(gated, scope, "attention.gated"))?,
         position_scale,
     })
 }

@@ -54,6 +54,31 @@ pub(super) fn choose<'a>(
     })
 }
 
+/// The configuration of the text model within one that reads pictures too. Rules for the whole see
+/// the keys of both; otherwise there may be rules for the text model alone, whose tensors then
+/// decide what else there is.
+pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Map<String, Value> {
+    const INNER: &str = "text_config";
+    let Some(inner) = config.get(INNER).and_then(Value::as_object) else { return config.clone() };
+    let is_known = |config: &Map<String, Value>| {
+        let name = config.get("model_type").and_then(Value::as_str);
+        name.is_some_and(|name| packs.iter().any(|pack| pack.file.families.contains_key(name)))
+    };
+    let mut text = inner.clone();
+    if is_known(config) {
+        text.remove("architectures");
+        let outer = config.iter().filter(|(key, _)| *key != INNER);
+        text.extend(outer.map(|(key, value)| (key.clone(), value.clone())));
+    } else if is_known(inner) {
+        text.remove("architectures");
+        let tied = config.get("tie_word_embeddings").cloned();
+        text.extend(tied.map(|tied| ("tie_word_embeddings".to_owned(), tied)));
+    } else {
+        return config.clone();
+    }
+    text
+}
+
 impl<'a> FamilyRules<'a> {
     /// Keys of the configuration that expressions may name.
     pub(super) fn used_keys(&self) -> impl Iterator<Item = &'a str> {

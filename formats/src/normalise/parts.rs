@@ -8,6 +8,7 @@ use super::{
 use crate::{
     expr::{Expr, Scope, Value},
     hex::HexF32,
+    rope::{RopeParameters, Scaling},
     rules::{DeltaRules, MlaRules, MoeRules, RouterRules},
     spec::{
         Activation, ClampedSwiglu, Delta, ExpertGroups, GroupScore, Mla, Moe, MoeNames,
@@ -166,6 +167,20 @@ pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveErr
         eps: HexF32(positive(&rules.eps, scope, "mla.eps", MAX_EPS)? as f32),
         bias: is(rules.bias.as_ref(), scope, "mla.bias")?,
     })
+}
+
+/// What extended positions make of the scores of latent attention: the square of `0.1 ·
+/// mscale_all_dim · ln(factor) + 1`.
+pub(super) fn stretch(rope: &RopeParameters) -> f64 {
+    let Scaling::Yarn(yarn) = &rope.scaling else { return 1.0 };
+    let [_, all] = yarn.mscale;
+    match all {
+        Some(all) if all != 0.0 && yarn.factor > 1.0 => {
+            let scale = 0.1 * all * libm::log(yarn.factor) + 1.0;
+            scale * scale
+        }
+        _ => 1.0,
+    }
 }
 
 pub(super) fn delta(rules: &DeltaRules, scope: &Scope<'_>) -> Result<Delta, ResolveError> {

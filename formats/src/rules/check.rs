@@ -238,7 +238,14 @@ fn check_tensors(file: &PackFile) -> Result<(), RuleError> {
     let mut seen = BTreeSet::new();
     for rule in &file.tensors {
         let place = format!("tensor {}", rule.name);
-        if !seen.insert(place.clone()) {
+        let condition = match &rule.required {
+            Presence::Exactly(expression) => expression.text(),
+            Presence::Always | Presence::Maybe => "",
+        };
+        // The same name under another condition: cut otherwise in other models.
+        if !seen.insert((place.clone(), condition))
+            || condition.is_empty() && rules_of(file, rule) > 1
+        {
             return invalid(&place, "listed twice");
         }
         if rule.name.per_expert() {
@@ -277,6 +284,10 @@ fn check_rows(file: &PackFile, rule: &TensorRule, place: &str) -> Result<(), Rul
         return invalid(place, &format!("`rows` names {key:?}, which is not in config.used"));
     }
     Ok(())
+}
+
+fn rules_of(file: &PackFile, rule: &TensorRule) -> usize {
+    file.tensors.iter().filter(|other| other.name == rule.name).count()
 }
 
 fn check_from(rule: &TensorRule, place: &str) -> Result<(), RuleError> {

@@ -156,7 +156,11 @@ impl SpecRules {
             [&self.embedding_scale, &self.logit_scale, &self.logit_softcap].into_iter().flatten(),
         )
         .chain(self.block.iter().flat_map(|block| &block.residual_scale))
-        .chain([&attention.scale, &attention.softcap, &attention.sinks].into_iter().flatten())
+        .chain(
+            [&attention.scale, &attention.softcap, &attention.sinks, &attention.gated]
+                .into_iter()
+                .flatten(),
+        )
         .chain(positions.flat_map(|scale| [&scale.beta, &scale.original]))
         .chain(ropes.flat_map(RopeRules::expressions))
     }
@@ -212,6 +216,8 @@ pub(crate) struct AttentionRules {
     pub(crate) softcap: Option<Expr>,
     /// Whether query heads have sinks; absent: no.
     pub(crate) sinks: Option<Expr>,
+    /// Whether heads have gates; absent: no.
+    pub(crate) gated: Option<Expr>,
     pub(crate) position_scale: Option<PositionScaleRules>,
 }
 

@@ -28,6 +28,9 @@ pub struct Attention {
     /// Whether each query head has a sink: one more score in the softmax's denominator.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sinks: bool,
+    /// Whether each head has a gate behind its query: heads go through by its sigmoid.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub gated: bool,
     /// Factor on rotated queries that grows with the position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position_scale: Option<PositionScale>,

@@ -37,6 +37,12 @@ pub fn tanh(x: f32) -> f32 {
     ((1.0 - small) / (1.0 + small)).copysign(x)
 }
 
+/// `ln(1 + e^x)`; beyond 20 that is `x` in f32.
+#[must_use]
+pub fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { libm::log1pf(exp(x)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

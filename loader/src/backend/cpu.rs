@@ -14,13 +14,15 @@ use shardpack_kernels::{
 use zerocopy::IntoBytes;
 
 use super::{
-    AttentionStep, Backend, CacheShape, ExpertStep, KvType, NormStep, Qkv, Ranks, StepError,
-    StoredMatrix, StoredWeights,
+    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, KvType, NormStep, Qkv,
+    Ranks, StepError, StoredMatrix, StoredWeights,
 };
 use crate::open::PackageTensor;
 
 mod cache;
+mod delta;
 mod experts;
+mod heads;
 mod route;
 
 pub use cache::{Cache, Page};
@@ -313,6 +315,29 @@ impl Backend for Cpu {
         out
     }
 
+    fn has_latent_and_linear_attention(&self) -> bool {
+        true
+    }
+
+    fn gated_delta(
+        &self,
+        inputs: &DeltaInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &DeltaStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+        assert_eq!(step.lengths.iter().sum::<usize>(), inputs.v.rows(), "rows of all sequences");
+        let mut out = Tensor::zeros(inputs.v.rows(), inputs.v.width);
+        let mut row = 0;
+        for (cache, length) in caches.iter_mut().zip(step.lengths) {
+            let rows = row..row + length;
+            let place = &mut out.values[rows.start * inputs.v.width..rows.end * inputs.v.width];
+            delta::run(inputs, rows, cache.state(step.layer), step, place);
+            row += length;
+        }
+        out
+    }
+
     fn activate(&self, activation: Activation, gate: Option<Tensor>, mut up: Tensor) -> Tensor {
         assert_eq!(gate.is_some(), activation.is_gated(), "a gate for {activation:?}");
         if let Some(mut gate) = gate {
@@ -364,6 +389,18 @@ impl Backend for Cpu {
             }
         }
         x
+    }
+
+    fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
+        heads::slice(x, width, part)
+    }
+
+    fn join_heads(&self, a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
+        heads::join(a, b, heads)
+    }
+
+    fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
+        heads::linear(x, stack, heads)
     }
 
     fn scale(&self, mut x: Tensor, factor: f32) -> Tensor {

@@ -33,12 +33,14 @@ impl<B: Backend> Attention<B> {
         let o_module = format!("{prefix}.o_proj");
         let o_bias = loader.bias_once(&o_module, attention.o_bias)?;
         let q = loader.heads(&loader.shard.q, attention.heads);
+        // Each head's query, and its gate behind it.
+        let q_rows = if attention.gated { q.doubled() } else { q.clone() };
         let kv = loader.heads(&loader.shard.kv, attention.kv_heads);
         let column = |name: &str, rows: &Part| {
             loader.column(&format!("{prefix}.{name}"), rows, attention.qkv_bias)
         };
         let o = loader.matrix(&o_module, &loader.hidden(), &q)?;
-        let parts = (column("q_proj", &q)?, column("k_proj", &kv)?, column("v_proj", &kv)?, o);
+        let parts = (column("q_proj", &q_rows)?, column("k_proj", &kv)?, column("v_proj", &kv)?, o);
         let qk_norms = qk_norms(loader, prefix, [&q, &kv])?;
         let (Some(q), Some(k), Some(v), Some(o)) = parts else {
             return Ok(Self { weights: None, o_bias });
@@ -68,8 +70,15 @@ impl<B: Backend> Attention<B> {
             }
             return Ok(step.with_bias(None, self.o_bias.as_ref()));
         };
-        let [q, k] = weights.queries_and_keys(step, x)?;
         let head_dim = step.spec.attention.head_dim as usize;
+        let mut q = weights.q.apply(backend, x);
+        let mut gate = None;
+        if step.spec.attention.gated {
+            let both = q;
+            q = backend.slice_heads(&both, 2 * head_dim, 0..head_dim);
+            gate = Some(backend.slice_heads(&both, 2 * head_dim, head_dim..2 * head_dim));
+        }
+        let [q, k] = weights.queries_and_keys(step, x, q)?;
         let [mut q, k] = match step.rotation(layer) {
             Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, head_dim)),
             None => [q, k],
@@ -80,6 +89,10 @@ impl<B: Backend> Attention<B> {
         let v = weights.v.apply(backend, x);
         let at = weights.step(step, index, layer);
         let heads = backend.attention(Qkv { q: &q, k: &k, v: &v }, caches, &at);
+        let heads = match &gate {
+            Some(gate) => backend.sigmoid_gate(heads, gate),
+            None => heads,
+        };
         let part = backend.linear(&heads, &weights.o);
         Ok(step.with_bias(Some(part), self.o_bias.as_ref()))
     }
@@ -104,14 +117,15 @@ fn qk_norms<B: Backend>(
 }
 
 impl<B: Backend> Weights<B> {
-    /// Projected and normalised.
+    /// Normalised queries, and keys, projected and normalised.
     fn queries_and_keys(
         &self,
         step: &Step<'_, B>,
         x: &B::Tensor,
+        q: B::Tensor,
     ) -> Result<[B::Tensor; 2], StepError> {
         let backend = step.backend;
-        let (q, k) = (self.q.apply(backend, x), self.k.apply(backend, x));
+        let k = self.k.apply(backend, x);
         let (attention, norm) = (&step.spec.attention, &step.spec.norm);
         let Some([q_norm, k_norm]) = &self.qk_norms else { return Ok([q, k]) };
         if attention.qk_norm != QkNorm::Full {

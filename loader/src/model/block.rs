@@ -1,7 +1,8 @@
 //! One layer: attention and feed-forward part around the residual stream.
 
 use super::{
-    LoadError, attention::Attention, ffn::Ffn, load::Loader, moe::Moe, norm::Norm, step::Step,
+    LoadError, attention::Attention, delta::Delta, ffn::Ffn, load::Loader, mla::Latent, moe::Moe,
+    norm::Norm, step::Step,
 };
 use crate::backend::{Backend, StepError};
 
@@ -9,11 +10,54 @@ use crate::backend::{Backend, StepError};
 pub(super) struct Block<B: Backend> {
     index: usize,
     before_attention: Option<Norm<B>>,
-    attention: Attention<B>,
+    attention: Mixer<B>,
     after_attention: Option<Norm<B>>,
     before_ffn: Option<Norm<B>>,
     ffn: FeedForward<B>,
     after_ffn: Option<Norm<B>>,
+}
+
+/// What looks at other tokens.
+enum Mixer<B: Backend> {
+    Heads(Attention<B>),
+    Latent(Latent<B>),
+    Linear(Delta<B>),
+}
+
+impl<B: Backend> Mixer<B> {
+    fn load(loader: &Loader<'_, B>, index: usize, layer: &str) -> Result<Self, LoadError> {
+        if let Some(delta) = loader.spec.delta.as_ref().filter(|_| loader.spec.layers[index].delta)
+        {
+            return Delta::load(loader, delta, &format!("{layer}.linear_attn")).map(Self::Linear);
+        }
+        let prefix = format!("{layer}.self_attn");
+        match &loader.spec.mla {
+            Some(mla) => Latent::load(loader, mla, &prefix).map(Self::Latent),
+            None => Attention::load(loader, &prefix).map(Self::Heads),
+        }
+    }
+
+    /// This rank's summand; none where it has nothing to add.
+    fn forward(
+        &self,
+        step: &Step<'_, B>,
+        index: usize,
+        x: &B::Tensor,
+        caches: &mut [&mut B::Cache],
+    ) -> Result<Option<B::Tensor>, StepError> {
+        const LOADED: &str = "loaded from the same architecture";
+        match self {
+            Self::Heads(heads) => heads.forward(step, index, x, caches),
+            Self::Latent(latent) => {
+                let mla = step.spec.mla.as_ref().expect(LOADED);
+                Ok(latent.forward(step, (index, mla), x, caches))
+            }
+            Self::Linear(linear) => {
+                let delta = step.spec.delta.as_ref().expect(LOADED);
+                Ok(linear.forward(step, (index, delta), x, caches))
+            }
+        }
+    }
 }
 
 /// What follows attention.
@@ -54,7 +98,7 @@ impl<B: Backend> Block<B> {
         Ok(Self {
             index,
             before_attention: norm(&form.before_attention)?,
-            attention: Attention::load(loader, &format!("{prefix}.self_attn"))?,
+            attention: Mixer::load(loader, index, &prefix)?,
             after_attention: norm(&form.after_attention)?,
             before_ffn: norm(&form.before_ffn)?,
             ffn: FeedForward::load(loader, index, &prefix)?,

@@ -35,6 +35,11 @@ impl Part {
         })
     }
 
+    /// The part where every element is two.
+    pub(super) const fn doubled(&self) -> Self {
+        Self { held: 2 * self.held.start..2 * self.held.end, full: 2 * self.full }
+    }
+
     pub(super) fn is_cut(&self) -> bool {
         self.held.len() != self.full
     }
@@ -55,6 +60,14 @@ impl<B: Backend> Model<B> {
         let manifest = package.manifest();
         let spec = &manifest.architecture;
         let shard = Shard::new(spec, &manifest.layout, manifest.rank)?;
+        let needed = spec.mla.is_some() || spec.delta.is_some() || spec.attention.gated;
+        if needed && !backend.has_latent_and_linear_attention() {
+            return Err(LoadError::Layout {
+                what: "attention of this model".to_owned(),
+                expected: "grouped-query attention, which is what this backend computes".to_owned(),
+                found: "latent or linear attention; run it on the cpu backend".to_owned(),
+            });
+        }
         let loader = Loader { package, backend, spec, shard, used: RefCell::default() };
         let model = loader.model()?;
         let used = loader.used.into_inner();

@@ -28,6 +28,8 @@ pub struct Shard {
     pub kv_owned: Range<usize>,
     /// For each query head held here, the index among the key-value heads held here.
     pub q_to_kv: Vec<usize>,
+    /// Key heads of linear attention held here, with their value heads.
+    pub lin_k: Range<usize>,
     /// Inner columns of the feed-forward part held here.
     pub ffn: Range<usize>,
     /// Experts of which something is held here: all, or those that are held whole.
@@ -46,7 +48,8 @@ impl Shard {
     /// The part of `rank`. Ranges of `q`, `ffn` and `vocab` follow one another without gaps, and
     /// every query head finds its key-value head on its own rank.
     pub fn new(spec: &Spec, layout: &Layout, rank: u32) -> Result<Self, LoadError> {
-        let (heads, kv_heads) = (spec.attention.heads.into(), spec.attention.kv_heads.into());
+        let heads = u64::from(spec.attention.heads);
+        let kv_heads = u64::from(spec.attention.kv_heads);
         let head_dim = u64::from(spec.attention.head_dim);
         let widths = [
             ("hidden_size", u64::from(spec.hidden_size)),
@@ -63,6 +66,7 @@ impl Shard {
         check_layers(spec)?;
         check_block(spec)?;
         let q = partition(layout, "q", heads, head_dim)?;
+        check_latent(spec)?;
         let rank = rank as usize;
         let is_dense = spec.layers.iter().any(|layer| !layer.moe);
         let ffn = if is_dense {
@@ -70,27 +74,19 @@ impl Shard {
         } else {
             0..0
         };
+        let lin_k = linear_heads(spec, layout, rank)?;
         let [experts, moe_ffn, shared_ffn] = experts(spec, layout, rank)?;
         let vocab = partition(layout, "vocab", spec.vocab_size.into(), 1)?;
-        let kv = ranges(layout, "kv", kv_heads, head_dim)?;
-        if layout.q_to_kv.len() as u64 != heads {
-            return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
-        }
-        let earlier = kv[..rank].iter().map(|range| range.end).max().unwrap_or(0);
-        let (q, kv) = (q[rank].clone(), kv[rank].clone());
-        // The map from query heads never decreases, so ranges begin in rank order.
-        let kv_owned = kv.start.max(earlier).min(kv.end)..kv.end;
-        let q_to_kv = q
-            .clone()
-            .map(|head| {
-                let needed = layout.q_to_kv[head] as usize;
-                if kv.contains(&needed) {
-                    return Ok(needed - kv.start);
-                }
-                let what = format!("key-value head of query head {head} on rank {rank}");
-                Err(layout_error(&what, &format!("one of {kv:?}"), &needed))
-            })
-            .collect::<Result<_, _>>()?;
+        let q = q[rank].clone();
+        let [kv, kv_owned] = match &spec.mla {
+            None => key_value_heads(spec, layout, rank)?,
+            // All heads read one cached vector, which every rank computes.
+            Some(_) => [0..1, 0..1],
+        };
+        let q_to_kv = match &spec.mla {
+            None => read_heads(spec, layout, (rank, &q), &kv)?,
+            Some(_) => vec![0; q.len()],
+        };
         let embedding_cut = layout.embedding_cut;
         Ok(Self {
             rank,
@@ -98,6 +94,7 @@ impl Shard {
             kv,
             kv_owned,
             q_to_kv,
+            lin_k,
             ffn,
             experts,
             moe_ffn,
@@ -105,6 +102,93 @@ impl Shard {
             vocab,
             embedding_cut,
         })
+    }
+}
+
+/// Key-value heads held here, and those of them that no earlier rank holds.
+fn key_value_heads(
+    spec: &Spec,
+    layout: &Layout,
+    rank: usize,
+) -> Result<[Range<usize>; 2], LoadError> {
+    let attention = &spec.attention;
+    let kv = ranges(layout, "kv", attention.kv_heads.into(), attention.head_dim.into())?;
+    let earlier = kv[..rank].iter().map(|range| range.end).max().unwrap_or(0);
+    let kv = kv[rank].clone();
+    // The map from query heads never decreases, so ranges begin in rank order.
+    let owned = kv.start.max(earlier).min(kv.end)..kv.end;
+    Ok([kv, owned])
+}
+
+/// For each query head held here, the index among the key-value heads held here.
+fn read_heads(
+    spec: &Spec,
+    layout: &Layout,
+    (rank, q): (usize, &Range<usize>),
+    kv: &Range<usize>,
+) -> Result<Vec<usize>, LoadError> {
+    let heads = spec.attention.heads as usize;
+    if layout.q_to_kv.len() != heads {
+        return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
+    }
+    q.clone()
+        .map(|head| {
+            let needed = layout.q_to_kv[head] as usize;
+            if kv.contains(&needed) {
+                return Ok(needed - kv.start);
+            }
+            let what = format!("key-value head of query head {head} on rank {rank}");
+            Err(layout_error(&what, &format!("one of {kv:?}"), &needed))
+        })
+        .collect()
+}
+
+/// Key heads of linear attention that are held here.
+fn linear_heads(spec: &Spec, layout: &Layout, rank: usize) -> Result<Range<usize>, LoadError> {
+    let Some(delta) = &spec.delta else {
+        return match spec.layers.iter().position(|layer| layer.delta) {
+            None => Ok(0..0),
+            Some(layer) => {
+                let what = format!("layer {layer}");
+                Err(layout_error(&what, &"no linear attention", &"linear attention"))
+            }
+        };
+    };
+    let sizes = [delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.kernel];
+    let widths = [(delta.key_heads, delta.key_dim), (delta.value_heads, delta.value_dim)]
+        .map(|(heads, width)| heads.saturating_mul(width));
+    for width in sizes.into_iter().chain(widths) {
+        if width == 0 || u64::from(width) > MAX_WIDTH {
+            return Err(layout_error("a width of delta", &format!("1 to {MAX_WIDTH}"), &width));
+        }
+    }
+    if delta.value_heads % delta.key_heads != 0 {
+        let expected = format!("a multiple of {}", delta.key_heads);
+        return Err(layout_error("delta.value_heads", &expected, &delta.value_heads));
+    }
+    let ranges = partition(layout, "lin_k", delta.key_heads.into(), delta.key_dim.into())?;
+    Ok(ranges[rank].clone())
+}
+
+/// Widths of latent attention.
+fn check_latent(spec: &Spec) -> Result<(), LoadError> {
+    let Some(mla) = &spec.mla else { return Ok(()) };
+    let widths = [Some(mla.kv_rank), Some(mla.nope), Some(mla.rope), Some(mla.value), mla.q_rank];
+    for width in widths.into_iter().flatten() {
+        if width == 0 || u64::from(width) > MAX_WIDTH {
+            return Err(layout_error("a width of mla", &format!("1 to {MAX_WIDTH}"), &width));
+        }
+    }
+    if mla.nope + mla.rope != spec.attention.head_dim {
+        let found = spec.attention.head_dim;
+        return Err(layout_error("attention.head_dim", &(mla.nope + mla.rope), &found));
+    }
+    match spec.ropes.iter().find(|rope| rope.inv_freq.len() * 2 > mla.rope as usize) {
+        None => Ok(()),
+        Some(rope) => {
+            let expected = format!("at most {} pairs", mla.rope / 2);
+            Err(layout_error("a rope of mla", &expected, &rope.inv_freq.len()))
+        }
     }
 }
 

@@ -107,6 +107,7 @@ pub(crate) fn spec(model: &str) -> Spec {
             qk_norm,
             softcap: None,
             sinks: false,
+            gated: false,
             position_scale: None,
         },
         ropes: vec![Rope {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use shardpack_kernels::{Floats, KvBlock, KvHead, attention::KEYS_PER_BLOCK};
 
+use super::delta::State;
 use crate::backend::{CacheShape, KvType, TOKENS_PER_PAGE};
 
 // Attention reads a page as one block.
@@ -20,6 +21,8 @@ pub struct Cache {
     lens: Vec<usize>,
     // Invariant: a page that is not full belongs to this sequence alone.
     pages: Vec<Arc<Page>>,
+    /// Of each layer, for those with linear attention.
+    states: Vec<State>,
 }
 
 /// [`TOKENS_PER_PAGE`] tokens in all layers.
@@ -120,7 +123,13 @@ impl Cache {
     /// A sequence that begins with full pages.
     pub(super) fn new(shape: &CacheShape, kind: KvType, pages: &[Arc<Page>]) -> Self {
         let lens = vec![pages.len() * TOKENS_PER_PAGE; shape.layers];
-        Self { shape: *shape, kind, lens, pages: pages.to_vec() }
+        let states = vec![State::default(); shape.layers];
+        Self { shape: *shape, kind, lens, pages: pages.to_vec(), states }
+    }
+
+    /// What linear attention carries on in a layer.
+    pub(super) fn state(&mut self, layer: usize) -> &mut State {
+        &mut self.states[layer]
     }
 
     /// A full page.

@@ -1,0 +1,46 @@
+//! Operations on the heads within rows: parts of each, parts put together, and a matrix of its own
+//! for each.
+
+use std::ops::Range;
+
+use shardpack_kernels::matmul;
+
+use super::{StoredMatrix, Tensor};
+
+/// Columns `part` of every head of `width` columns.
+pub(super) fn slice(x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
+    assert!(x.width.is_multiple_of(width) && part.end <= width, "parts of heads");
+    let heads = x.values.chunks_exact(width);
+    let values = heads.flat_map(|head| &head[part.clone()]).copied().collect();
+    Tensor { width: x.width / width * part.len(), values }
+}
+
+/// Each head of `a` with the same head of `b` behind it.
+pub(super) fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
+    assert_eq!(a.rows(), b.rows(), "rows of both parts");
+    let [left, right] = [a.width / heads, b.width / heads];
+    let mut values = Vec::with_capacity(a.values.len() + b.values.len());
+    for (a, b) in a.values.chunks_exact(left).zip(b.values.chunks_exact(right)) {
+        values.extend_from_slice(a);
+        values.extend_from_slice(b);
+    }
+    Tensor { width: a.width + b.width, values }
+}
+
+/// Every head times its own matrix of the stack.
+pub(super) fn linear(x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
+    let (rows, inputs, outputs) = (x.rows(), stack.inputs, stack.outputs / heads);
+    assert_eq!(x.width, heads * inputs, "inputs of every head");
+    let mut out = Tensor::zeros(rows, heads * outputs);
+    let (mut gathered, mut part) = (vec![0.0; rows * inputs], vec![0.0; rows * outputs]);
+    for head in 0..heads {
+        for (row, to) in gathered.chunks_exact_mut(inputs).enumerate() {
+            to.copy_from_slice(&x.values[row * x.width + head * inputs..][..inputs]);
+        }
+        matmul(&gathered, &stack.rows(head * outputs..(head + 1) * outputs), &mut part);
+        for (row, from) in part.chunks_exact(outputs).enumerate() {
+            out.values[row * heads * outputs + head * outputs..][..outputs].copy_from_slice(from);
+        }
+    }
+    out
+}
