@@ -14,14 +14,15 @@ use shardpack_formats::{
 use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 
 use super::{
-    AttentionStep, Backend, CacheShape, ExpertStep, KvType, NormStep, Qkv, Ranks, StepError,
-    StoredMatrix,
+    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, KvType, NormStep, Qkv,
+    Ranks, StepError, StoredMatrix,
 };
 use crate::open::PackageTensor;
 
 mod attention;
 mod cache;
 mod experts;
+mod heads;
 mod ranks;
 mod weights;
 
@@ -269,6 +270,19 @@ impl Backend for Mlx {
         attention::attend(self.library, &qkv, caches, step)
     }
 
+    fn has_latent_and_linear_attention(&self) -> bool {
+        true
+    }
+
+    fn gated_delta(
+        &self,
+        inputs: &DeltaInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &DeltaStep<'_, Array>,
+    ) -> Tensor {
+        heads::gated_delta(inputs, caches, step)
+    }
+
     fn activate(&self, activation: Activation, gate: Option<Tensor>, up: Tensor) -> Tensor {
         assert_eq!(gate.is_some(), activation.is_gated(), "a gate for {activation:?}");
         match gate {
@@ -296,6 +310,18 @@ impl Backend for Mlx {
 
     fn sigmoid_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
         x.with(x.array.binary(Binary::Multiply, &gate.array.unary(Unary::Sigmoid)))
+    }
+
+    fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
+        heads::slice(x, width, part)
+    }
+
+    fn join_heads(&self, a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
+        heads::join(a, b, heads)
+    }
+
+    fn head_linear(&self, x: &Tensor, stack: &Matrix, heads: usize) -> Tensor {
+        heads::linear(x, stack, heads)
     }
 
     fn scale(&self, x: Tensor, factor: f32) -> Tensor {

@@ -12,6 +12,8 @@ pub struct Cache {
     library: Library,
     shape: CacheShape,
     layers: Vec<LayerCache>,
+    /// Of linear attention, by layer: the inputs of the last tokens and the memory.
+    states: Vec<Option<[Array; 2]>>,
 }
 
 #[derive(Clone)]
@@ -44,7 +46,8 @@ impl Cache {
             let arrays = (!pages.is_empty()).then(|| [part(0), part(1)]);
             LayerCache { len: pages.len() * TOKENS_PER_PAGE, arrays }
         };
-        Self { library, shape: *shape, layers: (0..shape.layers).map(layer).collect() }
+        let layers = (0..shape.layers).map(layer).collect();
+        Self { library, shape: *shape, layers, states: vec![None; shape.layers] }
     }
 
     /// A full page.
@@ -97,8 +100,14 @@ impl Cache {
         (all, first)
     }
 
+    /// A layer's state of linear attention; none before the first token.
+    pub(super) fn state(&mut self, layer: usize) -> &mut Option<[Array; 2]> {
+        &mut self.states[layer]
+    }
+
     /// Every array, for evaluation.
     pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
-        self.layers.iter().filter_map(|layer| layer.arrays.as_ref()).flatten()
+        let layers = self.layers.iter().filter_map(|layer| layer.arrays.as_ref()).flatten();
+        layers.chain(self.states.iter().flatten().flatten())
     }
 }
