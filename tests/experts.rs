@@ -26,6 +26,11 @@ const FAMILIES: &[(&str, bool)] = &[
     ("deepseek_v3", true),
     ("kimi_k2", true),
     ("qwen3_next", true),
+    ("qwen3_5", false),
+    ("qwen3_5_vl", false),
+    ("minimax_m2", true),
+    ("ernie4_5_moe", true),
+    ("gpt_oss", true),
 ];
 
 const CUTS: [ExpertCut; 2] = [ExpertCut::Inside, ExpertCut::Whole];
