@@ -24,4 +24,5 @@ mod running;
 mod serve;
 mod signature;
 mod sources;
+mod tools;
 mod verify;

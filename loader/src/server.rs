@@ -24,10 +24,11 @@ mod stream;
 mod template;
 mod text;
 mod tokens;
+mod tools;
 
 pub use app::{LogSink, Server, ServerLimits};
 pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimits, Scope};
-pub use model::{ChatModel, OpenModelError};
+pub use model::{ChatModel, OpenModelError, constraints};
 pub use scripted::{Script, ScriptError};
 pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
 pub use template::TemplateError;

@@ -14,7 +14,7 @@ mod tools;
 pub(super) use answer::{Answer, AnswerCall};
 pub(super) use fields::Fields;
 pub(super) use ollama::rfc3339;
-pub(super) use params::{parse_token, refused};
+pub(super) use params::parse_token;
 
 use super::{
     error::ApiError,

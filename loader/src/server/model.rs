@@ -5,18 +5,20 @@ use std::{
     fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use serde::Deserialize;
+use shardpack_formats::OutputStyle;
 
 use super::{
     inner::ChatRequest,
     json::{Json, Object},
     template::{ChatTemplate, RenderError, TemplateError},
     text::{Vocabulary, VocabularyError},
+    tools::{Grammars, OutputFormat},
 };
-use crate::engine::TokenId;
+use crate::engine::{ConstraintFactory, TokenId};
 
 /// Bytes of `tokenizer.json`; the longest published ones have 35 MiB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
@@ -27,6 +29,9 @@ const CONFIG_BYTES_MAX: u64 = 16 << 20;
 pub struct ChatModel {
     vocabulary: Arc<Vocabulary>,
     templates: Option<Templates>,
+    output: Arc<OutputFormat>,
+    /// Made when first asked for: most requests ask for none, and it costs up to a second.
+    grammars: OnceLock<Option<Grammars>>,
     stop_tokens: Vec<TokenId>,
     default_temperature: f32,
     max_positions: u32,
@@ -37,6 +42,8 @@ pub struct ChatModel {
 struct Templates {
     default: ChatTemplate,
     tools: Option<ChatTemplate>,
+    /// How the model writes, by the template that speaks of tools.
+    style: OutputStyle,
 }
 
 /// The package cannot be served. Each names the file and what is wrong in it.
@@ -171,8 +178,13 @@ impl ChatModel {
                 message: format!("{key}: expected a positive number, found {value:?}"),
             })
         };
+        let templates = read_templates(folder, &tokenizer_config, &specials)?;
+        let style = templates.as_ref().map(|templates| templates.style).unwrap_or_default();
+        let output = OutputFormat::new(style, |name| vocabulary.added_token(name));
         Ok(Self {
-            templates: read_templates(folder, &tokenizer_config, &specials)?,
+            templates,
+            output: Arc::new(output),
+            grammars: OnceLock::new(),
             vocabulary: Arc::new(vocabulary),
             stop_tokens,
             default_temperature: generation.default_temperature()?,
@@ -185,6 +197,31 @@ impl ChatModel {
     #[must_use]
     pub(super) const fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
+    }
+
+    /// How the model writes calls and thinking.
+    #[must_use]
+    pub(super) const fn output(&self) -> &Arc<OutputFormat> {
+        &self.output
+    }
+
+    /// The compiler of grammars for this model; nothing where its vocabulary allows none.
+    pub(super) fn grammars(&self) -> Option<&Grammars> {
+        let make = || {
+            let tokens = self.vocabulary.grammar_tokens(self.vocab_size);
+            Grammars::new(Arc::clone(&self.output), tokens).ok()
+        };
+        self.grammars.get_or_init(make).as_ref()
+    }
+
+    /// Whether a prompt leaves thinking open, so that the answer begins within it.
+    #[must_use]
+    pub(super) fn opens_thinking(&self, prompt: &[TokenId]) -> bool {
+        // A marker that is no token has fewer tokens than letters.
+        let tail = &prompt[prompt.len().saturating_sub(24)..];
+        let bytes: Vec<u8> =
+            tail.iter().flat_map(|token| self.vocabulary.token_bytes(*token)).collect();
+        self.output.prompt_opens_thinking(&String::from_utf8_lossy(&bytes))
     }
 
     /// Tokens that end an answer: of the generation config, the config and the tokenizer's config.
@@ -284,6 +321,15 @@ fn template_kwargs(request: &ChatRequest) -> Object {
     kwargs
 }
 
+/// What turns the constraints of requests to this package's model into masks, for the engine of
+/// rank 0; nothing where its vocabulary allows none.
+pub fn constraints(folder: &Path) -> Result<Option<Box<dyn ConstraintFactory>>, OpenModelError> {
+    let model = ChatModel::open(folder)?;
+    model.grammars();
+    let grammars = model.grammars.into_inner().flatten();
+    Ok(grammars.map(|grammars| Box::new(grammars) as Box<dyn ConstraintFactory>))
+}
+
 #[derive(Deserialize)]
 struct Config {
     #[serde(flatten)]
@@ -381,14 +427,20 @@ fn read_templates(
             file: TEMPLATE,
             message: format!("expected UTF-8, found {error}"),
         })?;
-        return Ok(Some(Templates { default: compile(TEMPLATE, source)?, tools: None }));
+        return Ok(Some(Templates {
+            default: compile(TEMPLATE, source)?,
+            tools: None,
+            style: OutputStyle::detect(source),
+        }));
     }
     let file = TOKENIZER_CONFIG;
     match tokenizer_config.as_object().and_then(|config| config.get("chat_template")) {
         None | Some(Json::Null) => Ok(None),
-        Some(Json::String(source)) => {
-            Ok(Some(Templates { default: compile(file, source)?, tools: None }))
-        }
+        Some(Json::String(source)) => Ok(Some(Templates {
+            default: compile(file, source)?,
+            tools: None,
+            style: OutputStyle::detect(source),
+        })),
         Some(Json::Array(entries)) => {
             let named = |name: &str| {
                 entries.iter().filter_map(Json::as_object).find_map(|entry| {
@@ -400,8 +452,10 @@ fn read_templates(
                 file,
                 message: "chat_template: none of the list is named \"default\"".to_owned(),
             })?;
-            let tools = named("tool_use").map(|source| compile(file, source)).transpose()?;
-            Ok(Some(Templates { default: compile(file, source)?, tools }))
+            let tool_use = named("tool_use");
+            let style = OutputStyle::detect(tool_use.unwrap_or(source));
+            let tools = tool_use.map(|source| compile(file, source)).transpose()?;
+            Ok(Some(Templates { default: compile(file, source)?, tools, style }))
         }
         Some(other) => Err(OpenModelError::Value {
             file,

@@ -12,7 +12,7 @@ use decoding::Decoding;
 pub use decoding::DecodingError;
 pub(super) use stop::{Matched, StopMatcher};
 
-use super::inner::PlainText;
+use super::{inner::PlainText, tools::TokenText};
 use crate::engine::TokenId;
 
 /// A tokenizer and what of its vocabulary is shown.
@@ -91,6 +91,25 @@ impl Vocabulary {
     #[must_use]
     pub(super) fn token_id(&self, token: &str) -> Option<TokenId> {
         self.tokenizer.token_to_id(token).map(TokenId)
+    }
+
+    /// The token of exactly that text among those that were added to the vocabulary, which no text
+    /// is cut into by chance.
+    #[must_use]
+    pub(super) fn added_token(&self, token: &str) -> Option<TokenId> {
+        self.tokenizer.get_added_vocabulary().get_vocab().get(token).copied().map(TokenId)
+    }
+
+    /// What every token of a vocabulary of that size is to a grammar.
+    pub(super) fn grammar_tokens(&self, vocab_size: u32) -> impl Iterator<Item = TokenText> {
+        let added = self.tokenizer.get_added_vocabulary();
+        (0..vocab_size).map(move |id| match added.simple_id_to_token(id) {
+            Some(name) => TokenText::Added(name),
+            None => match self.token_bytes(TokenId(id)) {
+                bytes if bytes.is_empty() => TokenText::Nothing,
+                bytes => TokenText::Bytes(bytes),
+            },
+        })
     }
 
     /// Tokens of a rendered prompt; none are added, since templates write their own special tokens.

@@ -19,7 +19,7 @@ use crate::{
         error::{ApiError, ErrorKind},
         front::Asker,
         generation::{Generation, GenerationContext, Place, Sequence},
-        inner::{ChatRequest, OutputParser, PlainText},
+        inner::ChatRequest,
         model::{ChatModel, PromptError},
         output,
         stream::{self, StreamOptions},
@@ -114,7 +114,6 @@ impl Front {
     fn prepare_blocking(&self, dialect: Dialect, body: &[u8]) -> Result<Prepared, ApiError> {
         let call = dialect.parse(body)?;
         let model = self.known_name(call.model.as_deref())?.to_owned();
-        output::check(&call.request)?;
         let prompts = self.prompts(&call)?;
         let seed = match call.request.sampling.seed {
             Some(seed) => seed,
@@ -135,12 +134,7 @@ impl Front {
             for choice in 0..choices {
                 // Each answer has randomness of its own; the first has the seed itself.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
-                let parser: Box<dyn OutputParser> = if is_raw {
-                    Box::new(PlainText::default())
-                } else {
-                    output::parser(&call.request)
-                };
-                sequences.push(self.sequence(&call.request, prompt.clone(), seed, parser));
+                sequences.push(self.sequence(&call.request, prompt.clone(), seed, is_raw)?);
             }
         }
         let Call { stream, ignored, form, .. } = call;
@@ -171,8 +165,8 @@ impl Front {
         request: &ChatRequest,
         prompt: Vec<TokenId>,
         seed: u64,
-        parser: Box<dyn OutputParser>,
-    ) -> Sequence {
+        is_raw: bool,
+    ) -> Result<Sequence, ApiError> {
         let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
         let mut stop_tokens = request.limits.stop_tokens.clone();
         if !request.limits.ignore_stop_tokens {
@@ -190,6 +184,8 @@ impl Front {
             logit_bias: asked.logit_bias.clone(),
             seed,
         };
+        let output = output::plan(&self.model, request, &prompt, &stop_tokens, is_raw)?;
+        let parser = output.parser(random_u64()?);
         let stop = request.limits.stop.clone();
         let request = GenerateRequest {
             prompt,
@@ -198,10 +194,10 @@ impl Front {
             stop_tokens,
             sampling,
             logprobs: request.sampling.logprobs,
-            constraint: None,
+            constraint: output.constraint,
             timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
         };
-        Sequence { request, parser, stop }
+        Ok(Sequence { request, parser, stop })
     }
 
     /// Waits a little for the first step, since an error before it can still have a status.

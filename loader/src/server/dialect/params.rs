@@ -417,7 +417,7 @@ pub(super) fn refuse_unsupported(
 }
 
 /// A value that this server cannot honour.
-pub(in crate::server) fn refused(name: &str, allowed: &str) -> ApiError {
+fn refused(name: &str, allowed: &str) -> ApiError {
     ApiError::param(name, format!("{name}: this value is not supported: {allowed}"))
         .with_code("unsupported_value")
 }

@@ -1,0 +1,27 @@
+//! Calls of tools: how models write them, parsed from tokens and bytes and never an error. A call
+//! reaches the client as it is written; what only looks like one is content.
+//!
+//! Reading order: `marker` (what frames calls), `input` and `json_scan` (text that is not all there
+//! yet), `calls` (what the client gets), the kinds of formats (`section` with `envelope`, `params`
+//! with `value`, `pythonic`, `harmony`), `parser` (which of them when); then `schema` (what can be
+//! enforced), `grammar` (what a call looks like) and `constraint` (which tokens may come next).
+
+mod calls;
+mod constraint;
+mod envelope;
+mod grammar;
+mod harmony;
+mod input;
+mod json_scan;
+mod marker;
+mod params;
+mod parser;
+mod pythonic;
+mod schema;
+mod section;
+mod value;
+
+pub(super) use calls::ToolSpec;
+pub(super) use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
+pub(super) use grammar::{ConstrainedTool, TextForm};
+pub(super) use parser::{CallParser, OutputFormat, ParserOptions};

@@ -1,0 +1,152 @@
+//! The calls of one answer as they come: their numbers, ids and pieces. What a model writes
+//! reaches a client only through here.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::server::inner::Piece;
+
+/// A tool that the model may call, as far as parsing needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::server) struct ToolSpec {
+    /// Its name.
+    pub(in crate::server) name: String,
+    /// Schema of its arguments; `true` where the client gave none.
+    pub(in crate::server) schema: Value,
+}
+
+/// What ids look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IdStyle {
+    /// `call_` and 24 letters and digits.
+    Call,
+    /// Nine letters and digits, which Mistral's templates insist on.
+    Nine,
+}
+
+/// The open call.
+#[derive(Debug)]
+struct Open {
+    name: String,
+    arguments: String,
+}
+
+/// The calls so far.
+#[derive(Debug)]
+pub(super) struct Calls {
+    tools: Arc<[ToolSpec]>,
+    style: IdStyle,
+    nonce: u64,
+    next: u32,
+    open: Option<Open>,
+    /// Whether a call was completed.
+    any: bool,
+    pub(super) pieces: Vec<Piece>,
+}
+
+impl Calls {
+    /// `nonce` makes ids unique among answers.
+    pub(super) fn new(tools: Arc<[ToolSpec]>, style: IdStyle, nonce: u64) -> Self {
+        Self { tools, style, nonce, next: 0, open: None, any: false, pieces: Vec::new() }
+    }
+
+    pub(super) fn has_tools(&self) -> bool {
+        !self.tools.is_empty()
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    pub(super) const fn any(&self) -> bool {
+        self.any
+    }
+
+    /// Whether there is a tool of that name.
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.tools.iter().any(|tool| tool.name == name)
+    }
+
+    /// Schema of an argument of the open call's tool, and the whole schema it stands in.
+    pub(super) fn argument_schema(&self, key: &str) -> Option<(&Value, &Value)> {
+        let open = self.open.as_ref()?;
+        let tool = self.tools.iter().find(|tool| tool.name == open.name)?;
+        Some((tool.schema.get("properties")?.get(key)?, &tool.schema))
+    }
+
+    /// A call begins; false, and nothing said, if there is no such tool.
+    pub(super) fn begin(&mut self, name: &str, id: Option<String>) -> bool {
+        if !self.knows(name) {
+            return false;
+        }
+        let index = self.next;
+        self.next += 1;
+        let id = id.unwrap_or_else(|| self.id(index));
+        self.open = Some(Open { name: name.to_owned(), arguments: String::new() });
+        self.pieces.push(Piece::CallBegin { index, id, name: name.to_owned() });
+        true
+    }
+
+    /// More of the open call's arguments.
+    pub(super) fn arguments(&mut self, fragment: &str) {
+        let Some(open) = self.open.as_mut().filter(|_| !fragment.is_empty()) else { return };
+        open.arguments.push_str(fragment);
+        let index = self.next - 1;
+        if let Some(Piece::CallArguments { fragment: last, .. }) = self.pieces.last_mut() {
+            last.push_str(fragment);
+        } else {
+            self.pieces.push(Piece::CallArguments { index, fragment: fragment.to_owned() });
+        }
+    }
+
+    /// The open call is complete; false if its arguments are not an object that every JSON
+    /// reader takes, such as one with a number beyond all floats.
+    pub(super) fn end(&mut self) -> bool {
+        let Some(open) = &self.open else { return false };
+        if open.arguments.is_empty() {
+            self.arguments("{}");
+        } else if !matches!(serde_json::from_str(&open.arguments), Ok(Value::Object(_))) {
+            return false;
+        }
+        self.open = None;
+        self.any = true;
+        self.pieces.push(Piece::CallEnd { index: self.next - 1 });
+        true
+    }
+
+    /// The open call turned out to be none: it never ends.
+    pub(super) fn abandon(&mut self) {
+        self.open = None;
+    }
+
+    pub(super) fn content(&mut self, text: &str) {
+        match self.pieces.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Piece::Content(last)) => last.push_str(text),
+            _ => self.pieces.push(Piece::Content(text.to_owned())),
+        }
+    }
+
+    pub(super) fn reasoning(&mut self, text: &str) {
+        match self.pieces.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Piece::Reasoning(last)) => last.push_str(text),
+            _ => self.pieces.push(Piece::Reasoning(text.to_owned())),
+        }
+    }
+
+    fn id(&self, index: u32) -> String {
+        const ALPHABET: &[u8; 62] =
+            b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+        let mut input = self.nonce.to_le_bytes().to_vec();
+        input.extend_from_slice(&index.to_le_bytes());
+        let hash = blake3::hash(&input);
+        let mut letters =
+            hash.as_bytes().iter().map(|byte| char::from(ALPHABET[usize::from(*byte) % 62]));
+        match self.style {
+            IdStyle::Call => "call_".chars().chain(letters.by_ref().take(24)).collect(),
+            IdStyle::Nine => letters.take(9).collect(),
+        }
+    }
+}

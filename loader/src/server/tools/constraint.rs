@@ -1,0 +1,465 @@
+//! Constraints on what a model may write next: grammars of calls and of texts, as masks over the
+//! vocabulary. Free text stays free: thinking, and what is said before a call, are only watched
+//! for the mark at which a grammar begins.
+
+mod cache;
+mod trigger;
+
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv},
+};
+use serde::{Deserialize, Serialize};
+use shardpack_formats::{ThinkingStyle, ToolFamily};
+
+use super::{
+    grammar::{ConstrainedTool, TextForm, Writer},
+    parser::OutputFormat,
+    schema::SchemaError,
+};
+use crate::{
+    engine::{
+        Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenId, TokenMask,
+    },
+    server::inner::PlainText,
+};
+use cache::Cache;
+use trigger::{Trigger, Triggers};
+
+/// Longest time that a grammar may take to compile. Real ones take some milliseconds; while rank 0
+/// compiles, all requests wait.
+pub(in crate::server) const COMPILE_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// What an answer is held to; the front writes it, rank 0 reads it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::server) struct ConstraintSpec {
+    /// What the model may call, by name and schema.
+    pub(in crate::server) tools: Vec<ConstrainedTool>,
+    /// Whether it must.
+    pub(in crate::server) required: bool,
+    /// Whether one call is all.
+    pub(in crate::server) one_call: bool,
+    /// The form of the text, where there is no call.
+    pub(in crate::server) text: Option<TextForm>,
+    /// Whether the answer begins within thinking.
+    pub(in crate::server) in_thinking: bool,
+    /// Tokens that end the answer.
+    pub(in crate::server) stop_tokens: Vec<TokenId>,
+}
+
+impl ConstraintSpec {
+    /// As it travels to rank 0.
+    pub(in crate::server) fn source(&self) -> ConstraintSource {
+        ConstraintSource(serde_json::to_string(self).expect("names and numbers are always JSON"))
+    }
+}
+
+/// A grammar that cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::server) enum GrammarError {
+    /// A schema says what cannot be enforced.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// The grammar itself is at fault.
+    #[error("{0}")]
+    Grammar(String),
+    /// It takes too long.
+    #[error("the grammar takes over {} ms to compile: simplify it", COMPILE_TIMEOUT.as_millis())]
+    Timeout,
+}
+
+/// A tokenizer's tokens as the grammar compiler wants them.
+struct Tokens(TokTrie);
+
+impl TokenizerEnv for Tokens {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        // Which tokens spell a text is the model's choice.
+        false
+    }
+}
+
+/// Compiles the grammars of one model.
+pub(in crate::server) struct Grammars {
+    format: Arc<OutputFormat>,
+    factory: Arc<ParserFactory>,
+    tokens: TokEnv,
+    /// A token that no model has: where the grammar may end.
+    end: u32,
+    cache: Cache,
+}
+
+/// One token of a vocabulary.
+#[derive(Clone, Debug)]
+pub(in crate::server) enum TokenText {
+    /// It stands for these bytes.
+    Bytes(Vec<u8>),
+    /// It was added to the vocabulary: a mark, not text, whatever its name spells.
+    Added(String),
+    /// It stands for nothing.
+    Nothing,
+}
+
+impl Grammars {
+    /// For a vocabulary in the order of its ids.
+    pub(in crate::server) fn new(
+        format: Arc<OutputFormat>,
+        vocabulary: impl IntoIterator<Item = TokenText>,
+    ) -> Result<Self, GrammarError> {
+        let mut words: Vec<Vec<u8>> = vocabulary
+            .into_iter()
+            .map(|token| match token {
+                TokenText::Bytes(bytes)
+                    if bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER) =>
+                {
+                    bytes
+                }
+                TokenText::Added(name) => special(&name),
+                _ => Vec::new(),
+            })
+            .collect();
+        let end = words.len() as u32;
+        words.push(special("end of answer"));
+        let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
+        let tokens: TokEnv = Arc::new(Tokens(trie));
+        let mut factory = ParserFactory::new_simple(&tokens)
+            .map_err(|error| GrammarError::Grammar(error.to_string()))?;
+        factory.quiet();
+        factory.limits_mut().verbose_errors = false;
+        Ok(Self { format, factory: Arc::new(factory), tokens, end, cache: Cache::default() })
+    }
+
+    /// The constraint that a description asks for.
+    pub(in crate::server) fn constraint(
+        &self,
+        spec: &ConstraintSpec,
+    ) -> Result<GrammarConstraint, GrammarError> {
+        let style = self.format.style();
+        let thinking = style.thinking.and_then(ThinkingStyle::tags);
+        let tags = thinking.map(|(open, close)| {
+            (self.format.marker_token(open), self.format.marker_token(close), close)
+        });
+        let phase = if spec.required || spec.text.is_some() {
+            let matcher = self.matcher(self.whole(spec)?)?;
+            match tags {
+                Some(_) if spec.in_thinking => Phase::Thinking(matcher),
+                Some((Some(_), ..)) => Phase::Start(matcher),
+                _ => Phase::Grammar(matcher),
+            }
+        } else {
+            Phase::Free
+        };
+        let mut triggers = Triggers::default();
+        if matches!(phase, Phase::Free) {
+            triggers = self.triggers(spec)?;
+        }
+        Ok(GrammarConstraint {
+            tokens: self.tokens.clone(),
+            end: self.end,
+            stop_tokens: spec.stop_tokens.clone(),
+            thinking_open: tags.and_then(|(open, ..)| open),
+            thinking_close: tags.map(|(_, close, text)| (close, text)),
+            ends_after_call: spec.one_call || ends_after_call(style.tools),
+            thinks: spec.in_thinking,
+            tail: String::new(),
+            text: PlainText::default(),
+            phase,
+            triggers,
+        })
+    }
+
+    /// The grammar of the whole answer.
+    fn whole(&self, spec: &ConstraintSpec) -> Result<TopLevelGrammar, GrammarError> {
+        let mut writer = Writer::new(&self.format);
+        let mut alternatives = Vec::new();
+        if let (false, Some(family)) = (spec.tools.is_empty(), self.format.style().tools) {
+            alternatives.push(writer.required(family, &spec.tools, spec.one_call)?);
+        } else if spec.required {
+            let reason = "this model's way of writing calls is not known".to_owned();
+            return Err(GrammarError::Grammar(reason));
+        }
+        if let Some(form) = spec.text.as_ref().filter(|_| !spec.required) {
+            let text = writer.text_form(form)?;
+            let channels = self.format.style().thinking == Some(ThinkingStyle::Channels);
+            alternatives.push(if channels { writer.in_final_channel(&text) } else { text });
+        }
+        // Thinking is followed by empty lines.
+        let tags = self.format.style().thinking.and_then(ThinkingStyle::tags);
+        let space = if tags.is_some() { "WS? " } else { "" };
+        Ok(writer.finish(&format!("{space}({})", alternatives.join(" | "))))
+    }
+
+    /// What begins a call in free text.
+    fn triggers(&self, spec: &ConstraintSpec) -> Result<Triggers, GrammarError> {
+        let Some(family) = self.format.style().tools.filter(|_| !spec.tools.is_empty()) else {
+            return Ok(Triggers::default());
+        };
+        let grammar = |family| -> Result<Matcher, GrammarError> {
+            let mut writer = Writer::new(&self.format);
+            let start = writer.begun(family, &spec.tools, spec.one_call)?;
+            self.matcher(writer.finish(&start))
+        };
+        let names = spec.tools.iter().map(|tool| tool.name.clone()).collect();
+        let mut triggers = Triggers::new(family, &self.format, names);
+        triggers.matchers.push(grammar(family)?);
+        if family == ToolFamily::LlamaPythonic {
+            triggers.matchers.push(grammar(ToolFamily::LlamaJson)?);
+        }
+        if family == ToolFamily::QwenXml {
+            let mut writer = Writer::new(&self.format);
+            writer.begun(family, &spec.tools, spec.one_call)?;
+            triggers.matchers.push(self.matcher(writer.finish("call"))?);
+        }
+        Ok(triggers)
+    }
+
+    /// A matcher at the beginning of a grammar, compiled within the time allowed.
+    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
+        let key = serde_json::to_string(&grammar).expect("grammars are texts and JSON");
+        if let Some(matcher) = self.cache.get(&key) {
+            return Ok(matcher);
+        }
+        let factory = Arc::clone(&self.factory);
+        let (sender, receiver) = mpsc::channel();
+        // A thread of its own, since a compilation cannot be stopped, only left to its fuel.
+        let builder = std::thread::Builder::new().name("grammar".to_owned());
+        let thread = builder.stack_size(16 << 20).spawn(move || {
+            let parser = factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
+            let _ = sender.send(parser.map_err(|error| format!("{error:#}")));
+        });
+        thread.map_err(|error| GrammarError::Grammar(error.to_string()))?;
+        let matcher = match receiver.recv_timeout(COMPILE_TIMEOUT) {
+            Ok(Ok(matcher)) => matcher,
+            Ok(Err(message)) => return Err(explain(&message)),
+            Err(mpsc::RecvTimeoutError::Timeout) => return Err(GrammarError::Timeout),
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(GrammarError::Grammar("the grammar is too complex".to_owned()));
+            }
+        };
+        if let Some(message) = matcher.get_error() {
+            return Err(explain(&message));
+        }
+        self.cache.put(&key, matcher.clone());
+        Ok(matcher)
+    }
+}
+
+fn special(name: &str) -> Vec<u8> {
+    let mut bytes = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+    bytes.extend_from_slice(name.as_bytes());
+    bytes
+}
+
+/// Families whose turn ends with its calls.
+const fn ends_after_call(family: Option<ToolFamily>) -> bool {
+    matches!(family, Some(ToolFamily::LlamaJson | ToolFamily::LlamaPythonic | ToolFamily::Harmony))
+}
+
+/// The compiler's words for the client, with the keyword that they are about.
+fn explain(message: &str) -> GrammarError {
+    let first = message.lines().next().unwrap_or_default();
+    let first: String = first.chars().take(300).collect();
+    let keyword = if let Some(rest) = message.split("Unimplemented keys: [\"").nth(1) {
+        rest.split('"').next().unwrap_or("schema")
+    } else {
+        const HINTS: [(&str, &str); 12] = [
+            ("oneOf", "oneOf"),
+            ("anyOf", "anyOf"),
+            ("$ref", "$ref"),
+            ("circular reference", "$ref"),
+            ("Reference segment", "$ref"),
+            ("patternProperty", "patternProperties"),
+            ("Properties", "minProperties"),
+            ("prefixItems", "prefixItems"),
+            ("Items", "minItems"),
+            ("Length", "minLength"),
+            ("regex", "pattern"),
+            ("Unsatisfiable", "schema"),
+        ];
+        match HINTS.iter().find(|(hint, _)| message.contains(hint)) {
+            Some((_, keyword)) => keyword,
+            None => return GrammarError::Grammar(first),
+        }
+    };
+    GrammarError::Schema(SchemaError::new(keyword, first))
+}
+
+enum Phase {
+    /// Thinking that the prompt or the model has opened; then the grammar.
+    Thinking(Matcher),
+    /// The beginning: thinking or the grammar.
+    Start(Matcher),
+    /// Text, watched for triggers.
+    Free,
+    Grammar(Matcher),
+    /// Nothing may follow.
+    Over,
+}
+
+/// The state of one answer.
+pub(in crate::server) struct GrammarConstraint {
+    tokens: TokEnv,
+    end: u32,
+    stop_tokens: Vec<TokenId>,
+    thinking_open: Option<TokenId>,
+    thinking_close: Option<(Option<TokenId>, &'static str)>,
+    ends_after_call: bool,
+    /// Whether free text is within thinking.
+    thinks: bool,
+    /// The end of the text so far, where a text ends thinking.
+    tail: String,
+    /// Free text, whose characters may be spread over tokens.
+    text: PlainText,
+    phase: Phase,
+    triggers: Triggers,
+}
+
+impl GrammarConstraint {
+    /// The bytes of an ordinary token.
+    fn bytes(&self, token: TokenId) -> &[u8] {
+        let trie = self.tokens.tok_trie();
+        if token.0 as usize >= trie.vocab_size() {
+            return &[];
+        }
+        let bytes = trie.token(token.0);
+        if bytes.first() == Some(&TokTrie::SPECIAL_TOKEN_MARKER) { &[] } else { bytes }
+    }
+
+    /// Whether a token ends thinking.
+    fn closes_thinking(&mut self, token: TokenId) -> bool {
+        match self.thinking_close {
+            Some((Some(close), _)) => close == token,
+            Some((None, text)) => {
+                let bytes = String::from_utf8_lossy(self.bytes(token)).into_owned();
+                self.tail.push_str(&bytes);
+                if self.tail.contains(text) {
+                    self.tail.clear();
+                    return true;
+                }
+                let keep = self.tail.ceil_char_boundary(self.tail.len().saturating_sub(64));
+                self.tail.drain(..keep);
+                false
+            }
+            None => false,
+        }
+    }
+
+    fn free(&mut self, token: TokenId) -> Result<Phase, ConstraintError> {
+        if self.thinks {
+            self.thinks = !self.closes_thinking(token);
+            return Ok(Phase::Free);
+        }
+        if self.thinking_open == Some(token) {
+            self.thinks = true;
+            return Ok(Phase::Free);
+        }
+        let bytes = self.bytes(token).to_vec();
+        let bytes = self.text.text(&bytes);
+        let Some(Trigger { matcher, feed }) = self.triggers.push(token, &bytes) else {
+            return Ok(Phase::Free);
+        };
+        let mut matcher = self.triggers.matchers[matcher].clone();
+        let fed = self.tokens.tok_trie().greedy_tokenize(feed.as_bytes());
+        let taken = matcher.try_consume_tokens(&fed).map_err(error)?;
+        // What does not fit the grammar is no call to the parser either.
+        Ok(if taken == fed.len() { Phase::Grammar(matcher) } else { Phase::Free })
+    }
+
+    fn advance(&mut self, mut matcher: Matcher, token: TokenId) -> Result<Phase, ConstraintError> {
+        matcher.consume_token(token.0).map_err(error)?;
+        if !matcher.is_stopped() {
+            return Ok(Phase::Grammar(matcher));
+        }
+        let is_lazy = !self.triggers.matchers.is_empty();
+        if is_lazy && !self.ends_after_call {
+            self.triggers.restart();
+            return Ok(Phase::Free);
+        }
+        Ok(Phase::Over)
+    }
+}
+
+fn error(error: impl std::fmt::Display) -> ConstraintError {
+    ConstraintError(format!("the grammar cannot be followed: {error}"))
+}
+
+impl Constraint for GrammarConstraint {
+    fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError> {
+        let matcher = match &mut self.phase {
+            Phase::Free => return Ok(()),
+            Phase::Thinking(_) => {
+                // The answer is still to come.
+                for token in &self.stop_tokens {
+                    mask.forbid(*token);
+                }
+                return Ok(());
+            }
+            Phase::Over => {
+                let mut none = TokenMask::none(mask.vocab_size());
+                for token in &self.stop_tokens {
+                    none.allow(*token);
+                }
+                mask.intersect(none.words());
+                return Ok(());
+            }
+            Phase::Start(matcher) | Phase::Grammar(matcher) => matcher,
+        };
+        let allowed: SimpleVob = matcher.compute_mask_or_eos().map_err(error)?;
+        mask.intersect(allowed.as_slice());
+        if allowed.is_allowed(self.end) {
+            for token in &self.stop_tokens {
+                mask.allow(*token);
+            }
+        }
+        if let (Phase::Start(_), Some(open)) = (&self.phase, self.thinking_open) {
+            mask.allow(open);
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
+        if self.stop_tokens.contains(&token) {
+            self.phase = Phase::Over;
+            return Ok(());
+        }
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Thinking(matcher) if self.closes_thinking(token) => Phase::Grammar(matcher),
+            Phase::Thinking(matcher) => Phase::Thinking(matcher),
+            Phase::Start(matcher) if self.thinking_open == Some(token) => Phase::Thinking(matcher),
+            Phase::Start(matcher) | Phase::Grammar(matcher) => self.advance(matcher, token)?,
+            Phase::Free => self.free(token)?,
+            Phase::Over => Phase::Over,
+        };
+        Ok(())
+    }
+
+    fn must_stop(&mut self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+}
+
+impl ConstraintFactory for Grammars {
+    fn build(&self, source: &ConstraintSource) -> Result<Box<dyn Constraint>, ConstraintError> {
+        let spec: ConstraintSpec = serde_json::from_str(&source.0)
+            .map_err(|error| ConstraintError(format!("not a constraint: {error}")))?;
+        let constraint =
+            self.constraint(&spec).map_err(|error| ConstraintError(error.to_string()))?;
+        Ok(Box::new(constraint))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,355 @@
+//! Calls whose arguments are written one by one as bare text between tags (Qwen3-Coder, GLM,
+//! `MiniMax`); the tool's schema says what each text means.
+
+use shardpack_formats::ToolFamily;
+
+use super::{
+    calls::Calls,
+    input::{Expect, Input, Progress},
+    marker::{Found, Markers, find, is_code},
+    value::{Reading, reading, to_json},
+};
+
+/// Bytes of a tool's or an argument's name.
+const NAME_BYTES_MAX: usize = 256;
+
+/// The tags of a family of this kind.
+#[derive(Debug)]
+pub(super) struct ParamFormat {
+    /// What begins a section.
+    pub(super) openers: Vec<String>,
+    /// Begins a call within a section; empty: the section is the call.
+    call_open: String,
+    /// Ends the tool's name; empty: a line end or the next tag does.
+    name_close: String,
+    key_open: String,
+    key_close: String,
+    /// Between key and value; empty: nothing.
+    value_open: String,
+    value_close: String,
+    call_close: String,
+    /// Ends the section; empty: the call's end does.
+    section_close: String,
+    /// Whether one line break on each side of a value is the format's.
+    trims_lines: bool,
+}
+
+/// A family's tags in the order of the format's fields.
+const fn names(family: ToolFamily) -> Option<(&'static [&'static str], [&'static str; 8])> {
+    Some(match family {
+        ToolFamily::QwenXml => (
+            &["<tool_call>", "<function="],
+            [
+                "<function=",
+                ">",
+                "<parameter=",
+                ">",
+                "",
+                "</parameter>",
+                "</function>",
+                "</tool_call>",
+            ],
+        ),
+        ToolFamily::Glm4 => (
+            &["<tool_call>"],
+            ["", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>", ""],
+        ),
+        ToolFamily::MinimaxM2 => (
+            &["<minimax:tool_call>"],
+            [
+                "<invoke name=\"",
+                "\">",
+                "<parameter name=\"",
+                "\">",
+                "",
+                "</parameter>",
+                "</invoke>",
+                "</minimax:tool_call>",
+            ],
+        ),
+        _ => return None,
+    })
+}
+
+impl ParamFormat {
+    /// Every tag of the family, for [`Markers::new`].
+    pub(super) fn marker_names(family: ToolFamily) -> Vec<&'static str> {
+        let Some((openers, tags)) = names(family) else { return Vec::new() };
+        let mut all: Vec<_> = openers.iter().copied().chain(tags).collect();
+        all.retain(|tag| tag.starts_with('<') && tag.ends_with('>'));
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// The format of a family of this kind.
+    pub(super) fn new(family: ToolFamily, markers: &Markers) -> Option<Self> {
+        let (openers, tags) = names(family)?;
+        let needle = |tag: &'static str| {
+            if tag.is_empty() { String::new() } else { markers.needle(tag) }
+        };
+        let [
+            call_open,
+            name_close,
+            key_open,
+            key_close,
+            value_open,
+            value_close,
+            call_close,
+            section_close,
+        ] = tags.map(needle);
+        Some(Self {
+            openers: openers.iter().map(|tag| markers.needle(tag)).collect(),
+            call_open,
+            name_close,
+            key_open,
+            key_close,
+            value_open,
+            value_close,
+            call_close,
+            section_close,
+            trims_lines: family == ToolFamily::QwenXml,
+        })
+    }
+}
+
+#[derive(Debug)]
+enum Place {
+    Between,
+    Name,
+    /// Before a key or the call's end.
+    Params,
+    Key,
+    BeforeValue(String),
+    Value(Reading),
+    /// After the last call of a section without an end of its own.
+    Tail,
+}
+
+/// One section.
+#[derive(Debug)]
+pub(super) struct ParamSection {
+    place: Place,
+    /// Arguments of the open call so far.
+    count: usize,
+    /// Whether the open value's beginning was passed on already.
+    begun: bool,
+    /// Whether a call was completed within.
+    any: bool,
+}
+
+impl ParamSection {
+    /// After the opener of that number.
+    pub(super) fn new(format: &ParamFormat, opener: usize) -> Self {
+        // The opener of a call stands for that of its section, which models forget.
+        let in_call = opener > 0 || format.call_open.is_empty();
+        let place = if in_call { Place::Name } else { Place::Between };
+        Self { place, count: 0, begun: false, any: false }
+    }
+
+    /// Advances over what is at hand.
+    pub(super) fn step(
+        &mut self,
+        format: &ParamFormat,
+        input: &mut Input,
+        calls: &mut Calls,
+    ) -> Progress {
+        match &self.place {
+            Place::Between => self.between(format, input),
+            Place::Name => self.name(format, input, calls),
+            Place::Params => self.params(format, input, calls),
+            Place::Key => self.key(format, input),
+            Place::BeforeValue(_) => self.before_value(format, input, calls),
+            Place::Value(reading) => {
+                let reading = *reading;
+                self.value(reading, format, input, calls)
+            }
+            Place::Tail => Progress::Leave,
+        }
+    }
+
+    fn between(&mut self, format: &ParamFormat, input: &mut Input) -> Progress {
+        input.skip_space();
+        match (input.expect(&format.call_open), input.sees(&format.section_close)) {
+            (Expect::Taken, _) => {
+                self.place = Place::Name;
+                Progress::Again
+            }
+            (_, Expect::Taken) => {
+                input.expect(&format.section_close);
+                Progress::Leave
+            }
+            (Expect::Wait, _) | (_, Expect::Wait) => Progress::Wait,
+            // A model that forgets to close its section has made its calls all the same.
+            _ if self.any => Progress::Leave,
+            _ => Progress::Garbage,
+        }
+    }
+
+    fn name(&mut self, format: &ParamFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+        let taken = if format.name_close.is_empty() {
+            // The end is not the name's own and stays.
+            match input.peek_until(&[&format.key_open, &format.call_close], NAME_BYTES_MAX) {
+                Ok(len) => Ok(input.take(len)),
+                Err(progress) => Err(progress),
+            }
+        } else {
+            input.until(&[&format.name_close], NAME_BYTES_MAX, "")
+        };
+        let name = match taken {
+            Ok(name) => name,
+            Err(progress) => return progress,
+        };
+        if !calls.begin(name.trim(), None) {
+            return Progress::Garbage;
+        }
+        self.count = 0;
+        self.place = Place::Params;
+        Progress::Again
+    }
+
+    fn params(&mut self, format: &ParamFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+        input.skip_space();
+        match (input.expect(&format.key_open), input.sees(&format.call_close)) {
+            (Expect::Taken, _) => {
+                self.place = Place::Key;
+                Progress::Again
+            }
+            (_, Expect::Taken) => {
+                input.expect(&format.call_close);
+                if self.count > 0 {
+                    calls.arguments("}");
+                }
+                if !calls.end() {
+                    return Progress::Garbage;
+                }
+                self.any = true;
+                let over = format.section_close.is_empty();
+                self.place = if over { Place::Tail } else { Place::Between };
+                Progress::Again
+            }
+            (Expect::Wait, _) | (_, Expect::Wait) => Progress::Wait,
+            _ => Progress::Garbage,
+        }
+    }
+
+    fn key(&mut self, format: &ParamFormat, input: &mut Input) -> Progress {
+        let key = match input.until(&[&format.key_close], NAME_BYTES_MAX, "") {
+            Ok(key) => key,
+            Err(progress) => return progress,
+        };
+        self.place = Place::BeforeValue(key);
+        Progress::Again
+    }
+
+    fn before_value(
+        &mut self,
+        format: &ParamFormat,
+        input: &mut Input,
+        calls: &mut Calls,
+    ) -> Progress {
+        if !format.value_open.is_empty() {
+            input.skip_space();
+            match input.expect(&format.value_open) {
+                Expect::Taken => {}
+                Expect::Wait => return Progress::Wait,
+                Expect::Other => return Progress::Garbage,
+            }
+        } else if format.trims_lines && input.text().is_empty() && !input.ended {
+            return Progress::Wait;
+        }
+        if format.trims_lines {
+            input.expect("\n");
+        }
+        let Place::BeforeValue(key) = &self.place else { return Progress::Garbage };
+        let key = key.trim();
+        let reading = reading(calls.argument_schema(key));
+        let separator = if self.count == 0 { "{" } else { ", " };
+        calls.arguments(&format!("{separator}{}: ", serde_json::Value::from(key)));
+        self.count += 1;
+        self.begun = false;
+        self.place = Place::Value(reading);
+        Progress::Again
+    }
+
+    fn value(
+        &mut self,
+        reading: Reading,
+        format: &ParamFormat,
+        input: &mut Input,
+        calls: &mut Calls,
+    ) -> Progress {
+        let text = input.text();
+        let (end, is_over) = match Self::value_end(format, input) {
+            Ending::At(end) => (end, true),
+            Ending::NotBefore(_) if input.ended => return Progress::Garbage,
+            Ending::NotBefore(safe) => (safe, false),
+        };
+        let mut value = text[..end].to_owned();
+        if is_over && format.trims_lines {
+            value.truncate(value.strip_suffix('\n').unwrap_or(&value).len());
+        } else if !is_over && format.trims_lines && value.ends_with('\n') {
+            // It may be the format's own.
+            value.pop();
+        }
+        if value.contains(is_code) {
+            return Progress::Garbage;
+        }
+        if reading == Reading::Text {
+            let quoted = serde_json::Value::from(value.as_str()).to_string();
+            let inner = &quoted[1..quoted.len() - 1];
+            if !self.begun {
+                calls.arguments("\"");
+                self.begun = true;
+            }
+            calls.arguments(inner);
+        } else if is_over {
+            calls.arguments(&to_json(&value, reading));
+        } else {
+            return Progress::Wait;
+        }
+        if !is_over {
+            let len = value.len();
+            input.take(len);
+            return Progress::Wait;
+        }
+        if self.begun {
+            calls.arguments("\"");
+        }
+        input.take(end);
+        input.expect(&format.value_close);
+        self.place = Place::Params;
+        Progress::Again
+    }
+
+    /// A value ends at its closing tag if that is followed by what follows a value: texts may
+    /// hold the tag themselves.
+    fn value_end(format: &ParamFormat, input: &Input) -> Ending {
+        let text = input.text();
+        let mut from = 0;
+        loop {
+            match find(&text[from..], &[&format.value_close]) {
+                Found::NotBefore(safe) => return Ending::NotBefore(from + safe),
+                Found::At(at, _) => {
+                    let at = from + at;
+                    let after = text[at + format.value_close.len()..].trim_start();
+                    let next = [&format.key_open, &format.call_close];
+                    if next.iter().any(|next| after.starts_with(next.as_str())) {
+                        return Ending::At(at);
+                    }
+                    if next.iter().any(|next| next.starts_with(after)) {
+                        return Ending::NotBefore(at);
+                    }
+                    from = at + format.value_close.len();
+                }
+            }
+        }
+    }
+}
+
+/// Where a value ends.
+enum Ending {
+    At(usize),
+    /// Not within the first so many bytes.
+    NotBefore(usize),
+}
