@@ -9,7 +9,9 @@ use anyhow::Context as _;
 use shardpack_loader::{
     backend::{Arithmetic, Collectives, Cpu, CpuError, CpuOptions, Mlx},
     cluster::LoadError,
-    engine::{Engine, EngineOptions, LocalModel, RankEngine, TokenId, memory_group},
+    engine::{
+        ConstraintFactory, Engine, EngineOptions, LocalModel, RankEngine, TokenId, memory_group,
+    },
     model::Model,
     open::Package,
 };
@@ -113,17 +115,26 @@ impl EngineChoice {
         package: &Package,
         threads: usize,
         [rank, ranks]: [u32; 2],
+        constraints: Option<Box<dyn ConstraintFactory>>,
     ) -> Result<Box<dyn RankEngine>, LoadError> {
         let options = EngineOptions::STANDARD;
         Ok(match self.engine {
             EngineName::Cpu => {
                 let backend = self.cpu(threads)?;
-                Box::new(Engine::new(Model::load(package, &backend)?, backend, options))
+                let engine = Engine::new(Model::load(package, &backend)?, backend, options);
+                Box::new(match constraints {
+                    Some(factory) => engine.with_constraints(factory),
+                    None => engine,
+                })
             }
             EngineName::Mlx => {
                 let collectives = self.collectives(ranks);
                 let backend = Mlx::open(&mlx_folder(None)?, None, collectives, [rank, ranks])?;
-                Box::new(Engine::new(Model::load(package, &backend)?, backend, options))
+                let engine = Engine::new(Model::load(package, &backend)?, backend, options);
+                Box::new(match constraints {
+                    Some(factory) => engine.with_constraints(factory),
+                    None => engine,
+                })
             }
         })
     }

@@ -17,6 +17,7 @@ use shardpack_loader::{
     },
     engine::RankEngine,
     open::{OpenOptions, OpenProgress, Package},
+    server,
 };
 use shardpack_manifests::Manifest;
 
@@ -83,5 +84,8 @@ fn load(
         }
         opening.join().unwrap_or_else(|panic| resume_unwind(panic))
     })?;
-    choice.rank_engine(&package, threads, place)
+    // Only rank 0 decides what may come next; a package without a tokenizer is held to nothing.
+    let leads = place[0] == 0;
+    let constraints = if leads { server::constraints(folder).ok().flatten() } else { None };
+    choice.rank_engine(&package, threads, place, constraints)
 }
