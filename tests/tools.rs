@@ -79,7 +79,6 @@ fn chat_stream(url: &str, body: &Value) -> Said {
 }
 
 #[test]
-#[ignore = "has not been run to its end yet; run by hand"]
 fn every_known_call_is_made_and_its_result_is_told() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);

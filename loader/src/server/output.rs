@@ -53,7 +53,8 @@ pub(super) fn plan(
     let (tools, required, named) = callable(request)?;
     let one_call = named || !request.parallel_tool_calls;
     let text = text_form(&request.response_format);
-    let needs_grammar = required || text.is_some();
+    // Where nothing is demanded, a call that the model begins by itself is held to its form.
+    let needs_grammar = required || text.is_some() || !tools.is_empty();
     let mut constraint = None;
     if needs_grammar {
         let spec = ConstraintSpec {
@@ -132,17 +133,23 @@ fn compile(
         (Some(_), _) => "structured_outputs",
         (None, _) => "tools",
     };
-    let Some(grammars) = model.grammars() else {
-        let message = format!("{param}: this model's vocabulary cannot be constrained");
-        return Err(ApiError::param(param, message));
-    };
+    let is_demanded = spec.required || spec.text.is_some() || tools.iter().any(|tool| tool.strict);
     let is_known = model.output().style().tools.is_some();
     if !is_known && !spec.required && spec.text.is_none() {
         // Calls of an unknown form are neither parsed nor held to anything.
         return Ok(None);
     }
+    let Some(grammars) = model.grammars() else {
+        if !is_demanded {
+            return Ok(None);
+        }
+        let message = format!("{param}: this model's vocabulary cannot be constrained");
+        return Err(ApiError::param(param, message));
+    };
     match grammars.constraint(spec) {
         Ok(_) => Ok(Some(spec.source())),
+        // Schemas of all kinds come with tools: only what was asked to hold must.
+        Err(_) if !is_demanded => Ok(None),
         Err(GrammarError::Schema(error)) => {
             let place = match tools
                 .iter()

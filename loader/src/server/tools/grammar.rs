@@ -147,11 +147,16 @@ impl<'a> Writer<'a> {
         format!("({channel} \"analysis\" {message} ANY? {end} {start} \"assistant\")*")
     }
 
-    /// The rules of one call of any of `tools`; `lead` is what the trigger has already taken.
-    fn call(&mut self, family: ToolFamily, tools: &[ConstrainedTool]) -> Result<(), SchemaError> {
+    /// The rules of one call of any of `tools`; `begun` where the model has begun it by itself.
+    fn call(
+        &mut self,
+        family: ToolFamily,
+        tools: &[ConstrainedTool],
+        begun: bool,
+    ) -> Result<(), SchemaError> {
         let mut alternatives = Vec::new();
         for (number, tool) in tools.iter().enumerate() {
-            let body = self.one_call(family, number, tool).map_err(|error| {
+            let body = self.one_call(family, number, tool, begun).map_err(|error| {
                 let reason = format!("{} (tool {:?})", error.reason, tool.name);
                 SchemaError { reason, ..error }
             })?;
@@ -167,6 +172,7 @@ impl<'a> Writer<'a> {
         family: ToolFamily,
         number: usize,
         tool: &ConstrainedTool,
+        begun: bool,
     ) -> Result<String, SchemaError> {
         let name = &tool.name;
         Ok(match family {
@@ -200,10 +206,10 @@ impl<'a> Writer<'a> {
                 let (channel, message) = (self.marker("<|channel|>"), self.marker("<|message|>"));
                 let constrain = self.marker("<|constrain|>");
                 let json = self.json(&closed(&tool.schema)?);
-                format!(
-                    "{} ({channel} \"commentary\")? (\" \"? {constrain} \"json\")? {message} {json}",
-                    quoted(name)
-                )
+                // Where the recipient came with the role, the channel is still to be named.
+                let again =
+                    if begun { format!("({channel} \"commentary\")?") } else { String::new() };
+                format!("{} {again} (\" \"? {constrain} \"json\")? {message} {json}", quoted(name))
             }
             ToolFamily::LlamaPythonic => self.pythonic(number, tool)?,
             ToolFamily::QwenXml | ToolFamily::Glm4 | ToolFamily::MinimaxM2 => {
@@ -349,7 +355,7 @@ impl<'a> Writer<'a> {
         tools: &[ConstrainedTool],
         one: bool,
     ) -> Result<String, SchemaError> {
-        self.call(family, tools)?;
+        self.call(family, tools, false)?;
         let many = |unit: String, between: &str| {
             if one { unit } else { format!("{unit} ({between} {unit})*") }
         };
@@ -410,7 +416,7 @@ impl<'a> Writer<'a> {
         tools: &[ConstrainedTool],
         one: bool,
     ) -> Result<String, SchemaError> {
-        self.call(family, tools)?;
+        self.call(family, tools, true)?;
         let marker = |name: &str| self.marker(name);
         let more = |between: &str| {
             if one { String::new() } else { format!("({between} call)*") }

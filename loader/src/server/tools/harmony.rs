@@ -125,7 +125,9 @@ impl Harmony {
         let recipient = [role, channel]
             .into_iter()
             .flat_map(str::split_whitespace)
-            .find_map(|word| word.strip_prefix("to="));
+            .find_map(|word| word.strip_prefix("to="))
+            // Some name the channel once more, right behind the recipient.
+            .and_then(|recipient| recipient.split(format.channel.as_str()).next());
         let channel = channel.split_whitespace().next().unwrap_or_default();
         self.place = match recipient {
             Some(recipient) => {

@@ -298,7 +298,6 @@ fn walk_calls(
 }
 
 #[test]
-#[ignore = "its last families have not been walked yet; run by hand"]
 fn every_completed_call_of_a_random_model_is_valid() {
     for family in FAMILIES {
         for as_tokens in [true, false] {
@@ -479,7 +478,6 @@ fn schemas_hold_for_whatever_a_random_model_completes() {
 }
 
 #[test]
-#[ignore = "the sample has not been walked to its end yet; run by hand"]
 #[expect(clippy::print_stderr, reason = "a skipped test says why, and this one what was refused")]
 fn at_most_one_in_twenty_schemas_from_the_field_is_refused() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -286,7 +286,6 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    #[ignore = "not run since its last change; run by hand"]
     fn rendered_calls_come_back_however_they_are_cut(
         first in arguments(),
         second in arguments(),
@@ -302,7 +301,6 @@ proptest! {
     }
 
     #[test]
-    #[ignore = "not run since its last change; run by hand"]
     fn garbage_is_never_an_error_and_cuts_change_nothing(
         parts in prop::collection::vec((any::<u8>(), ".{0,6}"), 0..14),
         cuts in prop::collection::vec(any::<bool>(), 1..20),
