@@ -25,57 +25,253 @@ fn stream(url: &str, body: &Value) -> Vec<Value> {
     data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// What a chat answered: its text, and id, name and arguments of its calls.
-#[derive(Debug, PartialEq)]
+/// What a model said: its text, and id, name and arguments of its calls.
+#[derive(Debug, Default, PartialEq)]
 struct Said {
     text: String,
     calls: Vec<(String, String, Value)>,
     finish: String,
 }
 
-fn chat(url: &str, body: &Value) -> Said {
-    let (status, answer) = post(url, body);
-    assert_eq!(status, 200, "{answer}");
-    let choice = &answer["choices"][0];
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
-    let call = |call: &Value| {
-        let arguments = serde_json::from_str(call["function"]["arguments"].as_str().unwrap());
-        (text(&call["id"]), text(&call["function"]["name"]), arguments.unwrap())
-    };
-    Said {
-        text: text(&choice["message"]["content"]),
-        calls: calls.iter().map(call).collect(),
-        finish: text(&choice["finish_reason"]),
+impl Said {
+    /// Adds a call whose arguments are still to come.
+    fn begin(&mut self, id: &Value, name: &Value) {
+        self.calls.push((text(id), text(name), Value::Null));
     }
 }
 
-fn chat_stream(url: &str, body: &Value) -> Said {
-    let mut body = body.clone();
-    body["stream"] = true.into();
-    let mut said = Said { text: String::new(), calls: Vec::new(), finish: String::new() };
-    let mut arguments: Vec<String> = Vec::new();
-    for event in stream(url, &body) {
-        let Some(choice) = event["choices"].get(0) else { continue };
-        said.text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
-        if let Some(finish) = choice["finish_reason"].as_str() {
-            finish.clone_into(&mut said.finish);
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn parsed(arguments: &Value) -> Value {
+    serde_json::from_str(arguments.as_str().unwrap()).unwrap()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// A way to ask: how it is written, and how its answers are read.
+struct Dialect {
+    path: &'static str,
+    /// A question with tools, then perhaps the call that was made and its result.
+    ask: fn(known: &Value, case: &Value, made: Option<&(String, String, Value)>) -> Value,
+    whole: fn(&Value) -> Said,
+    streamed: fn(&[Value]) -> Said,
+    /// Its words for an answer that calls and one that does not.
+    finishes: [&'static str; 2],
+}
+
+const CHAT: Dialect = Dialect {
+    path: "/chat/completions",
+    ask: |known, case, made| {
+        let mut messages = vec![json!({ "role": "user", "content": case["question"] })];
+        if let Some((id, name, arguments)) = made {
+            let function = json!({ "name": name, "arguments": arguments.to_string() });
+            let call = json!({ "id": id, "type": "function", "function": function });
+            messages.push(json!({ "role": "assistant", "content": null, "tool_calls": [call] }));
+            let content = &case["result"];
+            messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
         }
-        for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
-            let index = call["index"].as_u64().unwrap() as usize;
-            if index == arguments.len() {
-                let text = |value: &Value| value.as_str().unwrap().to_owned();
-                said.calls.push((text(&call["id"]), text(&call["function"]["name"]), Value::Null));
-                arguments.push(String::new());
+        json!({ "messages": messages, "tools": known["tools"], "temperature": 0, "max_tokens": 80 })
+    },
+    whole: |answer| {
+        let choice = &answer["choices"][0];
+        let message = &choice["message"];
+        let mut said = Said {
+            text: text(&message["content"]),
+            finish: text(&choice["finish_reason"]),
+            ..Said::default()
+        };
+        for call in list(&message["tool_calls"]) {
+            said.begin(&call["id"], &call["function"]["name"]);
+            said.calls.last_mut().unwrap().2 = parsed(&call["function"]["arguments"]);
+        }
+        said
+    },
+    streamed: |events| {
+        let mut said = Said::default();
+        let mut arguments: Vec<String> = Vec::new();
+        for choice in events.iter().filter_map(|event| event["choices"].get(0)) {
+            said.text.push_str(&text(&choice["delta"]["content"]));
+            if choice["finish_reason"].is_string() {
+                said.finish = text(&choice["finish_reason"]);
             }
-            let fragment = call["function"]["arguments"].as_str().unwrap_or_default();
-            arguments[index].push_str(fragment);
+            for call in list(&choice["delta"]["tool_calls"]) {
+                let index = call["index"].as_u64().unwrap() as usize;
+                if index == arguments.len() {
+                    said.begin(&call["id"], &call["function"]["name"]);
+                    arguments.push(String::new());
+                }
+                arguments[index].push_str(&text(&call["function"]["arguments"]));
+            }
         }
+        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
+            call.2 = serde_json::from_str(&arguments).unwrap();
+        }
+        said
+    },
+    finishes: ["tool_calls", "stop"],
+};
+
+const RESPONSES: Dialect = Dialect {
+    path: "/responses",
+    ask: |known, case, made| {
+        let mut input = vec![json!({ "role": "user", "content": case["question"] })];
+        if let Some((id, name, arguments)) = made {
+            let arguments = arguments.to_string();
+            input.push(json!({ "type": "function_call", "call_id": id, "name": name, "arguments": arguments }));
+            let output = &case["result"];
+            input.push(json!({ "type": "function_call_output", "call_id": id, "output": output }));
+        }
+        let tools = list(&known["tools"]).map(|tool| {
+            let Value::Object(mut flat) = tool["function"].clone() else { panic!("{tool}") };
+            flat.insert("type".to_owned(), "function".into());
+            Value::Object(flat)
+        });
+        let tools: Vec<Value> = tools.collect();
+        json!({ "input": input, "tools": tools, "temperature": 0, "max_output_tokens": 80 })
+    },
+    whole: |answer| {
+        let mut said = Said { finish: text(&answer["status"]), ..Said::default() };
+        for item in list(&answer["output"]) {
+            match item["type"].as_str().unwrap() {
+                "message" => said.text.push_str(&text(&item["content"][0]["text"])),
+                "function_call" => {
+                    said.begin(&item["call_id"], &item["name"]);
+                    said.calls.last_mut().unwrap().2 = parsed(&item["arguments"]);
+                }
+                other => panic!("{other}: {answer}"),
+            }
+        }
+        said
+    },
+    streamed: |events| {
+        let mut said = Said::default();
+        let mut arguments: Vec<String> = Vec::new();
+        for event in events {
+            match event["type"].as_str().unwrap() {
+                "response.output_text.delta" => said.text.push_str(&text(&event["delta"])),
+                "response.output_item.added" if event["item"]["type"] == "function_call" => {
+                    said.begin(&event["item"]["call_id"], &event["item"]["name"]);
+                    arguments.push(String::new());
+                }
+                "response.function_call_arguments.delta" => {
+                    arguments.last_mut().unwrap().push_str(&text(&event["delta"]));
+                }
+                "response.completed" => said.finish = text(&event["response"]["status"]),
+                _ => {}
+            }
+        }
+        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
+            call.2 = serde_json::from_str(&arguments).unwrap();
+        }
+        said
+    },
+    finishes: ["completed", "completed"],
+};
+
+const MESSAGES: Dialect = Dialect {
+    path: "/messages",
+    ask: |known, case, made| {
+        let mut messages = vec![json!({ "role": "user", "content": case["question"] })];
+        if let Some((id, name, input)) = made {
+            let call = json!({ "type": "tool_use", "id": id, "name": name, "input": input });
+            messages.push(json!({ "role": "assistant", "content": [call] }));
+            let result =
+                json!({ "type": "tool_result", "tool_use_id": id, "content": case["result"] });
+            messages.push(json!({ "role": "user", "content": [result] }));
+        }
+        let tools = list(&known["tools"]).map(|tool| {
+            let function = &tool["function"];
+            json!({ "name": function["name"], "description": function["description"],
+                "input_schema": function["parameters"] })
+        });
+        let tools: Vec<Value> = tools.collect();
+        json!({ "messages": messages, "tools": tools, "temperature": 0, "max_tokens": 80 })
+    },
+    whole: |answer| {
+        let mut said = Said { finish: text(&answer["stop_reason"]), ..Said::default() };
+        for block in list(&answer["content"]) {
+            match block["type"].as_str().unwrap() {
+                "text" => said.text.push_str(&text(&block["text"])),
+                "tool_use" => {
+                    said.begin(&block["id"], &block["name"]);
+                    said.calls.last_mut().unwrap().2 = block["input"].clone();
+                }
+                other => panic!("{other}: {answer}"),
+            }
+        }
+        said
+    },
+    streamed: |events| {
+        let mut said = Said::default();
+        let mut arguments: Vec<String> = Vec::new();
+        for event in events {
+            match event["type"].as_str().unwrap() {
+                "content_block_start" if event["content_block"]["type"] == "tool_use" => {
+                    said.begin(&event["content_block"]["id"], &event["content_block"]["name"]);
+                    arguments.push(String::new());
+                }
+                "content_block_delta" if event["delta"]["type"] == "text_delta" => {
+                    said.text.push_str(&text(&event["delta"]["text"]));
+                }
+                "content_block_delta" => {
+                    let fragment = text(&event["delta"]["partial_json"]);
+                    arguments.last_mut().unwrap().push_str(&fragment);
+                }
+                "message_delta" => said.finish = text(&event["delta"]["stop_reason"]),
+                _ => {}
+            }
+        }
+        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
+            call.2 = serde_json::from_str(&arguments).unwrap();
+        }
+        said
+    },
+    finishes: ["tool_use", "end_turn"],
+};
+
+impl Dialect {
+    fn whole(&self, url: &str, body: &Value) -> Said {
+        let (status, answer) = post(&format!("{url}{}", self.path), body);
+        assert_eq!(status, 200, "{answer}");
+        (self.whole)(&answer)
     }
-    for (call, arguments) in said.calls.iter_mut().zip(arguments) {
-        call.2 = serde_json::from_str(&arguments).unwrap();
+
+    fn streamed(&self, url: &str, body: &Value) -> Said {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        (self.streamed)(&stream(&format!("{url}{}", self.path), &body))
     }
-    said
+
+    /// What goes wrong with one case.
+    fn check(&self, url: &str, known: &Value, case: &Value) -> Result<(), String> {
+        let body = (self.ask)(known, case, None);
+        let said = [self.whole(url, &body), self.streamed(url, &body)];
+        let wrong = || format!("{}: {case}: {said:?}", self.path);
+        for said in &said {
+            let [(id, name, arguments)] = &said.calls[..] else { return Err(wrong()) };
+            let is_right = *name == case["call"]["name"]
+                && *arguments == case["call"]["arguments"]
+                && !id.is_empty();
+            if !is_right || !said.text.is_empty() || said.finish != self.finishes[0] {
+                return Err(wrong());
+            }
+        }
+        if said[0].calls[0].0 == said[1].calls[0].0 {
+            return Err(wrong());
+        }
+        let body = (self.ask)(known, case, Some(&said[0].calls[0]));
+        let told = [self.whole(url, &body), self.streamed(url, &body)];
+        let city = case["call"]["arguments"]["city"].as_str().unwrap();
+        let is_right = told[0] == told[1]
+            && told[0].text.contains(city)
+            && told[0].calls.is_empty()
+            && told[0].finish == self.finishes[1];
+        if is_right { Ok(()) } else { Err(format!("{}: {case}: {told:?}", self.path)) }
+    }
 }
 
 #[test]
@@ -83,43 +279,14 @@ fn every_known_call_is_made_and_its_result_is_told() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let server = Running::serve(&set, &[]);
-    let url = format!("{}/chat/completions", server.url());
     let known = cases();
-    let (mut wrong, mut seen) = (Vec::new(), 0);
-    for case in known["cases"].as_array().unwrap() {
-        seen += 1;
-        let question = json!({ "role": "user", "content": case["question"] });
-        let body = json!({ "messages": [question], "tools": known["tools"], "temperature": 0, "max_tokens": 80 });
-        let whole = chat(&url, &body);
-        let streamed = chat_stream(&url, &body);
-        let [(id, name, arguments)] = &whole.calls[..] else {
-            wrong.push(format!("{case}: {whole:?}"));
-            continue;
-        };
-        let expected = (&case["call"]["name"], &case["call"]["arguments"]);
-        let is_right = |said: &Said| {
-            said.finish == "tool_calls"
-                && said.text.is_empty()
-                && said.calls.len() == 1
-                && (&Value::from(said.calls[0].1.as_str()), &said.calls[0].2) == expected
-        };
-        if !is_right(&whole) || !is_right(&streamed) || *id == streamed.calls[0].0 {
-            wrong.push(format!("{case}: {whole:?} {streamed:?}"));
-            continue;
-        }
-        let call = json!({ "id": id, "type": "function",
-            "function": { "name": name, "arguments": arguments.to_string() } });
-        let body = json!({ "tools": known["tools"], "temperature": 0, "max_tokens": 80, "messages": [
-            question,
-            { "role": "assistant", "content": null, "tool_calls": [call] },
-            { "role": "tool", "tool_call_id": id, "content": case["result"] },
-        ] });
-        let told = chat(&url, &body);
-        let city = case["call"]["arguments"]["city"].as_str().unwrap();
-        if !told.text.contains(city) || told.finish != "stop" || told != chat_stream(&url, &body) {
-            wrong.push(format!("{case}: {told:?}"));
+    let cases = known["cases"].as_array().unwrap();
+    let mut wrong = Vec::new();
+    for dialect in [CHAT, RESPONSES, MESSAGES] {
+        for case in cases {
+            wrong.extend(dialect.check(&server.url(), &known, case).err());
         }
     }
-    assert!(seen == 54 && wrong.is_empty(), "{} of {seen}: {wrong:#?}", wrong.len());
+    assert!(cases.len() == 54 && wrong.is_empty(), "{}: {wrong:#?}", wrong.len());
     assert_eq!(server.terminate(), Some(0));
 }
