@@ -101,8 +101,8 @@ fn an_unknown_architecture_or_key() {
         &["attention_sinks"],
     );
     check(
-        |model| change_config(model, |config| config["hidden_act"] = "gelu".into()),
-        &["hidden_act", "gelu"],
+        |model| change_config(model, |config| config["hidden_act"] = "xielu".into()),
+        &["hidden_act", "xielu"],
     );
     check(
         |model| change_config(model, |config| config["num_hidden_layers"] = 2.into()),

@@ -7,6 +7,7 @@ use crate::hex::HexF32;
 
 /// Grouped-query attention.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of a published model")]
 pub struct Attention {
     /// Query heads.
     pub heads: u32,

@@ -183,9 +183,13 @@ int32_t sp_start(int32_t gpu) {
     mx::Device device(gpu ? mx::Device::gpu : mx::Device::cpu);
     if (gpu && !mx::is_available(device)) throw std::runtime_error("this machine has no Metal GPU");
     mx::set_default_device(device);
+    // A stream of this thread's own: on a shared one, a rank that waits in a collective would keep
+    // the other ranks of the process from computing what it waits for.
+    auto stream = mx::new_stream(device);
+    mx::set_default_stream(stream);
     // Collectives stand on a CPU stream. Where the CPU computes too, one stream for both saves
     // two thread hand-overs a sum.
-    comm_stream = gpu ? mx::new_stream(mx::Device::cpu) : mx::default_stream(mx::Device::cpu);
+    comm_stream = gpu ? mx::new_stream(mx::Device::cpu) : stream;
     return 1;
   });
 }
