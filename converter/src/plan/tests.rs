@@ -1,9 +1,10 @@
 //! Plans of the models that people run, from lists of their tensors: every tensor has its place,
 //! and the sizes are those that follow from the models' dimensions.
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use serde_json::Value;
+use shardpack_formats::SourceTensor;
 
 use super::*;
 
@@ -76,7 +77,10 @@ fn all() -> Vec<Shapes> {
 fn plan(shapes: &Shapes, normalised: &Normalised, bits: u32, nodes: u32) -> Plan {
     let options = ConvertOptions { bits, ..ConvertOptions::new(PathBuf::new(), nodes) };
     let choice = Choice::new(&options).unwrap();
-    let quantization = formats::choose(normalised, &choice, None)
+    let dtypes: BTreeMap<&str, Dtype> =
+        shapes.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dtype)).collect();
+    let native = |name: &str| dtypes.get(name).copied();
+    let quantization = formats::choose(normalised, &choice, None, native)
         .unwrap_or_else(|error| panic!("{}: {error}", shapes.name));
     Plan::of(normalised.clone(), quantization, options, choice.rounding, Vec::new())
 }

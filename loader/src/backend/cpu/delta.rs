@@ -50,7 +50,9 @@ pub(super) fn run(
         let (q_and_k, v) = mixed.split_at_mut(2 * keys);
         for head in q_and_k.chunks_exact_mut(key_dim) {
             let length = (sum(&head.iter().map(|x| x * x).collect::<Vec<_>>()) + LENGTH_EPS).sqrt();
-            head.iter_mut().for_each(|x| *x /= length);
+            for x in head.iter_mut() {
+                *x /= length;
+            }
         }
         let (q, k) = q_and_k.split_at(keys);
         let query_scale = 1.0 / (key_dim as f32).sqrt();
@@ -67,7 +69,9 @@ pub(super) fn run(
                 let decay = exp(-exp(step.a_log[head]) * softplus(a[head] + step.dt_bias[head]));
                 let beta = sigmoid(b[head]);
                 for ((memory, out), v) in memory.chunks_exact_mut(key_dim).zip(out).zip(v) {
-                    memory.iter_mut().for_each(|x| *x *= decay);
+                    for x in memory.iter_mut() {
+                        *x *= decay;
+                    }
                     let change = beta * (v - dot(memory, k));
                     memory.iter_mut().zip(k).for_each(|(x, k)| *x += k * change);
                     *out = dot(memory, q) * query_scale;
