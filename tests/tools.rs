@@ -29,11 +29,14 @@ fn stream(url: &str, body: &Value) -> Vec<Value> {
 /// one, in every dialect. What the cases say of its last words holds at 16 bits.
 const GAP: [&str; 2] = ["What time is it in Boston?", "Berlin"];
 
+/// Id, name and arguments of a call.
+type Call = (String, String, Value);
+
 /// What a model said: its text, and id, name and arguments of its calls.
 #[derive(Debug, Default, PartialEq)]
 struct Said {
     text: String,
-    calls: Vec<(String, String, Value)>,
+    calls: Vec<Call>,
     finish: String,
 }
 
@@ -60,7 +63,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
 struct Dialect {
     path: &'static str,
     /// A question with tools, then perhaps the call that was made and its result.
-    ask: fn(known: &Value, case: &Value, made: Option<&(String, String, Value)>) -> Value,
+    ask: fn(known: &Value, case: &Value, made: Option<&Call>) -> Value,
     whole: fn(&Value) -> Said,
     streamed: fn(&[Value]) -> Said,
     /// Its words for an answer that calls and one that does not.
