@@ -123,7 +123,7 @@ Reads headers only. Exits with 1 if a node's memory is too small.
 Example:
   shardpack plan ~/models/Llama-3.3-70B-Instruct --bits 4 --nodes a=64g,b=64g --context 16384")]
 pub(crate) struct PlanArgs {
-    /// Folder of a Hugging Face model, or its name on the hub: organisation/model[@revision].
+    /// Folder of a Hugging Face model, or its name on the hub: organisation/model or organisation/model@revision.
     pub source: PathBuf,
     /// What would be written.
     #[command(flatten)]
@@ -144,7 +144,7 @@ Examples:
   shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json")]
 pub(crate) struct ConvertArgs {
     /// Folder of a Hugging Face model (config.json and .safetensors files), or its name on the
-    /// hub: organisation/model[@revision].
+    /// hub: organisation/model or organisation/model@revision.
     pub source: PathBuf,
     /// Folder to write the package set to; must not exist or be empty.
     #[arg(short, long, value_name = "FOLDER")]
