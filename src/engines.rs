@@ -153,9 +153,10 @@ impl EngineChoice {
             let model = LocalModel::over(packages, &groups, backends).map_err(Failure::wrong)?;
             return model.logits(tokens).map_err(Failure::wrong);
         }
-        if !matches!(self.collectives, CollectivesName::Auto | CollectivesName::Own) {
-            let error = anyhow::anyhow!("MLX's own collectives join processes, and this is one");
-            return Err(Failure::from(error).hint("leave --collectives out"));
+        if packages.len() > 1 {
+            // Ranks that share a process wait for each other in MLX until the group gives up.
+            let error = anyhow::anyhow!("MLX computes one rank for each process");
+            return Err(Failure::from(error).hint("use --engine cpu, or a set for one node"));
         }
         let folder = mlx_folder(None)?;
         let size = packages.len() as u32;

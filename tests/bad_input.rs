@@ -102,7 +102,7 @@ fn an_unknown_architecture_or_key() {
     );
     check(
         |model| change_config(model, |config| config["hidden_act"] = "xielu".into()),
-        &["hidden_act", "xielu"],
+        &["activation", "xielu"],
     );
     check(
         |model| change_config(model, |config| config["num_hidden_layers"] = 2.into()),

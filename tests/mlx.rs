@@ -50,7 +50,7 @@ fn on_cpu(packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
     LocalModel::over(packages, &groups, backends).unwrap().logits(tokens).unwrap()
 }
 
-/// Each rank is a thread with streams of its own; sums are ours, from within MLX's graph.
+/// MLX computes one rank for each process.
 fn on_mlx(runtime: &Path, packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
     let size = packages.len() as u32;
     let open = |rank| {
@@ -76,7 +76,7 @@ fn mlx_computes_what_cpu_computes() {
         }
         compared += 1;
         let tokens = tokens(model);
-        for (bits, nodes) in [(4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (16, 2)] {
+        for (bits, nodes) in [4, 8, 16].map(|bits| (bits, 1)) {
             let folder = tempdir().unwrap();
             let set = folder.path().join("set");
             write(model, &set, bits, nodes, ExpertCut::Inside);
@@ -97,20 +97,6 @@ fn converts(model: &Path) -> Result<(), String> {
     let source = Source::open(model).map_err(|error| error.to_string())?;
     let options = ConvertOptions::new(PathBuf::from("unused"), 1);
     Plan::new(&source, options).map(drop).map_err(|error| error.to_string())
-}
-
-#[test]
-fn mlx_sums_of_ours_are_the_same_bits_at_any_timing() {
-    let Some(runtime) = runtime_folder() else { return };
-    let folder = tempdir().unwrap();
-    let (model, set) = (data("models").join("llama"), folder.path().join("set"));
-    write(&model, &set, 4, 3, ExpertCut::Inside);
-    let packages = open(&set, 3);
-    let tokens = tokens(&model);
-    let first = on_mlx(&runtime, &packages, &tokens);
-    for _ in 0..5 {
-        assert_eq!(on_mlx(&runtime, &packages, &tokens), first);
-    }
 }
 
 #[test]

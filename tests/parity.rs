@@ -18,7 +18,7 @@ fn logits(set: &Path, tokens: &[i32]) -> Vec<f32> {
     let folder = tempdir().unwrap();
     let (ids, out) = (folder.path().join("ids.json"), folder.path().join("logits.safetensors"));
     fs::write(&ids, format!("{tokens:?}")).unwrap();
-    succeed(&["logits", path(set), "--tokens", path(&ids), "-o", path(&out), "--backend", "cpu"]);
+    succeed(&["logits", path(set), "--tokens", path(&ids), "-o", path(&out), "--engine", "cpu"]);
     let file = fs::read(&out).unwrap();
     floats(&file, "logits")
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use shardpack_formats::{Platform, affine::widen, stored::float_bytes};
+use shardpack_formats::{Platform, affine::widen};
 
 use super::*;
 
@@ -165,6 +165,17 @@ fn write_adapter(folder: &Path, [rows, columns]: [usize; 2]) -> Vec<f32> {
     up.iter().flat_map(row).collect()
 }
 
+/// Merged values may be summed in another order: what tests/data/sources/README.md allows.
+#[track_caller]
+fn check_near(bytes: &[u8], expected: &[f32], model: &str) {
+    let found = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
+    assert_eq!(bytes.len(), 4 * expected.len(), "{model}");
+    for (index, (found, expected)) in found.zip(expected).enumerate() {
+        let near = (found - expected).abs() <= 1e-5 * expected.abs() + 1e-6;
+        assert!(near, "{model}, element {index}: {found}, expected {expected}");
+    }
+}
+
 #[test]
 fn adapters_are_merged_over_decoded_weights() {
     let name = "model.layers.0.self_attn.q_proj.weight";
@@ -179,12 +190,12 @@ fn adapters_are_merged_over_decoded_weights() {
         source.merge_adapters(&[folder.path().to_owned()]).unwrap();
         let expected: Vec<f32> = base.iter().zip(&added).map(|(w, delta)| w + delta).collect();
         let bytes = source.read_tensor(name).unwrap().unwrap();
-        assert_eq!(bytes, float_bytes(&expected), "{model}");
+        check_near(&bytes, &expected, model);
         // Rows from the middle of the matrix too.
         let merge = source.merge(name).unwrap().unwrap();
         let mut some = Vec::new();
         source.merged_rows(&merge, 5..12, &mut some).unwrap();
-        assert_eq!(some, float_bytes(&expected[5 * columns..12 * columns]), "{model}");
+        check_near(&some, &expected[5 * columns..12 * columns], model);
     }
 }
 

@@ -97,7 +97,7 @@ impl<'a> FamilyRules<'a> {
             .chain(["model_type", "architectures"])
             .collect();
         let list = |neutral: bool| {
-            let keys: Vec<String> = config
+            let mut keys: Vec<String> = config
                 .iter()
                 .filter(|(key, value)| {
                     !known.contains(key.as_str()) && is_neutral(value) == neutral
@@ -106,6 +106,7 @@ impl<'a> FamilyRules<'a> {
                 .filter(|(_, value)| !value.is_null())
                 .map(|(key, value)| format!("{key} = {}", shown(value)))
                 .collect();
+            keys.sort_unstable();
             keys.join(", ")
         };
         let unknown = list(false);
