@@ -1,7 +1,7 @@
 # The same recipes everywhere: here, in CI, on a newcomer's machine.
 
 # Everything that a change must pass.
-ci: fmt lint doc demo test darwin interop
+ci: fmt lint doc demo test mlx darwin interop
 
 # Formatting.
 fmt:
@@ -23,6 +23,14 @@ demo:
 test:
     cargo test --release
 
+# Apple's MLX: installed, checked, compared with our own kernels.
+mlx:
+    tests/mlx.sh
+
+# Formats and kernels as 64-bit Arm code, under qemu-user where there is no Arm.
+neon:
+    tests/neon.sh
+
 # Types and lints for Apple silicon, from any machine.
 darwin:
     tests/darwin.sh
@@ -39,6 +47,7 @@ soak:
 deny:
     cargo deny check
 
-# All-reduce latency between threads and over loopback.
+# All-reduce latency between threads and over loopback; products beside the memory's own speed.
 bench:
     cargo run --release -p shardpack-collectives --example allreduce
+    cargo run --release -p shardpack-kernels --example products
