@@ -1,8 +1,12 @@
 //! What the user typed, as types. Parsing only; no command is carried out here.
 
+mod serve;
+
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
 
 /// Run the largest open models on a few machines: quantize, cut, push and serve.
 #[derive(Parser)]
@@ -397,141 +401,6 @@ pub(crate) struct PushArgs {
     /// Print the result as JSON on standard output.
     #[arg(long)]
     pub json: bool,
-}
-
-/// `serve`.
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  shardpack serve llama-70b                                       all ranks on this machine
-  shardpack serve llama-70b --nodes 127.0.0.1:7420,127.0.0.1:7421  on running nodes
-  shardpack serve llama-70b --listen 0.0.0.0:8080 --keys keys.json  for other machines
-  shardpack serve llama-70b --script answers.json                   no model: canned answers")]
-pub(crate) struct ServeArgs {
-    /// The package set.
-    pub set: PathBuf,
-    /// Nodes that hold the packages, in rank order; without it, this machine runs every rank.
-    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
-    pub nodes: Vec<SocketAddr>,
-    /// Address to serve on; port 0 takes a free one.
-    #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT")]
-    pub listen: SocketAddr,
-    /// Name of the model in the API; the set's name, or its folder's, by default.
-    #[arg(long)]
-    pub name: Option<String>,
-    /// Further names under which clients may ask for it.
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
-    pub alias: Vec<String>,
-    /// File of answers to replay instead of computing any.
-    #[arg(long, value_name = "FILE")]
-    pub script: Option<PathBuf>,
-    /// File of API keys (`shardpack keys`); every request then needs one.
-    #[arg(long, value_name = "FILE")]
-    pub keys: Option<PathBuf>,
-    /// Serve other machines without keys.
-    #[arg(long)]
-    pub insecure: bool,
-    /// Origins whose web pages may ask; none by default.
-    #[arg(long, value_delimiter = ',', value_name = "ORIGIN,…")]
-    pub cors: Vec<String>,
-    /// Answers at once, waiting ones counted; more are turned away.
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub queue: u32,
-    /// Seconds that a request may take.
-    #[arg(long, default_value_t = 14_400, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    pub request_timeout: u64,
-    /// Seconds that running requests get when the server is asked to stop.
-    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
-    pub drain_timeout: u64,
-    /// Write a line of JSON for each request to standard error; nothing of what is said.
-    #[arg(long)]
-    pub log: bool,
-    /// What computes.
-    #[command(flatten)]
-    pub engine: EngineChoice,
-    /// Threads of each rank that runs here; the cores shared out by default.
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
-    /// Print the address as JSON on standard output once serving.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `chat`.
-#[derive(Args)]
-#[command(after_help = "\
-Lines go to the model; /clear forgets the conversation, /quit or Ctrl-D ends it.
-
-Examples:
-  shardpack chat llama-70b                          serves the set for as long as it lasts
-  shardpack chat http://127.0.0.1:8080              talks to a running server
-  echo 'John 3:16' | shardpack chat kjv             one answer for each line")]
-pub(crate) struct ChatArgs {
-    /// A server's URL, or a package set.
-    pub target: String,
-    /// What the model is told before the conversation.
-    #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
-    /// The model to ask for; whichever is served by default.
-    #[arg(long)]
-    pub model: Option<String>,
-    /// File that holds the API key.
-    #[arg(long, value_name = "FILE")]
-    pub key: Option<PathBuf>,
-    /// File that keeps the conversation from one call to the next.
-    #[arg(long, value_name = "FILE")]
-    pub history: Option<PathBuf>,
-    /// 0 is the likeliest answer; the model's own by default.
-    #[arg(long)]
-    pub temperature: Option<f64>,
-    /// Most tokens of an answer.
-    #[arg(long, value_name = "N")]
-    pub max_tokens: Option<u32>,
-}
-
-/// `keys`.
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  shardpack keys keys.json add laptop                            prints the key, once
-  shardpack keys keys.json add grafana --scopes metrics
-  shardpack keys keys.json list
-  shardpack keys keys.json remove laptop")]
-pub(crate) struct KeysArgs {
-    /// The file; it holds the keys' hashes alone.
-    pub file: PathBuf,
-    /// What to do.
-    #[command(subcommand)]
-    pub action: KeyAction,
-}
-
-/// What to do with a file of keys.
-#[derive(Subcommand)]
-pub(crate) enum KeyAction {
-    /// Make a key and print it; it cannot be shown again.
-    Add {
-        /// Whose it is.
-        name: String,
-        /// What it opens: infer, admin, metrics.
-        #[arg(long, value_delimiter = ',', default_value = "infer", value_name = "SCOPE,…")]
-        scopes: Vec<String>,
-        /// Requests in a minute.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        requests_per_minute: Option<u32>,
-        /// Tokens in a minute, of prompts and answers together.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        tokens_per_minute: Option<u32>,
-        /// Requests at once.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-        concurrency: Option<u32>,
-    },
-    /// Take a key out.
-    Remove {
-        /// Whose it is.
-        name: String,
-    },
-    /// Show the keys' names, scopes and limits.
-    List,
 }
 
 /// What computes, and what carries its sums between ranks.
