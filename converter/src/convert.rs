@@ -353,7 +353,7 @@ impl<'a> Pass<'a> {
         match item {
             Item::Hash { file, chunks } => {
                 for chunk in chunks.clone() {
-                    let value = items::hash(self.source, *file, chunk, &mut scratch.source)?;
+                    let value = items::hash(self.source, *file, chunk, &mut scratch.hashed)?;
                     self.chunks[*file][chunk as usize].get_or_init(|| value);
                 }
             }

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use shardpack_formats::container::{self, TensorInfo};
 use shardpack_manifests::{
     ChunkHasher, Cut, Digest,
-    digest::{chunk_count, chunk_range, chunk_value, merge_chunks},
+    digest::{chunk_count, merge_chunks, read_chunk_value},
     manifest::FileEntry,
     signature::FileHasher,
 };
@@ -130,10 +130,8 @@ impl OutputFile {
     ) -> Result<(FileEntry, Option<[u8; 32]>), WriteError> {
         let chunks: Vec<u64> = (0..chunk_count(self.size)).collect();
         let hash = |buffer: &mut Vec<u8>, index: &u64| {
-            let range = chunk_range(self.size, *index);
-            buffer.resize((range.end - range.start) as usize, 0);
-            self.file.read_exact_at(buffer, range.start)?;
-            Ok(chunk_value(buffer, self.size, *index))
+            let read = |bytes: &mut [u8], at| self.file.read_exact_at(bytes, at);
+            read_chunk_value(read, (self.size, *index), buffer)
         };
         // Synced by one thread while the others hash what is still in memory.
         let (synced, chunks) = rayon::join(

@@ -32,9 +32,9 @@ use options::Choice;
 pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 
 /// Bytes of source weights that a thread takes at a time: enough to make a read large and a
-/// vector loop long, little enough that what comes of it stays near the core. Fixed, because the
-/// report's sums are added up block by block.
-pub(crate) const BLOCK_BYTES: u64 = 4 << 20;
+/// vector loop long, little enough that it stays in the core's own cache until it is quantized.
+/// Fixed, because the report's sums are added up block by block.
+pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
 /// What the program needs besides its blocks.
 const BASE_BYTES: u64 = 64 << 20;

@@ -108,6 +108,29 @@ pub fn chunk_value(bytes: &[u8], size_bytes: u64, index: u64) -> Digest {
     hasher.finish()
 }
 
+/// Bytes of a chunk that are read and hashed at a time: what was just read is still in the core's
+/// own cache when it is hashed.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// Reads chunk `index` of a file of `size_bytes` piece by piece and gives the value that
+/// [`chunk_value`] gives. `read` fills a slice from an offset in the file; `buffer` is its space.
+pub fn read_chunk_value<E>(
+    mut read: impl FnMut(&mut [u8], u64) -> Result<(), E>,
+    (size_bytes, index): (u64, u64),
+    buffer: &mut Vec<u8>,
+) -> Result<Digest, E> {
+    let range = chunk_range(size_bytes, index);
+    let mut hasher = ChunkInPieces::new(size_bytes, index);
+    let mut at = range.start;
+    while at < range.end {
+        buffer.resize((range.end - at).min(PIECE_BYTES) as usize, 0);
+        read(buffer, at)?;
+        hasher.update(buffer);
+        at += buffer.len() as u64;
+    }
+    Ok(hasher.finish())
+}
+
 /// The value of a chunk whose bytes come piece by piece, as [`chunk_value`] gives it.
 pub struct ChunkInPieces {
     hasher: blake3::Hasher,

@@ -8,7 +8,7 @@ use std::{
 
 use shardpack_manifests::{
     CHUNK_BYTES, Digest,
-    digest::{chunk_count, chunk_range, chunk_value},
+    digest::{chunk_count, read_chunk_value},
 };
 
 use crate::{
@@ -116,9 +116,7 @@ pub(super) fn hash(
     buffer: &mut Vec<u8>,
 ) -> Result<Digest, SourceError> {
     let weights = &source.weights.files[file];
-    let range = chunk_range(weights.size, chunk);
-    buffer.resize((range.end - range.start) as usize, 0);
-    let read = weights.read(buffer, range.start);
-    read.map_err(|error| SourceError::Read { path: source.path_of(file), source: error })?;
-    Ok(chunk_value(buffer, weights.size, chunk))
+    let read = |bytes: &mut [u8], at| weights.read(bytes, at);
+    read_chunk_value(read, (weights.size, chunk), buffer)
+        .map_err(|error| SourceError::Read { path: source.path_of(file), source: error })
 }

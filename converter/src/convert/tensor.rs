@@ -25,6 +25,8 @@ pub(super) struct Scratch {
     rows: RowBuffers,
     parts: [Vec<u8>; 3],
     piece: Vec<u8>,
+    /// Of the source, on its way to its hash.
+    pub(super) hashed: Vec<u8>,
 }
 
 /// What all threads need to convert tensors.

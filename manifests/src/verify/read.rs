@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{Problem, VerifyEvent, VerifyObserver};
 use crate::{
-    digest::{CHUNK_BYTES, Digest, chunk_range, chunk_value},
+    digest::{CHUNK_BYTES, Digest, chunk_range, read_chunk_value},
     manifest::{FileEntry, Manifest, TensorEntry},
 };
 
@@ -73,10 +73,10 @@ fn hash_file(
         .enumerate()
         .map_init(Vec::new, |buffer, (index, expected)| {
             let range = chunk_range(entry.size, index as u64);
-            buffer.resize((range.end - range.start) as usize, 0);
-            file.read_exact_at(buffer, range.start)?;
-            observer(VerifyEvent::Read { size_bytes: buffer.len() as u64 });
-            if chunk_value(buffer, entry.size, index as u64) == *expected {
+            let read = |bytes: &mut [u8], at| file.read_exact_at(bytes, at);
+            let found = read_chunk_value(read, (entry.size, index as u64), buffer)?;
+            observer(VerifyEvent::Read { size_bytes: range.end - range.start });
+            if found == *expected {
                 return Ok(None);
             }
             Ok(Some(Problem::ChunkChanged {
