@@ -35,12 +35,18 @@ neon:
 darwin:
     tests/darwin.sh
 
+# The program itself, linked for Apple silicon from any machine.
+macho:
+    tests/macho.sh
+
 # Against other people's software; says what it skips and why.
 interop:
     tests/interop/run.sh
 
-# Every parser under the fuzzer for a minute each (needs nightly and cargo-fuzz).
+# Fifty kills of a conversion; every parser under the fuzzer for a minute each (needs nightly and
+# cargo-fuzz).
 soak:
+    SHARDPACK_KILLS=50 cargo test --release --test e2e killed_at_random_moments -- --nocapture
     tests/fuzz.sh 60
 
 # Licences, advisories, sources (needs cargo-deny).

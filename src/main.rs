@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod awake;
 mod commands;
 mod engines;
 mod failure;

@@ -1,11 +1,16 @@
-//! Processes killed at named points, and run again.
+//! Processes killed at named points and at random moments, and run again.
 
-use std::fs;
+use std::{
+    fs,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 use tempfile::tempdir;
 
 use crate::harness::{
-    convert, copy_folder, data, fail, files, kill, path, paused, run, succeed, text,
+    convert, copy_folder, data, fail, files, kill, path, paused, run, shardpack, succeed, text,
 };
 
 #[test]
@@ -40,6 +45,40 @@ fn a_killed_conversion_leaves_no_result_and_goes_on_to_identical_bytes() {
         succeed(&["verify", path(&output)]);
         assert!(files(&output) == expected, "{point}");
     }
+}
+
+/// Five kills, or as many as `SHARDPACK_KILLS` says: `just soak` asks for fifty.
+#[test]
+fn killed_at_random_moments_a_conversion_ends_in_identical_bytes() {
+    let kills: u32 = std::env::var("SHARDPACK_KILLS").map_or(5, |kills| kills.parse().unwrap());
+    let folder = tempdir().unwrap();
+    let source = data("kjv-4m");
+    let begun = Instant::now();
+    let expected = files(&convert("kjv-4m", &folder.path().join("undisturbed"), &["--nodes", "2"]));
+    let whole = begun.elapsed();
+    // Multiplier and increment of Knuth's MMIX; the moments lie anywhere in the run.
+    let mut state = u64::from(std::process::id());
+    let mut unfinished = 0;
+    for number in 0..kills {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let moment = whole.mul_f64((state >> 11) as f64 / (1_u64 << 53) as f64);
+        let output = folder.path().join(number.to_string());
+        let args = ["convert", path(&source), "-o", path(&output), "--nodes", "2"];
+        let child =
+            shardpack().args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        thread::sleep(moment.max(Duration::from_millis(1)));
+        kill(child);
+        if !output.exists() {
+            unfinished += 1;
+            succeed(&args);
+        }
+        succeed(&["verify", path(&output)]);
+        assert!(files(&output) == expected, "kill {number}, after {moment:?} of {whole:?}");
+        fs::remove_dir_all(&output).unwrap();
+    }
+    println!("{unfinished} of {kills} kills came before the result was there");
+    assert!(unfinished > 0, "every kill came too late: nothing was tried");
 }
 
 #[test]

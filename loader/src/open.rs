@@ -101,6 +101,7 @@ impl Package {
         for (entry, places) in manifest.files.iter().zip(&mut places) {
             let path = directory.join(&entry.name);
             let handle = File::open(&path).map_err(|source| OpenError::Read { path, source })?;
+            read_past_the_cache(&handle);
             sources.push(SourceFile { entry, handle, destinations: places.destinations() });
         }
         let bytes = chunks::read(sources, options.threads, progress)?;
@@ -201,6 +202,16 @@ impl Places {
             Self::VerifiedOnly => Vec::new(),
         }
     }
+}
+
+/// Tells macOS not to keep what is read: weights are read once, into memory of their own, and a
+/// second copy in the file cache would push out what the machine needs. Pages that the cache has
+/// already are still taken from it. Linux gives its cache up to whoever needs it.
+#[cfg_attr(not(target_vendor = "apple"), expect(unused_variables, reason = "for macOS"))]
+fn read_past_the_cache(file: &File) {
+    // A file system without it reads all the same.
+    #[cfg(target_vendor = "apple")]
+    let _ = rustix::fs::fcntl_nocache(file, true);
 }
 
 fn read_manifest(path: &Path) -> Result<Manifest, OpenError> {

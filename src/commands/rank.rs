@@ -24,12 +24,14 @@ use shardpack_manifests::Manifest;
 use super::{Outcome, package, threads};
 use crate::{
     args::{EngineChoice, RankArgs},
+    awake::KeepAwake,
     failure::Failure,
     progress::result,
 };
 
 /// Carries the command out.
 pub(crate) fn run(args: &RankArgs) -> Outcome {
+    let _awake = KeepAwake::start();
     let manifest = package::read_manifest(&args.package)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;
     let token = Token::generate().context("the system gave no random bytes")?;

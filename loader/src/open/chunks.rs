@@ -24,8 +24,9 @@ use shardpack_manifests::{
 use super::{DamagedChunk, OpenError, OpenProgress};
 
 /// Bytes that are read at once: they stay in the second cache until they are hashed, and are
-/// whole subtrees of BLAKE3.
-const PIECE_BYTES: u64 = 256 << 10;
+/// whole subtrees of BLAKE3. Reads past the cache, as on macOS, go to the disk one by one and are
+/// worth it only when they are large.
+const PIECE_BYTES: u64 = if cfg!(target_vendor = "apple") { 4 << 20 } else { 256 << 10 };
 
 /// A file and where its bytes go.
 pub(super) struct SourceFile<'a> {

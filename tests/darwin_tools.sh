@@ -1,0 +1,36 @@
+# Sourced by what compiles for Apple silicon: the target, and on other machines a C compiler, an
+# archiver and a linker for it. BLAKE3's NEON code is C; zig compiles it and links, from PyPI in a
+# virtual environment of its own.
+target=aarch64-apple-darwin
+rustup target add "$target"
+if [ "$(uname -s)" != Darwin ]; then
+    tools=target/darwin-tools
+    [ -x "$tools/bin/python" ] || python3 -m venv "$tools"
+    "$tools/bin/python" -c 'import ziglang' 2>/dev/null || "$tools/bin/pip" install --quiet 'ziglang==0.15.2'
+    tools=$(cd "$tools" && pwd)
+    # The cc crate and rustc pass Apple's spelling of the target, which zig does not know, and
+    # libraries that zig's one stub of the system holds already.
+    cat >"$tools/zigcc" <<EOF
+#!/usr/bin/env bash
+args=()
+skip=
+for arg in "\$@"; do
+    if [ -n "\$skip" ]; then
+        skip=
+        continue
+    fi
+    case "\$arg" in
+        --target=* | -mmacosx-version-min=* | -liconv) ;;
+        -arch | -isysroot) skip=1 ;;
+        *) args+=("\$arg") ;;
+    esac
+done
+exec "$tools/bin/python" -m ziglang cc -target aarch64-macos "\${args[@]}"
+EOF
+    printf '#!/usr/bin/env bash\nexec "%s/bin/python" -m ziglang ar "$@"\n' "$tools" >"$tools/zigar"
+    chmod +x "$tools/zigcc" "$tools/zigar"
+    export CC_aarch64_apple_darwin="$tools/zigcc" AR_aarch64_apple_darwin="$tools/zigar"
+    export CARGO_TARGET_AARCH64_APPLE_DARWIN_LINKER="$tools/zigcc"
+    # There is no SDK to ask xcrun for; zig has what is needed of one, and any folder will do.
+    export SDKROOT="$tools" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}"
+fi
