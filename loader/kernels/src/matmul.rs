@@ -10,7 +10,7 @@ use crate::{
     matrix::Matrix,
     platform::{Platform, Task},
     portable,
-    quantized::{Packed, Quantized},
+    quantized::{Order, Packed, Quantized},
     team::{self, Activations, Columns, Current},
     tiles::{self, Products, Shape},
 };
@@ -24,7 +24,12 @@ const ROWS_PER_UNIT: usize = 32;
 
 /// Rows of activations up to which weights are read row by row rather than in tiles: until then
 /// turning a tile costs more than it saves.
-const MOST_UNTILED_ROWS: usize = 8;
+const fn most_untiled_rows(platform: Platform) -> usize {
+    match platform {
+        Platform::Avx512 => 64,
+        _ => 8,
+    }
+}
 
 /// `out[r, o] = Σ_i x[r, i] · matrix[o, i]`: `x` is `[rows, in]`, `out` `[rows, out]`.
 pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
@@ -55,8 +60,11 @@ pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
 /// Products of activations rounded to 8 bits; a task has `columns` weight rows.
 fn int8(on: &Current, weights: &Packed<'_>, x: &[f32], out: &mut [f32], columns: usize) {
     let outputs = weights.rows();
-    let x = Quantized::new(on, x, weights);
-    if x.rows() > MOST_UNTILED_ROWS {
+    let rows = x.len() / weights.cols();
+    let tiles = rows > most_untiled_rows(on.platform);
+    let words = on.platform == Platform::Avx512 && rows > 1 && !tiles;
+    let x = Quantized::new(on, x, weights, if words { Order::Words } else { Order::Spans });
+    if tiles {
         return match on.platform {
             #[cfg(target_arch = "x86_64")]
             Platform::Avx512 => tiled::<crate::avx512::Tiles>(on, weights, &x, out, columns),
@@ -69,7 +77,9 @@ fn int8(on: &Current, weights: &Packed<'_>, x: &[f32], out: &mut [f32], columns:
     }
     team::columns(on, out, outputs, columns, |mut out| match on.platform {
         #[cfg(target_arch = "x86_64")]
-        Platform::Avx512 => crate::avx512::rows(weights, &x, &mut out),
+        Platform::Avx512 if words => crate::avx512::rows(weights, &x, &mut out),
+        #[cfg(target_arch = "x86_64")]
+        Platform::Avx512 => crate::avx512::row(weights, &x, &mut out),
         #[cfg(target_arch = "x86_64")]
         Platform::Avx2 => crate::avx2::rows(weights, &x, &mut out),
         #[cfg(target_arch = "aarch64")]

@@ -6,7 +6,7 @@
 //! that the rounding errors meet the centred weights (against the sum of the exact ones the error
 //! of the result is about twice as large).
 
-use std::ops::Range;
+use std::{mem, ops::Range};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -38,6 +38,25 @@ pub(crate) struct Line(pub(crate) [i8; LINE]);
 #[repr(C, align(64))]
 pub(crate) struct Lane(pub(crate) [f32; SPANS]);
 
+/// In which order the activations of a row stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Span after span; before 4-bit weights, which unpack so, of each 128 those with even numbers
+    /// first.
+    Spans,
+    /// Runs of [`SPANS`] spans, of each the first four of every span, then the next four; before
+    /// 4-bit weights of every eight those with even numbers first. A span's lane in a line is
+    /// [`lane_of`].
+    Words,
+}
+
+/// The lane of a run's span in [`Order::Words`], where blocks of 64 bytes of weights hold
+/// `per_block` spans: of four blocks the first spans stand together, then the second ones.
+const fn lane_of(span: usize, per_block: usize) -> usize {
+    let four = 4 * per_block;
+    span / four * four + span % per_block * 4 + span % four / per_block
+}
+
 /// Quantized weights for which there are kernels. Spans are the weights' groups, at most 64 long:
 /// a group of 128 is two spans.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +86,8 @@ impl<'a> Packed<'a> {
         biases: Floats<'a>,
         [bits, group]: [usize; 2],
     ) -> Option<Self> {
-        if !matches!(bits, 4 | 6 | 8) || !matches!(group, 32 | 64 | 128) || cols == 0 {
+        let alike = mem::discriminant(&scales) == mem::discriminant(&biases);
+        if !matches!(bits, 4 | 6 | 8) || !matches!(group, 32 | 64 | 128) || cols == 0 || !alike {
             return None;
         }
         let span = group.min(64);
@@ -114,7 +134,8 @@ impl<'a> Packed<'a> {
 pub(crate) struct Quantized {
     rows: usize,
     span: usize,
-    /// Whether values stand as 4-bit weights unpack: of each 128, those with even numbers first.
+    order: Order,
+    /// Whether they are for 4-bit weights, of which two unpack at a time.
     halved: bool,
     /// Lines of a row: whole runs of [`SPANS`] spans, zero beyond the row's end.
     lines: usize,
@@ -140,7 +161,7 @@ const NONE: Factors =
 
 impl Quantized {
     /// Rounds `x` `[rows, inputs]` for products with `weights`.
-    pub(crate) fn new(on: &Current, x: &[f32], weights: &Packed<'_>) -> Self {
+    pub(crate) fn new(on: &Current, x: &[f32], weights: &Packed<'_>, order: Order) -> Self {
         let (cols, span) = (weights.cols(), weights.span);
         let rows = x.len() / cols;
         assert_eq!(x.len(), rows * cols, "activations of {cols} inputs");
@@ -163,13 +184,13 @@ impl Quantized {
                 values.chunks_exact_mut(lines).zip(factors.chunks_exact_mut(runs)).enumerate()
             {
                 let x = &x[row * cols..][..cols];
-                on.platform.run(QuantizeRow { x, span, halved, values, factors });
+                on.platform.run(QuantizeRow { x, span, order, halved, values, factors });
             }
         });
         let scales = factors.iter().map(|factors| factors.scales).collect();
         let sums = factors.iter().map(|factors| factors.sums).collect();
         let totals = factors.iter().flat_map(|factors| factors.totals).collect();
-        Self { rows, span, halved, lines, values, scales, sums, totals }
+        Self { rows, span, order, halved, lines, values, scales, sums, totals }
     }
 
     pub(crate) const fn rows(&self) -> usize {
@@ -181,9 +202,10 @@ impl Quantized {
         self.lines * LINE / self.span / SPANS
     }
 
-    /// Whether the rows were rounded for such weights.
-    pub(crate) const fn fits(&self, weights: &Packed<'_>) -> bool {
-        self.span == weights.span
+    /// Whether the rows were rounded for such weights and stand in this order.
+    pub(crate) fn fits(&self, weights: &Packed<'_>, order: Order) -> bool {
+        self.order == order
+            && self.span == weights.span
             && self.halved == (weights.bits == 4)
             && self.runs() == weights.spans.div_ceil(SPANS)
     }
@@ -215,8 +237,8 @@ impl Quantized {
         <[u32]>::ref_from_bytes(self.values(row).as_bytes()).expect("lines are aligned words")
     }
 
-    /// Where among the [`Quantized::words`] of a row word `word` of a span stands; of halved
-    /// values those with even numbers come first, then those with odd ones.
+    /// Where among the [`Quantized::words`] of a row in [`Order::Spans`] word `word` of a span
+    /// stands; of halved values those with even numbers come first, then those with odd ones.
     pub(crate) const fn word(&self, span: usize, word: usize) -> usize {
         if !self.halved {
             return span * (self.span / 4) + word;
@@ -229,6 +251,7 @@ impl Quantized {
 struct QuantizeRow<'a> {
     x: &'a [f32],
     span: usize,
+    order: Order,
     halved: bool,
     values: &'a mut [Line],
     factors: &'a mut [Factors],
@@ -240,10 +263,11 @@ impl Task for QuantizeRow<'_> {
     #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
     #[inline(always)]
     fn run(self) {
+        let form = (self.order, self.halved);
         if self.span == 32 {
-            quantize_row::<32>(self.x, self.halved, self.values, self.factors);
+            quantize_row::<32>(self.x, form, self.values, self.factors);
         } else {
-            quantize_row::<64>(self.x, self.halved, self.values, self.factors);
+            quantize_row::<64>(self.x, form, self.values, self.factors);
         }
     }
 }
@@ -252,7 +276,7 @@ impl Task for QuantizeRow<'_> {
 #[inline(always)]
 fn quantize_row<const SPAN: usize>(
     x: &[f32],
-    halved: bool,
+    (order, halved): (Order, bool),
     values: &mut [Line],
     factors: &mut [Factors],
 ) {
@@ -277,15 +301,59 @@ fn quantize_row<const SPAN: usize>(
         run.scales.0[index % SPANS] = scale;
         run.sums.0[index % SPANS] = sum as f32 * scale;
         run.totals[index % SPANS] = sum;
-        let first = index * SPAN;
-        if halved {
-            let (line, at) = (first / 128 * 2, first % 128 / 2);
-            for half in 0..SPAN / 2 {
-                values[line].0[at + half] = rounded[2 * half];
-                values[line + 1].0[at + half] = rounded[2 * half + 1];
+        match order {
+            Order::Spans => place_span(&rounded, halved, index, values),
+            Order::Words => {
+                let lines = SPANS * SPAN / LINE;
+                let run = &mut values[index / SPANS * lines..][..lines];
+                let per_block = if halved { 2 } else { 1 } * LINE / SPAN;
+                place_words(&rounded, halved, lane_of(index % SPANS, per_block), run);
             }
-        } else {
-            values[first / LINE].0[first % LINE..][..SPAN].copy_from_slice(&rounded);
+        }
+    }
+}
+
+/// Puts span number `index` behind the ones before it.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn place_span<const SPAN: usize>(
+    rounded: &[i8; SPAN],
+    halved: bool,
+    index: usize,
+    values: &mut [Line],
+) {
+    let first = index * SPAN;
+    if halved {
+        let (line, at) = (first / 128 * 2, first % 128 / 2);
+        for half in 0..SPAN / 2 {
+            values[line].0[at + half] = rounded[2 * half];
+            values[line + 1].0[at + half] = rounded[2 * half + 1];
+        }
+    } else {
+        values[first / LINE].0[first % LINE..][..SPAN].copy_from_slice(rounded);
+    }
+}
+
+/// Puts a span into its lane of a run.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn place_words<const SPAN: usize>(
+    rounded: &[i8; SPAN],
+    halved: bool,
+    lane: usize,
+    run: &mut [Line],
+) {
+    let mut put = |line: usize, word: [i8; 4]| {
+        run[line].0.as_chunks_mut::<4>().0[lane] = word;
+    };
+    if halved {
+        for (index, [a, b, c, d, e, f, g, h]) in rounded.as_chunks::<8>().0.iter().enumerate() {
+            put(2 * index, [*a, *c, *e, *g]);
+            put(2 * index + 1, [*b, *d, *f, *h]);
+        }
+    } else {
+        for (index, word) in rounded.as_chunks::<4>().0.iter().enumerate() {
+            put(index, *word);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::rows::{FAR, NEAR};
+use super::block::{FAR, NEAR};
 
 /// Something that depends on all whole blocks of 512 bytes.
 pub(crate) fn read(bytes: &[u8]) -> u64 {

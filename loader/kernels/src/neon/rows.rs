@@ -8,13 +8,16 @@ use std::arch::aarch64::*;
 use super::sdot;
 use crate::{
     lanes::tree,
-    quantized::{Line, Packed, Quantized, SPANS, lines_of_run},
+    quantized::{Line, Order, Packed, Quantized, SPANS, lines_of_run},
     team::Columns,
 };
 
 /// As [`crate::portable::rows`].
 pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
-    assert!(super::is_available() && x.fits(weights), "activations for these weights");
+    assert!(
+        super::is_available() && x.fits(weights, Order::Spans),
+        "activations for these weights"
+    );
     assert!(out.range().end <= weights.rows() && out.rows() == x.rows(), "rows of the weights");
     macro_rules! by_form {
         ($(($bits:literal, $span:literal)),*) => {
