@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads")]
 #![allow(clippy::wildcard_imports, reason = "the instructions' names, as their manual has them")]
 
-use std::{arch::x86_64::*, sync::OnceLock};
+use std::arch::x86_64::*;
 
 use crate::platform::Task;
 
@@ -28,15 +28,6 @@ pub(crate) fn is_available() -> bool {
         && is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
-}
-
-/// Whether the processor sees by itself what one row of activations reads next. AMD's do, and
-/// fetches only cost them time (Zen 4: 26 against 31 GB/s of 33); Intel's need them (0.64 against
-/// 0.94 of the read limit).
-fn fetches_itself() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    // The vendor's name in parts: "Auth" is AMD's.
-    *FOUND.get_or_init(|| __cpuid(0).ebx.to_le_bytes() == *b"Auth")
 }
 
 /// Runs a task inside a function that has the instructions enabled.

@@ -155,8 +155,8 @@ fn add<const BITS: usize, const BLOCKS: usize, const LINES: usize, const M: usiz
     run: usize,
 ) {
     let mut values = [&x.values[0][run]; M];
-    for m in 1..M {
-        values[m] = &x.values[m][run];
+    for (values, x) in values.iter_mut().zip(&x.values) {
+        *values = &x[run];
     }
     // Two sums each, so that one does not wait for the other.
     let mut dots = [[_mm512_setzero_si512(); 2]; M];

@@ -8,10 +8,11 @@ use crate::{
     quantized::{Lane, Line, Packed, SPANS},
 };
 
-/// Bytes ahead that are fetched into the second cache.
+/// Bytes ahead that are fetched into the second cache. Without fetches Zen 4 reads 8-bit weights
+/// at half the speed; 8 and 16 KiB ahead are equal, 4 KiB loses a quarter.
 pub(super) const FAR: usize = 8192;
 /// Bytes ahead that are fetched into the first cache.
-pub(super) const NEAR: usize = 1024;
+pub(super) const NEAR: usize = 2048;
 /// Spans ahead whose scales and biases are fetched.
 const SCALES_AHEAD: usize = 2048;
 

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::{
     block::{BF16, F16, F32, Factors, fetch_behind, kind_of, line, load, nibbles, six_bits},
-    fetches_itself, trees,
+    trees,
 };
 use crate::{
     quantized::{Line, Order, Packed, Quantized},
@@ -67,7 +67,6 @@ fn all<
 ) {
     let (values, scales, sums) = (x.values(0).as_chunks::<LINES>().0, x.scales(0), x.sums(0));
     let row_bytes = weights.row_bytes();
-    let fetch = !fetches_itself();
     for (first, out) in (first..).step_by(16).zip(out.chunks_mut(16)) {
         // The lanes of 16 elements are added together, which takes a third of the steps.
         let mut elements = [_mm512_setzero_ps(); 16];
@@ -76,9 +75,7 @@ fn all<
             let mut sum = _mm512_setzero_ps();
             let of_x = values.iter().zip(scales).zip(sums);
             for ((run, packed), ((values, x_scale), x_sum)) in runs.iter().enumerate().zip(of_x) {
-                if fetch {
-                    fetch_behind::<BYTES>(packed);
-                }
+                fetch_behind::<BYTES>(packed);
                 let dots = dots::<BITS, BLOCKS, LINES, false>(packed, values);
                 let factors = Factors::load::<KIND>(weights, row, run);
                 sum = factors.add(sum, dots, x_scale, x_sum);
@@ -104,7 +101,7 @@ fn dots<const BITS: usize, const BLOCKS: usize, const LINES: usize, const ENDS: 
 ) -> __m512i {
     const { assert!(BLOCKS == 4 || BLOCKS == 8 || BLOCKS == 16) };
     let mut fours = [_mm512_setzero_si512(); 4];
-    for quad in 0..BLOCKS / 4 {
+    for (quad, fours) in fours[..BLOCKS / 4].iter_mut().enumerate() {
         let mut dots = [_mm512_setzero_si512(); 4];
         for (index, dot) in dots.iter_mut().enumerate() {
             let number = quad * 4 + index;
@@ -119,7 +116,7 @@ fn dots<const BITS: usize, const BLOCKS: usize, const LINES: usize, const ENDS: 
                 _ => _mm512_dpbusd_epi32(*dot, block, line(&values[number])),
             };
         }
-        fours[quad] = fold_four(dots);
+        *fours = fold_four(dots);
     }
     in_order::<BLOCKS>(fours)
 }
