@@ -117,6 +117,10 @@ pub(crate) struct FormatArgs {
     /// Adapter to merge into the weights, in PEFT's or MLX's form; may be given more than once.
     #[arg(long = "adapter", value_name = "FOLDER")]
     pub adapters: Vec<PathBuf>,
+    /// Read .bin files of torch.save where a folder has no .safetensors. Their pickles are read
+    /// by a machine that knows dictionaries of tensors, refuses all else and runs nothing.
+    #[arg(long)]
+    pub allow_pickle: bool,
 }
 
 /// `plan`.
@@ -127,7 +131,8 @@ Reads headers only. Exits with 1 if a node's memory is too small.
 Example:
   shardpack plan ~/models/Llama-3.3-70B-Instruct --bits 4 --nodes a=64g,b=64g --context 16384")]
 pub(crate) struct PlanArgs {
-    /// Folder of a Hugging Face model, or its name on the hub: organisation/model or organisation/model@revision.
+    /// Folder of a Hugging Face model, a .gguf file, or a model's name on the hub:
+    /// organisation/model or organisation/model@revision.
     pub source: PathBuf,
     /// What would be written.
     #[command(flatten)]
@@ -147,8 +152,8 @@ Examples:
   shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
   shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json")]
 pub(crate) struct ConvertArgs {
-    /// Folder of a Hugging Face model (config.json and .safetensors files), or its name on the
-    /// hub: organisation/model or organisation/model@revision.
+    /// Folder of a Hugging Face model (config.json and .safetensors files), a .gguf file, or a
+    /// model's name on the hub: organisation/model or organisation/model@revision.
     pub source: PathBuf,
     /// Folder to write the package set to; must not exist or be empty.
     #[arg(short, long, value_name = "FOLDER")]

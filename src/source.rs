@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use shardpack_converter::{Source, SourceError};
+use shardpack_converter::{Pickles, Source, SourceError};
 
 use crate::failure::Failure;
 
@@ -17,30 +17,42 @@ pub(crate) enum Keep {
     Nothing,
 }
 
-/// Opens a folder or a model of the hub and merges adapters into it. `spool` is the folder for
-/// weights that are not kept.
-pub(crate) fn open(
-    source: &Path,
-    adapters: &[PathBuf],
-    keep: Keep,
-    spool: &Path,
-) -> Result<Source, Failure> {
-    let mut opened = open_base(source, keep, spool)?;
-    opened.merge_adapters(adapters).map_err(failure)?;
+/// What is to be opened.
+pub(crate) struct Input<'a> {
+    /// A folder, a file, or a model's name on the hub.
+    pub(crate) source: &'a Path,
+    /// Adapters to merge into it.
+    pub(crate) adapters: &'a [PathBuf],
+    /// Whether files of `torch.save` are read.
+    pub(crate) pickles: Pickles,
+    /// What happens to weights that come from the hub.
+    pub(crate) keep: Keep,
+}
+
+/// Whether files of `torch.save` are read, by what the user allowed.
+pub(crate) const fn pickles(allowed: bool) -> Pickles {
+    if allowed { Pickles::Read } else { Pickles::Refuse }
+}
+
+/// Opens a source and merges adapters into it. `spool` is the folder for weights that are not
+/// kept.
+pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
+    let mut opened = open_base(input, spool)?;
+    opened.merge_adapters(input.adapters).map_err(failure)?;
     Ok(opened)
 }
 
 #[cfg(feature = "hub")]
-fn open_base(source: &Path, keep: Keep, spool: &Path) -> Result<Source, Failure> {
-    match crate::hub::name(source) {
-        Some(name) => crate::hub::open(&name, keep, spool),
-        None => Source::open(source).map_err(failure),
+fn open_base(input: &Input, spool: &Path) -> Result<Source, Failure> {
+    match crate::hub::name(input.source) {
+        Some(name) => crate::hub::open(&name, input.keep, spool),
+        None => Source::open_as(input.source, input.pickles).map_err(failure),
     }
 }
 
 #[cfg(not(feature = "hub"))]
-fn open_base(source: &Path, _: Keep, _: &Path) -> Result<Source, Failure> {
-    Source::open(source).map_err(failure)
+fn open_base(input: &Input, _: &Path) -> Result<Source, Failure> {
+    Source::open_as(input.source, input.pickles).map_err(failure)
 }
 
 /// A source that was looked at and is wrong, or that could not be looked at.

@@ -143,13 +143,3 @@ fn pickles_are_refused_and_nothing_of_them_is_run() {
         assert!(!place.join(trace).exists(), "code of the pickle was run");
     }
 }
-
-#[test]
-fn gguf_is_refused_with_and_without_a_config() {
-    let gguf = data("sources/gguf_q4_0");
-    check_refused(&gguf, &["model.gguf", "GGUF file", "safetensors"]);
-    let folder = tempdir().unwrap();
-    fs::copy(gguf.join("config_of_origin.json"), folder.path().join("config.json")).unwrap();
-    fs::copy(gguf.join("model.gguf"), folder.path().join("model.gguf")).unwrap();
-    check_refused(folder.path(), &["model.gguf", "GGUF file", "safetensors"]);
-}

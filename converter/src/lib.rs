@@ -32,4 +32,4 @@ pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use reshard::{
     ReshardError, ReshardEvent, ReshardObserver, ReshardOptions, Resharded, reshard,
 };
-pub use source::{Source, SourceError};
+pub use source::{Pickles, Source, SourceError};

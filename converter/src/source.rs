@@ -1,6 +1,8 @@
 //! A model folder: its config, its weight files and the files that make text of tokens.
 
 mod foreign;
+mod gguf;
+mod pickle;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -20,6 +22,8 @@ use shardpack_formats::{
     SourceTensor,
     chat::special_tokens,
     container::{ContainerError, TensorInfo},
+    gguf::GgufError,
+    pickle::PickleError,
     stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
 };
 use shardpack_manifests::{
@@ -79,7 +83,7 @@ pub(crate) const TOKENIZER_FILES: &[&str] = &[
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// There is no such folder.
-    #[error("{}: no such folder; give the folder of a Hugging Face model", .0.display())]
+    #[error("{}: no such folder; give the folder of a Hugging Face model, or a .gguf file", .0.display())]
     NotFolder(PathBuf),
     /// The folder holds something else.
     #[error("{}: {problem}", .path.display())]
@@ -113,6 +117,22 @@ pub enum SourceError {
         /// What is wrong.
         source: ContainerError,
     },
+    /// A GGUF file that is not read, or is damaged.
+    #[error("{}", .path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: GgufError,
+    },
+    /// A file of `torch.save` that is not read, or is damaged.
+    #[error("{}", .path.display())]
+    Pickle {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: PickleError,
+    },
     /// A stored precision that is not read, or does not fit together.
     #[error("{}", .path.display())]
     Stored {
@@ -132,8 +152,10 @@ pub enum SourceError {
         source: Damage,
     },
     /// The index names a file that is not there.
-    #[error("{INDEX} names {file:?}, which is missing from {}; finish the download or copy", .folder.display())]
+    #[error("{index} names {file:?}, which is missing from {}; finish the download or copy", .folder.display())]
     MissingFile {
+        /// The index.
+        index: &'static str,
         /// The file.
         file: String,
         /// The folder.
@@ -141,9 +163,11 @@ pub enum SourceError {
     },
     /// The index names a tensor that no file holds.
     #[error(
-        "{INDEX} says that {file:?} holds tensor {tensor:?}, but it does not; the download is incomplete or mixed up"
+        "{index} says that {file:?} holds tensor {tensor:?}, but it does not; the download is incomplete or mixed up"
     )]
     MissingTensor {
+        /// The index.
+        index: &'static str,
         /// The tensor.
         tensor: String,
         /// The file that should hold it.
@@ -192,11 +216,23 @@ pub struct Source {
     pub(crate) weights: Weights,
     /// Text files by name.
     pub text: BTreeMap<String, Vec<u8>>,
+    /// `config.json` and text files that do not stand in the folder but follow from a weight
+    /// file.
+    derived: BTreeSet<String>,
     config_bytes: Vec<u8>,
     /// What the stored tensors stand for, by name.
     grouped: Grouped,
     pub(crate) adapters: Adapters,
     origin: Origin,
+}
+
+/// Whether files of `torch.save` are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pickles {
+    /// They are refused.
+    Refuse,
+    /// They are read where there are no `.safetensors`; nothing of them is run.
+    Read,
 }
 
 /// Where a source came from, as manifests record it.
@@ -212,14 +248,41 @@ pub struct Origin {
 
 impl Source {
     /// Opens a folder as Hugging Face lays it out: `config.json`, one or more `.safetensors`
-    /// files (with an index when there are several), tokenizer files.
+    /// files (with an index when there are several), tokenizer files. Or a GGUF file, or a folder
+    /// with one and no `.safetensors`.
     pub fn open(folder: &Path) -> Result<Self, SourceError> {
-        Self::open_with(folder, |folder| Weights::open(folder, weight_files(folder)?))
+        Self::open_as(folder, Pickles::Refuse)
+    }
+
+    /// The same, with a word on files of `torch.save`.
+    pub fn open_as(folder: &Path, pickles: Pickles) -> Result<Self, SourceError> {
+        if let Some(file) = gguf::find(folder)? {
+            return gguf::open(&file);
+        }
+        if pickles == Pickles::Read
+            && folder.is_dir()
+            && let Some(files) = pickle::files(folder)?
+        {
+            let open = |folder: &Path, precision: Option<&StoredConfig>| {
+                pickle::open(folder, files, precision)
+            };
+            return Self::open_with(folder, pickle::INDEX, open);
+        }
+        let open = |folder: &Path, precision: Option<&StoredConfig>| {
+            let weights = Weights::open(folder, weight_files(folder)?)?;
+            let grouped = group(folder, precision, &weights)?;
+            Ok((weights, grouped))
+        };
+        Self::open_with(folder, INDEX, open)
     }
 
     fn open_with(
         folder: &Path,
-        open_weights: impl FnOnce(&Path) -> Result<Weights, SourceError>,
+        index: &'static str,
+        open_weights: impl FnOnce(
+            &Path,
+            Option<&StoredConfig>,
+        ) -> Result<(Weights, Grouped), SourceError>,
     ) -> Result<Self, SourceError> {
         let problem = |problem: &str| SourceError::Folder {
             path: folder.to_owned(),
@@ -242,16 +305,23 @@ impl Source {
         let config = parse_object(&config_path, &config_bytes)?;
         // Before the weights: a format that is not read may not even have readable headers.
         let precision = stored_config(folder, &config)?;
-        let weights = open_weights(folder)?;
+        let (weights, grouped) = open_weights(folder, precision.as_ref())?;
         let text = read_texts(folder)?;
-        let tensors: Vec<TensorInfo> = weights.tensors().cloned().collect();
-        let grouped = stored::group(precision.as_ref(), &tensors)
-            .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })?;
         let (folder, adapters) = (folder.to_owned(), Adapters::default());
         let origin = Origin::default();
-        let source =
-            Self { folder, config, weights, text, config_bytes, grouped, adapters, origin };
-        source.check_index()?;
+        let derived = BTreeSet::new();
+        let source = Self {
+            folder,
+            config,
+            weights,
+            text,
+            derived,
+            config_bytes,
+            grouped,
+            adapters,
+            origin,
+        };
+        source.check_index(index)?;
         Ok(source)
     }
 
@@ -273,8 +343,12 @@ impl Source {
     ) -> Result<Self, SourceError> {
         let folder = hub.fetch_texts(snapshot)?;
         let files = hub.weights(snapshot, spool);
-        let open = |folder: &Path| Weights::remote(folder, files);
-        let mut source = Self::open_with(&folder, open)?;
+        let open = |folder: &Path, precision: Option<&StoredConfig>| {
+            let weights = Weights::remote(folder, files)?;
+            let grouped = group(folder, precision, &weights)?;
+            Ok((weights, grouped))
+        };
+        let mut source = Self::open_with(&folder, INDEX, open)?;
         source.origin = snapshot.origin();
         Ok(source)
     }
@@ -420,15 +494,15 @@ impl Source {
     /// The source as manifests record it, given the digests of its weight files in order.
     pub(crate) fn record(&self, weights: &[Digest]) -> Result<manifest::Source, SourceError> {
         let small = self.text.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        let small =
-            small.chain([("config.json", self.config_bytes.as_slice())]).map(|(name, bytes)| {
-                SourceFile {
-                    name: name.to_owned(),
-                    size: bytes.len() as u64,
-                    blake3: Digest::of(bytes),
-                    sha256: None,
-                }
-            });
+        let small = small.chain([("config.json", self.config_bytes.as_slice())]);
+        let small = small.filter(|(name, _)| !self.derived.contains(*name)).map(|(name, bytes)| {
+            SourceFile {
+                name: name.to_owned(),
+                size: bytes.len() as u64,
+                blake3: Digest::of(bytes),
+                sha256: None,
+            }
+        });
         let large = self.weights.files.iter().zip(weights).map(|(file, blake3)| SourceFile {
             name: file.name.clone(),
             size: file.size,
@@ -444,16 +518,17 @@ impl Source {
 
     /// Everything that the index promises must be there. Tensors that it omits are used all the
     /// same: published indexes are known to forget some.
-    fn check_index(&self) -> Result<(), SourceError> {
-        let path = self.folder.join(INDEX);
+    fn check_index(&self, index: &'static str) -> Result<(), SourceError> {
+        let path = self.folder.join(index);
         if !path.is_file() {
             return Ok(());
         }
-        let index = parse_object(&path, &read_text(&path)?)?;
-        for (tensor, file) in index["weight_map"].as_object().into_iter().flatten() {
+        let map = parse_object(&path, &read_text(&path)?)?;
+        for (tensor, file) in map["weight_map"].as_object().into_iter().flatten() {
             let file = file.as_str().unwrap_or_default();
             if self.file_of(tensor) != Some(file) {
                 return Err(SourceError::MissingTensor {
+                    index,
                     tensor: tensor.clone(),
                     file: file.to_owned(),
                 });
@@ -488,32 +563,7 @@ fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
     let usual = |name: &&String| name.starts_with("model");
     let mut names: BTreeSet<String> =
         present.iter().filter(is_container).filter(usual).cloned().collect();
-    let index_path = folder.join(INDEX);
-    if index_path.is_file() {
-        let index = parse_object(&index_path, &read_text(&index_path)?)?;
-        let Some(map) = index["weight_map"].as_object() else {
-            return Err(SourceError::Json {
-                path: index_path,
-                problem: "has no \"weight_map\" object".to_owned(),
-            });
-        };
-        for file in map.values() {
-            let Some(file) = file.as_str().filter(|file| manifest::check_file_name(file).is_ok())
-            else {
-                return Err(SourceError::Json {
-                    path: index_path,
-                    problem: format!("{file} is not a file name"),
-                });
-            };
-            if !present.contains(file) {
-                return Err(SourceError::MissingFile {
-                    file: file.to_owned(),
-                    folder: folder.to_owned(),
-                });
-            }
-            names.insert(file.to_owned());
-        }
-    }
+    names.extend(indexed_files(folder, INDEX, &present)?);
     if names.is_empty() {
         let own = |name: &&String| !name.starts_with("consolidated");
         names.extend(present.iter().filter(is_container).filter(own).cloned());
@@ -526,6 +576,47 @@ fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
         return Err(SourceError::Folder { path: folder.to_owned(), problem });
     }
     Ok(names)
+}
+
+/// The files that an index names, if the folder has that index.
+fn indexed_files(
+    folder: &Path,
+    index: &'static str,
+    present: &BTreeSet<String>,
+) -> Result<BTreeSet<String>, SourceError> {
+    let path = folder.join(index);
+    if !path.is_file() {
+        return Ok(BTreeSet::new());
+    }
+    let wrong = |problem: String| SourceError::Json { path: path.clone(), problem };
+    let document = parse_object(&path, &read_text(&path)?)?;
+    let Some(map) = document["weight_map"].as_object() else {
+        return Err(wrong("has no \"weight_map\" object".to_owned()));
+    };
+    let mut names = BTreeSet::new();
+    for file in map.values() {
+        let Some(file) = file.as_str().filter(|file| manifest::check_file_name(file).is_ok())
+        else {
+            return Err(wrong(format!("{file} is not a file name")));
+        };
+        if !present.contains(file) {
+            let (file, folder) = (file.to_owned(), folder.to_owned());
+            return Err(SourceError::MissingFile { index, file, folder });
+        }
+        names.insert(file.to_owned());
+    }
+    Ok(names)
+}
+
+/// What the stored tensors stand for.
+fn group(
+    folder: &Path,
+    precision: Option<&StoredConfig>,
+    weights: &Weights,
+) -> Result<Grouped, SourceError> {
+    let tensors: Vec<TensorInfo> = weights.tensors().cloned().collect();
+    stored::group(precision, &tensors)
+        .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
 }
 
 fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {

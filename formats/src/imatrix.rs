@@ -122,7 +122,7 @@ impl Importance {
         if bytes.len() as u64 > MAX_IMATRIX_BYTES {
             return Err(ImatrixError::TooLarge(bytes.len() as u64));
         }
-        let raw = if bytes.starts_with(&gguf::MAGIC) {
+        let raw = if bytes.starts_with(&crate::gguf::MAGIC) {
             gguf::parse(bytes)?
         } else {
             legacy::parse(bytes)?

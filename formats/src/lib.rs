@@ -4,7 +4,7 @@
 //!
 //! Reading order: [`dtype`] and [`container`] (files), [`affine`] (quantized groups), [`simd`] (instruction sets),
 //! [`spec`]
-//! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`normalise`] (how
+//! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
 //! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
 //! text), [`tool_family`] (how calls are written). This crate does no network and writes no files.
 
@@ -14,10 +14,12 @@ pub mod config;
 pub mod container;
 pub mod dtype;
 pub mod expr;
+pub mod gguf;
 pub mod hex;
 pub mod imatrix;
 pub mod lowrank;
 pub mod normalise;
+pub mod pickle;
 pub mod rope;
 pub mod rules;
 pub mod simd;

@@ -12,10 +12,13 @@ mod awq;
 mod config;
 mod elements;
 mod fp4;
+mod ggml;
+mod gguf;
 mod gptq;
 mod group;
 mod mlx;
 mod packed;
+mod pickled;
 mod repack;
 mod scaled;
 
@@ -25,7 +28,9 @@ use zerocopy::IntoBytes;
 
 use crate::dtype::Dtype;
 pub use config::{Documents, StoredConfig};
+pub use gguf::group_gguf;
 pub use group::{Grouped, group};
+pub use pickled::group_pickled;
 pub use repack::Repacked;
 
 /// Why a checkpoint's stored precision is refused.
@@ -174,6 +179,17 @@ enum RowMap {
         first: u64,
         step: u64,
     },
+    /// See [`rotary_row`].
+    Rotary {
+        head: u64,
+    },
+}
+
+/// Where a row stands when of each `head` rows the first half has even places and the second half
+/// odd ones.
+const fn rotary_row(row: u64, head: u64) -> u64 {
+    let (first, within, half) = (row / head * head, row % head, head / 2);
+    first + 2 * (within % half) + within / half
 }
 
 impl RowMap {
@@ -181,6 +197,7 @@ impl RowMap {
         match self {
             Self::Same => row,
             Self::Every { first, step } => first + row * step,
+            Self::Rotary { head } => rotary_row(row, head),
         }
     }
 
@@ -190,6 +207,8 @@ impl RowMap {
             _ if rows.start >= rows.end => rows.start..rows.start,
             Self::Same => rows.start..rows.end,
             Self::Every { .. } => self.stored(rows.start)..self.stored(rows.end - 1) + 1,
+            // Whole heads: the halves of one stand all over it.
+            Self::Rotary { head } => rows.start / head * head..rows.end.div_ceil(head) * head,
         }
     }
 }
@@ -230,6 +249,17 @@ impl Logical {
             rows: RowMap::Same,
             layout: Some(Arc::new(layout)),
         }
+    }
+
+    /// Floats that stand in the file in another order.
+    fn reordered(
+        name: String,
+        shape: Vec<u64>,
+        native: Dtype,
+        parts: Vec<String>,
+        layout: impl Layout + 'static,
+    ) -> Self {
+        Self { format: None, ..Self::decoded(name, shape, native, String::new(), parts, layout) }
     }
 
     /// Takes every `step`-th row of each matrix, from `first` on.

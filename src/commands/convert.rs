@@ -1,7 +1,7 @@
 //! `shardpack convert`.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
@@ -17,15 +17,16 @@ use crate::{
     failure::Failure,
     pause,
     progress::{Progress, result, say, size, table},
-    source::{self, Keep},
+    source::{self, Input, Keep},
 };
 
 /// Carries the command out.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     let options = options(args)?;
-    let adapters = &args.format.adapters;
     let keep = if args.no_keep_source { Keep::Nothing } else { Keep::All };
-    let input = Input { source: &args.source, adapters, keep };
+    let pickles = source::pickles(args.format.allow_pickle);
+    let adapters = &args.format.adapters;
+    let input = Input { source: &args.source, adapters, pickles, keep };
     let converted = threads::with(args.threads, || convert_source(&input, options))??;
     if args.json {
         result(&json(&converted).to_string());
@@ -69,22 +70,12 @@ pub(super) fn format_options(
     })
 }
 
-/// What is converted.
-pub(crate) struct Input<'a> {
-    /// A folder, or a model's name on the hub.
-    pub(crate) source: &'a Path,
-    /// Adapters to merge into it.
-    pub(crate) adapters: &'a [PathBuf],
-    /// What happens to weights that come from the hub.
-    pub(crate) keep: Keep,
-}
-
 /// Converts a source and shows how far it is.
 pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<Converted, Failure> {
     let mut spool = options.output.clone().into_os_string();
     spool.push(".source");
     let spool = PathBuf::from(spool);
-    let source = source::open(input.source, input.adapters, input.keep, &spool)?;
+    let source = source::open(input, &spool)?;
     let converted = || {
         let plan = Plan::new(&source, options)?;
         for memory in plan.memory.iter().filter(|memory| !memory.fits()) {

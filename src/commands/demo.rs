@@ -7,7 +7,7 @@ mod model;
 use std::{process::ExitCode, time::Instant};
 
 use shardpack_converter::{
-    ConvertOptions,
+    ConvertOptions, Pickles,
     push::{Activation, PushMode},
 };
 
@@ -16,7 +16,7 @@ use crate::{
     args::DemoArgs,
     failure::Failure,
     progress::{result, say, size},
-    source::Keep,
+    source::{Input, Keep},
 };
 use children::{Child, node, serve};
 
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     let set = folder.path().join("set");
 
     step(1, "convert a 4-million-parameter Llama (King James Bible) to 4 bits for two nodes");
-    let input = convert::Input { source: &source, adapters: &[], keep: Keep::All };
+    let input = Input { source: &source, adapters: &[], pickles: Pickles::Refuse, keep: Keep::All };
     let converted = convert::convert_source(&input, options(&set))?;
     let sizes: Vec<String> =
         converted.set.packages.iter().map(|package| size(package.size_bytes)).collect();

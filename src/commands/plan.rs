@@ -15,13 +15,19 @@ use crate::{
     args::PlanArgs,
     failure::Failure,
     progress::{result, size, table},
-    source::{self, Keep},
+    source::{self, Input, Keep},
 };
 
 /// Carries the command out.
 pub(crate) fn run(args: &PlanArgs) -> Outcome {
     let options = convert::format_options(PathBuf::new(), &args.format)?;
-    let source = source::open(&args.source, &args.format.adapters, Keep::Headers, Path::new(""))?;
+    let input = Input {
+        source: &args.source,
+        adapters: &args.format.adapters,
+        pickles: source::pickles(args.format.allow_pickle),
+        keep: Keep::Headers,
+    };
+    let source = source::open(&input, Path::new(""))?;
     let plan = Plan::new(&source, options)
         .map_err(ConvertError::from)
         .map_err(|error| if error.is_wrong() { Failure::wrong(error) } else { error.into() })?;

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Endings of weight files in formats that are not read.
-const ENDINGS: &[&str] = &[".bin", ".pt", ".pth", ".gguf"];
+const ENDINGS: &[&str] = &[".bin", ".pt", ".pth"];
 
 /// Bytes of a file that are looked at: the pickle stands first in what `torch.save` writes, and
 /// that of the largest published model has some hundred kilobytes.
@@ -23,6 +23,12 @@ const MAX_LISTED: usize = 4;
 
 /// What every file of `torch.save` before version 1.6 begins with: a pickled number.
 const LEGACY: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
+
+/// The form that can be read.
+const ZIP: &str = "a pickle (torch's zip form)";
+
+/// How.
+const FLAG: &str = ", which loads faster and can run nothing, or give --allow-pickle: the tensors are then read by a machine that knows nothing else and runs nothing";
 
 /// Says what the first of these files is that holds weights in another format, if one does.
 pub(super) fn describe<'a>(
@@ -45,22 +51,22 @@ fn head(path: &Path) -> io::Result<Vec<u8>> {
 
 fn what(bytes: &[u8]) -> String {
     const CONVERT: &str = "convert it to safetensors first";
-    if bytes.starts_with(b"GGUF") {
-        return "a GGUF file, which is not read; take the model's original .safetensors files"
-            .to_owned();
-    }
+    const TAR: &str = "a tar archive (torch's oldest form)";
     let form = if bytes.starts_with(b"PK\x03\x04") {
-        "a pickle (torch's zip form)"
+        ZIP
     } else if bytes.starts_with(LEGACY) {
         "a pickle (torch's legacy form)"
     } else if bytes.first() == Some(&0x80) {
         "a pickle"
+    } else if bytes.get(257..262) == Some(b"ustar") {
+        return format!("{TAR}, which is not read; {CONVERT}");
     } else {
         return format!("in a format that is not read; {CONVERT}");
     };
     let calls: Vec<String> = imports(bytes).into_iter().filter(|name| !is_usual(name)).collect();
     if calls.is_empty() {
-        return format!("{form}, which is not read because pickles can run code; {CONVERT}");
+        let flag = if form == ZIP { FLAG } else { "" };
+        return format!("{form}, which is not read because pickles can run code; {CONVERT}{flag}");
     }
     let more = if calls.len() > MAX_LISTED { " and more" } else { "" };
     let listed = calls[..calls.len().min(MAX_LISTED)].join(", ");
@@ -151,7 +157,6 @@ mod tests {
 
     #[test]
     fn each_form_is_named() {
-        assert!(what(b"GGUF\x03").starts_with("a GGUF file"));
         assert!(what(LEGACY).contains("legacy"));
         assert!(what(b"PK\x03\x04cposix\nsystem\n").contains("names posix.system"));
         assert!(what(b"").contains("not read"));

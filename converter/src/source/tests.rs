@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use shardpack_formats::{Platform, affine::widen};
+use shardpack_formats::{Platform, RulePack, affine::widen, resolve};
 
 use super::*;
 
@@ -43,7 +43,16 @@ fn names(value: &Value) -> BTreeSet<String> {
 }
 
 fn check(name: &str) {
-    let source = Source::open(&fixture(name)).unwrap();
+    let (source, expected) = check_values(name);
+    let wanted = expected["tensors"].as_object().unwrap();
+    let stored = source.tensors().map(|tensor| tensor.name.clone());
+    let without_output: BTreeSet<String> =
+        stored.filter(|stored| !wanted.contains_key(stored)).collect();
+    assert_eq!(without_output, names(&expected["consumed_without_output"]), "{name}");
+}
+
+fn check_values(name: &str) -> (Source, Value) {
+    let source = Source::open_as(&fixture(name), Pickles::Read).unwrap();
     let expected = fs::read(fixture(name).join("expected.json")).unwrap();
     let expected: Value = serde_json::from_slice(&expected).unwrap();
     assert_eq!(expected["bit_exact"], true);
@@ -66,9 +75,7 @@ fn check(name: &str) {
     let all: BTreeSet<String> = parts.chain(dropped).collect();
     let stored: BTreeSet<String> = source.tensors().map(|tensor| tensor.name.clone()).collect();
     assert_eq!(all, stored, "{name}");
-    let without_output: BTreeSet<String> =
-        stored.into_iter().filter(|stored| !wanted.contains_key(stored)).collect();
-    assert_eq!(without_output, names(&expected["consumed_without_output"]), "{name}");
+    (source, expected)
 }
 
 #[test]
@@ -115,6 +122,84 @@ fn gptq_and_awq_are_decoded_as_their_packers_do() {
 fn four_bit_floats_and_mlx_are_decoded_as_their_libraries_do() {
     for name in ["modelopt_nvfp4", "mlx_4bit_g64", "mlx_8bit_g32_overrides", "mlx_mxfp4"] {
         check(name);
+    }
+}
+
+#[test]
+fn gguf_is_decoded_as_its_library_does() {
+    for name in GGUF.iter().chain(&["gguf_blocks"]) {
+        check_values(name);
+    }
+}
+
+/// Without `gguf_blocks`, which was never another file.
+const GGUF: [&str; 5] = ["gguf_f16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_k_m", "gguf_q6_k"];
+
+#[test]
+fn files_of_torch_are_read_without_running_them() {
+    check("pickle_bin");
+    // The same, as part of an index.
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "pytorch_model.bin"] {
+        fs::copy(fixture("pickle_bin").join(name), folder.path().join(name)).unwrap();
+    }
+    let names = check_values("pickle_bin").1["tensors"].as_object().unwrap().clone();
+    let part = "pytorch_model-00001-of-00001.bin";
+    fs::rename(folder.path().join("pytorch_model.bin"), folder.path().join(part)).unwrap();
+    let index = |names: Vec<&String>| {
+        let map: serde_json::Map<String, Value> =
+            names.into_iter().map(|name| (name.clone(), part.into())).collect();
+        let index = json!({ "weight_map": map }).to_string();
+        fs::write(folder.path().join("pytorch_model.bin.index.json"), index).unwrap();
+    };
+    index(names.keys().collect());
+    let source = Source::open_as(folder.path(), Pickles::Read).unwrap();
+    assert_eq!(source.source_tensors().len(), names.len());
+    let missing = "model.norm.bias".to_owned();
+    index(names.keys().chain([&missing]).collect());
+    let error = Source::open_as(folder.path(), Pickles::Read).err().unwrap().to_string();
+    assert!(error.contains("model.norm.bias") && error.contains("bin.index.json"), "{error}");
+}
+
+/// The whole chain of an error.
+fn words(error: &SourceError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[test]
+fn pickles_that_do_more_are_refused_though_they_are_allowed() {
+    for name in ["pickle_malicious", "pickle_legacy"] {
+        let folder = fixture(name);
+        let expected = fs::read(folder.join("expected_error.json")).unwrap();
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        let error = Source::open_as(&folder, Pickles::Read).err().unwrap();
+        let text = words(&error);
+        for word in names(&expected["must_mention"]) {
+            assert!(text.contains(&word), "expected {word:?} in: {text}");
+        }
+        if let Some(trace) = expected["must_not_create"].as_str() {
+            assert!(!folder.join(trace).exists() && !Path::new(trace).exists());
+        }
+    }
+}
+
+#[test]
+fn gguf_keys_say_what_the_config_said() {
+    for name in GGUF {
+        let source = Source::open(&fixture(name)).unwrap();
+        let origin = fs::read(fixture(name).join("config_of_origin.json")).unwrap();
+        let origin: Value = serde_json::from_slice(&origin).unwrap();
+        let spec = |config: &Value| {
+            let packs = RulePack::builtin();
+            resolve(config, &source.source_tensors(), &packs).unwrap().spec
+        };
+        assert_eq!(spec(&source.config), spec(&origin), "{name}");
     }
 }
 

@@ -28,6 +28,16 @@ enum Bytes {
 }
 
 impl WeightFile {
+    /// Opens a file of this machine.
+    pub(super) fn open(folder: &Path, name: String) -> Result<Self, SourceError> {
+        let path = folder.join(&name);
+        let read = |source| SourceError::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(read)?;
+        let metadata = file.metadata().map_err(read)?;
+        let (size, modified) = (metadata.len(), format!("{:?}", metadata.modified().ok()));
+        Ok(Self { name, size, modified, bytes: Bytes::Local(file) })
+    }
+
     /// Fills `buffer` from `offset` on.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.bytes {
@@ -62,6 +72,7 @@ impl WeightFile {
 }
 
 /// All weight files and where each tensor lies.
+#[derive(Default)]
 pub(crate) struct Weights {
     pub(crate) files: Vec<WeightFile>,
     tensors: BTreeMap<String, (usize, TensorInfo)>,
@@ -73,7 +84,7 @@ impl Weights {
         folder: &Path,
         names: impl IntoIterator<Item = String>,
     ) -> Result<Self, SourceError> {
-        let mut weights = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        let mut weights = Self::default();
         for name in names {
             weights.add(folder, name)?;
         }
@@ -82,17 +93,13 @@ impl Weights {
 
     fn add(&mut self, folder: &Path, name: String) -> Result<(), SourceError> {
         let path = folder.join(&name);
-        let read = |source| SourceError::Read { path: path.clone(), source };
-        let file = File::open(&path).map_err(read)?;
-        let metadata = file.metadata().map_err(read)?;
-        let (size, modified) = (metadata.len(), format!("{:?}", metadata.modified().ok()));
-        self.add_file(&path, WeightFile { name, size, modified, bytes: Bytes::Local(file) })
+        self.add_file(&path, WeightFile::open(folder, name)?)
     }
 
     /// Reads the headers of files that stay at the hub.
     #[cfg(feature = "hub")]
     pub(crate) fn remote(folder: &Path, files: Vec<RemoteFile>) -> Result<Self, SourceError> {
-        let mut weights = Self { files: Vec::new(), tensors: BTreeMap::new() };
+        let mut weights = Self::default();
         for file in files {
             let (name, size, modified) = (file.name().to_owned(), file.size(), file.identity());
             let path = folder.join(&name);
@@ -111,8 +118,17 @@ impl Weights {
         file.read_header(&mut header, 0).map_err(read)?;
         let found = container::parse_header(&header, size)
             .map_err(|source| SourceError::Container { path: path.to_owned(), source })?;
+        self.add_tensors(file, found)
+    }
+
+    /// Adds a file and its tensors.
+    pub(super) fn add_tensors(
+        &mut self,
+        file: WeightFile,
+        tensors: Vec<TensorInfo>,
+    ) -> Result<(), SourceError> {
         let index = self.files.len();
-        for info in found {
+        for info in tensors {
             if let Some((first, _)) = self.tensors.get(&info.name) {
                 let first = self.files.get(*first).map_or(&file.name, |first| &first.name).clone();
                 return Err(SourceError::DuplicateTensor {

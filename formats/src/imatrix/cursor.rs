@@ -43,14 +43,6 @@ impl<'a> Cursor<'a> {
         Ok(field.try_into().expect("as long as was taken"))
     }
 
-    pub(super) fn u32(&mut self, what: &str) -> Result<u32, ImatrixError> {
-        Ok(u32::from_le_bytes(self.array(what)?))
-    }
-
-    pub(super) fn u64(&mut self, what: &str) -> Result<u64, ImatrixError> {
-        Ok(u64::from_le_bytes(self.array(what)?))
-    }
-
     /// A count that is stored as a signed integer.
     pub(super) fn i32(&mut self, what: &str) -> Result<u32, ImatrixError> {
         let value = i32::from_le_bytes(self.array(what)?);

@@ -54,6 +54,7 @@ pub fn group(
     config: Option<&StoredConfig>,
     tensors: &[TensorInfo],
 ) -> Result<Grouped, StoredError> {
+    tensors.iter().try_for_each(check_size)?;
     let left = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let mut inventory = Inventory { left, grouped: Grouped::default() };
     match config.map(|config| &config.0) {
@@ -76,16 +77,39 @@ pub fn group(
     let plain: Vec<Logical> = plain.collect();
     inventory.grouped.tensors.extend(plain);
     inventory.grouped.tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    for pair in inventory.grouped.tensors.windows(2) {
-        if pair[0].name == pair[1].name {
-            return Err(wrong(&pair[0].name, "it is stored in two ways"));
-        }
-    }
+    inventory.grouped.check_names()?;
     Ok(inventory.grouped)
+}
+
+impl Grouped {
+    /// Whether every name stands for one tensor; they are sorted.
+    pub(super) fn check_names(&self) -> Result<(), StoredError> {
+        for pair in self.tensors.windows(2) {
+            if pair[0].name == pair[1].name {
+                return Err(wrong(&pair[0].name, "it is stored in two ways"));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn wrong(tensor: &str, problem: impl Into<String>) -> StoredError {
     StoredError::Tensor { tensor: tensor.to_owned(), problem: problem.into() }
+}
+
+/// Most elements of a tensor, empty dimensions counted as one: any product of some of its
+/// dimensions, of two nibbles for a byte or eight bytes for an element stays below 2^64.
+const MAX_ELEMENTS: u64 = 1 << 56;
+
+/// Whether a shape's products can be formed, in any order. Below this gate they are not checked
+/// again. Files hold no such tensor, but an empty one may claim it (`[0, 2^40, 2^40]`).
+fn check_size(tensor: &TensorInfo) -> Result<(), StoredError> {
+    let product = |all: u64, dim: &u64| all.checked_mul((*dim).max(1));
+    let elements = tensor.shape.iter().try_fold(1, product);
+    if elements.is_some_and(|elements| elements <= MAX_ELEMENTS) {
+        return Ok(());
+    }
+    Err(wrong(&tensor.name, format!("its shape {:?} is beyond any file", tensor.shape)))
 }
 
 /// The error of a tensor with another type or shape than those of its weight ask for.
@@ -371,4 +395,27 @@ fn nvfp4(values: &TensorInfo, second: Second) -> Result<Fp4, StoredError> {
 
 const fn is_fp8(tensor: &TensorInfo) -> bool {
     matches!(tensor.dtype, Dtype::F8E4M3 | Dtype::F8E5M2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_whose_products_overflow_are_refused_by_name() {
+        let check = |shape: &[u64], is_right: bool| {
+            let (name, shape) = ("x".to_owned(), shape.to_vec());
+            let tensor = TensorInfo { name, dtype: Dtype::U8, shape, offset: 0, size: 0 };
+            let result = group(None, std::slice::from_ref(&tensor));
+            assert_eq!(result.is_ok(), is_right, "{:?}", tensor.shape);
+            if let Err(error) = result {
+                assert!(error.to_string().contains("\"x\""), "{error}");
+            }
+        };
+        check(&[], true);
+        check(&[0, 1 << 28, 1 << 28], true);
+        check(&[0, 1 << 40, 1 << 40], false);
+        check(&[1 << 40, 1 << 40, 0], false);
+        check(&[u64::MAX], false);
+    }
 }

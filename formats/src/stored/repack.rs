@@ -24,8 +24,7 @@ impl Logical {
     #[must_use]
     pub fn may_repack(&self, format: AffineFormat) -> bool {
         let group_size = u64::from(format.group_size());
-        self.rows == RowMap::Same
-            && self.width().is_multiple_of(group_size)
+        self.width().is_multiple_of(group_size)
             && self.grid().is_some_and(|grid| {
                 grid.bits <= format.bits()
                     && (grid.group_size >= self.width()
@@ -49,12 +48,17 @@ impl Logical {
         assert!(self.may_repack(format), "the caller asked before");
         let layout = self.layout.as_ref().expect("what has a grid has a layout");
         let mut found = Integers::default();
-        if !layout.integers(rows, parts, &mut found)? {
+        let span = self.rows.span(&rows);
+        if !layout.integers(span.clone(), parts, &mut found)? {
             return Ok(Repacked::Not);
         }
         let grid = self.grid().expect("asked before");
         let (width, group_size) = (self.width() as usize, format.group_size() as usize);
         let source_group = (grid.group_size as usize).min(width);
+        if self.rows != RowMap::Same {
+            let places = rows.map(|row| (self.rows.stored(row) - span.start) as usize);
+            found = found.rows(places, width, width.div_ceil(source_group.max(1)));
+        }
         let groups =
             found.q.chunks_exact(group_size).zip(packed.chunks_exact_mut(format.group_bytes()));
         for (q, out) in groups {
@@ -76,6 +80,19 @@ impl Logical {
             && spread(&found.scales, scales)
             && spread(&found.biases, biases);
         Ok(if exact { Repacked::Exactly } else { Repacked::Not })
+    }
+}
+
+impl Integers {
+    /// Some of its rows, of `width` integers and so many `groups`.
+    fn rows(&self, places: impl Iterator<Item = usize>, width: usize, groups: usize) -> Self {
+        let mut some = Self::default();
+        for row in places {
+            some.q.extend_from_slice(&self.q[row * width..][..width]);
+            some.scales.extend_from_slice(&self.scales[row * groups..][..groups]);
+            some.biases.extend_from_slice(&self.biases[row * groups..][..groups]);
+        }
+        some
     }
 }
 

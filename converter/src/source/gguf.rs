@@ -1,0 +1,208 @@
+//! A GGUF file as a source: its header is read from the front until it is whole, its tensors are
+//! read by position like all others. Config and tokenizer come from beside the file, or from its
+//! keys.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use shardpack_formats::{
+    Dtype,
+    gguf::{self, Header, Model, Part, tokenizer},
+    stored,
+};
+
+use super::{
+    Adapters, Origin, Source, SourceError, Weights, file_names, parse_object, read_text,
+    read_texts, stored_config, weights::WeightFile,
+};
+
+/// Bytes of a file that are read at first: a header without a vocabulary fits.
+const FIRST_BYTES: u64 = 1 << 20;
+
+/// The ending of the format's files.
+const ENDING: &str = ".gguf";
+
+/// Files of this beginning are the picture part of a model, which is not read.
+const PICTURES: &str = "mmproj";
+
+/// Most frequencies of a rotary embedding: half of the largest head.
+const MAX_FREQUENCIES: u64 = 4096;
+
+/// Files that a tokenizer can be read from.
+const TOKENIZERS: &[&str] = &["tokenizer.json", "tokenizer.model"];
+
+/// The GGUF file that a path stands for, if it is one or a folder with one and no `.safetensors`;
+/// of a model that is split into several, the first.
+pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
+    let is_gguf = |name: &str| name.ends_with(ENDING) && !name.starts_with(PICTURES);
+    if path.is_file() {
+        let name = path.file_name().and_then(|name| name.to_str());
+        return Ok(name.filter(|name| name.ends_with(ENDING)).map(|_| path.to_owned()));
+    }
+    if !path.is_dir() {
+        return Ok(None);
+    }
+    let names = file_names(path)?;
+    if names.iter().any(|name| name.ends_with(".safetensors")) {
+        return Ok(None);
+    }
+    let first = |name: &&String| split(name).is_none_or(|(_, index, _)| index == 1);
+    let found: Vec<&String> = names.iter().filter(|name| is_gguf(name)).filter(first).collect();
+    match found.as_slice() {
+        [] => Ok(None),
+        [name] => Ok(Some(path.join(name))),
+        [one, other, ..] => {
+            let problem =
+                format!("has several GGUF files, such as {one:?} and {other:?}; give one of them");
+            Err(SourceError::Folder { path: path.to_owned(), problem })
+        }
+    }
+}
+
+/// Beginning, number and count of a file's name such as `model-00001-of-00003.gguf`.
+fn split(name: &str) -> Option<(&str, u64, u64)> {
+    let (rest, count) = name.strip_suffix(ENDING)?.rsplit_once("-of-")?;
+    let (stem, index) = rest.rsplit_once('-')?;
+    let number = |digits: &str| {
+        let right = digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
+        right.then(|| digits.parse().ok()).flatten()
+    };
+    Some((stem, number(index)?, number(count)?))
+}
+
+/// Opens the model whose only or first file this is.
+pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
+    let here = Path::new(".");
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(here);
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let wrong = |source| SourceError::Gguf { path: path.to_owned(), source };
+    let first = WeightFile::open(folder, name.clone())?;
+    let header = read_header(path, &first)?;
+    let model = Model::new(&header).map_err(wrong)?;
+    let mut parts = Vec::new();
+    let mut weights = Weights::default();
+    let mut add = |file, tensors: Vec<Part>| {
+        let infos = tensors.iter().map(Part::info).collect();
+        parts.extend(tensors);
+        weights.add_tensors(file, infos)
+    };
+    add(first, model.parts(&header.tensors).map_err(wrong)?)?;
+    for name in others(&name, model.file_count().map_err(wrong)?, folder)? {
+        let path = folder.join(&name);
+        let file = WeightFile::open(folder, name)?;
+        let wrong = |source| SourceError::Gguf { path: path.clone(), source };
+        let tensors = read_header(&path, &file)?.tensors;
+        add(file, model.parts(&tensors).map_err(wrong)?)?;
+    }
+    let grouped = stored::group_gguf(&parts)
+        .map_err(|source| SourceError::Stored { path: path.to_owned(), source })?;
+    let mut derived = BTreeSet::new();
+    let (config, config_bytes) = match config_beside(folder)? {
+        Some(found) => found,
+        None => {
+            let frequencies = frequencies(path, &weights)?;
+            let config =
+                gguf::config::config(&model, &parts, frequencies.as_deref()).map_err(wrong)?;
+            derived.insert("config.json".to_owned());
+            let bytes = config.to_string().into_bytes();
+            (config, bytes)
+        }
+    };
+    let mut text = read_texts(folder)?;
+    derive_tokenizer(&header, &mut text, &mut derived).map_err(wrong)?;
+    let (adapters, origin) = (Adapters::default(), Origin::default());
+    let folder = folder.to_owned();
+    Ok(Source { folder, config, weights, text, derived, config_bytes, grouped, adapters, origin })
+}
+
+fn read_header(path: &Path, file: &WeightFile) -> Result<Header, SourceError> {
+    let mut start = Vec::new();
+    let mut wanted = FIRST_BYTES.min(file.size);
+    loop {
+        let have = start.len() as u64;
+        start.resize(wanted as usize, 0);
+        file.read(&mut start[have as usize..], have)
+            .map_err(|source| SourceError::Read { path: path.to_owned(), source })?;
+        match gguf::parse_start(&start, file.size) {
+            Ok(header) => return Ok(header),
+            // Twice as much each time, so that all is parsed but a few times.
+            Err(Ok(needed)) => wanted = needed.max(2 * wanted).min(file.size),
+            Err(Err(source)) => return Err(SourceError::Gguf { path: path.to_owned(), source }),
+        }
+    }
+}
+
+/// The other files of a model that is split.
+fn others(name: &str, count: u64, folder: &Path) -> Result<Vec<String>, SourceError> {
+    if count == 1 {
+        return Ok(Vec::new());
+    }
+    let problem = |problem: String| SourceError::Folder { path: folder.to_owned(), problem };
+    let Some((stem, 1, _)) = split(name).filter(|(_, _, stated)| *stated == count) else {
+        return Err(problem(format!(
+            "{name:?} says that its model has {count} files; give the one that ends in -00001-of-{count:05}{ENDING}"
+        )));
+    };
+    let names = (2..=count).map(|index| format!("{stem}-{index:05}-of-{count:05}{ENDING}"));
+    let names: Vec<String> = names.collect();
+    match names.iter().find(|name| !folder.join(name).is_file()) {
+        Some(missing) => Err(problem(format!("{missing:?} is missing; finish the download"))),
+        None => Ok(names),
+    }
+}
+
+/// The configuration that stands beside the file.
+fn config_beside(folder: &Path) -> Result<Option<(Value, Vec<u8>)>, SourceError> {
+    let path = folder.join("config.json");
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let bytes = read_text(&path)?;
+    let config = parse_object(&path, &bytes)?;
+    if stored_config(folder, &config)?.is_some() {
+        let problem = "describes quantized weights, but these are in a GGUF file; take the config.json of the model that the file was made of";
+        return Err(SourceError::Json { path, problem: problem.to_owned() });
+    }
+    Ok(Some((config, bytes)))
+}
+
+/// The factors of the rotary frequencies, where the file has them.
+fn frequencies(path: &Path, weights: &Weights) -> Result<Option<Vec<f32>>, SourceError> {
+    let Some((file, info)) = weights.find("rope_freqs.weight") else { return Ok(None) };
+    if info.dtype != Dtype::F32 || info.size > 4 * MAX_FREQUENCIES {
+        let problem = "rope_freqs.weight is no short list of F32 numbers".to_owned();
+        return Err(SourceError::Folder { path: path.to_owned(), problem });
+    }
+    let mut bytes = vec![0; info.size as usize];
+    weights.files[file]
+        .read(&mut bytes, info.offset)
+        .map_err(|source| SourceError::Read { path: path.to_owned(), source })?;
+    let (fours, _) = bytes.as_chunks::<4>();
+    Ok(Some(fours.iter().map(|four| f32::from_le_bytes(*four)).collect()))
+}
+
+/// Adds the tokenizer of the keys where none stands beside the file.
+fn derive_tokenizer(
+    header: &Header,
+    text: &mut BTreeMap<String, Vec<u8>>,
+    derived: &mut BTreeSet<String>,
+) -> Result<(), gguf::GgufError> {
+    if !tokenizer::is_there(header) {
+        return Ok(());
+    }
+    let mut documents = Vec::new();
+    if !TOKENIZERS.iter().any(|name| text.contains_key(*name)) {
+        documents.push(("tokenizer.json", tokenizer::tokenizer(header)?));
+    }
+    if !text.contains_key("tokenizer_config.json") {
+        documents.push(("tokenizer_config.json", tokenizer::tokenizer_config(header)));
+    }
+    for (name, document) in documents {
+        derived.insert(name.to_owned());
+        text.insert(name.to_owned(), document.to_string().into_bytes());
+    }
+    Ok(())
+}

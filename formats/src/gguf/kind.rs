@@ -1,0 +1,138 @@
+//! Types of a tensor's blocks: which there are, and their sizes.
+//!
+//! Source: `ggml-common.h` of llama.cpp and `GGML_QUANT_SIZES` of its Python package.
+
+use std::fmt;
+
+use crate::dtype::Dtype;
+
+/// How a tensor's elements are stored. Rows are whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Floats as they are.
+    Floats(Dtype),
+    /// 32 integers of 4 bits around 8, one scale.
+    Q4_0,
+    /// 32 integers of 4 bits, scale and least value.
+    Q4_1,
+    /// 32 integers of 5 bits around 16, one scale.
+    Q5_0,
+    /// 32 integers of 5 bits, scale and least value.
+    Q5_1,
+    /// 32 signed bytes, one scale.
+    Q8_0,
+    /// 256 integers of 2 bits; scale and least value of each 16 in 4 bits.
+    Q2K,
+    /// 256 integers of 3 bits; scales of each 16 in 6 bits.
+    Q3K,
+    /// 256 integers of 4 bits; scale and least value of each 32 in 6 bits.
+    Q4K,
+    /// The same with integers of 5 bits.
+    Q5K,
+    /// 256 integers of 6 bits; scales of each 16 in 8 bits.
+    Q6K,
+}
+
+/// The names of types that are not read, for messages.
+const UNREAD: &[(u32, &str)] = &[
+    (9, "Q8_1"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+];
+
+impl Kind {
+    /// The type that ggml numbers so; the name of one that is not read otherwise.
+    pub(super) fn from_id(id: u32) -> Result<Self, String> {
+        Ok(match id {
+            0 => Self::Floats(Dtype::F32),
+            1 => Self::Floats(Dtype::F16),
+            30 => Self::Floats(Dtype::BF16),
+            2 => Self::Q4_0,
+            3 => Self::Q4_1,
+            6 => Self::Q5_0,
+            7 => Self::Q5_1,
+            8 => Self::Q8_0,
+            10 => Self::Q2K,
+            11 => Self::Q3K,
+            12 => Self::Q4K,
+            13 => Self::Q5K,
+            14 => Self::Q6K,
+            _ => {
+                let unread = UNREAD.iter().find(|(number, _)| *number == id);
+                return Err(unread.map_or_else(
+                    || format!("the unknown ggml type {id}"),
+                    |(_, name)| (*name).to_owned(),
+                ));
+            }
+        })
+    }
+
+    /// Elements of a block.
+    #[must_use]
+    pub const fn block_len(self) -> u64 {
+        match self {
+            Self::Floats(_) => 1,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+        }
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub const fn block_bytes(self) -> u64 {
+        match self {
+            Self::Floats(dtype) => dtype.size_bytes() as u64,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+
+    /// ggml's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Floats(dtype) => dtype.name(),
+            Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
