@@ -114,6 +114,10 @@ pub(crate) struct FormatArgs {
     /// Tokens of context that the nodes' memory must hold; the model's longest by default.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
+    /// Rules for an architecture of your own, in the form of formats/rules/*.toml; they come before
+    /// the compiled-in ones, may build on one with `extends`, and go into the packages.
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
     /// Adapter to merge into the weights, in PEFT's or MLX's form; may be given more than once.
     #[arg(long = "adapter", value_name = "FOLDER")]
     pub adapters: Vec<PathBuf>,
@@ -129,7 +133,12 @@ pub(crate) struct FormatArgs {
 Reads headers only. Exits with 1 if a node's memory is too small.
 
 Example:
-  shardpack plan ~/models/Llama-3.3-70B-Instruct --bits 4 --nodes a=64g,b=64g --context 16384")]
+  shardpack plan ~/models/Llama-3.3-70B-Instruct --bits 4 --nodes a=64g,b=64g --context 16384
+
+An architecture that is not known:
+  shardpack plan ./new-model --draft new.toml     what was seen of it, on the nearest known one
+  $EDITOR new.toml                                every point of `todo` is yours to decide
+  shardpack plan ./new-model --rules new.toml     and then convert with the same --rules")]
 pub(crate) struct PlanArgs {
     /// Folder of a Hugging Face model, a .gguf file, or a model's name on the hub:
     /// organisation/model or organisation/model@revision.
@@ -137,6 +146,9 @@ pub(crate) struct PlanArgs {
     /// What would be written.
     #[command(flatten)]
     pub format: FormatArgs,
+    /// When no rules fit the model: write a draft of some to this file, which must not exist.
+    #[arg(long, value_name = "FILE")]
+    pub draft: Option<PathBuf>,
     /// List every tensor too.
     #[arg(long)]
     pub tensors: bool,

@@ -22,6 +22,7 @@ pub(crate) mod verify;
 
 mod package;
 mod ranks;
+mod rules;
 mod threads;
 
 use std::process::ExitCode;

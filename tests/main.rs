@@ -11,15 +11,18 @@ mod eval;
 mod exact;
 mod experts;
 mod fuzz_corpus;
+mod gpt_oss;
 mod harness;
 #[cfg(feature = "hub")]
 mod hub;
 mod kill;
 mod mlx;
+mod more_families;
 mod package_set;
 mod parity;
 mod push;
 mod reshard;
+mod rules;
 mod running;
 mod serve;
 mod signature;

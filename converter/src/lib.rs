@@ -20,6 +20,7 @@ pub mod push;
 pub mod recipe;
 pub mod report;
 mod reshard;
+pub mod rules;
 pub mod source;
 mod staging;
 

@@ -11,7 +11,7 @@ mod tests;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use shardpack_formats::{
-    Dtype, Importance, Normalised, Role, Rounding, RulePack, TensorPlan, chat,
+    Dtype, Importance, Normalised, OwnRules, Role, Rounding, RulePack, TensorPlan, chat,
     imatrix::ImatrixError,
     normalise::{ResolveError, resolve, rows_and_columns},
 };
@@ -35,6 +35,9 @@ pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_
 /// vector loop long, little enough that it stays in the core's own cache until it is quantized.
 /// Fixed, because the report's sums are added up block by block.
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
+
+/// The user's rules that a package was made with, whole.
+pub(crate) const RULES_FILE: &str = "rules.toml";
 
 /// What the program needs besides its blocks.
 const BASE_BYTES: u64 = 64 << 20;
@@ -142,7 +145,7 @@ impl Plan {
     pub fn new(source: &Source, options: ConvertOptions) -> Result<Self, PlanError> {
         let choice = Choice::new(&options)?;
         let tensors = source.source_tensors();
-        let normalised = resolve(&source.config, &tensors, &RulePack::builtin())?;
+        let normalised = resolve(&source.config, &tensors, &packs(options.rules.as_ref()))?;
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
         }
@@ -156,11 +159,18 @@ impl Plan {
             source.logical(name).map(|tensor| tensor.native)
         })?;
         let mut warnings = normalised.warnings.clone();
-        if !source.text.contains_key("tokenizer.json") {
-            warnings.push(
+        match &source.tokenizer {
+            Some(Ok(converted)) => {
+                warnings.push(format!("tokenizer.json is made of {}", converted.from));
+            }
+            Some(Err(problem)) => {
+                warnings.push(format!("{problem}; the packages compute logits but cannot chat"))
+            }
+            None if !source.text.contains_key("tokenizer.json") => warnings.push(
                 "the source has no tokenizer.json: the packages compute logits but cannot chat"
                     .to_owned(),
-            );
+            ),
+            None => {}
         }
         match chat::lookup(&source.text) {
             Ok(Some(templates)) => {
@@ -171,6 +181,7 @@ impl Plan {
             Err(problem) => warnings.push(problem),
         }
         warnings.extend(source.adapters.warnings.iter().cloned());
+        warnings.extend(left_out(&normalised.ignored));
         let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);
         Ok(Self { importance, merge_bytes: source.adapters.working_bytes(), ..plan })
     }
@@ -217,6 +228,12 @@ impl Plan {
             steps,
             packages,
         }
+    }
+
+    /// The user's rules, if they made this plan.
+    pub(crate) fn own_rules(&self) -> Option<&OwnRules> {
+        let made = |own: &&OwnRules| own.pack.id() == self.normalised.spec.rules;
+        self.options.rules.as_ref().filter(made)
     }
 
     /// Whether every rank fits its node.
@@ -282,6 +299,24 @@ impl Plan {
 
 pub(crate) fn source_size(tensor: &TensorPlan) -> u64 {
     tensor.shape.iter().product::<u64>() * tensor.dtype.size_bytes() as u64
+}
+
+/// What rules leave out of the packages, a sentence for each reason.
+fn left_out(ignored: &[(String, String)]) -> Vec<String> {
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, reason) in ignored {
+        reasons.entry(reason).or_default().push(name);
+    }
+    let sentence = |(reason, names): (&&str, &Vec<&str>)| {
+        let tensors = if names.len() == 1 { "tensor is" } else { "tensors are" };
+        format!("{} {tensors} left out, such as {:?}: {reason}", names.len(), names[0])
+    };
+    reasons.iter().map(sentence).collect()
+}
+
+/// The user's rules before the compiled-in ones.
+pub(crate) fn packs(own: Option<&OwnRules>) -> Vec<RulePack> {
+    own.map(|own| own.pack.clone()).into_iter().chain(RulePack::builtin()).collect()
 }
 
 /// Some checkpoints store a tied head a second time; that is harmless while the bytes agree.

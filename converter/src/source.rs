@@ -25,6 +25,7 @@ use shardpack_formats::{
     gguf::GgufError,
     pickle::PickleError,
     stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
+    tokenizer::{self, Converted},
 };
 use shardpack_manifests::{
     Digest,
@@ -60,6 +61,8 @@ const TEXT_FILES: &[&str] = &[
     "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
+    "tekken.json",
+    "tiktoken.model",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -222,6 +225,8 @@ pub struct Source {
     config_bytes: Vec<u8>,
     /// What the stored tensors stand for, by name.
     grouped: Grouped,
+    /// The `tokenizer.json` that is made of the others, or why there is none.
+    pub(crate) tokenizer: Option<Result<Converted, String>>,
     pub(crate) adapters: Adapters,
     origin: Origin,
 }
@@ -307,6 +312,7 @@ impl Source {
         let precision = stored_config(folder, &config)?;
         let (weights, grouped) = open_weights(folder, precision.as_ref())?;
         let text = read_texts(folder)?;
+        let tokenizer = converted_tokenizer(&text);
         let (folder, adapters) = (folder.to_owned(), Adapters::default());
         let origin = Origin::default();
         let derived = BTreeSet::new();
@@ -318,6 +324,7 @@ impl Source {
             derived,
             config_bytes,
             grouped,
+            tokenizer,
             adapters,
             origin,
         };
@@ -374,6 +381,7 @@ impl Source {
             self.text.remove("chat_template.jinja");
         }
         self.text.extend(adapters.texts.clone());
+        self.tokenizer = converted_tokenizer(&self.text);
         self.adapters = adapters;
         Ok(())
     }
@@ -536,6 +544,12 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// Other programs' tokenizers as the one that packages have.
+fn converted_tokenizer(text: &BTreeMap<String, Vec<u8>>) -> Option<Result<Converted, String>> {
+    let converted = tokenizer::convert(text)?;
+    Some(converted.map_err(|(file, problem)| format!("{file} is not converted: {problem}")))
 }
 
 /// What the folder says of its stored precision.

@@ -69,7 +69,8 @@ pub fn config_for_package(
     quantization: Option<&ConfigQuantization>,
 ) -> Value {
     let mut out: BTreeMap<String, Value> = BTreeMap::new();
-    for (key, value) in config.as_object().into_iter().flatten() {
+    let config = normalised.text_config.as_ref().or(config.as_object());
+    for (key, value) in config.into_iter().flatten() {
         if !DROPPED.contains(&key.as_str()) {
             out.insert(key.clone(), sorted(value));
         }

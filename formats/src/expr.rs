@@ -82,6 +82,19 @@ pub enum ExprError {
     },
 }
 
+impl ExprError {
+    /// The text of the expression, if it is short enough to be told.
+    #[must_use]
+    pub fn expression(&self) -> Option<&str> {
+        match self {
+            Self::TooLong { .. } => None,
+            Self::Syntax { expression, .. }
+            | Self::UnknownName { expression, .. }
+            | Self::Evaluate { expression, .. } => Some(expression),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
     Literal(Value),

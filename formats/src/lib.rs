@@ -6,7 +6,7 @@
 //! [`spec`]
 //! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
 //! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
-//! text), [`tool_family`] (how calls are written). This crate does no network and writes no files.
+//! text), [`tokenizer`] (other programs' as `tokenizer.json`), [`tool_family`] (how calls are written). This crate does no network and writes no files.
 
 pub mod affine;
 pub mod chat;
@@ -26,6 +26,7 @@ pub mod simd;
 pub mod spec;
 pub mod stored;
 pub mod template;
+pub mod tokenizer;
 pub mod tool_family;
 
 pub use affine::{AffineFormat, Rounding};
@@ -33,7 +34,7 @@ pub use config::config_for_package;
 pub use dtype::Dtype;
 pub use imatrix::Importance;
 pub use normalise::{Axis, Normalised, SourceTensor, TensorPlan, resolve};
-pub use rules::{CutRule, Role, RulePack};
+pub use rules::{CutRule, OwnRules, Role, RulePack};
 pub use simd::Platform;
 pub use spec::{Mask, Spec};
 pub use tool_family::{OutputStyle, ThinkingStyle, ToolFamily};

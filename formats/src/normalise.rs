@@ -5,7 +5,7 @@
 //! nothing of ranks: what it says holds for any number of them.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     dtype::Dtype,
@@ -17,15 +17,19 @@ use crate::{
 mod accounting;
 mod architecture;
 mod axes;
+mod draft;
 mod error;
 mod family;
 mod parts;
 mod scopes;
+mod skeleton;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
 
+pub use draft::{Draft, draft};
 pub use error::{ResolveError, TensorList};
+pub use skeleton::expected_tensors;
 pub use view::{Run, Turn, View};
 
 /// Most layers of a model: the deepest published one has under 200.
@@ -70,6 +74,9 @@ pub struct Normalised {
     pub tied_duplicate: Option<String>,
     /// Source tensors that a rule ignores, with the rule's reason.
     pub ignored: Vec<(String, String)>,
+    /// The configuration of the text model by itself, where it was taken out of one that describes
+    /// more: that of packages, which hold the text model alone.
+    pub text_config: Option<Map<String, Value>>,
     /// What a user should know, one sentence each.
     pub warnings: Vec<String>,
 }
@@ -186,7 +193,8 @@ pub fn resolve(
     packs: &[RulePack],
 ) -> Result<Normalised, ResolveError> {
     let config = config.as_object().ok_or(ResolveError::NotAnObject)?;
-    let config = &family::text_model(config, packs);
+    let text = family::text_model(config, packs);
+    let config = &text.config;
     let mut warnings = Vec::new();
     let family = family::choose(config, packs)?;
     warnings.extend(family.check_keys(config)?);
@@ -207,6 +215,18 @@ pub fn resolve(
         tensors: plan.tensors,
         tied_duplicate: plan.tied_duplicate,
         ignored: plan.ignored,
+        text_config: text.is_taken_out.then(|| text_config(&family, config)),
         warnings,
     })
+}
+
+/// The text model's configuration as that of a model by itself.
+fn text_config(
+    family: &family::FamilyRules<'_>,
+    config: &Map<String, Value>,
+) -> Map<String, Value> {
+    let mut config = config.clone();
+    config.insert("model_type".to_owned(), family.canonical().into());
+    config.extend(family.class().map(|class| ("architectures".to_owned(), vec![class].into())));
+    config
 }

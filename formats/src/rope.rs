@@ -99,6 +99,11 @@ pub enum Scaling {
         /// At least 1.
         factor: f64,
     },
+    /// A larger base whatever the sequence's length (Hunyuan's `dynamic` with `alpha`).
+    Stretched {
+        /// The base is multiplied by this to the power of `width / (width − 2)`.
+        alpha: f64,
+    },
     /// Low frequencies divided, high ones kept, a blend between them.
     Llama3 {
         /// Divisor of low frequencies, at least 1.
@@ -279,6 +284,11 @@ impl Scaling {
             Self::Default => return None,
             Self::Linear { factor } => ("linear", vec![("factor", (*factor).into())]),
             Self::Dynamic { factor } => ("dynamic", vec![("factor", (*factor).into())]),
+            Self::Stretched { alpha } => {
+                // mlx-lm asks for the older name of the kind.
+                let kind = ("type", "dynamic".into());
+                ("dynamic", vec![kind, ("factor", 1.0.into()), ("alpha", (*alpha).into())])
+            }
             Self::Llama3 { factor, low, high, original } => (
                 "llama3",
                 vec![

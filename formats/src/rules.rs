@@ -4,6 +4,7 @@
 //! ```toml
 //! schema = 1
 //! id = "dense-gqa"
+//! todo = []                       # points of a draft; a file with any is refused
 //! strip = [{ from = "module.", to = "" }]                # prefixes, each at most once
 //! ignore = [{ pattern = "*.inv_freq", reason = "…" }]    # tensors that are not needed
 //! [config]
@@ -14,8 +15,9 @@
 //! [[require]]
 //! that = "expression"             # `L` makes it per layer
 //! message = "why not"
-//! [families.llama]                # one per model_type; adds to `config`, `let`, `require`
+//! [families.llama]                # one per model_type; adds to `config`, `let`, `require`, `ignore`
 //! architectures = ["LlamaForCausalLM"]
+//! same_as = "other"               # what it is called once it stands by itself
 //! [spec]                          # expressions for formats::spec::Spec
 //! [axes]
 //! q = { len = "heads", unit = "head_size", align = "group" }
@@ -50,6 +52,8 @@
 
 use std::collections::BTreeMap;
 
+use toml::Table;
+
 use crate::expr::{Expr, ExprError};
 
 mod check;
@@ -57,6 +61,7 @@ mod extend;
 mod file;
 mod from;
 mod name;
+mod own;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -67,6 +72,7 @@ pub(crate) use file::{
 };
 pub(crate) use from::FromRule;
 pub(crate) use name::{NamePattern, matches};
+pub use own::{OwnRules, OwnRulesError};
 pub(crate) use parts::{DeltaRules, MlaRules, MoeRules, RouterRules};
 
 /// Largest rule file in bytes: the largest known has under 20 KiB.
@@ -97,6 +103,16 @@ const BUILTIN: &[(&str, &str)] = &[
     ("mla.toml", include_str!("../rules/mla.toml")),
     ("moe-gqa.toml", include_str!("../rules/moe-gqa.toml")),
 ];
+
+/// Architectures that are known and refused.
+const REFUSED: &str = include_str!("../rules/refused.toml");
+
+/// Why the program refuses a `model_type` that it knows by name.
+#[must_use]
+pub fn refused(model_type: &str) -> Option<String> {
+    let table: Table = toml::from_str(REFUSED).expect("a test parses it");
+    table.get("refused")?.get(model_type)?.as_str().map(str::to_owned)
+}
 
 /// A checked rule pack.
 #[derive(Clone, Debug)]
@@ -138,6 +154,16 @@ pub enum RuleError {
         /// What is wrong with it.
         source: ExprError,
     },
+    /// A draft that nobody has finished.
+    #[error(
+        "todo: {count} points are not decided, the first is {first:?}; take each out of the list once it is decided"
+    )]
+    Open {
+        /// Points.
+        count: usize,
+        /// The first one.
+        first: String,
+    },
     /// Something that contradicts itself.
     #[error("{place}: {problem}")]
     Invalid {
@@ -154,8 +180,28 @@ impl RulePack {
         if text.len() > MAX_RULES_BYTES {
             return Err(RuleError::TooLarge(text.len()));
         }
-        let file = extend::extended(toml::from_str(text)?, 0)?;
-        let mut file: file::PackFile = serde::Deserialize::deserialize(file)?;
+        Self::from_table(extend::extended(toml::from_str(text)?, 0)?)
+    }
+
+    /// A pack from a file with all that it extends.
+    fn from_table(mut table: Table) -> Result<Self, RuleError> {
+        let tensors = match table.insert("tensors".to_owned(), toml::Value::Array(Vec::new())) {
+            Some(toml::Value::Array(tensors)) => tensors,
+            _ => Vec::new(),
+        };
+        let mut file: file::PackFile = serde::Deserialize::deserialize(table)?;
+        // One by one, so that an error says in which.
+        for tensor in tensors {
+            let name = tensor.get("name").and_then(toml::Value::as_str).unwrap_or("without a name");
+            let place = format!("tensor {name}");
+            let rule = serde::Deserialize::deserialize(tensor).map_err(|error: toml::de::Error| {
+                RuleError::Invalid { place, problem: error.to_string().trim().replace('\n', " ") }
+            });
+            file.tensors.push(rule?);
+        }
+        if let Some(first) = file.todo.first() {
+            return Err(RuleError::Open { count: file.todo.len(), first: first.clone() });
+        }
         inherit(&mut file)?;
         check::check(file)
     }
@@ -179,6 +225,12 @@ impl RulePack {
     pub fn model_types(&self) -> impl Iterator<Item = &str> {
         self.file.families.keys().map(String::as_str)
     }
+}
+
+/// The text of a compiled-in pack.
+pub(crate) fn builtin_text(id: &str) -> Option<&'static str> {
+    let name = format!("{id}.toml");
+    BASES.iter().chain(BUILTIN).find(|(builtin, _)| *builtin == name).map(|(_, text)| *text)
 }
 
 /// Takes over the lists of the pack's base.

@@ -11,7 +11,7 @@ use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Nodes, Plan, convert,
 };
 
-use super::{Outcome, plan, sign, threads};
+use super::{Outcome, plan, rules, sign, threads};
 use crate::{
     args::{ConvertArgs, FormatArgs},
     failure::Failure,
@@ -58,6 +58,7 @@ pub(super) fn format_options(
         args.experts.parse().map_err(|error: String| anyhow::anyhow!("--experts: {error}"))?;
     Ok(ConvertOptions {
         experts,
+        rules: args.rules.as_deref().map(rules::read).transpose()?,
         bits: args.bits,
         group_size: args.group_size,
         nodes,

@@ -7,14 +7,14 @@ use std::{
 };
 
 use serde_json::json;
-use shardpack_converter::{ConvertError, Plan, RankMemory};
+use shardpack_converter::{ConvertError, Plan, PlanError, RankMemory};
 use shardpack_manifests::manifest::MatrixFormat;
 
-use super::{Outcome, convert};
+use super::{Outcome, convert, rules};
 use crate::{
     args::PlanArgs,
     failure::Failure,
-    progress::{result, size, table},
+    progress::{result, say, size, table},
     source::{self, Input, Keep},
 };
 
@@ -28,9 +28,17 @@ pub(crate) fn run(args: &PlanArgs) -> Outcome {
         keep: Keep::Headers,
     };
     let source = source::open(&input, Path::new(""))?;
-    let plan = Plan::new(&source, options)
-        .map_err(ConvertError::from)
-        .map_err(|error| if error.is_wrong() { Failure::wrong(error) } else { error.into() })?;
+    let plan = match Plan::new(&source, options) {
+        Ok(plan) => plan,
+        Err(error @ PlanError::Resolve(_)) => return Err(rules::refuse(&source, error, args)),
+        Err(error) => {
+            let error = ConvertError::from(error);
+            return Err(if error.is_wrong() { Failure::wrong(error) } else { error.into() });
+        }
+    };
+    if let Some(path) = &args.draft {
+        say(&format!("note: {} is not written: there are rules for this model", path.display()));
+    }
     if args.json {
         result(&json(&plan, args.tensors).to_string());
     } else {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use shardpack_formats::{
     chat::{self, Chat, Templates},
     config::{AffineConfig, ConfigQuantization, config_for_package},
+    tokenizer::TOKENIZER_FILE,
 };
 use shardpack_manifests::{
     Digest, Manifest, PackageSet,
@@ -24,7 +25,7 @@ use shardpack_manifests::{
 use super::{Finished, output::WrittenFiles};
 use crate::{
     package::{FilePlan, WriteError, sync_directory, write_small},
-    plan::{Destination, Plan},
+    plan::{Destination, Plan, RULES_FILE},
     source::Source,
 };
 
@@ -204,6 +205,13 @@ pub(super) fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, Canon
     let quantization = config_quantization(&plan.quantization);
     let config = config_for_package(&source.config, &plan.normalised, quantization.as_ref());
     let mut texts = source.text.clone();
+    // What a tokenizer was made of is of no use to who has it.
+    for name in ["tekken.json", "tiktoken.model"] {
+        texts.remove(name);
+    }
+    if let Some(Ok(converted)) = &source.tokenizer {
+        texts.insert(TOKENIZER_FILE.to_owned(), converted.json.clone());
+    }
     // The oldest form is read by nobody but transformers: it goes on as a template of its own.
     if let Some(Templates { file: chat::LEGACY_FILE, default, .. }) =
         chat::lookup(&texts).ok().flatten()
@@ -212,6 +220,9 @@ pub(super) fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, Canon
     }
     texts.remove(chat::LEGACY_FILE);
     texts.insert(CONFIG_FILE.to_owned(), pretty(&config)?.into_bytes());
+    if let Some(own) = plan.own_rules() {
+        texts.insert(RULES_FILE.to_owned(), own.text().as_bytes().to_vec());
+    }
     Ok(texts)
 }
 

@@ -15,6 +15,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use shardpack_formats::OwnRules;
 use shardpack_manifests::{Digest, canonical::CanonicalError};
 
 use super::Finished;
@@ -53,6 +54,7 @@ pub(super) fn key(source: &Source, plan: &Plan) -> Result<Digest, CanonicalError
         quantization: &'a shardpack_manifests::manifest::Quantization,
         layout: &'a shardpack_manifests::Layout,
         adapters: Vec<(u64, String)>,
+        rules: Option<&'a str>,
     }
     let tensors = source
         .tensors()
@@ -71,6 +73,7 @@ pub(super) fn key(source: &Source, plan: &Plan) -> Result<Digest, CanonicalError
         quantization: &plan.quantization,
         layout: &plan.layout,
         adapters: source.adapters.key(),
+        rules: plan.own_rules().map(OwnRules::text),
     })?;
     Ok(Digest::of(&text))
 }

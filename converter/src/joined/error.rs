@@ -75,6 +75,14 @@ pub enum JoinError {
         /// What is wrong.
         problem: String,
     },
+    /// The package's own rules cannot be used.
+    #[error("{}: rules.toml: {problem}", .package.display())]
+    Rules {
+        /// The package.
+        package: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// The rules make another architecture of the configuration than the manifest states.
     #[error(
         "{}: this version reads another architecture from config.json than the manifest states; convert the source again", .0.display()

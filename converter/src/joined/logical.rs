@@ -4,11 +4,11 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
-use shardpack_formats::{AffineFormat, Dtype, Normalised, RulePack, SourceTensor, resolve};
+use shardpack_formats::{AffineFormat, Dtype, Normalised, OwnRules, SourceTensor, resolve};
 use shardpack_manifests::{Manifest, manifest::MatrixFormat, verify::Problem};
 
 use super::{JoinError, tensors::Uncut};
-use crate::plan::format_of;
+use crate::plan::{RULES_FILE, format_of, packs};
 
 /// The package's model config.
 const CONFIG_FILE: &str = "config.json";
@@ -40,7 +40,8 @@ pub(super) fn normalised(
         .iter()
         .filter_map(|(name, uncut)| logical(manifest, tensors, name, uncut).transpose())
         .collect::<Result<Vec<_>, _>>()?;
-    match resolve(&config, &sources, &RulePack::builtin()) {
+    let own = own_rules(&package, texts)?;
+    match resolve(&config, &sources, &packs(own.as_ref())) {
         Ok(normalised) if normalised.spec == manifest.architecture => {
             check_formats(&normalised, manifest, tensors)?;
             Ok((config, normalised))
@@ -48,6 +49,18 @@ pub(super) fn normalised(
         Ok(_) => Err(JoinError::Architecture(package)),
         Err(source) => Err(JoinError::Resolve { package, source }),
     }
+}
+
+/// The rules that the package brings along, when the compiled-in ones do not know the model.
+fn own_rules(
+    package: &Path,
+    texts: &BTreeMap<String, Vec<u8>>,
+) -> Result<Option<OwnRules>, JoinError> {
+    let Some(bytes) = texts.get(RULES_FILE) else { return Ok(None) };
+    let parsed = str::from_utf8(bytes)
+        .map_err(|error| error.to_string())
+        .and_then(|text| OwnRules::parse(text).map_err(|error| error.to_string()));
+    parsed.map(Some).map_err(|problem| JoinError::Rules { package: package.to_owned(), problem })
 }
 
 /// Quantized is what the manifest says is quantized, and nothing else: no plan is made of a

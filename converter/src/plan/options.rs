@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
-use shardpack_formats::{Dtype, Rounding};
+use shardpack_formats::{Dtype, OwnRules, Rounding};
 use shardpack_manifests::signature::SigningKey;
 
 use super::PlanError;
@@ -42,6 +42,8 @@ pub struct ConvertOptions {
     pub fail_on: Vec<String>,
     /// How mixtures of experts are cut.
     pub experts: ExpertCut,
+    /// Rules of the user's, which come before the compiled-in ones.
+    pub rules: Option<OwnRules>,
     /// Signs every package with this key.
     pub sign: Option<Arc<SigningKey>>,
     /// Tokens of context to plan memory for; the model's own longest when absent.
@@ -71,6 +73,7 @@ impl ConvertOptions {
             fail_on: Vec::new(),
             sign: None,
             experts: ExpertCut::default(),
+            rules: None,
             context: None,
             memory_bytes: Self::MEMORY_BYTES,
         }

@@ -79,8 +79,11 @@ impl<'a> Inventory<'a> {
                     name = format!("{}{rest}", rule.to);
                 }
             }
-            if let Some(IgnoreRule { reason, .. }) =
-                file.ignore.iter().find(|rule| matches(&rule.pattern, &name))
+            if let Some(IgnoreRule { reason, .. }) = file
+                .ignore
+                .iter()
+                .chain(&family.family.ignore)
+                .find(|rule| matches(&rule.pattern, &name))
             {
                 inventory.ignored.push((tensor.name.clone(), reason.clone()));
             } else if let Some(first) = inventory.tensors.insert(name.clone(), tensor) {

@@ -65,7 +65,7 @@ pub(super) fn resolve(
     let has_experts = all_layers.iter().any(|layer| layer.moe);
     let spec = Spec {
         rules: family.pack.id().to_owned(),
-        model_type: family.name.to_owned(),
+        model_type: family.canonical().to_owned(),
         hidden_size: size(&rules.hidden_size, scope, "hidden_size")?,
         vocab_size: size(&rules.vocab_size, scope, "vocab_size")?,
         max_positions,

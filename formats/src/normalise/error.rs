@@ -21,6 +21,14 @@ pub enum ResolveError {
         /// Every `model_type` that a pack knows.
         known: String,
     },
+    /// Known by name, and beyond the engine.
+    #[error("{model_type} models are not read: {reason}")]
+    Refused {
+        /// The configuration's `model_type`, or that of the text model in it.
+        model_type: String,
+        /// What is missing.
+        reason: String,
+    },
     /// A class that the family's rules are not for.
     #[error("a {family} model of class {found}; known: {known}")]
     UnknownClass {

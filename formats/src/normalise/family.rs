@@ -6,8 +6,11 @@ use super::{ResolveError, scopes::at_layer};
 use crate::{
     config::is_neutral,
     expr::{self, Scope},
-    rules::{Family, Let, RequireRule, RulePack},
+    rules::{Family, Let, RequireRule, RulePack, refused},
 };
+
+/// Where a configuration has that of its text model.
+const INNER: &str = "text_config";
 
 /// The rules of one `model_type`.
 pub(super) struct FamilyRules<'a> {
@@ -28,6 +31,12 @@ pub(super) fn choose<'a>(
         Some(FamilyRules { name, pack, family, lets: &pack.lets[name] })
     });
     let Some(family) = found else {
+        let inner = &config.get(INNER).unwrap_or(&Value::Null)["model_type"];
+        for name in [model_type, inner].into_iter().filter_map(Value::as_str) {
+            if let Some(reason) = refused(name) {
+                return Err(ResolveError::Refused { model_type: name.to_owned(), reason });
+            }
+        }
         let mut known: Vec<&str> = packs.iter().flat_map(RulePack::model_types).collect();
         known.sort_unstable();
         known.dedup();
@@ -54,12 +63,19 @@ pub(super) fn choose<'a>(
     })
 }
 
+/// A configuration as rules see it.
+pub(super) struct TextModel {
+    pub(super) config: Map<String, Value>,
+    /// Whether it was taken out of one that describes more than text.
+    pub(super) is_taken_out: bool,
+}
+
 /// The configuration of the text model within one that reads pictures too. Rules for the whole see
 /// the keys of both; otherwise there may be rules for the text model alone, whose tensors then
 /// decide what else there is.
-pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Map<String, Value> {
-    const INNER: &str = "text_config";
-    let Some(inner) = config.get(INNER).and_then(Value::as_object) else { return config.clone() };
+pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
+    let whole = || TextModel { config: config.clone(), is_taken_out: false };
+    let Some(inner) = config.get(INNER).and_then(Value::as_object) else { return whole() };
     let is_known = |config: &Map<String, Value>| {
         let name = config.get("model_type").and_then(Value::as_str);
         name.is_some_and(|name| packs.iter().any(|pack| pack.file.families.contains_key(name)))
@@ -69,20 +85,41 @@ pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Map
         text.remove("architectures");
         let outer = config.iter().filter(|(key, _)| *key != INNER);
         text.extend(outer.map(|(key, value)| (key.clone(), value.clone())));
+        return TextModel { config: text, is_taken_out: false };
     } else if is_known(inner) {
         text.remove("architectures");
         let tied = config.get("tie_word_embeddings").cloned();
-        text.extend(tied.map(|tied| ("tie_word_embeddings".to_owned(), tied)));
-    } else {
-        return config.clone();
+        // Wrappers whose text model says so itself state the whole's default beside it.
+        if !text.contains_key("tie_word_embeddings") {
+            text.extend(tied.map(|tied| ("tie_word_embeddings".to_owned(), tied)));
+        }
+        return TextModel { config: text, is_taken_out: true };
     }
-    text
+    whole()
 }
 
 impl<'a> FamilyRules<'a> {
+    /// The family that packages are of.
+    pub(super) fn canonical(&self) -> &'a str {
+        self.family.same_as.as_deref().unwrap_or(self.name)
+    }
+
+    /// The class of that family.
+    pub(super) fn class(&self) -> Option<&'a str> {
+        let family = self.pack.file.families.get(self.canonical())?;
+        family.architectures.first().map(String::as_str)
+    }
+
     /// Keys of the configuration that expressions may name.
     pub(super) fn used_keys(&self) -> impl Iterator<Item = &'a str> {
         self.pack.file.config.used.iter().chain(&self.family.used).map(String::as_str)
+    }
+
+    /// Whether rules know a key of the configuration.
+    pub(super) fn knows(&self, key: &str) -> bool {
+        let ignored = self.pack.file.config.ignored.iter().chain(&self.family.ignored);
+        self.used_keys().chain(ignored.map(String::as_str)).any(|known| known == key)
+            || ["model_type", "architectures"].contains(&key)
     }
 
     /// Refuses keys that the rules do not know; the warning names those with a neutral value.

@@ -18,11 +18,18 @@ impl RopeParameters {
         if width == 0 || !width.is_multiple_of(2) || width > MAX_WIDTH {
             return Err(RopeError::Width(width));
         }
-        let theta = self.theta;
+        let theta = match self.scaling {
+            Scaling::Stretched { alpha } if width > 2 => {
+                self.theta * libm::pow(alpha, f64::from(width) / f64::from(width - 2))
+            }
+            _ => self.theta,
+        };
         let plain = (0..width / 2)
             .map(move |pair| libm::pow(theta, -f64::from(2 * pair) / f64::from(width)));
         let inv_freq: Vec<f64> = match &self.scaling {
-            Scaling::Default | Scaling::Dynamic { .. } => plain.clone().collect(),
+            Scaling::Default | Scaling::Dynamic { .. } | Scaling::Stretched { .. } => {
+                plain.clone().collect()
+            }
             Scaling::Linear { factor } => {
                 plain.clone().map(|frequency| frequency / factor).collect()
             }

@@ -117,6 +117,16 @@ impl<'a> Section<'a> {
                 self.check_keys(&["factor"], request)?;
                 Ok(Scaling::Linear { factor: factor()? })
             }
+            "dynamic" if self.map.get("alpha").is_some_and(|alpha| !alpha.is_null()) => {
+                self.check_keys(&["alpha", "factor"], request)?;
+                // At no less than 1 the base grows; beyond this nothing is published.
+                let alpha = reader.required("alpha", "a number from 1 to 1e9", |alpha| {
+                    (1.0..=1e9).contains(&alpha)
+                })?;
+                reader
+                    .number("factor", "1, beside alpha", |factor| factor.total_cmp(&1.0).is_eq())?;
+                Ok(Scaling::Stretched { alpha })
+            }
             "dynamic" => {
                 self.check_keys(&["factor"], request)?;
                 Ok(Scaling::Dynamic { factor: factor()? })

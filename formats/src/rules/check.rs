@@ -21,6 +21,12 @@ pub(super) fn check(file: PackFile) -> Result<RulePack, RuleError> {
     }
     let mut lets = BTreeMap::new();
     for (name, family) in &file.families {
+        if let Some(other) = &family.same_as
+            && file.families.get(other).is_none_or(|other| other.same_as.is_some())
+        {
+            let problem = format!("is the same as {other:?}, which is no family of its own here");
+            return invalid(&format!("families.{name}"), &problem);
+        }
         let keys = Keys::of(&file, name, family)?;
         let ordered = order_lets(&file, family, &keys)?;
         check_expressions(&file, family, &Names::of(keys, &ordered))?;

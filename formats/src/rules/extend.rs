@@ -7,7 +7,7 @@
 
 use toml::{Table, Value};
 
-use super::{BASES, BUILTIN, RuleError};
+use super::{RuleError, builtin_text};
 
 /// Most packs that build on each other.
 const MAX_DEPTH: usize = 4;
@@ -29,7 +29,7 @@ pub(super) fn extended(mut file: Table, depth: usize) -> Result<Table, RuleError
         return Err(invalid("extends", problem));
     }
     let name = base.as_str().unwrap_or_default();
-    let Some(text) = builtin(name) else {
+    let Some(text) = builtin_text(name) else {
         return Err(invalid(
             "extends",
             format!("{} is not the name of a compiled-in pack", shown(&base)),
@@ -60,11 +60,6 @@ pub(super) fn extended(mut file: Table, depth: usize) -> Result<Table, RuleError
     join("", &mut base, file);
     base.insert("tensors".to_owned(), Value::Array(all));
     Ok(base)
-}
-
-fn builtin(id: &str) -> Option<&'static str> {
-    let name = format!("{id}.toml");
-    BASES.iter().chain(BUILTIN).find(|(builtin, _)| *builtin == name).map(|(_, text)| *text)
 }
 
 /// A value for a message.

@@ -16,6 +16,9 @@ use crate::{expr::Expr, normalise::Align, spec::NormKind};
 pub(crate) struct PackFile {
     pub(crate) schema: u32,
     pub(crate) id: String,
+    /// Points that nobody has decided.
+    #[serde(default)]
+    pub(crate) todo: Vec<String>,
     /// A compiled-in pack whose `strip`, `ignore` and `config.ignored` hold here too.
     pub(crate) base: Option<String>,
     #[serde(default)]
@@ -79,6 +82,12 @@ pub(crate) struct RequireRule {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Family {
     pub(crate) architectures: Vec<String>,
+    /// The family of this pack whose model it is, once its tensors have their normalised names:
+    /// packages are of that family.
+    pub(crate) same_as: Option<String>,
+    /// Tensors of this family that are not needed.
+    #[serde(default)]
+    pub(crate) ignore: Vec<IgnoreRule>,
     /// Values of keys that a configuration does not have, which is not the same as null.
     #[serde(default)]
     pub(crate) absent: BTreeMap<String, Expr>,

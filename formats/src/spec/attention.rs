@@ -46,6 +46,8 @@ pub enum QkNorm {
     /// Each head by itself before the rotary embedding, with one gain of `head_dim` values for
     /// all heads.
     Head,
+    /// The same after the rotary embedding; `query_layernorm` and `key_layernorm` (Hunyuan).
+    HeadAfterRope,
     /// All heads together before the rotary embedding, with a gain for every value.
     Full,
 }

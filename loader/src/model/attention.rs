@@ -79,10 +79,16 @@ impl<B: Backend> Attention<B> {
             gate = Some(backend.slice_heads(&both, 2 * head_dim, head_dim..2 * head_dim));
         }
         let [q, k] = weights.queries_and_keys(step, x, q)?;
-        let [mut q, k] = match step.rotation(layer) {
+        let [mut q, mut k] = match step.rotation(layer) {
             Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, head_dim)),
             None => [q, k],
         };
+        if let (QkNorm::HeadAfterRope, Some([q_norm, k_norm])) =
+            (step.spec.attention.qk_norm, &weights.qk_norms)
+        {
+            let norm = &step.spec.norm;
+            [q, k] = [q_norm.apply(backend, norm, &q), k_norm.apply(backend, norm, &k)];
+        }
         if let Some(scales) = &step.query_scales {
             q = backend.scale_rows(q, scales);
         }
@@ -108,12 +114,16 @@ fn qk_norms<B: Backend>(
     let one_head = Part::whole(attention.head_dim as usize);
     let [q, kv] = match attention.qk_norm {
         QkNorm::None => return Ok(None),
-        QkNorm::Head => [&one_head, &one_head],
+        QkNorm::Head | QkNorm::HeadAfterRope => [&one_head, &one_head],
         QkNorm::Full if q.held.is_empty() => return Ok(None),
         QkNorm::Full => [q, kv],
     };
     let norm = |name: &str, width| Norm::load(loader, &format!("{prefix}.{name}"), width);
-    Ok(Some([norm("q_norm", q)?, norm("k_norm", kv)?]))
+    let [q_name, k_name] = match attention.qk_norm {
+        QkNorm::HeadAfterRope => ["query_layernorm", "key_layernorm"],
+        _ => ["q_norm", "k_norm"],
+    };
+    Ok(Some([norm(q_name, q)?, norm(k_name, kv)?]))
 }
 
 impl<B: Backend> Weights<B> {
@@ -128,8 +138,12 @@ impl<B: Backend> Weights<B> {
         let k = self.k.apply(backend, x);
         let (attention, norm) = (&step.spec.attention, &step.spec.norm);
         let Some([q_norm, k_norm]) = &self.qk_norms else { return Ok([q, k]) };
-        if attention.qk_norm != QkNorm::Full {
-            return Ok([q_norm.apply(backend, norm, &q), k_norm.apply(backend, norm, &k)]);
+        match attention.qk_norm {
+            QkNorm::None | QkNorm::HeadAfterRope => return Ok([q, k]),
+            QkNorm::Head => {
+                return Ok([q_norm.apply(backend, norm, &q), k_norm.apply(backend, norm, &k)]);
+            }
+            QkNorm::Full => {}
         }
         let head_dim = attention.head_dim as usize;
         // A key-value head that several ranks hold counts once.

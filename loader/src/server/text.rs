@@ -187,4 +187,6 @@ impl Detokenizer {
 }
 
 #[cfg(test)]
+mod converted;
+#[cfg(test)]
 mod tests;
