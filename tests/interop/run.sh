@@ -37,7 +37,14 @@ mlx() (
     esac
     environment target/interop mlx_lm "$mlx" 'mlx-lm==0.32.2'
     target/interop/bin/python tests/interop/mlx_loads_packages.py "$program"
+    target/interop/bin/python tests/interop/mlx_families.py "$program"
+)
+tokenizers() (
+    environment target/interop-tokenizers mistral_common 'mistral-common==1.13.1' 'sentencepiece==0.2.3' \
+        'tiktoken==0.14.0' 'tokenizers==0.23.3'
+    target/interop-tokenizers/bin/python tests/interop/tokenizers_agree.py "$program"
 )
 command -v python3 >/dev/null || skip "everything: there is no python3"
 signatures
+tokenizers
 mlx

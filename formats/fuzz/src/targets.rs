@@ -11,6 +11,7 @@ use shardpack_formats::{
     Dtype, Importance, RulePack, SourceTensor, config_for_package, container,
     expr::{self, Expr, Scope},
     resolve,
+    tokenizer::{self, MAX_TOKENS, TokenizerError},
 };
 use shardpack_manifests::{
     Manifest, PackageSet, canonical,
@@ -29,8 +30,11 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("manifest", manifest),
     ("model", model),
     ("rules", rules),
+    ("sentencepiece", sentencepiece),
     ("set", set),
     ("source", source),
+    ("tekken", tekken),
+    ("tiktoken", tiktoken),
     ("transfer", transfer),
 ];
 
@@ -127,6 +131,38 @@ fn imatrix(data: &[u8]) {
         let found = importance.of(module, 1, columns.len() as u64);
         assert_eq!(found.ok().flatten(), Some(columns.as_slice()));
     }
+}
+
+/// A sentencepiece model.
+fn sentencepiece(data: &[u8]) {
+    tokenizer_document(&tokenizer::sentencepiece(data, &Value::Null));
+}
+
+/// Mistral's tokenizer.
+fn tekken(data: &[u8]) {
+    tokenizer_document(&tokenizer::tekken(data));
+}
+
+/// Ranks of tiktoken, as Kimi has them.
+fn tiktoken(data: &[u8]) {
+    let config = serde_json::json!({ "tokenizer_class": "TikTokenTokenizer" });
+    tokenizer_document(&tokenizer::kimi(data, &config));
+}
+
+/// Every id of a converted tokenizer is one token's.
+fn tokenizer_document(document: &Result<Value, TokenizerError>) {
+    let Ok(document) = document else { return };
+    let vocab = &document["model"]["vocab"];
+    let count = vocab.as_object().map(serde_json::Map::len);
+    let count = count.or_else(|| vocab.as_array().map(Vec::len)).expect("a vocabulary");
+    assert!(0 < count && count <= MAX_TOKENS);
+    if let Some(vocab) = vocab.as_object() {
+        let mut ids: Vec<u64> = vocab.values().filter_map(Value::as_u64).collect();
+        ids.sort_unstable();
+        assert!(ids.iter().enumerate().all(|(index, id)| *id == index as u64));
+    }
+    let merges = document["model"]["merges"].as_array().map_or(0, Vec::len);
+    assert!(merges <= count * tokenizer::MAX_TOKEN_BYTES);
 }
 
 /// A manifest, and the map of chunks after its end (a newline).

@@ -1,0 +1,124 @@
+"""Further families for make_reference_models.py: smaller than the first ones, so that each folder stays below 200 KB.
+
+    python make_reference_models.py OUT --specs more_families.py
+"""
+import make_reference_models as base
+from make_reference_models import BIG_EPS, mtp_layer, rope
+
+base.LEN_B = 24
+
+V = 64
+W = 8  # sliding window
+BASE = dict(vocab_size=V, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0, use_cache=True,
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+DENSE = dict(BASE, intermediate_size=96)
+MOE = dict(BASE, intermediate_size=64, num_experts_per_tok=2)
+SWITCH = ["sliding_attention", "full_attention"]
+
+FAMILIES = {
+    "smollm3": dict(
+        cls="SmolLM3ForCausalLM", style="v4", drop=["layer_types"],
+        config=dict(DENSE, no_rope_layers=[1, 0], no_rope_layer_interval=4, use_sliding_window=True, sliding_window=W,
+                    attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(2e6)),
+        bites={"no rope": dict(no_rope_layers=[1, 1]), "window": dict(use_sliding_window=False, layer_types=None),
+               "eps": dict(rms_norm_eps=1e-6)}),
+    "exaone4": dict(
+        cls="Exaone4ForCausalLM", style="v4",
+        config=dict(DENSE, head_dim=16, sliding_window=W, sliding_window_pattern=4, layer_types=SWITCH,
+                    rms_norm_eps=BIG_EPS, rope_parameters=rope(1e6, "llama3", factor=8.0, low_freq_factor=1.0,
+                                                               high_freq_factor=4.0, original_max_position_embeddings=32)),
+        bites={"window": dict(sliding_window=64), "llama3 rope": dict(rope_parameters=rope(1e6)),
+               "eps": dict(rms_norm_eps=1e-6)}),
+    "ernie4_5": dict(
+        cls="Ernie4_5ForCausalLM", style="v4",
+        config=dict(DENSE, head_dim=16, use_bias=True, tie_word_embeddings=True, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(500000)),
+        bites={"eps": dict(rms_norm_eps=1e-5)}),
+    "glm": dict(
+        cls="GlmForCausalLM", style="v4",
+        config=dict(DENSE, head_dim=16, attention_bias=True, partial_rotary_factor=0.5, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(10000, partial_rotary_factor=0.5)),
+        bites={"partial rotary": dict(partial_rotary_factor=1.0, rope_parameters=rope(10000, partial_rotary_factor=1.0)),
+               "eps": dict(rms_norm_eps=1e-6)}),
+    "nemotron": dict(
+        cls="NemotronForCausalLM", style="v4",
+        config=dict(DENSE, head_dim=16, attention_bias=True, mlp_bias=True, partial_rotary_factor=0.5, norm_eps=BIG_EPS,
+                    rope_parameters=rope(10000, partial_rotary_factor=0.5)),
+        bites={"partial rotary": dict(partial_rotary_factor=1.0, rope_parameters=rope(10000, partial_rotary_factor=1.0)),
+               "eps": dict(norm_eps=1e-5)}),
+    "arcee": dict(
+        cls="ArceeForCausalLM", style="v4",
+        config=dict(DENSE, head_dim=16, attention_bias=True, mlp_bias=True, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(10000, "yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=4.0,
+                                         beta_slow=1.0)),
+        bites={"yarn": dict(rope_parameters=rope(10000)), "eps": dict(rms_norm_eps=1e-6)}),
+    "cohere": dict(
+        cls="CohereForCausalLM", style="v4",
+        config=dict(DENSE, logit_scale=0.5, layer_norm_eps=BIG_EPS, attention_bias=True, tie_word_embeddings=True,
+                    use_qk_norm=False, rope_parameters=rope(8e6)),
+        bites={"logit_scale": dict(logit_scale=0.0625), "eps": dict(layer_norm_eps=1e-5)}),
+    "olmo3": dict(
+        cls="Olmo3ForCausalLM", style="v4",
+        config=dict(DENSE, sliding_window=W, layer_types=SWITCH, rms_norm_eps=BIG_EPS,
+                    rope_parameters=dict(full_attention=rope(500000, "yarn", factor=8.0, beta_fast=4.0, beta_slow=1.0,
+                                                             original_max_position_embeddings=16,
+                                                             attention_factor=1.2079),
+                                         sliding_attention=rope(500000))),
+        bites={"window": dict(sliding_window=64), "yarn": dict(rope_parameters=dict(full_attention=rope(500000),
+                                                                                    sliding_attention=rope(500000))),
+               "eps": dict(rms_norm_eps=1e-6)}),
+    "qwen2_moe": dict(
+        cls="Qwen2MoeForCausalLM", style="v4", drop=["layer_types"],
+        config=dict(MOE, num_experts=3, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+                    norm_topk_prob=False, decoder_sparse_step=1, mlp_only_layers=[1], qkv_bias=True,
+                    use_sliding_window=False, rope_parameters=rope(1e6)),
+        bites={"norm_topk_prob": dict(norm_topk_prob=True)}),
+    "olmoe": dict(
+        cls="OlmoeForCausalLM", style="v4",
+        config=dict(MOE, num_key_value_heads=4, intermediate_size=32, num_experts=3, norm_topk_prob=False,
+                    rms_norm_eps=BIG_EPS, rope_parameters=rope(10000)),
+        bites={"norm_topk_prob": dict(norm_topk_prob=True), "eps": dict(rms_norm_eps=1e-5)}),
+    "deepseek_v2": dict(
+        cls="DeepseekV2ForCausalLM", style="v4", drop=base.MLA_DROP,
+        put=dict(scoring_func="softmax", moe_layer_freq=1, ep_size=1, seq_aux=True, aux_loss_alpha=0.001),
+        config=dict(dict(MOE, num_attention_heads=2, num_key_value_heads=2), q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=32,
+                    qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=4, n_shared_experts=1, n_group=2,
+                    topk_group=1, topk_method="group_limited_greedy", moe_intermediate_size=32, first_k_dense_replace=1,
+                    norm_topk_prob=False, routed_scaling_factor=16.0,
+                    rope_parameters=rope(10000, "yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=32,
+                                         beta_slow=1, mscale=0.707, mscale_all_dim=0.707)),
+        gains=[(r"experts.*down_proj", 0.1)],
+        bites={"yarn": dict(rope_parameters=rope(10000)), "scaling": dict(routed_scaling_factor=1.0),
+               "expert groups": dict(topk_method="greedy")}),
+    "qwen3_5_moe": dict(
+        cls="Qwen3_5MoeForCausalLM", style="v5", f32=r"linear_attn\.(A_log|norm\.weight)$",
+        config=dict(dict(BASE, num_attention_heads=2, num_key_value_heads=1), head_dim=16, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32,
+                    shared_expert_intermediate_size=32, linear_conv_kernel_dim=4, linear_key_head_dim=16,
+                    linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+                    layer_types=["linear_attention", "full_attention"],
+                    rope_parameters=rope(1e7, partial_rotary_factor=0.25, mrope_section=[1, 1, 0], mrope_interleaved=True)),
+        put=dict(full_attention_interval=4)),
+    "dots1": dict(
+        cls="Dots1ForCausalLM", style="v4", drop=["layer_types"],
+        put=dict(scoring_func="sigmoid", topk_method="noaux_tc"),
+        config=dict(MOE, head_dim=16, n_routed_experts=3, n_shared_experts=1, n_group=1, topk_group=1,
+                    moe_intermediate_size=32, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+                    attention_bias=False, sliding_window=None, rope_parameters=rope(1e7)),
+        bites={"scaling": dict(routed_scaling_factor=1.0), "norm_topk_prob": dict(norm_topk_prob=False)}),
+    "granitemoe": dict(
+        cls="GraniteMoeForCausalLM", style="v4",
+        config=dict(MOE, intermediate_size=32, num_local_experts=3, embedding_multiplier=12.0,
+                    logits_scaling=0.8, residual_multiplier=0.22, attention_multiplier=0.109375, rope_parameters=rope(10000)),
+        bites={k: {k: 1.0} for k in ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")}),
+    "hunyuan_v1_dense": dict(
+        cls="HunYuanDenseV1ForCausalLM", style="v4",
+        config=dict(DENSE, head_dim=16, tie_word_embeddings=True,
+                    rope_parameters=rope(10000, "dynamic", factor=1.0, alpha=1000.0)),
+        bites={"alpha": dict(rope_parameters=rope(10000))}),
+    "hunyuan_v1_moe": dict(
+        cls="HunYuanMoEV1ForCausalLM", style="v4",
+        config=dict({k: v for k, v in MOE.items() if k != "num_experts_per_tok"}, intermediate_size=32, head_dim=16,
+                    num_experts=3, moe_topk=2, rope_parameters=rope(10000, "dynamic", factor=1.0, alpha=1000.0)),
+        bites={"alpha": dict(rope_parameters=rope(10000))}),
+}

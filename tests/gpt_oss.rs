@@ -1,0 +1,91 @@
+//! gpt-oss as it is published: experts in MXFP4, gates and ups in turns.
+
+use std::{fs, path::Path};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use shardpack_converter::plan::ExpertCut;
+use shardpack_loader::engine::{TokenId, logits, memory_group};
+use tempfile::tempdir;
+
+use crate::{
+    experts::{join, open, write},
+    harness::{convert, data, path, succeed},
+};
+
+const SOURCE: &str = "sources/mxfp4_gpt_oss";
+
+/// A float32 engine stays this close to transformers' logits.
+const TOLERANCE: f32 = 5e-4;
+
+fn json(file: &Path) -> Value {
+    serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+}
+
+#[test]
+fn published_experts_compute_what_transformers_computes() {
+    let file = fs::read(data(SOURCE).join("logits.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let words = |name: &str| -> Vec<[u8; 4]> {
+        tensors.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec()
+    };
+    let tokens: Vec<TokenId> =
+        words("tokens").iter().map(|four| TokenId(u32::from_le_bytes(*four))).collect();
+    let expected: Vec<f32> = words("logits").iter().map(|four| f32::from_le_bytes(*four)).collect();
+    for nodes in 1..=3 {
+        for experts in [ExpertCut::Inside, ExpertCut::Whole] {
+            let folder = tempdir().unwrap();
+            let set = folder.path().join("set");
+            write(&data(SOURCE), &set, 16, nodes, experts);
+            let groups = memory_group(nodes).unwrap();
+            let found = logits(&open(&set, nodes), &groups, &tokens, 1).unwrap();
+            assert_eq!(found.len(), expected.len());
+            let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < TOLERANCE, "{nodes} nodes, {experts:?}: {worst}");
+        }
+    }
+}
+
+#[test]
+fn published_experts_are_read_bit_for_bit() {
+    let folder = tempdir().unwrap();
+    let set = convert(SOURCE, &folder.path().join("set"), &["--bits", "16", "--nodes", "2"]);
+    let floats = folder.path().join("floats");
+    succeed(&["export", path(&set), "-o", path(&floats), "--hf", "--dtype", "f32"]);
+    let file = fs::read(floats.join("model.safetensors")).unwrap();
+    let found = SafeTensors::deserialize(&file).unwrap();
+    let expected = json(&data(SOURCE).join("expected.json"));
+    let expected = expected["tensors"].as_object().unwrap();
+    assert_eq!(found.len(), expected.len());
+    for (name, expected) in expected {
+        let tensor = found.tensor(name).unwrap_or_else(|_| panic!("no {name}"));
+        let digest = Sha256::digest(tensor.data());
+        let hex = digest.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+        assert_eq!(hex, expected["f32_sha256"], "{name}");
+    }
+}
+
+#[test]
+fn published_experts_are_requantized_or_carried_over() {
+    let folder = tempdir().unwrap();
+    let carried = |bits: &str, group: &str| {
+        let to = folder.path().join(format!("{bits}-{group}"));
+        let set = convert(SOURCE, &to, &["--bits", bits, "--group-size", group]);
+        let report = json(&set.join("report.json"));
+        let tensor = &report["tensors"]["model.layers.0.mlp.experts.up_proj.weight"];
+        (tensor["carried"].as_str().unwrap().to_owned(), tensor["relative_rmse"].as_f64().unwrap())
+    };
+    // e2m1 in steps of a half from -6 to 6 needs five bits.
+    assert_eq!(carried("6", "32"), ("repacked".to_owned(), 0.0));
+    let (what, rmse) = carried("4", "32");
+    assert!(what == "requantized" && 0.0 < rmse && rmse < 0.12, "{what} {rmse}");
+    for bits in [4, 6] {
+        let [one, three] = [1, 3].map(|nodes| {
+            let set = folder.path().join(format!("cut-{bits}-{nodes}"));
+            write(&data(SOURCE), &set, bits, nodes, ExpertCut::Inside);
+            join(&set, nodes)
+        });
+        assert!(one == three, "{bits} bits");
+    }
+}
