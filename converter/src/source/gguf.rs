@@ -115,7 +115,19 @@ pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
     derive_tokenizer(&header, &mut text, &mut derived).map_err(wrong)?;
     let (adapters, origin) = (Adapters::default(), Origin::default());
     let folder = folder.to_owned();
-    Ok(Source { folder, config, weights, text, derived, config_bytes, grouped, adapters, origin })
+    let tokenizer = super::converted_tokenizer(&text);
+    Ok(Source {
+        folder,
+        config,
+        weights,
+        text,
+        derived,
+        config_bytes,
+        grouped,
+        tokenizer,
+        adapters,
+        origin,
+    })
 }
 
 fn read_header(path: &Path, file: &WeightFile) -> Result<Header, SourceError> {
