@@ -66,6 +66,11 @@ impl EngineChoice {
         arguments.into_iter().map(str::to_owned).collect()
     }
 
+    /// Whether a lost rank is an error to the others, and not a hang.
+    pub(crate) fn has_deadlines(&self) -> bool {
+        !matches!(self.collectives, CollectivesName::Ring | CollectivesName::Jaccl)
+    }
+
     /// Our own kernels, as asked for.
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
         let arithmetic = if self.exact { Arithmetic::Exact } else { Arithmetic::Fast };

@@ -5,7 +5,8 @@
 //! front connects to each ([`Supervisor`]), learns who they are and that they belong together
 //! ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
 //! to each other (`mesh`). Then rank 0 takes requests and gives events. Everything is said in
-//! the messages of `message`. A rank ends when its front does; a front outlives its ranks.
+//! the messages of `message`. A rank ends when its front does; a front outlives its ranks: a lost
+//! one is started again, and all form the group of the next epoch.
 //!
 //! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
 
@@ -25,7 +26,9 @@ pub use identity::{Identity, IdentityError};
 pub use message::{PROTOCOL, Progress};
 pub use process::{LogSink, RankProcess, SpawnError};
 pub use rank::{LoadError, RankError, RankOptions, run_rank};
-pub use supervisor::{Node, ServeError, Supervisor, SupervisorOptions};
+pub use supervisor::{
+    Node, RecoveryOptions, Restart, Restarted, ServeError, Supervisor, SupervisorOptions, Survivors,
+};
 pub use token::Token;
 pub use wire::WireError;
 

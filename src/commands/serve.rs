@@ -1,30 +1,28 @@
 //! `shardpack serve`: the front process. It starts or finds one rank per package, and speaks HTTP.
 
+mod nodes;
+
 use std::{
     net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    path::Path,
     process::ExitCode,
     thread,
     time::Duration,
 };
 
 use anyhow::{Context, anyhow};
-use serde_json::{Value, json};
+use serde_json::json;
 use shardpack_loader::{
-    cluster::{Announcement, Node, ServeError, Supervisor, SupervisorOptions},
+    cluster::{ServeError, Supervisor},
     engine::{EngineHandle, EngineState},
     open::verify_documents,
-    receive::NodeClient,
     server::{self, ChatModel, Script, Server, ServerLimits, Stop},
 };
-use shardpack_manifests::{
-    Manifest,
-    transfer::{PackageKey, Timeouts},
-};
+use shardpack_manifests::Manifest;
 
-use super::{Outcome, keys, package, ranks, threads};
+use super::{Outcome, keys, package};
 use crate::{
-    args::{EngineChoice, ServeArgs},
+    args::ServeArgs,
     failure::Failure,
     progress::{result, say},
 };
@@ -51,11 +49,11 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Engine::Scripted(play(script, &args.set, &folders[0], &handle, commands)?)
     } else {
         let nodes = if args.nodes.is_empty() {
-            local_nodes(&folders, args.threads, &args.engine)?
+            nodes::local(&folders, args.threads, &args.engine)?
         } else {
-            remote_nodes(&args.nodes, &manifests)?
+            nodes::remote(&args.nodes, &manifests)?
         };
-        let options = SupervisorOptions::default();
+        let options = nodes::options(&args.engine);
         let names = nodes.iter().map(|node| node.name.clone()).collect();
         Engine::Ranks(Supervisor::start(nodes, handle.clone(), commands, options)?, names)
     };
@@ -195,47 +193,8 @@ fn model_name(args: &ServeArgs, of_set: Option<&str>) -> String {
         .unwrap_or_else(|| "model".to_owned())
 }
 
-/// Starts one rank process per package on this machine.
-fn local_nodes(
-    folders: &[PathBuf],
-    asked: Option<usize>,
-    engine: &EngineChoice,
-) -> Result<Vec<Node>, Failure> {
-    let each = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
-    let start = |(rank, folder): (usize, &PathBuf)| {
-        let name = format!("rank {rank}");
-        let (process, announcement) = ranks::start(&name, folder, each, engine)?;
-        Ok(Node { name, announcement, process: Some(process) })
-    };
-    folders.iter().enumerate().map(start).collect::<anyhow::Result<_>>().map_err(Failure::from)
-}
-
-/// Asks one running node per package to start its rank.
-fn remote_nodes(addresses: &[SocketAddr], manifests: &[Manifest]) -> Result<Vec<Node>, Failure> {
-    if addresses.len() != manifests.len() {
-        let error = anyhow!(
-            "the set has {} packages and {} nodes were given",
-            manifests.len(),
-            addresses.len()
-        );
-        return Err(Failure::from(error).hint("give one node per package, in rank order"));
-    }
-    let start = |(address, manifest): (&SocketAddr, &Manifest)| {
-        let key = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
-        let mut client = NodeClient::connect(*address, Timeouts::default())?;
-        let answer = client.start_rank(key, &Value::Null).map_err(|error| {
-            Failure::from(error)
-                .hint("push the set to its nodes first: shardpack push SET --to HOST:PORT,…")
-        })?;
-        let announcement: Announcement = serde_json::from_value(answer)
-            .with_context(|| format!("node {address} did not start a rank"))?;
-        Ok(Node { name: format!("node {address}"), announcement, process: None })
-    };
-    addresses.iter().zip(manifests).map(start).collect()
-}
-
-/// Shows how far the ranks are, says once that they are ready, and returns when the server has
-/// ended (on purpose) or the ranks have (an error).
+/// Shows how far the ranks are and what becomes of them, says once that they are ready, and
+/// returns when the server has ended (on purpose) or the ranks have (an error).
 fn watch(
     engine: &Engine,
     handle: &EngineHandle,
@@ -243,20 +202,23 @@ fn watch(
     ready: impl FnOnce(),
 ) -> Result<(), Failure> {
     let mut ready = Some(ready);
-    let mut shown = String::new();
+    let mut shown = None;
     while !server_ended() {
-        if ready.is_none() {
-            thread::sleep(LOOK_AGAIN);
-        } else {
-            match engine.wait_until_ready() {
-                Ok(()) => ready.take().into_iter().for_each(|ready| ready()),
-                Err(ServeError::Slow { .. }) => show(&handle.status().state, &mut shown),
-                Err(error) => return Err(failed(error)),
+        match engine.wait_until_ready() {
+            Ok(()) => {
+                if let Some(ready) = ready.take() {
+                    ready();
+                } else {
+                    thread::sleep(LOOK_AGAIN);
+                }
             }
+            Err(ServeError::Slow { .. }) => {}
+            Err(error) => return Err(failed(error)),
         }
         if let Some(error) = engine.failure() {
             return Err(failed(error));
         }
+        show(&handle.status().state, &mut shown, ready.is_none());
     }
     Ok(())
 }
@@ -269,12 +231,15 @@ fn failed(error: ServeError) -> Failure {
     }
 }
 
-fn show(state: &EngineState, shown: &mut String) {
-    if let EngineState::Starting(text) = state
-        && text != shown
-    {
-        say(&format!("serve: {text}"));
-        shown.clone_from(text);
+/// Says what has changed; `again` once requests have been served.
+fn show(state: &EngineState, shown: &mut Option<String>, again: bool) {
+    match state {
+        EngineState::Starting(text) if shown.as_ref() != Some(text) => {
+            say(&format!("serve: {text}"));
+            *shown = Some(text.clone());
+        }
+        EngineState::Ready if shown.take().is_some() && again => say("serve: ready"),
+        _ => {}
     }
 }
 

@@ -2,7 +2,7 @@
 //! accepts. All agree on epoch and identity before the first frame.
 
 use std::{
-    io,
+    io::{self, ErrorKind, Read},
     net::TcpStream,
     sync::mpsc::{Receiver, RecvTimeoutError},
     time::Duration,
@@ -15,11 +15,17 @@ use super::{
     announce::Announcement,
     identity::Identity,
     message::{Opening, PeerReply, Way},
-    wire::{self, MAX_OPENING_BYTES, Until, WireError},
+    wire::{self, MAX_OPENING_BYTES, WireError},
 };
 
 /// How long ranks may take to find each other; all are told at about the same time.
 pub(super) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Between two looks at whether the group that is being formed is still wanted.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long one try to connect may take: longer than a lost packet takes to be sent again.
+const CONNECT_TRY: Duration = Duration::from_millis(1500);
 
 /// Most ranks of a group; bounds what is kept of peers that come early.
 pub(super) const MAX_RANKS: u32 = 64;
@@ -43,6 +49,8 @@ pub(super) enum FormError {
     Socket(#[from] io::Error),
     #[error("the connected ranks did not answer each other")]
     Group(#[from] GroupError),
+    #[error("another group is being formed")]
+    Superseded,
 }
 
 impl FormError {
@@ -55,7 +63,7 @@ impl FormError {
             | Self::Mismatch { rank, .. }
             | Self::Missing { rank } => Some(*rank),
             Self::Group(error) => blame(error.clone()).0,
-            Self::Ranks { .. } | Self::Socket(_) => None,
+            Self::Ranks { .. } | Self::Socket(_) | Self::Superseded => None,
         }
     }
 }
@@ -88,14 +96,55 @@ pub(super) struct Mailbox {
 
 type Streams = Vec<[Option<TcpStream>; 2]>;
 
-/// The group of `epoch`, with `peers` in rank order.
+/// How long to go on forming a group.
+#[derive(Clone, Copy)]
+struct Patience<'a> {
+    deadline: Deadline,
+    /// Whether another group is wanted by now.
+    superseded: &'a dyn Fn() -> bool,
+}
+
+impl Patience<'_> {
+    /// The time until the next look; none when there is nothing to wait for any more.
+    fn slice(&self, most: Duration) -> Option<Duration> {
+        let left = self.deadline.left().min(most);
+        (!left.is_zero() && !(self.superseded)()).then_some(left)
+    }
+
+    /// What a failed wait came from.
+    fn or_superseded(&self, error: FormError) -> FormError {
+        if (self.superseded)() { FormError::Superseded } else { error }
+    }
+}
+
+/// Reads from a socket as long as there is patience, however slowly bytes trickle in.
+struct Patiently<'a>(&'a TcpStream, Patience<'a>);
+
+impl Read for Patiently<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Self(mut stream, patience) = *self;
+        loop {
+            let slice = patience.slice(LOOK_AGAIN).ok_or(ErrorKind::TimedOut)?;
+            stream.set_read_timeout(Some(slice.max(Duration::from_millis(1))))?;
+            match stream.read(into) {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+/// The group of `epoch`, with `peers` in rank order, which [`meet`] when all have it. Given up
+/// as soon as it is `superseded`.
 pub(super) fn form(
     me: &Identity,
     epoch: u64,
     peers: &[Announcement],
     mailbox: &mut Mailbox,
+    superseded: &dyn Fn() -> bool,
 ) -> Result<LinkedGroup, FormError> {
-    let deadline = Deadline::after(FORM_TIMEOUT);
+    let patience = Patience { deadline: Deadline::after(FORM_TIMEOUT), superseded };
     if peers.len() != me.ranks as usize || me.ranks > MAX_RANKS {
         return Err(FormError::Ranks { expected: me.ranks, found: peers.len() });
     }
@@ -103,10 +152,10 @@ pub(super) fn form(
     for (rank, peer) in (0..me.rank).zip(peers) {
         for way in [Way::Data, Way::Farewell] {
             streams[rank as usize][way as usize] =
-                Some(connect(me, epoch, rank, peer, way, deadline)?);
+                Some(connect(me, epoch, rank, peer, way, patience)?);
         }
     }
-    accept(me, epoch, &mut streams, mailbox, deadline)?;
+    accept(me, epoch, &mut streams, mailbox, patience)?;
     let mut links: Vec<Option<Box<dyn Link>>> = Vec::new();
     for ways in streams {
         let [Some(data), Some(farewell)] = ways else {
@@ -115,9 +164,12 @@ pub(super) fn form(
         };
         links.push(Some(Box::new(TcpLink::new(data, farewell)?)));
     }
-    let group = LinkedGroup::new(me.rank, epoch, links)?;
-    group.barrier(deadline)?;
-    Ok(group)
+    Ok(LinkedGroup::new(me.rank, epoch, links)?)
+}
+
+/// Waits until every rank has its end of the group.
+pub(super) fn meet(group: &LinkedGroup) -> Result<(), FormError> {
+    Ok(group.barrier(Deadline::after(FORM_TIMEOUT))?)
 }
 
 fn connect(
@@ -126,20 +178,29 @@ fn connect(
     rank: u32,
     peer: &Announcement,
     way: Way,
-    deadline: Deadline,
+    patience: Patience<'_>,
 ) -> Result<TcpStream, FormError> {
-    let left = deadline.left().max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&peer.address, left)
-        .map_err(|source| FormError::Connect { rank, source })?;
+    let stream = reach(peer, patience)
+        .map_err(|source| patience.or_superseded(FormError::Connect { rank, source }))?;
     stream.set_nodelay(true)?;
     let (token, identity) = (peer.token.clone(), me.clone());
     let opening = Opening::Peer { token, epoch, identity, way };
-    let failed = |source| FormError::Reply { rank, source };
+    let failed = |source| patience.or_superseded(FormError::Reply { rank, source });
     write(&stream, &opening).map_err(failed)?;
-    let reply = wire::read(&mut Until(&stream, deadline), MAX_OPENING_BYTES);
+    let reply = wire::read(&mut Patiently(&stream, patience), MAX_OPENING_BYTES);
     match reply.map_err(failed)? {
         PeerReply::Welcome(identity) => check(me, rank, &identity).map(|()| stream),
         PeerReply::Refused(reason) => Err(FormError::Refused { rank, reason }),
+    }
+}
+
+fn reach(peer: &Announcement, patience: Patience<'_>) -> io::Result<TcpStream> {
+    loop {
+        let slice = patience.slice(CONNECT_TRY).ok_or(ErrorKind::TimedOut)?;
+        match TcpStream::connect_timeout(&peer.address, slice) {
+            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            result => return result,
+        }
     }
 }
 
@@ -169,15 +230,15 @@ fn accept(
     epoch: u64,
     streams: &mut Streams,
     mailbox: &mut Mailbox,
-    deadline: Deadline,
+    patience: Patience<'_>,
 ) -> Result<(), FormError> {
     let first = me.rank as usize + 1;
     loop {
         let missing = |ways: &[Option<TcpStream>; 2]| ways.iter().any(Option::is_none);
         let Some(index) = streams[first..].iter().position(missing) else { return Ok(()) };
         let rank = (first + index) as u32;
-        let Some(PeerConnection { opening, stream }) = mailbox.next(epoch, deadline) else {
-            return Err(FormError::Missing { rank });
+        let Some(PeerConnection { opening, stream }) = mailbox.next(epoch, patience) else {
+            return Err(patience.or_superseded(FormError::Missing { rank }));
         };
         let Opening::Peer { identity, way, .. } = &opening else { continue };
         let rank = identity.rank;
@@ -205,15 +266,16 @@ impl Mailbox {
     }
 
     /// The next connection for `epoch`; older ones are dropped, later ones kept for their time.
-    fn next(&mut self, epoch: u64, deadline: Deadline) -> Option<PeerConnection> {
+    fn next(&mut self, epoch: u64, patience: Patience<'_>) -> Option<PeerConnection> {
         self.early.retain(|it| it.epoch() >= epoch);
         if let Some(index) = self.early.iter().position(|it| it.epoch() == epoch) {
             return Some(self.early.swap_remove(index));
         }
         loop {
-            let next = match self.receiver.recv_timeout(deadline.left()) {
+            let next = match self.receiver.recv_timeout(patience.slice(LOOK_AGAIN)?) {
                 Ok(next) => next,
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return None,
             };
             match next.epoch().cmp(&epoch) {
                 std::cmp::Ordering::Less => {}

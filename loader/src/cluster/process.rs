@@ -26,6 +26,9 @@ const KEPT_LINES: usize = 5;
 /// end and a deadline.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
+/// How long a killed process may take to be gone.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How long the pipes of an ended child may take to be read out.
 const PIPE_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -159,11 +162,12 @@ impl RankProcess {
         }
     }
 
-    /// Ends the process without asking it.
+    /// Ends the process without asking it. One that hangs in the system, as a driver can make
+    /// it, is left to the system after a while.
     pub fn kill(&mut self) {
         // It may have ended by itself.
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.exit_within(KILL_TIMEOUT);
     }
 }
 

@@ -229,7 +229,7 @@ fn keep(
             }
             Ok(Note::FromFront(ToRank::Shutdown)) => return None,
             Ok(Note::FromFront(ToRank::Form { epoch, peers })) => {
-                current.supersede();
+                current.supersede(epoch);
                 Order::Form { epoch, peers }
             }
             Ok(Note::FromFront(ToRank::Submit { id, request })) => Order::Submit(id, request),

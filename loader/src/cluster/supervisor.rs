@@ -1,8 +1,10 @@
 //! The front's side: one supervisor per served model. It owns the connections to the ranks, and
 //! their processes where they are its children; takes commands, gives events, keeps the status
-//! true. Threads and public names are here, the decisions are in [`core`].
+//! true. A group that served and loses a rank is formed again by its rules in [`recovery`].
+//! Threads and public names are here, the decisions are in [`core`].
 
 mod core;
+mod recovery;
 
 use std::{
     io,
@@ -27,9 +29,17 @@ use super::{
 };
 use crate::engine::{Command, EngineHandle, Event, RequestId};
 use core::Core;
+pub use recovery::{RecoveryOptions, Survivors};
+
+/// Brings a node's rank up anew, on a thread of its own; ends what is left of the old one. Its
+/// argument counts the recoveries of the group: ranks that are started in the same one may
+/// agree on things by it.
+pub type Restart = Arc<dyn Fn(u32) -> Result<Restarted, String> + Send + Sync>;
+
+/// Where a rank is that was started again, and its process where it is a child.
+pub type Restarted = (Announcement, Option<RankProcess>);
 
 /// A rank process that is up.
-#[derive(Debug)]
 pub struct Node {
     /// What people call it.
     pub name: String,
@@ -37,6 +47,8 @@ pub struct Node {
     pub announcement: Announcement,
     /// The process, where it is a child of this one.
     pub process: Option<RankProcess>,
+    /// How it is brought up again. A group is formed again only where every node has one.
+    pub restart: Option<Restart>,
 }
 
 /// How long the supervisor waits.
@@ -50,6 +62,8 @@ pub struct SupervisorOptions {
     pub form_timeout: Duration,
     /// For ranks to end when they are told to; then children are killed.
     pub stop_timeout: Duration,
+    /// After a lost rank.
+    pub recovery: RecoveryOptions,
 }
 
 impl Default for SupervisorOptions {
@@ -61,6 +75,7 @@ impl Default for SupervisorOptions {
             // Longer than the ranks' own limit, so that theirs names the culprit.
             form_timeout: Duration::from_secs(15),
             stop_timeout: Duration::from_secs(5),
+            recovery: RecoveryOptions::default(),
         }
     }
 }
@@ -107,6 +122,14 @@ pub enum ServeError {
         /// The limit.
         limit: Duration,
     },
+    /// The group was formed again too often.
+    #[error("given up after {attempts} attempts to form the group again: {last}")]
+    GivenUp {
+        /// How often.
+        attempts: u32,
+        /// What ended the last attempt.
+        last: Box<ServeError>,
+    },
     /// It was stopped on purpose.
     #[error("the server is shutting down")]
     Stopped,
@@ -126,12 +149,23 @@ fn culprit(rank: Option<u32>, node: Option<&str>) -> String {
 
 /// What the supervisor's thread learns.
 enum Note {
-    Connected { node: usize, sender: Arc<Sender>, identity: Identity },
-    Unreachable { node: usize, reason: String },
-    Message { node: usize, message: FromRank },
-    Gone { node: usize, reason: String },
+    /// Of one node, in one of its lives: a rank that was started again has another.
+    Rank {
+        node: usize,
+        life: u32,
+        word: Word,
+    },
     Command(Command),
     Stop,
+}
+
+/// What is learnt of a node.
+enum Word {
+    Connected { sender: Arc<Sender>, identity: Identity },
+    Unreachable(String),
+    Said(FromRank),
+    Gone(String),
+    Restarted(Result<Restarted, String>),
 }
 
 /// What has become of the group, for whoever asks.
@@ -145,6 +179,11 @@ impl Outcome {
     fn set(&self, outcome: Result<(), ServeError>) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.changed.notify_all();
+    }
+
+    /// It is open again.
+    fn clear(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -171,12 +210,9 @@ impl Supervisor {
         let (notes, noted) = mpsc::channel();
         let (stopping, outcome) = (Arc::<AtomicBool>::default(), Arc::<Outcome>::default());
         for (index, node) in nodes.iter().enumerate() {
-            let (announcement, notes) = (node.announcement.clone(), notes.clone());
-            let timeout = options.connect_timeout;
-            let attend = move || attend(index, &announcement, timeout, &notes);
-            thread::Builder::new().name(format!("rank-{}", node.name)).spawn(attend)?;
+            start_attending((index, 0), node, options.connect_timeout, &notes)?;
         }
-        let core = Core::new(nodes, handle.clone(), options, Arc::clone(&outcome));
+        let core = Core::new(nodes, handle.clone(), options, Arc::clone(&outcome), notes.clone());
         let core =
             thread::Builder::new().name("supervisor".to_owned()).spawn(move || core.run(&noted))?;
         let (to_core, stopped) = (notes.clone(), Arc::clone(&stopping));
@@ -249,23 +285,40 @@ fn refuse(command: Command, message: &str) {
     }
 }
 
-/// One thread per rank: connects, then reads until the connection ends.
-fn attend(node: usize, announcement: &Announcement, timeout: Duration, notes: &mpsc::Sender<Note>) {
+/// Starts the thread of one life of a node: it connects, then reads until the connection ends.
+fn start_attending(
+    place: (usize, u32),
+    node: &Node,
+    timeout: Duration,
+    notes: &mpsc::Sender<Note>,
+) -> io::Result<()> {
+    let (announcement, notes) = (node.announcement.clone(), notes.clone());
+    let attend = move || attend(place, &announcement, timeout, &notes);
+    thread::Builder::new().name(format!("rank-{}", node.name)).spawn(attend).map(drop)
+}
+
+fn attend(
+    (node, life): (usize, u32),
+    announcement: &Announcement,
+    timeout: Duration,
+    notes: &mpsc::Sender<Note>,
+) {
+    let say = |word| notes.send(Note::Rank { node, life, word });
     let mut stream = match connect(announcement, Deadline::after(timeout)) {
         Ok((stream, sender, identity)) => {
             let sender = Arc::new(sender);
             // A supervisor that is gone needs no notes, here and below.
-            let _ = notes.send(Note::Connected { node, sender, identity });
+            let _ = say(Word::Connected { sender, identity });
             stream
         }
         Err(error) => {
-            let _ = notes.send(Note::Unreachable { node, reason: error.to_string() });
+            let _ = say(Word::Unreachable(error.to_string()));
             return;
         }
     };
     loop {
         let error = match wire::read(&mut stream, MAX_MESSAGE_BYTES) {
-            Ok(message) => match notes.send(Note::Message { node, message }) {
+            Ok(message) => match say(Word::Said(message)) {
                 Ok(()) => continue,
                 Err(_) => return,
             },
@@ -275,7 +328,7 @@ fn attend(node: usize, announcement: &Announcement, timeout: Duration, notes: &m
             WireError::Closed | WireError::Io(_) => "its connection ended".to_owned(),
             other => format!("it sent {other}"),
         };
-        let _ = notes.send(Note::Gone { node, reason });
+        let _ = say(Word::Gone(reason));
         return;
     }
 }

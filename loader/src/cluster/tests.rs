@@ -3,4 +3,5 @@
 
 mod fake;
 mod processes;
+mod recovery;
 mod threads;

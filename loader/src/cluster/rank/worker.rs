@@ -41,16 +41,27 @@ pub(super) struct Current(Mutex<State>);
 #[derive(Default)]
 struct State {
     group: Option<Arc<LinkedGroup>>,
+    /// The latest that is wanted.
+    epoch: u64,
     ended: Option<String>,
 }
 
 impl Current {
-    /// Ends the present group because another is to be formed.
-    pub(super) fn supersede(&self) {
-        let group = self.0.lock().unwrap_or_else(PoisonError::into_inner).group.take();
+    /// Ends the present group, formed or not, because that of `epoch` is wanted.
+    pub(super) fn supersede(&self, epoch: u64) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.epoch = state.epoch.max(epoch);
+        let group = state.group.take();
+        drop(state);
         if let Some(group) = group {
             group.abort("another group is being formed");
         }
+    }
+
+    /// Whether a group of a later epoch is wanted, or none.
+    fn is_superseded(&self, epoch: u64) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.epoch > epoch || state.ended.is_some()
     }
 
     /// Ends the present group and any later one.
@@ -66,6 +77,8 @@ impl Current {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reason) = &state.ended {
             group.abort(reason);
+        } else if state.epoch > group.epoch() {
+            group.abort("another group is being formed");
         }
         state.group = Some(Arc::clone(group));
     }
@@ -158,8 +171,15 @@ impl Worker {
 
     /// Forms a group and stays in it to its end.
     fn serve(&mut self, engine: &mut dyn RankEngine, epoch: u64, peers: &[Announcement]) -> Left {
-        let group = match mesh::form(&self.identity, epoch, peers, &mut self.mailbox) {
-            Ok(group) => Arc::new(group),
+        let superseded = || self.current.is_superseded(epoch);
+        let formed = mesh::form(&self.identity, epoch, peers, &mut self.mailbox, &superseded);
+        let formed = formed.and_then(|group| {
+            let group = Arc::new(group);
+            self.current.enter(&group);
+            mesh::meet(&group).map(|()| group)
+        });
+        let group = match formed {
+            Ok(group) => group,
             Err(error) => {
                 let (rank, reason) = (error.rank(), chain(&error));
                 return Left::Broken(match rank {
@@ -168,7 +188,6 @@ impl Worker {
                 });
             }
         };
-        self.current.enter(&group);
         self.say(&FromRank::Formed { epoch });
         let served = if self.identity.rank == 0 {
             self.lead(engine, group.as_ref())

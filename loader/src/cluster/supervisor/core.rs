@@ -1,27 +1,31 @@
 //! The supervisor's decisions: which phase the group is in, who runs which request, and what
 //! follows from each note. One thread; blocks only to send.
 
+mod member;
+mod recover;
+
 use std::{
     collections::BTreeMap,
     mem,
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError},
+        mpsc::{self, Receiver, RecvTimeoutError},
     },
     time::{Duration, Instant},
 };
 
-use super::{Node, Note, Outcome, ServeError, SupervisorOptions, refuse};
+use super::{Node, Note, Outcome, ServeError, SupervisorOptions, Word, recovery::Attempts, refuse};
 use crate::{
     cluster::{
         identity::{self, Identity},
         message::{FromRank, Progress, ToRank},
         process::RankProcess,
         rank::ALIVE_INTERVAL,
-        wire::{Sender, WireError},
+        wire::WireError,
     },
     engine::{Command, EngineHandle, EngineState, Event, EventSink, GenerateRequest, RequestId},
 };
+use member::Member;
 
 /// Ticks without a word from a rank after which it counts as lost. They are counted and not
 /// measured, so that a front which was itself stopped for a while does not blame its ranks.
@@ -29,18 +33,6 @@ const SILENT_TICKS: u32 = 5;
 
 /// How long an ended child may take to be found ended: its sockets close a moment earlier.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
-
-/// A node and what is known of it.
-struct Member {
-    node: Node,
-    /// None until connected, and once gone.
-    sender: Option<Arc<Sender>>,
-    identity: Option<Identity>,
-    progress: Option<Progress>,
-    loaded: bool,
-    formed_epoch: u64,
-    silent_ticks: u32,
-}
 
 enum Phase {
     /// Connecting and loading.
@@ -57,7 +49,18 @@ pub(super) struct Core {
     by_rank: Vec<usize>,
     phase: Phase,
     phase_start: Instant,
+    /// Before which no group is formed.
+    form_at: Instant,
     epoch: u64,
+    /// Whether the group has ever served; from then on it is formed again.
+    has_served: bool,
+    /// Times that it was to be formed again.
+    recoveries: u32,
+    /// To form it again without a lost rank.
+    attempts: Attempts,
+    /// Ranks that are being started, on threads of their own.
+    starting: u32,
+    notes: mpsc::Sender<Note>,
     requests: BTreeMap<RequestId, EventSink>,
     handle: EngineHandle,
     options: SupervisorOptions,
@@ -70,20 +73,26 @@ impl Core {
         handle: EngineHandle,
         options: SupervisorOptions,
         outcome: Arc<Outcome>,
+        notes: mpsc::Sender<Note>,
     ) -> Self {
-        let member = |node| Member {
-            node,
-            sender: None,
-            identity: None,
-            progress: None,
-            loaded: false,
-            formed_epoch: 0,
-            silent_ticks: 0,
-        };
-        let members = nodes.into_iter().map(member).collect();
-        let (by_rank, requests) = (Vec::new(), BTreeMap::new());
-        let (phase, phase_start, epoch) = (Phase::Loading, Instant::now(), 0);
-        Self { members, by_rank, phase, phase_start, epoch, requests, handle, options, outcome }
+        let now = Instant::now();
+        Self {
+            members: nodes.into_iter().map(Member::new).collect(),
+            by_rank: Vec::new(),
+            phase: Phase::Loading,
+            phase_start: now,
+            form_at: now,
+            epoch: 0,
+            has_served: false,
+            recoveries: 0,
+            attempts: Attempts::default(),
+            starting: 0,
+            notes,
+            requests: BTreeMap::new(),
+            handle,
+            options,
+            outcome,
+        }
     }
 
     pub(super) fn run(mut self, notes: &Receiver<Note>) {
@@ -92,12 +101,13 @@ impl Core {
         }
         let mut next_tick = Instant::now() + ALIVE_INTERVAL;
         loop {
-            let left = next_tick.saturating_duration_since(Instant::now());
-            match notes.recv_timeout(left) {
+            let next = self.next_due().map_or(next_tick, |due| due.min(next_tick));
+            match notes.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 Ok(Note::Stop) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(note) => self.take(note),
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            self.do_due();
             if Instant::now() >= next_tick {
                 self.tick();
                 next_tick = Instant::now() + ALIVE_INTERVAL;
@@ -108,19 +118,13 @@ impl Core {
 
     fn take(&mut self, note: Note) {
         match note {
-            Note::Connected { node, sender, identity } => {
-                self.members[node].sender = Some(sender);
-                self.members[node].identity = Some(identity);
-                self.learn();
-            }
-            Note::Unreachable { node, reason } => {
-                let node = self.members[node].node.name.clone();
-                self.fail(ServeError::Unreachable { node, reason });
-            }
-            Note::Message { node, message } => self.hear(node, message),
-            Note::Gone { node, reason } => {
-                self.members[node].sender = None;
-                self.lose(node, reason);
+            Note::Rank { node, life, word } => {
+                self.starting -= u32::from(matches!(word, Word::Restarted(_)));
+                if self.members[node].life == life {
+                    self.learn_of(node, word);
+                } else if let Word::Connected { sender, .. } = word {
+                    sender.close();
+                }
             }
             Note::Command(Command::Submit { id, request, events }) => {
                 self.submit(id, request, events);
@@ -131,6 +135,26 @@ impl Core {
                 }
             }
             Note::Stop => {}
+        }
+    }
+
+    fn learn_of(&mut self, node: usize, word: Word) {
+        match word {
+            Word::Connected { sender, identity } => {
+                self.members[node].sender = Some(sender);
+                self.members[node].identity = Some(identity);
+                self.learn();
+            }
+            Word::Unreachable(reason) => {
+                let name = self.members[node].node.name.clone();
+                self.give_up_or_recover(node, ServeError::Unreachable { node: name, reason });
+            }
+            Word::Said(message) => self.hear(node, message),
+            Word::Gone(reason) => {
+                self.members[node].sender = None;
+                self.lose(node, reason);
+            }
+            Word::Restarted(restarted) => self.attend_restarted(node, restarted),
         }
     }
 
@@ -168,24 +192,26 @@ impl Core {
                 let formed = |member: &Member| member.formed_epoch == self.epoch;
                 if matches!(self.phase, Phase::Forming) && self.members.iter().all(formed) {
                     self.enter(Phase::Ready);
+                    self.has_served = true;
                     self.handle.update_status(|status| status.state = EngineState::Ready);
                     self.outcome.set(Ok(()));
                 }
             }
             FromRank::Event(event) if self.by_rank.first() == Some(&index) => self.pass(event),
             FromRank::GroupLost { epoch, rank, reason } => {
-                if epoch == self.epoch {
+                let is_present = matches!(self.phase, Phase::Forming | Phase::Ready);
+                if epoch == self.epoch && is_present {
                     self.blame(index, rank, reason);
                 }
             }
             FromRank::Failed(reason) => {
-                let rank = member.identity.as_ref().map(|it| it.rank);
-                let node = Some(member.node.name.clone());
-                if member.loaded {
-                    self.fail(ServeError::Lost { rank, node, reason });
+                let (rank, node) = member.names();
+                let error = if member.loaded {
+                    ServeError::Lost { rank, node, reason }
                 } else {
-                    self.fail(ServeError::Package { rank, node, reason });
-                }
+                    ServeError::Package { rank, node, reason }
+                };
+                self.give_up_or_recover(index, error);
             }
             FromRank::Identity(_) | FromRank::Refused(_) | FromRank::Event(_) => {
                 self.lose(index, "it said what it may not say now".to_owned());
@@ -193,23 +219,18 @@ impl Core {
         }
     }
 
-    /// A rank says that the group is lost; the one that it blames is the better name.
-    fn blame(&mut self, by: usize, rank: Option<u32>, reason: String) {
-        let culprit = rank.and_then(|rank| self.by_rank.get(rank as usize).copied());
-        self.lose(culprit.unwrap_or(by), reason);
-    }
-
-    /// A rank is of no use any more: the group ends.
+    /// A rank is of no use any more.
     fn lose(&mut self, index: usize, reason: String) {
         if matches!(self.phase, Phase::Failed(_)) {
             return;
         }
         let member = &mut self.members[index];
-        let ended = member.node.process.as_mut().and_then(|it| it.exit_within(EXIT_TIMEOUT));
-        let reason = ended.map_or(reason, |status| format!("its process ended ({status})"));
-        let rank = member.identity.as_ref().map(|it| it.rank);
-        let node = Some(member.node.name.clone());
-        self.fail(ServeError::Lost { rank, node, reason });
+        let reason = match member.exit_within(EXIT_TIMEOUT) {
+            Some(status) => format!("its process ended ({status})"),
+            None => reason,
+        };
+        let (rank, node) = member.names();
+        self.give_up_or_recover(index, ServeError::Lost { rank, node, reason });
     }
 
     /// Ends every request with the reason. The first failure stays.
@@ -224,10 +245,14 @@ impl Core {
             status.active_requests = 0;
         });
         self.outcome.set(Err(error.clone()));
-        for (request, events) in mem::take(&mut self.requests) {
-            events(Event::Failed { request, message: message.clone(), retryable: true });
-        }
+        self.fail_requests(&message);
         self.enter(Phase::Failed(error));
+    }
+
+    fn fail_requests(&mut self, message: &str) {
+        for (request, events) in mem::take(&mut self.requests) {
+            events(Event::Failed { request, message: message.to_owned(), retryable: true });
+        }
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -236,7 +261,8 @@ impl Core {
     }
 
     fn form_when_loaded(&mut self) {
-        let waiting = matches!(self.phase, Phase::Loading) && !self.by_rank.is_empty();
+        let due = Instant::now() >= self.form_at;
+        let waiting = matches!(self.phase, Phase::Loading) && !self.by_rank.is_empty() && due;
         if !waiting || !self.members.iter().all(|member| member.loaded) {
             return;
         }
@@ -271,6 +297,9 @@ impl Core {
         let refusal = match &self.phase {
             Phase::Ready => None,
             Phase::Failed(error) => Some(error.to_string()),
+            Phase::Loading | Phase::Forming if self.has_served => {
+                Some("a lost rank is being replaced".to_owned())
+            }
             Phase::Loading | Phase::Forming => Some("the model is still loading".to_owned()),
         };
         if let Some(message) = refusal {
@@ -325,7 +354,7 @@ impl Core {
             Phase::Failed(_) => return,
         };
         if self.phase_start.elapsed() > limit {
-            self.fail(ServeError::Slow { doing: doing.to_owned(), limit });
+            self.be_slow(ServeError::Slow { doing: doing.to_owned(), limit });
         }
         for index in 0..self.members.len() {
             let member = &mut self.members[index];
@@ -348,15 +377,19 @@ impl Core {
         (0..self.members.len()).for_each(|index| self.tell(Some(index), &ToRank::Shutdown));
         let deadline = Instant::now() + self.options.stop_timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        while self.members.iter().any(|member| member.sender.is_some())
+        while (self.starting > 0 || self.members.iter().any(|member| member.sender.is_some()))
             && let Ok(note) = notes.recv_timeout(left())
         {
-            match note {
-                Note::Gone { node, .. } => self.members[node].sender = None,
-                Note::Connected { node, sender, .. } => {
+            let Note::Rank { node, life, word } = note else { continue };
+            let is_present = self.members[node].life == life;
+            match word {
+                Word::Gone(_) if is_present => self.members[node].sender = None,
+                Word::Connected { sender, .. } if is_present => {
                     self.members[node].sender = Some(sender);
                     self.tell(Some(node), &ToRank::Shutdown);
                 }
+                // A child ends when it is dropped.
+                Word::Restarted(_) => self.starting -= 1,
                 _ => {}
             }
         }

@@ -38,28 +38,34 @@ fn silent() -> LogSink {
     Arc::new(|_, _| ())
 }
 
-fn spawn(rank: u32, ranks: u32) -> Node {
+pub(super) fn spawn(rank: u32, ranks: u32) -> Node {
     let name = format!("node-{rank}");
     let mut command = Command::new(env::current_exe().unwrap());
     command
         .args(["--exact", "cluster::tests::processes::child_rank", "--nocapture"])
         .env(RANK_VARIABLE, format!("{rank}/{ranks}"));
     let (process, announcement) = RankProcess::spawn(&name, command, LONG, silent()).unwrap();
-    Node { name, announcement, process: Some(process) }
+    Node { name, announcement, process: Some(process), restart: None }
 }
 
-fn signal(process: u32, signal: &str) -> bool {
+pub(super) fn signal(process: u32, signal: &str) -> bool {
     let mut command = Command::new("kill");
     command.args([signal, &process.to_string()]).stderr(Stdio::null());
     command.status().unwrap().success()
 }
 
 fn supervise(ranks: u32) -> (Supervisor, EngineHandle, Vec<u32>) {
-    let nodes: Vec<Node> = (0..ranks).map(|rank| spawn(rank, ranks)).collect();
-    let processes = nodes.iter().map(|node| node.process.as_ref().unwrap().id()).collect();
-    let (handle, commands) = handle(ranks);
+    let nodes = (0..ranks).map(|rank| spawn(rank, ranks)).collect();
     let stop_timeout = Duration::from_secs(3);
-    let options = SupervisorOptions { stop_timeout, ..SupervisorOptions::default() };
+    supervise_nodes(nodes, SupervisorOptions { stop_timeout, ..SupervisorOptions::default() })
+}
+
+pub(super) fn supervise_nodes(
+    nodes: Vec<Node>,
+    options: SupervisorOptions,
+) -> (Supervisor, EngineHandle, Vec<u32>) {
+    let processes = nodes.iter().map(|node| node.process.as_ref().unwrap().id()).collect();
+    let (handle, commands) = handle(nodes.len() as u32);
     let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
     supervisor.wait_until_ready(LONG).unwrap();
     (supervisor, handle, processes)

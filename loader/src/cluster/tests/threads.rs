@@ -43,7 +43,7 @@ fn start_rank(identity: Identity) -> Rank {
 
 fn node((index, announcement): (usize, &Announcement)) -> Node {
     let name = ["a", "b", "c", "d"][index].to_owned();
-    Node { name, announcement: announcement.clone(), process: None }
+    Node { name, announcement: announcement.clone(), process: None, restart: None }
 }
 
 fn supervise(ranks: &[Rank]) -> (Supervisor, EngineHandle) {
