@@ -21,6 +21,7 @@ mod more_families;
 mod package_set;
 mod parity;
 mod push;
+mod recovery;
 mod reshard;
 mod rules;
 mod running;

@@ -3,6 +3,8 @@
 //! `tests/mlx.sh` installs one) there is nothing to compare, and the tests say so.
 #![expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 
+mod processes;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -25,7 +27,8 @@ use crate::{
 /// Largest difference of a logit, in f32 on both sides.
 const TOLERANCE: f32 = 1e-3;
 
-fn runtime_folder() -> Option<PathBuf> {
+/// The installed runtime; without one says that there is none.
+pub(crate) fn runtime_folder() -> Option<PathBuf> {
     let found = std::env::var_os("SHARDPACK_ENGINES")
         .map(|engines| Path::new(&engines).join(runtime::FOLDER))
         .filter(|folder| folder.is_dir());
@@ -62,15 +65,21 @@ fn on_mlx(runtime: &Path, packages: &[Package], tokens: &[TokenId]) -> Vec<f32> 
     LocalModel::over(packages, &groups, backends).unwrap().logits(tokens).unwrap()
 }
 
+/// The reference models.
+fn families() -> Vec<PathBuf> {
+    let entries = fs::read_dir(data("models")).unwrap();
+    let mut models: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    models.retain(|model| model.is_dir());
+    models.sort();
+    models
+}
+
 #[test]
 fn mlx_computes_what_cpu_computes() {
     let Some(runtime) = runtime_folder() else { return };
-    let mut models: Vec<_> =
-        fs::read_dir(data("models")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    models.sort();
     let mut compared = 0;
-    for model in models.iter().filter(|model| model.is_dir()) {
-        if let Err(reason) = converts(model) {
+    for model in &families() {
+        if let Err(reason) = converts(model, 1) {
             println!("{}: not converted: {reason}", model.display());
             continue;
         }
@@ -92,10 +101,11 @@ fn mlx_computes_what_cpu_computes() {
     assert!(compared >= 18, "{compared} families");
 }
 
-/// Whether this program knows the model's family; what it knows is tested elsewhere.
-fn converts(model: &Path) -> Result<(), String> {
+/// Whether this program knows the model's family and can cut it; what it knows is tested
+/// elsewhere.
+fn converts(model: &Path, nodes: u32) -> Result<(), String> {
     let source = Source::open(model).map_err(|error| error.to_string())?;
-    let options = ConvertOptions::new(PathBuf::from("unused"), 1);
+    let options = ConvertOptions::new(PathBuf::from("unused"), nodes);
     Plan::new(&source, options).map(drop).map_err(|error| error.to_string())
 }
 

@@ -48,7 +48,8 @@ pub fn memory_group(ranks: u32) -> io::Result<Vec<Arc<dyn Group>>> {
     Ok(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn Group>).collect())
 }
 
-/// All ranks of a model in this process, each on threads of its own; no scheduling.
+/// All ranks of a model in this process, each on threads of its own, or one of them; no
+/// scheduling.
 pub struct LocalModel<B: Backend = Cpu> {
     ranks: Vec<LocalRank<B>>,
 }
@@ -105,6 +106,23 @@ impl<B: Backend> LocalModel<B> {
             .map(load)
             .collect::<Result<_, LogitsError>>()?;
         Ok(Self { ranks })
+    }
+
+    /// The rank of one package alone; the others of `group` are in other processes, and make the
+    /// same calls.
+    pub fn one_rank(
+        package: &Package,
+        group: Arc<dyn Group>,
+        backend: B,
+    ) -> Result<Self, LogitsError> {
+        let manifest = package.manifest();
+        if (manifest.rank, manifest.layout.ranks) != (group.rank(), group.size()) {
+            let (last, found) = (group.size() - 1, vec![manifest.rank]);
+            return Err(LogitsError::Packages { last, found });
+        }
+        let model = Model::load(package, &backend)
+            .map_err(|source| LogitsError::Load { rank: manifest.rank, source })?;
+        Ok(Self { ranks: vec![LocalRank { model, backend, group }] })
     }
 
     /// What the model computes.
