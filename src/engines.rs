@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::Context as _;
 use shardpack_loader::{
-    backend::{Arithmetic, Collectives, Cpu, CpuError, CpuOptions, Mlx},
+    backend::{
+        Arithmetic, Backend, Collectives, Cpu, CpuError, CpuOptions, Mlx,
+        mlx::{MemoryNeed, MemoryPlan, Taken},
+    },
     cluster::LoadError,
     engine::{
         ConstraintFactory, Engine, EngineOptions, LocalModel, RankEngine, TokenId, memory_group,
@@ -15,12 +18,13 @@ use shardpack_loader::{
     model::Model,
     open::Package,
 };
-use shardpack_mlx::runtime;
+use shardpack_manifests::Manifest;
+use shardpack_mlx::{distributed::Distributed, runtime};
 
 use crate::{
     args::{CollectivesName, EngineChoice, EngineName},
     failure::Failure,
-    progress::say,
+    progress::{say, size},
 };
 
 /// The folder of MLX's runtime below `given`, or below the user's own place for data.
@@ -80,16 +84,7 @@ impl EngineChoice {
 
     /// Refuses what cannot be, before anything is started.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
-        let of_mlx = matches!(self.collectives, CollectivesName::Ring | CollectivesName::Jaccl);
-        anyhow::ensure!(
-            self.engine == EngineName::Mlx || !of_mlx,
-            "ring and jaccl are MLX's own collectives: they go with --engine mlx"
-        );
-        let of_cpu = self.exact || self.platform.is_some();
-        anyhow::ensure!(
-            self.engine == EngineName::Cpu || !of_cpu,
-            "--platform and --exact are the cpu engine's: leave them out with --engine mlx"
-        );
+        self.check_arguments()?;
         if self.engine == EngineName::Cpu {
             // No threads: what is asked for is only checked.
             self.cpu(1)?;
@@ -99,14 +94,40 @@ impl EngineChoice {
         Ok(())
     }
 
+    /// Refuses what does not go together.
+    pub(crate) fn check_arguments(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.engine == EngineName::Mlx || self.has_deadlines(),
+            "ring and jaccl are MLX's own collectives: they go with --engine mlx"
+        );
+        let of_cpu = self.exact || self.platform.is_some();
+        anyhow::ensure!(
+            self.engine == EngineName::Cpu || !of_cpu,
+            "--platform and --exact are the cpu engine's: leave them out with --engine mlx"
+        );
+        Ok(())
+    }
+
+    /// The same choice with one of MLX's own layers.
+    pub(crate) fn over(&self, distributed: &Distributed) -> Result<Self, String> {
+        if self.engine != EngineName::Mlx {
+            return Err("ring and jaccl need MLX: start this node with --engine mlx".to_owned());
+        }
+        let collectives = match distributed {
+            Distributed::Ring { .. } => CollectivesName::Ring,
+            Distributed::Jaccl { .. } => CollectivesName::Jaccl,
+        };
+        Ok(Self { collectives, ..self.clone() })
+    }
+
     /// Who carries the sums of a group of `ranks`, with the reason where we choose.
-    fn collectives(&self, ranks: u32) -> Collectives {
+    fn collectives(&self, [rank, ranks]: [u32; 2]) -> Collectives {
         match self.collectives {
             CollectivesName::Own => Collectives::Own,
             CollectivesName::Ring => Collectives::Ring,
             CollectivesName::Jaccl => Collectives::Jaccl,
             CollectivesName::Auto => {
-                if ranks > 1 {
+                if ranks > 1 && rank == 0 {
                     say("collectives: own, since MLX's ring and JACCL hang when a rank is lost");
                 }
                 Collectives::Own
@@ -114,32 +135,14 @@ impl EngineChoice {
         }
     }
 
-    /// This rank's engine over an open package. `rank` and number of ranks are the package's.
-    pub(crate) fn rank_engine(
-        &self,
-        package: &Package,
-        threads: usize,
-        [rank, ranks]: [u32; 2],
-        constraints: Option<Box<dyn ConstraintFactory>>,
-    ) -> Result<Box<dyn RankEngine>, LoadError> {
-        let options = EngineOptions::STANDARD;
+    /// What computes a rank, before its package is read: ranks of one of MLX's own groups wait
+    /// here for each other. `place` is rank and number of ranks.
+    pub(crate) fn open(&self, threads: usize, place: [u32; 2]) -> Result<Opened, LoadError> {
         Ok(match self.engine {
-            EngineName::Cpu => {
-                let backend = self.cpu(threads)?;
-                let engine = Engine::new(Model::load(package, &backend)?, backend, options);
-                Box::new(match constraints {
-                    Some(factory) => engine.with_constraints(factory),
-                    None => engine,
-                })
-            }
+            EngineName::Cpu => Opened::Cpu(self.cpu(threads)?),
             EngineName::Mlx => {
-                let collectives = self.collectives(ranks);
-                let backend = Mlx::open(&mlx_folder(None)?, None, collectives, [rank, ranks])?;
-                let engine = Engine::new(Model::load(package, &backend)?, backend, options);
-                Box::new(match constraints {
-                    Some(factory) => engine.with_constraints(factory),
-                    None => engine,
-                })
+                let collectives = self.collectives(place);
+                Opened::Mlx(Mlx::open(&mlx_folder(None)?, None, collectives, place)?)
             }
         })
     }
@@ -171,4 +174,81 @@ impl EngineChoice {
         let model = LocalModel::over(packages, &groups, backends).map_err(Failure::wrong)?;
         model.logits(tokens).map_err(Failure::wrong)
     }
+}
+
+/// What computes a rank.
+pub(crate) enum Opened {
+    Cpu(Cpu),
+    Mlx(Mlx),
+}
+
+impl Opened {
+    /// Refuses a package that this machine cannot hold.
+    pub(crate) fn check_memory(&self, manifest: &Manifest) -> Result<(), LoadError> {
+        if let Self::Mlx(mlx) = self {
+            let weight_bytes = manifest.tensors.iter().map(|tensor| tensor.size).sum();
+            MemoryPlan::new(
+                MemoryNeed { weight_bytes, kv_bytes: 0, least_kv_bytes: 0 },
+                mlx.working_set(),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// This rank's engine over its open package.
+    pub(crate) fn rank_engine(
+        self,
+        package: &Package,
+        constraints: Option<Box<dyn ConstraintFactory>>,
+    ) -> Result<Box<dyn RankEngine>, LoadError> {
+        let options = EngineOptions::STANDARD;
+        Ok(match self {
+            Self::Cpu(backend) => {
+                let model = Model::load(package, &backend)?;
+                boxed(Engine::new(model, backend, options), constraints)
+            }
+            Self::Mlx(backend) => {
+                let model = Model::load(package, &backend)?;
+                let taken = backend.taken();
+                say_copies(&taken, backend.working_set().is_some());
+                let [kv_bytes, least_kv_bytes] = options.kv_bytes_of(&model, &backend);
+                let need = MemoryNeed { weight_bytes: taken.bytes, kv_bytes, least_kv_bytes };
+                let plan = MemoryPlan::new(need, backend.working_set())?;
+                backend.set_limits(&plan)?;
+                // Ranks without keys and values leave them to others.
+                let kv_bytes = (kv_bytes > 0).then_some(plan.kv_bytes);
+                let options = EngineOptions { kv_bytes: kv_bytes.or(options.kv_bytes), ..options };
+                boxed(Engine::new(model, backend, options), constraints)
+            }
+        })
+    }
+}
+
+fn boxed<B: Backend + 'static>(
+    engine: Engine<B>,
+    constraints: Option<Box<dyn ConstraintFactory>>,
+) -> Box<dyn RankEngine> {
+    match constraints {
+        Some(factory) => Box::new(engine.with_constraints(factory)),
+        None => Box::new(engine),
+    }
+}
+
+/// One line where weights are in memory twice for a moment, and why.
+fn say_copies(taken: &Taken, gpu: bool) {
+    if taken.copied_tensors == 0 {
+        return;
+    }
+    let why = if gpu {
+        "Metal did not take them where they lie"
+    } else {
+        "MLX's build for processors always copies"
+    };
+    say(&format!(
+        "mlx: {} of {} tensors ({} of {}) were copied into MLX's memory: {why}",
+        taken.copied_tensors,
+        taken.tensors,
+        size(taken.copied_bytes),
+        size(taken.bytes)
+    ));
 }

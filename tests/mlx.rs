@@ -21,7 +21,7 @@ use tempfile::tempdir;
 
 use crate::{
     experts::{open, write},
-    harness::{data, fail},
+    harness::{convert, data, fail, path},
 };
 
 /// Largest difference of a logit, in f32 on both sides.
@@ -118,4 +118,61 @@ fn mlx_that_is_not_installed_is_a_plain_sentence() {
     assert!(output.contains("no MLX runtime"), "{output}");
     assert!(output.contains("engine install mlx"), "{output}");
     assert!(output.contains("--engine cpu"), "{output}");
+}
+
+/// How `serve` refuses what MLX would wait for for ever.
+#[test]
+fn collectives_of_mlx_that_could_not_work_are_refused() {
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let refused = |options: &[&str], words: &[&str]| {
+        let mut args = vec!["serve", path(&set), "--listen", "127.0.0.1:0"];
+        args.extend(options);
+        let error = fail(2, &args);
+        words.iter().for_each(|word| assert!(error.contains(word), "{error}"));
+    };
+    refused(&["--collectives", "ring"], &["--engine mlx"]);
+    let jaccl = ["--engine", "mlx", "--collectives", "jaccl"];
+    refused(&jaccl, &["which RDMA device"]);
+    let hosts = folder.path().join("hosts.json");
+    let hostfile = |json: &str| {
+        fs::write(&hosts, json).unwrap();
+        [jaccl.as_slice(), &["--hostfile", path(&hosts)]].concat()
+    };
+    let one = r#"[{"ips": ["10.0.0.1"], "rdma": [null]}]"#;
+    refused(&hostfile(one), &["1 hosts are described", "2 ranks"]);
+    let open = r#"[{"ips": ["10.0.0.1"], "rdma": [null, null]}, {"ips": [], "rdma": ["a", null]}]"#;
+    refused(&hostfile(open), &["rank 0 has no RDMA device to rank 1", "--collectives own"]);
+    refused(&hostfile("[]"), &["hosts.json", "not a host file", "0 hosts"]);
+    refused(&["--hostfile", path(&hosts)], &["--collectives ring or jaccl"]);
+    refused(&["--engine", "mlx", "--exact"], &["--exact"]);
+    let node = ["node", "--store", path(folder.path()), "--engine", "mlx", "--collectives", "ring"];
+    assert!(run_error(&node).contains("serve"), "a node cannot know all ranks");
+}
+
+/// The error of a command that must not run.
+fn run_error(args: &[&str]) -> String {
+    let output = crate::harness::run(args);
+    assert!(!output.status.success());
+    crate::harness::text(&output.stderr)
+}
+
+/// A set's own description of its devices reaches MLX, which has no JACCL on Linux.
+#[test]
+fn jaccl_without_rdma_is_a_plain_sentence() {
+    let Some(_) = runtime_folder() else { return };
+    if cfg!(target_os = "macos") {
+        return println!("skipped: this machine may have JACCL");
+    }
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let hosts = folder.path().join("hosts.json");
+    let json = r#"[{"ips": ["127.0.0.1"], "rdma": [null, "rdma_en5"]},
+                   {"ips": ["127.0.0.1"], "rdma": ["rdma_en5", null]}]"#;
+    fs::write(&hosts, json).unwrap();
+    let options = ["--engine", "mlx", "--collectives", "jaccl", "--hostfile", path(&hosts)];
+    let mut args = vec!["serve", path(&set), "--listen", "127.0.0.1:0"];
+    args.extend(options);
+    let error = fail(1, &args);
+    assert!(error.contains("this build of MLX has no jaccl"), "{error}");
 }

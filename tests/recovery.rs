@@ -123,3 +123,21 @@ fn a_rank_on_a_node_is_invited_again() {
     assert_ne!(after[1], before[1]);
     assert_eq!(server.terminate(), Some(0));
 }
+
+#[test]
+fn ranks_of_an_mlx_ring_are_replaced_together() {
+    let Some(_) = runtime_folder() else { return };
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let options = ["--threads", "1", "--engine", "mlx", "--collectives", "ring"];
+    let server = Running::serve(&set, &options);
+    assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
+    let before = server.children();
+    lose(&server, before[1]);
+    let after = server.children();
+    // The other one hangs in MLX when its peer is gone.
+    assert!(after.len() == 2 && !after.iter().any(|it| before.contains(it)), "{after:?}");
+    assert!(!before.into_iter().any(lives));
+    assert_eq!(server.terminate(), Some(0));
+    assert!(!after.into_iter().any(lives), "no rank outlives its front");
+}

@@ -4,6 +4,8 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Subcommand};
 
+use shardpack_mlx::distributed::FIRST_PORT;
+
 use super::EngineChoice;
 
 /// `serve`.
@@ -13,6 +15,7 @@ Examples:
   shardpack serve llama-70b                                       all ranks on this machine
   shardpack serve llama-70b --nodes 127.0.0.1:7420,127.0.0.1:7421  on running nodes
   shardpack serve llama-70b --listen 0.0.0.0:8080 --keys keys.json  for other machines
+  shardpack serve llama-70b --engine mlx --collectives jaccl --hostfile macs.json --nodes a:7420,b:7420
   shardpack serve llama-70b --script answers.json                   no model: canned answers")]
 pub(crate) struct ServeArgs {
     /// The package set.
@@ -56,6 +59,13 @@ pub(crate) struct ServeArgs {
     /// What computes.
     #[command(flatten)]
     pub engine: EngineChoice,
+    /// Addresses and RDMA devices of the ranks, as `mlx.distributed_config` writes them, for
+    /// --collectives ring or jaccl.
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: Option<PathBuf>,
+    /// Port of rank 0 for --collectives ring or jaccl; of a ring, further ranks have the next ones.
+    #[arg(long, default_value_t = FIRST_PORT, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub collectives_port: u16,
     /// Threads of each rank that runs here; the cores shared out by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

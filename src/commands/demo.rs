@@ -13,7 +13,7 @@ use shardpack_converter::{
 
 use super::{Outcome, convert, push};
 use crate::{
-    args::DemoArgs,
+    args::{CollectivesName, DemoArgs, EngineChoice},
     failure::Failure,
     progress::{result, say, size},
     source::{Input, Keep},
@@ -44,8 +44,10 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     ));
 
     step(2, "start two nodes");
+    // Who carries the sums is for the server to say, which knows all ranks.
+    let of_nodes = EngineChoice { collectives: CollectivesName::Auto, ..args.engine.clone() };
     let nodes: Vec<Child> = (0..NODES)
-        .map(|rank| node(&folder.path().join(format!("node-{rank}")), &args.engine))
+        .map(|rank| node(&folder.path().join(format!("node-{rank}")), &of_nodes))
         .collect::<Result<_, _>>()?;
     let addresses: Vec<String> = nodes.iter().map(|node| node.address.clone()).collect();
     done(&format!("listening on {}", addresses.join(" and ")));
@@ -60,7 +62,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     done(&format!("{} sent and active in {:.1} s", size(sent), started.elapsed().as_secs_f64()));
 
     step(4, "serve the model from both nodes at once");
-    let mut server = serve(&set, &addresses)?;
+    let mut server = serve(&set, &addresses, &args.engine.arguments())?;
     done(&format!("OpenAI-compatible API at {}", server.address));
 
     step(5, &format!("ask for {}", args.ask));

@@ -7,15 +7,21 @@ use std::{
     thread,
 };
 
-use serde_json::json;
+use anyhow::anyhow;
+use serde_json::{Value, json};
 use shardpack_loader::{
     cluster::RankProcess,
     receive::{Node, NodeOptions, PackageDir, ReceiveEvent, Shutdown, Store, bind},
     server,
 };
 use shardpack_manifests::transfer::Timeouts;
+use tempfile::TempDir;
 
-use super::{Outcome, ranks, threads};
+use super::{
+    Outcome,
+    ranks::{self, Membership, RankParameters},
+    threads,
+};
 use crate::{
     args::{EngineChoice, NodeArgs},
     failure::Failure,
@@ -23,12 +29,17 @@ use crate::{
     progress::{result, say, size},
 };
 
-/// The ranks that run here, by package. A new start of the same package ends the old process.
-type Running = Arc<Mutex<HashMap<String, RankProcess>>>;
+/// The ranks that run here, by package, each with the folder of the files that MLX reads when it
+/// joins a group of its own. A new start of the same package ends the old process.
+type Running = Arc<Mutex<HashMap<String, (RankProcess, Option<TempDir>)>>>;
 
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &NodeArgs) -> Outcome {
     args.engine.check()?;
+    if !args.engine.has_deadlines() {
+        let error = anyhow!("ring and jaccl must know every rank of the set");
+        return Err(Failure::from(error).hint("say --collectives to `shardpack serve` instead"));
+    }
     let listener = bind(&args.listen.to_string())?;
     let store = Arc::new(Store::open(&args.store)?);
     let address = listener.local_addr()?;
@@ -64,16 +75,38 @@ fn start_rank(
     threads: usize,
     engine: EngineChoice,
 ) -> shardpack_loader::receive::StartRankHook {
-    Box::new(move |package: &PackageDir, _parameters| {
+    Box::new(move |package: &PackageDir, parameters| {
         let name = format!("rank {}", package.key.rank);
         let key = format!("{}-{}", package.key.layout, package.key.rank);
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
         running.remove(&key);
-        let (process, announcement) = ranks::start(&name, &package.path, threads, &engine)
-            .map_err(|error| format!("{error:#}"))?;
-        running.insert(key, process);
+        let rank = package.key.rank;
+        let (started, files) = match parse_parameters(&parameters)? {
+            None => (ranks::start(&name, &package.path, threads, &engine, None), None),
+            Some(RankParameters { distributed }) => {
+                let engine = engine.over(&distributed)?;
+                let files = tempfile::tempdir().map_err(|error| error.to_string())?;
+                let folder = files.path().to_owned();
+                let member = Membership { distributed: &distributed, rank, folder };
+                let started = ranks::start(&name, &package.path, threads, &engine, Some(member));
+                (started, Some(files))
+            }
+        };
+        let (process, announcement) = started.map_err(|error| format!("{error:#}"))?;
+        running.insert(key, (process, files));
         serde_json::to_value(&announcement).map_err(|error| error.to_string())
     })
+}
+
+/// What the front wants besides the rank itself.
+fn parse_parameters(parameters: &Value) -> Result<Option<RankParameters>, String> {
+    let parsed: Option<RankParameters> = serde_json::from_value(parameters.clone())
+        .map_err(|error| format!("the front's parameters are not understood: {error}"))?;
+    if let Some(RankParameters { distributed }) = &parsed {
+        // As many as it says itself; MLX compares the number with the package's.
+        distributed.check(distributed.ranks()).map_err(|error| error.to_string())?;
+    }
+    Ok(parsed)
 }
 
 fn show(event: &ReceiveEvent) {

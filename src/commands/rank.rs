@@ -15,19 +15,13 @@ use shardpack_loader::{
     cluster::{
         Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
     },
-    engine::RankEngine,
     open::{OpenOptions, OpenProgress, Package},
     server,
 };
 use shardpack_manifests::Manifest;
 
 use super::{Outcome, package, threads};
-use crate::{
-    args::{EngineChoice, RankArgs},
-    awake::KeepAwake,
-    failure::Failure,
-    progress::result,
-};
+use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result};
 
 /// Carries the command out.
 pub(crate) fn run(args: &RankArgs) -> Outcome {
@@ -39,11 +33,32 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     result(&announcement.line());
     let (folder, threads) = (args.package.clone(), threads::count(args.threads));
     let (choice, place) = (args.engine.clone(), [manifest.rank, manifest.layout.ranks]);
-    run_rank(listener, token, identity(&manifest), RankOptions::default(), move |progress| {
-        load(&folder, threads, &choice, place, progress)
-    })
-    .map_err(Failure::from)?;
+    let identity = identity(&manifest);
+    let served = run_rank(listener, token, identity, RankOptions::default(), move |progress| {
+        let opened = choice.open(threads, place)?;
+        opened.check_memory(&manifest)?;
+        let package = read(&folder, threads, progress)?;
+        // Only rank 0 decides what may come next; a package without a tokenizer is held to
+        // nothing.
+        let leads = manifest.rank == 0;
+        let constraints = if leads { server::constraints(&folder).ok().flatten() } else { None };
+        opened.rank_engine(&package, constraints)
+    });
+    end_for_sure();
+    served.map_err(Failure::from)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How long the process may take to leave.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Ends the process even if a foreign library waits for ever when it is left, as MLX does in a
+/// group of its own that has lost a rank.
+fn end_for_sure() {
+    thread::spawn(|| {
+        thread::sleep(END_TIMEOUT);
+        std::process::abort();
+    });
 }
 
 fn identity(manifest: &Manifest) -> Identity {
@@ -60,13 +75,12 @@ fn identity(manifest: &Manifest) -> Identity {
 /// How often loading is reported: a front redraws no faster.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
 
-fn load(
+/// Reads and verifies the package.
+fn read(
     folder: &Path,
     threads: usize,
-    choice: &EngineChoice,
-    place: [u32; 2],
     progress: &mut dyn FnMut(Progress),
-) -> Result<Box<dyn RankEngine>, LoadError> {
+) -> Result<Package, LoadError> {
     // The reading threads only leave notes; this one reports them.
     let (notes, noted) = mpsc::channel();
     let package = thread::scope(|scope| {
@@ -86,8 +100,5 @@ fn load(
         }
         opening.join().unwrap_or_else(|panic| resume_unwind(panic))
     })?;
-    // Only rank 0 decides what may come next; a package without a tokenizer is held to nothing.
-    let leads = place[0] == 0;
-    let constraints = if leads { server::constraints(folder).ok().flatten() } else { None };
-    choice.rank_engine(&package, threads, place, constraints)
+    Ok(package)
 }

@@ -1,14 +1,38 @@
 //! Starting rank processes on this machine.
 
-use std::{env, path::Path, process::Command, sync::Arc, time::Duration};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
+use serde::{Deserialize, Serialize};
 use shardpack_loader::cluster::{Announcement, LogSink, RankProcess};
+use shardpack_mlx::distributed::{Distributed, FOREIGN_VARIABLES};
 
 use crate::{args::EngineChoice, progress::say};
 
 /// For a rank to say where it listens; it does so before it loads.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What a front tells the node that starts a rank for it.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RankParameters {
+    /// Which of MLX's own layers carries the sums, and who is where.
+    pub distributed: Distributed,
+}
+
+/// A rank's place in one of MLX's own groups.
+pub(crate) struct Membership<'a> {
+    pub distributed: &'a Distributed,
+    pub rank: u32,
+    /// Where the rank finds the files that MLX reads; they must stay until it has joined.
+    pub folder: PathBuf,
+}
 
 /// Starts the rank of the package in `folder`. What it writes for people is passed on.
 pub(crate) fn start(
@@ -16,11 +40,22 @@ pub(crate) fn start(
     folder: &Path,
     threads: usize,
     engine: &EngineChoice,
+    member: Option<Membership<'_>>,
 ) -> anyhow::Result<(RankProcess, Announcement)> {
     let program = env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
     command.arg("rank").arg(folder).args(["--threads", &threads.to_string()]);
     command.args(engine.arguments());
+    // What stands in this process's environment was meant for another group.
+    for name in FOREIGN_VARIABLES {
+        command.env_remove(name);
+    }
+    if let Some(Membership { distributed, rank, folder }) = member {
+        let variables = fs::create_dir_all(&folder)
+            .and_then(|()| distributed.environment(rank, &folder))
+            .with_context(|| folder.display().to_string())?;
+        command.envs(variables);
+    }
     #[cfg(unix)]
     {
         use std::os::unix::process::CommandExt;

@@ -1,5 +1,6 @@
 //! `shardpack serve`: the front process. It starts or finds one rank per package, and speaks HTTP.
 
+mod layer;
 mod nodes;
 
 use std::{
@@ -20,6 +21,7 @@ use shardpack_loader::{
 };
 use shardpack_manifests::Manifest;
 
+use self::layer::Layer;
 use super::{Outcome, keys, package};
 use crate::{
     args::ServeArgs,
@@ -32,9 +34,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
-    args.engine.check()?;
     let set = package::read_set(&args.set)?;
     let folders = package::folders(&args.set, &set);
+    let layer = Layer::of(args, folders.len())?;
+    // What runs elsewhere is installed elsewhere.
+    if args.nodes.is_empty() {
+        args.engine.check()?
+    } else {
+        args.engine.check_arguments()?
+    };
     let manifests = folders
         .iter()
         .map(|folder| package::read_manifest(folder))
@@ -49,9 +57,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Engine::Scripted(play(script, &args.set, &folders[0], &handle, commands)?)
     } else {
         let nodes = if args.nodes.is_empty() {
-            nodes::local(&folders, args.threads, &args.engine)?
+            nodes::local(&folders, args.threads, &args.engine, layer)?
         } else {
-            nodes::remote(&args.nodes, &manifests)?
+            nodes::remote(&args.nodes, &manifests, layer)?
         };
         let options = nodes::options(&args.engine);
         let names = nodes.iter().map(|node| node.name.clone()).collect();

@@ -7,6 +7,7 @@
 
 mod array;
 mod collective;
+pub mod distributed;
 mod library;
 pub mod runtime;
 mod table;

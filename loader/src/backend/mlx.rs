@@ -4,7 +4,7 @@
 //! stored in on a GPU, and in f32 on a processor, where MLX is for correctness and not for speed.
 //! Bits are not promised: MLX chooses its kernels, and so the order of its sums, by shape.
 
-use std::{ops::Range, path::Path};
+use std::{ops::Range, path::Path, sync::mpsc, time::Duration};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use shardpack_formats::{
@@ -23,13 +23,20 @@ mod attention;
 mod cache;
 mod experts;
 mod heads;
+mod memory;
 mod ranks;
 mod weights;
 
 pub use cache::{Cache, Page};
 pub use experts::Routes;
+pub use memory::{DoesNotFit, MemoryNeed, MemoryPlan};
 pub use ranks::Collectives;
-pub use weights::Matrix;
+pub use weights::{Matrix, Taken};
+use weights::{Taker, Tally};
+
+/// How long ranks wait for each other in MLX's own group: they join before they read weights, so
+/// only their starts lie between them.
+const JOIN_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Why the backend cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +62,7 @@ pub struct Mlx {
     pool: ThreadPool,
     library: Library,
     collectives: Collectives,
+    tally: Tally,
 }
 
 /// Activations `[rows, width]`, f32, perhaps not computed yet.
@@ -89,21 +97,60 @@ impl Mlx {
         let library = pool.install(|| Library::open(folder, device))?;
         if let Some(backend) = collectives.of_mlx() {
             let problem = |problem: String| MlxBackendError::Group { backend, problem };
-            let found = pool
-                .install(|| library.join_distributed(backend))
-                .map_err(|error| problem(error.to_string()))?;
+            let found = join(&pool, library, backend).map_err(problem)?;
             if found != (rank as i32, size as i32) {
                 let (r, s) = found;
                 return Err(problem(format!("rank {r} of {s}, expected rank {rank} of {size}")));
             }
         }
-        Ok(Self { pool, library, collectives })
+        Ok(Self { pool, library, collectives, tally: Tally::default() })
     }
 
     /// MLX itself, for figures and limits.
     #[must_use]
     pub const fn library(&self) -> &Library {
         &self.library
+    }
+
+    /// What the GPU's driver recommends to use at most, in bytes; none without a GPU.
+    #[must_use]
+    pub fn working_set(&self) -> Option<u64> {
+        let figure = self.library.device_figure("max_recommended_working_set_size");
+        figure.filter(|_| self.library.device() == Device::Gpu).map(|bytes| bytes as u64)
+    }
+
+    /// Holds MLX to a plan.
+    pub fn set_limits(&self, plan: &MemoryPlan) -> Result<(), StepError> {
+        let MemoryPlan { memory_limit, cache_limit, wired_limit, .. } = *plan;
+        let set = || self.library.set_limits(memory_limit, cache_limit, wired_limit);
+        self.pool.install(set).map_err(|error| StepError::Backend(error.to_string()))
+    }
+
+    /// What became of the tensors that were taken so far.
+    #[must_use]
+    pub fn taken(&self) -> Taken {
+        self.tally.read()
+    }
+
+    const fn taker(&self) -> Taker<'_> {
+        Taker { library: self.library, tally: &self.tally }
+    }
+}
+
+/// Joins MLX's own group. MLX waits for ever for ranks that do not come, so its thread is left
+/// behind when the time is up.
+fn join(pool: &ThreadPool, library: Library, backend: &'static str) -> Result<(i32, i32), String> {
+    if !pool.install(|| library.has_distributed(backend)) {
+        return Err(format!("this build of MLX has no {backend} (JACCL needs macOS 26.2)"));
+    }
+    let (joined, join) = mpsc::channel();
+    pool.spawn(move || {
+        // Nobody waits when the time was up.
+        let _ = joined.send(library.join_distributed(backend));
+    });
+    match join.recv_timeout(JOIN_TIMEOUT) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("not all ranks joined within {} s", JOIN_TIMEOUT.as_secs())),
     }
 }
 
@@ -137,15 +184,15 @@ impl Backend for Mlx {
     }
 
     fn matrix(&self, stored: StoredMatrix) -> Matrix {
-        self.pool.install(|| Matrix::new(self.library, stored))
+        self.pool.install(|| Matrix::new(self.taker(), stored))
     }
 
     fn vector(&self, stored: &PackageTensor) -> Array {
-        self.pool.install(|| weights::vector(self.library, stored, 0.0))
+        self.pool.install(|| weights::vector(self.taker(), stored, 0.0))
     }
 
     fn vector_plus_one(&self, stored: &PackageTensor) -> Array {
-        self.pool.install(|| weights::vector(self.library, stored, 1.0))
+        self.pool.install(|| weights::vector(self.taker(), stored, 1.0))
     }
 
     fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {

@@ -55,6 +55,14 @@ impl EngineOptions {
     /// Memory for keys and values of small models, so that several sequences fit.
     pub const LEAST_KV_BYTES: u64 = 64 << 20;
 
+    /// Memory that one rank would take for keys and values, and that of one page of them.
+    pub fn kv_bytes_of<B: Backend>(&self, model: &Model<B>, backend: &B) -> [u64; 2] {
+        match backend.page_bytes(&model.cache_shape()) {
+            0 => [0, 0],
+            page => [self.pages(model, backend).saturating_mul(page), page],
+        }
+    }
+
     /// Pages of keys and values of one rank.
     fn pages<B: Backend>(&self, model: &Model<B>, backend: &B) -> u64 {
         let page_bytes = backend.page_bytes(&model.cache_shape());

@@ -70,6 +70,15 @@ impl PageBytes {
         &all[self.start..self.start + self.len]
     }
 
+    /// The bytes with the rest of their last page, which is zeros.
+    pub(super) fn whole_pages(&self) -> &[u8] {
+        let all: &[u8] = match &self.storage {
+            Storage::Heap(all) => all,
+            Storage::Mapped(all) => all,
+        };
+        &all[self.start..self.start + self.len.next_multiple_of(PAGE_BYTES)]
+    }
+
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         let all: &mut [u8] = match &mut self.storage {
             Storage::Heap(all) => all,

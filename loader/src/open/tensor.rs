@@ -55,6 +55,12 @@ impl PackageTensor {
         self.pages.bytes()
     }
 
+    /// The bytes with the rest of their last page, zeros, for devices that share memory by pages.
+    #[must_use]
+    pub fn page_bytes(&self) -> &[u8] {
+        self.pages.whole_pages()
+    }
+
     /// The elements of a [`Dtype::U32`] tensor.
     #[must_use]
     pub fn words(&self) -> Option<&[u32]> {

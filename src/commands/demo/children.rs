@@ -41,10 +41,15 @@ pub(in crate::commands) fn node(store: &Path, engine: &EngineChoice) -> anyhow::
     start(command, "a node", "listening")
 }
 
-/// Starts the server of `set` on running nodes; with none, on this machine.
-pub(in crate::commands) fn serve(set: &Path, nodes: &[String]) -> anyhow::Result<Child> {
+/// Starts the server of `set` on running nodes; with none, on this machine. Further `options` are
+/// passed on.
+pub(in crate::commands) fn serve(
+    set: &Path,
+    nodes: &[String],
+    options: &[String],
+) -> anyhow::Result<Child> {
     let mut command = own_program()?;
-    command.arg("serve").arg(set).args(["--listen", "127.0.0.1:0", "--json"]);
+    command.arg("serve").arg(set).args(["--listen", "127.0.0.1:0", "--json"]).args(options);
     if !nodes.is_empty() {
         command.args(["--nodes", &nodes.join(",")]);
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use serde_json::Value;
 use shardpack_loader::{
     cluster::{
-        Announcement, Node, RecoveryOptions, Restart, Restarted, SupervisorOptions, Survivors,
+        Announcement, Node, RankProcess, RecoveryOptions, Restart, SupervisorOptions, Survivors,
     },
     receive::NodeClient,
 };
@@ -18,10 +18,15 @@ use shardpack_manifests::{
     Manifest,
     transfer::{PackageKey, Timeouts},
 };
+use tempfile::TempDir;
 
+use super::layer::Layer;
 use crate::{
     args::EngineChoice,
-    commands::{ranks, threads},
+    commands::{
+        ranks::{self, Membership, RankParameters},
+        threads,
+    },
     failure::Failure,
 };
 
@@ -33,35 +38,62 @@ pub(super) fn options(engine: &EngineChoice) -> SupervisorOptions {
     SupervisorOptions { recovery, ..SupervisorOptions::default() }
 }
 
+/// What the ranks of this machine have in common.
+struct Local {
+    threads: usize,
+    engine: EngineChoice,
+    layer: Option<Layer>,
+    /// For the files that MLX reads when a rank joins.
+    files: TempDir,
+}
+
+impl Local {
+    fn start(
+        &self,
+        rank: u32,
+        folder: &Path,
+        recovery: u32,
+    ) -> anyhow::Result<(RankProcess, Announcement)> {
+        let group = self.layer.as_ref().map(|layer| layer.group(recovery)).transpose()?;
+        let folder_of_rank = self.files.path().join(rank.to_string());
+        let member = group.as_ref().map(|distributed| Membership {
+            distributed,
+            rank,
+            folder: folder_of_rank,
+        });
+        ranks::start(&format!("rank {rank}"), folder, self.threads, &self.engine, member)
+    }
+}
+
 /// Starts one rank process per package on this machine.
 pub(super) fn local(
     folders: &[PathBuf],
     asked: Option<usize>,
     engine: &EngineChoice,
+    layer: Option<Layer>,
 ) -> Result<Vec<Node>, Failure> {
-    let each = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
-    let start = |(rank, folder): (usize, &PathBuf)| {
-        let name = format!("rank {rank}");
-        let (process, announcement) = ranks::start(&name, folder, each, engine)?;
-        let restart = restart_local(name.clone(), folder, each, engine.clone());
-        Ok(Node { name, announcement, process: Some(process), restart: Some(restart) })
+    let threads = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
+    let files = tempfile::Builder::new().prefix("shardpack-ranks-").tempdir()?;
+    let local = Arc::new(Local { threads, engine: engine.clone(), layer, files });
+    let start = |(rank, folder): (u32, &PathBuf)| {
+        let (process, announcement) = local.start(rank, folder, 0)?;
+        let (again, folder) = (Arc::clone(&local), folder.clone());
+        let restart: Restart = Arc::new(move |recovery| {
+            let started = again.start(rank, &folder, recovery);
+            let (process, announcement) = started.map_err(|error| format!("{error:#}"))?;
+            Ok((announcement, Some(process)))
+        });
+        let (name, restart) = (format!("rank {rank}"), Some(restart));
+        Ok(Node { name, announcement, process: Some(process), restart })
     };
-    folders.iter().enumerate().map(start).collect::<anyhow::Result<_>>().map_err(Failure::from)
-}
-
-fn restart_local(name: String, folder: &Path, threads: usize, engine: EngineChoice) -> Restart {
-    let folder = folder.to_owned();
-    Arc::new(move |_recovery| {
-        let (process, announcement) =
-            ranks::start(&name, &folder, threads, &engine).map_err(|error| format!("{error:#}"))?;
-        Ok((announcement, Some(process)))
-    })
+    (0..).zip(folders).map(start).collect::<anyhow::Result<_>>().map_err(Failure::from)
 }
 
 /// Asks one running node per package to start its rank.
 pub(super) fn remote(
     addresses: &[SocketAddr],
     manifests: &[Manifest],
+    layer: Option<Layer>,
 ) -> Result<Vec<Node>, Failure> {
     if addresses.len() != manifests.len() {
         let error = anyhow!(
@@ -71,15 +103,17 @@ pub(super) fn remote(
         );
         return Err(Failure::from(error).hint("give one node per package, in rank order"));
     }
+    let layer = Arc::new(layer);
     let start = |(address, manifest): (&SocketAddr, &Manifest)| {
-        let (address, key) =
-            (*address, PackageKey { layout: manifest.ids.layout, rank: manifest.rank });
-        let announcement = invite(address, key).map_err(|error| {
+        let package = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
+        let (address, layer) = (*address, Arc::clone(&layer));
+        let invite = move |recovery| invite(address, package, layer.as_ref().as_ref(), recovery);
+        let announcement = invite(0).map_err(|error| {
             Failure::from(error)
                 .hint("push the set to its nodes first: shardpack push SET --to HOST:PORT,…")
         })?;
-        let restart: Restart = Arc::new(move |_recovery| -> Result<Restarted, String> {
-            let announcement = invite(address, key).map_err(|error| format!("{error:#}"))?;
+        let restart: Restart = Arc::new(move |recovery| {
+            let announcement = invite(recovery).map_err(|error| format!("{error:#}"))?;
             Ok((announcement, None))
         });
         let (name, restart) = (format!("node {address}"), Some(restart));
@@ -89,8 +123,19 @@ pub(super) fn remote(
 }
 
 /// Has a node start the rank of a package; an older process of it ends.
-fn invite(address: SocketAddr, package: PackageKey) -> anyhow::Result<Announcement> {
+fn invite(
+    address: SocketAddr,
+    package: PackageKey,
+    layer: Option<&Layer>,
+    recovery: u32,
+) -> anyhow::Result<Announcement> {
+    let parameters = match layer {
+        None => Value::Null,
+        Some(layer) => {
+            serde_json::to_value(RankParameters { distributed: layer.group(recovery)? })?
+        }
+    };
     let mut client = NodeClient::connect(address, Timeouts::default())?;
-    let answer = client.start_rank(package, &Value::Null)?;
+    let answer = client.start_rank(package, &parameters)?;
     serde_json::from_value(answer).with_context(|| format!("node {address} did not start a rank"))
 }

@@ -1,5 +1,7 @@
 //! Weights as MLX holds them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use shardpack_formats::Dtype;
 use shardpack_mlx::{Array, Binary, Device, Element, Library, Quantized};
 
@@ -31,13 +33,63 @@ enum Weights {
     },
 }
 
-/// The bytes of a tensor, kept as long as MLX wants them.
+/// The bytes of a tensor with the rest of their last page, kept as long as MLX wants them.
 struct Owner(PackageTensor);
 
 impl AsRef<[u8]> for Owner {
     fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
+        self.0.page_bytes()
     }
+}
+
+/// What became of the tensors that were taken.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    tensors: AtomicU64,
+    bytes: AtomicU64,
+    copied_tensors: AtomicU64,
+    copied_bytes: AtomicU64,
+}
+
+impl Tally {
+    fn note(&self, bytes: u64, copied: bool) {
+        self.tensors.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if copied {
+            self.copied_tensors.fetch_add(1, Ordering::Relaxed);
+            self.copied_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn read(&self) -> Taken {
+        let of = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        Taken {
+            tensors: of(&self.tensors),
+            bytes: of(&self.bytes),
+            copied_tensors: of(&self.copied_tensors),
+            copied_bytes: of(&self.copied_bytes),
+        }
+    }
+}
+
+/// What became of a package's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Tensors taken.
+    pub tensors: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that MLX copied, and did not use where they lay.
+    pub copied_tensors: u64,
+    /// Their bytes.
+    pub copied_bytes: u64,
+}
+
+/// Takes tensors into MLX.
+#[derive(Clone, Copy)]
+pub(super) struct Taker<'a> {
+    pub(super) library: Library,
+    pub(super) tally: &'a Tally,
 }
 
 fn element(dtype: Dtype) -> Element {
@@ -51,30 +103,42 @@ fn element(dtype: Dtype) -> Element {
     }
 }
 
-/// The tensor where it lies, if the device can read it there, else copied.
-fn take(library: Library, tensor: &PackageTensor) -> Array {
-    let shape: Vec<usize> = tensor.shape().iter().map(|dim| *dim as usize).collect();
-    library.wrap(Owner(tensor.clone()), element(tensor.dtype()), &shape).0
+impl Taker<'_> {
+    /// The tensor where it lies, if the device can read it there, else copied. Metal takes whole
+    /// pages only, so the rest of the last one is wrapped with it and cut off again, which costs
+    /// nothing.
+    fn take(&self, tensor: &PackageTensor) -> Array {
+        let shape: Vec<usize> = tensor.shape().iter().map(|dim| *dim as usize).collect();
+        let (len, element): (usize, _) = (shape.iter().product(), element(tensor.dtype()));
+        if len == 0 {
+            return self.library.full(0.0, element, &shape);
+        }
+        let owner = Owner(tensor.clone());
+        let whole = owner.as_ref().len() / element.size_bytes();
+        let (array, copied) = self.library.wrap(owner, element, &[whole]);
+        self.tally.note((len * element.size_bytes()) as u64, copied);
+        array.slice(0, 0, len).reshape(&shape)
+    }
 }
 
 /// A vector in f32, with `added` to each value.
-pub(super) fn vector(library: Library, stored: &PackageTensor, added: f32) -> Array {
-    let array = take(library, stored).cast(Element::F32);
+pub(super) fn vector(taker: Taker<'_>, stored: &PackageTensor, added: f32) -> Array {
+    let array = taker.take(stored).cast(Element::F32);
     let array = array.reshape(&[array.shape().iter().product()]);
     if added == 0.0 { array } else { array.with_constant(Binary::Add, added) }
 }
 
 impl Matrix {
-    pub(super) fn new(library: Library, stored: StoredMatrix) -> Self {
+    pub(super) fn new(taker: Taker<'_>, stored: StoredMatrix) -> Self {
         let StoredMatrix { outputs, inputs, weights } = stored;
-        let compute = |dtype: Dtype| match library.device() {
+        let compute = |dtype: Dtype| match taker.library.device() {
             Device::Cpu => Element::F32,
             Device::Gpu => element(dtype),
         };
         match weights {
             StoredWeights::Plain(tensor) => {
                 let element = compute(tensor.dtype());
-                let array = take(library, &tensor).cast(element).reshape(&[outputs, inputs]);
+                let array = taker.take(&tensor).cast(element).reshape(&[outputs, inputs]);
                 Self { outputs, inputs, element, weights: Weights::Plain(array) }
             }
             StoredWeights::Affine { words, scales, biases, bits, group } => {
@@ -84,12 +148,12 @@ impl Matrix {
                     [outputs, (len as usize).checked_div(outputs).unwrap_or(0)]
                 };
                 let floats = |tensor: &PackageTensor| {
-                    take(library, tensor).cast(element).reshape(&per_row(tensor))
+                    taker.take(tensor).cast(element).reshape(&per_row(tensor))
                 };
                 let weights = Weights::Affine {
                     scales: floats(&scales),
                     biases: floats(&biases),
-                    words: take(library, &words).reshape(&per_row(&words)),
+                    words: taker.take(&words).reshape(&per_row(&words)),
                     bits,
                     group,
                 };

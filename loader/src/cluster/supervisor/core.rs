@@ -58,6 +58,8 @@ pub(super) struct Core {
     recoveries: u32,
     /// To form it again without a lost rank.
     attempts: Attempts,
+    /// A loss that nobody is blamed for yet: until when that is waited for, who told it, and what.
+    unexplained: Option<(Instant, usize, String)>,
     /// Ranks that are being started, on threads of their own.
     starting: u32,
     notes: mpsc::Sender<Note>,
@@ -86,6 +88,7 @@ impl Core {
             has_served: false,
             recoveries: 0,
             attempts: Attempts::default(),
+            unexplained: None,
             starting: 0,
             notes,
             requests: BTreeMap::new(),
@@ -246,6 +249,7 @@ impl Core {
         });
         self.outcome.set(Err(error.clone()));
         self.fail_requests(&message);
+        self.unexplained = None;
         self.enter(Phase::Failed(error));
     }
 

@@ -13,9 +13,13 @@ impl Core {
     /// A rank says that the group is lost; the one that it blames is the better name.
     pub(super) fn blame(&mut self, by: usize, rank: Option<u32>, reason: String) {
         let culprit = rank.and_then(|rank| self.by_rank.get(rank as usize).copied());
+        if culprit.is_none() && self.ends_with_a_loss() {
+            // Whose fault it was is about to be said by another connection.
+            self.unexplained.get_or_insert((Instant::now() + EXIT_TIMEOUT, by, reason));
+            return;
+        }
         let named = culprit.unwrap_or(by);
-        let is_plain = !self.can_recover() || self.survivors() == Survivors::Restart;
-        if is_plain || culprit.is_some_and(|culprit| self.is_gone(culprit)) {
+        if self.ends_with_a_loss() || culprit.is_some_and(|culprit| self.is_gone(culprit)) {
             self.lose(named, reason);
         } else {
             // As far as its own connection shows it lives: reading its weights again would take
@@ -37,8 +41,9 @@ impl Core {
         self.has_served && self.members.iter().all(|member| member.node.restart.is_some())
     }
 
-    fn survivors(&self) -> Survivors {
-        self.options.recovery.survivors
+    /// Whether any loss costs at least a rank.
+    fn ends_with_a_loss(&self) -> bool {
+        !self.can_recover() || self.options.recovery.survivors == Survivors::Restart
     }
 
     /// A member is lost: starts it again, or ends the group with `error`.
@@ -96,6 +101,7 @@ impl Core {
         self.outcome.clear();
         self.fail_requests(&message);
         self.recoveries += 1;
+        self.unexplained = None;
         self.enter(Phase::Loading);
     }
 
@@ -113,12 +119,16 @@ impl Core {
     pub(super) fn next_due(&self) -> Option<Instant> {
         let forming = matches!(self.phase, Phase::Loading) && self.form_at > Instant::now();
         let restarts = self.members.iter().filter_map(|member| member.restart_at);
-        restarts.chain(forming.then_some(self.form_at)).min()
+        let unexplained = self.unexplained.as_ref().map(|(at, ..)| *at);
+        restarts.chain(forming.then_some(self.form_at)).chain(unexplained).min()
     }
 
     /// Does what is due.
     pub(super) fn do_due(&mut self) {
         let now = Instant::now();
+        if let Some((_, by, reason)) = self.unexplained.take_if(|(at, ..)| *at <= now) {
+            self.lose(by, reason);
+        }
         for index in 0..self.members.len() {
             if self.members[index].restart_at.is_some_and(|at| at <= now) {
                 self.members[index].restart_at = None;
