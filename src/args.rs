@@ -447,6 +447,9 @@ pub(crate) enum EngineName {
     Cpu,
     /// Apple's MLX; `shardpack engine install mlx` installs it.
     Mlx,
+    /// A file of answers; `serve` alone.
+    #[value(hide = true)]
+    Scripted,
 }
 
 /// Collectives.

@@ -47,12 +47,15 @@ fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(data.join("shardpack/engines"))
 }
 
+const ONLY_SERVE: &str = "the scripted engine is the server's alone: serve --engine scripted FILE";
+
 impl EngineChoice {
     /// The same choice for another process of this program.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let engine = match self.engine {
             EngineName::Cpu => "cpu",
             EngineName::Mlx => "mlx",
+            EngineName::Scripted => "scripted",
         };
         let collectives = match self.collectives {
             CollectivesName::Auto => "auto",
@@ -84,6 +87,7 @@ impl EngineChoice {
 
     /// Refuses what cannot be, before anything is started.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.engine != EngineName::Scripted, "{ONLY_SERVE}");
         self.check_arguments()?;
         if self.engine == EngineName::Cpu {
             // No threads: what is asked for is only checked.
@@ -144,6 +148,7 @@ impl EngineChoice {
                 let collectives = self.collectives(place);
                 Opened::Mlx(Mlx::open(&mlx_folder(None)?, None, collectives, place)?)
             }
+            EngineName::Scripted => return Err(ONLY_SERVE.into()),
         })
     }
 

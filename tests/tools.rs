@@ -25,10 +25,6 @@ fn stream(url: &str, body: &Value) -> Vec<Value> {
     data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// The one gap: at four bits the model calls with the right city here, and then tells of this
-/// one, in every dialect. What the cases say of its last words holds at 16 bits.
-const GAP: [&str; 2] = ["What time is it in Boston?", "Berlin"];
-
 /// Id, name and arguments of a call.
 type Call = (String, String, Value);
 
@@ -272,8 +268,7 @@ impl Dialect {
         }
         let body = (self.ask)(known, case, Some(&said[0].calls[0]));
         let told = [self.whole(url, &body), self.streamed(url, &body)];
-        let called = case["call"]["arguments"]["city"].as_str().unwrap();
-        let city = if case["question"] == GAP[0] { GAP[1] } else { called };
+        let city = case["call"]["arguments"]["city"].as_str().unwrap();
         let is_right = told[0] == told[1]
             && told[0].text.contains(city)
             && told[0].calls.is_empty()
@@ -282,10 +277,13 @@ impl Dialect {
     }
 }
 
+/// The sensitive recipe, since some of the last words are close to a tie: see
+/// [`last_words_that_hang_on_a_tie_are_lost_at_four_bits_throughout`].
 #[test]
 fn every_known_call_is_made_and_its_result_is_told() {
     let folder = tempdir().unwrap();
-    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let options = ["--nodes", "2", "--bits", "4", "--recipe", "sensitive"];
+    let set = convert("kjv-4m", &folder.path().join("set"), &options);
     let server = Running::serve(&set, &[]);
     let known = cases();
     let cases = known["cases"].as_array().unwrap();
@@ -297,4 +295,66 @@ fn every_known_call_is_made_and_its_result_is_told() {
     }
     assert!(cases.len() == 54 && wrong.is_empty(), "{}: {wrong:#?}", wrong.len());
     assert_eq!(server.terminate(), Some(0));
+}
+
+/// What the model says after the call that is known to be right, and how likely each token was
+/// beside its rivals.
+fn last_words(server: &Running, known: &Value, case: &Value) -> (String, Value) {
+    let call = &case["call"];
+    let made = ("call_1".to_owned(), text(&call["name"]), call["arguments"].clone());
+    let mut body = (CHAT.ask)(known, case, Some(&made));
+    body["logprobs"] = true.into();
+    body["top_logprobs"] = 2.into();
+    let (status, answer) = post(&format!("{}/chat/completions", server.url()), &body);
+    assert_eq!(status, 200, "{answer}");
+    let choice = &answer["choices"][0];
+    (text(&choice["message"]["content"]), choice["logprobs"]["content"].clone())
+}
+
+/// Not quantized and in the arithmetic of the reference, every last sentence is the reference's
+/// word for word: the turn with the call and its result is rendered as the model learned it.
+#[test]
+fn last_words_are_those_of_the_reference_at_sixteen_bits() {
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2", "--bits", "16"]);
+    let server = Running::serve(&set, &["--exact"]);
+    let known = cases();
+    for case in list(&known["cases"]) {
+        assert_eq!(last_words(&server, &known, case).0, case["final"], "{case}");
+    }
+}
+
+/// Names of two cities that begin alike are told apart by one token, whose two likeliest values
+/// differ by this much at most (in nats) at sixteen bits where four bits turn them round.
+const TIE: f64 = 0.1;
+
+/// With every matrix at four bits the calls are right, and so are the last words, but for one
+/// answer that is a coin's toss to the reference itself.
+#[test]
+fn last_words_that_hang_on_a_tie_are_lost_at_four_bits_throughout() {
+    let folder = tempdir().unwrap();
+    let set = |bits: &str| {
+        let options = ["--nodes", "2", "--bits", bits, "--recipe", "uniform"];
+        convert("kjv-4m", &folder.path().join(bits), &options)
+    };
+    let server = Running::serve(&set("4"), &[]);
+    let known = cases();
+    let mut lost = Vec::new();
+    for case in list(&known["cases"]) {
+        let said = CHAT.whole(&server.url(), &(CHAT.ask)(&known, case, None));
+        let [(_, name, arguments)] = &said.calls[..] else { panic!("{case}: {said:?}") };
+        assert!(*name == case["call"]["name"] && *arguments == case["call"]["arguments"], "{case}");
+        let city = case["call"]["arguments"]["city"].as_str().unwrap();
+        if !last_words(&server, &known, case).0.contains(city) {
+            lost.push(case);
+        }
+    }
+    let questions: Vec<&Value> = lost.iter().map(|case| &case["question"]).collect();
+    assert_eq!(questions, ["What time is it in Boston?"]);
+    let exact = Running::serve(&set("16"), &["--exact"]);
+    let (sentence, tokens) = last_words(&exact, &known, lost[0]);
+    let logprob = |token: &Value, rank: usize| token["top_logprobs"][rank]["logprob"].as_f64();
+    let margin = |token| logprob(token, 0).unwrap() - logprob(token, 1).unwrap();
+    let decided = list(&tokens).find(|token| token["token"] == "os").expect(&sentence);
+    assert!(margin(decided) < TIE, "{sentence}: {decided}");
 }

@@ -19,6 +19,7 @@ mod process;
 mod rank;
 mod supervisor;
 mod token;
+mod vitals;
 mod wire;
 
 pub use announce::{Announcement, AnnouncementError};

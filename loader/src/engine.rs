@@ -24,7 +24,8 @@ mod step;
 pub use constraint::{Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenMask};
 pub use counted::{Calls, CountedGroup, Counts};
 pub use handle::{
-    Command, EngineHandle, EngineState, EngineStatus, EventSink, StatusWriter, SubmitError,
+    Command, EngineHandle, EngineState, EngineStatus, EventSink, RankVitals, StatusWriter,
+    SubmitError,
 };
 pub use logits::{LocalModel, LocalSequence, LogitsError, logits, memory_group};
 pub use rank::{HEARTBEAT, PATIENCE, RankEngine, StepOutcome};

@@ -20,9 +20,11 @@ mod output;
 mod routes;
 mod scripted;
 mod serve;
+mod shelf;
 mod stream;
 mod template;
 mod text;
+mod tls;
 mod tokens;
 mod tools;
 
@@ -31,6 +33,8 @@ pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimi
 pub use model::{ChatModel, OpenModelError, constraints};
 pub use scripted::{Script, ScriptError};
 pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
+pub use shardpack_formats::OutputStyle;
 pub use template::TemplateError;
 pub use text::{DecodingError, VocabularyError};
+pub use tls::{Report, Tls, TlsError};
 pub use tokens::{TokenizeError, tokenize};

@@ -14,11 +14,13 @@ use super::EngineChoice;
 Examples:
   shardpack serve llama-70b                                       all ranks on this machine
   shardpack serve llama-70b --nodes 127.0.0.1:7420,127.0.0.1:7421  on running nodes
-  shardpack serve llama-70b --listen 0.0.0.0:8080 --keys keys.json  for other machines
   shardpack serve llama-70b --engine mlx --collectives jaccl --hostfile macs.json --nodes a:7420,b:7420
-  shardpack serve llama-70b --script answers.json                   no model: canned answers")]
+  shardpack serve llama-70b --listen 0.0.0.0:8443 --keys keys.json \\
+      --tls-cert cert.pem --tls-key key.pem                         for other machines
+  shardpack serve llama-70b --script answers.json                   canned answers in its words
+  shardpack serve --engine scripted answers.json                    canned answers, no model")]
 pub(crate) struct ServeArgs {
-    /// The package set.
+    /// The package set; with --engine scripted, a file of answers.
     pub set: PathBuf,
     /// Nodes that hold the packages, in rank order; without it, this machine runs every rank.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
@@ -35,6 +37,12 @@ pub(crate) struct ServeArgs {
     /// File of answers to replay instead of computing any.
     #[arg(long, value_name = "FILE")]
     pub script: Option<PathBuf>,
+    /// Certificate to speak TLS with, and its chain, in PEM; read again on SIGHUP or when it changes.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key in PEM, not encrypted.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
     /// File of API keys (`shardpack keys`); every request then needs one.
     #[arg(long, value_name = "FILE")]
     pub keys: Option<PathBuf>,

@@ -34,6 +34,7 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let (folder, threads) = (args.package.clone(), threads::count(args.threads));
     let (choice, place) = (args.engine.clone(), [manifest.rank, manifest.layout.ranks]);
     let identity = identity(&manifest);
+    let style = manifest.chat.as_ref().map(|chat| chat.output);
     let served = run_rank(listener, token, identity, RankOptions::default(), move |progress| {
         let opened = choice.open(threads, place)?;
         opened.check_memory(&manifest)?;
@@ -41,7 +42,8 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
         // Only rank 0 decides what may come next; a package without a tokenizer is held to
         // nothing.
         let leads = manifest.rank == 0;
-        let constraints = if leads { server::constraints(&folder).ok().flatten() } else { None };
+        let constraints =
+            if leads { server::constraints(&folder, style).ok().flatten() } else { None };
         opened.rank_engine(&package, constraints)
     });
     end_for_sure();

@@ -2,10 +2,11 @@
 
 mod layer;
 mod nodes;
+mod scripted;
 
 use std::{
     net::{SocketAddr, TcpListener},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     thread,
     time::Duration,
@@ -17,11 +18,11 @@ use shardpack_loader::{
     cluster::{ServeError, Supervisor},
     engine::{EngineHandle, EngineState},
     open::verify_documents,
-    server::{self, ChatModel, Script, Server, ServerLimits, Stop},
+    server::{self, ChatModel, Server, ServerLimits, Stop, Tls},
 };
 use shardpack_manifests::Manifest;
 
-use self::layer::Layer;
+use self::{layer::Layer, scripted::Scripted};
 use super::{Outcome, keys, package};
 use crate::{
     args::ServeArgs,
@@ -34,58 +35,71 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
-    let set = package::read_set(&args.set)?;
-    let folders = package::folders(&args.set, &set);
-    let layer = Layer::of(args, folders.len())?;
-    // What runs elsewhere is installed elsewhere.
-    if args.nodes.is_empty() {
-        args.engine.check()?
-    } else {
-        args.engine.check_arguments()?
+    let scripted = Scripted::of(args)?;
+    let set = match &scripted {
+        None => Some(args.set.as_path()),
+        Some(scripted) => scripted.set.as_deref(),
     };
-    let manifests = folders
-        .iter()
-        .map(|folder| package::read_manifest(folder))
-        .collect::<Result<Vec<_>, _>>()?;
-    let model = open_text(&folders[0], &manifests[0])?;
+    let served = match set {
+        Some(set) => Served::open(set)?,
+        None => Served::of_bytes()?,
+    };
+    let layer = match &scripted {
+        None => served.layer(args)?,
+        Some(_) => None,
+    };
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
-    let listener = listen(args, keys.is_some())?;
+    let tls = tls(args)?;
+    let listener = listen(args, keys.is_some(), tls.is_some())?;
     let address = listener.local_addr()?;
-    let name = model_name(args, set.name.as_deref());
-    let (handle, commands) = EngineHandle::new(manifests.len() as u32);
-    let engine = if let Some(script) = script(args, &model)? {
-        Engine::Scripted(play(script, &args.set, &folders[0], &handle, commands)?)
+    let url = format!("{}://{address}/v1", if tls.is_some() { "https" } else { "http" });
+    let name = args.name.clone().unwrap_or_else(|| served.name.clone());
+    let ranks = served.folders.len().max(1);
+    let (handle, commands) = EngineHandle::new(ranks as u32);
+    let engine = if let Some(scripted) = &scripted {
+        let script = scripted.parse(&served.model)?;
+        Engine::Scripted(scripted::play(script, served.model_again()?, &handle, commands)?)
     } else {
         let nodes = if args.nodes.is_empty() {
-            nodes::local(&folders, args.threads, &args.engine, layer)?
+            nodes::local(&served.folders, args.threads, &args.engine, layer)?
         } else {
-            nodes::remote(&args.nodes, &manifests, layer)?
+            nodes::remote(&args.nodes, &served.manifests, layer)?
         };
         let options = nodes::options(&args.engine);
         let names = nodes.iter().map(|node| node.name.clone()).collect();
         Engine::Ranks(Supervisor::start(nodes, handle.clone(), commands, options)?, names)
     };
     let names = [vec![name.clone()], args.alias.clone()].concat();
-    let mut server = Server::new(model, handle.clone(), names, limits(args))
+    let mut server = Server::new(served.model, handle.clone(), names, limits(args))
         .with_origins(args.cors.clone())
         .with_nodes(engine.node_names());
     if let Some(keys) = keys {
         server = server.with_keys(keys);
     }
+    if let Some(tls) = tls {
+        server = server.with_tls(tls);
+    }
     if args.log {
         server = server.with_log(Box::new(say));
     }
+    serve(args, listener, server, engine, &handle, || ready(args, &name, &url, ranks))
+}
+
+/// Runs the server until it or the ranks end.
+fn serve(
+    args: &ServeArgs,
+    listener: TcpListener,
+    server: Server,
+    engine: Engine,
+    handle: &EngineHandle,
+    ready: impl FnOnce(),
+) -> Outcome {
     let stop = Stop::default();
     let stopped = server::termination_or(stop.clone());
     let serving = thread::Builder::new()
         .name("http".to_owned())
         .spawn(move || server::run(listener, server, stopped))?;
-    let outcome = watch(
-        &engine,
-        &handle,
-        || serving.is_finished(),
-        || ready(args, &name, address, manifests.len()),
-    );
+    let outcome = watch(&engine, handle, || serving.is_finished(), ready);
     stop.stop();
     let served = serving.join().map_err(|_| anyhow!("the server's thread panicked"))?;
     if let Engine::Ranks(supervisor, _) = engine {
@@ -97,6 +111,55 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         say("serve: stopped");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whose text is served.
+struct Served {
+    model: ChatModel,
+    /// The packages' folders and manifests, in rank order; none of a model of bytes.
+    folders: Vec<PathBuf>,
+    manifests: Vec<Manifest>,
+    name: String,
+}
+
+impl Served {
+    fn open(path: &Path) -> Result<Self, Failure> {
+        let set = package::read_set(path)?;
+        let folders = package::folders(path, &set);
+        let manifests = folders
+            .iter()
+            .map(|folder| package::read_manifest(folder))
+            .collect::<Result<Vec<_>, _>>()?;
+        let model = open_text(&folders[0], &manifests[0])?;
+        let name = set.name.clone().unwrap_or_else(|| folder_name(path));
+        Ok(Self { model, folders, manifests, name })
+    }
+
+    fn of_bytes() -> anyhow::Result<Self> {
+        let (folders, manifests) = (Vec::new(), Vec::new());
+        let model = scripted::model_of_bytes()?;
+        Ok(Self { model, folders, manifests, name: "scripted".to_owned() })
+    }
+
+    /// What carries the ranks' sums, after a look at whether they can be had as asked for.
+    fn layer(&self, args: &ServeArgs) -> Result<Option<Layer>, Failure> {
+        let layer = Layer::of(args, self.folders.len())?;
+        // What runs elsewhere is installed elsewhere.
+        if args.nodes.is_empty() {
+            args.engine.check()?;
+        } else {
+            args.engine.check_arguments()?;
+        }
+        Ok(layer)
+    }
+
+    /// The same text side once more.
+    fn model_again(&self) -> anyhow::Result<ChatModel> {
+        match self.folders.first() {
+            Some(folder) => ChatModel::open(folder).with_context(|| folder.display().to_string()),
+            None => scripted::model_of_bytes(),
+        }
+    }
 }
 
 /// What answers.
@@ -140,30 +203,6 @@ fn limits(args: &ServeArgs) -> ServerLimits {
     }
 }
 
-/// The script to play instead of a model, if one is asked for.
-fn script(args: &ServeArgs, model: &ChatModel) -> Result<Option<Script>, Failure> {
-    let Some(file) = &args.script else { return Ok(None) };
-    let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
-    let script = Script::parse(&bytes, model).map_err(|error| {
-        Failure::wrong(anyhow::Error::from(error).context(file.display().to_string()))
-    })?;
-    Ok(Some(script))
-}
-
-/// Plays on a thread of its own, with a tokenizer of its own.
-fn play(
-    script: Script,
-    set: &Path,
-    folder: &Path,
-    handle: &EngineHandle,
-    commands: std::sync::mpsc::Receiver<shardpack_loader::engine::Command>,
-) -> anyhow::Result<thread::JoinHandle<()>> {
-    let model = ChatModel::open(folder).with_context(|| set.display().to_string())?;
-    let handle = handle.clone();
-    let play = move || script.play(&model, handle, &commands);
-    Ok(thread::Builder::new().name("script".to_owned()).spawn(play)?)
-}
-
 /// Tokenizer and template, after their bytes were compared with the manifest.
 fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
     let shown = || folder.display().to_string();
@@ -171,34 +210,44 @@ fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
         let error = Failure::wrong(anyhow::Error::from(error).context(shown()));
         error.hint("restore the package's files, or convert the model again")
     })?;
-    ChatModel::open(folder)
-        .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown())))
+    let model = ChatModel::open(folder)
+        .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown())))?;
+    Ok(model.with_style(manifest.chat.as_ref().map(|chat| chat.output)))
 }
 
-fn listen(args: &ServeArgs, has_keys: bool) -> Result<TcpListener, Failure> {
+/// Certificate and key, where they were given.
+fn tls(args: &ServeArgs) -> Result<Option<Tls>, Failure> {
+    let (Some(certificate), Some(key)) = (&args.tls_cert, &args.tls_key) else { return Ok(None) };
+    let tls = Tls::open(certificate, key, Box::new(say));
+    tls.map(Some).map_err(|error| {
+        Failure::wrong(error).hint("give PEM files: --tls-cert with the certificate and its chain, --tls-key with its private key")
+    })
+}
+
+fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener, Failure> {
     let address = args.listen;
-    if !address.ip().to_canonical().is_loopback() && !has_keys && !args.insecure {
-        let error =
-            anyhow!("{address} can be reached from other machines, and there are no API keys");
-        return Err(Failure::from(error).hint(
-            "make keys (shardpack keys FILE add NAME) and serve with --keys FILE, or say --insecure",
-        ));
+    if !address.ip().to_canonical().is_loopback() {
+        if !has_keys && !args.insecure {
+            let error =
+                anyhow!("{address} can be reached from other machines, and there are no API keys");
+            return Err(Failure::from(error).hint(
+                "make keys (shardpack keys FILE add NAME) and serve with --keys FILE, and with --tls-cert and --tls-key so that nobody reads them on their way; or say --insecure",
+            ));
+        }
+        if !has_tls {
+            say(
+                "serve: no TLS: keys and conversations can be read on their way; see --tls-cert and --tls-key",
+            );
+        }
     }
     TcpListener::bind(address).with_context(|| format!("cannot listen on {address}")).map_err(|error| {
         Failure::from(error).hint("another program uses this port; choose another one with --listen, or port 0 for a free one")
     })
 }
 
-fn model_name(args: &ServeArgs, of_set: Option<&str>) -> String {
-    let folder = || {
-        let path = args.set.canonicalize().unwrap_or_else(|_| args.set.clone());
-        path.file_name().map(|name| name.to_string_lossy().into_owned())
-    };
-    args.name
-        .clone()
-        .or_else(|| of_set.map(str::to_owned))
-        .or_else(folder)
-        .unwrap_or_else(|| "model".to_owned())
+fn folder_name(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Shows how far the ranks are and what becomes of them, says once that they are ready, and
@@ -251,13 +300,10 @@ fn show(state: &EngineState, shown: &mut Option<String>, again: bool) {
     }
 }
 
-fn ready(args: &ServeArgs, name: &str, address: SocketAddr, ranks: usize) {
+fn ready(args: &ServeArgs, name: &str, url: &str, ranks: usize) {
     if args.json {
-        result(
-            &json!({ "serving": name, "url": format!("http://{address}/v1"), "ranks": ranks })
-                .to_string(),
-        );
+        result(&json!({ "serving": name, "url": url, "ranks": ranks }).to_string());
     } else {
-        say(&format!("serve: {name} on {ranks} ranks at http://{address}/v1 (Ctrl-C ends it)"));
+        say(&format!("serve: {name} on {ranks} ranks at {url} (Ctrl-C ends it)"));
     }
 }

@@ -8,6 +8,7 @@ a small trained model says verses of its own.
 
 import json
 import pathlib
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import time
 import urllib.request
 
 import anthropic
+import httpx
 import openai
 
 data = pathlib.Path(__file__).parent.parent / "data"
@@ -131,6 +133,55 @@ def anthropic_messages(client):
     assert count.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
     answer = client.messages.create(model="m", max_tokens=50, messages=user("Hi"), stop_sequences=[" there"])
     assert answer.stop_reason == "stop_sequence" and answer.stop_sequence == " there"
+
+
+def going_on(client, claude):
+    """Answers that go on from an earlier response, from a prompt, from the model's own turn."""
+    first = client.responses.create(model="m", input="Hi")
+    again = client.responses.create(model="m", input="And again?", previous_response_id=first.id)
+    assert again.previous_response_id == first.id and again.usage.input_tokens > first.usage.input_tokens + 9
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    raises(openai.NotFoundError, lambda: client.responses.retrieve(first.id), first.id)
+    echoed = client.completions.create(model="m", prompt="Once", max_tokens=50, echo=True)
+    assert echoed.choices[0].text == "OnceHello there."
+    begun = [*user("Hi"), {"role": "assistant", "content": "Well,"}]
+    answer = claude.messages.create(model="m", max_tokens=50, messages=begun)
+    assert answer.content[0].text == "Hello there."
+
+
+def structured_output(client):
+    """What was asked for in a schema comes back as an object of it."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}}, "required": ["city", "degrees"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}}
+    answer = client.chat.completions.create(model="m", messages=user("as JSON"), response_format=form)
+    assert json.loads(answer.choices[0].message.content) == {"city": "Rome", "degrees": 21}
+    text = {"format": {"type": "json_schema", "name": "weather", "schema": schema, "strict": True}}
+    assert json.loads(client.responses.create(model="m", input="as JSON", text=text).output_text)["degrees"] == 21
+    schema["properties"]["all"] = {"type": "array", "uniqueItems": True}
+    refused = lambda: client.chat.completions.create(model="m", messages=user("as JSON"), response_format=form)
+    raises(openai.BadRequestError, refused, "uniqueItems")
+
+
+def encrypted(set_, script, folder):
+    """The same over TLS, with a certificate that the client checks."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    make += ["-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=localhost"]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
+    try:
+        subprocess.run([*map(str, make)], check=True, capture_output=True)
+    except FileNotFoundError:
+        print("clients: TLS skipped: there is no openssl to make a certificate")
+        return
+    with Served(set_, "--script", script, "--name", "m", "--tls-cert", certificate, "--tls-key", key) as server:
+        assert server.url.startswith("https://")
+        trusting = httpx.Client(verify=ssl.create_default_context(cafile=certificate))
+        client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, http_client=trusting)
+        stream = client.chat.completions.create(model="m", messages=user("Hi"), stream=True)
+        assert "".join(c.choices[0].delta.content or "" for c in stream) == "Hello there."
+        careful = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+        raises(openai.APIConnectionError, lambda: careful.models.list())
 
 
 def tools(client, claude):
@@ -253,7 +304,10 @@ def main():
             anthropic_messages(client=claude)
             errors(client, claude)
             tools(client, claude)
+            going_on(client, claude)
+            structured_output(client)
             json.load(urllib.request.urlopen(server.root + "/openapi.json"))
+        encrypted(set_, script, folder)
         keys_and_retries(set_, script, folder)
         real_model(set_)
     print("clients: openai", openai.__version__, "and anthropic", anthropic.__version__, "are content")

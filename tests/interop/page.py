@@ -1,6 +1,8 @@
 """The embedded page in headless Chromium: a conversation, a call and its result, on a desk and a phone.
 
     page.py SHARDPACK CHROMIUM SCREENSHOTS
+
+CHROMIUM is a program; an empty text is the one that playwright has installed.
 """
 
 import json
@@ -55,6 +57,26 @@ def converse(page, name):
     assert not overflow, f"{name}: the page is wider than the screen"
 
 
+def shows_ranks(browser, set_):
+    """Memory, step and sum of every rank that computes, on a phone."""
+    serve = [shardpack, "serve", set_, "--listen", "127.0.0.1:0", "--json"]
+    process = subprocess.Popen([*map(str, serve)], stdout=subprocess.PIPE, text=True)
+    try:
+        page = browser.new_page(viewport={"width": 375, "height": 720})
+        page.goto(json.loads(process.stdout.readline())["url"].removesuffix("v1"))
+        page.get_by_label("Message").fill("John 3:16")
+        page.get_by_label("Message").press("Enter")
+        expect(page.locator("#nodes dd")).to_have_count(2)
+        for rank in range(2):
+            for fact in ["iB", "step", "sum"]:
+                expect(page.locator("#nodes dd").nth(rank)).to_contain_text(fact, timeout=20000)
+        page.screenshot(path=screenshots / "ranks.png")
+        assert not page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def main():
     screenshots.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
@@ -69,7 +91,7 @@ def main():
         try:
             url = json.loads(process.stdout.readline())["url"].removesuffix("v1")
             with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+                browser = playwright.chromium.launch(executable_path=chromium or None, args=["--no-sandbox"])
                 sizes = {"desk": (1200, 800), "phone": (375, 720)}
                 for name, (width, height) in sizes.items():
                     page = browser.new_page(viewport={"width": width, "height": height})
@@ -79,6 +101,7 @@ def main():
                     page.goto(url)
                     converse(page, name)
                     assert not faults, faults
+                shows_ranks(browser, set_)
                 browser.close()
         finally:
             process.terminate()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Our packages in other people's software, in virtual environments of their own from PyPI.
+# Our packages and our server in other people's software, in virtual environments of their own
+# from PyPI.
 # Says what it skips and why; anything else that goes wrong is a failure.
 #
 #   tests/interop/run.sh
@@ -44,7 +45,36 @@ tokenizers() (
         'tiktoken==0.14.0' 'tokenizers==0.23.3'
     target/interop-tokenizers/bin/python tests/interop/tokenizers_agree.py "$program"
 )
+clients() (
+    environment target/interop-clients anthropic 'openai==3.54.0' 'anthropic==2.12.0'
+    target/interop-clients/bin/python tests/interop/clients.py "$program"
+)
+api() (
+    environment target/interop-api schemathesis 'schemathesis==4.27.2'
+    target/interop-api/bin/python tests/interop/api.py "$program" target/interop-api/bin/schemathesis
+)
+page() (
+    environment target/interop-page playwright 'playwright==1.65.2'
+    chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
+    if [ -z "$chromium" ]; then
+        # The browser's own libraries need root.
+        deps=$([ "$(id -u)" = 0 ] && echo --with-deps || true)
+        target/interop-page/bin/playwright install $deps chromium >target/interop-page/browser.log 2>&1 || {
+            tail -5 target/interop-page/browser.log >&2
+            skip "page: there is no Chromium, and playwright cannot install it"
+        }
+    fi
+    target/interop-page/bin/python tests/interop/page.py "$program" "$chromium" target/interop-page/shots
+)
+load() (
+    # Says what it measures; how long a busy machine takes is no failure.
+    python3 tests/interop/load.py "$program"
+)
 command -v python3 >/dev/null || skip "everything: there is no python3"
+clients
+api
+page
+load
 signatures
 tokenizers
 mlx

@@ -10,10 +10,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{announce::Announcement, identity::Identity, token::Token};
-use crate::engine::{Event, GenerateRequest, RequestId};
+use crate::engine::{Event, GenerateRequest, RankVitals, RequestId};
 
 /// Version of the messages. Front and ranks must have the same one.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// How a connection to a rank begins.
 #[derive(Debug, Serialize, Deserialize)]
@@ -101,6 +101,8 @@ pub(super) enum FromRank {
     Refused(String),
     /// Nothing new, but the process runs.
     Alive,
+    /// How much memory the process takes, and how long its steps are.
+    Vitals(RankVitals),
     /// How far loading has come.
     Progress(Progress),
     /// Loading is done; the rank waits to form a group.

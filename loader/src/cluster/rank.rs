@@ -25,6 +25,7 @@ use super::{
     mesh::{Mailbox, PeerConnection},
     message::{FromRank, Opening, PROTOCOL, Progress, ToRank},
     token::Token,
+    vitals::Pace,
     wire::{self, MAX_MESSAGE_BYTES, Sender, WireError},
 };
 use crate::engine::RankEngine;
@@ -117,15 +118,17 @@ where
         read_front(front, notes.clone())?;
         let (orders, ordered) = mpsc::channel();
         let current = Arc::new(Current::default());
+        let pace = Arc::new(Pace::default());
         let worker = Worker {
             identity,
             orders: ordered,
             mailbox: Mailbox::new(peer_connections),
             front: Arc::clone(&sender),
             current: Arc::clone(&current),
+            pace: Arc::clone(&pace),
         };
         start_worker(worker, load, notes)?;
-        let result = keep(&noted, &sender, &orders, &current);
+        let result = keep(&noted, &sender, &orders, &current, &pace);
         current.end("the rank ends");
         drop(orders);
         result.unwrap_or_else(|| wait_for_worker(&noted))
@@ -203,6 +206,7 @@ fn keep(
     front: &Sender,
     orders: &mpsc::Sender<Order>,
     current: &Current,
+    pace: &Pace,
 ) -> Option<Result<(), RankError>> {
     let mut next_alive = Instant::now() + ALIVE_INTERVAL;
     loop {
@@ -211,6 +215,7 @@ fn keep(
             Err(RecvTimeoutError::Timeout) => {
                 // A connection that fails here fails the reading thread too, which says so.
                 let _ = front.send(&FromRank::Alive);
+                let _ = front.send(&FromRank::Vitals(pace.report()));
                 next_alive = Instant::now() + ALIVE_INTERVAL;
                 continue;
             }

@@ -7,6 +7,8 @@ use std::sync::{
     mpsc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::request::{Event, GenerateRequest, RequestId};
 
 /// Takes a request's events, in order, on the engine's side; must not block.
@@ -47,6 +49,37 @@ pub struct EngineStatus {
     pub ranks: u32,
     /// Requests between submission and end.
     pub active_requests: u32,
+    /// What each rank last said of itself, in rank order; absent ranks have said nothing yet.
+    pub vitals: Vec<RankVitals>,
+}
+
+/// What a rank says of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankVitals {
+    /// Memory of its process; absent where the system does not say.
+    pub memory_bytes: Option<u64>,
+    /// Microseconds of a step, on average over the last second with steps.
+    pub step_us: Option<u64>,
+    /// Of these, in sums between ranks, waiting included.
+    pub sums_us: Option<u64>,
+}
+
+impl EngineStatus {
+    /// Takes what a rank says of itself; what it says nothing of stays as it was.
+    pub fn hear(&mut self, rank: u32, vitals: RankVitals) {
+        let rank = rank as usize;
+        if rank >= self.ranks as usize {
+            return;
+        }
+        if self.vitals.len() <= rank {
+            self.vitals.resize(rank + 1, RankVitals::default());
+        }
+        let known = &mut self.vitals[rank];
+        known.memory_bytes = vitals.memory_bytes.or(known.memory_bytes);
+        if vitals.step_us.is_some() {
+            (known.step_us, known.sums_us) = (vitals.step_us, vitals.sums_us);
+        }
+    }
 }
 
 /// The engine's side is gone, so the request was not taken.
@@ -68,7 +101,12 @@ impl EngineHandle {
     pub fn new(ranks: u32) -> (Self, mpsc::Receiver<Command>) {
         let (commands, receiver) = mpsc::channel();
         let state = EngineState::Starting("starting".to_owned());
-        let status = Arc::new(Mutex::new(EngineStatus { state, ranks, active_requests: 0 }));
+        let status = Arc::new(Mutex::new(EngineStatus {
+            state,
+            ranks,
+            active_requests: 0,
+            vitals: Vec::new(),
+        }));
         (Self { commands, next_id: Arc::new(AtomicU64::new(1)), status }, receiver)
     }
 

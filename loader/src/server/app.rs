@@ -3,6 +3,7 @@
 mod generate;
 mod models;
 mod state;
+mod stored;
 mod tokens;
 
 use std::{
@@ -16,9 +17,10 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Request, header},
     middleware::from_fn_with_state,
     response::{Html, IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{MethodRouter, delete, get, post},
 };
 use tokio::{
+    runtime::Handle,
     sync::{Semaphore, watch},
     time::timeout,
 };
@@ -32,6 +34,8 @@ use super::{
     model::ChatModel,
     openapi,
     routes::{ROUTES, Target},
+    shelf::Shelf,
+    tls::Tls,
 };
 use crate::engine::{EngineHandle, EngineState};
 
@@ -93,6 +97,8 @@ pub(super) struct Front {
     /// Seconds since 1970.
     created: u64,
     pub(super) slots: Arc<Semaphore>,
+    /// Responses that later requests may go on from.
+    shelf: Arc<Shelf>,
     /// Who may ask; absent: everybody who can connect.
     pub(super) keys: Option<ApiKeys>,
     /// Origins whose pages may ask.
@@ -103,6 +109,10 @@ pub(super) struct Front {
     pub(super) draining: watch::Sender<bool>,
     /// True when running requests must end.
     pub(super) closing: watch::Sender<bool>,
+    /// Certificate and key; absent: what is said can be read on its way.
+    pub(super) tls: Option<Arc<Tls>>,
+    /// Where answers are written; absent: where requests are read.
+    pub(super) writers: Option<Handle>,
 }
 
 impl Server {
@@ -126,12 +136,15 @@ impl Server {
             limits,
             created: unix_seconds(),
             slots,
+            shelf: Arc::default(),
             keys: None,
             origins: Vec::new(),
             metrics,
             log: None,
             draining: watch::Sender::new(false),
             closing: watch::Sender::new(false),
+            tls: None,
+            writers: None,
         };
         Self { front: Arc::new(front) }
     }
@@ -158,6 +171,17 @@ impl Server {
     #[must_use]
     pub fn with_log(self, log: LogSink) -> Self {
         self.change(|front| front.log = Some(log))
+    }
+
+    /// Speaks TLS.
+    #[must_use]
+    pub fn with_tls(self, tls: Tls) -> Self {
+        self.change(|front| front.tls = Some(Arc::new(tls)))
+    }
+
+    /// Writes answers on a runtime of their own.
+    pub(super) fn with_writers(self, writers: Handle) -> Self {
+        self.change(|front| front.writers = Some(writers))
     }
 
     fn change(mut self, change: impl FnOnce(&mut Front)) -> Self {
@@ -200,6 +224,8 @@ fn handler(target: Target) -> MethodRouter<Arc<Front>> {
         Target::OllamaShow => post(models::ollama_show),
         Target::OllamaPs => get(models::ollama_ps),
         Target::OllamaVersion => get(models::ollama_version),
+        Target::ResponseShow => get(stored::show),
+        Target::ResponseForget => delete(stored::forget),
     }
 }
 

@@ -11,6 +11,8 @@ mod params;
 mod responses;
 mod tools;
 
+use std::sync::Arc;
+
 pub(super) use answer::{Answer, AnswerCall};
 pub(super) use fields::Fields;
 pub(super) use ollama::rfc3339;
@@ -21,6 +23,7 @@ use super::{
     generation::{AnswerUsage, Step},
     inner::ChatRequest,
     json::{Json, Object},
+    shelf::Shelf,
 };
 use crate::{engine::TokenId, server::error::ErrorKind};
 
@@ -40,6 +43,9 @@ pub(super) enum Dialect {
     /// Ollama's prompts.
     OllamaGenerate,
 }
+
+/// The items of an earlier response by its id, if it was kept.
+pub(super) type Earlier<'a> = &'a dyn Fn(&str) -> Option<Arc<[Json]>>;
 
 /// A parsed request: what to continue, and how the answer is to be written.
 #[derive(Debug)]
@@ -144,12 +150,17 @@ pub(super) trait Writer: Send {
 }
 
 impl Dialect {
-    /// Parses a body.
+    /// Parses a body of which nothing went before.
     pub(super) fn parse(self, body: &[u8]) -> Result<Call, ApiError> {
+        self.parse_after(body, &|_| None)
+    }
+
+    /// Parses a body; `earlier` knows the items of responses that it may go on from.
+    pub(super) fn parse_after(self, body: &[u8], earlier: Earlier<'_>) -> Result<Call, ApiError> {
         match self {
-            Self::Chat => parse_chat_or_responses(parse_object(body)?),
+            Self::Chat => parse_chat_or_responses(parse_object(body)?, earlier),
             Self::Completions => completions::parse(body),
-            Self::Responses => responses::parse(body),
+            Self::Responses => responses::parse(parse_object(body)?, earlier),
             Self::Messages => messages::parse(parse_object(body)?),
             Self::OllamaChat => ollama::parse_chat(body),
             Self::OllamaGenerate => ollama::parse_generate(body),
@@ -187,6 +198,18 @@ impl Form {
         }
     }
 
+    /// Whether answers begin with their prompt.
+    pub(super) fn echoes(&self) -> bool {
+        matches!(self, Self::Completions(options) if options.echo)
+    }
+
+    /// Keeps the answer where later requests find it, if its client did not forbid it.
+    pub(super) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
+        if let Self::Responses(options) = self {
+            options.keep_on(shelf, owner);
+        }
+    }
+
     /// The parameter that the prompt comes from.
     pub(super) fn prompt_param(&self) -> &'static str {
         match self {
@@ -199,11 +222,11 @@ impl Form {
 }
 
 /// One editor sends its responses to the route of chat completions, and wants chunks back.
-fn parse_chat_or_responses(body: Object) -> Result<Call, ApiError> {
+fn parse_chat_or_responses(body: Object, earlier: Earlier<'_>) -> Result<Call, ApiError> {
     if body.get("messages").is_some() || body.get("input").is_none() {
         return chat::parse(body);
     }
-    let call = responses::parse_fields(body)?;
+    let call = responses::parse(body, earlier)?;
     Ok(Call { form: Form::Chat(chat::Options { include_usage: true }), ..call })
 }
 

@@ -28,6 +28,13 @@ pub(super) struct Asker {
     pub(super) key: Option<Arc<Key>>,
 }
 
+impl Asker {
+    /// Name of the key.
+    pub(super) fn owner(&self) -> Option<&str> {
+        self.key.as_ref().map(|key| key.name())
+    }
+}
+
 /// Surrounds every handler.
 pub(super) async fn surround(
     State(front): State<Arc<Front>>,
@@ -93,7 +100,10 @@ fn dress(response: Response, shape: Shape) -> Response {
 fn preflight(origin: &HeaderValue) -> Response {
     let headers = [
         (header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone()),
-        (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS")),
+        (
+            header::ACCESS_CONTROL_ALLOW_METHODS,
+            HeaderValue::from_static("GET, POST, DELETE, OPTIONS"),
+        ),
         (
             header::ACCESS_CONTROL_ALLOW_HEADERS,
             HeaderValue::from_static(

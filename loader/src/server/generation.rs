@@ -79,6 +79,8 @@ pub(super) struct Sequence {
     pub(super) parser: Box<dyn OutputParser>,
     /// Texts before which the answer ends.
     pub(super) stop: Vec<String>,
+    /// What stands before the answer, where the client wants it repeated.
+    pub(super) echo: Option<String>,
 }
 
 /// A request's place among the running ones, from its beginning to its end.
@@ -114,6 +116,7 @@ struct Choice {
     clock: AnswerClock,
     usage: AnswerUsage,
     logprobs: Vec<TokenLogprob>,
+    echo: Option<String>,
     is_thinking: bool,
     open_calls: u32,
     complete_calls: u32,
@@ -145,7 +148,7 @@ impl Generation {
             deadline: now + context.request_timeout,
             place,
         };
-        for (index, Sequence { request, parser, stop }) in sequences.into_iter().enumerate() {
+        for (index, Sequence { request, parser, stop, echo }) in sequences.into_iter().enumerate() {
             let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
             let sender = sender.clone();
             let sink = Box::new(move |event| {
@@ -162,6 +165,7 @@ impl Generation {
                 clock: AnswerClock::start(context.metrics.clone()),
                 usage: AnswerUsage { prompt_tokens, ..AnswerUsage::default() },
                 logprobs: Vec::new(),
+                echo,
                 is_thinking: false,
                 open_calls: 0,
                 complete_calls: 0,
@@ -211,6 +215,11 @@ impl Generation {
         let steps = &mut self.ready;
         let mut emit =
             |part, logprobs| steps.push_back(Step { choice: index as u32, part, logprobs });
+        if !matches!(event, Event::Failed { .. })
+            && let Some(echo) = choice.echo.take().filter(|echo| !echo.is_empty())
+        {
+            emit(Part::Piece(Piece::Content(echo)), Vec::new());
+        }
         match event {
             Event::Token { token, logprobs, .. } => {
                 choice.usage.completion_tokens += 1;

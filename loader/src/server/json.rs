@@ -79,6 +79,21 @@ impl Json {
     }
 }
 
+impl Json {
+    /// About what it takes in memory.
+    pub(super) fn size_bytes(&self) -> usize {
+        let own = size_of::<Self>();
+        own + match self {
+            Self::String(text) => text.len(),
+            Self::Array(items) => items.iter().map(Self::size_bytes).sum(),
+            Self::Object(members) => {
+                members.iter().map(|(name, value)| own + name.len() + value.size_bytes()).sum()
+            }
+            _ => 0,
+        }
+    }
+}
+
 impl From<&str> for Json {
     fn from(text: &str) -> Self {
         Self::String(text.to_owned())

@@ -105,6 +105,9 @@ pub(super) enum PromptError {
     /// The template and the conversation do not go together.
     #[error(transparent)]
     Render(#[from] RenderError),
+    /// The last turn is to go on, and the template does not show it as it is.
+    #[error("this model's template does not show the last turn as it is, so that it cannot go on")]
+    Closed,
     /// The tokenizer failed on the rendered text.
     #[error("the tokenizer fails on this conversation: {0}")]
     Encode(tokenizers::Error),
@@ -257,6 +260,17 @@ impl ChatModel {
         self.max_positions
     }
 
+    /// Reads answers in the style that the package's manifest names; without one, in that which
+    /// the template's text suggests.
+    #[must_use]
+    pub fn with_style(mut self, style: Option<OutputStyle>) -> Self {
+        if let Some(style) = style.filter(|style| *style != OutputStyle::default()) {
+            let output = OutputFormat::new(style, |name| self.vocabulary.added_token(name));
+            self.output = Arc::new(output);
+        }
+        self
+    }
+
     /// Lowers the longest sequence to what the engine has memory for.
     pub fn limit_positions(&mut self, max_positions: u32) {
         self.max_positions = self.max_positions.min(max_positions);
@@ -270,7 +284,12 @@ impl ChatModel {
             Some(template) if !tools.is_empty() => template,
             _ => &templates.default,
         };
-        Ok(template.render(&request.messages, &tools, &template_kwargs(request))?)
+        let (messages, kwargs) = (&request.messages, template_kwargs(request));
+        if request.continues {
+            let open = template.render_open(messages, &tools, &kwargs)?;
+            return open.ok_or(PromptError::Closed);
+        }
+        Ok(template.render(messages, &tools, &kwargs)?)
     }
 
     /// The prompt of a conversation: at least one token, and room for one more.
@@ -322,9 +341,12 @@ fn template_kwargs(request: &ChatRequest) -> Object {
 }
 
 /// What turns the constraints of requests to this package's model into masks, for the engine of
-/// rank 0; nothing where its vocabulary allows none.
-pub fn constraints(folder: &Path) -> Result<Option<Box<dyn ConstraintFactory>>, OpenModelError> {
-    let model = ChatModel::open(folder)?;
+/// rank 0, in the style of its manifest (see [`ChatModel::with_style`]); nothing where its vocabulary allows none.
+pub fn constraints(
+    folder: &Path,
+    style: Option<OutputStyle>,
+) -> Result<Option<Box<dyn ConstraintFactory>>, OpenModelError> {
+    let model = ChatModel::open(folder)?.with_style(style);
     model.grammars();
     let grammars = model.grammars.into_inner().flatten();
     Ok(grammars.map(|grammars| Box::new(grammars) as Box<dyn ConstraintFactory>))

@@ -77,6 +77,7 @@ const CHAT: &[Member] = &[
 
 const COMPLETIONS: &[Member] = &[
     ("prompt", PROMPT, true),
+    ("echo", BOOLEAN, false),
     ("logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
 ];
 
@@ -95,6 +96,7 @@ const RESPONSES: &[Member] = &[
     ("text", OBJECT, false),
     ("metadata", OBJECT, false),
     ("store", BOOLEAN, false),
+    ("previous_response_id", STRING, false),
     ("include", r#"{"type":"array","items":{"type":"string"}}"#, false),
     ("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
 ];
@@ -210,7 +212,7 @@ fn operation(route: &Route) -> Value {
         operation["requestBody"] =
             json!({"required": true, "content": {"application/json": {"schema": schema}}});
     }
-    if route.path.contains("{*id}") {
+    if route.path.contains("id}") {
         operation["parameters"] = json!([{"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}]);
     }
     if route.scope.is_some() {
@@ -224,7 +226,9 @@ pub(super) fn document() -> Value {
     let mut paths = Map::new();
     for route in ROUTES {
         let path = route.path.replace("{*id}", "{id}");
-        paths.insert(path, json!({ route.method.to_lowercase(): operation(route) }));
+        // Several methods may live at one address.
+        let methods = paths.entry(path).or_insert_with(|| json!({}));
+        methods[route.method.to_lowercase()] = operation(route);
     }
     let error = json!({"type": "object", "required": ["error"], "properties": {"error": {
         "type": "object", "required": ["message", "type"], "properties": {

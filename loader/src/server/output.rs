@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
-    error::ApiError,
+    error::{ApiError, ErrorKind},
     inner::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
     json::Json,
     model::ChatModel,
@@ -24,6 +24,8 @@ pub(super) struct OutputPlan {
     options: Option<ParserOptions>,
     /// For the engine.
     pub(super) constraint: Option<ConstraintSource>,
+    /// What calls are not held to, by the names of parameters.
+    pub(super) unenforced: Vec<String>,
 }
 
 impl OutputPlan {
@@ -55,7 +57,7 @@ pub(super) fn plan(
     let text = text_form(&request.response_format);
     // Where nothing is demanded, a call that the model begins by itself is held to its form.
     let needs_grammar = required || text.is_some() || !tools.is_empty();
-    let mut constraint = None;
+    let (mut constraint, mut unenforced) = (None, Vec::new());
     if needs_grammar {
         let spec = ConstraintSpec {
             tools: tools.iter().map(|tool| constrained(tool)).collect(),
@@ -65,7 +67,7 @@ pub(super) fn plan(
             in_thinking,
             stop_tokens: stop_tokens.to_vec(),
         };
-        constraint = compile(model, request, &spec, &tools)?;
+        (constraint, unenforced) = compile(model, request, spec, &tools)?;
     }
     let specs: Vec<ToolSpec> = tools
         .iter()
@@ -73,7 +75,7 @@ pub(super) fn plan(
         .collect();
     let options = ParserOptions { tools: specs.into(), in_thinking, one_call, nonce: 0 };
     let options = (!is_raw).then_some(options);
-    Ok(OutputPlan { format, options, constraint })
+    Ok(OutputPlan { format, options, constraint, unenforced })
 }
 
 /// The tools that may be called, whether one must, and whether it was named.
@@ -120,49 +122,92 @@ fn text_form(format: &ResponseFormat) -> Option<TextForm> {
     })
 }
 
+/// What is enforced, and the names of what is not.
+type Compiled = (Option<ConstraintSource>, Vec<String>);
+
 /// Compiles once before anything runs, so that what cannot be enforced is the request's fault.
+///
+/// Agents bring schemas of all kinds with their tools. Where nothing was asked to hold, a tool
+/// whose schema cannot be enforced is held to its name and to JSON, and named; the others to theirs.
 fn compile(
     model: &ChatModel,
     request: &ChatRequest,
-    spec: &ConstraintSpec,
+    mut spec: ConstraintSpec,
     tools: &[&Tool],
-) -> Result<Option<ConstraintSource>, ApiError> {
-    let param: &'static str = match (&spec.text, &request.response_format) {
-        (Some(_), ResponseFormat::JsonSchema { param, .. }) => param,
-        (Some(_), ResponseFormat::JsonObject) => "response_format",
-        (Some(_), _) => "structured_outputs",
-        (None, _) => "tools",
-    };
-    let is_demanded = spec.required || spec.text.is_some() || tools.iter().any(|tool| tool.strict);
-    let is_known = model.output().style().tools.is_some();
-    if !is_known && !spec.required && spec.text.is_none() {
+) -> Result<Compiled, ApiError> {
+    let param = param(&spec, request);
+    let is_demanded = spec.required || spec.text.is_some();
+    if model.output().style().tools.is_none() && !is_demanded {
         // Calls of an unknown form are neither parsed nor held to anything.
-        return Ok(None);
+        return Ok((None, Vec::new()));
     }
+    let is_demanded = is_demanded || tools.iter().any(|tool| tool.strict);
     let Some(grammars) = model.grammars() else {
         if !is_demanded {
-            return Ok(None);
+            return Ok((None, vec![param.to_owned()]));
         }
         let message = format!("{param}: this model's vocabulary cannot be constrained");
         return Err(ApiError::param(param, message));
     };
-    match grammars.constraint(spec) {
-        Ok(_) => Ok(Some(spec.source())),
-        // Schemas of all kinds come with tools: only what was asked to hold must.
-        Err(_) if !is_demanded => Ok(None),
-        Err(GrammarError::Schema(error)) => {
-            let place = match tools
-                .iter()
-                .position(|tool| error.reason.ends_with(&format!("(tool {:?})", tool.name)))
-            {
-                Some(index) => format!("tools[{index}].function.parameters"),
-                None => param.to_owned(),
-            };
-            let message = format!("{place}: {error}");
-            Err(ApiError::param(place, message).with_code("unsupported_value"))
-        }
-        Err(error) => {
-            Err(ApiError::param(param, format!("{param}: {error}")).with_code("unsupported_value"))
-        }
+    let mut unenforced = Vec::new();
+    let error = match grammars.constraint(&spec) {
+        Ok(_) => return Ok((Some(spec.source()), unenforced)),
+        Err(error) => error,
+    };
+    if spec.required || spec.text.is_some() || error == GrammarError::Busy {
+        return Err(refused(param, &error, tools));
     }
+    for (index, tool) in tools.iter().enumerate() {
+        let alone = ConstraintSpec { tools: vec![spec.tools[index].clone()], ..spec.clone() };
+        let Err(error) = grammars.constraint(&alone) else { continue };
+        if tool.strict {
+            return Err(refused(&format!("tools[{index}].function.parameters"), &error, tools));
+        }
+        spec.tools[index].schema = weak(&spec.tools[index].schema);
+        unenforced.push(format!("tools.{}.parameters", tool.name));
+    }
+    match grammars.constraint(&spec) {
+        Ok(_) => Ok((Some(spec.source()), unenforced)),
+        Err(error) if is_demanded => Err(refused(param, &error, tools)),
+        Err(_) => Ok((None, vec![param.to_owned()])),
+    }
+}
+
+/// The parameter that the constraint comes from.
+fn param(spec: &ConstraintSpec, request: &ChatRequest) -> &'static str {
+    match (&spec.text, &request.response_format) {
+        (Some(_), ResponseFormat::JsonSchema { param, .. }) => param,
+        (Some(_), ResponseFormat::JsonObject) => "response_format",
+        (Some(_), _) => "structured_outputs",
+        (None, _) => "tools",
+    }
+}
+
+fn refused(param: &str, error: &GrammarError, tools: &[&Tool]) -> ApiError {
+    if *error == GrammarError::Busy {
+        return ApiError::new(ErrorKind::Unavailable, error.to_string()).with_code("queue_full");
+    }
+    let of_tool = |reason: &str| {
+        tools.iter().position(|tool| reason.ends_with(&format!("(tool {:?})", tool.name)))
+    };
+    let place = match error {
+        GrammarError::Schema(error) => of_tool(&error.reason),
+        _ => None,
+    };
+    let place = place
+        .map_or_else(|| param.to_owned(), |index| format!("tools[{index}].function.parameters"));
+    let message = format!("{place}: {error}");
+    ApiError::param(place, message).with_code("unsupported_value")
+}
+
+/// What is left of a schema that cannot be enforced: an object, and what its members are called
+/// and, where that is one word, of which type they are.
+fn weak(schema: &Value) -> Value {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let member = |(name, schema): (&String, &Value)| {
+        let kind = schema.get("type").filter(|kind| kind.is_string());
+        (name.clone(), kind.map_or(Value::Bool(true), |kind| json!({ "type": kind })))
+    };
+    let properties: Map<String, Value> = properties.into_iter().flatten().map(member).collect();
+    json!({ "type": "object", "properties": properties })
 }

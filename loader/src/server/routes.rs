@@ -41,6 +41,8 @@ pub(super) enum Target {
     OllamaShow,
     OllamaPs,
     OllamaVersion,
+    ResponseShow,
+    ResponseForget,
 }
 
 const fn get(
@@ -64,6 +66,8 @@ const fn ollama(
 ) -> Route {
     Route { method: "GET", path, target, scope, shape: Shape::Ollama, summary }
 }
+
+const RESPONSE: &str = "/v1/responses/{id}";
 
 /// Every route.
 pub(super) const ROUTES: &[Route] = &[
@@ -94,6 +98,15 @@ pub(super) const ROUTES: &[Route] = &[
         Shape::OpenAi,
         "Continue a conversation (OpenAI responses)",
     ),
+    get(RESPONSE, Target::ResponseShow, Some(Scope::Infer), "A response that was kept"),
+    Route {
+        method: "DELETE",
+        path: RESPONSE,
+        target: Target::ResponseForget,
+        scope: Some(Scope::Infer),
+        shape: Shape::OpenAi,
+        summary: "Forget a response that was kept",
+    },
     post(
         "/v1/messages",
         Target::Generate(Dialect::Messages),
@@ -130,9 +143,11 @@ pub(super) const ROUTES: &[Route] = &[
 /// The route of a request.
 pub(super) fn route_of(method: &Method, path: &str) -> Option<&'static Route> {
     let is_match = |route: &&Route| {
-        let matches = match route.path.strip_suffix("{*id}") {
-            Some(prefix) => path.strip_prefix(prefix).is_some_and(|id| !id.is_empty()),
-            None => route.path == path,
+        let id_after = |suffix| path.strip_prefix(route.path.strip_suffix(suffix)?);
+        let matches = match (id_after("{*id}"), id_after("{id}")) {
+            (Some(id), _) => !id.is_empty(),
+            (_, Some(id)) => !id.is_empty() && !id.contains('/'),
+            _ => route.path == path,
         };
         matches
             && (route.method == method.as_str()

@@ -21,7 +21,8 @@
 //! `text` is tokenized, markers of calls included; `tokens` are taken as they are. An answer ends
 //! after its tokens with `finish` (`stop` by default, or `length`), at the request's own limits
 //! and stop tokens, or with `fail`. `prefill_ms` passes before the first token and `step_ms`
-//! between two; `repeat` says the tokens so many times.
+//! between two; `repeat` says the tokens so many times. A member `set` names the package set whose
+//! tokenizer and template are used, for `serve --engine scripted FILE`.
 
 use std::{
     collections::VecDeque,
@@ -95,6 +96,9 @@ enum End {
 struct File {
     #[serde(default)]
     step_ms: u64,
+    /// Whose tokenizer and template are used: for whoever opens them.
+    #[serde(default, rename = "set")]
+    _set: serde::de::IgnoredAny,
     answers: Vec<Entry>,
 }
 

@@ -12,10 +12,11 @@ use std::sync::Arc;
 
 use tokio::{
     sync::{Notify, oneshot},
+    task::JoinSet,
     time::timeout,
 };
 
-use super::app::Server;
+use super::{app::Server, tls::TlsListener};
 
 /// Time for the last bytes to leave once every answer is made or given up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,6 +24,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKLOG: i32 = 4096;
 /// Threads that serve connections: they only move text, the cores are the engine's.
 const WORKER_THREADS: usize = 2;
+/// Threads that turn tokens into events.
+const WRITER_THREADS: usize = 2;
 /// Threads that render and tokenize; also how many parsed bodies are in memory at once.
 const BLOCKING_THREADS: usize = 4;
 
@@ -37,16 +40,26 @@ pub async fn serve(
     listener.set_nonblocking(true)?;
     // The standard library's 128 make a crowd wait a second for its packets to be sent again.
     rustix::net::listen(&listener, BACKLOG)?;
-    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
-        // Tokens are small and must not wait for each other; without it they are only slower.
-        let _ = connection.set_nodelay(true);
-    });
+    let listener = tokio::net::TcpListener::from_std(listener)?;
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async {
         let _ = stopped.await;
     };
-    let serving = axum::serve(listener, server.router()).with_graceful_shutdown(stopped);
-    let mut serving = tokio::spawn(serving.into_future());
+    let mut watching = JoinSet::new();
+    let mut serving = if let Some(tls) = &server.front.tls {
+        // Ends with this function.
+        watching.spawn(Arc::clone(tls).watch());
+        let listener = TlsListener::new(listener, Arc::clone(tls))?;
+        let serving = axum::serve(listener, server.router()).with_graceful_shutdown(stopped);
+        tokio::spawn(serving.into_future())
+    } else {
+        let listener = listener.tap_io(|connection| {
+            // Tokens are small and must not wait for each other; without it they are only slower.
+            let _ = connection.set_nodelay(true);
+        });
+        let serving = axum::serve(listener, server.router()).with_graceful_shutdown(stopped);
+        tokio::spawn(serving.into_future())
+    };
     tokio::select! {
         () = shutdown => {}
         result = &mut serving => return result.map_err(io::Error::other)?,
@@ -78,7 +91,16 @@ pub fn run(
         .thread_name("server")
         .enable_all()
         .build()?;
+    // Answers are written on threads of their own, so that a crowd of streams does not stand
+    // between a new connection and its first answer.
+    let writers = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WRITER_THREADS)
+        .thread_name("writer")
+        .enable_time()
+        .build()?;
+    let server = server.with_writers(writers.handle().clone());
     let result = runtime.block_on(serve(listener, server, shutdown));
+    writers.shutdown_timeout(CLOSE_TIMEOUT);
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     result
 }

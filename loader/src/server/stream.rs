@@ -14,6 +14,7 @@ use axum::{
 };
 use futures_core::Stream;
 use tokio::{
+    runtime::Handle,
     sync::mpsc,
     time::{Instant, timeout, timeout_at},
 };
@@ -27,6 +28,8 @@ use super::{
 /// Frames between the writing task and the connection: enough to fill a packet, few enough that a
 /// slow client is noticed.
 const FRAMES_AHEAD: usize = 16;
+/// Steps of one frame: some hundredths of a millisecond of work.
+const STEPS_PER_FRAME: u32 = 32;
 
 /// How a stream is written.
 #[derive(Clone, Copy, Debug)]
@@ -43,11 +46,12 @@ pub(super) fn respond(
     first: Option<Step>,
     writer: Box<dyn Writer>,
     options: StreamOptions,
+    writers: &Handle,
 ) -> Response {
     let (frames, receiver) = mpsc::channel(FRAMES_AHEAD);
     let content_type = HeaderValue::from_static(writer.content_type());
     let task = Task { generation, writer, frames, options };
-    tokio::spawn(async move {
+    writers.spawn(async move {
         // `None`: the client has left, and dropping the task's generation cancels the request.
         let _: Option<()> = task.run(first).await;
     });
@@ -77,7 +81,8 @@ impl Task {
         self.send(&mut out).await?;
         loop {
             let mut step = self.next().await?;
-            // What has come meanwhile goes into the same frame.
+            // What has come meanwhile goes into the same frame, up to a limit: others wait too.
+            let mut left = STEPS_PER_FRAME;
             loop {
                 match step {
                     Ok(Some(step)) => self.writer.step(step, &mut out),
@@ -86,6 +91,10 @@ impl Task {
                         self.writer.fail(&error, &mut out);
                         return self.send(&mut out).await;
                     }
+                }
+                left -= 1;
+                if left == 0 {
+                    break;
                 }
                 step = self.generation.next_ready();
             }

@@ -13,6 +13,9 @@ use super::{
     json::{Json, Object},
 };
 
+/// Where a turn that goes on ends for now: private characters about a name.
+const OPEN_END: &str = "\u{f8fe}goes on\u{f8fe}";
+
 /// A compiled chat template.
 #[derive(Debug)]
 pub(super) struct ChatTemplate {
@@ -54,6 +57,24 @@ impl ChatTemplate {
     ) -> Result<String, RenderError> {
         let messages = messages.iter().map(|message| self.fields(message));
         self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
+    }
+
+    /// The prompt of a conversation whose last turn goes on: up to the end of what it says.
+    /// Nothing where the template does not show that.
+    pub(super) fn render_open(
+        &self,
+        messages: &[Message],
+        tools: &[Json],
+        kwargs: &Object,
+    ) -> Result<Option<String>, RenderError> {
+        let Some((last, before)) = messages.split_last() else { return Ok(None) };
+        let Some(said) = last.own_text() else { return Ok(None) };
+        // A mark that no template writes by itself tells where the turn's text ends.
+        let open = last.clone().with_text(&format!("{said}{OPEN_END}"));
+        let messages = before.iter().chain([&open]).map(|message| self.fields(message));
+        let rendered = self.template.render(messages, tools, kwargs.iter(), Next::Nobody)?;
+        let end = rendered.rfind(OPEN_END);
+        Ok(end.filter(|&end| rendered[..end].ends_with(said)).map(|end| rendered[..end].to_owned()))
     }
 
     fn fields(&self, message: &Message) -> Object {

@@ -19,9 +19,10 @@ use crate::{
         identity::Identity,
         mesh::{self, Mailbox},
         message::{FromRank, Progress},
+        vitals::Pace,
         wire::Sender,
     },
-    engine::{Event, GenerateRequest, HEARTBEAT, RankEngine, RequestId, StepOutcome},
+    engine::{CountedGroup, Event, GenerateRequest, HEARTBEAT, RankEngine, RequestId, StepOutcome},
 };
 
 /// Between two reports of the same activity: people read them, and tensors are many.
@@ -110,6 +111,7 @@ pub(super) struct Worker {
     pub(super) mailbox: Mailbox,
     pub(super) front: Arc<Sender>,
     pub(super) current: Arc<Current>,
+    pub(super) pace: Arc<Pace>,
 }
 
 impl Worker {
@@ -215,6 +217,7 @@ impl Worker {
     fn lead(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<Left, Left> {
         let mut say = |event: Event| self.say(&FromRank::Event(event));
         let mut beat = Instant::now() + HEARTBEAT;
+        let counted = CountedGroup::new(group);
         loop {
             loop {
                 match self.orders.try_recv() {
@@ -223,7 +226,11 @@ impl Worker {
                     Err(TryRecvError::Disconnected) => return Ok(Left::End),
                 }
             }
-            if engine.lead(group, &mut say)? == StepOutcome::Worked {
+            let begun = Instant::now();
+            let outcome = engine.lead(&counted, &mut say)?;
+            let counts = counted.take();
+            if outcome == StepOutcome::Worked {
+                self.pace.add(begun.elapsed(), &counts);
                 beat = Instant::now() + HEARTBEAT;
                 continue;
             }
@@ -232,7 +239,7 @@ impl Worker {
                 Ok(order) => obey(engine, order)?,
                 Err(RecvTimeoutError::Disconnected) => return Ok(Left::End),
                 Err(RecvTimeoutError::Timeout) => {
-                    engine.heartbeat(group)?;
+                    engine.heartbeat(&counted)?;
                     beat = Instant::now() + HEARTBEAT;
                 }
             }
@@ -240,8 +247,15 @@ impl Worker {
     }
 
     fn follow(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<Left, Left> {
+        let counted = CountedGroup::new(group);
         loop {
-            engine.follow(group)?;
+            let begun = Instant::now();
+            engine.follow(&counted)?;
+            let counts = counted.take();
+            // A heartbeat asks for nothing.
+            if counts.sums.count + counts.gathers.count > 0 {
+                self.pace.add(begun.elapsed(), &counts);
+            }
             match self.orders.try_recv() {
                 // Only the leader has requests.
                 Err(TryRecvError::Empty) | Ok(Order::Submit(..) | Order::Cancel(_)) => {}

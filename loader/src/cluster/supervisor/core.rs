@@ -182,6 +182,11 @@ impl Core {
         member.silent_ticks = 0;
         match message {
             FromRank::Alive => {}
+            FromRank::Vitals(vitals) => {
+                if let Some(rank) = member.identity.as_ref().map(|identity| identity.rank) {
+                    self.handle.update_status(|status| status.hear(rank, vitals));
+                }
+            }
             FromRank::Progress(progress) => {
                 member.progress = Some(progress);
                 self.show_progress();

@@ -9,7 +9,11 @@ use axum::{
     http::{HeaderValue, Request, header},
     response::{IntoResponse, Response},
 };
-use tokio::{task::spawn_blocking, time::timeout};
+use tokio::{
+    runtime::Handle,
+    task::{JoinSet, spawn_blocking},
+    time::timeout,
+};
 
 use super::{Front, ServerLimits, headers, random_u64, unix_seconds};
 use crate::{
@@ -23,6 +27,7 @@ use crate::{
         model::{ChatModel, PromptError},
         output,
         stream::{self, StreamOptions},
+        text::Detokenizer,
     },
 };
 
@@ -38,7 +43,9 @@ pub(super) async fn generate(
     let key = asker.key.as_ref().map(|key| key.begin(Instant::now())).transpose()?;
     // One place until it is known how many answers are asked for.
     let mut slot = front.slots.clone().try_acquire_owned().map_err(|_| front.busy())?;
-    let prepared = front.clone().prepare(dialect, body).await?;
+    let owner = asker.owner().map(str::to_owned);
+    let mut prepared = front.clone().prepare(dialect, body, owner).await?;
+    prepared.form.keep_on(&front.shelf, asker.owner());
     let choices = prepared.sequences.len();
     let more = u32::try_from(choices - 1).unwrap_or(u32::MAX);
     if more > 0 {
@@ -71,7 +78,7 @@ pub(super) async fn generate(
     let response = if prepared.stream {
         front.stream(generation, writer).await?
     } else {
-        whole(generation, writer, choices).await?
+        front.whole(generation, writer, choices).await?
     };
     Ok((headers, response).into_response())
 }
@@ -96,8 +103,13 @@ impl Front {
     }
 
     /// Parses, renders and tokenizes away from the threads that serve connections.
-    async fn prepare(self: Arc<Self>, dialect: Dialect, body: Bytes) -> Result<Prepared, ApiError> {
-        self.blocking(move |front| front.prepare_blocking(dialect, &body)).await
+    async fn prepare(
+        self: Arc<Self>,
+        dialect: Dialect,
+        body: Bytes,
+        owner: Option<String>,
+    ) -> Result<Prepared, ApiError> {
+        self.blocking(move |front| front.prepare_blocking(dialect, &body, owner.as_deref())).await
     }
 
     /// Runs what takes long away from the threads that serve connections.
@@ -105,14 +117,17 @@ impl Front {
         self: Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        spawn_blocking(move || work(&self)).await.unwrap_or_else(|_| {
-            let message = "the server failed on this request: this is a fault of the server";
-            Err(ApiError::new(ErrorKind::Internal, message))
-        })
+        spawn_blocking(move || work(&self)).await.unwrap_or_else(|_| Err(failed()))
     }
 
-    fn prepare_blocking(&self, dialect: Dialect, body: &[u8]) -> Result<Prepared, ApiError> {
-        let call = dialect.parse(body)?;
+    fn prepare_blocking(
+        &self,
+        dialect: Dialect,
+        body: &[u8],
+        owner: Option<&str>,
+    ) -> Result<Prepared, ApiError> {
+        let earlier = |id: &str| self.shelf.items(id, owner, Instant::now());
+        let call = dialect.parse_after(body, &earlier)?;
         let model = self.known_name(call.model.as_deref())?.to_owned();
         let prompts = self.prompts(&call)?;
         let seed = match call.request.sampling.seed {
@@ -128,16 +143,21 @@ impl Front {
             let message = format!("n: {answers} answers in one request: at most {most}");
             return Err(ApiError::param("n", message));
         }
-        let is_raw = call.prompt != Prompt::Conversation;
+        let Call { request, stream, mut ignored, form, prompt: asked, .. } = call;
+        let is_raw = asked != Prompt::Conversation;
         let mut sequences = Vec::with_capacity(answers);
+        let mut unenforced = Vec::new();
         for prompt in prompts {
+            let echo = form.echoes().then(|| self.text(&prompt));
             for choice in 0..choices {
                 // Each answer has randomness of its own; the first has the seed itself.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
-                sequences.push(self.sequence(&call.request, prompt.clone(), seed, is_raw)?);
+                let (sequence, names) = self.sequence(&request, prompt.clone(), seed, is_raw)?;
+                sequences.push(Sequence { echo: echo.clone(), ..sequence });
+                unenforced = names;
             }
         }
-        let Call { stream, ignored, form, .. } = call;
+        ignored.extend(unenforced);
         Ok(Prepared { sequences, model, seed, prompt_tokens, stream, ignored, form })
     }
 
@@ -166,7 +186,7 @@ impl Front {
         prompt: Vec<TokenId>,
         seed: u64,
         is_raw: bool,
-    ) -> Result<Sequence, ApiError> {
+    ) -> Result<(Sequence, Vec<String>), ApiError> {
         let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
         let mut stop_tokens = request.limits.stop_tokens.clone();
         if !request.limits.ignore_stop_tokens {
@@ -197,7 +217,15 @@ impl Front {
             constraint: output.constraint,
             timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
         };
-        Ok(Sequence { request, parser, stop })
+        Ok((Sequence { request, parser, stop, echo: None }, output.unenforced))
+    }
+
+    /// Tokens as text.
+    fn text(&self, tokens: &[TokenId]) -> String {
+        let mut detokenizer = Detokenizer::new(self.model.vocabulary().clone());
+        let mut text: String = tokens.iter().map(|&token| detokenizer.push(token)).collect();
+        text.push_str(&detokenizer.finish());
+        text
     }
 
     /// Waits a little for the first step, since an error before it can still have a status.
@@ -209,25 +237,47 @@ impl Front {
         let ServerLimits { keep_alive, write_timeout, .. } = self.limits;
         let first = timeout(keep_alive, generation.next()).await.ok().transpose()?.flatten();
         let options = StreamOptions { keep_alive, write_timeout };
-        Ok(stream::respond(generation, first, writer, options))
+        Ok(stream::respond(generation, first, writer, options, &self.writers()))
     }
+
+    /// Answers with whole completions.
+    async fn whole(
+        &self,
+        generation: Generation,
+        writer: Box<dyn Writer>,
+        choices: usize,
+    ) -> Result<Response, ApiError> {
+        // Dropped with the request when its client leaves, and the generation with it.
+        let mut task = JoinSet::new();
+        task.spawn_on(collect(generation, writer, choices), &self.writers());
+        let body = task.join_next().await.and_then(Result::ok).ok_or_else(failed)??;
+        let json = HeaderValue::from_static("application/json");
+        Ok(([(header::CONTENT_TYPE, json)], body).into_response())
+    }
+
+    fn writers(&self) -> Handle {
+        self.writers.clone().unwrap_or_else(Handle::current)
+    }
+}
+
+fn failed() -> ApiError {
+    let message = "the server failed on this request: this is a fault of the server";
+    ApiError::new(ErrorKind::Internal, message)
 }
 
 /// Between the seeds of a request's answers: an odd number with bits all over.
 const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Answers with whole completions.
-async fn whole(
+async fn collect(
     mut generation: Generation,
     mut writer: Box<dyn Writer>,
     choices: usize,
-) -> Result<Response, ApiError> {
+) -> Result<String, ApiError> {
     let mut answers = vec![Answer::default(); choices];
     while let Some(step) = generation.next().await? {
         Answer::collect(&mut answers, step);
     }
-    let json = HeaderValue::from_static("application/json");
-    Ok(([(header::CONTENT_TYPE, json)], writer.whole(answers)).into_response())
+    Ok(writer.whole(answers))
 }
 
 /// What was asked for, up to the model's last position; the prompt leaves room for one.

@@ -54,8 +54,24 @@ pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
     let name = |rank: u32| {
         front.nodes.get(rank as usize).cloned().unwrap_or_else(|| format!("rank {rank}"))
     };
-    let nodes: Vec<Value> =
-        (0..engine.ranks).map(|rank| json!({"rank": rank, "name": name(rank)})).collect();
+    let node = |rank: u32| {
+        let mut node = json!({"rank": rank, "name": name(rank)});
+        // What a rank has not said is left out.
+        let vitals = engine.vitals.get(rank as usize).copied().unwrap_or_default();
+        let millis = |micros: u64| json!(micros as f64 / 1000.0);
+        let facts = [
+            ("memory_bytes", vitals.memory_bytes.map(Value::from)),
+            ("step_ms", vitals.step_us.map(millis)),
+            ("allreduce_ms", vitals.sums_us.map(millis)),
+        ];
+        for (key, value) in facts {
+            if let Some(value) = value {
+                node[key] = value;
+            }
+        }
+        node
+    };
+    let nodes: Vec<Value> = (0..engine.ranks).map(node).collect();
     let stats = json!({
         "state": state,
         "reason": reason,

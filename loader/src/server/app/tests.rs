@@ -8,7 +8,9 @@ use super::*;
 use crate::engine::{FinishReason, Sampling, TokenId};
 
 mod dialects;
+mod going_on;
 mod operation;
+mod rules;
 mod scripted;
 use scripted::{Reply, Scripted, Seen, Step, kjv, start, start_with};
 

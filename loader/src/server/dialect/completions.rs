@@ -30,11 +30,12 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) struct Options {
     include_usage: bool,
+    /// Whether the answer begins with the prompt.
+    pub(super) echo: bool,
 }
 
-const UNSUPPORTED: [(&str, Neutral); 4] = [
+const UNSUPPORTED: [(&str, Neutral); 3] = [
     ("best_of", Neutral::Numbers(&[1.0])),
-    ("echo", Neutral::False),
     ("suffix", Neutral::Nothing),
     ("prompt_logprobs", Neutral::Nothing),
 ];
@@ -52,9 +53,15 @@ pub(super) fn parse(body: &[u8]) -> Result<Call, ApiError> {
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = parse_stream_options(&mut fields)?;
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    if echo && sampling.logprobs.is_some() {
+        let message =
+            "logprobs: with echo they would be those of the prompt too, which are not known here";
+        return Err(ApiError::param("logprobs", message).with_code("unsupported_value"));
+    }
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     let request = ChatRequest { response_format, sampling, limits, ..ChatRequest::default() };
-    let form = Form::Completions(Options { include_usage });
+    let form = Form::Completions(Options { include_usage, echo });
     let ignored = leftover(fields, Vec::new());
     Ok(Call { request, prompt: Prompt::Raw(prompt), model, stream, ignored, form })
 }

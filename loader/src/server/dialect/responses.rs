@@ -1,8 +1,9 @@
-//! Responses of the `OpenAI` API, without a store: each request brings its whole history.
+//! Responses of the `OpenAI` API. Each request brings its history, or names the response that it
+//! goes on from.
 
 mod input;
 mod request;
 mod writer;
 
-pub(super) use request::{parse, parse_fields};
+pub(super) use request::parse;
 pub(super) use writer::{Options, ResponsesWriter};

@@ -100,6 +100,21 @@ impl Message {
         Self { role, fields: self.fields }
     }
 
+    /// What the model said in this turn, if a turn of its own holds text alone.
+    #[must_use]
+    pub(in crate::server) fn own_text(&self) -> Option<&str> {
+        let has_calls = self.fields.get("tool_calls").is_some_and(|calls| *calls != Json::Null);
+        let text = self.fields.get("content")?.as_str()?.trim_end();
+        (self.role == Role::Assistant && !has_calls && !text.is_empty()).then_some(text)
+    }
+
+    /// The same message with another text.
+    #[must_use]
+    pub(in crate::server) fn with_text(mut self, text: &str) -> Self {
+        self.fields.set("content", text.into());
+        self
+    }
+
     /// The members that templates see.
     #[must_use]
     pub(in crate::server) const fn fields(&self) -> &Object {

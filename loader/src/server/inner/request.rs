@@ -11,6 +11,8 @@ use crate::{
 pub(in crate::server) struct ChatRequest {
     /// Turns in order; not empty.
     pub(in crate::server) messages: Vec<Message>,
+    /// Whether the answer goes on with the last turn, which is the model's own.
+    pub(in crate::server) continues: bool,
     /// Functions that the model may call, in the client's order. Under [`ToolChoice::None`] the
     /// template does not see them.
     pub(in crate::server) tools: Vec<Tool>,

@@ -124,3 +124,23 @@ fn a_template_that_does_not_parse_says_where() {
         Err(TemplateError::TooLong { .. })
     ));
 }
+
+#[test]
+fn a_turn_that_goes_on_ends_with_what_it_says() {
+    let own = |text: &str| {
+        let fields = [("role", "assistant"), ("content", text)];
+        let fields = fields.map(|(key, text)| (key.to_owned(), text.into()));
+        Message::normalise(Json::Object(fields.into_iter().collect())).unwrap()
+    };
+    for name in ["kjv-4m", "llama3", "qwen3", "mistral", "coder"] {
+        let messages = [user("hi"), own("In the beginning ")];
+        let template = template(source(name));
+        let open = template.render_open(&messages, &[], &Object::default()).unwrap().unwrap();
+        assert!(open.ends_with("In the beginning"), "{name}: {open}");
+        let open = template.render_open(&messages[..1], &[], &Object::default()).unwrap();
+        assert_eq!(open, None, "{name}: there is no turn to go on with");
+    }
+    let shouts = template("{{ messages[1].content | upper }}");
+    let open = shouts.render_open(&[user("a"), own("b")], &[], &Object::default()).unwrap();
+    assert_eq!(open, None);
+}

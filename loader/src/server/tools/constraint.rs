@@ -3,12 +3,10 @@
 //! for the mark at which a grammar begins.
 
 mod cache;
+mod compiler;
 mod trigger;
 
-use std::{
-    sync::{Arc, mpsc},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use llguidance::{
     Matcher, ParserFactory,
@@ -30,6 +28,7 @@ use crate::{
     server::inner::PlainText,
 };
 use cache::Cache;
+use compiler::{CompileError, Compiler};
 use trigger::{Trigger, Triggers};
 
 /// Longest time that a grammar may take to compile. Real ones take some milliseconds; while rank 0
@@ -72,6 +71,9 @@ pub(in crate::server) enum GrammarError {
     /// It takes too long.
     #[error("the grammar takes over {} ms to compile: simplify it", COMPILE_TIMEOUT.as_millis())]
     Timeout,
+    /// Other grammars are being compiled, and take long.
+    #[error("the server is busy with other grammars: ask again")]
+    Busy,
 }
 
 /// A tokenizer's tokens as the grammar compiler wants them.
@@ -95,7 +97,7 @@ impl TokenizerEnv for Tokens {
 /// Compiles the grammars of one model.
 pub(in crate::server) struct Grammars {
     format: Arc<OutputFormat>,
-    factory: Arc<ParserFactory>,
+    compiler: Compiler,
     tokens: TokEnv,
     /// A token that no model has: where the grammar may end.
     end: u32,
@@ -139,7 +141,7 @@ impl Grammars {
             .map_err(|error| GrammarError::Grammar(error.to_string()))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Self { format, factory: Arc::new(factory), tokens, end, cache: Cache::default() })
+        Ok(Self { format, compiler: Compiler::new(factory), tokens, end, cache: Cache::default() })
     }
 
     /// The constraint that a description asks for.
@@ -232,22 +234,11 @@ impl Grammars {
         if let Some(matcher) = self.cache.get(&key) {
             return Ok(matcher);
         }
-        let factory = Arc::clone(&self.factory);
-        let (sender, receiver) = mpsc::channel();
-        // A thread of its own, since a compilation cannot be stopped, only left to its fuel.
-        let builder = std::thread::Builder::new().name("grammar".to_owned());
-        let thread = builder.stack_size(16 << 20).spawn(move || {
-            let parser = factory.create_parser(grammar).map(|parser| Matcher::new(Ok(parser)));
-            let _ = sender.send(parser.map_err(|error| format!("{error:#}")));
-        });
-        thread.map_err(|error| GrammarError::Grammar(error.to_string()))?;
-        let matcher = match receiver.recv_timeout(COMPILE_TIMEOUT) {
-            Ok(Ok(matcher)) => matcher,
-            Ok(Err(message)) => return Err(explain(&message)),
-            Err(mpsc::RecvTimeoutError::Timeout) => return Err(GrammarError::Timeout),
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(GrammarError::Grammar("the grammar is too complex".to_owned()));
-            }
+        let matcher = match self.compiler.compile(grammar, COMPILE_TIMEOUT) {
+            Ok(matcher) => matcher,
+            Err(CompileError::Refused(message)) => return Err(explain(&message)),
+            Err(CompileError::Timeout) => return Err(GrammarError::Timeout),
+            Err(CompileError::Busy) => return Err(GrammarError::Busy),
         };
         if let Some(message) = matcher.get_error() {
             return Err(explain(&message));
@@ -275,7 +266,7 @@ fn explain(message: &str) -> GrammarError {
     let keyword = if let Some(rest) = message.split("Unimplemented keys: [\"").nth(1) {
         rest.split('"').next().unwrap_or("schema")
     } else {
-        const HINTS: [(&str, &str); 12] = [
+        const HINTS: [(&str, &str); 13] = [
             ("oneOf", "oneOf"),
             ("anyOf", "anyOf"),
             ("$ref", "$ref"),
@@ -288,6 +279,7 @@ fn explain(message: &str) -> GrammarError {
             ("Length", "minLength"),
             ("regex", "pattern"),
             ("Unsatisfiable", "schema"),
+            ("schema too large", "schema"),
         ];
         match HINTS.iter().find(|(hint, _)| message.contains(hint)) {
             Some((_, keyword)) => keyword,

@@ -105,7 +105,7 @@ fn responses_stream_has_every_event_in_order() {
 
     let whole = server.post("/v1/responses", &json!({"input": user("John 11:35")})).json();
     assert_eq!(whole["output"][0]["content"][0]["text"], "Jesus wept.");
-    assert_eq!((&whole["object"], &whole["store"]), (&json!("response"), &json!(false)));
+    assert_eq!((&whole["object"], &whole["store"]), (&json!("response"), &json!(true)));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn items_of_responses_become_turns() {
 }
 
 /// The prompt that the engine saw last, as text with its markers.
-fn prompt(server: &super::scripted::Scripted) -> String {
+pub(super) fn prompt(server: &super::scripted::Scripted) -> String {
     let Seen::Submitted(request) = server.seen() else { panic!("expected a submission") };
     let model = super::ChatModel::open(super::kjv()).unwrap();
     let bytes: Vec<u8> =

@@ -173,6 +173,28 @@ fn crowd_is_answered_or_turned_away() {
     assert_idle(&server);
 }
 
+#[test]
+fn nodes_are_shown_with_what_they_say_of_themselves() {
+    let server = start(vec![]);
+    let nodes = |server: &Scripted| ask(server, "", "GET", "/stats").json()["nodes"].clone();
+    let bare = json!([{"rank": 0, "name": "rank 0"}, {"rank": 1, "name": "rank 1"}]);
+    assert_eq!(nodes(&server), bare);
+    let said = |step_us| crate::engine::RankVitals {
+        memory_bytes: Some(1 << 30),
+        step_us,
+        sums_us: step_us.map(|step| step / 10),
+    };
+    server.engine.update_status(|status| {
+        status.hear(1, said(Some(12_500)));
+        // A second without steps does not forget how long they were; a rank too many is none.
+        status.hear(1, said(None));
+        status.hear(7, said(None));
+    });
+    let second = json!({"rank": 1, "name": "rank 1", "memory_bytes": 1 << 30, "step_ms": 12.5,
+        "allreduce_ms": 1.25});
+    assert_eq!(nodes(&server)[1], second);
+}
+
 /// Every place is free and nothing counts as running.
 fn assert_idle(server: &Scripted) {
     for _ in 0..2000 {

@@ -13,7 +13,7 @@ use crate::server::{
         tools::{parse_tool_choice, parse_tools},
     },
     error::ApiError,
-    inner::{ChatRequest, Reasoning},
+    inner::{ChatRequest, Message, Reasoning},
     json::Object,
 };
 
@@ -41,8 +41,10 @@ pub(in crate::server) fn parse(body: Object) -> Result<Call, ApiError> {
         ignored.push("return_token_ids".to_owned());
     }
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
+    let continues = parse_continues(&mut fields, &messages)?;
     let request = ChatRequest {
         messages,
+        continues,
         tools,
         tool_choice,
         parallel_tool_calls,
@@ -55,6 +57,21 @@ pub(in crate::server) fn parse(body: Object) -> Result<Call, ApiError> {
     let form = Form::Chat(Options { include_usage });
     let ignored = leftover(fields, ignored);
     Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+}
+
+/// `continue_final_message`, as vLLM has it.
+fn parse_continues(fields: &mut Fields, messages: &[Message]) -> Result<bool, ApiError> {
+    let name = "continue_final_message";
+    if !fields.boolean(name)?.unwrap_or(false) {
+        return Ok(false);
+    }
+    // The other half of the same wish.
+    fields.take("add_generation_prompt");
+    if messages.last().and_then(Message::own_text).is_none() {
+        let message = format!("{name}: the last message is not an assistant's text");
+        return Err(ApiError::param(name, message));
+    }
+    Ok(true)
 }
 
 /// `reasoning_effort`, or `reasoning` as `OpenRouter` has it.

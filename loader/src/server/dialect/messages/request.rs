@@ -60,8 +60,11 @@ pub(in crate::server::dialect) fn parse(body: Object) -> Result<Call, ApiError> 
             ignored.push(name.to_owned());
         }
     }
+    // The service goes on with a last turn of the model's own.
+    let continues = messages.last().is_some_and(|last| last.own_text().is_some());
     let request = ChatRequest {
         messages,
+        continues,
         tools,
         tool_choice,
         parallel_tool_calls: parallel != Some(&Json::Bool(true)),

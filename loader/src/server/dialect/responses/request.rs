@@ -3,13 +3,12 @@
 use super::{Options, input::parse_input};
 use crate::server::{
     dialect::{
-        Call, Form, Prompt,
+        Call, Earlier, Form, Prompt,
         fields::Fields,
         params::{
             Neutral, leftover, parse_limits, parse_logprobs_count, parse_messages,
             parse_response_format, parse_sampling, parse_template_kwargs, refuse_unsupported,
         },
-        parse_object,
         tools::{parse_tool_choice, parse_tools},
     },
     error::ApiError,
@@ -18,18 +17,19 @@ use crate::server::{
 };
 
 /// Parses a body.
-pub(in crate::server::dialect) fn parse(body: &[u8]) -> Result<Call, ApiError> {
-    parse_fields(parse_object(body)?)
-}
-
-/// Parses a body that is an object already.
-pub(in crate::server::dialect) fn parse_fields(body: Object) -> Result<Call, ApiError> {
-    let options = Options::of(&body);
+pub(in crate::server::dialect) fn parse(
+    body: Object,
+    earlier: Earlier<'_>,
+) -> Result<Call, ApiError> {
+    let mut options = Options::of(&body);
     let mut fields = Fields::new(body);
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     let mut ignored = Vec::new();
     let instructions = fields.string("instructions")?;
-    let messages = parse_input(instructions, fields.take("input"), &mut ignored)?;
+    let input = join(fields.string("previous_response_id")?, fields.take("input"), earlier)?;
+    options.store = fields.boolean("store")?.unwrap_or(true);
+    options.items = items(input.as_ref()).filter(|_| options.store).unwrap_or_default();
+    let messages = parse_input(instructions, input, &mut ignored)?;
     let messages = parse_messages(messages, "input")?;
     let tools = fields.array("tools")?.unwrap_or_default();
     let tools = parse_tools(tools, "tools", &mut ignored)?;
@@ -47,13 +47,14 @@ pub(in crate::server::dialect) fn parse_fields(body: Object) -> Result<Call, Api
     let reasoning = parse_reasoning(&mut fields)?;
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     let stream = fields.boolean("stream")?.unwrap_or(false);
-    // They change nothing here: nothing is stored, and nothing is obfuscated.
+    // They change nothing here: nothing is left out, and nothing is obfuscated.
     for name in ["include", "stream_options", "truncation", "client_metadata"] {
         fields.take(name);
     }
     let kinds = tools.iter().map(|tool| (tool.name.clone(), tool.kind)).collect();
     let request = ChatRequest {
         messages,
+        continues: false,
         tools,
         tool_choice,
         parallel_tool_calls,
@@ -66,6 +67,42 @@ pub(in crate::server::dialect) fn parse_fields(body: Object) -> Result<Call, Api
     let form = Form::Responses(Box::new(Options { kinds, ..options }));
     let ignored = leftover(fields, ignored);
     Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+}
+
+/// The items of an input; a text is one message.
+fn items(input: Option<&Json>) -> Option<Vec<Json>> {
+    match input? {
+        Json::Array(items) => Some(items.clone()),
+        text @ Json::String(_) => {
+            let mut message = Object::default();
+            message.set("role", "user".into());
+            message.set("content", text.clone());
+            Some(vec![Json::Object(message)])
+        }
+        _ => None,
+    }
+}
+
+/// The input behind what went before it.
+fn join(
+    previous: Option<String>,
+    input: Option<Json>,
+    earlier: Earlier<'_>,
+) -> Result<Option<Json>, ApiError> {
+    let Some(previous) = previous else { return Ok(input) };
+    let Some(earlier) = earlier(&previous) else {
+        let message = format!(
+            "previous_response_id: {previous:?} is not kept here: send the conversation whole"
+        );
+        let error = ApiError::param("previous_response_id", message);
+        return Err(error.with_code("previous_response_not_found"));
+    };
+    match (items(input.as_ref()), input) {
+        (Some(own), _) => Ok(Some(Json::Array(earlier.iter().cloned().chain(own).collect()))),
+        (None, None) => Ok(Some(Json::Array(earlier.to_vec()))),
+        // Of the wrong kind, which is complained of where inputs are.
+        (None, input) => Ok(input),
+    }
 }
 
 /// `include: ["message.output_text.logprobs"]`.
@@ -82,8 +119,7 @@ fn parse_reasoning(fields: &mut Fields) -> Result<Reasoning, ApiError> {
 }
 
 /// Parameters that are known, but of which only one value is supported.
-pub(super) const UNSUPPORTED: [(&str, Neutral); 5] = [
-    ("previous_response_id", Neutral::Nothing),
+pub(super) const UNSUPPORTED: [(&str, Neutral); 4] = [
     ("conversation", Neutral::Nothing),
     ("background", Neutral::False),
     ("prompt", Neutral::Nothing),
@@ -100,6 +136,10 @@ impl Options {
         };
         Self {
             kinds: std::collections::BTreeMap::new(),
+            store: true,
+            previous_response_id: member("previous_response_id"),
+            items: Vec::new(),
+            keeper: None,
             instructions: member("instructions"),
             max_output_tokens: member("max_output_tokens"),
             metadata: or("metadata", "{}"),

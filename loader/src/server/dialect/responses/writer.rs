@@ -1,6 +1,6 @@
 //! Responses and their events as clients of the `OpenAI` API parse them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
 
@@ -10,12 +10,19 @@ use crate::server::{
     generation::{AnswerUsage, Part, Step, TokenLogprob},
     inner::{EndReason, Piece, ToolKind},
     json::Json,
+    shelf::{Kept, Shelf},
 };
 
 /// What a response repeats of its request, and what its tools are.
 #[derive(Debug)]
 pub(in crate::server) struct Options {
     pub(super) kinds: BTreeMap<String, ToolKind>,
+    /// Whether the client wants to go on from it.
+    pub(super) store: bool,
+    pub(super) previous_response_id: Json,
+    /// What goes into it, those before it included; none where it is not kept.
+    pub(super) items: Vec<Json>,
+    pub(super) keeper: Option<(Arc<Shelf>, Option<String>)>,
     pub(super) instructions: Json,
     pub(super) max_output_tokens: Json,
     pub(super) metadata: Json,
@@ -27,6 +34,13 @@ pub(in crate::server) struct Options {
     pub(super) tools: Json,
     pub(super) top_p: Json,
     pub(super) user: Json,
+}
+
+impl Options {
+    /// Keeps the response there when it is made, if its client did not forbid it.
+    pub(in crate::server::dialect) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
+        self.keeper = self.store.then(|| (Arc::clone(shelf), owner.map(str::to_owned)));
+    }
 }
 
 /// Writes responses.
@@ -99,10 +113,10 @@ impl ResponsesWriter {
             "model": self.identity.model,
             "output": self.output,
             "parallel_tool_calls": options.parallel_tool_calls,
-            "previous_response_id": null,
+            "previous_response_id": options.previous_response_id,
             "reasoning": options.reasoning,
             "service_tier": "default",
-            "store": false,
+            "store": options.store,
             "temperature": options.temperature,
             "text": options.text,
             "tool_choice": options.tool_choice,
@@ -112,6 +126,17 @@ impl ResponsesWriter {
             "usage": self.end.map(|(_, usage)| self.usage(usage)),
             "user": options.user,
         })
+    }
+
+    /// Puts the response where later requests find it.
+    fn keep(&mut self, response: &Value) {
+        let Some((shelf, owner)) = self.options.keeper.take() else { return };
+        let mut items = std::mem::take(&mut self.options.items);
+        let output = self.output.iter().map(|item| Json::parse(item.to_string().as_bytes()));
+        items.extend(output.map(|item| item.expect("JSON is JSON")));
+        let id = format!("resp_{}", self.identity.id);
+        let body = to_json(response);
+        shelf.put(Kept { id, body, items }, owner, Instant::now());
     }
 
     fn usage(&self, usage: AnswerUsage) -> Value {
@@ -328,6 +353,7 @@ impl Writer for ResponsesWriter {
         let is_call = self.open.as_ref().is_some_and(|open| open.kind.is_call());
         self.close(if is_call { "incomplete" } else { status }, out);
         let response = self.response(status);
+        self.keep(&response);
         self.event(&format!("response.{status}"), json!({"response": response}), out);
     }
 
@@ -359,6 +385,8 @@ impl Writer for ResponsesWriter {
         }
         let status = self.status();
         self.close(status, &mut unused);
-        to_json(&self.response(status))
+        let response = self.response(status);
+        self.keep(&response);
+        to_json(&response)
     }
 }

@@ -1,0 +1,45 @@
+//! Responses that were kept: shown and forgotten.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Extension, Json,
+    extract::{Path, State},
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::json;
+
+use super::Front;
+use crate::server::{
+    error::{ApiError, ErrorKind},
+    front::Asker,
+};
+
+fn unknown(id: &str) -> ApiError {
+    let message = format!("response {id:?} is not kept here: it may have been too long ago");
+    ApiError::new(ErrorKind::NotFound, message)
+}
+
+/// A response as it was given.
+pub(super) async fn show(
+    State(front): State<Arc<Front>>,
+    Extension(asker): Extension<Asker>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let body = front.shelf.body(&id, asker.owner(), Instant::now()).ok_or_else(|| unknown(&id))?;
+    let json = HeaderValue::from_static("application/json");
+    Ok(([(header::CONTENT_TYPE, json)], body.to_string()).into_response())
+}
+
+/// Forgets a response.
+pub(super) async fn forget(
+    State(front): State<Arc<Front>>,
+    Extension(asker): Extension<Asker>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    if !front.shelf.remove(&id, asker.owner(), Instant::now()) {
+        return Err(unknown(&id));
+    }
+    Ok(Json(json!({"id": id, "object": "response", "deleted": true})).into_response())
+}

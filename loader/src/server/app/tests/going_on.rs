@@ -1,0 +1,166 @@
+//! Answers that go on from something: a turn of the model's own, a prompt, an earlier response; and
+//! calls that go on without their schema.
+
+use serde_json::{Value, json};
+
+use super::{
+    STOP,
+    dialects::prompt,
+    scripted::{Reply, Scripted, Step, start},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn turns(last: &str) -> Value {
+    json!([{"role": "user", "content": "John 11:35"}, {"role": "assistant", "content": last}])
+}
+
+#[test]
+fn a_last_turn_of_the_models_own_goes_on() {
+    let server = start(vec![Step::Say(" wept."), STOP]);
+    let body = json!({"messages": turns("Jesus "), "max_tokens": 9});
+    for stream in [false, true] {
+        let mut body = body.clone();
+        body["stream"] = stream.into();
+        let reply = server.post("/v1/messages", &body);
+        // A token of its own in a stream.
+        assert!(reply.status == 200 && reply.body.contains("\" we"), "{}", reply.body);
+        let prompt = prompt(&server);
+        assert!(prompt.ends_with("<|im_start|>assistant\nJesus"), "{prompt}");
+    }
+    let body = json!({"messages": turns("Jesus"), "continue_final_message": true,
+        "add_generation_prompt": false});
+    let reply = server.post(CHAT, &body);
+    assert_eq!(reply.json()["choices"][0]["message"]["content"], " wept.");
+    assert_eq!(reply.header("x-shardpack-ignored-params"), None);
+    assert!(prompt(&server).ends_with("assistant\nJesus"));
+    // Chat completions begin a new turn unless told otherwise, and there must be one to go on with.
+    server.post(CHAT, &json!({"messages": turns("Jesus")}));
+    assert!(prompt(&server).ends_with("Jesus<|im_end|>\n<|im_start|>assistant\n"));
+    let (status, message) = server.chat(r#""continue_final_message":true"#).error();
+    assert!(status == 400 && message.contains("continue_final_message"), "{message}");
+}
+
+#[test]
+fn completions_begin_with_their_prompt_where_asked() {
+    let server = start(vec![Step::Say(" wept."), STOP]);
+    let body = json!({"prompt": ["Jesus", "He"], "echo": true, "n": 2});
+    let found = server.post("/v1/completions", &body).json();
+    let texts: Vec<&str> =
+        found["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["Jesus wept.", "Jesus wept.", "He wept.", "He wept."]);
+    assert_eq!(found["usage"]["completion_tokens"], 12);
+    let body = json!({"prompt": "Jesus", "echo": true, "stream": true});
+    let reply = server.post("/v1/completions", &body);
+    let text: String = reply.events()[..reply.events().len() - 1]
+        .iter()
+        .map(|event| serde_json::from_str::<Value>(event).unwrap())
+        .map(|event| event["choices"][0]["text"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(text, "Jesus wept.");
+    let body = json!({"prompt": "Jesus", "echo": true, "logprobs": 1});
+    let (status, message) = server.post("/v1/completions", &body).error();
+    assert!(status == 400 && message.contains("unsupported_value"), "{message}");
+    // What stands before the answer is no answer: a failure still has its status.
+    let server = start(vec![Step::Fail("rank 1 is gone", true)]);
+    let body = json!({"prompt": "Jesus", "echo": true, "stream": true});
+    assert_eq!(server.post("/v1/completions", &body).status, 503);
+}
+
+fn respond(server: &Scripted, body: &Value) -> Value {
+    let reply = server.post("/v1/responses", body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    reply.json()
+}
+
+fn delete(server: &Scripted, path: &str) -> Reply {
+    Reply::read(server.send("DELETE", path, ""))
+}
+
+#[test]
+fn responses_go_on_from_earlier_ones() {
+    let server = start(vec![Step::Say("Jesus wept."), STOP]);
+    let first = respond(&server, &json!({"input": "One?", "instructions": "Be brief."}));
+    assert!(prompt(&server).contains("Be brief."));
+    let id = first["id"].as_str().unwrap();
+    let second = respond(&server, &json!({"input": "Two?", "previous_response_id": id}));
+    assert_eq!(second["previous_response_id"], id);
+    let text = prompt(&server);
+    let said = "user\nOne?<|im_end|>\n<|im_start|>assistant\nJesus wept.<|im_end|>\n<|im_start|>user\nTwo?";
+    assert!(text.contains(said) && !text.contains("Be brief."), "{text}");
+    // Streams are kept too, and a chain holds all that went before.
+    let body = json!({"input": [{"role": "user", "content": "Three?"}], "stream": true,
+        "previous_response_id": second["id"]});
+    let streamed = server.post("/v1/responses", &body);
+    assert!(streamed.body.contains("response.completed"), "{}", streamed.body);
+    let text = prompt(&server);
+    let places = ["One?", "Two?", "Three?"].map(|word| text.find(word).unwrap());
+    assert!(places.is_sorted() && text.matches("Jesus wept.").count() == 2, "{text}");
+
+    let path = format!("/v1/responses/{id}");
+    assert_eq!(server.get(&path).json(), first);
+    let deleted = delete(&server, &path);
+    assert_eq!(deleted.json(), json!({"id": id, "object": "response", "deleted": true}));
+    assert_eq!((server.get(&path).status, delete(&server, &path).status), (404, 404));
+    let gone = server.post("/v1/responses", &json!({"input": "a", "previous_response_id": id}));
+    let (status, message) = gone.error();
+    assert!(status == 400 && message.contains("previous_response_not_found"), "{message}");
+    // The later one holds what it went on from.
+    respond(&server, &json!({"input": "a", "previous_response_id": second["id"]}));
+}
+
+#[test]
+fn responses_that_are_not_to_be_stored_are_not() {
+    let server = start(vec![Step::Say("Jesus wept."), STOP]);
+    let found = respond(&server, &json!({"input": "One?", "store": false}));
+    assert_eq!(found["store"], false);
+    let id = found["id"].as_str().unwrap();
+    assert_eq!(server.get(&format!("/v1/responses/{id}")).status, 404);
+    assert_eq!(server.get("/v1/responses/a/b").status, 404);
+}
+
+#[test]
+fn calls_and_their_results_are_kept_as_items() {
+    let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    let server = start(vec![Step::Say(call), STOP]);
+    let tools = json!([{"type": "function", "name": "f", "parameters": {"type": "object"}}]);
+    let first = respond(&server, &json!({"input": "Call f.", "tools": tools}));
+    prompt(&server);
+    let id = &first["output"][0]["call_id"];
+    let result = json!([{"type": "function_call_output", "call_id": id, "output": "done"}]);
+    let body = json!({"input": result, "tools": tools, "previous_response_id": first["id"]});
+    respond(&server, &body);
+    let text = prompt(&server);
+    assert!(text.contains(call) && text.contains("<|im_start|>tool\ndone"), "{text}");
+}
+
+#[test]
+fn a_schema_that_cannot_be_enforced_is_named_or_refused_where_it_was_to_hold() {
+    let server = start(vec![STOP]);
+    let unique = json!({"type": "object",
+        "properties": {"a": {"type": "array", "uniqueItems": true}}});
+    let tool = |name: &str, schema: &Value, strict: bool| {
+        json!({"type": "function",
+            "function": {"name": name, "parameters": schema, "strict": strict}})
+    };
+    let ask = |tools: Value, choice: &str| {
+        let messages = json!([{"role": "user", "content": "a"}]);
+        server.post(CHAT, &json!({"messages": messages, "tools": tools, "tool_choice": choice}))
+    };
+    let good = tool("good", &json!({"type": "object"}), false);
+    let reply = ask(json!([good, tool("bad", &unique, false)]), "auto");
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!(reply.header("x-shardpack-ignored-params"), Some("tools.bad.parameters"));
+    assert!(server.submitted().constraint.is_some(), "the others are held to theirs");
+    for reply in [
+        ask(json!([good, tool("bad", &unique, true)]), "auto"),
+        ask(json!([good, tool("bad", &unique, false)]), "required"),
+    ] {
+        let (status, message) = reply.error();
+        let place = "tools[1].function.parameters";
+        assert!(
+            status == 400 && message.contains(place) && message.contains("uniqueItems"),
+            "{message}"
+        );
+    }
+}

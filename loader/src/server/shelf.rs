@@ -1,0 +1,159 @@
+//! Responses that a later request may go on from, or ask for: in memory, for a while, and of no
+//! more than a bounded size. The oldest go first.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use super::json::Json;
+
+/// Bytes of all of them: some hundred long conversations.
+const BYTES_MAX: usize = 64 << 20;
+/// How many: each is looked at in a search.
+const ENTRIES_MAX: usize = 4096;
+/// How long one is kept after it was made.
+const LIFETIME: Duration = Duration::from_hours(6);
+
+/// The responses.
+#[derive(Debug, Default)]
+pub(super) struct Shelf(Mutex<Entries>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    /// The oldest first.
+    list: VecDeque<Entry>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: String,
+    /// Name of the key it was made with: nobody else's requests find it.
+    owner: Option<String>,
+    body: Arc<str>,
+    items: Arc<[Json]>,
+    bytes: usize,
+    until: Instant,
+}
+
+/// What is put on the shelf.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// The response's id.
+    pub(super) id: String,
+    /// The response as its client got it.
+    pub(super) body: String,
+    /// What went into it and came out of it, as items of an `input`.
+    pub(super) items: Vec<Json>,
+}
+
+impl Entries {
+    fn drop_oldest(&mut self) {
+        if let Some(entry) = self.list.pop_front() {
+            self.bytes -= entry.bytes;
+        }
+    }
+
+    /// Entries come in the order of their ends.
+    fn expire(&mut self, now: Instant) {
+        while self.list.front().is_some_and(|entry| entry.until <= now) {
+            self.drop_oldest();
+        }
+    }
+
+    fn place(&self, id: &str, owner: Option<&str>) -> Option<usize> {
+        self.list.iter().position(|entry| entry.id == id && entry.owner.as_deref() == owner)
+    }
+}
+
+impl Shelf {
+    fn entries(&self, now: Instant) -> std::sync::MutexGuard<'_, Entries> {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.expire(now);
+        entries
+    }
+
+    /// Keeps a response; one that is larger than the whole shelf is not kept.
+    pub(super) fn put(&self, kept: Kept, owner: Option<String>, now: Instant) {
+        let items = kept.items.iter().map(Json::size_bytes).sum::<usize>();
+        let bytes = kept.body.len() + items + kept.id.len();
+        if bytes > BYTES_MAX {
+            return;
+        }
+        let mut entries = self.entries(now);
+        while entries.bytes + bytes > BYTES_MAX || entries.list.len() == ENTRIES_MAX {
+            entries.drop_oldest();
+        }
+        entries.bytes += bytes;
+        let Kept { id, body, items } = kept;
+        let (body, items, until) = (body.into(), items.into(), now + LIFETIME);
+        entries.list.push_back(Entry { id, owner, body, items, bytes, until });
+    }
+
+    /// A response as its client got it.
+    pub(super) fn body(&self, id: &str, owner: Option<&str>, now: Instant) -> Option<Arc<str>> {
+        let entries = self.entries(now);
+        let place = entries.place(id, owner)?;
+        Some(Arc::clone(&entries.list[place].body))
+    }
+
+    /// What went into it and came out of it.
+    pub(super) fn items(&self, id: &str, owner: Option<&str>, now: Instant) -> Option<Arc<[Json]>> {
+        let entries = self.entries(now);
+        let place = entries.place(id, owner)?;
+        Some(Arc::clone(&entries.list[place].items))
+    }
+
+    /// Forgets a response; whether there was one.
+    pub(super) fn remove(&self, id: &str, owner: Option<&str>, now: Instant) -> bool {
+        let mut entries = self.entries(now);
+        let Some(place) = entries.place(id, owner) else { return false };
+        let removed = entries.list.remove(place).map_or(0, |entry| entry.bytes);
+        entries.bytes -= removed;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(id: &str, bytes: usize) -> Kept {
+        Kept { id: id.to_owned(), body: "x".repeat(bytes), items: vec!["a".into()] }
+    }
+
+    #[test]
+    fn only_its_owner_finds_a_response_until_it_is_too_old() {
+        let shelf = Shelf::default();
+        let begin = Instant::now();
+        shelf.put(kept("r1", 3), Some("me".to_owned()), begin);
+        assert_eq!(shelf.body("r1", Some("me"), begin).as_deref(), Some("xxx"));
+        assert_eq!(shelf.items("r1", Some("me"), begin).unwrap().len(), 1);
+        assert_eq!(shelf.body("r1", Some("you"), begin), None);
+        assert_eq!(shelf.body("r1", None, begin), None);
+        assert!(!shelf.remove("r1", None, begin));
+        assert_eq!(shelf.body("r1", Some("me"), begin + LIFETIME), None);
+        shelf.put(kept("r2", 3), None, begin);
+        assert!(shelf.remove("r2", None, begin) && !shelf.remove("r2", None, begin));
+        assert_eq!(shelf.0.lock().unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn the_oldest_make_room() {
+        let shelf = Shelf::default();
+        let now = Instant::now();
+        for number in 0..5 {
+            shelf.put(kept(&format!("r{number}"), BYTES_MAX / 4), None, now);
+        }
+        let found = |id| shelf.body(id, None, now).is_some();
+        assert!(!found("r1") && found("r2") && found("r4"));
+        shelf.put(kept("huge", BYTES_MAX), None, now);
+        assert!(!found("huge") && found("r4"));
+        for number in 0..=ENTRIES_MAX {
+            shelf.put(kept(&format!("s{number}"), 1), None, now);
+        }
+        assert!(shelf.0.lock().unwrap().list.len() == ENTRIES_MAX && !found("s0"));
+    }
+}

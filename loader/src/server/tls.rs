@@ -1,0 +1,298 @@
+//! TLS in front of the server: certificate and key come from files, which are read again when
+//! they change or the process is told to. Who connects is not looked at: keys are for that.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use axum::serve::Listener;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, mpsc},
+    time::{sleep, timeout},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        self, ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject},
+    },
+    server::TlsStream,
+};
+
+/// Bytes of a certificate's chain or a key: the longest in use have some ten KB.
+const PEM_BYTES_MAX: u64 = 1 << 20;
+/// Handshakes under way: more connections wait to be accepted.
+const HANDSHAKES_MAX: usize = 256;
+/// Time for a handshake; slow clients must not hold places.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections whose handshake is done and which nobody serves yet.
+const READY_MAX: usize = 64;
+/// After a connection that could not be accepted, mostly for want of file handles.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Between two looks at the files.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// Certificate and key cannot be used. Each names its file.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("{}: cannot be read", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file far larger than any of its kind.
+    #[error("{}: over {PEM_BYTES_MAX} bytes: this is no certificate or key", file.display())]
+    TooLarge {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A file that is PEM only up to some point.
+    #[error("{}: not PEM", file.display())]
+    Pem {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong in it.
+        source: pem::Error,
+    },
+    /// No certificate.
+    #[error("{}: holds no certificate: expected PEM with -----BEGIN CERTIFICATE-----", file.display())]
+    NoCertificate {
+        /// The file.
+        file: PathBuf,
+    },
+    /// No key, or one behind a password.
+    #[error("{}: holds no private key: expected PEM with -----BEGIN PRIVATE KEY-----, not encrypted", file.display())]
+    NoKey {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Both are of their kind but cannot be used, mostly since they do not belong together.
+    #[error("{} and {}: cannot be used together", certificate.display(), key.display())]
+    Pair {
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// The key's.
+        key: PathBuf,
+        /// Why.
+        source: rustls::Error,
+    },
+}
+
+/// What a file looked like when it was last read.
+type Seen = [Option<(SystemTime, u64)>; 2];
+
+/// Takes lines for people.
+pub type Report = Box<dyn Fn(&str) + Send + Sync>;
+
+/// A certificate and its key.
+pub struct Tls {
+    files: [PathBuf; 2],
+    state: Mutex<(Arc<ServerConfig>, Seen)>,
+    report: Report,
+}
+
+impl Tls {
+    /// Reads a certificate (with its chain, its own first) and its key, both PEM. `report` is told
+    /// when they were read again, and why that failed.
+    pub fn open(certificate: &Path, key: &Path, report: Report) -> Result<Self, TlsError> {
+        let files = [certificate.to_owned(), key.to_owned()];
+        // Looked at first: what changes while it is read is read again.
+        let seen = look(&files);
+        let config = Arc::new(config(&files)?);
+        Ok(Self { files, state: Mutex::new((config, seen)), report })
+    }
+
+    fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.state.lock().unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Reads the files again, if they changed or `force` says so. What cannot be used leaves the
+    /// present certificate in use.
+    fn reload(&self, force: Force) -> Result<bool, TlsError> {
+        let seen = look(&self.files);
+        let known = self.state.lock().unwrap_or_else(PoisonError::into_inner).1;
+        if force == Force::IfChanged && seen == known {
+            return Ok(false);
+        }
+        let fresh = config(&self.files);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // A bad pair is complained of once, not at every look.
+        state.1 = seen;
+        state.0 = Arc::new(fresh?);
+        Ok(true)
+    }
+
+    fn reload_and_tell(&self, force: Force) {
+        match self.reload(force) {
+            Ok(false) => {}
+            Ok(true) => (self.report)("tls: certificate and key were read again"),
+            Err(error) => {
+                let mut text = format!("tls: the certificate in use stays: {error}");
+                let mut source = std::error::Error::source(&error);
+                while let Some(error) = source {
+                    text.push_str(": ");
+                    text.push_str(&error.to_string());
+                    source = error.source();
+                }
+                (self.report)(&text);
+            }
+        }
+    }
+
+    /// Looks after the files for ever.
+    pub(super) async fn watch(self: Arc<Self>) {
+        #[cfg(unix)]
+        let mut hangups = {
+            use tokio::signal::unix::{SignalKind, signal};
+            signal(SignalKind::hangup()).ok()
+        };
+        loop {
+            #[cfg(unix)]
+            let told = async {
+                match &mut hangups {
+                    Some(hangups) => hangups.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            #[cfg(not(unix))]
+            let told = std::future::pending::<Option<()>>();
+            let force = tokio::select! {
+                _ = told => Force::Always,
+                () = sleep(LOOK_AGAIN) => Force::IfChanged,
+            };
+            let own = Arc::clone(&self);
+            // Files may lie on a slow disk.
+            let _ = tokio::task::spawn_blocking(move || own.reload_and_tell(force)).await;
+        }
+    }
+}
+
+/// Whether files are read again that look as they did.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Force {
+    IfChanged,
+    Always,
+}
+
+fn look(files: &[PathBuf; 2]) -> Seen {
+    [0, 1].map(|index| {
+        let metadata = fs::metadata(&files[index]).ok()?;
+        Some((metadata.modified().ok()?, metadata.len()))
+    })
+}
+
+fn config([certificate, key]: &[PathBuf; 2]) -> Result<ServerConfig, TlsError> {
+    let pem_error = |file: &Path, source| TlsError::Pem { file: file.to_owned(), source };
+    let chain = CertificateDer::pem_slice_iter(&read(certificate)?).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|source| pem_error(certificate, source))?;
+    if chain.is_empty() {
+        return Err(TlsError::NoCertificate { file: certificate.clone() });
+    }
+    let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|source| match source {
+        pem::Error::NoItemsFound => TlsError::NoKey { file: key.clone() },
+        source => pem_error(key, source),
+    })?;
+    let pair_error = |source| {
+        let (certificate, key) = (certificate.clone(), key.clone());
+        TlsError::Pair { certificate, key, source }
+    };
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(pair_error)?
+        .with_no_client_auth()
+        .with_single_cert(chain, private)
+        .map_err(pair_error)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, TlsError> {
+    let error = |source| TlsError::Read { file: file.to_owned(), source };
+    let open = File::open(file).map_err(error)?;
+    let mut bytes = Vec::new();
+    open.take(PEM_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > PEM_BYTES_MAX {
+        return Err(TlsError::TooLarge { file: file.to_owned() });
+    }
+    Ok(bytes)
+}
+
+/// Connections whose handshake is done. Handshakes go on beside each other, so that a client that
+/// says nothing keeps nobody waiting.
+pub(super) struct TlsListener {
+    ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
+    address: SocketAddr,
+}
+
+impl TlsListener {
+    /// Begins to accept; the port closes when this is dropped.
+    pub(super) fn new(listener: TcpListener, tls: Arc<Tls>) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let (sender, ready) = mpsc::channel(READY_MAX);
+        tokio::spawn(accept(listener, tls, sender));
+        Ok(Self { ready, address })
+    }
+}
+
+impl Listener for TlsListener {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match self.ready.recv().await {
+            Some(connection) => connection,
+            // The accepting task ends with this listener alone.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(self.address)
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    tls: Arc<Tls>,
+    ready: mpsc::Sender<(TlsStream<TcpStream>, SocketAddr)>,
+) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    loop {
+        let accepted = async {
+            let place = Arc::clone(&handshakes).acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            () = ready.closed() => return,
+            accepted = accepted => accepted,
+        };
+        let Ok((connection, address)) = accepted else {
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        // Tokens are small and must not wait for each other; without it they are only slower.
+        let _ = connection.set_nodelay(true);
+        let acceptor = TlsAcceptor::from(tls.config());
+        let ready = ready.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            if let Ok(Ok(stream)) = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(connection)).await {
+                // The server may have closed meanwhile.
+                let _ = ready.send((stream, address)).await;
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;
