@@ -1,11 +1,13 @@
 //! What the user typed, as types. Parsing only; no command is carried out here.
 
+mod doctor;
 mod serve;
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use doctor::{DoctorArgs, ExamArgs};
 pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
 
 /// Run the largest open models on a few machines: quantize, cut, push and serve.
@@ -53,6 +55,8 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Install, list and check engines other than this program's own.
     Engine(EngineArgs),
+    /// Check this machine, or every node of a set; the report can be attached to a bug.
+    Doctor(DoctorArgs),
     /// Serve a model from all its packages behind an OpenAI-compatible API.
     Serve(Box<ServeArgs>),
     /// Talk to a server, or to a package set, from the terminal.
@@ -64,6 +68,9 @@ pub(crate) enum Command {
     /// One rank of a group; started by `serve` and `node`.
     #[command(hide = true)]
     Rank(RankArgs),
+    /// One rank of a self-test; started by `doctor`.
+    #[command(hide = true)]
+    Exam(ExamArgs),
 }
 
 /// `demo`.

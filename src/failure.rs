@@ -25,6 +25,11 @@ impl Failure {
         Self { kind: Kind::Wrong, error: error.into(), hint: None }
     }
 
+    /// The error alone, for a report.
+    pub(crate) fn into_error(self) -> anyhow::Error {
+        self.error
+    }
+
     /// Says what to do about it.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Display) -> Self {

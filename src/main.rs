@@ -36,6 +36,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => (commands::serve::run(&args), args.json),
         Command::Eval(args) => (commands::eval::run(&args), args.json),
         Command::Bench(args) => (commands::bench::run(&args), args.json),
+        Command::Doctor(args) => (commands::doctor::run(&args), args.json),
+        Command::Exam(args) => (commands::exam::run(&args), true),
         Command::Engine(args) => (commands::engine::run(&args), commands::engine::json(&args)),
         Command::Chat(args) => (commands::chat::run(&args), false),
         Command::Keys(args) => (commands::keys::run(&args), false),

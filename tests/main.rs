@@ -7,6 +7,7 @@ mod bad_input;
 mod convert;
 mod demo;
 mod dense;
+mod doctor;
 mod eval;
 mod exact;
 mod experts;

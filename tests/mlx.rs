@@ -21,7 +21,7 @@ use tempfile::tempdir;
 
 use crate::{
     experts::{open, write},
-    harness::{convert, data, fail, path},
+    harness::{convert, data, fail, path, run, shardpack, text},
 };
 
 /// Largest difference of a logit, in f32 on both sides.
@@ -120,6 +120,27 @@ fn mlx_that_is_not_installed_is_a_plain_sentence() {
     assert!(output.contains("--engine cpu"), "{output}");
 }
 
+#[test]
+fn a_damaged_runtime_serves_nothing() {
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &[]);
+    let damaged = folder.path().join("engines").join(runtime::FOLDER);
+    fs::create_dir_all(&damaged).unwrap();
+    fs::write(damaged.join("runtime.json"), "{}").unwrap();
+    let engines = folder.path().join("engines");
+    let refused = |args: &[&str], code: i32| {
+        let output = shardpack().args(args).env("SHARDPACK_ENGINES", &engines).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        let error = text(&output.stderr);
+        assert!(error.contains("not a runtime's record"), "{error}");
+        assert!(error.contains("engine install mlx"), "{error}");
+    };
+    refused(&["engine", "check", "mlx"], 1);
+    refused(&["serve", path(&set), "--listen", "127.0.0.1:0", "--engine", "mlx"], 2);
+    let store = folder.path().join("store");
+    refused(&["node", "--listen", "127.0.0.1:0", "--store", path(&store), "--engine", "mlx"], 2);
+}
+
 /// How `serve` refuses what MLX would wait for for ever.
 #[test]
 fn collectives_of_mlx_that_could_not_work_are_refused() {
@@ -152,9 +173,9 @@ fn collectives_of_mlx_that_could_not_work_are_refused() {
 
 /// The error of a command that must not run.
 fn run_error(args: &[&str]) -> String {
-    let output = crate::harness::run(args);
+    let output = run(args);
     assert!(!output.status.success());
-    crate::harness::text(&output.stderr)
+    text(&output.stderr)
 }
 
 /// A set's own description of its devices reaches MLX, which has no JACCL on Linux.

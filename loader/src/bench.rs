@@ -1,6 +1,10 @@
 //! How fast a set runs: prompts and answers of given lengths, alone and several at a time, with
 //! random tokens, so that it does not matter what the model says.
 
+mod graph;
+
+pub use graph::{SumTimes, sum_in_graph};
+
 use std::{
     collections::BTreeSet,
     hint::black_box,

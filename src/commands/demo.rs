@@ -1,8 +1,8 @@
 //! `shardpack demo`: the whole way of a model on one machine, with real processes.
 
-mod ask;
+pub(super) mod ask;
 pub(super) mod children;
-mod model;
+pub(super) mod model;
 
 use std::{process::ExitCode, time::Instant};
 

@@ -18,7 +18,7 @@ use shardpack_manifests::transfer::Timeouts;
 use tempfile::TempDir;
 
 use super::{
-    Outcome,
+    Outcome, doctor,
     ranks::{self, Membership, RankParameters},
     threads,
 };
@@ -35,11 +35,11 @@ type Running = Arc<Mutex<HashMap<String, (RankProcess, Option<TempDir>)>>>;
 
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &NodeArgs) -> Outcome {
-    args.engine.check()?;
     if !args.engine.has_deadlines() {
         let error = anyhow!("ring and jaccl must know every rank of the set");
         return Err(Failure::from(error).hint("say --collectives to `shardpack serve` instead"));
     }
+    args.engine.check()?;
     let listener = bind(&args.listen.to_string())?;
     let store = Arc::new(Store::open(&args.store)?);
     let address = listener.local_addr()?;
@@ -78,12 +78,19 @@ fn start_rank(
     Box::new(move |package: &PackageDir, parameters| {
         let name = format!("rank {}", package.key.rank);
         let key = format!("{}-{}", package.key.layout, package.key.rank);
+        let rank = package.key.rank;
+        let member = match parse_parameters(&parameters)? {
+            Some(RankParameters::Doctor { self_test }) => {
+                return doctor::in_a_process(self_test).map_err(|error| format!("{error:#}"));
+            }
+            Some(RankParameters::Distributed(distributed)) => Some(distributed),
+            None => None,
+        };
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
         running.remove(&key);
-        let rank = package.key.rank;
-        let (started, files) = match parse_parameters(&parameters)? {
+        let (started, files) = match member {
             None => (ranks::start(&name, &package.path, threads, &engine, None), None),
-            Some(RankParameters { distributed }) => {
+            Some(distributed) => {
                 let engine = engine.over(&distributed)?;
                 let files = tempfile::tempdir().map_err(|error| error.to_string())?;
                 let folder = files.path().to_owned();
@@ -102,7 +109,7 @@ fn start_rank(
 fn parse_parameters(parameters: &Value) -> Result<Option<RankParameters>, String> {
     let parsed: Option<RankParameters> = serde_json::from_value(parameters.clone())
         .map_err(|error| format!("the front's parameters are not understood: {error}"))?;
-    if let Some(RankParameters { distributed }) = &parsed {
+    if let Some(RankParameters::Distributed(distributed)) = &parsed {
         // As many as it says itself; MLX compares the number with the package's.
         distributed.check(distributed.ranks()).map_err(|error| error.to_string())?;
     }

@@ -18,12 +18,17 @@ use crate::{args::EngineChoice, progress::say};
 /// For a rank to say where it listens; it does so before it loads.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a front tells the node that starts a rank for it.
+/// What a front tells a node about a package, where its rank is not simply to be started.
 #[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RankParameters {
-    /// Which of MLX's own layers carries the sums, and who is where.
-    pub distributed: Distributed,
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum RankParameters {
+    /// Its rank is to be started in one of MLX's own groups.
+    Distributed(Distributed),
+    /// No rank: the node is to check itself and answer with the report.
+    Doctor {
+        /// Compute, read and send too.
+        self_test: bool,
+    },
 }
 
 /// A rank's place in one of MLX's own groups.

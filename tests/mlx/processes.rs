@@ -3,8 +3,8 @@
 
 use std::{
     env, fs,
-    io::{self, BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    io::{self, BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::{
@@ -17,7 +17,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shardpack_collectives::{Deadline, Group, GroupError, Link, LinkedGroup, TcpLink};
+use shardpack_collectives::{Deadline, Group, GroupError, LinkedGroup, join_on_loopback};
 use shardpack_converter::plan::ExpertCut;
 use shardpack_loader::{
     backend::{Collectives, Mlx},
@@ -45,12 +45,14 @@ const TIMEOUT: Duration = Duration::from_mins(2);
 fn child_rank() {
     let Ok(which) = env::var(RANK_VARIABLE) else { return };
     let (rank, size) = which.split_once('/').unwrap();
-    let (rank, size) = (rank.parse().unwrap(), size.parse().unwrap());
+    let (rank, size): (u32, u32) = (rank.parse().unwrap(), size.parse().unwrap());
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     writeln!(io::stdout(), "\n{}", json!({ "address": listener.local_addr().unwrap() })).unwrap();
     let mut lines = io::stdin().lock().lines().map_while(Result::ok);
-    let addresses: Vec<String> = serde_json::from_str(&lines.next().unwrap()).unwrap();
-    let group = Arc::new(join(&listener, rank, size, &addresses).unwrap());
+    let addresses: Vec<SocketAddr> = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    assert_eq!(addresses.len() as u32, size);
+    let deadline = Deadline::after(TIMEOUT);
+    let group = Arc::new(join_on_loopback(rank, &listener, &addresses, deadline).unwrap());
     for line in lines {
         let job: Value = serde_json::from_str(&line).unwrap();
         let answer = match compute(&job, &group) {
@@ -59,36 +61,6 @@ fn child_rank() {
         };
         writeln!(io::stdout(), "{answer}").unwrap();
     }
-}
-
-/// Two connections to each lower rank, which begin with this one's number; two from each higher
-/// one.
-fn join(
-    listener: &TcpListener,
-    rank: u32,
-    size: u32,
-    addresses: &[String],
-) -> io::Result<LinkedGroup> {
-    let mut streams: Vec<Vec<TcpStream>> = (0..size).map(|_| Vec::new()).collect();
-    for (streams, address) in streams.iter_mut().zip(addresses).take(rank as usize) {
-        for _ in 0..2 {
-            let mut stream = TcpStream::connect(address)?;
-            stream.write_all(&rank.to_le_bytes())?;
-            streams.push(stream);
-        }
-    }
-    for _ in 0..2 * (size - 1 - rank) {
-        let (mut stream, mut from) = (listener.accept()?.0, [0; 4]);
-        stream.read_exact(&mut from)?;
-        streams[u32::from_le_bytes(from) as usize].push(stream);
-    }
-    let links = streams.into_iter().map(|mut streams| {
-        let (Some(farewell), Some(data)) = (streams.pop(), streams.pop()) else {
-            return Ok(None);
-        };
-        Ok(Some(Box::new(TcpLink::new(data, farewell)?) as Box<dyn Link>))
-    });
-    LinkedGroup::new(rank, 1, links.collect::<io::Result<_>>()?)
 }
 
 fn compute(job: &Value, group: &Arc<LinkedGroup>) -> Result<(), String> {

@@ -9,8 +9,10 @@ pub mod frame;
 mod group;
 mod link;
 mod linked;
+mod loopback;
 mod sum;
 
 pub use group::{Deadline, Group, GroupError};
 pub use link::{Farewell, Link, LinkError, MemoryLink, TcpLink};
 pub use linked::LinkedGroup;
+pub use loopback::join_on_loopback;

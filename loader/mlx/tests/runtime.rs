@@ -15,7 +15,7 @@ use std::{
 
 use shardpack_mlx::{
     Binary, Collective, Device, Element, Library, OpenError, Quantized, Unary,
-    runtime::{self, CheckError, FOLDER},
+    runtime::{self, CheckError, FOLDER, InstallError, InstallOptions},
 };
 
 fn runtime_folder() -> Option<PathBuf> {
@@ -104,6 +104,10 @@ fn tampered_runtime_is_refused() {
         fs::write(path, bytes).unwrap();
     };
     check(flip, &["content was changed"]);
+    let stranger = |folder: &Path| {
+        fs::write(library_of(folder).with_file_name("libstdc++.so.6"), "mine").unwrap();
+    };
+    check(stranger, &["libstdc++.so.6", "does not belong"]);
     check(|folder| edit_record(folder, "mlx/lib/", "../lib/"), &["leaves the folder"]);
 }
 
@@ -117,6 +121,45 @@ fn runtime_of_another_version_or_machine_is_refused() {
         |folder| fs::write(folder.join("runtime.json"), "{").unwrap(),
         &["not a runtime's record"],
     );
+}
+
+#[test]
+fn what_copying_leaves_behind_does_no_harm() {
+    let Some(folder) = runtime_folder() else { return };
+    let copy = copy(&folder);
+    fs::write(copy.path().join("mlx/.DS_Store"), "").unwrap();
+    runtime::check(copy.path()).unwrap();
+}
+
+#[test]
+fn a_wheel_that_is_not_the_published_one_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let wheel = folder.path().join("mlx_cpu-0.32.2.whl");
+    fs::write(&wheel, "PK").unwrap();
+    let options = InstallOptions {
+        folder: folder.path().join("engines").join(FOLDER),
+        wheel: Some(wheel),
+        python: "false".to_owned(),
+        cxx: "false".to_owned(),
+    };
+    let error = runtime::install(&options, &mut |_| ()).unwrap_err();
+    assert!(matches!(error, InstallError::Wheel { .. }), "{error}");
+    assert!(error.to_string().contains("not the published file of MLX 0.32.2"), "{error}");
+    assert_eq!(fs::read_dir(folder.path().join("engines")).unwrap().count(), 0);
+    // No Python, no wheel: what to do is said.
+    let options = InstallOptions { wheel: None, ..options };
+    let error = runtime::install(&options, &mut |_| ()).unwrap_err().to_string();
+    assert!(error.contains("--wheel FILE"), "{error}");
+}
+
+#[test]
+fn limits_are_taken() {
+    let Some(folder) = runtime_folder() else { return };
+    let library = Library::open(&folder, Some(Device::Cpu)).unwrap();
+    library.set_limits(usize::MAX, 512 << 20, None).unwrap();
+    assert_eq!(library.device_figure("max_recommended_working_set_size"), None);
+    let x = library.floats(&[1.0; 1024], &[32, 32]);
+    assert_eq!(x.matmul(&x).read().unwrap(), [32.0; 1024]);
 }
 
 #[test]

@@ -12,15 +12,24 @@ use serde_json::{Value, json};
 const ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// What came back.
-pub(super) struct Answer {
-    pub(super) text: String,
-    pub(super) tokens: u64,
-    pub(super) first_token_seconds: f64,
-    pub(super) tokens_per_second: f64,
+pub(in crate::commands) struct Answer {
+    pub(in crate::commands) text: String,
+    pub(in crate::commands) tokens: u64,
+    pub(in crate::commands) first_token_seconds: f64,
+    pub(in crate::commands) tokens_per_second: f64,
 }
 
 /// Asks and prints the answer while it streams.
 pub(super) fn stream(url: &str, question: &str) -> anyhow::Result<Answer> {
+    ask(url, question, &mut show)
+}
+
+/// Asks, and shows the answer while it streams.
+pub(in crate::commands) fn ask(
+    url: &str,
+    question: &str,
+    show: &mut dyn FnMut(&str) -> io::Result<()>,
+) -> anyhow::Result<Answer> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_global(Some(ANSWER_TIMEOUT))
         .http_status_as_error(false)

@@ -24,7 +24,7 @@ const FILES: &[(&str, &[u8])] = bundled![
 const KNOWN: &str = include_str!("../../../tests/data/kjv-4m/known.json");
 
 /// Writes the model as a Hugging Face folder.
-pub(super) fn unpack(folder: &Path) -> anyhow::Result<()> {
+pub(in crate::commands) fn unpack(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     for (name, bytes) in FILES {
         let path = folder.join(name);
@@ -34,7 +34,7 @@ pub(super) fn unpack(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// The verse that the model must say for a reference, if it is one of those it knows.
-pub(super) fn known(reference: &str) -> Option<String> {
+pub(in crate::commands) fn known(reference: &str) -> Option<String> {
     let verses: serde_json::Value = serde_json::from_str(KNOWN).ok()?;
     verses.get(reference)?.as_str().map(str::to_owned)
 }

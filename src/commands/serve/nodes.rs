@@ -131,9 +131,7 @@ fn invite(
 ) -> anyhow::Result<Announcement> {
     let parameters = match layer {
         None => Value::Null,
-        Some(layer) => {
-            serde_json::to_value(RankParameters { distributed: layer.group(recovery)? })?
-        }
+        Some(layer) => serde_json::to_value(RankParameters::Distributed(layer.group(recovery)?))?,
     };
     let mut client = NodeClient::connect(address, Timeouts::default())?;
     let answer = client.start_rank(package, &parameters)?;

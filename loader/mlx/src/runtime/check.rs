@@ -79,12 +79,42 @@ pub fn check(folder: &Path) -> Result<Checked, CheckError> {
             return Err(problem("its content was changed".to_owned()));
         }
     }
+    refuse_strangers(folder, &record)?;
     let shim = platform.shim();
     let path = folder.join(shim);
     if !record.files.iter().any(|file| file.path == shim) {
         return Err(CheckError::File { path, problem: "missing from the record".to_owned() });
     }
     Ok(Checked { record, shim: path })
+}
+
+/// A library that lies beside ours could be loaded instead of the system's. Names with a leading
+/// dot are what copying programs leave behind, and no library is found by them.
+fn refuse_strangers(folder: &Path, record: &Record) -> Result<(), CheckError> {
+    let mut folders = vec![PathBuf::new()];
+    while let Some(within) = folders.pop() {
+        let path = folder.join(&within);
+        let problem =
+            |error: io::Error| CheckError::File { path: path.clone(), problem: error.to_string() };
+        for entry in fs::read_dir(&path).map_err(problem)? {
+            let entry = entry.map_err(problem)?;
+            let name = within.join(entry.file_name());
+            let shown = name.to_string_lossy().replace('\\', "/");
+            let is_known = shown == record::NAME
+                || entry.file_name().to_string_lossy().starts_with('.')
+                || record.files.iter().any(|file| file.path == shown);
+            if is_known {
+                continue;
+            }
+            if entry.file_type().map_err(problem)?.is_dir() {
+                folders.push(name);
+                continue;
+            }
+            let problem = "it does not belong to the runtime".to_owned();
+            return Err(CheckError::File { path: folder.join(name), problem });
+        }
+    }
+    Ok(())
 }
 
 fn read_record(folder: &Path) -> Result<Record, CheckError> {

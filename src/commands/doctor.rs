@@ -1,0 +1,198 @@
+//! `shardpack doctor`: what a machine, or every node of a set, has and can do.
+
+mod disk;
+mod machine;
+mod numerics;
+mod pair;
+mod report;
+mod speed;
+
+use std::{
+    env, fs,
+    io::Read as _,
+    net::SocketAddr,
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use serde_json::{Value, json};
+use shardpack_loader::receive::NodeClient;
+use shardpack_manifests::{
+    Manifest,
+    transfer::{PackageKey, Timeouts},
+};
+
+use super::{Outcome, package, ranks::RankParameters};
+use crate::{
+    args::DoctorArgs,
+    failure::Failure,
+    progress::{result, say},
+};
+use numerics::Bundled;
+use report::Report;
+use speed::Verse;
+
+/// Longest check of one machine.
+const MACHINE_TIMEOUT: Duration = Duration::from_mins(10);
+
+/// Longest report of a node; one has a few kilobytes.
+const MAX_REPORT_BYTES: u64 = 1 << 20;
+
+/// Carries the command out.
+pub(crate) fn run(args: &DoctorArgs) -> Outcome {
+    let reports = match &args.set {
+        Some(set) => of_nodes(set, args)?,
+        None => vec![of_this_machine(args.self_test)?],
+    };
+    let failed = reports.iter().any(Report::has_failed);
+    let page = report::markdown(&reports);
+    if let Some(path) = &args.report {
+        fs::write(path, &page).with_context(|| path.display().to_string())?;
+        say(&format!("doctor: the report is in {}", path.display()));
+    }
+    if args.json {
+        let version = env!("CARGO_PKG_VERSION");
+        result(&json!({ "ok": !failed, "version": version, "reports": reports }).to_string());
+    } else if args.report.is_none() {
+        result(page.trim_end());
+    }
+    Ok(if failed { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+fn of_this_machine(self_test: bool) -> anyhow::Result<Report> {
+    let mut report = Report::new("this machine");
+    let has_mlx = machine::look(&mut report);
+    if self_test {
+        let folder = tempfile::Builder::new().prefix("shardpack-doctor-").tempdir()?;
+        test(&mut report, folder.path(), has_mlx)?;
+    }
+    Ok(report)
+}
+
+/// Everything that computes, reads or sends.
+fn test(report: &mut Report, folder: &Path, has_mlx: bool) -> anyhow::Result<()> {
+    let bundled = Bundled::unpack(folder)?;
+    disk::check(folder, report);
+    numerics::check_cpu(&bundled, report);
+    if has_mlx {
+        numerics::check_mlx(&bundled, report);
+    }
+    let engines: &[(&str, &[&str])] = if has_mlx {
+        &[("cpu", &["own"]), ("mlx", &["own", "ring"])]
+    } else {
+        &[("cpu", &["own"])]
+    };
+    for (engine, layers) in engines {
+        for layer in *layers {
+            let name = format!("sums between two processes, {engine}, {layer}");
+            report.tell(&name, pair::check(&bundled, folder, engine, layer));
+        }
+        let options = |nodes: u32| {
+            let set = bundled.set(4, nodes)?;
+            let engine = ["--engine", engine].map(str::to_owned);
+            speed::check(&set, &[], &engine, Verse::Known)
+        };
+        for nodes in [1, 2] {
+            report.tell(&format!("tokens per second, {engine}, ranks: {nodes}"), options(nodes));
+        }
+    }
+    if !has_mlx {
+        for name in ["MLX against cpu", "weights without copies", "sums within MLX's graph"] {
+            report.skip(name, "there is no MLX runtime: shardpack engine install mlx");
+        }
+    }
+    report.skip("JACCL", "needs two machines: shardpack doctor SET --nodes … --hostfile FILE");
+    Ok(())
+}
+
+/// The report of every node, and of what is between them.
+fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
+    let document = package::read_set(set)?;
+    let manifests = package::folders(set, &document)
+        .iter()
+        .map(|folder| package::read_manifest(folder))
+        .collect::<Result<Vec<Manifest>, _>>()?;
+    if manifests.len() != args.nodes.len() {
+        let (packages, nodes) = (manifests.len(), args.nodes.len());
+        let error = anyhow::anyhow!("the set has {packages} packages and {nodes} nodes were given");
+        return Err(Failure::from(error).hint("give one node per package, in rank order"));
+    }
+    // One after the other: on one machine they would disturb each other's times.
+    let mut reports = Vec::new();
+    for (address, manifest) in args.nodes.iter().zip(&manifests) {
+        say(&format!("doctor: node {address}"));
+        let name = format!("node {address}");
+        reports.push(match of_node(*address, manifest, args.self_test) {
+            Ok(report) => Report { of: name, ..report },
+            Err(error) => {
+                let mut report = Report::new(name);
+                report.tell("node", Err(error));
+                report
+            }
+        });
+    }
+    let mut between = Report::new("between the nodes");
+    if args.self_test {
+        let nodes: Vec<String> = args.nodes.iter().map(SocketAddr::to_string).collect();
+        let own = speed::check(set, &nodes, &[], Verse::Unknown);
+        between.tell("tokens per second", own);
+        match &args.hostfile {
+            Some(file) => {
+                let port = args.collectives_port.to_string();
+                let file = file.to_string_lossy().into_owned();
+                for layer in ["ring", "jaccl"] {
+                    let options = ["--engine", "mlx", "--collectives", layer, "--hostfile"];
+                    let mut options: Vec<String> = options.map(str::to_owned).to_vec();
+                    options.extend([file.clone(), "--collectives-port".to_owned(), port.clone()]);
+                    let found = speed::check(set, &nodes, &options, Verse::Unknown);
+                    between.tell(&format!("tokens per second, {layer}"), found);
+                }
+            }
+            None => {
+                between.skip("ring and JACCL", "which device leads where is said by --hostfile")
+            }
+        }
+    }
+    reports.push(between);
+    Ok(reports)
+}
+
+fn of_node(address: SocketAddr, manifest: &Manifest, self_test: bool) -> anyhow::Result<Report> {
+    let key = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
+    let parameters = serde_json::to_value(RankParameters::Doctor { self_test })?;
+    let mut client = NodeClient::connect(address, Timeouts::default())?;
+    let answer = client.start_rank(key, &parameters)?;
+    let reports: Vec<Report> = serde_json::from_value(answer["reports"].clone())
+        .context("the node answers with something else than a report")?;
+    reports.into_iter().next().context("the node's report is empty")
+}
+
+/// The report of this machine, made by a process of its own: what hangs or crashes there does
+/// not take the asking one along.
+pub(super) fn in_a_process(self_test: bool) -> anyhow::Result<Value> {
+    let mut command = Command::new(env::current_exe().context("cannot find this program's file")?);
+    command.args(["doctor", "--json"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    if self_test {
+        command.arg("--self-test");
+    }
+    let mut child = command.spawn().context("the doctor's process cannot be started")?;
+    let output = child.stdout.take().context("its output is a pipe")?;
+    let reading = thread::spawn(move || {
+        let mut text = String::new();
+        output.take(MAX_REPORT_BYTES).read_to_string(&mut text).map(|_| text)
+    });
+    let deadline = Instant::now() + MACHINE_TIMEOUT;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("the checks did not end within {} s", MACHINE_TIMEOUT.as_secs());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let text = reading.join().map_err(|_| anyhow::anyhow!("the report cannot be read"))??;
+    serde_json::from_str(&text).context("the doctor's process gave no report")
+}

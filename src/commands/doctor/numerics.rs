@@ -1,0 +1,193 @@
+//! Whether the engines compute what they should, on the bundled model, and how its weights got
+//! to the GPU.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+use shardpack_converter::ConvertOptions;
+use shardpack_loader::{
+    backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
+    engine::{LocalModel, TokenId, memory_group},
+    open::{OpenOptions, Package},
+};
+use shardpack_mlx::Device;
+
+use super::report::Report;
+use crate::{
+    commands::{convert, demo},
+    engines,
+    progress::size,
+    source::Keep,
+};
+
+/// Largest difference of a logit where both sides compute in f32.
+const TOLERANCE: f32 = 1e-3;
+
+/// The same where the GPU multiplies in the 16-bit type of the scales: a part of the largest
+/// logit, eight bits of mantissa over a dozen layers.
+const TOLERANCE_16_BITS: f32 = 0.05;
+
+/// Instructions that a machine may have.
+const PLATFORMS: [&str; 4] = ["portable", "neon", "avx2", "avx512"];
+
+/// The bundled model in a folder of its own, and what is made of it.
+pub(super) struct Bundled<'a> {
+    folder: &'a Path,
+}
+
+impl<'a> Bundled<'a> {
+    pub(super) fn unpack(folder: &'a Path) -> anyhow::Result<Self> {
+        demo::model::unpack(&folder.join("model"))?;
+        Ok(Self { folder })
+    }
+
+    /// The model at so many bits for so many nodes; converted when first asked for.
+    pub(super) fn set(&self, bits: u32, nodes: u32) -> anyhow::Result<PathBuf> {
+        let set = self.folder.join(format!("set-{bits}-{nodes}"));
+        if !set.exists() {
+            let source = self.folder.join("model");
+            let input = convert::Input { source: &source, adapters: &[], keep: Keep::All };
+            let name = Some("kjv-4m".to_owned());
+            let options = ConvertOptions { bits, name, ..ConvertOptions::new(set.clone(), nodes) };
+            convert::convert_source(&input, options)
+                .map_err(crate::failure::Failure::into_error)?;
+        }
+        Ok(set)
+    }
+
+    pub(super) fn package(&self, bits: u32) -> anyhow::Result<Package> {
+        let folder = self.set(bits, 1)?.join("node-0");
+        Ok(Package::open(&folder, &OpenOptions { threads: 1 }, &|_| ())?)
+    }
+}
+
+/// A sequence that uses much of the vocabulary.
+pub(super) fn tokens() -> Vec<TokenId> {
+    (0..48_u32).map(|index| TokenId(3 + index.wrapping_mul(97) % 500)).collect()
+}
+
+fn logits<B: Backend>(package: &Package, backend: B) -> anyhow::Result<Vec<f32>> {
+    let groups = memory_group(1)?;
+    let model = LocalModel::over(std::slice::from_ref(package), &groups, vec![backend])?;
+    Ok(model.logits(&tokens())?)
+}
+
+fn exact(platform: Option<&str>) -> CpuOptions {
+    let platform = platform.map(str::to_owned);
+    CpuOptions { threads: 1, platform, arithmetic: Arithmetic::Exact }
+}
+
+/// What `cpu` computes, without rounding activations.
+pub(super) fn expected(package: &Package) -> anyhow::Result<Vec<f32>> {
+    logits(package, Cpu::with_options(&exact(None))?)
+}
+
+/// Our own kernels give the same bits with every kind of instructions that the machine has.
+pub(super) fn check_cpu(bundled: &Bundled<'_>, report: &mut Report) {
+    let compare = || {
+        let package = bundled.package(4)?;
+        let expected = logits(&package, Cpu::with_options(&exact(Some("portable")))?)?;
+        let mut compared = Vec::new();
+        for platform in PLATFORMS {
+            let Ok(backend) = Cpu::with_options(&exact(Some(platform))) else { continue };
+            let found = logits(&package, backend)?;
+            let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            ensure!(same, "{platform} gives other bits than portable");
+            compared.push(platform);
+        }
+        let detail = format!("{} give the same bits", compared.join(", "));
+        Ok((detail, json!({ "platforms": compared })))
+    };
+    report.tell("cpu kernels", compare());
+}
+
+/// MLX against our own kernels.
+pub(super) fn check_mlx(bundled: &Bundled<'_>, report: &mut Report) {
+    for bits in [4, 8, 16] {
+        report.tell(&format!("MLX against cpu, {bits} bits"), compare_mlx(bundled, bits));
+    }
+    wrapping(bundled, report);
+}
+
+fn open() -> anyhow::Result<Mlx> {
+    Ok(Mlx::open(&engines::mlx_folder(None)?, None, Collectives::Own, [0, 1])?)
+}
+
+fn compare_mlx(bundled: &Bundled<'_>, bits: u32) -> anyhow::Result<(String, Value)> {
+    let package = bundled.package(bits)?;
+    let cpu = expected(&package)?;
+    let backend = open()?;
+    let is_f32 = backend.library().device() == Device::Cpu;
+    let mlx = logits(&package, backend)?;
+    let limit = if is_f32 {
+        TOLERANCE
+    } else {
+        TOLERANCE_16_BITS * cpu.iter().fold(0.0_f32, |most, value| most.max(value.abs()))
+    };
+    compare(&cpu, &mlx, limit)
+}
+
+/// The largest difference, which must be below `limit`, and how often the likeliest token is the
+/// same.
+pub(super) fn compare(
+    expected: &[f32],
+    found: &[f32],
+    limit: f32,
+) -> anyhow::Result<(String, Value)> {
+    ensure!(expected.len() == found.len(), "{} logits, not {}", found.len(), expected.len());
+    let rows = tokens().len();
+    let width = expected.len() / rows;
+    let best = |row: &[f32]| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]));
+    let pairs = expected.chunks(width).zip(found.chunks(width));
+    let same = pairs.filter(|(a, b)| best(a) == best(b)).count();
+    let differences = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
+    // One that is no number is the worst.
+    let worst =
+        differences.fold(0.0_f32, |worst, it| if it > worst || it.is_nan() { it } else { worst });
+    let words = format!(
+        "largest difference of a logit {worst:.1e} (at most {limit:.1e}), the likeliest token \
+         the same at {same} of {rows} places"
+    );
+    let is_right = worst <= limit;
+    ensure!(is_right, "{words}");
+    Ok((words, json!({ "worst": worst, "limit": limit, "same_tokens": same, "tokens": rows })))
+}
+
+/// Whether MLX uses weights where they lie.
+fn wrapping(bundled: &Bundled<'_>, report: &mut Report) {
+    const NAME: &str = "weights without copies";
+    let load = || -> anyhow::Result<_> {
+        let (package, backend) = (bundled.package(4)?, open()?);
+        let device = backend.library().device();
+        let model = shardpack_loader::model::Model::load(&package, &backend)?;
+        let taken = backend.taken();
+        drop(model);
+        Ok((device, taken))
+    };
+    match load() {
+        Ok((Device::Cpu, _)) => {
+            report.skip(NAME, "MLX's build for processors always copies; Metal need not");
+        }
+        Ok((Device::Gpu, taken)) => report.tell(NAME, {
+            let figures = json!({
+                "tensors": taken.tensors, "copied_tensors": taken.copied_tensors,
+                "bytes": taken.bytes, "copied_bytes": taken.copied_bytes,
+            });
+            let (copied, all) = (taken.copied_tensors, taken.tensors);
+            let words = format!("{copied} of {all} tensors copied ({})", size(taken.copied_bytes));
+            if copied == 0 { Ok((words, figures)) } else { Err(anyhow::anyhow!(words)) }
+        }),
+        Err(error) => report.tell(NAME, Err(error)),
+    }
+}
+
+/// Logits that a self-test's process wrote.
+pub(super) fn read_logits(path: &Path) -> anyhow::Result<Vec<f32>> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let (values, rest) = bytes.as_chunks::<4>();
+    if !rest.is_empty() {
+        bail!("{}: {} bytes are no logits", path.display(), bytes.len());
+    }
+    Ok(values.iter().map(|four| f32::from_le_bytes(*four)).collect())
+}

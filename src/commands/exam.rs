@@ -1,0 +1,83 @@
+//! `shardpack exam`: one rank of a self-test, told by `doctor` what to do and with whom.
+
+use std::{
+    fs,
+    io::{self, BufRead as _},
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use shardpack_collectives::{Deadline, Group, join_on_loopback};
+use shardpack_loader::{
+    backend::Backend,
+    bench::{SumTimes, sum_in_graph},
+    engine::{LocalModel, TokenId},
+    open::{OpenOptions, Package},
+};
+
+use super::Outcome;
+use crate::{args::ExamArgs, engines::Opened, failure::Failure, progress::result};
+
+/// For all ranks to find each other.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the ranks are told.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Task {
+    /// Where the ranks listen, in rank order.
+    pub addresses: Vec<SocketAddr>,
+    /// Sizes of the sums to measure.
+    pub sizes_bytes: Vec<usize>,
+    /// Rounds of each.
+    pub rounds: usize,
+    /// The sequence whose logits are computed.
+    pub tokens: Vec<TokenId>,
+    /// Where they are written, as little-endian f32.
+    pub logits: PathBuf,
+}
+
+/// Carries the command out.
+pub(crate) fn run(args: &ExamArgs) -> Outcome {
+    let manifest = super::package::read_manifest(&args.package)?;
+    let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;
+    result(&json!({ "address": listener.local_addr()? }).to_string());
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    let task: Task = serde_json::from_str(&line).context("the task is no JSON")?;
+    let deadline = Deadline::after(JOIN_TIMEOUT);
+    let group = join_on_loopback(manifest.rank, &listener, &task.addresses, deadline)
+        .context("the other ranks do not come")?;
+    let package = Package::open(&args.package, &OpenOptions { threads: 1 }, &|_| ())
+        .map_err(Failure::wrong)?;
+    let place = [manifest.rank, manifest.layout.ranks];
+    let opened = args.engine.open(1, place).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let group: Arc<dyn Group> = Arc::new(group);
+    let times = match opened {
+        Opened::Cpu(backend) => sit(&package, backend, &group, &task),
+        Opened::Mlx(backend) => sit(&package, backend, &group, &task),
+    }?;
+    result(&json!({ "sums": times }).to_string());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn sit<B: Backend>(
+    package: &Package,
+    backend: B,
+    group: &Arc<dyn Group>,
+    task: &Task,
+) -> anyhow::Result<Vec<SumTimes>> {
+    let measure = |size: &usize| sum_in_graph(&backend, group.as_ref(), *size, task.rounds);
+    let times = task.sizes_bytes.iter().map(measure).collect::<Result<_, _>>()?;
+    let model = LocalModel::one_rank(package, Arc::clone(group), backend)?;
+    let logits = model.logits(&task.tokens)?;
+    let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
+    fs::write(&task.logits, bytes).with_context(|| task.logits.display().to_string())?;
+    Ok(times)
+}
