@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
-use shardpack_converter::ConvertOptions;
+use shardpack_converter::{ConvertOptions, Pickles};
 use shardpack_loader::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
     engine::{LocalModel, TokenId, memory_group},
@@ -18,7 +18,7 @@ use crate::{
     commands::{convert, demo},
     engines,
     progress::size,
-    source::Keep,
+    source::{Input, Keep},
 };
 
 /// Largest difference of a logit where both sides compute in f32.
@@ -47,7 +47,8 @@ impl<'a> Bundled<'a> {
         let set = self.folder.join(format!("set-{bits}-{nodes}"));
         if !set.exists() {
             let source = self.folder.join("model");
-            let input = convert::Input { source: &source, adapters: &[], keep: Keep::All };
+            let pickles = Pickles::Refuse;
+            let input = Input { source: &source, adapters: &[], pickles, keep: Keep::All };
             let name = Some("kjv-4m".to_owned());
             let options = ConvertOptions { bits, name, ..ConvertOptions::new(set.clone(), nodes) };
             convert::convert_source(&input, options)
