@@ -150,7 +150,9 @@ fn collectives_of_mlx_that_could_not_work_are_refused() {
         let mut args = vec!["serve", path(&set), "--listen", "127.0.0.1:0"];
         args.extend(options);
         let error = fail(2, &args);
-        words.iter().for_each(|word| assert!(error.contains(word), "{error}"));
+        for word in words {
+            assert!(error.contains(word), "{error}");
+        }
     };
     refused(&["--collectives", "ring"], &["--engine mlx"]);
     let jaccl = ["--engine", "mlx", "--collectives", "jaccl"];

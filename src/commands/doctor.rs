@@ -151,9 +151,7 @@ fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
                     between.tell(&format!("tokens per second, {layer}"), found);
                 }
             }
-            None => {
-                between.skip("ring and JACCL", "which device leads where is said by --hostfile")
-            }
+            None => between.skip("ring and JACCL", "--hostfile says which device leads where"),
         }
     }
     reports.push(between);

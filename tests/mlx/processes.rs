@@ -84,7 +84,7 @@ fn compute(job: &Value, group: &Arc<LinkedGroup>) -> Result<(), String> {
     };
     let model = LocalModel::one_rank(&package, group, backend).map_err(|it| it.to_string())?;
     let tokens: Vec<TokenId> = serde_json::from_value(job["tokens"].clone()).unwrap();
-    let logits = model.logits(&tokens).map_err(|error| format!("{error}: {:?}", error))?;
+    let logits = model.logits(&tokens).map_err(|error| format!("{error}: {error:?}"))?;
     let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
     fs::write(text("output"), bytes).map_err(|error| error.to_string())
 }
@@ -210,7 +210,9 @@ impl Ranks {
             (0..size).map(|rank| RankChild::start(rank, size, &hosts)).collect();
         let addresses: Vec<Value> =
             ranks.iter().map(|rank| rank.hear()["address"].clone()).collect();
-        ranks.iter_mut().for_each(|rank| rank.tell(&json!(addresses)));
+        for rank in &mut ranks {
+            rank.tell(&json!(addresses));
+        }
         Self { ranks, folder }
     }
 

@@ -246,7 +246,10 @@ impl Distributed {
             let path = folder.join(name);
             fs::write(&path, json)?;
             path.into_os_string().into_string().map_err(|path| {
-                io::Error::new(io::ErrorKind::InvalidInput, format!("{path:?} is no UTF-8"))
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("{} is no UTF-8", path.display()),
+                )
             })
         };
         match self {

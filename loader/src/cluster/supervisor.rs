@@ -303,32 +303,34 @@ fn attend(
     timeout: Duration,
     notes: &mpsc::Sender<Note>,
 ) {
-    let say = |word| notes.send(Note::Rank { node, life, word });
+    // A supervisor that is gone needs no notes.
+    let say = |word| notes.send(Note::Rank { node, life, word }).is_ok();
     let mut stream = match connect(announcement, Deadline::after(timeout)) {
         Ok((stream, sender, identity)) => {
             let sender = Arc::new(sender);
-            // A supervisor that is gone needs no notes, here and below.
-            let _ = say(Word::Connected { sender, identity });
+            say(Word::Connected { sender, identity });
             stream
         }
         Err(error) => {
-            let _ = say(Word::Unreachable(error.to_string()));
+            say(Word::Unreachable(error.to_string()));
             return;
         }
     };
     loop {
         let error = match wire::read(&mut stream, MAX_MESSAGE_BYTES) {
-            Ok(message) => match say(Word::Said(message)) {
-                Ok(()) => continue,
-                Err(_) => return,
-            },
+            Ok(message) => {
+                if say(Word::Said(message)) {
+                    continue;
+                }
+                return;
+            }
             Err(error) => error,
         };
         let reason = match error {
             WireError::Closed | WireError::Io(_) => "its connection ended".to_owned(),
             other => format!("it sent {other}"),
         };
-        let _ = say(Word::Gone(reason));
+        say(Word::Gone(reason));
         return;
     }
 }

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{
     cluster::{
-        Node, RecoveryOptions, Restart, ServeError, Supervisor, SupervisorOptions, Survivors,
+        Node, RankProcess, RecoveryOptions, Restart, ServeError, Supervisor, SupervisorOptions,
+        Survivors,
     },
     engine::{EngineHandle, EngineState, FinishReason},
 };
@@ -32,14 +33,14 @@ fn options(survivors: Survivors) -> SupervisorOptions {
         survivors,
     };
     let stop_timeout = Duration::from_secs(3);
-    SupervisorOptions { recovery, stop_timeout, ..SupervisorOptions::default() }
+    SupervisorOptions { stop_timeout, recovery, ..SupervisorOptions::default() }
 }
 
 fn restart(rank: u32, ranks: u32, started: &Started) -> Restart {
     let started = Arc::clone(started);
     Arc::new(move |_| {
         let node = spawn(rank, ranks);
-        let process = node.process.as_ref().map(|process| process.id()).unwrap_or_default();
+        let process = node.process.as_ref().map(RankProcess::id).unwrap_or_default();
         started.lock().unwrap().push((rank, process));
         Ok((node.announcement, node.process))
     })

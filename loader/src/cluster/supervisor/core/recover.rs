@@ -112,7 +112,9 @@ impl Core {
         }
         let is_late = |index: &usize| self.members[*index].formed_epoch != self.epoch;
         let late: Vec<_> = (0..self.members.len()).filter(is_late).collect();
-        late.into_iter().for_each(|index| self.give_up_or_recover(index, error.clone()));
+        for index in late {
+            self.give_up_or_recover(index, error.clone());
+        }
     }
 
     /// When something is to be done next, apart from the ticks.
