@@ -100,6 +100,10 @@ pub(crate) struct FormatArgs {
     /// name=RAM or name=RAM:USABLE,… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
     #[arg(long, default_value = "1", value_name = "NODES")]
     pub nodes: String,
+    /// Pipeline stages: so many groups of nodes, in order, each with consecutive layers of its own;
+    /// for links without RDMA, and for models that cannot be cut further.
+    #[arg(long, default_value_t = 1, value_name = "S")]
+    pub stages: u32,
     /// Which matrices get more bits: uniform, or sensitive (down projections and values of the
     /// first and last layers one step up, embedding and head at 6 bits at least).
     #[arg(long, default_value = "uniform", value_name = "NAME")]
@@ -169,7 +173,8 @@ pub(crate) struct PlanArgs {
 #[command(after_help = "\
 Examples:
   shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
-  shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json")]
+  shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json
+  shardpack convert ./model -o staged --nodes 4 --stages 2     two stages of two nodes")]
 pub(crate) struct ConvertArgs {
     /// Folder of a Hugging Face model (config.json and .safetensors files), a .gguf file, or a
     /// model's name on the hub: organisation/model or organisation/model@revision.
@@ -245,10 +250,11 @@ impl FloatType {
 /// `reshard`.
 #[derive(Args)]
 #[command(after_help = "\
-Nothing is quantized again: the result is what `convert --nodes` writes from the source.
+Nothing is quantized again: the result is what `convert --nodes --stages` writes from the source.
 
 Examples:
   shardpack reshard llama-70b -o llama-70b-3 --nodes 3
+  shardpack reshard llama-70b -o llama-70b-2x2 --nodes 4 --stages 2
   shardpack reshard from-mac-a/node-0 from-mac-b/node-1 -o llama-70b-4 --nodes 4")]
 pub(crate) struct ReshardArgs {
     /// A package set, a folder with all packages of one, or all packages one by one.
@@ -261,6 +267,9 @@ pub(crate) struct ReshardArgs {
     /// name=RAM or name=RAM:USABLE,… (a=512g,b=256g:240g). Three quarters of the RAM are usable unless told.
     #[arg(long, value_name = "NODES")]
     pub nodes: String,
+    /// Pipeline stages: so many groups of nodes, in order, each with consecutive layers of its own.
+    #[arg(long, default_value_t = 1, value_name = "S")]
+    pub stages: u32,
     /// Tokens of context that the nodes' memory must hold; the model's longest by default.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,

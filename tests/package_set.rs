@@ -6,7 +6,7 @@ use serde_json::json;
 use shardpack_manifests::{
     CHUNK_BYTES, ChunkHasher, Cut, Digest, Layout, Manifest, PackageSet, canonical,
     ids::{self, Ids, TEXT_FILES},
-    layout::Axis,
+    layout::{Axis, Stages},
     manifest::{FORMAT, FileEntry, MANIFEST_FILE, Source, TensorEntry},
     set::{PackageEntry, SET_FILE},
 };
@@ -62,6 +62,7 @@ pub(crate) fn write_set(directory: &Path, plan: &SetPlan) -> PackageSet {
     let ranges = (0..u64::from(plan.ranks)).map(|rank| [rank * 4, rank * 4 + 4]).collect();
     let layout = Layout {
         ranks: plan.ranks,
+        stages: Stages::default(),
         axes: BTreeMap::from([("q".to_owned(), Axis { size: units, unit: 8, ranges })]),
         q_to_kv: vec![0; units as usize],
         embedding_cut: false,

@@ -92,7 +92,10 @@ impl ConvertError {
         match self {
             Self::Source(error) | Self::Plan(PlanError::Source(error)) => error.is_wrong(),
             Self::Plan(
-                PlanError::Option { .. } | PlanError::Recipe(_) | PlanError::Threshold(_),
+                PlanError::Option { .. }
+                | PlanError::Stages { .. }
+                | PlanError::Recipe(_)
+                | PlanError::Threshold(_),
             )
             | Self::Staging(_)
             | Self::Write(_)
@@ -177,7 +180,7 @@ pub(crate) struct Finished {
     /// Digest of each part before it was cut.
     pub(crate) identities: Vec<Digest>,
     /// Digest of each part's piece for each rank; absent where a rank holds nothing. A shared
-    /// part has one entry.
+    /// part has one entry per stage.
     pub(crate) pieces: Vec<Vec<Option<Digest>>>,
     pub(crate) report: TensorReport,
 }

@@ -21,7 +21,7 @@ use shardpack_manifests::Manifest;
 pub use error::JoinError;
 
 use crate::{
-    plan::{ConvertOptions, MAX_RANKS, Plan, PlanError},
+    plan::{ConvertOptions, MAX_RANKS, Plan, PlanError, check_stages},
     report::TensorReport,
 };
 use chunks::Chunks;
@@ -92,6 +92,7 @@ impl Joined {
             let possible = "1 to 8 nodes are";
             return Err(PlanError::Option { option: "--nodes", value, possible }.into());
         }
+        check_stages(&options, self.normalised.spec.layers.len())?;
         let manifest = self.manifest();
         let quantization = manifest.quantization.clone();
         let options = ConvertOptions { name: manifest.name.clone(), ..options };

@@ -5,6 +5,7 @@ mod formats;
 mod layout;
 mod memory;
 mod options;
+mod stages;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use shardpack_formats::{
 };
 use shardpack_manifests::{
     Cut, Digest, Layout,
+    layout::Stages,
     manifest::{MatrixFormat, Quantization},
 };
 
@@ -27,9 +29,11 @@ use crate::{
 };
 pub(crate) use files::{Destination, PackageFiles};
 pub(crate) use formats::{format_of, module_name};
+use layout::RankGroup;
 pub use memory::RankMemory;
 use options::Choice;
 pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
+pub(crate) use stages::check as check_stages;
 
 /// Bytes of source weights that a thread takes at a time: enough to make a read large and a
 /// vector loop long, little enough that it stays in the core's own cache until it is quantized.
@@ -54,6 +58,16 @@ pub enum PlanError {
         value: String,
         /// What may be asked.
         possible: &'static str,
+    },
+    /// The nodes or layers cannot be divided into so many stages.
+    #[error("--stages {stages} is not possible: {problem}; --stages {nearest} is")]
+    Stages {
+        /// What was asked.
+        stages: u32,
+        /// Why not.
+        problem: String,
+        /// The nearest number that is possible.
+        nearest: u32,
     },
     /// The architecture is unknown, or the checkpoint does not fit it.
     #[error(transparent)]
@@ -122,6 +136,8 @@ pub(crate) struct Part {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
     pub(crate) destination: Destination,
+    /// The stages that hold it.
+    pub(crate) stages: Vec<usize>,
 }
 
 impl Part {
@@ -146,6 +162,7 @@ impl Plan {
         let choice = Choice::new(&options)?;
         let tensors = source.source_tensors();
         let normalised = resolve(&source.config, &tensors, &packs(options.rules.as_ref()))?;
+        stages::check(&options, normalised.spec.layers.len())?;
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
         }
@@ -195,10 +212,9 @@ impl Plan {
         warnings: Vec<String>,
     ) -> Self {
         let context = options.context.unwrap_or(normalised.spec.max_positions);
-        let cut = |weights: Option<&[u64]>| {
-            let ranks = options.nodes.count();
+        let cut = |(stages, groups): (Stages, Vec<RankGroup>)| {
             let layout =
-                layout::plan(&normalised, &quantization, (ranks, weights), options.experts);
+                layout::plan(&normalised, &quantization, (stages, &groups), options.experts);
             let steps = steps(&normalised, &quantization, &layout);
             let packages = files::plan(&steps, &layout);
             let memory = memory::of_ranks(
@@ -210,9 +226,16 @@ impl Plan {
             );
             (layout, steps, packages, memory)
         };
-        let mut planned = cut(None);
-        if let Some(weights) = layout::weights_within(&planned.3) {
-            planned = cut(Some(&weights));
+        let layers = stages::Costs::new(&normalised, &quantization);
+        let mut planned = cut(stages::even(&layers, &options));
+        // What the most even cut has too much of, another one may not have: first layers move
+        // between stages, then every stage is cut within its own nodes' limits.
+        let caches = memory::layer_caches(&normalised, &planned.0, context);
+        if let Some(moved) = stages::within(&layers, &options, &planned.3, &caches) {
+            planned = cut(moved);
+        }
+        if let Some(weighted) = stages::weighted(&planned.0, &planned.3) {
+            planned = cut(weighted);
         }
         let (layout, steps, packages, memory) = planned;
         Self {
@@ -247,7 +270,7 @@ impl Plan {
         self.steps.iter().map(|step| {
             let place = match &step.parts[0].destination {
                 Destination::Shared => "replicated",
-                Destination::Once => "rank 0 only",
+                Destination::Once => "one rank only",
                 Destination::Cut(cuts) => match cuts.first() {
                     Some(Cut::Range { axis, .. }) => axis,
                     _ => step.tensor.cut.axis().unwrap_or("cut"),
@@ -330,7 +353,7 @@ fn check_tied(source: &Source, normalised: &Normalised, head: &str) -> Result<()
 fn steps(normalised: &Normalised, quantization: &Quantization, layout: &Layout) -> Vec<Step> {
     let step = |tensor: &TensorPlan| {
         let format = formats::format_of(tensor, quantization);
-        let parts = files::parts(tensor, format, quantization.dtype, layout);
+        let parts = files::parts(normalised, tensor, format, quantization.dtype, layout);
         Step { tensor: tensor.clone(), format, parts }
     };
     normalised.tensors.iter().map(step).collect()

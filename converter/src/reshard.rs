@@ -80,6 +80,8 @@ pub struct ReshardOptions {
     pub output: PathBuf,
     /// The nodes to cut for.
     pub nodes: Nodes,
+    /// Pipeline stages into which they are divided; 1 where every node runs all layers.
+    pub stages: u32,
     /// Tokens of context to plan the nodes' memory for; the model's own longest when absent.
     pub context: Option<u32>,
     /// Bytes that may be held in memory.
@@ -91,6 +93,7 @@ impl ReshardOptions {
     pub(crate) fn of_conversion(&self) -> ConvertOptions {
         ConvertOptions {
             nodes: self.nodes.clone(),
+            stages: self.stages,
             context: self.context,
             memory_bytes: self.memory_bytes,
             ..ConvertOptions::new(self.output.clone(), 1)

@@ -5,7 +5,7 @@
 //! inside its own graph; a failure of the rank group comes back as a value, from the call itself
 //! or, where work is deferred, from [`Backend::read`].
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_formats::spec::{Activation, ClampedSwiglu, Delta, Mask, NormKind, Rope, Router};
@@ -36,10 +36,39 @@ pub struct Ranks<'a> {
     /// The rank group.
     pub group: &'a dyn Group,
     /// Longest wait of one call.
-    pub timeout: std::time::Duration,
+    pub timeout: Duration,
+    /// First of those among which sums are, and one past the last.
+    members: [u32; 2],
 }
 
-impl Ranks<'_> {
+impl<'a> Ranks<'a> {
+    /// All ranks of a group.
+    #[must_use]
+    pub fn all(group: &'a dyn Group, timeout: Duration) -> Self {
+        Self { group, timeout, members: [0, group.size()] }
+    }
+
+    /// The same group, of which these ranks sum among themselves.
+    #[must_use]
+    pub const fn part(&self, members: &Range<u32>) -> Self {
+        Self { members: [members.start, members.end], ..*self }
+    }
+
+    /// Number of ranks among which sums are.
+    #[must_use]
+    pub const fn count(&self) -> u32 {
+        self.members[1] - self.members[0]
+    }
+
+    /// Replaces `values` by the sum over those ranks.
+    pub fn sum(&self, values: &mut [f32]) -> Result<(), GroupError> {
+        let [start, end] = self.members;
+        if self.count() == self.group.size() {
+            return self.group.all_reduce_sum(values, self.deadline());
+        }
+        self.group.sum_among(start..end, values, self.deadline())
+    }
+
     /// The deadline of a call that begins now.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
@@ -268,6 +297,9 @@ pub trait Backend: Send + Sync {
 
     /// Zeros `[rows, width]`: the part of a rank that holds nothing.
     fn zeros(&self, rows: usize, width: usize) -> Self::Tensor;
+
+    /// Activations `[rows, width]` from their numbers; the opposite of [`Backend::read`].
+    fn tensor(&self, values: Vec<f32>, width: usize) -> Self::Tensor;
 
     /// Rows of `table`, which has those of the tokens `held`; zeros for other tokens.
     fn embed(&self, tokens: &[u32], table: &Self::Matrix, held: Range<usize>) -> Self::Tensor;

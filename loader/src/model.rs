@@ -21,6 +21,7 @@ mod mla;
 mod moe;
 mod norm;
 mod shard;
+mod stage;
 mod step;
 
 pub use error::LoadError;
@@ -114,6 +115,15 @@ impl<B: Backend> Model<B> {
         self.spec.delta.is_none()
     }
 
+    /// The ranks among which this rank's sums are.
+    #[must_use]
+    pub fn own_ranks<'a>(&self, ranks: &Ranks<'a>) -> Ranks<'a> {
+        match &self.shard.stage {
+            Some(stage) => ranks.part(&stage.ranks),
+            None => *ranks,
+        }
+    }
+
     /// The tokens that this rank's logits stand for.
     #[must_use]
     pub fn held_logits(&self) -> Range<usize> {
@@ -126,7 +136,8 @@ impl<B: Backend> Model<B> {
     /// The same for every rank; none where each has all logits.
     #[must_use]
     pub fn logit_ranges(&self) -> Option<&[Range<usize>]> {
-        self.ends.cuts_logits(&self.shard).then_some(self.shard.vocab.as_slice())
+        let cut = self.shard.stage.is_some() || self.ends.cuts_logits(&self.shard);
+        cut.then_some(self.shard.logits.as_slice())
     }
 
     /// All logits `[rows, vocab_size]` from every rank's part.
@@ -142,7 +153,8 @@ impl<B: Backend> Model<B> {
     }
 
     /// Runs a step and returns this rank's part of the logits, `[logit_rows, tokens held]`;
-    /// none where no row was asked for. `caches` are in the order of the batch's sequences.
+    /// none where no row was asked for. Ranks of stages before the last one hold no logits: their
+    /// parts have no columns. `caches` are in the order of the batch's sequences.
     pub fn forward(
         &self,
         backend: &B,
@@ -150,10 +162,23 @@ impl<B: Backend> Model<B> {
         caches: &mut [&mut B::Cache],
         ranks: &Ranks<'_>,
     ) -> Result<Option<B::Tensor>, StepError> {
-        let step = step::Step::new(backend, (&self.spec, &self.shard), batch, ranks);
-        let mut x = self.ends.embed(&step)?;
+        let own = self.own_ranks(ranks);
+        let step = step::Step::new(backend, (&self.spec, &self.shard), batch, &own);
+        let mut x = match self.shard.stage.as_ref().and_then(|stage| stage.taken_from) {
+            None => self.ends.embed(&step)?,
+            Some(rank) => stage::take(&step, rank)?,
+        };
         for block in &self.blocks {
             x = block.forward(&step, x, caches)?;
+            if self.shard.stage.is_some() {
+                // Other stages wait for as long as this one's layers take.
+                ranks.group.at_work()?;
+            }
+        }
+        if let Some(stage) = self.shard.stage.as_ref().filter(|stage| !stage.is_last) {
+            stage::give(&step, x, &stage.given_to)?;
+            let rows = batch.logit_rows.len();
+            return Ok((rows > 0).then(|| backend.zeros(rows, 0)));
         }
         if batch.logit_rows.is_empty() {
             return Ok(None);

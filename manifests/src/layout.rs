@@ -1,8 +1,12 @@
 //! Which rank holds which part of which axis.
 
+mod stage;
+
 use std::{collections::BTreeMap, ops::Range};
 
 use serde::{Deserialize, Serialize};
+
+pub use stage::{STAGES_FEATURE, Stage, Stages};
 
 /// A half-open range of an axis's units.
 pub type UnitRange = [u64; 2];
@@ -12,13 +16,61 @@ pub type UnitRange = [u64; 2];
 pub struct Layout {
     /// Number of ranks.
     pub ranks: u32,
-    /// Per axis (`q`, `kv`, `ffn`, `vocab`, …) one range of units per rank, in rank order. The
-    /// ranges of `kv` may overlap: a key-value head is stored on every rank that needs it.
+    /// Which layers run where; without stages every rank runs all layers.
+    #[serde(default, skip_serializing_if = "Stages::is_empty")]
+    pub stages: Stages,
+    /// Per axis (`q`, `kv`, `ffn`, `vocab`, …) one range of units per rank, in rank order; those
+    /// of a stage's ranks cover the axis. The ranges of `kv` may overlap: a key-value head is
+    /// stored on every rank that needs it.
     pub axes: BTreeMap<String, Axis>,
     /// For every query head of the model, the key-value head that it reads.
     pub q_to_kv: Vec<u32>,
     /// Whether the embedding is cut by vocabulary (else every rank holds it whole).
     pub embedding_cut: bool,
+}
+
+impl Layout {
+    /// The index of the stage that `rank` is part of.
+    #[must_use]
+    pub fn stage_of(&self, rank: u32) -> usize {
+        self.stages.of_rank(rank).unwrap_or(0)
+    }
+
+    /// The ranks of a stage: all, without stages.
+    #[must_use]
+    pub fn stage_ranks(&self, stage: usize) -> Range<u32> {
+        self.stages.get(stage).map_or(0..self.ranks, Stage::rank_range)
+    }
+
+    /// Number of stages; 1 where every rank runs all layers.
+    #[must_use]
+    pub fn stage_count(&self) -> usize {
+        self.stages.len().max(1)
+    }
+
+    /// The layout of one stage by itself: its ranks, counted from 0, with what they hold of each of
+    /// its layers.
+    #[must_use]
+    pub fn of_stage(&self, stage: usize) -> Self {
+        let ranks = self.stage_ranks(stage);
+        let within = |axis: &Axis| {
+            let ranges = axis.ranges[ranks.start as usize..ranks.end as usize].to_vec();
+            Axis { ranges, size: axis.size, unit: axis.unit }
+        };
+        Self {
+            ranks: ranks.len() as u32,
+            stages: Stages::default(),
+            axes: self.axes.iter().map(|(name, axis)| (name.clone(), within(axis))).collect(),
+            q_to_kv: self.q_to_kv.clone(),
+            embedding_cut: self.embedding_cut,
+        }
+    }
+
+    /// The stages that hold a tensor of `layer`.
+    #[must_use]
+    pub fn stages_of_layer(&self, layer: u32) -> Range<usize> {
+        self.stages.of_layer(layer).map_or(0..1, |stage| stage..stage + 1)
+    }
 }
 
 /// One axis and its ranges.
@@ -45,9 +97,9 @@ impl Axis {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
-    /// All of it, on every rank.
+    /// All of it, on every rank of the stages that have it.
     Replicated,
-    /// All of it, on rank 0 alone; the bias of a row-cut matrix is added once.
+    /// All of it, on its stage's first rank alone; the bias of a row-cut matrix is added once.
     Once,
     /// Elements `start..end` of dimension `dim`, which has `full` elements in the uncut tensor.
     /// Counted in stored elements: words of a packed dimension, groups of scales.

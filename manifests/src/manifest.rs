@@ -8,7 +8,7 @@ use shardpack_formats::{Dtype, Spec, chat::Chat};
 use crate::{
     digest::{Digest, chunk_count, merge_chunks},
     ids::Ids,
-    layout::{Cut, Layout},
+    layout::{Cut, Layout, STAGES_FEATURE},
 };
 
 /// Version of the package format.
@@ -20,7 +20,7 @@ pub const FORMAT: u32 = 1;
 pub const MANIFEST_FILE: &str = "manifest.json";
 
 /// Features that this version knows; a manifest that requires another one is refused.
-pub const KNOWN_FEATURES: &[&str] = &[];
+pub const KNOWN_FEATURES: &[&str] = &[STAGES_FEATURE];
 
 /// Largest manifest that is read: a trillion-parameter package has about 300,000 chunks and as
 /// many tensors as its layers and experts ask for, together below 100 MB.
@@ -241,6 +241,10 @@ impl Manifest {
         let layout = &self.layout;
         if layout.ranks == 0 || self.rank >= layout.ranks {
             return invalid("rank", format!("rank {} of {} ranks", self.rank, layout.ranks));
+        }
+        let layers = u32::try_from(self.architecture.layers.len()).unwrap_or(u32::MAX);
+        if let Err(problem) = layout.stages.check(layers, layout.ranks) {
+            return invalid("stages", problem);
         }
         for (name, axis) in &layout.axes {
             let bad = axis.ranges.iter().any(|[start, end]| start > end || *end > axis.size);

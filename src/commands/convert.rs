@@ -62,6 +62,7 @@ pub(super) fn format_options(
         bits: args.bits,
         group_size: args.group_size,
         nodes,
+        stages: args.stages,
         rounding: args.rounding.clone(),
         dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
         recipe: args.recipe.clone(),

@@ -8,7 +8,7 @@ use shardpack_manifests::{
     manifest::{MatrixFormat, Quantization},
 };
 
-use super::{Outcome, package};
+use super::{Outcome, package, plan};
 use crate::{
     args::InspectArgs,
     progress::{result, size, table},
@@ -75,11 +75,15 @@ fn text(manifests: &[Manifest], tensors: bool) -> String {
         first.ids.weights, first.ids.model, first.ids.layout
     );
     let mut rows = vec![["rank", "files", "bytes"].map(str::to_owned).to_vec()];
+    if !layout.stages.is_empty() {
+        rows[0].push("layers".to_owned());
+    }
     rows[0].extend(layout.axes.keys().cloned());
     for manifest in manifests {
         let bytes = manifest.files.iter().map(|file| file.size).sum();
         let mut row =
             vec![manifest.rank.to_string(), manifest.files.len().to_string(), size(bytes)];
+        row.extend(plan::layers(layout, manifest.rank));
         row.extend(layout.axes.values().map(|axis| {
             let units = axis.units(manifest.rank);
             format!("{}..{}", units.start, units.end)
@@ -121,7 +125,7 @@ fn tensor_table(manifest: &Manifest) -> String {
     for tensor in &manifest.tensors {
         let cut = match &tensor.cut {
             Cut::Replicated => "replicated".to_owned(),
-            Cut::Once => "rank 0 only".to_owned(),
+            Cut::Once => "this rank only".to_owned(),
             Cut::Range { axis, dim, start, end, full } => {
                 format!("{axis}: dim {dim}, {start}..{end} of {full}")
             }

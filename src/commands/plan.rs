@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 use shardpack_converter::{ConvertError, Plan, PlanError, RankMemory};
-use shardpack_manifests::manifest::MatrixFormat;
+use shardpack_manifests::{Layout, manifest::MatrixFormat};
 
 use super::{Outcome, convert, rules};
 use crate::{
@@ -61,10 +61,20 @@ fn name(memory: &RankMemory, rank: usize) -> String {
     memory.node.clone().unwrap_or_else(|| rank.to_string())
 }
 
+/// The layers that a rank of a staged set runs.
+pub(super) fn layers(layout: &Layout, rank: u32) -> Option<String> {
+    let [start, end] = layout.stages.get(layout.stage_of(rank))?.layers;
+    Some(format!("{start}..{end}"))
+}
+
 fn text(plan: &Plan, tensors: bool) -> String {
     let mut rows = vec![
         ["node", "weights", "KV cache", "working", "together", "limit"].map(str::to_owned).to_vec(),
     ];
+    let staged = !plan.layout.stages.is_empty();
+    if staged {
+        rows[0].push("layers".to_owned());
+    }
     rows[0].extend(plan.layout.axes.keys().cloned());
     for (rank, memory) in plan.memory.iter().enumerate() {
         let limit = memory.limit_bytes.map_or_else(|| "-".to_owned(), size);
@@ -76,6 +86,7 @@ fn text(plan: &Plan, tensors: bool) -> String {
             size(memory.total_bytes()),
             if memory.fits() { limit } else { format!("{limit} (too small)") },
         ];
+        row.extend(layers(&plan.layout, rank as u32));
         row.extend(plan.layout.axes.values().map(|axis| {
             let units = axis.units(rank as u32);
             (units.end - units.start).to_string()

@@ -18,6 +18,7 @@ pub(crate) fn run(args: &ReshardArgs) -> Outcome {
     let options = ReshardOptions {
         output: args.output.clone(),
         nodes: args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?,
+        stages: args.stages,
         context: args.context,
         memory_bytes: args.memory.0,
     };

@@ -14,6 +14,7 @@ use shardpack_manifests::{
     Digest, Manifest, PackageSet,
     canonical::{self, CanonicalError},
     ids::{self, Ids, TensorIdentity},
+    layout::STAGES_FEATURE,
     manifest::{
         FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Quantization, Source as SourceRecord,
         TensorEntry,
@@ -70,7 +71,7 @@ pub(crate) fn write(
     let ids = plan_ids(plan, finished, texts)?;
     let chat = chat_of(texts);
     let mut packages = Vec::new();
-    let mut bytes = files.shared.iter().map(|file| file.size).sum();
+    let mut bytes = files.shared.iter().flatten().map(|file| file.size).sum();
     for (rank, own) in files.own.iter().enumerate() {
         let name = package_name(rank);
         let package = directory.join(&name);
@@ -86,13 +87,17 @@ pub(crate) fn write(
             sha256.insert(name.to_owned(), hasher.finish());
         }
         bytes += own.iter().chain(&small).map(|file| file.size).sum::<u64>();
-        let mut files: Vec<FileEntry> =
-            files.shared.iter().chain(own).cloned().chain(small).collect();
+        let mut files: Vec<FileEntry> = files.shared[plan.packages.stages[rank]]
+            .iter()
+            .chain(own)
+            .cloned()
+            .chain(small)
+            .collect();
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let size_bytes = files.iter().map(|file| file.size).sum();
         let manifest = Manifest {
             format: FORMAT,
-            requires: Vec::new(),
+            requires: requires(plan),
             name: plan.options.name.clone(),
             ids: ids.clone(),
             source: record.clone(),
@@ -119,7 +124,7 @@ pub(crate) fn write(
     }
     let set = PackageSet {
         format: FORMAT,
-        requires: Vec::new(),
+        requires: requires(plan),
         name: plan.options.name.clone(),
         ids,
         source: record,
@@ -156,13 +161,19 @@ fn plan_ids(plan: &Plan, finished: &[Finished], texts: &Texts) -> Result<Ids, Ca
     Ok(Ids { weights, model, layout: ids::layout_id(model, &plan.layout)? })
 }
 
+/// What a reader of the set must know.
+fn requires(plan: &Plan) -> Vec<String> {
+    let staged = !plan.layout.stages.is_empty();
+    staged.then(|| STAGES_FEATURE.to_owned()).into_iter().collect()
+}
+
 /// The tensors of one rank's package, by file and place.
 fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> {
     let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
     for (step, finished) in plan.steps.iter().zip(finished) {
         for (part, pieces) in step.parts.iter().zip(&finished.pieces) {
             let piece = match &part.destination {
-                Destination::Shared => pieces[0],
+                Destination::Shared => pieces[plan.packages.stages[rank]],
                 Destination::Once | Destination::Cut(_) => pieces[rank],
             };
             if let Some(digest) = piece {
@@ -183,8 +194,9 @@ fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> 
         };
         file.tensors.iter().map(entry).collect::<Vec<_>>()
     };
+    let shared = &plan.packages.shared[plan.packages.stages[rank]];
     let mut tensors: Vec<TensorEntry> =
-        plan.packages.shared.iter().chain(&plan.packages.own[rank]).flat_map(entries).collect();
+        shared.iter().chain(&plan.packages.own[rank]).flat_map(entries).collect();
     tensors.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
     tensors
 }

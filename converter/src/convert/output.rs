@@ -28,15 +28,16 @@ pub(crate) struct Place {
 /// The weight files of all packages.
 pub(crate) struct Output {
     directories: Vec<PathBuf>,
-    shared: Vec<(FilePlan, Arc<OutputFile>)>,
-    own: Vec<Vec<(FilePlan, Arc<OutputFile>)>>,
-    /// Per step, per part: one place per rank, or one alone for a shared part.
+    /// By stage; they lie in the package of its first rank.
+    shared: Vec<Opened>,
+    own: Vec<Opened>,
+    /// Per step, per part: one place per rank, or one per stage for a shared part.
     places: Vec<Vec<Vec<Option<Place>>>>,
 }
 
-/// Entries of finished weight files: the shared ones, and each rank's own.
+/// Entries of finished weight files: each stage's shared ones, and each rank's own.
 pub(crate) struct WrittenFiles {
-    pub(crate) shared: Vec<FileEntry>,
+    pub(crate) shared: Vec<Vec<FileEntry>>,
     pub(crate) own: Vec<Vec<FileEntry>>,
     /// SHA-256 of each rank's files, the shared ones among them; empty unless they are signed.
     pub(crate) sha256: Vec<BTreeMap<String, [u8; 32]>>,
@@ -56,7 +57,10 @@ impl Output {
                 |file: &FilePlan| Ok((file.clone(), Arc::new(OutputFile::open(directory, file)?)));
             files.iter().map(open).collect::<Result<Vec<_>, WriteError>>()
         };
-        let shared = open(&directories[0], &plan.packages.shared)?;
+        let leaders = (0..plan.layout.stage_count()).map(|stage| leader(plan, stage));
+        let shared =
+            leaders.zip(&plan.packages.shared).map(|(rank, files)| open(&directories[rank], files));
+        let shared = shared.collect::<Result<Vec<_>, _>>()?;
         let own = directories
             .iter()
             .zip(&plan.packages.own)
@@ -108,19 +112,25 @@ impl Output {
                 .map(|(plan, file)| file.finish(&plan.name, hashes))
                 .collect::<Result<Vec<_>, _>>()
         };
-        let shared = finish(&self.shared)?;
-        let own = self.own.par_iter().map(|files| finish(files)).collect::<Result<Vec<_>, _>>()?;
-        let sha256 = |own: &Vec<Hashed>| {
-            let files = shared.iter().chain(own);
+        let finish_all = |all: &[Opened]| {
+            all.par_iter().map(|files| finish(files)).collect::<Result<Vec<_>, WriteError>>()
+        };
+        let (shared, own) = (finish_all(&self.shared)?, finish_all(&self.own)?);
+        let sha256 = |(own, stage): (&Vec<Hashed>, &usize)| {
+            let files = shared[*stage].iter().chain(own);
             files.filter_map(|(entry, sha256)| Some((entry.name.clone(), (*sha256)?))).collect()
         };
-        let sha256 = own.iter().map(sha256).collect();
+        let sha256 = own.iter().zip(&plan.packages.stages).map(sha256).collect();
         let entries =
             |files: Vec<Hashed>| files.into_iter().map(|(entry, _)| entry).collect::<Vec<_>>();
-        let (shared, own) = (entries(shared), own.into_iter().map(entries).collect());
-        for directory in &self.directories[1..] {
-            for file in &plan.packages.shared {
-                share(&self.directories[0].join(&file.name), &directory.join(&file.name))?;
+        let shared = shared.into_iter().map(entries).collect();
+        let own = own.into_iter().map(entries).collect();
+        for (rank, (directory, stage)) in
+            self.directories.iter().zip(&plan.packages.stages).enumerate()
+        {
+            let leader = leader(plan, *stage);
+            for file in plan.packages.shared[*stage].iter().filter(|_| rank != leader) {
+                share(&self.directories[leader].join(&file.name), &directory.join(&file.name))?;
             }
         }
         Ok(WrittenFiles { shared, own, sha256 })
@@ -132,8 +142,17 @@ type Hashed = (FileEntry, Option<[u8; 32]>);
 
 type Opened = Vec<(FilePlan, Arc<OutputFile>)>;
 
+/// The first rank of a stage.
+fn leader(plan: &Plan, stage: usize) -> usize {
+    plan.layout.stage_ranks(stage).start as usize
+}
+
 /// Finds every stored tensor's place by its name.
-fn places(plan: &Plan, shared: &Opened, own: &[Opened]) -> Vec<Vec<Vec<Option<Place>>>> {
+fn places<'a>(
+    plan: &Plan,
+    shared: &'a [Opened],
+    own: &'a [Opened],
+) -> Vec<Vec<Vec<Option<Place>>>> {
     type Index<'a> = HashMap<&'a str, (&'a FilePlan, usize, &'a Arc<OutputFile>)>;
     fn index(files: &Opened) -> Index<'_> {
         files
@@ -157,13 +176,15 @@ fn places(plan: &Plan, shared: &Opened, own: &[Opened]) -> Vec<Vec<Vec<Option<Pl
             }
         })
     };
-    let shared = index(shared);
-    let own: Vec<Index> = own.iter().map(|files| index(files)).collect();
-    let part = |part: &crate::plan::Part| match &part.destination {
-        Destination::Shared => vec![place(&shared, &part.name)],
-        Destination::Once | Destination::Cut(_) => {
-            own.iter().map(|index| place(index, &part.name)).collect()
-        }
+    let indices =
+        |all: &'a [Opened]| all.iter().map(|files| index(files)).collect::<Vec<Index<'a>>>();
+    let (shared, own) = (indices(shared), indices(own));
+    let part = |part: &crate::plan::Part| {
+        let files = match &part.destination {
+            Destination::Shared => &shared,
+            Destination::Once | Destination::Cut(_) => &own,
+        };
+        files.iter().map(|index| place(index, &part.name)).collect()
     };
     plan.steps.iter().map(|step| step.parts.iter().map(part).collect()).collect()
 }

@@ -111,7 +111,7 @@ impl JoinError {
             self,
             Self::NoPackages(_)
                 | Self::Package { source: Problem::Unreadable { .. }, .. }
-                | Self::Plan(PlanError::Option { .. })
+                | Self::Plan(PlanError::Option { .. } | PlanError::Stages { .. })
         )
     }
 }

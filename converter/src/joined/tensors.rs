@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use shardpack_formats::Dtype;
-use shardpack_manifests::{Cut, manifest::TensorEntry};
+use shardpack_manifests::{Cut, Manifest, manifest::TensorEntry};
 
 use super::{JoinError, Member};
 
@@ -103,7 +103,7 @@ pub(super) fn uncut(members: &[Member]) -> Result<BTreeMap<String, Uncut>, JoinE
     }
     held.into_iter()
         .map(|(name, held)| {
-            let uncut = join(&held, members.len());
+            let uncut = join(&held, &|member| stage_size(&members[member].manifest));
             let uncut =
                 uncut.map_err(|problem| JoinError::Tensor { tensor: name.to_owned(), problem });
             Ok((name.to_owned(), uncut?))
@@ -125,7 +125,14 @@ impl Held<'_> {
     }
 }
 
-fn join(held: &[Held], members: usize) -> Result<Uncut, String> {
+/// The first rank of a package's stage, and how many there are.
+fn stage_size(manifest: &Manifest) -> (u32, usize) {
+    let ranks = manifest.layout.stage_ranks(manifest.layout.stage_of(manifest.rank));
+    (ranks.start, ranks.len())
+}
+
+/// `stage` names each package's stage and says how many packages it has.
+fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Uncut, String> {
     let first = held[0].entry;
     let dtype = first.dtype;
     if first.shape.is_empty() || held.iter().any(|held| held.entry.shape.contains(&0)) {
@@ -144,7 +151,12 @@ fn join(held: &[Held], members: usize) -> Result<Uncut, String> {
                 let entry = held.entry;
                 (&entry.cut, &entry.shape, entry.blake3) == (&first.cut, &first.shape, first.blake3)
             };
-            if held.len() != members || !held.iter().all(same) {
+            // Every package of a stage, or none of it.
+            let whole_stages = held.iter().all(|one| {
+                let (name, size) = stage(one.member);
+                held.iter().filter(|other| stage(other.member).0 == name).count() == size
+            });
+            if !whole_stages || !held.iter().all(same) {
                 return Err("is not the same in every package".to_owned());
             }
             Ok(Uncut { dtype, shape: first.shape.clone(), pieces: whole(&held[0]) })
@@ -232,7 +244,7 @@ mod tests {
             .enumerate()
             .map(|(member, entry)| Held { member, file: 0, tensor: 0, entry })
             .collect();
-        join(&held, entries.len())
+        join(&held, &|_| (0, entries.len()))
             .map(|uncut| uncut.pieces.into_iter().map(|piece| piece.taken).collect())
     }
 
@@ -279,7 +291,7 @@ mod tests {
             .enumerate()
             .map(|(member, entry)| Held { member, file: 0, tensor: 0, entry })
             .collect();
-        let uncut = join(&held, 2).unwrap();
+        let uncut = join(&held, &|_| (0, 2)).unwrap();
         let stored: [Vec<u8>; 2] = [vec![0, 1, 3, 4, 6, 7, 9, 10], vec![1, 2, 4, 5, 7, 8, 10, 11]];
         let mut out = vec![0; 6];
         for (piece, entry) in uncut.pieces.iter().zip(&entries) {

@@ -1,7 +1,7 @@
 //! Which bytes go into which file of which package.
 
 use shardpack_formats::{
-    CutRule, Dtype, Role, TensorPlan, container::TensorInfo, rules::EXPERTS_AXIS,
+    CutRule, Dtype, Normalised, Role, TensorPlan, container::TensorInfo, rules::EXPERTS_AXIS,
 };
 use shardpack_manifests::{Cut, Layout, manifest::MatrixFormat};
 
@@ -15,9 +15,9 @@ const MAX_FILE_BYTES: u64 = 4 << 30;
 /// Where an uncut stored tensor goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// Into the shared files, which every package has.
+    /// Into the shared files, which every package of a stage has.
     Shared,
-    /// Into rank 0's own files.
+    /// Into the own files of its stage's first rank.
     Once,
     /// In parts into the ranks' own files; the cut of each rank.
     Cut(Vec<Cut>),
@@ -28,13 +28,19 @@ impl Destination {
     pub(crate) const fn is_cut(&self) -> bool {
         matches!(self, Self::Cut(_))
     }
+}
 
-    /// The cut that `rank` holds; `None` when it holds nothing.
-    pub(crate) fn cut(&self, rank: u32) -> Option<Cut> {
-        match self {
-            Self::Shared => Some(Cut::Replicated),
-            Self::Once => (rank == 0).then_some(Cut::Once),
-            Self::Cut(cuts) => match &cuts[rank as usize] {
+impl Part {
+    /// What `rank` holds of it; `None` when it holds nothing.
+    fn cut(&self, layout: &Layout, rank: u32) -> Option<Cut> {
+        let stage = layout.stage_of(rank);
+        if !self.stages.contains(&stage) {
+            return None;
+        }
+        match &self.destination {
+            Destination::Shared => Some(Cut::Replicated),
+            Destination::Once => (rank == layout.stage_ranks(stage).start).then_some(Cut::Once),
+            Destination::Cut(cuts) => match &cuts[rank as usize] {
                 Cut::Range { start, end, .. } if start == end => None,
                 cut => Some(cut.clone()),
             },
@@ -44,10 +50,12 @@ impl Destination {
 
 /// The weight files of every package, in writing order.
 pub(crate) struct PackageFiles {
-    /// Files that are the same in every package.
-    pub(crate) shared: Vec<FilePlan>,
+    /// For each stage the files that are the same in every package of it.
+    pub(crate) shared: Vec<Vec<FilePlan>>,
     /// Files of each rank's own.
     pub(crate) own: Vec<Vec<FilePlan>>,
+    /// The stage of each rank.
+    pub(crate) stages: Vec<usize>,
 }
 
 impl PackageFiles {
@@ -55,8 +63,9 @@ impl PackageFiles {
         let sum = |files: &[FilePlan]| {
             files.iter().flat_map(|file| &file.tensors).map(|tensor| tensor.info.size).sum::<u64>()
         };
-        let shared = sum(&self.shared);
-        self.own.iter().map(|files| shared + sum(files)).collect()
+        let shared: Vec<u64> = self.shared.iter().map(|files| sum(files)).collect();
+        let ranks = self.own.iter().zip(&self.stages);
+        ranks.map(|(files, stage)| shared[*stage] + sum(files)).collect()
     }
 }
 
@@ -99,8 +108,21 @@ fn stored(
     }
 }
 
+/// The stages that hold a tensor. What belongs to no layer stands before the first or after the
+/// last, and an embedding that is the output head too in both places.
+fn stages(normalised: &Normalised, tensor: &TensorPlan, layout: &Layout) -> Vec<usize> {
+    let last = layout.stage_count() - 1;
+    match (tensor.layer, tensor.role) {
+        (Some(layer), _) => layout.stages_of_layer(layer).collect(),
+        (None, Role::Embed) if normalised.spec.tied_embeddings && last > 0 => vec![0, last],
+        (None, Role::Embed) => vec![0],
+        (None, _) => vec![last],
+    }
+}
+
 /// The parts of one tensor with their destinations.
 pub(super) fn parts(
+    normalised: &Normalised,
     tensor: &TensorPlan,
     format: MatrixFormat,
     dtype: Dtype,
@@ -111,7 +133,8 @@ pub(super) fn parts(
         .into_iter()
         .map(|(name, dtype, shape)| {
             let destination = destination(tensor, &shape, layout);
-            Part { name, dtype, shape, destination }
+            let stages = stages(normalised, tensor, layout);
+            Part { name, dtype, shape, destination, stages }
         })
         .collect()
 }
@@ -160,22 +183,23 @@ fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destinati
 
 /// Distributes every stored tensor over files.
 pub(super) fn plan(steps: &[Step], layout: &Layout) -> PackageFiles {
-    let mut shared = Filler::new("model-shared");
-    let mut own: Vec<Filler> = (0..layout.ranks).map(|_| Filler::new("model")).collect();
+    let fillers = |stem, count| (0..count).map(|_| Filler::new(stem)).collect::<Vec<_>>();
+    let mut shared = fillers("model-shared", layout.stage_count());
+    let mut own = fillers("model", layout.ranks as usize);
     for part in steps.iter().flat_map(|step| &step.parts) {
-        match &part.destination {
-            Destination::Shared => shared.add(part, Cut::Replicated),
-            Destination::Once => own[0].add(part, Cut::Once),
-            Destination::Cut(_) => {
-                for (rank, filler) in own.iter_mut().enumerate() {
-                    if let Some(cut) = part.destination.cut(rank as u32) {
-                        filler.add(part, cut);
-                    }
-                }
+        if part.destination == Destination::Shared {
+            part.stages.iter().for_each(|stage| shared[*stage].add(part, Cut::Replicated));
+            continue;
+        }
+        for (rank, filler) in own.iter_mut().enumerate() {
+            if let Some(cut) = part.cut(layout, rank as u32) {
+                filler.add(part, cut);
             }
         }
     }
-    PackageFiles { shared: shared.finish(), own: own.into_iter().map(Filler::finish).collect() }
+    let finish = |fillers: Vec<Filler>| fillers.into_iter().map(Filler::finish).collect();
+    let stages = (0..layout.ranks).map(|rank| layout.stage_of(rank)).collect();
+    PackageFiles { shared: finish(shared), own: finish(own), stages }
 }
 
 /// Fills files in order up to [`MAX_FILE_BYTES`].

@@ -6,7 +6,7 @@ use shardpack_formats::{Axis as SourceAxis, Normalised, Role, rules::EXPERTS_AXI
 use shardpack_manifests::{
     Layout,
     cut::{lcm, level, split_preferring, split_weighted, units_per_group},
-    layout::{Axis, UnitRange},
+    layout::{Axis, Stages, UnitRange},
     manifest::{MatrixFormat, Quantization},
 };
 
@@ -22,13 +22,26 @@ const TOLERATED_EXPERT_IMBALANCE_PERCENT: u64 = 12;
 /// Fewer experts per rank than this balance worse than any cut through them.
 const LEAST_EXPERTS_PER_RANK: u64 = 4;
 
-/// Decides which rank holds what, from shapes and formats alone.
+/// The ranks of one stage, or all.
+#[derive(Clone)]
+pub(super) struct RankGroup {
+    pub(super) ranks: u32,
+    /// What each may take in proportion to the others; the same without them.
+    pub(super) weights: Option<Vec<u64>>,
+}
+
+/// Decides which rank holds what, from shapes and formats alone. The ranks of each group hold all
+/// of every axis.
 pub(super) fn plan(
     normalised: &Normalised,
     quantization: &Quantization,
-    (ranks, weights): (u32, Option<&[u64]>),
+    (stages, groups): (Stages, &[RankGroup]),
     experts: ExpertCut,
 ) -> Layout {
+    let ranks = groups.iter().map(|group| group.ranks).sum();
+    let split = |axis: &SourceAxis| -> Vec<UnitRange> {
+        groups.iter().flat_map(|group| split_axis(normalised, quantization, axis, group)).collect()
+    };
     let mut axes = BTreeMap::new();
     let mut q_to_kv = Vec::new();
     let inner = expert_axes(normalised);
@@ -42,11 +55,11 @@ pub(super) fn plan(
     };
     for axis in normalised.axes.iter().filter(|axis| !is_expert(axis) && used(axis)) {
         match &axis.follow {
-            None => add(axis, split_axis(normalised, quantization, axis, (ranks, weights))),
+            None => add(axis, split(axis)),
             Some(follow) => {
                 let leader = normalised.axes.iter().find(|other| other.name == follow.axis);
                 let leader = leader.expect("the rules name axes that exist");
-                let ranges = split_axis(normalised, quantization, leader, (ranks, weights));
+                let ranges = split(leader);
                 add(axis, ranges.into_iter().map(|range| followed(&follow.map, range)).collect());
                 q_to_kv.clone_from(&follow.map);
             }
@@ -56,25 +69,26 @@ pub(super) fn plan(
         .axes
         .iter()
         .filter(|axis| inner.contains(&&*axis.name))
-        .map(|axis| (axis, split_axis(normalised, quantization, axis, (ranks, weights))))
+        .map(|axis| (axis, split(axis)))
         .collect();
     let whole = normalised.axes.iter().find(|axis| axis.name == EXPERTS_AXIS);
     let whole = whole.filter(|axis| match experts {
         ExpertCut::Inside => false,
         ExpertCut::Whole => true,
         ExpertCut::Auto => {
-            weights.is_none()
-                && u64::from(axis.len) >= LEAST_EXPERTS_PER_RANK * u64::from(ranks)
-                && inside.iter().any(|(axis, ranges)| is_uneven(axis, ranges))
+            groups.iter().all(|group| {
+                group.weights.is_none()
+                    && u64::from(axis.len) >= LEAST_EXPERTS_PER_RANK * u64::from(group.ranks)
+            }) && inside.iter().any(|(axis, ranges)| is_uneven(axis, ranges, groups.len()))
         }
     });
     match whole {
-        Some(axis) => add(axis, split_axis(normalised, quantization, axis, (ranks, weights))),
+        Some(axis) => add(axis, split(axis)),
         None => inside.into_iter().for_each(|(axis, ranges)| add(axis, ranges)),
     }
     let embedding_cut =
         normalised.spec.tied_embeddings || !embedding_is_small(normalised, quantization, ranks);
-    Layout { ranks, axes, q_to_kv, embedding_cut }
+    Layout { ranks, stages, axes, q_to_kv, embedding_cut }
 }
 
 /// Axes inside experts.
@@ -83,10 +97,11 @@ fn expert_axes(normalised: &Normalised) -> BTreeSet<&str> {
     experts.filter_map(|tensor| tensor.cut.axis()).collect()
 }
 
-fn is_uneven(axis: &SourceAxis, ranges: &[UnitRange]) -> bool {
+/// Of ranges that cover the axis in each of so many groups.
+fn is_uneven(axis: &SourceAxis, ranges: &[UnitRange], groups: usize) -> bool {
     let largest = ranges.iter().map(|[start, end]| end - start).max().unwrap_or(0);
     let even = u64::from(axis.len) * (100 + TOLERATED_EXPERT_IMBALANCE_PERCENT);
-    largest * ranges.len() as u64 * 100 > even
+    largest * (ranges.len() / groups) as u64 * 100 > even
 }
 
 /// Smallest range of units that these units of the leading axis use.
@@ -102,7 +117,7 @@ fn split_axis(
     normalised: &Normalised,
     quantization: &Quantization,
     axis: &SourceAxis,
-    (ranks, weights): (u32, Option<&[u64]>),
+    group: &RankGroup,
 ) -> Vec<UnitRange> {
     // A cut through the inputs of a matrix must fall between its groups.
     let mut align = 1;
@@ -125,8 +140,8 @@ fn split_axis(
     }
     let whole_kv = sharing_units(normalised, axis);
     let preferred = [lcm(kernel, whole_kv), whole_kv, kernel];
-    match weights {
-        None => split_preferring(axis.len.into(), ranks, align, &preferred),
+    match &group.weights {
+        None => split_preferring(axis.len.into(), group.ranks, align, &preferred),
         Some(weights) => split_weighted(axis.len.into(), weights, align, &preferred),
     }
 }
@@ -147,8 +162,8 @@ fn sharing_units(normalised: &Normalised, axis: &SourceAxis) -> u64 {
     }
 }
 
-/// Weights by which axes are cut so that every rank keeps to its node's limit, if the most even
-/// cut does not and limits allow it at all.
+/// Weights by which axes are cut so that every rank of a stage keeps to its node's limit, if the
+/// most even cut does not and limits allow it at all.
 pub(super) fn weights_within(even: &[RankMemory]) -> Option<Vec<u64>> {
     if even.iter().all(RankMemory::fits) {
         return None;

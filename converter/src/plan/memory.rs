@@ -1,5 +1,7 @@
 //! What a rank needs to run its package, against what its node has.
 
+use std::ops::Range;
+
 use serde::Serialize;
 use shardpack_formats::{Mask, Normalised};
 use shardpack_manifests::Layout;
@@ -73,19 +75,46 @@ fn units(layout: &Layout, axis: &str, rank: u32) -> u64 {
     })
 }
 
-/// Keys and values of one sequence.
+/// Keys and values of one sequence in the layers that a rank runs.
 fn cache(normalised: &Normalised, layout: &Layout, rank: u32, context: u32) -> u64 {
+    let layers = own_layers(normalised, layout, rank);
+    layers.map(|layer| layer_cache(normalised, layout, (rank, layer), context)).sum()
+}
+
+/// For each layer what the ranks of a stage hold of one sequence, if all stages are cut alike.
+pub(super) fn layer_caches(normalised: &Normalised, layout: &Layout, context: u32) -> Vec<u64> {
+    let of_layer = |layer| {
+        let ranks = layout.stage_ranks(0);
+        ranks.map(|rank| layer_cache(normalised, layout, (rank, layer), context)).sum()
+    };
+    (0..normalised.spec.layers.len()).map(of_layer).collect()
+}
+
+/// Keys and values of one sequence in one layer.
+fn layer_cache(
+    normalised: &Normalised,
+    layout: &Layout,
+    (rank, layer): (u32, usize),
+    context: u32,
+) -> u64 {
     let width = match &normalised.spec.mla {
         None => units(layout, "kv", rank),
         // Every rank holds the latents of all heads.
         Some(mla) => u64::from(mla.kv_rank + mla.rope),
     };
-    let per_token = 2 * width * CACHE_ELEMENT_BYTES;
-    let tokens = |mask: &Mask| match mask {
+    let tokens = match normalised.spec.layers[layer].mask {
         Mask::Full => u64::from(context),
-        Mask::Sliding(window) => u64::from(context.min(*window)),
+        Mask::Sliding(window) => u64::from(context.min(window)),
     };
-    normalised.spec.layers.iter().map(|layer| tokens(&layer.mask) * per_token).sum()
+    tokens * 2 * width * CACHE_ELEMENT_BYTES
+}
+
+/// The layers that a rank runs.
+fn own_layers(normalised: &Normalised, layout: &Layout, rank: u32) -> Range<usize> {
+    let stage = layout.stages.of_rank(rank).map(|stage| &layout.stages[stage]);
+    stage.map_or(0..normalised.spec.layers.len(), |stage| {
+        stage.layers[0] as usize..stage.layers[1] as usize
+    })
 }
 
 /// Activations of the widest step, in f32.

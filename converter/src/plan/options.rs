@@ -25,6 +25,8 @@ pub struct ConvertOptions {
     pub group_size: u32,
     /// The nodes to cut for.
     pub nodes: Nodes,
+    /// Pipeline stages into which the nodes are divided; 1 where every node runs all layers.
+    pub stages: u32,
     /// How scale, bias and integers are chosen: the name of a [`Rounding`].
     pub rounding: String,
     /// Type of scales and of everything that is not quantized, as the container spells it; the
@@ -64,6 +66,7 @@ impl ConvertOptions {
             bits: 4,
             group_size: 64,
             nodes: Nodes::Equal(nodes),
+            stages: 1,
             rounding: Rounding::Refined.name().to_owned(),
             dtype: None,
             name: None,

@@ -7,11 +7,11 @@
 //! | 0 | 4 | magic | `SPCF` |
 //! | 4 | 1 | version | 1 |
 //! | 5 | 1 | operation | [`Op`]'s numbers |
-//! | 6 | 2 | reserved | 0 |
+//! | 6 | 2 | whom it concerns | 0: all ranks; 1: a part of the group, or two ranks |
 //! | 8 | 4 | rank of the sender | checked against the link by the group |
 //! | 12 | 4 | size of the payload in bytes | at most [`MAX_PAYLOAD_BYTES`] |
 //! | 16 | 8 | epoch of the group | older ones are dropped by the group |
-//! | 24 | 8 | sequence number of the exchange | counted by every rank alike |
+//! | 24 | 8 | sequence number of the exchange | counted by every rank of the group, of the part, or of the two alike; 0 for [`Op::Alive`] and [`Op::Abort`] |
 //! | 32 | … | payload | `f32` little-endian for sums, the caller's bytes otherwise |
 //!
 //! The payload of [`Op::Abort`] is the blamed rank (4 bytes, `0xffff_ffff` for none) and a
@@ -51,6 +51,12 @@ pub enum Op {
     Barrier = 6,
     /// The group has ended.
     Abort = 7,
+    /// What one rank gives another.
+    Pass = 8,
+    /// A rank waits for a [`Op::Pass`].
+    Ready = 9,
+    /// A rank is at work on what others wait for; no part of any exchange.
+    Alive = 10,
 }
 
 impl Op {
@@ -63,6 +69,9 @@ impl Op {
             Self::Broadcast,
             Self::Barrier,
             Self::Abort,
+            Self::Pass,
+            Self::Ready,
+            Self::Alive,
         ]
         .into_iter()
         .find(|op| *op as u8 == number)
@@ -77,8 +86,21 @@ impl Op {
             Self::Broadcast => "broadcast",
             Self::Barrier => "barrier",
             Self::Abort => "abort",
+            Self::Pass => "pass",
+            Self::Ready => "ready",
+            Self::Alive => "alive",
         }
     }
+}
+
+/// Whom an exchange concerns; each circle counts its exchanges by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Circle {
+    /// All ranks of the group.
+    All = 0,
+    /// A fixed part of it, or two ranks.
+    Part = 1,
 }
 
 /// Why bytes are not a frame's header.
@@ -93,9 +115,9 @@ pub enum FrameError {
     /// An operation that version 1 does not have.
     #[error("a frame with the unknown operation {0}")]
     Op(u8),
-    /// The reserved bytes are not zero.
-    #[error("a frame with reserved bits set")]
-    Reserved,
+    /// Neither all ranks nor a part of them.
+    #[error("a frame for the unknown circle {0}")]
+    Circle(u16),
     /// The payload is larger than any message.
     #[error("a frame of {found} bytes where {most} is the most")]
     TooLarge {
@@ -114,6 +136,8 @@ pub enum FrameError {
 pub struct Header {
     /// What the frame is part of.
     pub op: Op,
+    /// Whom that concerns.
+    pub circle: Circle,
     /// The sender.
     pub from: u32,
     /// Size of the payload.
@@ -139,16 +163,18 @@ impl Header {
             return Err(FrameError::Version(bytes[4]));
         }
         let op = Op::parse(bytes[5]).ok_or(FrameError::Op(bytes[5]))?;
-        if bytes[6..8] != [0, 0] {
-            return Err(FrameError::Reserved);
-        }
+        let circle = match u16::from_le_bytes([bytes[6], bytes[7]]) {
+            0 => Circle::All,
+            1 => Circle::Part,
+            other => return Err(FrameError::Circle(other)),
+        };
         let payload_bytes = u32::from_le_bytes(four(12));
         let most = if op == Op::Abort { MAX_ABORT_BYTES } else { MAX_PAYLOAD_BYTES };
         if payload_bytes > most {
             return Err(FrameError::TooLarge { found: payload_bytes, most });
         }
         let from = u32::from_le_bytes(four(8));
-        Ok(Self { op, from, payload_bytes, epoch: eight(16), sequence: eight(24) })
+        Ok(Self { op, circle, from, payload_bytes, epoch: eight(16), sequence: eight(24) })
     }
 
     /// The header's bytes.
@@ -158,6 +184,7 @@ impl Header {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
         bytes[5] = self.op as u8;
+        bytes[6..8].copy_from_slice(&(self.circle as u16).to_le_bytes());
         bytes[8..12].copy_from_slice(&self.from.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
@@ -168,9 +195,16 @@ impl Header {
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, from, payload_bytes, epoch, sequence } = self;
+        let Self { op, circle, from, payload_bytes, epoch, sequence } = self;
         let op = op.name();
-        write!(f, "{op} {sequence} of epoch {epoch} from rank {from}, {payload_bytes} bytes")
+        let circle = match circle {
+            Circle::All => "",
+            Circle::Part => " within a part",
+        };
+        write!(
+            f,
+            "{op} {sequence}{circle} of epoch {epoch} from rank {from}, {payload_bytes} bytes"
+        )
     }
 }
 
@@ -198,7 +232,8 @@ impl Notice {
         let room = MAX_ABORT_BYTES as usize - 4;
         let reason = &self.reason[..self.reason.floor_char_boundary(room)];
         let payload_bytes = 4 + reason.len() as u32;
-        let header = Header { op: Op::Abort, from, payload_bytes, epoch, sequence: 0 };
+        let (op, circle) = (Op::Abort, Circle::All);
+        let header = Header { op, circle, from, payload_bytes, epoch, sequence: 0 };
         let mut frame = header.encode().to_vec();
         frame.extend_from_slice(&self.blamed.unwrap_or(NOBODY).to_le_bytes());
         frame.extend_from_slice(reason.as_bytes());
@@ -213,6 +248,7 @@ mod tests {
 
     const HEADER: Header = Header {
         op: Op::Gather,
+        circle: Circle::All,
         from: 3,
         payload_bytes: 0x0102_0304,
         epoch: 0x1112_1314_1516_1718,
@@ -239,8 +275,9 @@ mod tests {
         check_refused(0, b'X', &FrameError::Magic(*b"XPCF"));
         check_refused(4, 2, &FrameError::Version(2));
         check_refused(5, 0, &FrameError::Op(0));
-        check_refused(5, 8, &FrameError::Op(8));
-        check_refused(7, 1, &FrameError::Reserved);
+        check_refused(5, 11, &FrameError::Op(11));
+        check_refused(6, 2, &FrameError::Circle(2));
+        check_refused(7, 1, &FrameError::Circle(256));
         let most = MAX_PAYLOAD_BYTES;
         check_refused(15, 0xff, &FrameError::TooLarge { found: 0xff02_0304, most });
         let found = HEADER.payload_bytes;

@@ -7,16 +7,19 @@
 //! rank 1's and so on, with the same loop, so the bits are the same.
 
 mod exchange;
+mod pass;
 
 use std::{
     io, mem,
+    ops::Range,
     sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
+    time::Instant,
 };
 
 use crate::{
     fate::Fate,
-    frame::{HEADER_BYTES, Op},
+    frame::{Circle, HEADER_BYTES, Op},
     group::{Deadline, Group, GroupError},
     link::{Link, MemoryLink},
     sum,
@@ -40,6 +43,8 @@ pub struct LinkedGroup {
     epoch: u64,
     fate: Arc<Fate>,
     scratch: Mutex<Scratch>,
+    /// When the others last heard that this rank is at work.
+    told: Mutex<Option<Instant>>,
     watchers: Vec<JoinHandle<()>>,
 }
 
@@ -54,10 +59,8 @@ impl LinkedGroup {
         assert!((rank as usize) < links.len(), "rank {rank} of {}", links.len());
         let size = links.len();
         let fate = Arc::new(Fate::new(rank, epoch, links));
-        let outgoing = vec![Vec::new(); size];
-        let scratch = Scratch { sequence: 0, outgoing, incoming: vec![Vec::new(); size] };
-        let mut group =
-            Self { rank, epoch, fate, scratch: Mutex::new(scratch), watchers: Vec::new() };
+        let (scratch, told) = (Mutex::new(Scratch::new(size)), Mutex::default());
+        let mut group = Self { rank, epoch, fate, scratch, told, watchers: Vec::new() };
         for other in group.others() {
             let fate = Arc::clone(&group.fate);
             let watch = move || fate.watch(other, fate.link(other));
@@ -91,8 +94,18 @@ impl LinkedGroup {
 
     /// The other ranks, the next one first, so that not all begin with rank 0.
     fn others(&self) -> impl Iterator<Item = u32> + use<> {
-        let (rank, size) = (self.rank, self.size());
-        (1..size).map(move |step| (rank + step) % size)
+        self.others_of(&self.all())
+    }
+
+    /// The other ranks of a part, in such an order.
+    fn others_of(&self, members: &Range<u32>) -> impl Iterator<Item = u32> + use<> {
+        let (first, size) = (members.start, members.len() as u32);
+        let own = self.rank - first;
+        (1..size).map(move |step| first + (own + step) % size)
+    }
+
+    fn all(&self) -> Range<u32> {
+        0..self.size()
     }
 
     /// Runs one call; whatever goes wrong ends the group.
@@ -107,61 +120,104 @@ impl LinkedGroup {
         call(&mut scratch).map_err(|error| self.fate.end(error))
     }
 
-    fn sum_direct(
+    fn sum(
         &self,
         scratch: &mut Scratch,
+        members: &Range<u32>,
         values: &mut [f32],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let exchange = scratch.begin(Op::SumDirect, deadline);
+        assert!(
+            members.contains(&self.rank) && members.end <= self.size(),
+            "rank among {members:?}"
+        );
+        if members.len() == 1 {
+            return Ok(());
+        }
+        if values.is_empty() {
+            // Ranks stay in step even where there is nothing to add.
+            return self.sum_direct(scratch, members, values, deadline);
+        }
+        for piece in values.chunks_mut(PIECE_LEN) {
+            // Between two ranks both ways carry the same bytes, and the direct one is a hop
+            // shorter.
+            if members.len() == 2 || piece.len() * 4 <= DIRECT_MAX_BYTES {
+                self.sum_direct(scratch, members, piece, deadline)?;
+            } else {
+                self.sum_by_parts(scratch, members, piece, deadline)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn circle(&self, members: &Range<u32>) -> Circle {
+        if *members == self.all() { Circle::All } else { Circle::Part }
+    }
+
+    fn sum_direct(
+        &self,
+        scratch: &mut Scratch,
+        members: &Range<u32>,
+        values: &mut [f32],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        let exchange = scratch.begin(Op::SumDirect, self.circle(members), deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
         sum::store(self.frame(exchange, mine, values.len() * 4), values);
         let mine = mine.as_slice();
-        let to_all: Vec<_> = self.others().map(|to| (to, mine)).collect();
-        self.exchange(exchange, &to_all, incoming, self.others(), |_| Some(values.len() * 4))?;
-        self.add_up(values, mine, incoming);
+        let to_all: Vec<_> = self.others_of(members).map(|to| (to, mine)).collect();
+        let others = self.others_of(members);
+        self.exchange(exchange, &to_all, incoming, others, |_| Some(values.len() * 4))?;
+        self.add_up(members, values, mine, incoming);
         Ok(())
     }
 
-    /// Adds `mine` and every other rank's frame in rank order.
-    fn add_up(&self, values: &mut [f32], mine: &[u8], incoming: &[Vec<u8>]) {
-        for (rank, theirs) in incoming.iter().enumerate() {
-            let frame = if rank == self.rank as usize { mine } else { theirs };
+    /// Adds `mine` and every other member's frame in rank order.
+    fn add_up(&self, members: &Range<u32>, values: &mut [f32], mine: &[u8], incoming: &[Vec<u8>]) {
+        for rank in members.clone() {
+            let frame = if rank == self.rank { mine } else { &incoming[rank as usize] };
             let payload = &frame[HEADER_BYTES..];
-            if rank == 0 { sum::load(values, payload) } else { sum::add(values, payload) }
+            if rank == members.start {
+                sum::load(values, payload);
+            } else {
+                sum::add(values, payload);
+            }
         }
     }
 
     fn sum_by_parts(
         &self,
         scratch: &mut Scratch,
+        members: &Range<u32>,
         values: &mut [f32],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let (len, ranks) = (values.len(), self.size());
-        let part = |rank| sum::part(len, rank, ranks);
+        let (len, circle) = (values.len(), self.circle(members));
+        let part = |rank| sum::part(len, rank - members.start, members.len() as u32);
         let own = part(self.rank);
-        let exchange = scratch.begin(Op::SumScatter, deadline);
+        let exchange = scratch.begin(Op::SumScatter, circle, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
-        for (rank, frame) in (0..ranks).zip(outgoing.iter_mut()) {
+        for rank in members.clone() {
             let values = &values[part(rank)];
+            let frame = &mut outgoing[rank as usize];
             sum::store(self.frame(exchange, frame, values.len() * 4), values);
         }
-        let to_each: Vec<_> =
-            self.others().map(|to| (to, outgoing[to as usize].as_slice())).collect();
-        self.exchange(exchange, &to_each, incoming, self.others(), |_| Some(own.len() * 4))?;
-        self.add_up(&mut values[own.clone()], &outgoing[self.rank as usize], incoming);
+        let others = || self.others_of(members);
+        let to_each: Vec<_> = others().map(|to| (to, outgoing[to as usize].as_slice())).collect();
+        self.exchange(exchange, &to_each, incoming, others(), |_| Some(own.len() * 4))?;
+        let mine = &outgoing[self.rank as usize];
+        self.add_up(members, &mut values[own.clone()], mine, incoming);
 
-        let exchange = scratch.begin(Op::SumGather, deadline);
+        let exchange = scratch.begin(Op::SumGather, circle, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
         sum::store(self.frame(exchange, mine, own.len() * 4), &values[own]);
         let mine = mine.as_slice();
-        let to_all: Vec<_> = self.others().map(|to| (to, mine)).collect();
+        let to_all: Vec<_> = others().map(|to| (to, mine)).collect();
         let size = |rank| Some(part(rank).len() * 4);
-        self.exchange(exchange, &to_all, incoming, self.others(), size)?;
-        for rank in self.others() {
+        self.exchange(exchange, &to_all, incoming, others(), size)?;
+        for rank in others() {
             sum::load(&mut values[part(rank)], &incoming[rank as usize][HEADER_BYTES..]);
         }
         Ok(())
@@ -182,26 +238,33 @@ impl Group for LinkedGroup {
     }
 
     fn all_reduce_sum(&self, values: &mut [f32], deadline: Deadline) -> Result<(), GroupError> {
-        self.call(|scratch| {
-            let ranks = self.size();
-            if ranks == 1 {
-                return Ok(());
-            }
-            if values.is_empty() {
-                // Ranks stay in step even where there is nothing to add.
-                return self.sum_direct(scratch, values, deadline);
-            }
-            for piece in values.chunks_mut(PIECE_LEN) {
-                // Between two ranks both ways carry the same bytes, and the direct one is a hop
-                // shorter.
-                if ranks == 2 || piece.len() * 4 <= DIRECT_MAX_BYTES {
-                    self.sum_direct(scratch, piece, deadline)?;
-                } else {
-                    self.sum_by_parts(scratch, piece, deadline)?;
-                }
-            }
-            Ok(())
-        })
+        self.sum_among(self.all(), values, deadline)
+    }
+
+    fn sum_among(
+        &self,
+        members: Range<u32>,
+        values: &mut [f32],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        self.call(|scratch| self.sum(scratch, &members, values, deadline))
+    }
+
+    fn send(&self, to: u32, bytes: &[u8], deadline: Deadline) -> Result<(), GroupError> {
+        self.call(|scratch| self.give(scratch, to, bytes, deadline))
+    }
+
+    fn receive(
+        &self,
+        from: u32,
+        bytes: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        self.call(|scratch| self.take(scratch, from, bytes, deadline))
+    }
+
+    fn at_work(&self) -> Result<(), GroupError> {
+        self.call(|_| self.say_at_work(None))
     }
 
     fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {
@@ -209,7 +272,7 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(vec![mine.to_vec()]);
             }
-            let exchange = scratch.begin(Op::Gather, deadline);
+            let exchange = scratch.begin(Op::Gather, Circle::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             let frame = &mut outgoing[0];
             self.frame(exchange, frame, mine.len()).copy_from_slice(mine);
@@ -238,7 +301,7 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(());
             }
-            let exchange = scratch.begin(Op::Broadcast, deadline);
+            let exchange = scratch.begin(Op::Broadcast, Circle::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             if self.rank != root {
                 self.exchange(exchange, &[], incoming, Some(root).into_iter(), |_| None)?;
@@ -259,7 +322,7 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(());
             }
-            let exchange = scratch.begin(Op::Barrier, deadline);
+            let exchange = scratch.begin(Op::Barrier, Circle::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             let frame = &mut outgoing[0];
             self.frame(exchange, frame, 0);

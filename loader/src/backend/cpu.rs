@@ -211,6 +211,10 @@ impl Backend for Cpu {
         Tensor::zeros(rows, width)
     }
 
+    fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor {
+        Tensor { width, values }
+    }
+
     fn embed(&self, tokens: &[u32], table: &StoredMatrix, held: Range<usize>) -> Tensor {
         let mut out = Tensor::zeros(tokens.len(), table.inputs);
         gather::gather(tokens, &table.view(), held, &mut out.values);
@@ -430,8 +434,8 @@ impl Backend for Cpu {
     }
 
     fn all_reduce(&self, mut x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
-        if ranks.group.size() > 1 {
-            ranks.group.all_reduce_sum(&mut x.values, ranks.deadline())?;
+        if ranks.count() > 1 {
+            ranks.sum(&mut x.values)?;
         }
         Ok(x)
     }

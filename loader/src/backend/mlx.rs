@@ -235,6 +235,11 @@ impl Backend for Mlx {
         Tensor::new(rows, width, array)
     }
 
+    fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor {
+        let rows = values.len().checked_div(width).unwrap_or(0);
+        Tensor::new(rows, width, self.library.floats(&values, &[rows, width]))
+    }
+
     fn embed(&self, tokens: &[u32], table: &Matrix, held: Range<usize>) -> Tensor {
         let inside = |token: &u32| held.contains(&(*token as usize));
         let index = |token: &u32| if inside(token) { *token - held.start as u32 } else { 0 };
@@ -395,7 +400,7 @@ impl Backend for Mlx {
     }
 
     fn all_reduce(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
-        if ranks.group.size() == 1 || x.rows * x.width == 0 {
+        if ranks.count() == 1 || x.rows * x.width == 0 {
             return Ok(x);
         }
         Ok(x.with(self.collectives.sum(&x.array)))

@@ -2,6 +2,7 @@
 //! take.
 
 use std::{
+    ops::Range,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -28,6 +29,8 @@ pub struct Counts {
     pub gathers: Calls,
     /// Broadcasts.
     pub broadcasts: Calls,
+    /// What was given to the next stage's ranks, and taken from the previous one's.
+    pub passes: Calls,
 }
 
 /// One rank's end of a group, with counts.
@@ -82,6 +85,36 @@ impl Group for CountedGroup<'_> {
         let bytes = size_of_val(values);
         let call = || self.group.all_reduce_sum(values, deadline);
         self.count(|counts| &mut counts.sums, bytes, call)
+    }
+
+    fn sum_among(
+        &self,
+        members: Range<u32>,
+        values: &mut [f32],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        let bytes = size_of_val(values);
+        let call = || self.group.sum_among(members, values, deadline);
+        self.count(|counts| &mut counts.sums, bytes, call)
+    }
+
+    fn send(&self, to: u32, bytes: &[u8], deadline: Deadline) -> Result<(), GroupError> {
+        let call = || self.group.send(to, bytes, deadline);
+        self.count(|counts| &mut counts.passes, bytes.len(), call)
+    }
+
+    fn receive(
+        &self,
+        from: u32,
+        bytes: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        let call = || self.group.receive(from, bytes, deadline);
+        self.count(|counts| &mut counts.passes, 0, call)
+    }
+
+    fn at_work(&self) -> Result<(), GroupError> {
+        self.group.at_work()
     }
 
     fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {

@@ -204,7 +204,7 @@ impl<B: Backend> LocalRank<B> {
     fn step(&self, batch: &Batch, cache: &mut B::Cache) -> Result<Vec<f32>, StepError> {
         let Self { model, backend, group } = self;
         let timeout = EngineOptions::STANDARD.collective_timeout;
-        let ranks = Ranks { group: group.as_ref(), timeout };
+        let ranks = Ranks::all(group.as_ref(), timeout);
         backend.run(|| {
             let rows = match model.forward(backend, batch, &mut [&mut *cache], &ranks)? {
                 Some(part) => {
@@ -213,7 +213,7 @@ impl<B: Backend> LocalRank<B> {
                 }
                 None => Vec::new(),
             };
-            backend.settle(&mut [cache], &ranks)?;
+            backend.settle(&mut [cache], &model.own_ranks(&ranks))?;
             Ok(rows)
         })
     }

@@ -213,12 +213,14 @@ impl<B: Backend> Runner<B> {
         }
         let (model, backend) = (&self.model, &self.backend);
         backend.run(|| {
+            // What was deferred until now sums among these.
+            let own = model.own_ranks(ranks);
             let Some(part) = model.forward(backend, &batch, &mut caches, ranks)? else {
-                backend.settle(&mut caches, ranks)?;
+                backend.settle(&mut caches, &own)?;
                 return Ok(Vec::new());
             };
-            let values = backend.read(part, ranks)?;
-            backend.settle(&mut caches, ranks)?;
+            let values = backend.read(part, &own)?;
+            backend.settle(&mut caches, &own)?;
             let logits = Logits {
                 values: &values,
                 range: model.held_logits(),

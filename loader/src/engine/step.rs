@@ -152,7 +152,7 @@ impl<B: Backend> Engine<B> {
     }
 
     fn ranks<'a>(&self, group: &'a dyn Group) -> Ranks<'a> {
-        Ranks { group, timeout: self.options.collective_timeout }
+        Ranks::all(group, self.options.collective_timeout)
     }
 
     fn send(&self, plan: &Plan, group: &dyn Group) -> Result<(), GroupError> {

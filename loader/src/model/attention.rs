@@ -169,7 +169,7 @@ impl<B: Backend> Weights<B> {
     ) -> AttentionStep<'a, B::Vector> {
         let attention = &step.spec.attention;
         AttentionStep {
-            layer: index,
+            layer: step.cached(index),
             lengths: &step.batch.lengths,
             q_to_kv: &step.shard.q_to_kv,
             head_dim: attention.head_dim as usize,

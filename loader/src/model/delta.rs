@@ -97,7 +97,7 @@ impl<B: Backend> Delta<B> {
         let [z, a, b] = [&weights.z, &weights.a, &weights.b].map(project);
         let inputs = DeltaInputs { q: &q, k: &k, v: &v, z: &z, a: &a, b: &b };
         let at = DeltaStep {
-            layer,
+            layer: step.cached(layer),
             lengths: &step.batch.lengths,
             key_heads: step.shard.lin_k.len(),
             values_per_key: (delta.value_heads / delta.key_heads) as usize,

@@ -14,10 +14,10 @@ use crate::backend::{Backend, StepError};
 
 /// Both ends of a model on one rank.
 pub(super) struct Ends<B: Backend> {
-    /// Absent where the cut is empty.
+    /// Absent where the cut is empty, and where the stage needs none.
     embedding: Option<B::Matrix>,
-    norm: Norm<B>,
-    head: Head<B>,
+    /// Both absent where another stage has them.
+    output: Option<(Norm<B>, Head<B>)>,
 }
 
 /// The output head.
@@ -31,18 +31,27 @@ enum Head<B: Backend> {
 impl<B: Backend> Ends<B> {
     pub(super) fn load(loader: &Loader<'_, B>) -> Result<Self, LoadError> {
         let (spec, shard) = (loader.spec, &loader.shard);
-        let held = shard.vocab[shard.rank].clone();
-        let vocab = Part { held, full: spec.vocab_size as usize };
+        let vocab = Part { held: shard.vocab.clone(), full: spec.vocab_size as usize };
         let rows = if shard.embedding_cut { vocab.clone() } else { Part::whole(vocab.full) };
         let hidden = loader.hidden();
-        Ok(Self {
-            embedding: loader.matrix("model.embed_tokens", &rows, &hidden)?,
-            norm: Norm::load(loader, "model.norm", &hidden)?,
-            head: if spec.tied_embeddings {
+        let [embeds, answers] = match &shard.stage {
+            None => [true, true],
+            Some(stage) => [stage.is_first, stage.is_last],
+        };
+        let needed = embeds || (answers && spec.tied_embeddings);
+        let embedding = needed.then(|| loader.matrix("model.embed_tokens", &rows, &hidden));
+        let output = || {
+            let norm = Norm::load(loader, "model.norm", &hidden)?;
+            let head = if spec.tied_embeddings {
                 Head::Tied
             } else {
                 Head::Own(loader.matrix("lm_head", &vocab, &hidden)?)
-            },
+            };
+            Ok((norm, head))
+        };
+        Ok(Self {
+            embedding: embedding.transpose()?.flatten(),
+            output: answers.then(output).transpose()?,
         })
     }
 
@@ -64,8 +73,9 @@ impl<B: Backend> Ends<B> {
     pub(super) fn logits(&self, step: &Step<'_, B>, x: &B::Tensor) -> B::Tensor {
         let Step { backend, spec, batch, .. } = step;
         let rows = backend.select_rows(x, &batch.logit_rows);
-        let x = self.norm.apply(backend, &spec.norm, &rows);
-        let matrix = match &self.head {
+        let (norm, head) = self.output.as_ref().expect("the last stage has them");
+        let x = norm.apply(backend, &spec.norm, &rows);
+        let matrix = match head {
             Head::Own(matrix) => matrix.as_ref(),
             Head::Tied => self.embedding.as_ref(),
         };
@@ -85,14 +95,14 @@ impl<B: Backend> Ends<B> {
     /// Whether each rank has logits of a part of the vocabulary only. A whole embedding that is
     /// the head too gives every rank all logits; there is nothing to gather.
     pub(super) const fn cuts_logits(&self, shard: &Shard) -> bool {
-        match self.head {
-            Head::Own(_) => true,
-            Head::Tied => shard.embedding_cut,
+        match &self.output {
+            Some((_, Head::Own(_))) | None => true,
+            Some((_, Head::Tied)) => shard.embedding_cut,
         }
     }
 }
 
 /// Tokens whose embeddings are held here.
 fn embedding_range(spec: &Spec, shard: &Shard) -> Range<usize> {
-    if shard.embedding_cut { shard.vocab[shard.rank].clone() } else { 0..spec.vocab_size as usize }
+    if shard.embedding_cut { shard.vocab.clone() } else { 0..spec.vocab_size as usize }
 }

@@ -84,7 +84,9 @@ impl<B: Backend> Loader<'_, B> {
     fn model(&self) -> Result<Model<B>, LoadError> {
         Ok(Model {
             ends: Ends::load(self)?,
-            blocks: (0..self.spec.layers.len())
+            blocks: self
+                .shard
+                .layers(self.spec)
                 .map(|index| Block::load(self, index))
                 .collect::<Result<_, _>>()?,
             spec: self.spec.clone(),
@@ -115,14 +117,14 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(Projection { matrix, bias }))
     }
 
-    /// The bias of a row-cut projection, which rank 0 alone adds.
+    /// The bias of a row-cut projection, which one rank alone adds.
     pub(super) fn bias_once(
         &self,
         module: &str,
         has_bias: bool,
     ) -> Result<Option<B::Vector>, LoadError> {
         let name = format!("{module}.bias");
-        let mine = has_bias && self.shard.rank == 0;
+        let mine = has_bias && self.shard.is_leader;
         mine.then(|| self.vector(&name, &self.hidden())).transpose()
     }
 

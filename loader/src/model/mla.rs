@@ -102,7 +102,7 @@ impl<B: Backend> Latent<B> {
     ) -> Option<B::Tensor> {
         let part = self.weights.as_ref().map(|weights| {
             let at = AttentionStep {
-                layer: index,
+                layer: step.cached(index),
                 lengths: &step.batch.lengths,
                 q_to_kv: &self.q_to_kv,
                 head_dim: (mla.kv_rank + mla.rope) as usize,
@@ -111,7 +111,7 @@ impl<B: Backend> Latent<B> {
                 sinks: None,
                 mask: step.spec.layers[index].mask,
             };
-            weights.forward(step, mla, x, caches, &at)
+            weights.forward(step, (index, mla), x, caches, &at)
         });
         step.with_bias(part, self.o_bias.as_ref())
     }
@@ -121,7 +121,7 @@ impl<B: Backend> Weights<B> {
     fn forward(
         &self,
         step: &Step<'_, B>,
-        mla: &MlaSpec,
+        (index, mla): (usize, &MlaSpec),
         x: &B::Tensor,
         caches: &mut [&mut B::Cache],
         at: &AttentionStep<'_, B::Vector>,
@@ -132,7 +132,7 @@ impl<B: Backend> Weights<B> {
             let norm = NormStep { kind: NormKind::Rms, eps: mla.eps.0, gain, bias: None };
             backend.norm(x, &norm)
         };
-        let rotated = |x: B::Tensor| match step.rotation(&step.spec.layers[at.layer]) {
+        let rotated = |x: B::Tensor| match step.rotation(&step.spec.layers[index]) {
             Some(rotation) => backend.rotate(x, rotation, rope),
             None => x,
         };

@@ -125,7 +125,7 @@ impl<B: Backend> Experts<B> {
             moe.bias.then(|| loader.stacked_vector(&name, &count, outputs)).transpose()
         };
         // Each expert's output bias is added once: by its own rank, or by the first one.
-        let adds_bias = count.is_cut() || shard.rank == 0;
+        let adds_bias = count.is_cut() || shard.is_leader;
         Ok(Some(Self {
             gate: stack("gate_proj", &inner, &hidden)?,
             up: stack("up_proj", &inner, &hidden)?,

@@ -9,7 +9,7 @@ use shardpack_formats::{
 };
 use shardpack_manifests::{Layout, layout::Axis};
 
-use super::LoadError;
+use super::{LoadError, stage::Place};
 
 /// Largest width that an architecture may have: four times that of the largest published
 /// models; products of two widths then fit 64 bits with room to spare.
@@ -20,6 +20,11 @@ const MAX_WIDTH: u64 = 1 << 20;
 pub struct Shard {
     /// This rank.
     pub rank: usize,
+    /// Its place in a pipeline; none where every rank runs all layers. All that follows is held
+    /// of the stage's own layers.
+    pub stage: Option<Place>,
+    /// Whether this rank adds what is added once.
+    pub is_leader: bool,
     /// Query heads held here.
     pub q: Range<usize>,
     /// Key-value heads held here.
@@ -38,16 +43,22 @@ pub struct Shard {
     pub moe_ffn: Range<usize>,
     /// Inner columns of the shared expert held here.
     pub shared_ffn: Range<usize>,
-    /// Every rank's rows of the output head.
-    pub vocab: Vec<Range<usize>>,
+    /// Rows of the output head held here, if its stage has it.
+    pub vocab: Range<usize>,
+    /// The tokens of every rank's logits.
+    pub logits: Vec<Range<usize>>,
     /// Whether the embedding is cut as the output head is.
     pub embedding_cut: bool,
 }
 
 impl Shard {
-    /// The part of `rank`. Ranges of `q`, `ffn` and `vocab` follow one another without gaps, and
-    /// every query head finds its key-value head on its own rank.
+    /// The part of `rank`. Ranges of `q`, `ffn` and `vocab` follow one another without gaps within
+    /// a stage, and every query head finds its key-value head on its own rank.
     pub fn new(spec: &Spec, layout: &Layout, rank: u32) -> Result<Self, LoadError> {
+        let (stage, logits) = (Place::new(layout, rank), logits(spec, layout)?);
+        let of_stage = layout.of_stage(layout.stage_of(rank));
+        let number = rank as usize;
+        let (layout, rank) = (&of_stage, rank - layout.stage_ranks(layout.stage_of(rank)).start);
         let heads = u64::from(spec.attention.heads);
         let kv_heads = u64::from(spec.attention.kv_heads);
         let head_dim = u64::from(spec.attention.head_dim);
@@ -76,7 +87,7 @@ impl Shard {
         };
         let lin_k = linear_heads(spec, layout, rank)?;
         let [experts, moe_ffn, shared_ffn] = experts(spec, layout, rank)?;
-        let vocab = partition(layout, "vocab", spec.vocab_size.into(), 1)?;
+        let vocab = partition(layout, "vocab", spec.vocab_size.into(), 1)?[rank].clone();
         let q = q[rank].clone();
         let [kv, kv_owned] = match &spec.mla {
             None => key_value_heads(spec, layout, rank)?,
@@ -89,7 +100,9 @@ impl Shard {
         };
         let embedding_cut = layout.embedding_cut;
         Ok(Self {
-            rank,
+            rank: number,
+            stage,
+            is_leader: rank == 0,
             q,
             kv,
             kv_owned,
@@ -100,9 +113,28 @@ impl Shard {
             moe_ffn,
             shared_ffn,
             vocab,
+            logits,
             embedding_cut,
         })
     }
+
+    /// The layers that are run here.
+    pub(super) fn layers(&self, spec: &Spec) -> Range<usize> {
+        self.stage.as_ref().map_or(0..spec.layers.len(), |stage| stage.layers.clone())
+    }
+}
+
+/// The tokens of every rank's logits: those of the last stage's rows of the output head, and none
+/// elsewhere.
+fn logits(spec: &Spec, layout: &Layout) -> Result<Vec<Range<usize>>, LoadError> {
+    let last = layout.stage_count() - 1;
+    if last > 0 && spec.tied_embeddings && !layout.embedding_cut {
+        let expected = "a cut embedding, since it is the last stage's output head too";
+        return Err(layout_error("layout.embedding_cut", &expected, &"a whole one"));
+    }
+    let mut all = vec![0..0; layout.stage_ranks(last).start as usize];
+    all.extend(partition(&layout.of_stage(last), "vocab", spec.vocab_size.into(), 1)?);
+    Ok(all)
 }
 
 /// Key-value heads held here, and those of them that no earlier rank holds.

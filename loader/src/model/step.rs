@@ -39,6 +39,11 @@ impl<'a, B: Backend> Step<'a, B> {
         Self { backend, spec, shard, batch, ranks, rotations, query_scales }
     }
 
+    /// Where the caches have a layer: they hold those that are run here.
+    pub(super) fn cached(&self, layer: usize) -> usize {
+        layer - self.shard.stage.as_ref().map_or(0, |stage| stage.layers.start)
+    }
+
     /// Angles for a layer; none where it has no position embedding.
     pub(super) fn rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
         layer.rope.map(|rope| &self.rotations[rope as usize])

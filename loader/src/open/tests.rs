@@ -3,7 +3,11 @@
 use std::{error::Error, fs, path::PathBuf, sync::Mutex};
 
 use shardpack_formats::Dtype;
-use shardpack_manifests::{CHUNK_BYTES, Cut, canonical, layout::Layout, manifest::Quantization};
+use shardpack_manifests::{
+    CHUNK_BYTES, Cut, canonical,
+    layout::{Layout, Stages},
+    manifest::Quantization,
+};
 use tempfile::TempDir;
 
 use super::*;
@@ -28,7 +32,9 @@ fn held() -> Vec<Plain> {
 fn package() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node-0");
-    let layout = Layout { ranks: 1, axes: BTreeMap::new(), q_to_kv: vec![], embedding_cut: false };
+    let stages = Stages::default();
+    let layout =
+        Layout { ranks: 1, stages, axes: BTreeMap::new(), q_to_kv: vec![], embedding_cut: false };
     let quantization = Quantization {
         importance: None,
         bits: 16,

@@ -13,7 +13,7 @@ use shardpack_manifests::{
     Cut, Digest, Layout, Manifest, canonical,
     digest::ChunkHasher,
     ids::Ids,
-    layout::Axis,
+    layout::{Axis, Stages},
     manifest::{FileEntry, Quantization, Source, TensorEntry},
 };
 
@@ -120,6 +120,7 @@ impl Recipe {
         ];
         Layout {
             ranks: self.ranks,
+            stages: Stages::default(),
             axes: axes.into_iter().map(|(name, axis)| (name.to_owned(), axis)).collect(),
             q_to_kv: (0..heads).map(|head| (head / per_kv) as u32).collect(),
             embedding_cut: self.embedding_cut,

@@ -176,7 +176,13 @@ pub fn check_member(
         compare("size in bytes", entry.size_bytes.to_string(), found.to_string());
     }
     if let Some(other) = other.filter(|other| other.layout != manifest.layout) {
-        let ranges = |manifest: &Manifest| format!("{:?}", manifest.layout.axes);
+        let ranges = |manifest: &Manifest| {
+            let layout = &manifest.layout;
+            match layout.stages == other.layout.stages {
+                true => format!("{:?}", layout.axes),
+                false => format!("{:?}", layout.stages),
+            }
+        };
         compare("layout", ranges(other), ranges(manifest));
     }
     problems

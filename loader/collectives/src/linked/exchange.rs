@@ -1,38 +1,89 @@
 //! One exchange of frames: what all ranks send and await at one sequence number.
 
-use std::{thread, time::Instant};
+use std::{
+    sync::PoisonError,
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::LinkedGroup;
 use crate::{
     fate::Fate,
-    frame::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op},
+    frame::{Circle, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op},
     group::{Deadline, GroupError},
     link::{Link, LinkError},
 };
 
 /// Frames kept between calls, so that a step allocates nothing.
 pub(super) struct Scratch {
-    pub(super) sequence: u64,
+    /// Exchanges of all ranks so far.
+    sequence: u64,
+    /// Exchanges of this rank's part of the group.
+    part_sequence: u64,
+    /// Passes to each rank, and from each.
+    pub(super) passes: Vec<[u64; 2]>,
     /// By receiver; only the first is used where all receive the same.
     pub(super) outgoing: Vec<Vec<u8>>,
     /// By sender.
     pub(super) incoming: Vec<Vec<u8>>,
 }
 
-/// One exchange of frames, which all ranks do alike.
+/// How often the other ranks are told that this one is at work.
+const WORD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Most times as long as its deadline says that a call waits for a rank that keeps saying that it
+/// is at work: a quarter of an hour for the 20 seconds of a step, which no step of a machine that
+/// is worth waiting for takes.
+const MOST_PATIENCE: u32 = 45;
+
+/// One exchange of frames, which all its ranks do alike.
 #[derive(Clone, Copy)]
 pub(super) struct Exchange {
     op: Op,
+    circle: Circle,
     sequence: u64,
     deadline: Deadline,
-    start: Instant,
+    pub(super) start: Instant,
 }
 
 impl Scratch {
-    pub(super) fn begin(&mut self, op: Op, deadline: Deadline) -> Exchange {
-        let sequence = self.sequence;
-        self.sequence += 1;
-        Exchange { op, sequence, deadline, start: Instant::now() }
+    pub(super) fn new(size: usize) -> Self {
+        Self {
+            sequence: 0,
+            part_sequence: 0,
+            passes: vec![[0; 2]; size],
+            outgoing: vec![Vec::new(); size],
+            incoming: vec![Vec::new(); size],
+        }
+    }
+
+    pub(super) fn begin(&mut self, op: Op, circle: Circle, deadline: Deadline) -> Exchange {
+        let counter = match circle {
+            Circle::All => &mut self.sequence,
+            Circle::Part => &mut self.part_sequence,
+        };
+        let sequence = *counter;
+        *counter += 1;
+        Exchange { op, circle, sequence, deadline, start: Instant::now() }
+    }
+}
+
+impl Exchange {
+    /// One step of a pass between two ranks.
+    pub(super) fn of_pass(op: Op, sequence: u64, deadline: Deadline) -> Self {
+        Self { op, circle: Circle::Part, sequence, deadline, start: Instant::now() }
+    }
+
+    /// As long a wait as this one's, from now on.
+    pub(super) fn again(&self) -> Deadline {
+        Deadline::after(self.deadline.moment().saturating_duration_since(self.start))
+    }
+
+    /// The deadline for a rank that has just said that it is at work.
+    pub(super) fn renewed(&self) -> Deadline {
+        let wait = self.deadline.moment().saturating_duration_since(self.start);
+        let last = self.start + wait * MOST_PATIENCE;
+        Deadline::at((Instant::now() + wait).min(last))
     }
 }
 
@@ -52,9 +103,9 @@ impl LinkedGroup {
     ) -> &'a mut [u8] {
         let size = u32::try_from(payload_bytes).ok().filter(|size| *size <= MAX_PAYLOAD_BYTES);
         let size = size.unwrap_or_else(|| panic!("a message of {payload_bytes} bytes"));
-        let Exchange { op, sequence, .. } = exchange;
-        let header =
-            Header { op, from: self.rank, payload_bytes: size, epoch: self.epoch, sequence };
+        let Exchange { op, circle, sequence, .. } = exchange;
+        let (from, epoch) = (self.rank, self.epoch);
+        let header = Header { op, circle, from, payload_bytes: size, epoch, sequence };
         frame.resize(HEADER_BYTES + payload_bytes, 0);
         frame[..HEADER_BYTES].copy_from_slice(&header.encode());
         &mut frame[HEADER_BYTES..]
@@ -78,9 +129,11 @@ impl LinkedGroup {
                 rests.push((to, &frame[sent..]));
             }
         }
+        // A word between the halves of a frame would tear it.
+        let relays = rests.is_empty();
         let receive = || {
             for from in senders {
-                self.receive(exchange, from, &mut incoming[from as usize], size(from))?;
+                self.receive(exchange, from, &mut incoming[from as usize], size(from), relays)?;
             }
             Ok(())
         };
@@ -102,23 +155,64 @@ impl LinkedGroup {
         self.fate.cause().map_or(Ok(()), Err)
     }
 
-    /// Receives `from`'s frame of this exchange.
+    /// Tells the other ranks, but for the one that this is known from, that this one is at work,
+    /// unless they have just heard it.
+    pub(super) fn say_at_work(&self, heard_from: Option<u32>) -> Result<(), GroupError> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_some_and(|told| told.elapsed() < WORD_INTERVAL) {
+            return Ok(());
+        }
+        *told = Some(Instant::now());
+        let exchange = Exchange {
+            op: Op::Alive,
+            circle: Circle::All,
+            sequence: 0,
+            deadline: Deadline::after(WORD_INTERVAL),
+            start: Instant::now(),
+        };
+        let mut frame = Vec::new();
+        self.frame(exchange, &mut frame, 0);
+        for to in self.others().filter(|to| Some(*to) != heard_from) {
+            let link = self.fate.link(to);
+            let failed = |error| self.failed(exchange, to, error);
+            // A link without room holds words that were not heard yet.
+            let sent = link.send_now(&frame).map_err(failed)?;
+            if (1..frame.len()).contains(&sent) {
+                link.send_rest(&frame[sent..], exchange.deadline).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives `from`'s frame of this exchange. While that rank says that it is at work, so do
+    /// those who wait for it, where `relays` says that their links are free.
     fn receive(
         &self,
         exchange: Exchange,
         from: u32,
         frame: &mut Vec<u8>,
         size: Option<usize>,
+        relays: bool,
     ) -> Result<(), GroupError> {
+        let mut deadline = exchange.deadline;
         let link = self.fate.link(from);
         let failed = |error| self.failed(exchange, from, error);
         loop {
-            let header = link.receive_header(frame, exchange.deadline).map_err(failed)?;
+            let header = link.receive_header(frame, deadline).map_err(failed)?;
             let stale = header.epoch < self.epoch;
+            let alive = Header { op: Op::Alive, circle: Circle::All, sequence: 0, ..header };
+            if !stale && header == alive && header.payload_bytes == 0 && header.from == from {
+                link.receive_payload(&header, frame, deadline).map_err(failed)?;
+                deadline = exchange.renewed();
+                if relays {
+                    self.say_at_work(Some(from))?;
+                }
+                continue;
+            }
             if !stale && !self.fits(exchange, from, size, &header) {
                 return Err(self.out_of_step(exchange, from, size, header.to_string()));
             }
-            link.receive_payload(&header, frame, exchange.deadline).map_err(failed)?;
+            link.receive_payload(&header, frame, deadline).map_err(failed)?;
             if !stale {
                 return Ok(());
             }
@@ -127,7 +221,7 @@ impl LinkedGroup {
 
     fn fits(&self, exchange: Exchange, from: u32, size: Option<usize>, found: &Header) -> bool {
         found.epoch == self.epoch
-            && found.op == exchange.op
+            && (found.op, found.circle) == (exchange.op, exchange.circle)
             && found.sequence == exchange.sequence
             && found.from == from
             && size.is_none_or(|size| size == found.payload_bytes as usize)
@@ -140,9 +234,10 @@ impl LinkedGroup {
         size: Option<usize>,
         found: String,
     ) -> GroupError {
-        let Exchange { op, sequence, .. } = exchange;
+        let Exchange { op, circle, sequence, .. } = exchange;
         let payload_bytes = size.unwrap_or(0) as u32;
-        let header = Header { op, from: rank, payload_bytes, epoch: self.epoch, sequence };
+        let (from, epoch) = (rank, self.epoch);
+        let header = Header { op, circle, from, payload_bytes, epoch, sequence };
         let expected = match size {
             Some(_) => header.to_string(),
             None => header.to_string().replace(", 0 bytes", ""),

@@ -9,7 +9,7 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{exchange::Exchange, *};
 use crate::{
     frame::{Header, Notice},
     link::{Farewell, LinkError, TcpLink},
@@ -255,6 +255,88 @@ fn gathers_and_broadcasts_carry_any_length() {
     }
 }
 
+/// Two parts that sum by themselves, with passes from the first to the second (whose last rank is
+/// given what the first's first one has, where the parts are of unequal size) and calls of all
+/// ranks in between.
+fn check_parts(groups: &[LinkedGroup], first: u32) {
+    let size = groups[0].size();
+    let expected = |part: &Range<u32>, len: usize| -> Vec<u32> {
+        let sum = |index| {
+            let rest = part.clone().skip(1);
+            rest.fold(value(part.start, index), |sum, rank| sum + value(rank, index)).to_bits()
+        };
+        (0..len).map(sum).collect()
+    };
+    on_all(groups, |group| {
+        let (rank, deadline) = (group.rank(), Deadline::after(LONG));
+        let part = if rank < first { 0..first } else { first..size };
+        for len in [5, 0, 20_000, 1, 70_001] {
+            // The parts need not have equally many sums.
+            for _ in 0..=part.start {
+                let mut values = values(rank, len);
+                group.sum_among(part.clone(), &mut values, deadline).unwrap();
+                let bits: Vec<_> = values.iter().map(|value| value.to_bits()).collect();
+                assert!(bits == expected(&part, len), "rank {rank} of {size}, {len} values");
+            }
+            group.at_work().unwrap();
+            for to in first..size {
+                let from = (to - first) % first;
+                let bytes = vec![from as u8; len * 4];
+                if rank == from {
+                    group.send(to, &bytes, deadline).unwrap();
+                }
+                if rank == to {
+                    let mut found = b"old".to_vec();
+                    group.receive(from, &mut found, deadline).unwrap();
+                    assert!(found == bytes, "{from} to {to}");
+                }
+            }
+            let gathered = group.all_gather(&[rank as u8], deadline).unwrap();
+            assert!(gathered.concat().into_iter().eq(0..size as u8));
+        }
+    });
+}
+
+#[test]
+fn parts_sum_by_themselves_and_pass_values_on() {
+    for (size, first) in [(2, 1), (3, 1), (4, 2), (5, 2)] {
+        check_parts(&over_memory(size), first);
+        check_parts(&jittery(size, u64::from(size)), first);
+        check_parts(&over_tcp(size), first);
+    }
+}
+
+#[test]
+fn nothing_is_sent_to_a_rank_that_does_not_take_it() {
+    for groups in [over_memory(2), over_tcp(2)] {
+        let soon = Deadline::after(Duration::from_millis(50));
+        let error = groups[0].send(1, &[1; 64], soon).unwrap_err();
+        assert!(matches!(error, GroupError::Timeout { rank: 1, .. }), "{error}");
+    }
+}
+
+#[test]
+fn who_says_that_it_is_at_work_is_waited_for() {
+    let (mine, theirs) = MemoryLink::pair();
+    let group = LinkedGroup::new(0, 7, vec![None, Some(Box::new(mine))]).unwrap();
+    let word = sum_frame(|it| (it.op, it.payload_bytes) = (Op::Alive, 0));
+    for _ in 0..3 {
+        theirs.send_now(&word).unwrap();
+    }
+    theirs.send_now(&sum_frame(|_| ())).unwrap();
+    group.all_reduce_sum(&mut [1.0; 4], Deadline::after(LONG)).unwrap();
+    // Each word prolongs the wait; in the end it is over.
+    let long_ago = Instant::now() - Duration::from_secs(100);
+    let wait = |seconds| Deadline::at(long_ago + Duration::from_secs(seconds));
+    let exchange = |seconds| {
+        let mut exchange = Exchange::of_pass(Op::Pass, 0, wait(seconds));
+        exchange.start = long_ago;
+        exchange
+    };
+    assert!(exchange(20).renewed().left() > Duration::from_secs(19));
+    assert!(exchange(2).renewed().left().is_zero(), "100 s are more than 45 times 2 s");
+}
+
 #[test]
 fn a_root_may_run_ahead_of_slow_readers() {
     let groups = over_memory(2);
@@ -412,7 +494,8 @@ fn check_foreign(frame: &[u8], expected: &str) {
 
 fn sum_frame(change: impl FnOnce(&mut Header)) -> Vec<u8> {
     let op = Op::SumDirect;
-    let mut header = Header { op, from: 1, payload_bytes: 16, epoch: 7, sequence: 0 };
+    let circle = Circle::All;
+    let mut header = Header { op, circle, from: 1, payload_bytes: 16, epoch: 7, sequence: 0 };
     change(&mut header);
     let mut frame = header.encode().to_vec();
     frame.resize(HEADER_BYTES + header.payload_bytes as usize, 0);
@@ -431,6 +514,10 @@ fn frames_of_another_step_are_refused() {
     check(|it| it.payload_bytes = 20, "sum (direct) 0 of epoch 7 from rank 1, 20 bytes");
     check(|it| it.payload_bytes = 0, "sum (direct) 0 of epoch 7 from rank 1, 0 bytes");
     check(|it| it.from = 2, "sum (direct) 0 of epoch 7 from rank 2, 16 bytes");
+    let part = "sum (direct) 0 within a part of epoch 7 from rank 1, 16 bytes";
+    check(|it| it.circle = Circle::Part, part);
+    // A word that says more than that its rank is at work.
+    check(|it| it.op = Op::Alive, "alive 0 of epoch 7 from rank 1, 16 bytes");
     check(|it| it.epoch = 8, "sum (direct) 0 of epoch 8 from rank 1, 16 bytes");
 }
 

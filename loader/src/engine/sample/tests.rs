@@ -15,7 +15,7 @@ fn wishes(sampling: Sampling) -> Wishes {
 fn choose_row(logits: &[f32], chooser: &Chooser, index: u32, mask: Option<&TokenMask>) -> Chosen {
     let row = Row { chooser, index, mask };
     let alone = thread_groups(1, 1).remove(0);
-    let ranks = Ranks { group: alone.as_ref(), timeout: TIMEOUT };
+    let ranks = Ranks::all(alone.as_ref(), TIMEOUT);
     let vocab_size = logits.len();
     let whole = Logits { values: logits, range: 0..vocab_size, ranges: None, vocab_size };
     sample(&whole, &[row], &ranks).unwrap().remove(0)
@@ -165,7 +165,7 @@ fn any_number_of_ranks_chooses_the_same_tokens() {
                             ranges: Some(ranges),
                             vocab_size: vocab,
                         };
-                        let ranks = Ranks { group: group.as_ref(), timeout: TIMEOUT };
+                        let ranks = Ranks::all(group.as_ref(), TIMEOUT);
                         sample(&logits, rows, &ranks).unwrap()
                     })
                 })

@@ -108,7 +108,7 @@ impl Alone {
         }
         let group = LinkedGroup::alone(1);
         let timeout = STANDARD.collective_timeout;
-        let ranks = crate::backend::Ranks { group: &group, timeout };
+        let ranks = crate::backend::Ranks::all(&group, timeout);
         let logits = self.backend.run(|| {
             let logits = self.model.forward(&self.backend, &batch, caches, &ranks).unwrap();
             self.backend.read(logits.unwrap(), &ranks).unwrap()
