@@ -30,6 +30,7 @@ mod scripted;
 mod serve;
 mod signature;
 mod sources;
+mod stages;
 mod stats;
 mod tools;
 mod verify;

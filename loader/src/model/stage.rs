@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use shardpack_collectives::GroupError;
-use shardpack_manifests::Layout;
+use shardpack_manifests::{Layout, layout::Stage};
 use zerocopy::IntoBytes;
 
 use super::step::Step;
@@ -42,7 +42,7 @@ impl Place {
         let ranks = stage.rank_range();
         let before = index.checked_sub(1).map(|before| stages[before].rank_range());
         let taken_from = before.map(|before| giver(&before, &ranks, rank));
-        let next = stages.get(index + 1).map_or(0..0, |next| next.rank_range());
+        let next = stages.get(index + 1).map_or(0..0, Stage::rank_range);
         let mine = |to: &u32| giver(&ranks, &next, *to) == rank;
         Some(Self {
             layers: stage.layers[0] as usize..stage.layers[1] as usize,
@@ -89,7 +89,7 @@ pub(super) fn give<B: Backend>(
 mod tests {
     use std::collections::BTreeMap;
 
-    use shardpack_manifests::layout::{Stage, Stages};
+    use shardpack_manifests::layout::Stages;
 
     use super::*;
 

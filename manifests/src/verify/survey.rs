@@ -178,9 +178,10 @@ pub fn check_member(
     if let Some(other) = other.filter(|other| other.layout != manifest.layout) {
         let ranges = |manifest: &Manifest| {
             let layout = &manifest.layout;
-            match layout.stages == other.layout.stages {
-                true => format!("{:?}", layout.axes),
-                false => format!("{:?}", layout.stages),
+            if layout.stages == other.layout.stages {
+                format!("{:?}", layout.axes)
+            } else {
+                format!("{:?}", layout.stages)
             }
         };
         compare("layout", ranges(other), ranges(manifest));

@@ -326,7 +326,7 @@ fn who_says_that_it_is_at_work_is_waited_for() {
     theirs.send_now(&sum_frame(|_| ())).unwrap();
     group.all_reduce_sum(&mut [1.0; 4], Deadline::after(LONG)).unwrap();
     // Each word prolongs the wait; in the end it is over.
-    let long_ago = Instant::now() - Duration::from_secs(100);
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
     let wait = |seconds| Deadline::at(long_ago + Duration::from_secs(seconds));
     let exchange = |seconds| {
         let mut exchange = Exchange::of_pass(Op::Pass, 0, wait(seconds));
