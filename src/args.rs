@@ -125,6 +125,9 @@ pub(crate) struct FormatArgs {
     /// Tokens of context that the nodes' memory must hold; the model's longest by default.
     #[arg(long, value_name = "N")]
     pub context: Option<u32>,
+    /// How keys and values will be stored, for the same reckoning.
+    #[arg(long, value_enum, default_value_t = KvFormat::F32)]
+    pub kv_type: KvFormat,
     /// Rules for an architecture of your own, in the form of formats/rules/*.toml; they come before
     /// the compiled-in ones, may build on one with `extends`, and go into the packages.
     #[arg(long, value_name = "FILE")]
@@ -453,6 +456,13 @@ pub(crate) struct EngineChoice {
     /// closer to the weights' exact results, and slower.
     #[arg(long)]
     pub exact: bool,
+    /// How keys and values are stored.
+    #[arg(long, value_enum, default_value_t = KvFormat::F32)]
+    pub kv_type: KvFormat,
+    /// Memory of each rank for keys and values, such as 8g; by default one sequence of the model's
+    /// longest context, and 64m at least.
+    #[arg(long, value_name = "BYTES")]
+    pub kv_memory: Option<Size>,
 }
 
 /// Engines.
@@ -514,9 +524,10 @@ pub(crate) struct BenchArgs {
 }
 
 /// How keys and values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KvFormat {
     /// 32-bit floats.
+    #[default]
     F32,
     /// IEEE half precision.
     F16,

@@ -6,9 +6,10 @@ use std::{
 };
 
 use anyhow::Context as _;
+use shardpack_converter::plan;
 use shardpack_loader::{
     backend::{
-        Arithmetic, Backend, Collectives, Cpu, CpuError, CpuOptions, Mlx,
+        self, Arithmetic, Backend, Collectives, Cpu, CpuError, CpuOptions, Mlx,
         mlx::{MemoryNeed, MemoryPlan, Taken},
     },
     cluster::LoadError,
@@ -18,11 +19,11 @@ use shardpack_loader::{
     model::Model,
     open::Package,
 };
-use shardpack_manifests::Manifest;
+use shardpack_manifests::{Layout, Manifest};
 use shardpack_mlx::{distributed::Distributed, runtime};
 
 use crate::{
-    args::{CollectivesName, EngineChoice, EngineName},
+    args::{CollectivesName, EngineChoice, EngineName, KvFormat},
     failure::Failure,
     progress::{say, size},
 };
@@ -49,6 +50,38 @@ fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 const ONLY_SERVE: &str = "the scripted engine is the server's alone: serve --engine scripted FILE";
 
+impl KvFormat {
+    /// As the command line spells it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8 => "q8",
+        }
+    }
+
+    /// The engine's.
+    pub(crate) const fn stored(self) -> backend::KvType {
+        match self {
+            Self::F32 => backend::KvType::F32,
+            Self::F16 => backend::KvType::F16,
+            Self::Bf16 => backend::KvType::Bf16,
+            Self::Q8 => backend::KvType::Q8,
+        }
+    }
+
+    /// The planner's.
+    pub(crate) const fn planned(self) -> plan::KvType {
+        match self {
+            Self::F32 => plan::KvType::F32,
+            Self::F16 => plan::KvType::F16,
+            Self::Bf16 => plan::KvType::Bf16,
+            Self::Q8 => plan::KvType::Q8,
+        }
+    }
+}
+
 impl EngineChoice {
     /// The same choice for another process of this program.
     pub(crate) fn arguments(&self) -> Vec<String> {
@@ -70,6 +103,11 @@ impl EngineChoice {
         if self.exact {
             arguments.push("--exact");
         }
+        let kv_memory = self.kv_memory.map(|size| size.0.to_string());
+        if let Some(bytes) = &kv_memory {
+            arguments.extend(["--kv-memory", bytes]);
+        }
+        arguments.extend(["--kv-type", self.kv_type.name()]);
         arguments.into_iter().map(str::to_owned).collect()
     }
 
@@ -82,7 +120,8 @@ impl EngineChoice {
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
         let arithmetic = if self.exact { Arithmetic::Exact } else { Arithmetic::Fast };
         let platform = self.platform.clone();
-        Cpu::with_options(&CpuOptions { threads, platform, arithmetic })
+        let cpu = Cpu::with_options(&CpuOptions { threads, platform, arithmetic })?;
+        Ok(cpu.with_kv(self.kv_type.stored()))
     }
 
     /// Refuses what cannot be, before anything is started.
@@ -104,12 +143,28 @@ impl EngineChoice {
             self.engine == EngineName::Mlx || self.has_deadlines(),
             "ring and jaccl are MLX's own collectives: they go with --engine mlx"
         );
-        let of_cpu = self.exact || self.platform.is_some();
+        let of_cpu = self.exact || self.platform.is_some() || self.kv_type != KvFormat::F32;
         anyhow::ensure!(
             self.engine == EngineName::Cpu || !of_cpu,
-            "--platform and --exact are the cpu engine's: leave them out with --engine mlx"
+            "--platform, --exact and --kv-type are the cpu engine's: leave them out with --engine mlx"
         );
         Ok(())
+    }
+
+    /// Refuses a cut that the collectives cannot serve.
+    pub(crate) fn check_layout(&self, layout: &Layout) -> Result<(), LoadError> {
+        if layout.stage_count() > 1 && !self.has_deadlines() {
+            return Err("MLX's ring and JACCL sum over all ranks, and this set has pipeline \
+                        stages: use --collectives own"
+                .into());
+        }
+        Ok(())
+    }
+
+    /// What an engine is told beside its standard.
+    pub(crate) fn options(&self) -> EngineOptions {
+        let kv_bytes = self.kv_memory.map(|size| size.0);
+        EngineOptions { kv_bytes, ..EngineOptions::STANDARD }
     }
 
     /// The same choice with one of MLX's own layers.
@@ -204,9 +259,9 @@ impl Opened {
     pub(crate) fn rank_engine(
         self,
         package: &Package,
+        options: EngineOptions,
         constraints: Option<Box<dyn ConstraintFactory>>,
     ) -> Result<Box<dyn RankEngine>, LoadError> {
-        let options = EngineOptions::STANDARD;
         Ok(match self {
             Self::Cpu(backend) => {
                 let model = Model::load(package, &backend)?;

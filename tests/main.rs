@@ -17,6 +17,7 @@ mod harness;
 #[cfg(feature = "hub")]
 mod hub;
 mod kill;
+mod memory;
 mod mlx;
 mod more_families;
 mod package_set;

@@ -30,7 +30,7 @@ use crate::{
 pub(crate) use files::{Destination, PackageFiles};
 pub(crate) use formats::{format_of, module_name};
 use layout::RankGroup;
-pub use memory::RankMemory;
+pub use memory::{EngineLoad, KvType, PROCESS_BYTES, RankMemory, STEP_TOKENS};
 use options::Choice;
 pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 pub(crate) use stages::check as check_stages;
@@ -211,18 +211,17 @@ impl Plan {
         rounding: Rounding,
         warnings: Vec<String>,
     ) -> Self {
-        let context = options.context.unwrap_or(normalised.spec.max_positions);
         let cut = |(stages, groups): (Stages, Vec<RankGroup>)| {
             let layout =
                 layout::plan(&normalised, &quantization, (stages, &groups), options.experts);
             let steps = steps(&normalised, &quantization, &layout);
             let packages = files::plan(&steps, &layout);
             let memory = memory::of_ranks(
-                &normalised,
+                &normalised.spec,
                 &layout,
                 &packages.bytes_per_rank(),
                 &options.nodes,
-                context,
+                (options.context, options.kv),
             );
             (layout, steps, packages, memory)
         };
@@ -230,7 +229,8 @@ impl Plan {
         let mut planned = cut(stages::even(&layers, &options));
         // What the most even cut has too much of, another one may not have: first layers move
         // between stages, then every stage is cut within its own nodes' limits.
-        let caches = memory::layer_caches(&normalised, &planned.0, context);
+        let caches =
+            memory::layer_caches(&normalised.spec, &planned.0, (options.context, options.kv));
         if let Some(moved) = stages::within(&layers, &options, &planned.3, &caches) {
             planned = cut(moved);
         }

@@ -110,8 +110,10 @@ pub enum StoredWeights {
 /// Room for the keys and values of one sequence on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
-    /// Layers of the model.
+    /// Layers that keep keys and values.
     pub layers: usize,
+    /// Layers that keep a state instead.
+    pub states: usize,
     /// Key-value heads held here.
     pub kv_heads: usize,
     /// Width of a head.
@@ -139,7 +141,7 @@ pub enum KvType {
 /// Attention of one layer over the sequences of a step. `V` is the backend's vector.
 #[derive(Debug)]
 pub struct AttentionStep<'a, V> {
-    /// The layer, which selects the part of each cache.
+    /// The layer, counted among those that keep keys and values here.
     pub layer: usize,
     /// Rows of each sequence, in the order of the caches; they follow what is cached.
     pub lengths: &'a [usize],
@@ -202,7 +204,7 @@ pub struct DeltaInputs<'a, T> {
 /// Linear attention of one layer over the sequences of a step.
 #[derive(Debug)]
 pub struct DeltaStep<'a, V> {
-    /// The layer, which selects the part of each cache.
+    /// The layer, counted among those that keep a state here.
     pub layer: usize,
     /// Rows of each sequence, in the order of the caches.
     pub lengths: &'a [usize],

@@ -98,7 +98,8 @@ impl<B: Backend> Model<B> {
     #[must_use]
     pub fn cache_shape(&self) -> CacheShape {
         CacheShape {
-            layers: self.blocks.len(),
+            layers: self.shard.layers(&self.spec).filter(|it| !self.spec.layers[*it].delta).count(),
+            states: self.shard.layers(&self.spec).filter(|it| self.spec.layers[*it].delta).count(),
             kv_heads: self.shard.kv.len(),
             head_dim: match &self.spec.mla {
                 None => self.spec.attention.head_dim as usize,

@@ -4,8 +4,12 @@ use std::{fs, process::ExitCode};
 
 use anyhow::anyhow;
 use serde_json::{Value, json};
+use shardpack_converter::{
+    RankMemory,
+    plan::{EngineLoad, KvType, PROCESS_BYTES, STEP_TOKENS},
+};
 use shardpack_loader::{
-    backend::{Backend, Cpu, KvType, TOKENS_PER_PAGE},
+    backend::{Backend, Cpu, TOKENS_PER_PAGE},
     bench::{Load, Speed, bench, read_bandwidth, sum_latency},
     engine::{Engine, EngineOptions, memory_group},
     model::Model,
@@ -15,7 +19,7 @@ use shardpack_manifests::Manifest;
 
 use super::{Outcome, package, threads};
 use crate::{
-    args::{BenchArgs, KvFormat},
+    args::BenchArgs,
     failure::Failure,
     progress::{result, say, size},
 };
@@ -23,20 +27,21 @@ use crate::{
 /// Carries the command out.
 pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let threads = threads::count(args.threads);
-    let bandwidth = read_bandwidth(threads);
     let set = package::read_set(&args.set)?;
     let folders = package::folders(&args.set, &set);
     let each = (threads / folders.len().max(1)).max(1);
     let mut ranks = Vec::new();
     let mut engines = Vec::new();
+    let mut manifests = Vec::new();
     for folder in &folders {
         let shown = || folder.display().to_string();
         let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
         let package = Package::open(folder, &OpenOptions { threads }, &|_| ())
             .map_err(|error| wrong(error.into()))?;
-        let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(kv_type(args.kv_type));
+        let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.stored());
         let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
         ranks.push(RankBytes::of(package.manifest(), backend.page_bytes(&model.cache_shape())));
+        manifests.push(package.manifest().clone());
         engines.push(Engine::new(model, backend, EngineOptions::STANDARD));
     }
     let spec = engines.first().map(|engine| engine.model().spec().clone());
@@ -47,7 +52,10 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     };
     let groups = memory_group(engines.len() as u32)?;
     let speeds = bench(&mut engines, &groups, &loads, &mut note).map_err(anyhow::Error::from)?;
-    let resident = resident_bytes();
+    let [resident, peak] = resident_bytes();
+    let planned = planned_bytes(&manifests, &ranks, &loads, args.kv_type.planned());
+    // Only now: it takes memory of its own.
+    let bandwidth = read_bandwidth(threads);
     let sums = memory_group(engines.len() as u32)?;
     let latency = (sums.len() > 1)
         .then(|| sum_latency(&sums, spec.hidden_size as usize))
@@ -63,21 +71,14 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         "weight_bytes": most(|rank| rank.stored),
         "kv_bytes_per_token": most(|rank| rank.page) / TOKENS_PER_PAGE as u64,
         "resident_bytes": resident,
+        "peak_bytes": peak,
+        "planned_bytes": planned,
         "sum_seconds": latency.map(|latency| latency.as_secs_f64()),
         "sum_bytes": u64::from(spec.hidden_size) * 4,
         "loads": rows,
     });
     result(&if args.json { document.to_string() } else { table(&document) });
     Ok(ExitCode::SUCCESS)
-}
-
-const fn kv_type(format: KvFormat) -> KvType {
-    match format {
-        KvFormat::F32 => KvType::F32,
-        KvFormat::F16 => KvType::F16,
-        KvFormat::Bf16 => KvType::Bf16,
-        KvFormat::Q8 => KvType::Q8,
-    }
 }
 
 /// What a step reads on one rank.
@@ -152,11 +153,44 @@ fn row(speed: &Speed, generate: usize, ranks: &[RankBytes], bandwidth: f64) -> V
     row
 }
 
-/// Memory of this process; unknown where the system does not say.
-fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+/// What `plan` reckons that these ranks take in one process after these loads.
+fn planned_bytes(manifests: &[Manifest], ranks: &[RankBytes], loads: &[Load], kv: KvType) -> u64 {
+    let Some(spec) = manifests.first().map(|manifest| &manifest.architecture) else { return 0 };
+    let page = TOKENS_PER_PAGE as u64;
+    let [mut kept, mut own, mut sequences, mut step_tokens] = [0; 4];
+    for load in loads {
+        let (batch, tokens) = (load.batch as u64, (load.context + load.generate) as u64);
+        // Full pages stay for sequences that begin alike, unless states go with them.
+        let full = if spec.delta.is_some() { 0 } else { tokens / page * page };
+        kept += batch * full;
+        own = own.max(batch * (tokens - full));
+        sequences = sequences.max(batch);
+        step_tokens = step_tokens.max(batch * load.context as u64);
+    }
+    let largest = ranks.iter().map(|rank| rank.page).max().unwrap_or(0);
+    let least = EngineOptions::LEAST_KV_BYTES.checked_div(largest).unwrap_or(0);
+    let most = u64::from(spec.max_positions).div_ceil(page).max(least) * page;
+    let load = EngineLoad {
+        tokens: (kept + own).min(most),
+        sequences,
+        step_tokens: step_tokens.min(STEP_TOKENS),
+        kv,
+    };
+    let rank = |(manifest, rank): (&Manifest, &RankBytes)| {
+        let place = (manifest.rank, rank.stored);
+        RankMemory::of(&manifest.architecture, &manifest.layout, place, &load).total_bytes()
+            - PROCESS_BYTES
+    };
+    manifests.iter().zip(ranks).map(rank).sum::<u64>() + PROCESS_BYTES
+}
+
+/// Memory of this process, now and at most; unknown where the system does not say.
+fn resident_bytes() -> [Option<u64>; 2] {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ["VmRSS:", "VmHWM:"].map(|name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    })
 }
 
 fn table(document: &Value) -> String {
@@ -170,9 +204,14 @@ fn table(document: &Value) -> String {
             number(&document["read_bytes_per_second"]) / 1e9
         ),
         format!(
-            "weights {}, keys and values {} a token, resident {}",
+            "weights {}, keys and values {} a token",
             bytes("weight_bytes"),
-            bytes("kv_bytes_per_token"),
+            bytes("kv_bytes_per_token")
+        ),
+        format!(
+            "memory: {} planned, {} at most, {} in the end",
+            bytes("planned_bytes"),
+            bytes("peak_bytes"),
             bytes("resident_bytes")
         ),
     ];

@@ -68,6 +68,7 @@ pub(super) fn format_options(
         recipe: args.recipe.clone(),
         overrides: args.overrides.clone(),
         context: args.context,
+        kv: args.kv_type.planned(),
         ..ConvertOptions::new(output, 1)
     })
 }

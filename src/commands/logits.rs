@@ -14,6 +14,9 @@ use crate::{args::LogitsArgs, failure::Failure};
 /// Carries the command out.
 pub(crate) fn run(args: &LogitsArgs) -> Outcome {
     args.engine.check()?;
+    if args.engine.kv_memory.is_some() {
+        return Err(anyhow::anyhow!("--kv-memory is for serving").into());
+    }
     let tokens = read_tokens(&args.tokens)?;
     let set = package::read_set(&args.set)?;
     let threads = threads::count(args.threads);

@@ -97,9 +97,18 @@ fn text(plan: &Plan, tensors: bool) -> String {
     let (largest, total) =
         (weights.iter().max().copied().unwrap_or(0), weights.iter().sum::<u64>());
     let spec = &plan.normalised.spec;
-    let context = plan.options.context.unwrap_or(spec.max_positions);
+    let cache = match plan.options.context {
+        Some(context) => format!(
+            "KV cache for {context} tokens, which `serve --kv-memory {}m` keeps to",
+            plan.memory.iter().map(|it| it.cache_bytes).max().unwrap_or(0).div_ceil(1 << 20),
+        ),
+        None => format!(
+            "KV cache for one sequence of {} tokens, or 64 MiB where that is more",
+            spec.max_positions
+        ),
+    };
     let mut text = format!(
-        "{}, {} layers, {} of source, {} on disk\n\n{}\ncontext {context} tokens of one sequence; the largest node holds {:.1} % more than the mean\n",
+        "{}, {} layers, {} of source, {} on disk\n\n{}\n{cache}; the largest node holds {:.1} % more than the mean\n",
         spec.model_type,
         spec.layers.len(),
         size(plan.source_bytes()),

@@ -36,6 +36,7 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let identity = identity(&manifest);
     let style = manifest.chat.as_ref().map(|chat| chat.output);
     let served = run_rank(listener, token, identity, RankOptions::default(), move |progress| {
+        choice.check_layout(&manifest.layout)?;
         let opened = choice.open(threads, place)?;
         opened.check_memory(&manifest)?;
         let package = read(&folder, threads, progress)?;
@@ -44,7 +45,7 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
         let leads = manifest.rank == 0;
         let constraints =
             if leads { server::constraints(&folder, style).ok().flatten() } else { None };
-        opened.rank_engine(&package, constraints)
+        opened.rank_engine(&package, choice.options(), constraints)
     });
     end_for_sure();
     served.map_err(Failure::from)?;

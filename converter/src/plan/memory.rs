@@ -1,21 +1,63 @@
 //! What a rank needs to run its package, against what its node has.
+//!
+//! Counted as the engine allocates: pages of keys and values in every layer that attends, states
+//! of linear attention, and the activations that a step holds at the same time, layer kind by
+//! layer kind. `shardpack bench` prints the same figure beside what the system says.
 
 use std::ops::Range;
 
 use serde::Serialize;
-use shardpack_formats::{Mask, Normalised};
+use shardpack_formats::{
+    Spec,
+    spec::{Delta, Mla, Moe},
+};
 use shardpack_manifests::Layout;
 
 use super::{NodeLimit, Nodes};
 
-/// Bytes of a cached key or value: the engine keeps them in f32.
-const CACHE_ELEMENT_BYTES: u64 = 4;
+/// Tokens of a page of keys and values, which the engine takes memory for.
+const PAGE_TOKENS: u64 = 256;
+
+/// Memory for keys and values that the engine takes at least, unless it is told.
+const LEAST_KV_BYTES: u64 = 64 << 20;
 
 /// Prompt tokens that the engine runs in one step.
-const STEP_TOKENS: u64 = 512;
+pub const STEP_TOKENS: u64 = 512;
 
-/// Code, tokenizer, buffers of links, allocator.
-const PROCESS_BYTES: u64 = 64 << 20;
+/// Longest piece of a vector that ranks exchange at once.
+const PIECE_BYTES: u64 = 4 << 20;
+
+/// Code, threads, allocator, and the tokenizer of the rank that holds answers to a grammar: some
+/// 22 MiB in measurements, more for large vocabularies.
+pub const PROCESS_BYTES: u64 = 32 << 20;
+
+/// Bytes of a number as the engine computes with it.
+const F32_BYTES: u64 = 4;
+
+/// How the engine will store keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// As computed.
+    #[default]
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// 8-bit integers, with one scale for each head of each token.
+    Q8,
+}
+
+impl KvType {
+    /// Bytes of a head's key or value.
+    const fn head_bytes(self, width: u64) -> u64 {
+        match self {
+            Self::F32 => width * 4,
+            Self::F16 | Self::Bf16 => width * 2,
+            Self::Q8 => width + 4,
+        }
+    }
+}
 
 /// What one rank needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -24,7 +66,7 @@ pub struct RankMemory {
     pub node: Option<String>,
     /// Weights.
     pub weight_bytes: u64,
-    /// Keys and values of one sequence of the planned context.
+    /// Keys and values, and states of linear attention.
     pub cache_bytes: u64,
     /// Activations of one step, and the process itself.
     pub working_bytes: u64,
@@ -32,7 +74,40 @@ pub struct RankMemory {
     pub limit_bytes: Option<u64>,
 }
 
+/// What an engine is run for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Tokens whose keys and values are held, those of all sequences together.
+    pub tokens: u64,
+    /// Sequences at the same time.
+    pub sequences: u64,
+    /// Rows of the largest step.
+    pub step_tokens: u64,
+    /// How keys and values are stored.
+    pub kv: KvType,
+}
+
 impl RankMemory {
+    /// What a rank needs for a load, its process included.
+    #[must_use]
+    pub fn of(
+        spec: &Spec,
+        layout: &Layout,
+        (rank, weight_bytes): (u32, u64),
+        load: &EngineLoad,
+    ) -> Self {
+        let part = Part::of(layout, rank);
+        let layers = own_layers(spec, layout, rank);
+        let cache = |layer| layer_cache(spec, &part, layer, load);
+        Self {
+            node: None,
+            weight_bytes,
+            cache_bytes: layers.clone().map(cache).sum(),
+            working_bytes: working(spec, &part, layers, load) + PROCESS_BYTES,
+            limit_bytes: None,
+        }
+    }
+
     /// Everything together.
     #[must_use]
     pub const fn total_bytes(&self) -> u64 {
@@ -46,83 +121,206 @@ impl RankMemory {
     }
 }
 
-/// Memory of every rank, in rank order, at `context` tokens.
+/// Memory of every rank, in rank order, for one sequence of `context` tokens. Where nobody says
+/// how long it is, the engine takes memory for the longest sequence, and for some short ones at
+/// least.
 pub(super) fn of_ranks(
-    normalised: &Normalised,
+    spec: &Spec,
     layout: &Layout,
     weights: &[u64],
     nodes: &Nodes,
-    context: u32,
+    (context, kv): (Option<u32>, KvType),
 ) -> Vec<RankMemory> {
     let limit = |rank: usize| match nodes {
         Nodes::Equal(_) => None,
         Nodes::Limited(limits) => limits.get(rank),
     };
+    let load = load_of(spec, layout, context, kv);
     let rank = |(rank, weight_bytes): (usize, &u64)| RankMemory {
         node: limit(rank).map(|limit| limit.name.clone()),
-        weight_bytes: *weight_bytes,
-        cache_bytes: cache(normalised, layout, rank as u32, context),
-        working_bytes: working(normalised, layout, rank as u32),
         limit_bytes: limit(rank).map(|limit: &NodeLimit| limit.usable_bytes),
+        ..RankMemory::of(spec, layout, (rank as u32, *weight_bytes), &load)
     };
     weights.iter().enumerate().map(rank).collect()
 }
 
-fn units(layout: &Layout, axis: &str, rank: u32) -> u64 {
-    layout.axes.get(axis).map_or(0, |axis| {
-        let units = axis.units(rank);
-        (units.end - units.start) * axis.unit
-    })
-}
-
-/// Keys and values of one sequence in the layers that a rank runs.
-fn cache(normalised: &Normalised, layout: &Layout, rank: u32, context: u32) -> u64 {
-    let layers = own_layers(normalised, layout, rank);
-    layers.map(|layer| layer_cache(normalised, layout, (rank, layer), context)).sum()
-}
-
-/// For each layer what the ranks of a stage hold of one sequence, if all stages are cut alike.
-pub(super) fn layer_caches(normalised: &Normalised, layout: &Layout, context: u32) -> Vec<u64> {
-    let of_layer = |layer| {
-        let ranks = layout.stage_ranks(0);
-        ranks.map(|rank| layer_cache(normalised, layout, (rank, layer), context)).sum()
-    };
-    (0..normalised.spec.layers.len()).map(of_layer).collect()
-}
-
-/// Keys and values of one sequence in one layer.
-fn layer_cache(
-    normalised: &Normalised,
+/// For each layer what the ranks of a stage hold of its keys and values, if all stages are cut
+/// alike.
+pub(super) fn layer_caches(
+    spec: &Spec,
     layout: &Layout,
-    (rank, layer): (u32, usize),
-    context: u32,
-) -> u64 {
-    let width = match &normalised.spec.mla {
-        None => units(layout, "kv", rank),
-        // Every rank holds the latents of all heads.
-        Some(mla) => u64::from(mla.kv_rank + mla.rope),
+    (context, kv): (Option<u32>, KvType),
+) -> Vec<u64> {
+    let load = load_of(spec, layout, context, kv);
+    let of_layer = |layer| {
+        let ranks = layout.stage_ranks(0).map(|rank| Part::of(layout, rank));
+        ranks.map(|part| layer_cache(spec, &part, layer, &load)).sum()
     };
-    let tokens = match normalised.spec.layers[layer].mask {
-        Mask::Full => u64::from(context),
-        Mask::Sliding(window) => u64::from(context.min(window)),
-    };
-    tokens * 2 * width * CACHE_ELEMENT_BYTES
+    (0..spec.layers.len()).map(of_layer).collect()
+}
+
+/// The load that is planned for.
+fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> EngineLoad {
+    let tokens = u64::from(context.unwrap_or(spec.max_positions)).next_multiple_of(PAGE_TOKENS);
+    let mut load = EngineLoad { tokens, sequences: 1, step_tokens: STEP_TOKENS, kv };
+    load.step_tokens = load.step_tokens.min(tokens);
+    if context.is_none() {
+        // All ranks have as many pages as the one whose pages are largest.
+        let page = EngineLoad { tokens: PAGE_TOKENS, ..load };
+        let pages = (0..layout.ranks).map(|rank| {
+            let part = Part::of(layout, rank);
+            let layers = own_layers(spec, layout, rank);
+            layers.map(|layer| keys_and_values(spec, &part, layer, &page)).sum::<u64>()
+        });
+        let largest = pages.max().unwrap_or(0);
+        let least = LEAST_KV_BYTES.checked_div(largest).unwrap_or(0) * PAGE_TOKENS;
+        load.tokens = tokens.max(least);
+    }
+    load
+}
+
+/// Rows or columns of each axis that a rank holds.
+struct Part {
+    query: u64,
+    key: u64,
+    linear: u64,
+    ffn: u64,
+    expert: u64,
+    shared: u64,
+    vocab: u64,
+    ranks: u64,
+    staged: bool,
+}
+
+impl Part {
+    fn of(layout: &Layout, rank: u32) -> Self {
+        let held = |axis: &str, width: bool| {
+            layout.axes.get(axis).map_or(0, |axis| {
+                let units = axis.units(rank);
+                (units.end - units.start) * if width { axis.unit } else { 1 }
+            })
+        };
+        Self {
+            query: held("q", true),
+            key: held("kv", true),
+            linear: held("lin_k", false),
+            ffn: held("ffn", true),
+            expert: held("moe_ffn", true),
+            shared: held("shared_ffn", true),
+            vocab: held("vocab", true),
+            ranks: layout.stage_ranks(layout.stage_of(rank)).len() as u64,
+            staged: layout.stage_count() > 1,
+        }
+    }
 }
 
 /// The layers that a rank runs.
-fn own_layers(normalised: &Normalised, layout: &Layout, rank: u32) -> Range<usize> {
-    let stage = layout.stages.of_rank(rank).map(|stage| &layout.stages[stage]);
-    stage.map_or(0..normalised.spec.layers.len(), |stage| {
-        stage.layers[0] as usize..stage.layers[1] as usize
-    })
+fn own_layers(spec: &Spec, layout: &Layout, rank: u32) -> Range<usize> {
+    let stage = layout.stages.get(layout.stage_of(rank));
+    stage.map_or(0..spec.layers.len(), |stage| stage.layers[0] as usize..stage.layers[1] as usize)
 }
 
-/// Activations of the widest step, in f32.
-fn working(normalised: &Normalised, layout: &Layout, rank: u32) -> u64 {
-    let spec = &normalised.spec;
-    let hidden = 4 * u64::from(spec.hidden_size);
-    let attention = 2 * units(layout, "q", rank) + 2 * units(layout, "kv", rank);
-    let ffn = 2 * units(layout, "ffn", rank);
-    let logits = 4 * u64::from(spec.vocab_size);
-    STEP_TOKENS * (hidden + attention.max(ffn)) * 4 + logits * 4 + PROCESS_BYTES
+/// What one layer keeps of the sequences.
+fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+    let state = match &spec.delta {
+        Some(delta) if spec.layers[layer].delta => state(delta, part.linear),
+        _ => 0,
+    };
+    keys_and_values(spec, part, layer, load) + state * load.sequences
+}
+
+/// Keys and values of one layer. A window does not shorten them: the engine keeps the pages of
+/// all layers together, and what is out of sight with them.
+fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+    if spec.layers[layer].delta {
+        return 0;
+    }
+    let (heads, width) = match &spec.mla {
+        None => {
+            let width = u64::from(spec.attention.head_dim);
+            (part.key / width.max(1), width)
+        }
+        // Every rank holds the latents of all heads.
+        Some(mla) => (1, u64::from(mla.kv_rank + mla.rope)),
+    };
+    2 * load.tokens * heads * load.kv.head_bytes(width)
+}
+
+/// What a sequence carries from token to token in a layer of linear attention: the memory of each
+/// value head, and the convolutions' last inputs.
+fn state(delta: &Delta, key_heads: u64) -> u64 {
+    let [keys, values] = widths(delta, key_heads);
+    let window = (2 * keys + values) * u64::from(delta.kernel.saturating_sub(1));
+    (values * u64::from(delta.key_dim) + window) * F32_BYTES
+}
+
+/// Widths of keys and of values of linear attention.
+fn widths(delta: &Delta, key_heads: u64) -> [u64; 2] {
+    let per_key = u64::from(delta.value_heads / delta.key_heads.max(1));
+    [key_heads * u64::from(delta.key_dim), key_heads * per_key * u64::from(delta.value_dim)]
+}
+
+/// What the widest moment of a step holds beside weights and caches.
+fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) -> u64 {
+    let layer = |layer: usize| {
+        let attention = match (&spec.delta, &spec.mla) {
+            (Some(delta), _) if spec.layers[layer].delta => linear(spec, delta, part),
+            (_, Some(mla)) => latent(spec, mla, part),
+            _ => heads(spec, part),
+        };
+        attention.max(match &spec.moe {
+            Some(moe) if spec.layers[layer].moe => experts(spec, moe, part, load.step_tokens),
+            _ => dense(spec, part),
+        })
+    };
+    let widest = layers.map(layer).max().unwrap_or(0);
+    let hidden = load.step_tokens * u64::from(spec.hidden_size) * F32_BYTES;
+    // What is being sent and what has arrived.
+    let frames = if part.ranks > 1 { 2 * hidden.min(PIECE_BYTES) } else { 0 };
+    let passed = if part.staged { 2 * hidden } else { 0 };
+    // As computed, and as the choice of a token adjusts them.
+    let logits = 2 * load.sequences * part.vocab * F32_BYTES;
+    load.step_tokens * widest * F32_BYTES + frames + passed + logits
+}
+
+/// Floats for each row of a step: grouped-query attention, with the residual stream.
+fn heads(spec: &Spec, part: &Part) -> u64 {
+    let hidden = u64::from(spec.hidden_size);
+    let gate = if spec.attention.gated { 2 * part.query } else { 0 };
+    3 * hidden + 2 * part.query + gate + 2 * part.key + quantized(hidden)
+}
+
+/// Attention over latents: queries in the latent's space, and what came before them.
+fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
+    let hidden = u64::from(spec.hidden_size);
+    let [rank, nope, rope, value] = [mla.kv_rank, mla.nope, mla.rope, mla.value].map(u64::from);
+    let heads = part.query / (nope + rope).max(1);
+    3 * hidden + heads * (2 * (nope + rope) + 4 * rank + 2 * rope + value) + 4 * (rank + rope)
+}
+
+fn linear(spec: &Spec, delta: &Delta, part: &Part) -> u64 {
+    let [keys, values] = widths(delta, part.linear);
+    3 * u64::from(spec.hidden_size) + 2 * keys + 3 * values
+}
+
+fn dense(spec: &Spec, part: &Part) -> u64 {
+    let hidden = u64::from(spec.hidden_size);
+    let inner = if spec.ffn.activation.is_gated() { 2 } else { 1 };
+    3 * hidden + inner * part.ffn + quantized(hidden)
+}
+
+/// A mixture of experts: each expert's rows are gathered for themselves; twice as many as fall to
+/// an expert in the mean, since they are not shared out evenly.
+fn experts(spec: &Spec, moe: &Moe, part: &Part, rows: u64) -> u64 {
+    let hidden = u64::from(spec.hidden_size);
+    // Whole experts are not cut inside.
+    let size = if part.expert > 0 { part.expert } else { u64::from(moe.size) };
+    let guests = (2 * rows * u64::from(moe.top_k)).div_ceil(u64::from(moe.experts).max(1));
+    let one = guests.min(rows) * (2 * hidden + 2 * size) / rows.max(1);
+    4 * hidden + u64::from(moe.experts) + one.max(2 * part.shared)
+}
+
+/// Activations rounded to 8 bits, counted in floats.
+const fn quantized(width: u64) -> u64 {
+    width / 4 + width / 32
 }

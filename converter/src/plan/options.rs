@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr, sync::Arc};
 use shardpack_formats::{Dtype, OwnRules, Rounding};
 use shardpack_manifests::signature::SigningKey;
 
-use super::PlanError;
+use super::{KvType, PlanError};
 use crate::{
     recipe::{MainFormat, Overrides, Recipe},
     report::Threshold,
@@ -50,6 +50,8 @@ pub struct ConvertOptions {
     pub sign: Option<Arc<SigningKey>>,
     /// Tokens of context to plan memory for; the model's own longest when absent.
     pub context: Option<u32>,
+    /// How the engine will store keys and values, for the same plan.
+    pub kv: KvType,
     /// Bytes that the conversion may hold in memory.
     pub memory_bytes: u64,
 }
@@ -78,6 +80,7 @@ impl ConvertOptions {
             experts: ExpertCut::default(),
             rules: None,
             context: None,
+            kv: KvType::F32,
             memory_bytes: Self::MEMORY_BYTES,
         }
     }

@@ -39,9 +39,11 @@ impl<'a, B: Backend> Step<'a, B> {
         Self { backend, spec, shard, batch, ranks, rotations, query_scales }
     }
 
-    /// Where the caches have a layer: they hold those that are run here.
+    /// Where the caches have a layer: among those of its kind that are run here.
     pub(super) fn cached(&self, layer: usize) -> usize {
-        layer - self.shard.stage.as_ref().map_or(0, |stage| stage.layers.start)
+        let layers = &self.spec.layers;
+        let first = self.shard.stage.as_ref().map_or(0, |stage| stage.layers.start);
+        layers[first..layer].iter().filter(|it| it.delta == layers[layer].delta).count()
     }
 
     /// Angles for a layer; none where it has no position embedding.

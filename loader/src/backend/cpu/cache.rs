@@ -123,7 +123,7 @@ impl Cache {
     /// A sequence that begins with full pages.
     pub(super) fn new(shape: &CacheShape, kind: KvType, pages: &[Arc<Page>]) -> Self {
         let lens = vec![pages.len() * TOKENS_PER_PAGE; shape.layers];
-        let states = vec![State::default(); shape.layers];
+        let states = vec![State::default(); shape.states];
         Self { shape: *shape, kind, lens, pages: pages.to_vec(), states }
     }
 
@@ -193,7 +193,7 @@ impl Blocks<'_> {
 mod tests {
     use super::*;
 
-    const SHAPE: CacheShape = CacheShape { layers: 2, kv_heads: 3, head_dim: 8 };
+    const SHAPE: CacheShape = CacheShape { layers: 2, states: 0, kv_heads: 3, head_dim: 8 };
 
     fn rows(first: usize, count: usize) -> Vec<f32> {
         let width = SHAPE.kv_heads * SHAPE.head_dim;

@@ -47,7 +47,7 @@ impl Cache {
             LayerCache { len: pages.len() * TOKENS_PER_PAGE, arrays }
         };
         let layers = (0..shape.layers).map(layer).collect();
-        Self { library, shape: *shape, layers, states: vec![None; shape.layers] }
+        Self { library, shape: *shape, layers, states: vec![None; shape.states] }
     }
 
     /// A full page.
