@@ -19,7 +19,8 @@ use shardpack_collectives::{Deadline, Group, GroupError};
 use crate::{
     backend::Backend,
     engine::{
-        CountedGroup, Engine, Event, GenerateRequest, RankEngine, RequestId, StepOutcome, TokenId,
+        CountedGroup, Counts, Engine, Event, GenerateRequest, RankEngine, RequestId, StepOutcome,
+        TokenId,
     },
 };
 
@@ -53,7 +54,9 @@ pub struct Speed {
     pub sums_per_step: f64,
     /// Gathers between ranks in such a step.
     pub gathers_per_step: f64,
-    /// Time in both and in the plan's broadcast, waiting for other ranks included.
+    /// Hidden vectors that rank 0 gives to the next stage in such a step.
+    pub passes_per_step: f64,
+    /// Time in all of them and in the plan's broadcast, waiting for other ranks included.
     pub communication_seconds: f64,
 }
 
@@ -155,8 +158,7 @@ fn run<B: Backend>(
     let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
     let time: Duration = steps.iter().sum();
     let each = |sum: f64| sum / counts.len().max(1) as f64;
-    let communication: Duration =
-        counts.iter().map(|it| it.sums.time + it.gathers.time + it.broadcasts.time).sum();
+    let communication: Duration = counts.iter().map(Counts::time).sum();
     Ok(Speed {
         context: load.context,
         batch: load.batch,
@@ -166,6 +168,7 @@ fn run<B: Backend>(
         step_seconds: median(&mut steps).as_secs_f64(),
         sums_per_step: each(counts.iter().map(|it| it.sums.count as f64).sum()),
         gathers_per_step: each(counts.iter().map(|it| it.gathers.count as f64).sum()),
+        passes_per_step: each(counts.iter().map(|it| it.passes.count as f64).sum()),
         communication_seconds: each(communication.as_secs_f64()),
     })
 }

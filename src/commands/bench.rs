@@ -237,7 +237,7 @@ fn table(document: &Value) -> String {
             of("decode_tokens_per_second"),
             of("step_seconds") * 1e3,
             of("share_of_read_bandwidth") * 100.0,
-            of("sums_per_step") + of("gathers_per_step"),
+            of("sums_per_step") + of("gathers_per_step") + of("passes_per_step"),
             of("communication_seconds") * 1e3,
         ));
     }

@@ -33,6 +33,14 @@ pub struct Counts {
     pub passes: Calls,
 }
 
+impl Counts {
+    /// Time spent in all of them.
+    #[must_use]
+    pub fn time(&self) -> Duration {
+        self.sums.time + self.gathers.time + self.broadcasts.time + self.passes.time
+    }
+}
+
 /// One rank's end of a group, with counts.
 pub struct CountedGroup<'a> {
     group: &'a dyn Group,
