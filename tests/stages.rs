@@ -208,7 +208,7 @@ fn limits_move_layers_between_stages() {
 
 #[test]
 fn stages_that_cannot_be_are_refused_with_the_nearest_that_can() {
-    let (source, folder) = (data("models/llama"), tempdir().unwrap());
+    let (source, folder) = (data("kjv-4m"), tempdir().unwrap());
     let out = folder.path().join("out");
     let check = |nodes: &str, stages: &str, words: &[&str]| {
         let args = ["-o", path(&out), "--nodes", nodes, "--stages", stages];
@@ -217,7 +217,7 @@ fn stages_that_cannot_be_are_refused_with_the_nearest_that_can() {
             assert!(said.contains(word), "expected {word:?} in: {said}");
         }
     };
-    check("8", "8", &["the model has 3 layers", "--stages 2 is"]);
+    check("8", "8", &["the model has 4 layers", "--stages 4 is"]);
     check("6", "4", &["6 nodes are not 4 groups of the same size", "--stages 3 is"]);
     check("2", "3", &["2 nodes are not 3 groups", "--stages 2 is"]);
     check("2", "0", &["--stages 1 is"]);

@@ -27,9 +27,9 @@ pub const STEP_TOKENS: u64 = 512;
 /// Longest piece of a vector that ranks exchange at once.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// Code, threads, allocator, and the tokenizer of the rank that holds answers to a grammar: some
-/// 22 MiB in measurements, more for large vocabularies.
-pub const PROCESS_BYTES: u64 = 32 << 20;
+/// Code, threads, allocator, and what a small tokenizer's grammars take on rank 0: 20 to 23 MiB
+/// in measurements.
+pub const PROCESS_BYTES: u64 = 24 << 20;
 
 /// Bytes of a number as the engine computes with it.
 const F32_BYTES: u64 = 4;
