@@ -66,7 +66,7 @@ fn names_float_types_groups_and_recipes_survive() {
 #[test]
 fn nodes_of_unequal_memory_are_cut_for_as_by_convert() {
     let folder = tempdir().unwrap();
-    let options = ["--nodes", "a=512m:100m,b=512m:68m", "--context", "64"];
+    let options = ["--nodes", "a=512m:100m,b=512m:27m", "--context", "64"];
     let expected = convert("kjv-4m", &folder.path().join("converted"), &options);
     let two = convert("kjv-4m", &folder.path().join("two"), &["--nodes", "2"]);
     let found = folder.path().join("resharded");
