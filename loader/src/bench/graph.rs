@@ -36,7 +36,7 @@ pub fn sum_in_graph<B: Backend>(
     size_bytes: usize,
     rounds: usize,
 ) -> Result<SumTimes, StepError> {
-    let ranks = Ranks { group, timeout: TIMEOUT };
+    let ranks = Ranks::all(group, TIMEOUT);
     let chain = |with_sums: bool| -> Result<f64, StepError> {
         group.barrier(Deadline::after(TIMEOUT))?;
         let begun = Instant::now();
