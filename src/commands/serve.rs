@@ -5,7 +5,7 @@ mod nodes;
 mod scripted;
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::TcpListener,
     path::{Path, PathBuf},
     process::ExitCode,
     thread,

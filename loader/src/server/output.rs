@@ -149,14 +149,13 @@ fn compile(
         let message = format!("{param}: this model's vocabulary cannot be constrained");
         return Err(ApiError::param(param, message));
     };
-    let mut unenforced = Vec::new();
-    let error = match grammars.constraint(&spec) {
-        Ok(_) => return Ok((Some(spec.source()), unenforced)),
-        Err(error) => error,
+    let Err(error) = grammars.constraint(&spec) else {
+        return Ok((Some(spec.source()), Vec::new()));
     };
     if spec.required || spec.text.is_some() || error == GrammarError::Busy {
         return Err(refused(param, &error, tools));
     }
+    let mut unenforced = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
         let alone = ConstraintSpec { tools: vec![spec.tools[index].clone()], ..spec.clone() };
         let Err(error) = grammars.constraint(&alone) else { continue };
