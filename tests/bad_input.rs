@@ -36,6 +36,11 @@ fn a_folder_that_is_no_model() {
         &["not a model folder", "config.json"],
     );
     check(|model| fs::write(model.join("config.json"), "{").unwrap(), &["config.json", "not JSON"]);
+    let below = |model: &Path| {
+        fs::create_dir(model.join("language_model")).unwrap();
+        fs::rename(model.join("config.json"), model.join("language_model/config.json")).unwrap();
+    };
+    check(below, &["no config.json", "language_model/ has one; give that folder"]);
     let weights = |model: &Path| {
         fs::remove_file(model.join("model.safetensors")).unwrap();
         fs::remove_file(model.join("expected.safetensors")).unwrap();

@@ -35,3 +35,4 @@ mod stages;
 mod stats;
 mod tools;
 mod verify;
+mod wrapped;

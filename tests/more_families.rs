@@ -22,6 +22,13 @@ const FAMILIES: &[(&str, bool)] = &[
     ("nemotron", false),
     ("olmo3", false),
     ("smollm3", false),
+    ("deepseek_v2", true),
+    ("dots1", true),
+    ("granitemoe", true),
+    ("hunyuan_v1_moe", true),
+    ("olmoe", true),
+    ("qwen2_moe", true),
+    ("qwen3_5_moe", true),
 ];
 
 const CUTS: [ExpertCut; 2] = [ExpertCut::Inside, ExpertCut::Whole];

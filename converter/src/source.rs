@@ -301,9 +301,13 @@ impl Source {
             if folder.join("adapter_config.json").is_file() {
                 return Err(problem(ADAPTER));
             }
-            return Err(problem(&match foreign::describe(folder, &file_names(folder)?) {
-                Some(other) => format!("{NO_CONFIG}; {other}"),
-                None => NO_CONFIG.to_owned(),
+            let names = file_names(folder)?;
+            let below = names.iter().find(|name| folder.join(name).join("config.json").is_file());
+            return Err(problem(&match (below, foreign::describe(folder, &names)) {
+                // A text model can stand in a part of a repository.
+                (Some(name), _) => format!("{NO_CONFIG}, but {name}/ has one; give that folder"),
+                (None, Some(other)) => format!("{NO_CONFIG}; {other}"),
+                (None, None) => NO_CONFIG.to_owned(),
             }));
         }
         let config_bytes = read_text(&config_path)?;

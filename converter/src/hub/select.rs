@@ -39,9 +39,14 @@ const OTHERS: &[&str] = &[".gguf", ".bin", ".pth", ".pt", ".ckpt", ".onnx", ".h5
 pub(super) fn needed(files: &[RepoFile], index: Option<&[u8]>) -> Result<Vec<RepoFile>, String> {
     let at_root = || files.iter().filter(|file| !file.path.contains('/'));
     if !at_root().any(|file| file.path == "config.json") {
-        return Err(
-            "the repository has no config.json: it is no model that transformers knows".to_owned()
-        );
+        let none = "the repository has no config.json: it is no model that transformers knows";
+        let below = files.iter().find_map(|file| file.path.strip_suffix("/config.json"));
+        return Err(match below {
+            Some(folder) => {
+                format!("{none}, but {folder}/ has one; download that and give its folder")
+            }
+            None => none.to_owned(),
+        });
     }
     let mut found: Vec<RepoFile> =
         at_root().filter(|file| SMALL.contains(&file.path.as_str())).cloned().collect();

@@ -1,6 +1,8 @@
 //! Plans of the models that people run, from lists of their tensors: every tensor has its place,
 //! and the sizes are those that follow from the models' dimensions.
 
+mod published;
+
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use serde_json::Value;

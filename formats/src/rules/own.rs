@@ -92,10 +92,11 @@ fn line_of(text: &str, error: &RuleError) -> Option<usize> {
 }
 
 fn line_at(text: &str, byte: usize) -> usize {
-    1 + text.as_bytes()[..byte.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+    text.as_bytes()[..byte.min(text.len())].split(|byte| *byte == b'\n').count()
 }
 
-/// The line of the key that a message is about: ``unknown field `x` … in `spec.norm```.
+/// The line of the key that a message is about, which names an unknown field, or ends with where it
+/// is, each in backticks.
 fn find_key_of(text: &str, message: &str) -> Option<usize> {
     let message = message.trim_end();
     let path = message.strip_suffix('`').and_then(|message| message.rsplit_once("in `"));

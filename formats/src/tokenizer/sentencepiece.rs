@@ -39,6 +39,7 @@ enum Algorithm {
     Bpe,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the format")]
 struct Model<'a> {
     pieces: Vec<Piece<'a>>,
     algorithm: Algorithm,
