@@ -309,6 +309,15 @@ pub trait Backend: Send + Sync {
     /// `x · matrixᵀ`.
     fn linear(&self, x: &Self::Tensor, matrix: &Self::Matrix) -> Self::Tensor;
 
+    /// [`Backend::linear`] of each of several matrices of the same inputs.
+    fn linears<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        matrices: [&Self::Matrix; N],
+    ) -> [Self::Tensor; N] {
+        matrices.map(|matrix| self.linear(x, matrix))
+    }
+
     /// Adds `bias` to every row.
     fn add_bias(&self, x: Self::Tensor, bias: &Self::Vector) -> Self::Tensor;
 

@@ -73,11 +73,23 @@ struct Projection<B: Backend> {
 
 impl<B: Backend> Projection<B> {
     fn apply(&self, backend: &B, x: &B::Tensor) -> B::Tensor {
-        let y = backend.linear(x, &self.matrix);
-        match &self.bias {
-            Some(bias) => backend.add_bias(y, bias),
-            None => y,
-        }
+        let [y] = Self::apply_all(backend, x, [self]);
+        y
+    }
+
+    /// Several projections of the same vectors.
+    fn apply_all<const N: usize>(
+        backend: &B,
+        x: &B::Tensor,
+        projections: [&Self; N],
+    ) -> [B::Tensor; N] {
+        let mut biases = projections.map(|projection| projection.bias.as_ref()).into_iter();
+        backend.linears(x, projections.map(|projection| &projection.matrix)).map(|y| {
+            match biases.next().flatten() {
+                Some(bias) => backend.add_bias(y, bias),
+                None => y,
+            }
+        })
     }
 }
 

@@ -6,12 +6,14 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use crate::avx512::rows_of_floats;
 use crate::{
-    Floats,
+    Floats, Platform,
     exp::{exp, tanh},
     lanes::{dot, sum},
     platform::Task,
-    team,
+    team::{self, Columns},
 };
 
 /// Keys of one block.
@@ -108,93 +110,263 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
     }
     let on = team::current();
     let units = q.len() / head_dim;
-    let heads_per_task = on.units_per_task(units, 4 * keys * head_dim);
-    team::chunks(&on, out, heads_per_task * head_dim, |task, out| {
-        on.platform.run(Heads { q, attention, first: task * heads_per_task, out });
+    let heads = attention.q_to_kv.len();
+    let (length, ranges) = if on.units_per_task(units, 4 * keys * head_dim) >= units {
+        // Not worth the handing over.
+        (units, vec![0..width])
+    } else {
+        let groups = groups(attention.q_to_kv, 0..heads);
+        let columns = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        (ROWS_AT_ONCE, groups.map(columns).collect())
+    };
+    team::parts(&on, out, width, (length, &ranges), |first_row, out| {
+        let platform = on.platform;
+        platform.run(Heads { q, attention, first_row, out, platform });
     });
 }
 
-/// Consecutive query heads of one or several rows.
-struct Heads<'a> {
-    q: &'a [f32],
-    attention: &'a Attention<'a>,
-    /// Number of the first, counted over all rows.
-    first: usize,
-    out: &'a mut [f32],
+/// Rows of queries that meet a block of keys together.
+const ROWS_AT_ONCE: usize = 8;
+
+/// Query heads that meet a block of keys together; several groups for the threads remain where
+/// all heads read the same keys.
+const HEADS_AT_ONCE: usize = 8;
+
+/// Runs of `heads` that read the same keys and values.
+fn groups(q_to_kv: &[usize], heads: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut next = heads.start;
+    std::iter::from_fn(move || {
+        let first = next;
+        while next < heads.end.min(first + HEADS_AT_ONCE) && q_to_kv[next] == q_to_kv[first] {
+            next += 1;
+        }
+        (first < next).then_some(first..next)
+    })
 }
 
-impl Task for Heads<'_> {
+/// Some query heads of some rows.
+struct Heads<'a, 'b> {
+    q: &'a [f32],
+    attention: &'a Attention<'a>,
+    first_row: usize,
+    out: Columns<'b>,
+    platform: Platform,
+}
+
+impl Task for Heads<'_, '_> {
     type Output = ();
 
     #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
     #[inline(always)]
     fn run(self) {
-        let Self { q, attention, first, out } = self;
-        let (head_dim, heads) = (attention.head_dim, attention.q_to_kv.len());
-        for (index, out) in (first..).zip(out.chunks_exact_mut(head_dim)) {
-            let (row, head) = (index / heads, index % heads);
-            let position = attention.first_position + row;
-            let first =
-                attention.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
-            let kv = &attention.heads[attention.q_to_kv[head]];
-            let q = &q[index * head_dim..][..head_dim];
-            let sink = attention.sinks.map(|sinks| sinks[head]);
-            one_head(q, kv, first..position + 1, attention, sink, out);
+        let Self { q, attention, first_row, mut out, platform } = self;
+        let head_dim = attention.head_dim;
+        let range = out.range();
+        let heads = range.start / head_dim..range.end / head_dim;
+        let mut scratch = Scratch::new(platform);
+        for first in (0..out.rows()).step_by(ROWS_AT_ONCE) {
+            let rows = first..out.rows().min(first + ROWS_AT_ONCE);
+            for group in groups(attention.q_to_kv, heads.clone()) {
+                let at = (first_row, rows.clone(), group);
+                several_heads(q, attention, at, &mut out, &mut scratch);
+            }
         }
     }
 }
 
-/// One query head over the keys `visible`.
+/// Room for keys and values as floats, and for what is summed.
+struct Scratch {
+    platform: Platform,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    scores: Vec<f32>,
+    partial: Vec<f32>,
+    softmax: Vec<Softmax>,
+}
+
+impl Scratch {
+    fn new(platform: Platform) -> Self {
+        Self {
+            platform,
+            keys: Vec::new(),
+            values: Vec::new(),
+            scores: vec![0.0; HEADS_AT_ONCE * KEYS_PER_BLOCK],
+            partial: Vec::new(),
+            softmax: Vec::new(),
+        }
+    }
+}
+
+/// The softmax of one query head, as far as keys have been seen.
+#[derive(Clone, Copy)]
+struct Softmax {
+    maximum: f32,
+    total: f32,
+}
+
+/// The query heads `group` of some `rows` of `out`, of which the first is row `first_row` of `q`.
+/// Every block of keys and values is read once for all of them.
 #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 #[inline(always)]
-fn one_head(
+fn several_heads(
     q: &[f32],
-    kv: &KvHead<'_>,
-    visible: Range<usize>,
     attention: &Attention<'_>,
-    sink: Option<f32>,
+    (first_row, rows, group): (usize, Range<usize>, Range<usize>),
+    out: &mut Columns<'_>,
+    scratch: &mut Scratch,
+) {
+    let (head_dim, heads) = (attention.head_dim, attention.q_to_kv.len());
+    let first_head = out.range().start / head_dim;
+    let kv = &attention.heads[attention.q_to_kv[group.start]];
+    let seen = |row: usize| {
+        let position = attention.first_position + first_row + row;
+        let first =
+            attention.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+        first..position + 1
+    };
+    let all = seen(rows.start).start..seen(rows.end - 1).end;
+    let Scratch { platform, keys, values, scores, partial, softmax } = scratch;
+    partial.resize(group.len() * head_dim, 0.0);
+    softmax.clear();
+    let none = Softmax { maximum: f32::NEG_INFINITY, total: 0.0 };
+    softmax.resize(rows.len() * group.len(), none);
+    let place = |head: usize| (head - first_head) * head_dim..(head + 1 - first_head) * head_dim;
+    for row in rows.clone() {
+        out.row(row)[place(group.start).start..place(group.end).start].fill(0.0);
+    }
+    for block in all.start / KEYS_PER_BLOCK..all.end.div_ceil(KEYS_PER_BLOCK) {
+        let base = block * KEYS_PER_BLOCK;
+        let within = |range: &Range<usize>| {
+            range.start.max(base) - base..range.end.min(base + KEYS_PER_BLOCK).max(base) - base
+        };
+        let held = within(&all);
+        let keys = kv.keys[block].rows(held.clone(), head_dim, keys);
+        let values = kv.values[block].rows(held.clone(), head_dim, values);
+        for (row, softmax) in rows.clone().zip(softmax.chunks_exact_mut(group.len())) {
+            let visible = within(&seen(row));
+            if visible.is_empty() {
+                continue;
+            }
+            let part =
+                (visible.start - held.start) * head_dim..(visible.end - held.start) * head_dim;
+            let first = ((first_row + row) * heads + group.start) * head_dim;
+            let q = &q[first..first + group.len() * head_dim];
+            let columns = place(group.start).start..place(group.end).start;
+            let out = &mut out.row(row)[columns];
+            let both = (&keys[part.clone()], &values[part]);
+            one_block(q, both, (attention, *platform), softmax, (scores, partial), out);
+        }
+    }
+    let mut softmax = softmax.iter();
+    for row in rows {
+        for (head, softmax) in group.clone().zip(softmax.by_ref()) {
+            let sink = attention.sinks.map(|sinks| sinks[head]);
+            finish(*softmax, sink, &mut out.row(row)[place(head)]);
+        }
+    }
+}
+
+/// Query heads of one row with keys and values of a block.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn one_block(
+    q: &[f32],
+    (keys, values): (&[f32], &[f32]),
+    (attention, platform): (&Attention<'_>, Platform),
+    softmax: &mut [Softmax],
+    (scores, partial): (&mut [f32], &mut [f32]),
     out: &mut [f32],
 ) {
-    let head_dim = q.len();
-    let mut scores = [0.0; KEYS_PER_BLOCK];
-    let mut partial = vec![0.0; head_dim];
-    let mut scratch = Vec::new();
-    let mut maximum = f32::NEG_INFINITY;
-    let mut total = 0.0;
-    out.fill(0.0);
-    for block in visible.start / KEYS_PER_BLOCK..visible.end.div_ceil(KEYS_PER_BLOCK) {
-        let base = block * KEYS_PER_BLOCK;
-        let start = visible.start.max(base) - base;
-        let end = visible.end.min(base + KEYS_PER_BLOCK) - base;
-        let scores = &mut scores[..end - start];
-        let keys = kv.keys[block].rows(start..end, head_dim, &mut scratch);
-        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(head_dim)) {
-            *score = dot(q, key) * attention.scale;
+    let head_dim = attention.head_dim;
+    let visible = keys.len() / head_dim;
+    let scores = &mut scores[..softmax.len() * visible];
+    match platform {
+        #[cfg(target_arch = "x86_64")]
+        Platform::Avx512 if rows_of_floats::admits(head_dim) => {
+            rows_of_floats::dots(q, keys, head_dim, scores);
+        }
+        _ => {
+            for (q, scores) in q.chunks_exact(head_dim).zip(scores.chunks_exact_mut(visible)) {
+                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(head_dim)) {
+                    *score = dot(q, key);
+                }
+            }
+        }
+    }
+    for ((scores, softmax), out) in
+        scores.chunks_exact_mut(visible).zip(softmax).zip(out.chunks_exact_mut(head_dim))
+    {
+        for score in scores.iter_mut() {
+            *score *= attention.scale;
         }
         if let Some(cap) = attention.softcap {
             for score in scores.iter_mut() {
                 *score = cap * tanh(*score / cap);
             }
         }
-        let raised = scores.iter().copied().fold(maximum, f32::max);
+        let raised = scores.iter().copied().fold(softmax.maximum, f32::max);
         // Nothing has been summed before the first block, so the factor's value is irrelevant.
-        let factor = exp(maximum - raised);
+        let factor = exp(softmax.maximum - raised);
         for score in scores.iter_mut() {
             *score = exp(*score - raised);
         }
-        partial.fill(0.0);
-        let values = kv.values[block].rows(start..end, head_dim, &mut scratch);
-        for (weight, value) in scores.iter().zip(values.chunks_exact(head_dim)) {
-            for (sum, value) in partial.iter_mut().zip(value) {
-                *sum += weight * value;
+        softmax.total = softmax.total * factor + sum(scores);
+        for out in out.iter_mut() {
+            *out *= factor;
+        }
+        softmax.maximum = raised;
+    }
+    match platform {
+        #[cfg(target_arch = "x86_64")]
+        Platform::Avx512 if rows_of_floats::admits(head_dim) => {
+            rows_of_floats::weighted_sums(scores, values, head_dim, partial);
+        }
+        _ => {
+            for (scores, partial) in
+                scores.chunks_exact(visible).zip(partial.chunks_exact_mut(head_dim))
+            {
+                weighted_sum(scores, values, partial);
             }
         }
-        total = total * factor + sum(scores);
-        for (out, partial) in out.iter_mut().zip(&partial) {
-            *out = *out * factor + partial;
-        }
-        maximum = raised;
     }
+    for (out, partial) in out.iter_mut().zip(&*partial) {
+        *out += partial;
+    }
+}
+
+/// `Σ weight · value`, key after key. Four keys at a time, so that the sums stay in registers for
+/// as long.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn weighted_sum(weights: &[f32], values: &[f32], sums: &mut [f32]) {
+    let width = sums.len();
+    sums.fill(0.0);
+    let (fours, rest) = weights.as_chunks::<4>();
+    let (values, rest_values) = values.split_at(fours.len() * 4 * width);
+    for ([a, b, c, d], values) in fours.iter().zip(values.chunks_exact(4 * width)) {
+        let (first, second) = values.split_at(2 * width);
+        let ((va, vb), (vc, vd)) = (first.split_at(width), second.split_at(width));
+        for ((((sum, va), vb), vc), vd) in sums.iter_mut().zip(va).zip(vb).zip(vc).zip(vd) {
+            let mut all = *sum;
+            all += a * va;
+            all += b * vb;
+            all += c * vc;
+            all += d * vd;
+            *sum = all;
+        }
+    }
+    for (weight, value) in rest.iter().zip(rest_values.chunks_exact(width)) {
+        for (sum, value) in sums.iter_mut().zip(value) {
+            *sum += weight * value;
+        }
+    }
+}
+
+/// Divides by the softmax's sum.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn finish(softmax: Softmax, sink: Option<f32>, out: &mut [f32]) {
+    let Softmax { maximum, mut total } = softmax;
     if let Some(sink) = sink {
         // A sink far above all scores leaves nothing of them; the sum is taken at its height.
         let raised = maximum.max(sink);

@@ -11,6 +11,7 @@ mod batch;
 mod block;
 mod read;
 mod rows;
+pub(crate) mod rows_of_floats;
 mod tile;
 
 pub(crate) use batch::rows;

@@ -42,7 +42,7 @@ mod tiles;
 
 pub use attention::{Attention, KvBlock, KvHead, attend};
 pub use floats::Floats;
-pub use matmul::matmul;
+pub use matmul::{matmul, matmuls};
 pub use matrix::Matrix;
 pub use platform::Platform;
 pub use rope::Rotation;

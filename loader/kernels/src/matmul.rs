@@ -12,7 +12,7 @@ use crate::{
     portable,
     quantized::{Order, Packed, Quantized},
     team::{self, Activations, Columns, Current},
-    tiles::{self, Products, Shape},
+    tiles::{self, Panels, Products, Shape},
 };
 
 /// Weight rows that are made f32 at once: enough to use a row of activations several times while
@@ -26,80 +26,139 @@ const ROWS_PER_UNIT: usize = 32;
 /// turning a tile costs more than it saves.
 const fn most_untiled_rows(platform: Platform) -> usize {
     match platform {
-        Platform::Avx512 => 64,
+        Platform::Avx512 => 32,
         _ => 8,
     }
 }
 
 /// `out[r, o] = Σ_i x[r, i] · matrix[o, i]`: `x` is `[rows, in]`, `out` `[rows, out]`.
 pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
-    let (inputs, outputs) = (matrix.cols(), matrix.rows());
-    if inputs == 0 || outputs == 0 {
-        out.fill(0.0);
-        return;
-    }
-    let rows = x.len() / inputs;
+    matmuls(x, &[*matrix], &mut [out]);
+}
+
+/// [`matmul`] with several matrices of the same inputs, which are shared out among the threads
+/// together; `x` is rounded once for all that are alike.
+pub fn matmuls(x: &[f32], matrices: &[Matrix<'_>], outs: &mut [&mut [f32]]) {
+    assert_eq!(matrices.len(), outs.len(), "results of each matrix");
+    let Some(inputs) = matrices.first().map(Matrix::cols) else { return };
+    let rows = x.len().checked_div(inputs).unwrap_or(0);
     assert_eq!(x.len(), rows * inputs, "activations of {inputs} inputs");
-    assert_eq!(out.len(), rows * outputs, "results of {rows} rows");
-    if rows == 0 {
-        return;
-    }
     let on = team::current();
-    let units = outputs.div_ceil(ROWS_PER_UNIT);
-    let columns = on.units_per_task(units, ROWS_PER_UNIT * inputs * rows) * ROWS_PER_UNIT;
-    match matrix.packed() {
-        Some(weights) if on.activations == Activations::Int8 => {
-            int8(&on, &weights, x, out, columns);
+    let (mut rounded, mut jobs): (Vec<Rounded>, Vec<Job<'_>>) = (Vec::new(), Vec::new());
+    let (mut parts, mut sizes): (Vec<&mut [f32]>, Vec<_>) = (Vec::new(), Vec::new());
+    for (matrix, out) in matrices.iter().zip(outs) {
+        let outputs = matrix.rows();
+        assert_eq!(matrix.cols(), inputs, "inputs of all matrices");
+        if inputs == 0 || outputs == 0 {
+            out.fill(0.0);
+            continue;
         }
-        _ => team::columns(&on, out, outputs, columns, |out| {
-            on.platform.run(Exact { x, matrix, out });
-        }),
+        assert_eq!(out.len(), rows * outputs, "results of {rows} rows");
+        if rows == 0 {
+            continue;
+        }
+        let units = outputs.div_ceil(ROWS_PER_UNIT);
+        let columns = on.units_per_task(units, ROWS_PER_UNIT * inputs * rows) * ROWS_PER_UNIT;
+        sizes.push([outputs, columns]);
+        parts.push(&mut **out);
+        jobs.push(match matrix.packed() {
+            Some(weights) if on.activations == Activations::Int8 => {
+                let alike = rounded.iter().position(|rounded| rounded.fits(&weights));
+                let number = alike.unwrap_or_else(|| {
+                    rounded.push(Rounded::new(&on, x, &weights));
+                    rounded.len() - 1
+                });
+                Job::Int8(weights, number)
+            }
+            _ => Job::Exact(matrix),
+        });
     }
+    team::columns_of_all(&on, &mut parts, &sizes, |number, out| match &jobs[number] {
+        Job::Int8(weights, number) => int8(on.platform, weights, &rounded[*number], out),
+        Job::Exact(matrix) => on.platform.run(Exact { x, matrix, out }),
+    });
 }
 
-/// Products of activations rounded to 8 bits; a task has `columns` weight rows.
-fn int8(on: &Current, weights: &Packed<'_>, x: &[f32], out: &mut [f32], columns: usize) {
-    let outputs = weights.rows();
-    let rows = x.len() / weights.cols();
-    let tiles = rows > most_untiled_rows(on.platform);
-    let words = on.platform == Platform::Avx512 && rows > 1 && !tiles;
-    let x = Quantized::new(on, x, weights, if words { Order::Words } else { Order::Spans });
-    if tiles {
-        return match on.platform {
-            #[cfg(target_arch = "x86_64")]
-            Platform::Avx512 => tiled::<crate::avx512::Tiles>(on, weights, &x, out, columns),
-            #[cfg(target_arch = "x86_64")]
-            Platform::Avx2 => tiled::<crate::avx2::Tiles>(on, weights, &x, out, columns),
-            #[cfg(target_arch = "aarch64")]
-            Platform::Neon => tiled::<crate::neon::Tiles>(on, weights, &x, out, columns),
-            _ => tiled::<portable::Tiles>(on, weights, &x, out, columns),
+/// What is to be done with one matrix.
+enum Job<'a> {
+    /// With the activations of this number in 8 bits.
+    Int8(Packed<'a>, usize),
+    Exact(&'a Matrix<'a>),
+}
+
+/// Activations in 8 bits as kernels take them.
+struct Rounded {
+    /// Bits of the weights, and inputs of a span.
+    form: [usize; 2],
+    values: Values,
+}
+
+enum Values {
+    Rows(Quantized),
+    Tiles(Panels),
+}
+
+impl Rounded {
+    fn new(on: &Current, x: &[f32], weights: &Packed<'_>) -> Self {
+        let rows = x.len() / weights.cols();
+        let tiles = rows > most_untiled_rows(on.platform);
+        let words = on.platform == Platform::Avx512 && rows > 1 && !tiles;
+        let order = if words { Order::Words } else { Order::Spans };
+        let x = Quantized::new(on, x, weights, order);
+        let values = if tiles {
+            Values::Tiles(match on.platform {
+                #[cfg(target_arch = "x86_64")]
+                Platform::Avx512 => tiles::panels::<crate::avx512::Tiles>(on, &x, weights),
+                #[cfg(target_arch = "x86_64")]
+                Platform::Avx2 => tiles::panels::<crate::avx2::Tiles>(on, &x, weights),
+                #[cfg(target_arch = "aarch64")]
+                Platform::Neon => tiles::panels::<crate::neon::Tiles>(on, &x, weights),
+                _ => tiles::panels::<portable::Tiles>(on, &x, weights),
+            })
+        } else {
+            Values::Rows(x)
         };
+        Self { form: [weights.bits, weights.span], values }
     }
-    team::columns(on, out, outputs, columns, |mut out| match on.platform {
-        #[cfg(target_arch = "x86_64")]
-        Platform::Avx512 if words => crate::avx512::rows(weights, &x, &mut out),
-        #[cfg(target_arch = "x86_64")]
-        Platform::Avx512 => crate::avx512::row(weights, &x, &mut out),
-        #[cfg(target_arch = "x86_64")]
-        Platform::Avx2 => crate::avx2::rows(weights, &x, &mut out),
-        #[cfg(target_arch = "aarch64")]
-        Platform::Neon => crate::neon::rows(weights, &x, &mut out),
-        _ => portable::rows(weights, &x, &mut out),
-    });
+
+    /// Whether they were rounded for such weights; all have the same inputs.
+    fn fits(&self, weights: &Packed<'_>) -> bool {
+        self.form == [weights.bits, weights.span]
+    }
 }
 
-fn tiled<S: Shape>(
-    on: &Current,
-    weights: &Packed<'_>,
-    x: &Quantized,
-    out: &mut [f32],
-    columns: usize,
-) {
-    let panels = tiles::panels::<S>(on, x, weights);
-    team::columns(on, out, weights.rows(), columns, |mut out| {
-        let shape = PhantomData::<S>;
-        on.platform.run(Products { weights, x: &panels, out: &mut out, shape });
-    });
+/// Products of activations rounded to 8 bits with the weight rows of `out`'s columns.
+fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<'_>) {
+    match (&x.values, platform) {
+        #[cfg(target_arch = "x86_64")]
+        (Values::Tiles(x), Platform::Avx512) => {
+            tiled::<crate::avx512::Tiles>(platform, weights, x, &mut out);
+        }
+        #[cfg(target_arch = "x86_64")]
+        (Values::Tiles(x), Platform::Avx2) => {
+            tiled::<crate::avx2::Tiles>(platform, weights, x, &mut out);
+        }
+        #[cfg(target_arch = "aarch64")]
+        (Values::Tiles(x), Platform::Neon) => {
+            tiled::<crate::neon::Tiles>(platform, weights, x, &mut out);
+        }
+        (Values::Tiles(x), _) => tiled::<portable::Tiles>(platform, weights, x, &mut out),
+        #[cfg(target_arch = "x86_64")]
+        (Values::Rows(x), Platform::Avx512) if x.rows() == 1 => {
+            crate::avx512::row(weights, x, &mut out);
+        }
+        #[cfg(target_arch = "x86_64")]
+        (Values::Rows(x), Platform::Avx512) => crate::avx512::rows(weights, x, &mut out),
+        #[cfg(target_arch = "x86_64")]
+        (Values::Rows(x), Platform::Avx2) => crate::avx2::rows(weights, x, &mut out),
+        #[cfg(target_arch = "aarch64")]
+        (Values::Rows(x), Platform::Neon) => crate::neon::rows(weights, x, &mut out),
+        (Values::Rows(x), _) => portable::rows(weights, x, &mut out),
+    }
+}
+
+fn tiled<S: Shape>(platform: Platform, weights: &Packed<'_>, x: &Panels, out: &mut Columns<'_>) {
+    platform.run(Products { weights, x, out, shape: PhantomData::<S> });
 }
 
 /// Products in f32 with some of the weight rows.

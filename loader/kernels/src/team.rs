@@ -16,7 +16,7 @@ mod split;
 use std::sync::Arc;
 
 use jobs::Jobs;
-pub(crate) use split::{Columns, chunks, columns};
+pub(crate) use split::{Columns, chunks, columns_of_all, parts};
 
 use crate::platform::Platform;
 
@@ -150,12 +150,12 @@ impl Current {
     }
 
     /// Units of one task when `units` of `cost` elementary operations each are shared out: several
-    /// tasks per thread, as threads are not equally fast, but none that is not worth the handing
-    /// over.
+    /// tasks per thread, as threads are not equally fast and all wait for the last, but none that
+    /// is not worth the handing over.
     pub(crate) fn units_per_task(&self, units: usize, cost: usize) -> usize {
         /// Operations (some microseconds) below which another thread costs more than it saves.
         const MIN_COST: usize = 1 << 15;
-        const TASKS_PER_THREAD: usize = 4;
+        const TASKS_PER_THREAD: usize = 16;
         let fewest = MIN_COST.div_ceil(cost.max(1));
         if self.threads <= 1 || units <= fewest {
             return units.max(1);

@@ -9,7 +9,7 @@ use shardpack_formats::{
 };
 use shardpack_kernels::{
     Activations, Attention, Matrix, Platform, Rotation, Team, TeamOptions, attend, elementwise,
-    gather, matmul, norm,
+    gather, matmul, matmuls, norm,
 };
 use zerocopy::IntoBytes;
 
@@ -226,6 +226,16 @@ impl Backend for Cpu {
         let mut out = Tensor::zeros(x.rows(), matrix.outputs);
         matmul(&x.values, &matrix.view(), &mut out.values);
         out
+    }
+
+    fn linears<const N: usize>(&self, x: &Tensor, matrices: [&StoredMatrix; N]) -> [Tensor; N] {
+        let mut outs = matrices.map(|matrix| {
+            assert_eq!(x.width, matrix.inputs, "inputs of a matrix");
+            Tensor::zeros(x.rows(), matrix.outputs)
+        });
+        let views = matrices.map(StoredMatrix::view);
+        matmuls(&x.values, &views, &mut outs.each_mut().map(|out| &mut out.values[..]));
+        outs
     }
 
     fn add_bias(&self, mut x: Tensor, bias: &Vec<f32>) -> Tensor {

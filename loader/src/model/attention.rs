@@ -71,14 +71,14 @@ impl<B: Backend> Attention<B> {
             return Ok(step.with_bias(None, self.o_bias.as_ref()));
         };
         let head_dim = step.spec.attention.head_dim as usize;
-        let mut q = weights.q.apply(backend, x);
+        let [mut q, k, v] = Projection::apply_all(backend, x, [&weights.q, &weights.k, &weights.v]);
         let mut gate = None;
         if step.spec.attention.gated {
             let both = q;
             q = backend.slice_heads(&both, 2 * head_dim, 0..head_dim);
             gate = Some(backend.slice_heads(&both, 2 * head_dim, head_dim..2 * head_dim));
         }
-        let [q, k] = weights.queries_and_keys(step, x, q)?;
+        let [q, k] = weights.queries_and_keys(step, q, k)?;
         let [mut q, mut k] = match step.rotation(layer) {
             Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, head_dim)),
             None => [q, k],
@@ -92,7 +92,6 @@ impl<B: Backend> Attention<B> {
         if let Some(scales) = &step.query_scales {
             q = backend.scale_rows(q, scales);
         }
-        let v = weights.v.apply(backend, x);
         let at = weights.step(step, index, layer);
         let heads = backend.attention(Qkv { q: &q, k: &k, v: &v }, caches, &at);
         let heads = match &gate {
@@ -127,15 +126,14 @@ fn qk_norms<B: Backend>(
 }
 
 impl<B: Backend> Weights<B> {
-    /// Normalised queries, and keys, projected and normalised.
+    /// Normalised queries and keys.
     fn queries_and_keys(
         &self,
         step: &Step<'_, B>,
-        x: &B::Tensor,
         q: B::Tensor,
+        k: B::Tensor,
     ) -> Result<[B::Tensor; 2], StepError> {
         let backend = step.backend;
-        let k = self.k.apply(backend, x);
         let (attention, norm) = (&step.spec.attention, &step.spec.norm);
         let Some([q_norm, k_norm]) = &self.qk_norms else { return Ok([q, k]) };
         match attention.qk_norm {

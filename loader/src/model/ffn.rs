@@ -40,8 +40,13 @@ impl<B: Backend> Ffn<B> {
     pub(super) fn forward(&self, step: &Step<'_, B>, x: &B::Tensor) -> Option<B::Tensor> {
         let part = self.weights.as_ref().map(|weights| {
             let backend = step.backend;
-            let gate = weights.gate.as_ref().map(|gate| gate.apply(backend, x));
-            let up = weights.up.apply(backend, x);
+            let (gate, up) = match &weights.gate {
+                Some(gate) => {
+                    let [gate, up] = Projection::apply_all(backend, x, [gate, &weights.up]);
+                    (Some(gate), up)
+                }
+                None => (None, weights.up.apply(backend, x)),
+            };
             let inner = backend.activate(step.spec.ffn.activation, gate, up);
             backend.linear(&inner, &weights.down)
         });

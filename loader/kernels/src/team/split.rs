@@ -65,22 +65,62 @@ impl Columns<'_> {
     }
 }
 
-/// Calls `work` with each run of `length` columns of a matrix `[rows, width]`.
-pub(crate) fn columns(
+/// Calls `work` with the first row and the columns of each part of a matrix `[rows, width]`:
+/// `length` rows, or those that are left, of each of `ranges` of columns, which do not overlap.
+pub(crate) fn parts(
     on: &Current,
     data: &mut [f32],
     width: usize,
-    length: usize,
-    work: impl Fn(Columns<'_>) + Sync,
+    (length, ranges): (usize, &[Range<usize>]),
+    work: impl Fn(usize, Columns<'_>) + Sync,
 ) {
     assert!(length > 0 && width > 0 && data.len().is_multiple_of(width), "rows of {width}");
+    let apart = ranges.windows(2).all(|pair| pair[0].end <= pair[1].start);
+    let within = ranges.iter().all(|range| range.start <= range.end && range.end <= width);
+    assert!(apart && within, "columns that no other part has: {ranges:?} of {width}");
     let rows = data.len() / width;
-    let start = Shared(data.as_mut_ptr());
-    let start = &start;
-    on.each(width.div_ceil(length), &|index| {
-        let range = index * length..((index + 1) * length).min(width);
+    let start = &Shared(data.as_mut_ptr());
+    on.each(rows.div_ceil(length) * ranges.len(), &|index| {
+        let first_row = index / ranges.len() * length;
+        let range = ranges[index % ranges.len()].clone();
+        // SAFETY: the row exists, and the column lies within it or at its end.
+        let first = unsafe { start.0.add(first_row * width + range.start) };
+        let rows = length.min(rows - first_row);
+        work(first_row, Columns { first, rows, stride: width, range, borrowed: PhantomData });
+    });
+}
+
+/// Calls `work` with the number of each matrix `[rows, width]` and each run of `length` of its
+/// columns, given `[width, length]` of each. All matrices are shared out together, so that no
+/// thread waits between them.
+pub(crate) fn columns_of_all(
+    on: &Current,
+    data: &mut [&mut [f32]],
+    sizes: &[[usize; 2]],
+    work: impl Fn(usize, Columns<'_>) + Sync,
+) {
+    assert_eq!(data.len(), sizes.len(), "a size for each matrix");
+    let mut tasks = 0;
+    let parts: Vec<_> = data
+        .iter_mut()
+        .zip(sizes)
+        .map(|(data, [width, length])| {
+            assert!(*length > 0 && *width > 0, "columns");
+            assert!(data.len().is_multiple_of(*width), "rows of {width}");
+            let first = tasks;
+            tasks += width.div_ceil(*length);
+            (first, data.len() / width, Shared(data.as_mut_ptr()))
+        })
+        .collect();
+    let parts = &parts;
+    on.each(tasks, &|index| {
+        let number = parts.partition_point(|(first, ..)| *first <= index) - 1;
+        let ((first, rows, start), [width, length]) = (&parts[number], sizes[number]);
+        let begin = (index - first) * length;
+        let range = begin..(begin + length).min(width);
         // SAFETY: the column lies within the first row, or one past an empty matrix is not used.
-        let first = unsafe { start.0.add(if rows == 0 { 0 } else { range.start }) };
-        work(Columns { first, rows, stride: width, range, borrowed: PhantomData });
+        let first = unsafe { start.0.add(if *rows == 0 { 0 } else { range.start }) };
+        let columns = Columns { first, rows: *rows, stride: width, range, borrowed: PhantomData };
+        work(number, columns);
     });
 }

@@ -78,7 +78,7 @@ fn parts_cover_the_whole_without_overlap() {
         });
         assert!(data.iter().enumerate().all(|(index, element)| *element as usize == index + 1));
         let mut matrix = vec![0.0; 5 * 101];
-        columns(&current(), &mut matrix, 101, 8, |mut columns| {
+        columns_of_all(&current(), &mut [&mut matrix], &[[101, 8]], |_, mut columns| {
             for row in 0..columns.rows() {
                 let first = columns.range().start;
                 for (offset, element) in columns.row(row).iter_mut().enumerate() {
@@ -87,6 +87,16 @@ fn parts_cover_the_whole_without_overlap() {
             }
         });
         assert!(matrix.iter().enumerate().all(|(index, element)| *element == index as f32 + 1.0));
+        let ranges = [0..1, 1..40, 40..101];
+        parts(&current(), &mut matrix, 101, (2, &ranges), |first_row, mut part| {
+            for row in 0..part.rows() {
+                let first = (first_row + row) * 101 + part.range().start;
+                for (offset, element) in part.row(row).iter_mut().enumerate() {
+                    *element -= (first + offset) as f32 + 1.0;
+                }
+            }
+        });
+        assert!(matrix.iter().all(|element| *element == 0.0));
     });
 }
 

@@ -1,7 +1,7 @@
 //! Keys and values of one sequence, in pages of as many tokens as attention reads at a time. Full
 //! pages never change and are shared between sequences that begin alike.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use half::{bf16, f16};
 use shardpack_kernels::{Floats, KvBlock, KvHead, attention::KEYS_PER_BLOCK};
@@ -35,11 +35,38 @@ pub struct Page {
 /// Numbers of one layer of a page.
 #[derive(Clone, Debug)]
 enum Store {
-    F32(Vec<f32>),
+    F32(Aligned),
     F16(Vec<u16>),
     Bf16(Vec<u16>),
     /// Integers, and one scale for each row of `head_dim`.
     Q8(Vec<i8>, Vec<f32>),
+}
+
+/// Floats from a line of the processor's cache on, so that no vector of them lies in two.
+#[derive(Clone, Debug)]
+struct Aligned {
+    values: Vec<f32>,
+    start: usize,
+}
+
+impl Aligned {
+    /// Bytes of a line, which are those of the widest vector too.
+    const LINE: usize = 64;
+
+    fn zeroed(len: usize) -> Self {
+        let values = vec![0.0; len + Self::LINE / size_of::<f32>()];
+        // It never grows, so it stays where it is; a copy may lie otherwise, which costs time only.
+        let start = values.as_ptr().align_offset(Self::LINE);
+        Self { start: start.min(values.len() - len), values }
+    }
+
+    fn get(&self, span: Range<usize>) -> &[f32] {
+        &self.values[self.start + span.start..self.start + span.end]
+    }
+
+    fn get_mut(&mut self, span: Range<usize>) -> &mut [f32] {
+        &mut self.values[self.start + span.start..self.start + span.end]
+    }
 }
 
 impl Store {
@@ -47,7 +74,7 @@ impl Store {
     fn new(kind: KvType, rows: usize, head_dim: usize) -> Self {
         let len = rows * head_dim;
         match kind {
-            KvType::F32 => Self::F32(vec![0.0; len]),
+            KvType::F32 => Self::F32(Aligned::zeroed(len)),
             KvType::F16 => Self::F16(vec![0; len]),
             KvType::Bf16 => Self::Bf16(vec![0; len]),
             KvType::Q8 => Self::Q8(vec![0; len], vec![0.0; rows]),
@@ -62,7 +89,7 @@ impl Store {
             }
         };
         match self {
-            Self::F32(store) => store[span].copy_from_slice(values),
+            Self::F32(store) => store.get_mut(span).copy_from_slice(values),
             Self::F16(store) => halves(&mut store[span], |value| f16::from_f32(value).to_bits()),
             Self::Bf16(store) => halves(&mut store[span], |value| bf16::from_f32(value).to_bits()),
             Self::Q8(store, scales) => {
@@ -79,10 +106,10 @@ impl Store {
     }
 
     /// Rows of one head.
-    fn block(&self, rows: std::ops::Range<usize>, head_dim: usize) -> KvBlock<'_> {
+    fn block(&self, rows: Range<usize>, head_dim: usize) -> KvBlock<'_> {
         let span = rows.start * head_dim..rows.end * head_dim;
         match self {
-            Self::F32(store) => KvBlock::Floats(Floats::F32(&store[span])),
+            Self::F32(store) => KvBlock::Floats(Floats::F32(store.get(span))),
             Self::F16(store) => KvBlock::Floats(Floats::F16(&store[span])),
             Self::Bf16(store) => KvBlock::Floats(Floats::BF16(&store[span])),
             Self::Q8(store, scales) => KvBlock::Q8 { values: &store[span], scales: &scales[rows] },
