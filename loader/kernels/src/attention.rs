@@ -4,7 +4,7 @@
 //! sum (online softmax), so the order of summation depends on a query's position and window
 //! alone. The cache is stored in the same blocks.
 
-use std::ops::Range;
+use std::{iter, ops::Range};
 
 #[cfg(target_arch = "x86_64")]
 use crate::avx512::rows_of_floats;
@@ -113,7 +113,7 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
     let heads = attention.q_to_kv.len();
     let (length, ranges) = if on.units_per_task(units, 4 * keys * head_dim) >= units {
         // Not worth the handing over.
-        (units, vec![0..width])
+        (units, iter::once(0..width).collect::<Vec<_>>())
     } else {
         let groups = groups(attention.q_to_kv, 0..heads);
         let columns = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
@@ -135,7 +135,7 @@ const HEADS_AT_ONCE: usize = 8;
 /// Runs of `heads` that read the same keys and values.
 fn groups(q_to_kv: &[usize], heads: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let mut next = heads.start;
-    std::iter::from_fn(move || {
+    iter::from_fn(move || {
         let first = next;
         while next < heads.end.min(first + HEADS_AT_ONCE) && q_to_kv[next] == q_to_kv[first] {
             next += 1;

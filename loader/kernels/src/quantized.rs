@@ -237,14 +237,15 @@ impl Quantized {
         <[u32]>::ref_from_bytes(self.values(row).as_bytes()).expect("lines are aligned words")
     }
 
-    /// Where among the [`Quantized::words`] of a row in [`Order::Spans`] word `word` of a span
-    /// stands; of halved values those with even numbers come first, then those with odd ones.
-    pub(crate) const fn word(&self, span: usize, word: usize) -> usize {
-        if !self.halved {
-            return span * (self.span / 4) + word;
-        }
+    /// The words of a span among the `words` of a row in [`Order::Spans`]: the first half, then
+    /// the second; of halved values those with even numbers, then those with odd ones.
+    pub(crate) fn halves<'a>(&self, words: &'a [u32], span: usize) -> [&'a [u32]; 2] {
         let (half, first) = (self.span / 8, span * self.span);
-        first / 128 * 32 + word / half * 16 + first % 128 / 8 + word % half
+        if !self.halved {
+            return [&words[first / 4..][..half], &words[first / 4 + half..][..half]];
+        }
+        let at = first / 128 * 32 + first % 128 / 8;
+        [&words[at..][..half], &words[at + 16..][..half]]
     }
 }
 
@@ -325,9 +326,12 @@ fn place_span<const SPAN: usize>(
     let first = index * SPAN;
     if halved {
         let (line, at) = (first / 128 * 2, first % 128 / 2);
-        for half in 0..SPAN / 2 {
-            values[line].0[at + half] = rounded[2 * half];
-            values[line + 1].0[at + half] = rounded[2 * half + 1];
+        let [even, odd] = &mut values[line..line + 2] else { unreachable!("two lines") };
+        let places = even.0[at..].iter_mut().zip(&mut odd.0[at..]);
+        for ((even, odd), pair) in places.zip(rounded.as_chunks::<2>().0) {
+            let pair = u16::from_le_bytes(pair.map(i8::cast_unsigned));
+            *even = pair as i8;
+            *odd = (pair >> 8) as i8;
         }
     } else {
         values[first / LINE].0[first % LINE..][..SPAN].copy_from_slice(rounded);

@@ -135,8 +135,10 @@ fn fill_row(
     let (values, scales, sums) = (x.words(row), x.scales(row), x.sums(row));
     for (visit, span) in visits(spans).enumerate() {
         let into = &mut words[visit * rows * words_per_span..][..rows * words_per_span];
-        for (word, into) in into.chunks_exact_mut(rows).enumerate() {
-            into[place] = values[x.word(span, word)];
+        let [first, second] = x.halves(values, span);
+        let places = into[place..].iter_mut().step_by(rows);
+        for (into, word) in places.zip(first.iter().chain(second)) {
+            *into = *word;
         }
         let into = &mut factors[visit * rows * 2..][..rows * 2];
         into[place] = scales[span / SPANS].0[span % SPANS];
