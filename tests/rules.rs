@@ -154,7 +154,7 @@ fn with_its_own_rules_hidden_a_model_is_drafted_on_the_next_ones() {
              shape = ['{axis}_size']\ncut = 'vector({axis})'\nrequired = true\n"
         )
     };
-    let own = own.to_owned() + &norm("q_norm", "q") + &norm("k_norm", "kv");
+    let own = own + &norm("q_norm", "q") + &norm("k_norm", "kv");
     let rules = folder.path().join("own.toml");
     fs::write(&rules, own).unwrap();
     let set = |source: &Path, name: &str, rest: &[&str]| {

@@ -181,12 +181,14 @@ impl Plan {
                 warnings.push(format!("tokenizer.json is made of {}", converted.from));
             }
             Some(Err(problem)) => {
-                warnings.push(format!("{problem}; the packages compute logits but cannot chat"))
+                warnings.push(format!("{problem}; the packages compute logits but cannot chat"));
             }
-            None if !source.text.contains_key("tokenizer.json") => warnings.push(
-                "the source has no tokenizer.json: the packages compute logits but cannot chat"
-                    .to_owned(),
-            ),
+            None if !source.text.contains_key("tokenizer.json") => {
+                warnings.push(
+                    "the source has no tokenizer.json: the packages compute logits but cannot chat"
+                        .to_owned(),
+                );
+            }
             None => {}
         }
         match chat::lookup(&source.text) {

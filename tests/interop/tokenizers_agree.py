@@ -73,7 +73,7 @@ def main():
             content = path.read_bytes()
             reader = sentencepiece.SentencePieceProcessor(model_proto=content)
             check(path.parent.name, converted(folder, {"tokenizer.model": content}), reader.encode, texts)
-        for path in [own / "tokenizer.model.v1", own / "mistral_instruct_tokenizer_240216.model.v2"]:
+        for path in [own / "tokenizer.model.v1"]:
             if path.exists():
                 content = path.read_bytes()
                 reader = sentencepiece.SentencePieceProcessor(model_proto=content)
