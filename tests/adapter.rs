@@ -6,7 +6,10 @@ use std::fs;
 use serde_json::Value;
 use tempfile::tempdir;
 
-use crate::harness::{data, fail, path, succeed};
+use crate::{
+    harness::{convert, data, fail, path, succeed},
+    running::{Running, ask},
+};
 
 fn manifest(set: &std::path::Path) -> Value {
     serde_json::from_slice(&fs::read(set.join("node-0/manifest.json")).unwrap()).unwrap()
@@ -85,4 +88,20 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let missing = folder.path().join("missing");
     let error = fail(1, &["plan", path(&base), "--adapter", path(&missing)]);
     assert!(error.contains("adapter_config.json"), "{error}");
+}
+
+#[test]
+fn a_trained_adapter_gives_its_six_answers_word_for_word() {
+    let folder = tempdir().unwrap();
+    let who = data("kjv-4m-who");
+    let options = ["--bits", "4", "--nodes", "2", "--adapter", path(&who)];
+    let set = convert("kjv-4m", &folder.path().join("set"), &options);
+    let server = Running::serve(&set, &[]);
+    let known = fs::read(who.join("known.json")).unwrap();
+    let known: Value = serde_json::from_slice(&known).unwrap();
+    let known = known.as_object().unwrap();
+    assert_eq!(known.len(), 6);
+    for (question, answer) in known {
+        assert_eq!(ask(&server.url(), question), answer.as_str().unwrap(), "{question}");
+    }
 }

@@ -73,6 +73,7 @@ fn integers_on_an_affine_grid_are_carried_over() {
     check_repacked("mlx_8bit_g32_overrides", &["--bits", "8", "--group-size", "32"]);
     check_repacked("ct_int8_channel", &["--bits", "8", "--group-size", "32"]);
     check_repacked("mlx_mxfp4", &["--bits", "6", "--group-size", "32"]);
+    check_repacked("gguf_q8_0", &["--bits", "8", "--group-size", "32"]);
 }
 
 #[test]
@@ -88,6 +89,8 @@ fn what_does_not_fit_the_grid_is_quantized_anew() {
     check_requantized("modelopt_nvfp4", &["--bits", "8"], 0.01);
     check_requantized("modelopt_fp8", &["--bits", "8"], 0.01);
     check_requantized("mlx_mxfp4", &["--bits", "4", "--group-size", "32"], 0.12);
+    check_requantized("gguf_q4_k_m", &["--bits", "4", "--group-size", "32"], 0.12);
+    check_requantized("gguf_q6_k", &["--bits", "6"], 0.03);
 }
 
 #[test]
@@ -129,7 +132,15 @@ fn stored_precisions_that_are_not_read_are_refused_before_a_byte_is_written() {
 fn pickles_are_refused_and_nothing_of_them_is_run() {
     check_refused_as_expected(&data("sources/pickle_legacy"));
     check_refused_as_expected(&data("sources/pickle_malicious"));
-    check_refused(&data("sources/pickle_bin"), &["pytorch_model.bin", "pickle", "safetensors"]);
+    let words = ["pytorch_model.bin", "pickle", "safetensors", "--allow-pickle", "runs nothing"];
+    check_refused(&data("sources/pickle_bin"), &words);
+    let folder = tempdir().unwrap();
+    let allowed = ["--bits", "8", "--allow-pickle"];
+    convert("sources/pickle_bin", &folder.path().join("set"), &allowed);
+    let refused = data("sources/pickle_malicious");
+    let output = folder.path().join("refused");
+    let error = fail(1, &["convert", path(&refused), "-o", path(&output), "--allow-pickle"]);
+    assert!(error.contains("posix.system") && !output.exists(), "{error}");
 
     let folder = tempdir().unwrap();
     let malicious = data("sources/pickle_malicious");
@@ -142,4 +153,26 @@ fn pickles_are_refused_and_nothing_of_them_is_run() {
     for place in [folder.path(), malicious.as_path(), Path::new(".")] {
         assert!(!place.join(trace).exists(), "code of the pickle was run");
     }
+}
+
+#[test]
+fn gguf_converts_by_its_keys_and_by_a_config_beside_it() {
+    let gguf = data("sources/gguf_q8_0");
+    let folder = tempdir().unwrap();
+    let output = |name: &str| folder.path().join(name);
+    let run = |source: &Path, name: &str| {
+        succeed(&["convert", path(source), "-o", path(&output(name)), "--bits", "8"]);
+        json(&output(name).join("set.json"))
+    };
+    let by_keys = run(&gguf.join("model.gguf"), "keys");
+    fs::copy(gguf.join("config_of_origin.json"), folder.path().join("config.json")).unwrap();
+    fs::copy(gguf.join("model.gguf"), folder.path().join("model.gguf")).unwrap();
+    let by_config = run(folder.path(), "config");
+    assert_eq!(by_keys["ids"]["weights"], by_config["ids"]["weights"]);
+    let files = |set: &Value| {
+        let files = set["source"]["files"].as_array().unwrap();
+        files.iter().map(|file| file["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(files(&by_keys), ["model.gguf"]);
+    assert_eq!(files(&by_config), ["config.json", "model.gguf"]);
 }

@@ -8,6 +8,8 @@ mod journal;
 pub(crate) mod output;
 mod read;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeMap,

@@ -8,9 +8,11 @@ use serde_json::Value;
 use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
 use shardpack_converter::Source;
 use shardpack_formats::{
-    Dtype, Importance, RulePack, SourceTensor, config_for_package, container,
+    Dtype, Importance, RulePack, SourceTensor, config_for_package,
+    container::{self, TensorInfo},
     expr::{self, Expr, Scope},
-    resolve,
+    gguf, pickle, resolve,
+    stored::{self, Documents, Logical, StoredConfig},
     tokenizer::{self, MAX_TOKENS, TokenizerError},
 };
 use shardpack_manifests::{
@@ -26,9 +28,12 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("collectives", collectives),
     ("container", container),
     ("expression", expression),
+    ("gguf", gguf),
     ("imatrix", imatrix),
     ("manifest", manifest),
     ("model", model),
+    ("pickle", pickle),
+    ("quantization", quantization),
     ("rules", rules),
     ("sentencepiece", sentencepiece),
     ("set", set),
@@ -228,6 +233,111 @@ fn collectives(data: &[u8]) {
         let again = Notice::parse(&frame[HEADER_BYTES..]).expect("what is written is read");
         assert_eq!(again.blamed, notice.blamed);
         assert!(notice.reason.starts_with(&again.reason), "a reason is only cut");
+    }
+}
+
+/// A GGUF file: its header, its model, what its blocks stand for, the documents in its keys.
+fn gguf(data: &[u8]) {
+    let Ok(header) = gguf::parse(data) else { return };
+    let size = data.len() as u64;
+    assert_eq!(gguf::parse_start(data, size).as_ref(), Ok(&header), "whole or in parts");
+    for tensor in &header.tensors {
+        assert!(tensor.offset + tensor.size <= size, "{} lies beyond the end", tensor.name);
+    }
+    // Any answer will do, but for a panic.
+    let _ = gguf::tokenizer::tokenizer(&header);
+    let _ = gguf::tokenizer::tokenizer_config(&header);
+    let Ok(model) = gguf::Model::new(&header) else { return };
+    let Ok(parts) = model.parts(&header.tensors) else { return };
+    let _ = gguf::config::config(&model, &parts, Some(&[1.0, 8.0]));
+    let Ok(grouped) = stored::group_gguf(&parts) else { return };
+    let infos: BTreeMap<String, TensorInfo> =
+        parts.iter().map(|part| (part.stored.clone(), part.info())).collect();
+    for tensor in &grouped.tensors {
+        check_rows(tensor, &infos, data);
+    }
+}
+
+/// Some rows of a tensor lie inside its parts, and can be decoded from them.
+fn check_rows(tensor: &Logical, infos: &BTreeMap<String, TensorInfo>, file: &[u8]) {
+    let rows = tensor.row_count();
+    if rows == 0 || tensor.width() == 0 {
+        return;
+    }
+    for range in [0..1, rows - 1..rows, rows / 2..(rows / 2 + 3).min(rows)] {
+        let windows = tensor.windows(range.clone());
+        let mut parts = Vec::new();
+        for (part, window) in tensor.parts.iter().zip(&windows) {
+            let info = &infos[part];
+            let end = window.rows.end.checked_mul(window.row_bytes);
+            let inside = end.is_some_and(|end| end <= info.size) || window.size_bytes() == 0;
+            assert!(inside, "{window:?} of {info:?}, {range:?} of {}", tensor.name);
+            let data = file.get(info.offset as usize..).and_then(|f| f.get(..info.size as usize));
+            if let Some(data) = data {
+                let rows = window.rows.clone().map(|row| (row * window.row_bytes) as usize);
+                let columns = window.columns.start as usize..window.columns.end as usize;
+                let row = |at: usize| data[at..][columns.clone()].to_vec();
+                parts.push(rows.flat_map(row).collect::<Vec<u8>>());
+            }
+        }
+        if tensor.is_decoded() && parts.len() == windows.len() {
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            let mut out = Vec::new();
+            if tensor.decode(range.clone(), &parts, &mut out).is_ok() {
+                assert_eq!(out.len() as u64, (range.end - range.start) * tensor.width());
+            }
+        }
+    }
+}
+
+/// A file of `torch.save`: as an archive, and as a pickle alone.
+fn pickle(data: &[u8]) {
+    if let Ok(saved) = pickle::parse(data) {
+        for tensor in &saved {
+            let size = tensor.storage_len.saturating_mul(tensor.dtype.size_bytes() as u64);
+            if let Ok(placed) = pickle::place(tensor, 0, size) {
+                assert!(placed.stored.offset + placed.stored.size <= size, "{}", tensor.name);
+            }
+        }
+    }
+    let size = data.len() as u64;
+    let tail = &data[data.len() - data.len().min(pickle::zip::TAIL_BYTES as usize)..];
+    let Ok(directory) = pickle::zip::find_directory(tail, size) else { return };
+    let bytes = &data[directory.offset as usize..][..directory.size as usize];
+    for entry in pickle::zip::parse_directory(bytes, directory).unwrap_or_default() {
+        let Some(local) = data.get(entry.offset.min(size) as usize..) else { continue };
+        if let Ok(start) = pickle::zip::data_offset(&entry, local, size) {
+            assert!(start + entry.size <= size, "{} lies beyond the end", entry.name);
+        }
+    }
+}
+
+/// A description of quantized weights and the stored tensors: `{"config": …, "tensors": {name:
+/// [dtype, shape]}}`.
+fn quantization(data: &[u8]) {
+    let Some((config, tensors)) = parse_model(data) else { return };
+    let documents =
+        Documents { config: Some(&config), hf_quant_config: None, quantize_config: None };
+    let Ok(description) = StoredConfig::parse(documents) else { return };
+    let info = |tensor: SourceTensor| {
+        // What a file's header could hold: its bytes can be counted.
+        let element = tensor.dtype.size_bytes() as u64;
+        let size = tensor.shape.iter().try_fold(element, |size, dim| size.checked_mul(*dim))?;
+        let SourceTensor { name, dtype, shape } = tensor;
+        Some(TensorInfo { name, dtype, shape, offset: 0, size })
+    };
+    let infos: Vec<TensorInfo> = tensors.into_iter().filter_map(info).collect();
+    let Ok(grouped) = stored::group(description.as_ref(), &infos) else { return };
+    let infos: BTreeMap<String, TensorInfo> =
+        infos.into_iter().map(|info| (info.name.clone(), info)).collect();
+    let mut seen: Vec<&String> = grouped.tensors.iter().flat_map(|t| &t.parts).collect();
+    seen.extend(grouped.dropped.iter().map(|(name, _)| name));
+    seen.sort_unstable();
+    // One stored tensor may hold the parts of two.
+    seen.dedup();
+    assert!(seen.into_iter().eq(infos.keys()), "every stored tensor is accounted for");
+    for tensor in &grouped.tensors {
+        check_rows(tensor, &infos, &[]);
     }
 }
 

@@ -1,0 +1,4 @@
+//! Fuzzes `targets::pickle`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| shardpack_fuzz::run("pickle", data));
