@@ -12,7 +12,7 @@ mod tensor;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::{
         Mutex, OnceLock, PoisonError,
@@ -36,7 +36,7 @@ use crate::{
     staging::{Staging, StagingError},
 };
 use documents::DocumentError;
-use items::{Item, Uses};
+use items::Item;
 use journal::Journal;
 use output::Output;
 use tensor::Converter;
@@ -271,13 +271,22 @@ struct Pass<'a> {
     journal: &'a Journal,
     observe: Observer<'a>,
     items: Vec<Item>,
-    uses: Uses,
     next: AtomicUsize,
     failed: AtomicBool,
     /// The failure of the earliest item, so that the message does not depend on timing.
     failure: Mutex<Option<(usize, ConvertError)>>,
     finished: Vec<OnceLock<Finished>>,
     chunks: Vec<Vec<OnceLock<Digest>>>,
+    /// Tensors that the journal may not name yet.
+    unproven: Mutex<Unproven>,
+}
+
+/// Tensors made of files whose checksum has not been compared.
+#[derive(Default)]
+struct Unproven {
+    verified: BTreeSet<usize>,
+    /// Steps, and the files that they wait for.
+    steps: Vec<(usize, BTreeSet<usize>)>,
 }
 
 impl<'a> Pass<'a> {
@@ -302,13 +311,13 @@ impl<'a> Pass<'a> {
             converter: Converter { source, plan, output },
             journal,
             observe,
-            uses: Uses::of(source, plan, &items),
             items,
             next: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             finished,
             chunks: source.weights.files.iter().map(|file| chunks(file.size)).collect(),
+            unproven: Mutex::default(),
         }
     }
 
@@ -350,7 +359,7 @@ impl<'a> Pass<'a> {
                 }
                 return;
             }
-            self.uses.done(self.source, self.plan, item);
+            item.done(self.source, self.plan);
         }
     }
 
@@ -370,10 +379,40 @@ impl<'a> Pass<'a> {
                 });
                 let done = |bytes| (self.observe)(&ConvertEvent::Converted(bytes));
                 let finished = self.converter.convert(*index, scratch, &done)?;
-                self.journal.add(*index, &finished)?;
                 self.finished[*index].get_or_init(|| finished);
+                self.prove(None, Some(*index))?;
                 (self.observe)(&ConvertEvent::TensorFinished { index: *index });
             }
+            Item::Verify(file) => {
+                let weights = &self.source.weights.files[*file];
+                let path = || self.source.path_of(*file);
+                let values = weights
+                    .verify()
+                    .map_err(|source| SourceError::Read { path: path(), source })?;
+                for (chunk, value) in self.chunks[*file].iter().zip(values) {
+                    chunk.get_or_init(|| value);
+                }
+                self.prove(Some(*file), None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes down a file that was verified, a tensor that was made, and puts into the journal what
+    /// is made of verified files alone: a later run goes on from there.
+    fn prove(&self, file: Option<usize>, step: Option<usize>) -> Result<(), ConvertError> {
+        let mut unproven = self.unproven.lock().unwrap_or_else(PoisonError::into_inner);
+        unproven.verified.extend(file);
+        let files = |step| (step, items::remote_files(self.source, self.plan, step));
+        unproven.steps.extend(step.map(files));
+        let Unproven { verified, steps } = &mut *unproven;
+        let proven: Vec<usize> = steps
+            .extract_if(.., |(_, files)| files.is_subset(verified))
+            .map(|(step, _)| step)
+            .collect();
+        for step in proven {
+            let finished = self.finished[step].get().expect("it was made before it was proven");
+            self.journal.add(step, finished)?;
         }
         Ok(())
     }

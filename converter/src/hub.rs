@@ -38,7 +38,7 @@ pub use error::HubError;
 use http::Client;
 pub use listing::{ListingError, RepoFile, parse_info, parse_tree};
 pub use options::{HubOptions, ModelName};
-pub(crate) use remote::RemoteFile;
+pub(crate) use remote::{RemoteFile, WORKING_BYTES};
 
 use crate::source::Origin;
 
@@ -143,16 +143,17 @@ impl Hub {
         self.fetch_files(snapshot, &texts.collect::<Vec<_>>())
     }
 
-    /// The weight files of a snapshot, to be read from the hub when they are needed. Where bytes of
-    /// them are used, whole files are brought to `spool` and checked; without it only headers and
-    /// what a plan needs are read.
+    /// The weight files of a snapshot, to be read from the hub when they are needed, by way of pieces
+    /// in `spool`; without it only headers and what a plan needs are read.
     pub(crate) fn weights(
         self: &Arc<Self>,
         snapshot: &Snapshot,
         spool: Option<&Path>,
     ) -> Vec<RemoteFile> {
         let weights = snapshot.files.iter().filter(|file| file.is_weights());
-        let remote = |file: &RepoFile| RemoteFile::new(Arc::clone(self), snapshot, file, spool);
+        let remote = |file: &RepoFile| {
+            RemoteFile::new(Arc::clone(self), snapshot, file, spool, remote::PIECE_BYTES)
+        };
         weights.map(remote).collect()
     }
 

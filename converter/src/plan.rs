@@ -114,7 +114,8 @@ pub struct Plan {
     /// Things the user should know.
     pub warnings: Vec<String>,
     pub(crate) importance: Option<Importance>,
-    /// Bytes that a thread holds beside its blocks while it merges adapters.
+    /// Bytes that a thread holds beside its blocks while it merges adapters, or weights come from
+    /// elsewhere.
     pub(crate) merge_bytes: u64,
     pub(crate) rounding: Rounding,
     pub(crate) steps: Vec<Step>,
@@ -202,7 +203,8 @@ impl Plan {
         warnings.extend(source.adapters.warnings.iter().cloned());
         warnings.extend(left_out(&normalised.ignored));
         let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);
-        Ok(Self { importance, merge_bytes: source.adapters.working_bytes(), ..plan })
+        let merge_bytes = source.adapters.working_bytes() + source.working_bytes();
+        Ok(Self { importance, merge_bytes, ..plan })
     }
 
     /// The plan that follows once it is known how every matrix is stored.

@@ -344,8 +344,8 @@ impl Source {
         Ok(source)
     }
 
-    /// Opens a model of the hub whose weights stay there: whole files are brought to `spool`, one
-    /// by one, when their data is needed; without it the source can only be planned.
+    /// Opens a model of the hub whose weights stay there: pieces of files are brought to `spool` when
+    /// their data is needed; without it the source can only be planned.
     #[cfg(feature = "hub")]
     pub fn open_remote(
         hub: &Arc<Hub>,
@@ -495,6 +495,15 @@ impl Source {
     #[must_use]
     pub fn file_of(&self, tensor: &str) -> Option<&str> {
         self.weights.find(tensor).map(|(file, _)| self.weights.files[file].name.as_str())
+    }
+
+    /// Bytes that a thread holds while weights come from elsewhere.
+    pub(crate) fn working_bytes(&self) -> u64 {
+        #[cfg(feature = "hub")]
+        if self.weights.files.iter().any(WeightFile::is_remote) {
+            return crate::hub::WORKING_BYTES;
+        }
+        0
     }
 
     /// Bytes of all weight files.

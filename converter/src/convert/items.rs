@@ -1,10 +1,6 @@
 //! The list of what is to be done, in the order in which threads take it.
 
-use std::{
-    collections::BTreeSet,
-    ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::{collections::BTreeSet, ops::Range};
 
 use shardpack_manifests::{
     CHUNK_BYTES, Digest,
@@ -32,11 +28,16 @@ pub(super) enum Item {
     },
     /// Convert the tensor of this step.
     Convert(usize),
+    /// Compare the checksum of a weight file that is elsewhere.
+    Verify(usize),
 }
 
 /// Everything to do: before each tensor the parts of its file up to the tensor's end that were
 /// not hashed before, so that the second read comes from memory.
 pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool) -> Vec<Item> {
+    if source.weights.files.iter().any(WeightFile::is_remote) {
+        return list_remote(source, plan, is_done);
+    }
     let mut items = Vec::new();
     let mut hashed: Vec<u64> = source.weights.files.iter().map(|_| 0).collect();
     let mut hash_up_to = |items: &mut Vec<Item>, file: usize, end: u64| {
@@ -46,19 +47,9 @@ pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool
             hashed[file] = next;
         }
     };
-    // Files that cost space are gone through one after the other, each whole at once.
-    let is_remote = source.weights.files.iter().any(WeightFile::is_remote);
-    let mut order: Vec<usize> = (0..plan.steps.len()).collect();
-    if is_remote {
-        order.sort_by_key(|index| files(source, plan, *index).last().copied());
-    }
-    for index in order {
-        for name in &plan.steps[index].tensor.sources {
-            for (file, info) in source.places(name) {
-                let end = (info.offset + info.size).div_ceil(CHUNK_BYTES);
-                let whole = chunk_count(source.weights.files[file].size);
-                hash_up_to(&mut items, file, if is_remote { whole } else { end });
-            }
+    for index in 0..plan.steps.len() {
+        for (file, bytes) in places(source, plan, index) {
+            hash_up_to(&mut items, file, bytes.end.div_ceil(CHUNK_BYTES));
         }
         if !is_done(index) {
             items.push(Item::Convert(index));
@@ -70,42 +61,61 @@ pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool
     items
 }
 
-/// The weight files that hold a step's sources, in order.
-fn files(source: &Source, plan: &Plan, step: usize) -> BTreeSet<usize> {
-    let names = plan.steps[step].tensor.sources.iter();
-    names.flat_map(|name| source.places(name)).map(|(file, _)| file).collect()
+/// The same for files that are elsewhere: in the order in which their bytes come, and each file is
+/// verified when the last tensor of it is made.
+fn list_remote(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool) -> Vec<Item> {
+    let last = |index: usize| {
+        let places = places(source, plan, index);
+        let file = places.iter().map(|(file, _)| *file).max().unwrap_or(0);
+        let start = places.iter().filter(|(at, _)| *at == file).map(|(_, bytes)| bytes.start).min();
+        (file, start)
+    };
+    let mut order: Vec<usize> = (0..plan.steps.len()).filter(|index| !is_done(*index)).collect();
+    order.sort_by_key(|index| last(*index));
+    let mut items = Vec::new();
+    let mut steps = order.into_iter().peekable();
+    for (file, _) in source.weights.files.iter().enumerate() {
+        while let Some(step) = steps.next_if(|step| last(*step).0 == file) {
+            items.push(Item::Convert(step));
+        }
+        items.push(Item::Verify(file));
+    }
+    for item in &items {
+        for (file, bytes) in item.places(source, plan) {
+            source.weights.files[file].expect(bytes);
+        }
+    }
+    items
 }
 
-/// How many items have still to read each weight file: who is the last gives its space back.
-pub(super) struct Uses(Vec<AtomicUsize>);
-
-impl Uses {
-    pub(super) fn of(source: &Source, plan: &Plan, items: &[Item]) -> Self {
-        let uses: Vec<AtomicUsize> =
-            source.weights.files.iter().map(|_| AtomicUsize::new(0)).collect();
-        for file in items.iter().flat_map(|item| item.files(source, plan)) {
-            uses[file].fetch_add(1, Ordering::Relaxed);
-        }
-        Self(uses)
-    }
-
-    /// An item has been carried out.
-    pub(super) fn done(&self, source: &Source, plan: &Plan, item: &Item) {
-        for file in item.files(source, plan) {
-            if self.0[file].fetch_sub(1, Ordering::AcqRel) == 1 {
-                source.weights.files[file].release();
-            }
-        }
-    }
+/// The bytes that a step's sources are made of, with their files.
+fn places(source: &Source, plan: &Plan, step: usize) -> Vec<(usize, Range<u64>)> {
+    let names = plan.steps[step].tensor.sources.iter();
+    let places = names.flat_map(|name| source.places(name));
+    places.map(|(file, info)| (file, info.offset..info.offset + info.size)).collect()
 }
 
 impl Item {
-    fn files(&self, source: &Source, plan: &Plan) -> BTreeSet<usize> {
+    /// The bytes that a tensor is made of, with their files.
+    fn places(&self, source: &Source, plan: &Plan) -> Vec<(usize, Range<u64>)> {
         match self {
-            Self::Hash { file, .. } => BTreeSet::from([*file]),
-            Self::Convert(step) => files(source, plan, *step),
+            Self::Hash { .. } | Self::Verify(_) => Vec::new(),
+            Self::Convert(step) => places(source, plan, *step),
         }
     }
+
+    /// It has been carried out: what only it needed may go.
+    pub(super) fn done(&self, source: &Source, plan: &Plan) {
+        for (file, bytes) in self.places(source, plan) {
+            source.weights.files[file].done(bytes);
+        }
+    }
+}
+
+/// The weight files that are elsewhere and hold sources of a step.
+pub(super) fn remote_files(source: &Source, plan: &Plan, step: usize) -> BTreeSet<usize> {
+    let files = places(source, plan, step).into_iter().map(|(file, _)| file);
+    files.filter(|file| source.weights.files[*file].is_remote()).collect()
 }
 
 /// Reads and hashes one chunk of a weight file.

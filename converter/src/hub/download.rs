@@ -205,7 +205,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// A range of a remote file, in memory.
+/// A range of a remote file, in memory. After a broken connection it goes on where that was.
 pub(super) fn range(
     client: &Client,
     url: &str,
@@ -213,30 +213,62 @@ pub(super) fn range(
     offset: u64,
     buffer: &mut [u8],
 ) -> Result<(), HubError> {
-    if buffer.is_empty() {
-        return Ok(());
+    let mut filled = 0;
+    while filled < buffer.len() {
+        client.retry(url, |failures| {
+            let before = filled;
+            let result = part(client, url, file, offset, &mut filled, buffer);
+            if filled > before {
+                *failures = 0;
+            }
+            result
+        })?;
     }
-    let last = offset + buffer.len() as u64 - 1;
-    client.retry(url, |_| {
-        let mut response = client.send(url, Some((offset, last)), None)?;
-        match response.status().as_u16() {
-            206 => {
-                let range = response.headers().get(header::CONTENT_RANGE);
-                let range = range.and_then(|range| range.to_str().ok()).unwrap_or_default();
-                if range != format!("bytes {offset}-{last}/{}", file.size) {
-                    let problem = format!("the server sends the range {range:?} of {}", file.size);
-                    return Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }));
-                }
+    Ok(())
+}
+
+/// What arrives of the rest of a range.
+fn part(
+    client: &Client,
+    url: &str,
+    file: &RepoFile,
+    offset: u64,
+    filled: &mut usize,
+    buffer: &mut [u8],
+) -> Result<(), Failed> {
+    let wrong = |problem: String| Failed::Final(HubError::Answer { url: url.to_owned(), problem });
+    let (first, last) = (offset + *filled as u64, offset + buffer.len() as u64 - 1);
+    let mut response = client.send(url, Some((first, last)), None)?;
+    match response.status().as_u16() {
+        206 => {
+            let range = response.headers().get(header::CONTENT_RANGE);
+            let range = range.and_then(|range| range.to_str().ok()).unwrap_or_default();
+            if range != format!("bytes {first}-{last}/{}", file.size) {
+                return Err(wrong(format!(
+                    "the server sends the range {range:?} of {}",
+                    file.size
+                )));
             }
-            200 => {
-                let problem =
-                    "the server does not know ranges, which reading without keeping needs"
-                        .to_owned();
-                return Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }));
-            }
-            _ => return Err(client.refusal(url, &mut response, None)),
         }
-        let read = response.body_mut().as_reader().read_exact(buffer);
-        read.map_err(|error| Failed::Again { problem: error.to_string(), after: None })
-    })
+        200 => {
+            let problem = "the server does not know ranges, which reading without keeping needs";
+            return Err(wrong(problem.to_owned()));
+        }
+        _ => return Err(client.refusal(url, &mut response, None)),
+    }
+    let mut body = response.body_mut().as_reader();
+    while *filled < buffer.len() {
+        let end = (*filled + STEP_BYTES).min(buffer.len());
+        match body.read(&mut buffer[*filled..end]) {
+            Ok(0) => {
+                let problem =
+                    format!("the connection ended after {filled} of {} bytes", buffer.len());
+                return Err(Failed::Again { problem, after: None });
+            }
+            Ok(count) => *filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Failed::Again { problem: error.to_string(), after: None }),
+        }
+    }
+    Ok(())
 }

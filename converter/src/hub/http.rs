@@ -258,11 +258,6 @@ impl Client {
         let own = place(&self.options.endpoint);
         own.is_some() && own == place(url)
     }
-
-    /// What events are told to.
-    pub(super) fn observer(&self) -> HubObserver {
-        Arc::clone(&self.observe)
-    }
 }
 
 fn parse_url(url: &str) -> Option<Uri> {

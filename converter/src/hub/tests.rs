@@ -232,30 +232,113 @@ fn names_are_checked_before_anything_is_sent() {
     assert!(error.contains("only https"), "{error}");
 }
 
-#[test]
-fn weights_are_read_from_afar_checked_and_dropped() {
-    let scene = Scene::new();
+/// The weight files of the scene's model, read from afar.
+fn remote(scene: &Scene) -> (Vec<RemoteFile>, PathBuf) {
     let hub = Arc::new(scene.hub());
     let snapshot = hub.find(&Scene::name("org/model")).unwrap();
     let spool = scene.folder.path().join("spool");
-    let files = hub.weights(&snapshot, Some(&spool));
+    let weights = snapshot.files.iter().filter(|file| file.is_weights());
+    // Pieces of one chunk, so that the second file has three.
+    let piece = shardpack_manifests::digest::CHUNK_BYTES;
+    let file = |file| RemoteFile::new(Arc::clone(&hub), &snapshot, file, Some(&spool), piece);
+    (weights.map(file).collect(), spool)
+}
+
+fn pieces(spool: &Path) -> usize {
+    fs::read_dir(spool).map_or(0, Iterator::count)
+}
+
+#[test]
+fn weights_are_read_from_afar_checked_and_dropped() {
+    let scene = Scene::new();
+    let (files, spool) = remote(&scene);
     let second = files.iter().find(|file| file.name() == "model-2.safetensors").unwrap();
     let expected = scene.server.content("model-2.safetensors");
+    let size = expected.len() as u64;
     let mut header = vec![0; 50];
     second.read_header(&mut header, 8).unwrap();
     assert_eq!(header, expected[8..58]);
-    assert!(!spool.exists(), "a header costs no file");
+    assert_eq!(pieces(&spool), 0, "a header costs no file");
+    second.expect(0..size);
+    second.expect(1000..1100);
     let mut bytes = vec![0; 100];
+    let before = scene.server.bytes_sent();
+    // The last piece first, and over a border.
+    second.read(&mut bytes, size - 100).unwrap();
+    assert_eq!(bytes, expected[size as usize - 100..]);
+    second.read(&mut bytes, (4 << 20) - 50).unwrap();
+    assert_eq!(bytes, expected[(4 << 20) - 50..(4 << 20) + 50]);
     second.read(&mut bytes, 1000).unwrap();
     assert_eq!(bytes, expected[1000..1100]);
-    assert!(spool.join("model-2.safetensors.part").exists());
-    second.release();
-    assert!(!spool.join("model-2.safetensors.part").exists());
-    // Wrong bytes are found before any of them is used.
+    assert!(pieces(&spool) > 0);
+    second.done(1000..1100);
+    assert!(pieces(&spool) > 0, "something is still to be made of it");
+    second.done(0..size);
+    let chunks = second.verify().unwrap();
+    let digest = shardpack_manifests::digest::merge_chunks(&chunks, size);
+    assert_eq!(digest, shardpack_manifests::Digest::of(&expected));
+    assert_eq!(pieces(&spool), 0, "nothing needs it any more");
+    assert_eq!(scene.server.bytes_sent() - before, size, "every byte came once");
+    // Read again all the same, it is what it was.
+    second.read(&mut bytes, 1000).unwrap();
+    assert_eq!(bytes, expected[1000..1100]);
+    drop(files);
+    assert_eq!(pieces(&spool), 0);
+}
+
+#[test]
+fn broken_connections_from_afar_go_on_where_they_were() {
+    for fault in [Fault::Truncate { times: 3 }, Fault::Reset { times: 2 }, Fault::Redirect] {
+        let scene = Scene::new();
+        let (files, _) = remote(&scene);
+        scene.server.fault("model-2.safetensors", fault);
+        let second = files.iter().find(|file| file.name() == "model-2.safetensors").unwrap();
+        let size = second.size();
+        let chunks = second.verify().unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        let expected = shardpack_manifests::Digest::of(&scene.server.content(second.name()));
+        assert_eq!(shardpack_manifests::digest::merge_chunks(&chunks, size), expected);
+    }
+    for (fault, word) in [
+        (Fault::IgnoreRange, "does not know ranges"),
+        (Fault::WrongRange, "sends the range"),
+        (Fault::InsecureRedirect, "only https"),
+    ] {
+        let scene = Scene::new();
+        let (files, _) = remote(&scene);
+        scene.server.fault("model-2.safetensors", fault);
+        let second = files.iter().find(|file| file.name() == "model-2.safetensors").unwrap();
+        let error = second.verify().unwrap_err().to_string();
+        assert!(error.contains(word), "{fault:?}: {error}");
+    }
+}
+
+#[test]
+fn wrong_bytes_from_afar_never_verify() {
+    let scene = Scene::new();
     scene.server.fault("model-1.safetensors", Fault::WrongBytes { times: 1000 });
+    let (files, _) = remote(&scene);
     let first = files.iter().find(|file| file.name() == "model-1.safetensors").unwrap();
-    let error = first.read(&mut bytes, 0).unwrap_err().to_string();
+    let error = first.verify().unwrap_err().to_string();
     assert!(error.contains("SHA-256"), "{error}");
+    // Bytes that change after they were hashed are seen too.
+    let scene = Scene::new();
+    let (files, _) = remote(&scene);
+    let first = files.iter().find(|file| file.name() == "model-1.safetensors").unwrap();
+    first.verify().unwrap();
+    scene.server.fault("model-1.safetensors", Fault::WrongBytes { times: 1000 });
+    let error = first.read(&mut [0; 10], 0).unwrap_err().to_string();
+    assert!(error.contains("other bytes than before"), "{error}");
+}
+
+#[test]
+fn a_header_that_is_not_the_file_s_never_verifies() {
+    let scene = Scene::new();
+    let (files, _) = remote(&scene);
+    let first = files.iter().find(|file| file.name() == "model-1.safetensors").unwrap();
+    scene.server.fault("model-1.safetensors", Fault::WrongBytes { times: 1 });
+    first.read_header(&mut [0; 8], 0).unwrap();
+    let error = first.verify().unwrap_err().to_string();
+    assert!(error.contains("another header"), "{error}");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! The weight files of a source: headers read at once, data by position and on demand. Nothing
 //! is mapped, so the process's memory is what it has allocated, however large the model.
 
-use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{collections::BTreeMap, fs::File, io, ops::Range, os::unix::fs::FileExt, path::Path};
 
 use shardpack_formats::container::{self, TensorInfo};
+use shardpack_manifests::Digest;
 
 use super::SourceError;
 #[cfg(feature = "hub")]
@@ -47,17 +48,36 @@ impl WeightFile {
         }
     }
 
-    /// Whether the file costs space while it is being read, which [`Self::release`] gives back.
+    /// Whether the file is elsewhere: what is made of it counts when [`Self::verify`] says so.
     pub(crate) const fn is_remote(&self) -> bool {
         !matches!(self.bytes, Bytes::Local(_))
     }
 
-    /// Says that nothing will be read for now.
-    pub(crate) fn release(&self) {
+    /// Says that a tensor will be made of these bytes; [`Self::done`] takes it back.
+    pub(crate) fn expect(&self, bytes: Range<u64>) {
         match &self.bytes {
-            Bytes::Local(_) => {}
+            Bytes::Local(_) => drop(bytes),
             #[cfg(feature = "hub")]
-            Bytes::Remote(file) => file.release(),
+            Bytes::Remote(file) => file.expect(bytes),
+        }
+    }
+
+    /// Says that a tensor was made of these bytes.
+    pub(crate) fn done(&self, bytes: Range<u64>) {
+        match &self.bytes {
+            Bytes::Local(_) => drop(bytes),
+            #[cfg(feature = "hub")]
+            Bytes::Remote(file) => file.done(bytes),
+        }
+    }
+
+    /// Compares the checksum of what was read of a file that is elsewhere; the values of its
+    /// chunks.
+    pub(crate) fn verify(&self) -> io::Result<Vec<Digest>> {
+        match &self.bytes {
+            Bytes::Local(_) => Ok(Vec::new()),
+            #[cfg(feature = "hub")]
+            Bytes::Remote(file) => file.verify(),
         }
     }
 

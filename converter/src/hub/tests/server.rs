@@ -74,7 +74,7 @@ impl Server {
             ("consolidated.safetensors".to_owned(), weights(3, 500)),
             ("figures/loss.png".to_owned(), weights(4, 500)),
             ("model-1.safetensors".to_owned(), weights(1, 300_000)),
-            ("model-2.safetensors".to_owned(), weights(2, 3_000_000)),
+            ("model-2.safetensors".to_owned(), weights(2, 9_000_000)),
             ("model.safetensors.index.json".to_owned(), text(&index.to_string())),
             ("original/model.safetensors".to_owned(), weights(5, 500)),
             ("tokenizer.json".to_owned(), text("{}")),
