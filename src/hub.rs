@@ -125,6 +125,9 @@ fn options() -> HubOptions {
         token,
         offline: flag("HF_HUB_OFFLINE"),
         proxy,
+        authorities: ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]
+            .into_iter()
+            .find_map(path),
         ..HubOptions::new(path("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub")))
     }
 }

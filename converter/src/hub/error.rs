@@ -88,6 +88,16 @@ pub enum HubError {
         /// How often it was tried.
         attempts: u32,
     },
+    /// No safe connection comes about.
+    #[error(
+        "{url}: {problem}; where a proxy has an authority of its own, name its certificates with SSL_CERT_FILE"
+    )]
+    Tls {
+        /// What was asked.
+        url: String,
+        /// Why.
+        problem: String,
+    },
     /// The server sent something else than it said it would.
     #[error("{url}: {problem}")]
     Answer {

@@ -1,11 +1,17 @@
 //! Requests to the hub: deadlines, retries, redirects that never take the token to another host,
 //! and answers in plain words.
 
-use std::{io::Read, sync::Arc, time::Duration};
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+    time::Duration,
+};
 
 use ureq::{
     Agent, Body, Proxy,
     http::{Response, Uri, header},
+    tls::{PemItem, RootCerts, TlsConfig, parse_pem},
 };
 
 use super::{
@@ -31,6 +37,8 @@ const MAX_RETRY_AFTER: u64 = 300;
 const MAX_REDIRECTS: usize = 8;
 /// Bytes of one answer of the API: a page of 1,000 files is about 300 kB.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
+/// Bytes of a file of authorities: a system's list has about 300 kB.
+const MAX_AUTHORITIES_BYTES: u64 = 16 << 20;
 /// Pages of one list of files.
 const MAX_PAGES: usize = 200;
 
@@ -67,7 +75,10 @@ impl Client {
         let proxy = options.proxy.as_deref().filter(|_| !is_loopback(&uri));
         let proxy = proxy.map(Proxy::new).transpose();
         let proxy = proxy.map_err(|error| HubError::Option(format!("proxy: {error}")))?;
+        let roots = options.authorities.as_deref().map(authorities).transpose()?;
+        let tls = TlsConfig::builder().root_certs(roots.unwrap_or(RootCerts::WebPki)).build();
         let config = Agent::config_builder()
+            .tls_config(tls)
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
@@ -188,9 +199,7 @@ impl Client {
                 request = request.header(header::RANGE, format!("bytes={first}-{last}"));
             }
             let request = request.config().timeout_global(whole).build();
-            let response = request
-                .call()
-                .map_err(|error| Failed::Again { problem: error.to_string(), after: None })?;
+            let response = request.call().map_err(|error| failed(&at, &error))?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(response);
             }
@@ -258,6 +267,44 @@ impl Client {
         let own = place(&self.options.endpoint);
         own.is_some() && own == place(url)
     }
+}
+
+/// What a request that got no answer means. A certificate will not be another one next time.
+fn failed(url: &str, error: &ureq::Error) -> Failed {
+    let is_tls = match error {
+        ureq::Error::Io(error) => error.kind() == io::ErrorKind::InvalidData,
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
+        _ => false,
+    };
+    let problem = error.to_string();
+    if is_tls {
+        return Failed::Final(HubError::Tls { url: url.to_owned(), problem });
+    }
+    Failed::Again { problem, after: None }
+}
+
+/// The certificates of a file.
+fn authorities(path: &Path) -> Result<RootCerts, HubError> {
+    let wrong = |problem: String| {
+        let path = path.display();
+        HubError::Option(format!("{path}: {problem}; SSL_CERT_FILE names a file of certificates"))
+    };
+    let size = fs::metadata(path).map_err(|error| wrong(error.to_string()))?.len();
+    if size > MAX_AUTHORITIES_BYTES {
+        return Err(wrong(format!("{size} bytes, at most {MAX_AUTHORITIES_BYTES}")));
+    }
+    let text = fs::read(path).map_err(|error| wrong(error.to_string()))?;
+    let mut found = Vec::new();
+    for item in parse_pem(&text) {
+        match item.map_err(|error| wrong(error.to_string()))? {
+            PemItem::Certificate(certificate) => found.push(certificate),
+            _ => {}
+        }
+    }
+    if found.is_empty() {
+        return Err(wrong("it holds no certificate".to_owned()));
+    }
+    Ok(RootCerts::new_with_certs(&found))
 }
 
 fn parse_url(url: &str) -> Option<Uri> {

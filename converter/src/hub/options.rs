@@ -16,6 +16,9 @@ pub struct HubOptions {
     pub offline: bool,
     /// A proxy for connections to other machines.
     pub proxy: Option<String>,
+    /// PEM certificates of the authorities to trust instead of Mozilla's (`SSL_CERT_FILE`,
+    /// `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
+    pub authorities: Option<PathBuf>,
     /// How to wait before a request is made again.
     pub wait: fn(Duration),
 }
@@ -33,6 +36,7 @@ impl HubOptions {
             cache,
             offline: false,
             proxy: None,
+            authorities: None,
             wait: std::thread::sleep,
         }
     }

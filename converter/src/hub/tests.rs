@@ -2,6 +2,7 @@
 //! ends in the right file or a clear error, and a later run recovers.
 
 mod server;
+mod tls;
 
 use std::{
     fs,
@@ -339,6 +340,29 @@ fn a_header_that_is_not_the_file_s_never_verifies() {
     first.read_header(&mut [0; 8], 0).unwrap();
     let error = first.verify().unwrap_err().to_string();
     assert!(error.contains("another header"), "{error}");
+}
+
+#[test]
+fn certificates_are_checked_against_the_given_authorities() {
+    let scene = Scene::new();
+    let gate = tls::gate(&scene.server.address());
+    let fetch = |authorities: Option<&str>| {
+        let options = HubOptions {
+            endpoint: gate.clone(),
+            authorities: authorities.map(tls::file),
+            ..scene.options()
+        };
+        let hub = Hub::new(options, Arc::new(|_| {}))?;
+        let snapshot = hub.find(&Scene::name("org/model@release/1"))?;
+        hub.fetch(&snapshot)
+    };
+    scene.check_files(&fetch(Some("authority.pem")).unwrap());
+    for authorities in [None, Some("server.pem")] {
+        let error = fetch(authorities).unwrap_err().to_string();
+        assert!(error.contains("certificate") && error.contains("SSL_CERT_FILE"), "{error}");
+    }
+    let error = fetch(Some("make.sh")).unwrap_err().to_string();
+    assert!(error.contains("holds no certificate"), "{error}");
 }
 
 #[test]
