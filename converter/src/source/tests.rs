@@ -12,6 +12,8 @@ use shardpack_formats::{Platform, RulePack, affine::widen, resolve};
 
 use super::*;
 
+mod gguf;
+
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/sources").join(name)
 }
