@@ -296,9 +296,8 @@ fn authorities(path: &Path) -> Result<RootCerts, HubError> {
     let text = fs::read(path).map_err(|error| wrong(error.to_string()))?;
     let mut found = Vec::new();
     for item in parse_pem(&text) {
-        match item.map_err(|error| wrong(error.to_string()))? {
-            PemItem::Certificate(certificate) => found.push(certificate),
-            _ => {}
+        if let PemItem::Certificate(certificate) = item.map_err(|error| wrong(error.to_string()))? {
+            found.push(certificate);
         }
     }
     if found.is_empty() {

@@ -100,16 +100,15 @@ pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
     let grouped = stored::group_gguf(&parts)
         .map_err(|source| SourceError::Stored { path: path.to_owned(), source })?;
     let mut derived = BTreeSet::new();
-    let (config, config_bytes) = match config_beside(folder)? {
-        Some(found) => found,
-        None => {
-            let frequencies = frequencies(path, &weights)?;
-            let config =
-                gguf::config::config(&model, &parts, frequencies.as_deref()).map_err(wrong)?;
-            derived.insert("config.json".to_owned());
-            let bytes = config.to_string().into_bytes();
-            (config, bytes)
-        }
+    let beside = config_beside(folder)?;
+    let (config, config_bytes) = if let Some(found) = beside {
+        found
+    } else {
+        let frequencies = frequencies(path, &weights)?;
+        let config = gguf::config::config(&model, &parts, frequencies.as_deref()).map_err(wrong)?;
+        derived.insert("config.json".to_owned());
+        let bytes = config.to_string().into_bytes();
+        (config, bytes)
     };
     let mut text = read_texts(folder)?;
     derive_tokenizer(&header, &mut text, &mut derived).map_err(wrong)?;

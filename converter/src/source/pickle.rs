@@ -109,11 +109,11 @@ fn open_file(path: &Path, file: &WeightFile) -> Result<Vec<PickledTensor>, Sourc
     }
     let root = pickle.name.strip_suffix("data.pkl").unwrap_or_default();
     let archive = Archive { path, file };
-    if let Some(order) = entries.iter().find(|entry| entry.name == format!("{root}byteorder")) {
-        if archive.whole(order, 16)? != b"little" {
-            let problem = "its numbers are not little-endian".to_owned();
-            return Err(wrong(PickleError::Archive(problem)));
-        }
+    if let Some(order) = entries.iter().find(|entry| entry.name == format!("{root}byteorder"))
+        && archive.whole(order, 16)? != b"little"
+    {
+        let problem = "its numbers are not little-endian".to_owned();
+        return Err(wrong(PickleError::Archive(problem)));
     }
     let saved = pickle::parse(&archive.whole(pickle, MAX_PICKLE_BYTES)?).map_err(wrong)?;
     let by_name: BTreeMap<&str, &Entry> =

@@ -56,7 +56,7 @@ impl WeightFile {
     /// Says that a tensor will be made of these bytes; [`Self::done`] takes it back.
     pub(crate) fn expect(&self, bytes: Range<u64>) {
         match &self.bytes {
-            Bytes::Local(_) => drop(bytes),
+            Bytes::Local(_) => _ = bytes,
             #[cfg(feature = "hub")]
             Bytes::Remote(file) => file.expect(bytes),
         }
@@ -65,7 +65,7 @@ impl WeightFile {
     /// Says that a tensor was made of these bytes.
     pub(crate) fn done(&self, bytes: Range<u64>) {
         match &self.bytes {
-            Bytes::Local(_) => drop(bytes),
+            Bytes::Local(_) => _ = bytes,
             #[cfg(feature = "hub")]
             Bytes::Remote(file) => file.done(bytes),
         }

@@ -35,19 +35,19 @@ struct Words {
     /// Whether text is brought into Unicode's composed form first.
     composed: bool,
     /// Whether a word that is a token needs no merges.
-    whole_words: bool,
+    skips_merges: bool,
 }
 
 const WORDS: &[Words] = &[
-    Words { name: "gpt-2", digits: false, expression: None, composed: false, whole_words: false },
-    Words { name: "smollm", digits: true, expression: None, composed: false, whole_words: false },
-    Words { name: "refact", digits: true, expression: None, composed: false, whole_words: false },
+    Words { name: "gpt-2", digits: false, expression: None, composed: false, skips_merges: false },
+    Words { name: "smollm", digits: true, expression: None, composed: false, skips_merges: false },
+    Words { name: "refact", digits: true, expression: None, composed: false, skips_merges: false },
     Words {
         name: "starcoder",
         digits: true,
         expression: None,
         composed: false,
-        whole_words: false,
+        skips_merges: false,
     },
     Words {
         name: "llama-bpe",
@@ -56,7 +56,7 @@ const WORDS: &[Words] = &[
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         composed: false,
-        whole_words: true,
+        skips_merges: true,
     },
     Words {
         name: "qwen2",
@@ -65,7 +65,7 @@ const WORDS: &[Words] = &[
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
         composed: true,
-        whole_words: false,
+        skips_merges: false,
     },
 ];
 
@@ -165,7 +165,7 @@ pub fn tokenizer(header: &Header) -> Result<Json, GgufError> {
             "end_of_word_suffix": null,
             "fuse_unk": false,
             "byte_fallback": false,
-            "ignore_merges": words.whole_words,
+            "ignore_merges": words.skips_merges,
             "vocab": vocab,
             "merges": merges,
         },

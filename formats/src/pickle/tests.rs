@@ -142,10 +142,10 @@ proptest! {
         }
         let size = archive.len() as u64;
         for entry in entries(&archive).unwrap_or_default() {
-            if let Some(local) = archive.get(entry.offset.min(size) as usize..) {
-                if let Ok(start) = zip::data_offset(&entry, local, size) {
-                    prop_assert!(start + entry.size <= size);
-                }
+            if let Some(local) = archive.get(entry.offset.min(size) as usize..)
+                && let Ok(start) = zip::data_offset(&entry, local, size)
+            {
+                prop_assert!(start + entry.size <= size);
             }
         }
     }

@@ -85,9 +85,8 @@ fn small<'q>(kind: Kind, block: &[u8], q: &'q mut [u8]) -> Group<'q> {
     let least = f16(half(block, 1));
     let (zero, bias, values) = match kind {
         Kind::Q4_0 => (Some(8), 0.0, &block[2..]),
-        Kind::Q4_1 => (None, least, &block[4..]),
+        Kind::Q4_1 | Kind::Q5_1 => (None, least, &block[4..]),
         Kind::Q5_0 => (Some(16), 0.0, &block[2..]),
-        Kind::Q5_1 => (None, least, &block[4..]),
         _ => {
             for (q, byte) in q.iter_mut().zip(&block[2..]) {
                 // From two's complement to an offset of 128.
