@@ -72,6 +72,7 @@ const TABLE: &[(&str, &[(Form, Way)])] = &[
     ("awq_gemm_4bit_g64", &[(SIXTEEN, Kept)]),
     ("mlx_4bit_g64", &[(FOUR, Exact), ((4, 128, None, 1), Anew)]),
     ("mlx_8bit_g32_overrides", &[(EIGHT_BY_32, Exact)]),
+    ("mxfp4_gpt_oss", &[(SIX_BY_32, Exact), (FOUR_BY_32, Anew), (SIXTEEN, Kept)]),
     ("mlx_mxfp4", &[(SIX_BY_32, Exact), (FOUR_BY_32, Anew)]),
     ("gguf_f16", &[(FOUR, Floats), (SIXTEEN, Floats)]),
     ("gguf_q4_0", &[(FOUR_BY_32, Exact), (FOUR, Anew), (SIXTEEN, Kept)]),
@@ -82,7 +83,7 @@ const TABLE: &[(&str, &[(Form, Way)])] = &[
 ];
 
 /// Folders with other things than a checkpoint that converts.
-const OTHERS: &[&str] = &["lora", "refused", "pickle_legacy", "pickle_malicious", "mxfp4_gpt_oss"];
+const OTHERS: &[&str] = &["lora", "refused", "pickle_legacy", "pickle_malicious"];
 
 #[test]
 fn every_fixture_converts_and_stands_for_its_source() {

@@ -32,7 +32,7 @@ const PICTURES: &str = "mmproj";
 const MAX_FREQUENCIES: u64 = 4096;
 
 /// Files that a tokenizer can be read from.
-const TOKENIZERS: &[&str] = &["tokenizer.json", "tokenizer.model"];
+const TOKENIZERS: &[&str] = &["tekken.json", "tiktoken.model", "tokenizer.json", "tokenizer.model"];
 
 /// The GGUF file that a path stands for, if it is one or a folder with one and no `.safetensors`;
 /// of a model that is split into several, the first.
