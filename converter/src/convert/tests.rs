@@ -206,10 +206,11 @@ fn check_quantized(
 ) {
     let steps = f64::from((1_u32 << bits) - 1);
     // Half of the last place of a number of this type, relative to it.
-    let unit = match store {
-        Dtype::BF16 => 2.0_f64.powi(-9),
-        Dtype::F16 => 2.0_f64.powi(-12),
-        _ => 2.0_f64.powi(-24),
+    // And half of the smallest number, which is what a scale below it can be off by.
+    let (unit, least_half) = match store {
+        Dtype::BF16 => (2.0_f64.powi(-9), 0.0),
+        Dtype::F16 => (2.0_f64.powi(-12), 2.0_f64.powi(-25)),
+        _ => (2.0_f64.powi(-24), 0.0),
     };
     let groups = found.chunks(group_size as usize).zip(wanted.chunks(group_size as usize));
     for (index, (found, wanted)) in groups.enumerate() {
@@ -220,7 +221,7 @@ fn check_quantized(
         let most = wanted.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let range = f64::from(most) - f64::from(least);
         let edge = f64::from(most.abs().max(least.abs()));
-        let bound = range / steps / 2.0 + unit * (range + edge);
+        let bound = range / steps / 2.0 + unit * (range + edge) + least_half * (steps + 1.0);
         assert!(error <= bound, "{what}: group {index} is off by {error}, its grid by {bound}");
     }
 }

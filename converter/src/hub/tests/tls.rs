@@ -33,18 +33,24 @@ pub(super) fn gate(server: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("https://{}", listener.local_addr().unwrap());
     let server = server.trim_start_matches("http://").to_owned();
+    let gate = address.clone();
     thread::spawn(move || {
         for stream in listener.incoming() {
             let (config, server) = (Arc::clone(&config), server.clone());
+            let gate = gate.clone();
             // A client that trusts nobody hangs up.
-            thread::spawn(move || hand_on(config, stream.unwrap(), &server));
+            thread::spawn(move || hand_on(config, stream.unwrap(), [&server, &gate]));
         }
     });
     address
 }
 
 /// One request and its answer, which ends with the connection.
-fn hand_on(config: Arc<ServerConfig>, stream: TcpStream, server: &str) -> std::io::Result<()> {
+fn hand_on(
+    config: Arc<ServerConfig>,
+    stream: TcpStream,
+    [server, gate]: [&str; 2],
+) -> std::io::Result<()> {
     let connection = ServerConnection::new(config).map_err(std::io::Error::other)?;
     let mut outside = BufReader::new(StreamOwned::new(connection, stream));
     let mut head = String::new();
@@ -58,9 +64,9 @@ fn hand_on(config: Arc<ServerConfig>, stream: TcpStream, server: &str) -> std::i
     let mut answer = Vec::new();
     inside.read_to_end(&mut answer)?;
     // Pages follow one another under the name by which the first was asked for.
-    let place = |link: &[u8]| answer.windows(link.len()).position(|window| window == link);
-    if let Some(at) = place(b"<http://") {
-        answer.splice(at..at + 5, *b"<https");
+    let link = format!("<http://{server}").into_bytes();
+    if let Some(at) = answer.windows(link.len()).position(|window| window == link) {
+        answer.splice(at..at + link.len(), format!("<{gate}").into_bytes());
     }
     let outside = outside.get_mut();
     outside.write_all(&answer)?;
