@@ -1,3 +1,5 @@
+//! Host files as MLX writes them, and what is refused in them.
+
 use std::path::Path;
 
 use super::*;
