@@ -84,6 +84,11 @@ std::optional<mx::array> maybe(const mx::array* a) {
   return a ? std::optional<mx::array>(*a) : std::nullopt;
 }
 
+// `x`, computed after `after` where there is one.
+mx::array ordered(const mx::array& x, const mx::array* after) {
+  return after ? mx::depends({x}, {*after})[0] : x;
+}
+
 } // namespace
 
 // --- collectives inside the graph -----------------------------------------------------------
@@ -209,12 +214,18 @@ int32_t sp_reset(sp_context* context) {
   });
 }
 
-mx::array* sp_collective_node(sp_context* context, const mx::array* x, int32_t kind, const int32_t* shape, size_t n) {
+// `after`, where there is one, is computed before: without it MLX orders what does not depend on
+// each other as it likes, on each rank in another way.
+mx::array* sp_collective_node(sp_context* context, const mx::array* x, const mx::array* after, int32_t kind,
+                              const int32_t* shape, size_t n) {
   return guarded([&]() -> mx::array* {
     if (!comm_stream) throw std::runtime_error("sp_start was not called");
     auto in = mx::contiguous(*x);
     auto out = shape_of(shape, n);
-    return keep(mx::array(out, in.dtype(), std::make_shared<Collective>(*comm_stream, context, kind, out), {in}));
+    std::vector<mx::array> inputs{in};
+    if (after) inputs.push_back(*after);
+    return keep(mx::array(
+        out, in.dtype(), std::make_shared<Collective>(*comm_stream, context, kind, out), std::move(inputs)));
   });
 }
 
@@ -231,16 +242,16 @@ int32_t sp_dist_init(const char* backend, int32_t* rank, int32_t* size) {
     return 1;
   });
 }
-mx::array* sp_dist_sum(const mx::array* x) {
+mx::array* sp_dist_sum(const mx::array* x, const mx::array* after) {
   return guarded([&] {
     if (!mlx_group) throw std::runtime_error("no distributed group");
-    return keep(mx::distributed::all_sum(*x, mlx_group, *comm_stream));
+    return keep(mx::distributed::all_sum(ordered(*x, after), mlx_group, *comm_stream));
   });
 }
-mx::array* sp_dist_gather(const mx::array* x) {
+mx::array* sp_dist_gather(const mx::array* x, const mx::array* after) {
   return guarded([&] {
     if (!mlx_group) throw std::runtime_error("no distributed group");
-    return keep(mx::distributed::all_gather(*x, mlx_group, *comm_stream));
+    return keep(mx::distributed::all_gather(ordered(*x, after), mlx_group, *comm_stream));
   });
 }
 

@@ -139,7 +139,8 @@ impl std::fmt::Debug for Array {
     }
 }
 
-fn handle(array: Option<&Array>) -> In {
+/// The pointer to an argument that may be missing.
+pub(crate) fn handle(array: Option<&Array>) -> In {
     array.map_or(std::ptr::null(), Array::raw)
 }
 
@@ -528,18 +529,18 @@ impl Array {
         })
     }
 
-    /// The sum over the ranks of MLX's own group.
+    /// The sum over the ranks of MLX's own group; `after` as in [`Array::summed_over_ranks`].
     #[must_use]
-    pub fn distributed_sum(&self) -> Self {
-        // SAFETY: a live array.
-        self.make(|table| unsafe { (table.sp_dist_sum)(self.raw) })
+    pub fn distributed_sum(&self, after: Option<&Self>) -> Self {
+        // SAFETY: live arrays.
+        self.make(|table| unsafe { (table.sp_dist_sum)(self.raw, handle(after)) })
     }
 
-    /// The ranks' arrays one after the other, by MLX's own group.
+    /// The ranks' arrays one after the other, by MLX's own group; `after` as above.
     #[must_use]
-    pub fn distributed_gather(&self) -> Self {
-        // SAFETY: a live array.
-        self.make(|table| unsafe { (table.sp_dist_gather)(self.raw) })
+    pub fn distributed_gather(&self, after: Option<&Self>) -> Self {
+        // SAFETY: live arrays.
+        self.make(|table| unsafe { (table.sp_dist_gather)(self.raw, handle(after)) })
     }
 }
 

@@ -117,24 +117,34 @@ impl Library {
 }
 
 impl Array {
-    /// The sum over ranks of an f32 array, done by the [`Collective`] of the evaluation.
+    /// The sum over ranks of an f32 array, done by the [`Collective`] of the evaluation. It takes
+    /// place after `after`, whose evaluation it brings about: collectives that do not depend on
+    /// each other would else come in another order on each rank.
     #[must_use]
-    pub fn summed_over_ranks(&self) -> Self {
+    pub fn summed_over_ranks(&self, after: Option<&Self>) -> Self {
         let shape = self.shape();
-        self.collective(SUM, &shape)
+        self.collective(SUM, &shape, after)
     }
 
-    /// Every rank's f32 values in rank order, as a flat array of `len`.
+    /// Every rank's f32 values in rank order, as a flat array of `len`; `after` as above.
     #[must_use]
-    pub fn gathered_over_ranks(&self, len: usize) -> Self {
-        self.collective(GATHER, &[len])
+    pub fn gathered_over_ranks(&self, len: usize, after: Option<&Self>) -> Self {
+        self.collective(GATHER, &[len], after)
     }
 
-    fn collective(&self, kind: i32, shape: &[usize]) -> Self {
+    fn collective(&self, kind: i32, shape: &[usize], after: Option<&Self>) -> Self {
         let (shape, context) = (Self::dims(shape), self.library().context);
-        // SAFETY: a live array, a context that is never freed and a shape of the given length.
+        let after = crate::array::handle(after);
+        // SAFETY: live arrays, a context that is never freed and a shape of the given length.
         self.make(|table| unsafe {
-            (table.sp_collective_node)(context, self.raw(), kind, shape.as_ptr(), shape.len())
+            (table.sp_collective_node)(
+                context,
+                self.raw(),
+                after,
+                kind,
+                shape.as_ptr(),
+                shape.len(),
+            )
         })
     }
 }

@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_void};
 
 /// Number of this set of functions; the C layer is compiled with it and answers it.
-pub(crate) const ABI: i32 = 1;
+pub(crate) const ABI: i32 = 2;
 
 /// An array of MLX, owned by whoever holds the pointer.
 #[repr(C)]
@@ -68,11 +68,11 @@ table! {
     sp_set_collective: unsafe extern "C" fn(*mut RawContext, Option<CollectiveCall>, *mut c_void);
     sp_failed: unsafe extern "C" fn(*const RawContext) -> i32;
     sp_reset: unsafe extern "C" fn(*mut RawContext) -> i32;
-    sp_collective_node: unsafe extern "C" fn(*mut RawContext, In, i32, *const i32, usize) -> Raw;
+    sp_collective_node: unsafe extern "C" fn(*mut RawContext, In, In, i32, *const i32, usize) -> Raw;
     sp_dist_available: unsafe extern "C" fn(*const c_char) -> i32;
     sp_dist_init: unsafe extern "C" fn(*const c_char, *mut i32, *mut i32) -> i32;
-    sp_dist_sum: unsafe extern "C" fn(In) -> Raw;
-    sp_dist_gather: unsafe extern "C" fn(In) -> Raw;
+    sp_dist_sum: unsafe extern "C" fn(In, In) -> Raw;
+    sp_dist_gather: unsafe extern "C" fn(In, In) -> Raw;
     sp_copy_in: unsafe extern "C" fn(*const c_void, i32, *const i32, usize) -> Raw;
     sp_wrap: unsafe extern "C" fn(
         *mut c_void, i32, *const i32, usize, unsafe extern "C" fn(*mut c_void), *mut c_void, *mut i32,

@@ -14,7 +14,7 @@ use std::{
 };
 
 use shardpack_mlx::{
-    Binary, Collective, Device, Element, Library, OpenError, Quantized, Unary,
+    Array, Binary, Collective, Device, Element, Library, OpenError, Quantized, Unary,
     runtime::{self, CheckError, FOLDER, InstallError, InstallOptions},
 };
 
@@ -172,6 +172,44 @@ fn runtime_that_is_whole_computes() {
     };
     arithmetic(library);
     sums(library);
+    order_of_sums(library);
+}
+
+/// Notes the first value of each sum.
+struct Noted(Vec<f32>);
+
+impl Collective for Noted {
+    fn sum(&mut self, values: &mut [f32]) -> bool {
+        self.0.push(values[0]);
+        true
+    }
+
+    fn gather(&mut self, _: &[f32], _: &mut [f32]) -> bool {
+        false
+    }
+}
+
+/// A rank that holds nothing of a layer sums zeros that depend on nothing.
+fn order_of_sums(library: Library) {
+    let mut noted = Noted(Vec::new());
+    let values = library.with_collective(&mut noted, || {
+        let mut last: Option<Array> = None;
+        for index in 0..100_u8 {
+            let x = library.floats(&[f32::from(index)], &[1]);
+            // Some depend on what was summed before, by longer and shorter ways.
+            let x = match (index % 3, &last) {
+                (1, Some(last)) => {
+                    x.binary(Binary::Add, &last.with_constant(Binary::Multiply, 0.0))
+                }
+                _ => x,
+            };
+            last = Some(x.summed_over_ranks(last.as_ref()));
+        }
+        last.unwrap().read()
+    });
+    assert_eq!(values.unwrap(), [99.0]);
+    let expected: Vec<f32> = (0..100_u8).map(f32::from).collect();
+    assert_eq!(noted.0, expected, "sums take place in the order in which they were built");
 }
 
 fn arithmetic(library: Library) {
@@ -216,9 +254,9 @@ fn sums(library: Library) {
     let graph = || {
         let mut x = library.floats(&[1.0, 2.0], &[2]);
         for _ in 0..6 {
-            x = x.with_constant(Binary::Add, 1.0).summed_over_ranks();
+            x = x.with_constant(Binary::Add, 1.0).summed_over_ranks(None);
         }
-        x.gathered_over_ranks(4)
+        x.gathered_over_ranks(4, None)
     };
     let mut whole = Twice { fails_after: 100 };
     let values = library.with_collective(&mut whole, || graph().read()).unwrap();

@@ -31,6 +31,7 @@ pub use cache::{Cache, Page};
 pub use experts::Routes;
 pub use memory::{DoesNotFit, MemoryNeed, MemoryPlan};
 pub use ranks::Collectives;
+use ranks::Sums;
 pub use weights::{Matrix, Taken};
 use weights::{Taker, Tally};
 
@@ -61,7 +62,7 @@ pub enum MlxBackendError {
 pub struct Mlx {
     pool: ThreadPool,
     library: Library,
-    collectives: Collectives,
+    sums: Sums,
     tally: Tally,
 }
 
@@ -103,7 +104,7 @@ impl Mlx {
                 return Err(problem(format!("rank {r} of {s}, expected rank {rank} of {size}")));
             }
         }
-        Ok(Self { pool, library, collectives, tally: Tally::default() })
+        Ok(Self { pool, library, sums: Sums::new(collectives), tally: Tally::default() })
     }
 
     /// MLX itself, for figures and limits.
@@ -403,7 +404,7 @@ impl Backend for Mlx {
         if ranks.count() == 1 || x.rows * x.width == 0 {
             return Ok(x);
         }
-        Ok(x.with(self.collectives.sum(&x.array)))
+        Ok(x.with(self.sums.sum(&x.array)))
     }
 
     fn gather_columns(
@@ -417,16 +418,24 @@ impl Backend for Mlx {
             return Ok(x);
         }
         assert_eq!(x.width, widths[ranks.group.rank() as usize], "columns of this rank");
-        let array = self.collectives.gather(&x.array, x.rows, widths);
+        let array = self.sums.gather(&x.array, x.rows, widths);
         Ok(Tensor::new(x.rows, widths.iter().sum(), array))
     }
 
     fn read(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Vec<f32>, StepError> {
-        ranks::evaluate(&self.library, ranks, || x.array.read())
+        // It rests on every sum of the step so far, in their order.
+        let last = self.sums.end();
+        let arrays: Vec<&Array> = last.iter().chain([&x.array]).collect();
+        ranks::evaluate(&self.library, ranks, || {
+            self.library.eval(&arrays)?;
+            x.array.read()
+        })
     }
 
     fn settle(&self, caches: &mut [&mut Cache], ranks: &Ranks<'_>) -> Result<(), StepError> {
-        let arrays: Vec<&Array> = caches.iter().flat_map(|cache| cache.arrays()).collect();
+        let last = self.sums.end();
+        let arrays = caches.iter().flat_map(|cache| cache.arrays()).chain(&last);
+        let arrays: Vec<&Array> = arrays.collect();
         ranks::evaluate(&self.library, ranks, || self.library.eval(&arrays))
     }
 }

@@ -1,5 +1,7 @@
 //! Sums between ranks inside MLX's graph.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use shardpack_collectives::GroupError;
 use shardpack_mlx::{Array, Collective, Element, Library, MlxError};
 use zerocopy::IntoBytes;
@@ -28,40 +30,74 @@ impl Collectives {
             Self::Jaccl => Some("jaccl"),
         }
     }
+}
 
-    pub(super) fn sum(self, x: &Array) -> Array {
-        match self {
-            Self::Own => x.summed_over_ranks(),
-            Self::Ring | Self::Jaccl => x.distributed_sum(),
-        }
+/// The sums of a step, as they are put into the graph.
+pub(super) struct Sums {
+    collectives: Collectives,
+    /// The latest of this step. The next one comes after it, although it may not depend on it: a
+    /// rank that holds nothing of a layer adds zeros that depend on nothing, and MLX would choose
+    /// another order there than on the other ranks.
+    last: Mutex<Option<Array>>,
+}
+
+impl Sums {
+    pub(super) const fn new(collectives: Collectives) -> Self {
+        Self { collectives, last: Mutex::new(None) }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Array>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a step: the latest sum, which must be computed even where nothing asks for it, since
+    /// the other ranks wait for it.
+    pub(super) fn end(&self) -> Option<Array> {
+        self.last().take()
+    }
+
+    pub(super) fn sum(&self, x: &Array) -> Array {
+        let mut last = self.last();
+        let after = last.as_ref();
+        let sum = match self.collectives {
+            Collectives::Own => x.summed_over_ranks(after),
+            Collectives::Ring | Collectives::Jaccl => x.distributed_sum(after),
+        };
+        *last = Some(sum.clone());
+        sum
     }
 
     /// The ranks' columns of `rows` side by side.
-    pub(super) fn gather(self, x: &Array, rows: usize, widths: &[usize]) -> Array {
+    pub(super) fn gather(&self, x: &Array, rows: usize, widths: &[usize]) -> Array {
         let library = x.library();
-        let parts: Vec<Array> = match self {
-            Self::Own => {
-                let flat = x.gathered_over_ranks(rows * widths.iter().sum::<usize>());
+        let mut last = self.last();
+        let after = last.as_ref();
+        let (all, parts): (Array, Vec<Array>) = match self.collectives {
+            Collectives::Own => {
+                let flat = x.gathered_over_ranks(rows * widths.iter().sum::<usize>(), after);
                 let mut start = 0;
                 let cut = |width: &usize| {
                     let part = flat.slice(0, start, start + rows * width);
                     start += rows * width;
                     part.reshape(&[rows, *width])
                 };
-                widths.iter().map(cut).collect()
+                let parts = widths.iter().map(cut).collect();
+                (flat, parts)
             }
-            Self::Ring | Self::Jaccl => {
+            Collectives::Ring | Collectives::Jaccl => {
                 // MLX gathers equal shapes only.
                 let widest = widths.iter().copied().max().unwrap_or(0);
                 let mine = x.shape()[1];
                 let room = library.full(0.0, Element::F32, &[rows, widest - mine]);
-                let all = library.concat(&[x, &room], 1).distributed_gather();
+                let all = library.concat(&[x, &room], 1).distributed_gather(after);
                 let cut = |(rank, width): (usize, &usize)| {
                     all.slice(0, rank * rows, (rank + 1) * rows).slice(1, 0, *width)
                 };
-                widths.iter().enumerate().map(cut).collect()
+                let parts = widths.iter().enumerate().map(cut).collect();
+                (all, parts)
             }
         };
+        *last = Some(all);
         library.concat(&parts.iter().collect::<Vec<_>>(), 1)
     }
 }
