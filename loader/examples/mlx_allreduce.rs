@@ -1,6 +1,6 @@
 //! Time that one sum between two processes adds to MLX's graph: ours and MLX's ring in the same
 //! processes, in turns. `cargo run --release -p shardpack-loader --example mlx_allreduce --
-//! RUNTIME`, where RUNTIME is the folder that `shardpack engine check mlx` names.
+//! FOLDER`, where FOLDER is where engines are installed, or the runtime itself.
 //!
 //! The limit: the exchange itself takes about 15 µs over loopback TCP, and a node of MLX's graph
 //! about 5 µs.
@@ -22,6 +22,7 @@ use shardpack_loader::{
     backend::{Collectives, Mlx},
     bench::sum_in_graph,
 };
+use shardpack_mlx::runtime::FOLDER;
 
 const RANKS: u32 = 2;
 const ROUNDS: usize = 30;
@@ -33,7 +34,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.as_slice() {
-        [runtime] => parent(runtime),
+        [folder] => {
+            let folder = Path::new(folder);
+            let within = folder.join(FOLDER);
+            parent(if within.is_dir() { &within } else { folder })
+        }
         [runtime, rank] => child(Path::new(runtime), rank.parse()?),
         _ => Err("give the folder of an installed MLX runtime".into()),
     }
@@ -50,7 +55,7 @@ impl Drop for Killed {
     }
 }
 
-fn parent(runtime: &str) -> Result<()> {
+fn parent(runtime: &Path) -> Result<()> {
     let folder = env::temp_dir().join(format!("shardpack-ring-{}", std::process::id()));
     fs::create_dir_all(&folder)?;
     let hosts = folder.join("hosts.json");
@@ -65,7 +70,8 @@ fn parent(runtime: &str) -> Result<()> {
     let mut addresses = Vec::new();
     for rank in 0..RANKS {
         let child = Command::new(env::current_exe()?)
-            .args([runtime, &rank.to_string()])
+            .arg(runtime)
+            .arg(rank.to_string())
             .env("MLX_HOSTFILE", &hosts)
             .env("MLX_RANK", rank.to_string())
             .stdin(Stdio::piped())
