@@ -49,6 +49,7 @@ fn a_killed_conversion_leaves_no_result_and_goes_on_to_identical_bytes() {
 
 /// Five kills, or as many as `SHARDPACK_KILLS` says: `just soak` asks for fifty.
 #[test]
+#[expect(clippy::print_stdout, reason = "a soak tells how many of its kills meant something")]
 fn killed_at_random_moments_a_conversion_ends_in_identical_bytes() {
     let kills: u32 = std::env::var("SHARDPACK_KILLS").map_or(5, |kills| kills.parse().unwrap());
     let folder = tempdir().unwrap();
