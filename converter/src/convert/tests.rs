@@ -205,11 +205,11 @@ fn check_quantized(
     what: &str,
 ) {
     let steps = f64::from((1_u32 << bits) - 1);
-    // Half of the last place of a number of this type, relative to it.
-    // And half of the smallest number, which is what a scale below it can be off by.
+    // Half of the last place of a number of this type (8, 11 and 24 significant bits), relative to
+    // it, and half of the smallest number, which is what a scale below it can be off by.
     let (unit, least_half) = match store {
-        Dtype::BF16 => (2.0_f64.powi(-9), 0.0),
-        Dtype::F16 => (2.0_f64.powi(-12), 2.0_f64.powi(-25)),
+        Dtype::BF16 => (2.0_f64.powi(-8), 0.0),
+        Dtype::F16 => (2.0_f64.powi(-11), 2.0_f64.powi(-25)),
         _ => (2.0_f64.powi(-24), 0.0),
     };
     let groups = found.chunks(group_size as usize).zip(wanted.chunks(group_size as usize));

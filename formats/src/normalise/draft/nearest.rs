@@ -57,14 +57,16 @@ impl<'a> Nearest<'a> {
         all.min_by_key(Self::distance)
     }
 
-    /// Differences first, then whether its own keys are those of the model.
-    fn distance(&self) -> (usize, usize, usize, usize) {
+    /// Differences first, then whether it stands by itself (the text model of a wrapper is met only
+    /// within it), then whether its own keys are those of the model.
+    fn distance(&self) -> (usize, usize, usize, bool, usize) {
         let differences = self.unknown.len() + self.reshaped.len() + self.missing.len();
         let own = &self.family.family.used;
         (
             differences * 1000 / (self.known + differences).max(1),
             self.keys.len(),
             differences,
+            self.family.name.ends_with("_text"),
             own.len(),
         )
     }
