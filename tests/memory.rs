@@ -17,9 +17,10 @@ const TOLERATED_PERCENT: f64 = 5.0;
 /// Layers of the test model `qwen3_next` that have linear attention.
 const LINEAR_LAYERS: u64 = 3;
 
-/// Writes a Llama of random weights, large enough that they and not the program decide.
+/// Writes a Llama of random weights, large enough that they and not the program decide: it has no
+/// tokenizer, for which 10 MB of the program's share are planned.
 fn write_model(folder: &Path) {
-    let [hidden, inner, vocab, layers] = [1024, 4096, 16_384, 4];
+    let [hidden, inner, vocab, layers] = [1024, 4096, 16_384, 8];
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "num_hidden_layers": layers, "num_attention_heads": 16, "num_key_value_heads": 16,
@@ -73,8 +74,7 @@ fn the_engine_takes_what_was_planned() {
     let (source, set) = (folder.path().join("source"), folder.path().join("set"));
     write_model(&source);
     succeed(&["convert", path(&source), "-o", path(&set), "--bits", "16"]);
-    // With what is generated, all of the one page of 256 tokens that is planned.
-    let args = ["--contexts", "252", "--batches", "1", "--generate", "4", "--threads", "2"];
+    let args = ["--contexts", "128", "--batches", "1", "--generate", "4", "--threads", "2"];
     let said = succeed(&[&["bench", path(&set), "--json"], &args[..]].concat());
     let said: Value = serde_json::from_str(&said).unwrap();
     let of = |name: &str| said[name].as_f64().unwrap();
