@@ -12,6 +12,7 @@ use crate::{
 };
 
 /// How far, in percent, the engine's memory may be from what was planned.
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "resident size is read on Linux"))]
 const TOLERATED_PERCENT: f64 = 5.0;
 
 /// Layers of the test model `qwen3_next` that have linear attention.
@@ -19,6 +20,7 @@ const LINEAR_LAYERS: u64 = 3;
 
 /// Writes a Llama of random weights, large enough that they and not the program decide: it has no
 /// tokenizer, for which 10 MB of the program's share are planned.
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "resident size is read on Linux"))]
 fn write_model(folder: &Path) {
     let [hidden, inner, vocab, layers] = [1024, 4096, 16_384, 8];
     let config = json!({
