@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-shardpack, schemathesis = pathlib.Path(sys.argv[1]).absolute(), sys.argv[2]
+shardpack, schemathesis = (pathlib.Path(argument).absolute() for argument in sys.argv[1:3])
 SCRIPT = {"answers": [{"text": "Hello there."}]}
 LIMIT_SECONDS = 120
 
