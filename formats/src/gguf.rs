@@ -1,9 +1,9 @@
 //! GGUF, the file of llama.cpp: keys with values, and tensors in blocks.
 //!
-//! [`header`] is the one parser of the format; importance files ([`crate::imatrix`]) come through
+//! `header` is the one parser of the format; importance files (`crate::imatrix`) come through
 //! it too. [`Kind`] says how many elements and bytes a block has (what is in one:
 //! `stored::ggml`). [`Model`] brings a model's tensors back under the names that transformers
-//! gives them, [`config`] and [`tokenizer`] write the documents that a GGUF file has in its keys.
+//! gives them, `config` and `tokenizer` write the documents that a GGUF file has in its keys.
 //! Nothing here reads a file.
 
 pub mod config;

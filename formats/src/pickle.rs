@@ -1,9 +1,9 @@
 //! Weights of `torch.save`: a zip archive with one pickle and the bytes of every storage.
 //!
-//! A pickle is a program. [`machine`] knows the few opcodes and the few functions that a
+//! A pickle is a program. `machine` knows the few opcodes and the few functions that a
 //! dictionary of tensors is written with, builds inert descriptions of tensors by them, and refuses
-//! everything else by name; there is nothing in it that could call anything. [`zip`] finds files in
-//! the archive, [`tensors`] says where the tensors' bytes are. Nothing here reads a file.
+//! everything else by name; there is nothing in it that could call anything. `zip` finds files in
+//! the archive, `tensors` says where the tensors' bytes are. Nothing here reads a file.
 
 mod machine;
 mod tensors;
