@@ -8,8 +8,9 @@ if [ "$(uname -s)" != Darwin ]; then
     [ -x "$tools/bin/python" ] || python3 -m venv "$tools"
     "$tools/bin/python" -c 'import ziglang' 2>/dev/null || "$tools/bin/pip" install --quiet 'ziglang==0.15.2'
     tools=$(cd "$tools" && pwd)
-    # The cc crate and rustc pass Apple's spelling of the target, which zig does not know, and
-    # libraries that zig's one stub of the system holds already.
+    # The cc crate and rustc pass what zig does not know (the target as Apple spells it, the symbols
+    # of a dependency's dynamic library, which is not used) and libraries that zig's one stub of the
+    # system holds already.
     cat >"$tools/zigcc" <<EOF
 #!/usr/bin/env bash
 args=()
@@ -21,7 +22,7 @@ for arg in "\$@"; do
     fi
     case "\$arg" in
         --target=* | -mmacosx-version-min=* | -liconv) ;;
-        -arch | -isysroot) skip=1 ;;
+        -arch | -isysroot | -Wl,-exported_symbols_list) skip=1 ;;
         *) args+=("\$arg") ;;
     esac
 done
