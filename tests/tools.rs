@@ -41,6 +41,14 @@ impl Said {
     fn begin(&mut self, id: &Value, name: &Value) {
         self.calls.push((text(id), text(name), Value::Null));
     }
+
+    /// Gives every call the arguments that came piece by piece.
+    fn with_arguments(mut self, arguments: &[String]) -> Self {
+        for (call, arguments) in self.calls.iter_mut().zip(arguments) {
+            call.2 = serde_json::from_str(arguments).unwrap();
+        }
+        self
+    }
 }
 
 fn text(value: &Value) -> String {
@@ -110,10 +118,7 @@ const CHAT: Dialect = Dialect {
                 arguments[index].push_str(&text(&call["function"]["arguments"]));
             }
         }
-        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
-            call.2 = serde_json::from_str(&arguments).unwrap();
-        }
-        said
+        said.with_arguments(&arguments)
     },
     finishes: ["tool_calls", "stop"],
 };
@@ -167,10 +172,7 @@ const RESPONSES: Dialect = Dialect {
                 _ => {}
             }
         }
-        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
-            call.2 = serde_json::from_str(&arguments).unwrap();
-        }
-        said
+        said.with_arguments(&arguments)
     },
     finishes: ["completed", "completed"],
 };
@@ -228,10 +230,7 @@ const MESSAGES: Dialect = Dialect {
                 _ => {}
             }
         }
-        for (call, arguments) in said.calls.iter_mut().zip(arguments) {
-            call.2 = serde_json::from_str(&arguments).unwrap();
-        }
-        said
+        said.with_arguments(&arguments)
     },
     finishes: ["tool_use", "end_turn"],
 };

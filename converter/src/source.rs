@@ -316,24 +316,31 @@ impl Source {
         let precision = stored_config(folder, &config)?;
         let (weights, grouped) = open_weights(folder, precision.as_ref())?;
         let text = read_texts(folder)?;
-        let tokenizer = converted_tokenizer(&text);
-        let (folder, adapters) = (folder.to_owned(), Adapters::default());
-        let origin = Origin::default();
-        let derived = BTreeSet::new();
-        let source = Self {
-            folder,
-            config,
-            weights,
-            text,
-            derived,
-            config_bytes,
-            grouped,
-            tokenizer,
-            adapters,
-            origin,
-        };
+        let documents = (config, config_bytes);
+        let source = Self::of(folder, documents, (weights, grouped), (text, BTreeSet::new()));
         source.check_index(index)?;
         Ok(source)
+    }
+
+    /// A source of what was read, without adapters.
+    fn of(
+        folder: &Path,
+        (config, config_bytes): (Value, Vec<u8>),
+        (weights, grouped): (Weights, Grouped),
+        (text, derived): (BTreeMap<String, Vec<u8>>, BTreeSet<String>),
+    ) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            tokenizer: converted_tokenizer(&text),
+            config,
+            config_bytes,
+            weights,
+            grouped,
+            text,
+            derived,
+            adapters: Adapters::default(),
+            origin: Origin::default(),
+        }
     }
 
     /// Opens a model of the hub whose files are in the cache.

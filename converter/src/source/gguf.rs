@@ -15,8 +15,8 @@ use shardpack_formats::{
 };
 
 use super::{
-    Adapters, Origin, Source, SourceError, Weights, file_names, parse_object, read_text,
-    read_texts, stored_config, weights::WeightFile,
+    Source, SourceError, Weights, file_names, parse_object, read_text, read_texts, stored_config,
+    weights::WeightFile,
 };
 
 /// Bytes of a file that are read at first: a header without a vocabulary fits.
@@ -112,21 +112,7 @@ pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
     };
     let mut text = read_texts(folder)?;
     derive_tokenizer(&header, &mut text, &mut derived).map_err(wrong)?;
-    let (adapters, origin) = (Adapters::default(), Origin::default());
-    let folder = folder.to_owned();
-    let tokenizer = super::converted_tokenizer(&text);
-    Ok(Source {
-        folder,
-        config,
-        weights,
-        text,
-        derived,
-        config_bytes,
-        grouped,
-        tokenizer,
-        adapters,
-        origin,
-    })
+    Ok(Source::of(folder, (config, config_bytes), (weights, grouped), (text, derived)))
 }
 
 fn read_header(path: &Path, file: &WeightFile) -> Result<Header, SourceError> {
