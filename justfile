@@ -1,7 +1,7 @@
 # The same recipes everywhere: here, in CI, on a newcomer's machine.
 
 # Everything that a change must pass.
-ci: fmt lint doc demo test mlx darwin interop
+ci: fmt lint doc demo test mlx darwin neon interop
 
 # Formatting.
 fmt:
@@ -53,7 +53,8 @@ soak:
 deny:
     cargo deny check
 
-# All-reduce latency between threads and over loopback; products beside the memory's own speed.
+# All-reduce latency between threads, over loopback and in MLX's graph (`just mlx` first); products
+# beside the memory's own speed.
 bench:
     cargo run --release -p shardpack-collectives --example allreduce
     cargo run --release -p shardpack-kernels --example products
