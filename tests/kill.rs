@@ -131,6 +131,31 @@ fn a_source_that_changed_after_the_kill_is_converted_anew() {
 }
 
 #[test]
+fn the_source_is_hashed_whole_whatever_was_finished_before() {
+    let folder = tempdir().unwrap();
+    let source = data("kjv-4m");
+    let weights = fs::read(source.join("model.safetensors")).unwrap();
+    let expected = blake3::hash(&weights).to_string();
+    // Tensors hash what is read for them; what a resumed run does not convert it hashes apart.
+    for finished in [None, Some(0), Some(1), Some(7), Some(20), Some(38)] {
+        for threads in ["1", "3"] {
+            let output = folder.path().join(format!("{finished:?}-{threads}"));
+            let args = ["convert", path(&source), "-o", path(&output), "--threads", threads];
+            if let Some(finished) = finished {
+                kill(paused(&format!("convert:finished:{finished}"), &args));
+            }
+            succeed(&args);
+            let manifest = fs::read(output.join("node-0/manifest.json")).unwrap();
+            let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+            let files = manifest["source"]["files"].as_array().unwrap();
+            let found = files.iter().find(|file| file["name"] == "model.safetensors").unwrap();
+            assert_eq!(found["blake3"], expected, "{finished:?} finished, {threads} threads");
+            fs::remove_dir_all(&output).unwrap();
+        }
+    }
+}
+
+#[test]
 fn two_conversions_of_one_output_do_not_meet() {
     let folder = tempdir().unwrap();
     let (source, output) = (data("kjv-4m"), folder.path().join("set"));

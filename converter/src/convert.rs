@@ -1,6 +1,6 @@
 //! Carrying a plan out. Every thread takes the next item of one list: a piece of the source to
 //! hash, or a tensor to bring from the source into the packages' files, block by block. What is
-//! read for a tensor was hashed just before, so the disk is read once.
+//! read for a tensor is hashed as it comes, so the source is read once.
 
 pub(crate) mod documents;
 mod items;
@@ -13,26 +13,24 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Range,
     path::PathBuf,
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
 
+use rayon::prelude::*;
 use serde::Serialize;
-use shardpack_manifests::{
-    Digest, PackageSet, canonical,
-    digest::{chunk_count, merge_chunks},
-    signature::SignError,
-};
+use shardpack_manifests::{Digest, PackageSet, canonical, signature::SignError};
 
 use crate::{
     package::{WriteError, write_small},
     plan::{Plan, PlanError},
     report::{PAGE_FILE, Report, Run, TensorReport, Threshold, Violation, page, violations},
-    source::{Source, SourceError},
+    source::{FileHashes, Follower, Source, SourceError},
     staging::{Staging, StagingError},
 };
 use documents::DocumentError;
@@ -276,7 +274,7 @@ struct Pass<'a> {
     /// The failure of the earliest item, so that the message does not depend on timing.
     failure: Mutex<Option<(usize, ConvertError)>>,
     finished: Vec<OnceLock<Finished>>,
-    chunks: Vec<Vec<OnceLock<Digest>>>,
+    hashes: Arc<FileHashes>,
     /// Tensors that the journal may not name yet.
     unproven: Mutex<Unproven>,
 }
@@ -304,7 +302,7 @@ impl<'a> Pass<'a> {
         for (index, earlier) in earlier {
             finished[index].get_or_init(|| earlier);
         }
-        let chunks = |size| (0..chunk_count(size)).map(|_| OnceLock::new()).collect();
+        let sizes = source.weights.files.iter().map(|file| file.size);
         Self {
             source,
             plan,
@@ -316,7 +314,7 @@ impl<'a> Pass<'a> {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             finished,
-            chunks: source.weights.files.iter().map(|file| chunks(file.size)).collect(),
+            hashes: Arc::new(FileHashes::new(sizes)),
             unproven: Mutex::default(),
         }
     }
@@ -330,20 +328,38 @@ impl<'a> Pass<'a> {
                 self.work();
             }
         });
-        if let Some((_, error)) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner)
-        {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((_, error)) = failure {
             return Err(error);
         }
+        self.hash_the_rest()?;
         let taken = "every item was carried out";
         let finished =
             self.finished.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
-        let digest = |(chunks, size): (Vec<OnceLock<Digest>>, u64)| {
-            let chunks: Vec<Digest> =
-                chunks.into_iter().map(|cell| cell.into_inner().expect(taken)).collect();
-            merge_chunks(&chunks, size)
-        };
-        let sizes = self.source.weights.files.iter().map(|file| file.size);
-        Ok((finished, self.chunks.into_iter().zip(sizes).map(digest).collect()))
+        Ok((finished, self.hashes.digests()))
+    }
+
+    /// Hashes what should have been hashed on the way.
+    fn hash_the_rest(&self) -> Result<(), ConvertError> {
+        let missing = self.hashes.missing();
+        debug_assert!(missing.is_empty(), "the list of items left out {missing:?}");
+        missing
+            .into_par_iter()
+            .try_for_each(|(file, piece)| self.hash(file, piece..piece + 1, &mut Vec::new()))
+    }
+
+    /// Reads pieces of a weight file for its hash.
+    fn hash(
+        &self,
+        file: usize,
+        pieces: Range<u64>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), ConvertError> {
+        let weights = &self.source.weights.files[file];
+        let read = |bytes: &mut [u8], at| weights.read(bytes, at);
+        self.hashes.hash(file, pieces, read, buffer).map_err(|error| {
+            SourceError::Read { path: self.source.path_of(file), source: error }.into()
+        })
     }
 
     fn work(&self) {
@@ -365,18 +381,15 @@ impl<'a> Pass<'a> {
 
     fn carry_out(&self, item: &Item, scratch: &mut tensor::Scratch) -> Result<(), ConvertError> {
         match item {
-            Item::Hash { file, chunks } => {
-                for chunk in chunks.clone() {
-                    let value = items::hash(self.source, *file, chunk, &mut scratch.hashed)?;
-                    self.chunks[*file][chunk as usize].get_or_init(|| value);
-                }
-            }
+            Item::Hash { file, pieces } => self.hash(*file, pieces.clone(), &mut scratch.hashed)?,
             Item::Convert(index) => {
                 let step = &self.plan.steps[*index];
                 (self.observe)(&ConvertEvent::TensorStarted {
                     name: &step.tensor.name,
                     index: *index,
                 });
+                let followed = items::is_followed(self.source, self.plan, *index);
+                scratch.rows.follower = followed.then(|| Follower::new(Arc::clone(&self.hashes)));
                 let done = |bytes| (self.observe)(&ConvertEvent::Converted(bytes));
                 let finished = self.converter.convert(*index, scratch, &done)?;
                 self.finished[*index].get_or_init(|| finished);
@@ -389,8 +402,8 @@ impl<'a> Pass<'a> {
                 let values = weights
                     .verify()
                     .map_err(|source| SourceError::Read { path: path(), source })?;
-                for (chunk, value) in self.chunks[*file].iter().zip(values) {
-                    chunk.get_or_init(|| value);
+                for (chunk, value) in values.into_iter().enumerate() {
+                    self.hashes.set_chunk(*file, chunk as u64, value);
                 }
                 self.prove(Some(*file), None)?;
             }

@@ -2,6 +2,7 @@
 
 mod foreign;
 mod gguf;
+mod hashes;
 mod pickle;
 mod rows;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use crate::adapter::{self, AdapterError, Adapters, Merge};
 #[cfg(feature = "hub")]
 use crate::hub::{Hub, HubError, Snapshot};
 
+pub(crate) use hashes::{FileHashes, Follower, piece_count, pieces_within};
 pub(crate) use rows::RowBuffers;
 pub(crate) use weights::{WeightFile, Weights};
 

@@ -108,9 +108,9 @@ pub fn chunk_value(bytes: &[u8], size_bytes: u64, index: u64) -> Digest {
     hasher.finish()
 }
 
-/// Bytes of a chunk that are read and hashed at a time: what was just read is still in the core's
-/// own cache when it is hashed.
-const PIECE_BYTES: u64 = 256 << 10;
+/// Bytes of a piece of a chunk, which is hashed by itself: what was just read is still in the
+/// core's own cache when it is hashed. A power of two as BLAKE3's tree demands.
+pub const PIECE_BYTES: u64 = 256 << 10;
 
 /// Reads chunk `index` of a file of `size_bytes` piece by piece and gives the value that
 /// [`chunk_value`] gives. `read` fills a slice from an offset in the file; `buffer` is its space.
@@ -173,6 +173,45 @@ impl ChunkInPieces {
             Digest(self.hasher.finalize_non_root())
         }
     }
+}
+
+/// The value of a piece: of the [`PIECE_BYTES`] that begin at a multiple of them, or of the fewer
+/// that end the file. Pieces of a file may be hashed in any order.
+pub struct PieceHasher(blake3::Hasher);
+
+impl PieceHasher {
+    /// For the piece that begins at `offset` in its file.
+    ///
+    /// # Panics
+    /// When no piece begins there.
+    #[must_use]
+    pub fn new(offset: u64) -> Self {
+        assert!(offset.is_multiple_of(PIECE_BYTES), "pieces begin at multiples of their size");
+        let mut hasher = blake3::Hasher::new();
+        hasher.set_input_offset(offset);
+        Self(hasher)
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The value.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        Digest(self.0.finalize_non_root())
+    }
+}
+
+/// What [`chunk_value`] gives, from the values of all pieces of a chunk, in a file of more than
+/// one chunk.
+///
+/// # Panics
+/// When there is no piece.
+#[must_use]
+pub fn merge_pieces(values: &[Digest]) -> Digest {
+    Digest(merge(values))
 }
 
 /// The file's ordinary BLAKE3 from its chunks' values.
@@ -337,6 +376,41 @@ mod tests {
         }
         check(2 * chunk + 5, 999_983);
         check(3 * chunk, chunk);
+    }
+
+    #[test]
+    fn pieces_merge_to_their_chunk() {
+        let (chunk, piece) = (CHUNK_BYTES as usize, PIECE_BYTES as usize);
+        let data = bytes(3 * chunk);
+        for len in [
+            chunk + 1,
+            chunk + 1024,
+            chunk + piece,
+            chunk + piece + 1,
+            chunk + 3 * piece,
+            chunk + 5 * piece + 77,
+            2 * chunk - 1,
+            2 * chunk,
+            2 * chunk + 1,
+            3 * chunk,
+        ] {
+            let data = &data[..len];
+            for index in 0..chunk_count(len as u64) {
+                let range = chunk_range(len as u64, index);
+                let bytes = &data[range.start as usize..range.end as usize];
+                let values: Vec<Digest> = (range.start..)
+                    .step_by(piece)
+                    .zip(bytes.chunks(piece))
+                    .map(|(offset, bytes)| {
+                        let mut hasher = PieceHasher::new(offset);
+                        bytes.chunks(100_003).for_each(|bytes| hasher.update(bytes));
+                        hasher.finish()
+                    })
+                    .collect();
+                let want = chunk_value(bytes, len as u64, index);
+                assert_eq!(merge_pieces(&values), want, "chunk {index} of {len} bytes");
+            }
+        }
     }
 
     #[test]

@@ -2,29 +2,26 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use shardpack_manifests::{
-    CHUNK_BYTES, Digest,
-    digest::{chunk_count, read_chunk_value},
-};
+use shardpack_manifests::digest::PIECE_BYTES;
 
 use crate::{
     plan::Plan,
-    source::{Source, SourceError, WeightFile},
+    source::{Source, WeightFile, piece_count, pieces_within},
 };
 
-/// Chunks of one hashing item: long enough to be one large read, short enough that threads end
+/// Pieces of one hashing item: long enough to be worth taking, short enough that threads end
 /// together.
-const CHUNKS_PER_ITEM: u64 = 4;
+const PIECES_PER_ITEM: u64 = 64;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    /// Hash these chunks of a weight file.
+    /// Read these pieces of a weight file for its hash alone.
     Hash {
         /// Index of the file.
         file: usize,
-        /// Its chunks.
-        chunks: Range<u64>,
+        /// Its pieces.
+        pieces: Range<u64>,
     },
     /// Convert the tensor of this step.
     Convert(usize),
@@ -32,33 +29,88 @@ pub(super) enum Item {
     Verify(usize),
 }
 
-/// Everything to do: before each tensor the parts of its file up to the tensor's end that were
-/// not hashed before, so that the second read comes from memory.
+/// Everything to do. What is read in order for a tensor is hashed on the way; before each tensor
+/// stand the parts of its file up to the tensor's end that no tensor hashes, so that what is read
+/// twice comes from memory the second time.
 pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool) -> Vec<Item> {
     if source.weights.files.iter().any(WeightFile::is_remote) {
         return list_remote(source, plan, is_done);
     }
+    let mut gaps = Gaps::new(source, plan, &is_done);
     let mut items = Vec::new();
-    let mut hashed: Vec<u64> = source.weights.files.iter().map(|_| 0).collect();
-    let mut hash_up_to = |items: &mut Vec<Item>, file: usize, end: u64| {
-        while hashed[file] < end {
-            let next = (hashed[file] + CHUNKS_PER_ITEM).min(end);
-            items.push(Item::Hash { file, chunks: hashed[file]..next });
-            hashed[file] = next;
-        }
-    };
     for index in 0..plan.steps.len() {
         for (file, bytes) in places(source, plan, index) {
-            hash_up_to(&mut items, file, bytes.end.div_ceil(CHUNK_BYTES));
+            let end = bytes.end.div_ceil(PIECE_BYTES).min(piece_count(gaps.size(file)));
+            gaps.up_to(end, file, &mut items);
         }
         if !is_done(index) {
             items.push(Item::Convert(index));
         }
     }
     for (file, weights) in source.weights.files.iter().enumerate() {
-        hash_up_to(&mut items, file, chunk_count(weights.size));
+        gaps.up_to(piece_count(weights.size), file, &mut items);
     }
     items
+}
+
+/// Whether the sources of a step are hashed while they are read for it.
+pub(super) fn is_followed(source: &Source, plan: &Plan, step: usize) -> bool {
+    let tensor = &plan.steps[step].tensor;
+    tensor.view.is_whole()
+        && tensor.sources.iter().all(|name| source.is_read_in_order(name))
+        && places(source, plan, step)
+            .iter()
+            .all(|(file, _)| !source.weights.files[*file].is_remote())
+}
+
+/// The pieces of every file that no tensor hashes on its way.
+struct Gaps<'a> {
+    source: &'a Source,
+    /// By file, in order: the pieces that tensors hash.
+    followed: Vec<Vec<Range<u64>>>,
+    /// By file: up to where there are items.
+    listed: Vec<u64>,
+}
+
+impl<'a> Gaps<'a> {
+    fn new(source: &'a Source, plan: &Plan, is_done: &impl Fn(usize) -> bool) -> Self {
+        let files = source.weights.files.len();
+        let mut gaps = Self { source, followed: vec![Vec::new(); files], listed: vec![0; files] };
+        let pending = (0..plan.steps.len()).filter(|step| !is_done(*step));
+        for step in pending.filter(|step| is_followed(source, plan, *step)) {
+            for (file, bytes) in places(source, plan, step) {
+                let pieces = pieces_within(gaps.size(file), &bytes);
+                gaps.followed[file].extend((!pieces.is_empty()).then_some(pieces));
+            }
+        }
+        for followed in &mut gaps.followed {
+            followed.sort_unstable_by_key(|pieces| pieces.start);
+        }
+        gaps
+    }
+
+    fn size(&self, file: usize) -> u64 {
+        self.source.weights.files[file].size
+    }
+
+    /// Lists what is not listed yet before piece `end` of a file.
+    fn up_to(&mut self, end: u64, file: usize, items: &mut Vec<Item>) {
+        while self.listed[file] < end {
+            let at = self.listed[file];
+            let next = self.followed[file].partition_point(|pieces| pieces.end <= at);
+            let gap_end = match self.followed[file].get(next) {
+                Some(pieces) if pieces.start <= at => {
+                    self.listed[file] = pieces.end;
+                    continue;
+                }
+                Some(pieces) => pieces.start.min(end),
+                None => end,
+            };
+            let stop = gap_end.min(at + PIECES_PER_ITEM);
+            items.push(Item::Hash { file, pieces: at..stop });
+            self.listed[file] = stop;
+        }
+    }
 }
 
 /// The same for files that are elsewhere: in the order in which their bytes come, and each file is
@@ -116,17 +168,4 @@ impl Item {
 pub(super) fn remote_files(source: &Source, plan: &Plan, step: usize) -> BTreeSet<usize> {
     let files = places(source, plan, step).into_iter().map(|(file, _)| file);
     files.filter(|file| source.weights.files[*file].is_remote()).collect()
-}
-
-/// Reads and hashes one chunk of a weight file.
-pub(super) fn hash(
-    source: &Source,
-    file: usize,
-    chunk: u64,
-    buffer: &mut Vec<u8>,
-) -> Result<Digest, SourceError> {
-    let weights = &source.weights.files[file];
-    let read = |bytes: &mut [u8], at| weights.read(bytes, at);
-    read_chunk_value(read, (weights.size, chunk), buffer)
-        .map_err(|error| SourceError::Read { path: source.path_of(file), source: error })
 }

@@ -22,7 +22,7 @@ use crate::{
 pub(super) struct Scratch {
     pub(super) source: Vec<u8>,
     cast: Vec<u8>,
-    rows: RowBuffers,
+    pub(super) rows: RowBuffers,
     parts: [Vec<u8>; 3],
     piece: Vec<u8>,
     /// Of the source, on its way to its hash.

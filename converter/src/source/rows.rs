@@ -8,13 +8,15 @@ use shardpack_formats::{
     stored::{Damage, Logical, Repacked, Window, float_bytes},
 };
 
-use super::{Source, SourceError};
+use super::{Source, SourceError, hashes::Follower};
 
 /// Buffers that a thread keeps from block to block.
 #[derive(Default)]
 pub(crate) struct RowBuffers {
     parts: Vec<Vec<u8>>,
     decoded: Vec<f32>,
+    /// Hashes what is read, where that is wanted.
+    pub(crate) follower: Option<Follower>,
 }
 
 impl Source {
@@ -49,8 +51,7 @@ impl Source {
         if !tensor.is_decoded() {
             let (file, info) =
                 self.weights.find(&tensor.parts[0]).expect("parts are tensors of the source");
-            let read = self.weights.files[file].read(out, info.offset + offset);
-            return read.map_err(|source| SourceError::Read { path: self.path_of(file), source });
+            return self.read_at((file, info.offset + offset), out, &mut buffers.follower);
         }
         let row = (tensor.width() * tensor.dtype.size_bytes() as u64).max(1);
         let rows = offset / row..(offset + out.len() as u64).div_ceil(row);
@@ -92,8 +93,31 @@ impl Source {
         let windows = tensor.windows(rows);
         buffers.parts.resize_with(windows.len().max(buffers.parts.len()), Vec::new);
         buffers.parts.truncate(windows.len());
-        for ((part, window), buffer) in tensor.parts.iter().zip(&windows).zip(&mut buffers.parts) {
-            self.read_window(part, window, buffer)?;
+        let RowBuffers { parts, follower, .. } = buffers;
+        for ((part, window), buffer) in tensor.parts.iter().zip(&windows).zip(parts) {
+            self.read_window(part, window, buffer, follower)?;
+        }
+        Ok(())
+    }
+
+    /// Fills `out` from an offset in a weight file.
+    fn read_at(
+        &self,
+        (file, offset): (usize, u64),
+        out: &mut [u8],
+        follower: &mut Option<Follower>,
+    ) -> Result<(), SourceError> {
+        let weights = &self.weights.files[file];
+        let read = |source| SourceError::Read { path: self.path_of(file), source };
+        let Some(follower) = follower else { return weights.read(out, offset).map_err(read) };
+        let end = offset + out.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let stop = Follower::stop(at, end);
+            let piece = &mut out[(at - offset) as usize..(stop - offset) as usize];
+            weights.read(piece, at).map_err(read)?;
+            follower.follow(file, at, piece);
+            at = stop;
         }
         Ok(())
     }
@@ -103,23 +127,39 @@ impl Source {
         part: &str,
         window: &Window,
         buffer: &mut Vec<u8>,
+        follower: &mut Option<Follower>,
     ) -> Result<(), SourceError> {
         let (file, info) = self.weights.find(part).expect("parts are tensors of the source");
-        let read = |error| SourceError::Read { path: self.path_of(file), source: error };
-        let weights = &self.weights.files[file];
         buffer.resize(window.size_bytes() as usize, 0);
         let start = info.offset + window.rows.start * window.row_bytes + window.columns.start;
         let columns = window.columns.end - window.columns.start;
         if columns == window.row_bytes {
-            return weights.read(buffer, start).map_err(read);
+            return self.read_at((file, start), buffer, follower);
         }
         if columns == 0 {
             return Ok(());
         }
         for (row, piece) in buffer.chunks_exact_mut(columns as usize).enumerate() {
-            weights.read(piece, start + row as u64 * window.row_bytes).map_err(read)?;
+            self.read_at((file, start + row as u64 * window.row_bytes), piece, follower)?;
         }
         Ok(())
+    }
+
+    /// Whether a tensor that is read from its first row to its last is read from its first byte to
+    /// its last, each of its parts by itself.
+    pub(crate) fn is_read_in_order(&self, name: &str) -> bool {
+        let Some(tensor) = self.logical(name).filter(|_| self.adapters.info(name).is_none()) else {
+            return false;
+        };
+        // Of a part that is stored by columns a single row is a column.
+        let whole_rows = |window: &Window| window.columns == (0..window.row_bytes);
+        tensor.windows(0..tensor.row_count().min(1)).iter().all(whole_rows)
+            && tensor.parts.iter().zip(tensor.windows(0..tensor.row_count())).all(
+                |(part, window)| {
+                    let size = self.weights.find(part).map(|(_, info)| info.size);
+                    whole_rows(&window) && size == Some(window.size_bytes())
+                },
+            )
     }
 
     /// Whether two tensors have the same values.
