@@ -429,7 +429,13 @@ pub(crate) struct PushArgs {
     /// The package set.
     pub set: PathBuf,
     /// One node per package, in rank order.
-    #[arg(long, required = true, value_delimiter = ',', value_name = "HOST:PORT,…")]
+    #[arg(
+        long,
+        visible_alias = "nodes",
+        required = true,
+        value_delimiter = ',',
+        value_name = "HOST:PORT,…"
+    )]
     pub to: Vec<SocketAddr>,
     /// Say what would be sent and send nothing.
     #[arg(long)]

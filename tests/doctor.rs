@@ -42,6 +42,9 @@ fn a_machine_without_mlx_is_well_and_that_is_said() {
     let report = &reports(&output)[0];
     let (state, detail) = check(report, "machine");
     assert!(state == "passed" && detail.contains(std::env::consts::ARCH), "{detail}");
+    let (state, detail) = check(report, "sensors");
+    let tells = detail.contains(if state == "passed" { "°C" } else { "without root" });
+    assert!(tells || detail.ends_with(" W"), "{state}: {detail}");
     let (state, detail) = check(report, "MLX runtime");
     assert!(state == "skipped" && detail.contains("engine install mlx"), "{detail}");
 }
@@ -115,17 +118,24 @@ fn every_node_of_a_set_is_asked() {
     let nodes = [node(0), node(1)];
     let addresses = nodes.each_ref().map(Running::address).join(",");
     succeed(&["push", path(&set), "--to", &addresses]);
-    let ask = || doctor(folder.path(), &[path(&set), "--nodes", &addresses, "--json"]);
-    let output = ask();
+    let ask = |more: &[&str]| {
+        let options = [path(&set), "--nodes", &addresses, "--json"];
+        doctor(folder.path(), &[&options, more].concat())
+    };
+    let output = ask(&["--self-test"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let found = reports(&output);
     for (index, node) in nodes.iter().enumerate() {
         assert_eq!(found[index]["of"], format!("node {}", node.address()));
         assert_eq!(check(&found[index], "machine").0, "passed");
+        assert_eq!(check(&found[index], "cpu kernels").0, "passed");
     }
+    // The set is served under its folder's name, not its model's.
+    let (state, detail) = check(&found[2], "tokens per second");
+    assert!(state == "passed" && detail.contains("tokens per second after"), "{detail}");
     let [first, second] = nodes;
     second.kill();
-    let output = ask();
+    let output = ask(&[]);
     assert_eq!(output.status.code(), Some(1));
     let found = reports(&output);
     assert_eq!(check(&found[0], "machine").0, "passed", "the other node is still asked");

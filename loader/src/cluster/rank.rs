@@ -18,6 +18,7 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
+use shardpack_sensors::Sensors;
 
 use super::{
     acceptor::{Acceptor, refuse},
@@ -209,13 +210,16 @@ fn keep(
     pace: &Pace,
 ) -> Option<Result<(), RankError>> {
     let mut next_alive = Instant::now() + ALIVE_INTERVAL;
+    // Looking for sensors takes a moment on some machines; nobody waits for it.
+    let mut sensors = None;
     loop {
         let left = next_alive.saturating_duration_since(Instant::now());
         let order = match notes.recv_timeout(left) {
             Err(RecvTimeoutError::Timeout) => {
                 // A connection that fails here fails the reading thread too, which says so.
                 let _ = front.send(&FromRank::Alive);
-                let _ = front.send(&FromRank::Vitals(pace.report()));
+                let machine = sensors.get_or_insert_with(Sensors::open).read();
+                let _ = front.send(&FromRank::Vitals(pace.report(machine)));
                 next_alive = Instant::now() + ALIVE_INTERVAL;
                 continue;
             }

@@ -1,10 +1,12 @@
-//! What a rank says of itself once in a while: how much memory its process takes, how long its
-//! steps are and how much of them goes to sums between ranks.
+//! What a rank says of itself once in a while: how much memory its process takes, what its machine
+//! draws and how hot it is, how long its steps are and how much of them goes to sums between ranks.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
+
+use shardpack_sensors::Reading;
 
 use crate::engine::{Counts, RankVitals};
 
@@ -30,27 +32,22 @@ impl Pace {
         self.sums.fetch_add(counts.sums.count + counts.gathers.count, Ordering::Relaxed);
     }
 
-    /// The averages since the last report. A step that is added meanwhile may count in the next.
-    pub(super) fn report(&self) -> RankVitals {
+    /// What the machine says, and the averages since the last report. A step that is added meanwhile may count in the next.
+    pub(super) fn report(&self, machine: Reading) -> RankVitals {
         let steps = self.steps.swap(0, Ordering::Relaxed);
         let nanos = self.nanos.swap(0, Ordering::Relaxed);
         let sum_nanos = self.sum_nanos.swap(0, Ordering::Relaxed);
         let sums = self.sums.swap(0, Ordering::Relaxed);
         let of_step = |nanos: u64| nanos.checked_div(steps).map(|each| each / 1000);
+        let thousandths = |value: f64| (value * 1000.0).round() as u64;
         RankVitals {
-            memory_bytes: resident_bytes(),
+            memory_bytes: machine.memory_bytes,
+            power_mw: machine.power_watts.map(thousandths),
+            temperature_mc: machine.temperature_celsius.map(thousandths),
             step_us: of_step(nanos),
             sums_us: of_step(sum_nanos).filter(|_| sums > 0),
         }
     }
-}
-
-/// Memory of this process that is not swapped out; nothing where the system does not say.
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -65,12 +62,21 @@ mod tests {
         let counts = Counts { sums: calls(8, 2), broadcasts: calls(1, 5), ..Counts::default() };
         pace.add(Duration::from_millis(15), &counts);
         pace.add(Duration::from_millis(25), &counts);
-        let found = pace.report();
+        let machine = Reading {
+            memory_bytes: Some(7),
+            power_watts: Some(38.5),
+            temperature_celsius: Some(61.25),
+        };
+        let found = pace.report(machine);
         assert_eq!((found.step_us, found.sums_us), (Some(15_000), Some(2_000)));
-        assert!(!cfg!(target_os = "linux") || found.memory_bytes > Some(1 << 20));
-        assert_eq!((pace.report().step_us, pace.report().sums_us), (None, None));
+        let of_machine = (found.memory_bytes, found.power_mw, found.temperature_mc);
+        assert_eq!(of_machine, (Some(7), Some(38_500), Some(61_250)));
+        assert_eq!(
+            (pace.report(Reading::default()).step_us, pace.report(Reading::default()).sums_us),
+            (None, None)
+        );
         pace.add(Duration::from_millis(3), &Counts::default());
-        let alone = pace.report();
+        let alone = pace.report(Reading::default());
         assert_eq!((alone.step_us, alone.sums_us), (Some(3_000), None));
     }
 }

@@ -62,6 +62,10 @@ pub struct RankVitals {
     pub step_us: Option<u64>,
     /// Of these, in sums between ranks, waiting included.
     pub sums_us: Option<u64>,
+    /// Milliwatts that its machine draws, as far as the machine says so without root.
+    pub power_mw: Option<u64>,
+    /// Thousandths of a degree Celsius of its machine's hottest processor.
+    pub temperature_mc: Option<u64>,
 }
 
 impl EngineStatus {
@@ -76,6 +80,8 @@ impl EngineStatus {
         }
         let known = &mut self.vitals[rank];
         known.memory_bytes = vitals.memory_bytes.or(known.memory_bytes);
+        known.power_mw = vitals.power_mw.or(known.power_mw);
+        known.temperature_mc = vitals.temperature_mc.or(known.temperature_mc);
         if vitals.step_us.is_some() {
             (known.step_us, known.sums_us) = (vitals.step_us, vitals.sums_us);
         }

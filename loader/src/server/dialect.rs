@@ -19,7 +19,7 @@ pub(super) use ollama::rfc3339;
 pub(super) use params::parse_token;
 
 use super::{
-    error::ApiError,
+    error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
     generation::{AnswerUsage, Step},
     inner::ChatRequest,
     json::{Json, Object},
@@ -196,6 +196,12 @@ impl Form {
             Self::Messages(options) => Box::new(messages::MessagesWriter::new(identity, options)),
             Self::Ollama(options) => Box::new(ollama::OllamaWriter::new(identity, options)),
         }
+    }
+
+    /// Whether clients find an error that is known before the first byte in the stream only: Codex
+    /// makes room and asks again when a response fails for its length, and gives up on a status.
+    pub(super) fn tells_in_stream(&self, error: &ApiError) -> bool {
+        matches!(self, Self::Responses(_)) && error.code == Some(CONTEXT_LENGTH_EXCEEDED)
     }
 
     /// Whether answers begin with their prompt.

@@ -8,6 +8,9 @@ use axum::{
 };
 use serde_json::{Value, json};
 
+/// The code of a prompt that the model has no room for.
+pub(super) const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
+
 /// An error for a client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]

@@ -1,6 +1,8 @@
 //! What the server counts, as Prometheus reads it. vLLM's names stand beside our own, since
 //! dashboards, load generators and gateways ask for them; both show the same numbers.
 
+mod ranks;
+
 use std::{
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
@@ -11,6 +13,8 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+
+use ranks::RankGauges;
 
 use super::{generation::AnswerUsage, inner::EndReason};
 use crate::engine::{EngineState, EngineStatus};
@@ -65,6 +69,7 @@ pub(super) struct Metrics {
     up: Gauge,
     ranks: Gauge,
     engine_requests: Gauge,
+    by_rank: RankGauges,
     rate: Mutex<Rate>,
 }
 
@@ -191,6 +196,7 @@ impl Metrics {
         let ranks = register!(r, gauge(), "ranks", "Ranks of the group");
         let engine_requests =
             register!(r, gauge(), "engine_requests", "Requests that the engine has");
+        let by_rank = RankGauges::new(r);
         let rate = Mutex::new(Rate { since: Instant::now(), tokens: 0, last: 0.0 });
         Self {
             registry,
@@ -212,6 +218,7 @@ impl Metrics {
             up,
             ranks,
             engine_requests,
+            by_rank,
             rate,
         }
     }
@@ -221,6 +228,7 @@ impl Metrics {
         self.up.set(i64::from(engine.state == EngineState::Ready));
         self.ranks.set(i64::from(engine.ranks));
         self.engine_requests.set(i64::from(engine.active_requests));
+        self.by_rank.set(engine);
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("strings take everything");
         text

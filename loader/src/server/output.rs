@@ -11,8 +11,8 @@ use super::{
     json::Json,
     model::ChatModel,
     tools::{
-        CallParser, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat, ParserOptions,
-        TextForm, ToolSpec,
+        CallParser, Check, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
+        ParserOptions, TextForm, ToolSpec,
     },
 };
 use crate::engine::{ConstraintSource, TokenId};
@@ -24,8 +24,6 @@ pub(super) struct OutputPlan {
     options: Option<ParserOptions>,
     /// For the engine.
     pub(super) constraint: Option<ConstraintSource>,
-    /// What calls are not held to, by the names of parameters.
-    pub(super) unenforced: Vec<String>,
 }
 
 impl OutputPlan {
@@ -57,7 +55,7 @@ pub(super) fn plan(
     let text = text_form(&request.response_format);
     // Where nothing is demanded, a call that the model begins by itself is held to its form.
     let needs_grammar = required || text.is_some() || !tools.is_empty();
-    let (mut constraint, mut unenforced) = (None, Vec::new());
+    let (mut constraint, mut judged) = (None, Vec::new());
     if needs_grammar {
         let spec = ConstraintSpec {
             tools: tools.iter().map(|tool| constrained(tool)).collect(),
@@ -67,15 +65,34 @@ pub(super) fn plan(
             in_thinking,
             stop_tokens: stop_tokens.to_vec(),
         };
-        (constraint, unenforced) = compile(model, request, spec, &tools)?;
+        (constraint, judged) = compile(model, request, spec, &tools)?;
     }
-    let specs: Vec<ToolSpec> = tools
-        .iter()
-        .map(|tool| ToolSpec { name: tool.name.clone(), schema: schema(tool) })
-        .collect();
+    let specs = specs(request, &tools, &judged)?;
     let options = ParserOptions { tools: specs.into(), in_thinking, one_call, nonce: 0 };
     let options = (!is_raw).then_some(options);
-    Ok(OutputPlan { format, options, constraint, unenforced })
+    Ok(OutputPlan { format, options, constraint })
+}
+
+/// What the parser is told of the tools, of which some are judged; what cannot be judged either is
+/// refused with the keyword that the grammar lacks.
+fn specs(
+    request: &ChatRequest,
+    tools: &[&Tool],
+    judged: &[(usize, GrammarError)],
+) -> Result<Vec<ToolSpec>, ApiError> {
+    let mut specs: Vec<ToolSpec> = tools
+        .iter()
+        .map(|tool| ToolSpec { name: tool.name.clone(), schema: schema(tool), check: None })
+        .collect();
+    for (index, error) in judged {
+        let spec = &mut specs[*index];
+        let check = Check::new(&spec.schema).map_err(|own| {
+            let reason = format!("{error}; nor can a call be judged when it is complete: {own}");
+            not_enforceable(&place(request, tools[*index]), &reason)
+        })?;
+        spec.check = Some(check);
+    }
+    Ok(specs)
 }
 
 /// The tools that may be called, whether one must, and whether it was named.
@@ -122,13 +139,15 @@ fn text_form(format: &ResponseFormat) -> Option<TextForm> {
     })
 }
 
-/// What is enforced, and the names of what is not.
-type Compiled = (Option<ConstraintSource>, Vec<String>);
+/// What a grammar enforces, and the tools that calls are judged for when they are complete, with
+/// the reason why the grammar cannot.
+type Compiled = (Option<ConstraintSource>, Vec<(usize, GrammarError)>);
 
 /// Compiles once before anything runs, so that what cannot be enforced is the request's fault.
 ///
-/// Agents bring schemas of all kinds with their tools. Where nothing was asked to hold, a tool
-/// whose schema cannot be enforced is held to its name and to JSON, and named; the others to theirs.
+/// Agents bring schemas of all kinds with their tools. Where nothing was asked to hold from the
+/// first token, a tool whose schema no grammar can enforce is held to its name and to JSON, and its
+/// calls are judged when they are complete; the others are held to theirs.
 fn compile(
     model: &ChatModel,
     request: &ChatRequest,
@@ -141,34 +160,38 @@ fn compile(
         // Calls of an unknown form are neither parsed nor held to anything.
         return Ok((None, Vec::new()));
     }
-    let is_demanded = is_demanded || tools.iter().any(|tool| tool.strict);
+    let is_strict = tools.iter().any(|tool| tool.strict);
     let Some(grammars) = model.grammars() else {
-        if !is_demanded {
-            return Ok((None, vec![param.to_owned()]));
+        let reason = "this model's vocabulary cannot be constrained";
+        if is_demanded || is_strict {
+            return Err(ApiError::param(param, format!("{param}: {reason}")));
         }
-        let message = format!("{param}: this model's vocabulary cannot be constrained");
-        return Err(ApiError::param(param, message));
+        let error = GrammarError::Grammar(reason.to_owned());
+        return Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect()));
     };
     let Err(error) = grammars.constraint(&spec) else {
         return Ok((Some(spec.source()), Vec::new()));
     };
-    if spec.required || spec.text.is_some() || error == GrammarError::Busy {
-        return Err(refused(param, &error, tools));
+    if is_demanded || error == GrammarError::Busy {
+        return Err(refused(param, &error, request));
     }
-    let mut unenforced = Vec::new();
+    let mut judged = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
         let alone = ConstraintSpec { tools: vec![spec.tools[index].clone()], ..spec.clone() };
         let Err(error) = grammars.constraint(&alone) else { continue };
-        if tool.strict {
-            return Err(refused(&format!("tools[{index}].function.parameters"), &error, tools));
+        if tool.strict || error == GrammarError::Busy {
+            return Err(refused(&place(request, tool), &error, request));
         }
         spec.tools[index].schema = weak(&spec.tools[index].schema);
-        unenforced.push(format!("tools.{}.parameters", tool.name));
+        judged.push((index, error));
     }
     match grammars.constraint(&spec) {
-        Ok(_) => Ok((Some(spec.source()), unenforced)),
-        Err(error) if is_demanded => Err(refused(param, &error, tools)),
-        Err(_) => Ok((None, vec![param.to_owned()])),
+        Ok(_) => Ok((Some(spec.source()), judged)),
+        Err(error) if is_strict || error == GrammarError::Busy => {
+            Err(refused(param, &error, request))
+        }
+        // Together they are too much: each is judged.
+        Err(error) => Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect())),
     }
 }
 
@@ -182,21 +205,27 @@ fn param(spec: &ConstraintSpec, request: &ChatRequest) -> &'static str {
     }
 }
 
-fn refused(param: &str, error: &GrammarError, tools: &[&Tool]) -> ApiError {
+fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> ApiError {
     if *error == GrammarError::Busy {
         return ApiError::new(ErrorKind::Unavailable, error.to_string()).with_code("queue_full");
     }
-    let of_tool = |reason: &str| {
-        tools.iter().position(|tool| reason.ends_with(&format!("(tool {:?})", tool.name)))
+    let is_of = |tool: &&Tool| match error {
+        GrammarError::Schema(error) => error.reason.ends_with(&format!("(tool {:?})", tool.name)),
+        _ => false,
     };
-    let place = match error {
-        GrammarError::Schema(error) => of_tool(&error.reason),
-        _ => None,
-    };
-    let place = place
-        .map_or_else(|| param.to_owned(), |index| format!("tools[{index}].function.parameters"));
-    let message = format!("{place}: {error}");
-    ApiError::param(place, message).with_code("unsupported_value")
+    let tool = request.tools.iter().find(is_of);
+    let place = tool.map_or_else(|| param.to_owned(), |tool| place(request, tool));
+    not_enforceable(&place, &error.to_string())
+}
+
+/// Where a request says what a tool's arguments are.
+fn place(request: &ChatRequest, tool: &Tool) -> String {
+    let index = request.tools.iter().position(|other| other.name == tool.name).unwrap_or_default();
+    format!("tools[{index}].function.parameters")
+}
+
+fn not_enforceable(place: &str, reason: &str) -> ApiError {
+    ApiError::param(place, format!("{place}: {reason}")).with_code("unsupported_value")
 }
 
 /// What is left of a schema that cannot be enforced: an object, and what its members are called

@@ -55,7 +55,19 @@ pub(super) fn respond(
         // `None`: the client has left, and dropping the task's generation cancels the request.
         let _: Option<()> = task.run(first).await;
     });
-    let mut response = Response::new(Body::from_stream(Frames(receiver)));
+    events(content_type, Body::from_stream(Frames(receiver)))
+}
+
+/// Answers with a stream that fails as soon as it has begun.
+pub(super) fn refuse(mut writer: Box<dyn Writer>, error: &ApiError) -> Response {
+    let mut out = String::new();
+    writer.begin(&mut out);
+    writer.fail(error, &mut out);
+    events(HeaderValue::from_static(writer.content_type()), Body::from(out))
+}
+
+fn events(content_type: HeaderValue, body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

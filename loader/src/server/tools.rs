@@ -4,9 +4,11 @@
 //! Reading order: `marker` (what frames calls), `input` and `json_scan` (text that is not all there
 //! yet), `calls` (what the client gets), the kinds of formats (`section` with `envelope`, `params`
 //! with `value`, `pythonic`, `harmony`), `parser` (which of them when); then `schema` (what can be
-//! enforced), `grammar` (what a call looks like) and `constraint` (which tokens may come next).
+//! enforced), `grammar` (what a call looks like), `constraint` (which tokens may come next) and
+//! `check` (what is judged when it is complete).
 
 mod calls;
+mod check;
 mod constraint;
 mod envelope;
 mod grammar;
@@ -22,6 +24,7 @@ mod section;
 mod value;
 
 pub(super) use calls::ToolSpec;
+pub(super) use check::Check;
 pub(super) use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
 pub(super) use grammar::{ConstrainedTool, TextForm};
 pub(super) use parser::{CallParser, OutputFormat, ParserOptions};

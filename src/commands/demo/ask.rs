@@ -8,6 +8,8 @@ use std::{
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
+/// The demo's model, as its server names it.
+const MODEL: &str = "kjv-4m";
 /// For the whole answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_mins(2);
 
@@ -21,12 +23,13 @@ pub(in crate::commands) struct Answer {
 
 /// Asks and prints the answer while it streams.
 pub(super) fn stream(url: &str, question: &str) -> anyhow::Result<Answer> {
-    ask(url, question, &mut show)
+    ask(url, Some(MODEL), question, &mut show)
 }
 
-/// Asks, and shows the answer while it streams.
+/// Asks a server's model, or the one that is named, and shows the answer while it streams.
 pub(in crate::commands) fn ask(
     url: &str,
+    model: Option<&str>,
     question: &str,
     show: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> anyhow::Result<Answer> {
@@ -38,7 +41,7 @@ pub(in crate::commands) fn ask(
     let started = Instant::now();
     let mut response = agent
         .post(format!("{url}/chat/completions"))
-        .send_json(body(question, true))
+        .send_json(body(model, question, true))
         .context("the server does not answer")?;
     if response.status() != 200 {
         bail!(
@@ -78,13 +81,15 @@ pub(in crate::commands) fn ask(
     Ok(answer)
 }
 
-fn body(question: &str, stream: bool) -> Value {
+fn body(model: Option<&str>, question: &str, stream: bool) -> Value {
     let mut body = json!({
-        "model": "kjv-4m",
         "messages": [{ "role": "user", "content": question }],
         "temperature": 0,
         "max_tokens": 200,
     });
+    if let Some(model) = model {
+        body["model"] = model.into();
+    }
     if stream {
         body["stream"] = true.into();
         body["stream_options"] = json!({ "include_usage": true });
@@ -94,7 +99,7 @@ fn body(question: &str, stream: bool) -> Value {
 
 /// A line for a shell that asks the same server.
 pub(super) fn curl(url: &str, question: &str) -> String {
-    let body = body(question, false);
+    let body = body(Some(MODEL), question, false);
     format!("curl {url}/chat/completions -H 'content-type: application/json' -d '{body}'")
 }
 

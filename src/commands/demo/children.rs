@@ -1,6 +1,7 @@
 //! The demo's processes: this program again, as a node and as a server.
 
 use std::{
+    collections::VecDeque,
     env,
     io::{BufRead, BufReader},
     path::Path,
@@ -20,6 +21,9 @@ const START_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// For a process to end after it was asked to.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Lines of a process's errors that are told when it does not start: what is wrong and what to do.
+const LAST_WORDS: usize = 3;
 
 /// Between two looks at a process that is to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -77,8 +81,16 @@ fn start(mut command: Command, name: &str, field: &str) -> anyhow::Result<Child>
             let _ = lines.send(line);
         }
     });
-    let last_words =
-        thread::spawn(move || BufReader::new(errors).lines().map_while(Result::ok).last());
+    let last_words = thread::spawn(move || {
+        let lines = BufReader::new(errors).lines().map_while(Result::ok);
+        lines.fold(VecDeque::new(), |mut last, line| {
+            last.push_back(line);
+            if last.len() > LAST_WORDS {
+                last.pop_front();
+            }
+            last
+        })
+    });
     let deadline = Instant::now() + START_TIMEOUT;
     loop {
         match said.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -93,7 +105,7 @@ fn start(mut command: Command, name: &str, field: &str) -> anyhow::Result<Child>
                 bail!("{name} did not start within {} s", START_TIMEOUT.as_secs())
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                let last = last_words.join().ok().flatten().unwrap_or_default();
+                let last = Vec::from(last_words.join().unwrap_or_default()).join("; ");
                 return Err(anyhow!("{name} did not start: {last}"));
             }
         }

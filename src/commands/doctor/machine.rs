@@ -4,6 +4,7 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,12 +14,15 @@ use shardpack_mlx::{
     Device, Library,
     runtime::{self, CheckError},
 };
+use shardpack_sensors::Sensors;
 
 use super::report::Report;
 use crate::{commands::threads, engines, progress::size};
 
 /// Longest run of a program that only tells something.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two looks at counters of energy.
+const SENSORS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Looks at everything. Returns whether MLX can be used.
 pub(super) fn look(report: &mut Report) -> bool {
@@ -31,6 +35,7 @@ pub(super) fn look(report: &mut Report) -> bool {
         format!("{os}, {arch}, {cores} cores, {shown}"),
         json!({ "os": os, "arch": arch, "cores": cores, "memory_bytes": memory }),
     );
+    sensors(report);
     rdma(report);
     mlx(report)
 }
@@ -53,6 +58,30 @@ fn memory_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Power and temperature, as far as they are told without root.
+fn sensors(report: &mut Report) {
+    const NAME: &str = "sensors";
+    let mut sensors = Sensors::open();
+    // Energy is counted: power needs two looks.
+    sensors.read();
+    thread::sleep(SENSORS_INTERVAL);
+    let found = sensors.read();
+    let told = [(found.power_watts, "W"), (found.temperature_celsius, "°C")];
+    let told: Vec<String> = told
+        .into_iter()
+        .filter_map(|(value, unit)| value.map(|value| format!("{value:.1} {unit}")))
+        .collect();
+    if told.is_empty() {
+        report.skip(NAME, "neither power nor temperature is told without root here");
+        return;
+    }
+    let facts = json!({
+        "power_watts": found.power_watts,
+        "temperature_celsius": found.temperature_celsius,
+    });
+    report.pass(NAME, told.join(", "), facts);
 }
 
 /// RDMA devices, as the system lists them.
@@ -152,7 +181,7 @@ fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
             let _ = child.kill();
             bail!("`{program}` does not answer");
         }
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
     // It has ended, and said less than a pipe holds.
     let output = child.wait_with_output()?;

@@ -19,7 +19,7 @@ pub(super) fn check(
     verse: Verse,
 ) -> anyhow::Result<(String, Value)> {
     let server = children::serve(set, nodes, options)?;
-    let answer = ask::ask(&server.address, QUESTION, &mut |_| Ok(()))?;
+    let answer = ask::ask(&server.address, None, QUESTION, &mut |_| Ok(()))?;
     if let (Verse::Known, Some(expected)) = (verse, model::known(QUESTION)) {
         ensure!(answer.text.trim() == expected, "the answer is {:?}", answer.text.trim());
     }

@@ -20,7 +20,7 @@ use crate::{
     engine::{GenerateRequest, Sampling, TokenId},
     server::{
         dialect::{Answer, Call, Dialect, Form, Identity, Prompt, RawPrompt, Writer},
-        error::{ApiError, ErrorKind},
+        error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
         front::Asker,
         generation::{Generation, GenerationContext, Place, Sequence},
         inner::ChatRequest,
@@ -47,7 +47,7 @@ pub(super) async fn generate(
     let mut prepared = front.clone().prepare(dialect, body, owner).await?;
     prepared.form.keep_on(&front.shelf, asker.owner());
     let choices = prepared.sequences.len();
-    let more = u32::try_from(choices - 1).unwrap_or(u32::MAX);
+    let more = u32::try_from(choices.saturating_sub(1)).unwrap_or(u32::MAX);
     if more > 0 {
         let more = front.slots.clone().try_acquire_many_owned(more).map_err(|_| front.busy())?;
         slot.merge(more);
@@ -65,6 +65,10 @@ pub(super) async fn generate(
         choices: choices as u32,
     };
     let writer = prepared.form.writer(identity);
+    if let Some(error) = prepared.refusal {
+        front.metrics.refused(error.code.unwrap_or_default());
+        return Ok((headers, stream::refuse(writer, &error)).into_response());
+    }
     let context = GenerationContext {
         engine: &front.engine,
         vocabulary: front.model.vocabulary(),
@@ -93,6 +97,8 @@ struct Prepared {
     stream: bool,
     ignored: Vec<String>,
     form: Form,
+    /// Why there are no sequences, where the dialect's clients look for that in the stream.
+    refusal: Option<ApiError>,
 }
 
 impl Front {
@@ -129,7 +135,13 @@ impl Front {
         let earlier = |id: &str| self.shelf.items(id, owner, Instant::now());
         let call = dialect.parse_after(body, &earlier)?;
         let model = self.known_name(call.model.as_deref())?.to_owned();
-        let prompts = self.prompts(&call)?;
+        let (prompts, refusal) = match self.prompts(&call) {
+            Ok(prompts) => (prompts, None),
+            Err(error) if call.stream && call.form.tells_in_stream(&error) => {
+                (Vec::new(), Some(error))
+            }
+            Err(error) => return Err(error),
+        };
         let seed = match call.request.sampling.seed {
             Some(seed) => seed,
             None => random_u64()?,
@@ -143,22 +155,19 @@ impl Front {
             let message = format!("n: {answers} answers in one request: at most {most}");
             return Err(ApiError::param("n", message));
         }
-        let Call { request, stream, mut ignored, form, prompt: asked, .. } = call;
+        let Call { request, stream, ignored, form, prompt: asked, .. } = call;
         let is_raw = asked != Prompt::Conversation;
         let mut sequences = Vec::with_capacity(answers);
-        let mut unenforced = Vec::new();
         for prompt in prompts {
             let echo = form.echoes().then(|| self.text(&prompt));
             for choice in 0..choices {
                 // Each answer has randomness of its own; the first has the seed itself.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
-                let (sequence, names) = self.sequence(&request, prompt.clone(), seed, is_raw)?;
+                let sequence = self.sequence(&request, prompt.clone(), seed, is_raw)?;
                 sequences.push(Sequence { echo: echo.clone(), ..sequence });
-                unenforced = names;
             }
         }
-        ignored.extend(unenforced);
-        Ok(Prepared { sequences, model, seed, prompt_tokens, stream, ignored, form })
+        Ok(Prepared { sequences, model, seed, prompt_tokens, stream, ignored, form, refusal })
     }
 
     /// The prompts of a request, one for each of its texts.
@@ -186,7 +195,7 @@ impl Front {
         prompt: Vec<TokenId>,
         seed: u64,
         is_raw: bool,
-    ) -> Result<(Sequence, Vec<String>), ApiError> {
+    ) -> Result<Sequence, ApiError> {
         let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
         let mut stop_tokens = request.limits.stop_tokens.clone();
         if !request.limits.ignore_stop_tokens {
@@ -217,7 +226,7 @@ impl Front {
             constraint: output.constraint,
             timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
         };
-        Ok((Sequence { request, parser, stop, echo: None }, output.unenforced))
+        Ok(Sequence { request, parser, stop, echo: None })
     }
 
     /// Tokens as text.
@@ -299,7 +308,7 @@ pub(super) fn prompt_error(error: &PromptError, form: &Form) -> ApiError {
                 _ => api.message,
             };
             let api = ApiError::param(form.prompt_param(), message);
-            api.with_code("context_length_exceeded")
+            api.with_code(CONTEXT_LENGTH_EXCEEDED)
         }
         PromptError::NoTemplate => api.with_code("no_chat_template"),
         _ => api,

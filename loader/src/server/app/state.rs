@@ -58,11 +58,13 @@ pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
         let mut node = json!({"rank": rank, "name": name(rank)});
         // What a rank has not said is left out.
         let vitals = engine.vitals.get(rank as usize).copied().unwrap_or_default();
-        let millis = |micros: u64| json!(micros as f64 / 1000.0);
+        let of_thousand = |thousandths: u64| json!(thousandths as f64 / 1000.0);
         let facts = [
             ("memory_bytes", vitals.memory_bytes.map(Value::from)),
-            ("step_ms", vitals.step_us.map(millis)),
-            ("allreduce_ms", vitals.sums_us.map(millis)),
+            ("step_ms", vitals.step_us.map(of_thousand)),
+            ("allreduce_ms", vitals.sums_us.map(of_thousand)),
+            ("power_watts", vitals.power_mw.map(of_thousand)),
+            ("temperature_celsius", vitals.temperature_mc.map(of_thousand)),
         ];
         for (key, value) in facts {
             if let Some(value) = value {

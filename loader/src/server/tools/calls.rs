@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::check::Check;
 use crate::server::inner::Piece;
 
 /// A tool that the model may call, as far as parsing needs it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(in crate::server) struct ToolSpec {
     /// Its name.
     pub(in crate::server) name: String,
     /// Schema of its arguments; `true` where the client gave none.
     pub(in crate::server) schema: Value,
+    /// Where no grammar holds the model to the schema: what a complete call is judged by.
+    pub(in crate::server) check: Option<Check>,
 }
 
 /// What ids look like.
@@ -30,6 +33,8 @@ pub(super) enum IdStyle {
 struct Open {
     name: String,
     arguments: String,
+    /// Pieces that are held back until the call is judged, where it is.
+    held: Option<(Check, Vec<Piece>)>,
 }
 
 /// The calls so far.
@@ -59,6 +64,11 @@ impl Calls {
         self.open.is_some()
     }
 
+    /// Whether the client has seen a part of the open call.
+    pub(super) fn is_shown(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.held.is_none())
+    }
+
     pub(super) const fn any(&self) -> bool {
         self.any
     }
@@ -77,14 +87,20 @@ impl Calls {
 
     /// A call begins; false, and nothing said, if there is no such tool.
     pub(super) fn begin(&mut self, name: &str, id: Option<String>) -> bool {
-        if !self.knows(name) {
-            return false;
-        }
+        let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else { return false };
+        let check = tool.check.clone();
         let index = self.next;
-        self.next += 1;
         let id = id.unwrap_or_else(|| self.id(index));
-        self.open = Some(Open { name: name.to_owned(), arguments: String::new() });
-        self.pieces.push(Piece::CallBegin { index, id, name: name.to_owned() });
+        let begin = Piece::CallBegin { index, id, name: name.to_owned() };
+        let held = match check {
+            Some(check) => Some((check, vec![begin])),
+            None => {
+                self.pieces.push(begin);
+                None
+            }
+        };
+        self.next += 1;
+        self.open = Some(Open { name: name.to_owned(), arguments: String::new(), held });
         true
     }
 
@@ -93,21 +109,29 @@ impl Calls {
         let Some(open) = self.open.as_mut().filter(|_| !fragment.is_empty()) else { return };
         open.arguments.push_str(fragment);
         let index = self.next - 1;
-        if let Some(Piece::CallArguments { fragment: last, .. }) = self.pieces.last_mut() {
+        let pieces = open.held.as_mut().map_or(&mut self.pieces, |(_, held)| held);
+        if let Some(Piece::CallArguments { fragment: last, .. }) = pieces.last_mut() {
             last.push_str(fragment);
         } else {
-            self.pieces.push(Piece::CallArguments { index, fragment: fragment.to_owned() });
+            pieces.push(Piece::CallArguments { index, fragment: fragment.to_owned() });
         }
     }
 
     /// The open call is complete; false if its arguments are not an object that every JSON
-    /// reader takes, such as one with a number beyond all floats.
+    /// reader takes, such as one with a number beyond all floats, or are judged and do not validate.
     pub(super) fn end(&mut self) -> bool {
-        let Some(open) = &self.open else { return false };
-        if open.arguments.is_empty() {
+        if self.open.as_ref().is_some_and(|open| open.arguments.is_empty()) {
             self.arguments("{}");
-        } else if !matches!(serde_json::from_str(&open.arguments), Ok(Value::Object(_))) {
+        }
+        let Some(open) = &mut self.open else { return false };
+        let Ok(arguments @ Value::Object(_)) = serde_json::from_str(&open.arguments) else {
             return false;
+        };
+        if let Some((check, held)) = &mut open.held {
+            if !check.accepts(&arguments) {
+                return false;
+            }
+            self.pieces.append(held);
         }
         self.open = None;
         self.any = true;
@@ -117,7 +141,10 @@ impl Calls {
 
     /// The open call turned out to be none: it never ends.
     pub(super) fn abandon(&mut self) {
-        self.open = None;
+        // Of a call that was held back nothing is known: its number is free.
+        if self.open.take().is_some_and(|open| open.held.is_some()) {
+            self.next -= 1;
+        }
     }
 
     pub(super) fn content(&mut self, text: &str) {

@@ -381,7 +381,7 @@ impl OutputParser for CallParser {
         let rest = self.text.rest();
         self.input.append(&rest);
         self.input.ended = true;
-        if self.calls.is_open() {
+        if self.calls.is_shown() {
             // It stays open: what is left of it is neither call nor content.
             let pieces = self.run_open();
             self.input.take_all();

@@ -135,32 +135,54 @@ fn calls_and_their_results_are_kept_as_items() {
 }
 
 #[test]
-fn a_schema_that_cannot_be_enforced_is_named_or_refused_where_it_was_to_hold() {
-    let server = start(vec![STOP]);
+fn a_schema_beyond_grammars_is_judged_or_refused_where_it_was_to_hold_from_the_start() {
+    let call = |value: &str| {
+        let arguments = json!({"a": [value, "x"]});
+        format!("<tool_call>\n{}\n</tool_call>", json!({"name": "bad", "arguments": arguments}))
+    };
     let unique = json!({"type": "object",
         "properties": {"a": {"type": "array", "uniqueItems": true}}});
+    let circular = json!({"$defs": {"n": {"properties": {"n": {"$ref": "#/$defs/n"}},
+        "contains": {}}}, "$ref": "#/$defs/n"});
     let tool = |name: &str, schema: &Value, strict: bool| {
         json!({"type": "function",
             "function": {"name": name, "parameters": schema, "strict": strict}})
     };
-    let ask = |tools: Value, choice: &str| {
+    let body = |tools: Value, choice: &str, stream: bool| {
         let messages = json!([{"role": "user", "content": "a"}]);
-        server.post(CHAT, &json!({"messages": messages, "tools": tools, "tool_choice": choice}))
+        json!({"messages": messages, "tools": tools, "tool_choice": choice, "stream": stream})
     };
     let good = tool("good", &json!({"type": "object"}), false);
-    let reply = ask(json!([good, tool("bad", &unique, false)]), "auto");
-    assert_eq!(reply.status, 200, "{}", reply.body);
-    assert_eq!(reply.header("x-shardpack-ignored-params"), Some("tools.bad.parameters"));
-    assert!(server.submitted().constraint.is_some(), "the others are held to theirs");
-    for reply in [
-        ask(json!([good, tool("bad", &unique, true)]), "auto"),
-        ask(json!([good, tool("bad", &unique, false)]), "required"),
+    let both = json!([good, tool("bad", &unique, false)]);
+    for (value, is_call) in [("y", true), ("x", false)] {
+        let said = call(value).leak() as &'static str;
+        let server = start(vec![Step::Say(said), STOP]);
+        let reply = server.post(CHAT, &body(both.clone(), "auto", false));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        assert_eq!(reply.header("x-shardpack-ignored-params"), None);
+        assert!(server.submitted().constraint.is_some(), "the others are held to theirs");
+        let reply = reply.json();
+        let (choice, message) = (&reply["choices"][0], &reply["choices"][0]["message"]);
+        if is_call {
+            assert_eq!(choice["finish_reason"], "tool_calls");
+            let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+            assert_eq!(arguments.parse::<Value>().unwrap(), json!({"a": ["y", "x"]}));
+        } else {
+            assert_eq!(choice["finish_reason"], "stop");
+            assert_eq!(message["tool_calls"], Value::Null);
+            assert_eq!(message["content"], said, "no call, and nothing lost");
+        }
+        let streamed = server.post(CHAT, &body(both.clone(), "auto", true)).body;
+        assert_eq!(streamed.contains("tool_calls\":["), is_call, "{streamed}");
+    }
+    let server = start(vec![STOP]);
+    for (tools, choice, keyword) in [
+        (json!([good, tool("bad", &unique, true)]), "auto", "uniqueItems"),
+        (both, "required", "uniqueItems"),
+        (json!([good, tool("bad", &circular, false)]), "auto", "contains"),
     ] {
-        let (status, message) = reply.error();
+        let (status, message) = server.post(CHAT, &body(tools, choice, false)).error();
         let place = "tools[1].function.parameters";
-        assert!(
-            status == 400 && message.contains(place) && message.contains("uniqueItems"),
-            "{message}"
-        );
+        assert!(status == 400 && message.contains(place) && message.contains(keyword), "{message}");
     }
 }

@@ -183,6 +183,8 @@ fn nodes_are_shown_with_what_they_say_of_themselves() {
         memory_bytes: Some(1 << 30),
         step_us,
         sums_us: step_us.map(|step| step / 10),
+        power_mw: Some(38_500),
+        temperature_mc: Some(61_250),
     };
     server.engine.update_status(|status| {
         status.hear(1, said(Some(12_500)));
@@ -191,8 +193,21 @@ fn nodes_are_shown_with_what_they_say_of_themselves() {
         status.hear(7, said(None));
     });
     let second = json!({"rank": 1, "name": "rank 1", "memory_bytes": 1 << 30, "step_ms": 12.5,
-        "allreduce_ms": 1.25});
+        "allreduce_ms": 1.25, "power_watts": 38.5, "temperature_celsius": 61.25});
     assert_eq!(nodes(&server)[1], second);
+    let metrics = ask(&server, "", "GET", "/metrics").body;
+    for (name, value) in [
+        ("memory_bytes", "1073741824.0"),
+        ("step_seconds", "0.0125"),
+        ("allreduce_seconds", "0.00125"),
+        ("power_watts", "38.5"),
+        ("temperature_celsius", "61.25"),
+    ] {
+        let line = format!("shardpack_rank_{name}{{");
+        let line: Vec<&str> = metrics.lines().filter(|text| text.starts_with(&line)).collect();
+        assert_eq!(line.len(), 1, "{name}: rank 0 has said nothing: {metrics}");
+        assert!(line[0].contains("rank=\"1\"") && line[0].ends_with(value), "{line:?}");
+    }
 }
 
 /// Every place is free and nothing counts as running.

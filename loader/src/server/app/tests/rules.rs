@@ -14,7 +14,7 @@
 //! | errors after it are an event, without a normal end | `failure_after_the_first_token_ends_the_stream_with_an_error`, `failing_streams_end_with_the_dialects_error` |
 //! | a silent stream is kept alive, in its dialect's words | `comments_keep_a_silent_stream_alive`, [`silent_messages_are_kept_alive_by_pings`] |
 //! | responses: every event in order, numbered | `responses_stream_has_every_event_in_order`, `responses_give_each_piece_its_item` |
-//! | responses: `failed` and `incomplete` with their reasons | `responses_that_are_cut_off_are_incomplete` |
+//! | responses: `failed` and `incomplete` with their reasons | `responses_that_are_cut_off_are_incomplete`, [`a_prompt_without_room_fails_in_the_stream_of_responses_and_by_status_elsewhere`] |
 //! | rate limits say "try again in" | `keys_beyond_their_limit_are_told_when_to_come_back` |
 //! | messages: every event in order, blocks by index | `messages_stream_has_every_event_in_order`, `messages_put_each_piece_in_its_block` |
 //! | messages: the service's words for its ends and its errors | `messages_end_as_their_clients_know_it`, `errors_have_the_shape_of_their_dialect` |
@@ -121,6 +121,35 @@ fn streams_are_neither_kept_nor_collected_on_their_way() {
         assert_eq!(reply.header("x-accel-buffering"), Some("no"), "{path}");
         assert!(reply.header("x-request-id").is_some(), "{path}");
     }
+}
+
+#[test]
+fn a_prompt_without_room_fails_in_the_stream_of_responses_and_by_status_elsewhere() {
+    let server = start(vec![STOP]);
+    let long = "word ".repeat(5000);
+    let body = json!({"input": long, "stream": true});
+    let reply = server.post("/v1/responses", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert!(reply.header("content-type").unwrap().starts_with("text/event-stream"));
+    let events: Vec<Value> = reply
+        .body
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .map(|data| data.parse().unwrap())
+        .collect();
+    let kinds: Vec<&Value> = events.iter().map(|event| &event["type"]).collect();
+    assert_eq!(kinds, ["response.created", "response.in_progress", "response.failed"]);
+    let failed = &events[2]["response"];
+    assert_eq!(failed["status"], "failed");
+    assert_eq!(failed["error"]["code"], "context_length_exceeded");
+    let whole = server.post("/v1/responses", &json!({"input": long}));
+    let messages = json!([{"role": "user", "content": long}]);
+    let chat = server.post("/v1/chat/completions", &json!({"messages": messages, "stream": true}));
+    for reply in [whole, chat] {
+        let (status, message) = reply.error();
+        assert!(status == 400 && message.contains("context_length_exceeded"), "{message}");
+    }
+    assert!(server.seen.try_recv().is_err(), "nothing reached the engine");
 }
 
 #[test]

@@ -172,7 +172,11 @@ fn parse(
 ) -> (Vec<(String, Value)>, String) {
     let specs: Vec<ToolSpec> = tools
         .iter()
-        .map(|(name, schema)| ToolSpec { name: (*name).to_owned(), schema: schema.clone() })
+        .map(|(name, schema)| ToolSpec {
+            name: (*name).to_owned(),
+            schema: schema.clone(),
+            check: None,
+        })
         .collect();
     let options =
         ParserOptions { tools: specs.into(), in_thinking: false, one_call: false, nonce: 0 };
