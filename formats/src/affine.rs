@@ -26,10 +26,10 @@ mod search;
 mod tests;
 mod trials;
 
-pub use error::{ErrorSums, error};
+pub use error::{ErrorSums, GROUPS_PER_TASK, error};
 pub use floats::{CastError, cast, narrow, widen};
 pub use pack::{pack, unpack};
-pub use quantize::{QuantizeError, QuantizeOptions, Rounding, quantize};
+pub use quantize::{QuantizeError, QuantizeOptions, Rounding, quantize, quantize_after};
 
 /// Bits and group size of a quantized matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,9 @@
 //!
 //! Arithmetic is written once, in safe code over `Lanes`, as a `Task`. `Platform::run`
 //! compiles it for each instruction set. Every operation is one IEEE operation on each lane (no
-//! fused multiply-add, no estimates), so a lane's result depends neither on the vector's width
-//! nor on the instruction set; `f32` itself is the vector of the portable twin.
+//! estimates, and a fused multiply-add only where the product is exact), so a lane's result
+//! depends neither on the vector's width nor on the instruction set; `f32` itself is the vector of
+//! the portable twin.
 
 #![expect(
     clippy::inline_always,
@@ -28,7 +29,7 @@ use std::{fmt, str::FromStr};
 pub enum Platform {
     /// Plain Rust; runs everywhere.
     Portable,
-    /// x86-64 with AVX2: 8 lanes.
+    /// x86-64 with AVX2 and FMA: 8 lanes.
     Avx2,
     /// x86-64 with AVX-512 F and BW: 16 lanes.
     Avx512,
@@ -145,6 +146,9 @@ pub(crate) trait Lanes: Copy {
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
+    /// `self · factor + addend`, for a product that is exact: whether it is rounded by itself
+    /// changes nothing then.
+    fn mul_add_exact(self, factor: Self, addend: Self) -> Self;
     /// `self < other ? self : other`: `other` when they are equal or either is NaN.
     fn min(self, other: Self) -> Self;
     /// `self > other ? self : other`: `other` when they are equal or either is NaN.
@@ -167,6 +171,10 @@ pub(crate) trait Lanes: Copy {
     fn load_words(proof: Self::Proof, from: &[u32]) -> Self::Words;
     /// Into the first `N` of `to`.
     fn store_words(words: Self::Words, to: &mut [u32]);
+    /// The little-endian words that the first `4 N` bytes of `from` are.
+    fn load_bytes(proof: Self::Proof, from: &[u8]) -> Self::Words;
+    /// Into the first `4 N` bytes of `to`, little-endian.
+    fn store_bytes(words: Self::Words, to: &mut [u8]);
     fn and(a: Self::Words, b: Self::Words) -> Self::Words;
     fn or(a: Self::Words, b: Self::Words) -> Self::Words;
     /// Modulo 2³².

@@ -1,13 +1,16 @@
 //! One tensor from the source into the packages' files, in blocks of rows.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use shardpack_formats::{
     AffineFormat, Platform,
-    affine::{self, ErrorSums, QuantizeOptions},
+    affine::{self, ErrorSums, GROUPS_PER_TASK, QuantizeOptions},
     stored::Repacked,
 };
-use shardpack_manifests::{Cut, Digest, manifest::MatrixFormat};
+use shardpack_manifests::{Cut, Digest, digest::PIECE_BYTES, manifest::MatrixFormat};
 
 use super::{ConvertError, Finished, output::Output, read::Rows};
 use crate::{
@@ -112,9 +115,7 @@ impl Converter<'_> {
                     return Ok(None);
                 }
             } else {
-                let Scratch { source, cast, rows: buffers, .. } = &mut *scratch;
-                reader.read(row..row + count, source, cast, buffers)?;
-                let sums = self.store(step, reader, row, scratch)?;
+                let sums = self.fill(step, reader, row..row + count, scratch)?;
                 progress.sums = progress.sums.plus(sums);
             }
             for (part, stored) in step.parts.iter().enumerate() {
@@ -149,13 +150,73 @@ impl Converter<'_> {
         }
     }
 
-    /// Brings the block of rows from `row` on, which is in `scratch.source`, into its stored form
-    /// in `scratch.parts`.
+    /// Brings a block of rows into its stored form in `scratch.parts`, piece by piece: what was
+    /// just read is still in the core's cache when it is quantized.
+    fn fill(
+        &self,
+        step: &Step,
+        reader: &Rows<'_>,
+        block: Range<u64>,
+        scratch: &mut Scratch,
+    ) -> Result<ErrorSums, ConvertError> {
+        let elements = ((block.end - block.start) * step.tensor.columns()) as usize;
+        let dtype = self.plan.quantization.dtype;
+        match step.format {
+            MatrixFormat::Plain => {
+                scratch.parts[0].resize(elements * step.parts[0].dtype.size_bytes(), 0);
+            }
+            MatrixFormat::Affine { bits, group_size } => {
+                let format = affine_format(bits, group_size);
+                let groups = elements / group_size as usize;
+                scratch.parts[0].resize(groups * format.group_bytes(), 0);
+                scratch.parts[1].resize(groups * dtype.size_bytes(), 0);
+                scratch.parts[2].resize(groups * dtype.size_bytes(), 0);
+            }
+        }
+        // What is not read in order may be costly to read in smaller pieces.
+        let in_order = scratch.rows.follower.is_some();
+        let per_piece = in_order.then(|| self.rows_per_piece(step, reader)).flatten();
+        let per_piece = per_piece.unwrap_or(block.end - block.start);
+        let mut sums = ErrorSums::default();
+        let mut row = block.start;
+        while row < block.end {
+            let end = (row + per_piece).min(block.end);
+            let Scratch { source, cast, rows: buffers, .. } = &mut *scratch;
+            reader.read(row..end, source, cast, buffers)?;
+            sums = self.store(step, reader, (&block, row), sums, scratch)?;
+            row = end;
+        }
+        Ok(sums)
+    }
+
+    /// Rows that are quantized at a time without a trace of it in the sums of their block; `None`
+    /// for whole blocks.
+    fn rows_per_piece(&self, step: &Step, reader: &Rows<'_>) -> Option<u64> {
+        let importance = self.plan.importance.as_ref();
+        if importance.is_some_and(|all| all.columns.contains_key(module_name(&step.tensor.name))) {
+            return None;
+        }
+        let unit = match step.format {
+            MatrixFormat::Plain => 1,
+            MatrixFormat::Affine { group_size, .. } => {
+                // The fewest rows that are whole tasks; the size of a task is a power of two.
+                let groups = step.tensor.columns() / u64::from(group_size);
+                let task = GROUPS_PER_TASK as u64;
+                task >> groups.trailing_zeros().min(task.trailing_zeros())
+            }
+        };
+        let units = PIECE_BYTES / (unit * reader.row_bytes()).max(1);
+        (units > 0).then_some(units * unit)
+    }
+
+    /// Brings a piece of a block, the rows from `row` on, which are in `scratch.source`, into its
+    /// place in `scratch.parts`. Adds to the sums of the pieces before it.
     fn store(
         &self,
         step: &Step,
         reader: &Rows<'_>,
-        row: u64,
+        (block, row): (&Range<u64>, u64),
+        mut sums: ErrorSums,
         scratch: &mut Scratch,
     ) -> Result<ErrorSums, ConvertError> {
         let dtype = self.plan.quantization.dtype;
@@ -163,6 +224,7 @@ impl Converter<'_> {
         let Scratch { source, cast, parts, .. } = scratch;
         let from = step.tensor.dtype;
         let first = row * step.tensor.columns();
+        let before = ((row - block.start) * step.tensor.columns()) as usize;
         let error = |problem: String| ConvertError::Weight {
             tensor: reader.name_of(row).to_owned(),
             file: self.source.file_of(reader.name_of(row)).unwrap_or_default().to_owned(),
@@ -172,10 +234,12 @@ impl Converter<'_> {
         let format = match step.format {
             MatrixFormat::Plain => {
                 let dtype = step.parts[0].dtype;
-                parts[0].resize(elements * dtype.size_bytes(), 0);
-                let result = affine::cast(platform, (from, source), (dtype, &mut parts[0]));
+                let [from_byte, to_byte] =
+                    [before, before + elements].map(|at| at * dtype.size_bytes());
+                let out = &mut parts[0][from_byte..to_byte];
+                let result = affine::cast(platform, (from, source), (dtype, out));
                 result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
-                return Ok(ErrorSums::default());
+                return Ok(sums);
             }
             MatrixFormat::Affine { bits, group_size } => affine_format(bits, group_size),
         };
@@ -188,19 +252,15 @@ impl Converter<'_> {
             result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
             (dtype, &*cast)
         };
-        let groups = elements / format.group_size() as usize;
         let [packed, scales, biases] = parts;
-        packed.resize(groups * format.group_bytes(), 0);
-        scales.resize(groups * dtype.size_bytes(), 0);
-        biases.resize(groups * dtype.size_bytes(), 0);
-        let mut sums = ErrorSums::default();
         // Each matrix of a stack has figures of its own: its rows are quantized by themselves.
         for rows in self.importance_runs(step, row, elements as u64 / step.tensor.columns()) {
             let mut options = QuantizeOptions::new(format, self.plan.rounding, dtype);
             options.importance = rows.importance;
             let [from, to] = rows.within.map(|row| row as usize * step.tensor.columns() as usize);
             let (size, size_in) = (dtype.size_bytes(), dtype_in.size_bytes());
-            let [first_group, last_group] = [from, to].map(|at| at / format.group_size() as usize);
+            let [first_group, last_group] =
+                [from, to].map(|at| (before + at) / format.group_size() as usize);
             let scaled = first_group * size..last_group * size;
             let out = (
                 &mut packed[first_group * format.group_bytes()..last_group * format.group_bytes()],
@@ -208,9 +268,12 @@ impl Converter<'_> {
                 &mut biases[scaled],
             );
             let weights = &weights[from * size_in..to * size_in];
-            let found = affine::quantize(&options, (dtype_in, weights), out)
-                .map_err(|bad| error(bad.after(first as usize + from).to_string()))?;
-            sums = sums.plus(found);
+            let quantized = if rows.importance.is_some() {
+                affine::quantize(&options, (dtype_in, weights), out).map(|found| sums.plus(found))
+            } else {
+                affine::quantize_after(sums, &options, (dtype_in, weights), out)
+            };
+            sums = quantized.map_err(|bad| error(bad.after(first as usize + from).to_string()))?;
         }
         Ok(sums)
     }

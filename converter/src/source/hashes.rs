@@ -27,9 +27,12 @@ const PIECES_PER_CHUNK: u64 = CHUNK_BYTES / PIECE_BYTES;
 /// What is known of the digests of all weight files.
 pub(crate) struct FileHashes {
     files: Vec<Chunks>,
-    /// Pieces of chunks of which others are still unknown, by file and chunk.
-    open: Mutex<BTreeMap<(usize, u64), Vec<Option<Digest>>>>,
+    /// Chunks of which some pieces are known, by file and chunk.
+    open: Mutex<BTreeMap<(usize, u64), Pieces>>,
 }
+
+/// The pieces of one chunk.
+type Pieces = Vec<Option<Digest>>;
 
 /// One file's chunks.
 struct Chunks {

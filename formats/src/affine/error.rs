@@ -63,7 +63,7 @@ impl ErrorSums {
 
 /// Groups that one task takes: large enough to hide the task's cost, small enough that two cores
 /// end together on a small tensor. Whole vectors on every platform.
-pub(super) const GROUPS_PER_TASK: usize = 256;
+pub const GROUPS_PER_TASK: usize = 256;
 
 /// Compares a quantized tensor with its source; arguments as for [`super::quantize`], which
 /// returns the same sums.
@@ -180,34 +180,54 @@ impl Tally {
         }
         let factor = V::load(proof, &factors);
         let (scale, bias) = (grid.scale.mul(factor), grid.bias.mul(factor));
-        let (zero, one) = (V::splat(proof, 0.0), V::splat(proof, 1.0));
-        // An end is as far from the middle as integers can be.
+        // An end is as far from the middle as integers can be, one further than any other. Halves
+        // are exact, and so are their sums.
         let middle = largest.mul(V::splat(proof, 0.5));
-        let mut sums = [zero; 4];
+        let inside = middle.sub(V::splat(proof, 1.0));
+        let mut sums = [V::splat(proof, 0.0); 3];
+        let mut ends = V::splat(proof, 0.0).sub(inside.mul(V::splat(proof, G as f32)));
         for (value, q) in values.iter().zip(q) {
             let value = value.mul(factor);
             let stored = q.mul(scale).add(bias);
             let error = value.sub(stored);
-            let at_end = V::less(q.sub(middle).abs(), middle, zero, one);
             sums[0] = sums[0].add(value.mul(value));
             sums[1] = sums[1].add(error.mul(error));
             sums[2] = sums[2].add(stored.mul(stored));
-            sums[3] = sums[3].add(at_end);
-        }
-        let mut units = [1.0; MAX_LANES];
-        for (unit, factor) in units.iter_mut().zip(factors) {
-            let inverse = 1.0 / f64::from(factor);
-            *unit = inverse * inverse;
+            ends = ends.add(q.sub(middle).abs().max(inside));
         }
         let first = self.groups % MAX_LANES;
+        self.groups += live;
+        let [weights, errors, stored] = sums;
+        let sums = [weights, errors, stored, ends];
+        // Twice the same; the first with a length that the compiler knows.
+        if live == V::N {
+            self.add_lanes(first, V::N, sums, &factors);
+        } else {
+            self.add_lanes(first, live, sums, &factors);
+        }
+    }
+
+    /// Adds sums of numbers scaled by `factors`, and the ends, to the lanes from `first` on.
+    #[inline(always)]
+    fn add_lanes<V: Lanes>(
+        &mut self,
+        first: usize,
+        live: usize,
+        sums: [V; 4],
+        factors: &[f32; MAX_LANES],
+    ) {
+        let mut units = [1.0; MAX_LANES];
+        for (unit, factor) in units.iter_mut().zip(factors) {
+            *unit = unit_of(*factor);
+        }
         for (index, (lanes, sum)) in self.lanes.iter_mut().zip(sums).enumerate() {
             let mut sums = [0.0; MAX_LANES];
             sum.store(&mut sums);
-            for ((lane, sum), unit) in lanes[first..].iter_mut().zip(&sums[..live]).zip(units) {
-                *lane += f64::from(*sum) * if index == 3 { 1.0 } else { unit };
+            let lanes = &mut lanes[first..first + live];
+            for ((lane, sum), unit) in lanes.iter_mut().zip(&sums[..live]).zip(&units[..live]) {
+                *lane += f64::from(*sum) * if index == 3 { 1.0 } else { *unit };
             }
         }
-        self.groups += live;
     }
 
     pub(super) fn sums(&self) -> ErrorSums {
@@ -235,4 +255,11 @@ impl Tally {
 fn factor_of(magnitude: f32) -> f32 {
     let exponent = (magnitude.to_bits() & 0x7f80_0000).min(253 << 23);
     f32::from_bits((254 << 23) - exponent)
+}
+
+/// One over the square of a power of two from 2⁻¹²⁶ to 2¹²⁷.
+#[inline(always)]
+const fn unit_of(factor: f32) -> f64 {
+    let exponent = (factor.to_bits() >> 23) as u64;
+    f64::from_bits((1023 + 2 * 127 - 2 * exponent) << 52)
 }

@@ -17,7 +17,8 @@ pub(super) const MAX_WORDS: usize = MAX_GROUP * 8 / 32;
 const ROUNDER: f32 = 8_388_608.0;
 
 /// Rows of a batch before they are turned, with room for what a whole vector reads or writes
-/// behind the last.
+/// behind the last. Aligned as vectors are, so that none crosses a cache line.
+#[repr(align(64))]
 pub(super) struct Rows {
     floats: [f32; MAX_LANES * MAX_GROUP],
     words: [u32; MAX_LANES * MAX_WORDS + MAX_LANES],
@@ -37,6 +38,9 @@ impl Rows {
         bytes: &[u8],
         out: &mut [V; G],
     ) {
+        if dtype == Dtype::BF16 && bytes.len() == V::N * G * 2 {
+            return load_bf16(proof, bytes, out);
+        }
         let values = bytes.len() / dtype.size_bytes();
         widen_inline(dtype, bytes, &mut self.floats[..values]);
         self.floats[values..V::N * G].fill(0.0);
@@ -78,26 +82,50 @@ impl Rows {
         q: &[V; G],
         out: &mut [u8],
     ) {
-        let mut words = [V::splat_word(proof, 0); MAX_WORDS];
         match bits {
-            2 => merge::<V, G, 2>(proof, q, &mut words),
-            3 => merge::<V, G, 3>(proof, q, &mut words),
-            4 => merge::<V, G, 4>(proof, q, &mut words),
-            5 => merge::<V, G, 5>(proof, q, &mut words),
-            6 => merge::<V, G, 6>(proof, q, &mut words),
-            _ => merge::<V, G, 8>(proof, q, &mut words),
+            2 => self.pack_as::<V, G, 2>(proof, q, out),
+            3 => self.pack_as::<V, G, 3>(proof, q, out),
+            4 => self.pack_as::<V, G, 4>(proof, q, out),
+            5 => self.pack_as::<V, G, 5>(proof, q, out),
+            6 => self.pack_as::<V, G, 6>(proof, q, out),
+            _ => self.pack_as::<V, G, 8>(proof, q, out),
         }
-        let count = G * bits as usize / 32;
+    }
+
+    #[inline(always)]
+    fn pack_as<V: Lanes, const G: usize, const BITS: usize>(
+        &mut self,
+        proof: V::Proof,
+        q: &[V; G],
+        out: &mut [u8],
+    ) {
+        let mut words = [V::splat_word(proof, 0); MAX_WORDS];
+        if 16 % BITS == 0 {
+            merge_halves::<V, G, BITS>(proof, q, &mut words);
+        } else {
+            merge::<V, G, BITS>(proof, q, &mut words);
+        }
+        let count = G * BITS / 32;
         for first in (0..count).step_by(V::N) {
             turn_words::<V>(&mut words, first);
         }
-        // A vector may reach into the next row, which is written after it.
-        for i in 0..V::N {
+        // A vector may reach into the next row, which is written after it; those that would reach
+        // beyond the last go by way of a buffer.
+        let beyond = (count - 1) / V::N * V::N + V::N;
+        let whole = out.len() == V::N * count * 4;
+        let last = if whole { (V::N * count - beyond) / count + 1 } else { 0 };
+        for i in 0..last {
+            for first in (0..count).step_by(V::N) {
+                V::store_bytes(words[first + i], &mut out[(i * count + first) * 4..]);
+            }
+        }
+        for i in last..V::N {
             for first in (0..count).step_by(V::N) {
                 V::store_words(words[first + i], &mut self.words[i * count + first..]);
             }
         }
-        for (bytes, word) in out.chunks_exact_mut(4).zip(&self.words) {
+        let rest = &mut out[last * count * 4..];
+        for (bytes, word) in rest.chunks_exact_mut(4).zip(&self.words[last * count..]) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
     }
@@ -130,6 +158,25 @@ impl Rows {
             5 => split::<V, G, 5>(proof, &words, q),
             6 => split::<V, G, 6>(proof, &words, q),
             _ => split::<V, G, 8>(proof, &words, q),
+        }
+    }
+}
+
+/// Loads `N` groups of bf16. Two neighbours are one word until they are in their lane, which halves
+/// the work of turning them.
+#[inline(always)]
+fn load_bf16<V: Lanes, const G: usize>(proof: V::Proof, bytes: &[u8], out: &mut [V; G]) {
+    let upper = V::splat_word(proof, 0xffff_0000);
+    for (step, out) in out.chunks_exact_mut(2 * V::N).enumerate() {
+        let mut block = [V::splat(proof, 0.0); MAX_LANES];
+        for (i, vector) in block[..V::N].iter_mut().enumerate() {
+            let row = &bytes[(i * G + step * 2 * V::N) * 2..];
+            *vector = V::from_words(V::load_bytes(proof, row));
+        }
+        V::transpose(&mut block);
+        for (pair, out) in block.iter().zip(out.chunks_exact_mut(2)) {
+            out[0] = V::from_words(V::shift_left(pair.words(), 16));
+            out[1] = V::from_words(V::and(pair.words(), upper));
         }
     }
 }
@@ -175,6 +222,29 @@ fn merge<V: Lanes, const G: usize, const BITS: usize>(
     }
 }
 
+/// The same where integers fill half a word: 16 bits are put together as floats, which hold them
+/// exactly.
+#[inline(always)]
+fn merge_halves<V: Lanes, const G: usize, const BITS: usize>(
+    proof: V::Proof,
+    q: &[V; G],
+    words: &mut [V::Words; MAX_WORDS],
+) {
+    let count = 16 / BITS;
+    let rounder = V::splat(proof, ROUNDER);
+    let factor = V::splat(proof, (1 << BITS) as f32);
+    let mask = V::splat_word(proof, 0xffff);
+    for (q, word) in q.chunks_exact(2 * count).zip(words) {
+        let mut halves = [q[count - 1], q[2 * count - 1]];
+        for k in (0..count - 1).rev() {
+            halves[0] = halves[0].mul_add_exact(factor, q[k]);
+            halves[1] = halves[1].mul_add_exact(factor, q[count + k]);
+        }
+        let low = V::and(halves[0].add(rounder).words(), mask);
+        *word = V::or(low, V::shift_left(halves[1].add(rounder).words(), 16));
+    }
+}
+
 /// The inverse of [`merge`].
 #[inline(always)]
 fn split<V: Lanes, const G: usize, const BITS: usize>(
@@ -202,8 +272,9 @@ fn split<V: Lanes, const G: usize, const BITS: usize>(
 pub(super) struct Range<V> {
     pub(super) low: V,
     pub(super) high: V,
-    /// Zero, or NaN when an element is NaN or infinite.
-    pub(super) flaw: V,
+    /// The sum of all elements: neither NaN nor infinite when none of them is, unless they are so
+    /// large that their sum is.
+    sum: V,
 }
 
 impl<V: Lanes> Range<V> {
@@ -212,22 +283,31 @@ impl<V: Lanes> Range<V> {
         // Four at a time, for the processor's sake; the result does not depend on the order.
         let mut low = [values[0], values[1], values[2], values[3]];
         let mut high = low;
-        let mut flaw = low;
-        for j in 0..4 {
-            flaw[j] = values[j].sub(values[j]);
-        }
+        let mut sum = low;
         for four in values[4..].chunks_exact(4) {
             for j in 0..4 {
                 low[j] = low[j].min(four[j]);
                 high[j] = high[j].max(four[j]);
-                flaw[j] = flaw[j].add(four[j].sub(four[j]));
+                sum[j] = sum[j].add(four[j]);
             }
         }
         Self {
             low: low[0].min(low[1]).min(low[2].min(low[3])),
             high: high[0].max(high[1]).max(high[2].max(high[3])),
-            flaw: flaw[0].add(flaw[1]).add(flaw[2].add(flaw[3])),
+            sum: sum[0].add(sum[1]).add(sum[2].add(sum[3])),
         }
+    }
+
+    /// Whether an element may be NaN or infinite; sure when not.
+    #[inline(always)]
+    pub(super) fn may_have_flaw(self) -> bool {
+        let mut sums = [0.0; MAX_LANES];
+        self.sum.store(&mut sums);
+        let mut flaw = false;
+        for sum in sums {
+            flaw |= !sum.is_finite();
+        }
+        flaw
     }
 
     /// The larger magnitude of both ends.

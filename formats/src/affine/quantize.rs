@@ -133,12 +133,27 @@ pub fn quantize(
     source: (Dtype, &[u8]),
     outputs: (&mut [u8], &mut [u8], &mut [u8]),
 ) -> Result<ErrorSums, QuantizeError> {
-    let rule = match options.rounding {
+    quantize_after(ErrorSums::default(), options, source, outputs)
+}
+
+const fn rule(options: &QuantizeOptions<'_>) -> Rule<'static> {
+    match options.rounding {
         Rounding::Refined => Rule::Refined(Schedule::of(options.format)),
         Rounding::MlxCpu => Rule::Mlx(Backend::Cpu),
         Rounding::MlxMetal => Rule::Mlx(Backend::Metal),
-    };
-    quantize_by(rule, options, source, outputs)
+    }
+}
+
+/// The same for the next part of a tensor: `before` are the sums of the parts before it. The last
+/// bits of the sums are those of one call for all parts if every part but the last has a multiple of
+/// [`GROUPS_PER_TASK`] groups.
+pub fn quantize_after(
+    before: ErrorSums,
+    options: &QuantizeOptions<'_>,
+    source: (Dtype, &[u8]),
+    outputs: (&mut [u8], &mut [u8], &mut [u8]),
+) -> Result<ErrorSums, QuantizeError> {
+    quantize_by(rule(options), before, options, source, outputs)
 }
 
 /// [`Rounding`] with its parameters.
@@ -150,6 +165,7 @@ pub(super) enum Rule<'a> {
 
 pub(super) fn quantize_by(
     rule: Rule<'_>,
+    before: ErrorSums,
     options: &QuantizeOptions<'_>,
     (dtype, source): (Dtype, &[u8]),
     (packed, scales, biases): (&mut [u8], &mut [u8], &mut [u8]),
@@ -189,7 +205,7 @@ pub(super) fn quantize_by(
         // The first bad element in order, so that the message does not depend on timing.
         .collect::<Vec<_>>()
         .into_iter()
-        .try_fold(ErrorSums::default(), |sums, task| Ok(sums.plus(task?)))
+        .try_fold(before, |sums, task| Ok(sums.plus(task?)))
 }
 
 /// Groups of one task.
@@ -255,8 +271,10 @@ impl Quantize<'_> {
             let first = batch * V::N;
             rows.load(proof, self.dtype, source, values);
             let range = Range::of(values);
-            if has_flaw(range) {
-                return Err(self.first_flaw(first * G, source));
+            if range.may_have_flaw()
+                && let Some(flaw) = self.first_flaw(first * G, source)
+            {
+                return Err(flaw);
             }
             let grid = match self.rule {
                 Rule::Mlx(backend) => {
@@ -309,21 +327,13 @@ impl Quantize<'_> {
     }
 
     #[cold]
-    fn first_flaw(&self, first: usize, source: &[u8]) -> QuantizeError {
+    fn first_flaw(&self, first: usize, source: &[u8]) -> Option<QuantizeError> {
         let mut values = vec![0.0; source.len() / self.dtype.size_bytes()];
         super::widen(Platform::Portable, self.dtype, source, &mut values);
-        let at = values.iter().position(|value| !value.is_finite());
-        let at = at.expect("the caller saw a number that is not finite");
+        let at = values.iter().position(|value| !value.is_finite())?;
         let index = self.first_group * self.format.group_size() as usize + first + at;
-        QuantizeError::NotFinite { index, value: values[at].to_string() }
+        Some(QuantizeError::NotFinite { index, value: values[at].to_string() })
     }
-}
-
-#[inline(always)]
-fn has_flaw<V: Lanes>(range: Range<V>) -> bool {
-    let mut flaws = [0.0; MAX_LANES];
-    range.flaw.store(&mut flaws);
-    flaws.iter().any(|flaw| *flaw != 0.0)
 }
 
 fn first_infinite(values: &[f32]) -> Option<usize> {

@@ -18,7 +18,10 @@ use super::{
     mlx::Mlx,
     trials::Schedule,
 };
-use crate::{dtype::Dtype, simd::Lanes};
+use crate::{
+    dtype::Dtype,
+    simd::{Lanes, MAX_LANES},
+};
 
 /// A scale and a bias for every lane's group, as they are stored.
 #[derive(Clone, Copy)]
@@ -97,9 +100,11 @@ impl<V: Lanes> Sums<V> {
     }
 }
 
-/// A grid as the inner loop uses it.
+/// A grid as the inner loop uses it. `LOW` and `HIGH`: whether integers must be kept from falling
+/// below zero, and from rising above the largest; not to do what changes nothing saves a fifth of
+/// a trial.
 #[derive(Clone, Copy)]
-struct Pass<V: Lanes> {
+struct Pass<V: Lanes, const LOW: bool, const HIGH: bool> {
     proof: V::Proof,
     bias: V,
     inverse: V,
@@ -107,11 +112,21 @@ struct Pass<V: Lanes> {
     zero: V,
 }
 
-impl<V: Lanes> Pass<V> {
+impl<V: Lanes, const LOW: bool, const HIGH: bool> Pass<V, LOW, HIGH> {
     #[inline(always)]
-    fn one<const MEASURE: bool, const FIT: bool>(self, value: V, importance: Option<V>) -> Sums<V> {
+    fn one<const MEASURE: bool, const FIT: bool>(
+        self,
+        value: V,
+        importance: Option<V>,
+        before: Option<Sums<V>>,
+    ) -> Sums<V> {
         let t = value.sub(self.bias).mul(self.inverse);
-        let q = round(self.proof, t, self.largest);
+        let q = match (LOW, HIGH) {
+            (true, true) => round(self.proof, t, self.largest),
+            (true, false) => t.max(self.zero).rint(),
+            (false, true) => t.min(self.largest).rint(),
+            (false, false) => t.rint(),
+        };
         let mut sums = Sums { rr: self.zero, q, qq: q, qt: q };
         if MEASURE {
             // NaN stays: a degenerate grid loses every comparison.
@@ -120,10 +135,21 @@ impl<V: Lanes> Pass<V> {
         }
         if FIT {
             sums.q = weigh(importance, q);
-            sums.qq = sums.q.mul(q);
             sums.qt = sums.q.mul(t);
+            if let (None, Some(before)) = (importance, before) {
+                // Squares of integers and their sums are exact.
+                sums.qq = q.mul_add_exact(q, before.qq);
+                let qq = sums.qq;
+                sums = before.add::<MEASURE, FIT>(sums);
+                sums.qq = qq;
+                return sums;
+            }
+            sums.qq = sums.q.mul(q);
         }
-        sums
+        match before {
+            Some(before) => before.add::<MEASURE, FIT>(sums),
+            None => sums,
+        }
     }
 
     /// Elements `l`, `l + 16`, … in order.
@@ -133,10 +159,11 @@ impl<V: Lanes> Pass<V> {
         of: &Weights<'_, V, G>,
         l: usize,
     ) -> Sums<V> {
-        let mut sums = self.one::<MEASURE, FIT>(of.values[l], of.importance.map(|c| c[l]));
-        for k in (l + 16..G).step_by(16) {
-            let one = self.one::<MEASURE, FIT>(of.values[k], of.importance.map(|c| c[k]));
-            sums = sums.add::<MEASURE, FIT>(one);
+        let mut sums = self.one::<MEASURE, FIT>(of.values[l], of.importance.map(|c| c[l]), None);
+        for row in 1..G / 16 {
+            let k = 16 * row + l;
+            let importance = of.importance.map(|c| c[k]);
+            sums = self.one::<MEASURE, FIT>(of.values[k], importance, Some(sums));
         }
         sums
     }
@@ -167,6 +194,7 @@ struct Search<'a, V: Lanes, const G: usize> {
     dtype: Dtype,
     weights: Weights<'a, V, G>,
     low: V,
+    high: V,
     /// Sum of importances, and one over it.
     total: V,
     inverse_total: V,
@@ -187,37 +215,68 @@ struct Fit<V> {
 
 impl<V: Lanes, const G: usize> Search<'_, V, G> {
     #[inline(always)]
-    fn pass<const MEASURE: bool, const FIT: bool>(&self, grid: Grid<V>) -> (Sums<V>, V, V) {
-        let inverse = V::splat(self.proof, 1.0).div(grid.scale);
-        let pass = Pass {
-            proof: self.proof,
-            bias: grid.bias,
-            inverse,
-            largest: self.weights.largest,
-            zero: V::splat(self.proof, 0.0),
-        };
+    fn pass<const LOW: bool, const HIGH: bool>(
+        &self,
+        grid: Grid<V>,
+        inverse: V,
+    ) -> Pass<V, LOW, HIGH> {
+        let (proof, largest) = (self.proof, self.weights.largest);
+        Pass { proof, bias: grid.bias, inverse, largest, zero: V::splat(proof, 0.0) }
+    }
+
+    /// One over a grid's step, and the square of the step in units of errors.
+    #[inline(always)]
+    fn steps(&self, grid: Grid<V>) -> (V, V) {
         let relative = grid.scale.mul(self.inverse_unit);
-        (pass.sums::<G, MEASURE, FIT>(&self.weights), inverse, relative.mul(relative))
+        (V::splat(self.proof, 1.0).div(grid.scale), relative.mul(relative))
+    }
+
+    /// Whether an integer of some group might fall below zero, or rise above the largest. The
+    /// steps of a group's ends bound those of all its numbers.
+    #[inline(always)]
+    fn leaves(&self, grid: Grid<V>, inverse: V) -> [bool; 2] {
+        // A single lane rounds faster what is known not to be negative.
+        if V::N == 1 {
+            return [true; 2];
+        }
+        let (zero, one) = (V::splat(self.proof, 0.0), V::splat(self.proof, 1.0));
+        let half = V::splat(self.proof, 0.5);
+        let low = self.low.sub(grid.bias).mul(inverse);
+        let high = self.high.sub(grid.bias).mul(inverse);
+        // NaN may do anything.
+        let below = V::less(zero.sub(half), low, zero, one);
+        let above = V::less(high, self.weights.largest.add(half), zero, one);
+        [any(below), any(above)]
     }
 
     /// The squared error of a grid.
     #[inline(always)]
     fn measure(&self, grid: Grid<V>) -> V {
-        let (sums, _, square) = self.pass::<true, false>(grid);
-        square.mul(sums.rr)
+        let (inverse, square) = self.steps(grid);
+        let pass = self.pass::<true, true>(grid, inverse);
+        square.mul(pass.sums::<G, true, false>(&self.weights).rr)
     }
 
     /// The fit to a grid's integers.
     #[inline(always)]
     fn fit(&self, grid: Grid<V>) -> Fit<V> {
-        let (sums, inverse, square) = self.pass::<false, true>(grid);
+        let (inverse, square) = self.steps(grid);
+        let of = &self.weights;
+        let sums = match self.leaves(grid, inverse) {
+            [true, true] => self.pass::<true, true>(grid, inverse).sums::<G, false, true>(of),
+            [true, false] => self.pass::<true, false>(grid, inverse).sums::<G, false, true>(of),
+            [false, true] => self.pass::<false, true>(grid, inverse).sums::<G, false, true>(of),
+            [false, false] => self.pass::<false, false>(grid, inverse).sums::<G, false, true>(of),
+        };
         self.fit_to(grid, &sums, inverse, square)
     }
 
     /// Both.
     #[inline(always)]
     fn measure_and_fit(&self, grid: Grid<V>) -> (V, Fit<V>) {
-        let (sums, inverse, square) = self.pass::<true, true>(grid);
+        let (inverse, square) = self.steps(grid);
+        let pass = self.pass::<true, true>(grid, inverse);
+        let sums = pass.sums::<G, true, true>(&self.weights);
         (square.mul(sums.rr), self.fit_to(grid, &sums, inverse, square))
     }
 
@@ -252,18 +311,15 @@ pub(super) fn refine<V: Lanes, const G: usize>(
         Some(importance) => sum(importance),
         None => V::splat(proof, G as f32),
     };
-    let mut from_low = *values;
-    for (k, value) in from_low.iter_mut().enumerate() {
-        *value = weigh(importance.map(|c| c[k]), value.sub(range.low));
-    }
     let search = Search {
         proof,
         dtype,
         weights: Weights { values, importance, largest },
         low: range.low,
+        high: range.high,
         total,
         inverse_total: one.div(total),
-        from_low: sum(&from_low),
+        from_low: from_low(values, importance, range.low),
         inverse_unit: one.div(mlx.unit),
     };
     let mut best = Grid::stored(proof, dtype, mlx.scale, mlx.bias);
@@ -307,6 +363,18 @@ fn weigh<V: Lanes>(importance: Option<V>, x: V) -> V {
     }
 }
 
+/// Whether a lane is not zero.
+#[inline(always)]
+fn any<V: Lanes>(lanes: V) -> bool {
+    let mut numbers = [0.0; MAX_LANES];
+    lanes.store(&mut numbers);
+    let mut any = false;
+    for number in numbers {
+        any |= number != 0.0;
+    }
+    any
+}
+
 /// A sum over elements in the order of all sums.
 #[inline(always)]
 fn sum<V: Lanes, const G: usize>(elements: &[V; G]) -> V {
@@ -317,6 +385,25 @@ fn sum<V: Lanes, const G: usize>(elements: &[V; G]) -> V {
             *lane = lane.add(*element);
         }
     }
+    fold(lanes)
+}
+
+/// The weighted sum of the distances from `low`.
+#[inline(always)]
+fn from_low<V: Lanes, const G: usize>(values: &[V; G], importance: Option<&[V; G]>, low: V) -> V {
+    let mut lanes = [low; 16];
+    for (l, lane) in lanes.iter_mut().enumerate() {
+        *lane = weigh(importance.map(|c| c[l]), values[l].sub(low));
+        for row in 1..G / 16 {
+            let k = 16 * row + l;
+            *lane = lane.add(weigh(importance.map(|c| c[k]), values[k].sub(low)));
+        }
+    }
+    fold(lanes)
+}
+
+#[inline(always)]
+fn fold<V: Lanes>(mut lanes: [V; 16]) -> V {
     for half in [8, 4, 2, 1] {
         for l in 0..half {
             lanes[l] = lanes[l].add(lanes[l + half]);

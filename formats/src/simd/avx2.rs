@@ -1,4 +1,4 @@
-//! AVX2: 8 lanes.
+//! AVX2 and FMA: 8 lanes.
 
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads and stores")]
 #![allow(clippy::wildcard_imports, reason = "the instructions' names, as their manual has them")]
@@ -13,7 +13,7 @@ pub(super) struct Proof(());
 
 impl Proof {
     pub(super) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2")).then_some(Self(()))
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")).then_some(Self(()))
     }
 }
 
@@ -24,7 +24,7 @@ pub(super) fn run<T: Task>(task: T) -> T::Output {
     unsafe { enabled(task, proof) }
 }
 
-#[target_feature(enable = "avx2")]
+#[target_feature(enable = "avx2,fma")]
 fn enabled<T: Task>(task: T, proof: Proof) -> T::Output {
     task.run::<V>(proof)
 }
@@ -90,6 +90,11 @@ impl Lanes for V {
     }
 
     #[inline(always)]
+    fn mul_add_exact(self, factor: Self, addend: Self) -> Self {
+        Self(value!(_mm256_fmadd_ps(self.0, factor.0, addend.0)))
+    }
+
+    #[inline(always)]
     fn min(self, other: Self) -> Self {
         Self(value!(_mm256_min_ps(self.0, other.0)))
     }
@@ -141,6 +146,20 @@ impl Lanes for V {
     #[inline(always)]
     fn store_words(words: W, to: &mut [u32]) {
         let to = &mut to[..Self::N];
+        // SAFETY: the slice above is as long as the vector, which is made only with a proof.
+        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), words.0) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(_: Proof, from: &[u8]) -> W {
+        let from = &from[..4 * Self::N];
+        // SAFETY: the slice above is as long as the vector; the proof is the caller's.
+        W(unsafe { _mm256_loadu_si256(from.as_ptr().cast()) })
+    }
+
+    #[inline(always)]
+    fn store_bytes(words: W, to: &mut [u8]) {
+        let to = &mut to[..4 * Self::N];
         // SAFETY: the slice above is as long as the vector, which is made only with a proof.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), words.0) }
     }

@@ -91,6 +91,11 @@ impl Lanes for V {
     }
 
     #[inline(always)]
+    fn mul_add_exact(self, factor: Self, addend: Self) -> Self {
+        Self(value!(_mm512_fmadd_ps(self.0, factor.0, addend.0)))
+    }
+
+    #[inline(always)]
     fn min(self, other: Self) -> Self {
         Self(value!(_mm512_min_ps(self.0, other.0)))
     }
@@ -142,6 +147,20 @@ impl Lanes for V {
     #[inline(always)]
     fn store_words(words: W, to: &mut [u32]) {
         let to = &mut to[..Self::N];
+        // SAFETY: the slice above is as long as the vector, which is made only with a proof.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words.0) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(_: Proof, from: &[u8]) -> W {
+        let from = &from[..4 * Self::N];
+        // SAFETY: the slice above is as long as the vector; the proof is the caller's.
+        W(unsafe { _mm512_loadu_si512(from.as_ptr().cast()) })
+    }
+
+    #[inline(always)]
+    fn store_bytes(words: W, to: &mut [u8]) {
+        let to = &mut to[..4 * Self::N];
         // SAFETY: the slice above is as long as the vector, which is made only with a proof.
         unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words.0) }
     }

@@ -90,6 +90,11 @@ impl Lanes for V {
     }
 
     #[inline(always)]
+    fn mul_add_exact(self, factor: Self, addend: Self) -> Self {
+        Self(value!(vfmaq_f32(addend.0, self.0, factor.0)))
+    }
+
+    #[inline(always)]
     fn min(self, other: Self) -> Self {
         // Arm's own minimum treats NaN and zeros of both signs differently.
         Self::less(self, other, self, other)
@@ -143,6 +148,20 @@ impl Lanes for V {
         let to = &mut to[..Self::N];
         // SAFETY: the slice above is as long as the vector, which is made only with a proof.
         unsafe { vst1q_u32(to.as_mut_ptr(), words.0) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(_: Proof, from: &[u8]) -> W {
+        let from = &from[..4 * Self::N];
+        // SAFETY: the slice above is as long as the vector; the proof is the caller's.
+        W(unsafe { vreinterpretq_u32_u8(vld1q_u8(from.as_ptr())) })
+    }
+
+    #[inline(always)]
+    fn store_bytes(words: W, to: &mut [u8]) {
+        let to = &mut to[..4 * Self::N];
+        // SAFETY: the slice above is as long as the vector, which is made only with a proof.
+        unsafe { vst1q_u8(to.as_mut_ptr(), vreinterpretq_u8_u32(words.0)) }
     }
 
     #[inline(always)]

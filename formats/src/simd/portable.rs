@@ -43,6 +43,11 @@ impl Lanes for f32 {
     }
 
     #[inline(always)]
+    fn mul_add_exact(self, factor: Self, addend: Self) -> Self {
+        self * factor + addend
+    }
+
+    #[inline(always)]
     fn min(self, other: Self) -> Self {
         if self < other { self } else { other }
     }
@@ -96,6 +101,16 @@ impl Lanes for f32 {
     #[inline(always)]
     fn store_words(words: u32, to: &mut [u32]) {
         to[0] = words;
+    }
+
+    #[inline(always)]
+    fn load_bytes((): (), from: &[u8]) -> u32 {
+        u32::from_le_bytes([from[0], from[1], from[2], from[3]])
+    }
+
+    #[inline(always)]
+    fn store_bytes(words: u32, to: &mut [u8]) {
+        to[..4].copy_from_slice(&words.to_le_bytes());
     }
 
     #[inline(always)]

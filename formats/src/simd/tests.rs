@@ -13,7 +13,7 @@ impl Task for Operations<'_> {
 
     #[inline(always)]
     fn run<V: Lanes>(self, proof: V::Proof) -> Vec<Vec<u32>> {
-        let mut results = vec![Vec::new(); 24];
+        let mut results = vec![Vec::new(); 25];
         for (a, b) in self.a.chunks_exact(V::N).zip(self.b.chunks_exact(V::N)) {
             let (a, b) = (V::load(proof, a), V::load(proof, b));
             let (wa, wb) = (a.words(), b.words());
@@ -43,6 +43,7 @@ impl Task for Operations<'_> {
                 a.round_f16(proof),
                 a.round_significand(proof, 1),
                 V::splat(proof, -0.25),
+                small(proof, a).mul_add_exact(small(proof, b), a),
             ];
             let mut floats = [0.0; MAX_LANES];
             let mut words = [0; MAX_LANES];
@@ -51,14 +52,24 @@ impl Task for Operations<'_> {
                 results.extend(floats[..V::N].iter().map(|lane| lane.to_bits()));
                 V::store_words(value.words(), &mut words);
                 results.extend(&words[..V::N]);
-                let back = V::load_words(proof, &words);
-                V::store_words(back, &mut words);
+                let mut bytes = [0; 4 * MAX_LANES];
+                V::store_bytes(V::load_words(proof, &words), &mut bytes);
+                words.fill(0);
+                V::store_words(V::load_bytes(proof, &bytes), &mut words);
                 results.extend(&words[..V::N]);
             }
         }
         // The number of lanes must not show: bring all that belongs to one lane together.
         results.into_iter().map(|results| by_lane(&results, V::N)).collect()
     }
+}
+
+/// A number of 12 significant bits that is not large, so that products are exact.
+#[inline(always)]
+fn small<V: Lanes>(proof: V::Proof, value: V) -> V {
+    let limit = V::splat(proof, 4e6);
+    let value = value.min(limit).max(V::splat(proof, 0.0).sub(limit));
+    V::from_words(V::and(value.words(), V::splat_word(proof, 0xffff_f000)))
 }
 
 fn by_lane(results: &[u32], lanes: usize) -> Vec<u32> {

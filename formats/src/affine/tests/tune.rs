@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use super::{Outputs, data};
 use crate::{
     affine::{
-        AffineFormat, QuantizeOptions, Rounding,
+        AffineFormat, ErrorSums, QuantizeOptions, Rounding,
         mlx::Backend,
         quantize::{Rule, quantize_by},
         trials::Schedule,
@@ -21,7 +21,9 @@ fn errors(rule: Rule, format: AffineFormat, sets: &[Vec<u8>]) -> Vec<f64> {
     let options = QuantizeOptions::new(format, Rounding::Refined, Dtype::BF16);
     let error = |source: &Vec<u8>| {
         let mut out = Outputs::new(format, Dtype::BF16, source.len() / 2);
-        quantize_by(rule, &options, (Dtype::BF16, source), out.parts()).unwrap().errors
+        quantize_by(rule, ErrorSums::default(), &options, (Dtype::BF16, source), out.parts())
+            .unwrap()
+            .errors
     };
     sets.iter().map(error).collect()
 }
