@@ -20,7 +20,7 @@ use shardpack_manifests::{
 };
 
 use chunks::{Destination, SourceFile};
-use pages::PageBytes;
+use pages::{PageBytes, Region};
 
 mod chunks;
 mod documents;
@@ -109,11 +109,13 @@ impl Package {
         let mut files = BTreeMap::new();
         for (entry, places) in manifest.files.iter().zip(places) {
             match places {
-                Places::Tensors(held) => tensors.extend(held.into_iter().map(|(tensor, pages)| {
-                    (tensor.name.clone(), PackageTensor::new(&tensor, Arc::new(pages)))
-                })),
-                Places::Whole(pages) => {
-                    files.insert(entry.name.clone(), pages);
+                Places::Tensors(held, region) => {
+                    tensors.extend(held.into_iter().zip(region.share()).map(|(tensor, pages)| {
+                        (tensor.name.clone(), PackageTensor::new(&tensor, Arc::new(pages)))
+                    }));
+                }
+                Places::Whole(region) => {
+                    files.extend(region.share().into_iter().map(|it| (entry.name.clone(), it)));
                 }
                 Places::VerifiedOnly => {}
             }
@@ -150,9 +152,9 @@ impl Package {
 /// Where the bytes of one file go.
 enum Places {
     /// To its tensors, in file order; the header needs no storage.
-    Tensors(Vec<(TensorEntry, PageBytes)>),
+    Tensors(Vec<TensorEntry>, Region),
     /// To one buffer.
-    Whole(PageBytes),
+    Whole(Region),
     /// Nowhere.
     VerifiedOnly,
 }
@@ -165,7 +167,7 @@ impl Places {
             return Ok(Self::VerifiedOnly);
         }
         if held.is_empty() {
-            return Ok(Self::Whole(PageBytes::zeroed(size as usize)));
+            return Ok(Self::Whole(Region::zeroed(vec![size as usize])));
         }
         held.sort_by_key(|tensor| (tensor.offset, tensor.size));
         // Disjoint tensors take no more memory than the file has bytes; a manifest whose tensors
@@ -179,26 +181,26 @@ impl Places {
                 });
             }
         }
-        let with_pages = |tensor: TensorEntry| {
-            let pages = PageBytes::zeroed(tensor.size as usize);
-            (tensor, pages)
-        };
-        Ok(Self::Tensors(held.into_iter().map(with_pages).collect()))
+        let region = Region::zeroed(held.iter().map(|tensor| tensor.size as usize).collect());
+        Ok(Self::Tensors(held, region))
     }
 
     fn destinations(&mut self) -> Vec<Destination<'_>> {
         match self {
-            Self::Tensors(held) => held
-                .iter_mut()
-                .map(|(tensor, pages)| Destination {
+            Self::Tensors(held, region) => held
+                .iter()
+                .zip(region.runs_mut())
+                .map(|(tensor, bytes)| Destination {
                     tensor: Some(&tensor.name),
                     offset: tensor.offset,
-                    bytes: pages.bytes_mut(),
+                    bytes,
                 })
                 .collect(),
-            Self::Whole(pages) => {
-                vec![Destination { tensor: None, offset: 0, bytes: pages.bytes_mut() }]
-            }
+            Self::Whole(region) => region
+                .runs_mut()
+                .into_iter()
+                .map(|bytes| Destination { tensor: None, offset: 0, bytes })
+                .collect(),
             Self::VerifiedOnly => Vec::new(),
         }
     }
