@@ -43,6 +43,16 @@ pub enum KvBlock<'a> {
     },
 }
 
+impl<'a> KvBlock<'a> {
+    /// As they lie in memory, where they are read without being converted; nothing otherwise.
+    fn stored(self, keys: usize, head_dim: usize) -> &'a [f32] {
+        match self {
+            Self::Floats(Floats::F32(values)) => &values[..values.len().min(keys * head_dim)],
+            _ => &[],
+        }
+    }
+}
+
 impl KvBlock<'_> {
     /// The given keys as floats; `scratch` takes those that are stored otherwise.
     fn rows<'b>(
@@ -240,6 +250,7 @@ fn several_heads(
             range.start.max(base) - base..range.end.min(base + KEYS_PER_BLOCK).max(base) - base
         };
         let held = within(&all);
+        let next = next_keys(attention, group.start, (block, &all));
         let keys = kv.keys[block].rows(held.clone(), head_dim, keys);
         let values = kv.values[block].rows(held.clone(), head_dim, values);
         for (row, softmax) in rows.clone().zip(softmax.chunks_exact_mut(group.len())) {
@@ -254,7 +265,8 @@ fn several_heads(
             let columns = place(group.start).start..place(group.end).start;
             let out = &mut out.row(row)[columns];
             let both = (&keys[part.clone()], &values[part]);
-            one_block(q, both, (attention, *platform), softmax, (scores, partial), out);
+            let next = if row == rows.start { next } else { &[] };
+            one_block(q, (both, next), (attention, *platform), softmax, (scores, partial), out);
         }
     }
     let mut softmax = softmax.iter();
@@ -266,12 +278,28 @@ fn several_heads(
     }
 }
 
-/// Query heads of one row with keys and values of a block.
+/// The keys that are read after those of a block: of the next block, or of the next head's first.
+fn next_keys<'a>(
+    attention: &Attention<'a>,
+    head: usize,
+    (block, all): (usize, &Range<usize>),
+) -> &'a [f32] {
+    let of = |head: usize, block: usize| {
+        let keys = all.end.saturating_sub(block * KEYS_PER_BLOCK);
+        let block = attention.heads.get(head)?.keys.get(block)?;
+        Some(block.stored(keys, attention.head_dim)).filter(|stored| !stored.is_empty())
+    };
+    let head = attention.q_to_kv[head];
+    of(head, block + 1).or_else(|| of(head + 1, all.start / KEYS_PER_BLOCK)).unwrap_or_default()
+}
+
+/// Query heads of one row with keys and values of a block. While the keys are read the values are
+/// fetched, and while these are read the `next` keys.
 #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 #[inline(always)]
 fn one_block(
     q: &[f32],
-    (keys, values): (&[f32], &[f32]),
+    ((keys, values), next): ((&[f32], &[f32]), &[f32]),
     (attention, platform): (&Attention<'_>, Platform),
     softmax: &mut [Softmax],
     (scores, partial): (&mut [f32], &mut [f32]),
@@ -283,7 +311,8 @@ fn one_block(
     match platform {
         #[cfg(target_arch = "x86_64")]
         Platform::Avx512 if rows_of_floats::admits(head_dim) => {
-            rows_of_floats::dots(q, keys, head_dim, scores);
+            let ahead = if next.is_empty() { &[] } else { values };
+            rows_of_floats::dots(q, (keys, ahead), head_dim, scores);
         }
         _ => {
             for (q, scores) in q.chunks_exact(head_dim).zip(scores.chunks_exact_mut(visible)) {
@@ -319,7 +348,7 @@ fn one_block(
     match platform {
         #[cfg(target_arch = "x86_64")]
         Platform::Avx512 if rows_of_floats::admits(head_dim) => {
-            rows_of_floats::weighted_sums(scores, values, head_dim, partial);
+            rows_of_floats::weighted_sums(scores, (values, next), head_dim, partial);
         }
         _ => {
             for (scores, partial) in
