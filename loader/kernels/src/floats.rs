@@ -41,6 +41,22 @@ impl Floats<'_> {
         self.len() == 0
     }
 
+    /// Bytes of all elements.
+    pub(crate) const fn size_bytes(&self) -> usize {
+        match self {
+            Self::F32(values) => size_of_val(*values),
+            Self::F16(bits) | Self::BF16(bits) => size_of_val(*bits),
+        }
+    }
+
+    /// Where some of the elements lie.
+    pub(crate) fn addresses(&self, range: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        match self {
+            Self::F32(values) => addresses(&values[range]),
+            Self::F16(bits) | Self::BF16(bits) => addresses(&bits[range]),
+        }
+    }
+
     /// Element `index`.
     #[inline(always)]
     #[must_use]
@@ -70,6 +86,12 @@ impl Floats<'_> {
         self.read(0, &mut out);
         out
     }
+}
+
+/// Where a slice lies.
+pub(crate) fn addresses<T>(slice: &[T]) -> std::ops::Range<usize> {
+    let range = slice.as_ptr_range();
+    range.start.addr()..range.end.addr()
 }
 
 #[inline(always)]

@@ -9,7 +9,7 @@
 //! checked what came from outside. They use the threads and instructions of the [`Team`] within
 //! whose [`Team::run`] they are called.
 //!
-//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`platform`] and [`team`],
+//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`platform`], [`team`], [`pool`],
 //! [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
 //! bit), [`mod@gather`], [`norm`], [`rope`], [`attention`], [`elementwise`].
 #![cfg_attr(
@@ -34,6 +34,7 @@ pub mod memory;
 mod neon;
 pub mod norm;
 pub mod platform;
+pub mod pool;
 mod portable;
 mod quantized;
 pub mod rope;
@@ -42,7 +43,7 @@ mod tiles;
 
 pub use attention::{Attention, KvBlock, KvHead, attend};
 pub use floats::Floats;
-pub use matmul::{matmul, matmuls};
+pub use matmul::{Beginning, matmul, matmuls, matmuls_before};
 pub use matrix::Matrix;
 pub use platform::Platform;
 pub use rope::Rotation;

@@ -3,7 +3,7 @@
 //! Quantized weights meet activations of 8 bits where the team says so, all others f32. Either
 //! way a row of activations gives the same bits alone and among others.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use crate::{
     lanes::dot,
@@ -19,17 +19,15 @@ use crate::{
 /// it is in the first cache.
 const ROWS_AT_ONCE: usize = 8;
 
+/// Bytes of weights that a thread fetches before they are asked for: half of a small second cache.
+const FETCHED_BYTES: usize = 256 << 10;
+
 /// Weight rows of a task are a multiple of this: whole lines of results, and whole tiles.
 const ROWS_PER_UNIT: usize = 32;
 
 /// Rows of activations up to which weights are read row by row rather than in tiles: until then
 /// turning a tile costs more than it saves.
-const fn most_untiled_rows(platform: Platform) -> usize {
-    match platform {
-        Platform::Avx512 => 32,
-        _ => 8,
-    }
-}
+const MOST_UNTILED_ROWS: usize = 8;
 
 /// `out[r, o] = Σ_i x[r, i] · matrix[o, i]`: `x` is `[rows, in]`, `out` `[rows, out]`.
 pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
@@ -39,11 +37,24 @@ pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
 /// [`matmul`] with several matrices of the same inputs, which are shared out among the threads
 /// together; `x` is rounded once for all that are alike.
 pub fn matmuls(x: &[f32], matrices: &[Matrix<'_>], outs: &mut [&mut [f32]]) {
+    matmuls_before(x, matrices, outs, None);
+}
+
+/// [`matmuls`], after which `next` is read: threads that wait meanwhile fetch its first bytes.
+pub fn matmuls_before(
+    x: &[f32],
+    matrices: &[Matrix<'_>],
+    outs: &mut [&mut [f32]],
+    next: Option<&Beginning>,
+) {
     assert_eq!(matrices.len(), outs.len(), "results of each matrix");
     let Some(inputs) = matrices.first().map(Matrix::cols) else { return };
     let rows = x.len().checked_div(inputs).unwrap_or(0);
     assert_eq!(x.len(), rows * inputs, "activations of {inputs} inputs");
     let on = team::current();
+    // All in tasks of one size, so that shares of as many tasks are as large.
+    let units = matrices.iter().map(|matrix| matrix.rows().div_ceil(ROWS_PER_UNIT)).sum();
+    let columns = on.units_per_task(units, ROWS_PER_UNIT * inputs * rows) * ROWS_PER_UNIT;
     let (mut rounded, mut jobs): (Vec<Rounded>, Vec<Job<'_>>) = (Vec::new(), Vec::new());
     let (mut parts, mut sizes): (Vec<&mut [f32]>, Vec<_>) = (Vec::new(), Vec::new());
     for (matrix, out) in matrices.iter().zip(outs) {
@@ -57,8 +68,6 @@ pub fn matmuls(x: &[f32], matrices: &[Matrix<'_>], outs: &mut [&mut [f32]]) {
         if rows == 0 {
             continue;
         }
-        let units = outputs.div_ceil(ROWS_PER_UNIT);
-        let columns = on.units_per_task(units, ROWS_PER_UNIT * inputs * rows) * ROWS_PER_UNIT;
         sizes.push([outputs, columns]);
         parts.push(&mut **out);
         jobs.push(match matrix.packed() {
@@ -73,10 +82,43 @@ pub fn matmuls(x: &[f32], matrices: &[Matrix<'_>], outs: &mut [&mut [f32]]) {
             _ => Job::Exact(matrix),
         });
     }
+    if let Some(next) = next {
+        on.announce(&next.runs);
+    }
     team::columns_of_all(&on, &mut parts, &sizes, |number, out| match &jobs[number] {
         Job::Int8(weights, number) => int8(on.platform, weights, &rounded[*number], out),
         Job::Exact(matrix) => on.platform.run(Exact { x, matrix, out }),
     });
+}
+
+/// Where each thread of the team begins to read some matrices of the same inputs.
+#[derive(Clone, Debug)]
+pub struct Beginning {
+    /// Addresses, of which nothing is read: the matrices may be gone.
+    runs: Vec<Vec<Range<usize>>>,
+}
+
+impl Beginning {
+    /// The beginnings of products with these matrices, on the team within whose run this is.
+    #[must_use]
+    pub fn new(matrices: &[Matrix<'_>]) -> Self {
+        let threads = team::current().threads;
+        let rows: usize = matrices.iter().map(Matrix::rows).sum();
+        let of_thread = |thread: usize| {
+            let (mut first, mut left) = (rows * thread / threads, FETCHED_BYTES);
+            let mut runs = Vec::new();
+            for matrix in matrices {
+                let skipped = first.min(matrix.rows());
+                first -= skipped;
+                let of_matrix = matrix.beginning(skipped, left);
+                left -= of_matrix[0].len().min(left);
+                runs.extend(of_matrix.into_iter().filter(|run| !run.is_empty()));
+            }
+            runs
+        };
+        // The caller is busy between products.
+        Self { runs: (1..threads).map(of_thread).collect() }
+    }
 }
 
 /// What is to be done with one matrix.
@@ -101,7 +143,7 @@ enum Values {
 impl Rounded {
     fn new(on: &Current, x: &[f32], weights: &Packed<'_>) -> Self {
         let rows = x.len() / weights.cols();
-        let tiles = rows > most_untiled_rows(on.platform);
+        let tiles = rows > MOST_UNTILED_ROWS;
         let words = on.platform == Platform::Avx512 && rows > 1 && !tiles;
         let order = if words { Order::Words } else { Order::Spans };
         let x = Quantized::new(on, x, weights, order);

@@ -9,7 +9,7 @@ use std::ops::Range;
 use zerocopy::IntoBytes;
 
 use crate::{
-    floats::Floats,
+    floats::{Floats, addresses},
     lanes::{LANES, Lanes, accumulate, tree},
     quantized::Packed,
 };
@@ -89,6 +89,34 @@ impl<'a> Matrix<'a> {
             }
         };
         Self { rows: rows.len(), cols: self.cols, weights }
+    }
+
+    /// Where the weights lie; a name for the matrix as long as it is there.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        match self.weights {
+            Weights::Plain(weights) => weights.addresses(0..0).start,
+            Weights::Affine { words, .. } => addresses(words).start,
+        }
+    }
+
+    /// Addresses of the weights, scales and biases of the rows from `first` on that take about
+    /// `size_bytes`, or of all that there are.
+    pub(crate) fn beginning(&self, first: usize, size_bytes: usize) -> [Range<usize>; 3] {
+        let held = |size: usize| (first + size_bytes / size.max(1)).min(self.rows);
+        match self.weights {
+            Weights::Plain(weights) => {
+                let row = weights.size_bytes() / self.rows.max(1);
+                [weights.addresses(first * self.cols..held(row) * self.cols), 0..0, 0..0]
+            }
+            Weights::Affine { words, scales, biases, bits, group } => {
+                let per_row = self.cols / BLOCK * bits;
+                let rows = first..held(per_row * size_of::<u32>());
+                let words = &words[rows.start * per_row..rows.end * per_row];
+                let groups = rows.start * self.cols / group..rows.end * self.cols / group;
+                [addresses(words), scales.addresses(groups.clone()), biases.addresses(groups)]
+            }
+        }
     }
 
     /// Outputs.

@@ -24,20 +24,41 @@ const BLOCK: usize = 512;
 /// on all of them, so that no load is left out. A rest shorter than a block is not read.
 #[must_use]
 pub fn read(bytes: &[u8], how: Read) -> u64 {
+    read_all(&[bytes], how)
+}
+
+/// [`read`] of several pieces, of each of which every thread has a part; none waits between them.
+#[must_use]
+pub fn read_all(pieces: &[&[u8]], how: Read) -> u64 {
     let on = team::current();
-    let length = bytes.len().div_ceil(on.threads).next_multiple_of(BLOCK).max(BLOCK);
     let found = AtomicU64::new(0);
-    let mut parts: Vec<_> = bytes.chunks(length).collect();
-    team::chunks(&on, &mut parts, 1, |_, part| {
-        let part = part[0];
-        let sum = match (on.platform, how) {
-            #[cfg(target_arch = "x86_64")]
-            (Platform::Avx512, Read::Fetched) => crate::avx512::read(part),
-            (platform, _) => platform.run(Plain { bytes: part }),
-        };
-        found.fetch_xor(sum, Ordering::Relaxed);
+    let part = |piece: &&'_ [u8], thread: usize| {
+        let length = piece.len().div_ceil(on.threads).next_multiple_of(BLOCK);
+        (thread * length).min(piece.len())..((thread + 1) * length).min(piece.len())
+    };
+    let mut threads: Vec<usize> = (0..on.threads).collect();
+    team::chunks(&on, &mut threads, 1, |_, thread| {
+        for piece in pieces {
+            let part = &piece[part(piece, thread[0])];
+            let sum = match (on.platform, how) {
+                #[cfg(target_arch = "x86_64")]
+                (Platform::Avx512, Read::Fetched) => crate::avx512::read(part),
+                (platform, _) => platform.run(Plain { bytes: part }),
+            };
+            found.fetch_xor(sum, Ordering::Relaxed);
+        }
     });
     found.into_inner()
+}
+
+/// Has the line of an address brought to the second cache, where the platform can; nothing is read,
+/// so the address need not be one of ours.
+#[inline]
+pub(crate) fn fetch(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    crate::avx2::fetch(address);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 struct Plain<'a> {

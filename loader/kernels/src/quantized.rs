@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::{
     floats::Floats,
     platform::Task,
+    pool::{Buffer, Pool},
     team::{self, Current},
 };
 
@@ -37,6 +38,23 @@ pub(crate) struct Line(pub(crate) [i8; LINE]);
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Lane(pub(crate) [f32; SPANS]);
+
+impl Default for Line {
+    fn default() -> Self {
+        Self([0; LINE])
+    }
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self([0.0; SPANS])
+    }
+}
+
+static LINES: Pool<Line> = Pool::new();
+static LANES: Pool<Lane> = Pool::new();
+static TOTALS: Pool<i32> = Pool::new();
+static FACTORS: Pool<Factors> = Pool::new();
 
 /// In which order the activations of a row stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,25 +157,22 @@ pub(crate) struct Quantized {
     halved: bool,
     /// Lines of a row: whole runs of [`SPANS`] spans, zero beyond the row's end.
     lines: usize,
-    values: Vec<Line>,
+    values: Buffer<Line>,
     /// One per span, `lines · 64 / span / 16` of 16 a row.
-    scales: Vec<Lane>,
+    scales: Buffer<Lane>,
     /// `scale · Σ q` of each span.
-    sums: Vec<Lane>,
+    sums: Buffer<Lane>,
     /// `Σ q` of each span.
-    totals: Vec<i32>,
+    totals: Buffer<i32>,
 }
 
 /// What belongs to a run of spans.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Factors {
     scales: Lane,
     sums: Lane,
     totals: [i32; SPANS],
 }
-
-const NONE: Factors =
-    Factors { scales: Lane([0.0; SPANS]), sums: Lane([0.0; SPANS]), totals: [0; SPANS] };
 
 impl Quantized {
     /// Rounds `x` `[rows, inputs]` for products with `weights`.
@@ -168,8 +183,13 @@ impl Quantized {
         let runs = weights.spans.div_ceil(SPANS);
         let lines = runs * SPANS * span / LINE;
         let halved = weights.bits == 4;
-        let mut values = vec![Line([0; LINE]); rows * lines];
-        let mut factors = vec![NONE; rows * runs];
+        let mut values = LINES.take(rows * lines);
+        let mut factors = FACTORS.take(rows * runs);
+        if !weights.spans.is_multiple_of(SPANS) {
+            // Nothing else is written beyond a row's end.
+            values.fill(Line::default());
+            factors.fill(Factors::default());
+        }
         let rows_per_task = on.units_per_task(rows, 2 * cols);
         // Values and factors are written by the same pass over a row; both are shared out by
         // rows, so the factors are computed with the values and copied out after.
@@ -187,9 +207,13 @@ impl Quantized {
                 on.platform.run(QuantizeRow { x, span, order, halved, values, factors });
             }
         });
-        let scales = factors.iter().map(|factors| factors.scales).collect();
-        let sums = factors.iter().map(|factors| factors.sums).collect();
-        let totals = factors.iter().flat_map(|factors| factors.totals).collect();
+        drop(parts);
+        let (mut scales, mut sums) = (LANES.take(factors.len()), LANES.take(factors.len()));
+        let mut totals = TOTALS.take(factors.len() * SPANS);
+        let places = scales.iter_mut().zip(&mut *sums).zip(totals.as_chunks_mut::<SPANS>().0);
+        for (factors, ((scales, sums), totals)) in factors.iter().zip(places) {
+            (*scales, *sums, *totals) = (factors.scales, factors.sums, factors.totals);
+        }
         Self { rows, span, order, halved, lines, values, scales, sums, totals }
     }
 

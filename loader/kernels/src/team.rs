@@ -6,10 +6,13 @@
 
 use std::{
     cell::RefCell,
-    io, thread,
+    io,
+    ops::Range,
+    thread,
     time::{Duration, Instant},
 };
 
+mod ahead;
 mod jobs;
 mod split;
 
@@ -146,6 +149,15 @@ impl Current {
         match &self.team {
             Some(team) => team.each(tasks, work),
             None => (0..tasks).for_each(work),
+        }
+    }
+
+    /// Tells each of the other threads which addresses it will read in the job after the next one,
+    /// so that it fetches them while it waits.
+    pub(crate) fn announce(&self, runs: &[Vec<Range<usize>>]) {
+        let aheads = self.team.iter().flat_map(|team| team.inner.jobs.aheads());
+        for (ahead, runs) in aheads.zip(runs) {
+            ahead.announce(runs);
         }
     }
 

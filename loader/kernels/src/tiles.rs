@@ -11,8 +11,12 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
+use std::ops::Range;
+
 use crate::{
+    memory,
     platform::Task,
+    pool::{Buffer, Pool},
     quantized::{Packed, Quantized, SPANS},
     team::{self, Columns, Current},
 };
@@ -51,13 +55,42 @@ pub(crate) trait Lanes: Copy {
     /// `a · b + c`, rounded once.
     fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// Turns `rows` of `words` words: word `w` of row `i` goes to `out[w · rows + i]`.
+    /// Unpacks a span of the weight rows of a tile and turns it: word `w` of row `i` goes to
+    /// `out[w · outputs + i]`.
     #[inline(always)]
-    fn turn(rows: &[[u32; MOST_WORDS]], words: usize, out: &mut [u32]) {
-        for (word, out) in out.chunks_exact_mut(rows.len()).take(words).enumerate() {
-            for (out, row) in out.iter_mut().zip(rows) {
-                *out = row[word];
-            }
+    fn turn<const BITS: usize>(from: &SpanRows<'_>, out: &mut [u32]) {
+        turn_by_words::<BITS>(from, Self::SIGNED, out);
+    }
+}
+
+/// The same span of several weight rows.
+pub(crate) struct SpanRows<'a> {
+    /// From the first row's span on.
+    pub(crate) packed: &'a [u8],
+    /// Bytes from one row to the next.
+    pub(crate) row_bytes: usize,
+    pub(crate) span_bytes: usize,
+    /// Rows there are.
+    pub(crate) held: usize,
+    /// Rows of the tile.
+    pub(crate) outputs: usize,
+}
+
+impl SpanRows<'_> {
+    #[inline(always)]
+    pub(crate) fn row(&self, index: usize) -> &[u8] {
+        &self.packed[index * self.row_bytes..][..self.span_bytes]
+    }
+}
+
+/// [`Lanes::turn`] word by word.
+#[inline(always)]
+pub(crate) fn turn_by_words<const BITS: usize>(from: &SpanRows<'_>, signed: bool, out: &mut [u32]) {
+    let mut words = [0; MOST_WORDS];
+    for index in 0..from.held {
+        unpack::<BITS>(from.row(index), &mut words, signed);
+        for (out, word) in out[index..].iter_mut().step_by(from.outputs).zip(&words) {
+            *out = *word;
         }
     }
 }
@@ -88,20 +121,25 @@ pub(crate) struct Panels {
     spans: usize,
     words_per_span: usize,
     /// `[panel][span as visited][word][row]`.
-    words: Vec<u32>,
+    words: Buffer<u32>,
     /// `[panel][span as visited][scale, sum][row]`, and the sums of integers.
-    factors: Vec<f32>,
-    totals: Vec<i32>,
+    factors: Buffer<f32>,
+    totals: Buffer<i32>,
 }
+
+static WORDS: Pool<u32> = Pool::new();
+static FACTORS: Pool<f32> = Pool::new();
+static TOTALS: Pool<i32> = Pool::new();
 
 impl Panels {
     fn new(on: &Current, x: &Quantized, weights: &Packed<'_>, rows_per_panel: usize) -> Self {
         let (spans, words_per_span) = (weights.spans, weights.span / 4);
         let panels = x.rows().div_ceil(rows_per_panel);
         let per_panel = spans * rows_per_panel;
-        let mut words = vec![0; panels * per_panel * words_per_span];
-        let mut factors = vec![0.0; panels * per_panel * 2];
-        let mut totals = vec![0; panels * per_panel];
+        // Places for rows that there are not keep what they have: nobody reads their results.
+        let mut words = WORDS.take(panels * per_panel * words_per_span);
+        let mut factors = FACTORS.take(panels * per_panel * 2);
+        let mut totals = TOTALS.take(panels * per_panel);
         let mut parts: Vec<_> = words
             .chunks_exact_mut(per_panel * words_per_span)
             .zip(factors.chunks_exact_mut(per_panel * 2))
@@ -150,45 +188,59 @@ fn fill_row(
 /// A tile of weights, turned.
 struct Tile {
     /// `[span as visited][word][output]`.
-    words: Vec<u32>,
-    /// `[span as visited][scale, bias][output]`.
-    factors: Vec<f32>,
+    words: Buffer<u32>,
+    /// `[span as visited][scale, bias][output]`; zero for outputs that there are not.
+    factors: Buffer<f32>,
+    /// For each span the number of its visit.
+    visits: Vec<usize>,
+    /// A row's scales or biases.
+    of_row: Vec<f32>,
 }
 
 impl Tile {
     fn new(weights: &Packed<'_>, outputs: usize) -> Self {
+        let mut numbers = vec![0; weights.spans];
+        for (visit, span) in visits(weights.spans).enumerate() {
+            numbers[span] = visit;
+        }
         Self {
-            words: vec![0; weights.spans * weights.span / 4 * outputs],
-            factors: vec![0.0; weights.spans * 2 * outputs],
+            words: WORDS.take(weights.spans * weights.span / 4 * outputs),
+            factors: FACTORS.take(weights.spans * 2 * outputs),
+            visits: numbers,
+            of_row: vec![0.0; weights.row_scales()],
         }
     }
 
-    /// Takes `held` weight rows from `first` on; the tile's other outputs become zero.
+    /// Takes `held` weight rows from `first` on; of the tile's other outputs only the factors are
+    /// set, to zero.
     #[inline(always)]
     fn fill<L: Lanes, const BITS: usize>(
         &mut self,
         weights: &Packed<'_>,
         [first, held, outputs]: [usize; 3],
     ) {
-        let words = weights.span / 4;
-        let (row_bytes, row_scales) = (weights.row_bytes(), weights.row_scales());
-        let mut rows = [[0; MOST_WORDS]; MOST_OUTPUTS];
-        for (visit, span) in visits(weights.spans).enumerate() {
-            for (index, row) in rows[..held].iter_mut().enumerate() {
-                let at = (first + index) * row_bytes + span * weights.span_bytes();
-                unpack::<BITS>(&weights.bytes[at..][..weights.span_bytes()], row, L::SIGNED);
-            }
-            let out = &mut self.words[visit * words * outputs..][..words * outputs];
-            L::turn(&rows[..outputs], words, out);
-            let factors = &mut self.factors[visit * 2 * outputs..][..2 * outputs];
+        let words = weights.span / 4 * outputs;
+        let (row_bytes, span_bytes) = (weights.row_bytes(), weights.span_bytes());
+        for (span, visit) in self.visits.iter().enumerate() {
+            let packed = &weights.bytes[first * row_bytes + span * span_bytes..];
+            let rows = SpanRows { packed, row_bytes, span_bytes, held, outputs };
+            L::turn::<BITS>(&rows, &mut self.words[visit * words..][..words]);
+        }
+        let each = weights.spans_per_scale;
+        for (place, floats) in [weights.scales, weights.biases].iter().enumerate() {
             for index in 0..held {
-                let at = (first + index) * row_scales + span / weights.spans_per_scale;
-                factors[index] = weights.scales.get(at);
-                factors[outputs + index] = weights.biases.get(at);
+                floats.read((first + index) * self.of_row.len(), &mut self.of_row);
+                for (visits, value) in self.visits.chunks_exact(each).zip(&self.of_row) {
+                    for visit in visits {
+                        self.factors[(visit * 2 + place) * outputs + index] = *value;
+                    }
+                }
             }
-            for index in held..outputs {
-                factors[index] = 0.0;
-                factors[outputs + index] = 0.0;
+            if held == outputs {
+                continue;
+            }
+            for visit in 0..self.visits.len() {
+                self.factors[(visit * 2 + place) * outputs..][held..outputs].fill(0.0);
             }
         }
     }
@@ -260,6 +312,7 @@ impl<S: Shape> Products<'_, '_, S> {
     #[inline(always)]
     fn all<const BITS: usize, const VECTORS: usize>(self) {
         match S::ROWS {
+            6 => self.tiles::<BITS, VECTORS, 6>(),
             8 => self.tiles::<BITS, VECTORS, 8>(),
             4 => self.tiles::<BITS, VECTORS, 4>(),
             other => unreachable!("there are no panels of {other} rows"),
@@ -271,41 +324,67 @@ impl<S: Shape> Products<'_, '_, S> {
         let outputs = S::Lanes::N * VECTORS;
         let mut tile = Tile::new(self.weights, outputs);
         let range = self.out.range();
+        let panels = self.x.rows.div_ceil(ROWS);
         let mut results = [0.0; MOST_OUTPUTS];
+        let mut trees = [[[S::Lanes::splat(0.0); VECTORS]; ROWS]; DEPTH + 1];
         for first in range.clone().step_by(outputs) {
             let held = outputs.min(range.end - first);
             tile.fill::<S::Lanes, BITS>(self.weights, [first, held, outputs]);
-            for panel in 0..self.x.rows.div_ceil(ROWS) {
-                let sums = product::<S::Lanes, BITS, VECTORS, ROWS>(&tile, self.x, panel);
+            let mut next =
+                next_tile(self.weights, first + held..range.end.min(first + held + outputs));
+            let fetched = next.len().div_ceil(panels).next_multiple_of(LINE);
+            for panel in 0..panels {
+                let now = next.split_off(..fetched.min(next.len())).unwrap_or_default();
+                for line in now.iter().step_by(LINE) {
+                    memory::fetch(std::ptr::from_ref(line).addr());
+                }
+                product::<S::Lanes, BITS, VECTORS, ROWS>(&tile, self.x, panel, &mut trees);
+                let sums = &trees[DEPTH];
                 for (row, sums) in sums.iter().enumerate().take(self.x.rows - panel * ROWS) {
+                    let out = &mut self.out.row(panel * ROWS + row)[first - range.start..][..held];
+                    if held == outputs {
+                        for (vector, sums) in sums.iter().enumerate() {
+                            S::Lanes::store(*sums, &mut out[vector * S::Lanes::N..]);
+                        }
+                        continue;
+                    }
                     for (vector, sums) in sums.iter().enumerate() {
                         S::Lanes::store(*sums, &mut results[vector * S::Lanes::N..]);
                     }
-                    let out = self.out.row(panel * ROWS + row);
-                    out[first - range.start..][..held].copy_from_slice(&results[..held]);
+                    out.copy_from_slice(&results[..held]);
                 }
             }
         }
     }
 }
 
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
+/// The packed bytes of some weight rows.
+#[inline(always)]
+fn next_tile<'a>(weights: &Packed<'a>, rows: Range<usize>) -> &'a [u8] {
+    &weights.bytes[rows.start * weights.row_bytes()..rows.end * weights.row_bytes()]
+}
+
 type Sums<L, const VECTORS: usize, const ROWS: usize> = [[<L as Lanes>::Floats; VECTORS]; ROWS];
 
-/// A tile with a panel.
+/// A tile with a panel. The results are the last of the trees; what these hold before is not read.
 #[inline(always)]
 fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>(
     tile: &Tile,
     x: &Panels,
     panel: usize,
-) -> Sums<L, VECTORS, ROWS> {
+    trees: &mut [Sums<L, VECTORS, ROWS>; DEPTH + 1],
+) {
     let outputs = L::N * VECTORS;
     let (tile_words, panel_words) = (x.words_per_span * outputs, x.words_per_span * ROWS);
     let words = &x.words[panel * x.spans * panel_words..][..x.spans * panel_words];
     let factors = &x.factors[panel * x.spans * 2 * ROWS..][..x.spans * 2 * ROWS];
     let totals = &x.totals[panel * x.spans * ROWS..][..x.spans * ROWS];
     let zero = L::splat(0.0);
-    // Partial trees over 1, 2, 4, … lanes.
-    let mut trees = [[[zero; VECTORS]; ROWS]; DEPTH + 1];
+    // Partial trees over 1, 2, 4, … lanes. They stay where they are from call to call: to clear
+    // them costs a thirtieth of a short product.
     let mut visit = 0;
     for number in 0..SPANS {
         let mut sums = [[zero; VECTORS]; ROWS];
@@ -334,7 +413,6 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
         }
         trees[level] = sums;
     }
-    trees[DEPTH]
 }
 
 /// The exact dot products of a span.

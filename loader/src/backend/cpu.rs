@@ -9,7 +9,8 @@ use shardpack_formats::{
 };
 use shardpack_kernels::{
     Activations, Attention, Matrix, Platform, Rotation, Team, TeamOptions, attend, elementwise,
-    gather, matmul, matmuls, norm,
+    gather, matmuls_before, norm,
+    pool::{Buffer, Pool},
 };
 use zerocopy::IntoBytes;
 
@@ -23,6 +24,7 @@ mod cache;
 mod delta;
 mod experts;
 mod heads;
+mod order;
 mod route;
 
 pub use cache::{Cache, Page};
@@ -32,25 +34,32 @@ pub use route::Routes;
 pub struct Cpu {
     team: Team,
     kv: KvType,
+    order: order::Order,
 }
 
 /// Activations `[rows, width]`.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     width: usize,
-    values: Vec<f32>,
+    values: Buffer<f32>,
 }
+
+static FLOATS: Pool<f32> = Pool::new();
 
 impl Tensor {
     fn zeros(rows: usize, width: usize) -> Self {
-        Self { width, values: vec![0.0; rows * width] }
+        let mut zeros = Self::unset(rows, width);
+        zeros.values.fill(0.0);
+        zeros
     }
 
-    const fn rows(&self) -> usize {
-        match self.values.len().checked_div(self.width) {
-            Some(rows) => rows,
-            None => 0,
-        }
+    /// Room for results; holds any numbers.
+    fn unset(rows: usize, width: usize) -> Self {
+        Self { width, values: FLOATS.take(rows * width) }
+    }
+
+    fn rows(&self) -> usize {
+        self.values.len().checked_div(self.width).unwrap_or_default()
     }
 }
 
@@ -72,7 +81,7 @@ impl Cpu {
             Arithmetic::Exact => Activations::F32,
         };
         let team = Team::new(&TeamOptions { threads: options.threads, platform, activations })?;
-        Ok(Self { team, kv: KvType::F32 })
+        Ok(Self { team, kv: KvType::F32, order: order::Order::default() })
     }
 
     /// The same, with keys and values stored as `kv`; f32 by default.
@@ -212,29 +221,29 @@ impl Backend for Cpu {
     }
 
     fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor {
-        Tensor { width, values }
+        Tensor { width, values: values.into() }
     }
 
     fn embed(&self, tokens: &[u32], table: &StoredMatrix, held: Range<usize>) -> Tensor {
-        let mut out = Tensor::zeros(tokens.len(), table.inputs);
+        let mut out = Tensor::unset(tokens.len(), table.inputs);
         gather::gather(tokens, &table.view(), held, &mut out.values);
         out
     }
 
     fn linear(&self, x: &Tensor, matrix: &StoredMatrix) -> Tensor {
-        assert_eq!(x.width, matrix.inputs, "inputs of a matrix");
-        let mut out = Tensor::zeros(x.rows(), matrix.outputs);
-        matmul(&x.values, &matrix.view(), &mut out.values);
+        let [out] = self.linears(x, [matrix]);
         out
     }
 
     fn linears<const N: usize>(&self, x: &Tensor, matrices: [&StoredMatrix; N]) -> [Tensor; N] {
         let mut outs = matrices.map(|matrix| {
             assert_eq!(x.width, matrix.inputs, "inputs of a matrix");
-            Tensor::zeros(x.rows(), matrix.outputs)
+            Tensor::unset(x.rows(), matrix.outputs)
         });
         let views = matrices.map(StoredMatrix::view);
-        matmuls(&x.values, &views, &mut outs.each_mut().map(|out| &mut out.values[..]));
+        let next = self.order.note(&views);
+        let places = &mut outs.each_mut().map(|out| &mut out.values[..]);
+        matmuls_before(&x.values, &views, places, next.as_deref());
         outs
     }
 
@@ -245,7 +254,7 @@ impl Backend for Cpu {
     }
 
     fn norm(&self, x: &Tensor, step: &NormStep<'_, Vec<f32>>) -> Tensor {
-        let mut out = Tensor::zeros(x.rows(), x.width);
+        let mut out = Tensor::unset(x.rows(), x.width);
         let compute = match step.kind {
             NormKind::Rms => norm::rms_norm,
             NormKind::Layer => norm::layer_norm,
@@ -306,7 +315,7 @@ impl Backend for Cpu {
             Mask::Full => None,
             Mask::Sliding(window) => Some(window),
         };
-        let mut out = Tensor::zeros(q.rows(), q.width);
+        let mut out = Tensor::unset(q.rows(), q.width);
         let mut row = 0;
         for (cache, length) in caches.iter_mut().zip(step.lengths) {
             let of = |x: &'_ Tensor| row * x.width..(row + length) * x.width;
@@ -396,7 +405,7 @@ impl Backend for Cpu {
         assert_eq!(x.rows(), gate.rows(), "a gate for every row");
         assert!([1, x.width].contains(&gate.width), "gates of a row");
         let each = if gate.width == 1 { x.width } else { 1 };
-        for (values, gate) in x.values.chunks_exact_mut(each).zip(&gate.values) {
+        for (values, gate) in x.values.chunks_exact_mut(each).zip(&*gate.values) {
             let factor = route::sigmoid(*gate);
             for value in values.iter_mut() {
                 *value *= factor;
@@ -440,7 +449,8 @@ impl Backend for Cpu {
 
     fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
         let row = |row: &usize| &x.values[row * x.width..(row + 1) * x.width];
-        Tensor { width: x.width, values: rows.iter().flat_map(row).copied().collect() }
+        let values: Vec<f32> = rows.iter().flat_map(row).copied().collect();
+        Tensor { width: x.width, values: values.into() }
     }
 
     fn all_reduce(&self, mut x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
@@ -462,7 +472,7 @@ impl Backend for Cpu {
     }
 
     fn read(&self, x: Tensor, _: &Ranks<'_>) -> Result<Vec<f32>, StepError> {
-        Ok(x.values)
+        Ok(x.values.into_vec())
     }
 
     fn settle(&self, _: &mut [&mut Cache], _: &Ranks<'_>) -> Result<(), StepError> {

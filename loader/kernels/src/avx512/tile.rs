@@ -4,18 +4,20 @@
 
 use std::arch::x86_64::*;
 
-use crate::tiles::{Lanes, Shape};
+use super::block::six_bits;
+use crate::tiles::{Lanes, Shape, SpanRows, turn_by_words};
 
 /// 16 sums. Used by tasks that [`super::run`] carries out, and nowhere else.
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m512i);
 
-/// 16 sums of integers become registers for 8 rows and 2 vectors.
+/// Registers hold the sums of 6 rows and 2 vectors twice: of a span's integers, and of what they
+/// are added to. With 8 rows the latter go through memory, span after span.
 pub(crate) struct Tiles;
 
 impl Shape for Tiles {
     type Lanes = V;
-    const ROWS: usize = 8;
+    const ROWS: usize = 6;
     const VECTORS: usize = 2;
 }
 
@@ -95,26 +97,89 @@ impl Lanes for V {
     }
 
     #[inline(always)]
-    fn turn(rows: &[[u32; 16]], words: usize, out: &mut [u32]) {
-        let count = rows.len();
-        for (index, rows) in rows.as_chunks::<16>().0.iter().enumerate() {
-            let turned = transpose(rows);
-            for (word, vector) in turned.iter().enumerate().take(words) {
-                let out = &mut out[word * count + index * 16..][..16];
+    fn turn<const BITS: usize>(from: &SpanRows<'_>, out: &mut [u32]) {
+        let &SpanRows { held, outputs, span_bytes, .. } = from;
+        if held != outputs || !outputs.is_multiple_of(16) || span_bytes != 8 * BITS {
+            return turn_by_words::<BITS>(from, Self::SIGNED, out);
+        }
+        for first in (0..outputs).step_by(16) {
+            let words = match BITS {
+                4 => turned_nibbles(from, first),
+                _ => transpose(rows_of_bytes::<BITS>(from, first)),
+            };
+            for (words, out) in words.iter().zip(out.chunks_exact_mut(outputs)) {
+                let out = &mut out[first..][..16];
                 // SAFETY: the slice above is as long as the vector; the processor as for `value!`.
-                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *vector) }
+                unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), *words) }
             }
         }
     }
 }
 
+/// A span of 64 weights of each of 16 rows from `first` on, a byte for each weight.
+#[inline(always)]
+fn rows_of_bytes<const BITS: usize>(from: &SpanRows<'_>, first: usize) -> [__m512i; 16] {
+    let mut rows = [V::zero().0; 16];
+    for (index, out) in rows.iter_mut().enumerate() {
+        let row = from.row(first + index);
+        // SAFETY: the mask admits what the row's span has; the processor as for `value!`.
+        let packed =
+            unsafe { _mm512_maskz_loadu_epi8(u64::MAX >> (64 - row.len()), row.as_ptr().cast()) };
+        *out = if BITS == 6 { value!(six_bits(packed)) } else { packed };
+    }
+    rows
+}
+
+/// A span of 64 weights of each of 16 rows from `first` on, turned: the words of weights with even
+/// numbers, then those of weights with odd ones. What is turned has two weights in each byte.
+#[inline(always)]
+fn turned_nibbles(from: &SpanRows<'_>, first: usize) -> [__m512i; 16] {
+    let mut a = [V::zero().0; 8];
+    for (index, a) in a.iter_mut().enumerate() {
+        let halves = [from.row(first + index), from.row(first + index + 8)].map(|row| &row[..32]);
+        // SAFETY: the slices above are as long as the vectors; the processor as for `value!`.
+        let [low, high] = unsafe {
+            [
+                _mm256_loadu_si256(halves[0].as_ptr().cast()),
+                _mm256_loadu_si256(halves[1].as_ptr().cast()),
+            ]
+        };
+        *a = value!(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high));
+    }
+    let mut pairs = a;
+    for i in 0..4 {
+        pairs[2 * i] = value!(_mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]));
+        pairs[2 * i + 1] = value!(_mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]));
+    }
+    let mut fours = pairs;
+    for i in 0..2 {
+        let [a, b, c, d] = [pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]];
+        fours[4 * i] = value!(_mm512_unpacklo_epi64(a, c));
+        fours[4 * i + 1] = value!(_mm512_unpackhi_epi64(a, c));
+        fours[4 * i + 2] = value!(_mm512_unpacklo_epi64(b, d));
+        fours[4 * i + 3] = value!(_mm512_unpackhi_epi64(b, d));
+    }
+    // Quarters of fours[4i + c]: words c and 4 + c of rows 4i to 4i + 3, then of those 8 further.
+    let low = value!(_mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13));
+    let high = value!(_mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15));
+    let mask = value!(_mm512_set1_epi8(15));
+    let mut out = [V::zero().0; 16];
+    for c in 0..4 {
+        let both = [
+            value!(_mm512_permutex2var_epi64(fours[c], low, fours[4 + c])),
+            value!(_mm512_permutex2var_epi64(fours[c], high, fours[4 + c])),
+        ];
+        for (quad, words) in both.into_iter().enumerate() {
+            out[4 * quad + c] = value!(_mm512_and_si512(words, mask));
+            out[8 + 4 * quad + c] = value!(_mm512_and_si512(_mm512_srli_epi16::<4>(words), mask));
+        }
+    }
+    out
+}
+
 /// Turns a square of words.
 #[inline(always)]
-fn transpose(rows: &[[u32; 16]; 16]) -> [__m512i; 16] {
-    let mut a = [V::zero().0; 16];
-    for (a, row) in a.iter_mut().zip(rows) {
-        *a = V::weights::<8>(row);
-    }
+fn transpose(a: [__m512i; 16]) -> [__m512i; 16] {
     let mut pairs = a;
     for i in 0..8 {
         pairs[2 * i] = value!(_mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]));

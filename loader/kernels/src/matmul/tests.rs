@@ -168,3 +168,25 @@ proptest! {
         check_same_bits(&Matrix::plain(outputs, inputs, Floats::F32(&weights)), rows, 3);
     }
 }
+
+#[test]
+fn threads_that_wait_begin_with_their_own_rows() {
+    let platform = Platform::detect();
+    let options = TeamOptions { threads: 2, platform, activations: Activations::F32 };
+    let stored = [Stored::new([96, 64], [4, 32], 3), Stored::new([32, 64], [4, 32], 4)];
+    let matrices = stored.each_ref().map(|stored| {
+        let factors = [&stored.scales, &stored.biases].map(|values| Floats::F32(values));
+        Matrix::affine(stored.shape, &stored.words, factors[0], factors[1], stored.form)
+    });
+    let beginning = Team::new(&options).unwrap().run(|| Beginning::new(&matrices));
+    // Of 128 rows the second thread has those from the 64th on, with all that belongs to them.
+    let words_per_row = 64 * 4 / 32;
+    let first = &stored[0].words[64 * words_per_row..];
+    let [runs] = &beginning.runs[..] else { panic!("one thread waits: {beginning:?}") };
+    assert_eq!(runs.len(), 6);
+    assert_eq!(runs[0].start, first.as_ptr().addr());
+    assert_eq!(runs[0].len(), size_of_val(first));
+    assert_eq!(runs[1].len(), 32 * 2 * 4, "scales");
+    assert_eq!(runs[3].start, stored[1].words.as_ptr().addr());
+    assert_eq!(runs[3].len(), size_of_val(&stored[1].words[..]));
+}

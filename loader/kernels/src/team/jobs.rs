@@ -1,8 +1,12 @@
 //! One job at a time, handed to several threads task by task.
 //!
-//! `state` holds the number of the job and how many of its tasks nobody has taken. A task is
-//! taken by decrementing it, which fails if either has changed, so a thread that wakes late
-//! cannot take a task of a job that is over.
+//! Every thread has a share of the tasks, consecutive ones, and takes them in order: where tasks
+//! are rows of a matrix it reads on where it has just read, which is what fetches ahead and the
+//! processor's own reading ahead count on. Who has done its share takes the others' last tasks.
+//!
+//! A share holds the number of the job and which tasks of it nobody has taken. A task is taken by
+//! exchanging the share for a smaller one, which fails if either has changed, so a thread that
+//! wakes late cannot take a task of a job that is over.
 
 #![expect(unsafe_code, reason = "a job borrows from its caller, who waits until it is done")]
 
@@ -17,24 +21,74 @@ use std::{
     time::Duration,
 };
 
-use super::has_lasted;
+use super::{
+    ahead::{Ahead, Cursor},
+    has_lasted,
+};
 
-/// Looks at the state between two looks at the clock.
+/// Looks at the shares between two looks at the clock.
 const LOOKS: u32 = 64;
 
 /// Spins of the caller before it lets others have the processor: the last tasks are under way, so
 /// only a thread that the system has set aside takes longer.
 const CALLER_SPINS: u32 = 1 << 14;
 
+/// Tasks of a job whose numbers a share has room for.
+const MOST_TASKS: usize = u16::MAX as usize;
+
 pub(super) struct Jobs {
-    /// Number of the job in the upper half, tasks that nobody has taken in the lower.
-    state: AtomicU64,
+    /// One for each thread, the caller's first.
+    shares: Box<[Share]>,
     job: AtomicPtr<Job<'static>>,
     finished: AtomicUsize,
     stopped: AtomicBool,
     sleepers: Box<[Sleeper]>,
-    /// Held by who hands out a job.
-    turn: Mutex<()>,
+    /// What each of the other threads will read next.
+    aheads: Box<[Ahead]>,
+    /// Held by who hands out a job; the number of the last one.
+    turn: Mutex<u32>,
+}
+
+/// Number of the job in the upper half, then the end of what nobody has taken, then its first
+/// task. Two lines of the cache, which processors fetch together.
+#[repr(align(128))]
+#[derive(Default)]
+struct Share(AtomicU64);
+
+impl Share {
+    fn give(&self, number: u32, first: usize, end: usize) {
+        let share = u64::from(number) << 32 | (end as u64) << 16 | first as u64;
+        self.0.store(share, Ordering::SeqCst);
+    }
+
+    fn is_empty(&self, ordering: Ordering) -> bool {
+        let [first, end] = range(self.0.load(ordering));
+        first >= end
+    }
+
+    /// Takes a task: the first for the owner, the last for others.
+    fn take(&self, is_owner: bool) -> Option<usize> {
+        let mut share = self.0.load(Ordering::Acquire);
+        loop {
+            let [first, end] = range(share);
+            if first >= end {
+                return None;
+            }
+            let (task, rest) =
+                if is_owner { (first, share + 1) } else { (end - 1, share - (1 << 16)) };
+            let taken = self.0.compare_exchange(share, rest, Ordering::AcqRel, Ordering::Acquire);
+            match taken {
+                Ok(_) => return Some(task),
+                Err(now) => share = now,
+            }
+        }
+    }
+}
+
+/// First task of a share, and the end.
+const fn range(share: u64) -> [usize; 2] {
+    let half = u16::MAX as u64;
+    [(share & half) as usize, (share >> 16 & half) as usize]
 }
 
 #[derive(Default)]
@@ -45,42 +99,45 @@ struct Sleeper {
 
 struct Job<'a> {
     work: &'a (dyn Fn(usize) + Sync),
-    tasks: usize,
     panicked: AtomicBool,
 }
 
 impl Jobs {
     pub(super) fn new(threads: usize) -> Self {
         Self {
-            state: AtomicU64::new(0),
+            shares: (0..=threads).map(|_| Share::default()).collect(),
             job: AtomicPtr::new(ptr::null_mut()),
             finished: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             sleepers: (0..threads).map(|_| Sleeper::default()).collect(),
-            turn: Mutex::new(()),
+            aheads: (0..threads).map(|_| Ahead::default()).collect(),
+            turn: Mutex::new(0),
         }
     }
 
     /// Calls `work` with `0..tasks` on the caller and the other threads; returns when all is
     /// done. Alone, and within a job, the caller does everything.
     pub(super) fn carry_out(&self, tasks: usize, work: &(dyn Fn(usize) + Sync)) {
-        if tasks <= 1 || self.sleepers.is_empty() || tasks > u32::MAX as usize {
+        if tasks <= 1 || self.sleepers.is_empty() || tasks > MOST_TASKS {
             return (0..tasks).for_each(work);
         }
-        let _turn = match self.turn.try_lock() {
+        let mut turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Err(TryLockError::WouldBlock) => return (0..tasks).for_each(work),
         };
-        let job = Job { work, tasks, panicked: AtomicBool::new(false) };
+        let job = Job { work, panicked: AtomicBool::new(false) };
         self.job.store(ptr::from_ref(&job).cast_mut().cast(), Ordering::Relaxed);
         self.finished.store(0, Ordering::Relaxed);
-        let number = (self.state.load(Ordering::Relaxed) >> 32).wrapping_add(1);
+        *turn = turn.wrapping_add(1);
         // Publishes the two stores above. Sequentially consistent, as is what a thread does that
-        // falls asleep: either it sees the job or we see that it sleeps.
-        self.state.store(number << 32 | tasks as u64, Ordering::SeqCst);
+        // falls asleep: either it sees its share or we see that it sleeps.
+        let count = self.shares.len();
+        for (index, share) in self.shares.iter().enumerate().rev() {
+            share.give(*turn, tasks * index / count, tasks * (index + 1) / count);
+        }
         self.wake(tasks - 1);
-        while self.carry_out_one() {}
+        self.carry_out_all(0);
         let mut spins = 0_u32;
         while self.finished.load(Ordering::Acquire) < tasks {
             spins = spins.saturating_add(1);
@@ -89,27 +146,38 @@ impl Jobs {
         assert!(!job.panicked.load(Ordering::Relaxed), "a kernel panicked on one of its threads");
     }
 
-    /// Takes a task and carries it out, if there is one.
-    fn carry_out_one(&self) -> bool {
-        let state = self.state.load(Ordering::Acquire);
-        let left = (state & u64::from(u32::MAX)) as usize;
-        if left == 0 {
-            return false;
-        }
-        let taken =
-            self.state.compare_exchange(state, state - 1, Ordering::AcqRel, Ordering::Relaxed);
-        if taken.is_ok() {
+    /// Carries out tasks, first those of the thread's own share, until all are taken; whether
+    /// there were any.
+    fn carry_out_all(&self, own: usize) -> bool {
+        let mut done = 0;
+        while let Some(task) = self.take(own) {
             // SAFETY: a task of the current job has been taken and is not finished, so
             // `carry_out` has not returned and what it points to is alive.
             let job = unsafe { &*self.job.load(Ordering::Relaxed) };
-            let work = AssertUnwindSafe(|| (job.work)(job.tasks - left));
-            if panic::catch_unwind(work).is_err() {
+            if panic::catch_unwind(AssertUnwindSafe(|| (job.work)(task))).is_err() {
                 job.panicked.store(true, Ordering::Relaxed);
             }
-            // From here on the job may be gone.
-            self.finished.fetch_add(1, Ordering::Release);
+            done += 1;
         }
-        true
+        // From here on the job may be gone. Counted once, since a line that all threads write to
+        // costs as much as a small task.
+        if done > 0 {
+            self.finished.fetch_add(done, Ordering::Release);
+        }
+        done > 0
+    }
+
+    /// Of each thread but the caller what it will read next.
+    pub(super) fn aheads(&self) -> &[Ahead] {
+        &self.aheads
+    }
+
+    fn take(&self, own: usize) -> Option<usize> {
+        let count = self.shares.len();
+        let others = (1..count).map(|step| (own + step) % count);
+        self.shares[own]
+            .take(true)
+            .or_else(|| others.into_iter().find_map(|other| self.shares[other].take(false)))
     }
 
     /// Carries out tasks until [`Jobs::stop`].
@@ -118,13 +186,14 @@ impl Jobs {
         *sleeper.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
             Some(thread::current());
         let mut idle_since = None;
+        let mut cursor = Cursor::default();
         loop {
             let mut looks = 0;
             while looks < LOOKS {
-                if self.carry_out_one() {
+                if self.carry_out_all(index + 1) {
                     idle_since = None;
                     looks = 0;
-                } else {
+                } else if !cursor.fetch(&self.aheads[index]) {
                     looks += 1;
                     std::hint::spin_loop();
                 }
@@ -141,7 +210,7 @@ impl Jobs {
 
     fn sleep(&self, sleeper: &Sleeper) {
         sleeper.asleep.store(true, Ordering::SeqCst);
-        let is_idle = || self.state.load(Ordering::SeqCst).trailing_zeros() >= 32;
+        let is_idle = || self.shares.iter().all(|share| share.is_empty(Ordering::SeqCst));
         while is_idle() && !self.stopped.load(Ordering::SeqCst) {
             thread::park();
             if !sleeper.asleep.load(Ordering::SeqCst) {

@@ -11,8 +11,8 @@ use super::{StoredMatrix, Tensor};
 pub(super) fn slice(x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
     assert!(x.width.is_multiple_of(width) && part.end <= width, "parts of heads");
     let heads = x.values.chunks_exact(width);
-    let values = heads.flat_map(|head| &head[part.clone()]).copied().collect();
-    Tensor { width: x.width / width * part.len(), values }
+    let values: Vec<f32> = heads.flat_map(|head| &head[part.clone()]).copied().collect();
+    Tensor { width: x.width / width * part.len(), values: values.into() }
 }
 
 /// Each head of `a` with the same head of `b` behind it.
@@ -24,7 +24,7 @@ pub(super) fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
         values.extend_from_slice(a);
         values.extend_from_slice(b);
     }
-    Tensor { width: a.width + b.width, values }
+    Tensor { width: a.width + b.width, values: values.into() }
 }
 
 /// Every head times its own matrix of the stack.

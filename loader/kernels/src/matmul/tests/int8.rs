@@ -64,6 +64,12 @@ fn all_platforms_give_the_same_bits_alone_and_in_any_company() {
         check_bits([bits, 64], [33, 64 * 33], &[1, 12]);
     }
     check_bits([4, 64], [70, 2048], &[1, 33]);
+    // Rows enough for tiles, whole tiles and a rest.
+    for bits in [4, 6, 8] {
+        check_bits([bits, 32], [35, 32 * 19], &[34]);
+        check_bits([bits, 64], [67, 64 * 18], &[33, 39]);
+        check_bits([bits, 128], [32, 128 * 9], &[36]);
+    }
 }
 
 /// Errors of rounded activations, relative to the root of the sum of the squared products: a
