@@ -8,13 +8,19 @@ pub use graph::{SumTimes, sum_in_graph};
 use std::{
     collections::BTreeSet,
     hint::black_box,
+    io,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use memmap2::MmapMut;
 use serde::Serialize;
 use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_kernels::{
+    Activations, Platform, Team, TeamOptions,
+    memory::{self, Read},
+};
 
 use crate::{
     backend::Backend,
@@ -204,31 +210,27 @@ pub fn sum_latency(groups: &[Arc<dyn Group>], len: usize) -> Result<Duration, Gr
 }
 
 /// Bytes per second at which so many threads read memory: the best of some passes over more than
-/// any cache holds.
-#[must_use]
-pub fn read_bandwidth(threads: usize) -> f64 {
+/// any cache holds, on large pages, as weights lie, and with each of the ways that kernels read.
+pub fn read_bandwidth(threads: usize) -> io::Result<f64> {
     const BYTES: usize = 512 << 20;
-    const PASSES: usize = 6;
-    let words: Vec<u64> = (0..(BYTES / size_of::<u64>()) as u64).collect();
-    let part = words.len().div_ceil(threads.max(1));
-    let pass = || {
+    const PASSES: usize = 8;
+    let mut bytes = MmapMut::map_anon(BYTES)?;
+    #[cfg(target_os = "linux")]
+    {
+        // A system without them gives small pages.
+        let _ = bytes.advise(memmap2::Advice::HugePage);
+    }
+    // Memory that was never written is one page of zeros, again and again.
+    bytes.fill(1);
+    let options =
+        TeamOptions { threads, platform: Platform::detect(), activations: Activations::F32 };
+    let pass = |number: usize| {
+        let how = if number.is_multiple_of(2) { Read::Plain } else { Read::Fetched };
         let start = Instant::now();
-        thread::scope(|scope| {
-            for words in words.chunks(part) {
-                scope.spawn(move || {
-                    let mut lanes = [0_u64; 32];
-                    for words in words.as_chunks::<32>().0 {
-                        for (lane, word) in lanes.iter_mut().zip(words) {
-                            *lane ^= word;
-                        }
-                    }
-                    black_box(lanes);
-                });
-            }
-        });
+        black_box(memory::read(&bytes, how));
         BYTES as f64 / start.elapsed().as_secs_f64()
     };
-    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
+    Ok(Team::new(&options)?.run(|| (0..PASSES).map(pass).fold(0.0, f64::max)))
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let [resident, peak] = resident_bytes();
     let planned = planned_bytes(&manifests, &ranks, &loads, args.kv_type.planned());
     // Only now: it takes memory of its own.
-    let bandwidth = read_bandwidth(threads);
+    let bandwidth = read_bandwidth(threads).map_err(anyhow::Error::from)?;
     let sums = memory_group(engines.len() as u32)?;
     let latency = (sums.len() > 1)
         .then(|| sum_latency(&sums, spec.hidden_size as usize))

@@ -167,6 +167,9 @@ impl<B: Backend> LocalModel<B> {
             logit_rows: (first..tokens.len()).collect(),
         };
         sequence.len = end as u32;
+        if let ([rank], [cache]) = (&self.ranks[..], &mut sequence.caches[..]) {
+            return Ok(rank.step(&batch, cache)?);
+        }
         let results: Vec<_> = thread::scope(|scope| {
             let ranks = self.ranks.iter().zip(&mut sequence.caches);
             let workers: Vec<_> = ranks
