@@ -11,6 +11,7 @@ mod doctor;
 mod eval;
 mod exact;
 mod experts;
+mod fused;
 mod fuzz_corpus;
 mod gpt_oss;
 mod harness;

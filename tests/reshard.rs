@@ -27,7 +27,7 @@ fn reshard(from: &[&Path], to: &Path, nodes: &str) -> PathBuf {
 
 /// Converts for one, two and three nodes; 2 → 3 → 1 → 2 must give each of them byte for byte.
 #[track_caller]
-fn check_chain(model: &str, options: &[&str]) {
+pub(crate) fn check_chain(model: &str, options: &[&str]) {
     let folder = tempdir().unwrap();
     let converted = |nodes: &str| {
         let mut all = vec!["--nodes", nodes];
@@ -198,7 +198,7 @@ fn what_a_killed_run_leaves_does_not_come_into_the_next_result() {
 
 /// Name, type, shape and bytes of every tensor of a folder's weight files (and of no other: the
 /// test models bring their logits along).
-fn weights(folder: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
+pub(crate) fn weights(folder: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
     let mut found = BTreeMap::new();
     for (name, bytes) in files(folder) {
         if !name.starts_with("model") || !name.ends_with(".safetensors") {
@@ -213,7 +213,7 @@ fn weights(folder: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
     found
 }
 
-fn json(file: &Path) -> Value {
+pub(crate) fn json(file: &Path) -> Value {
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 

@@ -47,6 +47,9 @@ pub(crate) struct PlannedTensor {
     pub(crate) info: TensorInfo,
     /// Which part of the uncut tensor it is.
     pub(crate) cut: Cut,
+    /// Its name in the file's header, if it is another one there; tensors of the same name that
+    /// follow each other are one there.
+    pub(crate) stored_as: Option<String>,
 }
 
 impl FilePlan {
@@ -60,6 +63,11 @@ impl FilePlan {
         Self { name, tensors }
     }
 
+    /// Its tensors as the header lists them for other programs.
+    pub(crate) fn listed(&self) -> Vec<TensorInfo> {
+        listed(&self.tensors)
+    }
+
     /// Bytes of the whole file.
     pub(crate) fn size(&self) -> u64 {
         self.tensors.last().map_or(0, |last| last.info.offset + last.info.size)
@@ -67,8 +75,31 @@ impl FilePlan {
 }
 
 fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
-    let infos: Vec<TensorInfo> = tensors.iter().map(|tensor| tensor.info.clone()).collect();
-    container::header(&infos)
+    container::header(&listed(tensors))
+}
+
+fn listed(tensors: &[PlannedTensor]) -> Vec<TensorInfo> {
+    merged(tensors.iter().map(|tensor| (&tensor.info, tensor.stored_as.as_deref())))
+}
+
+/// Tensors with the names that they are stored as: those of one name become one, of all rows.
+pub(crate) fn merged<'a>(
+    tensors: impl Iterator<Item = (&'a TensorInfo, Option<&'a str>)>,
+) -> Vec<TensorInfo> {
+    let mut merged: Vec<TensorInfo> = Vec::new();
+    for (info, stored_as) in tensors {
+        match (stored_as, merged.last_mut()) {
+            (Some(name), Some(last)) if last.name == name => {
+                last.shape[0] += info.shape[0];
+                last.size += info.size;
+            }
+            (name, _) => {
+                let name = name.unwrap_or(&info.name).to_owned();
+                merged.push(TensorInfo { name, ..info.clone() });
+            }
+        }
+    }
+    merged
 }
 
 /// What is computed of a finished file.

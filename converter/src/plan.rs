@@ -5,6 +5,7 @@ mod formats;
 mod layout;
 mod memory;
 mod options;
+mod stacks;
 mod stages;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use layout::RankGroup;
 pub use memory::{EngineLoad, KvType, PROCESS_BYTES, RankMemory, STEP_TOKENS};
 use options::Choice;
 pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
+pub(crate) use stacks::stacks;
 pub(crate) use stages::check as check_stages;
 
 /// Bytes of source weights that a thread takes at a time: enough to make a read large and a

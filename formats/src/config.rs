@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::{normalise::Normalised, rope::Spelling};
+use crate::{
+    normalise::Normalised,
+    rope::Spelling,
+    spec::{Layer, Mask, Spec},
+};
 
 /// Whether a configuration key that nobody knows may have this value: it then switches nothing
 /// on.
@@ -56,6 +60,20 @@ pub struct AffineConfig {
 /// false in the package, and the manifest has the source.
 const DROPPED: &[&str] = &["_name_or_path", "_commit_hash"];
 
+/// The family whose pattern of windowed and full layers mlx-lm reads as a text alone, where
+/// transformers reads it as a text or as a number.
+const PATTERN_AS_TEXT: &str = "exaone4";
+
+/// The pattern as a text: a letter for each layer, or the number's own meaning where no list of
+/// layers says more.
+fn pattern_text(spec: &Spec, layer_types: Option<&Value>) -> String {
+    let letter = |layer: &Layer| if layer.mask == Mask::Full { 'G' } else { 'L' };
+    match layer_types {
+        Some(Value::Array(_)) => spec.layers.iter().map(letter).collect(),
+        _ => "LLLG".to_owned(),
+    }
+}
+
 /// The `config.json` of a package: the source's, with what other readers must find in it.
 ///
 /// It states `quantization` as mlx-lm does, and spells out what mlx-lm and transformers would
@@ -99,6 +117,11 @@ pub fn config_for_package(
         Spelling::Flat => {
             out.insert("rope_parameters".to_owned(), rope.rope_parameters());
         }
+    }
+    if spec.model_type == PATTERN_AS_TEXT {
+        let pattern = out.get("sliding_window_pattern").filter(|pattern| pattern.is_number());
+        let text = pattern.map(|_| pattern_text(spec, out.get("layer_types")));
+        out.extend(text.map(|text| ("sliding_window_pattern".to_owned(), text.into())));
     }
     if let Some(local) = normalised.local_rope.as_ref().filter(|local| local.theta != rope.theta) {
         out.insert("rope_local_base_freq".to_owned(), local.theta.into());

@@ -144,6 +144,9 @@ pub struct TensorPlan {
     pub exact: bool,
     /// The layer that it belongs to.
     pub layer: Option<u32>,
+    /// Its name in weight files, if it is another one there: that of a matrix which other programs
+    /// keep in one piece, and whose rows are those of all tensors of this name, in order.
+    pub stored_as: Option<String>,
 }
 
 impl TensorPlan {

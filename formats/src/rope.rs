@@ -302,6 +302,8 @@ impl Scaling {
             Self::Long(long) => (
                 "longrope",
                 vec![
+                    // As above.
+                    ("type", "longrope".into()),
                     ("short_factor", long.short_factor.clone().into()),
                     ("long_factor", long.long_factor.clone().into()),
                     ("original_max_position_embeddings", long.original.into()),

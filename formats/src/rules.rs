@@ -32,6 +32,8 @@
 //! quantize = true       # default: linear, embed and head
 //! required = "expr"     # exists exactly if this holds; default true; false: may be absent
 //! rows = "vocab_size"   # the tensor's rows replace this key
+//! stored_as = "model.layers.{L}.self_attn.qkv_proj.weight"   # its name in weight files; tensors
+//!                       # of one such name stand one after the other there, in this order
 //!
 //! [[tensors.from]]                # if it is stored otherwise; the first form that is there
 //! name = "model.layers.{L}.mlp.experts.{E}.up_proj.weight"    # one source per first index

@@ -16,8 +16,7 @@ use shardpack_manifests::{
     ids::{self, Ids, TensorIdentity},
     layout::STAGES_FEATURE,
     manifest::{
-        FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Quantization, Source as SourceRecord,
-        TensorEntry,
+        FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Source as SourceRecord, TensorEntry,
     },
     set::{PackageEntry, SET_FILE},
     signature::{FileHasher, SignError, sign_hashed},
@@ -26,7 +25,7 @@ use shardpack_manifests::{
 use super::{Finished, output::WrittenFiles};
 use crate::{
     package::{FilePlan, WriteError, sync_directory, write_small},
-    plan::{Destination, Plan, RULES_FILE},
+    plan::{Destination, Plan, RULES_FILE, module_name, stacks},
     source::Source,
 };
 
@@ -78,7 +77,8 @@ pub(crate) fn write(
         let tensors = tensors(plan, finished, rank);
         let mut small = Vec::new();
         let mut sha256 = files.sha256[rank].clone();
-        let index = index(&tensors);
+        let shared = &plan.packages.shared[plan.packages.stages[rank]];
+        let index = index(shared.iter().chain(&plan.packages.own[rank]));
         let written = texts.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
         for (name, bytes) in written.chain([(INDEX_FILE, index.as_bytes())]) {
             small.push(write_small(&package, name, bytes)?);
@@ -214,7 +214,7 @@ pub(crate) type Texts = BTreeMap<String, Vec<u8>>;
 
 /// The text files of every package: the source's, with the config as this package needs it.
 pub(super) fn package_texts(source: &Source, plan: &Plan) -> Result<Texts, CanonicalError> {
-    let quantization = config_quantization(&plan.quantization);
+    let quantization = config_quantization(plan);
     let config = config_for_package(&source.config, &plan.normalised, quantization.as_ref());
     let mut texts = source.text.clone();
     // What a tokenizer was made of is of no use to who has it.
@@ -244,26 +244,40 @@ pub(crate) fn pretty<T: Serialize>(value: &T) -> Result<String, CanonicalError> 
 }
 
 /// `model.safetensors.index.json`, as mlx-lm and transformers read it.
-pub(crate) fn index(tensors: &[TensorEntry]) -> String {
-    let total: u64 = tensors.iter().map(|tensor| tensor.size).sum();
+fn index<'a>(files: impl Iterator<Item = &'a FilePlan>) -> String {
+    let listed = files.flat_map(|file| file.listed().into_iter().map(move |info| (info, file)));
+    let listed: Vec<_> = listed.collect();
+    let total: u64 = listed.iter().map(|(info, _)| info.size).sum();
     let map: BTreeMap<&str, &str> =
-        tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.file.as_str())).collect();
+        listed.iter().map(|(info, file)| (info.name.as_str(), file.name.as_str())).collect();
     let index: Value = json!({ "metadata": { "total_size": total }, "weight_map": map });
     format!("{index:#}\n")
 }
 
-/// The quantization in the config's terms; `None` at 16 bits.
-fn config_quantization(quantization: &Quantization) -> Option<ConfigQuantization> {
+/// The quantization in the config's terms, under the names of files; `None` at 16 bits.
+fn config_quantization(plan: &Plan) -> Option<ConfigQuantization> {
     let affine = |format: &MatrixFormat| match *format {
         MatrixFormat::Plain => None,
         MatrixFormat::Affine { bits, group_size } => Some(AffineConfig { group_size, bits }),
     };
+    let stacks = stacks(&plan.steps);
+    let stored_as: BTreeMap<&str, &str> = stacks
+        .iter()
+        .filter_map(|stack| Some((stack, module_name(stack.stored_as?))))
+        .flat_map(|(stack, name)| {
+            stack.steps.iter().map(move |step| (module_name(&step.tensor.name), name))
+        })
+        .collect();
+    let quantization = &plan.quantization;
     Some(ConfigQuantization {
         main: AffineConfig { group_size: quantization.group_size?, bits: quantization.bits },
         overrides: quantization
             .overrides
             .iter()
-            .map(|(name, format)| (name.clone(), affine(format)))
+            .map(|(name, format)| {
+                let name = stored_as.get(name.as_str()).copied().unwrap_or(name);
+                (name.to_owned(), affine(format))
+            })
             .collect(),
     })
 }

@@ -24,8 +24,8 @@ use super::{
 use crate::{
     convert::documents::pretty,
     joined::{Joined, Scratch},
-    package::{WriteError, at, sync_directory, write_small},
-    plan::{BLOCK_BYTES, Plan, Step},
+    package::{WriteError, at, merged, sync_directory, write_small},
+    plan::{BLOCK_BYTES, Plan, Step, stacks},
     reshard::{ReshardEvent, ReshardObserver, share_memory},
 };
 
@@ -33,13 +33,18 @@ use crate::{
 const MAX_FILE_BYTES: u64 = 5_000_000_000;
 
 /// One file of the checkpoint.
-struct ModelFile {
+struct ModelFile<'a> {
     path: PathBuf,
     name: String,
     file: File,
-    /// Tensors with their places, by their steps' indices.
-    tensors: Vec<(usize, TensorInfo)>,
+    /// Tensors with their places.
+    tensors: Vec<(&'a Step, TensorInfo)>,
+    /// The same as the header lists them.
+    listed: Vec<TensorInfo>,
 }
+
+/// Tensors of a file, each with the name that the header has for it, if that is another one.
+type Contents<'a> = Vec<(&'a Step, TensorInfo, Option<&'a str>)>;
 
 /// Writes the checkpoint into a directory.
 pub(super) fn write(
@@ -53,9 +58,7 @@ pub(super) fn write(
     let files = create(plan, dtype, directory)?;
     let tensors: Vec<(&ModelFile, &Step, &TensorInfo)> = files
         .iter()
-        .flat_map(|file| {
-            file.tensors.iter().map(move |(step, info)| (file, &plan.steps[*step], info))
-        })
+        .flat_map(|file| file.tensors.iter().map(move |(step, info)| (file, *step, info)))
         .collect();
     let workers = share_memory(joined, plan);
     let next = AtomicUsize::new(0);
@@ -80,19 +83,28 @@ pub(super) fn write(
 }
 
 /// Distributes the tensors over files and writes the files' headers.
-fn create(plan: &Plan, dtype: Dtype, directory: &Path) -> Result<Vec<ModelFile>, WriteError> {
-    let mut parts: Vec<Vec<(usize, TensorInfo)>> = Vec::new();
+fn create<'a>(
+    plan: &'a Plan,
+    dtype: Dtype,
+    directory: &Path,
+) -> Result<Vec<ModelFile<'a>>, WriteError> {
+    let mut parts: Vec<Contents<'a>> = Vec::new();
     let mut filled = 0;
-    for (index, step) in plan.steps.iter().enumerate() {
-        let shape = step.tensor.shape.clone();
-        let size = shape.iter().product::<u64>() * dtype.size_bytes() as u64;
+    for stack in stacks(&plan.steps) {
+        let planned = stack.steps.iter().map(|step| {
+            let shape = step.tensor.shape.clone();
+            let size = shape.iter().product::<u64>() * dtype.size_bytes() as u64;
+            let name = step.tensor.name.clone();
+            (*step, TensorInfo { name, dtype, shape, offset: 0, size }, stack.stored_as)
+        });
+        let planned: Contents = planned.collect();
+        let size: u64 = planned.iter().map(|(_, info, _)| info.size).sum();
         if parts.is_empty() || filled + size > MAX_FILE_BYTES {
             parts.push(Vec::new());
             filled = 0;
         }
         filled += size;
-        let info = TensorInfo { name: step.tensor.name.clone(), dtype, shape, offset: 0, size };
-        parts.last_mut().expect("a file was begun above").push((index, info));
+        parts.last_mut().expect("a file was begun above").extend(planned);
     }
     let total = parts.len();
     let name = |index: usize| match total {
@@ -106,22 +118,24 @@ fn create(plan: &Plan, dtype: Dtype, directory: &Path) -> Result<Vec<ModelFile>,
         .collect()
 }
 
-fn create_file(
+fn create_file<'a>(
     directory: &Path,
     name: String,
-    mut tensors: Vec<(usize, TensorInfo)>,
-) -> Result<ModelFile, WriteError> {
-    let infos: Vec<TensorInfo> = tensors.iter().map(|(_, info)| info.clone()).collect();
-    let header = header_for("pt", &infos);
+    tensors: Contents<'a>,
+) -> Result<ModelFile<'a>, WriteError> {
+    let listed = merged(tensors.iter().map(|(_, info, stored_as)| (info, *stored_as)));
+    let header = header_for("pt", &listed);
     let mut offset = header.len() as u64;
-    for (_, info) in &mut tensors {
-        info.offset = offset;
+    let place = |(step, info, _): (&'a Step, TensorInfo, _)| {
+        let info = TensorInfo { offset, ..info };
         offset += info.size;
-    }
+        (step, info)
+    };
+    let tensors = tensors.into_iter().map(place).collect();
     let path = directory.join(&name);
     let file = at(&path, File::create_new(&path))?;
     at(&path, file.set_len(offset).and_then(|()| file.write_all_at(&header, 0)))?;
-    Ok(ModelFile { path, name, file, tensors })
+    Ok(ModelFile { path, name, file, tensors, listed })
 }
 
 /// Buffers of one thread.
@@ -138,7 +152,7 @@ fn fill(
     joined: &Joined,
     plan: &Plan,
     step: &Step,
-    (file, info): (&ModelFile, &TensorInfo),
+    (file, info): (&ModelFile<'_>, &TensorInfo),
     buffers: &mut Buffers,
     observe: ReshardObserver,
 ) -> Result<(), ExportError> {
@@ -182,7 +196,7 @@ fn fill(
 fn write_documents(
     joined: &Joined,
     dtype: Dtype,
-    files: &[ModelFile],
+    files: &[ModelFile<'_>],
     directory: &Path,
 ) -> Result<(), ExportError> {
     for (name, bytes) in joined.texts.iter().filter(|(name, _)| *name != "config.json") {
@@ -191,8 +205,7 @@ fn write_documents(
     let config = pretty(&config(&joined.config, dtype))?;
     write_small(directory, "config.json", config.as_bytes())?;
     if files.len() > 1 {
-        let all =
-            || files.iter().flat_map(|file| file.tensors.iter().map(move |(_, info)| (file, info)));
+        let all = || files.iter().flat_map(|file| file.listed.iter().map(move |info| (file, info)));
         let total: u64 = all().map(|(_, info)| info.size).sum();
         let map: BTreeMap<&str, &str> =
             all().map(|(file, info)| (info.name.as_str(), file.name.as_str())).collect();

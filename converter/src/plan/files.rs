@@ -5,7 +5,7 @@ use shardpack_formats::{
 };
 use shardpack_manifests::{Cut, Layout, manifest::MatrixFormat};
 
-use super::{Part, Step, module_name};
+use super::{Part, Step, module_name, stacks::stacks};
 use crate::package::{FilePlan, PlannedTensor};
 
 /// A file of weights is closed before it grows beyond this: small enough to copy to any file
@@ -186,14 +186,20 @@ pub(super) fn plan(steps: &[Step], layout: &Layout) -> PackageFiles {
     let fillers = |stem, count| (0..count).map(|_| Filler::new(stem)).collect::<Vec<_>>();
     let mut shared = fillers("model-shared", layout.stage_count());
     let mut own = fillers("model", layout.ranks as usize);
-    for part in steps.iter().flat_map(|step| &step.parts) {
-        if part.destination == Destination::Shared {
-            part.stages.iter().for_each(|stage| shared[*stage].add(part, Cut::Replicated));
-            continue;
-        }
-        for (rank, filler) in own.iter_mut().enumerate() {
-            if let Some(cut) = part.cut(layout, rank as u32) {
-                filler.add(part, cut);
+    for stack in stacks(steps) {
+        for index in 0..stack.steps[0].parts.len() {
+            let parts = || stack.steps.iter().map(|step| &step.parts[index]);
+            let stored_as = stack.name_of_part(index);
+            let stored_as = stored_as.as_deref();
+            let first = &stack.steps[0].parts[index];
+            if first.destination == Destination::Shared {
+                let held: Vec<_> = parts().map(|part| (part, Cut::Replicated)).collect();
+                first.stages.iter().for_each(|stage| shared[*stage].add(&held, stored_as));
+                continue;
+            }
+            for (rank, filler) in own.iter_mut().enumerate() {
+                let held = |part| Some((part, Part::cut(part, layout, rank as u32)?));
+                filler.add(&parts().filter_map(held).collect::<Vec<_>>(), stored_as);
             }
         }
     }
@@ -214,20 +220,20 @@ impl Filler {
         Self { stem, files: Vec::new(), size_bytes: 0 }
     }
 
-    fn add(&mut self, part: &Part, cut: Cut) {
-        let mut shape = part.shape.clone();
-        if let Cut::Range { dim, start, end, .. } = &cut {
-            shape[*dim as usize] = end - start;
+    /// Adds what is stored under one name, to one file.
+    fn add(&mut self, parts: &[(&Part, Cut)], stored_as: Option<&str>) {
+        let planned = parts.iter().map(|(part, cut)| planned(part, cut.clone(), stored_as));
+        let planned: Vec<PlannedTensor> = planned.collect();
+        let size: u64 = planned.iter().map(|tensor| tensor.info.size).sum();
+        if planned.is_empty() {
+            return;
         }
-        let size = shape.iter().product::<u64>() * part.dtype.size_bytes() as u64;
         if self.files.is_empty() || self.size_bytes + size > MAX_FILE_BYTES {
             self.files.push(Vec::new());
             self.size_bytes = 0;
         }
         self.size_bytes += size;
-        let info =
-            TensorInfo { name: part.name.clone(), dtype: part.dtype, shape, offset: 0, size };
-        self.files.last_mut().expect("a file was opened above").push(PlannedTensor { info, cut });
+        self.files.last_mut().expect("a file was opened above").extend(planned);
     }
 
     fn finish(self) -> Vec<FilePlan> {
@@ -240,4 +246,15 @@ impl Filler {
             .map(|(index, tensors)| FilePlan::new(name(index), tensors))
             .collect()
     }
+}
+
+/// What a rank holds of a part.
+fn planned(part: &Part, cut: Cut, stored_as: Option<&str>) -> PlannedTensor {
+    let mut shape = part.shape.clone();
+    if let Cut::Range { dim, start, end, .. } = &cut {
+        shape[*dim as usize] = end - start;
+    }
+    let size = shape.iter().product::<u64>() * part.dtype.size_bytes() as u64;
+    let info = TensorInfo { name: part.name.clone(), dtype: part.dtype, shape, offset: 0, size };
+    PlannedTensor { info, cut, stored_as: stored_as.map(str::to_owned) }
 }

@@ -25,12 +25,24 @@ pub(super) fn choose(
     let modules: Vec<&str> = matrices().map(|tensor| module_name(&tensor.name)).collect();
     choice.overrides.check_used(&modules)?;
     let layers = normalised.spec.layers.len() as u32;
-    let mut overrides = BTreeMap::new();
-    for tensor in matrices() {
+    let wanted = |tensor: &TensorPlan| {
         let module = module_name(&tensor.name);
         let matrix = Matrix { module, layer: tensor.layer, role: tensor.role };
         let wanted = choice.recipe.format(&matrix, layers, choice.main);
-        let wanted = choice.overrides.format(module, wanted, choice.main);
+        choice.overrides.format(module, wanted, choice.main)
+    };
+    // Tensors that stand as one in files have one format: the most precise that any asks for.
+    let mut stored: BTreeMap<&str, MatrixFormat> = BTreeMap::new();
+    for tensor in matrices() {
+        let Some(name) = &tensor.stored_as else { continue };
+        let wanted = wanted(tensor);
+        stored.entry(name).and_modify(|most| *most = finer(*most, wanted)).or_insert(wanted);
+    }
+    let mut overrides = BTreeMap::new();
+    for tensor in matrices() {
+        let module = module_name(&tensor.name);
+        let together = tensor.stored_as.as_deref().and_then(|name| stored.get(name)).copied();
+        let wanted = together.unwrap_or_else(|| wanted(tensor));
         let format = for_width(wanted, tensor.shape.last().copied().unwrap_or(0));
         if format != choice.main.stored() {
             overrides.insert(module.to_owned(), format);
@@ -45,6 +57,15 @@ pub(super) fn choose(
         overrides,
         importance,
     })
+}
+
+/// The one with more bits, then the one with smaller groups.
+fn finer(one: MatrixFormat, other: MatrixFormat) -> MatrixFormat {
+    let fineness = |format| match format {
+        MatrixFormat::Plain => (u32::MAX, 0),
+        MatrixFormat::Affine { bits, group_size } => (bits, u32::MAX - group_size),
+    };
+    if fineness(other) > fineness(one) { other } else { one }
 }
 
 /// The wanted format with the largest group, from the wanted size down, that divides the width.

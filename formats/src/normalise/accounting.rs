@@ -182,7 +182,10 @@ impl<'a> Inventory<'a> {
             plan.tied_duplicate = sources.into_iter().next();
             return Ok(());
         }
+        let stored_as = rule.stored_as.as_ref();
+        let stored_as = stored_as.map(|name| expand(name, scope, layer.unwrap_or(0), 0));
         plan.tensors.push(TensorPlan {
+            stored_as: stored_as.transpose()?.filter(|stored_as| *stored_as != name),
             name,
             sources,
             view: found.view,

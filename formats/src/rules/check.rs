@@ -208,6 +208,9 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
         if let Presence::Exactly(expression) = &rule.required {
             names.check(expression, &place, rule.name.per_layer())?;
         }
+        if let Some(stored_as) = &rule.stored_as {
+            names.check_words(stored_as, &place)?;
+        }
         for from in &rule.from {
             names.check_words(&from.name, &place)?;
             let rows = from.rows.iter().flat_map(|rows| [&rows.first, &rows.count]);
@@ -276,6 +279,11 @@ fn check_tensors(file: &PackFile) -> Result<(), RuleError> {
             return invalid(&place, "only matrices are quantized");
         }
         check_from(rule, &place)?;
+        if let Some(stored_as) = &rule.stored_as
+            && (stored_as.per_expert() || stored_as.per_layer() != rule.name.per_layer())
+        {
+            return invalid(&place, "`stored_as` is for the tensor itself, in each of its layers");
+        }
         check_rows(file, rule, &place)?;
     }
     Ok(())

@@ -310,6 +310,8 @@ pub(crate) struct TensorRule {
     /// How checkpoints store it, the first that is there; by its own name if absent.
     #[serde(default)]
     pub(crate) from: Vec<FromRule>,
+    /// Its name in weight files, if it is another one there.
+    pub(crate) stored_as: Option<NamePattern>,
     #[serde(default)]
     pub(crate) required: Presence,
     pub(crate) rows: Option<String>,

@@ -1,0 +1,83 @@
+//! Tensors that stand in weight files under one name, one after the other.
+//!
+//! Packages cut fused projections apart, because a rank's part of one is not one range. Other
+//! programs look for them in one piece. Rows are quantized one by one, so the pieces laid end to
+//! end are the fused matrix: a file's header names it as a whole, and the manifest its pieces.
+
+use std::mem::discriminant;
+
+use shardpack_manifests::Cut;
+
+use super::{Destination, Part, Step, module_name};
+
+/// Tensors under one name, or one tensor.
+pub(crate) struct Stack<'a> {
+    /// In the order of their rows.
+    pub(crate) steps: Vec<&'a Step>,
+    /// The name in files, if it is not the tensor's own.
+    pub(crate) stored_as: Option<&'a str>,
+}
+
+impl Stack<'_> {
+    /// The name in files of a stored part.
+    pub(super) fn name_of_part(&self, index: usize) -> Option<String> {
+        let step = self.steps[0];
+        let own = module_name(&step.tensor.name).len();
+        Some(format!("{}{}", module_name(self.stored_as?), &step.parts[index].name[own..]))
+    }
+}
+
+/// All tensors in the order of files: those of one name stand at the first one's place. What
+/// cannot stand as one matrix (rules of a user's own can ask for anything) keeps its own name.
+pub(crate) fn stacks(steps: &[Step]) -> Vec<Stack<'_>> {
+    let mut stacks = Vec::new();
+    let mut done = vec![false; steps.len()];
+    for (index, step) in steps.iter().enumerate() {
+        if std::mem::replace(&mut done[index], true) {
+            continue;
+        }
+        let own = Stack { steps: vec![step], stored_as: None };
+        let Some(name) = &step.tensor.stored_as else {
+            stacks.push(own);
+            continue;
+        };
+        let same = |other: &(usize, &Step)| other.1.tensor.stored_as.as_ref() == Some(name);
+        // A layer's tensors stand together: the whole list is not searched for each.
+        let near = steps.iter().enumerate().skip(index);
+        let near = near.take_while(|(_, other)| other.tensor.layer == step.tensor.layer);
+        let members: Vec<(usize, &Step)> = near.filter(same).collect();
+        if !members.iter().all(|(_, other)| is_alike(step, other, members.len())) {
+            stacks.push(own);
+            continue;
+        }
+        for (at, _) in &members {
+            done[*at] = true;
+        }
+        let steps = members.into_iter().map(|(_, step)| step).collect();
+        stacks.push(Stack { steps, stored_as: Some(name) });
+    }
+    stacks
+}
+
+/// Whether the rows of both can follow each other in one matrix of every rank.
+fn is_alike(first: &Step, other: &Step, members: usize) -> bool {
+    let by_rows = |(one, other): (&Part, &Part)| {
+        (one.dtype, &one.shape[1..], &one.stages) == (other.dtype, &other.shape[1..], &other.stages)
+            && [one, other].into_iter().all(|part| is_by_rows(&part.destination))
+            && discriminant(&one.destination) == discriminant(&other.destination)
+    };
+    // One tensor alone only has another name.
+    members == 1
+        || first.format == other.format
+            && first.parts.len() == other.parts.len()
+            && first.parts.iter().zip(&other.parts).all(by_rows)
+}
+
+/// Whether a rank holds whole rows.
+fn is_by_rows(destination: &Destination) -> bool {
+    let by_rows = |cut: &Cut| !matches!(cut, Cut::Range { dim, .. } if *dim != 0);
+    match destination {
+        Destination::Shared | Destination::Once => true,
+        Destination::Cut(cuts) => cuts.iter().all(by_rows),
+    }
+}
