@@ -80,6 +80,7 @@ const TABLE: &[(&str, &[(Form, Way)])] = &[
     ("gguf_q4_k_m", &[(FOUR_BY_32, Anew), (SIXTEEN, Kept)]),
     ("gguf_q6_k", &[(SIX, Anew), (SIXTEEN, Kept)]),
     ("gguf_blocks", &[(SIX_BY_32, Anew), ((6, 32, Some("F32"), 2), Exact)]),
+    ("gguf_iq4", &[(FOUR, Anew), ((8, 32, Some("F32"), 2), Exact)]),
 ];
 
 /// Folders with other things than a checkpoint that converts.

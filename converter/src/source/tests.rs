@@ -129,12 +129,12 @@ fn four_bit_floats_and_mlx_are_decoded_as_their_libraries_do() {
 
 #[test]
 fn gguf_is_decoded_as_its_library_does() {
-    for name in GGUF.iter().chain(&["gguf_blocks"]) {
+    for name in GGUF.iter().chain(&["gguf_blocks", "gguf_iq4"]) {
         check_values(name);
     }
 }
 
-/// Without `gguf_blocks`, which was never another file.
+/// Without `gguf_blocks` and `gguf_iq4`, which were never another file.
 const GGUF: [&str; 5] = ["gguf_f16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_k_m", "gguf_q6_k"];
 
 #[test]

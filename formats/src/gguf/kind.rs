@@ -31,6 +31,10 @@ pub enum Kind {
     Q5K,
     /// 256 integers of 6 bits; scales of each 16 in 8 bits.
     Q6K,
+    /// 32 indices of 4 bits into a table of signed bytes, one scale.
+    Iq4Nl,
+    /// 256 such indices; scales of each 32 in 6 bits.
+    Iq4Xs,
 }
 
 /// The names of types that are not read, for messages.
@@ -41,10 +45,8 @@ const UNREAD: &[(u32, &str)] = &[
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
     (19, "IQ1_S"),
-    (20, "IQ4_NL"),
     (21, "IQ3_S"),
     (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
@@ -74,6 +76,8 @@ impl Kind {
             12 => Self::Q4K,
             13 => Self::Q5K,
             14 => Self::Q6K,
+            20 => Self::Iq4Nl,
+            23 => Self::Iq4Xs,
             _ => {
                 let unread = UNREAD.iter().find(|(number, _)| *number == id);
                 return Err(unread.map_or_else(
@@ -89,8 +93,8 @@ impl Kind {
     pub const fn block_len(self) -> u64 {
         match self {
             Self::Floats(_) => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
 
@@ -99,7 +103,7 @@ impl Kind {
     pub const fn block_bytes(self) -> u64 {
         match self {
             Self::Floats(dtype) => dtype.size_bytes() as u64,
-            Self::Q4_0 => 18,
+            Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
@@ -109,6 +113,7 @@ impl Kind {
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Iq4Xs => 136,
         }
     }
 
@@ -127,6 +132,8 @@ impl Kind {
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Iq4Nl => "IQ4_NL",
+            Self::Iq4Xs => "IQ4_XS",
         }
     }
 }

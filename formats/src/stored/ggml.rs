@@ -12,6 +12,8 @@
 //! | `Q4_K` | 144 | d, dmin, 12 bytes of scales and leasts, 128 bytes of q; `d · s · q − dmin · m` |
 //! | `Q5_K` | 176 | d, dmin, 12 bytes of scales and leasts, 32 bytes of fifth bits, 128 bytes of q; the same |
 //! | `Q6_K` | 210 | 128 bytes of low nibbles, 64 bytes of high bits, 16 signed scales, d; `d · s · (q − 32)` |
+//! | `IQ4_NL` | 18 | d, nibbles; `d · table(q)` |
+//! | `IQ4_XS` | 136 | d, 16 bits and 4 bytes of scales, 128 bytes of nibbles; `d · (s − 32) · table(q)` |
 //!
 //! Source: `ggml-common.h` and `ggml-quants.c` of llama.cpp; products are formed in its order.
 
@@ -22,6 +24,9 @@ use super::{
     elements::{f16, half, number, word},
 };
 use crate::{dtype::Dtype, gguf::Kind};
+
+/// What the indices of `IQ4_NL` and `IQ4_XS` stand for, counted from 128: −127 to 113.
+const TABLE: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
 
 /// Rows of blocks.
 #[derive(Clone, Debug)]
@@ -74,6 +79,11 @@ impl Blocks {
                 Kind::Q3K => q3_k(block, q, &mut take),
                 Kind::Q4K | Kind::Q5K => q4_k(self.kind, block, q, &mut take),
                 Kind::Q6K => q6_k(block, q, &mut take),
+                Kind::Iq4Nl => {
+                    looked_up(&block[2..], q);
+                    take(&Group { q, scale: f16(half(block, 0)), bias: 0.0, zero: Some(128) });
+                }
+                Kind::Iq4Xs => iq4_xs(block, q, &mut take),
             }
         }
     }
@@ -173,6 +183,27 @@ fn q6_k(block: &[u8], q: &mut [u8], take: &mut impl FnMut(&Group)) {
     }
 }
 
+/// Values of 32 columns: low nibbles are the first half.
+fn looked_up(nibbles: &[u8], q: &mut [u8]) {
+    let (low, high) = q.split_at_mut(16);
+    for ((byte, low), high) in nibbles.iter().zip(low).zip(high) {
+        (*low, *high) = (TABLE[usize::from(byte & 15)], TABLE[usize::from(byte >> 4)]);
+    }
+}
+
+fn iq4_xs(block: &[u8], q: &mut [u8], take: &mut impl FnMut(&Group)) {
+    let (d, high) = (f16(half(block, 0)), half(block, 1));
+    let (low, values) = block[4..].split_at(4);
+    let groups = q.chunks_exact_mut(32).zip(values.chunks_exact(16));
+    for (index, (q, nibbles)) in groups.enumerate() {
+        looked_up(nibbles, q);
+        let low = low[index / 2] >> (index % 2 * 4) & 15;
+        let scale = low | ((high >> (2 * index) & 3) << 4) as u8;
+        let scale = d * (f32::from(scale) - 32.0);
+        take(&Group { q, scale, bias: 0.0, zero: Some(128) });
+    }
+}
+
 impl Layout for Blocks {
     fn windows(&self, rows: Range<u64>) -> Vec<Window> {
         vec![Window::rows(rows, self.row_bytes())]
@@ -196,7 +227,8 @@ impl Layout for Blocks {
         match self.kind {
             Kind::Q4_0 => grid(4, false),
             Kind::Q5_0 => grid(5, false),
-            Kind::Q8_0 => grid(8, false),
+            // Of a table's values, every 8 bits hold all.
+            Kind::Q8_0 | Kind::Iq4Nl | Kind::Iq4Xs => grid(8, false),
             Kind::Q4_1 | Kind::Q4K => grid(4, true),
             Kind::Q5_1 | Kind::Q5K => grid(5, true),
             // Their groups of 16 are smaller than any that is stored.

@@ -1,4 +1,5 @@
-"""Writes gguf_blocks: every type of block that no other fixture has, with the values that gguf-py reads."""
+"""Writes gguf_blocks, or with the word iq4 behind the folder gguf_iq4: every type of block that no other fixture has, with
+the values that gguf-py reads."""
 import json, hashlib, sys
 from pathlib import Path
 import numpy as np, gguf
@@ -18,6 +19,8 @@ def k_blocks(kind,rows,cols):
     if kind==T.Q2_K: scale(80,0.004); scale(82,0.004)
     if kind==T.Q3_K: scale(108,0.0008)
     if kind==T.Q5_K: scale(0,0.0001); scale(2,0.0005)
+    if kind==T.IQ4_NL: scale(0,0.001)
+    if kind==T.IQ4_XS: scale(0,0.00005)
     return b.reshape(rows,cols//block*size)
 w=gguf.GGUFWriter(str(out/"model.gguf"),"llama")
 w.add_context_length(512); w.add_embedding_length(H); w.add_block_count(1); w.add_feed_forward_length(I)
@@ -27,7 +30,7 @@ expected={}; types={}; names={}
 def back(a,heads):  # rows in transformers' order
     r=a.shape[0]; return a.reshape(heads,r//heads//2,2,*a.shape[1:]).swapaxes(1,2).reshape(a.shape)
 def add(name,hf,kind,rows,cols,heads=0):
-    if kind in (T.Q2_K,T.Q3_K,T.Q5_K): data=k_blocks(kind,rows,cols); 
+    if kind in (T.Q2_K,T.Q3_K,T.Q5_K,T.IQ4_NL,T.IQ4_XS): data=k_blocks(kind,rows,cols); 
     else: data=quantize(weights(rows,cols),kind)
     w.add_tensor(name,data,raw_dtype=kind)
     v=dequantize(data,kind).astype(np.float32).reshape(rows,cols)
@@ -40,16 +43,18 @@ def put(name,hf,v,kind):
 def norm(name,hf):
     v=(1+rng.standard_normal(H)*0.1).astype(np.float32); w.add_tensor(name,v); put(name,hf,v,T.F32)
 L="model.layers.0."
-add("token_embd.weight","model.embed_tokens.weight",T.Q4_1,V,H)
-add("blk.0.attn_q.weight",L+"self_attn.q_proj.weight",T.Q5_0,HEADS*HD,H,HEADS)
-add("blk.0.attn_k.weight",L+"self_attn.k_proj.weight",T.Q5_1,KV*HD,H,KV)
-add("blk.0.attn_v.weight",L+"self_attn.v_proj.weight",T.Q4_1,KV*HD,H)
 # o_proj has 128 inputs: half a K block
-add("blk.0.attn_output.weight",L+"self_attn.o_proj.weight",T.BF16,H,HEADS*HD)
-add("blk.0.ffn_gate.weight",L+"mlp.gate_proj.weight",T.Q2_K,I,H)
-add("blk.0.ffn_up.weight",L+"mlp.up_proj.weight",T.Q3_K,I,H)
-add("blk.0.ffn_down.weight",L+"mlp.down_proj.weight",T.Q5_K,H,I)
+EMBED,Q,K,VALUE,O,GATE,UP,DOWN=(T.Q4_1,T.Q5_0,T.Q5_1,T.Q4_1,T.BF16,T.Q2_K,T.Q3_K,T.Q5_K)
+if sys.argv[2:]==["iq4"]: EMBED=Q=K=VALUE=O=T.IQ4_NL; GATE=UP=DOWN=T.IQ4_XS
+add("token_embd.weight","model.embed_tokens.weight",EMBED,V,H)
+add("blk.0.attn_q.weight",L+"self_attn.q_proj.weight",Q,HEADS*HD,H,HEADS)
+add("blk.0.attn_k.weight",L+"self_attn.k_proj.weight",K,KV*HD,H,KV)
+add("blk.0.attn_v.weight",L+"self_attn.v_proj.weight",VALUE,KV*HD,H)
+add("blk.0.attn_output.weight",L+"self_attn.o_proj.weight",O,H,HEADS*HD)
+add("blk.0.ffn_gate.weight",L+"mlp.gate_proj.weight",GATE,I,H)
+add("blk.0.ffn_up.weight",L+"mlp.up_proj.weight",UP,I,H)
+add("blk.0.ffn_down.weight",L+"mlp.down_proj.weight",DOWN,H,I)
 norm("blk.0.attn_norm.weight",L+"input_layernorm.weight"); norm("blk.0.ffn_norm.weight",L+"post_attention_layernorm.weight")
 norm("output_norm.weight","model.norm.weight")
 w.write_header_to_file(); w.write_kv_data_to_file(); w.write_tensors_to_file(); w.close()
-json.dump({"bit_exact":True,"computed_by":f"gguf {__import__('importlib.metadata').metadata.version('gguf')} quants.dequantize, q/k rows back to transformers' order; blocks of Q2_K, Q3_K and Q5_K are random bits with small scales","consumed_without_output":[],"note":{"names":names,"types":types},"tensors":dict(sorted(expected.items()))},open(out/"expected.json","w"),indent=1,sort_keys=True)
+json.dump({"bit_exact":True,"computed_by":f"gguf {__import__('importlib.metadata').metadata.version('gguf')} quants.dequantize, q/k rows back to transformers' order; blocks of Q2_K, Q3_K, Q5_K, IQ4_NL and IQ4_XS are random bits with small scales","consumed_without_output":[],"note":{"names":names,"types":types},"tensors":dict(sorted(expected.items()))},open(out/"expected.json","w"),indent=1,sort_keys=True)
