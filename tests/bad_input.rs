@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
+use safetensors::SafeTensors;
 use serde_json::Value;
+use shardpack_converter::Source;
+use shardpack_formats::{RulePack, SourceTensor, resolve};
 use tempfile::tempdir;
 
 use crate::harness::{copy_folder, data, fail, path};
@@ -40,7 +43,10 @@ fn a_folder_that_is_no_model() {
         fs::create_dir(model.join("language_model")).unwrap();
         fs::rename(model.join("config.json"), model.join("language_model/config.json")).unwrap();
     };
-    check(below, &["no config.json", "language_model/ has one; give that folder"]);
+    check(
+        below,
+        &["no config.json", "language_model/ has one; name it with --subfolder language_model"],
+    );
     let weights = |model: &Path| {
         fs::remove_file(model.join("model.safetensors")).unwrap();
         fs::remove_file(model.join("expected.safetensors")).unwrap();
@@ -133,4 +139,105 @@ fn options_that_are_not_possible() {
         let error = fail(2, &["convert", path(&source), "-o", path(&output), option, value]);
         assert!(error.contains(option) && error.contains(value), "{error}");
     }
+}
+
+/// Every reference model with one thing wrong; the message must name it.
+#[test]
+fn every_family_accounts_for_every_tensor_shape_and_key() {
+    let packs = RulePack::builtin();
+    let mut families = 0;
+    for entry in fs::read_dir(data("models")).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.join("config.json").is_file() {
+            continue;
+        }
+        families += 1;
+        let source = Source::open(&folder).unwrap();
+        let tensors = source.source_tensors();
+        let whole = resolve(&source.config, &tensors, &packs).unwrap();
+        // What rules leave out by name may be there or not.
+        let is_left_out = |name: &str| whole.ignored.iter().any(|(ignored, _)| ignored == name);
+        let refused = |config: &Value, tensors: &[SourceTensor], what: &str| {
+            let error = resolve(config, tensors, &packs);
+            let error = error.err().unwrap_or_else(|| panic!("{}: {what}", folder.display()));
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                text = format!("{text}: {error}");
+                cause = error.source();
+            }
+            text
+        };
+        let without = |index: usize| [&tensors[..index], &tensors[index + 1..]].concat();
+        for (index, tensor) in tensors.iter().enumerate() {
+            if is_left_out(&tensor.name) {
+                continue;
+            }
+            refused(&source.config, &without(index), &format!("without {}", tensor.name));
+            let mut swapped = tensors.clone();
+            swapped[index].shape.reverse();
+            if swapped[index].shape == tensor.shape {
+                *swapped[index].shape.last_mut().unwrap() += 1;
+            }
+            let said = refused(&source.config, &swapped, &format!("{} swapped", tensor.name));
+            // A vocabulary of another size is one; then the other matrix of tokens is named.
+            let is_named = said.contains(&tensor.name) || said.contains("vocab_size");
+            assert!(is_named, "{}: {}: {said}", folder.display(), tensor.name);
+        }
+        let mut more = tensors.clone();
+        more.push(SourceTensor { name: "model.layers.0.extra.weight".into(), ..more[0].clone() });
+        let said = refused(&source.config, &more, "one too many");
+        assert!(said.contains("model.layers.0.extra.weight"), "{}: {said}", folder.display());
+        let mut config = source.config.clone();
+        config["a_new_idea"] = 2.into();
+        let said = refused(&config, &tensors, "an unknown key");
+        assert!(said.contains("a_new_idea = 2"), "{}: {said}", folder.display());
+    }
+    assert_eq!(families, 43, "none is left out");
+}
+
+/// Writes the model's weights anew with a change.
+fn change_weights(
+    model: &Path,
+    change: impl FnOnce(&mut Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)>),
+) {
+    let file = model.join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
+        (name, view.dtype(), view.shape().to_vec(), view.data().to_vec())
+    };
+    let mut tensors: Vec<_> = stored.tensors().into_iter().map(tensor).collect();
+    change(&mut tensors);
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    fs::write(file, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+#[test]
+fn a_tensor_too_many_or_too_few_or_a_swapped_shape() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let at = |tensors: &[(String, safetensors::Dtype, Vec<usize>, Vec<u8>)]| {
+        tensors.iter().position(|(found, ..)| found == name).unwrap()
+    };
+    check(
+        |model| change_weights(model, |tensors| _ = tensors.remove(at(tensors))),
+        &["missing", name],
+    );
+    let add = |model: &Path| {
+        change_weights(model, |tensors| {
+            let mut more = tensors[at(tensors)].clone();
+            more.0 = "model.layers.1.mlp.side_proj.weight".to_owned();
+            tensors.push(more);
+        });
+    };
+    check(add, &["model.layers.1.mlp.side_proj.weight"]);
+    let swap = |model: &Path| {
+        change_weights(model, |tensors| {
+            let index = at(tensors);
+            tensors[index].2.reverse();
+        });
+    };
+    check(swap, &[name, "192", "320"]);
 }

@@ -24,6 +24,7 @@ const FAMILIES: &[(&str, bool)] = &[
     ("smollm3", false),
     ("deepseek_v2", true),
     ("dots1", true),
+    ("glm_moe_dsa", true),
     ("granitemoe", true),
     ("hunyuan_v1_moe", true),
     ("olmoe", true),

@@ -91,6 +91,18 @@ FAMILIES = {
         gains=[(r"experts.*down_proj", 0.1)],
         bites={"yarn": dict(rope_parameters=rope(10000)), "scaling": dict(routed_scaling_factor=1.0),
                "expert groups": dict(topk_method="greedy")}),
+    # Short enough that every key is read: the indexer chooses nothing, so its weights have no influence, and the check
+    # of gradients has to pass over them.
+    "glm_moe_dsa": dict(
+        cls="GlmMoeDsaForCausalLM", style="v5", drop=["qk_head_dim", "output_router_logits"],
+        put=dict(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
+        config=dict(dict(MOE, num_attention_heads=2, num_key_value_heads=2), q_lora_rank=32, kv_lora_rank=32,
+                    qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, head_dim=16, n_routed_experts=3,
+                    n_shared_experts=1, n_group=1, topk_group=1, moe_intermediate_size=32, first_k_dense_replace=1,
+                    mlp_layer_types=["dense", "sparse"], norm_topk_prob=True, routed_scaling_factor=2.5,
+                    index_topk=128, index_head_dim=32, index_n_heads=2, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(1e6)),
+        bites={"scaling": dict(routed_scaling_factor=1.0), "eps": dict(rms_norm_eps=1e-5)}),
     "qwen3_5_moe": dict(
         cls="Qwen3_5MoeForCausalLM", style="v5", f32=r"linear_attn\.(A_log|norm\.weight)$",
         config=dict(dict(BASE, num_attention_heads=2, num_key_value_heads=1), head_dim=16, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32,
