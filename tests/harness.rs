@@ -91,8 +91,14 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
 
 /// Starts the program so that it stops at a named point, and waits until it is there.
 pub(crate) fn paused(point: &str, args: &[&str]) -> Child {
-    let mut child = shardpack()
-        .args(args)
+    let mut command = shardpack();
+    command.args(args);
+    paused_command(point, command)
+}
+
+/// The same with a command that is ready.
+pub(crate) fn paused_command(point: &str, mut command: Command) -> Child {
+    let mut child = command
         .env("SHARDPACK_PAUSE_AT", point)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

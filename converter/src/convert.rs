@@ -35,7 +35,7 @@ use crate::{
 };
 use documents::DocumentError;
 use items::Item;
-use journal::Journal;
+use journal::{Earlier, Journal};
 use output::Output;
 use tensor::Converter;
 
@@ -221,11 +221,14 @@ fn fill(
     }));
     let (journal, earlier) = Journal::open(directory, &journal::key(source, plan)?)?;
     let output = Output::open(directory, plan)?;
-    let earlier = output.check(plan, earlier);
-    let resumed =
-        earlier.keys().map(|index| crate::plan::source_size(&plan.steps[*index].tensor)).sum();
-    if !earlier.is_empty() {
-        observe(&ConvertEvent::Resumed { tensors: earlier.len(), source_bytes: resumed });
+    let earlier = Earlier { steps: output.check(plan, earlier.steps), files: earlier.files };
+    let resumed = earlier
+        .steps
+        .keys()
+        .map(|index| crate::plan::source_size(&plan.steps[*index].tensor))
+        .sum();
+    if !earlier.steps.is_empty() {
+        observe(&ConvertEvent::Resumed { tensors: earlier.steps.len(), source_bytes: resumed });
     }
     let run = Pass::new(source, plan, &output, &journal, earlier, observe);
     let (finished, digests) = run.run()?;
@@ -293,16 +296,28 @@ impl<'a> Pass<'a> {
         plan: &'a Plan,
         output: &'a Output,
         journal: &'a Journal,
-        earlier: BTreeMap<usize, Finished>,
+        Earlier { steps: earlier, files: mut known }: Earlier,
         observe: Observer<'a>,
     ) -> Self {
-        let items = items::list(source, plan, |index| earlier.contains_key(&index));
+        let is_done = |index| earlier.contains_key(&index);
+        // What a tensor is still to be made of is verified again as it comes.
+        for index in (0..plan.steps.len()).filter(|index| !is_done(*index)) {
+            for file in items::remote_files(source, plan, index) {
+                known.remove(&file);
+            }
+        }
+        let items = items::list(source, plan, is_done, |file| known.contains_key(&file));
         let finished: Vec<OnceLock<Finished>> =
             plan.steps.iter().map(|_| OnceLock::new()).collect();
         for (index, earlier) in earlier {
             finished[index].get_or_init(|| earlier);
         }
-        let sizes = source.weights.files.iter().map(|file| file.size);
+        let hashes = FileHashes::new(source.weights.files.iter().map(|file| file.size));
+        for (file, chunks) in &known {
+            for (chunk, value) in chunks.iter().enumerate() {
+                hashes.set_chunk(*file, chunk as u64, *value);
+            }
+        }
         Self {
             source,
             plan,
@@ -314,7 +329,7 @@ impl<'a> Pass<'a> {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             finished,
-            hashes: Arc::new(FileHashes::new(sizes)),
+            hashes: Arc::new(hashes),
             unproven: Mutex::default(),
         }
     }
@@ -402,9 +417,10 @@ impl<'a> Pass<'a> {
                 let values = weights
                     .verify()
                     .map_err(|source| SourceError::Read { path: path(), source })?;
-                for (chunk, value) in values.into_iter().enumerate() {
-                    self.hashes.set_chunk(*file, chunk as u64, value);
+                for (chunk, value) in values.iter().enumerate() {
+                    self.hashes.set_chunk(*file, chunk as u64, *value);
                 }
+                self.journal.add_file(*file, values)?;
                 self.prove(Some(*file), None)?;
             }
         }

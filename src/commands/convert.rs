@@ -26,7 +26,8 @@ pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     let keep = if args.no_keep_source { Keep::Nothing } else { Keep::All };
     let pickles = source::pickles(args.format.allow_pickle);
     let adapters = &args.format.adapters;
-    let input = Input { source: &args.source, adapters, pickles, keep };
+    let subfolder = args.format.subfolder.as_ref();
+    let input = Input { source: &args.source, subfolder, adapters, pickles, keep };
     let converted = threads::with(args.threads, || convert_source(&input, options))??;
     if args.json {
         result(&json(&converted).to_string());
@@ -75,9 +76,11 @@ pub(super) fn format_options(
 
 /// Converts a source and shows how far it is.
 pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<Converted, Failure> {
-    let mut spool = options.output.clone().into_os_string();
-    spool.push(".source");
-    let spool = PathBuf::from(spool);
+    let mut spools = options.output.clone().into_os_string();
+    spools.push(".source");
+    let spools = PathBuf::from(spools);
+    // Of this process: another one that has the same output in mind must not meet it.
+    let spool = spools.join(std::process::id().to_string());
     let source = source::open(input, &spool)?;
     let converted = || {
         let plan = Plan::new(&source, options)?;
@@ -87,18 +90,20 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
         let display = Display::default();
         convert(&source, &plan, &|event| display.show(event))
     };
-    let converted =
-        converted().map_err(
-            |error: ConvertError| {
-                if error.is_wrong() { Failure::wrong(error) } else { error.into() }
-            },
-        );
+    let converted = converted();
     if input.keep == Keep::Nothing {
-        // Files remove themselves when they are dropped; what a killed run has left goes too.
+        // Pieces remove themselves when they are dropped. What killed runs have left goes too, if
+        // the output was ours: else it may be that of another run.
         drop(source);
-        let _ = std::fs::remove_dir_all(&spool);
+        let foreign = matches!(converted, Err(ConvertError::Plan(_) | ConvertError::Staging(_)));
+        let _ = std::fs::remove_dir_all(if foreign { &spool } else { &spools });
+        let _ = std::fs::remove_dir(&spools);
     }
-    converted
+    converted.map_err(
+        |error: ConvertError| {
+            if error.is_wrong() { Failure::wrong(error) } else { error.into() }
+        },
+    )
 }
 
 /// A conversion as a progress bar.

@@ -31,10 +31,15 @@ pub(super) enum Item {
 
 /// Everything to do. What is read in order for a tensor is hashed on the way; before each tensor
 /// stand the parts of its file up to the tensor's end that no tensor hashes, so that what is read
-/// twice comes from memory the second time.
-pub(super) fn list(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool) -> Vec<Item> {
+/// twice comes from memory the second time. Files from elsewhere that are known are left out.
+pub(super) fn list(
+    source: &Source,
+    plan: &Plan,
+    is_done: impl Fn(usize) -> bool,
+    is_known: impl Fn(usize) -> bool,
+) -> Vec<Item> {
     if source.weights.files.iter().any(WeightFile::is_remote) {
-        return list_remote(source, plan, is_done);
+        return list_remote(source, plan, is_done, is_known);
     }
     let mut gaps = Gaps::new(source, plan, &is_done);
     let mut items = Vec::new();
@@ -115,7 +120,12 @@ impl<'a> Gaps<'a> {
 
 /// The same for files that are elsewhere: in the order in which their bytes come, and each file is
 /// verified when the last tensor of it is made.
-fn list_remote(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool) -> Vec<Item> {
+fn list_remote(
+    source: &Source,
+    plan: &Plan,
+    is_done: impl Fn(usize) -> bool,
+    is_known: impl Fn(usize) -> bool,
+) -> Vec<Item> {
     let last = |index: usize| {
         let places = places(source, plan, index);
         let file = places.iter().map(|(file, _)| *file).max().unwrap_or(0);
@@ -130,7 +140,9 @@ fn list_remote(source: &Source, plan: &Plan, is_done: impl Fn(usize) -> bool) ->
         while let Some(step) = steps.next_if(|step| last(*step).0 == file) {
             items.push(Item::Convert(step));
         }
-        items.push(Item::Verify(file));
+        if !is_known(file) {
+            items.push(Item::Verify(file));
+        }
     }
     for item in &items {
         for (file, bytes) in item.places(source, plan) {

@@ -2,7 +2,7 @@
 //!
 //! One line each: 16 hex digits of the BLAKE3 of the rest, a space, JSON. The first line's JSON
 //! is the key: a digest of everything that decides the output but the weights themselves. Each
-//! other line is a finished tensor. A line that is torn or does not have its digest ends the
+//! other line is a finished tensor, or a file that came from elsewhere and was verified. A line that is torn or does not have its digest ends the
 //! journal. Lines are not synced one by one: what they promise is read back and hashed before it
 //! is believed.
 
@@ -38,9 +38,20 @@ pub(super) struct Journal {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
-    step: usize,
-    finished: Finished,
+#[serde(rename_all = "snake_case")]
+enum Entry {
+    Step { step: usize, finished: Finished },
+    File { file: usize, chunks: Vec<Digest> },
+}
+
+/// What an earlier run has done.
+#[derive(Default)]
+pub(super) struct Earlier {
+    /// Finished tensors.
+    pub(super) steps: BTreeMap<usize, Finished>,
+    /// Files from elsewhere that were whole and verified, with the values of their chunks: the key
+    /// names their checksums and sizes, so they are what they were.
+    pub(super) files: BTreeMap<usize, Vec<Digest>>,
 }
 
 /// A digest of the source's headers and times, the options, and the program.
@@ -81,37 +92,47 @@ pub(super) fn key(source: &Source, plan: &Plan) -> Result<Digest, CanonicalError
 impl Journal {
     /// Opens the journal of `directory` and returns what it says was finished, if it is of the
     /// same conversion; else begins a new one.
-    pub(super) fn open(
-        directory: &Path,
-        key: &Digest,
-    ) -> Result<(Self, BTreeMap<usize, Finished>), WriteError> {
+    pub(super) fn open(directory: &Path, key: &Digest) -> Result<(Self, Earlier), WriteError> {
         let path = directory.join(JOURNAL_FILE);
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.split_inclusive('\n').map_while(checked);
         let same = lines.next().is_some_and(|line| {
             serde_json::from_str::<Digest>(line).is_ok_and(|found| found == *key)
         });
-        let entries: BTreeMap<usize, Finished> = if same {
-            let entry = |line| serde_json::from_str::<Entry>(line).ok();
-            lines.map_while(entry).map(|entry| (entry.step, entry.finished)).collect()
+        let entries: Vec<Entry> = if same {
+            lines.map_while(|line| serde_json::from_str(line).ok()).collect()
         } else {
-            BTreeMap::new()
+            Vec::new()
         };
         // Written anew without what was torn.
         let temporary = directory.join(".journal.new");
         let mut new = line(&key);
-        for (step, finished) in &entries {
-            new += &line(&Entry { step: *step, finished: finished.clone() });
+        let mut earlier = Earlier::default();
+        for entry in entries {
+            new += &line(&entry);
+            match entry {
+                Entry::Step { step, finished } => _ = earlier.steps.insert(step, finished),
+                Entry::File { file, chunks } => _ = earlier.files.insert(file, chunks),
+            }
         }
         at(&temporary, fs::write(&temporary, new))?;
         at(&path, fs::rename(&temporary, &path))?;
         let file = Mutex::new(at(&path, File::options().append(true).open(&path))?);
-        Ok((Self { path, file }, entries))
+        Ok((Self { path, file }, earlier))
     }
 
     /// Adds a finished tensor, whose bytes have been written.
     pub(super) fn add(&self, step: usize, finished: &Finished) -> Result<(), WriteError> {
-        let line = line(&Entry { step, finished: finished.clone() });
+        self.append(&Entry::Step { step, finished: finished.clone() })
+    }
+
+    /// Adds a file from elsewhere that was verified.
+    pub(super) fn add_file(&self, file: usize, chunks: Vec<Digest>) -> Result<(), WriteError> {
+        self.append(&Entry::File { file, chunks })
+    }
+
+    fn append(&self, entry: &Entry) -> Result<(), WriteError> {
+        let line = line(entry);
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         at(&self.path, file.write_all(line.as_bytes()))
     }
