@@ -6,6 +6,7 @@ mod serve;
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use shardpack_converter::Subfolder;
 
 pub(crate) use doctor::{DoctorArgs, ExamArgs};
 pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
@@ -139,6 +140,10 @@ pub(crate) struct FormatArgs {
     /// by a machine that knows dictionaries of tensors, refuses all else and runs nothing.
     #[arg(long)]
     pub allow_pickle: bool,
+    /// The folder below the source that the model stands in, such as the text model of a repository
+    /// for pictures too; its tokenizer stands there or beside the whole.
+    #[arg(long, value_name = "FOLDER")]
+    pub subfolder: Option<Subfolder>,
 }
 
 /// `plan`.
@@ -155,7 +160,7 @@ An architecture that is not known:
   shardpack plan ./new-model --rules new.toml     and then convert with the same --rules")]
 pub(crate) struct PlanArgs {
     /// Folder of a Hugging Face model, a .gguf file, or a model's name on the hub:
-    /// organisation/model or organisation/model@revision.
+    /// organisation/model, organisation/model@revision, or organisation/model/FILE.gguf.
     pub source: PathBuf,
     /// What would be written.
     #[command(flatten)]
@@ -177,10 +182,12 @@ pub(crate) struct PlanArgs {
 Examples:
   shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
   shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json
-  shardpack convert ./model -o staged --nodes 4 --stages 2     two stages of two nodes")]
+  shardpack convert ./model -o staged --nodes 4 --stages 2     two stages of two nodes
+  shardpack convert org/model -o out --subfolder text_model    the part of a repository that is one")]
 pub(crate) struct ConvertArgs {
     /// Folder of a Hugging Face model (config.json and .safetensors files), a .gguf file, or a
-    /// model's name on the hub: organisation/model or organisation/model@revision.
+    /// model's name on the hub: organisation/model, organisation/model@revision, or
+    /// organisation/model/FILE.gguf.
     pub source: PathBuf,
     /// Folder to write the package set to; must not exist or be empty.
     #[arg(short, long, value_name = "FOLDER")]

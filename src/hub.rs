@@ -8,38 +8,67 @@ use std::{
 };
 
 use shardpack_converter::{
-    Source,
-    hub::{Hub, HubEvent, HubObserver, HubOptions, ModelName},
+    Source, Subfolder,
+    hub::{Hub, HubError, HubEvent, HubObserver, HubOptions, ModelName, Selection},
 };
 
 use crate::{
     failure::Failure,
     progress::{Progress, say, size},
-    source::{Keep, failure},
+    source::{Input, Keep, failure},
 };
 
-/// The name of a model on the hub, unless the text is a folder's.
-pub(crate) fn name(source: &Path) -> Option<ModelName> {
+/// The ending of GGUF files.
+const GGUF: &str = ".gguf";
+
+/// The name of a model on the hub, and of its GGUF file if it is one, unless the text is a path of
+/// this machine.
+pub(crate) fn name(source: &Path) -> Option<(ModelName, Option<String>)> {
     let text = source.to_str()?;
-    let is_path = source.exists() || text.starts_with(['.', '/', '~']);
-    if is_path { None } else { text.parse().ok() }
+    if source.exists() || text.starts_with(['.', '/', '~']) {
+        return None;
+    }
+    // Before anything else: what follows a revision could be part of a branch's name.
+    let file = text.match_indices('/').nth(1).filter(|_| text.ends_with(GGUF));
+    let Some((file, _)) = file else { return Some((text.parse().ok()?, None)) };
+    let (name, file) = (text[..file].parse().ok()?, &text[file + 1..]);
+    // The rules of a path below a repository are those of a folder below one.
+    file.parse::<Subfolder>().is_ok().then(|| (name, Some(file.to_owned())))
 }
 
 /// Opens a model of the hub. With [`Keep::Nothing`], `spool` is the folder for files that are
 /// needed.
-pub(crate) fn open(name: &ModelName, keep: Keep, spool: &Path) -> Result<Source, Failure> {
+pub(crate) fn open(
+    (name, gguf): (&ModelName, Option<String>),
+    input: &Input,
+    spool: &Path,
+) -> Result<Source, Failure> {
+    if let (Some(file), true) = (&gguf, input.subfolder.is_some()) {
+        return Err(anyhow::anyhow!("--subfolder: {file:?} is a file and has its own path").into());
+    }
+    let mut keep = input.keep;
+    let selection = Selection { subfolder: input.subfolder.cloned(), gguf, pickles: input.pickles };
     let shown = Arc::new(Shown::new(keep));
     let told = Arc::clone(&shown);
     let observe: HubObserver = Arc::new(move |event: &HubEvent| told.show(event));
     let hub = Arc::new(Hub::new(options(), observe)?);
-    let opened = hub.find(name).and_then(|snapshot| {
-        if keep == Keep::All {
-            hub.fetch(&snapshot)?;
+    let wrong =
+        |error: HubError| if error.is_wrong() { Failure::wrong(error) } else { error.into() };
+    let snapshot = hub.find(name, &selection).map_err(wrong)?;
+    if !snapshot.is_readable_from_afar() {
+        if keep == Keep::Nothing {
+            return Err(anyhow::anyhow!(
+                "--no-keep-source reads .safetensors alone; without it the files of {name} stay in the cache"
+            )
+            .into());
         }
-        Ok(snapshot)
-    });
-    let snapshot = opened
-        .map_err(|error| if error.is_wrong() { Failure::wrong(error) } else { error.into() })?;
+        // A plan needs what the conversion will.
+        keep = Keep::All;
+        shown.keep();
+    }
+    if keep == Keep::All {
+        hub.fetch(&snapshot).map_err(wrong)?;
+    }
     let source = match keep {
         Keep::All => Source::open_snapshot(&hub, &snapshot),
         Keep::Headers => Source::open_remote(&hub, &snapshot, None),
@@ -53,12 +82,20 @@ pub(crate) fn open(name: &ModelName, keep: Keep, spool: &Path) -> Result<Source,
 
 struct Shown {
     keep: Keep,
+    /// Bytes that will be fetched.
+    bytes: OnceLock<u64>,
     bar: OnceLock<Progress>,
 }
 
 impl Shown {
     const fn new(keep: Keep) -> Self {
-        Self { keep, bar: OnceLock::new() }
+        Self { keep, bytes: OnceLock::new(), bar: OnceLock::new() }
+    }
+
+    /// Files are fetched all the same.
+    fn keep(&self) {
+        let bytes = self.bytes.get().copied().unwrap_or(0);
+        self.bar.get_or_init(|| Progress::bytes("fetch", bytes));
     }
 
     fn finish(&self) {
@@ -72,8 +109,9 @@ impl Shown {
         match event {
             HubEvent::Found { commit, files, bytes } => {
                 say(&format!("note: commit {commit}, {files} files, {}", size(*bytes)));
+                self.bytes.get_or_init(|| *bytes);
                 if self.keep == Keep::All {
-                    self.bar.get_or_init(|| Progress::bytes("fetch", *bytes));
+                    self.keep();
                 }
             }
             HubEvent::FileStarted(name) => {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use shardpack_converter::{Pickles, Source, SourceError};
+use shardpack_converter::{Pickles, Source, SourceError, Subfolder};
 
 use crate::failure::Failure;
 
@@ -21,6 +21,8 @@ pub(crate) enum Keep {
 pub(crate) struct Input<'a> {
     /// A folder, a file, or a model's name on the hub.
     pub(crate) source: &'a Path,
+    /// The part of it that the model stands in.
+    pub(crate) subfolder: Option<&'a Subfolder>,
     /// Adapters to merge into it.
     pub(crate) adapters: &'a [PathBuf],
     /// Whether files of `torch.save` are read.
@@ -45,14 +47,18 @@ pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
 #[cfg(feature = "hub")]
 fn open_base(input: &Input, spool: &Path) -> Result<Source, Failure> {
     match crate::hub::name(input.source) {
-        Some(name) => crate::hub::open(&name, input.keep, spool),
-        None => Source::open_as(input.source, input.pickles).map_err(failure),
+        Some((name, gguf)) => crate::hub::open((&name, gguf), input, spool),
+        None => open_folder(input),
     }
 }
 
 #[cfg(not(feature = "hub"))]
 fn open_base(input: &Input, _: &Path) -> Result<Source, Failure> {
-    Source::open_as(input.source, input.pickles).map_err(failure)
+    open_folder(input)
+}
+
+fn open_folder(input: &Input) -> Result<Source, Failure> {
+    Source::open_part(input.source, input.subfolder, input.pickles).map_err(failure)
 }
 
 /// A source that was looked at and is wrong, or that could not be looked at.

@@ -6,7 +6,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
     path::Path,
-    process::Output,
+    process::{Command, Output},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,7 +20,9 @@ use sha2::{Digest as _, Sha256};
 use shardpack_formats::hex;
 use tempfile::tempdir;
 
-use crate::harness::{data, files, path, shardpack, succeed, text};
+use crate::harness::{
+    copy_folder, data, fail, files, kill, path, paused_command, shardpack, succeed, text,
+};
 
 const COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
 
@@ -28,6 +30,7 @@ const COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
 struct Hub {
     address: String,
     weight_bytes: Arc<AtomicU64>,
+    weight_requests: Arc<AtomicU64>,
 }
 
 impl Hub {
@@ -36,29 +39,43 @@ impl Hub {
         let address = format!("http://{}", listener.local_addr().unwrap());
         let files = Arc::new(files(model));
         let weight_bytes = Arc::new(AtomicU64::new(0));
-        let sent = Arc::clone(&weight_bytes);
+        let weight_requests = Arc::new(AtomicU64::new(0));
+        let counts = [Arc::clone(&weight_bytes), Arc::clone(&weight_requests)];
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (files, sent) = (Arc::clone(&files), Arc::clone(&sent));
-                thread::spawn(move || serve(stream.unwrap(), &files, &sent));
+                let (files, counts) = (Arc::clone(&files), counts.clone());
+                thread::spawn(move || serve(stream.unwrap(), &files, &counts));
             }
         });
-        Self { address, weight_bytes }
+        Self { address, weight_bytes, weight_requests }
     }
 
-    fn run(&self, folder: &Path, args: &[&str]) -> Output {
+    fn command(&self, folder: &Path, args: &[&str]) -> Command {
         let mut command = shardpack();
         command.args(args).env("HF_ENDPOINT", &self.address).env("HF_HOME", folder.join("home"));
         for name in ["HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE"] {
             command.env_remove(name);
         }
-        let output = command.output().unwrap();
+        command
+    }
+
+    fn run(&self, folder: &Path, args: &[&str]) -> Output {
+        let output = self.command(folder, args).output().unwrap();
         assert!(output.status.success(), "{args:?}\n{}", text(&output.stderr));
         output
     }
+
+    /// Requests for weights since this was last asked.
+    fn requests(&self) -> u64 {
+        self.weight_requests.swap(0, Ordering::Relaxed)
+    }
 }
 
-fn serve(mut stream: TcpStream, files: &BTreeMap<String, Vec<u8>>, sent: &AtomicU64) {
+fn serve(
+    mut stream: TcpStream,
+    files: &BTreeMap<String, Vec<u8>>,
+    [sent, requests]: &[Arc<AtomicU64>; 2],
+) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
     let first = lines.next().unwrap_or_default();
     let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
@@ -78,6 +95,7 @@ fn serve(mut stream: TcpStream, files: &BTreeMap<String, Vec<u8>>, sent: &Atomic
         let (first, last) = range.unwrap();
         if path.ends_with(".safetensors") {
             sent.fetch_add((last - first + 1) as u64, Ordering::Relaxed);
+            requests.fetch_add(1, Ordering::Relaxed);
         }
         let range = format!("Content-Range: bytes {first}-{last}/{}\r\n", file.len());
         ("206 Partial Content", range, file[first..=last].to_vec())
@@ -98,7 +116,7 @@ fn entry(name: &str, bytes: &[u8]) -> Value {
     let oid: [u8; 20] = sha1.finalize().into();
     let mut entry =
         json!({ "type": "file", "path": name, "size": bytes.len(), "oid": hex::encode(&oid) });
-    if name.ends_with(".safetensors") {
+    if [".safetensors", ".gguf", ".bin"].iter().any(|ending| name.ends_with(ending)) {
         let sha256: [u8; 32] = Sha256::digest(bytes).into();
         entry["lfs"] = json!({ "oid": hex::encode(&sha256), "size": bytes.len() });
     }
@@ -151,4 +169,163 @@ fn a_name_converts_as_its_folder_does_kept_or_not() {
         assert_eq!(file["sha256"], hex::encode(&sha256).as_str());
     }
     assert!(hub.weight_bytes.load(Ordering::Relaxed) >= 2 * total);
+}
+
+#[test]
+fn a_killed_conversion_that_keeps_no_source_goes_on_to_identical_bytes() {
+    let model = data("sources/bf16_sharded");
+    let hub = Hub::start(&model);
+    let folder = tempdir().unwrap();
+    let convert = |output: &Path| -> Vec<String> {
+        let args = ["convert", "org/model", "--no-keep-source", "--nodes", "2", "--threads", "1"];
+        args.iter().map(|arg| (*arg).to_owned()).chain(["-o".into(), path(output).into()]).collect()
+    };
+    let undisturbed = folder.path().join("undisturbed");
+    let args = convert(&undisturbed);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    hub.run(folder.path(), &args);
+    let expected = files(&undisturbed);
+    // One request for each file's header, and one for each file's only piece.
+    assert_eq!(hub.requests(), 6);
+    // The last tensor of all is in the third file: what is made of the others is done by then.
+    for (point, taken_up, requests) in [
+        ("convert:planned", false, 6),
+        ("convert:tensor:0", false, 6),
+        ("convert:tensor:24", true, 4),
+        ("convert:hashing", true, 3),
+        ("convert:publishing", false, 6),
+    ] {
+        let output = folder.path().join(point.replace(':', "-"));
+        let args = convert(&output);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        kill(paused_command(point, hub.command(folder.path(), &args)));
+        assert!(!output.exists(), "{point}: half a result has the final name");
+        hub.requests();
+        let said = text(&hub.run(folder.path(), &args).stderr);
+        assert_eq!(said.contains("going on after"), taken_up, "{point}: {said}");
+        assert_eq!(hub.requests(), requests, "{point}: files that were verified stay away");
+        assert!(files(&output) == expected, "{point}");
+        let spool = folder.path().join(point.replace(':', "-") + ".source");
+        assert!(!spool.exists(), "{point}: nothing is left of either run");
+    }
+}
+
+#[test]
+fn a_second_conversion_of_one_output_leaves_the_first_ones_pieces_alone() {
+    let hub = Hub::start(&data("sources/bf16_sharded"));
+    let folder = tempdir().unwrap();
+    let output = folder.path().join("set");
+    let args = ["convert", "org/model", "--no-keep-source", "-o", path(&output), "--threads", "1"];
+    let first = paused_command("convert:finished:3", hub.command(folder.path(), &args));
+    let pieces = || files(&folder.path().join("set.source"));
+    let held = pieces();
+    assert!(!held.is_empty());
+    let second = hub.command(folder.path(), &args).output().unwrap();
+    assert!(text(&second.stderr).contains("another conversion"), "{}", text(&second.stderr));
+    assert!(pieces() == held);
+    kill(first);
+    hub.run(folder.path(), &args);
+    assert!(!folder.path().join("set.source").exists());
+}
+
+#[test]
+fn a_model_in_a_part_of_a_repository_converts_as_it_does_by_itself() {
+    let folder = tempdir().unwrap();
+    let alone = data("sources/bf16_sharded");
+    let whole = folder.path().join("whole");
+    copy_folder(&alone, &whole.join("parts/text_model"));
+    // The tokenizer stands beside the whole, with what is not the text model's.
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::rename(whole.join("parts/text_model").join(name), whole.join(name)).unwrap();
+    }
+    fs::write(whole.join("model.safetensors"), "pictures").unwrap();
+    fs::write(whole.join("generation_config.json"), "{}").unwrap();
+    let set = |name: &str| folder.path().join(name);
+    succeed(&["convert", path(&alone), "-o", path(&set("alone"))]);
+    let part = ["--subfolder", "parts/text_model"];
+    let convert = |source: &str, name: &str, more: &[&str]| -> Vec<String> {
+        let set = set(name);
+        let args = ["convert", source, "-o", path(&set)];
+        args.iter().chain(&part).chain(more).map(|arg| (*arg).to_owned()).collect()
+    };
+    let run = |args: Vec<String>, hub: Option<&Hub>| {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        match hub {
+            None => _ = succeed(&args),
+            Some(hub) => _ = hub.run(folder.path(), &args),
+        }
+    };
+    run(convert(path(&whole), "local", &[]), None);
+    let expected = files(&set("alone"));
+    assert!(files(&set("local")) == expected, "a folder's part");
+
+    let hub = Hub::start(&whole);
+    let without = hub.command(folder.path(), &["plan", "org/model"]).output().unwrap();
+    let hint = "parts/text_model/ has one; name it with --subfolder parts/text_model";
+    assert!(text(&without.stderr).contains(hint), "{}", text(&without.stderr));
+    run(vec!["plan".into(), "org/model".into(), part[0].into(), part[1].into()], Some(&hub));
+    run(convert("org/model", "kept", &[]), Some(&hub));
+    run(convert("org/model", "passing", &["--no-keep-source"]), Some(&hub));
+    let kept = files(&set("kept"));
+    assert!(files(&set("passing")) == kept, "the same bytes on either way");
+    let manifest: Value = serde_json::from_slice(&kept["node-0/manifest.json"]).unwrap();
+    assert_eq!(manifest["source"]["subfolder"], part[1]);
+    let alone: Value = serde_json::from_slice(&expected["node-0/manifest.json"]).unwrap();
+    assert_eq!(manifest["ids"], alone["ids"], "tokenizer and weights are those of the part");
+    // From the cache alone.
+    let args = convert("org/model", "offline", &[]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let offline = hub.command(folder.path(), &args).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(offline.status.success(), "{}", text(&offline.stderr));
+    assert!(files(&set("offline")) == kept);
+
+    let nowhere = set("nowhere");
+    let args = ["convert", path(&whole), "-o", path(&nowhere), "--subfolder", "none"];
+    assert!(fail(2, &args).contains("no such folder"));
+}
+
+#[test]
+fn gguf_files_and_pickles_of_the_hub_convert_as_they_do_here() {
+    let folder = tempdir().unwrap();
+    let whole = folder.path().join("whole");
+    let set = |name: &str| folder.path().join(name);
+    fs::create_dir_all(whole.join("Q4")).unwrap();
+    let gguf = data("sources/gguf_q8_0/model.gguf");
+    for file in ["model-Q8_0.gguf", "Q4/other.gguf", "mmproj-F16.gguf"] {
+        fs::copy(&gguf, whole.join(file)).unwrap();
+    }
+    // What such repositories have for the hub's own pages.
+    fs::write(whole.join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
+    succeed(&["convert", path(&gguf), "-o", path(&set("here")), "--bits", "8"]);
+    let hub = Hub::start(&whole);
+    let ids = |name: &str| -> Value {
+        let text = fs::read(set(name).join("set.json")).unwrap();
+        serde_json::from_slice::<Value>(&text).unwrap()["ids"].clone()
+    };
+    for (name, file) in [("root", "model-Q8_0.gguf"), ("below", "Q4/other.gguf")] {
+        let source = format!("org/model@main/{file}");
+        hub.run(folder.path(), &["plan", &source]);
+        hub.run(folder.path(), &["convert", &source, "-o", path(&set(name)), "--bits", "8"]);
+        assert_eq!(ids(name), ids("here"), "{file}");
+    }
+    let refused = |args: &[&str], words: &[&str]| {
+        let output = hub.command(folder.path(), args).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && words.iter().all(|word| said.contains(word)), "{said}");
+    };
+    let none = set("none");
+    let convert = ["convert", "org/model/missing.gguf", "-o", path(&none)];
+    refused(&convert, &["no missing.gguf", "Q4/other.gguf, mmproj-F16.gguf, model-Q8_0.gguf"]);
+    refused(&["plan", "org/model"], &["name one of them", "org", "model-Q8_0.gguf"]);
+    let args = ["convert", "org/model/model-Q8_0.gguf", "-o", path(&none), "--no-keep-source"];
+    refused(&args, &["--no-keep-source reads .safetensors alone"]);
+
+    let pickles = data("sources/pickle_bin");
+    let hub = Hub::start(&pickles);
+    let refused = hub.command(folder.path(), &["plan", "org/model"]).output().unwrap();
+    assert!(text(&refused.stderr).contains("--allow-pickle"), "{}", text(&refused.stderr));
+    succeed(&["convert", path(&pickles), "-o", path(&set("pickle")), "--allow-pickle"]);
+    let allowed = set("allowed");
+    hub.run(folder.path(), &["convert", "org/model", "-o", path(&allowed), "--allow-pickle"]);
+    assert_eq!(ids("allowed"), ids("pickle"));
 }

@@ -39,8 +39,9 @@ use http::Client;
 pub use listing::{ListingError, RepoFile, parse_info, parse_tree};
 pub use options::{HubOptions, ModelName};
 pub(crate) use remote::{RemoteFile, WORKING_BYTES};
+pub use select::Selection;
 
-use crate::source::Origin;
+use crate::source::{Origin, Subfolder};
 
 /// Files that are downloaded at a time.
 const PARALLEL_FILES: usize = 4;
@@ -77,6 +78,8 @@ pub struct Snapshot {
     pub name: ModelName,
     /// The commit.
     pub commit: String,
+    /// What of the repository it is.
+    pub selection: Selection,
     /// The files that a conversion needs.
     pub(crate) files: Vec<RepoFile>,
 }
@@ -98,19 +101,22 @@ impl Hub {
         Ok(Self { client, cache, offline, observe })
     }
 
-    /// Finds the commit of a model's revision and the files that a conversion needs.
-    pub fn find(&self, name: &ModelName) -> Result<Snapshot, HubError> {
+    /// Finds the commit of a model's revision and the files that a conversion needs: of the whole
+    /// repository, or of a part of it.
+    pub fn find(&self, name: &ModelName, selection: &Selection) -> Result<Snapshot, HubError> {
         if self.offline {
-            return self.find_offline(name);
+            return self.find_offline(name, selection);
         }
         let info = self.client.info(name)?;
         let files = self.client.tree(name, &info.commit)?;
-        let index = files.iter().find(|file| file.path == select::INDEX);
+        let index = Subfolder::path_of(selection.subfolder.as_ref(), select::INDEX);
+        let index = files.iter().find(|file| file.path == index);
         let index = index.map(|index| self.small(name, &info.commit, index)).transpose()?;
-        let files = select::needed(&files, index.as_deref())
+        let files = select::needed(&files, selection, index.as_deref())
             .map_err(|problem| HubError::Repository { name: name.to_string(), problem })?;
         self.cache.set_reference(name, &info.commit)?;
-        let snapshot = Snapshot { name: name.clone(), commit: info.commit, files };
+        let (name, selection) = (name.clone(), selection.clone());
+        let snapshot = Snapshot { name, commit: info.commit, selection, files };
         (self.observe)(&HubEvent::Found {
             commit: &snapshot.commit,
             files: snapshot.files.len(),
@@ -120,15 +126,27 @@ impl Hub {
     }
 
     /// The snapshot that an earlier run has left in the cache.
-    fn find_offline(&self, name: &ModelName) -> Result<Snapshot, HubError> {
+    fn find_offline(&self, name: &ModelName, selection: &Selection) -> Result<Snapshot, HubError> {
         let commit = self.cache.reference(name).ok_or_else(|| HubError::Offline {
             name: name.to_string(),
             cache: self.cache.folder(name),
         })?;
-        let files = self.cache.files(name, &commit)?;
+        let cached = |folder: &str| self.cache.files(name, &commit, folder);
+        let files = match selection {
+            Selection { gguf: Some(path), .. } => {
+                let files = cached(path.rsplit_once('/').map_or("", |(folder, _)| folder))?;
+                select::needed(&files, selection, None)
+                    .map_err(|problem| HubError::Repository { name: name.to_string(), problem })?
+            }
+            Selection { subfolder: Some(part), .. } => {
+                let whole = cached("").unwrap_or_default();
+                select::with_tokenizer(cached(part.as_str())?, whole.iter())
+            }
+            _ => cached("")?,
+        };
         let bytes = files.iter().map(|file| file.size).sum();
         (self.observe)(&HubEvent::Found { commit: &commit, files: files.len(), bytes });
-        Ok(Snapshot { name: name.clone(), commit, files })
+        Ok(Snapshot { name: name.clone(), commit, selection: selection.clone(), files })
     }
 
     /// Brings every file into the cache and returns the folder in which they stand under their
@@ -209,21 +227,30 @@ impl Hub {
 
     /// A small file, in memory; it is in the cache afterwards.
     fn small(&self, name: &ModelName, commit: &str, file: &RepoFile) -> Result<Vec<u8>, HubError> {
-        let snapshot = Snapshot { name: name.clone(), commit: commit.to_owned(), files: vec![] };
+        let (name, commit) = (name.clone(), commit.to_owned());
+        let snapshot = Snapshot { name, commit, selection: Selection::WHOLE, files: vec![] };
         self.fetch_file(&snapshot, file)?;
-        let path = self.cache.snapshot(name, commit).join(&file.path);
+        let path = self.cache.snapshot(&snapshot.name, &snapshot.commit).join(&file.path);
         fs::read(&path).map_err(|source| HubError::Write { path, source })
     }
 }
 
 impl Snapshot {
+    /// Whether its weights can be read by ranges: in files that begin with their headers.
+    #[must_use]
+    pub fn is_readable_from_afar(&self) -> bool {
+        self.files.iter().any(RepoFile::is_weights)
+    }
+
     /// What manifests say of the source.
     #[must_use]
     pub fn origin(&self) -> Origin {
-        let stated = |file: &RepoFile| file.sha256.map(|digest| (file.path.clone(), digest));
+        // Weight files are of one folder: their names tell them apart.
+        let stated = |file: &RepoFile| file.sha256.map(|digest| (file.name().to_owned(), digest));
         Origin {
             repo: Some(self.name.repo()),
             commit: Some(self.commit.clone()),
+            subfolder: self.selection.subfolder.as_ref().map(ToString::to_string),
             sha256: self.files.iter().filter_map(stated).collect(),
         }
     }

@@ -33,4 +33,4 @@ pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use reshard::{
     ReshardError, ReshardEvent, ReshardObserver, ReshardOptions, Resharded, reshard,
 };
-pub use source::{Pickles, Source, SourceError};
+pub use source::{Pickles, Source, SourceError, Subfolder};

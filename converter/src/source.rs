@@ -5,6 +5,7 @@ mod gguf;
 mod hashes;
 mod pickle;
 mod rows;
+mod subfolder;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -35,11 +36,18 @@ use shardpack_manifests::{
 
 use crate::adapter::{self, AdapterError, Adapters, Merge};
 #[cfg(feature = "hub")]
-use crate::hub::{Hub, HubError, Snapshot};
+use crate::hub::{Hub, HubError, Selection, Snapshot};
 
 pub(crate) use hashes::{FileHashes, Follower, piece_count, pieces_within};
 pub(crate) use rows::RowBuffers;
+pub use subfolder::Subfolder;
 pub(crate) use weights::{WeightFile, Weights};
+#[cfg(feature = "hub")]
+pub(crate) use {
+    gguf::split as gguf_part,
+    pickle::{INDEX as PICKLE_INDEX, is_pickle},
+    subfolder::{has_tokenizer, is_tokenizer_file},
+};
 
 /// Largest JSON or text file that is read whole: the largest published `tokenizer.json` has
 /// 33 MB.
@@ -249,6 +257,8 @@ pub struct Origin {
     pub repo: Option<String>,
     /// The commit.
     pub commit: Option<String>,
+    /// The part of the repository that it is.
+    pub subfolder: Option<String>,
     /// SHA-256 of files for which the hub states it; the files were checked against it.
     pub sha256: BTreeMap<String, [u8; 32]>,
 }
@@ -266,6 +276,11 @@ impl Source {
         if let Some(file) = gguf::find(folder)? {
             return gguf::open(&file);
         }
+        Self::open_folder(folder, pickles)
+    }
+
+    /// Opens a folder whatever GGUF files it has beside.
+    fn open_folder(folder: &Path, pickles: Pickles) -> Result<Self, SourceError> {
         if pickles == Pickles::Read
             && folder.is_dir()
             && let Some(files) = pickle::files(folder)?
@@ -307,7 +322,9 @@ impl Source {
             let below = names.iter().find(|name| folder.join(name).join("config.json").is_file());
             return Err(problem(&match (below, foreign::describe(folder, &names)) {
                 // A text model can stand in a part of a repository.
-                (Some(name), _) => format!("{NO_CONFIG}, but {name}/ has one; give that folder"),
+                (Some(name), _) => {
+                    format!("{NO_CONFIG}, but {name}/ has one; name it with --subfolder {name}")
+                }
                 (None, Some(other)) => format!("{NO_CONFIG}; {other}"),
                 (None, None) => NO_CONFIG.to_owned(),
             }));
@@ -348,7 +365,18 @@ impl Source {
     /// Opens a model of the hub whose files are in the cache.
     #[cfg(feature = "hub")]
     pub fn open_snapshot(hub: &Hub, snapshot: &Snapshot) -> Result<Self, SourceError> {
-        let mut source = Self::open(&hub.fetch(snapshot)?)?;
+        let folder = hub.fetch(snapshot)?;
+        let Selection { subfolder, gguf, pickles } = &snapshot.selection;
+        // The folder may have files of other choices, too.
+        let mut source = match (gguf, subfolder) {
+            (Some(path), _) => Self::open(&folder.join(path))?,
+            (None, None) => Self::open_folder(&folder, *pickles)?,
+            (None, Some(part)) => {
+                let mut source = Self::open_folder(&folder.join(part.as_str()), *pickles)?;
+                source.take_tokenizer_of(&folder)?;
+                source
+            }
+        };
         source.origin = snapshot.origin();
         Ok(source)
     }
@@ -361,7 +389,9 @@ impl Source {
         snapshot: &Snapshot,
         spool: Option<&Path>,
     ) -> Result<Self, SourceError> {
-        let folder = hub.fetch_texts(snapshot)?;
+        let whole = hub.fetch_texts(snapshot)?;
+        let part = snapshot.selection.subfolder.as_ref();
+        let folder = part.map_or_else(|| whole.clone(), |part| whole.join(part.as_str()));
         let files = hub.weights(snapshot, spool);
         let open = |folder: &Path, precision: Option<&StoredConfig>| {
             let weights = Weights::remote(folder, files)?;
@@ -369,6 +399,9 @@ impl Source {
             Ok((weights, grouped))
         };
         let mut source = Self::open_with(&folder, INDEX, open)?;
+        if part.is_some() {
+            source.take_tokenizer_of(&whole)?;
+        }
         source.origin = snapshot.origin();
         Ok(source)
     }
@@ -542,8 +575,8 @@ impl Source {
         let mut files: Vec<SourceFile> = small.chain(large).collect();
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let adapters = self.adapters.records()?;
-        let Origin { repo, commit, .. } = self.origin.clone();
-        Ok(manifest::Source { repo, commit, files, adapters })
+        let Origin { repo, commit, subfolder, .. } = self.origin.clone();
+        Ok(manifest::Source { repo, commit, subfolder, files, adapters })
     }
 
     /// Everything that the index promises must be there. Tensors that it omits are used all the

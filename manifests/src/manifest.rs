@@ -67,6 +67,9 @@ pub struct Source {
     /// Commit of the repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
+    /// The folder of the repository that the model stands in; absent at its root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subfolder: Option<String>,
     /// Every file that was read, sorted by name.
     pub files: Vec<SourceFile>,
     /// Adapters that were merged into the weights, in order.

@@ -32,7 +32,13 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     let set = folder.path().join("set");
 
     step(1, "convert a 4-million-parameter Llama (King James Bible) to 4 bits for two nodes");
-    let input = Input { source: &source, adapters: &[], pickles: Pickles::Refuse, keep: Keep::All };
+    let input = Input {
+        source: &source,
+        subfolder: None,
+        adapters: &[],
+        pickles: Pickles::Refuse,
+        keep: Keep::All,
+    };
     let converted = convert::convert_source(&input, options(&set))?;
     let sizes: Vec<String> =
         converted.set.packages.iter().map(|package| size(package.size_bytes)).collect();

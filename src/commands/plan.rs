@@ -23,6 +23,7 @@ pub(crate) fn run(args: &PlanArgs) -> Outcome {
     let options = convert::format_options(PathBuf::new(), &args.format)?;
     let input = Input {
         source: &args.source,
+        subfolder: args.format.subfolder.as_ref(),
         adapters: &args.format.adapters,
         pickles: source::pickles(args.format.allow_pickle),
         keep: Keep::Headers,

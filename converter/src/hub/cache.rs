@@ -73,14 +73,20 @@ impl Cache {
         write(&self.folder(name).join("refs").join(&name.revision), commit.as_bytes())
     }
 
-    /// The files of a commit that are in the cache, by what their blobs are called.
-    pub(super) fn files(&self, name: &ModelName, commit: &str) -> Result<Vec<RepoFile>, HubError> {
-        let folder = self.snapshot(name, commit);
+    /// The files of a commit's folder that are in the cache, by what their blobs are called.
+    pub(super) fn files(
+        &self,
+        name: &ModelName,
+        commit: &str,
+        folder: &str,
+    ) -> Result<Vec<RepoFile>, HubError> {
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let folder = self.snapshot(name, commit).join(folder);
         let offline = || HubError::Offline { name: name.to_string(), cache: self.folder(name) };
         let mut files = Vec::new();
         for entry in fs::read_dir(&folder).map_err(|_| offline())? {
             let path = entry.map_err(|source| failed(&folder, source))?.path();
-            let Some(file) = file_of(&path) else { continue };
+            let Some(file) = file_of(&path, &prefix) else { continue };
             files.push(file);
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -162,9 +168,9 @@ impl Cache {
     }
 }
 
-/// A file of a snapshot, as its link tells it.
-fn file_of(path: &Path) -> Option<RepoFile> {
-    let name = path.file_name()?.to_str()?.to_owned();
+/// A file of a snapshot's folder, as its link tells it.
+fn file_of(path: &Path, folder: &str) -> Option<RepoFile> {
+    let name = format!("{folder}{}", path.file_name()?.to_str()?);
     let target = fs::read_link(path).ok()?;
     let checksum = shardpack_formats::hex::decode(target.file_name()?.to_str()?)?;
     let size = fs::metadata(path).ok()?.len();

@@ -43,6 +43,11 @@ pub struct RepoFile {
 }
 
 impl RepoFile {
+    /// Its name within its folder.
+    pub(super) fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or(&self.path)
+    }
+
     /// Whether it is a weight file.
     pub(super) fn is_weights(&self) -> bool {
         self.path.ends_with(".safetensors")

@@ -116,7 +116,7 @@ impl RemoteFile {
 
     /// Its name.
     pub(crate) fn name(&self) -> &str {
-        &self.file.path
+        self.file.name()
     }
 
     /// Its bytes.
@@ -233,7 +233,7 @@ impl RemoteFile {
 
     /// The file of a piece.
     fn path_of(&self, spool: &Path, index: usize) -> PathBuf {
-        spool.join(format!("{}.{index:06}", self.file.path))
+        spool.join(format!("{}.{index:06}", self.name()))
     }
 
     fn read_piece(

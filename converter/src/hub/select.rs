@@ -4,6 +4,9 @@
 use serde_json::Value;
 
 use super::RepoFile;
+use crate::source::{
+    PICKLE_INDEX, Pickles, Subfolder, gguf_part, has_tokenizer, is_pickle, is_tokenizer_file,
+};
 
 /// The file that says which weight file holds which tensor.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -32,54 +35,167 @@ const SMALL: &[&str] = &[
 /// Largest of those: more is no text.
 const MAX_SMALL_BYTES: u64 = 256 << 20;
 
-/// Endings of weights in other formats, for the message when there is nothing else.
-const OTHERS: &[&str] = &[".gguf", ".bin", ".pth", ".pt", ".ckpt", ".onnx", ".h5", ".msgpack"];
+/// The ending of GGUF files.
+const GGUF: &str = ".gguf";
 
-/// The needed files of a repository; `index` is the content of [`INDEX`] if there is one.
-pub(super) fn needed(files: &[RepoFile], index: Option<&[u8]>) -> Result<Vec<RepoFile>, String> {
-    let at_root = || files.iter().filter(|file| !file.path.contains('/'));
-    if !at_root().any(|file| file.path == "config.json") {
-        let none = "the repository has no config.json: it is no model that transformers knows";
-        let below = files.iter().find_map(|file| file.path.strip_suffix("/config.json"));
-        return Err(match below {
-            Some(folder) => {
-                format!("{none}, but {folder}/ has one; download that and give its folder")
-            }
-            None => none.to_owned(),
-        });
+/// GGUF files of this beginning are the picture part of a model.
+const PICTURES: &str = "mmproj";
+
+/// Endings of weights in other formats, for the message when there is nothing else.
+const OTHERS: &[&str] = &[".ckpt", ".onnx", ".h5", ".msgpack"];
+
+/// What of a repository is the model.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// The folder that it stands in; the repository's root when absent.
+    pub subfolder: Option<Subfolder>,
+    /// The path of the GGUF file that it is, or the first one of it.
+    pub gguf: Option<String>,
+    /// Whether files of `torch.save` will do where there are no `.safetensors`.
+    pub pickles: Pickles,
+}
+
+impl Selection {
+    /// A model of safetensors at the root.
+    pub const WHOLE: Self = Self { subfolder: None, gguf: None, pickles: Pickles::Refuse };
+}
+
+/// The needed files of what is the model; `index` is the content of its [`INDEX`] if there is one.
+pub(super) fn needed(
+    files: &[RepoFile],
+    selection: &Selection,
+    index: Option<&[u8]>,
+) -> Result<Vec<RepoFile>, String> {
+    if let Some(path) = &selection.gguf {
+        return gguf(files, path);
     }
-    let mut found: Vec<RepoFile> =
-        at_root().filter(|file| SMALL.contains(&file.path.as_str())).cloned().collect();
+    let subfolder = selection.subfolder.as_ref();
+    let prefix = Subfolder::path_of(subfolder, "");
+    let in_folder = |prefix: &str, file: &RepoFile| {
+        file.path.strip_prefix(prefix).is_some_and(|name| !name.contains('/'))
+    };
+    let here = || files.iter().filter(|file| in_folder(&prefix, file));
+    if !here().any(|file| file.name() == "config.json") {
+        return Err(no_config(files, subfolder));
+    }
+    let is_small = |file: &&RepoFile| SMALL.contains(&file.name());
+    let mut found: Vec<RepoFile> = here().filter(is_small).cloned().collect();
+    if subfolder.is_some() {
+        let whole = files.iter().filter(|file| in_folder("", file));
+        found = with_tokenizer(found, whole.filter(is_small));
+    }
     if let Some(large) = found.iter().find(|file| file.size > MAX_SMALL_BYTES) {
         return Err(format!("{} has {} bytes; at most {MAX_SMALL_BYTES}", large.path, large.size));
     }
-    let indexed = index.map(indexed).transpose()?.unwrap_or_default();
-    let weights = || at_root().filter(|file| file.is_weights());
-    // The choice is that of a model folder: what the index names and what is called model, else
-    // whatever there is but the vendor's second copy.
-    let usual = |file: &&RepoFile| file.path.starts_with("model") || indexed.contains(&file.path);
-    let mut chosen: Vec<RepoFile> = weights().filter(usual).cloned().collect();
-    if chosen.is_empty() {
-        let own = |file: &&RepoFile| !file.path.starts_with("consolidated");
-        chosen = weights().filter(own).cloned().collect();
-    }
-    if let Some(missing) = indexed.iter().find(|name| !chosen.iter().any(|f| f.path == **name)) {
-        return Err(format!("{INDEX} names {missing:?}, which the repository does not have"));
-    }
-    if chosen.is_empty() {
-        let other =
-            files.iter().find(|file| OTHERS.iter().any(|ending| file.path.ends_with(ending)));
-        return Err(match other {
-            Some(other) => format!(
-                "the repository has no .safetensors files, only such as {:?}; download what you want and give its folder or file",
-                other.path
-            ),
-            None => "the repository has no weights".to_owned(),
-        });
-    }
-    found.extend(chosen);
+    found.extend(weights(&here().collect::<Vec<_>>(), index, selection.pickles)?);
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
+}
+
+/// Why there is no model here, and where there is one.
+fn no_config(files: &[RepoFile], subfolder: Option<&Subfolder>) -> String {
+    let below = files.iter().find_map(|file| file.path.strip_suffix("/config.json"));
+    let none = match subfolder {
+        None => "the repository has no config.json: it is no model that transformers knows".into(),
+        Some(part) => format!("the repository has no {part}/config.json"),
+    };
+    match below {
+        Some(folder) => format!("{none}, but {folder}/ has one; name it with --subfolder {folder}"),
+        None => none,
+    }
+}
+
+/// The files of a part, with the tokenizer of the whole if the part has none of its own.
+pub(super) fn with_tokenizer<'a>(
+    mut files: Vec<RepoFile>,
+    whole: impl Iterator<Item = &'a RepoFile>,
+) -> Vec<RepoFile> {
+    if !has_tokenizer(files.iter().map(RepoFile::name)) {
+        files.extend(whole.filter(|file| is_tokenizer_file(file.name())).cloned());
+    }
+    files
+}
+
+/// The weight files of a model's folder. The choice is that of a folder on this machine: what the
+/// index names and what is called model, else whatever there is but the vendor's second copy.
+fn weights(
+    files: &[&RepoFile],
+    index: Option<&[u8]>,
+    pickles: Pickles,
+) -> Result<Vec<RepoFile>, String> {
+    let indexed = index.map(indexed).transpose()?.unwrap_or_default();
+    let is_indexed = |file: &RepoFile| indexed.iter().any(|name| name == file.name());
+    let weights = || files.iter().copied().filter(|file| file.is_weights());
+    let usual = |file: &&RepoFile| file.name().starts_with("model") || is_indexed(file);
+    let mut chosen: Vec<RepoFile> = weights().filter(usual).cloned().collect();
+    if chosen.is_empty() {
+        let own = |file: &&RepoFile| !file.name().starts_with("consolidated");
+        chosen = weights().filter(own).cloned().collect();
+    }
+    if let Some(missing) = indexed.iter().find(|name| !chosen.iter().any(|f| f.name() == **name)) {
+        return Err(format!("{INDEX} names {missing:?}, which the repository does not have"));
+    }
+    if chosen.is_empty() && pickles == Pickles::Read {
+        chosen = pickled(files);
+    }
+    if chosen.is_empty() { Err(no_weights(files)) } else { Ok(chosen) }
+}
+
+/// Files of `torch.save` with their index, by the choice of a folder on this machine.
+fn pickled(files: &[&RepoFile]) -> Vec<RepoFile> {
+    let usual = |file: &&&RepoFile| file.name().starts_with("pytorch_model");
+    let of = |file: &&&RepoFile| is_pickle(file.name()) || file.name() == PICKLE_INDEX;
+    let usual: Vec<RepoFile> =
+        files.iter().filter(of).filter(usual).map(|file| (*file).clone()).collect();
+    let all = files.iter().filter(|file| is_pickle(file.name()));
+    if usual.is_empty() { all.map(|file| (*file).clone()).collect() } else { usual }
+}
+
+/// Why there are no weights, and what there is instead.
+fn no_weights(files: &[&RepoFile]) -> String {
+    let ends = |ending: &str| files.iter().find(move |file| file.path.ends_with(ending));
+    let is_model =
+        |file: &&&RepoFile| file.path.ends_with(GGUF) && !file.name().starts_with(PICTURES);
+    if let Some(file) = files.iter().find(is_model) {
+        return format!(
+            "the repository has no .safetensors files, only such as {:?}; name one of them, as organisation/model/{}",
+            file.path, file.path
+        );
+    }
+    if let Some(file) = files.iter().find(|file| is_pickle(file.name())) {
+        return format!(
+            "the repository has no .safetensors files, only such as {:?}, a pickle; --allow-pickle reads those by a machine that runs nothing",
+            file.path
+        );
+    }
+    match OTHERS.iter().find_map(|ending| ends(ending)) {
+        Some(other) => {
+            format!("the repository has no .safetensors files, only such as {:?}", other.path)
+        }
+        None => "the repository has no weights".to_owned(),
+    }
+}
+
+/// A GGUF file with the others of its model, and the tokenizer beside it. A config beside it is
+/// left: those of such repositories are often a few keys for the hub's own pages.
+fn gguf(files: &[RepoFile], path: &str) -> Result<Vec<RepoFile>, String> {
+    let (folder, name) = path.rsplit_once('/').map_or(("", path), |(folder, name)| (folder, name));
+    let here: Vec<&RepoFile> = files
+        .iter()
+        .filter(|file| file.path.rsplit_once('/').map_or("", |(folder, _)| folder) == folder)
+        .collect();
+    let belongs = |other: &str| match (gguf_part(name), gguf_part(other)) {
+        (Some((stem, _, count)), Some((other, _, all))) => (stem, count) == (other, all),
+        _ => name == other,
+    };
+    if !here.iter().any(|file| file.name() == name) {
+        let all = files.iter().filter(|file| file.path.ends_with(GGUF));
+        let all: Vec<&str> = all.map(|file| file.path.as_str()).collect();
+        let all = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
+        return Err(format!("the repository has no {path}; its GGUF files: {all}"));
+    }
+    let needed = |file: &&&RepoFile| belongs(file.name()) || is_tokenizer_file(file.name());
+    Ok(here.iter().filter(needed).map(|file| (*file).clone()).collect())
 }
 
 fn indexed(index: &[u8]) -> Result<Vec<String>, String> {

@@ -21,6 +21,9 @@ use server::{Fault, Server};
 
 static WAITED: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 
+/// So many times that nobody tries as often.
+const ALWAYS: u32 = 1000;
+
 /// Waiting costs no time in tests.
 fn no_wait(pause: Duration) {
     WAITED.lock().unwrap().push(pause);
@@ -56,7 +59,7 @@ impl Scene {
     /// Finds and fetches; the folder of the files.
     fn fetch(&self, name: &str) -> Result<PathBuf, HubError> {
         let hub = self.hub();
-        let snapshot = hub.find(&Self::name(name))?;
+        let snapshot = hub.find(&Self::name(name), &Selection::WHOLE)?;
         hub.fetch(&snapshot)
     }
 
@@ -95,7 +98,7 @@ impl Scene {
 fn a_model_is_found_pinned_and_laid_out_as_everybody_does() {
     let scene = Scene::new();
     let hub = scene.hub();
-    let snapshot = hub.find(&Scene::name("org/model@release/1")).unwrap();
+    let snapshot = hub.find(&Scene::name("org/model@release/1"), &Selection::WHOLE).unwrap();
     assert_eq!(snapshot.commit, scene.server.commit());
     let names: Vec<&str> = snapshot.files.iter().map(|file| file.path.as_str()).collect();
     let needed: Vec<String> = scene.server.needed().into_iter().map(|(name, _)| name).collect();
@@ -122,9 +125,9 @@ fn what_is_there_is_not_asked_for_again_and_works_offline() {
     scene.server.stop();
     let options = HubOptions { offline: true, ..scene.options() };
     let hub = Hub::new(options, Arc::new(|_| {})).unwrap();
-    let snapshot = hub.find(&Scene::name("org/model")).unwrap();
+    let snapshot = hub.find(&Scene::name("org/model"), &Selection::WHOLE).unwrap();
     assert_eq!(hub.fetch(&snapshot).unwrap(), folder);
-    let error = hub.find(&Scene::name("org/other")).unwrap_err().to_string();
+    let error = hub.find(&Scene::name("org/other"), &Selection::WHOLE).unwrap_err().to_string();
     assert!(error.contains("HF_HUB_OFFLINE"), "{error}");
 }
 
@@ -156,7 +159,6 @@ fn faults_that_pass_end_in_the_right_file() {
 
 #[test]
 fn faults_that_stay_end_in_a_clear_error() {
-    const ALWAYS: u32 = 1000;
     Scene::refuses(Fault::WrongBytes { times: ALWAYS }, &["SHA-256", "model-2.safetensors"]);
     Scene::refuses(
         Fault::Status { status: 503, times: ALWAYS, retry_after: None },
@@ -206,12 +208,39 @@ fn who_may_not_is_told_what_to_do() {
         ("org/gated", &["gated", "accept its terms", "HF_TOKEN"][..]),
         ("org/missing", &["no such model", "private"]),
         ("org/model@nowhere", &["no revision", "nowhere"]),
-        ("org/empty", &["config.json"]),
-        ("org/pickles", &["pytorch_model.bin", "no .safetensors"]),
+        ("org/empty", &["no config.json"]),
+        ("org/pickles", &["pytorch_model.bin", "no .safetensors", "--allow-pickle"]),
     ] {
         let message = message(name);
         for word in words {
             assert!(message.contains(word), "{name}: {word:?} in {message}");
+        }
+    }
+}
+
+#[test]
+fn who_was_let_in_later_gets_the_files() {
+    let scene = Scene::new();
+    let error = scene.fetch("org/gated").unwrap_err().to_string();
+    assert!(error.contains("accept its terms"), "{error}");
+    scene.server.let_in();
+    scene.check_files(&scene.fetch("org/gated").unwrap());
+}
+
+#[test]
+fn listings_and_small_files_get_over_faults_too() {
+    for fault in [
+        Fault::Truncate { times: 2 },
+        Fault::Reset { times: 2 },
+        Fault::WrongBytes { times: 1 },
+        Fault::Status { status: 503, times: 2, retry_after: None },
+        Fault::IgnoreRange,
+    ] {
+        for file in ["config.json", "model.safetensors.index.json"] {
+            let scene = Scene::new();
+            scene.server.fault(file, fault);
+            let folder = scene.fetch("org/model");
+            scene.check_files(&folder.unwrap_or_else(|error| panic!("{file} {fault:?}: {error}")));
         }
     }
 }
@@ -236,7 +265,7 @@ fn names_are_checked_before_anything_is_sent() {
 /// The weight files of the scene's model, read from afar.
 fn remote(scene: &Scene) -> (Vec<RemoteFile>, PathBuf) {
     let hub = Arc::new(scene.hub());
-    let snapshot = hub.find(&Scene::name("org/model")).unwrap();
+    let snapshot = hub.find(&Scene::name("org/model"), &Selection::WHOLE).unwrap();
     let spool = scene.folder.path().join("spool");
     let weights = snapshot.files.iter().filter(|file| file.is_weights());
     // Pieces of one chunk, so that the second file has three.
@@ -289,7 +318,13 @@ fn weights_are_read_from_afar_checked_and_dropped() {
 
 #[test]
 fn broken_connections_from_afar_go_on_where_they_were() {
-    for fault in [Fault::Truncate { times: 3 }, Fault::Reset { times: 2 }, Fault::Redirect] {
+    for fault in [
+        Fault::Truncate { times: 3 },
+        Fault::Reset { times: 2 },
+        Fault::Status { status: 503, times: 3, retry_after: None },
+        Fault::Status { status: 429, times: 2, retry_after: Some(9) },
+        Fault::Redirect,
+    ] {
         let scene = Scene::new();
         let (files, _) = remote(&scene);
         scene.server.fault("model-2.safetensors", fault);
@@ -299,10 +334,15 @@ fn broken_connections_from_afar_go_on_where_they_were() {
         let expected = shardpack_manifests::Digest::of(&scene.server.content(second.name()));
         assert_eq!(shardpack_manifests::digest::merge_chunks(&chunks, size), expected);
     }
+    assert!(WAITED.lock().unwrap().contains(&Duration::from_secs(9)), "Retry-After is kept");
     for (fault, word) in [
         (Fault::IgnoreRange, "does not know ranges"),
         (Fault::WrongRange, "sends the range"),
         (Fault::InsecureRedirect, "only https"),
+        (Fault::Truncate { times: ALWAYS }, "times"),
+        (Fault::WrongBytes { times: ALWAYS }, "SHA-256"),
+        (Fault::Status { status: 503, times: ALWAYS, retry_after: None }, "503"),
+        (Fault::Status { status: 429, times: ALWAYS, retry_after: Some(4000) }, "4000 s"),
     ] {
         let scene = Scene::new();
         let (files, _) = remote(&scene);
@@ -310,6 +350,15 @@ fn broken_connections_from_afar_go_on_where_they_were() {
         let second = files.iter().find(|file| file.name() == "model-2.safetensors").unwrap();
         let error = second.verify().unwrap_err().to_string();
         assert!(error.contains(word), "{fault:?}: {error}");
+        // A later run finds nothing of it in its way.
+        drop(files);
+        scene.server.heal();
+        let (files, spool) = remote(&scene);
+        let second = files.iter().find(|file| file.name() == "model-2.safetensors").unwrap();
+        let chunks = second.verify().unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        let expected = shardpack_manifests::Digest::of(&scene.server.content(second.name()));
+        assert_eq!(shardpack_manifests::digest::merge_chunks(&chunks, second.size()), expected);
+        assert_eq!(pieces(&spool), 0, "{fault:?}");
     }
 }
 
@@ -353,7 +402,7 @@ fn certificates_are_checked_against_the_given_authorities() {
             ..scene.options()
         };
         let hub = Hub::new(options, Arc::new(|_| {}))?;
-        let snapshot = hub.find(&Scene::name("org/model@release/1"))?;
+        let snapshot = hub.find(&Scene::name("org/model@release/1"), &Selection::WHOLE)?;
         hub.fetch(&snapshot)
     };
     scene.check_files(&fetch(Some("authority.pem")).unwrap());
@@ -377,7 +426,7 @@ fn figures_of_progress_add_up() {
         _ => {}
     });
     let hub = Hub::new(scene.options(), observe).unwrap();
-    let snapshot = hub.find(&Scene::name("org/model")).unwrap();
+    let snapshot = hub.find(&Scene::name("org/model"), &Selection::WHOLE).unwrap();
     hub.fetch(&snapshot).unwrap();
     let total: u64 = snapshot.files.iter().map(|file| file.size).sum();
     // The index was read on the way to finding the others.

@@ -63,7 +63,7 @@ pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
 }
 
 /// Beginning, number and count of a file's name such as `model-00001-of-00003.gguf`.
-fn split(name: &str) -> Option<(&str, u64, u64)> {
+pub(crate) fn split(name: &str) -> Option<(&str, u64, u64)> {
     let (rest, count) = name.strip_suffix(ENDING)?.rsplit_once("-of-")?;
     let (stem, index) = rest.rsplit_once('-')?;
     let number = |digits: &str| {

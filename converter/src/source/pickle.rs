@@ -17,7 +17,7 @@ use shardpack_formats::{
 use super::{SourceError, Weights, file_names, foreign, indexed_files, weights::WeightFile};
 
 /// The index of a model that is split into several files.
-pub(super) const INDEX: &str = "pytorch_model.bin.index.json";
+pub(crate) const INDEX: &str = "pytorch_model.bin.index.json";
 
 /// Endings of the format's files.
 const ENDINGS: &[&str] = &[".bin", ".pt", ".pth"];
@@ -26,6 +26,12 @@ const ENDINGS: &[&str] = &[".bin", ".pt", ".pth"];
 const OTHERS: &[&str] =
     &["training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"];
 
+/// Whether a file of this name may hold weights.
+pub(crate) fn is_pickle(name: &str) -> bool {
+    let own = ENDINGS.iter().any(|ending| name.ends_with(ending));
+    own && !OTHERS.contains(&name) && !name.starts_with("rng_state")
+}
+
 /// The weight files of a folder, if it has files of `torch.save` and no `.safetensors`: those of
 /// the index; else those called `pytorch_model`; else the only one.
 pub(super) fn files(folder: &Path) -> Result<Option<BTreeSet<String>>, SourceError> {
@@ -33,12 +39,8 @@ pub(super) fn files(folder: &Path) -> Result<Option<BTreeSet<String>>, SourceErr
     if present.iter().any(|name| name.ends_with(".safetensors")) {
         return Ok(None);
     }
-    let is_pickle = |name: &&String| {
-        let own = ENDINGS.iter().any(|ending| name.ends_with(ending));
-        own && !OTHERS.contains(&name.as_str()) && !name.starts_with("rng_state")
-    };
     let mut names = indexed_files(folder, INDEX, &present)?;
-    let all: Vec<&String> = present.iter().filter(is_pickle).collect();
+    let all: Vec<&String> = present.iter().filter(|name| is_pickle(name)).collect();
     let usual = all.iter().filter(|name| name.starts_with("pytorch_model"));
     names.extend(usual.map(|name| (*name).clone()));
     match all.as_slice() {
@@ -98,7 +100,7 @@ fn open_file(path: &Path, file: &WeightFile) -> Result<Vec<PickledTensor>, Sourc
     let mut bytes = vec![0; directory.size as usize];
     read(path, file, &mut bytes, directory.offset)?;
     let entries = zip::parse_directory(&bytes, directory).map_err(wrong)?;
-    let pickles: Vec<&Entry> = entries.iter().filter(|entry| is_pickle(entry)).collect();
+    let pickles: Vec<&Entry> = entries.iter().filter(|entry| is_description(entry)).collect();
     let [pickle] = pickles.as_slice() else {
         let problem = format!("it has {} files data.pkl, expected one", pickles.len());
         return Err(wrong(PickleError::Archive(problem)));
@@ -131,7 +133,7 @@ fn open_file(path: &Path, file: &WeightFile) -> Result<Vec<PickledTensor>, Sourc
     Ok(tensors)
 }
 
-fn is_pickle(entry: &Entry) -> bool {
+fn is_description(entry: &Entry) -> bool {
     entry.name.rsplit('/').next() == Some("data.pkl")
 }
 

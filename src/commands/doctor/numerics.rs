@@ -48,7 +48,8 @@ impl<'a> Bundled<'a> {
         if !set.exists() {
             let source = self.folder.join("model");
             let pickles = Pickles::Refuse;
-            let input = Input { source: &source, adapters: &[], pickles, keep: Keep::All };
+            let input =
+                Input { source: &source, subfolder: None, adapters: &[], pickles, keep: Keep::All };
             let name = Some("kjv-4m".to_owned());
             let options = ConvertOptions { bits, name, ..ConvertOptions::new(set.clone(), nodes) };
             convert::convert_source(&input, options)

@@ -46,6 +46,8 @@ struct Shared {
     sent: AtomicU64,
     tokens: [AtomicU64; 2],
     stopped: AtomicBool,
+    /// Whether who asks has accepted the terms of the gated model.
+    let_in: AtomicBool,
     store: String,
 }
 
@@ -85,6 +87,7 @@ impl Server {
             sent: AtomicU64::new(0),
             tokens: [AtomicU64::new(0), AtomicU64::new(0)],
             stopped: AtomicBool::new(false),
+            let_in: AtomicBool::new(false),
             store: format!("http://{}", store.local_addr().unwrap()),
         });
         let address = format!("http://{}", hub.local_addr().unwrap());
@@ -115,6 +118,11 @@ impl Server {
 
     pub(super) fn heal(&self) {
         self.shared.faults.lock().unwrap().clear();
+    }
+
+    /// Opens the gated model.
+    pub(super) fn let_in(&self) {
+        self.shared.let_in.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn stop(&self) {
@@ -192,7 +200,7 @@ fn serve(shared: &Shared, stream: TcpStream, is_store: bool) {
     match path.strip_prefix("/api/models/") {
         Some(api) => reply.api(api, query),
         None => match path.split("/resolve/").collect::<Vec<_>>()[..] {
-            ["/org/model" | "/store", rest] => {
+            ["/org/model" | "/org/gated" | "/store", rest] => {
                 let file = rest.split_once('/').map_or("", |(_, file)| file);
                 reply.file(file, &request, is_store);
             }
@@ -238,7 +246,9 @@ impl Reply<'_> {
             names.iter().map(|name| self.entry(name)).collect::<Vec<_>>().into()
         };
         match path {
-            "org/gated/revision/main" => self.send("403 Forbidden", &code("GatedRepo"), b""),
+            "org/gated/revision/main" if !self.shared.let_in.load(Ordering::Relaxed) => {
+                self.send("403 Forbidden", &code("GatedRepo"), b"");
+            }
             "org/missing/revision/main" => {
                 self.send("401 Unauthorized", &code("RepoNotFound"), b"");
             }
@@ -247,6 +257,7 @@ impl Reply<'_> {
             }
             "org/model/revision/main"
             | "org/model/revision/release%2F1"
+            | "org/gated/revision/main"
             | "org/empty/revision/main"
             | "org/pickles/revision/main" => self.json(&[], &json!({ "id": "x", "sha": COMMIT })),
             "org/empty/tree/0123456789abcdef0123456789abcdef01234567" => {
@@ -258,7 +269,8 @@ impl Reply<'_> {
                 list[1]["path"] = "pytorch_model.bin".into();
                 self.json(&[], &list);
             }
-            "org/model/tree/0123456789abcdef0123456789abcdef01234567" => {
+            "org/model/tree/0123456789abcdef0123456789abcdef01234567"
+            | "org/gated/tree/0123456789abcdef0123456789abcdef01234567" => {
                 let names: Vec<&str> = self.shared.files.keys().map(String::as_str).collect();
                 let (first, second) = names.split_at(4);
                 if query.contains("cursor") {
