@@ -20,6 +20,11 @@ const FAMILIES: &[(&str, &str, &[&str])] = &[
         "self_attn.qkv_proj",
         &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     ),
+    (
+        "models/qwen3_5",
+        "linear_attn.in_proj_qkv",
+        &["linear_attn.in_proj_q", "linear_attn.in_proj_k", "linear_attn.in_proj_v"],
+    ),
 ];
 
 const LAYER: &str = "model.layers.1";

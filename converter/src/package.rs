@@ -8,7 +8,10 @@ use std::{
 };
 
 use rayon::prelude::*;
-use shardpack_formats::container::{self, TensorInfo};
+use shardpack_formats::{
+    StoredAs,
+    container::{self, TensorInfo},
+};
 use shardpack_manifests::{
     ChunkHasher, Cut, Digest,
     digest::{chunk_count, merge_chunks, read_chunk_value},
@@ -47,9 +50,9 @@ pub(crate) struct PlannedTensor {
     pub(crate) info: TensorInfo,
     /// Which part of the uncut tensor it is.
     pub(crate) cut: Cut,
-    /// Its name in the file's header, if it is another one there; tensors of the same name that
-    /// follow each other are one there.
-    pub(crate) stored_as: Option<String>,
+    /// How the file's header lists it, if not so; tensors of the same name that follow each other
+    /// are one there.
+    pub(crate) stored_as: Option<StoredAs>,
 }
 
 impl FilePlan {
@@ -79,23 +82,28 @@ fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
 }
 
 fn listed(tensors: &[PlannedTensor]) -> Vec<TensorInfo> {
-    merged(tensors.iter().map(|tensor| (&tensor.info, tensor.stored_as.as_deref())))
+    merged(tensors.iter().map(|tensor| (&tensor.info, tensor.stored_as.as_ref())))
 }
 
 /// Tensors with the names that they are stored as: those of one name become one, of all rows.
 pub(crate) fn merged<'a>(
-    tensors: impl Iterator<Item = (&'a TensorInfo, Option<&'a str>)>,
+    tensors: impl Iterator<Item = (&'a TensorInfo, Option<&'a StoredAs>)>,
 ) -> Vec<TensorInfo> {
     let mut merged: Vec<TensorInfo> = Vec::new();
     for (info, stored_as) in tensors {
         match (stored_as, merged.last_mut()) {
-            (Some(name), Some(last)) if last.name == name => {
+            (Some(stored_as), Some(last)) if last.name == stored_as.name => {
                 last.shape[0] += info.shape[0];
                 last.size += info.size;
             }
-            (name, _) => {
-                let name = name.unwrap_or(&info.name).to_owned();
-                merged.push(TensorInfo { name, ..info.clone() });
+            (stored_as, _) => {
+                let name = stored_as.map_or(&info.name, |stored_as| &stored_as.name).clone();
+                let mut shape = info.shape.clone();
+                if let Some(inner) = stored_as.and_then(|stored_as| stored_as.inner.as_ref()) {
+                    shape.truncate(1);
+                    shape.extend(inner);
+                }
+                merged.push(TensorInfo { name, shape, ..info.clone() });
             }
         }
     }

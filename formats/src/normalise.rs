@@ -146,7 +146,16 @@ pub struct TensorPlan {
     pub layer: Option<u32>,
     /// Its name in weight files, if it is another one there: that of a matrix which other programs
     /// keep in one piece, and whose rows are those of all tensors of this name, in order.
-    pub stored_as: Option<String>,
+    pub stored_as: Option<StoredAs>,
+}
+
+/// What weight files say of a tensor that they list otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredAs {
+    /// Its name there.
+    pub name: String,
+    /// Its dimensions there but the first, of as many elements, if they are others.
+    pub inner: Option<Vec<u64>>,
 }
 
 impl TensorPlan {

@@ -34,6 +34,7 @@
 //! rows = "vocab_size"   # the tensor's rows replace this key
 //! stored_as = "model.layers.{L}.self_attn.qkv_proj.weight"   # its name in weight files; tensors
 //!                       # of one such name stand one after the other there, in this order
+//! stored_inner = ["1", "kernel"]     # its dimensions there but the first, of as many elements
 //!
 //! [[tensors.from]]                # if it is stored otherwise; the first form that is there
 //! name = "model.layers.{L}.mlp.experts.{E}.up_proj.weight"    # one source per first index

@@ -36,6 +36,7 @@ OTHERWISE = {
     "gemma3_text": "mlx-lm rounds the factor on embeddings to bf16",
     "glm": "mlx-lm rotates whole heads, not half of each",
     "gpt_oss": "mlx-lm rounds the ends of yarn's range, which truncate = false forbids",
+    "qwen3_5_vl": "mlx-lm rounds gains to bf16 after it has added one to them",
     "smollm3": "mlx-lm has no sliding windows for it",
     "starcoder2": "mlx-lm computes the exact gelu where the config asks for tanh, and has no sliding windows for it",
 }
@@ -50,7 +51,6 @@ WITHOUT = {
     "qwen2_moe": "mlx-lm has no layers without experts for it",
     "qwen3_5": "mlx-lm knows the model within one that reads pictures alone",
     "qwen3_5_moe": "mlx-lm knows the model within one that reads pictures alone",
-    "qwen3_5_vl": "mlx-lm keeps the convolutions of queries, keys and values in one tensor of three dimensions",
     "qwen3_next": "mlx-lm keeps the projections of linear attention by key heads in one matrix, which packages cut apart",
 }
 

@@ -263,7 +263,7 @@ fn config_quantization(plan: &Plan) -> Option<ConfigQuantization> {
     let stacks = stacks(&plan.steps);
     let stored_as: BTreeMap<&str, &str> = stacks
         .iter()
-        .filter_map(|stack| Some((stack, module_name(stack.stored_as?))))
+        .filter_map(|stack| Some((stack, module_name(&stack.stored_as?.name))))
         .flat_map(|(stack, name)| {
             stack.steps.iter().map(move |step| (module_name(&step.tensor.name), name))
         })

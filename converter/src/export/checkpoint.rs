@@ -12,7 +12,7 @@ use std::{
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use shardpack_formats::{
-    AffineFormat, Dtype,
+    AffineFormat, Dtype, StoredAs,
     container::{TensorInfo, header_for},
 };
 use shardpack_manifests::manifest::MatrixFormat;
@@ -43,8 +43,8 @@ struct ModelFile<'a> {
     listed: Vec<TensorInfo>,
 }
 
-/// Tensors of a file, each with the name that the header has for it, if that is another one.
-type Contents<'a> = Vec<(&'a Step, TensorInfo, Option<&'a str>)>;
+/// Tensors of a file, each with how the header lists it, if that is otherwise.
+type Contents<'a> = Vec<(&'a Step, TensorInfo, Option<&'a StoredAs>)>;
 
 /// Writes the checkpoint into a directory.
 pub(super) fn write(

@@ -1,7 +1,8 @@
 //! Which bytes go into which file of which package.
 
 use shardpack_formats::{
-    CutRule, Dtype, Normalised, Role, TensorPlan, container::TensorInfo, rules::EXPERTS_AXIS,
+    CutRule, Dtype, Normalised, Role, StoredAs, TensorPlan, container::TensorInfo,
+    rules::EXPERTS_AXIS,
 };
 use shardpack_manifests::{Cut, Layout, manifest::MatrixFormat};
 
@@ -189,8 +190,8 @@ pub(super) fn plan(steps: &[Step], layout: &Layout) -> PackageFiles {
     for stack in stacks(steps) {
         for index in 0..stack.steps[0].parts.len() {
             let parts = || stack.steps.iter().map(|step| &step.parts[index]);
-            let stored_as = stack.name_of_part(index);
-            let stored_as = stored_as.as_deref();
+            let stored_as = stack.part_stored_as(index);
+            let stored_as = stored_as.as_ref();
             let first = &stack.steps[0].parts[index];
             if first.destination == Destination::Shared {
                 let held: Vec<_> = parts().map(|part| (part, Cut::Replicated)).collect();
@@ -221,7 +222,7 @@ impl Filler {
     }
 
     /// Adds what is stored under one name, to one file.
-    fn add(&mut self, parts: &[(&Part, Cut)], stored_as: Option<&str>) {
+    fn add(&mut self, parts: &[(&Part, Cut)], stored_as: Option<&StoredAs>) {
         let planned = parts.iter().map(|(part, cut)| planned(part, cut.clone(), stored_as));
         let planned: Vec<PlannedTensor> = planned.collect();
         let size: u64 = planned.iter().map(|tensor| tensor.info.size).sum();
@@ -249,12 +250,12 @@ impl Filler {
 }
 
 /// What a rank holds of a part.
-fn planned(part: &Part, cut: Cut, stored_as: Option<&str>) -> PlannedTensor {
+fn planned(part: &Part, cut: Cut, stored_as: Option<&StoredAs>) -> PlannedTensor {
     let mut shape = part.shape.clone();
     if let Cut::Range { dim, start, end, .. } = &cut {
         shape[*dim as usize] = end - start;
     }
     let size = shape.iter().product::<u64>() * part.dtype.size_bytes() as u64;
     let info = TensorInfo { name: part.name.clone(), dtype: part.dtype, shape, offset: 0, size };
-    PlannedTensor { info, cut, stored_as: stored_as.map(str::to_owned) }
+    PlannedTensor { info, cut, stored_as: stored_as.cloned() }
 }

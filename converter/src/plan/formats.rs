@@ -34,15 +34,18 @@ pub(super) fn choose(
     // Tensors that stand as one in files have one format: the most precise that any asks for.
     let mut stored: BTreeMap<&str, MatrixFormat> = BTreeMap::new();
     for tensor in matrices() {
-        let Some(name) = &tensor.stored_as else { continue };
+        let Some(stored_as) = &tensor.stored_as else { continue };
         let wanted = wanted(tensor);
-        stored.entry(name).and_modify(|most| *most = finer(*most, wanted)).or_insert(wanted);
+        stored
+            .entry(&stored_as.name)
+            .and_modify(|most| *most = finer(*most, wanted))
+            .or_insert(wanted);
     }
     let mut overrides = BTreeMap::new();
     for tensor in matrices() {
         let module = module_name(&tensor.name);
-        let together = tensor.stored_as.as_deref().and_then(|name| stored.get(name)).copied();
-        let wanted = together.unwrap_or_else(|| wanted(tensor));
+        let together = tensor.stored_as.as_ref().and_then(|other| stored.get(other.name.as_str()));
+        let wanted = together.copied().unwrap_or_else(|| wanted(tensor));
         let format = for_width(wanted, tensor.shape.last().copied().unwrap_or(0));
         if format != choice.main.stored() {
             overrides.insert(module.to_owned(), format);

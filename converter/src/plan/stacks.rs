@@ -6,7 +6,8 @@
 
 use std::mem::discriminant;
 
-use shardpack_manifests::Cut;
+use shardpack_formats::StoredAs;
+use shardpack_manifests::{Cut, manifest::MatrixFormat};
 
 use super::{Destination, Part, Step, module_name};
 
@@ -14,16 +15,19 @@ use super::{Destination, Part, Step, module_name};
 pub(crate) struct Stack<'a> {
     /// In the order of their rows.
     pub(crate) steps: Vec<&'a Step>,
-    /// The name in files, if it is not the tensor's own.
-    pub(crate) stored_as: Option<&'a str>,
+    /// How files list it, if not as the tensor itself.
+    pub(crate) stored_as: Option<&'a StoredAs>,
 }
 
 impl Stack<'_> {
-    /// The name in files of a stored part.
-    pub(super) fn name_of_part(&self, index: usize) -> Option<String> {
-        let step = self.steps[0];
+    /// How files list a stored part. Parts of a quantized matrix have the dimensions of integers,
+    /// scales or biases.
+    pub(super) fn part_stored_as(&self, index: usize) -> Option<StoredAs> {
+        let (step, stored_as) = (self.steps[0], self.stored_as?);
         let own = module_name(&step.tensor.name).len();
-        Some(format!("{}{}", module_name(self.stored_as?), &step.parts[index].name[own..]))
+        let ending = &step.parts[index].name[own..];
+        let inner = stored_as.inner.clone().filter(|_| step.format == MatrixFormat::Plain);
+        Some(StoredAs { name: format!("{}{ending}", module_name(&stored_as.name)), inner })
     }
 }
 
@@ -37,11 +41,11 @@ pub(crate) fn stacks(steps: &[Step]) -> Vec<Stack<'_>> {
             continue;
         }
         let own = Stack { steps: vec![step], stored_as: None };
-        let Some(name) = &step.tensor.stored_as else {
+        let Some(stored_as) = &step.tensor.stored_as else {
             stacks.push(own);
             continue;
         };
-        let same = |other: &(usize, &Step)| other.1.tensor.stored_as.as_ref() == Some(name);
+        let same = |other: &(usize, &Step)| other.1.tensor.stored_as.as_ref() == Some(stored_as);
         // A layer's tensors stand together: the whole list is not searched for each.
         let near = steps.iter().enumerate().skip(index);
         let near = near.take_while(|(_, other)| other.tensor.layer == step.tensor.layer);
@@ -54,7 +58,7 @@ pub(crate) fn stacks(steps: &[Step]) -> Vec<Stack<'_>> {
             done[*at] = true;
         }
         let steps = members.into_iter().map(|(_, step)| step).collect();
-        stacks.push(Stack { steps, stored_as: Some(name) });
+        stacks.push(Stack { steps, stored_as: Some(stored_as) });
     }
     stacks
 }

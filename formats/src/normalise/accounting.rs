@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Axis, ResolveError, SourceTensor, TensorList, TensorPlan, View,
+    Axis, ResolveError, SourceTensor, StoredAs, TensorList, TensorPlan, View,
     family::FamilyRules,
     rows_and_columns,
     scopes::{at_layer, evaluate, flag, size, wrong},
@@ -182,10 +182,9 @@ impl<'a> Inventory<'a> {
             plan.tied_duplicate = sources.into_iter().next();
             return Ok(());
         }
-        let stored_as = rule.stored_as.as_ref();
-        let stored_as = stored_as.map(|name| expand(name, scope, layer.unwrap_or(0), 0));
+        let stored_as = stored_as(&wanted)?.filter(|stored_as| stored_as.name != name);
         plan.tensors.push(TensorPlan {
-            stored_as: stored_as.transpose()?.filter(|stored_as| *stored_as != name),
+            stored_as,
             name,
             sources,
             view: found.view,
@@ -289,6 +288,24 @@ impl<'a> Inventory<'a> {
             }
         }
         self.tensors.retain(|name, _| is_surplus(name) != Some(true));
+    }
+}
+
+/// How weight files list a tensor, if the rules say so.
+fn stored_as(wanted: &Wanted<'_, '_>) -> Result<Option<StoredAs>, ResolveError> {
+    let Wanted { rule, layer, place, scope, shape } = wanted;
+    let Some(name) = &rule.stored_as else { return Ok(None) };
+    let name = expand(name, scope, *layer, 0)?;
+    let Some(inner) = &rule.stored_inner else { return Ok(Some(StoredAs { name, inner: None })) };
+    let sizes = inner.iter().map(|expression| size(expression, scope, place).map(u64::from));
+    let sizes: Vec<u64> = sizes.collect::<Result<_, _>>()?;
+    let (found, expected) = (sizes.iter().product::<u64>(), shape[1..].iter().product::<u64>());
+    match inner.first() {
+        Some(first) if found != expected => {
+            let expected = format!("{expected} elements a row in all dimensions together");
+            Err(wrong(first, place, &expected, &found.to_string()))
+        }
+        _ => Ok(Some(StoredAs { name, inner: Some(sizes) })),
     }
 }
 

@@ -211,6 +211,9 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
         if let Some(stored_as) = &rule.stored_as {
             names.check_words(stored_as, &place)?;
         }
+        for expression in rule.stored_inner.iter().flatten() {
+            names.check(expression, &place, rule.name.per_layer())?;
+        }
         for from in &rule.from {
             names.check_words(&from.name, &place)?;
             let rows = from.rows.iter().flat_map(|rows| [&rows.first, &rows.count]);

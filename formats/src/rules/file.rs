@@ -312,6 +312,8 @@ pub(crate) struct TensorRule {
     pub(crate) from: Vec<FromRule>,
     /// Its name in weight files, if it is another one there.
     pub(crate) stored_as: Option<NamePattern>,
+    /// Its dimensions there but the first, if they are others than here.
+    pub(crate) stored_inner: Option<Vec<Expr>>,
     #[serde(default)]
     pub(crate) required: Presence,
     pub(crate) rows: Option<String>,
