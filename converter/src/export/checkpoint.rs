@@ -93,6 +93,9 @@ fn create<'a>(
     for stack in stacks(&plan.steps) {
         let planned = stack.steps.iter().map(|step| {
             let shape = step.tensor.shape.clone();
+            // What the source holds in full is no less exact here.
+            let exact = step.tensor.exact && step.parts[0].dtype == Dtype::F32;
+            let dtype = if exact { Dtype::F32 } else { dtype };
             let size = shape.iter().product::<u64>() * dtype.size_bytes() as u64;
             let name = step.tensor.name.clone();
             (*step, TensorInfo { name, dtype, shape, offset: 0, size }, stack.stored_as)
@@ -171,7 +174,7 @@ fn fill(
             moved += bytes.len() as u64;
         }
         let result = match step.format {
-            MatrixFormat::Plain => plain(stored, &parts[0], info.dtype, out),
+            MatrixFormat::Plain => plain(step.parts[0].dtype, &parts[0], info.dtype, out),
             MatrixFormat::Affine { bits, group_size } => {
                 let format = AffineFormat::new(bits, group_size);
                 let format = format.expect("the joined packages were checked");
