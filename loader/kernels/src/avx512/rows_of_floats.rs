@@ -84,8 +84,12 @@ fn dots_of<const WIDTH: usize, const VECTORS: usize, const FEW: usize>(
     let mut ahead = ahead.chunks(ROWS_AT_ONCE * WIDTH);
     for (few, out) in fews.iter().zip(out.chunks_exact_mut(FEW * rows.len())) {
         for (index, some) in rows.chunks(ROWS_AT_ONCE).enumerate() {
-            let ahead = ahead.next().unwrap_or_default();
-            products_of::<WIDTH, VECTORS, FEW>(few, (some, ahead), &mut products);
+            match ahead.next() {
+                Some(ahead) => {
+                    products_of::<WIDTH, VECTORS, FEW, true>(few, (some, ahead), &mut products);
+                }
+                None => products_of::<WIDTH, VECTORS, FEW, false>(few, (some, &[]), &mut products),
+            }
             for (products, out) in products.iter().zip(out.chunks_exact_mut(rows.len())) {
                 let sums = trees(products);
                 out[index * ROWS_AT_ONCE..][..some.len()].copy_from_slice(&sums[..some.len()]);
@@ -95,7 +99,7 @@ fn dots_of<const WIDTH: usize, const VECTORS: usize, const FEW: usize>(
     for (row, out) in rest.iter().zip(rest_out.chunks_exact_mut(rows.len())) {
         let mut products = [[_mm512_setzero_ps(); ROWS_AT_ONCE]; 1];
         for (index, some) in rows.chunks(ROWS_AT_ONCE).enumerate() {
-            products_of::<WIDTH, VECTORS, 1>(&[*row], (some, &[]), &mut products);
+            products_of::<WIDTH, VECTORS, 1, false>(&[*row], (some, &[]), &mut products);
             let sums = trees(&products[0]);
             out[index * ROWS_AT_ONCE..][..some.len()].copy_from_slice(&sums[..some.len()]);
         }
@@ -106,7 +110,7 @@ fn dots_of<const WIDTH: usize, const VECTORS: usize, const FEW: usize>(
 /// row for each row: more at once would fill what the processor keeps of reads under way.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn products_of<const WIDTH: usize, const VECTORS: usize, const FEW: usize>(
+fn products_of<const WIDTH: usize, const VECTORS: usize, const FEW: usize, const FETCH: bool>(
     few: &[[f32; WIDTH]; FEW],
     (rows, ahead): (&[[f32; WIDTH]], &[f32]),
     products: &mut [[__m512; ROWS_AT_ONCE]; FEW],
@@ -119,7 +123,9 @@ fn products_of<const WIDTH: usize, const VECTORS: usize, const FEW: usize>(
     }
     let mut ahead = ahead.chunks(WIDTH);
     for (place, row) in rows.iter().enumerate() {
-        fetch(ahead.next().unwrap_or_default());
+        if FETCH {
+            fetch(ahead.next().unwrap_or_default());
+        }
         let mut sums = [_mm512_setzero_ps(); FEW];
         for (vector, part) in row.as_chunks::<LANES>().0.iter().enumerate() {
             let part = load(part);
@@ -144,7 +150,8 @@ fn weighted_of<const WIDTH: usize, const VECTORS: usize>(
     let rows = rows.as_chunks::<WIDTH>().0;
     let mut ahead = ahead.chunks(ROWS_AT_ONCE * WIDTH);
     for (index, some) in rows.chunks(ROWS_AT_ONCE).enumerate() {
-        let mut ahead = ahead.next().unwrap_or_default().chunks(WIDTH);
+        // All of it is fetched with the first weights.
+        let mut ahead = ahead.next();
         let all = out.as_chunks_mut::<WIDTH>().0;
         for (weights, out) in weights.chunks_exact(rows.len()).zip(all) {
             let weights = &weights[index * ROWS_AT_ONCE..][..some.len()];
@@ -153,13 +160,9 @@ fn weighted_of<const WIDTH: usize, const VECTORS: usize>(
             for (sum, out) in sums.iter_mut().zip(&*out) {
                 *sum = load(out);
             }
-            for (weight, row) in weights.iter().zip(some) {
-                // All of it with the first weights.
-                fetch(ahead.next().unwrap_or_default());
-                let weight = _mm512_set1_ps(*weight);
-                for (sum, row) in sums.iter_mut().zip(row.as_chunks::<LANES>().0) {
-                    *sum = _mm512_add_ps(*sum, _mm512_mul_ps(weight, load(row)));
-                }
+            match ahead.take() {
+                Some(ahead) => add_rows::<WIDTH, VECTORS, true>(weights, (some, ahead), &mut sums),
+                None => add_rows::<WIDTH, VECTORS, false>(weights, (some, &[]), &mut sums),
             }
             for (out, sum) in out.iter_mut().zip(sums) {
                 // SAFETY: the array is as long as the vector.
@@ -167,4 +170,26 @@ fn weighted_of<const WIDTH: usize, const VECTORS: usize>(
             }
         }
     }
+}
+
+/// Adds `weight · row` for each row. Meanwhile `ahead` is fetched, a row for each row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_rows<const WIDTH: usize, const VECTORS: usize, const FETCH: bool>(
+    weights: &[f32],
+    (rows, ahead): (&[[f32; WIDTH]], &[f32]),
+    sums: &mut [__m512; VECTORS],
+) {
+    let mut ahead = ahead.chunks(WIDTH);
+    let mut held = *sums;
+    for (weight, row) in weights.iter().zip(rows) {
+        if FETCH {
+            fetch(ahead.next().unwrap_or_default());
+        }
+        let weight = _mm512_set1_ps(*weight);
+        for (sum, row) in held.iter_mut().zip(row.as_chunks::<LANES>().0) {
+            *sum = _mm512_add_ps(*sum, _mm512_mul_ps(weight, load(row)));
+        }
+    }
+    *sums = held;
 }
