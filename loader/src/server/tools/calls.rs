@@ -73,11 +73,6 @@ impl Calls {
         self.any
     }
 
-    /// Whether there is a tool of that name.
-    pub(super) fn knows(&self, name: &str) -> bool {
-        self.tools.iter().any(|tool| tool.name == name)
-    }
-
     /// Schema of an argument of the open call's tool, and the whole schema it stands in.
     pub(super) fn argument_schema(&self, key: &str) -> Option<(&Value, &Value)> {
         let open = self.open.as_ref()?;
@@ -92,12 +87,11 @@ impl Calls {
         let index = self.next;
         let id = id.unwrap_or_else(|| self.id(index));
         let begin = Piece::CallBegin { index, id, name: name.to_owned() };
-        let held = match check {
-            Some(check) => Some((check, vec![begin])),
-            None => {
-                self.pieces.push(begin);
-                None
-            }
+        let held = if let Some(check) = check {
+            Some((check, vec![begin]))
+        } else {
+            self.pieces.push(begin);
+            None
         };
         self.next += 1;
         self.open = Some(Open { name: name.to_owned(), arguments: String::new(), held });
