@@ -40,6 +40,10 @@ mlx() (
     target/interop/bin/python tests/interop/mlx_loads_packages.py "$program"
     target/interop/bin/python tests/interop/mlx_families.py "$program"
 )
+transformers() (
+    environment target/interop-transformers transformers 'transformers==5.23.0'
+    target/interop-transformers/bin/python -W ignore tests/interop/transformers_reads.py "$program"
+)
 tokenizers() (
     environment target/interop-tokenizers mistral_common 'mistral-common==1.13.1' 'sentencepiece==0.2.3' \
         'tiktoken==0.14.0' 'tokenizers==0.23.3'
@@ -77,4 +81,5 @@ page
 load
 signatures
 tokenizers
+transformers
 mlx
