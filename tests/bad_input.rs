@@ -8,7 +8,7 @@ use shardpack_converter::Source;
 use shardpack_formats::{RulePack, SourceTensor, resolve};
 use tempfile::tempdir;
 
-use crate::harness::{copy_folder, data, fail, path};
+use crate::harness::{causes, copy_folder, data, fail, path};
 
 /// Damages a copy of a model, converts it, and expects exit code 1 and these words in the error.
 fn check(damage: impl FnOnce(&Path), words: &[&str]) {
@@ -159,14 +159,7 @@ fn every_family_accounts_for_every_tensor_shape_and_key() {
         let is_left_out = |name: &str| whole.ignored.iter().any(|(ignored, _)| ignored == name);
         let refused = |config: &Value, tensors: &[SourceTensor], what: &str| {
             let error = resolve(config, tensors, &packs);
-            let error = error.err().unwrap_or_else(|| panic!("{}: {what}", folder.display()));
-            let mut text = error.to_string();
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                text = format!("{text}: {error}");
-                cause = error.source();
-            }
-            text
+            causes(&error.err().unwrap_or_else(|| panic!("{}: {what}", folder.display())))
         };
         let without = |index: usize| [&tensors[..index], &tensors[index + 1..]].concat();
         for (index, tensor) in tensors.iter().enumerate() {

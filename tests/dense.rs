@@ -20,7 +20,7 @@ use tempfile::tempdir;
 
 use crate::{
     experts::{check_against_transformers, join, open, write},
-    harness::{copy_folder, data},
+    harness::{causes, copy_folder, data},
 };
 
 /// Folders of the reference models, their layers, sums between ranks in each, and whether the
@@ -160,13 +160,7 @@ fn refused(model: &str, change: impl FnOnce(&Path)) -> String {
         .map(drop)
         .expect_err("a plan");
     assert!(!output.exists(), "{model}");
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
+    causes(&error)
 }
 
 /// Writes the weights again without, with, or with changed tensors.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -60,6 +61,17 @@ pub(crate) fn path(path: &Path) -> &str {
 /// Bytes as text.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// An error with all that led to it.
+pub(crate) fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// Every file below a folder, by its path within; `run.json` apart, which tells of the run.
