@@ -17,6 +17,7 @@ mod send;
 use std::{path::Path, thread};
 
 use shardpack_manifests::transfer::{PackageKey, Timeouts};
+use shardpack_trust::Endpoint;
 
 pub use error::{NodeError, PushError};
 pub use event::{PushEvent, PushObserver};
@@ -28,23 +29,21 @@ use open::Package;
 pub const WINDOW_CHUNKS: usize = 16;
 
 /// A node and the rank whose package it gets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Target {
     /// The rank.
     pub rank: u32,
-    /// Host and port.
-    pub address: String,
+    /// Where the node is.
+    pub node: Endpoint,
 }
 
 impl Target {
-    /// One target per address: rank 0 goes to the first.
+    /// One target per node: rank 0 goes to the first.
     #[must_use]
-    pub fn in_rank_order(addresses: &[String]) -> Vec<Self> {
-        let target = |(rank, address): (usize, &String)| Self {
-            rank: rank as u32,
-            address: address.clone(),
-        };
-        addresses.iter().enumerate().map(target).collect()
+    pub fn in_rank_order<N: Clone + Into<Endpoint>>(nodes: &[N]) -> Vec<Self> {
+        let target =
+            |(rank, node): (usize, &N)| Self { rank: rank as u32, node: node.clone().into() };
+        nodes.iter().enumerate().map(target).collect()
     }
 }
 
@@ -197,7 +196,7 @@ fn check_targets(targets: &[Target], ranks: u32) -> Result<(), PushError> {
     for (index, target) in targets.iter().enumerate() {
         if target.rank >= ranks {
             return Err(PushError::Rank {
-                address: target.address.clone(),
+                address: target.node.address().to_owned(),
                 rank: target.rank,
                 ranks,
             });
@@ -206,20 +205,21 @@ fn check_targets(targets: &[Target], ranks: u32) -> Result<(), PushError> {
             if other.rank == target.rank {
                 return Err(PushError::RankTwice { rank: target.rank });
             }
-            if other.address == target.address {
-                return Err(PushError::AddressTwice { address: target.address.clone() });
+            if other.node.address() == target.node.address() {
+                let address = target.node.address().to_owned();
+                return Err(PushError::AddressTwice { address });
             }
         }
     }
     Ok(())
 }
 
-/// One target per address in rank order, for a set of `ranks` packages.
-pub fn targets_for(addresses: &[String], ranks: u32) -> Result<Vec<Target>, PushError> {
-    if addresses.len() == ranks as usize {
-        Ok(Target::in_rank_order(addresses))
+/// One target per node in rank order, for a set of `ranks` packages.
+pub fn targets_for(nodes: &[Endpoint], ranks: u32) -> Result<Vec<Target>, PushError> {
+    if nodes.len() == ranks as usize {
+        Ok(Target::in_rank_order(nodes))
     } else {
-        Err(PushError::Count { found: addresses.len(), ranks })
+        Err(PushError::Count { found: nodes.len(), ranks })
     }
 }
 

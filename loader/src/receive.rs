@@ -31,5 +31,5 @@ mod tests;
 pub use active::{Active, ActiveModel};
 pub use client::{ClientError, NodeClient};
 pub use event::{Observer, ReceiveEvent};
-pub use node::{Node, NodeOptions, ServeError, Shutdown, StartRankHook, bind};
+pub use node::{Node, NodeOptions, ServeError, Shutdown, StartRankHook, bind, bind_guarded};
 pub use store::{PackageDir, Store, StoreError};

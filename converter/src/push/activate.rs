@@ -3,6 +3,7 @@
 use std::thread;
 
 use shardpack_manifests::transfer::{Message, PROTOCOL, PackageKey, SendError};
+use shardpack_trust::Endpoint;
 
 use super::{
     NodeError, NodeProgress, NodeReport, PushEvent, PushObserver, PushOptions,
@@ -17,7 +18,7 @@ pub(super) fn activate(nodes: &mut [NodeReport], options: &PushOptions, observer
     let mut wires = Vec::with_capacity(prepared.len());
     let mut unreachable = None;
     for node in &mut prepared {
-        match greet(&node.target.address, options) {
+        match greet(&node.target.node, options) {
             Ok(wire) => wires.push(wire),
             Err(error) => {
                 unreachable = Some(node.target.rank);
@@ -52,8 +53,8 @@ pub(super) fn activate(nodes: &mut [NodeReport], options: &PushOptions, observer
     });
 }
 
-fn greet(address: &str, options: &PushOptions) -> Result<NodeWire, NodeError> {
-    let mut wire = connect(address, options.timeouts)?;
+fn greet(node: &Endpoint, options: &PushOptions) -> Result<NodeWire, NodeError> {
+    let mut wire = connect(node, options.timeouts)?;
     wire.send(&Message::hello())?;
     match wire.receive()? {
         Message::Hello { protocol: PROTOCOL, .. } => Ok(wire),

@@ -1,11 +1,12 @@
 //! Why a push does not start, and why a node comes no further.
 
-use std::{io, net::SocketAddr, path::PathBuf};
+use std::{io, path::PathBuf};
 
 use shardpack_manifests::{
     transfer::{Failure, SendError, WireError},
     verify::Problem,
 };
+use shardpack_trust::ConnectError;
 
 /// A push that did not start.
 #[derive(Debug, thiserror::Error)]
@@ -60,30 +61,9 @@ pub enum PushError {
 /// A node that came no further.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// The address means nothing.
-    #[error("{address}: not an address with a port")]
-    Address {
-        /// As given.
-        address: String,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// Packages would cross a network in the clear.
-    #[error(
-        "{address} is not a loopback address: until connections are protected by mutual TLS, packages are pushed within this machine alone"
-    )]
-    NotLoopback {
-        /// The address.
-        address: SocketAddr,
-    },
     /// No connection.
-    #[error("{address}: could not connect")]
-    Connect {
-        /// The node.
-        address: String,
-        /// What the system said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The connection failed.
     #[error("the connection to the node ended")]
     Wire(#[from] WireError),

@@ -64,7 +64,7 @@ impl NodePush<'_> {
             set: set.bytes.clone(),
             signature: self.package.signature.clone(),
         };
-        let mut wire = connect(&target.address, options.timeouts)?;
+        let mut wire = connect(&target.node, options.timeouts)?;
         let mut sender =
             Sender::new(self.package.manifest.clone(), offer, options.window_chunks.max(1));
         loop {

@@ -1,34 +1,26 @@
 //! Asks a node for anything but a push: what it holds, and to start a rank.
 
-use std::{
-    io,
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use std::{io, time::Duration};
 
 use serde_json::Value;
 use shardpack_manifests::transfer::{
     Failure, Message, PROTOCOL, PackageKey, StartRank, Timeouts, Wire, WireError,
 };
+use shardpack_trust::{Channel, ConnectError, Endpoint, Service};
 
-type SetTimeout = fn(&TcpStream, Duration) -> io::Result<()>;
+type SetTimeout = fn(&Channel, Duration) -> io::Result<()>;
 
 /// A node did not answer as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No connection.
-    #[error("could not connect to {address}")]
-    Connect {
-        /// The node.
-        address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The connection failed.
     #[error("{address}: the connection ended")]
     Wire {
         /// The node.
-        address: SocketAddr,
+        address: String,
         /// How.
         source: WireError,
     },
@@ -36,7 +28,7 @@ pub enum ClientError {
     #[error("{address}: {failure}")]
     Refused {
         /// The node.
-        address: SocketAddr,
+        address: String,
         /// Its reason.
         failure: Failure,
     },
@@ -44,7 +36,7 @@ pub enum ClientError {
     #[error("{address}: {problem}")]
     Answer {
         /// The node.
-        address: SocketAddr,
+        address: String,
         /// What is wrong.
         problem: String,
     },
@@ -52,27 +44,35 @@ pub enum ClientError {
 
 /// A connection to a node.
 pub struct NodeClient {
-    address: SocketAddr,
-    wire: Wire<TcpStream, SetTimeout>,
+    /// What the node is called.
+    address: String,
+    program: String,
+    wire: Wire<Channel, SetTimeout>,
 }
 
 impl NodeClient {
     /// Connects and greets.
-    pub fn connect(address: SocketAddr, timeouts: Timeouts) -> Result<Self, ClientError> {
-        let refused = |source| ClientError::Connect { address, source };
-        let stream = TcpStream::connect_timeout(&address, timeouts.connect).map_err(refused)?;
-        stream.set_nodelay(true).map_err(refused)?;
-        let set_timeout: SetTimeout = |stream, timeout| {
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))
+    pub fn connect(node: impl Into<Endpoint>, timeouts: Timeouts) -> Result<Self, ClientError> {
+        let node = node.into();
+        let channel = node.connect(Service::Transfer, timeouts.connect)?;
+        let set_timeout: SetTimeout = |channel, timeout| {
+            channel.set_read_timeout(Some(timeout))?;
+            channel.set_write_timeout(Some(timeout))
         };
-        let mut client = Self { address, wire: Wire::new(stream, set_timeout, timeouts) };
+        let wire = Wire::new(channel, set_timeout, timeouts);
+        let mut client = Self { address: node.to_string(), program: String::new(), wire };
         match client.ask(&Message::hello())? {
-            Message::Hello { protocol: PROTOCOL, .. } => Ok(client),
+            Message::Hello { protocol: PROTOCOL, program } => Ok(Self { program, ..client }),
             Message::Hello { protocol, program } => Err(client
                 .wrong(format!("{program} speaks protocol {protocol}, this program {PROTOCOL}"))),
             other => Err(client.unexpected(&other)),
         }
+    }
+
+    /// The node's program and its version.
+    #[must_use]
+    pub fn program(&self) -> &str {
+        &self.program
     }
 
     /// Held and active packages: `{"packages": [{"layout", "rank"}], "active": {model:
@@ -107,13 +107,15 @@ impl NodeClient {
     }
 
     fn ask(&mut self, message: &Message) -> Result<Message, ClientError> {
-        let address = self.address;
-        let ended = |source| ClientError::Wire { address, source };
+        let address = self.address.clone();
+        let ended = |source| ClientError::Wire { address: address.clone(), source };
         self.wire.send(message).map_err(ended)?;
         loop {
             match self.wire.receive().map_err(ended)? {
                 Message::Working { .. } => {}
-                Message::Failed(failure) => return Err(ClientError::Refused { address, failure }),
+                Message::Failed(failure) => {
+                    return Err(ClientError::Refused { address: address.clone(), failure });
+                }
                 answer => return Ok(answer),
             }
         }
@@ -128,6 +130,6 @@ impl NodeClient {
     }
 
     fn wrong(&self, problem: String) -> ClientError {
-        ClientError::Answer { address: self.address, problem }
+        ClientError::Answer { address: self.address.clone(), problem }
     }
 }

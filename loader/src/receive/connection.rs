@@ -1,8 +1,8 @@
 //! One connection: does what the protocol's state machine asks.
 
 use std::{
-    io::Read,
-    net::{Shutdown as Direction, TcpStream},
+    io::{ErrorKind, Read},
+    net::Shutdown as Direction,
     sync::{atomic::Ordering, mpsc},
     thread,
     time::{Duration, Instant},
@@ -13,6 +13,7 @@ use shardpack_manifests::transfer::{
     Failure, FailureCode, FrameError, Incoming, Intent, MAX_JSON_BYTES, Message, PackageKey,
     Receiver, StartRank, Step, Wire, WireError,
 };
+use shardpack_trust::Channel;
 
 use super::{
     event::ReceiveEvent,
@@ -27,12 +28,12 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How long the other side may take to read a last word.
 const LINGER: Duration = Duration::from_secs(2);
 
-type SetTimeout = fn(&TcpStream, Duration) -> std::io::Result<()>;
+type SetTimeout = fn(&Channel, Duration) -> std::io::Result<()>;
 
 /// A connection of a controller.
 pub(super) struct Connection<'a> {
     node: &'a Node,
-    wire: Wire<TcpStream, SetTimeout>,
+    wire: Wire<Channel, SetTimeout>,
     receiver: Receiver,
     /// What is being received, and its name.
     stage: Option<Stage<'a>>,
@@ -62,14 +63,14 @@ impl From<WireError> for StepError {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(node: &'a Node, stream: TcpStream) -> Self {
-        let set_timeout: SetTimeout = |stream, timeout| {
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))
+    pub(super) fn new(node: &'a Node, channel: Channel) -> Self {
+        let set_timeout: SetTimeout = |channel, timeout| {
+            channel.set_read_timeout(Some(timeout))?;
+            channel.set_write_timeout(Some(timeout))
         };
         // Answers are small and awaited.
-        let _ = stream.set_nodelay(true);
-        let wire = Wire::new(stream, set_timeout, node.options.timeouts);
+        let _ = channel.socket().set_nodelay(true);
+        let wire = Wire::new(channel, set_timeout, node.options.timeouts);
         Self { node, wire, receiver: Receiver::new(), stage: None, incoming: None }
     }
 
@@ -261,8 +262,10 @@ impl<'a> Connection<'a> {
             if left.is_zero() || stream.set_read_timeout(Some(left)).is_err() {
                 return;
             }
-            if !matches!(stream.read(&mut unread), Ok(1..)) {
-                return;
+            match stream.read(&mut unread) {
+                Ok(1..) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                _ => return,
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use shardpack_manifests::transfer::PackageKey;
+use shardpack_trust::Joined;
 
 /// Hears what a node does, on the thread that does it: the node waits for its return.
 pub type Observer = Box<dyn Fn(&ReceiveEvent) + Send + Sync>;
@@ -15,6 +16,12 @@ pub enum ReceiveEvent {
         /// Who.
         peer: SocketAddr,
     },
+    /// The node has joined a cluster.
+    JoinedCluster(Joined),
+    /// Its certificate was renewed.
+    Renewed(Joined),
+    /// It has left its cluster, as a controller wished.
+    LeftCluster,
     /// A package was offered and can be stored.
     Offered {
         /// The package.

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     io,
-    net::{Shutdown as Direction, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown as Direction, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,6 +14,7 @@ use std::{
 
 use serde_json::Value;
 use shardpack_manifests::transfer::Timeouts;
+use shardpack_trust::{Guard, Visit};
 
 use super::{
     connection::Connection,
@@ -25,8 +26,16 @@ use super::{
 /// answers what the controller needs to reach it, or a sentence why not.
 pub type StartRankHook = Box<dyn Fn(&PackageDir, Value) -> Result<Value, String> + Send + Sync>;
 
-/// Most connections at a time. Each may hold a chunk, or a manifest of up to 256 MiB.
+/// Most connections at a time of those who may ask for something. Each may hold a chunk, or a
+/// manifest of up to 256 MiB.
 const MAX_CONNECTIONS: usize = 16;
+
+/// Most connections at a time that have not proven who they are; each costs a thread for the few
+/// seconds that a handshake may take.
+const MAX_UNPROVEN: usize = 64;
+
+/// Most of them from one address, so that one noisy machine does not keep the others out.
+const MAX_UNPROVEN_OF_ONE: usize = 8;
 
 /// A pause after a failed accept, which may fail again at once (no more file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -46,7 +55,7 @@ pub struct NodeOptions {
 pub enum ServeError {
     /// An address beyond this machine.
     #[error(
-        "{address} is not a loopback address: until connections are protected by mutual TLS, a node serves this machine alone (127.0.0.1 or ::1)"
+        "{address} is not a loopback address: a node without mutual TLS serves this machine alone (127.0.0.1 or ::1)"
     )]
     NotLoopback {
         /// The address.
@@ -75,11 +84,17 @@ pub enum ServeError {
 
 /// Listens on a loopback address (`127.0.0.1:0` takes any free port).
 pub fn bind(address: &str) -> Result<TcpListener, ServeError> {
+    let listener = bind_guarded(address)?;
+    match listener.local_addr().map_err(ServeError::Listener)? {
+        address if is_loopback(&address) => Ok(listener),
+        address => Err(ServeError::NotLoopback { address }),
+    }
+}
+
+/// Listens on any address, for a node with a [`Guard`].
+pub fn bind_guarded(address: &str) -> Result<TcpListener, ServeError> {
     let unknown = |source| ServeError::Address { address: address.to_owned(), source };
     let resolved: Vec<SocketAddr> = address.to_socket_addrs().map_err(unknown)?.collect();
-    if let Some(address) = resolved.iter().find(|address| !is_loopback(address)) {
-        return Err(ServeError::NotLoopback { address: *address });
-    }
     let first = *resolved.first().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))?;
     TcpListener::bind(&*resolved).map_err(|source| ServeError::Listen { address: first, source })
 }
@@ -98,8 +113,56 @@ pub struct Shutdown {
 struct Served {
     stopped: AtomicBool,
     address: Mutex<Option<SocketAddr>>,
-    streams: Mutex<HashMap<u64, TcpStream>>,
+    connections: Mutex<Connections>,
     next: AtomicU64,
+}
+
+#[derive(Default)]
+struct Connections {
+    streams: HashMap<u64, TcpStream>,
+    proven: usize,
+    unproven: HashMap<IpAddr, usize>,
+}
+
+impl Connections {
+    /// Takes a place, if there is one.
+    fn enter(&mut self, standing: Standing) -> bool {
+        match standing {
+            Standing::Proven => {
+                let has_room = self.proven < MAX_CONNECTIONS;
+                self.proven += usize::from(has_room);
+                has_room
+            }
+            Standing::Unproven(ip) => {
+                let of_all = self.unproven.values().sum::<usize>();
+                let of_one = self.unproven.get(&ip).copied().unwrap_or(0);
+                let has_room = of_all < MAX_UNPROVEN && of_one < MAX_UNPROVEN_OF_ONE;
+                if has_room {
+                    self.unproven.insert(ip, of_one + 1);
+                }
+                has_room
+            }
+        }
+    }
+
+    fn leave(&mut self, standing: Standing) {
+        match standing {
+            Standing::Proven => self.proven -= 1,
+            Standing::Unproven(ip) => {
+                if let Some(count) = self.unproven.get_mut(&ip) {
+                    *count -= 1;
+                }
+                self.unproven.retain(|_, count| *count > 0);
+            }
+        }
+    }
+}
+
+/// Whether a connection has proven who it is.
+#[derive(Clone, Copy)]
+enum Standing {
+    Proven,
+    Unproven(IpAddr),
 }
 
 impl Shutdown {
@@ -113,11 +176,17 @@ impl Shutdown {
     /// first.
     pub fn stop(&self) {
         self.inner.stopped.store(true, Ordering::SeqCst);
-        for stream in lock(&self.inner.streams).values() {
+        for stream in lock(&self.inner.connections).streams.values() {
             let _ = stream.shutdown(Direction::Both);
         }
         let address = *lock(&self.inner.address);
-        if let Some(address) = address {
+        if let Some(mut address) = address {
+            if address.ip().is_unspecified() {
+                address.set_ip(match address {
+                    SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                    SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+                });
+            }
             // Wakes the thread that waits for a connection.
             let _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
         }
@@ -128,25 +197,42 @@ impl Shutdown {
     }
 
     /// Makes `stop` close the stream too, unless there are too many or it has come too late.
-    fn register(&self, stream: &TcpStream) -> Option<Registration<'_>> {
-        let mut streams = lock(&self.inner.streams);
-        if streams.len() >= MAX_CONNECTIONS || self.is_stopped() {
+    fn register(&self, stream: &TcpStream, standing: Standing) -> Option<Registration<'_>> {
+        let mut connections = lock(&self.inner.connections);
+        let clone = stream.try_clone().ok()?;
+        if self.is_stopped() || !connections.enter(standing) {
             return None;
         }
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        streams.insert(number, stream.try_clone().ok()?);
-        Some(Registration { shutdown: self, number })
+        connections.streams.insert(number, clone);
+        Some(Registration { shutdown: self, number, standing })
     }
 }
 
 struct Registration<'a> {
     shutdown: &'a Shutdown,
     number: u64,
+    standing: Standing,
+}
+
+impl Registration<'_> {
+    /// The caller has proven who it is; whether there is a place for it.
+    fn prove(&mut self) -> bool {
+        let mut connections = lock(&self.shutdown.inner.connections);
+        let has_room = connections.enter(Standing::Proven);
+        if has_room {
+            connections.leave(self.standing);
+            self.standing = Standing::Proven;
+        }
+        has_room
+    }
 }
 
 impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        lock(&self.shutdown.inner.streams).remove(&self.number);
+        let mut connections = lock(&self.shutdown.inner.connections);
+        connections.streams.remove(&self.number);
+        connections.leave(self.standing);
     }
 }
 
@@ -158,19 +244,26 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 pub struct Node {
     pub(super) store: Arc<Store>,
     pub(super) options: NodeOptions,
+    guard: Option<Arc<Guard>>,
 }
 
 impl Node {
-    /// A node over `store`.
+    /// A node over `store`, for this machine alone.
     #[must_use]
     pub fn new(store: Arc<Store>, options: NodeOptions) -> Self {
-        Self { store, options }
+        Self { store, options, guard: None }
+    }
+
+    /// Speaks TLS alone, with those whom `guard` lets in.
+    #[must_use]
+    pub fn with_guard(self, guard: Arc<Guard>) -> Self {
+        Self { guard: Some(guard), ..self }
     }
 
     /// Serves until `shutdown` says otherwise, and until the last connection has ended.
     pub fn serve(&self, listener: &TcpListener, shutdown: &Shutdown) -> Result<(), ServeError> {
         let address = listener.local_addr().map_err(ServeError::Listener)?;
-        if !is_loopback(&address) {
+        if self.guard.is_none() && !is_loopback(&address) {
             return Err(ServeError::NotLoopback { address });
         }
         *lock(&shutdown.inner.address) = Some(address);
@@ -180,23 +273,49 @@ impl Node {
                     thread::sleep(ACCEPT_PAUSE);
                     continue;
                 };
-                // A listener on loopback gets none from elsewhere; a strange route might.
-                if !is_loopback(&peer) {
-                    continue;
-                }
-                let Some(registration) = shutdown.register(&stream) else { continue };
-                scope.spawn(move || {
-                    let _registration = registration;
-                    self.answer(stream, peer);
-                });
+                let standing = match self.guard {
+                    Some(_) => Standing::Unproven(peer.ip()),
+                    None if is_loopback(&peer) => Standing::Proven,
+                    // A listener on loopback gets none from elsewhere; a strange route might.
+                    None => continue,
+                };
+                let Some(registration) = shutdown.register(&stream, standing) else { continue };
+                scope.spawn(move || self.answer(stream, peer, registration));
             }
         });
         Ok(())
     }
 
-    fn answer(&self, stream: TcpStream, peer: SocketAddr) {
-        (self.options.observer)(&ReceiveEvent::Connected { peer });
-        let problem = Connection::new(self, stream).run().err();
-        (self.options.observer)(&ReceiveEvent::Disconnected { peer, problem });
+    fn answer(&self, stream: TcpStream, peer: SocketAddr, registration: Registration<'_>) {
+        let tell = |event| (self.options.observer)(&event);
+        tell(ReceiveEvent::Connected { peer });
+        let problem = match &self.guard {
+            None => Connection::new(self, stream.into()).run().err(),
+            Some(guard) => self.receive(guard, stream, registration).err(),
+        };
+        tell(ReceiveEvent::Disconnected { peer, problem });
+    }
+
+    /// Lets a caller in, if the guard does.
+    fn receive(
+        &self,
+        guard: &Guard,
+        stream: TcpStream,
+        mut registration: Registration<'_>,
+    ) -> Result<(), String> {
+        let event = match guard.receive(stream).map_err(|error| error.to_string())? {
+            Visit::Controller(channel) if registration.prove() => {
+                return Connection::new(self, channel).run();
+            }
+            Visit::Controller(_) => {
+                return Err(format!("there are {MAX_CONNECTIONS} connections already"));
+            }
+            Visit::Refused(reason) => return Err(reason),
+            Visit::Joined(joined) => ReceiveEvent::JoinedCluster(joined),
+            Visit::Renewed(joined) => ReceiveEvent::Renewed(joined),
+            Visit::Left(_) => ReceiveEvent::LeftCluster,
+        };
+        (self.options.observer)(&event);
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Links over TCP: one connection for frames, one for taking leave.
+//! Links over TCP, in the clear or inside TLS: one connection for frames, one for taking leave.
 //!
 //! Two ranks that both write a large frame before they read would wait for each other once the
 //! sockets' buffers are full. So [`Link::send_now`] never waits, and the group finishes large
@@ -6,15 +6,18 @@
 //! saves the second thread where latency counts.
 //!
 //! A read first spins on the nonblocking socket for about as long as waking a thread takes, and
-//! then blocks with the deadline as its timeout.
+//! then blocks with the deadline as its timeout. Inside TLS all of this is the same: a channel
+//! behaves as its socket does.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
-    net::{Shutdown, TcpStream},
+    net::Shutdown,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
+
+use shardpack_trust::Channel;
 
 use super::{Farewell, Link, LinkError};
 use crate::{
@@ -36,8 +39,8 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// A link over two connections to the same rank.
 pub struct TcpLink {
-    data: TcpStream,
-    farewell: TcpStream,
+    data: Channel,
+    farewell: Channel,
     blocking: AtomicBool,
     /// A second thread is finishing a frame, so the socket must stay blocking.
     sending: AtomicBool,
@@ -45,10 +48,11 @@ pub struct TcpLink {
 
 impl TcpLink {
     /// A link over two fresh connections to one rank, in the same roles on both sides.
-    pub fn new(data: TcpStream, farewell: TcpStream) -> io::Result<Self> {
-        for stream in [&data, &farewell] {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(false)?;
+    pub fn new(data: impl Into<Channel>, farewell: impl Into<Channel>) -> io::Result<Self> {
+        let (data, farewell) = (data.into(), farewell.into());
+        for channel in [&data, &farewell] {
+            channel.socket().set_nodelay(true)?;
+            channel.socket().set_nonblocking(false)?;
         }
         farewell.set_read_timeout(None)?;
         farewell.set_write_timeout(Some(ABORT_TIMEOUT))?;
@@ -58,7 +62,7 @@ impl TcpLink {
 
     fn set_blocking(&self, blocking: bool) -> Result<(), LinkError> {
         if self.blocking.swap(blocking, Ordering::SeqCst) != blocking {
-            self.data.set_nonblocking(!blocking).map_err(|error| closed(&error))?;
+            self.data.socket().set_nonblocking(!blocking).map_err(|error| closed(&error))?;
         }
         Ok(())
     }
@@ -69,7 +73,12 @@ impl TcpLink {
             match (&self.data).read(into) {
                 Ok(0) => return Err(LinkError::Closed("it closed the connection".to_owned())),
                 Ok(count) => into = &mut into[count..],
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // A part of a record: its rest has no more time than the whole.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    if deadline.left().is_zero() {
+                        return Err(LinkError::Timeout);
+                    }
+                }
                 Err(error) if waits(&error) => {
                     if Instant::now() < spin_end {
                         thread::yield_now();
@@ -120,6 +129,7 @@ fn closed(error: &io::Error) -> LinkError {
 impl Link for TcpLink {
     fn send_now(&self, frame: &[u8]) -> Result<usize, LinkError> {
         self.set_blocking(false)?;
+        self.data.begin();
         let mut sent = 0;
         while sent < frame.len() {
             match (&self.data).write(&frame[sent..]) {

@@ -1,0 +1,366 @@
+//! What a machine proves itself with, and how it judges others: TLS 1.3 alone, the cluster's own
+//! authority alone, then the role, then the key.
+
+use std::{fmt, sync::Arc};
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError,
+    RootCertStore, ServerConfig, SignatureScheme,
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_cert_signed_by_trust_anchor, verify_server_name,
+    },
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
+    server::{
+        NoServerSessionStorage, ParsedCertificate,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    version::TLS13,
+};
+
+use crate::{PeerKey, Role, certificate, channel::Peer};
+
+/// Keys or certificates that cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// A key or certificate could not be made or read.
+    #[error("the key or certificate cannot be used")]
+    Make(#[source] rcgen::Error),
+    /// Certificate and key do not belong together, or are not what they should be.
+    #[error("the certificate and its key cannot be used")]
+    Use(#[source] rustls::Error),
+    /// The system gave no random bytes.
+    #[error("the system gave no random bytes")]
+    Random(#[source] getrandom::Error),
+}
+
+/// What a connection is for; it is settled in the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// A node without a cluster takes one.
+    Join,
+    /// A controller renews or ends a membership.
+    Member,
+    /// A controller pushes, asks, and starts ranks.
+    Transfer,
+    /// A front or another rank.
+    Rank,
+}
+
+impl Service {
+    const ALL: [Self; 4] = [Self::Join, Self::Member, Self::Transfer, Self::Rank];
+
+    /// Its name in the handshake (ALPN).
+    pub(crate) const fn protocol(self) -> &'static [u8] {
+        match self {
+            Self::Join => b"shardpack-join/1",
+            Self::Member => b"shardpack-member/1",
+            Self::Transfer => b"shardpack-transfer/1",
+            Self::Rank => b"shardpack-rank/1",
+        }
+    }
+
+    pub(crate) fn of_protocol(protocol: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|service| service.protocol() == protocol)
+    }
+}
+
+/// A certificate that is the cluster's, but not of whom it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Mismatch {
+    #[error("its certificate is not a {}'s", expected.name())]
+    Role { expected: Role },
+    #[error("its key is {found}, expected {expected}")]
+    Key { expected: PeerKey, found: PeerKey },
+    #[error("its key is not an Ed25519 key")]
+    Kind,
+}
+
+/// A certificate with its key, and the authority by which others are judged.
+#[derive(Clone)]
+pub struct Credentials {
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: Arc<PrivatePkcs8KeyDer<'static>>,
+    public: PeerKey,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Credentials({})", self.public)
+    }
+}
+
+impl Credentials {
+    /// The holder of `certificate`, signed by `authority` for the key in `pkcs8`.
+    pub fn new(
+        authority: &[u8],
+        certificate: &[u8],
+        pkcs8: &[u8],
+    ) -> Result<Self, CredentialsError> {
+        let public = PeerKey::of_pair(&certificate::parse_key(pkcs8)?);
+        let mut roots = RootCertStore::empty();
+        let authority = CertificateDer::from(authority.to_vec());
+        roots.add(authority).map_err(CredentialsError::Use)?;
+        let chain = vec![CertificateDer::from(certificate.to_vec())];
+        let key = Arc::new(PrivatePkcs8KeyDer::from(pkcs8.to_vec()));
+        Ok(Self { roots: Arc::new(roots), chain, key, public })
+    }
+
+    /// The public key.
+    #[must_use]
+    pub const fn key(&self) -> PeerKey {
+        self.public
+    }
+
+    /// Whether others of the cluster would accept this certificate in this role.
+    pub(crate) fn check_own(&self, role: Role) -> Result<(), CredentialsError> {
+        let judge = self.judge(vec![role], Some(self.public));
+        judge.check(&self.chain[0], &[], UnixTime::now()).map_err(CredentialsError::Use)
+    }
+
+    fn judge(&self, roles: Vec<Role>, key: Option<PeerKey>) -> Judge {
+        let algorithms = provider().signature_verification_algorithms;
+        Judge { roots: Some(Arc::clone(&self.roots)), roles, key, algorithms }
+    }
+
+    /// For calling a member in `role`, with `key` where only one may answer.
+    pub(crate) fn client(
+        &self,
+        service: Service,
+        role: Role,
+        key: Option<PeerKey>,
+    ) -> Result<Arc<ClientConfig>, CredentialsError> {
+        let judge = match key {
+            // So that a certificate that has ended can be renewed.
+            Some(key) if service == Service::Member => Judge::of_key(key),
+            _ => self.judge(vec![role], key),
+        };
+        let config = client_builder(Arc::new(judge))?
+            .with_client_auth_cert(self.chain.clone(), self.private_key())
+            .map_err(CredentialsError::Use)?;
+        Ok(finish_client(config, service))
+    }
+
+    /// For answering members in one of `roles`.
+    pub(crate) fn server(
+        &self,
+        services: &[Service],
+        roles: &[Role],
+    ) -> Result<Arc<ServerConfig>, CredentialsError> {
+        let judge = Arc::new(self.judge(roles.to_vec(), None));
+        let config = server_builder()?
+            .with_client_cert_verifier(judge)
+            .with_single_cert(self.chain.clone(), self.private_key())
+            .map_err(CredentialsError::Use)?;
+        Ok(finish_server(config, services))
+    }
+
+    fn private_key(&self) -> PrivateKeyDer<'static> {
+        PrivateKeyDer::Pkcs8(self.key.clone_key())
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+type ClientBuilder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
+
+fn client_builder(judge: Arc<Judge>) -> Result<ClientBuilder, CredentialsError> {
+    Ok(ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(CredentialsError::Use)?
+        .dangerous()
+        .with_custom_certificate_verifier(judge))
+}
+
+fn server_builder()
+-> Result<rustls::ConfigBuilder<ServerConfig, rustls::WantsVerifier>, CredentialsError> {
+    ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(CredentialsError::Use)
+}
+
+fn finish_client(mut config: ClientConfig, service: Service) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![service.protocol().to_vec()];
+    // Names are not compared, and every connection is judged anew.
+    config.enable_sni = false;
+    config.resumption = Resumption::disabled();
+    Arc::new(config)
+}
+
+fn finish_server(mut config: ServerConfig, services: &[Service]) -> Arc<ServerConfig> {
+    config.alpn_protocols = services.iter().map(|it| it.protocol().to_vec()).collect();
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Arc::new(config)
+}
+
+/// For calling a node that has not joined, known by its key alone; the caller stays unknown.
+pub(crate) fn client_of_stranger(key: PeerKey) -> Result<Arc<ClientConfig>, CredentialsError> {
+    let config = client_builder(Arc::new(Judge::of_key(key)))?.with_no_client_auth();
+    Ok(finish_client(config, Service::Join))
+}
+
+/// For answering as a node that has not joined: whoever calls must show the token afterwards.
+pub(crate) fn server_of_stranger(pkcs8: &[u8]) -> Result<Arc<ServerConfig>, CredentialsError> {
+    let certificate = certificate::self_signed(&certificate::parse_key(pkcs8)?)?;
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pkcs8.to_vec()));
+    let config = server_builder()?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .map_err(CredentialsError::Use)?;
+    Ok(finish_server(config, &[Service::Join]))
+}
+
+/// Who a certificate, already judged, speaks for.
+pub(crate) fn peer_of(certificate: &CertificateDer<'_>) -> Option<Peer> {
+    let parsed = ParsedCertificate::try_from(certificate).ok()?;
+    let key = PeerKey::of_spki(&parsed.subject_public_key_info())?;
+    let has = |role: &Role| verify_server_name(&parsed, &role.server_name()).is_ok();
+    Some(Peer { role: Role::ALL.into_iter().find(has), key })
+}
+
+/// Judges certificates.
+#[derive(Debug)]
+struct Judge {
+    /// The cluster's authority; none where the key alone counts.
+    roots: Option<Arc<RootCertStore>>,
+    /// Any of these; empty where the key alone counts.
+    roles: Vec<Role>,
+    key: Option<PeerKey>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Judge {
+    /// The key counts and nothing else.
+    fn of_key(key: PeerKey) -> Self {
+        let algorithms = provider().signature_verification_algorithms;
+        Self { roots: None, roles: Vec::new(), key: Some(key), algorithms }
+    }
+
+    fn check(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let parsed = ParsedCertificate::try_from(certificate)?;
+        if let Some(roots) = &self.roots {
+            verify_server_cert_signed_by_trust_anchor(
+                &parsed,
+                roots,
+                intermediates,
+                now,
+                self.algorithms.all,
+            )?;
+        }
+        let has = |role: &Role| verify_server_name(&parsed, &role.server_name()).is_ok();
+        if let Some(expected) = self.roles.first()
+            && !self.roles.iter().any(has)
+        {
+            return Err(mismatch(Mismatch::Role { expected: *expected }));
+        }
+        let found = PeerKey::of_spki(&parsed.subject_public_key_info());
+        let found = found.ok_or_else(|| mismatch(Mismatch::Kind))?;
+        match self.key {
+            Some(expected) if expected != found => {
+                Err(mismatch(Mismatch::Key { expected, found }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+}
+
+fn mismatch(mismatch: Mismatch) -> rustls::Error {
+    CertificateError::Other(OtherError(Arc::new(mismatch))).into()
+}
+
+/// TLS 1.2 is not offered.
+fn no_tls12() -> rustls::Error {
+    rustls::Error::General("TLS 1.2 is not spoken".to_owned())
+}
+
+impl ServerCertVerifier for Judge {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        self.check(end_entity, intermediates, now).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.check_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}
+
+impl ClientCertVerifier for Judge {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.check(end_entity, intermediates, now).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _certificate: &CertificateDer<'_>,
+        _signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(no_tls12())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.check_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+}

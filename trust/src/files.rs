@@ -1,0 +1,181 @@
+//! Files of keys and documents: written whole under their final name or not at all, and keys are
+//! nobody else's to read.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Largest file here: a document of some hundred members has 50 KB.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// How long a lock is waited for: it is held while a document is read and written.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two looks at it.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A file of a cluster cannot be used. Each names its file.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file system failed.
+    #[error("could not {action} {}", path.display())]
+    Io {
+        /// The verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A private key that other users can read.
+    #[error(
+        "{}: other users of this machine can read this private key (mode {mode:03o}); say `chmod 600` on it, and make a new one if somebody may have taken it", path.display()
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// Larger than any file of its kind.
+    #[error("{}: over {MAX_BYTES} bytes", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Not what is written there.
+    #[error("{}: not a file of this program", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    move |source| FileError::Io { action, path: path.to_owned(), source }
+}
+
+/// Makes a folder that is its owner's alone.
+pub(crate) fn create_folder(path: &Path) -> Result<(), FileError> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(io_error("create", path))
+}
+
+/// Writes a file that its owner alone can read.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    // What is left of an interrupted attempt.
+    let _ = fs::remove_file(&partial);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&partial)
+        .map_err(io_error("create", &partial))?;
+    file.write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&partial, path))
+        .map_err(io_error("write", path))?;
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error("sync", folder))
+}
+
+pub(crate) fn write_json(path: &Path, document: &impl Serialize) -> Result<(), FileError> {
+    let mut bytes = serde_json::to_vec_pretty(document)
+        .map_err(|source| FileError::Malformed { path: path.to_owned(), source })?;
+    bytes.push(b'\n');
+    write(path, &bytes)
+}
+
+/// Reads a private key; one that others can read counts as theirs.
+pub(crate) fn read_private(path: &Path) -> Result<Vec<u8>, FileError> {
+    let file = File::open(path).map_err(io_error("read", path))?;
+    let mode = file.metadata().map_err(io_error("read", path))?.permissions().mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(FileError::Open { path: path.to_owned(), mode });
+    }
+    read_all(&file, path)
+}
+
+fn read_all(file: &File, path: &Path) -> Result<Vec<u8>, FileError> {
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(FileError::TooLarge { path: path.to_owned() });
+    }
+    Ok(bytes)
+}
+
+/// Reads a document; none where there is no such file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(io_error("read", path))?,
+    };
+    let bytes = read_all(&file, path)?;
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|source| FileError::Malformed { path: path.to_owned(), source })
+}
+
+/// Removes a file, if there is one.
+pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io_error("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Holds the file for this process until dropped; waits a moment for others.
+pub(crate) fn lock(path: &Path) -> Result<File, FileError> {
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error("open", path))?;
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
+            Err(error) => return Err(io_error("lock", path)(error.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_their_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        write(&path, b"old").unwrap();
+        write(&path, b"new").unwrap();
+        assert_eq!(read_private(&path).unwrap(), b"new");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = read_private(&path).unwrap_err().to_string();
+        assert!(error.contains("mode 640") && error.contains("chmod 600"), "{error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

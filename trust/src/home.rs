@@ -1,0 +1,417 @@
+//! A controller's folder: the cluster's authority, the controller's own key, the members.
+//!
+//! ```text
+//! authority.key   signs members; whoever has it is the cluster
+//! controller.key  this controller's own
+//! cluster.json    the cluster's id, both certificates, the members with their keys
+//! ```
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use base64ct::{Base64UrlUnpadded, Encoding as _};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Authority, Channel, ConnectError, Credentials, CredentialsError, Endpoint, FileError,
+    HandshakeError, JoinToken, Patience, PeerKey, Role, Service, Validity,
+    certificate::{generate_key, now, parse_key},
+    endpoint::{reach, resolve},
+    files,
+    message::{self, Bytes, Grant, MessageError, Reply, Request},
+};
+
+const AUTHORITY_FILE: &str = "authority.key";
+const CONTROLLER_FILE: &str = "controller.key";
+const DOCUMENT_FILE: &str = "cluster.json";
+const LOCK_FILE: &str = "lock";
+
+/// Version of the document.
+const FORMAT: u32 = 1;
+
+/// How long a node may take to connect, to prove itself and to answer.
+const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The controller's own certificate is renewed by itself when it has less than this left.
+const RENEW_SECONDS: u64 = 90 * 24 * 60 * 60;
+
+/// Longest name of a node, which is also a host's longest.
+const MAX_NAME_BYTES: usize = 63;
+
+/// Most members: beyond any group of ranks; bounds the document.
+const MAX_MEMBERS: usize = 256;
+
+/// A cluster's folder cannot be used, or a node did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum HomeError {
+    /// There is no cluster.
+    #[error("{}: there is no cluster here", folder.display())]
+    Missing {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// There is one.
+    #[error("{}: there is a cluster here already, {cluster}", folder.display())]
+    Exists {
+        /// The folder.
+        folder: PathBuf,
+        /// Its id.
+        cluster: String,
+    },
+    /// A file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A key or certificate.
+    #[error("{}: cannot be used", folder.display())]
+    Credentials {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        source: CredentialsError,
+    },
+    /// Written by a later version.
+    #[error("{}: of format {found}, this program knows {FORMAT}", folder.display())]
+    Format {
+        /// The folder.
+        folder: PathBuf,
+        /// What stands there.
+        found: u32,
+    },
+    /// A name that cannot be one.
+    #[error("{name:?} cannot be a node's name: letters, digits, `-`, `_` and `.`, at most {MAX_NAME_BYTES}")]
+    Name {
+        /// As given.
+        name: String,
+    },
+    /// A name or address that another member has.
+    #[error("{taken} is in the cluster already, with another key")]
+    Taken {
+        /// The name or address.
+        taken: String,
+    },
+    /// No such member.
+    #[error("{name} is not in the cluster")]
+    Unknown {
+        /// As given.
+        name: String,
+    },
+    /// Too many members.
+    #[error("a cluster has at most {MAX_MEMBERS} members")]
+    Full,
+    /// No connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The node refused.
+    #[error("{node}: {reason}")]
+    Refused {
+        /// The node.
+        node: String,
+        /// Its sentence.
+        reason: String,
+    },
+    /// The node did not answer.
+    #[error("{node}: did not answer: {problem}")]
+    Silent {
+        /// The node.
+        node: String,
+        /// How.
+        problem: String,
+    },
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// What it is called here.
+    pub name: String,
+    /// Host and port.
+    pub address: String,
+    /// The key that it must show.
+    pub key: PeerKey,
+    /// Last second of its certificate, since 1970.
+    pub expires: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    format: u32,
+    cluster: String,
+    authority: Bytes,
+    controller: Bytes,
+    expires: u64,
+    #[serde(default)]
+    members: Vec<Member>,
+}
+
+/// A controller's folder.
+pub struct Home {
+    folder: PathBuf,
+    document: Document,
+    authority: Authority,
+    credentials: Credentials,
+}
+
+impl Home {
+    /// Makes a cluster without members.
+    pub fn init(folder: &Path) -> Result<Self, HomeError> {
+        files::create_folder(folder)?;
+        let _lock = files::lock(&folder.join(LOCK_FILE))?;
+        if let Some(Document { cluster, .. }) = files::read_json(&folder.join(DOCUMENT_FILE))? {
+            return Err(HomeError::Exists { folder: folder.to_owned(), cluster });
+        }
+        let document = Self::make(folder)?;
+        // Last, since it is what makes the folder a cluster.
+        files::write_json(&folder.join(DOCUMENT_FILE), &document)?;
+        drop(_lock);
+        Self::open(folder)
+    }
+
+    fn make(folder: &Path) -> Result<Document, HomeError> {
+        let unusable = |source| HomeError::Credentials { folder: folder.to_owned(), source };
+        let mut id = [0; 9];
+        getrandom::fill(&mut id).map_err(|error| unusable(CredentialsError::Random(error)))?;
+        let cluster = Base64UrlUnpadded::encode_string(&id);
+        let authority_key = generate_key().map_err(unusable)?;
+        let controller_key = generate_key().map_err(unusable)?;
+        let of_controller = PeerKey::of_pair(&controller_key);
+        files::write(&folder.join(AUTHORITY_FILE), authority_key.serialized_der())?;
+        files::write(&folder.join(CONTROLLER_FILE), controller_key.serialized_der())?;
+        let authority = Authority::new(cluster.clone(), authority_key);
+        let validity = Validity::from_now();
+        let controller = authority.sign(Role::Controller, "controller", of_controller, validity);
+        Ok(Document {
+            format: FORMAT,
+            cluster,
+            authority: Bytes(authority.certificate().map_err(unusable)?.to_vec()),
+            controller: Bytes(controller.map_err(unusable)?.to_vec()),
+            expires: validity.until,
+            members: Vec::new(),
+        })
+    }
+
+    /// Opens a cluster.
+    pub fn open(folder: &Path) -> Result<Self, HomeError> {
+        let mut document = Self::read(folder)?;
+        let unusable = |source| HomeError::Credentials { folder: folder.to_owned(), source };
+        let authority_key = files::read_private(&folder.join(AUTHORITY_FILE))?;
+        let key = files::read_private(&folder.join(CONTROLLER_FILE))?;
+        let authority_key = parse_key(&authority_key).map_err(unusable)?;
+        let authority = Authority::new(document.cluster.clone(), authority_key);
+        if document.expires < now() + RENEW_SECONDS {
+            let _lock = files::lock(&folder.join(LOCK_FILE))?;
+            document = Self::read(folder)?;
+            let validity = Validity::from_now();
+            let own = PeerKey::of_pair(&parse_key(&key).map_err(unusable)?);
+            let certificate = authority.sign(Role::Controller, "controller", own, validity);
+            document.controller = Bytes(certificate.map_err(unusable)?.to_vec());
+            document.expires = validity.until;
+            files::write_json(&folder.join(DOCUMENT_FILE), &document)?;
+        }
+        let credentials = Credentials::new(&document.authority.0, &document.controller.0, &key)
+            .map_err(unusable)?;
+        Ok(Self { folder: folder.to_owned(), document, authority, credentials })
+    }
+
+    fn read(folder: &Path) -> Result<Document, HomeError> {
+        let document: Document = files::read_json(&folder.join(DOCUMENT_FILE))?
+            .ok_or_else(|| HomeError::Missing { folder: folder.to_owned() })?;
+        if document.format != FORMAT {
+            let found = document.format;
+            return Err(HomeError::Format { folder: folder.to_owned(), found });
+        }
+        Ok(document)
+    }
+
+    /// The cluster's id.
+    #[must_use]
+    pub fn cluster(&self) -> &str {
+        &self.document.cluster
+    }
+
+    /// The controller's certificate and key.
+    #[must_use]
+    pub const fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// The members, in the order in which they were added.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.document.members
+    }
+
+    /// The member of this name or address.
+    #[must_use]
+    pub fn member(&self, text: &str) -> Option<&Member> {
+        let members = self.members();
+        let named = members.iter().find(|member| member.name == text);
+        named.or_else(|| members.iter().find(|member| member.address == text))
+    }
+
+    /// How a member is reached.
+    #[must_use]
+    pub fn endpoint(&self, member: &Member) -> Endpoint {
+        let Member { name, address, key, .. } = member.clone();
+        Endpoint::member(name, address, self.credentials.clone(), key)
+    }
+
+    /// Adds the node at `address`, which printed `token`.
+    pub fn add(
+        &mut self,
+        address: &str,
+        token: &JoinToken,
+        name: Option<&str>,
+    ) -> Result<Member, HomeError> {
+        let resolved = resolve(address)?;
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None => self.free_name(address),
+        };
+        if !is_name(&name) {
+            return Err(HomeError::Name { name });
+        }
+        let expires = Validity::from_now().until;
+        let member = Member { name, address: address.to_owned(), key: token.key, expires };
+        self.check_free(&member)?;
+        let patience = Patience::of(NODE_TIMEOUT);
+        let socket = reach(address, &resolved, patience.deadline)?;
+        match Channel::call_stranger(socket, token.key, patience) {
+            Ok(channel) => {
+                let secret = token.secret.clone();
+                let grant = self.grant(&member)?;
+                ask(address, &channel, &Request::Join { secret, grant })?;
+            }
+            // Added once already, and this side did not hear or has forgotten it.
+            Err(HandshakeError::AlreadyJoined) if self.is_ours(&member, &resolved) => {}
+            Err(source) => {
+                return Err(ConnectError::Handshake { node: address.to_owned(), source }.into());
+            }
+        }
+        self.change(|document| {
+            document.members.retain(|it| it.key != member.key);
+            document.members.push(member.clone());
+        })?;
+        Ok(member)
+    }
+
+    fn is_ours(&self, member: &Member, resolved: &[std::net::SocketAddr]) -> bool {
+        let patience = Patience::of(NODE_TIMEOUT);
+        let expected = (Role::Node, Some(member.key));
+        reach(&member.address, resolved, patience.deadline).is_ok_and(|socket| {
+            let service = Service::Transfer;
+            Channel::call(socket, &self.credentials, service, expected, patience).is_ok()
+        })
+    }
+
+    fn check_free(&self, member: &Member) -> Result<(), HomeError> {
+        let others = self.members().iter().filter(|it| it.key != member.key);
+        for other in others {
+            if other.name == member.name {
+                return Err(HomeError::Taken { taken: member.name.clone() });
+            }
+            if other.address == member.address {
+                return Err(HomeError::Taken { taken: member.address.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The host's first word, or a number, with a further one where it is taken.
+    fn free_name(&self, address: &str) -> String {
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let word = host.split('.').next().unwrap_or(host);
+        let is_word = is_name(word) && word.parse::<u32>().is_err();
+        let word = if is_word { word } else { "node" };
+        let taken = |name: &str| self.members().iter().any(|it| it.name == name);
+        if is_word && !taken(word) {
+            return word.to_owned();
+        }
+        let numbered = (1..=MAX_MEMBERS + 1).map(|number| format!("{word}-{number}"));
+        let mut free = numbered.filter(|name| !taken(name));
+        free.next().unwrap_or_else(|| word.to_owned())
+    }
+
+    fn grant(&self, member: &Member) -> Result<Grant, HomeError> {
+        let validity = Validity { until: member.expires, ..Validity::from_now() };
+        let certificate = self
+            .authority
+            .sign(Role::Node, &member.name, member.key, validity)
+            .map_err(|source| HomeError::Credentials { folder: self.folder.clone(), source })?;
+        Ok(Grant {
+            cluster: self.cluster().to_owned(),
+            name: member.name.clone(),
+            authority: self.document.authority.clone(),
+            certificate: Bytes(certificate.to_vec()),
+            expires: member.expires,
+        })
+    }
+
+    /// Gives a member a new certificate; returns it with its new end.
+    pub fn renew(&mut self, name: &str) -> Result<Member, HomeError> {
+        let mut member = self.known(name)?;
+        member.expires = Validity::from_now().until;
+        let channel = self.endpoint(&member).connect(Service::Member, NODE_TIMEOUT)?;
+        ask(&member.name, &channel, &Request::Renew(self.grant(&member)?))?;
+        self.change(|document| {
+            document.members.iter_mut().filter(|it| it.key == member.key).for_each(|it| {
+                it.expires = member.expires;
+            });
+        })?;
+        Ok(member)
+    }
+
+    /// Tells a member that it is one no longer.
+    pub fn dismiss(&self, name: &str) -> Result<(), HomeError> {
+        let member = self.known(name)?;
+        let channel = self.endpoint(&member).connect(Service::Member, NODE_TIMEOUT)?;
+        ask(&member.name, &channel, &Request::Leave)
+    }
+
+    /// Forgets a member: it is never called again, and no group takes it in.
+    pub fn forget(&mut self, name: &str) -> Result<(), HomeError> {
+        let member = self.known(name)?;
+        self.change(|document| document.members.retain(|it| it.key != member.key))
+    }
+
+    fn known(&self, name: &str) -> Result<Member, HomeError> {
+        let unknown = || HomeError::Unknown { name: name.to_owned() };
+        self.member(name).cloned().ok_or_else(unknown)
+    }
+
+    /// Changes the document as it is on disk now.
+    fn change(&mut self, change: impl FnOnce(&mut Document)) -> Result<(), HomeError> {
+        let _lock: File = files::lock(&self.folder.join(LOCK_FILE))?;
+        let mut document = Self::read(&self.folder)?;
+        change(&mut document);
+        if document.members.len() > MAX_MEMBERS {
+            return Err(HomeError::Full);
+        }
+        files::write_json(&self.folder.join(DOCUMENT_FILE), &document)?;
+        self.document = document;
+        Ok(())
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && !name.starts_with(['-', '.'])
+        && name.bytes().all(allowed)
+}
+
+/// Says one thing to a node and hears its answer.
+fn ask(node: &str, channel: &Channel, request: &Request) -> Result<(), HomeError> {
+    let deadline = Instant::now() + NODE_TIMEOUT;
+    let silent = |error: MessageError| HomeError::Silent {
+        node: node.to_owned(),
+        problem: error.to_string(),
+    };
+    message::write(channel, request, deadline).map_err(silent)?;
+    match message::read(channel, deadline).map_err(silent)? {
+        Reply::Done => Ok(()),
+        Reply::Refused(reason) => Err(HomeError::Refused { node: node.to_owned(), reason }),
+    }
+}

@@ -1,0 +1,459 @@
+//! Members, strangers and noise on real sockets.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Authority, Channel, ConnectError, Credentials, Door, Endpoint, Guard, HandshakeError, Home,
+    HomeError, JoinToken, Patience, Role, Service, Validity, Visit,
+    certificate::{generate_key, now},
+    credentials_of_node,
+    key::PeerKey,
+};
+
+/// Longer than any test may take; a wait that meets it has failed.
+const LONG: Duration = Duration::from_secs(20);
+
+const DAY: u64 = 24 * 60 * 60;
+
+/// A cluster in memory.
+struct Cluster(Authority);
+
+impl Cluster {
+    fn new(id: &str) -> Self {
+        Self(Authority::new(id.to_owned(), generate_key().unwrap()))
+    }
+
+    fn member_for(&self, role: Role, validity: Validity) -> Credentials {
+        let key = generate_key().unwrap();
+        let public = PeerKey::of_pair(&key);
+        let certificate = self.0.sign(role, "it", public, validity).unwrap();
+        Credentials::new(&self.0.certificate().unwrap(), &certificate, key.serialized_der())
+            .unwrap()
+    }
+
+    fn member(&self, role: Role) -> Credentials {
+        self.member_for(role, Validity::from_now())
+    }
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+type Ends<T> = (Result<Channel, HandshakeError>, T);
+
+/// What caller and answerer make of each other.
+fn meet(
+    caller: &Credentials,
+    answerer: &Credentials,
+    key: Option<PeerKey>,
+) -> Ends<Result<Channel, HandshakeError>> {
+    let (listener, address) = listener();
+    thread::scope(|scope| {
+        let answering = scope.spawn(move || {
+            let (socket, _) = listener.accept().unwrap();
+            let roles = [Role::Controller];
+            Channel::answer(socket, answerer, &[Service::Transfer], &roles, Patience::of(LONG))
+        });
+        let socket = TcpStream::connect(address).unwrap();
+        let expected = (Role::Node, key);
+        let service = Service::Transfer;
+        let called = Channel::call(socket, caller, service, expected, Patience::of(LONG));
+        (called, answering.join().unwrap())
+    })
+}
+
+fn pair() -> (Channel, Channel) {
+    let cluster = Cluster::new("a");
+    let (controller, node) = (cluster.member(Role::Controller), cluster.member(Role::Node));
+    let (called, answered) = meet(&controller, &node, Some(node.key()));
+    (called.unwrap(), answered.unwrap())
+}
+
+fn told<T>(result: Result<T, HandshakeError>) -> String {
+    match result {
+        Ok(_) => "accepted".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn members_know_who_is_at_the_other_end() {
+    let cluster = Cluster::new("a");
+    let (controller, node) = (cluster.member(Role::Controller), cluster.member(Role::Node));
+    let (called, answered) = meet(&controller, &node, None);
+    let (called, answered) = (called.unwrap(), answered.unwrap());
+    let (to, from) = (called.peer().unwrap(), answered.peer().unwrap());
+    assert_eq!((to.role, to.key), (Some(Role::Node), node.key()));
+    assert_eq!((from.role, from.key), (Some(Role::Controller), controller.key()));
+    assert_eq!(answered.service(), Some(Service::Transfer));
+}
+
+#[test]
+fn whoever_is_not_who_it_should_be_is_told_why() {
+    let (ours, theirs) = (Cluster::new("a"), Cluster::new("b"));
+    let controller = ours.member(Role::Controller);
+    let node = ours.member(Role::Node);
+    let check = |caller: &Credentials, answerer: &Credentials, key, expected: [&str; 2]| {
+        let (called, answered) = meet(caller, answerer, key);
+        let (called, answered) = (told(called), told(answered));
+        assert!(called.contains(expected[0]), "caller: {called}");
+        assert!(answered.contains(expected[1]), "answerer: {answered}");
+    };
+    // A node in a controller's place, and a controller in a node's.
+    check(
+        &ours.member(Role::Node),
+        &node,
+        None,
+        ["refused this machine's role", "not a controller's"],
+    );
+    check(&controller, &ours.member(Role::Controller), None, ["not a node's", "refused"]);
+    // Another node of the same cluster.
+    check(
+        &controller,
+        &ours.member(Role::Node),
+        Some(node.key()),
+        ["another node answers there", "refused"],
+    );
+    // Another cluster, and one that only bears the same id.
+    check(
+        &theirs.member(Role::Controller),
+        &node,
+        None,
+        ["another cluster", "refused this machine's certificate as another cluster's"],
+    );
+    check(
+        &Cluster::new("a").member(Role::Controller),
+        &node,
+        None,
+        ["another cluster", "another cluster's"],
+    );
+    // Clocks.
+    let past = Validity { from: now() - 9 * DAY, until: now() - DAY };
+    let future = Validity { from: now() + DAY, until: now() + 9 * DAY };
+    let since = format!("no longer valid since {}", crate::date(past.until));
+    check(&controller, &ours.member_for(Role::Node, past), None, [&since, "compare the clocks"]);
+    check(
+        &controller,
+        &ours.member_for(Role::Node, future),
+        None,
+        ["clocks of the two machines", "compare the clocks"],
+    );
+    check(
+        &ours.member_for(Role::Controller, past),
+        &node,
+        None,
+        ["compare the clocks", "no longer valid since"],
+    );
+}
+
+/// An answerer that a caller sends these bytes to.
+fn answer_noise(bytes: &[u8], timeout: Duration) -> (String, Duration) {
+    let node = Cluster::new("a").member(Role::Node);
+    let (listener, address) = listener();
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket.write_all(bytes).unwrap();
+    let (answered, _) = listener.accept().unwrap();
+    let begun = Instant::now();
+    let (services, roles) = ([Service::Transfer], [Role::Controller]);
+    let answer = Channel::answer(answered, &node, &services, &roles, Patience::of(timeout));
+    (told(answer), begun.elapsed())
+}
+
+#[test]
+fn noise_and_silence_end_a_handshake_within_its_limits() {
+    let (reason, _) = answer_noise(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", LONG);
+    assert!(reason.contains("does not speak TLS"), "{reason}");
+    let (reason, _) = answer_noise(b"SPXF\x01\x00\x00\x00\x00\x00\x00\x00", LONG);
+    assert!(reason.contains("does not speak TLS"), "{reason}");
+    for half in [&b""[..], b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"] {
+        let (reason, waited) = answer_noise(half, Duration::from_millis(60));
+        assert!(reason.contains("in time"), "{reason}");
+        assert!(waited < LONG, "{waited:?}");
+    }
+    // A hello that never ends.
+    let mut endless = Vec::new();
+    for record in 0..12 {
+        endless.extend_from_slice(b"\x16\x03\x01\x10\x00");
+        let begins: &[u8] = if record == 0 { b"\x01\x00\xff\xff\x03\x03" } else { b"" };
+        endless.extend_from_slice(begins);
+        endless.resize(endless.len() + 4096 - begins.len(), 7);
+    }
+    let (reason, waited) = answer_noise(&endless, LONG);
+    assert!(reason != "accepted" && waited < LONG, "{reason}");
+}
+
+#[test]
+fn a_caller_of_something_else_is_told_so() {
+    let cluster = Cluster::new("a");
+    let controller = cluster.member(Role::Controller);
+    for answer in [&b"SPXF a frame in the clear"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n"] {
+        let (listener, address) = listener();
+        let answering = thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            let mut hello = [0; 16];
+            socket.read_exact(&mut hello).unwrap();
+            socket.write_all(answer).unwrap();
+            socket
+        });
+        let endpoint =
+            Endpoint::member("n".into(), address.to_string(), controller.clone(), controller.key());
+        let error = endpoint.connect(Service::Transfer, LONG).map(drop).unwrap_err().to_string();
+        assert!(error.contains("does not speak TLS"), "{error}");
+        drop(answering.join());
+    }
+}
+
+#[test]
+fn both_directions_carry_much_at_once() {
+    let (one, other) = pair();
+    let bytes: Vec<u8> = (0..5_000_000_u32).map(|it| (it * 31 >> 7) as u8).collect();
+    thread::scope(|scope| {
+        for end in [&one, &other] {
+            let bytes = &bytes;
+            scope.spawn(move || (&mut &*end).write_all(bytes).unwrap());
+            scope.spawn(move || {
+                let mut found = vec![0; bytes.len()];
+                (&mut &*end).read_exact(&mut found).unwrap();
+                assert!(found == *bytes);
+            });
+        }
+    });
+    one.shutdown(std::net::Shutdown::Both).unwrap();
+    assert_eq!((&mut &other).read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_nonblocking_write_is_repeated_and_nothing_is_lost_or_doubled() {
+    let (one, other) = pair();
+    one.socket().set_nonblocking(true).unwrap();
+    let bytes: Vec<u8> = (0..8_000_000_u32).map(|it| (it * 17 >> 5) as u8).collect();
+    let reader = thread::spawn(move || {
+        let mut found = vec![0; 8_000_000];
+        (&mut &other).read_exact(&mut found).unwrap();
+        (found, other)
+    });
+    let (mut sent, mut waits) = (0, 0);
+    while sent < bytes.len() {
+        match (&mut &one).write(&bytes[sent..]) {
+            Ok(count) => sent += count,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                waits += 1;
+                thread::yield_now();
+            }
+        }
+    }
+    assert!(waits > 0, "the socket's buffer was never full");
+    assert!(reader.join().unwrap().0 == bytes);
+}
+
+#[test]
+fn a_record_that_trickles_in_does_not_hold_its_reader() {
+    let cluster = Cluster::new("a");
+    let (controller, node) = (cluster.member(Role::Controller), cluster.member(Role::Node));
+    let (listener, address) = listener();
+    // Passes on what the caller sends, after the handshake byte by byte.
+    let (front, front_address) = self::listener();
+    thread::spawn(move || {
+        let (near, _) = front.accept().unwrap();
+        let far = TcpStream::connect(address).unwrap();
+        let (mut from, mut to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        thread::spawn(move || std::io::copy(&mut from, &mut to));
+        let (mut near, mut far) = (near, far);
+        let (mut buffer, mut total) = ([0; 4096], 0);
+        while let Ok(count @ 1..) = near.read(&mut buffer) {
+            let slow = total > 0 && count > 2000;
+            for bytes in buffer[..count].chunks(if slow { 1 } else { count }) {
+                if far.write_all(bytes).is_err() {
+                    return;
+                }
+            }
+            total += count;
+        }
+    });
+    let node_key = node.key();
+    let answering = thread::spawn(move || {
+        let (socket, _) = listener.accept().unwrap();
+        let (services, roles) = ([Service::Transfer], [Role::Controller]);
+        Channel::answer(socket, &node, &services, &roles, Patience::of(LONG)).unwrap()
+    });
+    let socket = TcpStream::connect(front_address).unwrap();
+    let expected = (Role::Node, Some(node_key));
+    let caller =
+        Channel::call(socket, &controller, Service::Transfer, expected, Patience::of(LONG));
+    let (caller, answerer) = (caller.unwrap(), answering.join().unwrap());
+    (&mut &caller).write_all(&[7; 3000]).unwrap();
+    let mut looks = 0;
+    let count = loop {
+        match (&mut &answerer).read(&mut [0; 4000]) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => looks += 1,
+            result => break result.unwrap(),
+        }
+    };
+    assert_eq!(count, 3000);
+    assert!(looks > 0, "the reader was held until the record was whole");
+}
+
+/// A node's door on a thread.
+fn open_door(folder: &Path, timeout: Duration) -> (String, JoinToken) {
+    let guard = Guard::open(folder, timeout).unwrap();
+    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
+    (serve(guard), token)
+}
+
+fn serve(guard: Guard) -> String {
+    let (listener, address) = listener();
+    thread::spawn(move || {
+        for socket in listener.incoming() {
+            let _ = guard.receive(socket.unwrap());
+        }
+    });
+    address.to_string()
+}
+
+#[test]
+fn a_node_joins_once_and_is_known_from_then_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (here, there) = (folder.path().join("cluster"), folder.path().join("node"));
+    let mut home = Home::init(&here).unwrap();
+    assert!(matches!(Home::init(&here), Err(HomeError::Exists { .. })));
+    let (address, token) = open_door(&there, LONG);
+
+    // Not yet: the cluster's own way finds no member.
+    let early = Endpoint::member("n".into(), address.clone(), home.credentials().clone(), token.key);
+    let error = early.connect(Service::Transfer, LONG).map(drop).unwrap_err().to_string();
+    assert!(error.contains("has not joined a cluster"), "{error}");
+
+    let member = home.add(&address, &token, Some("studio-1")).unwrap();
+    assert_eq!((member.name.as_str(), member.address.as_str()), ("studio-1", address.as_str()));
+    let found = Home::open(&here).unwrap();
+    assert_eq!(found.members(), [member.clone()]);
+    for text in ["studio-1", &address] {
+        let endpoint = found.endpoint(found.member(text).unwrap());
+        let channel = endpoint.connect(Service::Transfer, LONG).unwrap();
+        assert_eq!(channel.peer().unwrap().key, member.key);
+    }
+    let credentials = credentials_of_node(&there).unwrap().unwrap();
+    assert_eq!(credentials.key(), member.key);
+
+    // A token is used up, for others and for this cluster alike; but this one knows its own.
+    let mut foreign = Home::init(&folder.path().join("other")).unwrap();
+    let error = foreign.add(&address, &token, None).unwrap_err().to_string();
+    assert!(error.contains("in a cluster already"), "{error}");
+    home.forget("studio-1").unwrap();
+    assert_eq!(home.add(&address, &token, None).unwrap().name, "node-1");
+
+    let before = home.members()[0].expires;
+    assert!(home.renew("node-1").unwrap().expires >= before);
+    // The end: it invites again, with another token.
+    home.dismiss("node-1").unwrap();
+    let error = early.connect(Service::Transfer, LONG).map(drop).unwrap_err().to_string();
+    assert!(error.contains("has not joined a cluster"), "{error}");
+    assert!(!Guard::has_joined(&there));
+    let error = foreign.add(&address, &token, None).unwrap_err().to_string();
+    assert!(error.contains("token is wrong"), "{error}");
+}
+
+#[test]
+fn tokens_that_are_wrong_late_or_anothers_join_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut home = Home::init(&folder.path().join("cluster")).unwrap();
+    let (address, token) = open_door(&folder.path().join("a"), LONG);
+    let (other_address, other) = open_door(&folder.path().join("b"), LONG);
+    let mut add = |address: &str, token: &JoinToken| {
+        home.add(address, token, None).unwrap_err().to_string()
+    };
+    // The token says which node it is of.
+    let error = add(&other_address, &token);
+    assert!(error.contains("another node answers there"), "{error}");
+    let wrong = JoinToken { secret: other.secret.clone(), key: token.key };
+    for _ in 0..crate::token::ATTEMPTS {
+        let error = add(&address, &wrong);
+        assert!(error.contains("token is wrong"), "{error}");
+    }
+    let error = add(&address, &token);
+    assert!(error.contains("void"), "{error}");
+    let (late_address, late) = open_door(&folder.path().join("c"), Duration::ZERO);
+    let error = add(&late_address, &late);
+    assert!(error.contains("expired"), "{error}");
+    let error = add("no-such-host.invalid:1", &token);
+    assert!(error.contains("not an address"), "{error}");
+}
+
+#[test]
+fn a_node_that_is_started_again_is_still_a_member_until_it_is_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().join("node");
+    let mut home = Home::init(&folder.path().join("cluster")).unwrap();
+    let (address, token) = open_door(&there, LONG);
+    home.add(&address, &token, Some("n")).unwrap();
+    let again = Guard::open(&there, LONG).unwrap();
+    let Door::Joined(joined) = again.door() else { panic!("it has not joined") };
+    assert_eq!((joined.cluster.as_str(), joined.name.as_str()), (home.cluster(), "n"));
+    Guard::reset(&there).unwrap();
+    let (_, fresh) = open_door(&there, LONG);
+    assert_ne!(fresh.key, token.key);
+}
+
+#[test]
+fn requests_about_membership_that_are_noise_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let guard = Guard::open(&folder.path().join("node"), LONG).unwrap();
+    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
+    let (listener, address) = listener();
+    let noises: [&[u8]; 5] =
+        [b"\xff\xff\xff\xff", b"\x02\0\0\0{}", b"\x07\0\0\0\"leave\"", b"\x03\0\0\0abc", b"\0\0\0\0"];
+    thread::scope(|scope| {
+        let guard = &guard;
+        scope.spawn(move || {
+            for _ in noises {
+                let visit = guard.receive(listener.accept().unwrap().0).unwrap();
+                assert!(matches!(visit, Visit::Refused(_)));
+            }
+        });
+        for noise in noises {
+            let socket = TcpStream::connect(address).unwrap();
+            let channel = Channel::call_stranger(socket, token.key, Patience::of(LONG)).unwrap();
+            (&mut &channel).write_all(noise).unwrap();
+            let mut answer = String::new();
+            (&mut &channel).read_to_string(&mut answer).unwrap();
+            assert!(answer.contains("refused"), "{answer}");
+        }
+    });
+    assert!(!Guard::has_joined(guard.folder()));
+}
+
+#[test]
+fn keys_that_others_can_read_are_not_used() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().join("cluster");
+    Home::init(&here).unwrap();
+    for file in ["authority.key", "controller.key"] {
+        let path = here.join(file);
+        let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o644);
+        let error = Home::open(&here).map(drop).unwrap_err().to_string();
+        assert!(error.contains(file) && error.contains("chmod 600"), "{error}");
+        mode(0o600);
+    }
+    Home::open(&here).unwrap();
+    let error = Home::open(folder.path()).map(drop).unwrap_err();
+    assert!(matches!(error, HomeError::Missing { .. }));
+}
+
+#[test]
+fn nothing_leaves_this_machine_in_the_clear() {
+    let error = Endpoint::plain("192.0.2.1:9").connect(Service::Transfer, LONG).map(drop);
+    assert!(matches!(error, Err(ConnectError::NotLoopback { .. })));
+}
