@@ -1,13 +1,18 @@
 //! What the user typed, as types. Parsing only; no command is carried out here.
 
+mod cluster;
 mod doctor;
 mod serve;
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use shardpack_converter::Subfolder;
 
+pub(crate) use cluster::{ClusterAction, ClusterArgs, ClusterChoice};
 pub(crate) use doctor::{DoctorArgs, ExamArgs};
 pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
 
@@ -48,6 +53,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Receive packages on this machine and run ranks of them.
     Node(NodeArgs),
+    /// Make a cluster of machines, and take nodes into it.
+    Cluster(ClusterArgs),
     /// Send each node its package.
     Push(PushArgs),
     /// Measure how fast a set runs on this machine.
@@ -403,17 +410,35 @@ pub(crate) struct InspectArgs {
 /// `node`.
 #[derive(Args)]
 #[command(after_help = "\
-Only loopback addresses are accepted until nodes speak mutual TLS.
+On an address that other machines reach, a node speaks mutual TLS alone. At its first start it
+prints a one-time token in a line to say on the controlling machine; after that it takes orders from
+that cluster's controllers and nobody else. On a loopback address it needs no cluster.
 
-Example:
-  shardpack node --listen 127.0.0.1:7420 --store ~/shardpack")]
+Examples:
+  shardpack node --listen 192.168.1.11:7420 --store ~/shardpack   this machine, for others
+  shardpack node --listen 0.0.0.0:7420 --advertise 10.0.0.11 --store ~/shardpack
+                                             ranks use the cable's address
+  shardpack node --listen 192.168.1.11:7420 --store ~/shardpack --reset   leave the cluster
+  shardpack node --listen 127.0.0.1:7420 --store ~/packages-0     a second machine, played here")]
 pub(crate) struct NodeArgs {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:7420", value_name = "HOST:PORT")]
     pub listen: SocketAddr,
-    /// Folder that holds this node's packages.
+    /// Folder that holds this node's packages, and its key and membership.
     #[arg(long, value_name = "FOLDER")]
     pub store: PathBuf,
+    /// Address at which this machine's ranks can be reached; that of --listen by default.
+    #[arg(long, value_name = "IP")]
+    pub advertise: Option<IpAddr>,
+    /// Speak mutual TLS on a loopback address too.
+    #[arg(long)]
+    pub tls: bool,
+    /// Forget cluster and key, and print a new token.
+    #[arg(long)]
+    pub reset: bool,
+    /// Seconds for which a printed token holds.
+    #[arg(long, default_value_t = 3600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=604_800))]
+    pub token_ttl: u64,
     /// Threads of each rank that runs here; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -430,20 +455,25 @@ pub(crate) struct NodeArgs {
 #[command(after_help = "\
 Run it again after an interruption: what has arrived is not sent again.
 
-Example:
-  shardpack push llama-70b --to 127.0.0.1:7420,127.0.0.1:7421")]
+Examples:
+  shardpack push llama-70b --to studio-1,studio-2                 members of the cluster, by name
+  shardpack push llama-70b --to 192.168.1.11:7420,192.168.1.12:7420   or by address
+  shardpack push llama-70b --to 127.0.0.1:7420,127.0.0.1:7421     nodes on this machine")]
 pub(crate) struct PushArgs {
     /// The package set.
     pub set: PathBuf,
-    /// One node per package, in rank order.
+    /// One node per package, in rank order: members by name or address, or loopback addresses.
     #[arg(
         long,
         visible_alias = "nodes",
         required = true,
         value_delimiter = ',',
-        value_name = "HOST:PORT,…"
+        value_name = "NODE,…"
     )]
-    pub to: Vec<SocketAddr>,
+    pub to: Vec<String>,
+    /// Whose nodes.
+    #[command(flatten)]
+    pub cluster: ClusterChoice,
     /// Say what would be sent and send nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -609,6 +639,12 @@ pub(crate) struct RankArgs {
     /// Threads to use.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
+    pub bind: IpAddr,
+    /// The node's key and membership: front and peers are then spoken to inside TLS.
+    #[arg(long, value_name = "FOLDER")]
+    pub identity: Option<PathBuf>,
     /// What computes.
     #[command(flatten)]
     pub engine: EngineChoice,

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod cluster;
 pub(crate) mod convert;
 pub(crate) mod demo;
 pub(crate) mod doctor;

@@ -4,6 +4,7 @@
 
 mod args;
 mod awake;
+mod cluster;
 mod commands;
 mod engines;
 mod failure;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => (commands::verify::run(&args), args.json),
         Command::Inspect(args) => (commands::inspect::run(&args), args.json),
         Command::Node(args) => (commands::node::run(&args), args.json),
+        Command::Cluster(args) => (commands::cluster::run(&args), args.json),
         Command::Push(args) => (commands::push::run(&args), args.json),
         Command::Serve(args) => (commands::serve::run(&args), args.json),
         Command::Eval(args) => (commands::eval::run(&args), args.json),

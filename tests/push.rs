@@ -25,6 +25,7 @@ use shardpack_manifests::{
     transfer::{Intent, Message, Offer, PackageKey, SendError, Timeouts, Wire},
     verify::{TensorCheck, VerifyOptions, verify_package, verify_set},
 };
+use shardpack_trust::Endpoint;
 
 use crate::{
     harness::{convert, files},
@@ -240,7 +241,7 @@ fn one_failing_node_stops_neither_the_others_nor_is_anything_activated() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let report = scene.push(&[closed, node.address], ALL);
     assert_eq!(progress(&report), [NodeProgress::NotPrepared, NodeProgress::Prepared]);
-    assert!(matches!(report.nodes[0].error, Some(NodeError::Connect { .. })));
+    assert!(matches!(report.nodes[0].error, Some(NodeError::Connect(_))));
     assert!(!node.root.join("active.json").exists());
     let asked = scene.push(&[closed, node.address], PushMode::Send(Activation::WhatIsPrepared));
     assert_eq!(progress(&asked), [NodeProgress::NotPrepared, NodeProgress::Activated]);
@@ -251,7 +252,7 @@ fn one_failing_node_stops_neither_the_others_nor_is_anything_activated() {
 fn part_of_a_set_is_pushed_by_rank_and_not_activated_by_itself() {
     let scene = Scene::new(&SetPlan::default());
     let node = scene.node(1);
-    let targets = [Target { rank: 1, address: node.address.to_string() }];
+    let targets = [Target { rank: 1, node: node.address.into() }];
     let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2 };
     let report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
     assert_eq!(progress(&report), [NodeProgress::Prepared]);
@@ -485,7 +486,7 @@ fn targets_must_fit_the_set() {
     let check = |targets: &[(u32, &str)], expected: &str| {
         let targets: Vec<Target> = targets
             .iter()
-            .map(|(rank, address)| Target { rank: *rank, address: (*address).to_owned() })
+            .map(|(rank, address)| Target { rank: *rank, node: Endpoint::plain(*address) })
             .collect();
         let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2 };
         let error = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap_err();
@@ -511,7 +512,7 @@ fn nothing_leaves_this_machine_unprotected() {
 fn silent_node_is_given_up_in_time() {
     let scene = Scene::new(&SetPlan { ranks: 1, ..SetPlan::default() });
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let targets = [Target { rank: 0, address: silent.local_addr().unwrap().to_string() }];
+    let targets = [Target { rank: 0, node: silent.local_addr().unwrap().into() }];
     let timeouts = Timeouts { idle: Duration::from_millis(50), ..TIMEOUTS };
     let options = PushOptions { mode: ALL, timeouts, window_chunks: 2 };
     let report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();

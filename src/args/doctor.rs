@@ -1,11 +1,11 @@
 //! Arguments of `doctor`, and of the processes that it starts.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use shardpack_mlx::distributed::FIRST_PORT;
 
-use super::EngineChoice;
+use super::{ClusterChoice, EngineChoice};
 
 /// `doctor`.
 #[derive(Args)]
@@ -16,14 +16,17 @@ checked on a machine is skipped, and the report says why.
 Examples:
   shardpack doctor                                          what there is
   shardpack doctor --self-test --report doctor.md           whether it computes right, and how fast
-  shardpack doctor llama-70b --nodes a:7420,b:7420 --self-test  on every node, and between them")]
+  shardpack doctor llama-70b --nodes studio-1,studio-2 --self-test  on every node, and between them")]
 pub(crate) struct DoctorArgs {
     /// A package set that the nodes hold.
     #[arg(requires = "nodes")]
     pub set: Option<PathBuf>,
     /// The nodes to check, in rank order; without them, this machine.
-    #[arg(long, requires = "set", value_delimiter = ',', value_name = "HOST:PORT,…")]
-    pub nodes: Vec<SocketAddr>,
+    #[arg(long, requires = "set", value_delimiter = ',', value_name = "NODE,…")]
+    pub nodes: Vec<String>,
+    /// Whose nodes.
+    #[command(flatten)]
+    pub cluster: ClusterChoice,
     /// Compute, read and send too, rather than only look; takes about a minute.
     #[arg(long)]
     pub self_test: bool,

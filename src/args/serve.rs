@@ -6,14 +6,15 @@ use clap::{Args, Subcommand};
 
 use shardpack_mlx::distributed::FIRST_PORT;
 
-use super::EngineChoice;
+use super::{ClusterChoice, EngineChoice};
 
 /// `serve`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   shardpack serve llama-70b                                       all ranks on this machine
-  shardpack serve llama-70b --nodes 127.0.0.1:7420,127.0.0.1:7421  on running nodes
+  shardpack serve llama-70b --nodes studio-1,studio-2             on nodes of the cluster
+  shardpack serve llama-70b --nodes 127.0.0.1:7420,127.0.0.1:7421  on nodes of this machine
   shardpack serve llama-70b --engine mlx --collectives jaccl --hostfile macs.json --nodes a:7420,b:7420
   shardpack serve llama-70b --listen 0.0.0.0:8443 --keys keys.json \\
       --tls-cert cert.pem --tls-key key.pem                         for other machines
@@ -22,9 +23,13 @@ Examples:
 pub(crate) struct ServeArgs {
     /// The package set; with --engine scripted, a file of answers.
     pub set: PathBuf,
-    /// Nodes that hold the packages, in rank order; without it, this machine runs every rank.
-    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
-    pub nodes: Vec<SocketAddr>,
+    /// Nodes that hold the packages, in rank order: members by name or address, or loopback
+    /// addresses; without it, this machine runs every rank.
+    #[arg(long, value_delimiter = ',', value_name = "NODE,…")]
+    pub nodes: Vec<String>,
+    /// Whose nodes.
+    #[command(flatten)]
+    pub cluster: ClusterChoice,
     /// Address to serve on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT")]
     pub listen: SocketAddr,

@@ -10,6 +10,7 @@ use shardpack_converter::{
     ConvertOptions, Pickles,
     push::{Activation, PushMode},
 };
+use shardpack_trust::Endpoint;
 
 use super::{Outcome, convert, push};
 use crate::{
@@ -60,7 +61,8 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
 
     step(3, "push each node its own package, every chunk verified on arrival");
     let started = Instant::now();
-    let pushed = push::push_set(&set, &addresses, PushMode::Send(Activation::WhenAllPrepared))?;
+    let endpoints: Vec<Endpoint> = addresses.iter().map(Endpoint::plain).collect();
+    let pushed = push::push_set(&set, &endpoints, PushMode::Send(Activation::WhenAllPrepared))?;
     if !pushed.is_done() {
         return Err(Failure::from(anyhow::anyhow!("the push did not reach every node")));
     }

@@ -10,7 +10,6 @@ mod speed;
 use std::{
     env, fs,
     io::Read as _,
-    net::SocketAddr,
     path::Path,
     process::{Command, ExitCode, Stdio},
     thread,
@@ -24,10 +23,12 @@ use shardpack_manifests::{
     Manifest,
     transfer::{PackageKey, Timeouts},
 };
+use shardpack_trust::Endpoint;
 
 use super::{Outcome, package, ranks::RankParameters};
 use crate::{
     args::DoctorArgs,
+    cluster,
     failure::Failure,
     progress::{result, say},
 };
@@ -122,10 +123,10 @@ fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
     }
     // One after the other: on one machine they would disturb each other's times.
     let mut reports = Vec::new();
-    for (address, manifest) in args.nodes.iter().zip(&manifests) {
-        say(&format!("doctor: node {address}"));
-        let name = format!("node {address}");
-        reports.push(match of_node(*address, manifest, args.self_test) {
+    for (node, manifest) in cluster::nodes(&args.nodes, &args.cluster)?.iter().zip(&manifests) {
+        say(&format!("doctor: node {node}"));
+        let name = format!("node {node}");
+        reports.push(match of_node(node, manifest, args.self_test) {
             Ok(report) => Report { of: name, ..report },
             Err(error) => {
                 let mut report = Report::new(name);
@@ -136,8 +137,12 @@ fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
     }
     let mut between = Report::new("between the nodes");
     if args.self_test {
-        let nodes: Vec<String> = args.nodes.iter().map(SocketAddr::to_string).collect();
-        let own = speed::check(set, &nodes, &[], Verse::Unknown);
+        let nodes = &args.nodes;
+        let cluster: Vec<String> = match &args.cluster.folder {
+            Some(folder) => vec!["--cluster".to_owned(), folder.to_string_lossy().into_owned()],
+            None => Vec::new(),
+        };
+        let own = speed::check(set, nodes, &cluster, Verse::Unknown);
         between.tell("tokens per second", own);
         match &args.hostfile {
             Some(file) => {
@@ -147,7 +152,8 @@ fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
                     let options = ["--engine", "mlx", "--collectives", layer, "--hostfile"];
                     let mut options: Vec<String> = options.map(str::to_owned).to_vec();
                     options.extend([file.clone(), "--collectives-port".to_owned(), port.clone()]);
-                    let found = speed::check(set, &nodes, &options, Verse::Unknown);
+                    options.extend_from_slice(&cluster);
+                    let found = speed::check(set, nodes, &options, Verse::Unknown);
                     between.tell(&format!("tokens per second, {layer}"), found);
                 }
             }
@@ -158,10 +164,10 @@ fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
     Ok(reports)
 }
 
-fn of_node(address: SocketAddr, manifest: &Manifest, self_test: bool) -> anyhow::Result<Report> {
+fn of_node(node: &Endpoint, manifest: &Manifest, self_test: bool) -> anyhow::Result<Report> {
     let key = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
     let parameters = serde_json::to_value(RankParameters::Doctor { self_test })?;
-    let mut client = NodeClient::connect(address, Timeouts::default())?;
+    let mut client = NodeClient::connect(node, Timeouts::default())?;
     let answer = client.start_rank(key, &parameters)?;
     let reports: Vec<Report> = serde_json::from_value(answer["reports"].clone())
         .context("the node answers with something else than a report")?;

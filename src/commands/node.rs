@@ -2,24 +2,27 @@
 
 use std::{
     collections::HashMap,
+    net::{IpAddr, SocketAddr},
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     thread,
+    time::Duration,
 };
 
 use anyhow::anyhow;
 use serde_json::{Value, json};
 use shardpack_loader::{
     cluster::RankProcess,
-    receive::{Node, NodeOptions, PackageDir, ReceiveEvent, Shutdown, Store, bind},
+    receive::{Node, NodeOptions, PackageDir, ReceiveEvent, Shutdown, Store, bind, bind_guarded},
     server,
 };
 use shardpack_manifests::transfer::Timeouts;
+use shardpack_trust::{Door, Guard, JoinToken, Joined, date};
 use tempfile::TempDir;
 
 use super::{
     Outcome, doctor,
-    ranks::{self, Membership, RankParameters},
+    ranks::{self, Membership, Place, RankParameters},
     threads,
 };
 use crate::{
@@ -33,6 +36,9 @@ use crate::{
 /// joins a group of its own. A new start of the same package ends the old process.
 type Running = Arc<Mutex<HashMap<String, (RankProcess, Option<TempDir>)>>>;
 
+/// What a node keeps its key and membership in, below its store.
+const IDENTITY: &str = "identity";
+
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &NodeArgs) -> Outcome {
     if !args.engine.has_deadlines() {
@@ -40,24 +46,38 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         return Err(Failure::from(error).hint("say --collectives to `shardpack serve` instead"));
     }
     args.engine.check()?;
-    let listener = bind(&args.listen.to_string())?;
+    let ip = reachable(args)?;
+    let identity = args.store.join(IDENTITY);
+    let is_local = args.listen.ip().to_canonical().is_loopback();
     let store = Arc::new(Store::open(&args.store)?);
+    if args.reset {
+        Guard::reset(&identity)?;
+    }
+    let guarded = !is_local || args.tls || Guard::has_joined(&identity);
+    let guard = guarded
+        .then(|| Guard::open(&identity, Duration::from_secs(args.token_ttl)).map(Arc::new))
+        .transpose()?;
+    let address = args.listen.to_string();
+    let listener = if guarded { bind_guarded(&address)? } else { bind(&address)? };
     let address = listener.local_addr()?;
     let running = Running::default();
+    let door = Showing {
+        guard: guard.clone(),
+        running: Arc::clone(&running),
+        address: SocketAddr::new(ip, address.port()),
+    };
+    door.announce(args, address);
+    let place = Place { ip, identity: guarded.then_some(identity) };
     let options = NodeOptions {
         timeouts: Timeouts::default(),
-        observer: Box::new(show),
+        observer: Box::new(move |event| door.show(event)),
         start_rank: start_rank(
             Arc::clone(&running),
             threads::count(args.threads),
             args.engine.clone(),
+            place,
         ),
     };
-    if args.json {
-        result(&json!({ "listening": address, "store": args.store }).to_string());
-    } else {
-        say(&format!("node: listening on {address}, packages in {}", args.store.display()));
-    }
     let shutdown = Shutdown::new();
     let stopping = shutdown.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -65,15 +85,37 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         let _ = server::wait_for_termination();
         stopping.stop();
     })?;
-    Node::new(store, options).serve(&listener, &shutdown).map_err(Failure::from)?;
+    let node = Node::new(store, options);
+    let node = match guard {
+        Some(guard) => node.with_guard(guard),
+        None => node,
+    };
+    node.serve(&listener, &shutdown).map_err(Failure::from)?;
     running.lock().unwrap_or_else(PoisonError::into_inner).clear();
     Ok(ExitCode::SUCCESS)
+}
+
+/// The address at which this machine's ranks are reached.
+fn reachable(args: &NodeArgs) -> Result<IpAddr, Failure> {
+    match args.advertise {
+        Some(ip) if ip.is_unspecified() => {
+            Err(anyhow!("--advertise {ip} is no address that others can reach").into())
+        }
+        Some(ip) => Ok(ip),
+        None if args.listen.ip().is_unspecified() => {
+            let error = anyhow!("{} stands for every address of this machine", args.listen.ip());
+            Err(Failure::from(error)
+                .hint("say with --advertise at which of them the other machines reach it"))
+        }
+        None => Ok(args.listen.ip()),
+    }
 }
 
 fn start_rank(
     running: Running,
     threads: usize,
     engine: EngineChoice,
+    place: Place,
 ) -> shardpack_loader::receive::StartRankHook {
     Box::new(move |package: &PackageDir, parameters| {
         let name = format!("rank {}", package.key.rank);
@@ -89,13 +131,14 @@ fn start_rank(
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
         running.remove(&key);
         let (started, files) = match member {
-            None => (ranks::start(&name, &package.path, threads, &engine, None), None),
+            None => (ranks::start(&name, &package.path, threads, &engine, &place, None), None),
             Some(distributed) => {
                 let engine = engine.over(&distributed)?;
                 let files = tempfile::tempdir().map_err(|error| error.to_string())?;
                 let folder = files.path().to_owned();
                 let member = Membership { distributed: &distributed, rank, folder };
-                let started = ranks::start(&name, &package.path, threads, &engine, Some(member));
+                let started =
+                    ranks::start(&name, &package.path, threads, &engine, &place, Some(member));
                 (started, Some(files))
             }
         };
@@ -114,6 +157,91 @@ fn parse_parameters(parameters: &Value) -> Result<Option<RankParameters>, String
         distributed.check(distributed.ranks()).map_err(|error| error.to_string())?;
     }
     Ok(parsed)
+}
+
+/// What the node tells the people at its terminal.
+struct Showing {
+    guard: Option<Arc<Guard>>,
+    running: Running,
+    /// How other machines reach it.
+    address: SocketAddr,
+}
+
+impl Showing {
+    /// Says that the node listens, and how it joins a cluster if it has none.
+    fn announce(&self, args: &NodeArgs, listening: SocketAddr) {
+        let door = self.guard.as_ref().map(|guard| guard.door());
+        if args.json {
+            let mut json =
+                json!({ "listening": listening, "store": args.store, "tls": door.is_some() });
+            match &door {
+                Some(Door::Joined(joined)) => {
+                    json["cluster"] = joined.cluster.as_str().into();
+                    json["name"] = joined.name.as_str().into();
+                }
+                Some(Door::Inviting { token, left }) => {
+                    json["join"] = json!({
+                        "token": token.to_string(),
+                        "seconds": left.as_secs(),
+                        "command": self.command(token),
+                    });
+                }
+                None => {}
+            }
+            result(&json.to_string());
+            return;
+        }
+        say(&format!("node: listening on {listening}, packages in {}", args.store.display()));
+        match &door {
+            Some(Door::Joined(Joined { cluster, name, expires })) => {
+                say(&format!("node: {name} of cluster {cluster}, member until {}", date(*expires)))
+            }
+            Some(Door::Inviting { .. }) => self.invite(),
+            None => {}
+        }
+    }
+
+    fn command(&self, token: &JoinToken) -> String {
+        format!("shardpack cluster add {} --token {token}", self.address)
+    }
+
+    /// The line to say on the controlling machine.
+    fn invite(&self) {
+        let Some(Door::Inviting { token, left }) = self.guard.as_ref().map(|guard| guard.door())
+        else {
+            return;
+        };
+        say("node: in no cluster yet. On the machine that pushes and serves, say:");
+        say("");
+        say(&format!("  {}", self.command(&token)));
+        say("");
+        say(&format!(
+            "node: that works once, for {} minutes (there, `shardpack cluster init` comes first)",
+            left.as_secs().div_ceil(60)
+        ));
+    }
+
+    fn show(&self, event: &ReceiveEvent) {
+        match event {
+            ReceiveEvent::JoinedCluster(Joined { cluster, name, expires }) => say(&format!(
+                "node: joined cluster {cluster} as {name}, member until {}",
+                date(*expires)
+            )),
+            ReceiveEvent::Renewed(joined) => {
+                say(&format!("node: renewed, member until {}", date(joined.expires)));
+            }
+            ReceiveEvent::LeftCluster => {
+                // What runs for a cluster ends with it.
+                self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                say("node: left its cluster");
+                self.invite();
+            }
+            ReceiveEvent::Disconnected { peer, problem: Some(problem) } if self.guard.is_some() => {
+                say(&format!("node: {peer}: {problem}"));
+            }
+            other => show(other),
+        }
+    }
 }
 
 fn show(event: &ReceiveEvent) {
@@ -144,6 +272,10 @@ fn show(event: &ReceiveEvent) {
         ReceiveEvent::Disconnected { problem: Some(problem), .. } => {
             say(&format!("node: {problem}"));
         }
-        ReceiveEvent::Connected { .. } | ReceiveEvent::Disconnected { .. } => {}
+        ReceiveEvent::Connected { .. }
+        | ReceiveEvent::Disconnected { .. }
+        | ReceiveEvent::JoinedCluster(_)
+        | ReceiveEvent::Renewed(_)
+        | ReceiveEvent::LeftCluster => {}
     }
 }

@@ -8,10 +8,12 @@ use shardpack_converter::push::{
     WINDOW_CHUNKS, push, rank_count, targets_for,
 };
 use shardpack_manifests::transfer::Timeouts;
+use shardpack_trust::Endpoint;
 
 use super::Outcome;
 use crate::{
     args::PushArgs,
+    cluster,
     failure::Failure,
     pause,
     progress::{Progress, result, say, size, table},
@@ -19,10 +21,10 @@ use crate::{
 
 /// Carries the command out.
 pub(crate) fn run(args: &PushArgs) -> Outcome {
-    let addresses: Vec<String> = args.to.iter().map(ToString::to_string).collect();
+    let nodes = cluster::nodes(&args.to, &args.cluster)?;
     let mode =
         if args.dry_run { PushMode::DryRun } else { PushMode::Send(Activation::WhenAllPrepared) };
-    let report = push_set(&args.set, &addresses, mode)?;
+    let report = push_set(&args.set, &nodes, mode)?;
     if args.json {
         result(&json(&report).to_string());
     } else {
@@ -31,14 +33,14 @@ pub(crate) fn run(args: &PushArgs) -> Outcome {
     Ok(if report.is_done() { ExitCode::SUCCESS } else { ExitCode::from(2) })
 }
 
-/// Pushes a set, one package to each address in rank order, and shows how far it is.
+/// Pushes a set, one package to each node in rank order, and shows how far it is.
 pub(crate) fn push_set(
     set: &std::path::Path,
-    addresses: &[String],
+    nodes: &[Endpoint],
     mode: PushMode,
 ) -> Result<PushReport, Failure> {
     let ranks = rank_count(set).map_err(Failure::wrong)?;
-    let targets = targets_for(addresses, ranks).map_err(Failure::from)?;
+    let targets = targets_for(nodes, ranks).map_err(Failure::from)?;
     let options = PushOptions { mode, timeouts: Timeouts::default(), window_chunks: WINDOW_CHUNKS };
     let progress: Vec<OnceLock<Progress>> = targets.iter().map(|_| OnceLock::new()).collect();
     let report =
@@ -49,7 +51,7 @@ pub(crate) fn push_set(
             let chain: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
             say(&format!(
                 "error: node {} (rank {}): {}",
-                node.target.address,
+                node.target.node,
                 node.target.rank,
                 chain.join(": ")
             ));
@@ -97,7 +99,7 @@ fn text(report: &PushReport, dry_run: bool) -> String {
         let sent = if dry_run { traffic.missing_bytes } else { traffic.sent_bytes };
         rows.push(vec![
             node.target.rank.to_string(),
-            node.target.address.clone(),
+            node.target.node.to_string(),
             size(traffic.package_bytes),
             size(traffic.held_bytes),
             size(sent),
@@ -111,7 +113,7 @@ fn json(report: &PushReport) -> serde_json::Value {
     let node = |node: &NodeReport| {
         json!({
             "rank": node.target.rank,
-            "address": node.target.address,
+            "address": node.target.node.address(),
             "state": progress_word(node.progress),
             "package_bytes": node.traffic.package_bytes,
             "held_bytes": node.traffic.held_bytes,

@@ -19,6 +19,7 @@ use shardpack_loader::{
     server,
 };
 use shardpack_manifests::Manifest;
+use shardpack_trust::{Credentials, credentials_of_node};
 
 use super::{Outcome, package, threads};
 use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result};
@@ -27,15 +28,19 @@ use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result
 pub(crate) fn run(args: &RankArgs) -> Outcome {
     let _awake = KeepAwake::start();
     let manifest = package::read_manifest(&args.package)?;
-    let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;
+    let credentials = args.identity.as_deref().map(credentials).transpose()?;
+    let listener = TcpListener::bind((args.bind, 0))
+        .with_context(|| format!("cannot listen on {}", args.bind))?;
     let token = Token::generate().context("the system gave no random bytes")?;
-    let announcement = Announcement { address: listener.local_addr()?, token: token.clone() };
+    let key = credentials.as_ref().map(Credentials::key);
+    let announcement = Announcement { address: listener.local_addr()?, token: token.clone(), key };
     result(&announcement.line());
     let (folder, threads) = (args.package.clone(), threads::count(args.threads));
     let (choice, place) = (args.engine.clone(), [manifest.rank, manifest.layout.ranks]);
     let identity = identity(&manifest);
     let style = manifest.chat.as_ref().map(|chat| chat.output);
-    let served = run_rank(listener, token, identity, RankOptions::default(), move |progress| {
+    let options = RankOptions { credentials, ..RankOptions::default() };
+    let served = run_rank(listener, token, identity, options, move |progress| {
         choice.check_layout(&manifest.layout)?;
         let opened = choice.open(threads, place)?;
         opened.check_memory(&manifest)?;
@@ -50,6 +55,12 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     end_for_sure();
     served.map_err(Failure::from)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The node's certificate and key.
+fn credentials(identity: &Path) -> anyhow::Result<Credentials> {
+    let found = credentials_of_node(identity)?;
+    found.with_context(|| format!("{}: the node is in no cluster", identity.display()))
 }
 
 /// How long the process may take to leave.

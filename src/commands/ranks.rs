@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -39,18 +40,36 @@ pub(crate) struct Membership<'a> {
     pub folder: PathBuf,
 }
 
+/// Where a rank listens, and as whom.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// The address at which front and peers reach it.
+    pub ip: IpAddr,
+    /// The node's key and membership, for TLS.
+    pub identity: Option<PathBuf>,
+}
+
+impl Place {
+    /// For a front on this machine alone.
+    pub(crate) const LOOPBACK: Self = Self { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), identity: None };
+}
+
 /// Starts the rank of the package in `folder`. What it writes for people is passed on.
 pub(crate) fn start(
     name: &str,
     folder: &Path,
     threads: usize,
     engine: &EngineChoice,
+    place: &Place,
     member: Option<Membership<'_>>,
 ) -> anyhow::Result<(RankProcess, Announcement)> {
     let program = env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
     command.arg("rank").arg(folder).args(["--threads", &threads.to_string()]);
-    command.args(engine.arguments());
+    command.args(engine.arguments()).args(["--bind", &place.ip.to_string()]);
+    if let Some(identity) = &place.identity {
+        command.arg("--identity").arg(identity);
+    }
     // What stands in this process's environment was meant for another group.
     for name in FOREIGN_VARIABLES {
         command.env_remove(name);

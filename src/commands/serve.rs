@@ -21,11 +21,13 @@ use shardpack_loader::{
     server::{self, ChatModel, Server, ServerLimits, Stop, Tls},
 };
 use shardpack_manifests::Manifest;
+use shardpack_trust::Endpoint;
 
 use self::{layer::Layer, scripted::Scripted};
 use super::{Outcome, keys, package};
 use crate::{
     args::ServeArgs,
+    cluster,
     failure::Failure,
     progress::{result, say},
 };
@@ -44,8 +46,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Some(set) => Served::open(set)?,
         None => Served::of_bytes()?,
     };
+    let remote = cluster::nodes(&args.nodes, &args.cluster)?;
     let layer = match &scripted {
-        None => served.layer(args)?,
+        None => served.layer(args, &remote)?,
         Some(_) => None,
     };
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
@@ -60,10 +63,10 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         let script = scripted.parse(&served.model)?;
         Engine::Scripted(scripted::play(script, served.model_again()?, &handle, commands)?)
     } else {
-        let nodes = if args.nodes.is_empty() {
+        let nodes = if remote.is_empty() {
             nodes::local(&served.folders, args.threads, &args.engine, layer)?
         } else {
-            nodes::remote(&args.nodes, &served.manifests, layer)?
+            nodes::remote(&remote, &served.manifests, layer)?
         };
         let options = nodes::options(&args.engine);
         let names = nodes.iter().map(|node| node.name.clone()).collect();
@@ -142,10 +145,10 @@ impl Served {
     }
 
     /// What carries the ranks' sums, after a look at whether they can be had as asked for.
-    fn layer(&self, args: &ServeArgs) -> Result<Option<Layer>, Failure> {
-        let layer = Layer::of(args, self.folders.len())?;
+    fn layer(&self, args: &ServeArgs, nodes: &[Endpoint]) -> Result<Option<Layer>, Failure> {
+        let layer = Layer::of(args, self.folders.len(), nodes)?;
         // What runs elsewhere is installed elsewhere.
-        if args.nodes.is_empty() {
+        if nodes.is_empty() {
             args.engine.check()?;
         } else {
             args.engine.check_arguments()?;

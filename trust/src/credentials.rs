@@ -267,9 +267,7 @@ impl Judge {
         let found = PeerKey::of_spki(&parsed.subject_public_key_info());
         let found = found.ok_or_else(|| mismatch(Mismatch::Kind))?;
         match self.key {
-            Some(expected) if expected != found => {
-                Err(mismatch(Mismatch::Key { expected, found }))
-            }
+            Some(expected) if expected != found => Err(mismatch(Mismatch::Key { expected, found })),
             _ => Ok(()),
         }
     }

@@ -66,11 +66,7 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> File
 
 /// Makes a folder that is its owner's alone.
 pub(crate) fn create_folder(path: &Path) -> Result<(), FileError> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(io_error("create", path))
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io_error("create", path))
 }
 
 /// Writes a file that its owner alone can read.

@@ -273,8 +273,7 @@ impl Guard {
 
     /// Checks a membership and keeps it.
     fn take(&self, grant: Grant) -> Result<(Joined, Arc<ServerConfig>), String> {
-        let credentials =
-            Credentials::new(&grant.authority.0, &grant.certificate.0, &self.key);
+        let credentials = Credentials::new(&grant.authority.0, &grant.certificate.0, &self.key);
         let checked = credentials.and_then(|credentials| {
             credentials.check_own(Role::Node)?;
             Ok((member_config(&credentials)?, joined(&grant)))

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustls::{AlertDescription, CertificateError, Connection, Error, InvalidMessage, PeerIncompatible};
+use rustls::{
+    AlertDescription, CertificateError, Connection, Error, InvalidMessage, PeerIncompatible,
+};
 
 use crate::{Service, certificate::date, credentials::Mismatch};
 
@@ -84,7 +86,9 @@ pub enum HandshakeError {
     #[error("it did not complete a handshake in time: is the program at that port a node?")]
     Timeout,
     /// It hung up.
-    #[error("it closed the connection during the handshake: a node has a limit of unproven callers, and a node without TLS closes at once")]
+    #[error(
+        "it closed the connection during the handshake: a node has a limit of unproven callers, and a node without TLS closes at once"
+    )]
     Closed,
     /// The socket failed.
     #[error("the connection failed during the handshake")]
@@ -93,10 +97,14 @@ pub enum HandshakeError {
     #[error("it sent over {MAX_HANDSHAKE_BYTES} bytes of handshake")]
     TooLarge,
     /// Something else than TLS 1.3.
-    #[error("it does not speak TLS 1.3: a node on a loopback address that has no cluster speaks in the clear, and is given by its address")]
+    #[error(
+        "it does not speak TLS 1.3: a node on a loopback address that has no cluster speaks in the clear, and is given by its address"
+    )]
     NotTls,
     /// Its certificate is of another authority.
-    #[error("it belongs to another cluster than this machine's: join it anew (`shardpack node --reset`, then `shardpack cluster add`), or choose its cluster with --cluster")]
+    #[error(
+        "it belongs to another cluster than this machine's: join it anew (`shardpack node --reset`, then `shardpack cluster add`), or choose its cluster with --cluster"
+    )]
     OtherCluster,
     /// Its certificate has ended.
     #[error("its certificate is no longer valid{}: say `shardpack cluster renew`; if it was made lately, the clock of one of the two machines is wrong", since(*.until))]
@@ -105,25 +113,37 @@ pub enum HandshakeError {
         until: Option<u64>,
     },
     /// Its certificate has not begun.
-    #[error("its certificate is not valid yet: the clocks of the two machines differ by days; set them and try again")]
+    #[error(
+        "its certificate is not valid yet: the clocks of the two machines differ by days; set them and try again"
+    )]
     NotYetValid,
     /// It is of the cluster, but not who it should be.
     #[error("{0}")]
     Mismatch(String),
     /// It has not joined.
-    #[error("it has not joined a cluster, or has left it: say the `shardpack cluster add` line that it printed when it started")]
+    #[error(
+        "it has not joined a cluster, or has left it: say the `shardpack cluster add` line that it printed when it started"
+    )]
     NotJoined,
     /// It needs no token.
-    #[error("it is in a cluster already: if that is no longer wanted, end it and start it with --reset")]
+    #[error(
+        "it is in a cluster already: if that is no longer wanted, end it and start it with --reset"
+    )]
     AlreadyJoined,
     /// It knows another cluster.
-    #[error("it refused this machine's certificate as another cluster's: join it anew (`shardpack node --reset`, then `shardpack cluster add`), or choose its cluster with --cluster")]
+    #[error(
+        "it refused this machine's certificate as another cluster's: join it anew (`shardpack node --reset`, then `shardpack cluster add`), or choose its cluster with --cluster"
+    )]
     RefusedCluster,
     /// It takes this machine's certificate for expired or early.
-    #[error("it refused this machine's certificate as expired or not yet valid: compare the clocks of the two machines, then say `shardpack cluster renew`")]
+    #[error(
+        "it refused this machine's certificate as expired or not yet valid: compare the clocks of the two machines, then say `shardpack cluster renew`"
+    )]
     RefusedTime,
     /// This machine may not do that there.
-    #[error("it refused this machine's role: nodes take orders from the cluster's controllers alone")]
+    #[error(
+        "it refused this machine's role: nodes take orders from the cluster's controllers alone"
+    )]
     RefusedRole,
     /// It wants to see a certificate.
     #[error("it wants a certificate of its cluster: this machine is not in one")]
@@ -165,7 +185,9 @@ impl HandshakeError {
                 | PeerIncompatible::SupportedVersionsExtensionRequired,
             ) => Self::NotTls,
             Error::NoApplicationProtocol if service == Some(Service::Join) => Self::AlreadyJoined,
-            Error::PeerIncompatible(PeerIncompatible::NoCertificateRequestSignatureSchemesInCommon)
+            Error::PeerIncompatible(
+                PeerIncompatible::NoCertificateRequestSignatureSchemesInCommon,
+            )
             | Error::NoCertificatesPresented => {
                 Self::Mismatch("it showed no certificate".to_owned())
             }

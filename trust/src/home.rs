@@ -81,7 +81,9 @@ pub enum HomeError {
         found: u32,
     },
     /// A name that cannot be one.
-    #[error("{name:?} cannot be a node's name: letters, digits, `-`, `_` and `.`, at most {MAX_NAME_BYTES}")]
+    #[error(
+        "{name:?} cannot be a node's name: letters, digits, `-`, `_` and `.`, at most {MAX_NAME_BYTES}"
+    )]
     Name {
         /// As given.
         name: String,

@@ -330,7 +330,8 @@ fn a_node_joins_once_and_is_known_from_then_on() {
     let (address, token) = open_door(&there, LONG);
 
     // Not yet: the cluster's own way finds no member.
-    let early = Endpoint::member("n".into(), address.clone(), home.credentials().clone(), token.key);
+    let early =
+        Endpoint::member("n".into(), address.clone(), home.credentials().clone(), token.key);
     let error = early.connect(Service::Transfer, LONG).map(drop).unwrap_err().to_string();
     assert!(error.contains("has not joined a cluster"), "{error}");
 
@@ -370,9 +371,8 @@ fn tokens_that_are_wrong_late_or_anothers_join_nobody() {
     let mut home = Home::init(&folder.path().join("cluster")).unwrap();
     let (address, token) = open_door(&folder.path().join("a"), LONG);
     let (other_address, other) = open_door(&folder.path().join("b"), LONG);
-    let mut add = |address: &str, token: &JoinToken| {
-        home.add(address, token, None).unwrap_err().to_string()
-    };
+    let mut add =
+        |address: &str, token: &JoinToken| home.add(address, token, None).unwrap_err().to_string();
     // The token says which node it is of.
     let error = add(&other_address, &token);
     assert!(error.contains("another node answers there"), "{error}");
@@ -411,8 +411,13 @@ fn requests_about_membership_that_are_noise_are_refused() {
     let guard = Guard::open(&folder.path().join("node"), LONG).unwrap();
     let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
     let (listener, address) = listener();
-    let noises: [&[u8]; 5] =
-        [b"\xff\xff\xff\xff", b"\x02\0\0\0{}", b"\x07\0\0\0\"leave\"", b"\x03\0\0\0abc", b"\0\0\0\0"];
+    let noises: [&[u8]; 5] = [
+        b"\xff\xff\xff\xff",
+        b"\x02\0\0\0{}",
+        b"\x07\0\0\0\"leave\"",
+        b"\x03\0\0\0abc",
+        b"\0\0\0\0",
+    ];
     thread::scope(|scope| {
         let guard = &guard;
         scope.spawn(move || {

@@ -76,7 +76,9 @@ pub struct JoinToken {
 
 /// Text that is no token. The text is not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a token: it is the word that begins with {PREFIX} in the line that the node printed, 69 characters long")]
+#[error(
+    "not a token: it is the word that begins with {PREFIX} in the line that the node printed, 69 characters long"
+)]
 pub struct TokenError;
 
 impl JoinToken {
@@ -130,13 +132,16 @@ impl Invitation {
             return Err(format!("its token has expired: {AGAIN}"));
         }
         if self.attempts == 0 {
-            return Err(format!("its token was tried wrongly {ATTEMPTS} times and is void: {AGAIN}"));
+            return Err(format!(
+                "its token was tried wrongly {ATTEMPTS} times and is void: {AGAIN}"
+            ));
         }
         if self.token.secret.matches(secret) {
             return Ok(());
         }
         self.attempts -= 1;
-        Err("the token is wrong: it is in the line that the node printed when it last started".to_owned())
+        Err("the token is wrong: it is in the line that the node printed when it last started"
+            .to_owned())
     }
 }
 
@@ -161,7 +166,8 @@ mod tests {
         assert!(format!("{token:?}").contains("Secret(…)"));
         let longer = format!("{text}A");
         let other = text.replace("spj1_", "spj2_");
-        for bad in ["", "spj1_", &text[..68], &longer, &other, &text[5..], &text.replace('_', "é")] {
+        for bad in ["", "spj1_", &text[..68], &longer, &other, &text[5..], &text.replace('_', "é")]
+        {
             assert_eq!(bad.parse::<JoinToken>().unwrap_err(), TokenError, "{bad}");
         }
     }

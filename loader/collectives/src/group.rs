@@ -28,7 +28,8 @@ impl Deadline {
     }
 
     /// The moment itself.
-    pub(crate) const fn moment(self) -> Instant {
+    #[must_use]
+    pub const fn moment(self) -> Instant {
         self.0
     }
 

@@ -13,6 +13,7 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
+use shardpack_trust::{Channel, Credentials, Patience, Role, Service};
 
 use super::{
     message::{FromRank, Opening, PeerReply},
@@ -39,16 +40,19 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Gives every connection that shows `token` to `admit`, on a thread of its own.
+    /// Gives every connection that shows `token` to `admit`, on a thread of its own. With
+    /// `credentials`, that is inside TLS and of whoever has the role for what it wants.
     pub(super) fn start(
         listener: TcpListener,
         token: Token,
-        admit: impl Fn(Opening, TcpStream) + Send + Sync + 'static,
+        credentials: Option<Credentials>,
+        admit: impl Fn(Opening, Channel) + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let accept = move || accept_all(&listener, &token, &Arc::new(admit), &stopped);
+        let door = Arc::new(Door { token, credentials });
+        let accept = move || accept_all(&listener, &door, &Arc::new(admit), &stopped);
         let thread = thread::Builder::new().name("accept".to_owned()).spawn(accept)?;
         Ok(Self { stop, address, thread: Some(thread) })
     }
@@ -71,9 +75,15 @@ impl Drop for Acceptor {
     }
 }
 
-fn accept_all<F>(listener: &TcpListener, token: &Token, admit: &Arc<F>, stop: &AtomicBool)
+/// What whoever comes in must show.
+struct Door {
+    token: Token,
+    credentials: Option<Credentials>,
+}
+
+fn accept_all<F>(listener: &TcpListener, door: &Arc<Door>, admit: &Arc<F>, stop: &AtomicBool)
 where
-    F: Fn(Opening, TcpStream) + Send + Sync + 'static,
+    F: Fn(Opening, Channel) + Send + Sync + 'static,
 {
     let undecided = Arc::new(AtomicUsize::new(0));
     loop {
@@ -89,12 +99,12 @@ where
             continue;
         }
         undecided.fetch_add(1, Ordering::SeqCst);
-        let (token, admit, one) = (token.clone(), Arc::clone(admit), Arc::clone(&undecided));
+        let (door, admit, one) = (Arc::clone(door), Arc::clone(admit), Arc::clone(&undecided));
         let decide = move || {
-            let opened = open(&stream, &token);
+            let opened = door.open(stream);
             one.fetch_sub(1, Ordering::SeqCst);
-            if let Some(opening) = opened {
-                admit(opening, stream);
+            if let Some((opening, channel)) = opened {
+                admit(opening, channel);
             }
         };
         if thread::Builder::new().name("opening".to_owned()).spawn(decide).is_err() {
@@ -103,20 +113,40 @@ where
     }
 }
 
-/// How the connection begins, if it shows the token; others are told no more than that.
-fn open(stream: &TcpStream, token: &Token) -> Option<Opening> {
-    let deadline = Deadline::after(OPENING_TIMEOUT);
-    let opening: Opening = wire::read(&mut Until(stream, deadline), MAX_OPENING_BYTES).ok()?;
-    if opening.token().matches(token) {
+impl Door {
+    /// How the connection begins, if it shows what it must; others are told no more than that.
+    fn open(&self, stream: TcpStream) -> Option<(Opening, Channel)> {
+        let deadline = Deadline::after(OPENING_TIMEOUT);
         stream.set_nodelay(true).ok()?;
-        return Some(opening);
+        let channel = match &self.credentials {
+            None => Channel::from(stream),
+            Some(credentials) => {
+                let patience = Patience { deadline: deadline.moment(), given_up: &|| false };
+                let roles = [Role::Controller, Role::Node];
+                Channel::answer(stream, credentials, &[Service::Rank], &roles, patience).ok()?
+            }
+        };
+        let opening: Opening =
+            wire::read(&mut Until(&channel, deadline), MAX_OPENING_BYTES).ok()?;
+        // A front is a controller's, a rank a node's.
+        let role = match opening {
+            Opening::Control { .. } => Role::Controller,
+            Opening::Peer { .. } => Role::Node,
+        };
+        if channel.peer().is_some_and(|peer| peer.role != Some(role)) {
+            refuse(&channel, &opening, "its certificate has not the role for that");
+            return None;
+        }
+        if !opening.token().matches(&self.token) {
+            refuse(&channel, &opening, "the token is wrong");
+            return None;
+        }
+        Some((opening, channel))
     }
-    refuse(stream, &opening, "the token is wrong");
-    None
 }
 
 /// Says why a connection is not wanted, and closes it.
-pub(super) fn refuse(mut stream: &TcpStream, opening: &Opening, reason: &str) {
+pub(super) fn refuse(mut stream: &Channel, opening: &Opening, reason: &str) {
     let reason = reason.to_owned();
     let reply = match opening {
         Opening::Control { .. } => wire::encode(&FromRank::Refused(reason)),

@@ -1,9 +1,11 @@
 //! The line by which a rank process says where it is:
-//! `{"rank_ready":{"address":"127.0.0.1:49152","token":"<32 hex digits>"}}`.
+//! `{"rank_ready":{"address":"127.0.0.1:49152","token":"<32 hex digits>"}}`, and of a rank that
+//! speaks TLS its node's `"key"`.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use shardpack_trust::PeerKey;
 
 use super::token::Token;
 
@@ -17,6 +19,9 @@ pub struct Announcement {
     pub address: SocketAddr,
     /// What each of them must show.
     pub token: Token,
+    /// The key that it shows inside TLS; none where it speaks in the clear.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PeerKey>,
 }
 
 /// A line that is no announcement.

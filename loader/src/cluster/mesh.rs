@@ -2,13 +2,14 @@
 //! accepts. All agree on epoch and identity before the first frame.
 
 use std::{
-    io::{self, ErrorKind, Read},
+    io::{self, ErrorKind, Read, Write as _},
     net::TcpStream,
     sync::mpsc::{Receiver, RecvTimeoutError},
     time::Duration,
 };
 
 use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, TcpLink};
+use shardpack_trust::{Channel, Credentials, HandshakeError, Patience as Shaking, Role, Service};
 
 use super::{
     acceptor::refuse,
@@ -37,6 +38,10 @@ pub(super) enum FormError {
     Ranks { expected: u32, found: usize },
     #[error("rank {rank} cannot be reached")]
     Connect { rank: u32, source: io::Error },
+    #[error("rank {rank}: {source}")]
+    Handshake { rank: u32, source: HandshakeError },
+    #[error("rank {rank} speaks {found}, and this rank {expected}")]
+    Manner { rank: u32, found: &'static str, expected: &'static str },
     #[error("rank {rank} did not answer")]
     Reply { rank: u32, source: WireError },
     #[error("rank {rank} refused: {reason}")]
@@ -58,6 +63,8 @@ impl FormError {
     pub(super) fn rank(&self) -> Option<u32> {
         match self {
             Self::Connect { rank, .. }
+            | Self::Handshake { rank, .. }
+            | Self::Manner { rank, .. }
             | Self::Reply { rank, .. }
             | Self::Refused { rank, .. }
             | Self::Mismatch { rank, .. }
@@ -85,7 +92,7 @@ pub(super) fn blame(error: GroupError) -> (Option<u32>, String) {
 /// A peer's connection whose opening has been read.
 pub(super) struct PeerConnection {
     pub(super) opening: Opening,
-    pub(super) stream: TcpStream,
+    pub(super) stream: Channel,
 }
 
 /// Where peers' connections arrive, those for a later epoch included.
@@ -94,7 +101,7 @@ pub(super) struct Mailbox {
     early: Vec<PeerConnection>,
 }
 
-type Streams = Vec<[Option<TcpStream>; 2]>;
+type Streams = Vec<[Option<Channel>; 2]>;
 
 /// How long to go on forming a group.
 #[derive(Clone, Copy)]
@@ -117,8 +124,8 @@ impl Patience<'_> {
     }
 }
 
-/// Reads from a socket as long as there is patience, however slowly bytes trickle in.
-struct Patiently<'a>(&'a TcpStream, Patience<'a>);
+/// Reads from a channel as long as there is patience, however slowly bytes trickle in.
+struct Patiently<'a>(&'a Channel, Patience<'a>);
 
 impl Read for Patiently<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -135,10 +142,16 @@ impl Read for Patiently<'_> {
     }
 }
 
+/// Who a rank is, and with what it proves it: inside TLS, or nothing in the clear.
+pub(super) struct Me<'a> {
+    pub(super) identity: &'a Identity,
+    pub(super) credentials: Option<&'a Credentials>,
+}
+
 /// The group of `epoch`, with `peers` in rank order, which [`meet`] when all have it. Given up
 /// as soon as it is `superseded`.
 pub(super) fn form(
-    me: &Identity,
+    Me { identity: me, credentials }: Me<'_>,
     epoch: u64,
     peers: &[Announcement],
     mailbox: &mut Mailbox,
@@ -152,10 +165,10 @@ pub(super) fn form(
     for (rank, peer) in (0..me.rank).zip(peers) {
         for way in [Way::Data, Way::Farewell] {
             streams[rank as usize][way as usize] =
-                Some(connect(me, epoch, rank, peer, way, patience)?);
+                Some(connect((me, credentials), epoch, rank, peer, way, patience)?);
         }
     }
-    accept(me, epoch, &mut streams, mailbox, patience)?;
+    accept(me, epoch, peers, &mut streams, mailbox, patience)?;
     let mut links: Vec<Option<Box<dyn Link>>> = Vec::new();
     for ways in streams {
         let [Some(data), Some(farewell)] = ways else {
@@ -173,16 +186,31 @@ pub(super) fn meet(group: &LinkedGroup) -> Result<(), FormError> {
 }
 
 fn connect(
-    me: &Identity,
+    (me, credentials): (&Identity, Option<&Credentials>),
     epoch: u64,
     rank: u32,
     peer: &Announcement,
     way: Way,
     patience: Patience<'_>,
-) -> Result<TcpStream, FormError> {
-    let stream = reach(peer, patience)
+) -> Result<Channel, FormError> {
+    let socket = reach(peer, patience)
         .map_err(|source| patience.or_superseded(FormError::Connect { rank, source }))?;
-    stream.set_nodelay(true)?;
+    socket.set_nodelay(true)?;
+    let stream = match (credentials, peer.key) {
+        (None, None) => Channel::from(socket),
+        (Some(credentials), Some(key)) => {
+            let given_up = || patience.slice(LOOK_AGAIN).is_none();
+            let shaking = Shaking { deadline: patience.deadline.moment(), given_up: &given_up };
+            Channel::call(socket, credentials, Service::Rank, (Role::Node, Some(key)), shaking)
+                .map_err(|source| patience.or_superseded(FormError::Handshake { rank, source }))?
+        }
+        (Some(_), None) => {
+            return Err(FormError::Manner { rank, found: "in the clear", expected: "TLS" });
+        }
+        (None, Some(_)) => {
+            return Err(FormError::Manner { rank, found: "TLS", expected: "in the clear" });
+        }
+    };
     let (token, identity) = (peer.token.clone(), me.clone());
     let opening = Opening::Peer { token, epoch, identity, way };
     let failed = |source| patience.or_superseded(FormError::Reply { rank, source });
@@ -204,8 +232,7 @@ fn reach(peer: &Announcement, patience: Patience<'_>) -> io::Result<TcpStream> {
     }
 }
 
-fn write(mut stream: &TcpStream, message: &impl serde::Serialize) -> Result<(), WireError> {
-    use std::io::Write as _;
+fn write(mut stream: &Channel, message: &impl serde::Serialize) -> Result<(), WireError> {
     // A fresh socket has room for a message this small.
     Ok(stream.write_all(&wire::encode(message)?)?)
 }
@@ -228,13 +255,14 @@ fn check(me: &Identity, rank: u32, found: &Identity) -> Result<(), FormError> {
 fn accept(
     me: &Identity,
     epoch: u64,
+    peers: &[Announcement],
     streams: &mut Streams,
     mailbox: &mut Mailbox,
     patience: Patience<'_>,
 ) -> Result<(), FormError> {
     let first = me.rank as usize + 1;
     loop {
-        let missing = |ways: &[Option<TcpStream>; 2]| ways.iter().any(Option::is_none);
+        let missing = |ways: &[Option<Channel>; 2]| ways.iter().any(Option::is_none);
         let Some(index) = streams[first..].iter().position(missing) else { return Ok(()) };
         let rank = (first + index) as u32;
         let Some(PeerConnection { opening, stream }) = mailbox.next(epoch, patience) else {
@@ -242,7 +270,17 @@ fn accept(
         };
         let Opening::Peer { identity, way, .. } = &opening else { continue };
         let rank = identity.rank;
-        let checked = check(me, rank, identity);
+        let checked = check(me, rank, identity).and_then(|()| {
+            // A member with another's token is not that other.
+            let announced = peers.get(rank as usize).and_then(|peer| peer.key);
+            let found = stream.peer().map(|peer| peer.key);
+            let other = || "it connected with another node's key".to_owned();
+            if announced == found {
+                Ok(())
+            } else {
+                Err(FormError::Mismatch { rank, found: other() })
+            }
+        });
         let place = streams.get_mut(rank as usize).map(|ways| &mut ways[*way as usize]);
         match place {
             Some(place @ None) if checked.is_ok() && rank > me.rank => {

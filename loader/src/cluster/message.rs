@@ -13,7 +13,7 @@ use super::{announce::Announcement, identity::Identity, token::Token};
 use crate::engine::{Event, GenerateRequest, RankVitals, RequestId};
 
 /// Version of the messages. Front and ranks must have the same one.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// How a connection to a rank begins.
 #[derive(Debug, Serialize, Deserialize)]

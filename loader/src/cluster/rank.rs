@@ -8,7 +8,7 @@ mod worker;
 use std::{
     error::Error,
     io,
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::{
         Arc,
         mpsc::{self, Receiver, RecvTimeoutError},
@@ -19,6 +19,7 @@ use std::{
 
 use shardpack_collectives::Deadline;
 use shardpack_sensors::Sensors;
+use shardpack_trust::{Channel, Credentials};
 
 use super::{
     acceptor::{Acceptor, refuse},
@@ -42,17 +43,19 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Why a package could not be loaded; the chain of sources is told to the front.
 pub type LoadError = Box<dyn Error + Send + Sync>;
 
-/// How long a rank waits for things outside its group.
-#[derive(Clone, Copy, Debug)]
+/// How a rank deals with what is outside its group.
+#[derive(Clone, Debug)]
 pub struct RankOptions {
-    /// For a front to connect, before the rank takes it for dead.
+    /// How long it waits for a front to connect, before it takes it for dead.
     pub front_timeout: Duration,
+    /// Its node's certificate and key: front and peers are then spoken to inside TLS alone.
+    pub credentials: Option<Credentials>,
 }
 
 impl Default for RankOptions {
     fn default() -> Self {
         // A front connects as soon as it has read the announcement.
-        Self { front_timeout: Duration::from_mins(1) }
+        Self { front_timeout: Duration::from_mins(1), credentials: None }
     }
 }
 
@@ -81,7 +84,7 @@ pub enum RankError {
 
 /// What the calling thread learns.
 enum Note {
-    Control { opening: Opening, stream: TcpStream },
+    Control { opening: Opening, stream: Channel },
     FromFront(ToRank),
     FrontGone(WireError),
     WorkerDone(Result<(), RankError>),
@@ -104,16 +107,17 @@ where
     let (notes, noted) = mpsc::channel();
     let (peers, peer_connections) = mpsc::channel();
     let to_service = notes.clone();
-    let admit = move |opening: Opening, stream: TcpStream| {
+    let admit = move |opening: Opening, stream: Channel| {
         // Who comes after the end is not served.
         match opening {
             Opening::Control { .. } => drop(to_service.send(Note::Control { opening, stream })),
             Opening::Peer { .. } => drop(peers.send(PeerConnection { opening, stream })),
         }
     };
-    let _acceptor = Acceptor::start(listener, token, admit)?;
-    let front = wait_for_front(&noted, options.front_timeout)?;
-    let sender = Arc::new(Sender::new(front.try_clone()?)?);
+    let RankOptions { front_timeout, credentials } = options;
+    let _acceptor = Acceptor::start(listener, token, credentials.clone(), admit)?;
+    let front = wait_for_front(&noted, front_timeout)?;
+    let sender = Arc::new(Sender::new(front.clone())?);
     let result = (|| {
         sender.send(&FromRank::Identity(identity.clone())).map_err(RankError::FrontGone)?;
         read_front(front, notes.clone())?;
@@ -122,6 +126,7 @@ where
         let pace = Arc::new(Pace::default());
         let worker = Worker {
             identity,
+            credentials,
             orders: ordered,
             mailbox: Mailbox::new(peer_connections),
             front: Arc::clone(&sender),
@@ -139,7 +144,7 @@ where
 }
 
 /// The connection of a front that speaks this protocol.
-fn wait_for_front(notes: &Receiver<Note>, timeout: Duration) -> Result<TcpStream, RankError> {
+fn wait_for_front(notes: &Receiver<Note>, timeout: Duration) -> Result<Channel, RankError> {
     let deadline = Deadline::after(timeout);
     loop {
         let Ok(note) = notes.recv_timeout(deadline.left()) else {
@@ -158,7 +163,7 @@ fn wait_for_front(notes: &Receiver<Note>, timeout: Duration) -> Result<TcpStream
 }
 
 /// Passes on what the front says, from a thread that ends with the connection.
-fn read_front(mut front: TcpStream, notes: mpsc::Sender<Note>) -> io::Result<()> {
+fn read_front(mut front: Channel, notes: mpsc::Sender<Note>) -> io::Result<()> {
     front.set_read_timeout(None)?;
     let read = move || {
         loop {

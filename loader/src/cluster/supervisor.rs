@@ -19,6 +19,7 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
+use shardpack_trust::{Channel, Credentials, HandshakeError, Patience, Role, Service};
 
 use super::{
     announce::Announcement,
@@ -45,6 +46,8 @@ pub struct Node {
     pub name: String,
     /// Where it is.
     pub announcement: Announcement,
+    /// What the front proves itself with, where the rank speaks TLS.
+    pub credentials: Option<Credentials>,
     /// The process, where it is a child of this one.
     pub process: Option<RankProcess>,
     /// How it is brought up again. A group is formed again only where every node has one.
@@ -293,19 +296,20 @@ fn start_attending(
     notes: &mpsc::Sender<Note>,
 ) -> io::Result<()> {
     let (announcement, notes) = (node.announcement.clone(), notes.clone());
-    let attend = move || attend(place, &announcement, timeout, &notes);
+    let credentials = node.credentials.clone();
+    let attend = move || attend(place, (&announcement, credentials.as_ref()), timeout, &notes);
     thread::Builder::new().name(format!("rank-{}", node.name)).spawn(attend).map(drop)
 }
 
 fn attend(
     (node, life): (usize, u32),
-    announcement: &Announcement,
+    (announcement, credentials): (&Announcement, Option<&Credentials>),
     timeout: Duration,
     notes: &mpsc::Sender<Note>,
 ) {
     // A supervisor that is gone needs no notes.
     let say = |word| notes.send(Note::Rank { node, life, word }).is_ok();
-    let mut stream = match connect(announcement, Deadline::after(timeout)) {
+    let mut stream = match connect(announcement, credentials, Deadline::after(timeout)) {
         Ok((stream, sender, identity)) => {
             let sender = Arc::new(sender);
             say(Word::Connected { sender, identity });
@@ -339,6 +343,12 @@ fn attend(
 enum ConnectError {
     #[error("{0}")]
     Connect(io::Error),
+    #[error("{0}")]
+    Handshake(#[from] HandshakeError),
+    #[error("it speaks TLS, and this front has no cluster; say `shardpack cluster init`")]
+    NoCluster,
+    #[error("it speaks in the clear, where TLS was expected")]
+    InTheClear,
     #[error("it refused: {0}")]
     Refused(String),
     #[error("its first message is not its identity")]
@@ -349,13 +359,23 @@ enum ConnectError {
 
 fn connect(
     to: &Announcement,
+    credentials: Option<&Credentials>,
     deadline: Deadline,
-) -> Result<(TcpStream, Sender, Identity), ConnectError> {
+) -> Result<(Channel, Sender, Identity), ConnectError> {
     let left = deadline.left().max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&to.address, left).map_err(ConnectError::Connect)?;
-    stream.set_nodelay(true).map_err(ConnectError::Connect)?;
-    let sender = Sender::new(stream.try_clone().map_err(ConnectError::Connect)?)
-        .map_err(ConnectError::Connect)?;
+    let socket = TcpStream::connect_timeout(&to.address, left).map_err(ConnectError::Connect)?;
+    socket.set_nodelay(true).map_err(ConnectError::Connect)?;
+    let stream = match (to.key, credentials) {
+        (None, None) => Channel::from(socket),
+        (None, Some(_)) => return Err(ConnectError::InTheClear),
+        (Some(_), None) => return Err(ConnectError::NoCluster),
+        (Some(key), Some(credentials)) => {
+            let patience = Patience { deadline: deadline.moment(), given_up: &|| false };
+            let expected = (Role::Node, Some(key));
+            Channel::call(socket, credentials, Service::Rank, expected, patience)?
+        }
+    };
+    let sender = Sender::new(stream.clone()).map_err(ConnectError::Connect)?;
     sender.send(&Opening::Control { token: to.token.clone(), protocol: PROTOCOL })?;
     match wire::read(&mut Until(&stream, deadline), MAX_OPENING_BYTES)? {
         FromRank::Identity(identity) => {

@@ -2,13 +2,14 @@
 
 use std::{
     io::{self, ErrorKind, Read, Write as _},
-    net::{Shutdown, TcpStream},
+    net::Shutdown,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
 use shardpack_collectives::Deadline;
+use shardpack_trust::Channel;
 
 /// Largest message: a prompt of two million tokens takes less.
 pub(super) const MAX_MESSAGE_BYTES: u32 = 16 << 20;
@@ -80,8 +81,8 @@ pub(super) fn read<T: DeserializeOwned>(from: &mut impl Read, most: u32) -> Resu
     serde_json::from_slice(&bytes).map_err(WireError::Malformed)
 }
 
-/// Reads from a socket until a deadline, however slowly bytes trickle in.
-pub(super) struct Until<'a>(pub(super) &'a TcpStream, pub(super) Deadline);
+/// Reads from a channel until a deadline, however slowly bytes trickle in.
+pub(super) struct Until<'a>(pub(super) &'a Channel, pub(super) Deadline);
 
 impl Read for Until<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -96,13 +97,13 @@ impl Read for Until<'_> {
 }
 
 /// The writing half of a connection; threads share it.
-#[derive(Debug)]
-pub(super) struct Sender(Mutex<TcpStream>);
+pub(super) struct Sender(Mutex<Channel>);
 
 impl Sender {
-    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_write_timeout(Some(SEND_TIMEOUT))?;
-        Ok(Self(Mutex::new(stream)))
+    pub(super) fn new(channel: impl Into<Channel>) -> io::Result<Self> {
+        let channel = channel.into();
+        channel.set_write_timeout(Some(SEND_TIMEOUT))?;
+        Ok(Self(Mutex::new(channel)))
     }
 
     /// Sends a message; a connection on which that fails is closed, since it may hold half of

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown as Direction, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    net::{
+        IpAddr, Ipv4Addr, Ipv6Addr, Shutdown as Direction, SocketAddr, TcpListener, TcpStream,
+        ToSocketAddrs,
+    },
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},

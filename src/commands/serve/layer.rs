@@ -1,12 +1,13 @@
 //! Which of MLX's own layers carries the sums of a served set, and who is where in it.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, TcpListener},
     sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, anyhow};
 use shardpack_mlx::distributed::{Distributed, DistributedError, HostFile};
+use shardpack_trust::Endpoint;
 
 use crate::{
     args::{CollectivesName, EngineName, ServeArgs},
@@ -23,7 +24,11 @@ pub(super) enum Layer {
 
 impl Layer {
     /// What the arguments ask for; none where the sums are our own.
-    pub(super) fn of(args: &ServeArgs, ranks: usize) -> Result<Option<Self>, Failure> {
+    pub(super) fn of(
+        args: &ServeArgs,
+        ranks: usize,
+        nodes: &[Endpoint],
+    ) -> Result<Option<Self>, Failure> {
         let wrong = |error: DistributedError| {
             Failure::from(error).hint("see `shardpack serve --help` on --hostfile")
         };
@@ -56,9 +61,14 @@ impl Layer {
                     "let `mlx.distributed_config` write a host file and give it with --hostfile",
                 ));
             }
-            (None, false) if args.nodes.is_empty() => Self::Local { ranks, last: Mutex::default() },
+            (None, false) if nodes.is_empty() => Self::Local { ranks, last: Mutex::default() },
             (None, false) => {
-                let ips: Vec<_> = args.nodes.iter().map(SocketAddr::ip).collect();
+                let ip = |node: &Endpoint| {
+                    let addresses = node.resolve()?;
+                    let first = addresses.first().with_context(|| format!("{node}: no address"))?;
+                    anyhow::Ok(first.ip())
+                };
+                let ips = nodes.iter().map(ip).collect::<anyhow::Result<Vec<_>>>()?;
                 Self::Fixed(Distributed::ring_over(&ips, port).map_err(wrong)?)
             }
         };

@@ -1,30 +1,30 @@
 //! The ranks of a set: started on this machine or by their nodes, now and whenever one is lost.
 
 use std::{
-    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use serde_json::Value;
 use shardpack_loader::{
     cluster::{
         Announcement, Node, RankProcess, RecoveryOptions, Restart, SupervisorOptions, Survivors,
     },
-    receive::NodeClient,
+    receive::{ClientError, NodeClient},
 };
 use shardpack_manifests::{
     Manifest,
     transfer::{PackageKey, Timeouts},
 };
+use shardpack_trust::Endpoint;
 use tempfile::TempDir;
 
 use super::layer::Layer;
 use crate::{
     args::EngineChoice,
     commands::{
-        ranks::{self, Membership, RankParameters},
+        ranks::{self, Membership, Place, RankParameters},
         threads,
     },
     failure::Failure,
@@ -61,7 +61,8 @@ impl Local {
             rank,
             folder: folder_of_rank,
         });
-        ranks::start(&format!("rank {rank}"), folder, self.threads, &self.engine, member)
+        let name = format!("rank {rank}");
+        ranks::start(&name, folder, self.threads, &self.engine, &Place::LOOPBACK, member)
     }
 }
 
@@ -84,47 +85,56 @@ pub(super) fn local(
             Ok((announcement, Some(process)))
         });
         let (name, restart) = (format!("rank {rank}"), Some(restart));
-        Ok(Node { name, announcement, process: Some(process), restart })
+        Ok(Node { name, announcement, credentials: None, process: Some(process), restart })
     };
     (0..).zip(folders).map(start).collect::<anyhow::Result<_>>().map_err(Failure::from)
 }
 
 /// Asks one running node per package to start its rank.
 pub(super) fn remote(
-    addresses: &[SocketAddr],
+    nodes: &[Endpoint],
     manifests: &[Manifest],
     layer: Option<Layer>,
 ) -> Result<Vec<Node>, Failure> {
-    if addresses.len() != manifests.len() {
+    if nodes.len() != manifests.len() {
         let error = anyhow!(
             "the set has {} packages and {} nodes were given",
             manifests.len(),
-            addresses.len()
+            nodes.len()
         );
         return Err(Failure::from(error).hint("give one node per package, in rank order"));
     }
     let layer = Arc::new(layer);
-    let start = |(address, manifest): (&SocketAddr, &Manifest)| {
+    let start = |(node, manifest): (&Endpoint, &Manifest)| {
         let package = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
-        let (address, layer) = (*address, Arc::clone(&layer));
-        let invite = move |recovery| invite(address, package, layer.as_ref().as_ref(), recovery);
-        let announcement = invite(0).map_err(|error| {
-            Failure::from(error)
-                .hint("push the set to its nodes first: shardpack push SET --to HOST:PORT,…")
-        })?;
+        let (own, layer) = (node.clone(), Arc::clone(&layer));
+        let invite = move |recovery| invite(&own, package, layer.as_ref().as_ref(), recovery);
+        let announcement = invite(0).map_err(uninvited)?;
         let restart: Restart = Arc::new(move |recovery| {
             let announcement = invite(recovery).map_err(|error| format!("{error:#}"))?;
             Ok((announcement, None))
         });
-        let (name, restart) = (format!("node {address}"), Some(restart));
-        Ok(Node { name, announcement, process: None, restart })
+        let (name, restart) = (format!("node {node}"), Some(restart));
+        let credentials = node.guarded().map(|(credentials, _)| credentials.clone());
+        Ok(Node { name, announcement, credentials, process: None, restart })
     };
-    addresses.iter().zip(manifests).map(start).collect()
+    nodes.iter().zip(manifests).map(start).collect()
+}
+
+/// A node that was reached and does not start the rank lacks the package, mostly.
+fn uninvited(error: anyhow::Error) -> Failure {
+    let refused = matches!(error.downcast_ref(), Some(ClientError::Refused { .. }));
+    let failure = Failure::from(error);
+    if refused {
+        failure.hint("push the set to its nodes first: shardpack push SET --to NODE,…")
+    } else {
+        failure
+    }
 }
 
 /// Has a node start the rank of a package; an older process of it ends.
 fn invite(
-    address: SocketAddr,
+    node: &Endpoint,
     package: PackageKey,
     layer: Option<&Layer>,
     recovery: u32,
@@ -133,7 +143,14 @@ fn invite(
         None => Value::Null,
         Some(layer) => serde_json::to_value(RankParameters::Distributed(layer.group(recovery)?))?,
     };
-    let mut client = NodeClient::connect(address, Timeouts::default())?;
+    let mut client = NodeClient::connect(node, Timeouts::default())?;
     let answer = client.start_rank(package, &parameters)?;
-    serde_json::from_value(answer).with_context(|| format!("node {address} did not start a rank"))
+    let announcement: Announcement = serde_json::from_value(answer)
+        .with_context(|| format!("node {node} did not start a rank"))?;
+    // Its ranks have its key and no other.
+    ensure!(
+        announcement.key == node.guarded().map(|(_, key)| *key),
+        "node {node} answers with a rank that does not prove itself as the node does"
+    );
+    Ok(announcement)
 }

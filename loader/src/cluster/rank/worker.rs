@@ -11,13 +11,14 @@ use std::{
 };
 
 use shardpack_collectives::{Group, GroupError, LinkedGroup};
+use shardpack_trust::Credentials;
 
 use super::{LoadError, RankError};
 use crate::{
     cluster::{
         announce::Announcement,
         identity::Identity,
-        mesh::{self, Mailbox},
+        mesh::{self, Mailbox, Me},
         message::{FromRank, Progress},
         vitals::Pace,
         wire::Sender,
@@ -107,6 +108,7 @@ impl From<GroupError> for Left {
 
 pub(super) struct Worker {
     pub(super) identity: Identity,
+    pub(super) credentials: Option<Credentials>,
     pub(super) orders: Receiver<Order>,
     pub(super) mailbox: Mailbox,
     pub(super) front: Arc<Sender>,
@@ -174,7 +176,8 @@ impl Worker {
     /// Forms a group and stays in it to its end.
     fn serve(&mut self, engine: &mut dyn RankEngine, epoch: u64, peers: &[Announcement]) -> Left {
         let superseded = || self.current.is_superseded(epoch);
-        let formed = mesh::form(&self.identity, epoch, peers, &mut self.mailbox, &superseded);
+        let me = Me { identity: &self.identity, credentials: self.credentials.as_ref() };
+        let formed = mesh::form(me, epoch, peers, &mut self.mailbox, &superseded);
         let formed = formed.and_then(|group| {
             let group = Arc::new(group);
             self.current.enter(&group);

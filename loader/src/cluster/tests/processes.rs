@@ -29,7 +29,7 @@ fn child_rank() {
     let identity = identity(rank.parse().unwrap(), ranks.parse().unwrap());
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
-    let announcement = Announcement { address, token: token.clone() };
+    let announcement = Announcement { address, token: token.clone(), key: None };
     writeln!(io::stdout(), "\n{}", announcement.line()).unwrap();
     run_rank(listener, token, identity, RankOptions::default(), load).unwrap();
 }
@@ -45,7 +45,7 @@ pub(super) fn spawn(rank: u32, ranks: u32) -> Node {
         .args(["--exact", "cluster::tests::processes::child_rank", "--nocapture"])
         .env(RANK_VARIABLE, format!("{rank}/{ranks}"));
     let (process, announcement) = RankProcess::spawn(&name, command, LONG, silent()).unwrap();
-    Node { name, announcement, process: Some(process), restart: None }
+    Node { name, announcement, credentials: None, process: Some(process), restart: None }
 }
 
 pub(super) fn signal(process: u32, signal: &str) -> bool {

@@ -32,8 +32,8 @@ where
 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
-    let announcement = Announcement { address, token: token.clone() };
-    let options = RankOptions { front_timeout: LONG };
+    let announcement = Announcement { address, token: token.clone(), key: None };
+    let options = RankOptions { front_timeout: LONG, credentials: None };
     (announcement, thread::spawn(move || run_rank(listener, token, identity, options, load)))
 }
 
@@ -43,7 +43,13 @@ fn start_rank(identity: Identity) -> Rank {
 
 fn node((index, announcement): (usize, &Announcement)) -> Node {
     let name = ["a", "b", "c", "d"][index].to_owned();
-    Node { name, announcement: announcement.clone(), process: None, restart: None }
+    Node {
+        name,
+        announcement: announcement.clone(),
+        credentials: None,
+        process: None,
+        restart: None,
+    }
 }
 
 fn supervise(ranks: &[Rank]) -> (Supervisor, EngineHandle) {
@@ -225,7 +231,7 @@ fn a_rank_ends_with_its_front() {
 #[test]
 fn a_rank_without_a_front_gives_up() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let options = RankOptions { front_timeout: Duration::from_millis(20) };
+    let options = RankOptions { front_timeout: Duration::from_millis(20), credentials: None };
     let token = Token::generate().unwrap();
     let result = run_rank(listener, token, identity(0, 1), options, load);
     assert!(matches!(result, Err(RankError::NoFront { .. })));

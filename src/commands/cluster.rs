@@ -1,0 +1,212 @@
+//! `shardpack cluster`.
+
+use std::{process::ExitCode, thread};
+
+use serde_json::{Value, json};
+use shardpack_loader::receive::NodeClient;
+use shardpack_manifests::transfer::Timeouts;
+use shardpack_trust::{Home, HomeError, Member, date};
+
+use super::Outcome;
+use crate::{
+    args::{ClusterAction, ClusterArgs},
+    cluster,
+    failure::Failure,
+    progress::{result, say, table},
+};
+
+/// Carries the command out.
+pub(crate) fn run(args: &ClusterArgs) -> Outcome {
+    match &args.action {
+        ClusterAction::Init => init(args),
+        ClusterAction::Add { address, token, name } => {
+            let mut home = cluster::open(&args.cluster)?;
+            let member = home.add(address, token, name.as_deref()).map_err(explained)?;
+            if args.json {
+                result(&json!({ "ok": true, "member": member }).to_string());
+            } else {
+                result(&format!("{} ({}) is in the cluster", member.name, member.address));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        ClusterAction::List => list(args),
+        ClusterAction::Status => status(args),
+        ClusterAction::Renew { nodes } => renew(args, nodes),
+        ClusterAction::Remove { node, force } => remove(args, node, *force),
+    }
+}
+
+fn init(args: &ClusterArgs) -> Outcome {
+    let folder = cluster::folder(&args.cluster)?;
+    let home = Home::init(&folder).map_err(|error| match error {
+        HomeError::Exists { .. } => Failure::from(error)
+            .hint("it can be used as it is; another one goes into another folder: --cluster"),
+        error => error.into(),
+    })?;
+    if args.json {
+        let json = json!({ "ok": true, "cluster": home.cluster(), "folder": folder });
+        result(&json.to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    result(&format!("cluster {}, its keys in {}", home.cluster(), folder.display()));
+    say("On each machine that is to hold a part of the model:");
+    say("  shardpack node --listen ADDRESS:7420 --store FOLDER");
+    say("and here the `shardpack cluster add` line that it prints.");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What to do about it, where the sentence does not say so itself.
+fn explained(error: HomeError) -> Failure {
+    match error {
+        HomeError::Taken { .. } => Failure::from(error)
+            .hint("choose another --name, or put the old node out: shardpack cluster remove NAME"),
+        HomeError::Unknown { .. } => Failure::from(error).hint("see `shardpack cluster list`"),
+        error => error.into(),
+    }
+}
+
+fn list(args: &ClusterArgs) -> Outcome {
+    let home = cluster::open(&args.cluster)?;
+    if args.json {
+        let json = json!({ "ok": true, "cluster": home.cluster(), "members": home.members() });
+        result(&json.to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut rows = vec![["node", "address", "member until", "key"].map(str::to_owned).to_vec()];
+    for Member { name, address, key, expires } in home.members() {
+        rows.push(vec![name.clone(), address.clone(), date(*expires), key.to_string()]);
+    }
+    result(table(&rows).trim_end());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How a member is.
+struct State {
+    program: String,
+    listing: Value,
+}
+
+fn status(args: &ClusterArgs) -> Outcome {
+    let home = cluster::open(&args.cluster)?;
+    let ask = |member: &Member| -> Result<State, String> {
+        let asked = || {
+            let mut client = NodeClient::connect(home.endpoint(member), Timeouts::default())?;
+            let (program, listing) = (client.program().to_owned(), client.list()?);
+            anyhow::Ok(State { program, listing })
+        };
+        asked().map_err(|error| format!("{error:#}"))
+    };
+    // Silent ones are waited for at the same time.
+    let states: Vec<Result<State, String>> = thread::scope(|scope| {
+        let asking: Vec<_> =
+            home.members().iter().map(|member| scope.spawn(|| ask(member))).collect();
+        let gone = |_| Err("asking it failed".to_owned());
+        asking.into_iter().map(|thread| thread.join().unwrap_or_else(gone)).collect()
+    });
+    let well = states.iter().all(Result::is_ok);
+    if args.json {
+        let members = home.members().iter().zip(&states).map(|(member, state)| {
+            let mut json = json!(member);
+            json["reachable"] = state.is_ok().into();
+            match state {
+                Ok(State { program, listing }) => {
+                    json["program"] = program.as_str().into();
+                    json["packages"] = listing["packages"].clone();
+                    json["active"] = listing["active"].clone();
+                }
+                Err(problem) => json["problem"] = problem.as_str().into(),
+            }
+            json
+        });
+        let members: Vec<Value> = members.collect();
+        result(&json!({ "ok": well, "cluster": home.cluster(), "members": members }).to_string());
+    } else {
+        show_status(&home, &states);
+    }
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn show_status(home: &Home, states: &[Result<State, String>]) {
+    let header = ["node", "address", "program", "active", "member until"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    for (member, state) in home.members().iter().zip(states) {
+        let (program, active) = match state {
+            Ok(State { program, listing }) => (program.clone(), active(listing)),
+            Err(_) => ("not reached".to_owned(), String::new()),
+        };
+        let Member { name, address, expires, .. } = member;
+        rows.push(vec![name.clone(), address.clone(), program, active, date(*expires)]);
+    }
+    result(table(&rows).trim_end());
+    for (member, state) in home.members().iter().zip(states) {
+        if let Err(problem) = state {
+            say(&format!("{}: {problem}", member.name));
+        }
+    }
+}
+
+/// The current packages, one after the other.
+fn active(listing: &Value) -> String {
+    let models = listing["active"].as_object().into_iter().flatten();
+    let word = |(model, entry): (&String, &Value)| {
+        let layout: String =
+            entry["current"]["layout"].as_str().unwrap_or("?").chars().take(12).collect();
+        format!("{model} rank {} ({layout})", entry["current"]["rank"])
+    };
+    models.map(word).collect::<Vec<_>>().join(", ")
+}
+
+fn renew(args: &ClusterArgs, nodes: &[String]) -> Outcome {
+    let mut home = cluster::open(&args.cluster)?;
+    let names: Vec<String> = if nodes.is_empty() {
+        home.members().iter().map(|member| member.name.clone()).collect()
+    } else {
+        nodes.to_vec()
+    };
+    let mut failed = Vec::new();
+    let mut renewed = Vec::new();
+    for name in names {
+        match home.renew(&name) {
+            Ok(member) => {
+                if !args.json {
+                    say(&format!("{}: member until {}", member.name, date(member.expires)));
+                }
+                renewed.push(member);
+            }
+            Err(error) => {
+                let text = format!("{:#}", anyhow::Error::from(error));
+                say(&format!("error: {name}: {text}"));
+                failed.push(json!({ "node": name, "error": text }));
+            }
+        }
+    }
+    if args.json {
+        let ok = failed.is_empty();
+        result(&json!({ "ok": ok, "renewed": renewed, "failed": failed }).to_string());
+    }
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+fn remove(args: &ClusterArgs, node: &str, force: bool) -> Outcome {
+    let mut home = cluster::open(&args.cluster)?;
+    let told = match home.dismiss(node) {
+        Ok(()) => true,
+        Err(error @ HomeError::Unknown { .. }) => return Err(explained(error)),
+        Err(error) if !force => {
+            return Err(Failure::from(error).hint(
+                "--force puts it out here without telling it; it can then do no more than hold its certificate, since no controller calls it and no rank admits its key",
+            ));
+        }
+        Err(error) => {
+            say(&format!("{node} was not told: {:#}", anyhow::Error::from(error)));
+            false
+        }
+    };
+    home.forget(node)?;
+    if args.json {
+        result(&json!({ "ok": true, "removed": node, "told": told }).to_string());
+    } else {
+        result(&format!("{node} is not in the cluster any more"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
