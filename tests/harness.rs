@@ -13,6 +13,8 @@ use std::{
 pub(crate) fn shardpack() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shardpack"));
     command.stdin(Stdio::null()).env_remove("SHARDPACK_PAUSE_AT");
+    // Whoever runs the tests may have a cluster.
+    command.env_remove("SHARDPACK_CLUSTER").env("XDG_CONFIG_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
 

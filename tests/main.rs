@@ -4,6 +4,7 @@
 mod adapter;
 mod architecture;
 mod bad_input;
+mod cluster;
 mod convert;
 mod demo;
 mod dense;

@@ -44,7 +44,7 @@ fn stream(url: &str) -> impl Iterator<Item = Value> + use<> {
 
 /// Kills `process` while an answer is being written; the answer ends with an error in time, and
 /// the server comes back by itself.
-fn lose(server: &Running, process: u32) {
+pub(crate) fn lose(server: &Running, process: u32) {
     let mut events = stream(&server.url());
     for _ in 0..5 {
         let event = events.next().expect("an endless answer");

@@ -2,6 +2,7 @@
 //! does.
 
 mod fake;
+mod guarded;
 mod processes;
 mod recovery;
 mod threads;

@@ -87,19 +87,30 @@ pub enum ServeError {
 
 /// Listens on a loopback address (`127.0.0.1:0` takes any free port).
 pub fn bind(address: &str) -> Result<TcpListener, ServeError> {
-    let listener = bind_guarded(address)?;
-    match listener.local_addr().map_err(ServeError::Listener)? {
-        address if is_loopback(&address) => Ok(listener),
-        address => Err(ServeError::NotLoopback { address }),
+    let resolved = resolve(address)?;
+    match resolved.iter().find(|address| !is_loopback(address)) {
+        Some(address) => Err(ServeError::NotLoopback { address: *address }),
+        None => listen(&resolved),
     }
 }
 
 /// Listens on any address, for a node with a [`Guard`].
 pub fn bind_guarded(address: &str) -> Result<TcpListener, ServeError> {
+    listen(&resolve(address)?)
+}
+
+fn resolve(address: &str) -> Result<Vec<SocketAddr>, ServeError> {
     let unknown = |source| ServeError::Address { address: address.to_owned(), source };
     let resolved: Vec<SocketAddr> = address.to_socket_addrs().map_err(unknown)?.collect();
-    let first = *resolved.first().ok_or_else(|| unknown(io::ErrorKind::NotFound.into()))?;
-    TcpListener::bind(&*resolved).map_err(|source| ServeError::Listen { address: first, source })
+    if resolved.is_empty() {
+        return Err(unknown(io::ErrorKind::NotFound.into()));
+    }
+    Ok(resolved)
+}
+
+fn listen(addresses: &[SocketAddr]) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(addresses)
+        .map_err(|source| ServeError::Listen { address: addresses[0], source })
 }
 
 fn is_loopback(address: &SocketAddr) -> bool {
@@ -320,5 +331,32 @@ impl Node {
         };
         (self.options.observer)(&event);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unproven_connections_are_few_and_of_one_address_fewer() {
+        let unproven = |last| Standing::Unproven(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        let mut connections = Connections::default();
+        for _ in 0..MAX_UNPROVEN_OF_ONE {
+            assert!(connections.enter(unproven(1)));
+        }
+        assert!(!connections.enter(unproven(1)), "one address has its share");
+        let further = (2..=200).flat_map(|last| [last; 2]);
+        let entered = further.filter(|last| connections.enter(unproven(*last))).count();
+        assert_eq!(entered, MAX_UNPROVEN - MAX_UNPROVEN_OF_ONE);
+        // Those who have proven who they are have places of their own.
+        for _ in 0..MAX_CONNECTIONS {
+            assert!(connections.enter(Standing::Proven));
+        }
+        assert!(!connections.enter(Standing::Proven));
+        connections.leave(unproven(1));
+        assert!(connections.enter(unproven(1)));
+        connections.leave(Standing::Proven);
+        assert!(connections.enter(Standing::Proven));
     }
 }

@@ -31,6 +31,11 @@ pub enum FrameError {
     /// Something else is talking.
     #[error("not a frame of shardpack's transfer protocol")]
     Magic,
+    /// TLS is talking: its refusal of what is no TLS.
+    #[error(
+        "it speaks TLS: it is in a cluster or waits to be taken into one; on the cluster's controlling machine, name it as a member (`shardpack cluster list`)"
+    )]
+    Tls,
     /// A later version is talking.
     #[error("frame version {found}, this program speaks {VERSION}")]
     Version {
@@ -104,6 +109,9 @@ impl Header {
     }
 }
 
+/// The first byte of TLS's refusals (RFC 8446, section 5.1).
+const TLS_ALERT: u8 = 21;
+
 /// Reads one frame. `first` is called when its first byte has arrived.
 pub fn read<R: Read>(stream: &mut R, first: impl FnOnce(&mut R)) -> Result<Message, FrameError> {
     let mut header = [0; HEADER_BYTES];
@@ -115,6 +123,10 @@ pub fn read<R: Read>(stream: &mut R, first: impl FnOnce(&mut R)) -> Result<Messa
     };
     if start == 0 {
         return Err(FrameError::Closed);
+    }
+    if header[0] == TLS_ALERT {
+        // Said now: a refusal is shorter than a header.
+        return Err(FrameError::Tls);
     }
     first(stream);
     stream.read_exact(&mut header[1..]).map_err(truncated)?;

@@ -1,0 +1,193 @@
+//! Groups inside TLS, and members who are not whom the front named.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use shardpack_trust::{
+    Channel, Credentials, Door, Guard, Home, Patience, Role, Service, credentials_of_node,
+};
+
+use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
+use crate::{
+    cluster::{
+        Announcement, Node, RankOptions, Supervisor, SupervisorOptions, Token,
+        message::{FromRank, Opening, PROTOCOL, PeerReply, Way},
+        run_rank,
+        wire::{self, MAX_MESSAGE_BYTES, Sender},
+    },
+    engine::FinishReason,
+};
+
+/// A cluster with nodes.
+struct Members {
+    _folder: tempfile::TempDir,
+    controller: Credentials,
+    nodes: Vec<Credentials>,
+}
+
+fn join(home: &mut Home, folder: &Path) -> Credentials {
+    let guard = Guard::open(folder, LONG).unwrap();
+    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::scope(|scope| {
+        scope.spawn(|| guard.receive(listener.accept().unwrap().0).map(drop).unwrap());
+        home.add(&address, &token, None).unwrap();
+    });
+    credentials_of_node(folder).unwrap().unwrap()
+}
+
+impl Members {
+    fn new(size: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut home = Home::init(&folder.path().join("cluster")).unwrap();
+        let nodes =
+            (0..size).map(|rank| join(&mut home, &folder.path().join(rank.to_string()))).collect();
+        Self { controller: home.credentials().clone(), nodes, _folder: folder }
+    }
+}
+
+fn start_rank((rank, size): (u32, u32), credentials: &Credentials) -> Announcement {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
+    let key = Some(credentials.key());
+    let announcement = Announcement { address, token: token.clone(), key };
+    let credentials = Some(credentials.clone());
+    let options = RankOptions { front_timeout: LONG, credentials };
+    thread::spawn(move || run_rank(listener, token, identity(rank, size), options, load));
+    announcement
+}
+
+fn node(announcement: &Announcement, controller: &Credentials) -> Node {
+    Node {
+        name: announcement.address.to_string(),
+        announcement: announcement.clone(),
+        credentials: Some(controller.clone()),
+        process: None,
+        restart: None,
+    }
+}
+
+#[test]
+fn ranks_sum_and_answer_inside_tls() {
+    let members = Members::new(3);
+    let ranks: Vec<Announcement> =
+        (0..3).zip(&members.nodes).map(|(rank, node)| start_rank((rank, 3), node)).collect();
+    let (handle, commands) = handle(3);
+    let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
+    let options = SupervisorOptions::default();
+    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
+    supervisor.wait_until_ready(LONG).unwrap();
+    let answers = [10, 5000].map(|first| Answer::submit(&handle, request(first, 40)));
+    for (answer, first) in answers.into_iter().zip([10, 5000]) {
+        let (tokens, end) = answer.finish();
+        assert_eq!(tokens, (first + 1..=first + 40).collect::<Vec<u32>>());
+        assert_eq!(end, End::Finished(FinishReason::Length));
+    }
+    // The end of the front ends a running request at once, through TLS too.
+    let answer = Answer::submit(&handle, request(7, u32::MAX));
+    assert_eq!(answer.first_token(), 8);
+    let begun = Instant::now();
+    supervisor.stop();
+    assert!(matches!(answer.finish().1, End::Failed { .. }));
+    assert!(begun.elapsed() < NOTICED + SupervisorOptions::default().stop_timeout);
+}
+
+#[test]
+fn a_rank_in_the_clear_is_not_taken_for_a_member_nor_a_member_for_another() {
+    let members = Members::new(2);
+    let why = |announcement: &Announcement, credentials: Option<&Credentials>| {
+        let (handle, commands) = handle(1);
+        let node =
+            Node { credentials: credentials.cloned(), ..node(announcement, &members.controller) };
+        let options = SupervisorOptions::default();
+        let supervisor = Supervisor::start(vec![node], handle, commands, options).unwrap();
+        supervisor.wait_until_ready(LONG).unwrap_err().to_string()
+    };
+    let rank = start_rank((0, 1), &members.nodes[0]);
+    let other = Announcement { key: Some(members.nodes[1].key()), ..rank.clone() };
+    let found = why(&other, Some(&members.controller));
+    assert!(found.contains("another node answers there"), "{found}");
+    let found = why(&Announcement { key: None, ..rank.clone() }, Some(&members.controller));
+    assert!(found.contains("in the clear"), "{found}");
+    let found = why(&rank, None);
+    assert!(found.contains("no cluster"), "{found}");
+    // A node is no front.
+    let found = why(&rank, Some(&members.nodes[1]));
+    assert!(found.contains("has not the role for that"), "{found}");
+}
+
+#[test]
+fn strangers_get_nothing_from_a_rank_inside_tls() {
+    let members = Members::new(2);
+    let rank = start_rank((0, 2), &members.nodes[0]);
+    // In the clear, with the right token.
+    let socket = TcpStream::connect(rank.address).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    let opening = Opening::Control { token: rank.token.clone(), protocol: PROTOCOL };
+    Sender::new(socket.try_clone().unwrap()).unwrap().send(&opening).unwrap();
+    let mut answer = Vec::new();
+    let _ = (&socket).read_to_end(&mut answer);
+    assert!(answer.len() < 50 && !String::from_utf8_lossy(&answer).contains("identity"));
+    let call = |credentials: &Credentials| {
+        let socket = TcpStream::connect(rank.address).unwrap();
+        let expected = (Role::Node, rank.key);
+        let patience = Patience::of(LONG);
+        Channel::call(socket, credentials, Service::Rank, expected, patience).unwrap()
+    };
+    // A controller is no peer, and needs the token too.
+    let mut channel = call(&members.controller);
+    let (token, way) = (rank.token.clone(), Way::Data);
+    let peer = Opening::Peer { token, epoch: 1, identity: identity(1, 2), way };
+    channel.write_all(&wire::encode(&peer).unwrap()).unwrap();
+    let Ok(PeerReply::Refused(reason)) = wire::read(&mut channel, MAX_MESSAGE_BYTES) else {
+        panic!("no refusal")
+    };
+    assert!(reason.contains("role"), "{reason}");
+    let mut channel = call(&members.controller);
+    let token = Token::generate().unwrap();
+    let opening = Opening::Control { token, protocol: PROTOCOL };
+    channel.write_all(&wire::encode(&opening).unwrap()).unwrap();
+    let Ok(FromRank::Refused(reason)) = wire::read(&mut channel, MAX_MESSAGE_BYTES) else {
+        panic!("no refusal")
+    };
+    assert_eq!(reason, "the token is wrong");
+}
+
+#[test]
+fn a_member_with_another_ranks_token_is_not_that_rank() {
+    // Node 2 is of the cluster, but the front named node 1 as rank 1.
+    let members = Members::new(3);
+    let rank = start_rank((0, 2), &members.nodes[0]);
+    let expected = Announcement { key: Some(members.nodes[1].key()), ..rank.clone() };
+    let socket = TcpStream::connect(rank.address).unwrap();
+    let (patience, role) = (Patience::of(LONG), (Role::Node, rank.key));
+    let mut front =
+        Channel::call(socket, &members.controller, Service::Rank, role, patience).unwrap();
+    front.set_read_timeout(Some(LONG)).unwrap();
+    let sender = Sender::new(front.clone()).unwrap();
+    sender.send(&Opening::Control { token: rank.token.clone(), protocol: PROTOCOL }).unwrap();
+    let form =
+        crate::cluster::message::ToRank::Form { epoch: 1, peers: vec![rank.clone(), expected] };
+    sender.send(&form).unwrap();
+    let socket = TcpStream::connect(rank.address).unwrap();
+    let mut peer =
+        Channel::call(socket, &members.nodes[2], Service::Rank, role, Patience::of(LONG)).unwrap();
+    let (token, way) = (rank.token.clone(), Way::Data);
+    let opening = Opening::Peer { token, epoch: 1, identity: identity(1, 2), way };
+    peer.write_all(&wire::encode(&opening).unwrap()).unwrap();
+    let begun = Instant::now();
+    let reason = loop {
+        assert!(begun.elapsed() < LONG);
+        match wire::read(&mut front, MAX_MESSAGE_BYTES).unwrap() {
+            FromRank::GroupLost { reason, .. } => break reason,
+            _ => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    assert!(reason.contains("another node's key"), "{reason}");
+}

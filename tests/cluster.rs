@@ -1,0 +1,313 @@
+//! Nodes that speak mutual TLS: joining, pushing, serving and losing ranks, with real processes;
+//! and everybody who must not get in.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::Value;
+use shardpack_loader::receive::NodeClient;
+use shardpack_manifests::transfer::Timeouts;
+use shardpack_trust::{Channel, Endpoint, Home, Patience, Role, Service, credentials_of_node};
+use tempfile::{TempDir, tempdir};
+
+use crate::{
+    harness::{convert, fail, path, run, succeed, text},
+    recovery::lose,
+    running::{Running, ask},
+};
+
+/// Longer than any step may take.
+const LONG: Duration = Duration::from_secs(30);
+
+/// A cluster's folder and room for its nodes.
+struct Scene {
+    folder: TempDir,
+    cluster: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let folder = tempdir().unwrap();
+        let cluster = folder.path().join("cluster");
+        succeed(&["cluster", "init", "--cluster", path(&cluster)]);
+        Self { folder, cluster }
+    }
+
+    fn store(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A node that speaks TLS, joined or not.
+    fn start(&self, name: &str, options: &[&str]) -> Running {
+        let store = self.store(name);
+        let mut args = vec!["node", "--json", "--threads", "1", "--store", path(&store)];
+        args.extend(options);
+        Running::start(&args, None)
+    }
+
+    fn cluster(&self, args: &[&str]) -> Value {
+        let all = [&["cluster"], args, &["--json", "--cluster", path(&self.cluster)]].concat();
+        serde_json::from_str(&succeed(&all)).unwrap()
+    }
+
+    fn add(&self, node: &Running, name: &str) {
+        let (address, token) = (node.address(), token(node));
+        self.cluster(&["add", &address, "--token", &token, "--name", name]);
+    }
+
+    /// Two nodes that have joined as `a` and `b`.
+    fn pair(&self, options: &[&str]) -> [Running; 2] {
+        ["a", "b"].map(|name| {
+            let node = self.start(name, options);
+            self.add(&node, name);
+            node
+        })
+    }
+
+    /// What is added to a command that is to use the cluster.
+    fn choice(&self) -> [&str; 2] {
+        ["--cluster", path(&self.cluster)]
+    }
+
+    fn push(&self, set: &Path) {
+        succeed(&[&["push", path(set), "--to", "a,b"], &self.choice()[..]].concat());
+    }
+}
+
+fn token(node: &Running) -> String {
+    node.json["join"]["token"].as_str().unwrap().to_owned()
+}
+
+fn set(scene: &Scene) -> PathBuf {
+    convert("kjv-4m", &scene.store("set"), &["--nodes", "2"])
+}
+
+const TLS: [&str; 3] = ["--listen", "127.0.0.1:0", "--tls"];
+
+/// Join, push, ask, serve.
+fn check_whole_way(scene: &Scene, options: &[&str]) -> ([Running; 2], Running) {
+    let set = set(scene);
+    let nodes = scene.pair(options);
+    scene.push(&set);
+    let status = scene.cluster(&["status"]);
+    for (rank, member) in status["members"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(member["reachable"], true, "{status}");
+        let active = member["active"].as_object().unwrap().values().next().unwrap();
+        assert_eq!(active["current"]["rank"], rank, "{status}");
+    }
+    let server = Running::serve(&set, &[&["--nodes", "a,b"], &scene.choice()[..]].concat());
+    assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
+    (nodes, server)
+}
+
+#[test]
+fn nodes_join_serve_and_lose_ranks_inside_tls() {
+    let scene = Scene::new();
+    let (nodes, server) = check_whole_way(&scene, &TLS);
+    // Each rank once, as a power cut would end it; the group forms again, inside TLS.
+    for node in nodes.iter().rev() {
+        let ranks = node.children();
+        assert_eq!(ranks.len(), 1, "one rank on each node");
+        lose(&server, ranks[0]);
+    }
+    assert_eq!(server.terminate(), Some(0));
+    // A node that is started again is a member still.
+    let [a, b] = nodes;
+    let address = a.address();
+    assert_eq!(a.terminate(), Some(0));
+    let a = scene.start("a", &["--listen", &address]);
+    assert!(a.json["tls"] == true && a.json["name"] == "a" && a.json["join"].is_null());
+    let choice = scene.choice();
+    let server = Running::serve(&scene.store("set"), &[&["--nodes", "a,b"], &choice[..]].concat());
+    assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
+    drop(server);
+    // Put out, it ends its rank, has no cluster and invites again.
+    scene.cluster(&["remove", "b"]);
+    b.wait_for("left its cluster");
+    assert!(b.children().is_empty(), "the rank ends with the membership");
+    assert_eq!(scene.cluster(&["list"])["members"].as_array().unwrap().len(), 1);
+}
+
+/// An address of this machine that is not its loopback.
+fn own_address() -> Option<IpAddr> {
+    // Nothing is sent: the system only says from where it would.
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a check that cannot be made here says so")]
+fn an_address_of_the_network_serves_the_whole_way() {
+    let Some(ip) = own_address() else {
+        eprintln!("skipped: this machine has no address but its loopback's");
+        return;
+    };
+    let scene = Scene::new();
+    let listen = SocketAddr::new(ip, 0).to_string();
+    // Before it has joined, such a node takes nothing but a cluster.
+    let alone = scene.start("alone", &["--listen", &listen]);
+    assert!(alone.json["tls"] == true && alone.json["join"].is_object(), "{}", alone.json);
+    let error = fail(2, &["push", path(&set(&scene)), "--to", &alone.address()]);
+    assert!(error.contains("no cluster on this machine"), "{error}");
+    let scene = Scene::new();
+    let (_nodes, server) = check_whole_way(&scene, &["--listen", &listen]);
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn tokens_that_are_wrong_used_or_late_join_nobody() {
+    let scene = Scene::new();
+    let [a, b] = ["a", "b"].map(|name| scene.start(name, &TLS));
+    let choice = scene.choice();
+    let add = |address: &str, token: &str| {
+        let error =
+            fail(2, &[&["cluster", "add", address, "--token", token], &choice[..]].concat());
+        assert!(!error.contains(token), "tokens stay out of errors: {error}");
+        error
+    };
+    let (address, token_of_a, token_of_b) = (a.address(), token(&a), token(&b));
+    let error = add(&address, &token_of_b);
+    assert!(error.contains("another node answers there"), "{error}");
+    // The key is a's, the secret b's.
+    let mixed = format!("{}{}", &token_of_b[..26], &token_of_a[26..]);
+    let error = add(&address, &mixed);
+    assert!(error.contains("token is wrong") || error.contains("another node"), "{error}");
+    scene.add(&a, "a");
+    // Used up; and this cluster's own node may be named again, as another's may not.
+    let foreign = Scene::new();
+    let foreign_choice = foreign.choice();
+    let args = ["cluster", "add", &address, "--token", &token_of_a];
+    let error = fail(2, &[&args, &foreign_choice[..]].concat());
+    assert!(error.contains("in a cluster already"), "{error}");
+    let late = scene.start("late", &[&TLS[..], &["--token-ttl", "0"]].concat());
+    let error = add(&late.address(), &token(&late));
+    assert!(error.contains("expired"), "{error}");
+    let output = run(&["cluster", "add", &address, "--token", "spj1_nonsense"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("not a token"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn whoever_is_no_controller_of_the_cluster_gets_nothing() {
+    let scene = Scene::new();
+    let set = set(&scene);
+    let node = scene.start("a", &TLS);
+    scene.add(&node, "a");
+    let (address, choice) = (node.address(), scene.choice());
+    let socket = || TcpStream::connect(&address).unwrap();
+
+    // Noise and silence, and a controller all the same.
+    let silent: Vec<TcpStream> = (0..5).map(|_| socket()).collect();
+    for noise in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 3000], b"\x16\x03\x01\x40\x00"] {
+        let mut socket = socket();
+        socket.write_all(noise).unwrap();
+        socket.shutdown(std::net::Shutdown::Write).unwrap();
+        // It hangs up, with a word of TLS or without.
+        let mut answer = Vec::new();
+        match socket.read_to_end(&mut answer) {
+            Ok(_) => assert!(answer.len() < 100, "{answer:?}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+        }
+    }
+    scene.cluster(&["status"]);
+    drop(silent);
+
+    // In the clear.
+    let error = NodeClient::connect(Endpoint::plain(&address), Timeouts::default()).map(drop);
+    let error = format!("{:?}", error.unwrap_err());
+    assert!(error.contains("Tls"), "{error}");
+
+    // A node of the cluster in a controller's place.
+    let of_node = credentials_of_node(&scene.store("a").join("identity")).unwrap().unwrap();
+    for service in [Service::Transfer, Service::Member] {
+        let expected = (Role::Node, Some(of_node.key()));
+        let error = Channel::call(socket(), &of_node, service, expected, Patience::of(LONG));
+        let error = error.map(drop).unwrap_err().to_string();
+        assert!(error.contains("refused this machine's role"), "{error}");
+    }
+
+    // The controller of another cluster that has got hold of this one's list of members.
+    let foreign = Scene::new();
+    let list = |scene: &Scene| -> Value {
+        serde_json::from_slice(&fs::read(scene.cluster.join("cluster.json")).unwrap()).unwrap()
+    };
+    let mut forged = list(&foreign);
+    forged["members"] = list(&scene)["members"].clone();
+    fs::write(foreign.cluster.join("cluster.json"), forged.to_string()).unwrap();
+    let error = fail(2, &[&["cluster", "remove", "a"], &foreign.choice()[..]].concat());
+    assert!(error.contains("another cluster"), "{error}");
+    // It is told apart from both sides: this node does not take the foreign controller either.
+    let home = Home::open(&foreign.cluster).unwrap();
+    let member = home.member("a").unwrap().key;
+    let called = Channel::call(
+        socket(),
+        home.credentials(),
+        Service::Member,
+        (Role::Node, Some(member)),
+        Patience::of(LONG),
+    );
+    let error = called.map(drop).unwrap_err().to_string();
+    assert!(error.contains("refused this machine's certificate"), "{error}");
+
+    // Another node at a member's address.
+    drop(node);
+    let other = scene.start("other", &["--listen", &address, "--tls"]);
+    scene.cluster(&["remove", "a", "--force"]);
+    scene.add(&other, "other");
+    let mut document = list(&scene);
+    document["members"][0]["key"] = serde_json::json!(of_node.key());
+    fs::write(scene.cluster.join("cluster.json"), document.to_string()).unwrap();
+    let output = run(&[&["cluster", "status"], &choice[..]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("another node answers there"));
+}
+
+#[test]
+fn what_is_missing_is_said_with_what_to_do() {
+    let scene = Scene::new();
+    let set = set(&scene);
+    let missing = scene.store("no-cluster");
+    let error = fail(2, &["cluster", "list", "--cluster", path(&missing)]);
+    assert!(error.contains("there is no cluster here"), "{error}");
+    let error = fail(2, &["cluster", "init", "--cluster", path(&scene.cluster)]);
+    assert!(error.contains("there is a cluster here already"), "{error}");
+    let choice = scene.choice();
+    let push = |to: &str| fail(2, &[&["push", path(&set), "--to", to], &choice[..]].concat());
+    assert!(push("studio-1,studio-2").contains("studio-1 is no node of cluster"));
+    assert!(push("192.0.2.1:7420,192.0.2.2:7420").contains("192.0.2.1:7420 is no node"));
+    let store = scene.store("x");
+    let listen = ["node", "--listen", "0.0.0.0:0", "--store", path(&store)];
+    let error = fail(2, &listen);
+    assert!(error.contains("every address of this machine"), "{error}");
+    // A key that others can read.
+    let key = scene.cluster.join("controller.key");
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    let error = fail(2, &[&["cluster", "list"], &choice[..]].concat());
+    assert!(error.contains("controller.key") && error.contains("chmod 600"), "{error}");
+}
+
+#[test]
+fn a_node_that_is_reset_is_nobodys_member() {
+    let scene = Scene::new();
+    let node = scene.start("a", &TLS);
+    scene.add(&node, "a");
+    let address = node.address();
+    drop(node);
+    // Its store is in nobody's use: it leaves, and has another key.
+    let node = scene.start("a", &["--listen", &address, "--tls", "--reset"]);
+    assert!(node.json["join"].is_object(), "{}", node.json);
+    let error = fail(2, &[&["cluster", "renew", "a"], &scene.choice()[..]].concat());
+    assert!(error.contains("has not joined a cluster"), "{error}");
+    scene.cluster(&["remove", "a", "--force"]);
+    scene.add(&node, "a");
+    let renewed = scene.cluster(&["renew"]);
+    assert_eq!(renewed["renewed"][0]["name"], "a");
+}
