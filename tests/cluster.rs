@@ -197,7 +197,6 @@ fn tokens_that_are_wrong_used_or_late_join_nobody() {
 #[test]
 fn whoever_is_no_controller_of_the_cluster_gets_nothing() {
     let scene = Scene::new();
-    let set = set(&scene);
     let node = scene.start("a", &TLS);
     scene.add(&node, "a");
     let (address, choice) = (node.address(), scene.choice());

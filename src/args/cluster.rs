@@ -10,7 +10,7 @@ use shardpack_trust::JoinToken;
 pub(crate) struct ClusterChoice {
     /// Folder of the cluster's keys and members; shardpack/cluster in the user's configuration by
     /// default.
-    #[arg(long = "cluster", env = "SHARDPACK_CLUSTER", value_name = "FOLDER")]
+    #[arg(long = "cluster", env = "SHARDPACK_CLUSTER", value_name = "FOLDER", global = true)]
     pub folder: Option<PathBuf>,
 }
 
