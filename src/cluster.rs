@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use shardpack_trust::{Endpoint, Home, HomeError};
+use shardpack_trust::{Endpoint, Home, HomeError, date};
 
-use crate::{args::ClusterChoice, failure::Failure};
+use crate::{args::ClusterChoice, failure::Failure, progress::say};
 
 /// The folder that was chosen, or the user's own.
 pub(crate) fn folder(choice: &ClusterChoice) -> anyhow::Result<PathBuf> {
@@ -49,8 +49,12 @@ pub(crate) fn nodes(texts: &[String], choice: &ClusterChoice) -> Result<Vec<Endp
 }
 
 fn node(text: &str, home: Option<&Home>) -> Result<Endpoint, Failure> {
-    if let Some(member) = home.and_then(|home| home.member(text)) {
-        return Ok(home.map(|home| home.endpoint(member)).expect("a member is of a cluster"));
+    if let Some((home, member)) = home.and_then(|home| Some((home, home.member(text)?))) {
+        if member.is_about_to_end() {
+            let (name, end) = (&member.name, date(member.expires));
+            say(&format!("{name} is a member until {end}: shardpack cluster renew {name}"));
+        }
+        return Ok(home.endpoint(member));
     }
     match text.parse::<SocketAddr>() {
         Ok(address) if address.ip().to_canonical().is_loopback() => Ok(Endpoint::plain(text)),

@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{ErrorKind, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -55,9 +56,12 @@ impl Scene {
         serde_json::from_str(&succeed(&all)).unwrap()
     }
 
+    /// Says what the node printed, and calls it `name`.
     fn add(&self, node: &Running, name: &str) {
-        let (address, token) = (node.address(), token(node));
-        self.cluster(&["add", &address, "--token", &token, "--name", name]);
+        let line = node.json["join"]["command"].as_str().unwrap();
+        let line: Vec<&str> = line.split(' ').collect();
+        assert_eq!(line[..2], ["shardpack", "cluster"]);
+        self.cluster(&[&line[2..], &["--name", name]].concat());
     }
 
     /// Two nodes that have joined as `a` and `b`.
@@ -106,6 +110,27 @@ fn check_whole_way(scene: &Scene, options: &[&str]) -> ([Running; 2], Running) {
 }
 
 #[test]
+fn every_member_is_asked_how_it_is() {
+    let scene = Scene::new();
+    let set = set(&scene);
+    let [a, b] = scene.pair(&TLS);
+    scene.push(&set);
+    let choice = scene.choice();
+    let doctor = [&["doctor", path(&set), "--nodes", "a,b", "--json"], &choice[..]].concat();
+    let found: Value = serde_json::from_str(&succeed(&doctor)).unwrap();
+    let of = |index: usize| found["reports"][index]["of"].as_str().unwrap().to_owned();
+    assert_eq!(of(0), format!("node a ({})", a.address()));
+    assert_eq!(of(1), format!("node b ({})", b.address()));
+    b.kill();
+    let output = run(&[&["cluster", "status", "--json"], &choice[..]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(status["members"][0]["reachable"], true);
+    let problem = status["members"][1]["problem"].as_str().unwrap();
+    assert!(problem.contains("could not connect"), "{problem}");
+}
+
+#[test]
 fn nodes_join_serve_and_lose_ranks_inside_tls() {
     let scene = Scene::new();
     let (nodes, server) = check_whole_way(&scene, &TLS);
@@ -116,11 +141,11 @@ fn nodes_join_serve_and_lose_ranks_inside_tls() {
         lose(&server, ranks[0]);
     }
     assert_eq!(server.terminate(), Some(0));
-    // A node that is started again is a member still.
+    // A node that is started again is a member still, elsewhere too.
     let [a, b] = nodes;
-    let address = a.address();
     assert_eq!(a.terminate(), Some(0));
-    let a = scene.start("a", &["--listen", &address]);
+    let a = scene.start("a", &["--listen", "127.0.0.1:0"]);
+    scene.cluster(&["move", "a", &a.address()]);
     assert!(a.json["tls"] == true && a.json["name"] == "a" && a.json["join"].is_null());
     let choice = scene.choice();
     let server = Running::serve(&scene.store("set"), &[&["--nodes", "a,b"], &choice[..]].concat());
@@ -157,7 +182,11 @@ fn an_address_of_the_network_serves_the_whole_way() {
     let error = fail(2, &["push", path(&set(&scene)), "--to", &alone.address()]);
     assert!(error.contains("no cluster on this machine"), "{error}");
     let scene = Scene::new();
-    let (_nodes, server) = check_whole_way(&scene, &["--listen", &listen]);
+    // All addresses of the machine, and the ranks on one of them.
+    let advertised = ip.to_string();
+    let everywhere = ["--listen", "0.0.0.0:0", "--advertise", &advertised];
+    let options: &[&str] = if ip.is_ipv4() { &everywhere } else { &["--listen", &listen] };
+    let (_nodes, server) = check_whole_way(&scene, options);
     assert_eq!(server.terminate(), Some(0));
 }
 
@@ -287,7 +316,6 @@ fn what_is_missing_is_said_with_what_to_do() {
     assert!(error.contains("every address of this machine"), "{error}");
     // A key that others can read.
     let key = scene.cluster.join("controller.key");
-    use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
     let error = fail(2, &[&["cluster", "list"], &choice[..]].concat());
     assert!(error.contains("controller.key") && error.contains("chmod 600"), "{error}");

@@ -66,6 +66,15 @@ pub(crate) enum ClusterAction {
         #[arg(value_name = "NODE")]
         nodes: Vec<String>,
     },
+    /// Say that a member has another address now; it must answer there with its own key.
+    Move {
+        /// Its name or old address.
+        #[arg(value_name = "NODE")]
+        node: String,
+        /// Where it listens.
+        #[arg(value_name = "HOST:PORT")]
+        address: String,
+    },
     /// Put a node out: it is told to forget the cluster, and is never called again.
     Remove {
         /// Its name or address.

@@ -32,6 +32,16 @@ pub(crate) fn run(args: &ClusterArgs) -> Outcome {
         ClusterAction::List => list(args),
         ClusterAction::Status => status(args),
         ClusterAction::Renew { nodes } => renew(args, nodes),
+        ClusterAction::Move { node, address } => {
+            let mut home = cluster::open(&args.cluster)?;
+            let member = home.relocate(node, address).map_err(explained)?;
+            if args.json {
+                result(&json!({ "ok": true, "member": member }).to_string());
+            } else {
+                result(&format!("{} is at {}", member.name, member.address));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         ClusterAction::Remove { node, force } => remove(args, node, *force),
     }
 }

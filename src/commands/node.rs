@@ -194,7 +194,7 @@ impl Showing {
         say(&format!("node: listening on {listening}, packages in {}", args.store.display()));
         match &door {
             Some(Door::Joined(Joined { cluster, name, expires })) => {
-                say(&format!("node: {name} of cluster {cluster}, member until {}", date(*expires)))
+                say(&format!("node: {name} of cluster {cluster}, member until {}", date(*expires)));
             }
             Some(Door::Inviting { .. }) => self.invite(),
             None => {}

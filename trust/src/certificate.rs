@@ -11,7 +11,7 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use serde::{Deserialize, Serialize};
 
-use crate::{CredentialsError, PeerKey};
+use crate::{Credentials, CredentialsError, PeerKey};
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -119,6 +119,19 @@ pub struct Authority {
 }
 
 impl Authority {
+    /// The authority of a new cluster with this id.
+    pub fn generate(cluster: &str) -> Result<Self, CredentialsError> {
+        Ok(Self::new(cluster.to_owned(), generate_key()?))
+    }
+
+    /// A member whose key is made here and kept in memory: for measurements and tests, since
+    /// members make their own.
+    pub fn issue(&self, role: Role, validity: Validity) -> Result<Credentials, CredentialsError> {
+        let key = generate_key()?;
+        let certificate = self.sign(role, role.name(), PeerKey::of_pair(&key), validity)?;
+        Credentials::new(&self.certificate()?, &certificate, key.serialized_der())
+    }
+
     /// The authority of the cluster with this id, by its key.
     pub(crate) const fn new(cluster: String, key: KeyPair) -> Self {
         Self { cluster, key }

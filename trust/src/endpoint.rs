@@ -36,7 +36,7 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// No agreement.
-    #[error("{node}: {source}")]
+    #[error("{node}")]
     Handshake {
         /// The node.
         node: String,

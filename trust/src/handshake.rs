@@ -91,8 +91,8 @@ pub enum HandshakeError {
     )]
     Closed,
     /// The socket failed.
-    #[error("the connection failed during the handshake")]
-    Io(#[source] io::Error),
+    #[error("the connection failed during the handshake: {0}")]
+    Io(io::Error),
     /// It sent more than any handshake has.
     #[error("it sent over {MAX_HANDSHAKE_BYTES} bytes of handshake")]
     TooLarge,
@@ -149,8 +149,8 @@ pub enum HandshakeError {
     #[error("it wants a certificate of its cluster: this machine is not in one")]
     CertificateRequired,
     /// Anything else.
-    #[error("the handshake failed")]
-    Tls(#[source] Error),
+    #[error("the handshake failed: {0}")]
+    Tls(Error),
 }
 
 fn since(moment: Option<u64>) -> String {

@@ -137,6 +137,17 @@ pub struct Member {
     pub expires: u64,
 }
 
+/// A membership that ends within so many days is spoken of.
+const WARNING_DAYS: u64 = 30;
+
+impl Member {
+    /// Whether the certificate has ended, or will before long.
+    #[must_use]
+    pub fn is_about_to_end(&self) -> bool {
+        self.expires < now() + WARNING_DAYS * 24 * 60 * 60
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Document {
     format: u32,
@@ -160,14 +171,14 @@ impl Home {
     /// Makes a cluster without members.
     pub fn init(folder: &Path) -> Result<Self, HomeError> {
         files::create_folder(folder)?;
-        let _lock = files::lock(&folder.join(LOCK_FILE))?;
+        let lock = files::lock(&folder.join(LOCK_FILE))?;
         if let Some(Document { cluster, .. }) = files::read_json(&folder.join(DOCUMENT_FILE))? {
             return Err(HomeError::Exists { folder: folder.to_owned(), cluster });
         }
         let document = Self::make(folder)?;
         // Last, since it is what makes the folder a cluster.
         files::write_json(&folder.join(DOCUMENT_FILE), &document)?;
-        drop(_lock);
+        drop(lock);
         Self::open(folder)
     }
 
@@ -360,6 +371,20 @@ impl Home {
         self.change(|document| {
             document.members.iter_mut().filter(|it| it.key == member.key).for_each(|it| {
                 it.expires = member.expires;
+            });
+        })?;
+        Ok(member)
+    }
+
+    /// Takes note that a member is at another address, if it answers there with its key.
+    pub fn relocate(&mut self, name: &str, address: &str) -> Result<Member, HomeError> {
+        let mut member = self.known(name)?;
+        address.clone_into(&mut member.address);
+        self.check_free(&member)?;
+        self.endpoint(&member).connect(Service::Transfer, NODE_TIMEOUT)?;
+        self.change(|document| {
+            document.members.iter_mut().filter(|it| it.key == member.key).for_each(|it| {
+                it.address.clone_from(&member.address);
             });
         })?;
         Ok(member)

@@ -11,10 +11,10 @@ use std::{
 
 use crate::{
     Authority, Channel, ConnectError, Credentials, Door, Endpoint, Guard, HandshakeError, Home,
-    HomeError, JoinToken, Patience, Role, Service, Validity, Visit,
-    certificate::{generate_key, now},
+    HomeError, JoinToken, Patience, PeerKey, Role, Service, Validity, Visit,
+    certificate::{now, parse_key},
     credentials_of_node,
-    key::PeerKey,
+    message::Bytes,
 };
 
 /// Longer than any test may take; a wait that meets it has failed.
@@ -27,19 +27,24 @@ struct Cluster(Authority);
 
 impl Cluster {
     fn new(id: &str) -> Self {
-        Self(Authority::new(id.to_owned(), generate_key().unwrap()))
+        Self(Authority::generate(id).unwrap())
     }
 
     fn member_for(&self, role: Role, validity: Validity) -> Credentials {
-        let key = generate_key().unwrap();
-        let public = PeerKey::of_pair(&key);
-        let certificate = self.0.sign(role, "it", public, validity).unwrap();
-        Credentials::new(&self.0.certificate().unwrap(), &certificate, key.serialized_der())
-            .unwrap()
+        self.0.issue(role, validity).unwrap()
     }
 
     fn member(&self, role: Role) -> Credentials {
         self.member_for(role, Validity::from_now())
+    }
+}
+
+/// An error with all that led to it.
+fn causes(error: &dyn std::error::Error) -> String {
+    let text = error.to_string();
+    match error.source().map(causes) {
+        Some(cause) if cause != text => format!("{text}: {cause}"),
+        _ => text,
     }
 }
 
@@ -207,7 +212,11 @@ fn a_caller_of_something_else_is_told_so() {
         });
         let endpoint =
             Endpoint::member("n".into(), address.to_string(), controller.clone(), controller.key());
-        let error = endpoint.connect(Service::Transfer, LONG).map(drop).unwrap_err().to_string();
+        let error = endpoint
+            .connect(Service::Transfer, LONG)
+            .map(drop)
+            .map_err(|error| causes(&error))
+            .unwrap_err();
         assert!(error.contains("does not speak TLS"), "{error}");
         drop(answering.join());
     }
@@ -216,7 +225,7 @@ fn a_caller_of_something_else_is_told_so() {
 #[test]
 fn both_directions_carry_much_at_once() {
     let (one, other) = pair();
-    let bytes: Vec<u8> = (0..5_000_000_u32).map(|it| (it * 31 >> 7) as u8).collect();
+    let bytes: Vec<u8> = (0..5_000_000_u32).map(|it| ((it * 31) >> 7) as u8).collect();
     thread::scope(|scope| {
         for end in [&one, &other] {
             let bytes = &bytes;
@@ -236,7 +245,7 @@ fn both_directions_carry_much_at_once() {
 fn a_nonblocking_write_is_repeated_and_nothing_is_lost_or_doubled() {
     let (one, other) = pair();
     one.socket().set_nonblocking(true).unwrap();
-    let bytes: Vec<u8> = (0..8_000_000_u32).map(|it| (it * 17 >> 5) as u8).collect();
+    let bytes: Vec<u8> = (0..8_000_000_u32).map(|it| ((it * 17) >> 5) as u8).collect();
     let reader = thread::spawn(move || {
         let mut found = vec![0; 8_000_000];
         (&mut &other).read_exact(&mut found).unwrap();
@@ -332,13 +341,17 @@ fn a_node_joins_once_and_is_known_from_then_on() {
     // Not yet: the cluster's own way finds no member.
     let early =
         Endpoint::member("n".into(), address.clone(), home.credentials().clone(), token.key);
-    let error = early.connect(Service::Transfer, LONG).map(drop).unwrap_err().to_string();
+    let error = early
+        .connect(Service::Transfer, LONG)
+        .map(drop)
+        .map_err(|error| causes(&error))
+        .unwrap_err();
     assert!(error.contains("has not joined a cluster"), "{error}");
 
     let member = home.add(&address, &token, Some("studio-1")).unwrap();
     assert_eq!((member.name.as_str(), member.address.as_str()), ("studio-1", address.as_str()));
     let found = Home::open(&here).unwrap();
-    assert_eq!(found.members(), [member.clone()]);
+    assert_eq!(found.members(), std::slice::from_ref(&member));
     for text in ["studio-1", &address] {
         let endpoint = found.endpoint(found.member(text).unwrap());
         let channel = endpoint.connect(Service::Transfer, LONG).unwrap();
@@ -349,7 +362,7 @@ fn a_node_joins_once_and_is_known_from_then_on() {
 
     // A token is used up, for others and for this cluster alike; but this one knows its own.
     let mut foreign = Home::init(&folder.path().join("other")).unwrap();
-    let error = foreign.add(&address, &token, None).unwrap_err().to_string();
+    let error = causes(&foreign.add(&address, &token, None).unwrap_err());
     assert!(error.contains("in a cluster already"), "{error}");
     home.forget("studio-1").unwrap();
     assert_eq!(home.add(&address, &token, None).unwrap().name, "node-1");
@@ -358,10 +371,14 @@ fn a_node_joins_once_and_is_known_from_then_on() {
     assert!(home.renew("node-1").unwrap().expires >= before);
     // The end: it invites again, with another token.
     home.dismiss("node-1").unwrap();
-    let error = early.connect(Service::Transfer, LONG).map(drop).unwrap_err().to_string();
+    let error = early
+        .connect(Service::Transfer, LONG)
+        .map(drop)
+        .map_err(|error| causes(&error))
+        .unwrap_err();
     assert!(error.contains("has not joined a cluster"), "{error}");
     assert!(!Guard::has_joined(&there));
-    let error = foreign.add(&address, &token, None).unwrap_err().to_string();
+    let error = causes(&foreign.add(&address, &token, None).unwrap_err());
     assert!(error.contains("token is wrong"), "{error}");
 }
 
@@ -372,7 +389,7 @@ fn tokens_that_are_wrong_late_or_anothers_join_nobody() {
     let (address, token) = open_door(&folder.path().join("a"), LONG);
     let (other_address, other) = open_door(&folder.path().join("b"), LONG);
     let mut add =
-        |address: &str, token: &JoinToken| home.add(address, token, None).unwrap_err().to_string();
+        |address: &str, token: &JoinToken| causes(&home.add(address, token, None).unwrap_err());
     // The token says which node it is of.
     let error = add(&other_address, &token);
     assert!(error.contains("another node answers there"), "{error}");
@@ -448,7 +465,7 @@ fn keys_that_others_can_read_are_not_used() {
         let path = here.join(file);
         let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         mode(0o644);
-        let error = Home::open(&here).map(drop).unwrap_err().to_string();
+        let error = Home::open(&here).map(drop).map_err(|error| causes(&error)).unwrap_err();
         assert!(error.contains(file) && error.contains("chmod 600"), "{error}");
         mode(0o600);
     }
@@ -461,4 +478,54 @@ fn keys_that_others_can_read_are_not_used() {
 fn nothing_leaves_this_machine_in_the_clear() {
     let error = Endpoint::plain("192.0.2.1:9").connect(Service::Transfer, LONG).map(drop);
     assert!(matches!(error, Err(ConnectError::NotLoopback { .. })));
+}
+
+#[test]
+fn a_certificate_that_has_ended_is_renewed_all_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let (here, there) = (folder.path().join("cluster"), folder.path().join("node"));
+    let mut home = Home::init(&here).unwrap();
+    let (address, token) = open_door(&there, LONG);
+    home.add(&address, &token, Some("n")).unwrap();
+    // As the node's file would be two years later.
+    let path = there.join("membership.json");
+    let mut membership: serde_json::Value =
+        serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let key = parse_key(&fs::read(here.join("authority.key")).unwrap()).unwrap();
+    let past = Validity { from: now() - 9 * DAY, until: now() - DAY };
+    let ended = Authority::new(home.cluster().to_owned(), key);
+    let ended = ended.sign(Role::Node, "n", token.key, past).unwrap();
+    membership["certificate"] = serde_json::to_value(Bytes(ended.to_vec())).unwrap();
+    fs::write(&path, membership.to_string()).unwrap();
+    let later = serve(Guard::open(&there, LONG).unwrap());
+    home.relocate("n", &later).unwrap_err();
+    let mut document: serde_json::Value =
+        serde_json::from_slice(&fs::read(here.join("cluster.json")).unwrap()).unwrap();
+    document["members"][0]["address"] = later.as_str().into();
+    fs::write(here.join("cluster.json"), document.to_string()).unwrap();
+
+    let mut home = Home::open(&here).unwrap();
+    let connect = |home: &Home| {
+        let endpoint = home.endpoint(home.member("n").unwrap());
+        endpoint.connect(Service::Transfer, LONG).map(drop).map_err(|error| causes(&error))
+    };
+    let error = connect(&home).unwrap_err();
+    assert!(error.contains("no longer valid since") && error.contains("cluster renew"), "{error}");
+    home.renew("n").unwrap();
+    connect(&home).unwrap();
+}
+
+#[test]
+fn a_member_that_moves_is_found_again_by_its_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut home = Home::init(&folder.path().join("cluster")).unwrap();
+    let there = folder.path().join("node");
+    let (address, token) = open_door(&there, LONG);
+    home.add(&address, &token, Some("n")).unwrap();
+    let (elsewhere, _) = open_door(&folder.path().join("other"), LONG);
+    let error = causes(&home.relocate("n", &elsewhere).unwrap_err());
+    assert!(error.contains("has not joined"), "{error}");
+    let moved = serve(Guard::open(&there, LONG).unwrap());
+    assert_eq!(home.relocate("n", &moved).unwrap().address, moved);
+    assert_eq!(home.members()[0].address, moved);
 }

@@ -2,11 +2,12 @@
 //! shows the token. What they want is for others to say.
 
 use std::{
+    collections::HashMap,
     io::Write as _,
     net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -27,6 +28,10 @@ const OPENING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections that may be undecided at the same time: two of every peer and the front's, and
 /// room for strangers, each of which costs a thread until [`OPENING_TIMEOUT`].
 const MAX_UNDECIDED: usize = 64;
+
+/// Of these, connections from one address that have not said anything yet: ranks of one machine
+/// come together, a stranger should not keep them out alone.
+const MAX_UNDECIDED_OF_ONE: usize = 32;
 
 /// How long to rest when the system has no connection to give, which is a shortage of
 /// descriptors or memory.
@@ -75,6 +80,40 @@ impl Drop for Acceptor {
     }
 }
 
+/// Connections that have not said what they are, by address.
+#[derive(Default)]
+struct Undecided(Mutex<HashMap<IpAddr, usize>>);
+
+/// One of them; dropped when it has.
+struct Place {
+    of: Arc<Undecided>,
+    ip: IpAddr,
+}
+
+impl Undecided {
+    fn enter(self: &Arc<Self>, ip: IpAddr) -> Option<Place> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_one = counts.get(&ip).copied().unwrap_or(0);
+        if counts.values().sum::<usize>() >= MAX_UNDECIDED || of_one >= MAX_UNDECIDED_OF_ONE {
+            return None;
+        }
+        counts.insert(ip, of_one + 1);
+        Some(Place { of: Arc::clone(self), ip })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut counts = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = counts.get(&self.ip).map_or(0, |count| count - 1);
+        if left == 0 {
+            counts.remove(&self.ip);
+        } else {
+            counts.insert(self.ip, left);
+        }
+    }
+}
+
 /// What whoever comes in must show.
 struct Door {
     token: Token,
@@ -85,31 +124,27 @@ fn accept_all<F>(listener: &TcpListener, door: &Arc<Door>, admit: &Arc<F>, stop:
 where
     F: Fn(Opening, Channel) + Send + Sync + 'static,
 {
-    let undecided = Arc::new(AtomicUsize::new(0));
+    let undecided = Arc::<Undecided>::default();
     loop {
         let accepted = listener.accept();
         if stop.load(Ordering::SeqCst) {
             return;
         }
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             thread::sleep(SHORTAGE_PAUSE);
             continue;
         };
-        if undecided.load(Ordering::SeqCst) >= MAX_UNDECIDED {
-            continue;
-        }
-        undecided.fetch_add(1, Ordering::SeqCst);
-        let (door, admit, one) = (Arc::clone(door), Arc::clone(admit), Arc::clone(&undecided));
+        let Some(place) = undecided.enter(peer.ip()) else { continue };
+        let (door, admit) = (Arc::clone(door), Arc::clone(admit));
         let decide = move || {
             let opened = door.open(stream);
-            one.fetch_sub(1, Ordering::SeqCst);
+            drop(place);
             if let Some((opening, channel)) = opened {
                 admit(opening, channel);
             }
         };
-        if thread::Builder::new().name("opening".to_owned()).spawn(decide).is_err() {
-            undecided.fetch_sub(1, Ordering::SeqCst);
-        }
+        // Without a thread the place is free again, and the connection closed.
+        let _ = thread::Builder::new().name("opening".to_owned()).spawn(decide);
     }
 }
 
@@ -155,4 +190,21 @@ pub(super) fn refuse(mut stream: &Channel, opening: &Opening, reason: &str) {
     // One that does not listen is not wanted either; a sentence fits any socket's buffer.
     let _ = reply.map(|reply| stream.write_all(&reply));
     let _ = stream.shutdown(Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_address_does_not_take_every_place() {
+        let undecided = Arc::<Undecided>::default();
+        let enter = |last| undecided.enter(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        let mut places: Vec<Place> = (0..MAX_UNDECIDED_OF_ONE).filter_map(|_| enter(1)).collect();
+        assert!(places.len() == MAX_UNDECIDED_OF_ONE && enter(1).is_none());
+        places.extend((2..=255).filter_map(enter));
+        assert_eq!(places.len(), MAX_UNDECIDED);
+        places.clear();
+        assert!(enter(1).is_some());
+    }
 }

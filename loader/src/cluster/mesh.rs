@@ -38,7 +38,7 @@ pub(super) enum FormError {
     Ranks { expected: u32, found: usize },
     #[error("rank {rank} cannot be reached")]
     Connect { rank: u32, source: io::Error },
-    #[error("rank {rank}: {source}")]
+    #[error("rank {rank} cannot be connected to")]
     Handshake { rank: u32, source: HandshakeError },
     #[error("rank {rank} speaks {found}, and this rank {expected}")]
     Manner { rank: u32, found: &'static str, expected: &'static str },

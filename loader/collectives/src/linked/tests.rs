@@ -8,6 +8,7 @@ use std::{
 };
 
 use proptest::prelude::*;
+use shardpack_trust::{Authority, Channel, Credentials, Patience, Role, Service, Validity};
 
 use super::{exchange::Exchange, *};
 use crate::{
@@ -168,6 +169,34 @@ fn over_tcp(size: u32) -> Vec<LinkedGroup> {
     })
 }
 
+/// Both ends of a connection inside TLS.
+fn channels(members: &[Credentials; 2]) -> (Channel, Channel) {
+    let (low, high) = sockets();
+    let ([of_low, of_high], patience) = (members, || Patience::of(LONG));
+    thread::scope(|scope| {
+        let services = [Service::Rank];
+        let low =
+            scope.spawn(move || Channel::answer(low, of_low, &services, &[Role::Node], patience()));
+        let expected = (Role::Node, Some(of_low.key()));
+        let high = Channel::call(high, of_high, Service::Rank, expected, patience());
+        (low.join().unwrap().unwrap(), high.unwrap())
+    })
+}
+
+fn members() -> [Credentials; 2] {
+    let authority = Authority::generate("c").unwrap();
+    [0, 1].map(|_| authority.issue(Role::Node, Validity::from_now()).unwrap())
+}
+
+fn over_tls(size: u32) -> Vec<LinkedGroup> {
+    let members = members();
+    groups(size, || {
+        let [(low, high), (low_farewell, high_farewell)] = [0, 1].map(|_| channels(&members));
+        let low = TcpLink::new(low, low_farewell).unwrap();
+        (Box::new(low), Box::new(TcpLink::new(high, high_farewell).unwrap()))
+    })
+}
+
 fn over_memory(size: u32) -> Vec<LinkedGroup> {
     LinkedGroup::in_memory(size, 7).unwrap()
 }
@@ -218,6 +247,9 @@ fn sums_over_tcp_have_the_bits_of_a_sequential_sum() {
     for size in 1..=8 {
         check_sums(&over_tcp(size), &[16_385, 1, 0, 4096, 3]);
     }
+    for size in [2, 5] {
+        check_sums(&over_tls(size), &LENS);
+    }
 }
 
 #[test]
@@ -225,6 +257,7 @@ fn vectors_longer_than_a_piece_are_summed_whole() {
     for size in [2, 3] {
         check_sums(&over_memory(size), &[PIECE_LEN + 3]);
         check_sums(&over_tcp(size), &[2 * PIECE_LEN + 1]);
+        check_sums(&over_tls(size), &[2 * PIECE_LEN + 1]);
     }
 }
 
@@ -252,6 +285,7 @@ fn gathers_and_broadcasts_carry_any_length() {
     for size in [1, 2, 3, 4] {
         check_bytes(&over_memory(size));
         check_bytes(&over_tcp(size));
+        check_bytes(&over_tls(size));
     }
 }
 
@@ -303,12 +337,13 @@ fn parts_sum_by_themselves_and_pass_values_on() {
         check_parts(&over_memory(size), first);
         check_parts(&jittery(size, u64::from(size)), first);
         check_parts(&over_tcp(size), first);
+        check_parts(&over_tls(size), first);
     }
 }
 
 #[test]
 fn nothing_is_sent_to_a_rank_that_does_not_take_it() {
-    for groups in [over_memory(2), over_tcp(2)] {
+    for groups in [over_memory(2), over_tcp(2), over_tls(2)] {
         let soon = Deadline::after(Duration::from_millis(50));
         let error = groups[0].send(1, &[1; 64], soon).unwrap_err();
         assert!(matches!(error, GroupError::Timeout { rank: 1, .. }), "{error}");
@@ -335,6 +370,40 @@ fn who_says_that_it_is_at_work_is_waited_for() {
     };
     assert!(exchange(20).renewed().left() > Duration::from_secs(19));
     assert!(exchange(2).renewed().left().is_zero(), "100 s are more than 45 times 2 s");
+}
+
+#[test]
+fn a_word_that_finds_no_room_leaves_no_half_frame_inside_tls() {
+    let members = members();
+    let [(low, high), (low_farewell, high_farewell)] = [0, 1].map(|_| channels(&members));
+    let low = TcpLink::new(low, low_farewell).unwrap();
+    let high = TcpLink::new(high, high_farewell).unwrap();
+    let word = sum_frame(|it| (it.op, it.payload_bytes) = (Op::Alive, 0));
+    let mut sent = 0;
+    while low.send_now(&word).unwrap() == word.len() {
+        sent += 1;
+    }
+    // The last word is given up; what comes after it comes whole.
+    let last = sum_frame(|it| it.payload_bytes = 3_000_000);
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            let (mut frame, mut words) = (Vec::new(), 0);
+            loop {
+                let header = high.receive_header(&mut frame, Deadline::after(LONG)).unwrap();
+                high.receive_payload(&header, &mut frame, Deadline::after(LONG)).unwrap();
+                match header.op {
+                    Op::Alive => words += 1,
+                    _ => return (words, frame),
+                }
+            }
+        });
+        let now = low.send_now(&last).unwrap();
+        low.send_rest(&last[now..], Deadline::after(LONG)).unwrap();
+        let (words, frame) = reading.join().unwrap();
+        // It may have been sealed before it was given up.
+        assert!(words == sent || words == sent + 1, "{words} words of {sent}");
+        assert!(frame == last);
+    });
 }
 
 #[test]
@@ -400,6 +469,7 @@ fn check_loss(mut groups: Vec<LinkedGroup>) {
 fn a_lost_rank_is_noticed_at_once_by_all() {
     check_loss(over_memory(4));
     check_loss(over_tcp(4));
+    check_loss(over_tls(4));
 }
 
 #[test]
@@ -439,6 +509,7 @@ fn check_abort(groups: &[LinkedGroup]) {
 fn an_abort_reaches_all_ranks() {
     check_abort(&over_memory(3));
     check_abort(&over_tcp(3));
+    check_abort(&over_tls(3));
 }
 
 fn check_local_abort(groups: &[LinkedGroup]) {
@@ -458,6 +529,7 @@ fn check_local_abort(groups: &[LinkedGroup]) {
 fn an_abort_wakes_the_threads_that_wait_here() {
     check_local_abort(&over_memory(2));
     check_local_abort(&over_tcp(2));
+    check_local_abort(&over_tls(2));
 }
 
 fn check_silence(groups: &[LinkedGroup]) {
@@ -481,6 +553,7 @@ fn check_silence(groups: &[LinkedGroup]) {
 fn silence_ends_at_the_deadline() {
     check_silence(&over_memory(2));
     check_silence(&over_tcp(2));
+    check_silence(&over_tls(2));
 }
 
 /// What rank 0 (epoch 7) makes of `frame` from rank 1 in its first call, a sum of 4 values.
@@ -611,7 +684,7 @@ fn ticks() -> u64 {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_waiting_rank_uses_no_processor() {
-    for groups in [over_memory(2), over_tcp(2)] {
+    for groups in [over_memory(2), over_tcp(2), over_tls(2)] {
         let before = ticks();
         let timeout = Duration::from_millis(500);
         groups[0].barrier(Deadline::after(timeout)).unwrap_err();
