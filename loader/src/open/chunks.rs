@@ -21,7 +21,7 @@ use shardpack_manifests::{
     manifest::FileEntry,
 };
 
-use super::{DamagedChunk, OpenError, OpenProgress};
+use super::{DamagedChunk, OpenError, OpenProgress, pages::LARGE_PAGE_BYTES};
 
 /// Bytes that are read at once: they stay in the second cache until they are hashed, and are
 /// whole subtrees of BLAKE3. Reads past the cache, as on macOS, go to the disk one by one and are
@@ -147,6 +147,7 @@ fn jobs_of<'a>(
 fn carry_out(job: Job<'_>, buffer: &mut Vec<u8>) -> Result<Option<DamagedChunk>, OpenError> {
     let Job { entry, handle, chunk, bytes, mut parts } = job;
     let mut hasher = ChunkInPieces::new(entry.size, chunk);
+    touch_ends(&mut parts);
     let failed =
         |source| OpenError::Chunk { file: entry.name.clone(), chunk, bytes: bytes.clone(), source };
     let mut at = bytes.start;
@@ -172,6 +173,23 @@ fn carry_out(job: Job<'_>, buffer: &mut Vec<u8>) -> Result<Option<DamagedChunk>,
     let tensors = parts.iter().filter_map(|part| part.tensor.map(str::to_owned)).collect();
     let file = entry.name.clone();
     Ok(Some(DamagedChunk { file, chunk, bytes, expected, found, tensors }))
+}
+
+/// Touches of every large page first the last byte that is in one of the parts.
+///
+/// The system clears a new page when it is first touched. Linux leaves the touched place for last,
+/// so that it is in the cache: a page that is touched at its beginning is cleared backwards, which
+/// takes twice as long as forwards. All of a chunk at once, since the next chunk's thread may be
+/// about to write to the beginning of a page whose end is here.
+fn touch_ends(parts: &mut [Destination<'_>]) {
+    for part in parts.iter_mut().rev() {
+        let address = part.bytes.as_ptr().addr();
+        let mut end = part.bytes.len();
+        while let Some(last) = end.checked_sub(1) {
+            part.bytes[last] = 0;
+            end = last.saturating_sub((address + last) % LARGE_PAGE_BYTES);
+        }
+    }
 }
 
 /// Length of the piece that begins at `at`, of at most `left` bytes; pieces end on their

@@ -12,7 +12,7 @@ pub const PAGE_BYTES: usize = 16 << 10;
 
 /// Size and boundary of the large pages that Linux gives where it is asked: weights on them cost
 /// a thousandth of the page faults while loading, and fewer look-ups of addresses while decoding.
-const LARGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Memory for several runs of bytes, each of which begins on a boundary of [`PAGE_BYTES`] and owns
 /// its last page whole. Asked for at once, so that short runs lie on large pages too.
