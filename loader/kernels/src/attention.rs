@@ -4,17 +4,23 @@
 //! sum (online softmax), so the order of summation depends on a query's position and window
 //! alone. The cache is stored in the same blocks.
 
-use std::{iter, ops::Range};
+use std::{iter, marker::PhantomData, ops::Range};
 
-#[cfg(target_arch = "x86_64")]
-use crate::avx512::rows_of_floats;
 use crate::{
     Floats, Platform,
     exp::{exp, tanh},
-    lanes::{dot, sum},
+    floats::addresses,
+    lanes::{LANES, dot, sum},
     platform::Task,
     team::{self, Columns},
 };
+
+mod rows;
+mod vectors;
+
+use rows::{Ahead, Bf16, F16, F32, Line, Q8, Rows, Stored};
+use vectors::Plain;
+pub(crate) use vectors::Vectors;
 
 /// Keys of one block.
 pub const KEYS_PER_BLOCK: usize = 256;
@@ -44,38 +50,48 @@ pub enum KvBlock<'a> {
 }
 
 impl<'a> KvBlock<'a> {
-    /// As they lie in memory, where they are read without being converted; nothing otherwise.
-    fn stored(self, keys: usize, head_dim: usize) -> &'a [f32] {
-        match self {
-            Self::Floats(Floats::F32(values)) => &values[..values.len().min(keys * head_dim)],
-            _ => &[],
-        }
-    }
-}
-
-impl KvBlock<'_> {
-    /// The given keys as floats; `scratch` takes those that are stored otherwise.
-    fn rows<'b>(
-        &'b self,
-        keys: Range<usize>,
-        head_dim: usize,
-        scratch: &'b mut Vec<f32>,
-    ) -> &'b [f32] {
+    /// The given keys.
+    fn part(self, keys: Range<usize>, head_dim: usize) -> Self {
         let span = keys.start * head_dim..keys.end * head_dim;
         match self {
-            Self::Floats(Floats::F32(values)) => &values[span],
+            Self::Floats(floats) => Self::Floats(floats.slice(span)),
+            Self::Q8 { values, scales } => {
+                Self::Q8 { values: &values[span], scales: &scales[keys] }
+            }
+        }
+    }
+
+    /// The same as floats; `scratch` takes those that are stored otherwise.
+    #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+    #[inline(always)]
+    fn widened<'b>(self, head_dim: usize, scratch: &'b mut Vec<f32>) -> KvBlock<'b>
+    where
+        'a: 'b,
+    {
+        match self {
+            Self::Floats(Floats::F32(_)) => return self,
             Self::Floats(floats) => {
-                scratch.resize(span.len(), 0.0);
-                floats.read(span.start, scratch);
-                scratch
+                scratch.resize(floats.len(), 0.0);
+                floats.read(0, scratch);
             }
             Self::Q8 { values, scales } => {
-                scratch.clear();
-                for (row, scale) in values[span].chunks_exact(head_dim).zip(&scales[keys]) {
-                    scratch.extend(row.iter().map(|value| f32::from(*value) * scale));
+                scratch.resize(values.len(), 0.0);
+                let rows = scratch.chunks_exact_mut(head_dim);
+                for (out, (row, scale)) in rows.zip(values.chunks_exact(head_dim).zip(scales)) {
+                    for (out, value) in out.iter_mut().zip(row) {
+                        *out = f32::from(*value) * scale;
+                    }
                 }
-                scratch
             }
+        }
+        KvBlock::Floats(Floats::F32(scratch))
+    }
+
+    /// Where the numbers of the first keys lie.
+    fn addresses(self, keys: usize, head_dim: usize) -> Range<usize> {
+        match self {
+            Self::Floats(floats) => floats.addresses(0..floats.len().min(keys * head_dim)),
+            Self::Q8 { values, .. } => addresses(&values[..values.len().min(keys * head_dim)]),
         }
     }
 }
@@ -130,8 +146,14 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         (ROWS_AT_ONCE, groups.map(columns).collect())
     };
     team::parts(&on, out, width, (length, &ranges), |first_row, out| {
-        let platform = on.platform;
-        platform.run(Heads { q, attention, first_row, out, platform });
+        let (at, platform) = ((q, attention, first_row), on.platform);
+        match platform {
+            #[cfg(target_arch = "x86_64")]
+            Platform::Avx512 => platform.run(Heads::<crate::avx512::Sixteen>::new(at, out)),
+            #[cfg(target_arch = "x86_64")]
+            Platform::Avx2 => platform.run(Heads::<crate::avx2::Sixteen>::new(at, out)),
+            _ => platform.run(Heads::<Plain>::new(at, out)),
+        }
     });
 }
 
@@ -155,56 +177,59 @@ fn groups(q_to_kv: &[usize], heads: Range<usize>) -> impl Iterator<Item = Range<
 }
 
 /// Some query heads of some rows.
-struct Heads<'a, 'b> {
+struct Heads<'a, 'b, V> {
     q: &'a [f32],
     attention: &'a Attention<'a>,
     first_row: usize,
     out: Columns<'b>,
-    platform: Platform,
+    vectors: PhantomData<V>,
 }
 
-impl Task for Heads<'_, '_> {
+impl<'a, 'b, V> Heads<'a, 'b, V> {
+    const fn new(
+        (q, attention, first_row): (&'a [f32], &'a Attention<'a>, usize),
+        out: Columns<'b>,
+    ) -> Self {
+        Self { q, attention, first_row, out, vectors: PhantomData }
+    }
+}
+
+impl<V: Vectors> Task for Heads<'_, '_, V> {
     type Output = ();
 
     #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
     #[inline(always)]
     fn run(self) {
-        let Self { q, attention, first_row, mut out, platform } = self;
+        let Self { q, attention, first_row, mut out, .. } = self;
         let head_dim = attention.head_dim;
         let range = out.range();
         let heads = range.start / head_dim..range.end / head_dim;
-        let mut scratch = Scratch::new(platform);
+        let mut scratch = Scratch::default();
         for first in (0..out.rows()).step_by(ROWS_AT_ONCE) {
             let rows = first..out.rows().min(first + ROWS_AT_ONCE);
             for group in groups(attention.q_to_kv, heads.clone()) {
                 let at = (first_row, rows.clone(), group);
-                several_heads(q, attention, at, &mut out, &mut scratch);
+                several_heads::<V>(q, attention, at, &mut out, &mut scratch);
             }
         }
     }
 }
 
 /// Room for keys and values as floats, and for what is summed.
+#[derive(Default)]
 struct Scratch {
-    platform: Platform,
     keys: Vec<f32>,
     values: Vec<f32>,
-    scores: Vec<f32>,
-    partial: Vec<f32>,
     softmax: Vec<Softmax>,
+    sums: Sums,
 }
 
-impl Scratch {
-    fn new(platform: Platform) -> Self {
-        Self {
-            platform,
-            keys: Vec::new(),
-            values: Vec::new(),
-            scores: vec![0.0; HEADS_AT_ONCE * KEYS_PER_BLOCK],
-            partial: Vec::new(),
-            softmax: Vec::new(),
-        }
-    }
+/// Room for the sums of one block.
+#[derive(Default)]
+struct Sums {
+    q: Vec<Line>,
+    scores: Vec<f32>,
+    partial: Vec<f32>,
 }
 
 /// The softmax of one query head, as far as keys have been seen.
@@ -218,7 +243,7 @@ struct Softmax {
 /// Every block of keys and values is read once for all of them.
 #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 #[inline(always)]
-fn several_heads(
+fn several_heads<V: Vectors>(
     q: &[f32],
     attention: &Attention<'_>,
     (first_row, rows, group): (usize, Range<usize>, Range<usize>),
@@ -235,8 +260,8 @@ fn several_heads(
         first..position + 1
     };
     let all = seen(rows.start).start..seen(rows.end - 1).end;
-    let Scratch { platform, keys, values, scores, partial, softmax } = scratch;
-    partial.resize(group.len() * head_dim, 0.0);
+    let Scratch { keys, values, softmax, sums } = scratch;
+    sums.partial.resize(group.len() * head_dim, 0.0);
     softmax.clear();
     let none = Softmax { maximum: f32::NEG_INFINITY, total: 0.0 };
     softmax.resize(rows.len() * group.len(), none);
@@ -250,23 +275,31 @@ fn several_heads(
             range.start.max(base) - base..range.end.min(base + KEYS_PER_BLOCK).max(base) - base
         };
         let held = within(&all);
+        let [mut keys_held, mut values_held] =
+            [kv.keys[block], kv.values[block]].map(|block| block.part(held.clone(), head_dim));
+        let [of_keys, of_values] =
+            [keys_held, values_held].map(|part| part.addresses(held.len(), head_dim));
         let next = next_keys(attention, group.start, (block, &all));
-        let keys = kv.keys[block].rows(held.clone(), head_dim, keys);
-        let values = kv.values[block].rows(held.clone(), head_dim, values);
+        let mut ahead = [Ahead::new(&of_keys, &of_values), Ahead::new(&of_values, &next)];
+        // What several rows read, or what does not come in whole vectors, is widened once.
+        if rows.len() > 1 || !head_dim.is_multiple_of(LANES) {
+            keys_held = keys_held.widened(head_dim, keys);
+            values_held = values_held.widened(head_dim, values);
+        }
         for (row, softmax) in rows.clone().zip(softmax.chunks_exact_mut(group.len())) {
             let visible = within(&seen(row));
             if visible.is_empty() {
                 continue;
             }
-            let part =
-                (visible.start - held.start) * head_dim..(visible.end - held.start) * head_dim;
+            let part = visible.start - held.start..visible.end - held.start;
+            let [keys, values] =
+                [keys_held, values_held].map(|held| held.part(part.clone(), head_dim));
+            let block = Block { keys, values, count: part.len(), ahead };
+            ahead = Default::default();
             let first = ((first_row + row) * heads + group.start) * head_dim;
             let q = &q[first..first + group.len() * head_dim];
-            let columns = place(group.start).start..place(group.end).start;
-            let out = &mut out.row(row)[columns];
-            let both = (&keys[part.clone()], &values[part]);
-            let next = if row == rows.start { next } else { &[] };
-            one_block(q, (both, next), (attention, *platform), softmax, (scores, partial), out);
+            let out = &mut out.row(row)[place(group.start).start..place(group.end).start];
+            one_block::<V>(q, block, attention, softmax, sums, out);
         }
     }
     let mut softmax = softmax.iter();
@@ -279,51 +312,48 @@ fn several_heads(
 }
 
 /// The keys that are read after those of a block: of the next block, or of the next head's first.
-fn next_keys<'a>(
-    attention: &Attention<'a>,
+fn next_keys(
+    attention: &Attention<'_>,
     head: usize,
     (block, all): (usize, &Range<usize>),
-) -> &'a [f32] {
+) -> Range<usize> {
     let of = |head: usize, block: usize| {
         let keys = all.end.saturating_sub(block * KEYS_PER_BLOCK);
         let block = attention.heads.get(head)?.keys.get(block)?;
-        Some(block.stored(keys, attention.head_dim)).filter(|stored| !stored.is_empty())
+        Some(block.addresses(keys, attention.head_dim)).filter(|addresses| !addresses.is_empty())
     };
     let head = attention.q_to_kv[head];
     of(head, block + 1).or_else(|| of(head + 1, all.start / KEYS_PER_BLOCK)).unwrap_or_default()
 }
 
-/// Query heads of one row with keys and values of a block. While the keys are read the values are
-/// fetched, and while these are read the `next` keys.
+/// Keys and values that one row sees, and what is fetched while either are read.
+struct Block<'a> {
+    keys: KvBlock<'a>,
+    values: KvBlock<'a>,
+    count: usize,
+    ahead: [Ahead; 2],
+}
+
+/// Query heads of one row with keys and values of a block.
 #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 #[inline(always)]
-fn one_block(
+fn one_block<V: Vectors>(
     q: &[f32],
-    ((keys, values), next): ((&[f32], &[f32]), &[f32]),
-    (attention, platform): (&Attention<'_>, Platform),
+    block: Block<'_>,
+    attention: &Attention<'_>,
     softmax: &mut [Softmax],
-    (scores, partial): (&mut [f32], &mut [f32]),
+    sums: &mut Sums,
     out: &mut [f32],
 ) {
     let head_dim = attention.head_dim;
-    let visible = keys.len() / head_dim;
-    let scores = &mut scores[..softmax.len() * visible];
-    match platform {
-        #[cfg(target_arch = "x86_64")]
-        Platform::Avx512 if rows_of_floats::admits(head_dim) => {
-            let ahead = if next.is_empty() { &[] } else { values };
-            rows_of_floats::dots(q, (keys, ahead), head_dim, scores);
-        }
-        _ => {
-            for (q, scores) in q.chunks_exact(head_dim).zip(scores.chunks_exact_mut(visible)) {
-                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(head_dim)) {
-                    *score = dot(q, key);
-                }
-            }
-        }
-    }
+    let [ahead_of_keys, ahead_of_values] = block.ahead;
+    let Sums { q: lines, scores, partial } = sums;
+    scores.resize(softmax.len() * KEYS_PER_BLOCK, 0.0);
+    let scores = &mut scores[..softmax.len() * block.count];
+    Line::copy(q, lines);
+    products::<V>((q, lines), block.keys, head_dim, ahead_of_keys, scores);
     for ((scores, softmax), out) in
-        scores.chunks_exact_mut(visible).zip(softmax).zip(out.chunks_exact_mut(head_dim))
+        scores.chunks_exact_mut(block.count).zip(softmax).zip(out.chunks_exact_mut(head_dim))
     {
         for score in scores.iter_mut() {
             *score *= attention.scale;
@@ -333,7 +363,7 @@ fn one_block(
                 *score = cap * tanh(*score / cap);
             }
         }
-        let raised = scores.iter().copied().fold(softmax.maximum, f32::max);
+        let raised = largest(scores, softmax.maximum);
         // Nothing has been summed before the first block, so the factor's value is irrelevant.
         let factor = exp(softmax.maximum - raised);
         for score in scores.iter_mut() {
@@ -345,22 +375,95 @@ fn one_block(
         }
         softmax.maximum = raised;
     }
-    match platform {
-        #[cfg(target_arch = "x86_64")]
-        Platform::Avx512 if rows_of_floats::admits(head_dim) => {
-            rows_of_floats::weighted_sums(scores, (values, next), head_dim, partial);
-        }
-        _ => {
-            for (scores, partial) in
-                scores.chunks_exact(visible).zip(partial.chunks_exact_mut(head_dim))
-            {
-                weighted_sum(scores, values, partial);
-            }
-        }
-    }
+    weighted_sums::<V>(scores, block.values, head_dim, ahead_of_values, partial);
     for (out, partial) in out.iter_mut().zip(&*partial) {
         *out += partial;
     }
+}
+
+/// `q · key` of each query head, which is given in lines too, with each key.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn products<V: Vectors>(
+    (q, lines): (&[f32], &[Line]),
+    keys: KvBlock<'_>,
+    width: usize,
+    ahead: Ahead,
+    scores: &mut [f32],
+) {
+    match keys {
+        KvBlock::Floats(Floats::F32(keys)) if !width.is_multiple_of(LANES) => {
+            let count = keys.len() / width;
+            for (q, scores) in q.chunks_exact(width).zip(scores.chunks_exact_mut(count)) {
+                for (score, key) in scores.iter_mut().zip(keys.chunks_exact(width)) {
+                    *score = dot(q, key);
+                }
+            }
+        }
+        KvBlock::Floats(Floats::F32(keys)) => {
+            rows::dots::<V, F32>(lines, plain(keys, width), ahead, scores);
+        }
+        KvBlock::Floats(Floats::F16(keys)) => {
+            rows::dots::<V, F16>(lines, plain(keys, width), ahead, scores);
+        }
+        KvBlock::Floats(Floats::BF16(keys)) => {
+            rows::dots::<V, Bf16>(lines, plain(keys, width), ahead, scores);
+        }
+        KvBlock::Q8 { values: numbers, scales } => {
+            rows::dots::<V, Q8>(lines, Rows { numbers, scales, width }, ahead, scores);
+        }
+    }
+}
+
+/// `Σ weight · value` of each query head.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn weighted_sums<V: Vectors>(
+    weights: &[f32],
+    values: KvBlock<'_>,
+    width: usize,
+    ahead: Ahead,
+    sums: &mut [f32],
+) {
+    match values {
+        KvBlock::Floats(Floats::F32(values)) if !width.is_multiple_of(LANES) => {
+            let count = values.len() / width;
+            for (weights, sums) in weights.chunks_exact(count).zip(sums.chunks_exact_mut(width)) {
+                weighted_sum(weights, values, sums);
+            }
+        }
+        KvBlock::Floats(Floats::F32(values)) => {
+            rows::weighted_sums::<V, F32>(weights, plain(values, width), ahead, sums);
+        }
+        KvBlock::Floats(Floats::F16(values)) => {
+            rows::weighted_sums::<V, F16>(weights, plain(values, width), ahead, sums);
+        }
+        KvBlock::Floats(Floats::BF16(values)) => {
+            rows::weighted_sums::<V, Bf16>(weights, plain(values, width), ahead, sums);
+        }
+        KvBlock::Q8 { values: numbers, scales } => {
+            rows::weighted_sums::<V, Q8>(weights, Rows { numbers, scales, width }, ahead, sums);
+        }
+    }
+}
+
+/// The largest of `scores` and `least`, sixteen at a time: the order makes no difference.
+#[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+#[inline(always)]
+fn largest(scores: &[f32], least: f32) -> f32 {
+    let mut lanes = [least; LANES];
+    let (blocks, rest) = scores.as_chunks::<LANES>();
+    for block in blocks {
+        for (lane, score) in lanes.iter_mut().zip(block) {
+            *lane = if *score > *lane { *score } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(least, f32::max)
+}
+
+/// Rows without scales.
+const fn plain<S: Stored>(numbers: &[S::Number], width: usize) -> Rows<'_, S> {
+    Rows { numbers, scales: &[], width }
 }
 
 /// `Σ weight · value`, key after key. Four keys at a time, so that the sums stay in registers for

@@ -7,9 +7,11 @@ use std::arch::x86_64::*;
 
 use crate::{floats::Floats, platform::Task};
 
+mod floats;
 mod rows;
 mod tile;
 
+pub(crate) use floats::Sixteen;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
 

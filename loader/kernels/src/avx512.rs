@@ -9,12 +9,13 @@ use crate::platform::Task;
 
 mod batch;
 mod block;
+mod floats;
 mod read;
 mod rows;
-pub(crate) mod rows_of_floats;
 mod tile;
 
 pub(crate) use batch::rows;
+pub(crate) use floats::Sixteen;
 pub(crate) use read::read;
 pub(crate) use rows::row;
 pub(crate) use tile::Tiles;

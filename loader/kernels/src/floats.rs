@@ -102,14 +102,14 @@ fn convert(bits: &[u16], out: &mut [f32], f: impl Fn(u16) -> f32) {
 }
 
 #[inline(always)]
-fn bf16_to_f32(bits: u16) -> f32 {
+pub(crate) fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
 /// Without branches, so that loops over it vectorize: the exponent is corrected by a product,
 /// which also normalises subnormals.
 #[inline(always)]
-fn f16_to_f32(bits: u16) -> f32 {
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     /// 2^(127 - 15), the difference of the exponents' biases.
     const REBIAS: f32 = f32::from_bits((127 + 127 - 15) << 23);
     let sign = u32::from(bits & 0x8000) << 16;

@@ -1,6 +1,7 @@
 //! Attention against a plain reference.
 
 use super::*;
+use crate::{Activations, Team, TeamOptions};
 
 /// f32 sums of some hundred terms below 1, with our own exponential.
 const TOLERANCE: f64 = 2e-6;
@@ -172,6 +173,146 @@ fn prefill_and_decode_have_the_same_bits() {
                 .collect();
             let same = whole.iter().zip(&pieces).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same && whole.len() == pieces.len(), "chunks of {chunk}, window {window:?}");
+        }
+    }
+}
+
+/// A head's keys or values as they may be stored.
+struct Stored {
+    f32: Vec<f32>,
+    half: Vec<u16>,
+    q8: Vec<i8>,
+    scales: Vec<f32>,
+}
+
+const KINDS: [&str; 4] = ["f32", "f16", "bf16", "q8"];
+
+impl Stored {
+    /// All of them the same numbers, up to the rounding of halves.
+    fn new(kind: &str, keys: usize, head_dim: usize, seed: u32) -> Self {
+        let q8: Vec<i8> =
+            numbers(keys * head_dim, seed).iter().map(|x| (x * 127.0) as i8).collect();
+        let scales: Vec<f32> = (0..keys).map(|key| 0.01 + key as f32 * 1e-5).collect();
+        let value = |(i, value): (usize, &i8)| f32::from(*value) * scales[i / head_dim];
+        let exact: Vec<f32> = q8.iter().enumerate().map(value).collect();
+        let round = |value: &f32| match kind {
+            "f16" => half::f16::from_f32(*value).to_bits(),
+            _ => half::bf16::from_f32(*value).to_bits(),
+        };
+        let half: Vec<u16> = exact.iter().map(round).collect();
+        let f32 = match kind {
+            "f16" => Floats::F16(&half).to_vec(),
+            "bf16" => Floats::BF16(&half).to_vec(),
+            _ => exact,
+        };
+        Self { f32, half, q8, scales }
+    }
+
+    fn blocks(&self, kind: &str, keys: usize, head_dim: usize) -> Vec<KvBlock<'_>> {
+        let (block, len) = (KEYS_PER_BLOCK * head_dim, keys * head_dim);
+        match kind {
+            "f32" => floats(&self.f32[..len], block),
+            "f16" => self.half[..len]
+                .chunks(block)
+                .map(|block| KvBlock::Floats(Floats::F16(block)))
+                .collect(),
+            "bf16" => bf16(&self.half[..len], block),
+            _ => q8(&self.q8[..len], &self.scales[..keys], block),
+        }
+    }
+}
+
+/// Bits of attention of the last `queries` of `keys` positions, of nine query heads to two.
+fn bits(
+    stored: &[[Stored; 2]; 2],
+    kind: &str,
+    (keys, queries, head_dim): (usize, usize, usize),
+    q: &[f32],
+) -> Vec<u32> {
+    let blocks = stored
+        .each_ref()
+        .map(|head| head.each_ref().map(|stored| stored.blocks(kind, keys, head_dim)));
+    let heads = blocks.each_ref().map(|[keys, values]| KvHead { keys, values });
+    let q_to_kv = [0, 0, 0, 0, 0, 0, 0, 1, 1];
+    let attention = Attention {
+        head_dim,
+        scale: 0.2,
+        softcap: None,
+        sinks: None,
+        window: Some(290),
+        q_to_kv: &q_to_kv,
+        heads: &heads,
+        first_position: keys - queries,
+    };
+    let width = q_to_kv.len() * head_dim;
+    let mut out = vec![f32::NAN; queries * width];
+    attend(&q[(keys - queries) * width..keys * width], &attention, &mut out);
+    out.into_iter().map(f32::to_bits).collect()
+}
+
+/// Whatever the platform, the threads, how keys and values are stored, and how many queries come
+/// at a time: the bits are those of the same numbers in f32 on plain Rust.
+#[test]
+fn platforms_types_and_chunks_have_the_same_bits() {
+    const KEYS: usize = 263;
+    for head_dim in [16, 24, 48, 64, 80, 96, 128] {
+        let q = numbers(KEYS * 9 * head_dim, 7);
+        for kind in KINDS {
+            let stored =
+                [1, 3].map(|seed| [seed, seed + 1].map(|at| Stored::new(kind, KEYS, head_dim, at)));
+            let run = |platform, kind: &str, sizes: &[[usize; 2]]| {
+                let options = TeamOptions { threads: 2, platform, activations: Activations::Int8 };
+                let team = Team::new(&options).unwrap();
+                let part = |[keys, queries]: &[usize; 2]| {
+                    bits(&stored, kind, (*keys, *queries, head_dim), &q)
+                };
+                team.run(|| sizes.iter().flat_map(part).collect::<Vec<_>>())
+            };
+            let expected = run(Platform::Portable, "f32", &[[KEYS, 12]]);
+            for platform in Platform::available() {
+                let single: Vec<_> = (KEYS - 11..=KEYS).map(|keys| [keys, 1]).collect();
+                for sizes in [vec![[KEYS, 12]], vec![[KEYS - 3, 9], [KEYS, 3]], single] {
+                    let found = run(platform, kind, &sizes);
+                    assert!(found == expected, "{platform}, {kind}, {head_dim}, {sizes:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Zeros behind each row change nothing, and rows that are not whole vectors are computed by
+/// [`dot`] and [`weighted_sum`].
+#[test]
+fn whole_vectors_have_the_bits_of_the_plain_loops() {
+    const KEYS: usize = 300;
+    for head_dim in [16, 48, 64, 128] {
+        let wide = head_dim + 8;
+        let pad = |rows: &[f32]| -> Vec<f32> {
+            rows.chunks(head_dim).flat_map(|row| row.iter().copied().chain([0.0; 8])).collect()
+        };
+        let q = numbers(6 * head_dim, 3);
+        let [k, v] = [1, 2].map(|seed| numbers(KEYS * head_dim, seed));
+        let attend_to = |q: &[f32], k: &[f32], v: &[f32], head_dim: usize| {
+            let cut = KEYS_PER_BLOCK * head_dim;
+            let attention = Attention {
+                head_dim,
+                scale: 0.2,
+                softcap: None,
+                sinks: None,
+                window: None,
+                q_to_kv: &[0; 6],
+                heads: &[KvHead { keys: &floats(k, cut), values: &floats(v, cut) }],
+                first_position: KEYS - 1,
+            };
+            let mut out = vec![f32::NAN; q.len()];
+            attend(q, &attention, &mut out);
+            out
+        };
+        let found = attend_to(&q, &k, &v, head_dim);
+        let expected = attend_to(&pad(&q), &pad(&k), &pad(&v), wide);
+        for (found, expected) in found.chunks(head_dim).zip(expected.chunks(wide)) {
+            let same = found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "heads of {head_dim}");
         }
     }
 }
