@@ -427,7 +427,8 @@ pub(crate) struct NodeArgs {
     /// Folder that holds this node's packages, and its key and membership.
     #[arg(long, value_name = "FOLDER")]
     pub store: PathBuf,
-    /// Address at which this machine's ranks can be reached; that of --listen by default.
+    /// Address of this machine at which its ranks listen: the server and the other nodes must
+    /// reach it; that of --listen by default.
     #[arg(long, value_name = "IP")]
     pub advertise: Option<IpAddr>,
     /// Speak mutual TLS on a loopback address too.

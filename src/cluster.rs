@@ -13,7 +13,8 @@ use crate::{args::ClusterChoice, failure::Failure, progress::say};
 
 /// The folder that was chosen, or the user's own.
 pub(crate) fn folder(choice: &ClusterChoice) -> anyhow::Result<PathBuf> {
-    if let Some(folder) = &choice.folder {
+    // A variable that is set to nothing is not set.
+    if let Some(folder) = choice.folder.as_ref().filter(|it| !it.as_os_str().is_empty()) {
         return Ok(folder.clone());
     }
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -35,44 +36,61 @@ fn open_at(folder: &Path) -> Result<Home, Failure> {
     })
 }
 
-/// The nodes of these names and addresses. Members are called in TLS; any other node must be on
-/// this machine.
+/// The nodes of these names and addresses. Members are called in TLS, and their certificates
+/// renewed where that is due; any other node must be on this machine.
 pub(crate) fn nodes(texts: &[String], choice: &ClusterChoice) -> Result<Vec<Endpoint>, Failure> {
-    let home = match folder(choice).map(|folder| Home::open(&folder)) {
+    if texts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut home = match folder(choice).map(|folder| Home::open(&folder)) {
         Ok(Ok(home)) => Some(home),
-        // Nodes of this machine need none.
-        Ok(Err(HomeError::Missing { .. })) | Err(_) if choice.folder.is_none() => None,
+        Ok(Err(HomeError::Missing { .. })) if choice.folder.is_none() => None,
+        // Nodes of this machine need neither a cluster nor a place for one.
+        _ if texts.iter().all(|text| is_local(text)) && choice.folder.is_none() => None,
         Ok(Err(error)) => return Err(error.into()),
         Err(error) => return Err(error.into()),
     };
-    texts.iter().map(|text| node(text, home.as_ref())).collect()
+    texts.iter().map(|text| node(text, home.as_mut())).collect()
 }
 
-fn node(text: &str, home: Option<&Home>) -> Result<Endpoint, Failure> {
-    if let Some((home, member)) = home.and_then(|home| Some((home, home.member(text)?))) {
-        if member.is_about_to_end() {
-            let (name, end) = (&member.name, date(member.expires));
-            say(&format!("{name} is a member until {end}: shardpack cluster renew {name}"));
+fn is_local(text: &str) -> bool {
+    let address = text.parse::<SocketAddr>();
+    text.starts_with("localhost:")
+        || address.is_ok_and(|address| address.ip().to_canonical().is_loopback())
+}
+
+fn node(text: &str, mut home: Option<&mut Home>) -> Result<Endpoint, Failure> {
+    if let Some(home) = home.as_mut()
+        && let Some(member) = home.member(text).cloned()
+    {
+        if member.wants_renewal()
+            && let Err(error) = home.renew(&member.name)
+        {
+            // It may be away, and is then missed soon enough.
+            let (name, end, error) =
+                (&member.name, date(member.expires), anyhow::Error::from(error));
+            say(&format!("{name} is a member until {end} and could not be renewed: {error:#}"));
         }
-        return Ok(home.endpoint(member));
+        return Ok(home.endpoint(&member));
     }
-    match text.parse::<SocketAddr>() {
-        Ok(address) if address.ip().to_canonical().is_loopback() => Ok(Endpoint::plain(text)),
-        _ if text.starts_with("localhost:") => Ok(Endpoint::plain(text)),
-        _ => Err(match home {
-            Some(home) => {
-                let known: Vec<&str> = home.members().iter().map(|it| it.name.as_str()).collect();
-                let known = match known.as_slice() {
-                    [] => "it has none yet".to_owned(),
-                    known => format!("its members are {}", known.join(", ")),
-                };
-                Failure::from(anyhow!("{text} is no node of cluster {}: {known}", home.cluster()))
-                    .hint("start `shardpack node --listen ADDRESS:PORT --store FOLDER` on that machine, and say the `shardpack cluster add` line that it prints")
-            }
-            None => Failure::from(anyhow!(
-                "{text} is not a loopback address with a port, and there is no cluster on this machine"
-            ))
-            .hint("nodes on other machines are reached through a cluster: see `shardpack cluster --help`"),
-        }),
+    if is_local(text) {
+        return Ok(Endpoint::plain(text));
     }
+    Err(match home {
+        Some(home) => {
+            let known: Vec<&str> = home.members().iter().map(|it| it.name.as_str()).collect();
+            let known = match known.as_slice() {
+                [] => "it has none yet".to_owned(),
+                known => format!("its members are {}", known.join(", ")),
+            };
+            Failure::from(anyhow!("{text} is no node of cluster {}: {known}", home.cluster()))
+                .hint("start `shardpack node --listen ADDRESS:PORT --store FOLDER` on that machine, and say the `shardpack cluster add` line that it prints")
+        }
+        None => Failure::from(anyhow!(
+            "{text} is not a loopback address with a port, and there is no cluster on this machine"
+        ))
+        .hint(
+            "nodes on other machines are reached through a cluster: see `shardpack cluster --help`",
+        ),
+    })
 }

@@ -7,6 +7,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -121,6 +122,15 @@ fn every_member_is_asked_how_it_is() {
     let of = |index: usize| found["reports"][index]["of"].as_str().unwrap().to_owned();
     assert_eq!(of(0), format!("node a ({})", a.address()));
     assert_eq!(of(1), format!("node b ({})", b.address()));
+    // A certificate that has less than half of its time left is renewed when its node is named.
+    let file = scene.cluster.join("cluster.json");
+    let mut document: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    document["members"][0]["expires"] = 1_800_000_000.into();
+    fs::write(&file, document.to_string()).unwrap();
+    succeed(&doctor);
+    a.wait_for("renewed, member until");
+    let expires = |index: usize| scene.cluster(&["list"])["members"][index]["expires"].as_u64();
+    assert!(expires(0) >= expires(1));
     b.kill();
     let output = run(&[&["cluster", "status", "--json"], &choice[..]].concat());
     assert_eq!(output.status.code(), Some(1));
@@ -188,6 +198,37 @@ fn an_address_of_the_network_serves_the_whole_way() {
     let options: &[&str] = if ip.is_ipv4() { &everywhere } else { &["--listen", &listen] };
     let (_nodes, server) = check_whole_way(&scene, options);
     assert_eq!(server.terminate(), Some(0));
+}
+
+/// What tests/netns.sh needs of the system: namespaces without being root, and its tools.
+const UNSHARE: [&str; 6] =
+    ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
+
+#[test]
+#[cfg(target_os = "linux")]
+#[expect(clippy::print_stderr, reason = "a check that cannot be made here says so")]
+fn nodes_with_networks_of_their_own_survive_a_pulled_cable() {
+    let unshare = |command: &[&str]| {
+        let all = [&["--mount-proc"], command].concat();
+        Command::new("unshare").args(UNSHARE).args(all).env_remove("SHARDPACK_CLUSTER").output()
+    };
+    let try_out = "ip link add near0 type veth peer name far0 && curl --version";
+    if !unshare(&["sh", "-c", try_out]).is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no network namespaces for users, or no ip or curl, on this machine");
+        return;
+    }
+    let scene = Scene::new();
+    let (set, room) = (set(&scene), scene.store("net"));
+    fs::create_dir(&room).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/netns.sh");
+    let program = env!("CARGO_BIN_EXE_shardpack");
+    let output =
+        unshare(&["timeout", "120", path(&script), program, path(&set), path(&room)]).unwrap();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{said}{errors}");
+    assert!(said.contains("answered over the network"), "{said}");
+    assert!(said.contains("rank 1 (node studio-2 (10.9.0.2:7420))"), "{said}");
+    assert!(said.contains("answered after the cable was back"), "{said}");
 }
 
 #[test]

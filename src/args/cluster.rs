@@ -60,7 +60,7 @@ pub(crate) enum ClusterAction {
     List,
     /// Ask each member how it is and what it holds.
     Status,
-    /// Give members new certificates; those that have ended too.
+    /// Give members new certificates, as push and serve do once a year; those that have ended too.
     Renew {
         /// Names or addresses; all members by default.
         #[arg(value_name = "NODE")]

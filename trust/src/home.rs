@@ -35,8 +35,9 @@ const FORMAT: u32 = 1;
 /// How long a node may take to connect, to prove itself and to answer.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The controller's own certificate is renewed by itself when it has less than this left.
-const RENEW_SECONDS: u64 = 90 * 24 * 60 * 60;
+/// Certificates that have less than this left are renewed: half of their time, so that a server
+/// that runs for months never meets their end.
+const RENEW_SECONDS: u64 = 365 * 24 * 60 * 60;
 
 /// Longest name of a node, which is also a host's longest.
 const MAX_NAME_BYTES: usize = 63;
@@ -137,14 +138,11 @@ pub struct Member {
     pub expires: u64,
 }
 
-/// A membership that ends within so many days is spoken of.
-const WARNING_DAYS: u64 = 30;
-
 impl Member {
-    /// Whether the certificate has ended, or will before long.
+    /// Whether it is time for a new certificate.
     #[must_use]
-    pub fn is_about_to_end(&self) -> bool {
-        self.expires < now() + WARNING_DAYS * 24 * 60 * 60
+    pub fn wants_renewal(&self) -> bool {
+        self.expires < now() + RENEW_SECONDS
     }
 }
 
