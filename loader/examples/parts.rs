@@ -3,7 +3,8 @@
 //!
 //! Every operation of the backend is timed where the model calls it, so a product's time has in it
 //! the rounding of its activations, the waking of the threads and the waiting for the last one.
-//! What a step takes beyond the sum of its parts is the model's own code.
+//! What a step takes beyond the sum of its parts is the model's own code. The bytes of attention are
+//! those of the cached keys and values.
 #![expect(clippy::print_stdout, reason = "a measurement prints its numbers")]
 
 use std::{
@@ -12,16 +13,20 @@ use std::{
     error::Error,
     ops::Range,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use shardpack_formats::spec::{Activation, Rope, Router};
+use shardpack_formats::spec::{Activation, Mask, Rope, Router};
 use shardpack_loader::{
     backend::{
         AttentionStep, Backend, CacheShape, Cpu, DeltaInputs, DeltaStep, ExpertStep, KvType,
         NormStep, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
     },
+    bench::read_bandwidth,
     engine::{LocalModel, TokenId, memory_group},
     open::{OpenOptions, Package, PackageTensor},
 };
@@ -36,6 +41,8 @@ type Parts = BTreeMap<String, (usize, Duration, usize)>;
 struct Timed {
     inner: Cpu,
     parts: Arc<Mutex<Parts>>,
+    /// Tokens whose keys and values a step reads.
+    context: Arc<AtomicUsize>,
 }
 
 impl Timed {
@@ -170,7 +177,15 @@ impl Backend for Timed {
         caches: &mut [&mut Cache],
         step: &AttentionStep<'_, Vec<f32>>,
     ) -> Tensor {
-        self.time("attention", |cpu| cpu.attention(qkv, caches, step))
+        let kv_heads = step.q_to_kv.iter().max().map_or(0, |last| last + 1);
+        let row_bytes = kv_heads * step.head_dim * 2 * size_of::<f32>();
+        let bytes = match step.mask {
+            Mask::Full => row_bytes * self.context.load(Ordering::Relaxed),
+            Mask::Sliding(window) => {
+                row_bytes * self.context.load(Ordering::Relaxed).min(window as usize)
+            }
+        };
+        self.time_bytes("attention", bytes, |cpu| cpu.attention(qkv, caches, step))
     }
 
     fn has_latent_and_linear_attention(&self) -> bool {
@@ -278,7 +293,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = Path::new(set).join("node-0");
     let packages = [Package::open(&folder, &OpenOptions { threads }, &|_| {})?];
     let parts = Arc::new(Mutex::new(Parts::new()));
-    let backend = Timed { inner: Cpu::new(threads)?, parts: Arc::clone(&parts) };
+    let held = Arc::new(AtomicUsize::new(0));
+    let backend =
+        Timed { inner: Cpu::new(threads)?, parts: Arc::clone(&parts), context: Arc::clone(&held) };
     let model = LocalModel::over(&packages, &memory_group(1)?, vec![backend])?;
     let tokens = |first: usize, count: usize| -> Vec<TokenId> {
         (first..first + count).map(|index| TokenId(((index * 7919 + 5) % 500) as u32)).collect()
@@ -292,19 +309,29 @@ fn main() -> Result<(), Box<dyn Error>> {
     parts.lock().unwrap_or_else(PoisonError::into_inner).clear();
     let begun = Instant::now();
     for step in 0..steps {
+        held.store(context + (step + 1) * rows, Ordering::Relaxed);
         model.extend(&mut sequence, &tokens(context + step * rows, rows), rows - 1)?;
     }
     let wall = begun.elapsed();
     let parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
     let each = |time: Duration| time.as_secs_f64() * 1e6 / steps as f64;
-    println!("| part | calls a step | us a call | us a step | of the step | GB/s |");
-    println!("|---|---|---|---|---|---|");
+    let limit = read_bandwidth(threads)? / 1e9;
+    println!(
+        "| part | calls a step | us a call | us a step | of the step | MB a step | GB/s | of the read \
+         limit |\n|---|---|---|---|---|---|---|---|"
+    );
     let line = |name: &str, (calls, time, bytes): (usize, Duration, usize)| {
         let share = time.as_secs_f64() / wall.as_secs_f64();
         let pace = bytes as f64 / 1e9 / time.as_secs_f64();
         let single = time.as_secs_f64() * 1e6 / calls.max(1) as f64;
         let calls = calls / steps;
-        println!("| {name} | {calls} | {single:.1} | {:.0} | {share:.3} | {pace:.1} |", each(time));
+        let megabytes = bytes as f64 / 1e6 / steps as f64;
+        println!(
+            "| {name} | {calls} | {single:.1} | {:.0} | {share:.3} | {megabytes:.1} | {pace:.1} | \
+             {:.2} |",
+            each(time),
+            pace / limit
+        );
     };
     let mut ordered: Vec<_> = parts.iter().collect();
     ordered.sort_by_key(|(_, part)| std::cmp::Reverse(part.1));
@@ -317,5 +344,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     line("all parts", parts.values().fold((0, Duration::ZERO, 0), all));
     let bytes = parts.values().map(|part| part.2).sum();
     line("step", (steps, wall, bytes));
+    println!("read limit of {threads} threads: {limit:.1} GB/s");
     Ok(())
 }

@@ -24,6 +24,7 @@ mod cache;
 mod delta;
 mod experts;
 mod heads;
+mod memory;
 mod order;
 mod route;
 

@@ -5,8 +5,9 @@ use std::{ops::Range, sync::Arc};
 
 use half::{bf16, f16};
 use shardpack_kernels::{Floats, KvBlock, KvHead, attention::KEYS_PER_BLOCK};
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::delta::State;
+use super::{delta::State, memory::Memory};
 use crate::backend::{CacheShape, KvType, TOKENS_PER_PAGE};
 
 // Attention reads a page as one block.
@@ -28,92 +29,91 @@ pub struct Cache {
 /// [`TOKENS_PER_PAGE`] tokens in all layers.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// For each layer `[kv_head][keys, values][token][head_dim]`.
-    layers: Vec<Store>,
+    kind: KvType,
+    head_dim: usize,
+    rows_per_layer: usize,
+    /// For each layer `[kv_head][keys, values][token][head_dim]`, as one piece: a layer by itself
+    /// would be too short for large pages of memory.
+    numbers: Memory,
+    /// Of integers one for each row of `head_dim`, in the same order.
+    scales: Vec<f32>,
 }
 
-/// Numbers of one layer of a page.
-#[derive(Clone, Debug)]
-enum Store {
-    F32(Aligned),
-    F16(Vec<u16>),
-    Bf16(Vec<u16>),
-    /// Integers, and one scale for each row of `head_dim`.
-    Q8(Vec<i8>, Vec<f32>),
-}
+/// Pages of a sequence before those in large pages of memory. These are resident whole as soon as
+/// their first token is, so a sequence takes at most a ninth more than its tokens need.
+const PAGES_IN_SMALL: usize = 8;
 
-/// Floats from a line of the processor's cache on, so that no vector of them lies in two.
-#[derive(Clone, Debug)]
-struct Aligned {
-    values: Vec<f32>,
-    start: usize,
-}
-
-impl Aligned {
-    /// Bytes of a line, which are those of the widest vector too.
-    const LINE: usize = 64;
-
-    fn zeroed(len: usize) -> Self {
-        let values = vec![0.0; len + Self::LINE / size_of::<f32>()];
-        // It never grows, so it stays where it is; a copy may lie otherwise, which costs time only.
-        let start = values.as_ptr().align_offset(Self::LINE);
-        Self { start: start.min(values.len() - len), values }
-    }
-
-    fn get(&self, span: Range<usize>) -> &[f32] {
-        &self.values[self.start + span.start..self.start + span.end]
-    }
-
-    fn get_mut(&mut self, span: Range<usize>) -> &mut [f32] {
-        &mut self.values[self.start + span.start..self.start + span.end]
-    }
-}
-
-impl Store {
-    /// Memory that was never written is not resident: the system gives it when it is touched.
-    fn new(kind: KvType, rows: usize, head_dim: usize) -> Self {
-        let len = rows * head_dim;
-        match kind {
-            KvType::F32 => Self::F32(Aligned::zeroed(len)),
-            KvType::F16 => Self::F16(vec![0; len]),
-            KvType::Bf16 => Self::Bf16(vec![0; len]),
-            KvType::Q8 => Self::Q8(vec![0; len], vec![0.0; rows]),
-        }
-    }
-
-    fn write(&mut self, row: usize, values: &[f32]) {
-        let span = row * values.len()..(row + 1) * values.len();
-        let halves = |store: &mut [u16], bits: fn(f32) -> u16| {
-            for (store, value) in store.iter_mut().zip(values) {
-                *store = bits(*value);
-            }
+impl Page {
+    /// Page `index` of a sequence. Memory that was never written is not resident: the system gives
+    /// it when it is touched.
+    fn new(shape: &CacheShape, kind: KvType, index: usize) -> Self {
+        let rows_per_layer = shape.kv_heads * 2 * TOKENS_PER_PAGE;
+        let rows = shape.layers * rows_per_layer;
+        let bytes = rows * shape.head_dim * number_bytes(kind);
+        let numbers = if index < PAGES_IN_SMALL {
+            Memory::zeroed(bytes)
+        } else {
+            Memory::on_large_pages(bytes)
         };
-        match self {
-            Self::F32(store) => store.get_mut(span).copy_from_slice(values),
-            Self::F16(store) => halves(&mut store[span], |value| f16::from_f32(value).to_bits()),
-            Self::Bf16(store) => halves(&mut store[span], |value| bf16::from_f32(value).to_bits()),
-            Self::Q8(store, scales) => {
+        let scales = vec![0.0; if kind == KvType::Q8 { rows } else { 0 }];
+        Self { kind, head_dim: shape.head_dim, rows_per_layer, numbers, scales }
+    }
+
+    /// Row `row` of a layer is given its numbers.
+    fn write(&mut self, (layer, row): (usize, usize), values: &[f32]) {
+        let row = layer * self.rows_per_layer + row;
+        let bytes = values.len() * number_bytes(self.kind);
+        let place = &mut self.numbers.bytes_mut()[row * bytes..][..bytes];
+        match self.kind {
+            KvType::F32 => place.copy_from_slice(values.as_bytes()),
+            KvType::F16 => halves(place, values, |value| f16::from_f32(value).to_bits()),
+            KvType::Bf16 => halves(place, values, |value| bf16::from_f32(value).to_bits()),
+            KvType::Q8 => {
                 let largest =
                     values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
                 let scale = largest / f32::from(i8::MAX);
                 let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-                scales[row] = scale;
-                for (store, value) in store[span].iter_mut().zip(values) {
-                    *store = (value * factor).round_ties_even() as i8;
+                self.scales[row] = scale;
+                for (place, value) in place.iter_mut().zip(values) {
+                    *place = ((value * factor).round_ties_even() as i8).cast_unsigned();
                 }
             }
         }
     }
 
     /// Rows of one head.
-    fn block(&self, rows: Range<usize>, head_dim: usize) -> KvBlock<'_> {
-        let span = rows.start * head_dim..rows.end * head_dim;
-        match self {
-            Self::F32(store) => KvBlock::Floats(Floats::F32(store.get(span))),
-            Self::F16(store) => KvBlock::Floats(Floats::F16(&store[span])),
-            Self::Bf16(store) => KvBlock::Floats(Floats::BF16(&store[span])),
-            Self::Q8(store, scales) => KvBlock::Q8 { values: &store[span], scales: &scales[rows] },
+    fn block(&self, layer: usize, rows: Range<usize>) -> KvBlock<'_> {
+        const ALIGNED: &str = "memory begins on a line, and rows are whole numbers";
+        let first = layer * self.rows_per_layer;
+        let rows = first + rows.start..first + rows.end;
+        let width = self.head_dim * number_bytes(self.kind);
+        let bytes = &self.numbers.bytes()[rows.start * width..rows.end * width];
+        let halves = || <[u16]>::ref_from_bytes(bytes).expect(ALIGNED);
+        match self.kind {
+            KvType::F32 => {
+                KvBlock::Floats(Floats::F32(<[f32]>::ref_from_bytes(bytes).expect(ALIGNED)))
+            }
+            KvType::F16 => KvBlock::Floats(Floats::F16(halves())),
+            KvType::Bf16 => KvBlock::Floats(Floats::BF16(halves())),
+            KvType::Q8 => KvBlock::Q8 {
+                values: <[i8]>::ref_from_bytes(bytes).expect(ALIGNED),
+                scales: &self.scales[rows],
+            },
         }
+    }
+}
+
+fn halves(place: &mut [u8], values: &[f32], bits: fn(f32) -> u16) {
+    for (place, value) in place.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+        *place = bits(*value).to_ne_bytes();
+    }
+}
+
+const fn number_bytes(kind: KvType) -> usize {
+    match kind {
+        KvType::F32 => 4,
+        KvType::F16 | KvType::Bf16 => 2,
+        KvType::Q8 => 1,
     }
 }
 
@@ -125,13 +125,6 @@ pub(super) fn page_bytes(shape: &CacheShape, kind: KvType) -> u64 {
         KvType::F32 => values * 4,
         KvType::F16 | KvType::Bf16 => values * 2,
         KvType::Q8 => values + rows * 4,
-    }
-}
-
-impl Page {
-    fn new(shape: &CacheShape, kind: KvType) -> Self {
-        let layer = || Store::new(kind, shape.kv_heads * 2 * TOKENS_PER_PAGE, shape.head_dim);
-        Self { layers: (0..shape.layers).map(|_| layer()).collect() }
     }
 }
 
@@ -175,19 +168,19 @@ impl Cache {
         let first = self.lens[layer];
         self.lens[layer] += rows;
         while self.pages.len() * TOKENS_PER_PAGE < self.lens[layer] {
-            self.pages.push(Arc::new(Page::new(&self.shape, self.kind)));
+            let page = Page::new(&self.shape, self.kind, self.pages.len());
+            self.pages.push(Arc::new(page));
         }
         for row in 0..rows {
             let position = first + row;
             let page = Arc::get_mut(&mut self.pages[position / TOKENS_PER_PAGE]);
             let page = page.expect("a page that is not full belongs to one sequence");
-            let store = &mut page.layers[layer];
             for head in 0..kv_heads {
                 let span =
                     (row * kv_heads + head) * head_dim..(row * kv_heads + head + 1) * head_dim;
                 let at = |part| first_row(head, part) + position % TOKENS_PER_PAGE;
-                store.write(at(Part::Keys), &k[span.clone()]);
-                store.write(at(Part::Values), &v[span]);
+                page.write((layer, at(Part::Keys)), &k[span.clone()]);
+                page.write((layer, at(Part::Values)), &v[span]);
             }
         }
         first
@@ -195,12 +188,12 @@ impl Cache {
 
     /// The heads of a layer.
     pub(super) fn heads(&self, layer: usize) -> Blocks<'_> {
-        let CacheShape { kv_heads, head_dim, .. } = self.shape;
+        let kv_heads = self.shape.kv_heads;
         let used = self.lens[layer].div_ceil(TOKENS_PER_PAGE);
         let blocks = |head: usize, part| -> Vec<KvBlock<'_>> {
             let rows = first_row(head, part)..first_row(head, part) + TOKENS_PER_PAGE;
             let pages = self.pages[..used].iter();
-            pages.map(|page| page.layers[layer].block(rows.clone(), head_dim)).collect()
+            pages.map(|page| page.block(layer, rows.clone())).collect()
         };
         let head = |head| [blocks(head, Part::Keys), blocks(head, Part::Values)];
         Blocks((0..kv_heads).map(head).collect())
