@@ -7,7 +7,6 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Command,
     time::Duration,
 };
 
@@ -200,17 +199,14 @@ fn an_address_of_the_network_serves_the_whole_way() {
     assert_eq!(server.terminate(), Some(0));
 }
 
-/// What tests/netns.sh needs of the system: namespaces without being root, and its tools.
-const UNSHARE: [&str; 6] =
-    ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"];
-
 #[test]
 #[cfg(target_os = "linux")]
 #[expect(clippy::print_stderr, reason = "a check that cannot be made here says so")]
 fn nodes_with_networks_of_their_own_survive_a_pulled_cable() {
+    const NAMESPACES: [&str; 7] =
+        ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let unshare = |command: &[&str]| {
-        let all = [&["--mount-proc"], command].concat();
-        Command::new("unshare").args(UNSHARE).args(all).env_remove("SHARDPACK_CLUSTER").output()
+        std::process::Command::new("unshare").args(NAMESPACES).args(command).output()
     };
     let try_out = "ip link add near0 type veth peer name far0 && curl --version";
     if !unshare(&["sh", "-c", try_out]).is_ok_and(|output| output.status.success()) {
@@ -259,6 +255,10 @@ fn tokens_that_are_wrong_used_or_late_join_nobody() {
     let late = scene.start("late", &[&TLS[..], &["--token-ttl", "0"]].concat());
     let error = add(&late.address(), &token(&late));
     assert!(error.contains("expired"), "{error}");
+    // A node that speaks in the clear waits for no cluster.
+    let plain = Running::node(&scene.store("plain"), None);
+    let error = add(&plain.address(), &token_of_a);
+    assert!(error.contains("started with --tls"), "{error}");
     let output = run(&["cluster", "add", &address, "--token", "spj1_nonsense"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("not a token"), "{}", text(&output.stderr));

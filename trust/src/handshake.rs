@@ -98,7 +98,7 @@ pub enum HandshakeError {
     TooLarge,
     /// Something else than TLS 1.3.
     #[error(
-        "it does not speak TLS 1.3: a node on a loopback address that has no cluster speaks in the clear, and is given by its address"
+        "it does not speak TLS 1.3: a node on a loopback address speaks in the clear until it is started with --tls"
     )]
     NotTls,
     /// Its certificate is of another authority.
