@@ -17,7 +17,7 @@ use shardpack_loader::{
         ConstraintFactory, Engine, EngineOptions, LocalModel, RankEngine, TokenId, memory_group,
     },
     model::Model,
-    open::Package,
+    open::{OpenOptions, Package, Packing},
 };
 use shardpack_manifests::{Layout, Manifest};
 use shardpack_mlx::{distributed::Distributed, runtime};
@@ -118,10 +118,21 @@ impl EngineChoice {
 
     /// Our own kernels, as asked for.
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
+        Ok(Cpu::with_options(&self.cpu_options(threads))?.with_kv(self.kv_type.stored()))
+    }
+
+    fn cpu_options(&self, threads: usize) -> CpuOptions {
         let arithmetic = if self.exact { Arithmetic::Exact } else { Arithmetic::Fast };
-        let platform = self.platform.clone();
-        let cpu = Cpu::with_options(&CpuOptions { threads, platform, arithmetic })?;
-        Ok(cpu.with_kv(self.kv_type.stored()))
+        CpuOptions { threads, platform: self.platform.clone(), arithmetic }
+    }
+
+    /// How a package is opened for this engine, by so many threads.
+    pub(crate) fn opening(&self, threads: usize) -> Result<OpenOptions, CpuError> {
+        let packing = match self.engine {
+            EngineName::Cpu => self.cpu_options(threads).packing()?,
+            EngineName::Mlx | EngineName::Scripted => Packing::Stored,
+        };
+        Ok(OpenOptions { threads, packing })
     }
 
     /// Refuses what cannot be, before anything is started.

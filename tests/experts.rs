@@ -52,7 +52,7 @@ pub(crate) fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts:
 pub(crate) fn open(set: &Path, nodes: u32) -> Vec<Package> {
     let open = |rank| {
         let folder = set.join(format!("node-{rank}"));
-        Package::open(&folder, &OpenOptions { threads: 1 }, &|_| ()).unwrap()
+        Package::open(&folder, &OpenOptions::fast(1), &|_| ()).unwrap()
     };
     (0..nodes).map(open).collect()
 }

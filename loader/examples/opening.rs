@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let opened = || -> Result<f64, Box<dyn Error>> {
         let begun = Instant::now();
-        let package = Package::open(&folder, &OpenOptions { threads }, &|_| {})?;
+        let package = Package::open(&folder, &OpenOptions::stored(threads), &|_| {})?;
         let seconds = begun.elapsed().as_secs_f64();
         drop(package);
         Ok(seconds)

@@ -291,7 +291,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (threads, context, rows): (usize, usize, usize) =
         (number(1, 2)?, number(2, 8)?, number(3, 1)?);
     let folder = Path::new(set).join("node-0");
-    let packages = [Package::open(&folder, &OpenOptions { threads }, &|_| {})?];
+    let packages = [Package::open(&folder, &OpenOptions::fast(threads), &|_| {})?];
     let parts = Arc::new(Mutex::new(Parts::new()));
     let held = Arc::new(AtomicUsize::new(0));
     let backend =

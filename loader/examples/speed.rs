@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let set = arguments.first().ok_or("expected a package set")?;
     let threads = arguments.get(1).map_or(Ok(2), |text| text.parse())?;
     let folder = Path::new(set).join("node-0");
-    let package = Package::open(&folder, &OpenOptions { threads }, &|_| {})?;
+    let package = Package::open(&folder, &OpenOptions::fast(threads), &|_| {})?;
     let opened = package.report().gigabytes_per_second();
     let packages = [package];
     let model = LocalModel::load(&packages, &memory_group(1)?, threads)?;

@@ -10,7 +10,7 @@ use std::{ops::Range, time::Duration};
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_formats::spec::{Activation, ClampedSwiglu, Delta, Mask, NormKind, Rope, Router};
 
-use crate::open::PackageTensor;
+use crate::open::{PackageTensor, Packing};
 
 pub mod cpu;
 pub mod mlx;
@@ -271,6 +271,11 @@ pub trait Backend: Send + Sync {
     /// Calls `work` where this backend computes (its threads, its stream). A step runs in one
     /// such call.
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R;
+
+    /// Whether it reads integers that stand so; all read them as they are stored.
+    fn reads(&self, packing: Packing) -> bool {
+        packing == Packing::Stored
+    }
 
     /// Takes a matrix.
     fn matrix(&self, stored: StoredMatrix) -> Self::Matrix;

@@ -14,6 +14,7 @@ use std::{
     time::Instant,
 };
 
+use shardpack_kernels::{Activations, Platform, Repack};
 use shardpack_manifests::{
     Manifest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
@@ -21,16 +22,19 @@ use shardpack_manifests::{
 
 use chunks::{Destination, SourceFile};
 use pages::{PageBytes, Region};
+use repack::{packing_of, repack_of};
 
 mod chunks;
 mod documents;
 mod error;
 mod pages;
+mod repack;
 mod tensor;
 
 pub use documents::verify_documents;
 pub use error::{DamagedChunk, FileProblem, OpenError};
 pub use pages::PAGE_BYTES;
+pub use shardpack_kernels::Packing;
 pub use tensor::PackageTensor;
 
 /// Largest file without tensors that is kept in memory; tokenizers of published models stay
@@ -42,6 +46,23 @@ const MAX_KEPT_FILE_BYTES: u64 = 256 << 20;
 pub struct OpenOptions {
     /// Threads that read and hash; each has one chunk in flight.
     pub threads: usize,
+    /// How packed integers shall stand in memory, where their form allows it.
+    pub packing: Packing,
+}
+
+impl OpenOptions {
+    /// Everything as it is stored.
+    #[must_use]
+    pub const fn stored(threads: usize) -> Self {
+        Self { threads, packing: Packing::Stored }
+    }
+
+    /// As this machine's best kernels with 8-bit activations read it.
+    #[must_use]
+    pub fn fast(threads: usize) -> Self {
+        let packing = Packing::best(Platform::detect(), Activations::Int8);
+        Self { threads, packing }
+    }
 }
 
 /// How far reading has come.
@@ -105,13 +126,18 @@ impl Package {
             sources.push(SourceFile { entry, handle, destinations: places.destinations() });
         }
         let bytes = chunks::read(sources, options.threads, progress)?;
+        if options.packing == Packing::Interleaved {
+            let tensors = places.iter_mut().flat_map(|places| places.to_interleave(&manifest));
+            repack::interleave(tensors.collect(), options.threads);
+        }
         let mut tensors = BTreeMap::new();
         let mut files = BTreeMap::new();
         for (entry, places) in manifest.files.iter().zip(places) {
             match places {
                 Places::Tensors(held, region) => {
                     tensors.extend(held.into_iter().zip(region.share()).map(|(tensor, pages)| {
-                        (tensor.name.clone(), PackageTensor::new(&tensor, Arc::new(pages)))
+                        let packing = packing_of(&manifest, &tensor, options.packing);
+                        (tensor.name.clone(), PackageTensor::new(&tensor, packing, Arc::new(pages)))
                     }));
                 }
                 Places::Whole(region) => {
@@ -183,6 +209,13 @@ impl Places {
         }
         let region = Region::zeroed(held.iter().map(|tensor| tensor.size as usize).collect());
         Ok(Self::Tensors(held, region))
+    }
+
+    /// The tensors whose integers can be interleaved.
+    fn to_interleave(&mut self, manifest: &Manifest) -> Vec<(Repack, &mut [u8])> {
+        let Self::Tensors(held, region) = self else { return Vec::new() };
+        let of = |(tensor, bytes)| Some((repack_of(manifest, tensor)?, bytes));
+        held.iter().zip(region.runs_mut()).filter_map(of).collect()
     }
 
     fn destinations(&mut self) -> Vec<Destination<'_>> {

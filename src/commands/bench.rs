@@ -36,7 +36,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     for folder in &folders {
         let shown = || folder.display().to_string();
         let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
-        let package = Package::open(folder, &OpenOptions { threads }, &|_| ())
+        let package = Package::open(folder, &OpenOptions::fast(threads), &|_| ())
             .map_err(|error| wrong(error.into()))?;
         let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.stored());
         let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;

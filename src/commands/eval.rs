@@ -52,7 +52,7 @@ fn load(folder: &Path, threads: usize) -> Result<LocalModel, Failure> {
     let packages = package::folders(folder, &set)
         .iter()
         .map(|folder| {
-            Package::open(folder, &OpenOptions { threads }, &|_| ()).map_err(|error| {
+            Package::open(folder, &OpenOptions::fast(threads), &|_| ()).map_err(|error| {
                 Failure::wrong(anyhow::Error::from(error).context(folder.display().to_string()))
             })
         })

@@ -54,8 +54,8 @@ pub(crate) fn run(args: &ExamArgs) -> Outcome {
     let deadline = Deadline::after(JOIN_TIMEOUT);
     let group = join_on_loopback(manifest.rank, &listener, &task.addresses, deadline)
         .context("the other ranks do not come")?;
-    let package = Package::open(&args.package, &OpenOptions { threads: 1 }, &|_| ())
-        .map_err(Failure::wrong)?;
+    let package =
+        Package::open(&args.package, &OpenOptions::stored(1), &|_| ()).map_err(Failure::wrong)?;
     let place = [manifest.rank, manifest.layout.ranks];
     let opened = args.engine.open(1, place).map_err(|error| anyhow::anyhow!("{error}"))?;
     let group: Arc<dyn Group> = Arc::new(group);

@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::ExitCode};
 use anyhow::{Context, anyhow};
 use shardpack_loader::{
     engine::TokenId,
-    open::{OpenOptions, Package},
+    open::Package,
 };
 
 use super::{Outcome, package, threads};
@@ -20,10 +20,11 @@ pub(crate) fn run(args: &LogitsArgs) -> Outcome {
     let tokens = read_tokens(&args.tokens)?;
     let set = package::read_set(&args.set)?;
     let threads = threads::count(args.threads);
+    let options = args.engine.opening(threads).map_err(anyhow::Error::from)?;
     let packages = package::folders(&args.set, &set)
         .iter()
         .map(|folder| {
-            let opened = Package::open(folder, &OpenOptions { threads }, &|_| ());
+            let opened = Package::open(folder, &options, &|_| ());
             opened.map_err(|error| {
                 Failure::wrong(anyhow::Error::from(error).context(folder.display().to_string()))
             })

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
         choice.check_layout(&manifest.layout)?;
         let opened = choice.open(threads, place)?;
         opened.check_memory(&manifest)?;
-        let package = read(&folder, threads, progress)?;
+        let package = read(&folder, choice.opening(threads)?, progress)?;
         // Only rank 0 decides what may come next; a package without a tokenizer is held to
         // nothing.
         let leads = manifest.rank == 0;
@@ -92,7 +92,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 /// Reads and verifies the package.
 fn read(
     folder: &Path,
-    threads: usize,
+    options: OpenOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Package, LoadError> {
     // The reading threads only leave notes; this one reports them.
@@ -103,7 +103,7 @@ fn read(
                 // Whoever waits for notes waits for the package too.
                 let _ = notes.send(progress);
             };
-            Package::open(folder, &OpenOptions { threads }, &note)
+            Package::open(folder, &options, &note)
         });
         let mut next = Instant::now();
         while let Ok(OpenProgress { done_bytes, total_bytes }) = noted.recv() {

@@ -65,7 +65,7 @@ fn child_rank() {
 
 fn compute(job: &Value, group: &Arc<LinkedGroup>) -> Result<(), String> {
     let text = |name: &str| job[name].as_str().unwrap_or_default().to_owned();
-    let package = Package::open(Path::new(&text("package")), &OpenOptions { threads: 1 }, &|_| ())
+    let package = Package::open(Path::new(&text("package")), &OpenOptions::stored(1), &|_| ())
         .map_err(|error| error.to_string())?;
     let collectives = match text("collectives").as_str() {
         "ring" => Collectives::Ring,

@@ -10,14 +10,16 @@
 use std::{env, error::Error, hint::black_box, time::Instant};
 
 use memmap2::MmapMut;
-use shardpack_kernels::{Activations, Floats, Matrix, Platform, Team, TeamOptions, matmul, memory};
+use shardpack_kernels::{
+    Activations, Floats, Matrix, Packing, Platform, Repack, Team, TeamOptions, matmul, memory,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A layer's matrices in turn, `[outputs, inputs]`.
-const SHAPES: [[usize; 2]; 2] = [[8192, 2048], [2048, 8192]];
+const SHAPES: [[usize; 2]; 2] = [[5632, 2048], [2048, 5632]];
 
-/// Weights of one round: far more than any cache.
-const WEIGHTS: usize = 1 << 30;
+/// Pieces of a round.
+const PIECES: usize = 24;
 
 /// Layers of a piece.
 const LAYERS: usize = 4;
@@ -50,6 +52,7 @@ impl Words {
 struct Layer {
     shape: [usize; 2],
     words: Words,
+    packing: Packing,
     scales: Vec<u16>,
     biases: Vec<u16>,
 }
@@ -57,8 +60,8 @@ struct Layer {
 impl Layer {
     fn new(
         shape: [usize; 2],
-        bits: usize,
-        group: usize,
+        [bits, group]: [usize; 2],
+        packing: Packing,
         seed: u32,
     ) -> Result<Self, Box<dyn Error>> {
         let count = shape[0] * shape[1];
@@ -66,17 +69,19 @@ impl Layer {
         // Small scales, whose products stay finite whatever the rest.
         let halves =
             |seed: usize| (0..count / group).map(move |i| 0x3c00 + ((i * 31 + seed) % 97) as u16);
-        Ok(Self {
-            shape,
-            words: Words::new(words)?,
-            scales: halves(1).collect(),
-            biases: halves(2).collect(),
-        })
+        let mut words = Words::new(words)?;
+        if packing == Packing::Interleaved
+            && let Some(repack) = Repack::new(shape, [bits, group])
+        {
+            repack.interleave(&mut words.0);
+        }
+        Ok(Self { shape, words, packing, scales: halves(1).collect(), biases: halves(2).collect() })
     }
 
     fn matrix(&self, bits: u32, group: u32) -> Matrix<'_> {
         let (scales, biases) = (Floats::BF16(&self.scales), Floats::BF16(&self.biases));
         Matrix::affine(self.shape, self.words.words(), scales, biases, [bits, group])
+            .packed_as(self.packing)
     }
 
     fn bytes(&self) -> usize {
@@ -91,45 +96,38 @@ fn seconds(work: impl FnOnce()) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-/// Seconds for all weights at the best piece's pace, by plain reads.
-fn read(team: &Team, layers: &[Layer]) -> f64 {
-    let share = |layers: &[Layer]| {
-        let bytes: usize = layers.iter().map(Layer::bytes).sum();
-        bytes as f64 / layers.iter().map(|layer| layer.words.0.len()).sum::<usize>() as f64
-    };
-    let mut best = f64::INFINITY;
-    for how in [memory::Read::Plain, memory::Read::Fetched] {
-        for layers in layers.chunks(LAYERS) {
-            let spent = team.run(|| {
-                seconds(|| {
-                    for layer in layers {
-                        black_box(memory::read(layer.words.words().as_bytes(), how));
-                    }
-                })
-            });
-            best = best.min(spent * share(layers));
-        }
-    }
-    best * layers.len() as f64 / LAYERS as f64
+/// Seconds in which the weights of some layers are read.
+fn read(team: &Team, layers: &[Layer], how: memory::Read) -> f64 {
+    let spent = team.run(|| {
+        seconds(|| {
+            for layer in layers {
+                black_box(memory::read(layer.words.words().as_bytes(), how));
+            }
+        })
+    });
+    let words: usize = layers.iter().map(|layer| layer.words.0.len()).sum();
+    let all: usize = layers.iter().map(Layer::bytes).sum();
+    spent * all as f64 / words as f64
 }
 
-/// Seconds for all weights at the best piece's pace, by products with `rows` rows.
-fn products(team: &Team, matrices: &[Matrix<'_>], rows: usize) -> f64 {
+/// Seconds of products of some layers with `rows` rows.
+fn products(team: &Team, layers: &[Layer], form: [u32; 2], rows: usize) -> f64 {
     let (x, mut out) = (vec![0.37; rows * 8192], vec![0.0; rows * 8192]);
-    let held = if rows > MANY { 2 * LAYERS } else { matrices.len() };
-    let mut best = f64::INFINITY;
-    for matrices in matrices[..held].chunks(LAYERS) {
-        let spent = team.run(|| {
-            seconds(|| {
-                for matrix in matrices {
-                    let (x, out) = (&x[..rows * matrix.cols()], &mut out[..rows * matrix.rows()]);
-                    matmul(x, matrix, black_box(out));
-                }
-            })
-        });
-        best = best.min(spent);
-    }
-    best * matrices.len() as f64 / LAYERS as f64
+    team.run(|| {
+        seconds(|| {
+            for layer in layers {
+                let matrix = layer.matrix(form[0], form[1]);
+                let (x, out) = (&x[..rows * matrix.cols()], &mut out[..rows * matrix.rows()]);
+                matmul(x, &matrix, black_box(out));
+            }
+        })
+    })
+}
+
+/// The middle one.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -144,34 +142,36 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let platforms: Vec<_> = Platform::available().into_iter().filter(wanted).collect();
     println!(
-        "| bits | platform | rows | GB/s | of the read limit | GMAC/s |\n|---|---|---|---|---|---|"
+        "| bits | platform | rows | read GB/s | GB/s | share | GMAC/s |\n|---|---|---|---|---|---|---|"
     );
+    let activations = Activations::Int8;
     for bits in [4, 6, 8].into_iter().filter(|bits| only == 0 || only == *bits) {
-        let layers = (0..WEIGHTS / (SHAPES[0][0] * SHAPES[0][1]))
-            .map(|index| Layer::new(SHAPES[index % 2], bits, 64, index as u32))
-            .collect::<Result<Vec<_>, _>>()?;
-        let bytes: usize = layers.iter().map(Layer::bytes).sum();
-        let matrices: Vec<_> = layers.iter().map(|layer| layer.matrix(bits as u32, 64)).collect();
-        let mut limit = f64::INFINITY;
-        let mut best = vec![[f64::INFINITY; ROWS.len()]; platforms.len()];
-        for _ in 0..rounds {
-            for (platform, best) in platforms.iter().zip(&mut best) {
-                let activations = Activations::Int8;
-                let team = Team::new(&TeamOptions { threads, platform: *platform, activations })?;
-                limit = limit.min(read(&team, &layers));
-                for (best, rows) in best.iter_mut().zip(ROWS) {
-                    *best = best.min(products(&team, &matrices, rows));
+        for platform in &platforms {
+            let packing = Packing::best(*platform, activations);
+            let layers = (0..LAYERS * PIECES)
+                .map(|index| Layer::new(SHAPES[index % 2], [bits, 64], packing, index as u32))
+                .collect::<Result<Vec<_>, _>>()?;
+            let team = Team::new(&TeamOptions { threads, platform: *platform, activations })?;
+            let bytes = layers[..LAYERS].iter().map(Layer::bytes).sum::<usize>() as f64 / 1e9;
+            let pieces: Vec<_> = layers.chunks_exact(LAYERS).collect();
+            for rows in ROWS {
+                let held = if rows > MANY { 2 } else { PIECES };
+                let (mut limits, mut speeds, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+                for index in 0..rounds * held {
+                    // Of weights that no cache has any more.
+                    let limit = [(memory::Read::Plain, 8), (memory::Read::Fetched, 16)]
+                        .map(|(how, away)| read(&team, pieces[(index + away) % PIECES], how));
+                    let limit = limit[0].min(limit[1]);
+                    let spent = products(&team, pieces[index % held], [bits as u32, 64], rows);
+                    limits.push(bytes / limit);
+                    speeds.push(bytes / spent);
+                    shares.push(limit / spent);
                 }
-            }
-        }
-        println!("| {bits} | read loop | | {:.2} | 1 | |", bytes as f64 / 1e9 / limit);
-        for (platform, best) in platforms.iter().zip(best) {
-            for (seconds, rows) in best.into_iter().zip(ROWS) {
-                let (gb, macs) =
-                    (bytes as f64 / 1e9 / seconds, (WEIGHTS * rows) as f64 / 1e9 / seconds);
+                let (limit, speed, share) = (median(limits), median(speeds), median(shares));
+                let weights = (LAYERS * SHAPES[0][0] * SHAPES[0][1] * rows) as f64 / 1e9;
                 println!(
-                    "| {bits} | {platform} | {rows} | {gb:.2} | {:.2} | {macs:.0} |",
-                    limit / seconds
+                    "| {bits} | {platform} | {rows} | {limit:.1} | {speed:.1} | {share:.2} | {:.0} |",
+                    weights * speed / bytes
                 );
             }
         }

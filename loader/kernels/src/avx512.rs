@@ -7,18 +7,16 @@ use std::arch::x86_64::*;
 
 use crate::platform::Task;
 
-mod batch;
 mod block;
 mod floats;
 mod read;
+mod repack;
 mod rows;
-mod tile;
 
-pub(crate) use batch::rows;
 pub(crate) use floats::Sixteen;
 pub(crate) use read::read;
-pub(crate) use rows::row;
-pub(crate) use tile::Tiles;
+pub(crate) use repack::interleave;
+pub(crate) use rows::rows;
 
 pub(crate) fn is_available() -> bool {
     is_x86_feature_detected!("avx512f")

@@ -10,7 +10,7 @@
 //! whose [`Team::run`] they are called.
 //!
 //! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`platform`], [`team`], [`pool`],
-//! [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
+//! [`repack`], [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
 //! bit), [`mod@gather`], [`norm`], [`rope`], [`attention`], [`elementwise`].
 #![cfg_attr(
     test,
@@ -37,6 +37,7 @@ pub mod platform;
 pub mod pool;
 mod portable;
 mod quantized;
+pub mod repack;
 pub mod rope;
 pub mod team;
 mod tiles;
@@ -46,5 +47,6 @@ pub use floats::Floats;
 pub use matmul::{Beginning, matmul, matmuls, matmuls_before};
 pub use matrix::Matrix;
 pub use platform::Platform;
+pub use repack::{Packing, Repack};
 pub use rope::Rotation;
 pub use team::{Activations, Team, TeamOptions};

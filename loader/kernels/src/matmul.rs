@@ -11,6 +11,7 @@ use crate::{
     platform::{Platform, Task},
     portable,
     quantized::{Order, Packed, Quantized},
+    repack::Packing,
     team::{self, Activations, Columns, Current},
     tiles::{self, Panels, Products, Shape},
 };
@@ -26,14 +27,8 @@ const FETCHED_BYTES: usize = 256 << 10;
 const ROWS_PER_UNIT: usize = 32;
 
 /// Rows of activations up to which weights are read row by row rather than in tiles: until then
-/// turning a tile costs more than it saves. Measured with AVX-512 (`examples/products`), where 16
-/// rows take three quarters of the time in tiles and 32 the same.
-const fn most_untiled_rows(platform: Platform) -> usize {
-    match platform {
-        Platform::Avx512 => 24,
-        _ => 8,
-    }
-}
+/// turning a tile costs more than it saves.
+const MOST_UNTILED_ROWS: usize = 8;
 
 /// `out[r, o] = Σ_i x[r, i] · matrix[o, i]`: `x` is `[rows, in]`, `out` `[rows, out]`.
 pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
@@ -138,6 +133,7 @@ enum Job<'a> {
 struct Rounded {
     /// Bits of the weights, and inputs of a span.
     form: [usize; 2],
+    packing: Packing,
     values: Values,
 }
 
@@ -149,16 +145,16 @@ enum Values {
 impl Rounded {
     fn new(on: &Current, x: &[f32], weights: &Packed<'_>) -> Self {
         let rows = x.len() / weights.cols();
-        let tiles = rows > most_untiled_rows(on.platform);
-        let words = on.platform == Platform::Avx512 && rows > 1 && !tiles;
-        let order = if words { Order::Words } else { Order::Spans };
+        let interleaved = weights.packing == Packing::Interleaved;
+        let tiles = rows > MOST_UNTILED_ROWS && !interleaved;
+        let order = if interleaved { Order::Words } else { Order::Spans };
         let x = Quantized::new(on, x, weights, order);
         let values = if tiles {
             Values::Tiles(match on.platform {
                 #[cfg(target_arch = "x86_64")]
-                Platform::Avx512 => tiles::panels::<crate::avx512::Tiles>(on, &x, weights),
-                #[cfg(target_arch = "x86_64")]
-                Platform::Avx2 => tiles::panels::<crate::avx2::Tiles>(on, &x, weights),
+                Platform::Avx2 | Platform::Avx512 => {
+                    tiles::panels::<crate::avx2::Tiles>(on, &x, weights)
+                }
                 #[cfg(target_arch = "aarch64")]
                 Platform::Neon => tiles::panels::<crate::neon::Tiles>(on, &x, weights),
                 _ => tiles::panels::<portable::Tiles>(on, &x, weights),
@@ -166,12 +162,12 @@ impl Rounded {
         } else {
             Values::Rows(x)
         };
-        Self { form: [weights.bits, weights.span], values }
+        Self { form: [weights.bits, weights.span], packing: weights.packing, values }
     }
 
     /// Whether they were rounded for such weights; all have the same inputs.
     fn fits(&self, weights: &Packed<'_>) -> bool {
-        self.form == [weights.bits, weights.span]
+        self.form == [weights.bits, weights.span] && self.packing == weights.packing
     }
 }
 
@@ -179,12 +175,8 @@ impl Rounded {
 fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<'_>) {
     match (&x.values, platform) {
         #[cfg(target_arch = "x86_64")]
-        (Values::Tiles(x), Platform::Avx512) => {
-            tiled::<crate::avx512::Tiles>(platform, weights, x, &mut out);
-        }
-        #[cfg(target_arch = "x86_64")]
-        (Values::Tiles(x), Platform::Avx2) => {
-            tiled::<crate::avx2::Tiles>(platform, weights, x, &mut out);
+        (Values::Tiles(x), Platform::Avx2 | Platform::Avx512) => {
+            tiled::<crate::avx2::Tiles>(Platform::Avx2, weights, x, &mut out);
         }
         #[cfg(target_arch = "aarch64")]
         (Values::Tiles(x), Platform::Neon) => {
@@ -192,13 +184,16 @@ fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<
         }
         (Values::Tiles(x), _) => tiled::<portable::Tiles>(platform, weights, x, &mut out),
         #[cfg(target_arch = "x86_64")]
-        (Values::Rows(x), Platform::Avx512) if x.rows() == 1 => {
-            crate::avx512::row(weights, x, &mut out);
+        (Values::Rows(x), Platform::Avx512) if weights.packing == Packing::Interleaved => {
+            crate::avx512::rows(weights, x, &mut out);
+        }
+        (Values::Rows(_), _) if weights.packing == Packing::Interleaved => {
+            unreachable!("weights that {platform} has no products with")
         }
         #[cfg(target_arch = "x86_64")]
-        (Values::Rows(x), Platform::Avx512) => crate::avx512::rows(weights, x, &mut out),
-        #[cfg(target_arch = "x86_64")]
-        (Values::Rows(x), Platform::Avx2) => crate::avx2::rows(weights, x, &mut out),
+        (Values::Rows(x), Platform::Avx2 | Platform::Avx512) => {
+            crate::avx2::rows(weights, x, &mut out);
+        }
         #[cfg(target_arch = "aarch64")]
         (Values::Rows(x), Platform::Neon) => crate::neon::rows(weights, x, &mut out),
         (Values::Rows(x), _) => portable::rows(weights, x, &mut out),

@@ -12,6 +12,7 @@ use crate::{
     floats::{Floats, addresses},
     lanes::{LANES, Lanes, accumulate, tree},
     quantized::Packed,
+    repack::{Packing, QUAD, Repack},
 };
 
 const _: () = assert!(cfg!(target_endian = "little"), "words are read as bytes");
@@ -33,7 +34,14 @@ pub struct Matrix<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Weights<'a> {
     Plain(Floats<'a>),
-    Affine { words: &'a [u32], scales: Floats<'a>, biases: Floats<'a>, bits: usize, group: usize },
+    Affine {
+        words: &'a [u32],
+        scales: Floats<'a>,
+        biases: Floats<'a>,
+        bits: usize,
+        group: usize,
+        packing: Packing,
+    },
 }
 
 /// Whether affine groups of this form can be read.
@@ -66,17 +74,42 @@ impl<'a> Matrix<'a> {
         assert_eq!(words.len(), rows * cols / BLOCK * bits, "words of a {rows} x {cols} matrix");
         assert_eq!(scales.len(), rows * cols / group, "scales of a {rows} x {cols} matrix");
         assert_eq!(biases.len(), scales.len(), "biases of a {rows} x {cols} matrix");
-        Self { rows, cols, weights: Weights::Affine { words, scales, biases, bits, group } }
+        let packing = Packing::Stored;
+        Self {
+            rows,
+            cols,
+            weights: Weights::Affine { words, scales, biases, bits, group, packing },
+        }
+    }
+
+    /// The same matrix, whose words stand as `packing` says.
+    ///
+    /// # Panics
+    /// When words of its form are never interleaved.
+    #[must_use]
+    pub fn packed_as(mut self, found: Packing) -> Self {
+        let shape = [self.rows, self.cols];
+        if let Weights::Affine { bits, group, packing, .. } = &mut self.weights {
+            let can = found == Packing::Stored || Repack::new(shape, [*bits, *group]).is_some();
+            assert!(can, "{shape:?} with {bits} bits in groups of {group} is not interleaved");
+            *packing = found;
+        }
+        self
     }
 
     /// The matrix of some of its rows.
+    ///
+    /// # Panics
+    /// When they are none of it, or begin or end within four that are interleaved.
     #[must_use]
     pub fn slice(&self, rows: Range<usize>) -> Self {
         let weights = match self.weights {
             Weights::Plain(weights) => {
                 Weights::Plain(weights.slice(rows.start * self.cols..rows.end * self.cols))
             }
-            Weights::Affine { words, scales, biases, bits, group } => {
+            Weights::Affine { words, scales, biases, bits, group, packing } => {
+                let by_fours = rows.start.is_multiple_of(QUAD) && rows.end.is_multiple_of(QUAD);
+                assert!(packing == Packing::Stored || by_fours, "{rows:?} of interleaved rows");
                 let words_per_row = self.cols / BLOCK * bits;
                 let groups = rows.start * self.cols / group..rows.end * self.cols / group;
                 Weights::Affine {
@@ -85,6 +118,7 @@ impl<'a> Matrix<'a> {
                     biases: biases.slice(groups),
                     bits,
                     group,
+                    packing,
                 }
             }
         };
@@ -109,7 +143,7 @@ impl<'a> Matrix<'a> {
                 let row = weights.size_bytes() / self.rows.max(1);
                 [weights.addresses(first * self.cols..held(row) * self.cols), 0..0, 0..0]
             }
-            Weights::Affine { words, scales, biases, bits, group } => {
+            Weights::Affine { words, scales, biases, bits, group, .. } => {
                 let per_row = self.cols / BLOCK * bits;
                 let rows = first..held(per_row * size_of::<u32>());
                 let words = &words[rows.start * per_row..rows.end * per_row];
@@ -134,9 +168,9 @@ impl<'a> Matrix<'a> {
     /// The quantized weights, if there are kernels for their form.
     pub(crate) fn packed(&self) -> Option<Packed<'a>> {
         match self.weights {
-            Weights::Affine { words, scales, biases, bits, group } => {
+            Weights::Affine { words, scales, biases, bits, group, packing } => {
                 let shape = [self.rows, self.cols];
-                Packed::new(shape, words.as_bytes(), scales, biases, [bits, group])
+                Packed::new(shape, words.as_bytes(), scales, biases, [bits, group], packing)
             }
             Weights::Plain(_) => None,
         }
@@ -174,17 +208,28 @@ impl<'a> Matrix<'a> {
     fn decode(&self, row: usize, start: usize, out: &mut [f32]) {
         match self.weights {
             Weights::Plain(weights) => weights.read(row * self.cols + start, out),
-            Weights::Affine { words, scales, biases, bits, group } => {
+            Weights::Affine { words, scales, biases, bits, group, packing } => {
                 let first = row * self.cols + start;
-                let words = &words[first / BLOCK * bits..][..out.len() / BLOCK * bits];
                 let affine = Affine { scales, biases, first: first / group };
+                let size = out.len() / 8 * bits;
+                let mut stored = [0; SPAN];
+                let packed = match packing {
+                    Packing::Stored => &words.as_bytes()[first / 8 * bits..][..size],
+                    Packing::Interleaved => {
+                        let shape = [self.rows, self.cols];
+                        let repack = Repack::new(shape, [bits, group]).expect("checked before");
+                        let start = start / 8 * bits;
+                        repack.read(words.as_bytes(), row, start, &mut stored[..size]);
+                        &stored[..size]
+                    }
+                };
                 match bits {
-                    2 => unpack::<2>(words, &affine, group, out),
-                    3 => unpack::<3>(words, &affine, group, out),
-                    4 => unpack::<4>(words, &affine, group, out),
-                    5 => unpack::<5>(words, &affine, group, out),
-                    6 => unpack::<6>(words, &affine, group, out),
-                    8 => unpack::<8>(words, &affine, group, out),
+                    2 => unpack::<2>(packed, &affine, group, out),
+                    3 => unpack::<3>(packed, &affine, group, out),
+                    4 => unpack::<4>(packed, &affine, group, out),
+                    5 => unpack::<5>(packed, &affine, group, out),
+                    6 => unpack::<6>(packed, &affine, group, out),
+                    8 => unpack::<8>(packed, &affine, group, out),
                     _ => unreachable!("the constructor admits no {bits} bits"),
                 }
             }
@@ -202,9 +247,9 @@ struct Affine<'a> {
 /// The number of bits is constant here, so that shifts and masks are too.
 #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 #[inline(always)]
-fn unpack<const BITS: usize>(words: &[u32], affine: &Affine<'_>, group: usize, out: &mut [f32]) {
+fn unpack<const BITS: usize>(packed: &[u8], affine: &Affine<'_>, group: usize, out: &mut [f32]) {
     // Eight values fill as many bytes as a value has bits.
-    let (packed, _) = words.as_bytes().as_chunks::<BITS>();
+    let (packed, _) = packed.as_chunks::<BITS>();
     let groups = packed.chunks_exact(group / 8).zip(out.chunks_exact_mut(group));
     for (index, (packed, out)) in groups.enumerate() {
         let scale = affine.scales.get(affine.first + index);

@@ -14,6 +14,7 @@ use crate::{
     floats::Floats,
     platform::Task,
     pool::{Buffer, Pool},
+    repack::Packing,
     team::{self, Current},
 };
 
@@ -62,17 +63,15 @@ pub(crate) enum Order {
     /// Span after span; before 4-bit weights, which unpack so, of each 128 those with even numbers
     /// first.
     Spans,
-    /// Runs of [`SPANS`] spans, of each the first four of every span, then the next four; before
-    /// 4-bit weights of every eight those with even numbers first. A span's lane in a line is
-    /// [`lane_of`].
+    /// As [`Packing::Interleaved`] weights stand: runs of [`SPANS`] spans, of each the first four
+    /// of every span, then the next four; before 4-bit weights of every eight those with even
+    /// numbers, then those with odd ones.
     Words,
 }
 
-/// The lane of a run's span in [`Order::Words`], where blocks of 64 bytes of weights hold
-/// `per_block` spans: of four blocks the first spans stand together, then the second ones.
-const fn lane_of(span: usize, per_block: usize) -> usize {
-    let four = 4 * per_block;
-    span / four * four + span % per_block * 4 + span % four / per_block
+/// Whether there are kernels for products of 8-bit activations with such weights.
+pub(crate) const fn has_kernels(bits: usize, group: usize) -> bool {
+    matches!(bits, 4 | 6 | 8) && matches!(group, 32 | 64 | 128)
 }
 
 /// Quantized weights for which there are kernels. Spans are the weights' groups, at most 64 long:
@@ -80,6 +79,7 @@ const fn lane_of(span: usize, per_block: usize) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packed<'a> {
     pub(crate) bits: usize,
+    pub(crate) packing: Packing,
     /// Inputs of a span: 32 or 64.
     pub(crate) span: usize,
     /// Spans of a row.
@@ -103,14 +103,16 @@ impl<'a> Packed<'a> {
         scales: Floats<'a>,
         biases: Floats<'a>,
         [bits, group]: [usize; 2],
+        packing: Packing,
     ) -> Option<Self> {
         let alike = mem::discriminant(&scales) == mem::discriminant(&biases);
-        if !matches!(bits, 4 | 6 | 8) || !matches!(group, 32 | 64 | 128) || cols == 0 || !alike {
+        if !has_kernels(bits, group) || cols == 0 || !alike {
             return None;
         }
         let span = group.min(64);
         let packed = Self {
             bits,
+            packing,
             span,
             spans: cols / span,
             spans_per_scale: group / span,
@@ -331,8 +333,7 @@ fn quantize_row<const SPAN: usize>(
             Order::Words => {
                 let lines = SPANS * SPAN / LINE;
                 let run = &mut values[index / SPANS * lines..][..lines];
-                let per_block = if halved { 2 } else { 1 } * LINE / SPAN;
-                place_words(&rounded, halved, lane_of(index % SPANS, per_block), run);
+                place_words(&rounded, halved, index % SPANS, run);
             }
         }
     }

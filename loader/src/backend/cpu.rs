@@ -8,8 +8,8 @@ use shardpack_formats::{
     spec::{Activation, Mask, NormKind, Rope, RopeStyle, Router},
 };
 use shardpack_kernels::{
-    Activations, Attention, Matrix, Platform, Rotation, Team, TeamOptions, attend, elementwise,
-    gather, matmuls_before, norm,
+    Activations, Attention, Matrix, Packing, Platform, Rotation, Team, TeamOptions, attend,
+    elementwise, gather, matmuls_before, norm,
     pool::{Buffer, Pool},
 };
 use zerocopy::IntoBytes;
@@ -77,10 +77,7 @@ impl Cpu {
             Some(name) => available(name)?,
             None => Platform::detect(),
         };
-        let activations = match options.arithmetic {
-            Arithmetic::Fast => Activations::Int8,
-            Arithmetic::Exact => Activations::F32,
-        };
+        let activations = options.arithmetic.activations();
         let team = Team::new(&TeamOptions { threads: options.threads, platform, activations })?;
         Ok(Self { team, kv: KvType::F32, order: order::Order::default() })
     }
@@ -103,6 +100,14 @@ pub struct CpuOptions {
     pub arithmetic: Arithmetic,
 }
 
+impl CpuOptions {
+    /// The packing with which such a backend is fastest: how a package for it is best opened.
+    pub fn packing(&self) -> Result<Packing, CpuError> {
+        let platform = self.platform.as_deref().map_or(Ok(Platform::detect()), available)?;
+        Ok(Packing::best(platform, self.arithmetic.activations()))
+    }
+}
+
 /// How closely products with quantized weights are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
@@ -110,6 +115,15 @@ pub enum Arithmetic {
     Fast,
     /// Activations as they are.
     Exact,
+}
+
+impl Arithmetic {
+    const fn activations(self) -> Activations {
+        match self {
+            Self::Fast => Activations::Int8,
+            Self::Exact => Activations::F32,
+        }
+    }
 }
 
 /// A backend could not be made.
@@ -154,7 +168,8 @@ impl StoredMatrix {
                 scales.floats().expect(CHECKED),
                 biases.floats().expect(CHECKED),
                 [*bits, *group],
-            ),
+            )
+            .packed_as(words.packing()),
         }
     }
 }
@@ -170,6 +185,13 @@ impl Backend for Cpu {
 
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.team.run(work)
+    }
+
+    fn reads(&self, packing: Packing) -> bool {
+        let options = self.team.options();
+        packing == Packing::Stored
+            || options.activations == Activations::F32
+            || packing == Packing::best(options.platform, options.activations)
     }
 
     fn matrix(&self, stored: StoredMatrix) -> StoredMatrix {

@@ -214,8 +214,13 @@ impl<B: Backend> Loader<'_, B> {
                 let part = |suffix: &str| {
                     self.floats(&format!("{module}.{suffix}"), &shape(&groups)).cloned()
                 };
+                let words = self.tensor(&name, &[Dtype::U32], &shape(&words))?;
+                if !self.backend.reads(words.packing()) {
+                    let found = format!("{:?}", words.packing());
+                    return Err(self.wrong(&name, "integers as they are stored".into(), found));
+                }
                 StoredWeights::Affine {
-                    words: self.tensor(&name, &[Dtype::U32], &shape(&words))?.clone(),
+                    words: words.clone(),
                     scales: part("scales")?,
                     biases: part("biases")?,
                     bits,

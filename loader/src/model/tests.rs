@@ -129,7 +129,7 @@ fn refused(recipe: Recipe, rank: usize, change: impl FnOnce(&mut Manifest)) -> S
     let mut manifest = Manifest::parse(&std::fs::read(&file).unwrap()).unwrap();
     change(&mut manifest);
     std::fs::write(&file, canonical::to_string(&manifest).unwrap()).unwrap();
-    let package = Package::open(&directory, &OpenOptions { threads: 1 }, &|_| {}).unwrap();
+    let package = Package::open(&directory, &OpenOptions::stored(1), &|_| {}).unwrap();
     let backend = Cpu::new(1).unwrap();
     match Model::load(&package, &backend) {
         Ok(_) => panic!("loaded"),
@@ -214,7 +214,7 @@ fn an_axis_may_count_in_blocks() {
     let out = tempfile::tempdir().unwrap();
     let recipe = Recipe { align: 64, ..Recipe::plain("llama", 2) };
     let directory = recipe.write(out.path()).swap_remove(0);
-    let package = Package::open(&directory, &OpenOptions { threads: 1 }, &|_| {}).unwrap();
+    let package = Package::open(&directory, &OpenOptions::stored(1), &|_| {}).unwrap();
     let manifest = package.manifest();
     let shard = |layout: &Layout| Shard::new(&manifest.architecture, layout, 1).unwrap();
     let mut in_pairs = manifest.layout.clone();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use shardpack_formats::Dtype;
-use shardpack_kernels::Floats;
+use shardpack_kernels::{Floats, Packing};
 use shardpack_manifests::{Cut, manifest::TensorEntry};
 use zerocopy::{FromBytes, Immutable};
 
@@ -18,15 +18,17 @@ pub struct PackageTensor {
     dtype: Dtype,
     shape: Arc<[u64]>,
     cut: Cut,
+    packing: Packing,
     pages: Arc<PageBytes>,
 }
 
 impl PackageTensor {
-    pub(super) fn new(entry: &TensorEntry, pages: Arc<PageBytes>) -> Self {
+    pub(super) fn new(entry: &TensorEntry, packing: Packing, pages: Arc<PageBytes>) -> Self {
         Self {
             dtype: entry.dtype,
             shape: entry.shape.as_slice().into(),
             cut: entry.cut.clone(),
+            packing,
             pages,
         }
     }
@@ -49,7 +51,14 @@ impl PackageTensor {
         &self.cut
     }
 
-    /// The bytes, little-endian, last dimension contiguous.
+    /// How packed integers stand; everything else is as it is stored.
+    #[must_use]
+    pub const fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    /// The bytes, little-endian, last dimension contiguous, unless [`Self::packing`] says
+    /// otherwise.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.pages.bytes()
@@ -61,7 +70,7 @@ impl PackageTensor {
         self.pages.whole_pages()
     }
 
-    /// The elements of a [`Dtype::U32`] tensor.
+    /// The elements of a [`Dtype::U32`] tensor, in the order of [`Self::packing`].
     #[must_use]
     pub fn words(&self) -> Option<&[u32]> {
         (self.dtype == Dtype::U32).then(|| self.elements())

@@ -51,7 +51,7 @@ fn package() -> (TempDir, PathBuf) {
 }
 
 fn open(path: &Path, threads: usize) -> Result<Package, OpenError> {
-    Package::open(path, &OpenOptions { threads }, &|_| {})
+    Package::open(path, &OpenOptions::stored(threads), &|_| {})
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn every_tensor_lands_whole_on_a_page_boundary() {
 fn progress_ends_at_the_total() {
     let (_directory, path) = package();
     let seen = Mutex::new(Vec::new());
-    let options = OpenOptions { threads: 2 };
+    let options = OpenOptions::stored(2);
     let package =
         Package::open(&path, &options, &|progress| seen.lock().unwrap().push(progress)).unwrap();
     let total: u64 = package.manifest().files.iter().map(|file| file.size).sum();

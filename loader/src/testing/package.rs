@@ -85,9 +85,8 @@ impl Recipe {
     /// Writes and opens all packages.
     pub(crate) fn open(&self) -> Vec<Package> {
         let out = tempfile::tempdir().unwrap();
-        let open = |directory: PathBuf| {
-            Package::open(&directory, &OpenOptions { threads: 2 }, &|_| {}).unwrap()
-        };
+        let open =
+            |directory: PathBuf| Package::open(&directory, &OpenOptions::fast(2), &|_| {}).unwrap();
         self.write(out.path()).into_iter().map(open).collect()
     }
 

@@ -60,7 +60,7 @@ impl<'a> Bundled<'a> {
 
     pub(super) fn package(&self, bits: u32) -> anyhow::Result<Package> {
         let folder = self.set(bits, 1)?.join("node-0");
-        Ok(Package::open(&folder, &OpenOptions { threads: 1 }, &|_| ())?)
+        Ok(Package::open(&folder, &OpenOptions::stored(1), &|_| ())?)
     }
 }
 

@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 
 use crate::{
     floats::Floats,
-    quantized::{Lane, Line, Packed, SPANS},
+    quantized::{Lane, Line, Packed},
+    repack::QUAD,
 };
 
 /// Bytes ahead that are fetched into the second cache. Without fetches Zen 4 reads 8-bit weights
@@ -17,36 +18,15 @@ pub(super) const NEAR: usize = 2048;
 /// Spans ahead whose scales and biases are fetched.
 const SCALES_AHEAD: usize = 2048;
 
-/// Bytes of a block.
-pub(super) const fn bytes_of(bits: usize) -> usize {
-    if bits == 6 { 48 } else { 64 }
-}
-
-/// Fetches what comes some distance behind a run of so many bytes.
+/// Fetches `LINES` lines of the cache some distance behind some bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn fetch_behind<const BYTES: usize>(run: &[u8]) {
-    for line in 0..BYTES / 64 {
-        let line = run.as_ptr().wrapping_add(line * 64);
+pub(super) fn fetch_behind<const LINES: usize>(bytes: &[u8]) {
+    for line in 0..LINES {
+        let line = bytes.as_ptr().wrapping_add(line * 64);
         _mm_prefetch::<_MM_HINT_T1>(line.wrapping_add(FAR).cast());
         _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(NEAR).cast());
     }
-}
-
-/// The block at `at` of a run; zeros beyond the end of a run that `ENDS` early.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn load<const BITS: usize, const ENDS: bool>(run: &[u8], at: usize) -> __m512i {
-    let size = bytes_of(BITS);
-    let start = run.as_ptr().wrapping_add(at);
-    let held = if ENDS { run.len().saturating_sub(at).min(size) } else { size };
-    assert!(ENDS || at + size <= run.len(), "whole runs have whole blocks");
-    if held == 64 {
-        // SAFETY: the run has so many bytes from there on.
-        return unsafe { _mm512_loadu_si512(start.cast()) };
-    }
-    // SAFETY: the mask admits what the run has.
-    unsafe { _mm512_maskz_loadu_epi8((1 << held) - 1, start.cast()) }
 }
 
 /// 48 bytes to 64 weights: six bytes go to each 8-byte word, whose fields are then picked.
@@ -93,20 +73,6 @@ fn lane(from: &Lane) -> __m512 {
     unsafe { _mm512_loadu_ps(from.0.as_ptr()) }
 }
 
-/// Types of scales, as parameters of functions.
-pub(super) const F32: u8 = 0;
-pub(super) const F16: u8 = 1;
-pub(super) const BF16: u8 = 2;
-
-/// The type of both scales and biases.
-pub(super) const fn kind_of(weights: &Packed<'_>) -> u8 {
-    match weights.scales {
-        Floats::F32(_) => F32,
-        Floats::F16(_) => F16,
-        Floats::BF16(_) => BF16,
-    }
-}
-
 /// Scales and biases of the spans of a run, zero beyond the row's end.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
@@ -121,22 +87,46 @@ impl Factors {
         Self { scale: _mm512_setzero_ps(), bias: _mm512_setzero_ps() }
     }
 
-    /// Those of run `run` of row `row`.
+    /// Those of all runs of four weight rows from `first` on.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-    pub(super) fn load<const KIND: u8>(weights: &Packed<'_>, row: usize, run: usize) -> Self {
-        let doubled = weights.spans_per_scale == 2;
-        let per_run = if doubled { SPANS / 2 } else { SPANS };
-        let (row_scales, first) = (weights.row_scales(), run * per_run);
-        let (at, held) = (row * row_scales + first, (row_scales - first).min(per_run));
-        let scale = floats::<KIND>(weights.scales, at, held);
-        let bias = floats::<KIND>(weights.biases, at, held);
-        if doubled {
-            let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-            let scale = _mm512_permutexvar_ps(twice, scale);
-            return Self { scale, bias: _mm512_permutexvar_ps(twice, bias) };
+    pub(super) fn read(weights: &Packed<'_>, first: usize, out: &mut [[Self; QUAD]]) {
+        let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+        let per_row = weights.row_scales();
+        for w in 0..QUAD {
+            let row = (first + w) * per_row..(first + w + 1) * per_row;
+            macro_rules! read {
+                ($scales:expr, $biases:expr, $float:ident, $per_run:literal, $spread:expr) => {
+                    let (scales, rest) = $scales[row.clone()].as_chunks::<$per_run>();
+                    let (biases, rest_of_biases) = $biases[row].as_chunks::<$per_run>();
+                    for (out, (scale, bias)) in out.iter_mut().zip(scales.iter().zip(biases)) {
+                        out[w] =
+                            Self { scale: $spread($float(scale)), bias: $spread($float(bias)) };
+                    }
+                    if !rest.is_empty() {
+                        let (scale, bias) = ($float(rest), $float(rest_of_biases));
+                        out[scales.len()][w] = Self { scale: $spread(scale), bias: $spread(bias) };
+                    }
+                };
+            }
+            macro_rules! by_span {
+                ($scales:expr, $biases:expr, $float:ident) => {
+                    if weights.spans_per_scale == 2 {
+                        read!($scales, $biases, $float, 8, |lanes| _mm512_permutexvar_ps(
+                            twice, lanes
+                        ));
+                    } else {
+                        read!($scales, $biases, $float, 16, |lanes| lanes);
+                    }
+                };
+            }
+            match (weights.scales, weights.biases) {
+                (Floats::F32(scales), Floats::F32(biases)) => by_span!(scales, biases, floats),
+                (Floats::F16(scales), Floats::F16(biases)) => by_span!(scales, biases, of_f16),
+                (Floats::BF16(scales), Floats::BF16(biases)) => by_span!(scales, biases, of_bf16),
+                _ => unreachable!("scales and biases are of one type"),
+            }
         }
-        Self { scale, bias }
     }
 
     /// Adds exact sums to the lanes of an element; `scale` and `sum` are the activations'.
@@ -149,30 +139,35 @@ impl Factors {
     }
 }
 
-/// `held` floats from `at` on, and zeros.
+/// At most 16 floats, and zeros.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn floats(values: &[f32]) -> __m512 {
+    // SAFETY: the mask admits what the slice holds.
+    unsafe { _mm512_maskz_loadu_ps(first(values.len()), values.as_ptr()) }
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-fn floats<const KIND: u8>(from: Floats<'_>, at: usize, held: usize) -> __m512 {
-    let mask = ((1_u32 << held) - 1) as __mmask16;
-    match (KIND, from) {
-        (F32, Floats::F32(values)) => {
-            let values = &values[at..at + held];
-            // SAFETY: the mask admits what the slice holds.
-            unsafe { _mm512_maskz_loadu_ps(mask, values.as_ptr()) }
-        }
-        (F16, Floats::F16(bits)) => _mm512_cvtph_ps(halves(&bits[at..at + held], mask)),
-        (BF16, Floats::BF16(bits)) => {
-            let half = halves(&bits[at..at + held], mask);
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
-        }
-        _ => unreachable!("scales and biases have the type that was asked for"),
-    }
+fn of_f16(bits: &[u16]) -> __m512 {
+    _mm512_cvtph_ps(halves(bits))
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn halves(bits: &[u16], mask: __mmask16) -> __m256i {
+fn of_bf16(bits: &[u16]) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves(bits))))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn halves(bits: &[u16]) -> __m256i {
     _mm_prefetch::<_MM_HINT_T0>(bits.as_ptr().wrapping_add(SCALES_AHEAD).cast());
     // SAFETY: the mask admits what the slice holds.
-    unsafe { _mm256_maskz_loadu_epi16(mask, bits.as_ptr().cast()) }
+    unsafe { _mm256_maskz_loadu_epi16(first(bits.len()), bits.as_ptr().cast()) }
+}
+
+/// The mask of the first lanes of 16.
+const fn first(count: usize) -> __mmask16 {
+    ((1_u32 << count) - 1) as __mmask16
 }

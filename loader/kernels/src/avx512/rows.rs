@@ -1,165 +1,256 @@
-//! One row of activations: the weights come once from memory, at the speed of memory.
+//! Products with interleaved weights ([`crate::repack`]): every 16 spans become 16 exact sums, one
+//! in each lane of a vector, by nothing but multiplying and adding bytes.
 //!
-//! One weight row after the other is read in order. Sixteen spans at a time become sixteen exact
-//! sums, one in each lane of a vector: pairs of vectors are folded into one, which costs less
-//! than to convert and scale every block.
+//! One row of activations meets the weights as fast as memory gives them. Several share what is
+//! unpacked: two weight rows by four rows of activations, whose sums registers hold.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::Range};
 
 use super::{
-    block::{BF16, F16, F32, Factors, fetch_behind, kind_of, line, load, nibbles, six_bits},
+    block::{Factors, fetch_behind, line, nibbles, six_bits},
     trees,
 };
 use crate::{
-    quantized::{Line, Order, Packed, Quantized},
+    quantized::{Lane, Line, Order, Packed, Quantized},
+    repack::{Packing, QUAD},
     team::Columns,
 };
 
-/// The one row of `x`, in [`crate::quantized::Order::Spans`], with the weight rows of `out`.
-pub(crate) fn row(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
+/// Rows of activations that share what is unpacked.
+const MOST_ROWS: usize = 4;
+
+/// Bytes of weight rows that all rows of activations meet in turn: half of a small second cache.
+const BLOCK_BYTES: usize = 128 << 10;
+
+/// Groups of rows of activations up to which four weight rows meet all of them in turn: then
+/// nothing interrupts the stream of weights.
+const FEW_GROUPS: usize = 8;
+
+/// All rows of `x`, in [`Order::Words`], with the weight rows of `out`.
+pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(
-        super::is_available() && x.fits(weights, Order::Spans),
+        super::is_available() && x.fits(weights, Order::Words),
         "activations for these weights"
     );
-    assert!(x.rows() == 1 && out.rows() == 1, "one row");
+    assert_eq!(weights.packing, Packing::Interleaved, "weights for these products");
+    assert!(out.range().end <= weights.rows() && out.rows() == x.rows(), "rows of the weights");
     let range = out.range();
-    let out = out.row(0);
+    assert!(range.start.is_multiple_of(QUAD) && range.end.is_multiple_of(QUAD), "rows by fours");
     macro_rules! by_form {
-        ($(($bits:literal, $span:literal, $blocks:literal)),*) => {
-            match (weights.bits, weights.span, kind_of(weights)) {
+        ($(($bits:literal, $span:literal, $units:literal)),*) => {
+            match (weights.bits, weights.span) {
                 // SAFETY: the processor has been asked.
-                $(($bits, $span, F32) => unsafe {
-                    all::<$bits, $blocks, { $span * 2 * $bits }, { $span / 4 }, F32>(
-                        weights, x, range.start, out)
-                },
-                // SAFETY: as above.
-                ($bits, $span, F16) => unsafe {
-                    all::<$bits, $blocks, { $span * 2 * $bits }, { $span / 4 }, F16>(
-                        weights, x, range.start, out)
-                },
-                // SAFETY: as above.
-                ($bits, $span, BF16) => unsafe {
-                    all::<$bits, $blocks, { $span * 2 * $bits }, { $span / 4 }, BF16>(
-                        weights, x, range.start, out)
+                $(($bits, $span) => unsafe {
+                    all::<$bits, $units, { $span * 8 * $bits }, { $span / 4 }>(weights, x, out)
                 },)*
                 other => unreachable!("the constructor admits no {other:?}"),
             }
         };
     }
-    // Bits, inputs of a span, blocks of 16 spans.
+    // Bits, inputs of a span, words of a span.
     by_form!((4, 32, 4), (4, 64, 8), (6, 32, 8), (6, 64, 16), (8, 32, 8), (8, 64, 16));
 }
 
-/// Products with the weight rows from `first` on. A whole run has `BYTES` bytes in `BLOCKS`
-/// blocks and meets `LINES` lines of activations; scales are of type `KIND`.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c")]
-fn all<
-    const BITS: usize,
-    const BLOCKS: usize,
-    const BYTES: usize,
-    const LINES: usize,
-    const KIND: u8,
->(
+/// A whole run of four rows has `BYTES` bytes, `UNITS` words of each span, and meets `LINES` lines
+/// of activations.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
+fn all<const BITS: usize, const UNITS: usize, const BYTES: usize, const LINES: usize>(
     weights: &Packed<'_>,
     x: &Quantized,
-    first: usize,
-    out: &mut [f32],
+    out: &mut Columns<'_>,
 ) {
-    let (values, scales, sums) = (x.values(0).as_chunks::<LINES>().0, x.scales(0), x.sums(0));
-    let row_bytes = weights.row_bytes();
-    for (first, out) in (first..).step_by(16).zip(out.chunks_mut(16)) {
+    if x.rows() == 1 {
+        return alone::<BITS, UNITS, BYTES, LINES>(weights, x, out);
+    }
+    let range = out.range();
+    let groups = x.rows().div_ceil(MOST_ROWS);
+    let at_once = if groups <= FEW_GROUPS {
+        QUAD
+    } else {
+        (BLOCK_BYTES / weights.row_bytes()).next_multiple_of(QUAD).max(QUAD)
+    };
+    let runs = x.scales(0).len();
+    let mut factors = vec![[Factors::none(); QUAD]; at_once / QUAD * runs];
+    for first in range.clone().step_by(at_once) {
+        let rows = first..range.end.min(first + at_once);
+        for (quad, factors) in rows.clone().step_by(QUAD).zip(factors.chunks_exact_mut(runs)) {
+            Factors::read(weights, quad, factors);
+        }
+        for group in 0..groups {
+            // As equal as can be: four rows cost little more than two.
+            let of_x = x.rows() * group / groups..x.rows() * (group + 1) / groups;
+            let at = (rows.clone(), of_x.start, first - range.start);
+            match of_x.len() {
+                2 => some::<BITS, UNITS, BYTES, LINES, 2>(weights, x, at, &factors, out),
+                3 => some::<BITS, UNITS, BYTES, LINES, 3>(weights, x, at, &factors, out),
+                _ => some::<BITS, UNITS, BYTES, LINES, MOST_ROWS>(weights, x, at, &factors, out),
+            }
+        }
+    }
+}
+
+/// One row of activations.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
+fn alone<const BITS: usize, const UNITS: usize, const BYTES: usize, const LINES: usize>(
+    weights: &Packed<'_>,
+    x: &Quantized,
+    out: &mut Columns<'_>,
+) {
+    let range = out.range();
+    let mut factors = vec![[Factors::none(); QUAD]; x.scales(0).len()];
+    let x = Rows::<1, LINES>::new(x, 0);
+    for (first, out) in range.clone().step_by(16).zip(out.row(0).chunks_mut(16)) {
         // The lanes of 16 elements are added together, which takes a third of the steps.
         let mut elements = [_mm512_setzero_ps(); 16];
-        for (lanes, row) in elements[..out.len()].iter_mut().zip(first..) {
-            let (runs, rest) = weights.bytes[row * row_bytes..][..row_bytes].as_chunks::<BYTES>();
-            let mut sum = _mm512_setzero_ps();
-            let of_x = values.iter().zip(scales).zip(sums);
-            for ((run, packed), ((values, x_scale), x_sum)) in runs.iter().enumerate().zip(of_x) {
-                fetch_behind::<BYTES>(packed);
-                let dots = dots::<BITS, BLOCKS, LINES, false>(packed, values);
-                let factors = Factors::load::<KIND>(weights, row, run);
-                sum = factors.add(sum, dots, x_scale, x_sum);
-            }
-            if !rest.is_empty() {
-                let run = runs.len();
-                let dots = dots::<BITS, BLOCKS, LINES, true>(rest, &values[run]);
-                let factors = Factors::load::<KIND>(weights, row, run);
-                sum = factors.add(sum, dots, &scales[run], &sums[run]);
-            }
-            *lanes = sum;
+        let quads = elements.as_chunks_mut::<QUAD>().0.iter_mut();
+        for (lanes, row) in quads.zip((first..first + out.len()).step_by(QUAD)) {
+            Factors::read(weights, row, &mut factors);
+            let quad = lanes_of::<BITS, UNITS, BYTES, LINES, 1>(weights, &x, row, &factors);
+            *lanes = *quad.as_flattened().first_chunk().expect("as many");
         }
         out.copy_from_slice(&trees(&elements)[..out.len()]);
     }
 }
 
-/// The exact dot products of the spans of a run, in the spans' order.
+/// Some weight rows with `M` rows of activations from `first` on; results go to `place` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
+fn some<
+    const BITS: usize,
+    const UNITS: usize,
+    const BYTES: usize,
+    const LINES: usize,
+    const M: usize,
+>(
+    weights: &Packed<'_>,
+    x: &Quantized,
+    (rows, first, place): (Range<usize>, usize, usize),
+    factors: &[[Factors; QUAD]],
+    out: &mut Columns<'_>,
+) {
+    let runs = x.scales(0).len();
+    let x = Rows::<M, LINES>::new(x, first);
+    for (quad, factors) in rows.clone().step_by(QUAD).zip(factors.chunks_exact(runs)) {
+        let lanes = lanes_of::<BITS, UNITS, BYTES, LINES, M>(weights, &x, quad, factors);
+        let mut elements = [_mm512_setzero_ps(); QUAD * MOST_ROWS];
+        for (elements, lanes) in elements.as_chunks_mut::<MOST_ROWS>().0.iter_mut().zip(&lanes) {
+            elements[..M].copy_from_slice(lanes);
+        }
+        let sums = trees(&elements);
+        for m in 0..M {
+            let out = &mut out.row(first + m)[place + quad - rows.start..][..QUAD];
+            for (out, sums) in out.iter_mut().zip(sums.as_chunks::<MOST_ROWS>().0) {
+                *out = sums[m];
+            }
+        }
+    }
+}
+
+/// `M` rows of activations.
+#[derive(Clone, Copy)]
+struct Rows<'a, const M: usize, const LINES: usize> {
+    values: [&'a [[Line; LINES]]; M],
+    scales: [&'a [Lane]; M],
+    sums: [&'a [Lane]; M],
+}
+
+impl<'a, const M: usize, const LINES: usize> Rows<'a, M, LINES> {
+    fn new(x: &'a Quantized, first: usize) -> Self {
+        let mut rows = Self { values: [&[]; M], scales: [&[]; M], sums: [&[]; M] };
+        for m in 0..M {
+            rows.values[m] = x.values(first + m).as_chunks().0;
+            rows.scales[m] = x.scales(first + m);
+            rows.sums[m] = x.sums(first + m);
+        }
+        rows
+    }
+}
+
+/// The lanes of the elements of four weight rows, from `row` on, and `M` rows of activations.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
+fn lanes_of<
+    const BITS: usize,
+    const UNITS: usize,
+    const BYTES: usize,
+    const LINES: usize,
+    const M: usize,
+>(
+    weights: &Packed<'_>,
+    x: &Rows<'_, M, LINES>,
+    row: usize,
+    factors: &[[Factors; QUAD]],
+) -> [[__m512; M]; QUAD] {
+    let bytes = QUAD * weights.row_bytes();
+    let quad = &weights.bytes[row / QUAD * bytes..][..bytes];
+    let mut lanes = [[_mm512_setzero_ps(); M]; QUAD];
+    // The last run may have fewer spans.
+    for (run, (packed, factors)) in quad.chunks(BYTES).zip(factors).enumerate() {
+        let dots = dots::<BITS, UNITS, LINES, M>(packed, x, run);
+        add(&mut lanes, &dots, factors, x, run);
+    }
+    lanes
+}
+
+/// Adds the sums of a run to the lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
+fn add<const M: usize, const LINES: usize>(
+    lanes: &mut [[__m512; M]; QUAD],
+    dots: &[[__m512i; M]; QUAD],
+    factors: &[Factors; QUAD],
+    x: &Rows<'_, M, LINES>,
+    run: usize,
+) {
+    for m in 0..M {
+        let (scale, sum) = (&x.scales[m][run], &x.sums[m][run]);
+        for w in 0..QUAD {
+            lanes[w][m] = factors[w].add(lanes[w][m], dots[w][m], scale, sum);
+        }
+    }
+}
+
+/// The exact dot products of a run, a lane for each span.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
-fn dots<const BITS: usize, const BLOCKS: usize, const LINES: usize, const ENDS: bool>(
-    run: &[u8],
-    values: &[Line; LINES],
-) -> __m512i {
-    const { assert!(BLOCKS == 4 || BLOCKS == 8 || BLOCKS == 16) };
-    let mut fours = [_mm512_setzero_si512(); 4];
-    for (quad, fours) in fours[..BLOCKS / 4].iter_mut().enumerate() {
-        let mut dots = [_mm512_setzero_si512(); 4];
-        for (index, dot) in dots.iter_mut().enumerate() {
-            let number = quad * 4 + index;
-            let block = load::<BITS, ENDS>(run, number * super::block::bytes_of(BITS));
-            *dot = match BITS {
-                4 => {
-                    let [even, odd] = nibbles(block);
-                    let dot = _mm512_dpbusd_epi32(*dot, even, line(&values[2 * number]));
-                    _mm512_dpbusd_epi32(dot, odd, line(&values[2 * number + 1]))
-                }
-                6 => _mm512_dpbusd_epi32(*dot, six_bits(block), line(&values[number])),
-                _ => _mm512_dpbusd_epi32(*dot, block, line(&values[number])),
+fn dots<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usize>(
+    packed: &[u8],
+    x: &Rows<'_, M, LINES>,
+    run: usize,
+) -> [[__m512i; M]; QUAD] {
+    let size = packed.len() / (UNITS * QUAD);
+    let mask = u64::MAX >> (64 - size);
+    let mut values = [&x.values[0][run]; M];
+    for (values, x) in values.iter_mut().zip(&x.values) {
+        *values = &x[run];
+    }
+    let mut dots = [[_mm512_setzero_si512(); M]; QUAD];
+    for (unit, packed) in packed.chunks_exact(QUAD * size).take(UNITS).enumerate() {
+        let mut weights = [[_mm512_setzero_si512(); 2]; QUAD];
+        if BITS == 6 {
+            fetch_behind::<3>(packed)
+        } else {
+            fetch_behind::<4>(packed)
+        };
+        for (weights, packed) in weights.iter_mut().zip(packed.chunks_exact(size)) {
+            // SAFETY: the mask admits what there is.
+            let block = unsafe { _mm512_maskz_loadu_epi8(mask, packed.as_ptr().cast()) };
+            *weights = match BITS {
+                4 => nibbles(block),
+                6 => [six_bits(block); 2],
+                _ => [block; 2],
             };
         }
-        *fours = fold_four(dots);
-    }
-    in_order::<BLOCKS>(fours)
-}
-
-/// Adds the four words of each quarter: word `i` of a quarter of the result is the sum of that
-/// quarter of vector `i`.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn fold_four(dots: [__m512i; 4]) -> __m512i {
-    let [a, b, c, d] = dots;
-    let ab = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    let cd = _mm512_add_epi32(_mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d));
-    let (ab, cd) = (_mm512_castsi512_ps(ab), _mm512_castsi512_ps(cd));
-    let even = _mm512_castps_si512(_mm512_shuffle_ps::<0b10_00_10_00>(ab, cd));
-    let odd = _mm512_castps_si512(_mm512_shuffle_ps::<0b11_01_11_01>(ab, cd));
-    _mm512_add_epi32(even, odd)
-}
-
-/// Adds quarters 0 and 1, and 2 and 3, of two vectors.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn fold_quarters(a: __m512i, b: __m512i) -> __m512i {
-    let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
-    let odd = _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b);
-    _mm512_add_epi32(even, odd)
-}
-
-/// From folded fours to one sum per span, in the order of spans. A span has as many words of a
-/// block as there are blocks in a run.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn in_order<const BLOCKS: usize>(fours: [__m512i; 4]) -> __m512i {
-    match BLOCKS {
-        // Quarter t, word i: block i, span 4i + t.
-        4 => {
-            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-            _mm512_permutexvar_epi32(order, fours[0])
+        let halves = if BITS == 4 { 2 } else { 1 };
+        for half in 0..halves {
+            for m in 0..M {
+                let x = line(&values[m][halves * unit + half]);
+                for w in 0..QUAD {
+                    dots[w][m] = _mm512_dpbusd_epi32(dots[w][m], weights[w][half], x);
+                }
+            }
         }
-        // Quarter 2 · quad + half, word i: block i of the quad, span 8 · quad + 2i + half.
-        8 => {
-            let order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-            _mm512_permutexvar_epi32(order, fold_quarters(fours[0], fours[1]))
-        }
-        _ => fold_quarters(fold_quarters(fours[0], fours[1]), fold_quarters(fours[2], fours[3])),
     }
+    dots
 }

@@ -2,8 +2,10 @@
 
 use proptest::prelude::*;
 
+use zerocopy::IntoBytes;
+
 use super::*;
-use crate::{Team, TeamOptions, floats::Floats};
+use crate::{Repack, Team, TeamOptions, floats::Floats};
 
 mod golden;
 mod int8;
@@ -60,6 +62,14 @@ impl Stored {
             })
             .collect();
         Self { shape, form, words, scales, biases, weights }
+    }
+
+    /// The words, interleaved, if their matrix can be.
+    fn interleaved(&self) -> Option<Vec<u32>> {
+        let repack = Repack::new(self.shape, self.form.map(|number| number as usize))?;
+        let mut words = self.words.clone();
+        repack.interleave(words.as_mut_bytes());
+        Some(words)
     }
 
     fn matrix(&self) -> Matrix<'_> {

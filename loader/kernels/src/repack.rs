@@ -1,0 +1,137 @@
+//! Packed integers rearranged once, when they are loaded, as a platform's products read them best.
+//!
+//! A package keeps MLX's order: a row is one stream of bits, group after group. Products multiply
+//! bytes four at a time into the lanes of a vector, so in that order every group ends with adding
+//! lanes together, which costs as much as the products themselves. *Interleaved*, the 4-byte words
+//! (3 bytes of 6-bit weights: four weights either way, or eight of 4 bits) of 16 spans stand side
+//! by side: first the first word of each, then the second of each. A span's products then gather
+//! in a lane of its own, the lane that the sum of an output element has for it.
+//!
+//! Four rows share what is read of the activations, so their words take turns, 16 of each: memory
+//! is still read in one stream, which several rows at a distance would not be.
+//!
+//! The bytes stay within their four rows, so they are rearranged in place: no second copy, no
+//! other size, and a matrix is still cut between such fours. One whose rows are not a multiple of
+//! four stays as it is.
+
+use crate::{
+    platform::Platform,
+    quantized::{SPANS, has_kernels},
+    team::Activations,
+};
+
+/// How packed integers stand within a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// As packages have them.
+    #[default]
+    Stored,
+    /// Word by word of each run of 16 spans of four rows.
+    Interleaved,
+}
+
+impl Packing {
+    /// The packing that products on a platform with such activations are fastest with.
+    #[must_use]
+    pub const fn best(platform: Platform, activations: Activations) -> Self {
+        match (platform, activations) {
+            (Platform::Avx512, Activations::Int8) => Self::Interleaved,
+            _ => Self::Stored,
+        }
+    }
+}
+
+/// Weight rows that stand together: their sums with four rows of activations fill registers.
+pub(crate) const QUAD: usize = 4;
+
+/// Rows of packed integers that can be interleaved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repack {
+    /// Bytes that stay together.
+    pub(crate) unit: usize,
+    /// Of a span.
+    pub(crate) units: usize,
+    spans: usize,
+}
+
+impl Repack {
+    /// A matrix of `rows` by `cols` weights; none where its form has no kernels that want it.
+    #[must_use]
+    pub fn new([rows, cols]: [usize; 2], [bits, group]: [usize; 2]) -> Option<Self> {
+        let whole = rows.is_multiple_of(QUAD) && cols.is_multiple_of(group);
+        if !has_kernels(bits, group) || cols == 0 || !whole {
+            return None;
+        }
+        let span = group.min(64);
+        let unit = if bits == 6 { 3 } else { 4 };
+        Some(Self { unit, units: span * bits / 8 / unit, spans: cols / span })
+    }
+
+    const fn span_bytes(&self) -> usize {
+        self.unit * self.units
+    }
+
+    /// Bytes of a whole run.
+    pub(crate) const fn run_bytes(&self) -> usize {
+        SPANS * self.span_bytes()
+    }
+
+    const fn row_bytes(&self) -> usize {
+        self.spans * self.span_bytes()
+    }
+
+    /// Bytes of four rows, which are interleaved among themselves.
+    #[must_use]
+    pub const fn quad_bytes(&self) -> usize {
+        QUAD * self.row_bytes()
+    }
+
+    /// Interleaves rows, four by four.
+    ///
+    /// # Panics
+    /// When the bytes are not whole fours of rows.
+    pub fn interleave(&self, rows: &mut [u8]) {
+        assert!(rows.len().is_multiple_of(self.quad_bytes()), "{} bytes of rows", rows.len());
+        let mut before = vec![0; self.quad_bytes()];
+        for quad in rows.chunks_exact_mut(self.quad_bytes()) {
+            before.copy_from_slice(quad);
+            for (row, from) in before.chunks_exact(self.row_bytes()).enumerate() {
+                let to = quad.chunks_mut(QUAD * self.run_bytes());
+                for (from, to) in from.chunks(self.run_bytes()).zip(to) {
+                    self.interleave_run(from, row, to);
+                }
+            }
+        }
+    }
+
+    /// Puts a run of row `row` of four into its places of theirs.
+    fn interleave_run(&self, from: &[u8], row: usize, to: &mut [u8]) {
+        #[cfg(target_arch = "x86_64")]
+        if from.len() == self.run_bytes() && Platform::Avx512.is_available() {
+            return crate::avx512::interleave(self, from, row, to);
+        }
+        let held = from.len() / self.span_bytes();
+        for (number, from) in from.chunks_exact(self.unit).enumerate() {
+            let (span, index) = (number / self.units, number % self.units);
+            let at = ((index * QUAD + row) * held + span) * self.unit;
+            to[at..at + self.unit].copy_from_slice(from);
+        }
+    }
+
+    /// Copies bytes of whole spans of row `row` of interleaved rows to `out`, as they were stored
+    /// from `start` of the row on.
+    pub(crate) fn read(&self, rows: &[u8], row: usize, start: usize, out: &mut [u8]) {
+        let quad = &rows[row / QUAD * self.quad_bytes()..][..self.quad_bytes()];
+        for (index, out) in out.chunks_exact_mut(self.span_bytes()).enumerate() {
+            let span = start / self.span_bytes() + index;
+            let run = span / SPANS;
+            let held = (self.spans - run * SPANS).min(SPANS);
+            let first = run * QUAD * self.run_bytes();
+            for (number, out) in out.chunks_exact_mut(self.unit).enumerate() {
+                let place = (number * QUAD + row % QUAD) * held + span % SPANS;
+                let at = first + place * self.unit;
+                out.copy_from_slice(&quad[at..at + self.unit]);
+            }
+        }
+    }
+}
