@@ -3,10 +3,7 @@
 use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
-use shardpack_loader::{
-    engine::TokenId,
-    open::Package,
-};
+use shardpack_loader::{engine::TokenId, open::Package};
 
 use super::{Outcome, package, threads};
 use crate::{args::LogitsArgs, failure::Failure};
