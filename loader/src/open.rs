@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-use shardpack_kernels::{Activations, Platform, Repack};
+use shardpack_kernels::{Activations, Platform};
 use shardpack_manifests::{
     Manifest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
@@ -123,12 +123,12 @@ impl Package {
             let path = directory.join(&entry.name);
             let handle = File::open(&path).map_err(|source| OpenError::Read { path, source })?;
             read_past_the_cache(&handle);
-            sources.push(SourceFile { entry, handle, destinations: places.destinations() });
+            let destinations = places.destinations(&manifest, options.packing);
+            sources.push(SourceFile { entry, handle, destinations });
         }
         let bytes = chunks::read(sources, options.threads, progress)?;
         if options.packing == Packing::Interleaved {
-            let tensors = places.iter_mut().flat_map(|places| places.to_interleave(&manifest));
-            repack::interleave(tensors.collect(), options.threads);
+            places.iter_mut().for_each(|places| places.interleave_divided(&manifest));
         }
         let mut tensors = BTreeMap::new();
         let mut files = BTreeMap::new();
@@ -211,14 +211,21 @@ impl Places {
         Ok(Self::Tensors(held, region))
     }
 
-    /// The tensors whose integers can be interleaved.
-    fn to_interleave(&mut self, manifest: &Manifest) -> Vec<(Repack, &mut [u8])> {
-        let Self::Tensors(held, region) = self else { return Vec::new() };
-        let of = |(tensor, bytes)| Some((repack_of(manifest, tensor)?, bytes));
-        held.iter().zip(region.runs_mut()).filter_map(of).collect()
+    /// Interleaves what could not be while it arrived.
+    fn interleave_divided(&mut self, manifest: &Manifest) {
+        let Self::Tensors(held, region) = self else { return };
+        for (tensor, bytes) in held.iter().zip(region.runs_mut()) {
+            if let Some(repack) = repack_of(manifest, tensor) {
+                repack::interleave_divided(repack, tensor.offset, bytes);
+            }
+        }
     }
 
-    fn destinations(&mut self) -> Vec<Destination<'_>> {
+    fn destinations(&mut self, manifest: &Manifest, packing: Packing) -> Vec<Destination<'_>> {
+        let repack = |tensor| match packing {
+            Packing::Interleaved => repack_of(manifest, tensor),
+            Packing::Stored => None,
+        };
         match self {
             Self::Tensors(held, region) => held
                 .iter()
@@ -227,12 +234,14 @@ impl Places {
                     tensor: Some(&tensor.name),
                     offset: tensor.offset,
                     bytes,
+                    repack: repack(tensor),
+                    first: tensor.offset,
                 })
                 .collect(),
             Self::Whole(region) => region
                 .runs_mut()
                 .into_iter()
-                .map(|bytes| Destination { tensor: None, offset: 0, bytes })
+                .map(|bytes| Destination { tensor: None, offset: 0, bytes, repack: None, first: 0 })
                 .collect(),
             Self::VerifiedOnly => Vec::new(),
         }

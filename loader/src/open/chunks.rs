@@ -16,12 +16,13 @@ use std::{
     thread,
 };
 
+use shardpack_kernels::Repack;
 use shardpack_manifests::{
     digest::{ChunkInPieces, chunk_range},
     manifest::FileEntry,
 };
 
-use super::{DamagedChunk, OpenError, OpenProgress, pages::LARGE_PAGE_BYTES};
+use super::{DamagedChunk, OpenError, OpenProgress, pages::LARGE_PAGE_BYTES, repack::Rearranging};
 
 /// Bytes that are read at once: they stay in the second cache until they are hashed, and are
 /// whole subtrees of BLAKE3. Reads past the cache, as on macOS, go to the disk one by one and are
@@ -44,6 +45,10 @@ pub(super) struct Destination<'a> {
     pub(super) offset: u64,
     /// Memory for the run, as long as it.
     pub(super) bytes: &'a mut [u8],
+    /// How the tensor's integers shall be interleaved, if at all.
+    pub(super) repack: Option<Repack>,
+    /// First byte of the tensor within the file.
+    pub(super) first: u64,
 }
 
 /// One chunk and the memory for its parts, which no other chunk shares.
@@ -128,12 +133,13 @@ fn jobs_of<'a>(
         let bytes = chunk_range(entry.size, chunk);
         let mut parts = Vec::new();
         while let Some(next) = rest.pop_front_if(|next| next.offset < bytes.end) {
-            let Destination { tensor, offset, bytes: memory } = next;
+            let Destination { offset, bytes: memory, .. } = next;
             let here = (bytes.end - offset).min(memory.len() as u64);
             let (now, later) = memory.split_at_mut(here as usize);
-            parts.push(Destination { tensor, offset, bytes: now });
+            parts.push(Destination { bytes: now, ..next });
             if !later.is_empty() {
-                rest.push_front(Destination { tensor, offset: offset + here, bytes: later });
+                let offset = offset + here;
+                rest.push_front(Destination { offset, bytes: later, ..next });
                 break;
             }
         }
@@ -155,13 +161,16 @@ fn carry_out(job: Job<'_>, buffer: &mut Vec<u8>) -> Result<Option<DamagedChunk>,
         // Invariant: parts are in file order and disjoint, and at least `part.offset` has come.
         skip(handle, at..part.offset.max(bytes.start), buffer, &mut hasher).map_err(failed)?;
         at = part.offset.max(bytes.start);
-        let mut rest = &mut *part.bytes;
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at_mut(piece_from(at, rest.len()));
+        let mut rearranging = Rearranging::of(part);
+        let mut done = 0;
+        while done < part.bytes.len() {
+            let length = piece_from(at, part.bytes.len() - done);
+            let now = &mut part.bytes[done..done + length];
             handle.read_exact_at(now, at).map_err(failed)?;
             hasher.update(now);
-            at += now.len() as u64;
-            rest = later;
+            (at, done) = (at + length as u64, done + length);
+            // While the cache still has them.
+            rearranging.interleave_whole(&mut part.bytes[..done]);
         }
     }
     skip(handle, at..bytes.end, buffer, &mut hasher).map_err(failed)?;

@@ -1,20 +1,16 @@
-//! Packed integers rearranged where they lie, once they have been verified: see
-//! [`shardpack_kernels::repack`].
-
-use std::{
-    sync::{Mutex, PoisonError},
-    thread,
-};
+//! Packed integers rearranged where they lie while they arrive: see [`shardpack_kernels::repack`].
+//!
+//! Bytes are hashed before they are rearranged, and given away only when every chunk was right.
 
 use shardpack_formats::Dtype;
 use shardpack_kernels::{Packing, Repack};
 use shardpack_manifests::{
     Manifest,
+    digest::CHUNK_BYTES,
     manifest::{MatrixFormat, TensorEntry},
 };
 
-/// Bytes that a thread takes at once.
-const PIECE_BYTES: usize = 1 << 20;
+use super::chunks::Destination;
 
 /// How a tensor's integers can be interleaved; none where it has none, or has a form that is read
 /// as it is stored.
@@ -34,24 +30,47 @@ pub(super) fn repack_of(manifest: &Manifest, tensor: &TensorEntry) -> Option<Rep
     tensor.size.is_multiple_of(repack.quad_bytes() as u64).then_some(repack)
 }
 
-/// Interleaves tensors, each as it says, on several threads.
-pub(super) fn interleave(tensors: Vec<(Repack, &mut [u8])>, threads: usize) {
-    let pieces = tensors.into_iter().flat_map(|(repack, bytes)| {
-        let length = PIECE_BYTES.next_multiple_of(repack.quad_bytes());
-        bytes.chunks_mut(length).map(move |piece| (repack, piece))
-    });
-    let queue = Mutex::new(pieces);
-    thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| {
-                loop {
-                    let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some((repack, piece)) = next else { return };
-                    repack.interleave(piece);
-                }
-            });
+/// How far the integers of a chunk's part have been interleaved while they arrive.
+pub(super) struct Rearranging {
+    repack: Option<Repack>,
+    /// Where the next four rows begin within the part.
+    next: usize,
+}
+
+impl Rearranging {
+    pub(super) fn of(part: &Destination<'_>) -> Self {
+        let next = part.repack.map_or(0, |repack| {
+            let quad = repack.quad_bytes() as u64;
+            ((part.offset - part.first).next_multiple_of(quad) + part.first - part.offset) as usize
+        });
+        Self { repack: part.repack, next }
+    }
+
+    /// Interleaves the rows that have arrived, four by four; `arrived` begins with the part.
+    pub(super) fn interleave_whole(&mut self, arrived: &mut [u8]) {
+        let Some(repack) = self.repack else { return };
+        let count = arrived.len().saturating_sub(self.next) / repack.quad_bytes();
+        if count > 0 {
+            let end = self.next + count * repack.quad_bytes();
+            repack.interleave(&mut arrived[self.next..end]);
+            self.next = end;
         }
-    });
+    }
+}
+
+/// Interleaves the rows of a tensor that chunks have divided between them: all others have been.
+/// `offset` is that of the tensor's bytes within their file.
+pub(super) fn interleave_divided(repack: Repack, offset: u64, bytes: &mut [u8]) {
+    let (quad, size) = (repack.quad_bytes(), bytes.len() as u64);
+    let chunks = (offset / CHUNK_BYTES + 1..).map(|chunk| chunk * CHUNK_BYTES - offset);
+    let mut last = None;
+    for boundary in chunks.take_while(|boundary| *boundary < size) {
+        let first = boundary as usize / quad * quad;
+        if first as u64 != boundary && last != Some(first) {
+            repack.interleave(&mut bytes[first..first + quad]);
+            last = Some(first);
+        }
+    }
 }
 
 /// How the integers of a tensor stand when `wanted` was asked for.

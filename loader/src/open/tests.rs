@@ -3,6 +3,7 @@
 use std::{error::Error, fs, path::PathBuf, sync::Mutex};
 
 use shardpack_formats::Dtype;
+use shardpack_kernels::Repack;
 use shardpack_manifests::{
     CHUNK_BYTES, Cut, canonical,
     layout::{Layout, Stages},
@@ -30,6 +31,11 @@ fn held() -> Vec<Plain> {
 }
 
 fn package() -> (TempDir, PathBuf) {
+    package_of(held(), [16, 0])
+}
+
+/// A package of some tensors, of which those of words have a form of bits and group.
+fn package_of(held: Vec<Plain>, [bits, group]: [u32; 2]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node-0");
     let stages = Stages::default();
@@ -37,15 +43,15 @@ fn package() -> (TempDir, PathBuf) {
         Layout { ranks: 1, stages, axes: BTreeMap::new(), q_to_kv: vec![], embedding_cut: false };
     let quantization = Quantization {
         importance: None,
-        bits: 16,
-        group_size: None,
+        bits,
+        group_size: (group > 0).then_some(group),
         rounding: None,
         dtype: Dtype::BF16,
         overrides: BTreeMap::new(),
     };
     let spec = models::spec("llama");
     let about = About { spec: &spec, layout: &layout, quantization: &quantization };
-    let tensors = held().into_iter().map(|tensor| (tensor, Cut::Replicated)).collect();
+    let tensors = held.into_iter().map(|tensor| (tensor, Cut::Replicated)).collect();
     write_package(&path, &about, 0, tensors);
     (directory, path)
 }
@@ -70,6 +76,42 @@ fn every_tensor_lands_whole_on_a_page_boundary() {
         assert!(package.tensor("f").is_none());
         assert_eq!(package.file("config.json"), Some(&b"{}\n"[..]));
         assert_eq!(package.file(WEIGHTS), None);
+    }
+}
+
+/// Packed integers of matrices of `rows` rows of 4-bit weights in 21 groups of 64.
+fn packed(name: &str, shape: &[u64]) -> Plain {
+    let words = 21 * 64 / 8;
+    let shape: Vec<u64> = shape.iter().copied().chain([words]).collect();
+    let len = shape.iter().product::<u64>() as usize * 4;
+    let bytes = (0..len).map(|i| (i * 13 % 241) as u8 ^ (i >> 9) as u8).collect();
+    Plain { name: name.to_owned(), dtype: Dtype::U32, shape, bytes }
+}
+
+#[test]
+fn integers_are_interleaved_while_they_arrive() {
+    let odd = packed("odd.weight", &[6]);
+    let tensors = vec![
+        tensor("a", 3),
+        odd.clone(),
+        packed("b.weight", &[16_000]),
+        packed("c.weight", &[3, 8]),
+    ];
+    let (_directory, path) = package_of(tensors, [4, 64]);
+    for threads in [1, 3] {
+        let stored = open(&path, threads).unwrap();
+        let options = OpenOptions { threads, packing: Packing::Interleaved };
+        let found = Package::open(&path, &options, &|_| {}).unwrap();
+        for (name, rows) in [("b.weight", 16_000), ("c.weight", 8)] {
+            let mut expected = stored.tensor(name).unwrap().bytes().to_vec();
+            Repack::new([rows, 21 * 64], [4, 64]).unwrap().interleave(&mut expected);
+            let found = found.tensor(name).unwrap();
+            assert!(found.bytes() == expected, "{name} on {threads} threads");
+            assert_ne!(found.bytes(), stored.tensor(name).unwrap().bytes());
+            assert_eq!(found.packing(), Packing::Interleaved);
+        }
+        let found = found.tensor("odd.weight").unwrap();
+        assert_eq!((found.bytes(), found.packing()), (&odd.bytes[..], Packing::Stored));
     }
 }
 
