@@ -128,7 +128,9 @@ impl Package {
         }
         let bytes = chunks::read(sources, options.threads, progress)?;
         if options.packing == Packing::Interleaved {
-            places.iter_mut().for_each(|places| places.interleave_divided(&manifest));
+            for places in &mut places {
+                places.interleave_divided(&manifest);
+            }
         }
         let mut tensors = BTreeMap::new();
         let mut files = BTreeMap::new();

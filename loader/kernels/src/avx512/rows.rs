@@ -229,10 +229,10 @@ fn dots<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usiz
     for (unit, packed) in packed.chunks_exact(QUAD * size).take(UNITS).enumerate() {
         let mut weights = [[_mm512_setzero_si512(); 2]; QUAD];
         if BITS == 6 {
-            fetch_behind::<3>(packed)
+            fetch_behind::<3>(packed);
         } else {
-            fetch_behind::<4>(packed)
-        };
+            fetch_behind::<4>(packed);
+        }
         for (weights, packed) in weights.iter_mut().zip(packed.chunks_exact(size)) {
             // SAFETY: the mask admits what there is.
             let block = unsafe { _mm512_maskz_loadu_epi8(mask, packed.as_ptr().cast()) };
