@@ -93,23 +93,31 @@ impl Repack {
     pub fn interleave(&self, rows: &mut [u8]) {
         assert!(rows.len().is_multiple_of(self.quad_bytes()), "{} bytes of rows", rows.len());
         let mut before = vec![0; self.quad_bytes()];
+        #[cfg(target_arch = "x86_64")]
+        let fast = Platform::Avx512.is_available();
         for quad in rows.chunks_exact_mut(self.quad_bytes()) {
             before.copy_from_slice(quad);
-            for (row, from) in before.chunks_exact(self.row_bytes()).enumerate() {
-                let to = quad.chunks_mut(QUAD * self.run_bytes());
-                for (from, to) in from.chunks(self.run_bytes()).zip(to) {
-                    self.interleave_run(from, row, to);
-                }
+            #[cfg(target_arch = "x86_64")]
+            if fast {
+                crate::avx512::interleave(self, &before, quad);
+                continue;
+            }
+            self.interleave_four(&before, quad);
+        }
+    }
+
+    /// What interleaving is, unit by unit; `from` are four rows as they are stored.
+    fn interleave_four(&self, from: &[u8], to: &mut [u8]) {
+        for (row, from) in from.chunks_exact(self.row_bytes()).enumerate() {
+            let places = to.chunks_mut(QUAD * self.run_bytes());
+            for (from, to) in from.chunks(self.run_bytes()).zip(places) {
+                self.interleave_run(from, row, to);
             }
         }
     }
 
     /// Puts a run of row `row` of four into its places of theirs.
     fn interleave_run(&self, from: &[u8], row: usize, to: &mut [u8]) {
-        #[cfg(target_arch = "x86_64")]
-        if from.len() == self.run_bytes() && Platform::Avx512.is_available() {
-            return crate::avx512::interleave(self, from, row, to);
-        }
         let held = from.len() / self.span_bytes();
         for (number, from) in from.chunks_exact(self.unit).enumerate() {
             let (span, index) = (number / self.units, number % self.units);
@@ -131,6 +139,35 @@ impl Repack {
                 let place = (number * QUAD + row % QUAD) * held + span % SPANS;
                 let at = first + place * self.unit;
                 out.copy_from_slice(&quad[at..at + self.unit]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffles_and_single_units_agree_and_are_read_back() {
+        for (bits, group) in [(4, 32), (4, 64), (6, 32), (6, 64), (8, 32), (8, 128)] {
+            for groups in [1, 5, 16, 37] {
+                let repack = Repack::new([8, groups * group], [bits, group]).unwrap();
+                let stored: Vec<u8> =
+                    (0..2 * repack.quad_bytes()).map(|i| (i * 31 + i / 251) as u8).collect();
+                let mut found = stored.clone();
+                repack.interleave(&mut found);
+                let mut expected = vec![0; stored.len()];
+                let fours = stored.chunks_exact(repack.quad_bytes());
+                for (from, to) in fours.zip(expected.chunks_exact_mut(repack.quad_bytes())) {
+                    repack.interleave_four(from, to);
+                }
+                assert!(found == expected, "{bits} bits, {groups} groups of {group}");
+                for (row, from) in stored.chunks_exact(repack.row_bytes()).enumerate() {
+                    let mut read = vec![0; from.len()];
+                    repack.read(&found, row, 0, &mut read);
+                    assert!(read == from, "row {row}: {bits} bits, {groups} groups of {group}");
+                }
             }
         }
     }

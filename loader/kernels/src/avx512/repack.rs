@@ -1,5 +1,5 @@
-//! A run of 16 spans interleaved by shuffles: what [`crate::repack`] defines byte by byte, at a
-//! speed at which loading does not wait for it.
+//! Rows interleaved by shuffles: what [`crate::repack`] defines unit by unit, at a speed at which
+//! loading hardly waits for it.
 
 use std::arch::x86_64::*;
 
@@ -9,25 +9,34 @@ use crate::{
     repack::{QUAD, Repack},
 };
 
-/// Puts a whole run of one of four rows into its places of theirs.
-pub(crate) fn interleave(repack: &Repack, from: &[u8], row: usize, to: &mut [u8]) {
+/// Interleaves four rows; `from` are they as they are stored.
+pub(crate) fn interleave(repack: &Repack, from: &[u8], to: &mut [u8]) {
     assert!(super::is_available(), "the caller has asked");
-    let run = repack.run_bytes();
-    assert_eq!([from.len(), to.len()], [run, QUAD * run], "a whole run and that of four rows");
-    assert!(row < QUAD, "one of four rows");
-    // SAFETY: the processor has just been asked.
+    assert_eq!([from.len(), to.len()], [repack.quad_bytes(); 2], "four rows");
     match (repack.unit, repack.units) {
+        // SAFETY: the processor has just been asked.
+        (4, 4) => unsafe { rows::<4, 64>(from, to) },
         // SAFETY: as above.
-        (4, 4) => unsafe { words::<4, 64>(from, row, to) },
+        (4, 8) => unsafe { rows::<8, 64>(from, to) },
         // SAFETY: as above.
-        (4, 8) => unsafe { words::<8, 64>(from, row, to) },
+        (4, 16) => unsafe { rows::<16, 64>(from, to) },
         // SAFETY: as above.
-        (4, 16) => unsafe { words::<16, 64>(from, row, to) },
+        (3, 8) => unsafe { rows::<8, 48>(from, to) },
         // SAFETY: as above.
-        (3, 8) => unsafe { words::<8, 48>(from, row, to) },
-        // SAFETY: as above.
-        (3, 16) => unsafe { words::<16, 48>(from, row, to) },
+        (3, 16) => unsafe { rows::<16, 48>(from, to) },
         other => unreachable!("no kernels for units of {other:?}"),
+    }
+}
+
+/// Runs have `UNITS` units of each of 16 spans, of which 16 are `BYTES`; the last one of a row may
+/// have fewer spans.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn rows<const UNITS: usize, const BYTES: usize>(from: &[u8], to: &mut [u8]) {
+    for (row, from) in from.chunks_exact(from.len() / QUAD).enumerate() {
+        let places = to.chunks_mut(QUAD * UNITS * BYTES);
+        for (from, to) in from.chunks(UNITS * BYTES).zip(places) {
+            words::<UNITS, BYTES>(from, row, to);
+        }
     }
 }
 
@@ -53,28 +62,33 @@ const CLOSE: Line = {
     line
 };
 
-/// Interleaves `UNITS` units of each of 16 spans; `BYTES` are those of 16 units.
+/// Puts a run of row `row` of four into its places of theirs.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn words<const UNITS: usize, const BYTES: usize>(from: &[u8], row: usize, to: &mut [u8]) {
     const { assert!(UNITS == 4 || UNITS == 8 || UNITS == 16) };
     let mut words = [_mm512_setzero_si512(); UNITS];
-    for (words, bytes) in words.iter_mut().zip(from.as_chunks::<BYTES>().0) {
+    for (words, bytes) in words.iter_mut().zip(from.chunks(BYTES)) {
         // SAFETY: the mask admits what there is.
-        *words =
-            unsafe { _mm512_maskz_loadu_epi8(u64::MAX >> (64 - BYTES), bytes.as_ptr().cast()) };
+        *words = unsafe { _mm512_maskz_loadu_epi8(first(bytes.len()), bytes.as_ptr().cast()) };
         if BYTES == 48 {
             *words = _mm512_permutexvar_epi8(line(&SPREAD), *words);
         }
     }
-    let places = to.as_chunks_mut::<BYTES>().0.iter_mut().skip(row).step_by(QUAD);
+    // Of each span held, so many units.
+    let size = from.len() / UNITS;
+    let places = to.chunks_exact_mut(size).skip(row).step_by(QUAD);
     for (words, bytes) in turned(words).iter().zip(places) {
         let words =
             if BYTES == 48 { _mm512_permutexvar_epi8(line(&CLOSE), *words) } else { *words };
         // SAFETY: the mask admits what there is.
-        unsafe {
-            _mm512_mask_storeu_epi8(bytes.as_mut_ptr().cast(), u64::MAX >> (64 - BYTES), words);
-        }
+        unsafe { _mm512_mask_storeu_epi8(bytes.as_mut_ptr().cast(), first(size), words) };
     }
+}
+
+/// The mask of the first bytes of 64, of which there is one at least.
+const fn first(count: usize) -> __mmask64 {
+    u64::MAX >> (64 - count)
 }
 
 /// The words of 16 spans, span after span, turned: a vector for each word of a span, with a lane
