@@ -54,38 +54,32 @@ pub(crate) trait Lanes: Copy {
     fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a · b + c`, rounded once.
     fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
-
-    /// Unpacks a span of the weight rows of a tile and turns it: word `w` of row `i` goes to
-    /// `out[w · outputs + i]`.
-    #[inline(always)]
-    fn turn<const BITS: usize>(from: &SpanRows<'_>, out: &mut [u32]) {
-        turn_by_words::<BITS>(from, Self::SIGNED, out);
-    }
 }
 
 /// The same span of several weight rows.
-pub(crate) struct SpanRows<'a> {
+struct SpanRows<'a> {
     /// From the first row's span on.
-    pub(crate) packed: &'a [u8],
+    packed: &'a [u8],
     /// Bytes from one row to the next.
-    pub(crate) row_bytes: usize,
-    pub(crate) span_bytes: usize,
+    row_bytes: usize,
+    span_bytes: usize,
     /// Rows there are.
-    pub(crate) held: usize,
+    held: usize,
     /// Rows of the tile.
-    pub(crate) outputs: usize,
+    outputs: usize,
 }
 
 impl SpanRows<'_> {
     #[inline(always)]
-    pub(crate) fn row(&self, index: usize) -> &[u8] {
+    fn row(&self, index: usize) -> &[u8] {
         &self.packed[index * self.row_bytes..][..self.span_bytes]
     }
 }
 
-/// [`Lanes::turn`] word by word.
+/// Unpacks a span of the weight rows of a tile and turns it: word `w` of row `i` goes to
+/// `out[w · outputs + i]`.
 #[inline(always)]
-pub(crate) fn turn_by_words<const BITS: usize>(from: &SpanRows<'_>, signed: bool, out: &mut [u32]) {
+fn turn<const BITS: usize>(from: &SpanRows<'_>, signed: bool, out: &mut [u32]) {
     let mut words = [0; MOST_WORDS];
     for index in 0..from.held {
         unpack::<BITS>(from.row(index), &mut words, signed);
@@ -224,7 +218,7 @@ impl Tile {
         for (span, visit) in self.visits.iter().enumerate() {
             let packed = &weights.bytes[first * row_bytes + span * span_bytes..];
             let rows = SpanRows { packed, row_bytes, span_bytes, held, outputs };
-            L::turn::<BITS>(&rows, &mut self.words[visit * words..][..words]);
+            turn::<BITS>(&rows, L::SIGNED, &mut self.words[visit * words..][..words]);
         }
         let each = weights.spans_per_scale;
         for (place, floats) in [weights.scales, weights.biases].iter().enumerate() {
