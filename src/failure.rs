@@ -2,6 +2,8 @@
 
 use std::{fmt::Display, process::ExitCode};
 
+use crate::progress::printable;
+
 /// Why the command did not succeed, as the exit code tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -53,7 +55,8 @@ impl Failure {
                 causes.push(text);
             }
         }
-        let message = causes.join(": ");
+        // Some of it may be what another machine said.
+        let message = printable(&causes.join(": "));
         eprintln!("error: {message}");
         if let Some(hint) = &self.hint {
             eprintln!("hint: {hint}");

@@ -98,7 +98,15 @@ impl Progress {
 /// A line for people, on standard error.
 #[expect(clippy::print_stderr, reason = "the command line reports to people")]
 pub(crate) fn say(text: &str) {
-    eprintln!("{text}");
+    eprintln!("{}", printable(text));
+}
+
+/// A text without what would command a terminal; it may have come from another machine.
+pub(crate) fn printable(text: &str) -> String {
+    let shown = |c: char| {
+        if c.is_control() && !matches!(c, '\n' | '\t') { char::REPLACEMENT_CHARACTER } else { c }
+    };
+    text.chars().map(shown).collect()
 }
 
 /// The result of a command, on standard output.

@@ -190,9 +190,13 @@ fn an_address_of_the_network_serves_the_whole_way() {
     assert!(alone.json["tls"] == true && alone.json["join"].is_object(), "{}", alone.json);
     let error = fail(2, &["push", path(&set(&scene)), "--to", &alone.address()]);
     assert!(error.contains("no cluster on this machine"), "{error}");
+    // One whose ranks would be at that address neither, though it listens on loopback.
+    let advertised = ip.to_string();
+    let options = ["--listen", "127.0.0.1:0", "--advertise", &advertised];
+    let forwarded = scene.start("forwarded", &options);
+    assert!(forwarded.json["tls"] == true, "{}", forwarded.json);
     let scene = Scene::new();
     // All addresses of the machine, and the ranks on one of them.
-    let advertised = ip.to_string();
     let everywhere = ["--listen", "0.0.0.0:0", "--advertise", &advertised];
     let options: &[&str] = if ip.is_ipv4() { &everywhere } else { &["--listen", &listen] };
     let (_nodes, server) = check_whole_way(&scene, options);

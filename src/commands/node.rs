@@ -48,7 +48,8 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     args.engine.check()?;
     let ip = reachable(args)?;
     let identity = args.store.join(IDENTITY);
-    let is_local = args.listen.ip().to_canonical().is_loopback();
+    // Ranks are reached at the second one.
+    let is_local = [args.listen.ip(), ip].iter().all(|ip| ip.to_canonical().is_loopback());
     let store = Arc::new(Store::open(&args.store)?);
     if args.reset {
         Guard::reset(&identity)?;

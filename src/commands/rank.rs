@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use shardpack_loader::{
     cluster::{
         Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
@@ -29,6 +29,12 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let _awake = KeepAwake::start();
     let manifest = package::read_manifest(&args.package)?;
     let credentials = args.identity.as_deref().map(credentials).transpose()?;
+    if credentials.is_none() && !args.bind.to_canonical().is_loopback() {
+        let error = anyhow!("{} is reached from other machines", args.bind);
+        return Err(
+            Failure::from(error).hint("ranks speak with those in TLS alone: say --identity")
+        );
+    }
     let listener = TcpListener::bind((args.bind, 0))
         .with_context(|| format!("cannot listen on {}", args.bind))?;
     let token = Token::generate().context("the system gave no random bytes")?;

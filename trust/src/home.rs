@@ -285,7 +285,7 @@ impl Home {
             return Err(HomeError::Name { name });
         }
         let expires = Validity::from_now().until;
-        let member = Member { name, address: address.to_owned(), key: token.key, expires };
+        let mut member = Member { name, address: address.to_owned(), key: token.key, expires };
         self.check_free(&member)?;
         let patience = Patience::of(NODE_TIMEOUT);
         let socket = reach(address, &resolved, patience.deadline)?;
@@ -296,7 +296,10 @@ impl Home {
                 ask(address, &channel, &Request::Join { secret, grant })?;
             }
             // Added once already, and this side did not hear or has forgotten it.
-            Err(HandshakeError::AlreadyJoined) if self.is_ours(&member, &resolved) => {}
+            Err(HandshakeError::AlreadyJoined) if self.is_ours(&member, &resolved) => {
+                // Nobody knows when its certificate ends: it is renewed when it is named.
+                member.expires = Validity::from_now().from;
+            }
             Err(source) => {
                 return Err(ConnectError::Handshake { node: address.to_owned(), source }.into());
             }

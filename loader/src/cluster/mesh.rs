@@ -197,14 +197,14 @@ fn connect(
         .map_err(|source| patience.or_superseded(FormError::Connect { rank, source }))?;
     socket.set_nodelay(true)?;
     let stream = match (credentials, peer.key) {
-        (None, None) => Channel::from(socket),
+        (None, None) if peer.address.ip().to_canonical().is_loopback() => Channel::from(socket),
         (Some(credentials), Some(key)) => {
             let given_up = || patience.slice(LOOK_AGAIN).is_none();
             let shaking = Shaking { deadline: patience.deadline.moment(), given_up: &given_up };
             Channel::call(socket, credentials, Service::Rank, (Role::Node, Some(key)), shaking)
                 .map_err(|source| patience.or_superseded(FormError::Handshake { rank, source }))?
         }
-        (Some(_), None) => {
+        (_, None) => {
             return Err(FormError::Manner { rank, found: "in the clear", expected: "TLS" });
         }
         (None, Some(_)) => {

@@ -1,12 +1,21 @@
 //! Asks a node for anything but a push: what it holds, and to start a rank.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 use shardpack_manifests::transfer::{
     Failure, Message, PROTOCOL, PackageKey, StartRank, Timeouts, Wire, WireError,
 };
 use shardpack_trust::{Channel, ConnectError, Endpoint, Service};
+
+/// How long a node may say that it is at something before it answers what it knows.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The same where it does something: starts a rank, checks a machine, makes a package current.
+const LONG_TIMEOUT: Duration = Duration::from_mins(15);
 
 type SetTimeout = fn(&Channel, Duration) -> io::Result<()>;
 
@@ -84,8 +93,8 @@ impl NodeClient {
         }
     }
 
-    /// Starts the engine of a rank; returns what its starter answered. There is no deadline for
-    /// the start as a whole: the node says that it is at it, and the starter has its own.
+    /// Starts the engine of a rank; returns what its starter answered, which has a deadline of its
+    /// own, or gives up after [`LONG_TIMEOUT`].
     pub fn start_rank(
         &mut self,
         package: PackageKey,
@@ -107,12 +116,21 @@ impl NodeClient {
     }
 
     fn ask(&mut self, message: &Message) -> Result<Message, ClientError> {
+        let at_most = match message {
+            Message::StartRank(_) | Message::Activate(_) => LONG_TIMEOUT,
+            _ => ANSWER_TIMEOUT,
+        };
         let address = self.address.clone();
+        let begun = Instant::now();
         let ended = |source| ClientError::Wire { address: address.clone(), source };
         self.wire.send(message).map_err(ended)?;
         loop {
             match self.wire.receive().map_err(ended)? {
-                Message::Working { .. } => {}
+                Message::Working { .. } if begun.elapsed() < at_most => {}
+                Message::Working { .. } => {
+                    let seconds = at_most.as_secs();
+                    return Err(self.wrong(format!("it is still at it after {seconds} s")));
+                }
                 Message::Failed(failure) => {
                     return Err(ClientError::Refused { address: address.clone(), failure });
                 }

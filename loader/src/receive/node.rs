@@ -240,6 +240,15 @@ impl Registration<'_> {
         }
         has_room
     }
+
+    /// Ends all other connections.
+    fn close_others(&self) {
+        let connections = lock(&self.shutdown.inner.connections);
+        for (_, stream) in connections.streams.iter().filter(|(number, _)| **number != self.number)
+        {
+            let _ = stream.shutdown(Direction::Both);
+        }
+    }
 }
 
 impl Drop for Registration<'_> {
@@ -327,7 +336,11 @@ impl Node {
             Visit::Refused(reason) => return Err(reason),
             Visit::Joined(joined) => ReceiveEvent::JoinedCluster(joined),
             Visit::Renewed(joined) => ReceiveEvent::Renewed(joined),
-            Visit::Left(_) => ReceiveEvent::LeftCluster,
+            Visit::Left(_) => {
+                // They are of the controller that it has left.
+                registration.close_others();
+                ReceiveEvent::LeftCluster
+            }
         };
         (self.options.observer)(&event);
         Ok(())

@@ -69,6 +69,14 @@ impl Layer {
                     anyhow::Ok(first.ip())
                 };
                 let ips = nodes.iter().map(ip).collect::<anyhow::Result<Vec<_>>>()?;
+                if let Some(ip) = ips.iter().find(|ip| !ip.to_canonical().is_loopback()) {
+                    return Err(Failure::from(anyhow!(
+                        "MLX's ring neither encrypts nor asks who calls: it would listen on {ip}"
+                    ))
+                    .hint(
+                        "name the cables' own addresses in a host file and give it with --hostfile",
+                    ));
+                }
                 Self::Fixed(Distributed::ring_over(&ips, port).map_err(wrong)?)
             }
         };
