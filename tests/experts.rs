@@ -49,10 +49,16 @@ pub(crate) fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts:
     convert(&source, &plan, &|_| ()).unwrap();
 }
 
+/// The packages of a set, as our own kernels read them.
 pub(crate) fn open(set: &Path, nodes: u32) -> Vec<Package> {
+    open_with(set, nodes, OpenOptions::fast(1))
+}
+
+/// The packages of a set in one way.
+pub(crate) fn open_with(set: &Path, nodes: u32, options: OpenOptions) -> Vec<Package> {
     let open = |rank| {
         let folder = set.join(format!("node-{rank}"));
-        Package::open(&folder, &OpenOptions::fast(1), &|_| ()).unwrap()
+        Package::open(&folder, &options, &|_| ()).unwrap()
     };
     (0..nodes).map(open).collect()
 }

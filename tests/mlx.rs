@@ -14,13 +14,13 @@ use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
 use shardpack_loader::{
     backend::{Arithmetic, Collectives, Cpu, CpuOptions, Mlx},
     engine::{LocalModel, TokenId, memory_group},
-    open::Package,
+    open::{OpenOptions, Package},
 };
 use shardpack_mlx::{Device, runtime};
 use tempfile::tempdir;
 
 use crate::{
-    experts::{open, write},
+    experts::{open_with, write},
     harness::{convert, data, fail, path, run, shardpack, text},
 };
 
@@ -89,7 +89,7 @@ fn mlx_computes_what_cpu_computes() {
             let folder = tempdir().unwrap();
             let set = folder.path().join("set");
             write(model, &set, bits, nodes, ExpertCut::Inside);
-            let packages = open(&set, nodes);
+            let packages = open_with(&set, nodes, OpenOptions::stored(1));
             let (cpu, mlx) = (on_cpu(&packages, &tokens), on_mlx(&runtime, &packages, &tokens));
             assert_eq!(cpu.len(), mlx.len());
             let worst = cpu.iter().zip(&mlx).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
