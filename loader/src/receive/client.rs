@@ -94,7 +94,7 @@ impl NodeClient {
     }
 
     /// Starts the engine of a rank; returns what its starter answered, which has a deadline of its
-    /// own, or gives up after [`LONG_TIMEOUT`].
+    /// own, or gives up after a quarter of an hour.
     pub fn start_rank(
         &mut self,
         package: PackageKey,

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, anyhow};
 use serde_json::{Map, Value, json};
 use shardpack_loader::{
-    engine::{Command, EngineHandle},
+    engine::{Command, EngineHandle, EngineState},
     server::{ChatModel, Script},
 };
 
@@ -68,6 +68,8 @@ pub(super) fn play(
     handle: &EngineHandle,
     commands: Receiver<Command>,
 ) -> anyhow::Result<thread::JoinHandle<()>> {
+    // Before anybody is told that it serves: what is asked waits for the player.
+    handle.update_status(|status| status.state = EngineState::Ready);
     let handle = handle.clone();
     let play = move || script.play(&model, handle, &commands);
     Ok(thread::Builder::new().name("script".to_owned()).spawn(play)?)

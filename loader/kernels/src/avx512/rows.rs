@@ -187,7 +187,11 @@ fn lanes_of<
     let mut lanes = [[_mm512_setzero_ps(); M]; QUAD];
     // The last run may have fewer spans.
     for (run, (packed, factors)) in quad.chunks(BYTES).zip(factors).enumerate() {
-        let dots = dots::<BITS, UNITS, LINES, M>(packed, x, run);
+        let dots = if packed.len() == BYTES {
+            dots::<BITS, UNITS, LINES, M, true>(packed, x, run)
+        } else {
+            dots::<BITS, UNITS, LINES, M, false>(packed, x, run)
+        };
         add(&mut lanes, &dots, factors, x, run);
     }
     lanes
@@ -211,15 +215,22 @@ fn add<const M: usize, const LINES: usize>(
     }
 }
 
-/// The exact dot products of a run, a lane for each span.
+/// The exact dot products of a run, a lane for each span; of a `WHOLE` one or of one with fewer.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
-fn dots<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usize>(
+fn dots<
+    const BITS: usize,
+    const UNITS: usize,
+    const LINES: usize,
+    const M: usize,
+    const WHOLE: bool,
+>(
     packed: &[u8],
     x: &Rows<'_, M, LINES>,
     run: usize,
 ) -> [[__m512i; M]; QUAD] {
-    let size = packed.len() / (UNITS * QUAD);
+    let whole = if BITS == 6 { 48 } else { 64 };
+    let size = if WHOLE { whole } else { packed.len() / (UNITS * QUAD) };
     let mask = u64::MAX >> (64 - size);
     let mut values = [&x.values[0][run]; M];
     for (values, x) in values.iter_mut().zip(&x.values) {
@@ -234,8 +245,15 @@ fn dots<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usiz
             fetch_behind::<4>(packed);
         }
         for (weights, packed) in weights.iter_mut().zip(packed.chunks_exact(size)) {
-            // SAFETY: the mask admits what there is.
-            let block = unsafe { _mm512_maskz_loadu_epi8(mask, packed.as_ptr().cast()) };
+            // SAFETY: a whole run's chunks are as long as the vector; else the mask admits what
+            // there is.
+            let block = unsafe {
+                if WHOLE && BITS != 6 {
+                    _mm512_loadu_si512(packed.as_ptr().cast())
+                } else {
+                    _mm512_maskz_loadu_epi8(mask, packed.as_ptr().cast())
+                }
+            };
             *weights = match BITS {
                 4 => nibbles(block),
                 6 => [six_bits(block); 2],
