@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use shardpack_trust::{Endpoint, Home, HomeError, date};
+use shardpack_trust::{Endpoint, Home, HomeError, date, is_local};
 
 use crate::{args::ClusterChoice, failure::Failure, progress::say};
 
@@ -46,17 +46,16 @@ pub(crate) fn nodes(texts: &[String], choice: &ClusterChoice) -> Result<Vec<Endp
         Ok(Ok(home)) => Some(home),
         Ok(Err(HomeError::Missing { .. })) if choice.folder.is_none() => None,
         // Nodes of this machine need neither a cluster nor a place for one.
-        _ if texts.iter().all(|text| is_local(text)) && choice.folder.is_none() => None,
+        _ if texts.iter().all(|text| names_this_machine(text)) && choice.folder.is_none() => None,
         Ok(Err(error)) => return Err(error.into()),
         Err(error) => return Err(error.into()),
     };
     texts.iter().map(|text| node(text, home.as_mut())).collect()
 }
 
-fn is_local(text: &str) -> bool {
+fn names_this_machine(text: &str) -> bool {
     let address = text.parse::<SocketAddr>();
-    text.starts_with("localhost:")
-        || address.is_ok_and(|address| address.ip().to_canonical().is_loopback())
+    text.starts_with("localhost:") || address.is_ok_and(|address| is_local(address.ip()))
 }
 
 fn node(text: &str, mut home: Option<&mut Home>) -> Result<Endpoint, Failure> {
@@ -73,7 +72,7 @@ fn node(text: &str, mut home: Option<&mut Home>) -> Result<Endpoint, Failure> {
         }
         return Ok(home.endpoint(&member));
     }
-    if is_local(text) {
+    if names_this_machine(text) {
         return Ok(Endpoint::plain(text));
     }
     Err(match home {

@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-use shardpack_kernels::{Activations, Platform};
+use shardpack_kernels::{Activations, Platform, Repack};
 use shardpack_manifests::{
     Manifest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},
@@ -22,17 +22,19 @@ use shardpack_manifests::{
 
 use chunks::{Destination, SourceFile};
 use pages::{PageBytes, Region};
-use repack::{packing_of, repack_of};
+use repack::repack_of;
 
 mod chunks;
 mod documents;
 mod error;
+mod memory;
 mod pages;
 mod repack;
 mod tensor;
 
 pub use documents::verify_documents;
 pub use error::{DamagedChunk, FileProblem, OpenError};
+pub(crate) use memory::Memory;
 pub use pages::PAGE_BYTES;
 pub use shardpack_kernels::Packing;
 pub use tensor::PackageTensor;
@@ -116,30 +118,27 @@ impl Package {
         let mut places = manifest
             .files
             .iter()
-            .map(|file| Places::allocate(&manifest, &file.name, file.size))
+            .map(|file| Places::allocate(&manifest, &file.name, file.size, options.packing))
             .collect::<Result<Vec<_>, _>>()?;
         let mut sources = Vec::with_capacity(places.len());
         for (entry, places) in manifest.files.iter().zip(&mut places) {
             let path = directory.join(&entry.name);
             let handle = File::open(&path).map_err(|source| OpenError::Read { path, source })?;
             read_past_the_cache(&handle);
-            let destinations = places.destinations(&manifest, options.packing);
+            let destinations = places.destinations();
             sources.push(SourceFile { entry, handle, destinations });
         }
         let bytes = chunks::read(sources, options.threads, progress)?;
-        if options.packing == Packing::Interleaved {
-            for places in &mut places {
-                places.interleave_divided(&manifest);
-            }
-        }
+        places.iter_mut().for_each(Places::interleave_divided);
         let mut tensors = BTreeMap::new();
         let mut files = BTreeMap::new();
         for (entry, places) in manifest.files.iter().zip(places) {
             match places {
                 Places::Tensors(held, region) => {
-                    tensors.extend(held.into_iter().zip(region.share()).map(|(tensor, pages)| {
-                        let packing = packing_of(&manifest, &tensor, options.packing);
-                        (tensor.name.clone(), PackageTensor::new(&tensor, packing, Arc::new(pages)))
+                    tensors.extend(held.into_iter().zip(region.share()).map(|(held, pages)| {
+                        let packing = held.repack.map_or(Packing::Stored, |_| Packing::Interleaved);
+                        let tensor = PackageTensor::new(&held.entry, packing, Arc::new(pages));
+                        (held.entry.name, tensor)
                     }));
                 }
                 Places::Whole(region) => {
@@ -180,15 +179,27 @@ impl Package {
 /// Where the bytes of one file go.
 enum Places {
     /// To its tensors, in file order; the header needs no storage.
-    Tensors(Vec<TensorEntry>, Region),
+    Tensors(Vec<Held>, Region),
     /// To one buffer.
     Whole(Region),
     /// Nowhere.
     VerifiedOnly,
 }
 
+/// A tensor of a file.
+struct Held {
+    entry: TensorEntry,
+    /// How its integers are interleaved, if they are.
+    repack: Option<Repack>,
+}
+
 impl Places {
-    fn allocate(manifest: &Manifest, file: &str, size: u64) -> Result<Self, OpenError> {
+    fn allocate(
+        manifest: &Manifest,
+        file: &str,
+        size: u64,
+        packing: Packing,
+    ) -> Result<Self, OpenError> {
         let mut held: Vec<_> =
             manifest.tensors.iter().filter(|tensor| tensor.file == file).cloned().collect();
         if held.is_empty() && size > MAX_KEPT_FILE_BYTES {
@@ -210,34 +221,37 @@ impl Places {
             }
         }
         let region = Region::zeroed(held.iter().map(|tensor| tensor.size as usize).collect());
-        Ok(Self::Tensors(held, region))
+        let held = held.into_iter().map(|entry| {
+            let repack = match packing {
+                Packing::Interleaved => repack_of(manifest, &entry),
+                Packing::Stored => None,
+            };
+            Held { entry, repack }
+        });
+        Ok(Self::Tensors(held.collect(), region))
     }
 
     /// Interleaves what could not be while it arrived.
-    fn interleave_divided(&mut self, manifest: &Manifest) {
+    fn interleave_divided(&mut self) {
         let Self::Tensors(held, region) = self else { return };
-        for (tensor, bytes) in held.iter().zip(region.runs_mut()) {
-            if let Some(repack) = repack_of(manifest, tensor) {
-                repack::interleave_divided(repack, tensor.offset, bytes);
+        for (held, bytes) in held.iter().zip(region.runs_mut()) {
+            if let Some(repack) = held.repack {
+                repack::interleave_divided(repack, held.entry.offset, bytes);
             }
         }
     }
 
-    fn destinations(&mut self, manifest: &Manifest, packing: Packing) -> Vec<Destination<'_>> {
-        let repack = |tensor| match packing {
-            Packing::Interleaved => repack_of(manifest, tensor),
-            Packing::Stored => None,
-        };
+    fn destinations(&mut self) -> Vec<Destination<'_>> {
         match self {
             Self::Tensors(held, region) => held
                 .iter()
                 .zip(region.runs_mut())
-                .map(|(tensor, bytes)| Destination {
-                    tensor: Some(&tensor.name),
-                    offset: tensor.offset,
+                .map(|(held, bytes)| Destination {
+                    tensor: Some(&held.entry.name),
+                    offset: held.entry.offset,
                     bytes,
-                    repack: repack(tensor),
-                    first: tensor.offset,
+                    repack: held.repack,
+                    first: held.entry.offset,
                 })
                 .collect(),
             Self::Whole(region) => region

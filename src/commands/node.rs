@@ -17,7 +17,7 @@ use shardpack_loader::{
     server,
 };
 use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Door, Guard, JoinToken, Joined, date};
+use shardpack_trust::{Door, Guard, JoinToken, Joined, date, is_local};
 use tempfile::TempDir;
 
 use super::{
@@ -49,12 +49,12 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     let ip = reachable(args)?;
     let identity = args.store.join(IDENTITY);
     // Ranks are reached at the second one.
-    let is_local = [args.listen.ip(), ip].iter().all(|ip| ip.to_canonical().is_loopback());
+    let stays_here = [args.listen.ip(), ip].into_iter().all(is_local);
     let store = Arc::new(Store::open(&args.store)?);
     if args.reset {
         Guard::reset(&identity)?;
     }
-    let guarded = !is_local || args.tls || Guard::has_joined(&identity);
+    let guarded = !stays_here || args.tls || Guard::has_joined(&identity);
     let guard = guarded
         .then(|| Guard::open(&identity, Duration::from_secs(args.token_ttl)).map(Arc::new))
         .transpose()?;

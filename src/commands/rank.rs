@@ -19,7 +19,7 @@ use shardpack_loader::{
     server,
 };
 use shardpack_manifests::Manifest;
-use shardpack_trust::{Credentials, credentials_of_node};
+use shardpack_trust::{Credentials, credentials_of_node, is_local};
 
 use super::{Outcome, package, threads};
 use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result};
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let _awake = KeepAwake::start();
     let manifest = package::read_manifest(&args.package)?;
     let credentials = args.identity.as_deref().map(credentials).transpose()?;
-    if credentials.is_none() && !args.bind.to_canonical().is_loopback() {
+    if credentials.is_none() && !is_local(args.bind) {
         let error = anyhow!("{} is reached from other machines", args.bind);
         return Err(
             Failure::from(error).hint("ranks speak with those in TLS alone: say --identity")

@@ -21,7 +21,7 @@ use shardpack_loader::{
     server::{self, ChatModel, Server, ServerLimits, Stop, Tls},
 };
 use shardpack_manifests::Manifest;
-use shardpack_trust::Endpoint;
+use shardpack_trust::{Endpoint, is_local};
 
 use self::{layer::Layer, scripted::Scripted};
 use super::{Outcome, keys, package};
@@ -229,7 +229,7 @@ fn tls(args: &ServeArgs) -> Result<Option<Tls>, Failure> {
 
 fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener, Failure> {
     let address = args.listen;
-    if !address.ip().to_canonical().is_loopback() {
+    if !is_local(address.ip()) {
         if !has_keys && !args.insecure {
             let error =
                 anyhow!("{address} can be reached from other machines, and there are no API keys");

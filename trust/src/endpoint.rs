@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
     time::{Duration, Instant},
 };
 
@@ -53,6 +53,12 @@ pub struct Endpoint {
     guarded: Option<(Credentials, PeerKey)>,
 }
 
+/// Whether an address is of this machine's loopback: no other is spoken to in the clear.
+#[must_use]
+pub const fn is_local(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
 impl Endpoint {
     /// A node of this machine, in the clear.
     #[must_use]
@@ -94,8 +100,7 @@ impl Endpoint {
         let resolved = self.resolve()?;
         let node = self.to_string();
         let Some((credentials, key)) = &self.guarded else {
-            let is_loopback = |address: &&SocketAddr| address.ip().to_canonical().is_loopback();
-            if let Some(address) = resolved.iter().find(|address| !is_loopback(address)) {
+            if let Some(address) = resolved.iter().find(|address| !is_local(address.ip())) {
                 return Err(ConnectError::NotLoopback { address: *address });
             }
             let socket = reach(&node, &resolved, Instant::now() + timeout)?;

@@ -25,7 +25,7 @@ mod token;
 pub use certificate::{Authority, Role, Validity, date};
 pub use channel::{Channel, Peer};
 pub use credentials::{Credentials, CredentialsError, Service};
-pub use endpoint::{ConnectError, Endpoint};
+pub use endpoint::{ConnectError, Endpoint, is_local};
 pub use files::FileError;
 pub use guard::{Door, Guard, GuardError, Joined, Visit, credentials_of_node};
 pub use handshake::{HandshakeError, Patience};

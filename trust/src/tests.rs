@@ -39,6 +39,12 @@ impl Cluster {
     }
 }
 
+/// Why a call is not answered.
+fn refusal(endpoint: &Endpoint) -> String {
+    let called = endpoint.connect(Service::Transfer, LONG);
+    causes(&called.map(drop).expect_err("nobody lets it in"))
+}
+
 /// An error with all that led to it.
 fn causes(error: &dyn std::error::Error) -> String {
     let text = error.to_string();
@@ -212,11 +218,7 @@ fn a_caller_of_something_else_is_told_so() {
         });
         let endpoint =
             Endpoint::member("n".into(), address.to_string(), controller.clone(), controller.key());
-        let error = endpoint
-            .connect(Service::Transfer, LONG)
-            .map(drop)
-            .map_err(|error| causes(&error))
-            .unwrap_err();
+        let error = refusal(&endpoint);
         assert!(error.contains("does not speak TLS"), "{error}");
         drop(answering.join());
     }
@@ -341,11 +343,7 @@ fn a_node_joins_once_and_is_known_from_then_on() {
     // Not yet: the cluster's own way finds no member.
     let early =
         Endpoint::member("n".into(), address.clone(), home.credentials().clone(), token.key);
-    let error = early
-        .connect(Service::Transfer, LONG)
-        .map(drop)
-        .map_err(|error| causes(&error))
-        .unwrap_err();
+    let error = refusal(&early);
     assert!(error.contains("has not joined a cluster"), "{error}");
 
     let member = home.add(&address, &token, Some("studio-1")).unwrap();
@@ -371,11 +369,7 @@ fn a_node_joins_once_and_is_known_from_then_on() {
     assert!(home.renew("node-1").unwrap().expires >= before);
     // The end: it invites again, with another token.
     home.dismiss("node-1").unwrap();
-    let error = early
-        .connect(Service::Transfer, LONG)
-        .map(drop)
-        .map_err(|error| causes(&error))
-        .unwrap_err();
+    let error = refusal(&early);
     assert!(error.contains("has not joined a cluster"), "{error}");
     assert!(!Guard::has_joined(&there));
     let error = causes(&foreign.add(&address, &token, None).unwrap_err());

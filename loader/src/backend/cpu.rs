@@ -24,7 +24,6 @@ mod cache;
 mod delta;
 mod experts;
 mod heads;
-mod memory;
 mod order;
 mod route;
 

@@ -9,7 +9,9 @@ use std::{
 };
 
 use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, TcpLink};
-use shardpack_trust::{Channel, Credentials, HandshakeError, Patience as Shaking, Role, Service};
+use shardpack_trust::{
+    Channel, Credentials, HandshakeError, Patience as Shaking, Role, Service, is_local,
+};
 
 use super::{
     acceptor::refuse,
@@ -197,7 +199,7 @@ fn connect(
         .map_err(|source| patience.or_superseded(FormError::Connect { rank, source }))?;
     socket.set_nodelay(true)?;
     let stream = match (credentials, peer.key) {
-        (None, None) if peer.address.ip().to_canonical().is_loopback() => Channel::from(socket),
+        (None, None) if is_local(peer.address.ip()) => Channel::from(socket),
         (Some(credentials), Some(key)) => {
             let given_up = || patience.slice(LOOK_AGAIN).is_none();
             let shaking = Shaking { deadline: patience.deadline.moment(), given_up: &given_up };

@@ -19,7 +19,7 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
-use shardpack_trust::{Channel, Credentials, HandshakeError, Patience, Role, Service};
+use shardpack_trust::{Channel, Credentials, HandshakeError, Patience, Role, Service, is_local};
 
 use super::{
     announce::Announcement,
@@ -366,7 +366,7 @@ fn connect(
     let socket = TcpStream::connect_timeout(&to.address, left).map_err(ConnectError::Connect)?;
     socket.set_nodelay(true).map_err(ConnectError::Connect)?;
     let stream = match (to.key, credentials) {
-        (None, None) if to.address.ip().to_canonical().is_loopback() => Channel::from(socket),
+        (None, None) if is_local(to.address.ip()) => Channel::from(socket),
         (None, _) => return Err(ConnectError::InTheClear),
         (Some(_), None) => return Err(ConnectError::NoCluster),
         (Some(key), Some(credentials)) => {

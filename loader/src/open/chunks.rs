@@ -22,7 +22,7 @@ use shardpack_manifests::{
     manifest::FileEntry,
 };
 
-use super::{DamagedChunk, OpenError, OpenProgress, pages::LARGE_PAGE_BYTES, repack::Rearranging};
+use super::{DamagedChunk, OpenError, OpenProgress, memory::LARGE_PAGE_BYTES, repack::Rearranging};
 
 /// Bytes that are read at once: they stay in the second cache until they are hashed, and are
 /// whole subtrees of BLAKE3. Reads past the cache, as on macOS, go to the disk one by one and are

@@ -3,7 +3,7 @@
 //! Bytes are hashed before they are rearranged, and given away only when every chunk was right.
 
 use shardpack_formats::Dtype;
-use shardpack_kernels::{Packing, Repack};
+use shardpack_kernels::Repack;
 use shardpack_manifests::{
     Manifest,
     digest::CHUNK_BYTES,
@@ -70,13 +70,5 @@ pub(super) fn interleave_divided(repack: Repack, offset: u64, bytes: &mut [u8]) 
             repack.interleave(&mut bytes[first..first + quad]);
             last = Some(first);
         }
-    }
-}
-
-/// How the integers of a tensor stand when `wanted` was asked for.
-pub(super) fn packing_of(manifest: &Manifest, tensor: &TensorEntry, wanted: Packing) -> Packing {
-    match wanted {
-        Packing::Interleaved if repack_of(manifest, tensor).is_some() => Packing::Interleaved,
-        _ => Packing::Stored,
     }
 }

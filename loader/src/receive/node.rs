@@ -17,7 +17,7 @@ use std::{
 
 use serde_json::Value;
 use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Guard, Visit};
+use shardpack_trust::{Guard, Visit, is_local};
 
 use super::{
     connection::Connection,
@@ -88,7 +88,7 @@ pub enum ServeError {
 /// Listens on a loopback address (`127.0.0.1:0` takes any free port).
 pub fn bind(address: &str) -> Result<TcpListener, ServeError> {
     let resolved = resolve(address)?;
-    match resolved.iter().find(|address| !is_loopback(address)) {
+    match resolved.iter().find(|address| !is_local(address.ip())) {
         Some(address) => Err(ServeError::NotLoopback { address: *address }),
         None => listen(&resolved),
     }
@@ -111,10 +111,6 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, ServeError> {
 fn listen(addresses: &[SocketAddr]) -> Result<TcpListener, ServeError> {
     TcpListener::bind(addresses)
         .map_err(|source| ServeError::Listen { address: addresses[0], source })
-}
-
-fn is_loopback(address: &SocketAddr) -> bool {
-    address.ip().to_canonical().is_loopback()
 }
 
 /// Ends a node from another thread; clones end the same one.
@@ -286,7 +282,7 @@ impl Node {
     /// Serves until `shutdown` says otherwise, and until the last connection has ended.
     pub fn serve(&self, listener: &TcpListener, shutdown: &Shutdown) -> Result<(), ServeError> {
         let address = listener.local_addr().map_err(ServeError::Listener)?;
-        if self.guard.is_none() && !is_loopback(&address) {
+        if self.guard.is_none() && !is_local(address.ip()) {
             return Err(ServeError::NotLoopback { address });
         }
         *lock(&shutdown.inner.address) = Some(address);
@@ -298,7 +294,7 @@ impl Node {
                 };
                 let standing = match self.guard {
                     Some(_) => Standing::Unproven(peer.ip()),
-                    None if is_loopback(&peer) => Standing::Proven,
+                    None if is_local(peer.ip()) => Standing::Proven,
                     // A listener on loopback gets none from elsewhere; a strange route might.
                     None => continue,
                 };

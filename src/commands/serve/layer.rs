@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use shardpack_mlx::distributed::{Distributed, DistributedError, HostFile};
-use shardpack_trust::Endpoint;
+use shardpack_trust::{Endpoint, is_local};
 
 use crate::{
     args::{CollectivesName, EngineName, ServeArgs},
@@ -69,7 +69,7 @@ impl Layer {
                     anyhow::Ok(first.ip())
                 };
                 let ips = nodes.iter().map(ip).collect::<anyhow::Result<Vec<_>>>()?;
-                if let Some(ip) = ips.iter().find(|ip| !ip.to_canonical().is_loopback()) {
+                if let Some(ip) = ips.iter().find(|ip| !is_local(**ip)) {
                     return Err(Failure::from(anyhow!(
                         "MLX's ring neither encrypts nor asks who calls: it would listen on {ip}"
                     ))

@@ -7,8 +7,11 @@ use half::{bf16, f16};
 use shardpack_kernels::{Floats, KvBlock, KvHead, attention::KEYS_PER_BLOCK};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{delta::State, memory::Memory};
-use crate::backend::{CacheShape, KvType, TOKENS_PER_PAGE};
+use super::delta::State;
+use crate::{
+    backend::{CacheShape, KvType, TOKENS_PER_PAGE},
+    open::Memory,
+};
 
 // Attention reads a page as one block.
 const _: () = assert!(TOKENS_PER_PAGE == KEYS_PER_BLOCK);
@@ -39,6 +42,10 @@ pub struct Page {
     scales: Vec<f32>,
 }
 
+/// Bytes of a line of the cache, which are those of the widest vector too: none of a row then lies
+/// in two.
+const LINE: usize = 64;
+
 /// Pages of a sequence before those in large pages of memory. These are resident whole as soon as
 /// their first token is, so a sequence takes at most a ninth more than its tokens need.
 const PAGES_IN_SMALL: usize = 8;
@@ -51,9 +58,9 @@ impl Page {
         let rows = shape.layers * rows_per_layer;
         let bytes = rows * shape.head_dim * number_bytes(kind);
         let numbers = if index < PAGES_IN_SMALL {
-            Memory::zeroed(bytes)
+            Memory::zeroed(bytes, LINE)
         } else {
-            Memory::on_large_pages(bytes)
+            Memory::on_large_pages(bytes, LINE)
         };
         let scales = vec![0.0; if kind == KvType::Q8 { rows } else { 0 }];
         Self { kind, head_dim: shape.head_dim, rows_per_layer, numbers, scales }

@@ -1,44 +1,49 @@
-//! Zeroed bytes from a line of the processor's cache on, on large pages where there are enough.
+//! Zeroed bytes on a boundary, on large pages where there are enough: what weights and the keys and
+//! values of long sequences lie in.
 
 use std::fmt;
 
 use memmap2::MmapMut;
 
-/// Bytes of a line, which are those of the widest vector too: none of a row then lies in two.
-const LINE: usize = 64;
-
-/// Size and boundary of the large pages that Linux gives where it is asked. Attention over 4096
-/// keys is a tenth faster on them, on one thread a fifth: addresses are looked up less often, and
-/// fetches ahead do not end at every small page.
-const LARGE_PAGE_BYTES: usize = 2 << 20;
+/// Size and boundary of the large pages that Linux gives where it is asked. Weights on them cost a
+/// thousandth of the page faults while loading. Attention over 4096 keys is a tenth faster on them,
+/// on one thread a fifth: addresses are looked up less often, and fetches ahead do not end at every
+/// small page.
+pub(super) const LARGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Bytes that are read and written and do not move.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     storage: Storage,
     start: usize,
     len: usize,
+    boundary: usize,
 }
 
 enum Storage {
     Heap(Vec<u8>),
+    /// Memory of the system's, not of a file.
     Mapped(MmapMut),
 }
 
 impl Memory {
-    pub(super) fn zeroed(len: usize) -> Self {
-        let storage = vec![0; len + LINE];
-        let start = storage.as_ptr().align_offset(LINE);
-        assert!(start <= LINE, "a byte can be aligned to a line");
-        Self { storage: Storage::Heap(storage), start, len }
+    /// Zeros that begin on a multiple of `boundary`.
+    pub(crate) fn zeroed(len: usize, boundary: usize) -> Self {
+        // Zeroed memory comes from the system untouched, so its pages are cleared by whoever writes
+        // to them first. It never moves: `storage` is not resized.
+        let storage = vec![0; len + boundary];
+        let start = storage.as_ptr().align_offset(boundary);
+        assert!(start <= boundary, "a byte can be aligned to {boundary}");
+        Self { storage: Storage::Heap(storage), start, len, boundary }
     }
 
-    /// The same on large pages, where there are enough for one and the system gives them.
-    pub(super) fn on_large_pages(len: usize) -> Self {
-        let mapped = if len < LARGE_PAGE_BYTES { None } else { mapped(len) };
-        mapped.unwrap_or_else(|| Self::zeroed(len))
+    /// The same on large pages, in address space that is not touched elsewhere, where there are
+    /// enough for one and the system gives them; the boundary is at most theirs.
+    pub(crate) fn on_large_pages(len: usize, boundary: usize) -> Self {
+        let mapped = if len < LARGE_PAGE_BYTES { None } else { mapped(len, boundary) };
+        mapped.unwrap_or_else(|| Self::zeroed(len, boundary))
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         let all: &[u8] = match &self.storage {
             Storage::Heap(all) => all,
             Storage::Mapped(all) => all,
@@ -46,7 +51,7 @@ impl Memory {
         &all[self.start..self.start + self.len]
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let all: &mut [u8] = match &mut self.storage {
             Storage::Heap(all) => all,
             Storage::Mapped(all) => all,
@@ -56,7 +61,7 @@ impl Memory {
 }
 
 /// None where the system refuses.
-fn mapped(len: usize) -> Option<Memory> {
+fn mapped(len: usize, boundary: usize) -> Option<Memory> {
     let storage = MmapMut::map_anon(len + LARGE_PAGE_BYTES).ok()?;
     let start = storage.as_ptr().align_offset(LARGE_PAGE_BYTES);
     assert!(start <= LARGE_PAGE_BYTES, "a byte can be aligned to a large page");
@@ -67,12 +72,12 @@ fn mapped(len: usize) -> Option<Memory> {
         let whole = len / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
         let _ = storage.advise_range(memmap2::Advice::HugePage, start, whole);
     }
-    Some(Memory { storage: Storage::Mapped(storage), start, len })
+    Some(Memory { storage: Storage::Mapped(storage), start, len, boundary })
 }
 
 impl Clone for Memory {
     fn clone(&self) -> Self {
-        let mut copy = Self::zeroed(self.len);
+        let mut copy = Self::zeroed(self.len, self.boundary);
         copy.bytes_mut().copy_from_slice(self.bytes());
         copy
     }
@@ -88,10 +93,12 @@ impl fmt::Debug for Memory {
 mod tests {
     use super::*;
 
+    const LINE: usize = 64;
+
     #[test]
     fn bytes_are_zeros_on_a_line_and_copies_are_their_own() {
         let lens = [0, 1, 1000, LARGE_PAGE_BYTES, 2 * LARGE_PAGE_BYTES + 5];
-        let all = lens.map(|len| [Memory::zeroed(len), Memory::on_large_pages(len)]);
+        let all = lens.map(|len| [Memory::zeroed(len, LINE), Memory::on_large_pages(len, LINE)]);
         for (mut memory, len) in
             all.into_iter().zip(lens).flat_map(|([a, b], len)| [(a, len), (b, len)])
         {
