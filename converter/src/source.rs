@@ -22,7 +22,7 @@ use std::{
 use serde_json::Value;
 use shardpack_formats::{
     SourceTensor,
-    chat::special_tokens,
+    chat::{self, special_tokens},
     container::{ContainerError, TensorInfo},
     gguf::GgufError,
     pickle::PickleError,
@@ -346,8 +346,14 @@ impl Source {
         folder: &Path,
         (config, config_bytes): (Value, Vec<u8>),
         (weights, grouped): (Weights, Grouped),
-        (text, derived): (BTreeMap<String, Vec<u8>>, BTreeSet<String>),
+        (mut text, mut derived): (BTreeMap<String, Vec<u8>>, BTreeSet<String>),
     ) -> Self {
+        if let Some(template) = config["model_type"].as_str().and_then(chat::published)
+            && let Ok(None) = chat::lookup(&text)
+        {
+            text.insert(chat::TEMPLATE_FILE.to_owned(), template.as_bytes().to_vec());
+            derived.insert(chat::TEMPLATE_FILE.to_owned());
+        }
         Self {
             folder: folder.to_owned(),
             tokenizer: converted_tokenizer(&text),

@@ -88,6 +88,13 @@ pub fn lookup(texts: &BTreeMap<String, Vec<u8>>) -> Result<Option<Templates>, St
     Ok(None)
 }
 
+/// The template of a kind of model whose checkpoints have a program in place of one; it renders what
+/// the program writes.
+#[must_use]
+pub fn published(model_type: &str) -> Option<&'static str> {
+    (model_type == "deepseek_v32").then_some(include_str!("../templates/deepseek_v32.jinja"))
+}
+
 /// One template, or a list of named ones.
 fn templates(file: &'static str, value: &Value) -> Result<Option<Templates>, String> {
     match value {
@@ -342,6 +349,18 @@ mod tests {
         let kjv = probed(include_str!("../../tests/data/kjv-4m/chat_template.jinja"));
         assert_eq!(kjv.problem, None);
         assert!(kjv.tools && kjv.tool_results && kjv.generation_prompt, "{kjv:?}");
+    }
+
+    #[test]
+    fn a_template_in_place_of_a_program_can_what_the_program_can() {
+        let chat = probed(published("deepseek_v32").unwrap());
+        assert_eq!(chat.problem, None);
+        assert!(chat.system && chat.tools && chat.tool_results && chat.parallel_calls);
+        assert!(chat.arguments_object && chat.generation_prompt && chat.thinking_switch);
+        let tools = Some(crate::ToolFamily::DeepseekV32);
+        let thinking = Some(crate::ThinkingStyle::ThinkTags);
+        assert_eq!(chat.output, OutputStyle { tools, thinking });
+        assert_eq!(published("deepseek_v3"), None);
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub enum ToolFamily {
     DeepseekV3,
     /// Sections of special tokens, `name<sep>{…}` (DeepSeek V3.1).
     DeepseekV31,
+    /// `<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="k" string="true">v…`
+    /// (DeepSeek V3.2).
+    DeepseekV32,
     /// Sections of special tokens, `functions.name:0<argument>{…}` (Kimi K2).
     KimiK2,
     /// `<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>` (GLM 4.5 to 4.7).
@@ -99,6 +102,9 @@ fn detect_tools(template: &str) -> Option<ToolFamily> {
         let fenced = has("```json");
         return Some(if fenced { ToolFamily::DeepseekV3 } else { ToolFamily::DeepseekV31 });
     }
+    if has("｜DSML｜function_calls>") {
+        return Some(ToolFamily::DeepseekV32);
+    }
     if has("<arg_key>") {
         return Some(ToolFamily::Glm4);
     }
@@ -168,6 +174,7 @@ mod tests {
         check("<|header_start|> tool_calls [func_name1(", Some(ToolFamily::LlamaPythonic));
         check("<｜tool▁calls▁begin｜>```json", Some(ToolFamily::DeepseekV3));
         check("<｜tool▁calls▁begin｜>", Some(ToolFamily::DeepseekV31));
+        check("<｜DSML｜function_calls>", Some(ToolFamily::DeepseekV32));
         let thinking = |template: &str| OutputStyle::detect(template).thinking;
         assert_eq!(thinking("x</think>"), Some(ThinkingStyle::ThinkTags));
         assert_eq!(thinking("[THINK]"), Some(ThinkingStyle::BracketTags));

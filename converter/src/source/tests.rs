@@ -345,3 +345,27 @@ fn check_order(source: &Source, tensor: &Logical, block: u64) {
         assert_eq!(end, info.size, "{} by {block}", tensor.name);
     }
 }
+
+#[test]
+fn what_has_a_program_for_a_template_is_given_the_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = fixture("bf16_moe");
+    for entry in fs::read_dir(&from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let template = |model_type: &str| {
+        let config = json!({ "model_type": model_type });
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let source = Source::open(folder.path()).unwrap();
+        let derived = source.derived.contains("chat_template.jinja");
+        let text = source.text.get("chat_template.jinja").cloned();
+        text.map(|text| (String::from_utf8(text).unwrap(), derived))
+    };
+    let published = chat::published("deepseek_v32").unwrap().to_owned();
+    assert_eq!(template("deepseek_v32"), Some((published, true)));
+    assert_eq!(template("deepseek_v3"), None);
+    // A template of its own stays.
+    fs::write(folder.path().join("chat_template.jinja"), "own").unwrap();
+    assert_eq!(template("deepseek_v32"), Some(("own".to_owned(), false)));
+}

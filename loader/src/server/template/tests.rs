@@ -15,6 +15,9 @@ fn source(name: &str) -> &'static str {
         "qwen3" => include_str!("golden/qwen3.jinja"),
         "mistral" => include_str!("golden/mistral.jinja"),
         "coder" => include_str!("golden/coder.jinja"),
+        "deepseek_v32" => {
+            include_str!("../../../../formats/templates/deepseek_v32.jinja")
+        }
         "features" => include_str!("golden/features.jinja"),
         other => panic!("no template {other}"),
     }
@@ -69,7 +72,7 @@ fn conversations_render_as_transformers_renders_them() {
             faults.push(format!("{name}, {}:\n{found:?}\n{case:?}", text("title").unwrap()));
         }
     }
-    assert!(cases.len() >= 80, "only {} cases", cases.len());
+    assert!(cases.len() >= 100, "only {} cases", cases.len());
     assert!(faults.is_empty(), "{} of {}\n{}", faults.len(), cases.len(), faults.join("\n\n"));
 }
 

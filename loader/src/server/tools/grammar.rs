@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use shardpack_formats::ToolFamily;
 
 use super::{
+    params::DSML,
     parser::OutputFormat,
     schema::{SchemaError, enforceable},
     value::{Reading, reading},
@@ -86,6 +87,15 @@ impl<'a> Writer<'a> {
         match self.format.marker_token(name) {
             Some(token) => format!("<[{}]>", token.0),
             None => quoted(name),
+        }
+    }
+
+    /// A tag of DeepSeek V3.2: letters about a marker.
+    fn tag(&self, text: &str) -> String {
+        let letters: Vec<String> = text.split(DSML).map(quoted).collect();
+        match self.format.marker_token(DSML) {
+            Some(_) => format!("({})", letters.join(&format!(" {} ", self.marker(DSML)))),
+            None => quoted(text),
         }
     }
 
@@ -212,9 +222,10 @@ impl<'a> Writer<'a> {
                 format!("{} {again} (\" \"? {constrain} \"json\")? {message} {json}", quoted(name))
             }
             ToolFamily::LlamaPythonic => self.pythonic(number, tool)?,
-            ToolFamily::QwenXml | ToolFamily::Glm4 | ToolFamily::MinimaxM2 => {
-                self.params(family, tool)?
-            }
+            ToolFamily::QwenXml
+            | ToolFamily::Glm4
+            | ToolFamily::MinimaxM2
+            | ToolFamily::DeepseekV32 => self.params(family, tool)?,
         })
     }
 
@@ -267,9 +278,18 @@ impl<'a> Writer<'a> {
         let mut body = match family {
             ToolFamily::QwenXml => quoted(&format!("<function={}>", tool.name)) + " WS?",
             ToolFamily::MinimaxM2 => quoted(&format!("<invoke name=\"{}\">", tool.name)) + " WS?",
+            ToolFamily::DeepseekV32 => {
+                self.tag(&format!("<{DSML}invoke name=\"{}\">", tool.name)) + " WS?"
+            }
             _ => quoted(&tool.name) + " WS?",
         };
         for param in &params.list {
+            let optional = if param.required { "" } else { "?" };
+            if family == ToolFamily::DeepseekV32 {
+                let told = self.told_param(&params, param)?;
+                let _ = write!(body, " ({told} WS?){optional}");
+                continue;
+            }
             let key = match family {
                 ToolFamily::QwenXml => quoted(&format!("<parameter={}>\n", param.name)),
                 ToolFamily::MinimaxM2 => quoted(&format!("<parameter name=\"{}\">", param.name)),
@@ -280,15 +300,41 @@ impl<'a> Writer<'a> {
                 }
             };
             let value = self.param_value(family, &params, param)?;
-            let optional = if param.required { "" } else { "?" };
             let _ = write!(body, " ({key} {value} WS?){optional}");
         }
         match family {
             ToolFamily::QwenXml => body.push_str(" \"</function>\""),
             ToolFamily::MinimaxM2 => body.push_str(" \"</invoke>\""),
+            ToolFamily::DeepseekV32 => {
+                let _ = write!(body, " {}", self.tag(&format!("</{DSML}invoke>")));
+            }
             _ => {}
         }
         Ok(body)
+    }
+
+    /// An argument that says by itself whether it is text or JSON (DeepSeek V3.2).
+    fn told_param(
+        &mut self,
+        params: &Params<'_>,
+        param: &Param<'_>,
+    ) -> Result<String, SchemaError> {
+        let whole = params.schema(param);
+        let reading = reading(Some((&whole, &whole)));
+        let head = |is_text: bool| {
+            format!("<{DSML}parameter name=\"{}\" string=\"{is_text}\">", param.name)
+        };
+        let mut alternatives = Vec::new();
+        if reading != Reading::Json {
+            let value = self.text_value(ToolFamily::DeepseekV32, &whole)?;
+            alternatives.push(format!("{} {value}", self.tag(&head(true))));
+        }
+        if reading != Reading::Text {
+            let value = self.json(&enforceable(&whole)?);
+            let (_, marker) = self.value_close(ToolFamily::DeepseekV32);
+            alternatives.push(format!("{} {value} {marker}", self.tag(&head(false))));
+        }
+        Ok(format!("({})", alternatives.join(" | ")))
     }
 
     /// A value and the tag that closes it.
@@ -298,20 +344,27 @@ impl<'a> Writer<'a> {
         params: &Params<'_>,
         param: &Param<'_>,
     ) -> Result<String, SchemaError> {
-        let close = match family {
-            ToolFamily::QwenXml => "\n</parameter>",
-            ToolFamily::MinimaxM2 => "</parameter>",
-            _ => "</arg_value>",
-        };
-        let marker = match family {
-            ToolFamily::Glm4 => self.marker("</arg_value>"),
-            _ => quoted(close),
-        };
         let whole = params.schema(param);
-        let reading = reading(Some((&whole, &whole)));
-        if reading == Reading::Json {
+        if reading(Some((&whole, &whole))) == Reading::Json {
+            let (_, marker) = self.value_close(family);
             return Ok(format!("{} {marker}", self.json(&enforceable(&whole)?)));
         }
+        self.text_value(family, &whole)
+    }
+
+    /// What closes a value: its letters, and itself in the grammar.
+    fn value_close(&self, family: ToolFamily) -> (&'static str, String) {
+        match family {
+            ToolFamily::QwenXml => ("\n</parameter>", quoted("\n</parameter>")),
+            ToolFamily::MinimaxM2 => ("</parameter>", quoted("</parameter>")),
+            ToolFamily::DeepseekV32 => ("</｜DSML｜parameter>", self.tag("</｜DSML｜parameter>")),
+            _ => ("</arg_value>", self.marker("</arg_value>")),
+        }
+    }
+
+    /// A bare text and the tag that closes it.
+    fn text_value(&mut self, family: ToolFamily, whole: &Value) -> Result<String, SchemaError> {
+        let (close, marker) = self.value_close(family);
         let object = whole.as_object();
         let get = |key: &str| object.and_then(|object| object.get(key));
         if let Some(values) = get("enum").and_then(Value::as_array) {
@@ -330,6 +383,14 @@ impl<'a> Writer<'a> {
         let bounds =
             [get("minLength"), get("maxLength")].map(|bound| bound.and_then(Value::as_u64));
         let escaped = close.replace('\n', "\\n").replace('/', "\\/");
+        if bounds == [None, None]
+            && family == ToolFamily::DeepseekV32
+            && let Some(token) = self.format.marker_token(DSML)
+        {
+            // Texts may hold what begins the tag; only the token within ends them.
+            let piece = self.lazy("(?s:.*)<\\/");
+            return Ok(format!("{piece}+ <[{}]> \"parameter>\"", token.0));
+        }
         Ok(match (bounds, self.format.marker_token("</arg_value>")) {
             ([None, None], Some(_)) => format!("ANY? {marker}"),
             ([None, None], None) => self.lazy(&format!("(?s:.*){escaped}")),
@@ -389,6 +450,11 @@ impl<'a> Writer<'a> {
                 let (open, close) = (marker("<minimax:tool_call>"), marker("</minimax:tool_call>"));
                 format!("{open} WS? {} WS? {close}", many("call".to_owned(), "WS?"))
             }
+            ToolFamily::DeepseekV32 => {
+                let tag = |slash: &str| self.tag(&format!("<{slash}{DSML}function_calls>"));
+                let calls = many("call".to_owned(), "WS?");
+                format!("WS? {} WS? {calls} WS? {}", tag(""), tag("/"))
+            }
             ToolFamily::Harmony => {
                 let channel = marker("<|channel|>");
                 let thinking = self.analysis();
@@ -439,6 +505,10 @@ impl<'a> Writer<'a> {
             }
             ToolFamily::MinimaxM2 => {
                 format!("WS? call {} WS? {}", more("WS?"), marker("</minimax:tool_call>"))
+            }
+            ToolFamily::DeepseekV32 => {
+                let close = self.tag(&format!("</{DSML}function_calls>"));
+                format!("\"function_calls>\" WS? call {} WS? {close}", more("WS?"))
             }
         })
     }

@@ -1,5 +1,5 @@
 //! Calls whose arguments are written one by one as bare text between tags (Qwen3-Coder, GLM,
-//! `MiniMax`); the tool's schema says what each text means.
+//! `MiniMax`, DeepSeek V3.2); the tool's schema says what each text means.
 
 use shardpack_formats::ToolFamily;
 
@@ -7,11 +7,13 @@ use super::{
     calls::Calls,
     input::{Expect, Input, Progress},
     marker::{Found, Markers, find, is_code},
-    value::{Reading, reading, to_json},
+    value::{Reading, reading, to_json, told},
 };
 
 /// Bytes of a tool's or an argument's name.
 const NAME_BYTES_MAX: usize = 256;
+/// What DeepSeek's tags have within, which may be a token though the tags are none.
+pub(super) const DSML: &str = "｜DSML｜";
 
 /// The tags of a family of this kind.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(super) struct ParamFormat {
     section_close: String,
     /// Whether one line break on each side of a value is the format's.
     trims_lines: bool,
+    /// Whether a key says with `" string="true` or `false` that its value is text or JSON.
+    tells_text: bool,
 }
 
 /// A family's tags in the order of the format's fields.
@@ -67,6 +71,19 @@ const fn names(family: ToolFamily) -> Option<(&'static [&'static str], [&'static
                 "</minimax:tool_call>",
             ],
         ),
+        ToolFamily::DeepseekV32 => (
+            &["<｜DSML｜function_calls>", "<｜DSML｜invoke name=\""],
+            [
+                "<｜DSML｜invoke name=\"",
+                "\">",
+                "<｜DSML｜parameter name=\"",
+                "\">",
+                "",
+                "</｜DSML｜parameter>",
+                "</｜DSML｜invoke>",
+                "</｜DSML｜function_calls>",
+            ],
+        ),
         _ => return None,
     })
 }
@@ -75,6 +92,9 @@ impl ParamFormat {
     /// Every tag of the family, for [`Markers::new`].
     pub(super) fn marker_names(family: ToolFamily) -> Vec<&'static str> {
         let Some((openers, tags)) = names(family) else { return Vec::new() };
+        if family == ToolFamily::DeepseekV32 {
+            return vec![DSML];
+        }
         let mut all: Vec<_> = openers.iter().copied().chain(tags).collect();
         all.retain(|tag| tag.starts_with('<') && tag.ends_with('>'));
         all.sort_unstable();
@@ -85,8 +105,10 @@ impl ParamFormat {
     /// The format of a family of this kind.
     pub(super) fn new(family: ToolFamily, markers: &Markers) -> Option<Self> {
         let (openers, tags) = names(family)?;
-        let needle = |tag: &'static str| {
-            if tag.is_empty() { String::new() } else { markers.needle(tag) }
+        let needle = |tag: &'static str| match tag {
+            "" => String::new(),
+            tag if tag.contains(DSML) => tag.replace(DSML, &markers.needle(DSML)),
+            tag => markers.needle(tag),
         };
         let [
             call_open,
@@ -99,7 +121,7 @@ impl ParamFormat {
             section_close,
         ] = tags.map(needle);
         Some(Self {
-            openers: openers.iter().map(|tag| markers.needle(tag)).collect(),
+            openers: openers.iter().map(|tag| needle(tag)).collect(),
             call_open,
             name_close,
             key_open,
@@ -109,6 +131,7 @@ impl ParamFormat {
             call_close,
             section_close,
             trims_lines: family == ToolFamily::QwenXml,
+            tells_text: family == ToolFamily::DeepseekV32,
         })
     }
 }
@@ -262,8 +285,10 @@ impl ParamSection {
             input.expect("\n");
         }
         let Place::BeforeValue(key) = &self.place else { return Progress::Garbage };
-        let key = key.trim();
-        let reading = reading(calls.argument_schema(key));
+        let (key, reading) = match split(key.trim()).filter(|_| format.tells_text) {
+            Some((key, is_text)) => (key, told(calls.argument_schema(key), is_text)),
+            None => (key.trim(), reading(calls.argument_schema(key.trim()))),
+        };
         let separator = if self.count == 0 { "{" } else { ", " };
         calls.arguments(&format!("{separator}{}: ", serde_json::Value::from(key)));
         self.count += 1;
@@ -345,6 +370,12 @@ impl ParamSection {
             }
         }
     }
+}
+
+/// An argument's name and whether its value is said to be text.
+fn split(key: &str) -> Option<(&str, bool)> {
+    let text = key.strip_suffix("\" string=\"true").map(|name| (name, true));
+    text.or_else(|| key.strip_suffix("\" string=\"false").map(|name| (name, false)))
 }
 
 /// Where a value ends.

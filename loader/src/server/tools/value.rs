@@ -9,6 +9,8 @@ pub(super) enum Reading {
     Text,
     /// What it looks like among these types, else text.
     Loose(Types),
+    /// JSON of one of these types, else text; the model said that it is no text.
+    Told(Types),
     /// JSON; text only if it is none.
     Json,
 }
@@ -128,6 +130,16 @@ pub(super) fn reading(schema: Option<(&Value, &Value)>) -> Reading {
     }
 }
 
+/// How it is to be read where the model said whether it is text; the schema has the last word.
+pub(super) fn told(schema: Option<(&Value, &Value)>, is_text: bool) -> Reading {
+    let types = schema.map_or(Types::ALL, |(schema, root)| types(schema, root, 0));
+    match is_text {
+        _ if !types.has(Types::TEXT) => Reading::Json,
+        true => Reading::Text,
+        false => Reading::Told(types),
+    }
+}
+
 /// The JSON that a text means.
 pub(super) fn to_json(text: &str, reading: Reading) -> String {
     let quoted = || Value::from(text).to_string();
@@ -148,6 +160,10 @@ pub(super) fn to_json(text: &str, reading: Reading) -> String {
     match reading {
         Reading::Text => quoted(),
         Reading::Json => parsed().map_or_else(quoted, |(_, json)| json),
+        Reading::Told(types) => match parsed() {
+            Some((found, json)) if types.has(found) => json,
+            _ => quoted(),
+        },
         Reading::Loose(types) => match parsed() {
             Some((found, json)) if found != Types::TEXT && types.has(found) => json,
             _ => quoted(),
@@ -183,5 +199,22 @@ mod tests {
             json!({"properties": {"a": {"$ref": "#/$defs/t"}}, "$defs": {"t": {"type": "string"}}});
         assert_eq!(reading(Some((&root["properties"]["a"], &root))), Reading::Text);
         assert_eq!(to_json("a\"b", reading(None)), r#""a\"b""#);
+    }
+
+    #[test]
+    fn what_the_model_says_of_its_text_decides_where_the_schema_leaves_it_open() {
+        let check = |schema: &Value, is_text, text: &str, expected: &str| {
+            let reading = told(Some((schema, schema)), is_text);
+            assert_eq!(to_json(text, reading), expected, "{schema} {is_text} {text}");
+        };
+        check(&json!({}), true, "5", r#""5""#);
+        check(&json!({}), false, "5", "5");
+        check(&json!({}), false, "[1", r#""[1""#);
+        check(&json!({"type": ["string", "null"]}), true, "null", r#""null""#);
+        check(&json!({"type": ["string", "null"]}), false, "null", "null");
+        check(&json!({"type": "string"}), false, "5", r#""5""#);
+        check(&json!({"type": "string"}), false, r#""5""#, r#""5""#);
+        check(&json!({"type": "integer"}), true, "5", "5");
+        assert_eq!(told(None, true), Reading::Text);
     }
 }

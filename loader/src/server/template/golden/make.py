@@ -1,6 +1,7 @@
-"""Renders the conversations below with jinja2 as transformers sets it up and writes golden.json.
+"""Renders the conversations below with jinja2 as transformers sets it up and writes golden.json. What
+DeepSeek V3.2 is to render is told by its publisher's program, which mlx-lm has a copy of.
 
-    pip install jinja2==3.1.6 && python make.py
+    pip install jinja2==3.1.6 mlx-lm==0.32.2 && python make.py
 """
 import datetime
 import json
@@ -10,6 +11,7 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from mlx_lm.chat_templates import deepseek_v32
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[4]
@@ -47,14 +49,16 @@ def environment():
     return env
 
 
-def normalise(message):
-    """What the server does to a message before it is rendered."""
+def normalise(message, parse=True):
+    """What the server does to a message before it is rendered; the program parses arguments itself."""
     message = dict(message)
     if isinstance(message.get("content"), list):
         message["content"] = "\n".join(part["text"] for part in message["content"])
     elif message.get("content") is None:
         message["content"] = ""
     for call in message.get("tool_calls") or []:
+        if not parse:
+            break
         try:
             arguments = json.loads(call["function"]["arguments"])
         except (TypeError, ValueError):
@@ -133,6 +137,38 @@ for name in ["kjv-4m", "llama3", "qwen3", "mistral", "coder", "features"]:
         except TypeError:
             case["refused"] = ""  # the template fails rather than refuses
         cases.append(case)
+
+# Thinking is asked for; the program refuses answers without any behind the last question.
+THINKS = {"thinking": True}
+ASKS_TWICE = {**CALL, "reasoning_content": "Look it up."}
+MORE = {
+    "thinks": ([SYSTEM, USER], TOOLS, THINKS),
+    "thinks by its other name": ([USER], None, {"enable_thinking": True}),
+    "thinks between calls": ([SYSTEM, USER, ASKS_TWICE, RESULT, ASKS_TWICE, RESULT], TOOLS, THINKS),
+    "thinking of past turns is dropped": ([USER, ASKS_TWICE, RESULT, REASONED, AGAIN], TOOLS, THINKS),
+    "thinks and answers": ([USER, ASKS_TWICE, RESULT, REASONED], TOOLS, THINKS),
+    "a call without arguments": (
+        [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}]}],
+        TOOLS,
+        {},
+    ),
+    "a result of nothing": ([USER, HELLO, RESULT], None, {}),
+}
+for title, (messages, tools, kwargs) in {**CONVERSATIONS, **MORE}.items():
+    case = {"template": "deepseek_v32", "title": title, "messages": messages, "tools": tools or [], "kwargs": kwargs}
+    given = [normalise(json.loads(json.dumps(message)), parse=False) for message in messages]
+    if tools and given[0]["role"] != "system":
+        given.insert(0, {"role": "system", "content": ""})
+    if tools:
+        given[0]["tools"] = tools
+    thinks = kwargs.get("thinking", kwargs.get("enable_thinking", False))
+    try:
+        case["expected"] = deepseek_v32.encode_messages(given, "thinking" if thinks else "chat")
+    except json.JSONDecodeError:
+        case["refused"] = "the arguments of a call are no object of JSON"
+    except AssertionError:
+        case["refused"] = "a result without a call before it"
+    cases.append(case)
 
 text = json.dumps(cases, ensure_ascii=False, indent=1)
 (HERE / "golden.json").write_text(text + "\n")

@@ -22,7 +22,7 @@ struct Model {
 
 impl Model {
     fn new(style: OutputStyle, as_tokens: bool) -> Self {
-        const MARKERS: [&str; 28] = [
+        const MARKERS: [&str; 29] = [
             "<tool_call>",
             "</tool_call>",
             "<|python_tag|>",
@@ -50,6 +50,7 @@ impl Model {
             "</arg_key>",
             "<arg_value>",
             "</arg_value>",
+            "｜DSML｜",
             "<think>",
         ];
         let mut markers = if as_tokens { MARKERS.to_vec() } else { vec!["<|start|>"] };
@@ -209,7 +210,7 @@ fn judge(schema: &Value, value: &Value, context: &str) {
     }
 }
 
-const FAMILIES: [ToolFamily; 12] = [
+const FAMILIES: [ToolFamily; 13] = [
     ToolFamily::JsonTags,
     ToolFamily::LlamaJson,
     ToolFamily::LlamaPythonic,
@@ -222,6 +223,7 @@ const FAMILIES: [ToolFamily; 12] = [
     ToolFamily::Glm4,
     ToolFamily::Harmony,
     ToolFamily::MinimaxM2,
+    ToolFamily::DeepseekV32,
 ];
 
 /// What of a call's beginning makes a lazy grammar begin, as tokens or text.
@@ -235,6 +237,7 @@ fn opener(family: ToolFamily) -> &'static [&'static str] {
         ToolFamily::KimiK2 => &["<|tool_calls_section_begin|>"],
         ToolFamily::Harmony => &["<|channel|>", "commentary to=functions."],
         ToolFamily::MinimaxM2 => &["<minimax:tool_call>"],
+        ToolFamily::DeepseekV32 => &["<", "｜DSML｜"],
     }
 }
 

@@ -3,7 +3,10 @@
 use llguidance::Matcher;
 use shardpack_formats::ToolFamily;
 
-use crate::{engine::TokenId, server::tools::parser::OutputFormat};
+use crate::{
+    engine::TokenId,
+    server::tools::{params::DSML, parser::OutputFormat},
+};
 
 /// Bytes of text kept to find a mark in; a header or the beginning of a bare call fits.
 const TAIL_BYTES_MAX: usize = 1024;
@@ -55,6 +58,8 @@ impl Triggers {
             ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31 => mark("<｜tool▁calls▁begin｜>"),
             ToolFamily::KimiK2 => mark("<|tool_calls_section_begin|>"),
             ToolFamily::MinimaxM2 => mark("<minimax:tool_call>"),
+            // Within its first tag, the rest of which belongs to the grammar.
+            ToolFamily::DeepseekV32 => mark(DSML),
             ToolFamily::LlamaJson | ToolFamily::LlamaPythonic => {
                 let names = ["<|python_tag|>", "<|python_start|>"];
                 resets = names.into_iter().filter_map(|name| format.marker_token(name)).collect();

@@ -12,7 +12,7 @@ use shardpack_formats::{
 
 use super::*;
 
-const TEMPLATES: [(ToolFamily, &str); 12] = [
+const TEMPLATES: [(ToolFamily, &str); 13] = [
     (ToolFamily::JsonTags, include_str!("templates/json_tags.jinja")),
     (ToolFamily::LlamaJson, include_str!("templates/llama_json.jinja")),
     (ToolFamily::LlamaPythonic, include_str!("templates/llama_pythonic.jinja")),
@@ -25,6 +25,7 @@ const TEMPLATES: [(ToolFamily, &str); 12] = [
     (ToolFamily::Glm4, include_str!("templates/glm4.jinja")),
     (ToolFamily::Harmony, include_str!("templates/harmony.jinja")),
     (ToolFamily::MinimaxM2, include_str!("templates/minimax_m2.jinja")),
+    (ToolFamily::DeepseekV32, include_str!("../../../../../formats/templates/deepseek_v32.jinja")),
 ];
 
 /// Ends of turns in the templates, which the engine does not report.
@@ -306,10 +307,12 @@ proptest! {
         cuts in prop::collection::vec(any::<bool>(), 1..20),
         thinking in any::<bool>(),
     ) {
-        const SNIPPETS: [&str; 20] = [
+        const SNIPPETS: [&str; 23] = [
             "{\"name\": \"get_weather\"", ", \"arguments\": {", "}}", "\"city\": \"x\"", "{", "[",
             "get_time", "get_weather(", "city='x'", ")", "]", "<parameter=city>", "</parameter>",
             "</function>", ":0", "```json", "\n", " ", "functions.get_time", "assistant",
+            "<｜DSML｜function_calls>", "<｜DSML｜invoke name=\"get_time\">",
+            "<｜DSML｜parameter name=\"city\" string=\"true\">",
         ];
         for (_, template) in TEMPLATES {
             let mut style = OutputStyle::detect(template);
