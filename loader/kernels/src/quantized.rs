@@ -141,6 +141,11 @@ impl<'a> Packed<'a> {
         self.spans * self.span_bytes()
     }
 
+    /// The bytes of some rows.
+    pub(crate) fn bytes_of(&self, rows: Range<usize>) -> &'a [u8] {
+        &self.bytes[rows.start * self.row_bytes()..rows.end * self.row_bytes()]
+    }
+
     pub(crate) const fn span_bytes(&self) -> usize {
         self.span / 8 * self.bits
     }

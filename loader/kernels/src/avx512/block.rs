@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use crate::{
     floats::Floats,
-    quantized::{Lane, Line, Packed},
+    quantized::{Lane, Line, Packed, SPANS},
     repack::QUAD,
 };
 
@@ -15,6 +15,8 @@ use crate::{
 pub(super) const FAR: usize = 16384;
 /// Bytes ahead that are fetched into the first cache.
 pub(super) const NEAR: usize = 2048;
+/// Scales of a run whose spans share them.
+const HALF: usize = SPANS / 2;
 /// Spans ahead whose scales and biases are fetched.
 const SCALES_AHEAD: usize = 2048;
 
@@ -87,45 +89,54 @@ impl Factors {
         Self { scale: _mm512_setzero_ps(), bias: _mm512_setzero_ps() }
     }
 
-    /// Those of all runs of four weight rows from `first` on.
+    /// Those of one run of four weight rows from `first` on.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
-    pub(super) fn read(weights: &Packed<'_>, first: usize, out: &mut [[Self; QUAD]]) {
-        let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    pub(super) fn read(weights: &Packed<'_>, first: usize, run: usize, out: &mut [Self; QUAD]) {
+        let (per_row, shared) = (weights.row_scales(), weights.spans_per_scale == 2);
+        let per_run = if shared { HALF } else { SPANS };
+        let at = first * per_row + run * per_run;
+        // Reads of a known length need no mask.
+        match (shared, per_row - run * per_run) {
+            (false, SPANS..) => Self::some::<false, true>(weights, at, SPANS, out),
+            (false, count) => Self::some::<false, false>(weights, at, count, out),
+            (true, HALF..) => Self::some::<true, true>(weights, at, HALF, out),
+            (true, count) => Self::some::<true, false>(weights, at, count, out),
+        }
+    }
+
+    /// Of each of four rows `count` from `at` on.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+    fn some<const SHARED: bool, const WHOLE: bool>(
+        weights: &Packed<'_>,
+        at: usize,
+        count: usize,
+        out: &mut [Self; QUAD],
+    ) {
+        let whole = if SHARED { HALF } else { SPANS };
+        let count = if WHOLE { whole } else { count };
         let per_row = weights.row_scales();
-        for w in 0..QUAD {
-            let row = (first + w) * per_row..(first + w + 1) * per_row;
-            macro_rules! read {
-                ($scales:expr, $biases:expr, $float:ident, $per_run:literal, $spread:expr) => {
-                    let (scales, rest) = $scales[row.clone()].as_chunks::<$per_run>();
-                    let (biases, rest_of_biases) = $biases[row].as_chunks::<$per_run>();
-                    for (out, (scale, bias)) in out.iter_mut().zip(scales.iter().zip(biases)) {
-                        out[w] =
-                            Self { scale: $spread($float(scale)), bias: $spread($float(bias)) };
-                    }
-                    if !rest.is_empty() {
-                        let (scale, bias) = ($float(rest), $float(rest_of_biases));
-                        out[scales.len()][w] = Self { scale: $spread(scale), bias: $spread(bias) };
-                    }
-                };
-            }
-            macro_rules! by_span {
-                ($scales:expr, $biases:expr, $float:ident) => {
-                    if weights.spans_per_scale == 2 {
-                        read!($scales, $biases, $float, 8, |lanes| _mm512_permutexvar_ps(
-                            twice, lanes
-                        ));
+        macro_rules! read {
+            ($scales:expr, $biases:expr, $float:ident) => {{
+                let scales = &$scales[at..][..(QUAD - 1) * per_row + count];
+                let biases = &$biases[at..][..(QUAD - 1) * per_row + count];
+                for (w, out) in out.iter_mut().enumerate() {
+                    let of_row = w * per_row..w * per_row + count;
+                    let (scale, bias) = ($float(&scales[of_row.clone()]), $float(&biases[of_row]));
+                    *out = if SHARED {
+                        Self { scale: twice(scale), bias: twice(bias) }
                     } else {
-                        read!($scales, $biases, $float, 16, |lanes| lanes);
-                    }
-                };
-            }
-            match (weights.scales, weights.biases) {
-                (Floats::F32(scales), Floats::F32(biases)) => by_span!(scales, biases, floats),
-                (Floats::F16(scales), Floats::F16(biases)) => by_span!(scales, biases, of_f16),
-                (Floats::BF16(scales), Floats::BF16(biases)) => by_span!(scales, biases, of_bf16),
-                _ => unreachable!("scales and biases are of one type"),
-            }
+                        Self { scale, bias }
+                    };
+                }
+            }};
+        }
+        match (weights.scales, weights.biases) {
+            (Floats::F32(scales), Floats::F32(biases)) => read!(scales, biases, floats),
+            (Floats::F16(scales), Floats::F16(biases)) => read!(scales, biases, of_f16),
+            (Floats::BF16(scales), Floats::BF16(biases)) => read!(scales, biases, of_bf16),
+            _ => unreachable!("scales and biases are of one type"),
         }
     }
 
@@ -137,6 +148,14 @@ impl Factors {
         let scale = _mm512_mul_ps(self.scale, lane(scale));
         _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, lanes)
     }
+}
+
+/// Each of the first eight lanes twice.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn twice(lanes: __m512) -> __m512 {
+    let order = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    _mm512_permutexvar_ps(order, lanes)
 }
 
 /// At most 16 floats, and zeros.

@@ -2,9 +2,11 @@
 //! in each lane of a vector, by nothing but multiplying and adding bytes.
 //!
 //! One row of activations meets the weights as fast as memory gives them. Several share what is
-//! unpacked: two weight rows by four rows of activations, whose sums registers hold.
+//! unpacked: four weight rows by four rows of activations, whose sums registers hold.
 
 use std::{arch::x86_64::*, ops::Range};
+
+use zerocopy::IntoBytes;
 
 use super::{
     block::{Factors, fetch_behind, line, nibbles, six_bits},
@@ -19,12 +21,19 @@ use crate::{
 /// Rows of activations that share what is unpacked.
 const MOST_ROWS: usize = 4;
 
+/// Rows of activations for which factors are read where they are used.
+const MOST_ON_THE_WAY: usize = 2;
+
 /// Bytes of weight rows that all rows of activations meet in turn: half of a small second cache.
 const BLOCK_BYTES: usize = 128 << 10;
 
 /// Groups of rows of activations up to which four weight rows meet all of them in turn: then
 /// nothing interrupts the stream of weights.
 const FEW_GROUPS: usize = 8;
+
+/// Groups above which weights of six bits are unpacked once for all of them: four steps for each
+/// line are as much as its products with four rows.
+const FEWEST_GROUPS: usize = 2;
 
 /// All rows of `x`, in [`Order::Words`], with the weight rows of `out`.
 pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
@@ -41,7 +50,7 @@ pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
             match (weights.bits, weights.span) {
                 // SAFETY: the processor has been asked.
                 $(($bits, $span) => unsafe {
-                    all::<$bits, $units, { $span * 8 * $bits }, { $span / 4 }>(weights, x, out)
+                    all::<$bits, $units, { $span / 4 }>(weights, x, out)
                 },)*
                 other => unreachable!("the constructor admits no {other:?}"),
             }
@@ -51,16 +60,15 @@ pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     by_form!((4, 32, 4), (4, 64, 8), (6, 32, 8), (6, 64, 16), (8, 32, 8), (8, 64, 16));
 }
 
-/// A whole run of four rows has `BYTES` bytes, `UNITS` words of each span, and meets `LINES` lines
-/// of activations.
+/// A run of four rows has `UNITS` words of each span and meets `LINES` lines of activations.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn all<const BITS: usize, const UNITS: usize, const BYTES: usize, const LINES: usize>(
+fn all<const BITS: usize, const UNITS: usize, const LINES: usize>(
     weights: &Packed<'_>,
     x: &Quantized,
     out: &mut Columns<'_>,
 ) {
     if x.rows() == 1 {
-        return alone::<BITS, UNITS, BYTES, LINES>(weights, x, out);
+        return alone::<BITS, UNITS, LINES>(weights, x, out);
     }
     let range = out.range();
     let groups = x.rows().div_ceil(MOST_ROWS);
@@ -70,69 +78,116 @@ fn all<const BITS: usize, const UNITS: usize, const BYTES: usize, const LINES: u
         (BLOCK_BYTES / weights.row_bytes()).next_multiple_of(QUAD).max(QUAD)
     };
     let runs = x.scales(0).len();
-    let mut factors = vec![[Factors::none(); QUAD]; at_once / QUAD * runs];
+    let kept = if x.rows() <= MOST_ON_THE_WAY { 0 } else { at_once / QUAD * runs };
+    let mut factors = vec![[Factors::none(); QUAD]; kept];
+    // Fields of six bits take several steps to unpack, so it pays to keep them as bytes.
+    let unpacks = BITS == 6 && groups > FEWEST_GROUPS;
+    let mut bytes =
+        vec![Line::default(); if unpacks { at_once * weights.cols() / 64 + 1 } else { 0 }];
     for first in range.clone().step_by(at_once) {
         let rows = first..range.end.min(first + at_once);
         for (quad, factors) in rows.clone().step_by(QUAD).zip(factors.chunks_exact_mut(runs)) {
-            Factors::read(weights, quad, factors);
+            for (run, factors) in factors.iter_mut().enumerate() {
+                Factors::read(weights, quad, run, factors);
+            }
         }
+        let packed = weights.bytes_of(rows.clone());
+        let unpacked = if unpacks { unpack(packed, &mut bytes) } else { &[] };
         for group in 0..groups {
             // As equal as can be: four rows cost little more than two.
             let of_x = x.rows() * group / groups..x.rows() * (group + 1) / groups;
-            let at = (rows.clone(), of_x.start, first - range.start);
+            let block = Block { packed, rows: rows.clone(), factors: &factors };
+            let at = (of_x.start, first - range.start);
+            macro_rules! some {
+                ($rows:expr) => {
+                    if unpacks {
+                        let block = Block { packed: unpacked, ..block };
+                        some::<8, UNITS, LINES, { $rows }>(weights, x, block, at, out)
+                    } else {
+                        some::<BITS, UNITS, LINES, { $rows }>(weights, x, block, at, out)
+                    }
+                };
+            }
             match of_x.len() {
-                2 => some::<BITS, UNITS, BYTES, LINES, 2>(weights, x, at, &factors, out),
-                3 => some::<BITS, UNITS, BYTES, LINES, 3>(weights, x, at, &factors, out),
-                _ => some::<BITS, UNITS, BYTES, LINES, MOST_ROWS>(weights, x, at, &factors, out),
+                2 => some!(2),
+                3 => some!(3),
+                _ => some!(MOST_ROWS),
             }
         }
     }
 }
 
+/// Bytes of a whole run of four rows.
+const fn run_bytes(bits: usize, lines: usize) -> usize {
+    lines * 32 * bits
+}
+
+/// Weight rows that meet several rows of activations.
+struct Block<'a> {
+    rows: Range<usize>,
+    packed: &'a [u8],
+    /// Of every run of four rows, unless they are read on the way.
+    factors: &'a [[Factors; QUAD]],
+}
+
+/// Six bits of each weight to bytes, in the same order.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn unpack<'a>(packed: &[u8], bytes: &'a mut [Line]) -> &'a [u8] {
+    let lines = packed.chunks(48);
+    for (packed, line) in lines.zip(&mut *bytes) {
+        fetch_behind::<1>(packed);
+        // They may end within the last line.
+        let mask = u64::MAX >> (64 - packed.len());
+        // SAFETY: the mask admits what there is, and a line is as long as the vector.
+        unsafe {
+            let block = _mm512_maskz_loadu_epi8(mask, packed.as_ptr().cast());
+            _mm512_store_si512(line.0.as_mut_ptr().cast(), six_bits(block));
+        }
+    }
+    &bytes.as_bytes()[..packed.len() / 3 * 4]
+}
+
 /// One row of activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn alone<const BITS: usize, const UNITS: usize, const BYTES: usize, const LINES: usize>(
+fn alone<const BITS: usize, const UNITS: usize, const LINES: usize>(
     weights: &Packed<'_>,
     x: &Quantized,
     out: &mut Columns<'_>,
 ) {
     let range = out.range();
-    let mut factors = vec![[Factors::none(); QUAD]; x.scales(0).len()];
     let x = Rows::<1, LINES>::new(x, 0);
     for (first, out) in range.clone().step_by(16).zip(out.row(0).chunks_mut(16)) {
         // The lanes of 16 elements are added together, which takes a third of the steps.
         let mut elements = [_mm512_setzero_ps(); 16];
         let quads = elements.as_chunks_mut::<QUAD>().0.iter_mut();
         for (lanes, row) in quads.zip((first..first + out.len()).step_by(QUAD)) {
-            Factors::read(weights, row, &mut factors);
-            let quad = lanes_of::<BITS, UNITS, BYTES, LINES, 1>(weights, &x, row, &factors);
+            let packed = weights.bytes_of(row..row + QUAD);
+            let quad = lanes_of::<BITS, UNITS, LINES, 1>(weights, (packed, row), &x, &[]);
             *lanes = *quad.as_flattened().first_chunk().expect("as many");
         }
         out.copy_from_slice(&trees(&elements)[..out.len()]);
     }
 }
 
-/// Some weight rows with `M` rows of activations from `first` on; results go to `place` on.
-#[inline]
+/// Weight rows with `M` rows of activations from `first` on; results go to `place` on.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn some<
-    const BITS: usize,
-    const UNITS: usize,
-    const BYTES: usize,
-    const LINES: usize,
-    const M: usize,
->(
+fn some<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usize>(
     weights: &Packed<'_>,
     x: &Quantized,
-    (rows, first, place): (Range<usize>, usize, usize),
-    factors: &[[Factors; QUAD]],
+    Block { rows, packed, factors }: Block<'_>,
+    (first, place): (usize, usize),
     out: &mut Columns<'_>,
 ) {
     let runs = x.scales(0).len();
     let x = Rows::<M, LINES>::new(x, first);
-    for (quad, factors) in rows.clone().step_by(QUAD).zip(factors.chunks_exact(runs)) {
-        let lanes = lanes_of::<BITS, UNITS, BYTES, LINES, M>(weights, &x, quad, factors);
+    let mut factors = factors.chunks_exact(runs);
+    let quads = packed.chunks_exact(QUAD * weights.cols() * BITS / 8);
+    for (quad, packed) in rows.clone().step_by(QUAD).zip(quads) {
+        let kept = factors.next().unwrap_or_default();
+        let lanes = lanes_of::<BITS, UNITS, LINES, M>(weights, (packed, quad), &x, kept);
         let mut elements = [_mm512_setzero_ps(); QUAD * MOST_ROWS];
         for (elements, lanes) in elements.as_chunks_mut::<MOST_ROWS>().0.iter_mut().zip(&lanes) {
             elements[..M].copy_from_slice(lanes);
@@ -167,30 +222,31 @@ impl<'a, const M: usize, const LINES: usize> Rows<'a, M, LINES> {
     }
 }
 
-/// The lanes of the elements of four weight rows, from `row` on, and `M` rows of activations.
+/// The lanes of the elements of four weight rows, from `row` on, and `M` rows of activations. What
+/// factors are not `kept` is read run by run: those of all runs at once interrupt the stream of
+/// weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn lanes_of<
-    const BITS: usize,
-    const UNITS: usize,
-    const BYTES: usize,
-    const LINES: usize,
-    const M: usize,
->(
+fn lanes_of<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usize>(
     weights: &Packed<'_>,
+    (quad, row): (&[u8], usize),
     x: &Rows<'_, M, LINES>,
-    row: usize,
-    factors: &[[Factors; QUAD]],
+    kept: &[[Factors; QUAD]],
 ) -> [[__m512; M]; QUAD] {
-    let bytes = QUAD * weights.row_bytes();
-    let quad = &weights.bytes[row / QUAD * bytes..][..bytes];
     let mut lanes = [[_mm512_setzero_ps(); M]; QUAD];
+    let mut now = [Factors::none(); QUAD];
     // The last run may have fewer spans.
-    for (run, (packed, factors)) in quad.chunks(BYTES).zip(factors).enumerate() {
-        let dots = if packed.len() == BYTES {
+    for (run, packed) in quad.chunks(run_bytes(BITS, LINES)).enumerate() {
+        let dots = if packed.len() == run_bytes(BITS, LINES) {
             dots::<BITS, UNITS, LINES, M, true>(packed, x, run)
         } else {
             dots::<BITS, UNITS, LINES, M, false>(packed, x, run)
+        };
+        let factors = if M <= MOST_ON_THE_WAY {
+            Factors::read(weights, row, run, &mut now);
+            &now
+        } else {
+            &kept[run]
         };
         add(&mut lanes, &dots, factors, x, run);
     }
