@@ -25,6 +25,7 @@ pub(crate) mod verify;
 
 mod package;
 mod ranks;
+mod refusals;
 mod rules;
 mod threads;
 

@@ -101,6 +101,12 @@ pub(crate) fn say(text: &str) {
     eprintln!("{}", printable(text));
 }
 
+/// A question, on standard error; the answer goes on in its line.
+#[expect(clippy::print_stderr, reason = "the command line reports to people")]
+pub(crate) fn ask(text: &str) {
+    eprint!("{text}");
+}
+
 /// A text without what would command a terminal; it may have come from another machine.
 pub(crate) fn printable(text: &str) -> String {
     let shown = |c: char| {

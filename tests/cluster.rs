@@ -7,6 +7,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
     time::Duration,
 };
 
@@ -17,7 +18,7 @@ use shardpack_trust::{Channel, Endpoint, Home, Patience, Role, Service, credenti
 use tempfile::{TempDir, tempdir};
 
 use crate::{
-    harness::{convert, fail, path, run, succeed, text},
+    harness::{convert, fail, path, run, shardpack, succeed, text},
     recovery::lose,
     running::{Running, ask},
 };
@@ -56,12 +57,15 @@ impl Scene {
         serde_json::from_str(&succeed(&all)).unwrap()
     }
 
-    /// Says what the node printed, and calls it `name`.
+    /// Says what the node printed, gives its token when asked, and calls it `name`.
     fn add(&self, node: &Running, name: &str) {
         let line = node.json["join"]["command"].as_str().unwrap();
         let line: Vec<&str> = line.split(' ').collect();
         assert_eq!(line[..2], ["shardpack", "cluster"]);
-        self.cluster(&[&line[2..], &["--name", name]].concat());
+        let args = [&line[1..], &["--name", name, "--json"], &self.choice()[..]].concat();
+        let mut command = shardpack();
+        let output = piped(command.args(args), &format!("{}\n", token(node)));
+        assert!(output.status.success(), "{}", text(&output.stderr));
     }
 
     /// Two nodes that have joined as `a` and `b`.
@@ -81,6 +85,14 @@ impl Scene {
     fn push(&self, set: &Path) {
         succeed(&[&["push", path(set), "--to", "a,b"], &self.choice()[..]].concat());
     }
+}
+
+/// Runs a command that reads `input`.
+fn piped(command: &mut Command, input: &str) -> Output {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
 }
 
 fn token(node: &Running) -> String {
@@ -263,9 +275,98 @@ fn tokens_that_are_wrong_used_or_late_join_nobody() {
     let plain = Running::node(&scene.store("plain"), None);
     let error = add(&plain.address(), &token_of_a);
     assert!(error.contains("started with --tls"), "{error}");
-    let output = run(&["cluster", "add", &address, "--token", "spj1_nonsense"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("not a token"), "{}", text(&output.stderr));
+    let error = add(&address, "spj1_nonsense");
+    assert!(error.contains("--token: not a token"), "{error}");
+}
+
+#[test]
+fn a_token_comes_by_pipe_file_variable_or_argument() {
+    let scene = Scene::new();
+    let file = scene.store("token.txt");
+    let choice = scene.choice();
+    let ways = ["pipe", "dash", "file", "variable", "argument"];
+    for way in ways {
+        let node = scene.start(way, &TLS);
+        let (address, token) = (node.address(), token(&node));
+        fs::write(&file, format!("{token}\n")).unwrap();
+        let mut command = shardpack();
+        command.args(["cluster", "add", &address, "--name", way]).args(choice);
+        let output = match way {
+            "pipe" => piped(&mut command, &token),
+            "dash" => piped(command.args(["--token", "-"]), &token),
+            "file" => command.args(["--token-file", path(&file)]).output().unwrap(),
+            "variable" => command.env("SHARDPACK_JOIN_TOKEN", &token).output().unwrap(),
+            _ => command.args(["--token", &token]).output().unwrap(),
+        };
+        let (said, errors) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{way}: {errors}");
+        assert!(said.contains(&format!("{way} ({address}) is in the cluster")), "{said}");
+        assert!(!said.contains(&token) && !errors.contains(&token), "{way}: {said}{errors}");
+    }
+    assert_eq!(scene.cluster(&["list"])["members"].as_array().unwrap().len(), ways.len());
+    let add = ["cluster", "add", "127.0.0.1:9"];
+    let error = fail(2, &[&add, &choice[..]].concat());
+    assert!(error.contains("standard input: there is no token"), "{error}");
+    fs::write(&file, "spj1_nonsense").unwrap();
+    let error = fail(2, &[&add[..], &["--token-file", path(&file)], &choice[..]].concat());
+    assert!(error.contains("token.txt: not a token") && !error.contains("nonsense"), "{error}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+#[expect(clippy::print_stderr, reason = "a check that cannot be made here says so")]
+fn a_terminal_does_not_show_the_token() {
+    let scene = Scene::new();
+    let node = scene.start("a", &TLS);
+    let token = token(&node);
+    let line = format!(
+        "{} cluster add {} --name a --cluster {}; stty -a",
+        env!("CARGO_BIN_EXE_shardpack"),
+        node.address(),
+        path(&scene.cluster)
+    );
+    let log = scene.store("typescript");
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--flush", "--return", "--command", &line, path(&log)]);
+    command.env_remove("SHARDPACK_JOIN_TOKEN");
+    let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        eprintln!("skipped: there is no `script` on this machine, which gives a terminal");
+        return;
+    };
+    let (mut shown, mut output) = (Vec::new(), child.stdout.take().unwrap());
+    let mut byte = [0];
+    while !shown.ends_with(b"(it is not shown here): ") {
+        assert_eq!(output.read(&mut byte).unwrap(), 1, "{}", text(&shown));
+        shown.extend(byte);
+    }
+    let mut keyboard = child.stdin.take().unwrap();
+    keyboard.write_all(format!("{token}\n").as_bytes()).unwrap();
+    output.read_to_end(&mut shown).unwrap();
+    drop(keyboard);
+    assert!(child.wait().unwrap().success(), "{}", text(&shown));
+    let shown = text(&shown);
+    assert!(shown.contains("is in the cluster") && !shown.contains(&token), "{shown}");
+    assert!(shown.contains(" echo ") && !shown.contains("-echo "), "it shows again: {shown}");
+}
+
+#[test]
+fn strangers_that_fill_a_nodes_places_keep_nobody_from_joining() {
+    let scene = Scene::new();
+    let node = scene.start("a", &TLS);
+    let silent = || -> Vec<TcpStream> {
+        (0..100).map(|_| TcpStream::connect(node.address()).unwrap()).collect()
+    };
+    let before = silent();
+    scene.add(&node, "a");
+    let after = silent();
+    assert_eq!(scene.cluster(&["status"])["members"][0]["reachable"], true);
+    // Those who came first have made room.
+    before[0].set_read_timeout(Some(LONG)).unwrap();
+    match (&before[0]).read(&mut [0]) {
+        Ok(count) => assert_eq!(count, 0),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+    }
+    drop(after);
 }
 
 #[test]

@@ -26,10 +26,10 @@ for n in 1 2; do
     "${inside[@]}" ip link set eth0 up
     "${inside[@]}" "$program" node --listen 10.9.0.$n:7420 --threads 1 --store "$folder/store-$n" \
         2>"$folder/node-$n.log" &
-    until grep -qs "cluster add" "$folder/node-$n.log"; do sleep 0.05; done
-    # The line that the node prints, as a person would say it.
+    until grep -qs "spj1_" "$folder/node-$n.log"; do sleep 0.05; done
+    # The line that the node prints and its token, as a person would say them.
     read -ra line < <(grep "cluster add" "$folder/node-$n.log")
-    "$program" "${line[@]:1}" --name "studio-$n"
+    grep "spj1_" "$folder/node-$n.log" | "$program" "${line[@]:1}" --name "studio-$n"
 done
 "$program" push "$set" --to studio-1,studio-2
 "$program" serve "$set" --nodes studio-1,studio-2 --listen 10.9.0.254:8098 --insecure \

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use shardpack_trust::JoinToken;
 
 /// Which cluster.
 #[derive(Args, Clone)]
@@ -23,7 +22,7 @@ folder has the cluster; copy it to control it from a second machine.
 Examples:
   shardpack cluster init                                            once, where you push and serve
   shardpack node --listen 192.168.1.11:7420 --store ~/shardpack     on each other machine
-  shardpack cluster add 192.168.1.11:7420 --token spj1_… --name studio-1   the line that it prints
+  shardpack cluster add 192.168.1.11:7420 --name studio-1           asks for the token it printed
   shardpack push llama-70b --to studio-1,studio-2
   shardpack serve llama-70b --nodes studio-1,studio-2
   shardpack cluster status")]
@@ -39,19 +38,35 @@ pub(crate) struct ClusterArgs {
     pub json: bool,
 }
 
+const TOKEN: &str = "\
+A token on the command line can be seen by other users of this machine and stays in the shell's
+history, though it works only once. Other ways, in the order in which they are looked at:
+  --token-file FILE
+  SHARDPACK_JOIN_TOKEN in the environment
+  the terminal, which does not show it, or a pipe
+
+Examples:
+  shardpack cluster add 192.168.1.11:7420 --name studio-1
+  ssh studio-1 cat token.txt | shardpack cluster add 192.168.1.11:7420 --name studio-1";
+
 /// What to do with a cluster.
 #[derive(Subcommand)]
 pub(crate) enum ClusterAction {
     /// Make a cluster: its authority and this machine's key.
     Init,
-    /// Take in a node that waits for a cluster.
+    /// Take in a node that waits for a cluster. Asks for the token that the node printed; from a
+    /// pipe it reads one line.
+    #[command(after_help = TOKEN)]
     Add {
         /// Where the node listens.
         #[arg(value_name = "HOST:PORT")]
         address: String,
-        /// The token that the node printed when it started.
-        #[arg(long)]
-        token: JoinToken,
+        /// The token itself, or - to read it from standard input.
+        #[arg(long, value_name = "TOKEN")]
+        token: Option<String>,
+        /// File whose first line is the token, or - for standard input.
+        #[arg(long, value_name = "FILE", conflicts_with = "token")]
+        token_file: Option<PathBuf>,
         /// What to call it; from its host by default.
         #[arg(long)]
         name: Option<String>,

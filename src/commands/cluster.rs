@@ -1,5 +1,7 @@
 //! `shardpack cluster`.
 
+mod token;
+
 use std::{process::ExitCode, thread};
 
 use serde_json::{Value, json};
@@ -19,9 +21,10 @@ use crate::{
 pub(crate) fn run(args: &ClusterArgs) -> Outcome {
     match &args.action {
         ClusterAction::Init => init(args),
-        ClusterAction::Add { address, token, name } => {
+        ClusterAction::Add { address, token, token_file, name } => {
             let mut home = cluster::open(&args.cluster)?;
-            let member = home.add(address, token, name.as_deref()).map_err(explained)?;
+            let token = token::read(token.as_deref(), token_file.as_deref())?;
+            let member = home.add(address, &token, name.as_deref()).map_err(explained)?;
             if args.json {
                 result(&json!({ "ok": true, "member": member }).to_string());
             } else {
@@ -61,7 +64,7 @@ fn init(args: &ClusterArgs) -> Outcome {
     result(&format!("cluster {}, its keys in {}", home.cluster(), folder.display()));
     say("On each machine that is to hold a part of the model:");
     say("  shardpack node --listen ADDRESS:7420 --store FOLDER");
-    say("and here the `shardpack cluster add` line that it prints.");
+    say("and here the `shardpack cluster add` line that it prints; it asks for the token.");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -86,8 +89,18 @@ fn list(args: &ClusterArgs) -> Outcome {
     for Member { name, address, key, expires } in home.members() {
         rows.push(vec![name.clone(), address.clone(), date(*expires), key.to_string()]);
     }
-    result(table(&rows).trim_end());
+    show_members(&home, &rows);
     Ok(ExitCode::SUCCESS)
+}
+
+/// A table with a header, or that there is nothing to show.
+fn show_members(home: &Home, rows: &[Vec<String>]) {
+    if home.members().is_empty() {
+        result(&format!("cluster {} has no members yet", home.cluster()));
+        say("hint: see `shardpack cluster --help` for how a node gets in");
+    } else {
+        result(table(rows).trim_end());
+    }
 }
 
 /// How a member is.
@@ -137,7 +150,7 @@ fn status(args: &ClusterArgs) -> Outcome {
 }
 
 fn show_status(home: &Home, states: &[Result<State, String>]) {
-    let header = ["node", "address", "program", "active", "member until"];
+    let header = ["node", "address", "program", "to be served", "member until"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for (member, state) in home.members().iter().zip(states) {
         let (program, active) = match state {
@@ -147,7 +160,7 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
         let Member { name, address, expires, .. } = member;
         rows.push(vec![name.clone(), address.clone(), program, active, date(*expires)]);
     }
-    result(table(&rows).trim_end());
+    show_members(home, &rows);
     for (member, state) in home.members().iter().zip(states) {
         if let Err(problem) = state {
             say(&format!("{}: {problem}", member.name));
@@ -155,15 +168,20 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
     }
 }
 
+/// What nodes call a model whose packages bear no name.
+const UNNAMED: &str = "default";
+
 /// The current packages, one after the other.
 fn active(listing: &Value) -> String {
     let models = listing["active"].as_object().into_iter().flatten();
     let word = |(model, entry): (&String, &Value)| {
         let layout: String =
             entry["current"]["layout"].as_str().unwrap_or("?").chars().take(12).collect();
-        format!("{model} rank {} ({layout})", entry["current"]["rank"])
+        let model = if model == UNNAMED { "a model without a name" } else { model };
+        format!("{model}: rank {} of layout {layout}", entry["current"]["rank"])
     };
-    models.map(word).collect::<Vec<_>>().join(", ")
+    let words = models.map(word).collect::<Vec<_>>();
+    if words.is_empty() { "nothing yet".to_owned() } else { words.join("; ") }
 }
 
 fn renew(args: &ClusterArgs, nodes: &[String]) -> Outcome {

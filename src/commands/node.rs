@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::anyhow;
@@ -17,12 +17,13 @@ use shardpack_loader::{
     server,
 };
 use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Door, Guard, JoinToken, Joined, date, is_local};
+use shardpack_trust::{Door, Guard, Joined, date, is_local};
 use tempfile::TempDir;
 
 use super::{
     Outcome, doctor,
     ranks::{self, Membership, Place, RankParameters},
+    refusals::Refusals,
     threads,
 };
 use crate::{
@@ -66,6 +67,7 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         guard: guard.clone(),
         running: Arc::clone(&running),
         address: SocketAddr::new(ip, address.port()),
+        refusals: Mutex::new(Refusals::new(Instant::now())),
     };
     door.announce(args, address);
     let place = Place { ip, identity: guarded.then_some(identity) };
@@ -166,6 +168,7 @@ struct Showing {
     running: Running,
     /// How other machines reach it.
     address: SocketAddr,
+    refusals: Mutex<Refusals>,
 }
 
 impl Showing {
@@ -184,7 +187,7 @@ impl Showing {
                     json["join"] = json!({
                         "token": token.to_string(),
                         "seconds": left.as_secs(),
-                        "command": self.command(token),
+                        "command": self.command(),
                     });
                 }
                 None => {}
@@ -202,11 +205,12 @@ impl Showing {
         }
     }
 
-    fn command(&self, token: &JoinToken) -> String {
-        format!("shardpack cluster add {} --token {token}", self.address)
+    /// Without the token, which is not for command lines.
+    fn command(&self) -> String {
+        format!("shardpack cluster add {}", self.address)
     }
 
-    /// The line to say on the controlling machine.
+    /// What to say on the controlling machine.
     fn invite(&self) {
         let Some(Door::Inviting { token, left }) = self.guard.as_ref().map(|guard| guard.door())
         else {
@@ -214,10 +218,14 @@ impl Showing {
         };
         say("node: in no cluster yet. On the machine that pushes and serves, say:");
         say("");
-        say(&format!("  {}", self.command(&token)));
+        say(&format!("  {}", self.command()));
+        say("");
+        say("node: and when it asks, this token:");
+        say("");
+        say(&format!("  {token}"));
         say("");
         say(&format!(
-            "node: that works once, for {} minutes (there, `shardpack cluster init` comes first)",
+            "node: it works once, for {} minutes (there, `shardpack cluster init` comes first)",
             left.as_secs().div_ceil(60)
         ));
     }
@@ -238,7 +246,9 @@ impl Showing {
                 self.invite();
             }
             ReceiveEvent::Disconnected { peer, problem: Some(problem) } if self.guard.is_some() => {
-                say(&format!("node: {peer}: {problem}"));
+                let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+                let line = format!("node: {peer}: {problem}");
+                refusals.lines(line, Instant::now()).iter().for_each(|line| say(line));
             }
             other => show(other),
         }

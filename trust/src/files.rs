@@ -15,8 +15,8 @@ use serde::{Serialize, de::DeserializeOwned};
 /// Largest file here: a document of some hundred members has 50 KB.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// How long a lock is waited for: it is held while a document is read and written.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the lock of a document is waited for: it is held while that is read and written.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Between two looks at it.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -43,6 +43,14 @@ pub enum FileError {
         path: PathBuf,
         /// Its permissions.
         mode: u32,
+    },
+    /// Another process holds a lock.
+    #[error("{}: another shardpack command has held this lock for {} s; let it end, and try again", path.display(), .waited.as_secs())]
+    Locked {
+        /// The lock.
+        path: PathBuf,
+        /// How long was waited.
+        waited: Duration,
     },
     /// Larger than any file of its kind.
     #[error("{}: over {MAX_BYTES} bytes", path.display())]
@@ -138,8 +146,8 @@ pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Holds the file for this process until dropped; waits a moment for others.
-pub(crate) fn lock(path: &Path) -> Result<File, FileError> {
+/// Holds the file for this process until dropped; waits so long for others.
+pub(crate) fn lock(path: &Path, patience: Duration) -> Result<File, FileError> {
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -147,12 +155,15 @@ pub(crate) fn lock(path: &Path) -> Result<File, FileError> {
         .mode(0o600)
         .open(path)
         .map_err(io_error("open", path))?;
-    let deadline = Instant::now() + LOCK_PATIENCE;
+    let deadline = Instant::now() + patience;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
-            Err(error) => return Err(io_error("lock", path)(error.into())),
+            Err(TryLockError::WouldBlock) => {
+                return Err(FileError::Locked { path: path.to_owned(), waited: patience });
+            }
+            Err(TryLockError::Error(error)) => return Err(io_error("lock", path)(error)),
         }
     }
 }
@@ -173,5 +184,16 @@ mod tests {
         let error = read_private(&path).unwrap_err().to_string();
         assert!(error.contains("mode 640") && error.contains("chmod 600"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_lock_is_one_holders_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = lock(&path, Duration::ZERO).unwrap();
+        let error = lock(&path, Duration::ZERO).unwrap_err().to_string();
+        assert!(error.contains("another shardpack command"), "{error}");
+        drop(held);
+        lock(&path, Duration::ZERO).unwrap();
     }
 }

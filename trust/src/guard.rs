@@ -11,6 +11,7 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -23,8 +24,8 @@ use crate::{
     certificate::{generate_key, parse_key},
     credentials::server_of_stranger,
     files,
-    message::{self, Grant, Reply, Request},
-    token::Invitation,
+    message::{self, Bytes, Grant, Reply, Request},
+    token::{Invitation, NotInvited},
 };
 
 const KEY_FILE: &str = "node.key";
@@ -33,11 +34,19 @@ const MEMBERSHIP_FILE: &str = "membership.json";
 /// Version of the membership's file.
 const FORMAT: u32 = 1;
 
-/// How long a caller may take for its handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a caller may take to prove itself: for its handshake and, if it wants something of
+/// the membership, to say what. A slow machine over a bad radio needs one second.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a caller may take to say what it wants of the membership.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a caller with a wrong token waits for its answer, in its place: a person does not
+/// mind, and whoever guesses gets no further than this times the places.
+pub(crate) const WRONG_TOKEN_PAUSE: Duration = Duration::from_millis(500);
+
+/// Between two looks at whether a caller that waits has lost its place.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long an answer may take to be sent.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A node's identity cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -111,7 +120,39 @@ pub enum Visit {
 
 enum State {
     Inviting(Invitation, Arc<ServerConfig>),
-    Joined(Joined, Arc<ServerConfig>),
+    Joined(Membered),
+}
+
+/// A membership at work.
+struct Membered {
+    joined: Joined,
+    /// The cluster's authority, by whose word callers are judged.
+    authority: Arc<Bytes>,
+    config: Arc<ServerConfig>,
+}
+
+/// Why a request is not carried out.
+enum Denied {
+    /// After a pause.
+    WrongToken(String),
+    /// At once.
+    Now(String),
+}
+
+impl From<String> for Denied {
+    fn from(reason: String) -> Self {
+        Self::Now(reason)
+    }
+}
+
+impl From<NotInvited> for Denied {
+    fn from(problem: NotInvited) -> Self {
+        let reason = problem.to_string();
+        match problem {
+            NotInvited::Wrong => Self::WrongToken(reason),
+            NotInvited::Expired => Self::Now(reason),
+        }
+    }
 }
 
 /// A node's door.
@@ -128,7 +169,7 @@ pub fn credentials_of_node(folder: &Path) -> Result<Option<Credentials>, GuardEr
     Ok(read_membership(folder)?.map(|(_, credentials)| credentials))
 }
 
-fn read_membership(folder: &Path) -> Result<Option<(Joined, Credentials)>, GuardError> {
+fn read_membership(folder: &Path) -> Result<Option<(Grant, Credentials)>, GuardError> {
     let path = folder.join(MEMBERSHIP_FILE);
     let Some(Membership { format, grant }) = files::read_json(&path)? else { return Ok(None) };
     if format != FORMAT {
@@ -137,7 +178,7 @@ fn read_membership(folder: &Path) -> Result<Option<(Joined, Credentials)>, Guard
     let key = files::read_private(&folder.join(KEY_FILE))?;
     let credentials = Credentials::new(&grant.authority.0, &grant.certificate.0, &key);
     let unusable = |source| GuardError::Credentials { folder: folder.to_owned(), source };
-    Ok(Some((joined(&grant), credentials.map_err(unusable)?)))
+    Ok(Some((grant, credentials.map_err(unusable)?)))
 }
 
 fn joined(grant: &Grant) -> Joined {
@@ -171,8 +212,8 @@ impl Guard {
         let key = files::read_private(&path)?;
         let public = PeerKey::of_pair(&parse_key(&key).map_err(unusable)?);
         let state = match read_membership(folder)? {
-            Some((joined, credentials)) => {
-                State::Joined(joined, member_config(&credentials).map_err(unusable)?)
+            Some((grant, credentials)) => {
+                State::Joined(Membered::new(grant, &credentials).map_err(unusable)?)
             }
             None => invite(&key, public, invitation_timeout).map_err(unusable)?,
         };
@@ -194,7 +235,7 @@ impl Guard {
                 token: invitation.token.clone(),
                 left: invitation.left(Instant::now()),
             },
-            State::Joined(joined, _) => Door::Joined(joined.clone()),
+            State::Joined(membered) => Door::Joined(membered.joined.clone()),
         }
     }
 
@@ -203,16 +244,26 @@ impl Guard {
     }
 
     /// Finds out who has connected and, but for the transfer protocol, does what they want.
-    pub fn receive(&self, socket: TcpStream) -> Result<Visit, HandshakeError> {
-        let config = match &*self.lock() {
-            State::Inviting(_, config) | State::Joined(_, config) => Arc::clone(config),
+    /// Gives the caller up as soon as it has `lost` its place.
+    pub fn receive(
+        &self,
+        socket: TcpStream,
+        lost: &dyn Fn() -> bool,
+    ) -> Result<Visit, HandshakeError> {
+        let (config, authority) = match &*self.lock() {
+            State::Inviting(_, config) => (Arc::clone(config), None),
+            State::Joined(membered) => {
+                (Arc::clone(&membered.config), Some(Arc::clone(&membered.authority)))
+            }
         };
-        let patience = Patience::of(HANDSHAKE_TIMEOUT);
+        let patience = Patience { deadline: Instant::now() + PROOF_TIMEOUT, given_up: lost };
         let channel = Channel::answer_with(socket, config, patience)?;
         match channel.service() {
             Some(Service::Transfer) => Ok(Visit::Controller(channel)),
             // Its certificate, or the lack of one, was judged in the handshake.
-            Some(Service::Join | Service::Member) => Ok(self.attend(&channel)),
+            Some(Service::Join | Service::Member) => {
+                Ok(self.attend(&channel, authority.as_deref(), patience))
+            }
             Some(Service::Rank) | None => {
                 Ok(Visit::Refused("it did not say what it wants".to_owned()))
             }
@@ -220,43 +271,63 @@ impl Guard {
     }
 
     /// Reads a request about the membership, carries it out and answers.
-    fn attend(&self, channel: &Channel) -> Visit {
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
-        let done = match message::read(channel, deadline) {
-            Ok(request) => self.carry_out(request, channel.service()),
-            Err(error) => Err(format!("it sent no request: {error}")),
+    fn attend(&self, channel: &Channel, judge: Option<&Bytes>, patience: Patience<'_>) -> Visit {
+        let done = match message::read(channel, patience.deadline) {
+            Ok(request) => self.carry_out(request, channel.service(), judge),
+            Err(error) => Err(Denied::Now(format!("it sent no request: {error}"))),
         };
+        let done = done.map_err(|denied| match denied {
+            Denied::Now(reason) => reason,
+            Denied::WrongToken(reason) => {
+                pause(patience.given_up);
+                reason
+            }
+        });
         let reply = match &done {
             Ok(_) => Reply::Done,
             Err(reason) => Reply::Refused(reason.clone()),
         };
         // What is done is done; a controller that did not hear it asks again.
-        let _ = message::write(channel, &reply, deadline);
+        let _ = message::write(channel, &reply, Instant::now() + ANSWER_TIMEOUT);
         done.unwrap_or_else(Visit::Refused)
     }
 
-    fn carry_out(&self, request: Request, service: Option<Service>) -> Result<Visit, String> {
+    /// Does what is asked by a caller whom the authority `judge` let in, or nobody, before the
+    /// node had joined.
+    fn carry_out(
+        &self,
+        request: Request,
+        service: Option<Service>,
+        judge: Option<&Bytes>,
+    ) -> Result<Visit, Denied> {
         let mut state = self.lock();
-        match (&mut *state, request, service) {
+        match (&*state, request, service) {
             (
                 State::Inviting(invitation, _),
                 Request::Join { secret, grant },
                 Some(Service::Join),
             ) => {
                 invitation.check(&secret, Instant::now())?;
-                let (joined, config) = self.take(grant)?;
-                *state = State::Joined(joined.clone(), config);
+                let membered = self.take(grant)?;
+                let joined = membered.joined.clone();
+                *state = State::Joined(membered);
                 Ok(Visit::Joined(joined))
             }
-            (State::Joined(known, _), Request::Renew(grant), Some(Service::Member)) => {
-                if grant.cluster != known.cluster {
-                    return Err(format!("it is in cluster {}", known.cluster));
+            (State::Joined(known), Request::Renew(grant), Some(Service::Member)) => {
+                known.check_judge(judge)?;
+                if grant.cluster != known.joined.cluster || grant.authority != *known.authority {
+                    let cluster = &known.joined.cluster;
+                    let reason =
+                        format!("it is in cluster {cluster} and takes no other's certificate");
+                    return Err(reason.into());
                 }
-                let (joined, config) = self.take(grant)?;
-                *state = State::Joined(joined.clone(), config);
+                let membered = self.take(grant)?;
+                let joined = membered.joined.clone();
+                *state = State::Joined(membered);
                 Ok(Visit::Renewed(joined))
             }
-            (State::Joined(..), Request::Leave, Some(Service::Member)) => {
+            (State::Joined(known), Request::Leave, Some(Service::Member)) => {
+                known.check_judge(judge)?;
                 files::remove(&self.folder.join(MEMBERSHIP_FILE))
                     .map_err(|error| error.to_string())?;
                 *state = invite(&self.key, self.public, self.invitation_timeout)
@@ -264,21 +335,24 @@ impl Guard {
                 drop(state);
                 Ok(Visit::Left(self.door()))
             }
-            (State::Joined(..), Request::Join { .. }, _) => {
-                Err("it has joined a cluster meanwhile".to_owned())
+            (State::Joined(_), Request::Join { .. }, _) => {
+                Err("it has joined a cluster meanwhile".to_owned().into())
             }
-            _ => Err("the request does not fit the connection".to_owned()),
+            (State::Inviting(..), Request::Renew(_) | Request::Leave, Some(Service::Member)) => {
+                Err("it has left its cluster meanwhile".to_owned().into())
+            }
+            _ => Err("the request does not fit the connection".to_owned().into()),
         }
     }
 
     /// Checks a membership and keeps it.
-    fn take(&self, grant: Grant) -> Result<(Joined, Arc<ServerConfig>), String> {
+    fn take(&self, grant: Grant) -> Result<Membered, String> {
         let credentials = Credentials::new(&grant.authority.0, &grant.certificate.0, &self.key);
         let checked = credentials.and_then(|credentials| {
             credentials.check_own(Role::Node)?;
-            Ok((member_config(&credentials)?, joined(&grant)))
+            Membered::new(grant.clone(), &credentials)
         });
-        let (config, joined) = checked.map_err(|error| {
+        let membered = checked.map_err(|error| {
             let reason = std::error::Error::source(&error).map(|it| format!(": {it}"));
             format!(
                 "it cannot use the certificate that it was given{}; do the clocks of the two machines agree?",
@@ -288,12 +362,39 @@ impl Guard {
         let path = self.folder.join(MEMBERSHIP_FILE);
         files::write_json(&path, &Membership { format: FORMAT, grant })
             .map_err(|error| error.to_string())?;
-        Ok((joined, config))
+        Ok(membered)
     }
 }
 
-fn member_config(credentials: &Credentials) -> Result<Arc<ServerConfig>, CredentialsError> {
-    credentials.server(&[Service::Transfer, Service::Member], &[Role::Controller])
+impl Membered {
+    fn new(grant: Grant, credentials: &Credentials) -> Result<Self, CredentialsError> {
+        let services = [Service::Transfer, Service::Member];
+        let config = credentials.server(&services, &[Role::Controller])?;
+        let joined = joined(&grant);
+        Ok(Self { joined, authority: Arc::new(grant.authority), config })
+    }
+
+    /// Whether a caller was let in by this cluster's authority: it may have called when the node
+    /// was in another cluster, and have waited.
+    fn check_judge(&self, judge: Option<&Bytes>) -> Result<(), String> {
+        if judge == Some(&*self.authority) {
+            return Ok(());
+        }
+        let cluster = &self.joined.cluster;
+        Err(format!("it is in cluster {cluster} by now, and was not when this call began"))
+    }
+}
+
+/// Lets a caller wait in its place.
+fn pause(lost: &dyn Fn() -> bool) {
+    let end = Instant::now() + WRONG_TOKEN_PAUSE;
+    while !lost() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        thread::sleep(left.min(LOOK_AGAIN));
+    }
 }
 
 fn invite(key: &[u8], public: PeerKey, timeout: Duration) -> Result<State, CredentialsError> {

@@ -27,13 +27,21 @@ use crate::{
 const AUTHORITY_FILE: &str = "authority.key";
 const CONTROLLER_FILE: &str = "controller.key";
 const DOCUMENT_FILE: &str = "cluster.json";
+/// Held while the document is read and written.
 const LOCK_FILE: &str = "lock";
+/// Held while a member is being added or moved, for its name and address must stay free until
+/// the node has answered.
+const JOIN_LOCK_FILE: &str = "join.lock";
 
 /// Version of the document.
 const FORMAT: u32 = 1;
 
 /// How long a node may take to connect, to prove itself and to answer.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long others that add or move members are waited for: several, each with a node that does
+/// not answer.
+const JOIN_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Certificates that have less than this left are renewed: half of their time, so that a server
 /// that runs for months never meets their end.
@@ -169,7 +177,7 @@ impl Home {
     /// Makes a cluster without members.
     pub fn init(folder: &Path) -> Result<Self, HomeError> {
         files::create_folder(folder)?;
-        let lock = files::lock(&folder.join(LOCK_FILE))?;
+        let lock = files::lock(&folder.join(LOCK_FILE), files::LOCK_PATIENCE)?;
         if let Some(Document { cluster, .. }) = files::read_json(&folder.join(DOCUMENT_FILE))? {
             return Err(HomeError::Exists { folder: folder.to_owned(), cluster });
         }
@@ -212,7 +220,7 @@ impl Home {
         let authority_key = parse_key(&authority_key).map_err(unusable)?;
         let authority = Authority::new(document.cluster.clone(), authority_key);
         if document.expires < now() + RENEW_SECONDS {
-            let _lock = files::lock(&folder.join(LOCK_FILE))?;
+            let _lock = files::lock(&folder.join(LOCK_FILE), files::LOCK_PATIENCE)?;
             document = Self::read(folder)?;
             let validity = Validity::from_now();
             let own = PeerKey::of_pair(&parse_key(&key).map_err(unusable)?);
@@ -277,6 +285,7 @@ impl Home {
         name: Option<&str>,
     ) -> Result<Member, HomeError> {
         let resolved = resolve(address)?;
+        let _joining = self.lock_for_joining()?;
         let name = match name {
             Some(name) => name.to_owned(),
             None => self.free_name(address),
@@ -286,7 +295,7 @@ impl Home {
         }
         let expires = Validity::from_now().until;
         let mut member = Member { name, address: address.to_owned(), key: token.key, expires };
-        self.check_free(&member)?;
+        check_free(self.members(), &member)?;
         let patience = Patience::of(NODE_TIMEOUT);
         let socket = reach(address, &resolved, patience.deadline)?;
         match Channel::call_stranger(socket, token.key, patience) {
@@ -306,9 +315,19 @@ impl Home {
         }
         self.change(|document| {
             document.members.retain(|it| it.key != member.key);
+            // Again, where an earlier version of this program is at it too.
+            check_free(&document.members, &member)?;
             document.members.push(member.clone());
+            Ok(())
         })?;
         Ok(member)
+    }
+
+    /// Waits for others that add or move members, and takes note of what they did.
+    fn lock_for_joining(&mut self) -> Result<File, HomeError> {
+        let lock = files::lock(&self.folder.join(JOIN_LOCK_FILE), JOIN_PATIENCE)?;
+        self.document = Self::read(&self.folder)?;
+        Ok(lock)
     }
 
     fn is_ours(&self, member: &Member, resolved: &[std::net::SocketAddr]) -> bool {
@@ -318,19 +337,6 @@ impl Home {
             let service = Service::Transfer;
             Channel::call(socket, &self.credentials, service, expected, patience).is_ok()
         })
-    }
-
-    fn check_free(&self, member: &Member) -> Result<(), HomeError> {
-        let others = self.members().iter().filter(|it| it.key != member.key);
-        for other in others {
-            if other.name == member.name {
-                return Err(HomeError::Taken { taken: member.name.clone() });
-            }
-            if other.address == member.address {
-                return Err(HomeError::Taken { taken: member.address.clone() });
-            }
-        }
-        Ok(())
     }
 
     /// The host's first word, or a number, with a further one where it is taken.
@@ -348,7 +354,7 @@ impl Home {
         free.next().unwrap_or_else(|| word.to_owned())
     }
 
-    fn grant(&self, member: &Member) -> Result<Grant, HomeError> {
+    pub(crate) fn grant(&self, member: &Member) -> Result<Grant, HomeError> {
         let validity = Validity { until: member.expires, ..Validity::from_now() };
         let certificate = self
             .authority
@@ -373,20 +379,24 @@ impl Home {
             document.members.iter_mut().filter(|it| it.key == member.key).for_each(|it| {
                 it.expires = member.expires;
             });
+            Ok(())
         })?;
         Ok(member)
     }
 
     /// Takes note that a member is at another address, if it answers there with its key.
     pub fn relocate(&mut self, name: &str, address: &str) -> Result<Member, HomeError> {
+        let _joining = self.lock_for_joining()?;
         let mut member = self.known(name)?;
         address.clone_into(&mut member.address);
-        self.check_free(&member)?;
+        check_free(self.members(), &member)?;
         self.endpoint(&member).connect(Service::Transfer, NODE_TIMEOUT)?;
         self.change(|document| {
+            check_free(&document.members, &member)?;
             document.members.iter_mut().filter(|it| it.key == member.key).for_each(|it| {
                 it.address.clone_from(&member.address);
             });
+            Ok(())
         })?;
         Ok(member)
     }
@@ -401,7 +411,10 @@ impl Home {
     /// Forgets a member: it is never called again, and no group takes it in.
     pub fn forget(&mut self, name: &str) -> Result<(), HomeError> {
         let member = self.known(name)?;
-        self.change(|document| document.members.retain(|it| it.key != member.key))
+        self.change(|document| {
+            document.members.retain(|it| it.key != member.key);
+            Ok(())
+        })
     }
 
     fn known(&self, name: &str) -> Result<Member, HomeError> {
@@ -410,17 +423,34 @@ impl Home {
     }
 
     /// Changes the document as it is on disk now.
-    fn change(&mut self, change: impl FnOnce(&mut Document)) -> Result<(), HomeError> {
-        let _lock: File = files::lock(&self.folder.join(LOCK_FILE))?;
+    fn change(
+        &mut self,
+        change: impl FnOnce(&mut Document) -> Result<(), HomeError>,
+    ) -> Result<(), HomeError> {
+        let _lock: File = files::lock(&self.folder.join(LOCK_FILE), files::LOCK_PATIENCE)?;
         let mut document = Self::read(&self.folder)?;
-        change(&mut document);
-        if document.members.len() > MAX_MEMBERS {
-            return Err(HomeError::Full);
-        }
+        change(&mut document)?;
         files::write_json(&self.folder.join(DOCUMENT_FILE), &document)?;
         self.document = document;
         Ok(())
     }
+}
+
+/// Whether there is room for a member, and nobody else has its name or address.
+fn check_free(members: &[Member], member: &Member) -> Result<(), HomeError> {
+    let others: Vec<&Member> = members.iter().filter(|it| it.key != member.key).collect();
+    if others.len() >= MAX_MEMBERS {
+        return Err(HomeError::Full);
+    }
+    for other in others {
+        if other.name == member.name {
+            return Err(HomeError::Taken { taken: member.name.clone() });
+        }
+        if other.address == member.address {
+            return Err(HomeError::Taken { taken: member.address.clone() });
+        }
+    }
+    Ok(())
 }
 
 fn is_name(name: &str) -> bool {

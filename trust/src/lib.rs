@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`PeerKey`] and [`Role`] (who), [`Credentials`] (how it is proven and checked),
 //! [`Channel`] (a connection in the clear or inside TLS), [`Endpoint`] (how a node is reached),
-//! [`Guard`] (a node's door), [`Home`] (a controller's folder).
+//! [`Guard`] (a node's door), [`Places`] (room before it), [`Home`] (a controller's folder).
 //!
 //! Knows keys, certificates and sockets; does not know what is said over them.
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ mod handshake;
 mod home;
 mod key;
 mod message;
+mod places;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -31,4 +32,5 @@ pub use guard::{Door, Guard, GuardError, Joined, Visit, credentials_of_node};
 pub use handshake::{HandshakeError, Patience};
 pub use home::{Home, HomeError, Member};
 pub use key::PeerKey;
+pub use places::{Place, Places};
 pub use token::{JoinToken, TokenError};

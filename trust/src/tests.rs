@@ -5,6 +5,10 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +18,7 @@ use crate::{
     HomeError, JoinToken, Patience, PeerKey, Role, Service, Validity, Visit,
     certificate::{now, parse_key},
     credentials_of_node,
-    message::Bytes,
+    message::{self, Bytes, Grant, Reply, Request},
 };
 
 /// Longer than any test may take; a wait that meets it has failed.
@@ -323,10 +327,15 @@ fn open_door(folder: &Path, timeout: Duration) -> (String, JoinToken) {
 }
 
 fn serve(guard: Guard) -> String {
+    serve_shared(Arc::new(guard))
+}
+
+fn serve_shared(guard: Arc<Guard>) -> String {
     let (listener, address) = listener();
     thread::spawn(move || {
         for socket in listener.incoming() {
-            let _ = guard.receive(socket.unwrap());
+            let guard = Arc::clone(&guard);
+            thread::spawn(move || guard.receive(socket.unwrap(), &|| false).map(drop));
         }
     });
     address.to_string()
@@ -388,17 +397,153 @@ fn tokens_that_are_wrong_late_or_anothers_join_nobody() {
     let error = add(&other_address, &token);
     assert!(error.contains("another node answers there"), "{error}");
     let wrong = JoinToken { secret: other.secret.clone(), key: token.key };
-    for _ in 0..crate::token::ATTEMPTS {
-        let error = add(&address, &wrong);
-        assert!(error.contains("token is wrong"), "{error}");
-    }
-    let error = add(&address, &token);
-    assert!(error.contains("void"), "{error}");
+    let error = add(&address, &wrong);
+    assert!(error.contains("token is wrong"), "{error}");
     let (late_address, late) = open_door(&folder.path().join("c"), Duration::ZERO);
     let error = add(&late_address, &late);
     assert!(error.contains("expired"), "{error}");
     let error = add("no-such-host.invalid:1", &token);
     assert!(error.contains("not an address"), "{error}");
+}
+
+/// What a node answers to one request about its membership.
+fn say(channel: &Channel, request: &Request) -> Reply {
+    message::write(channel, request, Instant::now() + LONG).unwrap();
+    message::read(channel, Instant::now() + LONG).unwrap()
+}
+
+/// A request to join with another node's secret.
+fn guess(token: &JoinToken) -> Request {
+    let nothing = || Bytes(Vec::new());
+    let (cluster, name) = ("c".to_owned(), "n".to_owned());
+    let grant = Grant { cluster, name, authority: nothing(), certificate: nothing(), expires: 0 };
+    Request::Join { secret: token.secret.clone(), grant }
+}
+
+#[test]
+fn wrong_guesses_wait_and_keep_nobody_from_joining() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut home = Home::init(&folder.path().join("cluster")).unwrap();
+    let (address, token) = open_door(&folder.path().join("a"), LONG);
+    let (_, other) = open_door(&folder.path().join("b"), LONG);
+    let guessing: Vec<Channel> = (0..20)
+        .map(|_| {
+            let socket = TcpStream::connect(&address).unwrap();
+            let channel = Channel::call_stranger(socket, token.key, Patience::of(LONG)).unwrap();
+            message::write(&channel, &guess(&other), Instant::now() + LONG).unwrap();
+            channel
+        })
+        .collect();
+    // Twenty wrong guesses are being considered, and the right one is taken all the same.
+    home.add(&address, &token, None).unwrap();
+    for channel in guessing {
+        let reply = message::read(&channel, Instant::now() + LONG).unwrap();
+        let Reply::Refused(reason) = reply else { panic!("a wrong token was taken") };
+        assert!(reason.contains("token is wrong") || reason.contains("meanwhile"), "{reason}");
+    }
+}
+
+#[test]
+fn a_guess_is_answered_late_unless_its_place_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let guard = Guard::open(&folder.path().join("node"), LONG).unwrap();
+    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
+    let (_, other) = open_door(&folder.path().join("b"), LONG);
+    let (listener, address) = listener();
+    let considered = |loses: bool| -> Duration {
+        let lost = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (guard, listener, lost) = (&guard, &listener, &lost);
+            let receiving = scope.spawn(move || {
+                let socket = listener.accept().unwrap().0;
+                guard.receive(socket, &|| lost.load(Ordering::SeqCst)).map(drop).unwrap();
+                Instant::now()
+            });
+            let socket = TcpStream::connect(address).unwrap();
+            let channel = Channel::call_stranger(socket, token.key, Patience::of(LONG)).unwrap();
+            // The handshake is done: from here on it is about the request.
+            lost.store(loses, Ordering::SeqCst);
+            let sent = Instant::now();
+            let Reply::Refused(reason) = say(&channel, &guess(&other)) else { panic!("taken") };
+            assert!(reason.contains("token is wrong"), "{reason}");
+            receiving.join().unwrap().saturating_duration_since(sent)
+        })
+    };
+    assert!(considered(false) >= crate::guard::WRONG_TOKEN_PAUSE);
+    considered(true);
+}
+
+#[test]
+fn a_call_that_was_let_in_by_one_cluster_says_nothing_in_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().join("node");
+    let mut old = Home::init(&folder.path().join("old")).unwrap();
+    let mut new = Home::init(&folder.path().join("new")).unwrap();
+    let guard = Arc::new(Guard::open(&there, LONG).unwrap());
+    let invited = |guard: &Guard| match guard.door() {
+        Door::Inviting { token, .. } => token,
+        Door::Joined(_) => panic!("it has joined"),
+    };
+    let address = serve_shared(Arc::clone(&guard));
+    old.add(&address, &invited(&guard), Some("n")).unwrap();
+    let member = |home: &Home| home.endpoint(home.member("n").unwrap());
+    // Two calls by the old cluster's controller, let in and silent.
+    let waiting = [(); 2].map(|()| member(&old).connect(Service::Member, LONG).unwrap());
+    old.dismiss("n").unwrap();
+    let late = member(&old).connect(Service::Member, LONG).map(drop).unwrap_err();
+    assert!(causes(&late).contains("has not joined"), "{}", causes(&late));
+    new.add(&address, &invited(&guard), Some("n")).unwrap();
+    // A certificate by the old authority, which bears the new cluster's id.
+    let forged =
+        Grant { cluster: new.cluster().to_owned(), ..old.grant(old.member("n").unwrap()).unwrap() };
+    for (channel, request) in waiting.iter().zip([Request::Renew(forged.clone()), Request::Leave]) {
+        let Reply::Refused(reason) = say(channel, &request) else { panic!("it was obeyed") };
+        assert!(reason.contains("was not when this call began"), "{reason}");
+    }
+    // Nor does the right controller make it another cluster's by renewing.
+    let channel = member(&new).connect(Service::Member, LONG).unwrap();
+    let Reply::Refused(reason) = say(&channel, &Request::Renew(forged)) else { panic!("taken") };
+    assert!(reason.contains("takes no other's certificate"), "{reason}");
+    new.renew("n").unwrap();
+    let Door::Joined(joined) = guard.door() else { panic!("it has left") };
+    assert_eq!(joined.cluster, new.cluster());
+}
+
+#[test]
+fn members_that_are_added_at_once_have_names_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().join("cluster");
+    Home::init(&here).unwrap();
+    let doors: Vec<(String, JoinToken)> =
+        (0..6).map(|n| open_door(&folder.path().join(n.to_string()), LONG)).collect();
+    let barrier = Barrier::new(doors.len());
+    // Each as a process of its own would: with what it read before the others had begun.
+    let add = |(address, token): &(String, JoinToken), name: Option<&str>| {
+        let mut home = Home::open(&here).unwrap();
+        barrier.wait();
+        home.add(address, token, name).map(|member| member.name)
+    };
+    let at_once = |doors: &[(String, JoinToken)], name| -> Vec<Result<String, HomeError>> {
+        thread::scope(|scope| {
+            let running: Vec<_> =
+                doors.iter().map(|door| scope.spawn(move || add(door, name))).collect();
+            running.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    };
+    let named = at_once(&doors, Some("studio"));
+    assert_eq!(named.iter().filter(|name| name.is_ok()).count(), 1, "{named:?}");
+    for error in named.iter().filter_map(|name| name.as_ref().err()) {
+        assert!(matches!(error, HomeError::Taken { taken } if taken == "studio"), "{error}");
+    }
+    // Those who were refused have not joined: their tokens still hold.
+    let mut left: Vec<(String, JoinToken)> = doors.clone();
+    left.retain(|(address, _)| Home::open(&here).unwrap().member(address).is_none());
+    assert_eq!(left.len(), 5);
+    left.push(open_door(&folder.path().join("last"), LONG));
+    let mut names: Vec<String> = at_once(&left, None).into_iter().map(Result::unwrap).collect();
+    names.sort();
+    assert_eq!(names, ["node-1", "node-2", "node-3", "node-4", "node-5", "node-6"]);
+    assert_eq!(Home::open(&here).unwrap().members().len(), 7);
 }
 
 #[test]
@@ -433,7 +578,7 @@ fn requests_about_membership_that_are_noise_are_refused() {
         let guard = &guard;
         scope.spawn(move || {
             for _ in noises {
-                let visit = guard.receive(listener.accept().unwrap().0).unwrap();
+                let visit = guard.receive(listener.accept().unwrap().0, &|| false).unwrap();
                 assert!(matches!(visit, Visit::Refused(_)));
             }
         });

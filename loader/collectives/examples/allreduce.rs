@@ -59,8 +59,8 @@ fn make_member(cluster: &Path, identity: &Path) -> io::Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?.to_string();
     thread::scope(|scope| {
-        let receiving =
-            scope.spawn(|| guard.receive(listener.accept()?.0).map_err(io::Error::other));
+        let receiving = scope
+            .spawn(|| guard.receive(listener.accept()?.0, &|| false).map_err(io::Error::other));
         home.add(&address, &token, None).map_err(io::Error::other)?;
         receiving.join().expect("joining does not panic").map(drop)
     })

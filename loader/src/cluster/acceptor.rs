@@ -2,11 +2,10 @@
 //! shows the token. What they want is for others to say.
 
 use std::{
-    collections::HashMap,
     io::Write as _,
     net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -14,7 +13,7 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
-use shardpack_trust::{Channel, Credentials, Patience, Role, Service};
+use shardpack_trust::{Channel, Credentials, Patience, Place, Places, Role, Service};
 
 use super::{
     message::{FromRank, Opening, PeerReply},
@@ -25,13 +24,13 @@ use super::{
 /// How long a connection may take to say what it is; a front or peer says it at once.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections that may be undecided at the same time: two of every peer and the front's, and
-/// room for strangers, each of which costs a thread until [`OPENING_TIMEOUT`].
-const MAX_UNDECIDED: usize = 64;
+/// Places for connections that have not said what they are: two of every peer and the front's,
+/// and room for strangers, each of which costs a thread until [`OPENING_TIMEOUT`] or until
+/// somebody new needs the place.
+const UNDECIDED_PLACES: usize = 64;
 
-/// Of these, connections from one address that have not said anything yet: ranks of one machine
-/// come together, a stranger should not keep them out alone.
-const MAX_UNDECIDED_OF_ONE: usize = 32;
+/// Of these for one address: ranks of one machine come together.
+const UNDECIDED_PLACES_OF_ONE: usize = 32;
 
 /// How long to rest when the system has no connection to give, which is a shortage of
 /// descriptors or memory.
@@ -80,40 +79,6 @@ impl Drop for Acceptor {
     }
 }
 
-/// Connections that have not said what they are, by address.
-#[derive(Default)]
-struct Undecided(Mutex<HashMap<IpAddr, usize>>);
-
-/// One of them; dropped when it has.
-struct Place {
-    of: Arc<Undecided>,
-    ip: IpAddr,
-}
-
-impl Undecided {
-    fn enter(self: &Arc<Self>, ip: IpAddr) -> Option<Place> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_one = counts.get(&ip).copied().unwrap_or(0);
-        if counts.values().sum::<usize>() >= MAX_UNDECIDED || of_one >= MAX_UNDECIDED_OF_ONE {
-            return None;
-        }
-        counts.insert(ip, of_one + 1);
-        Some(Place { of: Arc::clone(self), ip })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut counts = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = counts.get(&self.ip).map_or(0, |count| count - 1);
-        if left == 0 {
-            counts.remove(&self.ip);
-        } else {
-            counts.insert(self.ip, left);
-        }
-    }
-}
-
 /// What whoever comes in must show.
 struct Door {
     token: Token,
@@ -124,7 +89,7 @@ fn accept_all<F>(listener: &TcpListener, door: &Arc<Door>, admit: &Arc<F>, stop:
 where
     F: Fn(Opening, Channel) + Send + Sync + 'static,
 {
-    let undecided = Arc::<Undecided>::default();
+    let undecided = Places::new(UNDECIDED_PLACES, UNDECIDED_PLACES_OF_ONE);
     loop {
         let accepted = listener.accept();
         if stop.load(Ordering::SeqCst) {
@@ -134,10 +99,10 @@ where
             thread::sleep(SHORTAGE_PAUSE);
             continue;
         };
-        let Some(place) = undecided.enter(peer.ip()) else { continue };
+        let Some(place) = undecided.enter(peer.ip(), &stream) else { continue };
         let (door, admit) = (Arc::clone(door), Arc::clone(admit));
         let decide = move || {
-            let opened = door.open(stream);
+            let opened = door.open(stream, &place);
             drop(place);
             if let Some((opening, channel)) = opened {
                 admit(opening, channel);
@@ -150,13 +115,14 @@ where
 
 impl Door {
     /// How the connection begins, if it shows what it must; others are told no more than that.
-    fn open(&self, stream: TcpStream) -> Option<(Opening, Channel)> {
+    fn open(&self, stream: TcpStream, place: &Place) -> Option<(Opening, Channel)> {
         let deadline = Deadline::after(OPENING_TIMEOUT);
         stream.set_nodelay(true).ok()?;
         let channel = match &self.credentials {
             None => Channel::from(stream),
             Some(credentials) => {
-                let patience = Patience { deadline: deadline.moment(), given_up: &|| false };
+                let patience =
+                    Patience { deadline: deadline.moment(), given_up: &|| place.is_lost() };
                 let roles = [Role::Controller, Role::Node];
                 Channel::answer(stream, credentials, &[Service::Rank], &roles, patience).ok()?
             }
@@ -176,7 +142,8 @@ impl Door {
             refuse(&channel, &opening, "the token is wrong");
             return None;
         }
-        Some((opening, channel))
+        // Its socket is closed where it has lost its place in the last moment.
+        (!place.is_lost()).then_some((opening, channel))
     }
 }
 
@@ -190,21 +157,4 @@ pub(super) fn refuse(mut stream: &Channel, opening: &Opening, reason: &str) {
     // One that does not listen is not wanted either; a sentence fits any socket's buffer.
     let _ = reply.map(|reply| stream.write_all(&reply));
     let _ = stream.shutdown(Shutdown::Both);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_address_does_not_take_every_place() {
-        let undecided = Arc::<Undecided>::default();
-        let enter = |last| undecided.enter(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
-        let mut places: Vec<Place> = (0..MAX_UNDECIDED_OF_ONE).filter_map(|_| enter(1)).collect();
-        assert!(places.len() == MAX_UNDECIDED_OF_ONE && enter(1).is_none());
-        places.extend((2..=255).filter_map(enter));
-        assert_eq!(places.len(), MAX_UNDECIDED);
-        places.clear();
-        assert!(enter(1).is_some());
-    }
 }

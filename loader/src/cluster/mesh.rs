@@ -2,15 +2,18 @@
 //! accepts. All agree on epoch and identity before the first frame.
 
 use std::{
+    collections::VecDeque,
+    fmt,
     io::{self, ErrorKind, Read, Write as _},
     net::TcpStream,
     sync::mpsc::{Receiver, RecvTimeoutError},
+    thread,
     time::Duration,
 };
 
 use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, TcpLink};
 use shardpack_trust::{
-    Channel, Credentials, HandshakeError, Patience as Shaking, Role, Service, is_local,
+    Channel, Credentials, HandshakeError, Patience as Shaking, PeerKey, Role, Service, is_local,
 };
 
 use super::{
@@ -30,8 +33,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// How long one try to connect may take: longer than a lost packet takes to be sent again.
 const CONNECT_TRY: Duration = Duration::from_millis(1500);
 
-/// Most ranks of a group; bounds what is kept of peers that come early.
+/// Most ranks of a group.
 pub(super) const MAX_RANKS: u32 = 64;
+
+/// Most connections of peers that wait until they are looked at, and as many again that have come
+/// before their epoch: two of every rank, which is all that one forming can bring.
+pub(super) const MAX_WAITING_PEERS: usize = 2 * MAX_RANKS as usize;
 
 /// Why ranks did not come together.
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +57,8 @@ pub(super) enum FormError {
     Refused { rank: u32, reason: String },
     #[error("rank {rank} is another than the front said: {found}")]
     Mismatch { rank: u32, found: String },
-    #[error("rank {rank} did not connect in time")]
-    Missing { rank: u32 },
+    #[error("rank {rank} did not connect in time{refused}")]
+    Missing { rank: u32, refused: Refused },
     #[error("a connection cannot be used")]
     Socket(#[from] io::Error),
     #[error("the connected ranks did not answer each other")]
@@ -61,6 +68,18 @@ pub(super) enum FormError {
 }
 
 impl FormError {
+    /// Whether the other side hung up without a word.
+    fn is_hung_up(&self) -> bool {
+        match self {
+            Self::Handshake { source: HandshakeError::Closed, .. }
+            | Self::Reply { source: WireError::Closed, .. } => true,
+            Self::Reply { source: WireError::Io(error), .. } => {
+                matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+            }
+            _ => false,
+        }
+    }
+
     /// Whose fault it is, if it is one's.
     pub(super) fn rank(&self) -> Option<u32> {
         match self {
@@ -70,10 +89,45 @@ impl FormError {
             | Self::Reply { rank, .. }
             | Self::Refused { rank, .. }
             | Self::Mismatch { rank, .. }
-            | Self::Missing { rank } => Some(*rank),
+            | Self::Missing { rank, .. } => Some(*rank),
             Self::Group(error) => blame(error.clone()).0,
             Self::Ranks { .. } | Self::Socket(_) | Self::Superseded => None,
         }
+    }
+}
+
+/// Connections that came while ranks were awaited and were not theirs. They end nothing: whoever
+/// has learned a rank's token could keep the group from forming otherwise.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    told: Vec<String>,
+    more: u64,
+}
+
+/// Refused connections that an error tells of.
+const MOST_TOLD: usize = 3;
+
+impl Refused {
+    fn add(&mut self, stream: &Channel, reason: &str) {
+        if self.told.len() == MOST_TOLD {
+            self.more += 1;
+            return;
+        }
+        let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |it| it.to_string());
+        self.told.push(format!("{from}: {reason}"));
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.told.is_empty() {
+            return Ok(());
+        }
+        write!(f, "; refused meanwhile ({}", self.told.join("; "))?;
+        if self.more > 0 {
+            write!(f, "; and {} more", self.more)?;
+        }
+        f.write_str(")")
     }
 }
 
@@ -100,7 +154,8 @@ pub(super) struct PeerConnection {
 /// Where peers' connections arrive, those for a later epoch included.
 pub(super) struct Mailbox {
     receiver: Receiver<PeerConnection>,
-    early: Vec<PeerConnection>,
+    /// In the order in which they came.
+    early: VecDeque<PeerConnection>,
 }
 
 type Streams = Vec<[Option<Channel>; 2]>;
@@ -166,8 +221,9 @@ pub(super) fn form(
     let mut streams: Streams = peers.iter().map(|_| [None, None]).collect();
     for (rank, peer) in (0..me.rank).zip(peers) {
         for way in [Way::Data, Way::Farewell] {
-            streams[rank as usize][way as usize] =
-                Some(connect((me, credentials), epoch, rank, peer, way, patience)?);
+            let connected =
+                persist(patience, || connect((me, credentials), epoch, rank, peer, way, patience))?;
+            streams[rank as usize][way as usize] = Some(connected);
         }
     }
     accept(me, epoch, peers, &mut streams, mailbox, patience)?;
@@ -185,6 +241,23 @@ pub(super) fn form(
 /// Waits until every rank has its end of the group.
 pub(super) fn meet(group: &LinkedGroup) -> Result<(), FormError> {
     Ok(group.barrier(Deadline::after(FORM_TIMEOUT))?)
+}
+
+/// Tries again where the other side hung up: it does so to make room for others when strangers
+/// fill its door. A process that has ended does not answer at all, and is not tried again.
+fn persist(
+    patience: Patience<'_>,
+    connect: impl Fn() -> Result<Channel, FormError>,
+) -> Result<Channel, FormError> {
+    loop {
+        match connect() {
+            Err(error) if error.is_hung_up() => {
+                let Some(slice) = patience.slice(LOOK_AGAIN) else { return Err(error) };
+                thread::sleep(slice);
+            }
+            result => return result,
+        }
+    }
 }
 
 fn connect(
@@ -219,7 +292,10 @@ fn connect(
     write(&stream, &opening).map_err(failed)?;
     let reply = wire::read(&mut Patiently(&stream, patience), MAX_OPENING_BYTES);
     match reply.map_err(failed)? {
-        PeerReply::Welcome(identity) => check(me, rank, &identity).map(|()| stream),
+        PeerReply::Welcome(identity) => match check(me, rank, &identity) {
+            Ok(()) => Ok(stream),
+            Err(found) => Err(FormError::Mismatch { rank, found }),
+        },
         PeerReply::Refused(reason) => Err(FormError::Refused { rank, reason }),
     }
 }
@@ -239,21 +315,20 @@ fn write(mut stream: &Channel, message: &impl serde::Serialize) -> Result<(), Wi
     Ok(stream.write_all(&wire::encode(message)?)?)
 }
 
-/// Whether `found` is rank `rank` of my group.
-fn check(me: &Identity, rank: u32, found: &Identity) -> Result<(), FormError> {
+/// Whether `found` is rank `rank` of my group; what it is otherwise.
+fn check(me: &Identity, rank: u32, found: &Identity) -> Result<(), String> {
     let expected = Identity { rank, ..me.clone() };
     if *found == expected {
         return Ok(());
     }
     let Identity { model_id, layout_id, rank: number, ranks, engine_version, protocol } = found;
-    let found = format!(
+    Err(format!(
         "rank {number} of {ranks}, model {model_id:.12}, layout {layout_id:.12}, engine version \
          {engine_version:.12}, protocol version {protocol}"
-    );
-    Err(FormError::Mismatch { rank, found })
+    ))
 }
 
-/// Waits until every higher rank has connected both ways.
+/// Waits until every higher rank has connected both ways. Others are refused and end nothing.
 fn accept(
     me: &Identity,
     epoch: u64,
@@ -263,53 +338,64 @@ fn accept(
     patience: Patience<'_>,
 ) -> Result<(), FormError> {
     let first = me.rank as usize + 1;
+    let mut refused = Refused::default();
     loop {
         let missing = |ways: &[Option<Channel>; 2]| ways.iter().any(Option::is_none);
         let Some(index) = streams[first..].iter().position(missing) else { return Ok(()) };
         let rank = (first + index) as u32;
         let Some(PeerConnection { opening, stream }) = mailbox.next(epoch, patience) else {
-            return Err(patience.or_superseded(FormError::Missing { rank }));
+            return Err(patience.or_superseded(FormError::Missing { rank, refused }));
         };
-        let Opening::Peer { identity, way, .. } = &opening else { continue };
-        let rank = identity.rank;
-        let checked = check(me, rank, identity).and_then(|()| {
-            // A member with another's token is not that other.
-            let announced = peers.get(rank as usize).and_then(|peer| peer.key);
-            let found = stream.peer().map(|peer| peer.key);
-            let other = || "it connected with another node's key".to_owned();
-            if announced == found {
-                Ok(())
-            } else {
-                Err(FormError::Mismatch { rank, found: other() })
-            }
-        });
-        let place = streams.get_mut(rank as usize).map(|ways| &mut ways[*way as usize]);
+        let place = place_of(me, &opening, stream.peer().map(|peer| peer.key), peers, streams);
         match place {
-            Some(place @ None) if checked.is_ok() && rank > me.rank => {
-                write(&stream, &PeerReply::Welcome(me.clone()))
-                    .map_err(|source| FormError::Reply { rank, source })?;
-                *place = Some(stream);
-            }
-            _ => {
-                refuse(&stream, &opening, "it does not belong to this group");
-                checked?;
-                let found = "it connected where it has no place".to_owned();
-                return Err(FormError::Mismatch { rank, found });
+            Ok(place) => match write(&stream, &PeerReply::Welcome(me.clone())) {
+                Ok(()) => *place = Some(stream),
+                Err(_) => refused.add(&stream, "it hung up when it was answered"),
+            },
+            Err(reason) => {
+                refuse(&stream, &opening, &format!("it does not belong to this group: {reason}"));
+                refused.add(&stream, &reason);
             }
         }
     }
 }
 
+/// Where the connection of a higher rank belongs; why it does not belong anywhere otherwise.
+fn place_of<'a>(
+    me: &Identity,
+    opening: &Opening,
+    key: Option<PeerKey>,
+    peers: &[Announcement],
+    streams: &'a mut Streams,
+) -> Result<&'a mut Option<Channel>, String> {
+    let Opening::Peer { identity, way, .. } = opening else {
+        return Err("it is no rank".to_owned());
+    };
+    let rank = identity.rank;
+    check(me, rank, identity).map_err(|found| format!("it is {found}"))?;
+    let Some(ways) = streams.get_mut(rank as usize).filter(|_| rank > me.rank) else {
+        return Err(format!("rank {rank} has no place above rank {}", me.rank));
+    };
+    // A member with another's token is not that other.
+    if peers.get(rank as usize).and_then(|peer| peer.key) != key {
+        return Err(format!("it called itself rank {rank}, with another node's key"));
+    }
+    match &mut ways[*way as usize] {
+        place @ None => Ok(place),
+        Some(_) => Err(format!("rank {rank} has connected already")),
+    }
+}
+
 impl Mailbox {
     pub(super) fn new(receiver: Receiver<PeerConnection>) -> Self {
-        Self { receiver, early: Vec::new() }
+        Self { receiver, early: VecDeque::new() }
     }
 
     /// The next connection for `epoch`; older ones are dropped, later ones kept for their time.
     fn next(&mut self, epoch: u64, patience: Patience<'_>) -> Option<PeerConnection> {
         self.early.retain(|it| it.epoch() >= epoch);
         if let Some(index) = self.early.iter().position(|it| it.epoch() == epoch) {
-            return Some(self.early.swap_remove(index));
+            return self.early.remove(index);
         }
         loop {
             let next = match self.receiver.recv_timeout(patience.slice(LOOK_AGAIN)?) {
@@ -321,9 +407,11 @@ impl Mailbox {
                 std::cmp::Ordering::Less => {}
                 std::cmp::Ordering::Equal => return Some(next),
                 std::cmp::Ordering::Greater => {
-                    if self.early.len() < 2 * MAX_RANKS as usize {
-                        self.early.push(next);
+                    // The oldest makes room: those who hold on to their places came early.
+                    if self.early.len() >= MAX_WAITING_PEERS {
+                        self.early.pop_front();
                     }
+                    self.early.push_back(next);
                 }
             }
         }
@@ -336,5 +424,153 @@ impl PeerConnection {
             Opening::Peer { epoch, .. } => epoch,
             Opening::Control { .. } => 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{SocketAddr, TcpListener},
+        sync::mpsc,
+        time::Instant,
+    };
+
+    use super::*;
+    use crate::cluster::{PROTOCOL, token::Token};
+
+    fn identity(rank: u32) -> Identity {
+        Identity {
+            model_id: "m".repeat(64),
+            layout_id: "l".repeat(64),
+            rank,
+            ranks: 3,
+            engine_version: "0.1.0".to_owned(),
+            protocol: PROTOCOL,
+        }
+    }
+
+    /// Connections to rank 0 of three, as its door would pass them on.
+    struct Doorway {
+        listener: TcpListener,
+        token: Token,
+        peers: Vec<Announcement>,
+    }
+
+    impl Doorway {
+        fn new() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let token = Token::generate().unwrap();
+            let address: SocketAddr = listener.local_addr().unwrap();
+            let peer = Announcement { address, token: token.clone(), key: None };
+            Self { listener, token, peers: vec![peer; 3] }
+        }
+
+        fn connection(
+            &self,
+            identity: Identity,
+            epoch: u64,
+            way: Way,
+        ) -> (PeerConnection, Channel) {
+            let near = TcpStream::connect(self.peers[0].address).unwrap();
+            let stream = self.listener.accept().unwrap().0.into();
+            let opening = Opening::Peer { token: self.token.clone(), epoch, identity, way };
+            (PeerConnection { opening, stream }, near.into())
+        }
+    }
+
+    fn reply(from: &mut Channel) -> PeerReply {
+        from.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        wire::read(from, MAX_OPENING_BYTES).unwrap()
+    }
+
+    fn is_welcome(from: &mut Channel) -> bool {
+        matches!(reply(from), PeerReply::Welcome(_))
+    }
+
+    #[test]
+    fn strangers_do_not_end_the_forming_and_are_told_of_when_it_fails() {
+        let doorway = Doorway::new();
+        let (sender, receiver) = mpsc::channel();
+        let mut ends = Vec::new();
+        let mut come = |identity, epoch, way| {
+            let (connection, end) = doorway.connection(identity, epoch, way);
+            sender.send(connection).unwrap();
+            ends.push(end);
+        };
+        come(Identity { engine_version: "9.9.9".to_owned(), ..identity(1) }, 5, Way::Data);
+        come(identity(1), 5, Way::Data);
+        come(identity(1), 5, Way::Data);
+        come(identity(0), 5, Way::Data);
+        come(identity(9), 5, Way::Data);
+        come(identity(2), 5, Way::Farewell);
+        come(identity(2), 5, Way::Data);
+        // Of another epoch; neither here nor there.
+        come(identity(1), 4, Way::Farewell);
+        let mut mailbox = Mailbox::new(receiver);
+        let mut streams: Streams = (0..3).map(|_| [None, None]).collect();
+        let deadline = Deadline::after(Duration::from_millis(200));
+        let patience = Patience { deadline, superseded: &|| false };
+        let error = accept(&identity(0), 5, &doorway.peers, &mut streams, &mut mailbox, patience)
+            .unwrap_err();
+        assert_eq!(error.rank(), Some(1));
+        let text = error.to_string();
+        assert!(text.starts_with("rank 1 did not connect in time; refused meanwhile ("), "{text}");
+        assert!(text.contains("engine version 9.9.9") && text.contains("already"), "{text}");
+        assert!(text.contains("127.0.0.1:") && text.ends_with("; and 1 more)"), "{text}");
+        let welcome: Vec<bool> = ends[..7].iter_mut().map(is_welcome).collect();
+        assert_eq!(welcome, [false, true, false, false, false, true, true]);
+        // The one that was missing comes, and the group is whole.
+        let (connection, mut end) = doorway.connection(identity(1), 5, Way::Farewell);
+        sender.send(connection).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let patience = Patience { deadline, superseded: &|| false };
+        accept(&identity(0), 5, &doorway.peers, &mut streams, &mut mailbox, patience).unwrap();
+        assert!(is_welcome(&mut end));
+    }
+
+    #[test]
+    fn early_connections_are_bounded_and_the_oldest_make_room() {
+        let doorway = Doorway::new();
+        let (sender, receiver) = mpsc::channel();
+        let mut mailbox = Mailbox::new(receiver);
+        let mut ends = Vec::new();
+        for epoch in 0..MAX_WAITING_PEERS as u64 + 10 {
+            let (connection, end) = doorway.connection(identity(1), 100 + epoch, Way::Data);
+            sender.send(connection).unwrap();
+            ends.push(end);
+        }
+        let deadline = Deadline::after(Duration::from_millis(50));
+        let patience = Patience { deadline, superseded: &|| false };
+        assert!(mailbox.next(1, patience).is_none());
+        assert_eq!(mailbox.early.len(), MAX_WAITING_PEERS);
+        assert_eq!(mailbox.early.front().unwrap().epoch(), 110);
+        let patience =
+            Patience { deadline: Deadline::after(Duration::from_secs(20)), superseded: &|| false };
+        assert_eq!(mailbox.next(120, patience).unwrap().epoch(), 120);
+    }
+
+    #[test]
+    fn whoever_hangs_up_is_tried_again_until_the_deadline() {
+        let tries = std::cell::Cell::new(0);
+        let hung_up = || FormError::Reply { rank: 0, source: WireError::Closed };
+        let long = Deadline::after(Duration::from_secs(20));
+        let patience = Patience { deadline: long, superseded: &|| false };
+        let doorway = Doorway::new();
+        let connected = persist(patience, || {
+            tries.set(tries.get() + 1);
+            if tries.get() < 4 {
+                return Err(hung_up());
+            }
+            Ok(TcpStream::connect(doorway.peers[0].address)?.into())
+        });
+        assert!(connected.is_ok() && tries.get() == 4);
+        // But nobody who does not listen any more.
+        let refused = || io::Error::from(ErrorKind::ConnectionRefused);
+        let gone = persist(patience, || Err(FormError::Connect { rank: 0, source: refused() }));
+        assert!(matches!(gone, Err(FormError::Connect { .. })));
+        let begun = Instant::now();
+        let short = Patience { deadline: Deadline::after(Duration::ZERO), ..patience };
+        assert!(persist(short, || Err(hung_up())).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }

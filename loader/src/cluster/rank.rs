@@ -3,6 +3,7 @@
 //! The calling thread keeps the connection to the front and says every second that the process
 //! lives; a second thread loads, connects to the peers and runs the engine ([`worker`]).
 
+mod orders;
 mod worker;
 
 use std::{
@@ -11,7 +12,7 @@ use std::{
     net::TcpListener,
     sync::{
         Arc,
-        mpsc::{self, Receiver, RecvTimeoutError},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -24,14 +25,15 @@ use shardpack_trust::{Channel, Credentials};
 use super::{
     acceptor::{Acceptor, refuse},
     identity::Identity,
-    mesh::{Mailbox, PeerConnection},
+    mesh::{MAX_WAITING_PEERS, Mailbox, PeerConnection},
     message::{FromRank, Opening, PROTOCOL, Progress, ToRank},
     token::Token,
     vitals::Pace,
     wire::{self, MAX_MESSAGE_BYTES, Sender, WireError},
 };
-use crate::engine::RankEngine;
-use worker::{Current, Order, Worker};
+use crate::engine::{Event, RankEngine};
+use orders::{NotTaken, Order, Orderer};
+use worker::{Current, Worker};
 
 /// How often the front hears that the process runs.
 pub(super) const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -39,6 +41,10 @@ pub(super) const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the engine may take to leave its step when the process ends. Loading is not waited
 /// for: the process's end ends it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Most notes that wait for the calling thread, which takes each at once. Beyond that a front is
+/// not read from until there is room, so that it waits itself, and other callers are refused.
+const MAX_NOTES: usize = 64;
 
 /// Why a package could not be loaded; the chain of sources is told to the front.
 pub type LoadError = Box<dyn Error + Send + Sync>;
@@ -71,6 +77,9 @@ pub enum RankError {
     /// The front's connection ended or made no sense.
     #[error("the front is gone")]
     FrontGone(#[source] WireError),
+    /// The front sent more orders than any could mean.
+    #[error("the front does not stop giving orders; thousands wait")]
+    Flooded,
     /// The package could not be loaded.
     #[error("the package cannot be loaded: {0}")]
     Load(String),
@@ -104,16 +113,9 @@ pub fn run_rank<L>(
 where
     L: FnOnce(&mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError> + Send + 'static,
 {
-    let (notes, noted) = mpsc::channel();
-    let (peers, peer_connections) = mpsc::channel();
-    let to_service = notes.clone();
-    let admit = move |opening: Opening, stream: Channel| {
-        // Who comes after the end is not served.
-        match opening {
-            Opening::Control { .. } => drop(to_service.send(Note::Control { opening, stream })),
-            Opening::Peer { .. } => drop(peers.send(PeerConnection { opening, stream })),
-        }
-    };
+    let (notes, noted) = sync_channel(MAX_NOTES);
+    let (peers, peer_connections) = sync_channel(MAX_WAITING_PEERS);
+    let admit = admit(notes.clone(), peers);
     let RankOptions { front_timeout, credentials } = options;
     let _acceptor = Acceptor::start(listener, token, credentials.clone(), admit)?;
     let front = wait_for_front(&noted, front_timeout)?;
@@ -121,7 +123,7 @@ where
     let result = (|| {
         sender.send(&FromRank::Identity(identity.clone())).map_err(RankError::FrontGone)?;
         read_front(front, notes.clone())?;
-        let (orders, ordered) = mpsc::channel();
+        let (orders, ordered) = orders::orders();
         let current = Arc::new(Current::default());
         let pace = Arc::new(Pace::default());
         let worker = Worker {
@@ -141,6 +143,32 @@ where
     })();
     sender.close();
     result
+}
+
+/// Passes connections on; those that nobody has time for are refused, since whoever has the token
+/// could otherwise take all memory with them.
+fn admit(
+    notes: SyncSender<Note>,
+    peers: SyncSender<PeerConnection>,
+) -> impl Fn(Opening, Channel) + Send + Sync {
+    move |opening, stream| {
+        const FULL: &str = "as many connections as any group has wait here already";
+        match opening {
+            Opening::Control { .. } => match notes.try_send(Note::Control { opening, stream }) {
+                Err(TrySendError::Full(Note::Control { opening, stream })) => {
+                    refuse(&stream, &opening, FULL);
+                }
+                // Who comes after the end is not served.
+                Ok(()) | Err(_) => {}
+            },
+            Opening::Peer { .. } => match peers.try_send(PeerConnection { opening, stream }) {
+                Err(TrySendError::Full(PeerConnection { opening, stream })) => {
+                    refuse(&stream, &opening, FULL);
+                }
+                Ok(()) | Err(_) => {}
+            },
+        }
+    }
 }
 
 /// The connection of a front that speaks this protocol.
@@ -163,7 +191,7 @@ fn wait_for_front(notes: &Receiver<Note>, timeout: Duration) -> Result<Channel, 
 }
 
 /// Passes on what the front says, from a thread that ends with the connection.
-fn read_front(mut front: Channel, notes: mpsc::Sender<Note>) -> io::Result<()> {
+fn read_front(mut front: Channel, notes: SyncSender<Note>) -> io::Result<()> {
     front.set_read_timeout(None)?;
     let read = move || {
         loop {
@@ -182,7 +210,7 @@ fn read_front(mut front: Channel, notes: mpsc::Sender<Note>) -> io::Result<()> {
 
 /// Says that the worker is done, however its thread ends.
 struct Done {
-    notes: mpsc::Sender<Note>,
+    notes: SyncSender<Note>,
     result: Option<Result<(), RankError>>,
 }
 
@@ -194,7 +222,7 @@ impl Drop for Done {
     }
 }
 
-fn start_worker<L>(worker: Worker, load: L, notes: mpsc::Sender<Note>) -> io::Result<()>
+fn start_worker<L>(worker: Worker, load: L, notes: SyncSender<Note>) -> io::Result<()>
 where
     L: FnOnce(&mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError> + Send + 'static,
 {
@@ -210,7 +238,7 @@ where
 fn keep(
     notes: &Receiver<Note>,
     front: &Sender,
-    orders: &mpsc::Sender<Order>,
+    orders: &Orderer,
     current: &Current,
     pace: &Pace,
 ) -> Option<Result<(), RankError>> {
@@ -249,8 +277,17 @@ fn keep(
             Ok(Note::FromFront(ToRank::Submit { id, request })) => Order::Submit(id, request),
             Ok(Note::FromFront(ToRank::Cancel(id))) => Order::Cancel(id),
         };
-        // A worker that is gone has left its note.
-        let _ = orders.send(order);
+        match orders.give(order) {
+            Ok(()) => {}
+            Err(NotTaken::Request(request)) => {
+                let most = orders::MAX_WAITING_REQUESTS;
+                let message = format!("{most} requests wait for the model already");
+                let event = Event::Failed { request, message, retryable: true };
+                // A front that is gone need not be told.
+                let _ = front.send(&FromRank::Event(event));
+            }
+            Err(NotTaken::Flood) => return Some(Err(RankError::Flooded)),
+        }
     }
 }
 

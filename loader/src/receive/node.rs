@@ -17,7 +17,7 @@ use std::{
 
 use serde_json::Value;
 use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Guard, Visit, is_local};
+use shardpack_trust::{Guard, Place, Places, Visit, is_local};
 
 use super::{
     connection::Connection,
@@ -33,12 +33,12 @@ pub type StartRankHook = Box<dyn Fn(&PackageDir, Value) -> Result<Value, String>
 /// manifest of up to 256 MiB.
 const MAX_CONNECTIONS: usize = 16;
 
-/// Most connections at a time that have not proven who they are; each costs a thread for the few
-/// seconds that a handshake may take.
-const MAX_UNPROVEN: usize = 64;
+/// Places for connections that have not proven who they are; each costs a thread for the few
+/// seconds that a handshake may take, or until somebody new needs the place.
+const UNPROVEN_PLACES: usize = 64;
 
-/// Most of them from one address, so that one noisy machine does not keep the others out.
-const MAX_UNPROVEN_OF_ONE: usize = 8;
+/// Of these for one address: more than a controller ever opens at the same time.
+const UNPROVEN_PLACES_OF_ONE: usize = 8;
 
 /// A pause after a failed accept, which may fail again at once (no more file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -119,60 +119,36 @@ pub struct Shutdown {
     inner: Arc<Served>,
 }
 
-#[derive(Default)]
 struct Served {
     stopped: AtomicBool,
     address: Mutex<Option<SocketAddr>>,
     connections: Mutex<Connections>,
     next: AtomicU64,
+    unproven: Arc<Places>,
+}
+
+impl Default for Served {
+    fn default() -> Self {
+        Self {
+            stopped: AtomicBool::default(),
+            address: Mutex::default(),
+            connections: Mutex::default(),
+            next: AtomicU64::default(),
+            unproven: Places::new(UNPROVEN_PLACES, UNPROVEN_PLACES_OF_ONE),
+        }
+    }
 }
 
 #[derive(Default)]
 struct Connections {
     streams: HashMap<u64, TcpStream>,
     proven: usize,
-    unproven: HashMap<IpAddr, usize>,
 }
 
-impl Connections {
-    /// Takes a place, if there is one.
-    fn enter(&mut self, standing: Standing) -> bool {
-        match standing {
-            Standing::Proven => {
-                let has_room = self.proven < MAX_CONNECTIONS;
-                self.proven += usize::from(has_room);
-                has_room
-            }
-            Standing::Unproven(ip) => {
-                let of_all = self.unproven.values().sum::<usize>();
-                let of_one = self.unproven.get(&ip).copied().unwrap_or(0);
-                let has_room = of_all < MAX_UNPROVEN && of_one < MAX_UNPROVEN_OF_ONE;
-                if has_room {
-                    self.unproven.insert(ip, of_one + 1);
-                }
-                has_room
-            }
-        }
-    }
-
-    fn leave(&mut self, standing: Standing) {
-        match standing {
-            Standing::Proven => self.proven -= 1,
-            Standing::Unproven(ip) => {
-                if let Some(count) = self.unproven.get_mut(&ip) {
-                    *count -= 1;
-                }
-                self.unproven.retain(|_, count| *count > 0);
-            }
-        }
-    }
-}
-
-/// Whether a connection has proven who it is.
-#[derive(Clone, Copy)]
+/// Whether a connection has proven who it is; until then it has a place that others may take.
 enum Standing {
     Proven,
-    Unproven(IpAddr),
+    Unproven(Place),
 }
 
 impl Shutdown {
@@ -207,15 +183,32 @@ impl Shutdown {
     }
 
     /// Makes `stop` close the stream too, unless there are too many or it has come too late.
-    fn register(&self, stream: &TcpStream, standing: Standing) -> Option<Registration<'_>> {
-        let mut connections = lock(&self.inner.connections);
+    /// From an address in `unproven`, who it is has yet to be proven.
+    fn register(&self, stream: &TcpStream, unproven: Option<IpAddr>) -> Option<Registration<'_>> {
         let clone = stream.try_clone().ok()?;
-        if self.is_stopped() || !connections.enter(standing) {
+        let standing = match unproven {
+            Some(ip) => Standing::Unproven(self.inner.unproven.enter(ip, stream)?),
+            None => Standing::Proven,
+        };
+        let mut connections = lock(&self.inner.connections);
+        if self.is_stopped() {
             return None;
+        }
+        if matches!(standing, Standing::Proven) {
+            connections.prove()?;
         }
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
         connections.streams.insert(number, clone);
         Some(Registration { shutdown: self, number, standing })
+    }
+}
+
+impl Connections {
+    /// Counts one more of those who have proven who they are, if there may be one more.
+    fn prove(&mut self) -> Option<()> {
+        let has_room = self.proven < MAX_CONNECTIONS;
+        self.proven += usize::from(has_room);
+        has_room.then_some(())
     }
 }
 
@@ -226,15 +219,18 @@ struct Registration<'a> {
 }
 
 impl Registration<'_> {
-    /// The caller has proven who it is; whether there is a place for it.
+    /// The caller has proven who it is; whether there is room for it.
     fn prove(&mut self) -> bool {
-        let mut connections = lock(&self.shutdown.inner.connections);
-        let has_room = connections.enter(Standing::Proven);
+        let has_room = lock(&self.shutdown.inner.connections).prove().is_some();
         if has_room {
-            connections.leave(self.standing);
             self.standing = Standing::Proven;
         }
         has_room
+    }
+
+    /// Whether somebody else has its place now.
+    fn has_lost(&self) -> bool {
+        matches!(&self.standing, Standing::Unproven(place) if place.is_lost())
     }
 
     /// Ends all other connections.
@@ -251,7 +247,7 @@ impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let mut connections = lock(&self.shutdown.inner.connections);
         connections.streams.remove(&self.number);
-        connections.leave(self.standing);
+        connections.proven -= usize::from(matches!(self.standing, Standing::Proven));
     }
 }
 
@@ -292,13 +288,13 @@ impl Node {
                     thread::sleep(ACCEPT_PAUSE);
                     continue;
                 };
-                let standing = match self.guard {
-                    Some(_) => Standing::Unproven(peer.ip()),
-                    None if is_local(peer.ip()) => Standing::Proven,
+                let unproven = match self.guard {
+                    Some(_) => Some(peer.ip()),
+                    None if is_local(peer.ip()) => None,
                     // A listener on loopback gets none from elsewhere; a strange route might.
                     None => continue,
                 };
-                let Some(registration) = shutdown.register(&stream, standing) else { continue };
+                let Some(registration) = shutdown.register(&stream, unproven) else { continue };
                 scope.spawn(move || self.answer(stream, peer, registration));
             }
         });
@@ -322,7 +318,11 @@ impl Node {
         stream: TcpStream,
         mut registration: Registration<'_>,
     ) -> Result<(), String> {
-        let event = match guard.receive(stream).map_err(|error| error.to_string())? {
+        let received = guard.receive(stream, &|| registration.has_lost());
+        let event = match received.map_err(|error| match registration.has_lost() {
+            true => "others came while it did not prove who it is".to_owned(),
+            false => error.to_string(),
+        })? {
             Visit::Controller(channel) if registration.prove() => {
                 return Connection::new(self, channel).run();
             }
@@ -340,32 +340,5 @@ impl Node {
         };
         (self.options.observer)(&event);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unproven_connections_are_few_and_of_one_address_fewer() {
-        let unproven = |last| Standing::Unproven(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
-        let mut connections = Connections::default();
-        for _ in 0..MAX_UNPROVEN_OF_ONE {
-            assert!(connections.enter(unproven(1)));
-        }
-        assert!(!connections.enter(unproven(1)), "one address has its share");
-        let further = (2..=200).flat_map(|last| [last; 2]);
-        let entered = further.filter(|last| connections.enter(unproven(*last))).count();
-        assert_eq!(entered, MAX_UNPROVEN - MAX_UNPROVEN_OF_ONE);
-        // Those who have proven who they are have places of their own.
-        for _ in 0..MAX_CONNECTIONS {
-            assert!(connections.enter(Standing::Proven));
-        }
-        assert!(!connections.enter(Standing::Proven));
-        connections.leave(unproven(1));
-        assert!(connections.enter(unproven(1)));
-        connections.leave(Standing::Proven);
-        assert!(connections.enter(Standing::Proven));
     }
 }

@@ -5,7 +5,7 @@ use std::{
     error::Error,
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, TryRecvError},
+        mpsc::{RecvTimeoutError, TryRecvError},
     },
     time::{Duration, Instant},
 };
@@ -13,7 +13,10 @@ use std::{
 use shardpack_collectives::{Group, GroupError, LinkedGroup};
 use shardpack_trust::Credentials;
 
-use super::{LoadError, RankError};
+use super::{
+    LoadError, RankError,
+    orders::{Order, Orders},
+};
 use crate::{
     cluster::{
         announce::Announcement,
@@ -23,18 +26,11 @@ use crate::{
         vitals::Pace,
         wire::Sender,
     },
-    engine::{CountedGroup, Event, GenerateRequest, HEARTBEAT, RankEngine, RequestId, StepOutcome},
+    engine::{CountedGroup, Event, HEARTBEAT, RankEngine, StepOutcome},
 };
 
 /// Between two reports of the same activity: people read them, and tensors are many.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-
-/// What the worker is told to do.
-pub(super) enum Order {
-    Form { epoch: u64, peers: Vec<Announcement> },
-    Submit(RequestId, GenerateRequest),
-    Cancel(RequestId),
-}
 
 /// The group that the worker is in, for others to end.
 #[derive(Default)]
@@ -109,7 +105,7 @@ impl From<GroupError> for Left {
 pub(super) struct Worker {
     pub(super) identity: Identity,
     pub(super) credentials: Option<Credentials>,
-    pub(super) orders: Receiver<Order>,
+    pub(super) orders: Orders,
     pub(super) mailbox: Mailbox,
     pub(super) front: Arc<Sender>,
     pub(super) current: Arc<Current>,

@@ -5,7 +5,7 @@ use std::{
     net::{TcpListener, TcpStream},
     path::Path,
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use shardpack_trust::{
@@ -36,7 +36,7 @@ fn join(home: &mut Home, folder: &Path) -> Credentials {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     thread::scope(|scope| {
-        scope.spawn(|| guard.receive(listener.accept().unwrap().0).map(drop).unwrap());
+        scope.spawn(|| guard.receive(listener.accept().unwrap().0, &|| false).map(drop).unwrap());
         home.add(&address, &token, None).unwrap();
     });
     credentials_of_node(folder).unwrap().unwrap()
@@ -167,27 +167,29 @@ fn a_member_with_another_ranks_token_is_not_that_rank() {
     let expected = Announcement { key: Some(members.nodes[1].key()), ..rank.clone() };
     let socket = TcpStream::connect(rank.address).unwrap();
     let (patience, role) = (Patience::of(LONG), (Role::Node, rank.key));
-    let mut front =
-        Channel::call(socket, &members.controller, Service::Rank, role, patience).unwrap();
+    let front = Channel::call(socket, &members.controller, Service::Rank, role, patience).unwrap();
     front.set_read_timeout(Some(LONG)).unwrap();
     let sender = Sender::new(front.clone()).unwrap();
     sender.send(&Opening::Control { token: rank.token.clone(), protocol: PROTOCOL }).unwrap();
     let form =
         crate::cluster::message::ToRank::Form { epoch: 1, peers: vec![rank.clone(), expected] };
     sender.send(&form).unwrap();
-    let socket = TcpStream::connect(rank.address).unwrap();
-    let mut peer =
-        Channel::call(socket, &members.nodes[2], Service::Rank, role, Patience::of(LONG)).unwrap();
-    let (token, way) = (rank.token.clone(), Way::Data);
-    let opening = Opening::Peer { token, epoch: 1, identity: identity(1, 2), way };
-    peer.write_all(&wire::encode(&opening).unwrap()).unwrap();
-    let begun = Instant::now();
-    let reason = loop {
-        assert!(begun.elapsed() < LONG);
-        match wire::read(&mut front, MAX_MESSAGE_BYTES).unwrap() {
-            FromRank::GroupLost { reason, .. } => break reason,
-            _ => thread::sleep(Duration::from_millis(1)),
-        }
+    let peer = |node: &Credentials, way: Way| -> PeerReply {
+        let socket = TcpStream::connect(rank.address).unwrap();
+        let patience = Patience::of(LONG);
+        let mut peer = Channel::call(socket, node, Service::Rank, role, patience).unwrap();
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        let token = rank.token.clone();
+        let opening = Opening::Peer { token, epoch: 1, identity: identity(1, 2), way };
+        peer.write_all(&wire::encode(&opening).unwrap()).unwrap();
+        wire::read(&mut peer, MAX_MESSAGE_BYTES).unwrap()
+    };
+    let PeerReply::Refused(reason) = peer(&members.nodes[2], Way::Data) else {
+        panic!("it was taken for rank 1")
     };
     assert!(reason.contains("another node's key"), "{reason}");
+    // That ends nothing: the right one is still waited for.
+    for way in [Way::Data, Way::Farewell] {
+        assert!(matches!(peer(&members.nodes[1], way), PeerReply::Welcome(_)));
+    }
 }
