@@ -151,23 +151,20 @@ fn admit(
     notes: SyncSender<Note>,
     peers: SyncSender<PeerConnection>,
 ) -> impl Fn(Opening, Channel) + Send + Sync {
+    // Who comes after the end is not served.
     move |opening, stream| {
-        const FULL: &str = "as many connections as any group has wait here already";
-        match opening {
+        let turned_away = match opening {
             Opening::Control { .. } => match notes.try_send(Note::Control { opening, stream }) {
-                Err(TrySendError::Full(Note::Control { opening, stream })) => {
-                    refuse(&stream, &opening, FULL);
-                }
-                // Who comes after the end is not served.
-                Ok(()) | Err(_) => {}
+                Err(TrySendError::Full(Note::Control { opening, stream })) => (opening, stream),
+                Ok(()) | Err(_) => return,
             },
             Opening::Peer { .. } => match peers.try_send(PeerConnection { opening, stream }) {
-                Err(TrySendError::Full(PeerConnection { opening, stream })) => {
-                    refuse(&stream, &opening, FULL);
-                }
-                Ok(()) | Err(_) => {}
+                Err(TrySendError::Full(PeerConnection { opening, stream })) => (opening, stream),
+                Ok(()) | Err(_) => return,
             },
-        }
+        };
+        let (opening, stream) = turned_away;
+        refuse(&stream, &opening, "as many connections as any group has wait here already");
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
 
 use serde_json::Value;
 use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Guard, Place, Places, Visit, is_local};
+use shardpack_trust::{Guard, HandshakeError, Place, Places, Visit, is_local};
 
 use super::{
     connection::Connection,
@@ -319,10 +319,11 @@ impl Node {
         mut registration: Registration<'_>,
     ) -> Result<(), String> {
         let received = guard.receive(stream, &|| registration.has_lost());
-        let event = match received.map_err(|error| match registration.has_lost() {
-            true => "others came while it did not prove who it is".to_owned(),
-            false => error.to_string(),
-        })? {
+        let why = |error: HandshakeError| {
+            let lost = registration.has_lost();
+            if lost { "it made room for others".to_owned() } else { error.to_string() }
+        };
+        let event = match received.map_err(why)? {
             Visit::Controller(channel) if registration.prove() => {
                 return Connection::new(self, channel).run();
             }
