@@ -21,6 +21,7 @@ use std::{
 };
 
 use shardpack_formats::spec::{Activation, Mask, Rope, Router};
+use shardpack_kernels::Packing;
 use shardpack_loader::{
     backend::{
         AttentionStep, Backend, CacheShape, Cpu, DeltaInputs, DeltaStep, ExpertStep, KvType,
@@ -87,6 +88,10 @@ impl Backend for Timed {
 
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.inner.run(work)
+    }
+
+    fn reads(&self, packing: Packing) -> bool {
+        self.inner.reads(packing)
     }
 
     fn matrix(&self, stored: StoredMatrix) -> StoredMatrix {
