@@ -21,8 +21,8 @@ use shardpack_loader::receive::{
     Node, NodeClient, NodeOptions, ReceiveEvent, Shutdown, Store, bind,
 };
 use shardpack_manifests::{
-    CHUNK_BYTES, PackageSet,
-    transfer::{Intent, Message, Offer, PackageKey, SendError, Timeouts, Wire},
+    CHUNK_BYTES, Manifest, PackageSet,
+    transfer::{ChunkMap, Intent, Message, Offer, PackageKey, SendError, Timeouts, Wire},
     verify::{TensorCheck, VerifyOptions, verify_package, verify_set},
 };
 use shardpack_trust::Endpoint;
@@ -35,7 +35,8 @@ use crate::{
 /// Long enough for a loaded machine, short enough that a hang is seen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-const TIMEOUTS: Timeouts = Timeouts { connect: PATIENCE, idle: PATIENCE, frame: PATIENCE };
+const TIMEOUTS: Timeouts =
+    Timeouts { connect: PATIENCE, idle: PATIENCE, frame: PATIENCE, progress: PATIENCE };
 
 const ALL: PushMode = PushMode::Send(Activation::WhenAllPrepared);
 
@@ -520,6 +521,54 @@ fn silent_node_is_given_up_in_time() {
         panic!("expected a timeout, found {:?}", report.nodes[0].error);
     };
     assert_eq!(error.to_string(), "nothing came within 0.05 s");
+}
+
+/// A node that greets, answers the offer with `held` if there is any, and from then on only says
+/// that it is at work.
+fn busy_for_ever(listener: &TcpListener, held: Option<Vec<u8>>) {
+    let (stream, _) = listener.accept().unwrap();
+    let set_timeout = |stream: &TcpStream, t| stream.set_read_timeout(Some(t));
+    let mut wire = Wire::new(stream, set_timeout, TIMEOUTS);
+    assert!(matches!(wire.receive().unwrap(), Message::Hello { .. }));
+    wire.send(&Message::hello()).unwrap();
+    assert!(matches!(wire.receive().unwrap(), Message::Offer(_)));
+    if let Some(held) = held {
+        wire.send(&Message::Status { free_bytes: 0, reused_bytes: 0, held }).unwrap();
+        assert_eq!(wire.receive().unwrap(), Message::Commit);
+    }
+    // Until the other side has had enough.
+    while wire.send(&Message::Working { done_bytes: 7, total_bytes: 10 }).is_ok() {
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn node_that_works_for_ever_is_given_up_and_named() {
+    let scene = Scene::new(&SetPlan { ranks: 1, ..SetPlan::default() });
+    let manifest = fs::read(scene.set_dir().join("node-0/manifest.json")).unwrap();
+    let mut held = ChunkMap::empty(&Manifest::parse(&manifest).unwrap());
+    for (file, chunk, _) in held.clone().missing() {
+        held.insert(file, chunk);
+    }
+    // In answer to the offer, and to the commit.
+    for held in [None, Some(held.to_bytes())] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let node: Endpoint = listener.local_addr().unwrap().into();
+        let node = thread::scope(|scope| {
+            scope.spawn(|| busy_for_ever(&listener, held));
+            let timeouts = Timeouts { progress: Duration::from_millis(300), ..TIMEOUTS };
+            let options = PushOptions { mode: ALL, timeouts, window_chunks: 2 };
+            let targets = [Target { rank: 0, node }];
+            let mut report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
+            report.nodes.remove(0)
+        });
+        assert_eq!(node.progress, NodeProgress::NotPrepared);
+        assert_eq!(node.target.node.address(), listener.local_addr().unwrap().to_string());
+        let error = node.error.unwrap();
+        assert!(matches!(error, NodeError::Stalled { done_bytes: 7, total_bytes: 10, .. }));
+        let text = error.to_string();
+        assert!(text.contains("no further than 7 of 10 bytes for 0.3 s"), "{text}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod error;
 mod event;
 mod open;
 mod send;
+mod watch;
 
 use std::{path::Path, thread};
 

@@ -19,6 +19,7 @@ mod process;
 mod rank;
 mod supervisor;
 mod token;
+mod trial;
 mod vitals;
 mod wire;
 
@@ -31,6 +32,8 @@ pub use supervisor::{
     Node, RecoveryOptions, Restart, Restarted, ServeError, Supervisor, SupervisorOptions, Survivors,
 };
 pub use token::Token;
+#[doc(hidden)]
+pub use trial::try_messages;
 pub use wire::WireError;
 
 #[cfg(test)]

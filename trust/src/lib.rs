@@ -22,6 +22,7 @@ mod places;
 #[cfg(test)]
 mod tests;
 mod token;
+mod trial;
 
 pub use certificate::{Authority, Role, Validity, date};
 pub use channel::{Channel, Peer};
@@ -34,3 +35,5 @@ pub use home::{Home, HomeError, Member};
 pub use key::PeerKey;
 pub use places::{Place, Places};
 pub use token::{JoinToken, TokenError};
+#[doc(hidden)]
+pub use trial::try_membership;

@@ -1,6 +1,6 @@
 //! Why a push does not start, and why a node comes no further.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
 use shardpack_manifests::{
     transfer::{Failure, SendError, WireError},
@@ -70,6 +70,18 @@ pub enum NodeError {
     /// The node, or the conversation, refused.
     #[error(transparent)]
     Send(#[from] SendError),
+    /// The node says that it is at work, and is not.
+    #[error(
+        "the node says that it is at work and has come no further than {done_bytes} of {total_bytes} bytes for {} s: see how its machine and disk are, and push again", waited.as_secs_f32()
+    )]
+    Stalled {
+        /// For how long.
+        waited: Duration,
+        /// Bytes done, as it said last.
+        done_bytes: u64,
+        /// Bytes to do.
+        total_bytes: u64,
+    },
     /// A chunk was refused because this side's copy is damaged.
     #[error("{file}: chunk {chunk} is damaged in the set itself; verify the set")]
     SourceDamaged {

@@ -12,6 +12,7 @@ use super::{
     Traffic,
     connect::{NodeWire, connect},
     open::{Package, Set},
+    watch::{Stalled, Watch},
 };
 
 /// Pushes one package, or asks what a push would send.
@@ -30,6 +31,7 @@ pub(super) fn send(
         observer,
         traffic: Traffic { package_bytes, ..Traffic::default() },
         open: None,
+        watch: Watch::new(options.timeouts.progress, package_bytes, start),
     };
     let error = push.run(set, target, options).err();
     if let Some(error) = &error {
@@ -51,6 +53,7 @@ struct NodePush<'a> {
     traffic: Traffic,
     /// The file that was read last, and its index.
     open: Option<(u32, File)>,
+    watch: Watch,
 }
 
 impl NodePush<'_> {
@@ -114,7 +117,18 @@ impl NodePush<'_> {
     /// Takes one answer.
     fn hear(&mut self, wire: &mut NodeWire, sender: &mut Sender) -> Result<(), NodeError> {
         let heard = sender.handle(wire.receive()?).map_err(|error| self.explain(error))?;
-        let rank = self.rank;
+        let (rank, now) = (self.rank, Instant::now());
+        if let Heard::Working { done_bytes, total_bytes } = heard {
+            (self.observer)(&PushEvent::Working { rank, done_bytes, total_bytes });
+            return self.watch.working(done_bytes, total_bytes, now).map_err(
+                |Stalled { patience, done_bytes, total_bytes }| NodeError::Stalled {
+                    waited: patience,
+                    done_bytes,
+                    total_bytes,
+                },
+            );
+        }
+        self.watch.answered(now);
         match heard {
             Heard::Greeted { program } => {
                 (self.observer)(&PushEvent::Connected { rank, program: &program });
@@ -140,9 +154,8 @@ impl NodePush<'_> {
                 let file = self.name(file);
                 (self.observer)(&PushEvent::ChunkAcknowledged { rank, file, chunk, size_bytes });
             }
-            Heard::Working { done_bytes, total_bytes } => {
-                (self.observer)(&PushEvent::Working { rank, done_bytes, total_bytes });
-            }
+            // Told above.
+            Heard::Working { .. } => {}
             Heard::Prepared => (self.observer)(&PushEvent::Prepared { rank }),
         }
         Ok(())

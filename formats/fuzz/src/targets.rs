@@ -15,22 +15,26 @@ use shardpack_formats::{
     stored::{self, Documents, Logical, StoredConfig},
     tokenizer::{self, MAX_TOKENS, TokenizerError},
 };
+use shardpack_loader::cluster::try_messages;
 use shardpack_manifests::{
     Manifest, PackageSet, canonical,
     transfer::{ChunkMap, Receiver, Step, frame as transfer_frame},
 };
+use shardpack_trust::try_membership;
 
 /// A parser's test: panics when something is wrong.
 type Target = fn(&[u8]);
 
 /// Every target by its name, which is also that of its corpus.
 pub(crate) const TARGETS: &[(&str, Target)] = &[
+    ("cluster", cluster),
     ("collectives", collectives),
     ("container", container),
     ("expression", expression),
     ("gguf", gguf),
     ("imatrix", imatrix),
     ("manifest", manifest),
+    ("membership", membership),
     ("model", model),
     ("pickle", pickle),
     ("quantization", quantization),
@@ -220,6 +224,16 @@ fn transfer(data: &[u8]) {
             Ok(Step::Reply(_) | Step::Activate(_) | Step::List | Step::StartRank(_)) => {}
         }
     }
+}
+
+/// What fronts and ranks say to each other, and where ranks say they are.
+fn cluster(data: &[u8]) {
+    try_messages(data);
+}
+
+/// What nodes and controllers say about membership, tokens, keys and certificates.
+fn membership(data: &[u8]) {
+    try_membership(data);
 }
 
 /// A frame between ranks, and the end of a group within it.

@@ -146,6 +146,7 @@ const TIMEOUTS: Timeouts = Timeouts {
     connect: Duration::from_secs(20),
     idle: Duration::from_secs(20),
     frame: Duration::from_secs(20),
+    progress: Duration::from_secs(20),
 };
 
 type Events = Arc<Mutex<Vec<ReceiveEvent>>>;

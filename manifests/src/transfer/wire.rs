@@ -19,6 +19,8 @@ pub struct Timeouts {
     pub idle: Duration,
     /// For a whole frame to be read or written, once begun. Not renewed by a trickle of bytes.
     pub frame: Duration,
+    /// For a busy node to come further, in bytes that it has read, copied or verified.
+    pub progress: Duration,
 }
 
 impl Default for Timeouts {
@@ -28,6 +30,9 @@ impl Default for Timeouts {
             connect: Duration::from_secs(5),
             idle: Duration::from_secs(30),
             frame: Duration::from_mins(1),
+            // A node waits half a minute for an earlier push that has fallen silent, and a slow
+            // disk may take as long again to make durable what it has taken.
+            progress: Duration::from_mins(2),
         }
     }
 }
