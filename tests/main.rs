@@ -12,6 +12,7 @@ mod doctor;
 mod eval;
 mod exact;
 mod experts;
+mod exports;
 mod fused;
 mod fuzz_corpus;
 mod gpt_oss;

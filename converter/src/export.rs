@@ -3,10 +3,12 @@
 //!
 //! For mlx-lm it is the package of a one-node set, manifest and all: mlx-lm reads past the
 //! manifest, and `verify` goes on checking every byte. For Hugging Face affine groups are
-//! dequantized in f32 and rounded once.
+//! dequantized in f32 and rounded once, and tensors are those of a published checkpoint: experts
+//! one by one or fused, as their family has them.
 
 mod checkpoint;
 mod dequantize;
+mod published;
 
 use std::{
     fs,
@@ -141,8 +143,7 @@ pub fn export(
             plan.steps.iter().map(|step| step.parts.len()).sum()
         }
         ExportForm::HuggingFace { .. } => {
-            checkpoint::write(joined, &plan, dtype, directory, observe)?;
-            plan.steps.len()
+            checkpoint::write(joined, &plan, dtype, directory, observe)?
         }
     };
     let size_bytes = size_of_files(directory)?;

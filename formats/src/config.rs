@@ -95,12 +95,14 @@ pub fn config_for_package(
     }
     let spec = &normalised.spec;
     let defaults = [
-        ("head_dim", Value::from(spec.attention.head_dim)),
-        ("num_key_value_heads", spec.attention.kv_heads.into()),
-        ("max_position_embeddings", spec.max_positions.into()),
+        ("max_position_embeddings", Value::from(spec.max_positions)),
         ("rms_norm_eps", shortest(spec.norm.eps.0)),
+        ("head_dim", spec.attention.head_dim.into()),
+        ("num_key_value_heads", spec.attention.kv_heads.into()),
     ];
-    for (key, value) in defaults {
+    // Of a latent the last two say other things, which no reader guesses.
+    let guessed = if spec.mla.is_some() { 2 } else { defaults.len() };
+    for (key, value) in defaults.into_iter().take(guessed) {
         let entry = out.entry(key.to_owned()).or_insert(Value::Null);
         if entry.is_null() {
             *entry = value;

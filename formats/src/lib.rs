@@ -33,7 +33,7 @@ pub use affine::{AffineFormat, Rounding};
 pub use config::config_for_package;
 pub use dtype::Dtype;
 pub use imatrix::Importance;
-pub use normalise::{Axis, Normalised, SourceTensor, StoredAs, TensorPlan, resolve};
+pub use normalise::{Axis, Normalised, Published, SourceTensor, StoredAs, TensorPlan, resolve};
 pub use rules::{CutRule, OwnRules, Role, RulePack};
 pub use simd::Platform;
 pub use spec::{Mask, Spec};

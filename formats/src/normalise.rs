@@ -147,6 +147,19 @@ pub struct TensorPlan {
     /// Its name in weight files, if it is another one there: that of a matrix which other programs
     /// keep in one piece, and whose rows are those of all tensors of this name, in order.
     pub stored_as: Option<StoredAs>,
+    /// What the publisher of such a model has it in, if not in a tensor of its own name.
+    pub published: Option<Published>,
+}
+
+/// Tensors that a normalised one is a part of, or is made of, in published checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Their names.
+    pub names: Vec<String>,
+    /// The shape of each.
+    pub shape: Vec<u64>,
+    /// What of each it is.
+    pub view: View,
 }
 
 /// What weight files say of a tensor that they list otherwise.

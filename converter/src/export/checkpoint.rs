@@ -12,20 +12,22 @@ use std::{
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use shardpack_formats::{
-    AffineFormat, Dtype, StoredAs,
+    AffineFormat, Dtype,
     container::{TensorInfo, header_for},
+    normalise::View,
 };
 use shardpack_manifests::manifest::MatrixFormat;
 
 use super::{
     ExportError,
     dequantize::{Floats, Quantized, plain},
+    published::{Form, Target, targets},
 };
 use crate::{
     convert::documents::pretty,
     joined::{Joined, Scratch},
-    package::{WriteError, at, merged, sync_directory, write_small},
-    plan::{BLOCK_BYTES, Plan, Step, stacks},
+    package::{WriteError, at, sync_directory, write_small},
+    plan::{BLOCK_BYTES, Plan, Step},
     reshard::{ReshardEvent, ReshardObserver, share_memory},
 };
 
@@ -33,43 +35,71 @@ use crate::{
 const MAX_FILE_BYTES: u64 = 5_000_000_000;
 
 /// One file of the checkpoint.
-struct ModelFile<'a> {
+struct ModelFile {
     path: PathBuf,
     name: String,
     file: File,
-    /// Tensors with their places.
-    tensors: Vec<(&'a Step, TensorInfo)>,
-    /// The same as the header lists them.
-    listed: Vec<TensorInfo>,
+    /// Its tensors with their places.
+    tensors: Vec<TensorInfo>,
 }
 
-/// Tensors of a file, each with how the header lists it, if that is otherwise.
-type Contents<'a> = Vec<(&'a Step, TensorInfo, Option<&'a StoredAs>)>;
+/// Where a tensor goes.
+struct Place<'a> {
+    file: &'a ModelFile,
+    info: &'a TensorInfo,
+}
 
-/// Writes the checkpoint into a directory.
+impl Place<'_> {
+    fn write(&self, bytes: &[u8], at_byte: u64) -> Result<(), WriteError> {
+        assert!(at_byte + bytes.len() as u64 <= self.info.size, "within {}", self.info.name);
+        at(&self.file.path, self.file.file.write_all_at(bytes, self.info.offset + at_byte))
+    }
+}
+
+/// What one thread does at a time.
+enum Job<'a> {
+    /// Rows of a logical tensor as they come, to where each stands.
+    Move(usize, &'a Form),
+    /// A tensor of the checkpoint, matrix by matrix.
+    Assemble(usize),
+}
+
+/// All that threads share.
+struct Work<'a> {
+    joined: &'a Joined,
+    plan: &'a Plan,
+    targets: &'a [Target],
+    forms: &'a [Form],
+    places: Vec<Place<'a>>,
+    observe: ReshardObserver<'a>,
+}
+
+/// Writes the checkpoint into a directory; returns how many tensors it has.
 pub(super) fn write(
     joined: &Joined,
     plan: &Plan,
     dtype: Dtype,
     directory: &Path,
     observe: ReshardObserver,
-) -> Result<(), ExportError> {
+) -> Result<usize, ExportError> {
     observe(ReshardEvent::Planned { size_bytes: joined.size_bytes() });
-    let files = create(plan, dtype, directory)?;
-    let tensors: Vec<(&ModelFile, &Step, &TensorInfo)> = files
-        .iter()
-        .flat_map(|file| file.tensors.iter().map(move |(step, info)| (file, *step, info)))
-        .collect();
-    let workers = share_memory(joined, plan);
+    let (targets, forms) = targets(&plan.steps, dtype);
+    let files = create(&targets, directory)?;
+    let places =
+        files.iter().flat_map(|file| file.tensors.iter().map(move |info| Place { file, info }));
+    let places = places.collect();
+    let work = Work { joined, plan, targets: &targets, forms: &forms, places, observe };
+    let jobs = work.jobs();
+    let workers = share_memory(joined, plan).min(work.assemblers());
     let next = AtomicUsize::new(0);
     let results = rayon::broadcast(|context| {
         let mut buffers = Buffers::default();
         while context.index() < workers {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some((file, step, info)) = tensors.get(index) else { break };
-            if let Err(error) = fill(joined, plan, step, (file, info), &mut buffers, observe) {
+            let Some(job) = jobs.get(index) else { break };
+            if let Err(error) = work.run(job, &mut buffers) {
                 // The others stop at the end of the list.
-                next.store(tensors.len(), Ordering::Relaxed);
+                next.store(jobs.len(), Ordering::Relaxed);
                 return Err(error);
             }
         }
@@ -79,35 +109,24 @@ pub(super) fn write(
     observe(ReshardEvent::Hashing);
     files.par_iter().try_for_each(|file| at(&file.path, file.file.sync_all()))?;
     write_documents(joined, dtype, &files, directory)?;
-    Ok(sync_directory(directory)?)
+    sync_directory(directory)?;
+    Ok(targets.len())
 }
 
-/// Distributes the tensors over files and writes the files' headers.
-fn create<'a>(
-    plan: &'a Plan,
-    dtype: Dtype,
-    directory: &Path,
-) -> Result<Vec<ModelFile<'a>>, WriteError> {
-    let mut parts: Vec<Contents<'a>> = Vec::new();
+/// Distributes the tensors over files, in their order, and writes the files' headers.
+fn create(targets: &[Target], directory: &Path) -> Result<Vec<ModelFile>, WriteError> {
+    let mut parts: Vec<Vec<TensorInfo>> = Vec::new();
     let mut filled = 0;
-    for stack in stacks(&plan.steps) {
-        let planned = stack.steps.iter().map(|step| {
-            let shape = step.tensor.shape.clone();
-            // What the source holds in full is no less exact here.
-            let exact = step.tensor.exact && step.parts[0].dtype == Dtype::F32;
-            let dtype = if exact { Dtype::F32 } else { dtype };
-            let size = shape.iter().product::<u64>() * dtype.size_bytes() as u64;
-            let name = step.tensor.name.clone();
-            (*step, TensorInfo { name, dtype, shape, offset: 0, size }, stack.stored_as)
-        });
-        let planned: Contents = planned.collect();
-        let size: u64 = planned.iter().map(|(_, info, _)| info.size).sum();
+    for Target { name, shape, dtype, .. } in targets {
+        let size = shape.iter().product::<u64>() * dtype.size_bytes() as u64;
         if parts.is_empty() || filled + size > MAX_FILE_BYTES {
             parts.push(Vec::new());
             filled = 0;
         }
         filled += size;
-        parts.last_mut().expect("a file was begun above").extend(planned);
+        let (name, shape) = (name.clone(), shape.clone());
+        let info = TensorInfo { name, dtype: *dtype, shape, offset: 0, size };
+        parts.last_mut().expect("a file was begun above").push(info);
     }
     let total = parts.len();
     let name = |index: usize| match total {
@@ -121,24 +140,21 @@ fn create<'a>(
         .collect()
 }
 
-fn create_file<'a>(
+fn create_file(
     directory: &Path,
     name: String,
-    tensors: Contents<'a>,
-) -> Result<ModelFile<'a>, WriteError> {
-    let listed = merged(tensors.iter().map(|(_, info, stored_as)| (info, *stored_as)));
-    let header = header_for("pt", &listed);
+    mut tensors: Vec<TensorInfo>,
+) -> Result<ModelFile, WriteError> {
+    let header = header_for("pt", &tensors);
     let mut offset = header.len() as u64;
-    let place = |(step, info, _): (&'a Step, TensorInfo, _)| {
-        let info = TensorInfo { offset, ..info };
+    for info in &mut tensors {
+        info.offset = offset;
         offset += info.size;
-        (step, info)
-    };
-    let tensors = tensors.into_iter().map(place).collect();
+    }
     let path = directory.join(&name);
     let file = at(&path, File::create_new(&path))?;
     at(&path, file.set_len(offset).and_then(|()| file.write_all_at(&header, 0)))?;
-    Ok(ModelFile { path, name, file, tensors, listed })
+    Ok(ModelFile { path, name, file, tensors })
 }
 
 /// Buffers of one thread.
@@ -148,58 +164,130 @@ struct Buffers {
     scratch: Scratch,
     floats: Floats,
     out: Vec<u8>,
+    matrix: Vec<u8>,
 }
 
-/// Writes one tensor, in blocks of rows.
-fn fill(
-    joined: &Joined,
-    plan: &Plan,
-    step: &Step,
-    (file, info): (&ModelFile<'_>, &TensorInfo),
-    buffers: &mut Buffers,
-    observe: ReshardObserver,
-) -> Result<(), ExportError> {
-    let stored = plan.quantization.dtype;
-    let rows = info.shape[0];
-    // Counted in f32, the widest that a block becomes.
-    let row_bytes = info.shape[1..].iter().product::<u64>() * 4;
-    let rows_per_block = (BLOCK_BYTES / row_bytes.max(1)).clamp(1, rows);
-    let (mut row, mut written) = (0, 0);
-    while row < rows {
-        let count = rows_per_block.min(rows - row);
-        let Buffers { parts, scratch, floats, out } = buffers;
+impl Work<'_> {
+    /// Every element once: tensors that are put together, and steps whose targets are not.
+    fn jobs(&self) -> Vec<Job<'_>> {
+        let is_moved = |form: &&Form| !self.targets[form.targets[0]].assembled;
+        let moved = self.forms.iter().enumerate().filter(|(_, form)| is_moved(form));
+        let assembled = (0..self.targets.len()).filter(|target| self.targets[*target].assembled);
+        let moved = moved.map(|(step, form)| Job::Move(step, form));
+        moved.chain(assembled.map(Job::Assemble)).collect()
+    }
+
+    /// Threads that may put tensors together at a time: each holds a matrix, and a part of it in
+    /// floats and as it is written.
+    fn assemblers(&self) -> usize {
+        let views = self.forms.iter().filter(|form| self.targets[form.targets[0]].assembled);
+        let largest = views.map(|form| form.view.rows * form.view.columns * 12).max();
+        let half = self.plan.options.memory_bytes / 2;
+        (half / largest.unwrap_or(1).max(1)).max(1).try_into().unwrap_or(usize::MAX)
+    }
+
+    fn run(&self, job: &Job<'_>, buffers: &mut Buffers) -> Result<(), ExportError> {
+        match job {
+            Job::Move(step, form) => self.move_rows(&self.plan.steps[*step], form, buffers),
+            Job::Assemble(target) => self.assemble(*target, buffers),
+        }
+    }
+
+    /// Writes one logical tensor, in blocks of rows.
+    fn move_rows(
+        &self,
+        step: &Step,
+        Form { view, targets }: &Form,
+        buffers: &mut Buffers,
+    ) -> Result<(), ExportError> {
+        let rows = step.tensor.shape[0];
+        let inner = step.tensor.shape[1..].iter().product::<u64>();
+        // Counted in f32, the widest that a block becomes.
+        let rows_per_block = (BLOCK_BYTES / (inner * 4).max(1)).clamp(1, rows);
+        let dtype = self.targets[targets[0]].dtype;
+        let row_bytes = view.columns * dtype.size_bytes() as u64;
+        let mut row = 0;
+        while row < rows {
+            let count = rows_per_block.min(rows - row);
+            self.floats(step, (row, count), dtype, buffers)?;
+            let mut bytes = &buffers.out[..];
+            for run in view.runs(row * inner / view.columns..(row + count) * inner / view.columns) {
+                let (own, rest) = bytes.split_at((run.count * row_bytes) as usize);
+                let place = &self.places[targets[run.source as usize]];
+                place.write(own, run.first * row_bytes)?;
+                bytes = rest;
+            }
+            assert!(bytes.is_empty(), "every element of {} has a place", step.tensor.name);
+            row += count;
+        }
+        Ok(())
+    }
+
+    /// Writes one tensor of the checkpoint, in whole matrices.
+    fn assemble(&self, target: usize, buffers: &mut Buffers) -> Result<(), ExportError> {
+        let Target { dtype, parts, .. } = &self.targets[target];
+        let View { blocks, rows, columns, .. } = self.forms[parts[0].0].view;
+        let element = dtype.size_bytes() as u64;
+        let mut matrix = std::mem::take(&mut buffers.matrix);
+        matrix.resize((rows * columns * element) as usize, 0);
+        for block in 0..blocks {
+            for (step, source) in parts {
+                let (step, view) = (&self.plan.steps[*step], self.forms[*step].view);
+                let size = view.result().iter().product::<u64>();
+                let first = (source * blocks + block) * size;
+                // Rows of the first dimension that hold the block.
+                let inner = step.tensor.shape[1..].iter().product::<u64>();
+                let begin = first / inner;
+                let end = (first + size).div_ceil(inner);
+                self.floats(step, (begin, end - begin), *dtype, buffers)?;
+                let skip = ((first - begin * inner) * element) as usize;
+                let bytes = &buffers.out[skip..][..(size * element) as usize];
+                view.put_block(bytes, element as usize, &mut matrix);
+            }
+            self.places[target].write(&matrix, block * matrix.len() as u64)?;
+        }
+        buffers.matrix = matrix;
+        Ok(())
+    }
+
+    /// Reads rows of a logical tensor as floats of a type.
+    fn floats(
+        &self,
+        step: &Step,
+        rows: (u64, u64),
+        dtype: Dtype,
+        buffers: &mut Buffers,
+    ) -> Result<(), ExportError> {
+        let Buffers { parts, scratch, floats, out, .. } = buffers;
         let mut moved = 0;
         for (part, bytes) in step.parts.iter().zip(parts.iter_mut()) {
-            joined.rows(&part.name, (row, count), bytes, scratch)?;
+            self.joined.rows(&part.name, rows, bytes, scratch)?;
             moved += bytes.len() as u64;
         }
         let result = match step.format {
-            MatrixFormat::Plain => plain(step.parts[0].dtype, &parts[0], info.dtype, out),
+            MatrixFormat::Plain => plain(step.parts[0].dtype, &parts[0], dtype, out),
             MatrixFormat::Affine { bits, group_size } => {
                 let format = AffineFormat::new(bits, group_size);
                 let format = format.expect("the joined packages were checked");
                 let [packed, scales, biases] = &*parts;
                 let parts = [&packed[..], scales, biases];
-                Quantized { format, dtype: stored, parts }.dequantize(info.dtype, out, floats)
+                let stored = self.plan.quantization.dtype;
+                Quantized { format, dtype: stored, parts }.dequantize(dtype, out, floats)
             }
         };
         result.map_err(|problem| ExportError::Weight {
-            tensor: info.name.clone(),
-            problem: format!("from row {row} on, {problem}"),
+            tensor: step.tensor.name.clone(),
+            problem: format!("from row {} on, {problem}", rows.0),
         })?;
-        at(&file.path, file.file.write_all_at(out, info.offset + written))?;
-        written += out.len() as u64;
-        row += count;
-        observe(ReshardEvent::Moved { size_bytes: moved });
+        (self.observe)(ReshardEvent::Moved { size_bytes: moved });
+        Ok(())
     }
-    assert_eq!(written, info.size, "{} is as long as planned", info.name);
-    Ok(())
 }
 
 fn write_documents(
     joined: &Joined,
     dtype: Dtype,
-    files: &[ModelFile<'_>],
+    files: &[ModelFile],
     directory: &Path,
 ) -> Result<(), ExportError> {
     for (name, bytes) in joined.texts.iter().filter(|(name, _)| *name != "config.json") {
@@ -208,7 +296,8 @@ fn write_documents(
     let config = pretty(&config(&joined.config, dtype))?;
     write_small(directory, "config.json", config.as_bytes())?;
     if files.len() > 1 {
-        let all = || files.iter().flat_map(|file| file.listed.iter().map(move |info| (file, info)));
+        let all =
+            || files.iter().flat_map(|file| file.tensors.iter().map(move |info| (file, info)));
         let total: u64 = all().map(|(_, info)| info.size).sum();
         let map: BTreeMap<&str, &str> =
             all().map(|(file, info)| (info.name.as_str(), file.name.as_str())).collect();

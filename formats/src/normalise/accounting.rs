@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Axis, ResolveError, SourceTensor, StoredAs, TensorList, TensorPlan, View,
+    Axis, Published, ResolveError, SourceTensor, StoredAs, TensorList, TensorPlan, View,
     family::FamilyRules,
     rows_and_columns,
     scopes::{at_layer, evaluate, flag, size, wrong},
@@ -185,6 +185,7 @@ impl<'a> Inventory<'a> {
         let stored_as = stored_as(&wanted)?.filter(|stored_as| stored_as.name != name);
         plan.tensors.push(TensorPlan {
             stored_as,
+            published: published(&wanted),
             name,
             sources,
             view: found.view,
@@ -289,6 +290,40 @@ impl<'a> Inventory<'a> {
         }
         self.tensors.retain(|name, _| is_surplus(name) != Some(true));
     }
+}
+
+/// The form in which publishers have a tensor, if not under its own name: the first whose words all
+/// mean something in this family.
+pub(super) fn published_form<'r>(
+    rule: &'r TensorRule,
+    scope: &Scope<'_>,
+    dimensions: usize,
+) -> Option<&'r FromRule> {
+    let is_none = |word: &str| scope.get(word) == Some(&Value::Text("none".to_owned()));
+    let is_possible = |from: &&FromRule| {
+        !from.name.words().any(is_none) && (!from.name.per_expert() || dimensions > 1)
+    };
+    rule.from.iter().find(is_possible)
+}
+
+/// The same with its sizes; nothing where they do not fit, as those of a form that no checkpoint of
+/// this configuration has.
+fn published(wanted: &Wanted<'_, '_>) -> Option<Published> {
+    let Wanted { rule, scope, shape, place, .. } = wanted;
+    let from = published_form(rule, scope, shape.len())?;
+    let (experts, own) = if from.name.per_expert() { (shape[0], &shape[1..]) } else { (1, *shape) };
+    let size = |expression| size(expression, scope, place).ok().map(u64::from);
+    let shape = match &from.shape {
+        Some(other) => other.iter().map(size).collect::<Option<Vec<u64>>>()?,
+        None => own.to_vec(),
+    };
+    let view = view(from, wanted, &shape).ok()?;
+    let elements = view.rows_per_source() * view.result()[1] * experts;
+    if !view.is_possible() || elements != wanted.shape.iter().product::<u64>() {
+        return None;
+    }
+    let names = (0..experts).map(|expert| wanted.name_of(from, expert).ok());
+    Some(Published { names: names.collect::<Option<_>>()?, shape, view })
 }
 
 /// How weight files list a tensor, if the rules say so.

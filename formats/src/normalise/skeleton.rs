@@ -5,14 +5,14 @@ use serde_json::Value;
 
 use super::{
     ResolveError, SourceTensor,
-    accounting::expand,
+    accounting::{expand, published_form},
     family,
     scopes::{self, flag, size},
 };
 use crate::{
     dtype::Dtype,
-    expr::{Scope, Value as Evaluated},
-    rules::{FromRule, Presence, Role, RulePack, TensorRule},
+    expr::Scope,
+    rules::{Presence, Role, RulePack, TensorRule},
 };
 
 /// Most tensors that are listed: the largest published model has under 100,000.
@@ -66,13 +66,8 @@ fn add(
         expressions.iter().map(|one| size(one, scope, &place).map(u64::from)).collect()
     };
     let shape = sizes(&rule.shape)?;
-    // A form whose words stand for "none" is not that of this family.
-    let is_possible = |from: &&FromRule| {
-        from.name.words().all(|word| scope.get(word) != Some(&Evaluated::Text("none".to_owned())))
-            && (!from.name.per_expert() || shape.len() > 1)
-    };
     let dtype = if rule.role == Role::Router { Dtype::F32 } else { Dtype::BF16 };
-    let Some(from) = rule.from.iter().find(is_possible) else {
+    let Some(from) = published_form(rule, scope, shape.len()) else {
         tensors.push(SourceTensor { name: expand(&rule.name, scope, layer, 0)?, dtype, shape });
         return Ok(());
     };

@@ -149,11 +149,37 @@ impl View {
     /// # Panics
     /// When `stored` or `out` has another size.
     pub fn turn_block(&self, stored: &[u8], element_bytes: usize, out: &mut [u8]) {
+        self.check_sizes(stored.len(), element_bytes, out.len());
+        self.each_place(|place, at| {
+            let (from, to) = (place * element_bytes, at * element_bytes);
+            out[to..to + element_bytes].copy_from_slice(&stored[from..from + element_bytes]);
+        });
+    }
+
+    /// Puts one matrix of the result back to where it stands in `stored`, a whole matrix of a
+    /// source.
+    ///
+    /// # Panics
+    /// When `stored` or `block` has another size.
+    pub fn put_block(&self, block: &[u8], element_bytes: usize, stored: &mut [u8]) {
+        self.check_sizes(stored.len(), element_bytes, block.len());
+        self.each_place(|place, at| {
+            let (from, to) = (at * element_bytes, place * element_bytes);
+            stored[to..to + element_bytes].copy_from_slice(&block[from..from + element_bytes]);
+        });
+    }
+
+    fn check_sizes(&self, stored: usize, element_bytes: usize, block: usize) {
+        assert_eq!(stored as u64, self.rows * self.columns * element_bytes as u64, "a matrix");
+        let elements: u64 = self.result().iter().product();
+        assert_eq!(block as u64, elements * element_bytes as u64, "a matrix of the result");
+    }
+
+    /// Every element of one matrix: where it is stored, and where it is in the result.
+    fn each_place(&self, mut visit: impl FnMut(usize, usize)) {
         /// Tiles, so that neither side strides through all of memory.
         const TILE: usize = 32;
         let [out_rows, out_columns] = self.result().map(|size| size as usize);
-        assert_eq!(stored.len() as u64, self.rows * self.columns * element_bytes as u64);
-        assert_eq!(out.len(), out_rows * out_columns * element_bytes, "a matrix of the result");
         let stored_columns = match self.turn {
             Turn::Source => self.rows,
             Turn::None | Turn::Result => self.columns,
@@ -171,10 +197,7 @@ impl View {
             for column_tile in (0..out_columns).step_by(TILE) {
                 for row in row_tile..(row_tile + TILE).min(out_rows) {
                     for column in column_tile..(column_tile + TILE).min(out_columns) {
-                        let from = place(row, column) * element_bytes;
-                        let to = (row * out_columns + column) * element_bytes;
-                        out[to..to + element_bytes]
-                            .copy_from_slice(&stored[from..from + element_bytes]);
+                        visit(place(row, column), row * out_columns + column);
                     }
                 }
             }
@@ -209,6 +232,11 @@ mod tests {
         let take = |view: View| {
             let mut out = vec![0; view.result().iter().product::<u64>() as usize];
             view.turn_block(&stored, 1, &mut out);
+            // And back: what was taken stands where it stood.
+            let mut back = vec![u8::MAX; stored.len()];
+            view.put_block(&out, 1, &mut back);
+            let taken = back.iter().zip(&stored).filter(|(back, _)| **back != u8::MAX);
+            assert!(taken.clone().count() == out.len() && taken.clone().all(|(b, s)| b == s));
             out
         };
         let base = View::whole(4, 3);
