@@ -411,8 +411,9 @@ pub(crate) struct InspectArgs {
 #[derive(Args)]
 #[command(after_help = "\
 On an address that other machines reach, a node speaks mutual TLS alone. At its first start it
-prints a one-time token in a line to say on the controlling machine; after that it takes orders from
-that cluster's controllers and nobody else. On a loopback address it needs no cluster.
+prints a line to say on the controlling machine and the one-time token for which that asks; after
+that it takes orders from that cluster's controllers and nobody else. On a loopback address it needs
+no cluster.
 
 Examples:
   shardpack node --listen 192.168.1.11:7420 --store ~/shardpack   this machine, for others
@@ -420,6 +421,7 @@ Examples:
                                              ranks use the cable's address
   shardpack node --listen 192.168.1.11:7420 --store ~/shardpack --reset   leave the cluster
   shardpack node --listen 127.0.0.1:7420 --store ~/packages-0     a second machine, played here")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 pub(crate) struct NodeArgs {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:7420", value_name = "HOST:PORT")]
@@ -434,6 +436,10 @@ pub(crate) struct NodeArgs {
     /// Speak mutual TLS on a loopback address too.
     #[arg(long)]
     pub tls: bool,
+    /// Tell the local network by multicast DNS where this node is while it waits for a cluster, so
+    /// that `shardpack cluster add` needs no address.
+    #[arg(long)]
+    pub announce: bool,
     /// Forget cluster and key, and print a new token.
     #[arg(long)]
     pub reset: bool,

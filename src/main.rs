@@ -6,6 +6,7 @@ mod args;
 mod awake;
 mod cluster;
 mod commands;
+mod discovery;
 mod engines;
 mod failure;
 #[cfg(feature = "hub")]

@@ -238,6 +238,8 @@ fn nodes_with_networks_of_their_own_survive_a_pulled_cable() {
         unshare(&["timeout", "120", path(&script), program, path(&set), path(&room)]).unwrap();
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{said}{errors}");
+    assert!(said.contains("found on the network"), "{said}");
+    assert!(said.contains("silent as a member"), "{said}");
     assert!(said.contains("answered over the network"), "{said}");
     assert!(said.contains("rank 1 (node studio-2 (10.9.0.2:7420))"), "{said}");
     assert!(said.contains("answered after the cable was back"), "{said}");

@@ -24,13 +24,22 @@ for n in 1 2; do
     "${inside[@]}" ip link set lo up
     "${inside[@]}" ip addr add 10.9.0.$n/24 dev eth0
     "${inside[@]}" ip link set eth0 up
+    # The second one is found without being named.
+    found=$([ $n = 1 ] || echo --announce)
     "${inside[@]}" "$program" node --listen 10.9.0.$n:7420 --threads 1 --store "$folder/store-$n" \
-        2>"$folder/node-$n.log" &
+        $found 2>"$folder/node-$n.log" &
     until grep -qs "spj1_" "$folder/node-$n.log"; do sleep 0.05; done
     # The line that the node prints and its token, as a person would say them.
     read -ra line < <(grep "cluster add" "$folder/node-$n.log")
+    if [ $n = 2 ]; then
+        "$program" cluster discover --seconds 5 | grep -q "10.9.0.2:7420"
+        echo "found on the network"
+        line=(shardpack cluster add)
+    fi
     grep "spj1_" "$folder/node-$n.log" | "$program" "${line[@]:1}" --name "studio-$n"
 done
+"$program" cluster discover --seconds 1 | grep -q "no node that waits"
+echo "silent as a member"
 "$program" push "$set" --to studio-1,studio-2
 "$program" serve "$set" --nodes studio-1,studio-2 --listen 10.9.0.254:8098 --insecure \
     2>"$folder/serve.log" &

@@ -47,6 +47,7 @@ history, though it works only once. Other ways, in the order in which they are l
 
 Examples:
   shardpack cluster add 192.168.1.11:7420 --name studio-1
+  shardpack cluster add                                    a node that was started with --announce
   ssh studio-1 cat token.txt | shardpack cluster add 192.168.1.11:7420 --name studio-1";
 
 /// What to do with a cluster.
@@ -58,9 +59,10 @@ pub(crate) enum ClusterAction {
     /// pipe it reads one line.
     #[command(after_help = TOKEN)]
     Add {
-        /// Where the node listens.
+        /// Where the node listens; without it, the local network is asked for a node that was
+        /// started with --announce and has the token's key.
         #[arg(value_name = "HOST:PORT")]
-        address: String,
+        address: Option<String>,
         /// The token itself, or - to read it from standard input.
         #[arg(long, value_name = "TOKEN")]
         token: Option<String>,
@@ -70,6 +72,13 @@ pub(crate) enum ClusterAction {
         /// What to call it; from its host by default.
         #[arg(long)]
         name: Option<String>,
+    },
+    /// Look for nodes on the local network that wait for a cluster and were started with
+    /// --announce. What they say of themselves is an address to try; their tokens decide.
+    Discover {
+        /// Seconds to listen.
+        #[arg(long, default_value_t = 3, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=60))]
+        seconds: u64,
     },
     /// Show the members.
     List,

@@ -2,17 +2,18 @@
 
 mod token;
 
-use std::{process::ExitCode, thread};
+use std::{process::ExitCode, thread, time::Duration};
 
+use anyhow::anyhow;
 use serde_json::{Value, json};
 use shardpack_loader::receive::NodeClient;
 use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Home, HomeError, Member, date};
+use shardpack_trust::{Home, HomeError, JoinToken, Member, date};
 
 use super::Outcome;
 use crate::{
     args::{ClusterAction, ClusterArgs},
-    cluster,
+    cluster, discovery,
     failure::Failure,
     progress::{result, say, table},
 };
@@ -24,7 +25,10 @@ pub(crate) fn run(args: &ClusterArgs) -> Outcome {
         ClusterAction::Add { address, token, token_file, name } => {
             let mut home = cluster::open(&args.cluster)?;
             let token = token::read(token.as_deref(), token_file.as_deref())?;
-            let member = home.add(address, &token, name.as_deref()).map_err(explained)?;
+            let member = match address {
+                Some(address) => home.add(address, &token, name.as_deref()).map_err(explained)?,
+                None => add_found(&mut home, &token, name.as_deref())?,
+            };
             if args.json {
                 result(&json!({ "ok": true, "member": member }).to_string());
             } else {
@@ -32,6 +36,7 @@ pub(crate) fn run(args: &ClusterArgs) -> Outcome {
             }
             Ok(ExitCode::SUCCESS)
         }
+        ClusterAction::Discover { seconds } => discover(args, *seconds),
         ClusterAction::List => list(args),
         ClusterAction::Status => status(args),
         ClusterAction::Renew { nodes } => renew(args, nodes),
@@ -65,6 +70,56 @@ fn init(args: &ClusterArgs) -> Outcome {
     say("On each machine that is to hold a part of the model:");
     say("  shardpack node --listen ADDRESS:7420 --store FOLDER");
     say("and here the `shardpack cluster add` line that it prints; it asks for the token.");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How long a node is looked for whose key is known; it answers within a second.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Most addresses that are tried for one node: it has one per announcement, and others may lie.
+const MAX_TRIES: usize = 8;
+
+/// Adds the node whose token this is, wherever on the local network it says that it is.
+fn add_found(home: &mut Home, token: &JoinToken, name: Option<&str>) -> Result<Member, Failure> {
+    let found = discovery::find(SEARCH_TIMEOUT, |node| node.key == token.key())?;
+    let mut last = None;
+    for node in found.iter().filter(|node| node.key == token.key()).take(MAX_TRIES) {
+        match home.add(&node.address.to_string(), token, name) {
+            Ok(member) => return Ok(member),
+            // Another address could be the right one.
+            Err(HomeError::Connect(error)) => last = Some(HomeError::Connect(error)),
+            Err(error) => return Err(explained(error)),
+        }
+    }
+    Err(last.map_or_else(
+        || {
+            let seconds = SEARCH_TIMEOUT.as_secs();
+            Failure::from(anyhow!("no node with this token's key was heard within {seconds} s"))
+                .hint(
+                    "start it with --announce, or say its address: shardpack cluster add HOST:PORT",
+                )
+        },
+        explained,
+    ))
+}
+
+fn discover(args: &ClusterArgs, seconds: u64) -> Outcome {
+    let found = discovery::find(Duration::from_secs(seconds), |_| false)?;
+    if args.json {
+        let nodes = found.iter().map(|node| json!({ "address": node.address, "key": node.key }));
+        let nodes: Vec<Value> = nodes.collect();
+        result(&json!({ "ok": true, "nodes": nodes }).to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if found.is_empty() {
+        result("no node that waits for a cluster was heard");
+        say("hint: a node says where it is when it is started with --announce");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut rows = vec![["address", "key"].map(str::to_owned).to_vec()];
+    rows.extend(found.iter().map(|node| vec![node.address.to_string(), node.key.to_string()]));
+    result(table(&rows).trim_end());
+    say("hint: shardpack cluster add ADDRESS; it asks for the token that the node printed");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -150,7 +205,7 @@ fn status(args: &ClusterArgs) -> Outcome {
 }
 
 fn show_status(home: &Home, states: &[Result<State, String>]) {
-    let header = ["node", "address", "program", "to be served", "member until"];
+    let header = ["node", "address", "program", "package", "member until"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for (member, state) in home.members().iter().zip(states) {
         let (program, active) = match state {
@@ -181,7 +236,7 @@ fn active(listing: &Value) -> String {
         format!("{model}: rank {} of layout {layout}", entry["current"]["rank"])
     };
     let words = models.map(word).collect::<Vec<_>>();
-    if words.is_empty() { "nothing yet".to_owned() } else { words.join("; ") }
+    if words.is_empty() { "none yet".to_owned() } else { words.join("; ") }
 }
 
 fn renew(args: &ClusterArgs, nodes: &[String]) -> Outcome {
@@ -191,6 +246,9 @@ fn renew(args: &ClusterArgs, nodes: &[String]) -> Outcome {
     } else {
         nodes.to_vec()
     };
+    if names.is_empty() && !args.json {
+        say("there are no members to renew");
+    }
     let mut failed = Vec::new();
     let mut renewed = Vec::new();
     for name in names {

@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     args::{EngineChoice, NodeArgs},
+    discovery::Announcer,
     failure::Failure,
     pause,
     progress::{result, say, size},
@@ -51,6 +52,10 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     let identity = args.store.join(IDENTITY);
     // Ranks are reached at the second one.
     let stays_here = [args.listen.ip(), ip].into_iter().all(is_local);
+    if args.announce && is_local(ip) {
+        let error = anyhow!("--announce: {ip} is an address that no other machine reaches");
+        return Err(Failure::from(error).hint("say --listen with an address of the network"));
+    }
     let store = Arc::new(Store::open(&args.store)?);
     if args.reset {
         Guard::reset(&identity)?;
@@ -68,6 +73,8 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         running: Arc::clone(&running),
         address: SocketAddr::new(ip, address.port()),
         refusals: Mutex::new(Refusals::new(Instant::now())),
+        announces: args.announce,
+        announcer: Mutex::default(),
     };
     door.announce(args, address);
     let place = Place { ip, identity: guarded.then_some(identity) };
@@ -169,11 +176,36 @@ struct Showing {
     /// How other machines reach it.
     address: SocketAddr,
     refusals: Mutex<Refusals>,
+    /// Whether it is to be found on the local network while it waits for a cluster.
+    announces: bool,
+    announcer: Mutex<Option<Announcer>>,
 }
 
 impl Showing {
+    /// Starts or stops telling the local network where the node is.
+    fn be_found(&self) {
+        let waiting = match &self.guard {
+            Some(guard) if self.announces => {
+                matches!(guard.door(), Door::Inviting { .. }).then(|| guard.key())
+            }
+            _ => None,
+        };
+        let mut announcer = self.announcer.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(key) = waiting else {
+            *announcer = None;
+            return;
+        };
+        if announcer.is_none() {
+            match Announcer::start(self.address, key) {
+                Ok(started) => *announcer = Some(started),
+                Err(error) => say(&format!("node: {error:#}; it is not announced")),
+            }
+        }
+    }
+
     /// Says that the node listens, and how it joins a cluster if it has none.
     fn announce(&self, args: &NodeArgs, listening: SocketAddr) {
+        self.be_found();
         let door = self.guard.as_ref().map(|guard| guard.door());
         if args.json {
             let mut json =
@@ -232,10 +264,13 @@ impl Showing {
 
     fn show(&self, event: &ReceiveEvent) {
         match event {
-            ReceiveEvent::JoinedCluster(Joined { cluster, name, expires }) => say(&format!(
-                "node: joined cluster {cluster} as {name}, member until {}",
-                date(*expires)
-            )),
+            ReceiveEvent::JoinedCluster(Joined { cluster, name, expires }) => {
+                say(&format!(
+                    "node: joined cluster {cluster} as {name}, member until {}",
+                    date(*expires)
+                ));
+                self.be_found();
+            }
             ReceiveEvent::Renewed(joined) => {
                 say(&format!("node: renewed, member until {}", date(joined.expires)));
             }
@@ -243,6 +278,7 @@ impl Showing {
                 // What runs for a cluster ends with it.
                 self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 say("node: left its cluster");
+                self.be_found();
                 self.invite();
             }
             ReceiveEvent::Disconnected { peer, problem: Some(problem) } if self.guard.is_some() => {

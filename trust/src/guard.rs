@@ -227,6 +227,12 @@ impl Guard {
         &self.folder
     }
 
+    /// The node's key.
+    #[must_use]
+    pub const fn key(&self) -> PeerKey {
+        self.public
+    }
+
     /// How the door stands.
     #[must_use]
     pub fn door(&self) -> Door {

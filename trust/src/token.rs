@@ -75,11 +75,17 @@ pub struct JoinToken {
 /// Text that is no token. The text is not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "not a token: it is the word that begins with {PREFIX} in the line that the node printed, 69 characters long"
+    "not a token: it is the word of 69 characters that begins with {PREFIX} and that the node printed when it started"
 )]
 pub struct TokenError;
 
 impl JoinToken {
+    /// The key of the node that gave it out.
+    #[must_use]
+    pub const fn key(&self) -> PeerKey {
+        self.key
+    }
+
     /// A new token of the node with this key.
     pub(crate) fn generate(key: PeerKey) -> Result<Self, getrandom::Error> {
         Ok(Self { secret: Secret::generate()?, key })

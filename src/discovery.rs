@@ -1,0 +1,214 @@
+//! Finds nodes on the local network by multicast DNS (DNS-SD, `_shardpack._tcp`), and lets a node
+//! be found. What is found is an address to try and nothing else: the token and the key in it
+//! decide whether the node at that address is the right one.
+//!
+//! A node says where it is only when asked to, and only while it waits for a cluster: everybody
+//! on the network hears it, and the packets of everybody are read.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow};
+use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo};
+use shardpack_trust::PeerKey;
+
+use crate::progress::say;
+
+/// What nodes are announced as.
+const SERVICE: &str = "_shardpack._tcp.local.";
+
+/// The property that holds the node's key.
+const KEY: &str = "key";
+
+/// Most nodes that are told of, which is more than any cluster has members.
+const MAX_FOUND: usize = 256;
+
+/// Most records of others that are kept, a few hundred bytes each. The library keeps whatever
+/// comes for as long as its sender wishes; beyond this, nothing more is listened to.
+const MAX_RECORDS: i64 = 20_000;
+
+/// Between two looks at how many there are, and how long an answer to that may take.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long taking leave of the network may take.
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A node that said where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Found {
+    /// Whose address it says this is.
+    pub(crate) key: PeerKey,
+    /// Where to try.
+    pub(crate) address: SocketAddr,
+}
+
+/// Says where a node is, until dropped.
+pub(crate) struct Announcer {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Announcer {
+    /// Announces the node with this key at this address.
+    pub(crate) fn start(address: SocketAddr, key: PeerKey) -> anyhow::Result<Self> {
+        let service = service(address, key)?;
+        let daemon = ServiceDaemon::new().context("multicast DNS cannot be used here")?;
+        let name = service.get_fullname().to_owned();
+        daemon.register(service).context("the node cannot be announced")?;
+        let (stop, stopped) = mpsc::channel();
+        let watch = move || {
+            while stopped.recv_timeout(LOOK_AGAIN) == Err(RecvTimeoutError::Timeout) {
+                if is_flooded(&daemon) {
+                    say(
+                        "node: somebody floods the network with multicast DNS; not announced any more",
+                    );
+                    break;
+                }
+            }
+            let left = daemon.unregister(&name).map(|done| done.recv_timeout(LEAVE_TIMEOUT));
+            // The records of those who did not hear it expire by themselves.
+            drop(left);
+            end(&daemon);
+        };
+        let thread = thread::Builder::new().name("announce".to_owned()).spawn(watch)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // Nothing is left half done by a panic there.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn service(address: SocketAddr, key: PeerKey) -> anyhow::Result<ServiceInfo> {
+    let text = key.to_string();
+    // Not the machine's own name, for which its system answers.
+    let word: String = text.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
+    let (instance, host) = (format!("shardpack {word}"), format!("shardpack-{word}.local."));
+    let properties = [(KEY, text.as_str())];
+    let (ip, port) = (address.ip(), address.port());
+    ServiceInfo::new(SERVICE, &instance, &host, ip, port, &properties[..])
+        .context("the node cannot be announced")
+}
+
+/// Whether more records of others are kept than any network needs, or nobody is left to ask.
+fn is_flooded(daemon: &ServiceDaemon) -> bool {
+    let Ok(Ok(metrics)) = daemon.get_metrics().map(|answer| answer.recv_timeout(LOOK_AGAIN)) else {
+        return true;
+    };
+    let cached = metrics.iter().filter(|(name, _)| name.starts_with("cached-"));
+    cached.map(|(_, count)| *count).sum::<i64>() > MAX_RECORDS
+}
+
+fn end(daemon: &ServiceDaemon) {
+    // It ends with the process otherwise.
+    let _ = daemon.shutdown().map(|done| done.recv_timeout(LEAVE_TIMEOUT));
+}
+
+/// Listens for nodes for so long, or until `is_enough`.
+pub(crate) fn find(
+    patience: Duration,
+    is_enough: impl Fn(&Found) -> bool,
+) -> anyhow::Result<BTreeSet<Found>> {
+    let deadline = Instant::now() + patience;
+    let daemon = ServiceDaemon::new().context("multicast DNS cannot be used here")?;
+    let events = daemon.browse(SERVICE).context("nodes cannot be looked for here")?;
+    let mut found = BTreeSet::new();
+    let mut look = Instant::now() + LOOK_AGAIN;
+    loop {
+        let now = Instant::now();
+        if now >= look {
+            if is_flooded(&daemon) {
+                end(&daemon);
+                return Err(anyhow!("somebody floods the network with multicast DNS"));
+            }
+            look = now + LOOK_AGAIN;
+        }
+        let left = deadline.saturating_duration_since(now);
+        if left.is_zero() || found.len() >= MAX_FOUND {
+            break;
+        }
+        let Ok(event) = events.recv_timeout(left.min(LOOK_AGAIN)) else {
+            if events.is_disconnected() {
+                break;
+            }
+            continue;
+        };
+        let ServiceEvent::ServiceResolved(service) = event else { continue };
+        let new = nodes(&service);
+        let enough = new.iter().any(&is_enough);
+        found.extend(new);
+        if enough {
+            break;
+        }
+    }
+    end(&daemon);
+    Ok(found)
+}
+
+/// What an announcement says, if it is a node's.
+fn nodes(service: &ResolvedService) -> Vec<Found> {
+    let Some(key) = service.get_property_val_str(KEY).and_then(PeerKey::parse) else {
+        return Vec::new();
+    };
+    let addresses = service.addresses.iter().map(|address| match address {
+        mdns_sd::ScopedIp::V6(v6) if v6.addr().is_unicast_link_local() => {
+            // Such an address means something on one of this machine's interfaces only.
+            let scope = v6.scope_id().index;
+            std::net::SocketAddrV6::new(*v6.addr(), service.port, 0, scope).into()
+        }
+        other => SocketAddr::new(other.to_ip_addr(), service.port),
+    });
+    let could_be =
+        |it: &SocketAddr| it.port() != 0 && !it.ip().is_unspecified() && !it.ip().is_multicast();
+    addresses.filter(could_be).take(MAX_FOUND).map(|address| Found { key, address }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> PeerKey {
+        PeerKey::parse(&"A".repeat(43)).unwrap()
+    }
+
+    #[test]
+    fn what_is_announced_is_what_is_found() {
+        for address in ["192.168.1.11:7420", "[2001:db8::7]:7420"] {
+            let node = Found { key: key(), address: address.parse().unwrap() };
+            let service = service(node.address, node.key).unwrap();
+            assert_eq!(nodes(&service.as_resolved_service()), [node]);
+        }
+    }
+
+    #[test]
+    fn announcements_that_lead_nowhere_are_none() {
+        let resolve = |ip: &str, port, properties: &[(&str, &str)]| {
+            let service = ServiceInfo::new(SERVICE, "x", "x.local.", ip, port, properties).unwrap();
+            nodes(&service.as_resolved_service())
+        };
+        let text = key().to_string();
+        assert_eq!(resolve("10.0.0.1", 7420, &[(KEY, &text)]).len(), 1);
+        assert_eq!(resolve("10.0.0.1,10.0.0.2", 7420, &[(KEY, &text)]).len(), 2);
+        for bad in [
+            resolve("10.0.0.1", 7420, &[]),
+            resolve("10.0.0.1", 7420, &[(KEY, &text[1..])]),
+            resolve("10.0.0.1", 7420, &[(KEY, "\u{1b}[2J")]),
+            resolve("10.0.0.1", 0, &[(KEY, &text)]),
+            resolve("0.0.0.0", 7420, &[(KEY, &text)]),
+            resolve("224.0.0.1", 7420, &[(KEY, &text)]),
+        ] {
+            assert_eq!(bad, []);
+        }
+    }
+}
