@@ -160,6 +160,27 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
 }
 
 #[test]
+fn strangers_that_fill_the_doors_keep_no_group_from_forming() {
+    let members = Members::new(2);
+    let ranks: Vec<Announcement> =
+        (0..2).zip(&members.nodes).map(|(rank, node)| start_rank((rank, 2), node)).collect();
+    // More than there are places, and all of them silent.
+    let silent: Vec<TcpStream> = ranks
+        .iter()
+        .flat_map(|rank| (0..100).map(|_| TcpStream::connect(rank.address).unwrap()))
+        .collect();
+    let (handle, commands) = handle(2);
+    let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
+    let options = SupervisorOptions::default();
+    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
+    supervisor.wait_until_ready(LONG).unwrap();
+    let (tokens, _) = Answer::submit(&handle, request(10, 2)).finish();
+    assert_eq!(tokens, [11, 12]);
+    drop(silent);
+    supervisor.stop();
+}
+
+#[test]
 fn a_member_with_another_ranks_token_is_not_that_rank() {
     // Node 2 is of the cluster, but the front named node 1 as rank 1.
     let members = Members::new(3);
