@@ -1,6 +1,6 @@
 //! Attention of one new token to long contexts beside plain reads of the same keys and values,
 //! alternately: `cargo run --release -p shardpack-kernels --example attending -- [THREADS] [ROUNDS]
-//! [PLATFORM] [TYPE] [HEAD_DIM]`.
+//! [PLATFORM] [TYPE] [HEAD_DIM] [SHARING]`.
 //!
 //! The limit: a step reads every cached key and value once, so a context costs at least the time of
 //! reading them. Both are averages over the same moments, since the speed of memory drifts with
@@ -20,14 +20,13 @@ use zerocopy::FromBytes;
 /// Heads of keys and values.
 const KV_HEADS: usize = 8;
 
-/// Query heads that share keys.
-const SHARING: usize = 4;
-
-/// Keys and values of all layers: far more than any cache.
+/// Keys and values that are read: of all layers together far more than any cache, and of one layer
+/// in the cache again and again.
 const BYTES: usize = 256 << 20;
 
-/// Keys that a new token meets.
-const CONTEXTS: [usize; 4] = [256, 1024, 4096, 16384];
+/// Keys that a new token meets, and whether they lie in the cache: the limit of arithmetic.
+const CONTEXTS: [(usize, bool); 5] =
+    [(256, true), (256, false), (1024, false), (4096, false), (16384, false)];
 
 /// A block of one layer: `[kv_head][keys, values][key][head_dim]`, as the loader caches them.
 struct Block {
@@ -83,13 +82,14 @@ fn seconds(team: &Team, work: impl FnOnce()) -> f64 {
 /// Seconds of attention and of plain reads, and bytes of one step.
 fn measure(
     team: &Team,
-    (kind, head_dim): (&str, usize),
-    context: usize,
+    (kind, head_dim, sharing): (&str, usize, usize),
+    (context, cached): (usize, bool),
     rounds: usize,
 ) -> Result<([f64; 3], usize), Box<dyn Error>> {
     let block_bytes = KV_HEADS * 2 * KEYS_PER_BLOCK * head_dim * width(kind)?;
     let blocks = context.div_ceil(KEYS_PER_BLOCK);
     let layers = (BYTES / (block_bytes * blocks)).max(1);
+    let (layers, times) = if cached { (1, layers) } else { (layers, 1) };
     let new = || (0..blocks).map(|_| Block::new(block_bytes)).collect::<Result<Vec<_>, _>>();
     let cache = (0..layers).map(|_| new()).collect::<Result<Vec<_>, _>>()?;
     let mut views: Vec<Vec<Vec<KvBlock<'_>>>> = Vec::with_capacity(layers);
@@ -103,7 +103,7 @@ fn measure(
             parts.chunks(2).map(|pair| KvHead { keys: &pair[0], values: &pair[1] }).collect()
         })
         .collect();
-    let q_to_kv: Vec<usize> = (0..KV_HEADS * SHARING).map(|head| head / SHARING).collect();
+    let q_to_kv: Vec<usize> = (0..KV_HEADS * sharing).map(|head| head / sharing).collect();
     let q: Vec<f32> =
         (0..q_to_kv.len() * head_dim).map(|i| ((i * 37 % 101) as f32 - 50.0) / 100.0).collect();
     let mut out = vec![0.0; q.len()];
@@ -124,35 +124,41 @@ fn measure(
         let pieces: Vec<_> = layer.iter().map(|block| &block.memory[..block_bytes]).collect();
         black_box(memory::read_all(&pieces, how));
     };
+    let all = |work: &mut dyn FnMut(usize)| (0..times).for_each(|_| (0..layers).for_each(&mut *work));
     let mut sums = [0.0; 3];
     for _ in 0..rounds {
-        sums[0] += seconds(team, || heads.iter().for_each(|heads| attend_to(heads, &mut out)));
+        sums[0] += seconds(team, || all(&mut |layer| attend_to(&heads[layer], &mut out)));
         for (sum, how) in sums[1..].iter_mut().zip([Read::Plain, Read::Fetched]) {
-            *sum += seconds(team, || cache.iter().for_each(|layer| read(layer, how)));
+            *sum += seconds(team, || all(&mut |layer| read(&cache[layer], how)));
         }
     }
     let seconds = sums.map(|sum| sum / rounds as f64);
-    Ok((seconds, layers * blocks * block_bytes))
+    Ok((seconds, times * layers * blocks * block_bytes))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let number =
         |index: usize, default| arguments.get(index).map_or(Ok(default), |text| text.parse());
-    let (threads, rounds, head_dim): (usize, usize, usize) =
-        (number(0, 2)?, number(1, 5)?, number(4, 64)?);
+    let (threads, rounds): (usize, usize) = (number(0, 2)?, number(1, 5)?);
+    // Query heads that share keys.
+    let (head_dim, sharing): (usize, usize) = (number(4, 64)?, number(5, 4)?);
     let platform = arguments.get(2).map_or(Ok(Platform::detect()), |name| name.parse())?;
-    let kinds = arguments.get(3).map_or(vec!["f32", "f16", "bf16", "q8"], |kind| vec![kind]);
+    let kinds = match arguments.get(3).map(String::as_str) {
+        None | Some("all") => vec!["f32", "f16", "bf16", "q8"],
+        Some(kind) => vec![kind],
+    };
     let team = Team::new(&TeamOptions { threads, platform, activations: Activations::Int8 })?;
     println!("| type | keys | MB | ms | GB/s | read GB/s | of the read limit |");
     println!("|---|---|---|---|---|---|---|");
     for kind in kinds {
-        for context in CONTEXTS {
+        for (context, cached) in CONTEXTS {
             let ([seconds, plain, fetched], bytes) =
-                measure(&team, (kind, head_dim), context, rounds)?;
+                measure(&team, (kind, head_dim, sharing), (context, cached), rounds)?;
             let (bytes, limit) = (bytes as f64 / 1e9, plain.min(fetched));
             println!(
-                "| {kind} | {context} | {:.0} | {:.2} | {:.1} | {:.1} | {:.2} |",
+                "| {kind} | {context}{} | {:.0} | {:.2} | {:.1} | {:.1} | {:.2} |",
+                if cached { " in the cache" } else { "" },
                 bytes * 1e3,
                 seconds * 1e3,
                 bytes / seconds,
