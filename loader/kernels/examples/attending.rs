@@ -124,7 +124,8 @@ fn measure(
         let pieces: Vec<_> = layer.iter().map(|block| &block.memory[..block_bytes]).collect();
         black_box(memory::read_all(&pieces, how));
     };
-    let all = |work: &mut dyn FnMut(usize)| (0..times).for_each(|_| (0..layers).for_each(&mut *work));
+    let all =
+        |work: &mut dyn FnMut(usize)| (0..times).for_each(|_| (0..layers).for_each(&mut *work));
     let mut sums = [0.0; 3];
     for _ in 0..rounds {
         sums[0] += seconds(team, || all(&mut |layer| attend_to(&heads[layer], &mut out)));

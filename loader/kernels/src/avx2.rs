@@ -11,7 +11,7 @@ mod floats;
 mod rows;
 mod tile;
 
-pub(crate) use floats::Sixteen;
+pub(crate) use floats::{Sixteen, four_of_eight};
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
 
@@ -21,6 +21,14 @@ pub(crate) fn fetch(address: usize) {
     let address = std::ptr::without_provenance::<i8>(address);
     // SAFETY: the instruction reads nothing and never faults.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(address) }
+}
+
+/// The same to the first cache.
+#[inline]
+pub(crate) fn fetch_near(address: usize) {
+    let address = std::ptr::without_provenance::<i8>(address);
+    // SAFETY: the instruction reads nothing and never faults.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address) }
 }
 
 pub(crate) fn is_available() -> bool {
@@ -34,6 +42,13 @@ pub(crate) fn run<T: Task>(task: T) -> T::Output {
     assert!(is_available(), "the caller chose a platform of this machine");
     // SAFETY: the processor has just been asked.
     unsafe { enabled(task) }
+}
+
+/// Runs a task inside a function that has the instructions enabled, or as it is where the
+/// processor lacks them.
+#[inline]
+pub(crate) fn run_if_available<T: Task>(task: T) -> T::Output {
+    if is_available() { run(task) } else { task.run() }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -6,6 +6,17 @@
 /// 1.5 · 2²³: adding it rounds a float of modest size to an integer in its low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
+/// Below, results would not be normal numbers.
+const LEAST: f32 = -87.0;
+
+// ln 2 in two parts, so that the first product is exact.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+
+/// The polynomial's coefficients: of the highest power, and of those below.
+const HIGHEST: f32 = 1.987_569_1e-4;
+const COEFFICIENTS: [f32; 5] = [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+
 /// `e^x` within 2 units in the last place. Arguments are limited to -87..=88, where the result
 /// is a normal number: below, `1.6e-38` stands for zero.
 ///
@@ -13,19 +24,35 @@ const ROUNDER: f32 = 12_582_912.0;
 #[inline(always)]
 #[must_use]
 pub fn exp(x: f32) -> f32 {
-    // ln 2 in two parts, so that the first product is exact.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    let x = x.clamp(-87.0, 88.0);
+    let x = x.clamp(LEAST, 88.0);
     let rounded = x * std::f32::consts::LOG2_E + ROUNDER;
     let power = rounded.to_bits().wrapping_sub(ROUNDER.to_bits());
     let whole = rounded - ROUNDER;
     let rest = x - whole * LN2_HIGH - whole * LN2_LOW;
-    let mut sum = 1.987_569_1e-4;
-    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+    let mut sum = HIGHEST;
+    for coefficient in COEFFICIENTS {
         sum = sum * rest + coefficient;
     }
     let value = sum * rest * rest + rest + 1.0;
+    value * f32::from_bits(power.wrapping_add(127) << 23)
+}
+
+/// The same for arguments up to 0, in which products are fused with sums: within 2 units in the
+/// last place, and in fewer operations where the processor fuses.
+#[inline(always)]
+#[must_use]
+pub fn exp_of_negative(x: f32) -> f32 {
+    // The other way round it would lose NaN.
+    let x = if LEAST > x { LEAST } else { x };
+    let rounded = x.mul_add(std::f32::consts::LOG2_E, ROUNDER);
+    let power = rounded.to_bits().wrapping_sub(ROUNDER.to_bits());
+    let whole = rounded - ROUNDER;
+    let rest = whole.mul_add(-LN2_LOW, whole.mul_add(-LN2_HIGH, x));
+    let mut sum = HIGHEST;
+    for coefficient in COEFFICIENTS {
+        sum = sum.mul_add(rest, coefficient);
+    }
+    let value = (sum * rest).mul_add(rest, rest) + 1.0;
     value * f32::from_bits(power.wrapping_add(127) << 23)
 }
 
@@ -67,7 +94,11 @@ mod tests {
         for step in -870_000..=880_000 {
             let x = step as f32 * 1e-4;
             let expected = f64::from(x).exp();
-            worst = worst.max((f64::from(exp(x)) - expected).abs() / expected);
+            let error = |found: f32| (f64::from(found) - expected).abs() / expected;
+            worst = worst.max(error(exp(x)));
+            if step <= 0 {
+                worst = worst.max(error(exp_of_negative(x)));
+            }
         }
         assert!(worst < TOLERANCE, "relative error {worst:e}");
     }
@@ -78,5 +109,8 @@ mod tests {
         assert!(exp(f32::NEG_INFINITY) < 2e-38);
         assert!(exp(f32::INFINITY).is_finite());
         assert!(exp(f32::NAN).is_nan());
+        assert_eq!(exp_of_negative(0.0), 1.0);
+        assert!(exp_of_negative(f32::NEG_INFINITY) < 2e-38);
+        assert!(exp_of_negative(f32::NAN).is_nan());
     }
 }

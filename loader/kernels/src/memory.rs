@@ -61,6 +61,15 @@ pub(crate) fn fetch(address: usize) {
     let _ = address;
 }
 
+/// The same to the first cache.
+#[inline]
+pub(crate) fn fetch_near(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    crate::avx2::fetch_near(address);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 struct Plain<'a> {
     bytes: &'a [u8],
 }

@@ -10,17 +10,21 @@ use crate::{
     platform::Task,
 };
 
-/// Vectors of one platform. Operations are those of f32, each rounded by itself, so that all
-/// platforms have the same bits.
+/// Vectors of one platform. Operations are those of f32, rounded once, so that all platforms have
+/// the same bits.
 pub(crate) trait Vectors {
     /// One for each of [`LANES`].
     type Floats: Copy;
+    /// Two vectors whose lanes have been added up in part.
+    type Pair: Copy;
     /// Four vectors whose lanes have been added up in part.
     type Quarter: Copy;
-    /// Query heads whose products with four keys stay in registers.
-    const DOT_HEADS: usize;
-    /// Vectors of a row whose weighted sums for four query heads stay in registers.
-    const SUM_VECTORS: usize;
+    /// Query heads whose products with [`Self::KEYS`] keys stay in registers.
+    const KEY_HEADS: usize;
+    /// Keys that meet so many heads: two or four.
+    const KEYS: usize;
+    /// Vectors of a value whose weighted sums for four query heads stay in registers.
+    const VALUE_VECTORS: usize;
 
     /// Carries out a task in a function of its own: within a larger one its sums would not stay
     /// in registers.
@@ -34,11 +38,14 @@ pub(crate) trait Vectors {
     fn load_i8(from: &[i8; LANES]) -> Self::Floats;
     fn store(floats: Self::Floats, to: &mut [f32; LANES]);
     fn splat(value: f32) -> Self::Floats;
-    fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a · b + c`.
+    fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// Begins to add the lanes of four vectors, each by itself.
-    fn quarter(vectors: [Self::Floats; 4]) -> Self::Quarter;
+    /// Begins to add the lanes of two vectors, each by itself.
+    fn pair(vectors: [Self::Floats; 2]) -> Self::Pair;
+    /// The same of four.
+    fn quarter(pairs: [Self::Pair; 2]) -> Self::Quarter;
     /// The sums of the lanes of sixteen vectors, as [`tree`] adds them.
     fn sums(quarters: [Self::Quarter; 4]) -> [f32; LANES];
 }
@@ -48,13 +55,19 @@ pub(crate) struct Plain;
 
 impl Vectors for Plain {
     type Floats = [f32; LANES];
+    type Pair = [f32; 2];
     type Quarter = [f32; 4];
-    const DOT_HEADS: usize = 1;
-    const SUM_VECTORS: usize = 1;
+    const KEY_HEADS: usize = 1;
+    const KEYS: usize = 4;
+    const VALUE_VECTORS: usize = 1;
 
-    /// On processors without vectors of ours the caller's function is as good.
+    /// Fused operations are a call of a function each where the processor has no instruction for
+    /// them, or is not known to have it: so what is plain is compiled for both.
     #[inline(always)]
     fn run<T: Task>(task: T) -> T::Output {
+        #[cfg(target_arch = "x86_64")]
+        return crate::avx2::run_if_available(task);
+        #[cfg(not(target_arch = "x86_64"))]
         task.run()
     }
 
@@ -89,18 +102,23 @@ impl Vectors for Plain {
     }
 
     #[inline(always)]
-    fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
-        array::from_fn(|lane| a[lane] + b[lane])
-    }
-
-    #[inline(always)]
     fn mul(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
         array::from_fn(|lane| a[lane] * b[lane])
     }
 
     #[inline(always)]
-    fn quarter(vectors: [[f32; LANES]; 4]) -> [f32; 4] {
+    fn fma(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
+        array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    fn pair(vectors: [[f32; LANES]; 2]) -> [f32; 2] {
         vectors.map(tree)
+    }
+
+    #[inline(always)]
+    fn quarter([[a, b], [c, d]]: [[f32; 2]; 2]) -> [f32; 4] {
+        [a, b, c, d]
     }
 
     #[inline(always)]

@@ -42,9 +42,11 @@ fn integers(eight: __m128i) -> __m256 {
 
 impl Vectors for Sixteen {
     type Floats = [__m256; 2];
+    type Pair = __m256;
     type Quarter = [__m256; 2];
-    const DOT_HEADS: usize = 2;
-    const SUM_VECTORS: usize = 2;
+    const KEY_HEADS: usize = 2;
+    const KEYS: usize = 2;
+    const VALUE_VECTORS: usize = 2;
 
     #[inline(always)]
     fn run<T: Task>(task: T) -> T::Output {
@@ -86,25 +88,30 @@ impl Vectors for Sixteen {
     }
 
     #[inline(always)]
-    fn add([a, b]: [__m256; 2], [c, d]: [__m256; 2]) -> [__m256; 2] {
-        [value!(_mm256_add_ps(a, c)), value!(_mm256_add_ps(b, d))]
-    }
-
-    #[inline(always)]
     fn mul([a, b]: [__m256; 2], [c, d]: [__m256; 2]) -> [__m256; 2] {
         [value!(_mm256_mul_ps(a, c)), value!(_mm256_mul_ps(b, d))]
     }
 
+    #[inline(always)]
+    fn fma([a, b]: [__m256; 2], [c, d]: [__m256; 2], [e, f]: [__m256; 2]) -> [__m256; 2] {
+        [value!(_mm256_fmadd_ps(a, c, e)), value!(_mm256_fmadd_ps(b, d, f))]
+    }
+
     /// Four lanes are left of each vector.
     #[inline(always)]
-    fn quarter([a, b, c, d]: [[__m256; 2]; 4]) -> [__m256; 2] {
-        [fours(eight(a), eight(b)), fours(eight(c), eight(d))]
+    fn pair([a, b]: [[__m256; 2]; 2]) -> __m256 {
+        four_of_eight(eight(a), eight(b))
+    }
+
+    #[inline(always)]
+    fn quarter(pairs: [__m256; 2]) -> [__m256; 2] {
+        pairs
     }
 
     #[inline(always)]
     fn sums([a, b, c, d]: [[__m256; 2]; 4]) -> [f32; LANES] {
         let mut out = [0.0; LANES];
-        Self::store([ones(pairs(a), pairs(b)), ones(pairs(c), pairs(d))], &mut out);
+        Self::store([ones(twos(a), twos(b)), ones(twos(c), twos(d))], &mut out);
         out
     }
 }
@@ -116,16 +123,16 @@ fn eight([low, high]: [__m256; 2]) -> __m256 {
 
 /// The halves of each added.
 #[inline(always)]
-fn fours(a: __m256, b: __m256) -> __m256 {
-    let low = value!(_mm256_permute2f128_ps::<0x20>(a, b));
-    value!(_mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b)))
+pub(crate) fn four_of_eight(a: __m256, b: __m256) -> __m256 {
+    let own = value!(_mm256_blend_ps::<0b1111_0000>(a, b));
+    value!(_mm256_add_ps(own, _mm256_permute2f128_ps::<0x21>(a, b)))
 }
 
 /// The first pair of each four added to the second.
 #[inline(always)]
-fn pairs([a, b]: [__m256; 2]) -> __m256 {
-    let low = value!(_mm256_shuffle_ps::<0b01_00_01_00>(a, b));
-    value!(_mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(a, b)))
+fn twos([a, b]: [__m256; 2]) -> __m256 {
+    let own = value!(_mm256_blend_ps::<0b1100_1100>(a, b));
+    value!(_mm256_add_ps(own, _mm256_shuffle_ps::<0b01_00_11_10>(a, b)))
 }
 
 /// The pairs added.

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::{attention::Vectors, lanes::LANES, platform::Task};
+use crate::{attention::Vectors, avx2, lanes::LANES, platform::Task};
 
 /// Used by tasks that [`super::run`] carries out, and nowhere else.
 pub(crate) struct Sixteen;
@@ -25,9 +25,11 @@ fn apart<T: Task>(task: T) -> T::Output {
 
 impl Vectors for Sixteen {
     type Floats = __m512;
-    type Quarter = __m512;
-    const DOT_HEADS: usize = 4;
-    const SUM_VECTORS: usize = 4;
+    type Pair = __m256;
+    type Quarter = [__m256; 2];
+    const KEY_HEADS: usize = 4;
+    const KEYS: usize = 4;
+    const VALUE_VECTORS: usize = 4;
 
     #[inline(always)]
     fn run<T: Task>(task: T) -> T::Output {
@@ -66,46 +68,34 @@ impl Vectors for Sixteen {
     }
 
     #[inline(always)]
-    fn add(a: __m512, b: __m512) -> __m512 {
-        value!(_mm512_add_ps(a, b))
-    }
-
-    #[inline(always)]
     fn mul(a: __m512, b: __m512) -> __m512 {
         value!(_mm512_mul_ps(a, b))
     }
 
-    /// Four lanes are left of each vector.
     #[inline(always)]
-    fn quarter([a, b, c, d]: [__m512; 4]) -> __m512 {
-        let (a, b) = (lower_and_upper(a, b), lower_and_upper(c, d));
-        let low = value!(_mm512_shuffle_f32x4::<0b10_00_10_00>(a, b));
-        Self::add(low, value!(_mm512_shuffle_f32x4::<0b11_01_11_01>(a, b)))
+    fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        value!(_mm512_fmadd_ps(a, b, c))
     }
 
     #[inline(always)]
-    fn sums([a, b, c, d]: [__m512; 4]) -> [f32; LANES] {
-        let (a, b) = (pairs(a, b), pairs(c, d));
-        let even = value!(_mm512_shuffle_ps::<0b10_00_10_00>(a, b));
-        let sums = Self::add(even, value!(_mm512_shuffle_ps::<0b11_01_11_01>(a, b)));
-        // Quarter q has the sums of vectors q, 4 + q, 8 + q and 12 + q.
-        let order = value!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-        let mut out = [0.0; LANES];
-        Self::store(value!(_mm512_permutexvar_ps(order, sums)), &mut out);
-        out
+    fn pair([a, b]: [__m512; 2]) -> __m256 {
+        avx2::four_of_eight(eight(a), eight(b))
+    }
+
+    #[inline(always)]
+    fn quarter(pairs: [__m256; 2]) -> [__m256; 2] {
+        pairs
+    }
+
+    #[inline(always)]
+    fn sums(quarters: [[__m256; 2]; 4]) -> [f32; LANES] {
+        avx2::Sixteen::sums(quarters)
     }
 }
 
-/// The halves of each added.
+/// The halves added, which takes half as long in shorter registers.
 #[inline(always)]
-fn lower_and_upper(a: __m512, b: __m512) -> __m512 {
-    let low = value!(_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b));
-    Sixteen::add(low, value!(_mm512_shuffle_f32x4::<0b11_10_11_10>(a, b)))
-}
-
-/// The first pair of each four added to the second.
-#[inline(always)]
-fn pairs(a: __m512, b: __m512) -> __m512 {
-    let low = value!(_mm512_shuffle_ps::<0b01_00_01_00>(a, b));
-    Sixteen::add(low, value!(_mm512_shuffle_ps::<0b11_10_11_10>(a, b)))
+fn eight(a: __m512) -> __m256 {
+    let high = value!(_mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(a))));
+    value!(_mm256_add_ps(_mm512_castps512_ps256(a), high))
 }

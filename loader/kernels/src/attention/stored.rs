@@ -1,0 +1,111 @@
+//! Rows of numbers in the forms in which they are stored.
+
+#![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
+
+use std::ops::Range;
+
+use super::vectors::Vectors;
+use crate::lanes::LANES;
+
+/// A form in which numbers are stored.
+pub(super) trait Stored: Copy {
+    type Number: Copy;
+    /// Whether each row has a scale.
+    const SCALED: bool;
+
+    fn load<V: Vectors>(from: &[Self::Number; LANES]) -> V::Floats;
+}
+
+/// 32-bit floats.
+#[derive(Clone, Copy)]
+pub(super) struct F32;
+
+/// IEEE half-precision floats.
+#[derive(Clone, Copy)]
+pub(super) struct F16;
+
+/// Upper halves of f32.
+#[derive(Clone, Copy)]
+pub(super) struct Bf16;
+
+/// Integers times the row's scale.
+#[derive(Clone, Copy)]
+pub(super) struct Q8;
+
+impl Stored for F32 {
+    type Number = f32;
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn load<V: Vectors>(from: &[f32; LANES]) -> V::Floats {
+        V::load(from)
+    }
+}
+
+impl Stored for F16 {
+    type Number = u16;
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn load<V: Vectors>(from: &[u16; LANES]) -> V::Floats {
+        V::load_f16(from)
+    }
+}
+
+impl Stored for Bf16 {
+    type Number = u16;
+    const SCALED: bool = false;
+
+    #[inline(always)]
+    fn load<V: Vectors>(from: &[u16; LANES]) -> V::Floats {
+        V::load_bf16(from)
+    }
+}
+
+impl Stored for Q8 {
+    type Number = i8;
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    fn load<V: Vectors>(from: &[i8; LANES]) -> V::Floats {
+        V::load_i8(from)
+    }
+}
+
+/// Rows `[count, width]`; `width` is a multiple of [`LANES`].
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a, S: Stored> {
+    pub(super) numbers: &'a [S::Number],
+    /// One for each row, if they are scaled.
+    pub(super) scales: &'a [f32],
+    pub(super) width: usize,
+}
+
+impl<'a, S: Stored> Rows<'a, S> {
+    pub(super) fn count(self) -> usize {
+        self.numbers.len() / self.width
+    }
+
+    /// Vectors of some rows of `lines` vectors each, which are the width.
+    #[inline(always)]
+    pub(super) fn rows(self, rows: Range<usize>, lines: usize) -> Row<'a, S> {
+        &self.numbers.as_chunks::<LANES>().0[rows.start * lines..rows.end * lines]
+    }
+
+    #[inline(always)]
+    pub(super) fn scale<V: Vectors>(self, index: usize) -> V::Floats {
+        V::splat(if S::SCALED { self.scales[index] } else { 1.0 })
+    }
+}
+
+/// A row's vectors.
+pub(super) type Row<'a, S> = &'a [[<S as Stored>::Number; LANES]];
+
+#[inline(always)]
+pub(super) fn load<V: Vectors, S: Stored>(
+    from: &[S::Number; LANES],
+    scale: V::Floats,
+) -> V::Floats {
+    let floats = S::load::<V>(from);
+    if S::SCALED { V::mul(floats, scale) } else { floats }
+}
