@@ -7,16 +7,16 @@ use std::{array, marker::PhantomData, ops::Range};
 use super::{
     KEYS_PER_BLOCK,
     ahead::{Ahead, Fetch},
-    stored::{Row, Rows, Stored, load},
+    stored::{Rows, Stored, load},
     vectors::Vectors,
 };
 use crate::{lanes::LANES, platform::Task};
 
+/// Keys that meet some query heads before others: what is read again is in the first cache.
+const KEYS_AT_ONCE: usize = 64;
+
 /// Stands for a number of vectors in a row that is known only when it is asked for.
 const ANY: usize = 0;
-
-/// Keys that meet all query heads before the next ones are read.
-const KEYS_AT_ONCE: usize = 16;
 
 /// Sixteen floats in one line of the cache: vectors that lie in two take two reads each.
 #[derive(Clone, Copy)]
@@ -67,133 +67,165 @@ impl<V: Vectors, S: Stored> Task for Products<'_, V, S> {
     fn run(self) {
         // Compiled for the usual widths too: distances that are constants take no registers.
         match self.keys.width / LANES {
-            4 => self.with_lines::<4>(),
-            8 => self.with_lines::<8>(),
-            _ => self.with_lines::<ANY>(),
+            4 => self.in_parts::<4, 1>(),
+            8 => self.in_parts::<8, 1>(),
+            lines if lines.is_multiple_of(4) => self.in_parts::<4, ANY>(),
+            _ => self.in_parts::<1, ANY>(),
         }
     }
 }
 
 impl<V: Vectors, S: Stored> Products<'_, V, S> {
+    /// Rows in `PARTS` parts of `LINES` vectors.
     #[inline(always)]
-    fn with_lines<const LINES: usize>(self) {
+    fn in_parts<const LINES: usize, const PARTS: usize>(self) {
         let Self { q, keys, mut ahead, out, .. } = self;
-        let lines = if LINES == ANY { keys.width / LANES } else { LINES };
-        let (count, heads) = (keys.count(), q.len() / lines);
-        assert!(q.len() == heads * lines && out.len() == heads * KEYS_PER_BLOCK, "scores");
+        let parts = if PARTS == ANY { keys.width / LANES / LINES } else { PARTS };
+        let (count, heads) = (keys.count(), q.len() / LINES / parts);
+        assert!(q.len() == heads * parts * LINES && out.len() == heads * KEYS_PER_BLOCK, "scores");
+        let (q, out) = (q.as_chunks::<LINES>().0, out.as_chunks_mut::<KEYS_PER_BLOCK>().0);
         for first in (0..count).step_by(KEYS_AT_ONCE) {
-            let some = first..count.min(first + KEYS_AT_ONCE);
+            let some = (keys, first..count.min(first + KEYS_AT_ONCE));
             let mut head = 0;
             while head < heads {
-                let ahead = (head == 0).then_some(&mut ahead);
-                let (q, out) = (&q[head * lines..], &mut out[head * KEYS_PER_BLOCK..]);
-                let keys = (keys, &some);
+                let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
+                let (q, out) = ((&q[head * parts..], parts), &mut out[head..]);
                 head += match heads - head {
-                    4.. if V::KEY_HEADS >= 4 => some_heads::<V, S, 4>(q, lines, keys, ahead, out),
-                    2.. if V::KEY_HEADS >= 2 => some_heads::<V, S, 2>(q, lines, keys, ahead, out),
-                    _ => some_heads::<V, S, 1>(q, lines, keys, ahead, out),
+                    4.. => some_heads::<V, S, 4, LINES>(q, &some, ahead, out),
+                    2.. => some_heads::<V, S, 2, LINES>(q, &some, ahead, out),
+                    _ => some_heads::<V, S, 1, LINES>(q, &some, ahead, out),
                 };
             }
         }
     }
 }
 
-/// The first `HEADS` of the queries with at most [`KEYS_AT_ONCE`] keys; returns `HEADS`.
+/// Rows in as many parts of `LINES` vectors.
+type Parts<'a, N, const LINES: usize> = (&'a [[N; LINES]], usize);
+
+/// The first `HEADS` of the queries with some keys; returns `HEADS`.
 #[inline(always)]
-fn some_heads<V: Vectors, S: Stored, const HEADS: usize>(
-    q: &[Line],
-    lines: usize,
-    (keys, some): (Rows<'_, S>, &Range<usize>),
-    mut ahead: Option<&mut Ahead>,
-    out: &mut [f32],
+fn some_heads<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
+    (q, parts): Parts<'_, Line, LINES>,
+    (keys, some): &(Rows<'_, S>, Range<usize>),
+    ahead: &mut Ahead,
+    out: &mut [[f32; KEYS_PER_BLOCK]],
 ) -> usize {
-    let q: [&[Line]; HEADS] = array::from_fn(|head| &q[head * lines..(head + 1) * lines]);
-    let mut quarters = [[V::quarter([V::pair([V::splat(0.0); 2]); 2]); 4]; HEADS];
-    for (place, first) in some.clone().step_by(4).enumerate() {
-        let rows = if some.end - first >= 4 {
-            let rows = keys.rows(first..first + 4, lines);
-            array::from_fn(|key| &rows[key * lines..(key + 1) * lines])
-        } else {
-            // The last key is taken again.
-            let last = some.end - 1;
-            [0, 1, 2, 3].map(|key| keys.rows((first + key).min(last)..last + 1, lines))
-        };
-        let mut scales = [V::splat(1.0); 4];
-        for (key, scale) in scales.iter_mut().enumerate() {
-            *scale = keys.scale::<V>((first + key).min(some.end - 1));
+    let q = (&q[..HEADS * parts], parts);
+    let out = out.first_chunk_mut::<HEADS>().expect("as many heads");
+    let rows = keys.rows(some.clone()).as_chunks::<LINES>().0;
+    let bytes = keys.width * size_of::<S::Number>();
+    let mut scales = [V::splat(1.0); 4];
+    let fours = rows.chunks_exact(4 * parts);
+    let rest = fours.remainder();
+    for (index, rows) in fours.enumerate() {
+        let first = some.start + 4 * index;
+        for (place, scale) in scales.iter_mut().enumerate() {
+            *scale = keys.scale::<V>(first + place);
         }
-        let bytes = 4 * lines * LANES * size_of::<S::Number>();
-        let fetch = ahead
-            .as_mut()
-            .map_or(Fetch::NONE, |ahead| ahead.stretch(rows[0].as_ptr().addr(), bytes));
-        let four = four_keys::<V, S, HEADS>(q, (rows, scales), lines, fetch);
-        for (quarters, four) in quarters.iter_mut().zip(four) {
-            quarters[place] = four;
+        let fetch = ahead.stretch(rows.as_ptr().addr(), 4 * bytes);
+        let rows = ((rows, parts), [0, 1, 2, 3], scales);
+        let sums = four_keys::<V, S, HEADS, LINES>(q, rows, fetch);
+        for (out, sums) in out.iter_mut().zip(sums.as_chunks::<4>().0) {
+            out.as_chunks_mut().0[first / 4] = *sums;
         }
     }
-    for (head, quarters) in quarters.into_iter().enumerate() {
-        let sums = V::sums(quarters);
-        let out = &mut out[head * KEYS_PER_BLOCK..][some.clone()];
-        match out.as_chunks_mut::<LANES>().0.first_mut() {
-            Some(all) if some.len() == LANES => *all = sums,
-            _ => out.copy_from_slice(&sums[..out.len()]),
+    let held = rest.len() / parts;
+    if held > 0 {
+        // The last key is taken again.
+        let places = [0, 1.min(held - 1), held - 1, held - 1];
+        for (scale, place) in scales.iter_mut().zip(places) {
+            *scale = keys.scale::<V>(some.end - held + place);
+        }
+        let fetch = ahead.stretch(rest.as_ptr().addr(), held * bytes);
+        let sums = four_keys::<V, S, HEADS, LINES>(q, ((rest, parts), places, scales), fetch);
+        for (out, sums) in out.iter_mut().zip(sums.as_chunks::<4>().0) {
+            out[some.end - held..some.end].copy_from_slice(&sums[..held]);
         }
     }
     HEADS
 }
 
-/// Each query with four keys.
+/// The sums for each query and the keys at four places, of at most four queries.
 #[inline(always)]
-fn four_keys<V: Vectors, S: Stored, const HEADS: usize>(
-    q: [&[Line]; HEADS],
-    (rows, scales): ([Row<'_, S>; 4], [V::Floats; 4]),
-    lines: usize,
+fn four_keys<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
+    (q, parts): Parts<'_, Line, LINES>,
+    rows: FourKeys<'_, V, S, LINES>,
+    mut fetch: Fetch,
+) -> [f32; LANES] {
+    let mut quarters = [V::quarter([V::pair([V::splat(0.0); 2]); 2]); 4];
+    let mut head = 0;
+    while head < HEADS {
+        let (q, quarters) = ((&q[head * parts..], parts), &mut quarters[head..]);
+        head += match HEADS - head {
+            4.. if V::KEY_HEADS >= 4 => quarter::<V, S, 4, LINES>(q, rows, fetch, quarters),
+            2.. if V::KEY_HEADS >= 2 => quarter::<V, S, 2, LINES>(q, rows, fetch, quarters),
+            _ => quarter::<V, S, 1, LINES>(q, rows, fetch, quarters),
+        };
+        fetch = Fetch::NONE;
+    }
+    V::sums(quarters)
+}
+
+/// Rows, the places of four, and their scales.
+type FourKeys<'a, V, S, const LINES: usize> =
+    (Parts<'a, [<S as Stored>::Number; LANES], LINES>, [usize; 4], [<V as Vectors>::Floats; 4]);
+
+/// The first `HEADS` of the queries with four keys; returns `HEADS`.
+#[inline(always)]
+fn quarter<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
+    q: Parts<'_, Line, LINES>,
+    (rows, places, scales): FourKeys<'_, V, S, LINES>,
     fetch: Fetch,
-) -> [V::Quarter; HEADS] {
-    let mut quarters = [V::quarter([V::pair([V::splat(0.0); 2]); 2]); HEADS];
+    quarters: &mut [V::Quarter],
+) -> usize {
+    let quarters = quarters.first_chunk_mut::<HEADS>().expect("as many heads");
     if V::KEYS >= 4 {
-        let sums = lanes::<V, S, HEADS, 4>(q, (rows, scales), lines, (fetch, 0));
+        let sums = lanes::<V, S, HEADS, 4, LINES>(q, rows, (places, scales), (fetch, 0));
         for (quarter, [a, b, c, d]) in quarters.iter_mut().zip(sums) {
             *quarter = V::quarter([V::pair([a, b]), V::pair([c, d])]);
         }
-        return quarters;
+        return HEADS;
     }
-    let ([a, b, c, d], [e, f, g, h]) = (rows, scales);
-    let half = lines * 2 * LANES * size_of::<S::Number>();
-    let first = lanes::<V, S, HEADS, 2>(q, ([a, b], [e, f]), lines, (fetch, 0));
+    let ([a, b, c, d], [e, f, g, h]) = (places, scales);
+    let half = 2 * rows.1 * LINES * LANES * size_of::<S::Number>();
+    let first = lanes::<V, S, HEADS, 2, LINES>(q, rows, ([a, b], [e, f]), (fetch, 0));
     let mut pairs = [V::pair([V::splat(0.0); 2]); HEADS];
     for (pair, sums) in pairs.iter_mut().zip(first) {
         *pair = V::pair(sums);
     }
-    let last = lanes::<V, S, HEADS, 2>(q, ([c, d], [g, h]), lines, (fetch, half));
+    let last = lanes::<V, S, HEADS, 2, LINES>(q, rows, ([c, d], [g, h]), (fetch, half));
     for ((quarter, pair), sums) in quarters.iter_mut().zip(pairs).zip(last) {
         *quarter = V::quarter([pair, V::pair(sums)]);
     }
-    quarters
+    HEADS
 }
 
 /// The lanes of the products of each query with some keys.
 #[inline(always)]
-fn lanes<V: Vectors, S: Stored, const HEADS: usize, const KEYS: usize>(
-    q: [&[Line]; HEADS],
-    (rows, scales): ([Row<'_, S>; KEYS], [V::Floats; KEYS]),
-    lines: usize,
-    (fetch, at): (Fetch, usize),
+fn lanes<V: Vectors, S: Stored, const HEADS: usize, const KEYS: usize, const LINES: usize>(
+    (q, parts): Parts<'_, Line, LINES>,
+    (rows, _): Parts<'_, [S::Number; LANES], LINES>,
+    (places, scales): ([usize; KEYS], [V::Floats; KEYS]),
+    (fetch, mut at): (Fetch, usize),
 ) -> [[V::Floats; KEYS]; HEADS] {
-    let q = q.map(|q| &q[..lines]);
-    let rows = rows.map(|row| &row[..lines]);
-    let bytes = KEYS * LANES * size_of::<S::Number>();
     let mut sums = [[V::splat(0.0); KEYS]; HEADS];
-    for line in 0..lines {
-        fetch.lines(at + line * bytes..at + (line + 1) * bytes);
-        let mut keys = scales;
-        for (key, row) in keys.iter_mut().zip(rows) {
-            *key = load::<V, S>(&row[line], *key);
-        }
-        for (sums, q) in sums.iter_mut().zip(q) {
-            let q = V::load(&q[line].0);
-            for (sum, key) in sums.iter_mut().zip(keys) {
-                *sum = V::fma(q, key, *sum);
+    for part in 0..parts {
+        let q: [_; HEADS] = array::from_fn(|head| &q[head * parts + part]);
+        let rows = places.map(|place| &rows[place * parts + part]);
+        for line in 0..LINES {
+            let bytes = KEYS * LANES * size_of::<S::Number>();
+            fetch.lines(at..at + bytes);
+            at += bytes;
+            let mut keys = scales;
+            for (key, row) in keys.iter_mut().zip(rows) {
+                *key = load::<V, S>(&row[line], *key);
+            }
+            for (sums, q) in sums.iter_mut().zip(q) {
+                let q = V::load(&q[line].0);
+                for (sum, key) in sums.iter_mut().zip(keys) {
+                    *sum = V::fma(q, key, *sum);
+                }
             }
         }
     }

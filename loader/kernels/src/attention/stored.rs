@@ -86,10 +86,10 @@ impl<'a, S: Stored> Rows<'a, S> {
         self.numbers.len() / self.width
     }
 
-    /// Vectors of some rows of `lines` vectors each, which are the width.
+    /// Vectors of some rows.
     #[inline(always)]
-    pub(super) fn rows(self, rows: Range<usize>, lines: usize) -> Row<'a, S> {
-        &self.numbers.as_chunks::<LANES>().0[rows.start * lines..rows.end * lines]
+    pub(super) fn rows(self, rows: Range<usize>) -> &'a [[S::Number; LANES]] {
+        self.numbers[rows.start * self.width..rows.end * self.width].as_chunks().0
     }
 
     #[inline(always)]
@@ -97,9 +97,6 @@ impl<'a, S: Stored> Rows<'a, S> {
         V::splat(if S::SCALED { self.scales[index] } else { 1.0 })
     }
 }
-
-/// A row's vectors.
-pub(super) type Row<'a, S> = &'a [[<S as Stored>::Number; LANES]];
 
 #[inline(always)]
 pub(super) fn load<V: Vectors, S: Stored>(

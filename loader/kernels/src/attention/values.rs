@@ -120,7 +120,7 @@ fn columns<V: Vectors, S: Stored, const HEADS: usize, const VECTORS: usize>(
         }
     }
     let bytes = VECTORS * LANES * size_of::<S::Number>();
-    let rows = values.rows(some.clone(), lines);
+    let rows = values.rows(some.clone());
     for (key, row) in some.clone().zip(rows.chunks_exact(lines)) {
         let row: &[_; VECTORS] = row[line..].first_chunk().expect("some vectors");
         let fetch =
