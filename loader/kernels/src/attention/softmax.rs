@@ -13,7 +13,7 @@ use super::{
 use crate::{
     exp::{exp, exp_of_negative, tanh},
     floats::Floats,
-    lanes::{LANES, sum},
+    lanes::{LANES, tree},
 };
 
 /// Room for the sums of one block.
@@ -66,13 +66,13 @@ pub(super) fn one_block<V: Vectors>(
                 *score = cap * tanh(*score / cap);
             }
         }
-        let raised = largest(scores, softmax.maximum);
+        let raised = largest::<V>(scores, softmax.maximum);
         // Nothing has been summed before the first block, so the factor's value is irrelevant.
         let factor = exp_of_negative(softmax.maximum - raised);
         for score in scores.iter_mut() {
             *score = exp_of_negative(*score - raised);
         }
-        softmax.total = softmax.total.mul_add(factor, sum(scores));
+        softmax.total = softmax.total.mul_add(factor, sum::<V>(scores));
         for out in out.iter_mut() {
             *out *= factor;
         }
@@ -138,15 +138,41 @@ fn weighted_sums<V: Vectors>(
 
 /// The largest of `scores` and `least`, sixteen at a time: the order makes no difference.
 #[inline(always)]
-fn largest(scores: &[f32], least: f32) -> f32 {
+fn largest<V: Vectors>(scores: &[f32], least: f32) -> f32 {
     let mut lanes = [least; LANES];
-    let (blocks, rest) = scores.as_chunks::<LANES>();
+    let mut vector = V::load(&lanes);
+    let (blocks, rest) = scores.as_chunks();
     for block in blocks {
-        for (lane, score) in lanes.iter_mut().zip(block) {
-            *lane = if *score > *lane { *score } else { *lane };
-        }
+        vector = V::max(V::load(block), vector);
     }
-    lanes.iter().chain(rest).copied().fold(least, f32::max)
+    V::store(vector, &mut lanes);
+    for (lane, score) in lanes.iter_mut().zip(rest) {
+        *lane = if *score > *lane { *score } else { *lane };
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] = lanes[lane].max(lanes[lane + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// As [`crate::lanes::sum`].
+#[inline(always)]
+fn sum<V: Vectors>(weights: &[f32]) -> f32 {
+    let mut vector = V::splat(0.0);
+    let (blocks, rest) = weights.as_chunks();
+    for block in blocks {
+        vector = V::add(vector, V::load(block));
+    }
+    let mut lanes = [0.0; LANES];
+    V::store(vector, &mut lanes);
+    for (lane, weight) in lanes.iter_mut().zip(rest) {
+        *lane += weight;
+    }
+    tree(lanes)
 }
 
 /// Rows without scales.

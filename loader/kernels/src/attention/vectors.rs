@@ -38,7 +38,10 @@ pub(crate) trait Vectors {
     fn load_i8(from: &[i8; LANES]) -> Self::Floats;
     fn store(floats: Self::Floats, to: &mut [f32; LANES]);
     fn splat(value: f32) -> Self::Floats;
+    fn add(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a` where it is larger, and else `b`.
+    fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a · b + c`.
     fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
@@ -99,6 +102,16 @@ impl Vectors for Plain {
     #[inline(always)]
     fn splat(value: f32) -> [f32; LANES] {
         [value; LANES]
+    }
+
+    #[inline(always)]
+    fn add(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        array::from_fn(|lane| a[lane] + b[lane])
+    }
+
+    #[inline(always)]
+    fn max(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        array::from_fn(|lane| if a[lane] > b[lane] { a[lane] } else { b[lane] })
     }
 
     #[inline(always)]

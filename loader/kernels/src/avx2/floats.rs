@@ -88,6 +88,16 @@ impl Vectors for Sixteen {
     }
 
     #[inline(always)]
+    fn add([a, b]: [__m256; 2], [c, d]: [__m256; 2]) -> [__m256; 2] {
+        [value!(_mm256_add_ps(a, c)), value!(_mm256_add_ps(b, d))]
+    }
+
+    #[inline(always)]
+    fn max([a, b]: [__m256; 2], [c, d]: [__m256; 2]) -> [__m256; 2] {
+        [value!(_mm256_max_ps(a, c)), value!(_mm256_max_ps(b, d))]
+    }
+
+    #[inline(always)]
     fn mul([a, b]: [__m256; 2], [c, d]: [__m256; 2]) -> [__m256; 2] {
         [value!(_mm256_mul_ps(a, c)), value!(_mm256_mul_ps(b, d))]
     }

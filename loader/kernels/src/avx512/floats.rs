@@ -68,6 +68,16 @@ impl Vectors for Sixteen {
     }
 
     #[inline(always)]
+    fn add(a: __m512, b: __m512) -> __m512 {
+        value!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn max(a: __m512, b: __m512) -> __m512 {
+        value!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
     fn mul(a: __m512, b: __m512) -> __m512 {
         value!(_mm512_mul_ps(a, b))
     }
