@@ -81,6 +81,10 @@ const TABLE: &[(&str, &[(Form, Way)])] = &[
     ("gguf_q6_k", &[(SIX, Anew), (SIXTEEN, Kept)]),
     ("gguf_blocks", &[(SIX_BY_32, Anew), ((6, 32, Some("F32"), 2), Exact)]),
     ("gguf_iq4", &[(FOUR, Anew), ((8, 32, Some("F32"), 2), Exact)]),
+    ("gguf_gemma2", &[(FOUR_BY_32, Floats), (SIXTEEN, Floats)]),
+    ("gguf_gemma3", &[(FOUR_BY_32, Floats), (SIXTEEN, Floats)]),
+    ("gguf_phi3", &[(FOUR_BY_32, Floats), (SIXTEEN, Floats)]),
+    ("gguf_gpt_oss", &[(SIX_BY_32, Exact), (FOUR_BY_32, Anew), (SIXTEEN, Kept)]),
 ];
 
 /// Folders with other things than a checkpoint that converts.

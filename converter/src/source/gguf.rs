@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 use shardpack_formats::{
     Dtype,
-    gguf::{self, Header, Model, Part, tokenizer},
+    gguf::{self, Header, Model, Part, config::Frequencies, tokenizer},
     stored,
 };
 
@@ -104,8 +104,13 @@ pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
     let (config, config_bytes) = if let Some(found) = beside {
         found
     } else {
-        let frequencies = frequencies(path, &weights)?;
-        let config = gguf::config::config(&model, &parts, frequencies.as_deref()).map_err(wrong)?;
+        let factors = |name| frequencies(path, &weights, name);
+        let frequencies = Frequencies {
+            all: factors(gguf::FREQUENCIES)?,
+            long: factors(gguf::LONG_FREQUENCIES)?,
+            short: factors(gguf::SHORT_FREQUENCIES)?,
+        };
+        let config = gguf::config::config(&model, &parts, &frequencies).map_err(wrong)?;
         derived.insert("config.json".to_owned());
         let bytes = config.to_string().into_bytes();
         (config, bytes)
@@ -167,10 +172,14 @@ fn config_beside(folder: &Path) -> Result<Option<(Value, Vec<u8>)>, SourceError>
 }
 
 /// The factors of the rotary frequencies, where the file has them.
-fn frequencies(path: &Path, weights: &Weights) -> Result<Option<Vec<f32>>, SourceError> {
-    let Some((file, info)) = weights.find("rope_freqs.weight") else { return Ok(None) };
+fn frequencies(
+    path: &Path,
+    weights: &Weights,
+    name: &str,
+) -> Result<Option<Vec<f32>>, SourceError> {
+    let Some((file, info)) = weights.find(name) else { return Ok(None) };
     if info.dtype != Dtype::F32 || info.size > 4 * MAX_FREQUENCIES {
-        let problem = "rope_freqs.weight is no short list of F32 numbers".to_owned();
+        let problem = format!("{name} is no short list of F32 numbers");
         return Err(SourceError::Folder { path: path.to_owned(), problem });
     }
     let mut bytes = vec![0; info.size as usize];

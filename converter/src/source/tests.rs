@@ -135,7 +135,17 @@ fn gguf_is_decoded_as_its_library_does() {
 }
 
 /// Without `gguf_blocks` and `gguf_iq4`, which were never another file.
-const GGUF: [&str; 5] = ["gguf_f16", "gguf_q8_0", "gguf_q4_0", "gguf_q4_k_m", "gguf_q6_k"];
+const GGUF: [&str; 9] = [
+    "gguf_f16",
+    "gguf_q8_0",
+    "gguf_q4_0",
+    "gguf_q4_k_m",
+    "gguf_q6_k",
+    "gguf_gemma2",
+    "gguf_gemma3",
+    "gguf_phi3",
+    "gguf_gpt_oss",
+];
 
 #[test]
 fn files_of_torch_are_read_without_running_them() {
@@ -202,6 +212,7 @@ fn gguf_keys_say_what_the_config_said() {
             resolve(config, &source.source_tensors(), &packs).unwrap().spec
         };
         assert_eq!(spec(&source.config), spec(&origin), "{name}");
+        assert_eq!(source.config["model_type"], origin["model_type"], "{name}");
     }
 }
 

@@ -8,7 +8,9 @@ use std::f64::consts::PI;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{GgufError, Model, Part, Value, model::FREQUENCIES};
+use super::{FREQUENCIES, GgufError, LONG_FREQUENCIES, Model, Part, Value};
+
+mod families;
 
 /// Keys of an architecture that say nothing about what is computed.
 const IGNORED: &[&str] =
@@ -38,8 +40,21 @@ const USED: &[&str] = &[
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "vocab_size",
 ];
+
+/// Factors of the frequencies of a rotary embedding, from the tensors that hold them.
+#[derive(Clone, Debug, Default)]
+pub struct Frequencies {
+    /// For all positions.
+    pub all: Option<Vec<f32>>,
+    /// For texts beyond the positions that the model began with.
+    pub long: Option<Vec<f32>>,
+    /// For texts within them.
+    pub short: Option<Vec<f32>>,
+}
 
 /// Largest relative difference of a frequency's factor from the formula's: its writer computes in
 /// 32 bits.
@@ -51,13 +66,8 @@ const LLAMA3_POSITIONS: f64 = 8192.0;
 /// Where the configuration can be had instead.
 const BESIDE: &str = "put the model's config.json beside the file";
 
-/// Writes `config.json` for a model of these tensors. `frequencies` are the values of
-/// `rope_freqs.weight`, where the file has it.
-pub fn config(
-    model: &Model,
-    parts: &[Part],
-    frequencies: Option<&[f32]>,
-) -> Result<Json, GgufError> {
+/// Writes `config.json` for a model of these tensors.
+pub fn config(model: &Model, parts: &[Part], frequencies: &Frequencies) -> Result<Json, GgufError> {
     check_keys(model)?;
     let tensors = Tensors(parts);
     let mut config = Map::new();
@@ -87,10 +97,11 @@ pub fn config(
     for (key, token) in tokens(model) {
         set(key, token);
     }
-    if let Some(scaling) = rope_scaling(model, head, frequencies)? {
+    if let Some(scaling) = rope_scaling(model, head, frequencies.all.as_deref())? {
         set("rope_scaling", scaling);
     }
     family(model, &tensors, &mut config)?;
+    families::add(model, (heads, hidden, head), frequencies, &mut config)?;
     Ok(Json::Object(config))
 }
 
@@ -120,6 +131,13 @@ fn family(
             set("mlp_only_layers", tensors.layers_with("mlp.gate_proj.weight").into());
             ("qwen3_moe", "Qwen3MoeForCausalLM")
         }
+        ("gpt-oss", Some(experts)) => {
+            set("num_local_experts", experts.into());
+            set("num_experts_per_tok", model.needed_count("expert_used_count")?.into());
+            let size = model.needed_count("expert_feed_forward_length")?;
+            set("intermediate_size", size.into());
+            ("gpt_oss", "GptOssForCausalLM")
+        }
         (_, Some(_)) => {
             return Err(GgufError::key(model.name_of("expert_count"), "is not expected"));
         }
@@ -139,7 +157,10 @@ fn family(
             }
             ("granite", "GraniteForCausalLM")
         }
-        ("qwen3moe", None) => return Err(model.missing("expert_count")),
+        ("qwen3moe" | "gpt-oss", None) => return Err(model.missing("expert_count")),
+        ("gemma2", None) => ("gemma2", "Gemma2ForCausalLM"),
+        ("gemma3", None) => ("gemma3_text", "Gemma3ForCausalLM"),
+        ("phi3", None) => ("phi3", "Phi3ForCausalLM"),
         _ => ("llama", "LlamaForCausalLM"),
     };
     // The families for which the configuration says which biases there are.
@@ -153,7 +174,7 @@ fn family(
             set("attention_out_bias", bias("self_attn.o_proj").into());
             set("mlp_bias", bias("mlp.up_proj").into());
         }
-        "qwen3" | "qwen3_moe" => {
+        "qwen3" | "qwen3_moe" | "gpt_oss" => {
             set("attention_bias", bias("self_attn.q_proj").into());
         }
         _ => {}
@@ -208,13 +229,17 @@ fn check_keys(model: &Model) -> Result<(), GgufError> {
     let own =
         model.keys.iter().filter_map(|(key, value)| Some((key.strip_prefix(&prefix)?, value)));
     for (key, value) in own {
-        if !USED.contains(&key) && !IGNORED.contains(&key) {
+        let own = families::keys(model.architecture.name);
+        if !USED.contains(&key) && !IGNORED.contains(&key) && !own.contains(&key) {
             let problem = format!("is {} and not understood; {BESIDE}", value.words());
             return Err(GgufError::key(model.name_of(key), problem));
         }
     }
     for (key, expected) in [("attention.causal", 1), ("attention.sliding_window", 0)] {
-        let Some(value) = model.value(key) else { continue };
+        let has_windows = families::has_windows(model.architecture.name);
+        let Some(value) = model.value(key).filter(|_| expected == 1 || !has_windows) else {
+            continue;
+        };
         if value.truth().map(i64::from).or_else(|| value.integer()) != Some(expected) {
             let problem = format!("is {}, which is not read; {BESIDE}", value.words());
             return Err(GgufError::key(model.name_of(key), problem));
@@ -231,7 +256,12 @@ fn head_size(model: &Model, heads: u64, hidden: u64) -> Result<u64, GgufError> {
         let problem = format!("is {heads}, which does not divide {hidden}");
         return Err(GgufError::key(model.name_of("attention.head_count"), problem));
     }
-    for key in ["attention.value_length", "rope.dimension_count"] {
+    // A part of the head can be rotated, where the configuration can say so.
+    let keys: &[&str] = match model.architecture.name {
+        "phi3" => &["attention.value_length"],
+        _ => &["attention.value_length", "rope.dimension_count"],
+    };
+    for &key in keys {
         if let Some(found) = model.count(key)?.filter(|found| *found != head) {
             let problem = format!("is {found}, expected {head} as the keys' heads have; {BESIDE}");
             return Err(GgufError::key(model.name_of(key), problem));
@@ -280,12 +310,7 @@ fn rope_scaling(
     let stated = match kind {
         "none" => None,
         "linear" => Some(json!({"rope_type": "linear", "factor": factor()?})),
-        "yarn" => Some(json!({
-            "rope_type": "yarn",
-            "factor": factor()?,
-            "original_max_position_embeddings":
-                model.needed_count("rope.scaling.original_context_length")?,
-        })),
+        "yarn" => Some(yarn(model, factor()?)?),
         other => {
             let problem = format!("is {other:?}, which is not read; {BESIDE}");
             return Err(GgufError::key(model.name_of(key), problem));
@@ -306,6 +331,21 @@ fn rope_scaling(
     llama3(frequencies, head, theta)
         .map(Some)
         .ok_or_else(|| wrong("its factors are not those of Llama 3"))
+}
+
+fn yarn(model: &Model, factor: f64) -> Result<Json, GgufError> {
+    let mut scaling = json!({
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings":
+            model.needed_count("rope.scaling.original_context_length")?,
+    });
+    for (key, ours) in [("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")] {
+        if let Some(value) = decimal(model, &format!("rope.scaling.{key}"))? {
+            scaling[ours] = value.into();
+        }
+    }
+    Ok(scaling)
 }
 
 /// The scaling of Llama 3 whose factors these are. The lowest frequencies have the whole factor.

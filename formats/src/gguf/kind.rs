@@ -35,6 +35,8 @@ pub enum Kind {
     Iq4Nl,
     /// 256 such indices; scales of each 32 in 6 bits.
     Iq4Xs,
+    /// 32 floats of 4 bits, a power of two as scale.
+    Mxfp4,
 }
 
 /// The names of types that are not read, for messages.
@@ -55,7 +57,6 @@ const UNREAD: &[(u32, &str)] = &[
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
 ];
 
@@ -78,6 +79,7 @@ impl Kind {
             14 => Self::Q6K,
             20 => Self::Iq4Nl,
             23 => Self::Iq4Xs,
+            39 => Self::Mxfp4,
             _ => {
                 let unread = UNREAD.iter().find(|(number, _)| *number == id);
                 return Err(unread.map_or_else(
@@ -93,7 +95,13 @@ impl Kind {
     pub const fn block_len(self) -> u64 {
         match self {
             Self::Floats(_) => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl => 32,
+            Self::Q4_0
+            | Self::Q4_1
+            | Self::Q5_0
+            | Self::Q5_1
+            | Self::Q8_0
+            | Self::Iq4Nl
+            | Self::Mxfp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
         }
     }
@@ -103,6 +111,7 @@ impl Kind {
     pub const fn block_bytes(self) -> u64 {
         match self {
             Self::Floats(dtype) => dtype.size_bytes() as u64,
+            Self::Mxfp4 => 17,
             Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
@@ -134,6 +143,7 @@ impl Kind {
             Self::Q6K => "Q6_K",
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 }

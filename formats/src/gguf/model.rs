@@ -2,8 +2,8 @@
 //!
 //! llama.cpp renames every tensor, stacks the experts of a layer, and for some architectures
 //! (those whose rotary embedding it computes over neighbouring pairs) reorders the rows of
-//! queries and keys within each head: `[2, half]` became `[half, 2]`. All of that is undone here;
-//! what no table knows keeps its name, so that the rules refuse it by that.
+//! queries and keys within each head: `[2, half]` became `[half, 2]`. The gains of Gemma's norms it
+//! stores with the one that the model adds. All of that is undone here; what no table knows keeps its name, so that the rules refuse it by that.
 //!
 //! Source: `conversion/` and `gguf/tensor_mapping.py` of llama.cpp.
 
@@ -22,6 +22,8 @@ pub(super) struct Architecture {
     pub(super) name: &'static str,
     /// Whether the rows of queries and keys are reordered.
     is_turned: bool,
+    /// Whether the gains of norms are stored with one added.
+    is_shifted: bool,
     /// Names that differ from [`LAYER`].
     own: &'static [(&'static str, &'static str)],
     /// What a layer's router and its experts' gate, up and down are called.
@@ -35,20 +37,51 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "llama",
         is_turned: true,
-        own: &[],
         experts: Some(["block_sparse_moe.gate", "w1", "w3", "w2"]),
+        ..PLAIN
     },
-    Architecture { name: "granite", is_turned: true, own: &[], experts: None },
-    Architecture { name: "qwen2", is_turned: false, own: &[], experts: None },
-    Architecture { name: "qwen3", is_turned: false, own: &[], experts: None },
-    Architecture { name: "qwen3moe", is_turned: false, own: &[], experts: Some(QWEN_MOE) },
+    Architecture { name: "granite", is_turned: true, ..PLAIN },
+    Architecture { name: "qwen2", ..PLAIN },
+    Architecture { name: "qwen3", ..PLAIN },
+    Architecture { name: "qwen3moe", experts: Some(QWEN_MOE), ..PLAIN },
     Architecture {
         name: "seed_oss",
-        is_turned: false,
         own: &[("post_attention_norm", "post_attention_layernorm")],
-        experts: None,
+        ..PLAIN
     },
+    Architecture { name: "gemma2", is_shifted: true, own: GEMMA, ..PLAIN },
+    Architecture { name: "gemma3", is_shifted: true, own: GEMMA, ..PLAIN },
+    Architecture {
+        name: "phi3",
+        own: &[("attn_qkv", "self_attn.qkv_proj"), ("ffn_up", "mlp.gate_up_proj")],
+        ..PLAIN
+    },
+    Architecture { name: "gpt-oss", own: GPT_OSS, ..PLAIN },
 ];
+
+/// What is said of most.
+const PLAIN: Architecture =
+    Architecture { name: "", is_turned: false, is_shifted: false, own: &[], experts: None };
+
+/// Norms before and after each part.
+const GEMMA: &[(&str, &str)] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
+/// Experts stay in stacks, under the names that the published ones have when they are decoded.
+const GPT_OSS: &[(&str, &str)] = &[
+    ("attn_sinks", SINKS),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_gate_inp", "mlp.router"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+];
+
+/// A tensor that has no ending.
+const SINKS: &str = "self_attn.sinks";
 
 /// Tensors outside of layers.
 const WHOLE: &[(&str, &str)] = &[
@@ -73,7 +106,12 @@ const LAYER: &[(&str, &str)] = &[
 ];
 
 /// The factors of rotary frequencies, which the configuration says too.
-pub(super) const FREQUENCIES: &str = "rope_freqs.weight";
+pub const FREQUENCIES: &str = "rope_freqs.weight";
+
+/// The same beyond the positions that a model began with, and up to them.
+pub const LONG_FREQUENCIES: &str = "rope_factors_long.weight";
+/// See [`LONG_FREQUENCIES`].
+pub const SHORT_FREQUENCIES: &str = "rope_factors_short.weight";
 
 /// How stored rows become a checkpoint's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +123,8 @@ pub enum Rows {
         /// Rows of a head.
         head: u64,
     },
+    /// As they are, each number one more than the checkpoint's.
+    OneMore,
 }
 
 /// A tensor of the file, or one expert of it.
@@ -217,11 +257,15 @@ impl<'a> Model<'a> {
             size: tensor.size,
             rows: Rows::Same,
         };
+        let shifted = self.shifted(tensor)?;
         if let Some((_, name)) = WHOLE.iter().find(|(stored, _)| *stored == tensor.name) {
-            parts.push(Part { name: Some((*name).to_owned()), ..part });
+            parts.push(Part { name: Some((*name).to_owned()), rows: shifted, ..part });
             return Ok(());
         }
-        if tensor.name == FREQUENCIES || tensor.name.ends_with(".attn_rot_embd.weight") {
+        let configured = [FREQUENCIES, LONG_FREQUENCIES, SHORT_FREQUENCIES];
+        if configured.contains(&tensor.name.as_str())
+            || tensor.name.ends_with(".attn_rot_embd.weight")
+        {
             parts.push(Part { name: None, ..part });
             return Ok(());
         }
@@ -235,7 +279,7 @@ impl<'a> Model<'a> {
         let rows = match module {
             "attn_q" => self.rows(tensor, "attention.head_count")?,
             "attn_k" => self.rows(tensor, "attention.head_count_kv")?,
-            _ => Rows::Same,
+            _ => shifted,
         };
         let router = self.architecture.experts.map(|[router, ..]| router);
         let router = router.filter(|_| module == "ffn_gate_inp");
@@ -243,7 +287,10 @@ impl<'a> Model<'a> {
         let ours = own.clone().find(|(theirs, _)| *theirs == module).map(|(_, ours)| *ours);
         let name = router.or(ours).map_or_else(
             || tensor.name.clone(),
-            |ours| format!("model.layers.{layer}.{ours}.{ending}"),
+            |ours| match ours {
+                SINKS => format!("model.layers.{layer}.{ours}"),
+                _ => format!("model.layers.{layer}.{ours}.{ending}"),
+            },
         );
         parts.push(Part { name: Some(name), rows, ..part });
         Ok(())
@@ -261,6 +308,18 @@ impl<'a> Model<'a> {
         let (block, _) = router.rsplit_once('.')?;
         let before = format!("model.layers.{layer}.{block}.experts.");
         Some([before, format!(".{matrix}.{ending}")])
+    }
+
+    /// How a tensor is stored that may be the gains of a norm.
+    fn shifted(&self, tensor: &Tensor) -> Result<Rows, GgufError> {
+        if !self.architecture.is_shifted || !tensor.name.ends_with("norm.weight") {
+            return Ok(Rows::Same);
+        }
+        if tensor.shape.len() == 1 && matches!(tensor.kind, Kind::Floats(_)) {
+            return Ok(Rows::OneMore);
+        }
+        let problem = format!("{} {:?} are no gains of a norm", tensor.kind, tensor.shape);
+        Err(GgufError::Tensor { tensor: tensor.name.clone(), problem })
     }
 
     fn rows(&self, tensor: &Tensor, heads: &str) -> Result<Rows, GgufError> {

@@ -71,7 +71,9 @@ const EMBEDDING: (&str, &[u64], u32, u64) = ("token_embd.weight", &[64, 8], 0, 0
 
 fn config_of(header: &Header, frequencies: Option<&[f32]>) -> Result<serde_json::Value, GgufError> {
     let model = Model::new(header)?;
-    config::config(&model, &model.parts(&header.tensors)?, frequencies)
+    let all = frequencies.map(<[f32]>::to_vec);
+    let frequencies = config::Frequencies { all, ..config::Frequencies::default() };
+    config::config(&model, &model.parts(&header.tensors)?, &frequencies)
 }
 
 #[test]
@@ -99,6 +101,8 @@ fn check_key_refused(key: &'static str, value: Vec<u8>, expected: &str) {
 
 #[test]
 fn keys_that_are_not_understood_are_refused_by_name() {
+    // Understood, but of other architectures.
+    check_key_refused("attn_logit_softcapping", decimal(50.0), "is 50 and not understood");
     check_key_refused("attention.clamp_kqv", decimal(8.0), "is 8 and not understood");
     check_key_refused("attention.sliding_window", count(64), "is 64, which is not read");
     check_key_refused("attention.value_length", count(16), "is 16, expected 32");
@@ -177,6 +181,49 @@ fn tensors_get_their_names_back() {
     let second = parts[5].info();
     assert_eq!((second.dtype, second.shape.as_slice()), (Dtype::U8, [64, 34].as_slice()));
     assert_eq!(second.offset - parts[4].offset, 64 * 34);
+}
+
+#[test]
+fn gains_with_one_added_are_told_by_their_names() {
+    let tensors: [(&str, &[u64], u32, u64); 4] = [
+        EMBEDDING,
+        ("blk.0.ffn_norm.weight", &[64], 0, 2048),
+        ("blk.0.attn_q.weight", &[64, 64], 0, 2304),
+        ("output_norm.weight", &[64], 0, 18688),
+    ];
+    let header = header(&keys("gemma2", &[]), &tensors, 18944);
+    let parts = Model::new(&header).unwrap().parts(&header.tensors).unwrap();
+    let found: Vec<_> = parts.iter().map(|part| part.rows).collect();
+    assert_eq!(found, [Rows::Same, Rows::OneMore, Rows::Same, Rows::OneMore]);
+    let name = parts[1].name.as_deref();
+    assert_eq!(name, Some("model.layers.0.pre_feedforward_layernorm.weight"));
+    let quantized = self::header(&keys("gemma2", &[]), &[("output_norm.weight", &[64], 2, 0)], 36);
+    let error = Model::new(&quantized).unwrap().parts(&quantized.tensors).unwrap_err().to_string();
+    assert!(error.contains("output_norm.weight") && error.contains("Q4_0"), "{error}");
+}
+
+#[test]
+fn factors_of_both_lengths_come_together_and_fit() {
+    let more = [
+        ("rope.dimension_count", count(24)),
+        ("rope.scaling.original_context_length", count(64)),
+        ("rope.scaling.attn_factor", decimal(1.080_123_5)),
+    ];
+    let header = header(&keys("phi3", &more), &[EMBEDDING], 2048);
+    let config = |long: Option<usize>, short: Option<usize>| {
+        let model = Model::new(&header).unwrap();
+        let factors = |count: Option<usize>| count.map(|count| vec![1.1; count]);
+        let (all, long, short) = (None, factors(long), factors(short));
+        let frequencies = config::Frequencies { all, long, short };
+        let parts = model.parts(&header.tensors).unwrap();
+        config::config(&model, &parts, &frequencies).map_err(|error| error.to_string())
+    };
+    let found = config(Some(12), Some(12)).unwrap();
+    assert_eq!(found["rope_scaling"]["long_factor"][11], 1.1);
+    assert_eq!(found["partial_rotary_factor"], 0.75);
+    assert!(config(Some(12), None).unwrap_err().contains("rope_factors_short.weight"));
+    assert!(config(Some(12), Some(16)).unwrap_err().contains("12 factors"));
+    assert!(config(None, None).unwrap().get("rope_scaling").is_none());
 }
 
 #[track_caller]

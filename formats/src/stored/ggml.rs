@@ -14,6 +14,7 @@
 //! | `Q6_K` | 210 | 128 bytes of low nibbles, 64 bytes of high bits, 16 signed scales, d; `d · s · (q − 32)` |
 //! | `IQ4_NL` | 18 | d, nibbles; `d · table(q)` |
 //! | `IQ4_XS` | 136 | d, 16 bits and 4 bytes of scales, 128 bytes of nibbles; `d · (s − 32) · table(q)` |
+//! | `MXFP4` | 17 | an exponent counted from 127, nibbles of e2m1; doubled values, halved scale |
 //!
 //! Source: `ggml-common.h` and `ggml-quants.c` of llama.cpp; products are formed in its order.
 
@@ -27,6 +28,9 @@ use crate::{dtype::Dtype, gguf::Kind};
 
 /// What the indices of `IQ4_NL` and `IQ4_XS` stand for, counted from 128: −127 to 113.
 const TABLE: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+
+/// What the nibbles of `MXFP4` stand for, in halves and counted from 12.
+const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 /// Rows of blocks.
 #[derive(Clone, Debug)]
@@ -49,6 +53,13 @@ pub(super) struct TurnedVector {
     pub(super) len: u64,
     /// Elements of a head.
     pub(super) head: u64,
+}
+
+/// A vector of floats that are one more than what they stand for.
+#[derive(Clone, Debug)]
+pub(super) struct OneLess {
+    pub(super) dtype: Dtype,
+    pub(super) len: u64,
 }
 
 /// A group of up to 32 neighbouring columns: `q · scale + bias`, with `q` counted from `zero`.
@@ -80,10 +91,14 @@ impl Blocks {
                 Kind::Q4K | Kind::Q5K => q4_k(self.kind, block, q, &mut take),
                 Kind::Q6K => q6_k(block, q, &mut take),
                 Kind::Iq4Nl => {
-                    looked_up(&block[2..], q);
+                    looked_up(&TABLE, &block[2..], q);
                     take(&Group { q, scale: f16(half(block, 0)), bias: 0.0, zero: Some(128) });
                 }
                 Kind::Iq4Xs => iq4_xs(block, q, &mut take),
+                Kind::Mxfp4 => {
+                    looked_up(&E2M1, &block[1..], q);
+                    take(&Group { q, scale: half_power(block[0]), bias: 0.0, zero: Some(12) });
+                }
             }
         }
     }
@@ -183,11 +198,20 @@ fn q6_k(block: &[u8], q: &mut [u8], take: &mut impl FnMut(&Group)) {
     }
 }
 
+/// Half of the power of two whose exponent is counted from 127: `2^(byte − 128)`.
+fn half_power(byte: u8) -> f32 {
+    match byte {
+        // Below the smallest exponent of a float.
+        0 | 1 => f32::from_bits(0x20_0000 << byte),
+        _ => f32::from_bits(u32::from(byte - 1) << 23),
+    }
+}
+
 /// Values of 32 columns: low nibbles are the first half.
-fn looked_up(nibbles: &[u8], q: &mut [u8]) {
+fn looked_up(table: &[u8; 16], nibbles: &[u8], q: &mut [u8]) {
     let (low, high) = q.split_at_mut(16);
     for ((byte, low), high) in nibbles.iter().zip(low).zip(high) {
-        (*low, *high) = (TABLE[usize::from(byte & 15)], TABLE[usize::from(byte >> 4)]);
+        (*low, *high) = (table[usize::from(byte & 15)], table[usize::from(byte >> 4)]);
     }
 }
 
@@ -196,7 +220,7 @@ fn iq4_xs(block: &[u8], q: &mut [u8], take: &mut impl FnMut(&Group)) {
     let (low, values) = block[4..].split_at(4);
     let groups = q.chunks_exact_mut(32).zip(values.chunks_exact(16));
     for (index, (q, nibbles)) in groups.enumerate() {
-        looked_up(nibbles, q);
+        looked_up(&TABLE, nibbles, q);
         let low = low[index / 2] >> (index % 2 * 4) & 15;
         let scale = low | ((high >> (2 * index) & 3) << 4) as u8;
         let scale = d * (f32::from(scale) - 32.0);
@@ -231,6 +255,7 @@ impl Layout for Blocks {
             Kind::Q8_0 | Kind::Iq4Nl | Kind::Iq4Xs => grid(8, false),
             Kind::Q4_1 | Kind::Q4K => grid(4, true),
             Kind::Q5_1 | Kind::Q5K => grid(5, true),
+            Kind::Mxfp4 => grid(5, false),
             // Their groups of 16 are smaller than any that is stored.
             Kind::Q2K | Kind::Q3K | Kind::Q6K | Kind::Floats(_) => None,
         }
@@ -257,6 +282,19 @@ impl Layout for Floats {
     fn decode(&self, _: Range<u64>, parts: &[&[u8]], out: &mut [f32]) -> Result<(), Damage> {
         for (index, out) in out.iter_mut().enumerate() {
             *out = number(self.dtype, parts[0], index);
+        }
+        Ok(())
+    }
+}
+
+impl Layout for OneLess {
+    fn windows(&self, rows: Range<u64>) -> Vec<Window> {
+        vec![Window::rows(rows, self.len * self.dtype.size_bytes() as u64)]
+    }
+
+    fn decode(&self, _: Range<u64>, parts: &[&[u8]], out: &mut [f32]) -> Result<(), Damage> {
+        for (index, out) in out.iter_mut().enumerate() {
+            *out = number(self.dtype, parts[0], index) - 1.0;
         }
         Ok(())
     }

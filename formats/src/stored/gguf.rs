@@ -2,7 +2,7 @@
 
 use super::{
     Grouped, Logical, RowMap, StoredError,
-    ggml::{Blocks, Floats, TurnedVector},
+    ggml::{Blocks, Floats, OneLess, TurnedVector},
 };
 use crate::{
     dtype::Dtype,
@@ -34,6 +34,10 @@ fn logical(name: &str, part: &Part) -> Logical {
     let mut logical = match (part.kind, part.rows) {
         (Kind::Floats(dtype), Rows::Same) => {
             return Logical { parts, ..Logical::plain(name, dtype, shape) };
+        }
+        (Kind::Floats(dtype), Rows::OneMore) => {
+            let layout = OneLess { dtype, len: width };
+            return Logical::reordered(name, shape, dtype, parts, layout);
         }
         (Kind::Floats(dtype), Rows::Rotary { head }) if shape.len() == 1 => {
             let layout = TurnedVector { dtype, len: width, head };
