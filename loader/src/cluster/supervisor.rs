@@ -150,6 +150,9 @@ fn culprit(rank: Option<u32>, node: Option<&str>) -> String {
     }
 }
 
+/// Before another try at a rank that hung up.
+const HUNG_UP: Duration = Duration::from_millis(20);
+
 /// What the supervisor's thread learns.
 enum Note {
     /// Of one node, in one of its lives: a rank that was started again has another.
@@ -309,7 +312,7 @@ fn attend(
 ) {
     // A supervisor that is gone needs no notes.
     let say = |word| notes.send(Note::Rank { node, life, word }).is_ok();
-    let mut stream = match connect(announcement, credentials, Deadline::after(timeout)) {
+    let mut stream = match reach(announcement, credentials, Deadline::after(timeout)) {
         Ok((stream, sender, identity)) => {
             let sender = Arc::new(sender);
             say(Word::Connected { sender, identity });
@@ -355,6 +358,23 @@ enum ConnectError {
     NoIdentity,
     #[error("it did not say who it is: {0}")]
     Reply(#[from] WireError),
+}
+
+/// Connects, again where the rank hung up before a word was said: it does so to make room when
+/// strangers fill its door. A process that has ended does not answer at all.
+fn reach(
+    to: &Announcement,
+    credentials: Option<&Credentials>,
+    deadline: Deadline,
+) -> Result<(Channel, Sender, Identity), ConnectError> {
+    loop {
+        match connect(to, credentials, deadline) {
+            Err(ConnectError::Handshake(HandshakeError::Closed)) if deadline.left() > HUNG_UP => {
+                thread::sleep(HUNG_UP);
+            }
+            result => return result,
+        }
+    }
 }
 
 fn connect(

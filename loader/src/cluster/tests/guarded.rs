@@ -180,6 +180,47 @@ fn strangers_that_fill_the_doors_keep_no_group_from_forming() {
     supervisor.stop();
 }
 
+/// An address that hangs up on so many callers and passes the others on to `rank`.
+fn hangs_up_first(rank: &Announcement, times: usize) -> Announcement {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (front, behind) = (listener.local_addr().unwrap(), rank.address);
+    thread::spawn(move || {
+        for (number, near) in listener.incoming().enumerate() {
+            let near = near.unwrap();
+            if number < times {
+                continue;
+            }
+            let far = TcpStream::connect(behind).unwrap();
+            for (mut from, mut to) in [(near.try_clone(), far.try_clone()), (Ok(far), Ok(near))]
+                .map(|(a, b)| (a.unwrap(), b.unwrap()))
+            {
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    Announcement { address: front, ..rank.clone() }
+}
+
+#[test]
+fn a_rank_that_hangs_up_at_first_is_called_again() {
+    let members = Members::new(2);
+    let ranks: Vec<Announcement> = (0..2)
+        .zip(&members.nodes)
+        .map(|(rank, node)| hangs_up_first(&start_rank((rank, 2), node), 4))
+        .collect();
+    let (handle, commands) = handle(2);
+    let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
+    let options = SupervisorOptions::default();
+    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
+    supervisor.wait_until_ready(LONG).unwrap();
+    let (tokens, _) = Answer::submit(&handle, request(10, 2)).finish();
+    assert_eq!(tokens, [11, 12]);
+    supervisor.stop();
+}
+
 #[test]
 fn a_member_with_another_ranks_token_is_not_that_rank() {
     // Node 2 is of the cluster, but the front named node 1 as rank 1.
