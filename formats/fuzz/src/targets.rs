@@ -263,7 +263,10 @@ fn gguf(data: &[u8]) {
     let _ = gguf::tokenizer::tokenizer_config(&header);
     let Ok(model) = gguf::Model::new(&header) else { return };
     let Ok(parts) = model.parts(&header.tensors) else { return };
-    let _ = gguf::config::config(&model, &parts, Some(&[1.0, 8.0]));
+    let factors = Some(vec![1.0, 8.0]);
+    let frequencies =
+        gguf::config::Frequencies { all: factors.clone(), long: factors.clone(), short: factors };
+    let _ = gguf::config::config(&model, &parts, &frequencies);
     let Ok(grouped) = stored::group_gguf(&parts) else { return };
     let infos: BTreeMap<String, TensorInfo> =
         parts.iter().map(|part| (part.stored.clone(), part.info())).collect();
