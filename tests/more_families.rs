@@ -27,6 +27,7 @@ const FAMILIES: &[(&str, bool)] = &[
     ("glm_moe_dsa", true),
     ("granitemoe", true),
     ("hunyuan_v1_moe", true),
+    ("hy_v3", true),
     ("olmoe", true),
     ("qwen2_moe", true),
     ("qwen3_5_moe", true),

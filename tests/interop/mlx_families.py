@@ -47,6 +47,7 @@ WITHOUT = {
     "deepseek_v2": "mlx-lm keeps the up-projection of its latent in one matrix, which packages hold turned, for each head",
     "glm_moe_dsa": "mlx-lm has the indexer, which packages leave out",
     "hunyuan_v1_moe": "mlx-lm does not have it",
+    "hy_v3": "mlx-lm does not have it",
     "mixtral": "mlx-lm takes the width of a head from the hidden size, which is another one here",
     "qwen2_moe": "mlx-lm has no layers without experts for it",
     "qwen3_5": "mlx-lm knows the model within one that reads pictures alone",

@@ -118,6 +118,15 @@ FAMILIES = {
                     moe_intermediate_size=32, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
                     attention_bias=False, sliding_window=None, rope_parameters=rope(1e7)),
         bites={"scaling": dict(routed_scaling_factor=1.0), "norm_topk_prob": dict(norm_topk_prob=False)}),
+    # As tencent/Hy3-preview spells it: the kinds of layers follow from first_k_dense_replace.
+    "hy_v3": dict(
+        cls="HYV3ForCausalLM", style="v5", drop=["mlp_layer_types", "num_local_experts"],
+        put=dict(num_experts=3, expert_hidden_dim=32, first_k_dense_replace=1, num_nextn_predict_layers=0, qk_norm=True,
+                 route_norm=True, moe_router_use_sigmoid=True, moe_router_enable_expert_bias=True,
+                 enable_lm_head_fp32=True, use_grouped_mm=False),
+        config=dict(MOE, head_dim=16, num_experts=3, num_shared_experts=1, moe_intermediate_size=32,
+                    router_scaling_factor=2.826, rms_norm_eps=BIG_EPS, rope_parameters=rope(11158840.0)),
+        bites={"scaling": dict(router_scaling_factor=1.0), "eps": dict(rms_norm_eps=1e-5)}),
     "granitemoe": dict(
         cls="GraniteMoeForCausalLM", style="v4",
         config=dict(MOE, intermediate_size=32, num_local_experts=3, embedding_multiplier=12.0,
