@@ -14,6 +14,7 @@ use crate::{Floats, Platform, team};
 mod ahead;
 mod block;
 mod heads;
+mod integers;
 mod keys;
 mod softmax;
 mod stored;
@@ -42,7 +43,8 @@ pub struct KvHead<'a> {
 pub enum KvBlock<'a> {
     /// Floats.
     Floats(Floats<'a>),
-    /// Each row as integers times the row's scale.
+    /// Each row as integers times the row's scale. Where rows are whole numbers of 32 integers,
+    /// queries and weights are rounded to 16 bits.
     Q8 {
         /// Integers, `[keys, head_dim]`.
         values: &'a [i8],

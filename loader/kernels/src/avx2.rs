@@ -11,7 +11,7 @@ mod floats;
 mod rows;
 mod tile;
 
-pub(crate) use floats::{Sixteen, four_of_eight};
+pub(crate) use floats::{Sixteen, four_of_eight, four_sums};
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
 

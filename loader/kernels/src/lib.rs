@@ -3,7 +3,8 @@
 //! Every output element's order of summation depends on its length alone ([`lanes`]), never on
 //! rows, batch, chunking or threads, so a token gives the same bits whether it is computed alone
 //! or among others. Nothing here is left to the compiler's or the platform's choice: products
-//! and sums are separate operations, and the transcendental functions are our own or `libm`'s.
+//! and sums are separate operations or fused ones as it is written, and the transcendental
+//! functions are our own or `libm`'s.
 //!
 //! Kernels take slices and assert their lengths: a wrong length is a bug of the caller, who has
 //! checked what came from outside. They use the threads and instructions of the [`Team`] within

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::KvBlock;
+use super::{KvBlock, integers::STEP};
 use crate::floats::{Floats, addresses};
 
 impl<'a> KvBlock<'a> {
@@ -52,6 +52,11 @@ impl<'a> KvBlock<'a> {
             }
         }
         KvBlock::Floats(Floats::F32(scratch))
+    }
+
+    /// Whether products with rows of this width are those of integers.
+    pub(super) const fn is_for_integers(self, head_dim: usize) -> bool {
+        matches!(self, Self::Q8 { .. }) && head_dim.is_multiple_of(STEP)
     }
 
     const fn len(self) -> usize {

@@ -113,9 +113,14 @@ fn several_heads<V: Vectors>(
         let next = next_keys(attention, group.start, (block, &all));
         let mut ahead = [Ahead::new(&of_keys, &of_values), Ahead::new(&of_values, &next)];
         // What several rows read, or what does not come in whole vectors, is widened once.
+        // Products of integers stay such.
         if rows.len() > 1 || width > head_dim {
-            keys_held = keys_held.widened([head_dim, width], keys);
-            values_held = values_held.widened([head_dim, width], values);
+            if !keys_held.is_for_integers(head_dim) {
+                keys_held = keys_held.widened([head_dim, width], keys);
+            }
+            if !values_held.is_for_integers(head_dim) {
+                values_held = values_held.widened([head_dim, width], values);
+            }
         }
         let each = softmax.chunks_exact_mut(group.len()).zip(q_lines.chunks_exact(lines));
         for (row, (softmax, q)) in rows.clone().zip(each) {

@@ -24,6 +24,11 @@ const ANY: usize = 0;
 pub(super) struct Line([f32; LANES]);
 
 impl Line {
+    #[inline(always)]
+    pub(super) const fn floats(&self) -> &[f32; LANES] {
+        &self.0
+    }
+
     /// Rows of `width` floats times `factor`, each in whole lines, of which the last is filled up
     /// with zeros.
     #[inline(always)]

@@ -5,6 +5,7 @@
 use super::{
     KEYS_PER_BLOCK, KvBlock,
     ahead::Ahead,
+    integers::{self, STEP, Scaled},
     keys::{self, Line},
     stored::{Bf16, F16, F32, Q8, Rows, Stored},
     values,
@@ -105,6 +106,9 @@ fn products<V: Vectors>(
         KvBlock::Floats(Floats::BF16(keys)) => {
             keys::products::<V, Bf16>(q, plain(keys, width), ahead, scores);
         }
+        KvBlock::Q8 { values: numbers, scales } if width.is_multiple_of(STEP) => {
+            integers::products::<V>(q, Scaled { numbers, scales, width }, ahead, scores);
+        }
         KvBlock::Q8 { values: numbers, scales } => {
             keys::products::<V, Q8>(q, Rows { numbers, scales, width }, ahead, scores);
         }
@@ -129,6 +133,9 @@ fn weighted_sums<V: Vectors>(
         }
         KvBlock::Floats(Floats::BF16(values)) => {
             values::weighted_sums::<V, Bf16>(weights, plain(values, width), ahead, sums);
+        }
+        KvBlock::Q8 { values: numbers, scales } if width.is_multiple_of(STEP) => {
+            integers::weighted_sums::<V>(weights, Scaled { numbers, scales, width }, ahead, sums);
         }
         KvBlock::Q8 { values: numbers, scales } => {
             values::weighted_sums::<V, Q8>(weights, Rows { numbers, scales, width }, ahead, sums);

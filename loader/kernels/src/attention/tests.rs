@@ -250,12 +250,16 @@ fn bits(
     out.into_iter().map(f32::to_bits).collect()
 }
 
+/// Queries and weights of 16 bits, the least of them by as much as the largest, of results below 2.
+const ROUNDED: f32 = 5e-4;
+
 /// Whatever the platform, the threads, how keys and values are stored, and how many queries come
-/// at a time: the bits are those of the same numbers in f32 on plain Rust.
+/// at a time: the bits are those of the same numbers in f32 on plain Rust, or, where products are
+/// those of integers, of the same integers.
 #[test]
 fn platforms_types_and_chunks_have_the_same_bits() {
     const KEYS: usize = 263;
-    for head_dim in [16, 24, 48, 64, 80, 96, 128] {
+    for head_dim in [16, 24, 48, 64, 80, 96, 128, 256] {
         let q = numbers(KEYS * 9 * head_dim, 7);
         for kind in KINDS {
             let stored =
@@ -268,7 +272,15 @@ fn platforms_types_and_chunks_have_the_same_bits() {
                 };
                 team.run(|| sizes.iter().flat_map(part).collect::<Vec<_>>())
             };
-            let expected = run(Platform::Portable, "f32", &[[KEYS, 12]]);
+            let mut expected = run(Platform::Portable, "f32", &[[KEYS, 12]]);
+            if kind == "q8" && head_dim % integers::STEP == 0 {
+                let exact =
+                    std::mem::replace(&mut expected, run(Platform::Portable, kind, &[[KEYS, 12]]));
+                let pairs = exact.iter().zip(&expected).map(|(a, b)| [a, b]);
+                for [exact, found] in pairs.map(|pair| pair.map(|bits| f32::from_bits(*bits))) {
+                    assert!((exact - found).abs() < ROUNDED, "{found} instead of {exact}");
+                }
+            }
             for platform in Platform::available() {
                 let single: Vec<_> = (KEYS - 11..=KEYS).map(|keys| [keys, 1]).collect();
                 for sizes in [vec![[KEYS, 12]], vec![[KEYS - 3, 9], [KEYS, 3]], single] {

@@ -19,6 +19,10 @@ pub(crate) trait Vectors {
     type Pair: Copy;
     /// Four vectors whose lanes have been added up in part.
     type Quarter: Copy;
+    /// Sixteen 32-bit integers.
+    type Integers: Copy;
+    /// Twice as many of 16 bits.
+    type Shorts: Copy;
     /// Query heads whose products with [`Self::KEYS`] keys stay in registers.
     const KEY_HEADS: usize;
     /// Keys that meet so many heads: two or four.
@@ -51,6 +55,24 @@ pub(crate) trait Vectors {
     fn quarter(pairs: [Self::Pair; 2]) -> Self::Quarter;
     /// The sums of the lanes of sixteen vectors, as [`tree`] adds them.
     fn sums(quarters: [Self::Quarter; 4]) -> [f32; LANES];
+
+    fn no_integers() -> Self::Integers;
+    fn from_integers(integers: Self::Integers) -> Self::Floats;
+    /// The lower 16 bits of each.
+    #[inline(always)]
+    fn low_halves(from: &[f32; LANES]) -> [i16; LANES] {
+        from.map(|float| float.to_bits() as i16)
+    }
+
+    fn shorts(from: &[i16; 2 * LANES]) -> Self::Shorts;
+    fn bytes(from: &[i8; 2 * LANES]) -> Self::Shorts;
+    /// One of the first, one of the second, and so on.
+    fn pairs(first: &[i8; LANES], second: &[i8; LANES]) -> Self::Shorts;
+    fn splat_pair(pair: [i16; 2]) -> Self::Shorts;
+    /// Adds both products of each pair.
+    fn add_products(sums: Self::Integers, a: Self::Shorts, b: Self::Shorts) -> Self::Integers;
+    /// The sum of all lanes of each.
+    fn integer_sums(vectors: [Self::Integers; 4]) -> [i32; 4];
 }
 
 /// Plain Rust.
@@ -60,6 +82,8 @@ impl Vectors for Plain {
     type Floats = [f32; LANES];
     type Pair = [f32; 2];
     type Quarter = [f32; 4];
+    type Integers = [i32; LANES];
+    type Shorts = [i16; 2 * LANES];
     const KEY_HEADS: usize = 1;
     const KEYS: usize = 4;
     const VALUE_VECTORS: usize = 1;
@@ -137,5 +161,46 @@ impl Vectors for Plain {
     #[inline(always)]
     fn sums(quarters: [[f32; 4]; 4]) -> [f32; LANES] {
         array::from_fn(|index| quarters[index / 4][index % 4])
+    }
+
+    #[inline(always)]
+    fn no_integers() -> [i32; LANES] {
+        [0; LANES]
+    }
+
+    #[inline(always)]
+    fn from_integers(integers: [i32; LANES]) -> [f32; LANES] {
+        integers.map(|integer| integer as f32)
+    }
+
+    #[inline(always)]
+    fn shorts(from: &[i16; 2 * LANES]) -> [i16; 2 * LANES] {
+        *from
+    }
+
+    #[inline(always)]
+    fn bytes(from: &[i8; 2 * LANES]) -> [i16; 2 * LANES] {
+        from.map(i16::from)
+    }
+
+    #[inline(always)]
+    fn pairs(first: &[i8; LANES], second: &[i8; LANES]) -> [i16; 2 * LANES] {
+        array::from_fn(|lane| i16::from(if lane % 2 == 0 { first } else { second }[lane / 2]))
+    }
+
+    #[inline(always)]
+    fn splat_pair(pair: [i16; 2]) -> [i16; 2 * LANES] {
+        array::from_fn(|lane| pair[lane % 2])
+    }
+
+    #[inline(always)]
+    fn add_products(sums: [i32; LANES], a: [i16; 2 * LANES], b: [i16; 2 * LANES]) -> [i32; LANES] {
+        let product = |lane: usize| i32::from(a[lane]) * i32::from(b[lane]);
+        array::from_fn(|lane| sums[lane] + (product(2 * lane) + product(2 * lane + 1)))
+    }
+
+    #[inline(always)]
+    fn integer_sums(vectors: [[i32; LANES]; 4]) -> [i32; 4] {
+        vectors.map(|vector| vector.iter().sum())
     }
 }

@@ -44,6 +44,8 @@ impl Vectors for Sixteen {
     type Floats = [__m256; 2];
     type Pair = __m256;
     type Quarter = [__m256; 2];
+    type Integers = [__m256i; 2];
+    type Shorts = [__m256i; 2];
     const KEY_HEADS: usize = 2;
     const KEYS: usize = 2;
     const VALUE_VECTORS: usize = 2;
@@ -124,6 +126,63 @@ impl Vectors for Sixteen {
         Self::store([ones(twos(a), twos(b)), ones(twos(c), twos(d))], &mut out);
         out
     }
+
+    #[inline(always)]
+    fn no_integers() -> [__m256i; 2] {
+        [value!(_mm256_setzero_si256()); 2]
+    }
+
+    #[inline(always)]
+    fn from_integers([a, b]: [__m256i; 2]) -> [__m256; 2] {
+        [value!(_mm256_cvtepi32_ps(a)), value!(_mm256_cvtepi32_ps(b))]
+    }
+
+    #[inline(always)]
+    fn shorts(from: &[i16; 2 * LANES]) -> [__m256i; 2] {
+        let [a, b] = [&from[..LANES], &from[LANES..]];
+        [
+            value!(_mm256_loadu_si256(a.as_ptr().cast())),
+            value!(_mm256_loadu_si256(b.as_ptr().cast())),
+        ]
+    }
+
+    #[inline(always)]
+    fn bytes(from: &[i8; 2 * LANES]) -> [__m256i; 2] {
+        let [a, b] = from.as_chunks::<LANES>().0 else { unreachable!("two halves") };
+        [value!(_mm256_cvtepi8_epi16(bytes(a, 0))), value!(_mm256_cvtepi8_epi16(bytes(b, 0)))]
+    }
+
+    #[inline(always)]
+    fn pairs(first: &[i8; LANES], second: &[i8; LANES]) -> [__m256i; 2] {
+        let (first, second) = (bytes(first, 0), bytes(second, 0));
+        [
+            value!(_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second))),
+            value!(_mm256_cvtepi8_epi16(_mm_unpackhi_epi8(first, second))),
+        ]
+    }
+
+    #[inline(always)]
+    fn splat_pair([even, odd]: [i16; 2]) -> [__m256i; 2] {
+        let (even, odd) = (even.cast_unsigned(), odd.cast_unsigned());
+        [value!(_mm256_set1_epi32((u32::from(even) | u32::from(odd) << 16).cast_signed())); 2]
+    }
+
+    #[inline(always)]
+    fn add_products(
+        [s, t]: [__m256i; 2],
+        [a, b]: [__m256i; 2],
+        [c, d]: [__m256i; 2],
+    ) -> [__m256i; 2] {
+        [
+            value!(_mm256_add_epi32(s, _mm256_madd_epi16(a, c))),
+            value!(_mm256_add_epi32(t, _mm256_madd_epi16(b, d))),
+        ]
+    }
+
+    #[inline(always)]
+    fn integer_sums([a, b, c, d]: [[__m256i; 2]; 4]) -> [i32; 4] {
+        four_sums([folded(a), folded(b), folded(c), folded(d)])
+    }
 }
 
 #[inline(always)]
@@ -153,4 +212,21 @@ fn ones(a: __m256, b: __m256) -> __m256 {
     // The lower half has the sums of vectors 0, 2, 4 and 6.
     let order = value!(_mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     value!(_mm256_permutevar8x32_ps(sums, order))
+}
+
+#[inline(always)]
+fn folded([low, high]: [__m256i; 2]) -> __m256i {
+    value!(_mm256_add_epi32(low, high))
+}
+
+/// The sum of all lanes of each.
+#[inline(always)]
+pub(crate) fn four_sums([a, b, c, d]: [__m256i; 4]) -> [i32; 4] {
+    let (a, b) = (value!(_mm256_hadd_epi32(a, b)), value!(_mm256_hadd_epi32(c, d)));
+    let halves = value!(_mm256_hadd_epi32(a, b));
+    let high = value!(_mm256_extracti128_si256::<1>(halves));
+    let sums = value!(_mm_add_epi32(_mm256_castsi256_si128(halves), high));
+    let mut out = [0; 4];
+    value!(_mm_storeu_si128(out.as_mut_ptr().cast(), sums));
+    out
 }

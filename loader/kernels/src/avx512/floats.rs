@@ -27,6 +27,8 @@ impl Vectors for Sixteen {
     type Floats = __m512;
     type Pair = __m256;
     type Quarter = [__m256; 2];
+    type Integers = __m512i;
+    type Shorts = __m512i;
     const KEY_HEADS: usize = 4;
     const KEYS: usize = 4;
     const VALUE_VECTORS: usize = 4;
@@ -101,6 +103,51 @@ impl Vectors for Sixteen {
     fn sums(quarters: [[__m256; 2]; 4]) -> [f32; LANES] {
         avx2::Sixteen::sums(quarters)
     }
+
+    #[inline(always)]
+    fn no_integers() -> __m512i {
+        value!(_mm512_setzero_si512())
+    }
+
+    #[inline(always)]
+    fn from_integers(integers: __m512i) -> __m512 {
+        value!(_mm512_cvtepi32_ps(integers))
+    }
+
+    #[inline(always)]
+    fn shorts(from: &[i16; 2 * LANES]) -> __m512i {
+        value!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+
+    #[inline(always)]
+    fn bytes(from: &[i8; 2 * LANES]) -> __m512i {
+        value!(_mm512_cvtepi8_epi16(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn pairs(first: &[i8; LANES], second: &[i8; LANES]) -> __m512i {
+        let first = value!(_mm_loadu_si128(first.as_ptr().cast()));
+        let second = value!(_mm_loadu_si128(second.as_ptr().cast()));
+        let low = value!(_mm_unpacklo_epi8(first, second));
+        let high = value!(_mm_unpackhi_epi8(first, second));
+        value!(_mm512_cvtepi8_epi16(_mm256_set_m128i(high, low)))
+    }
+
+    #[inline(always)]
+    fn splat_pair([even, odd]: [i16; 2]) -> __m512i {
+        let (even, odd) = (even.cast_unsigned(), odd.cast_unsigned());
+        value!(_mm512_set1_epi32((u32::from(even) | u32::from(odd) << 16).cast_signed()))
+    }
+
+    #[inline(always)]
+    fn add_products(sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        value!(_mm512_dpwssd_epi32(sums, a, b))
+    }
+
+    #[inline(always)]
+    fn integer_sums([a, b, c, d]: [__m512i; 4]) -> [i32; 4] {
+        avx2::four_sums([folded(a), folded(b), folded(c), folded(d)])
+    }
 }
 
 /// The halves added, which takes half as long in shorter registers.
@@ -108,4 +155,11 @@ impl Vectors for Sixteen {
 fn eight(a: __m512) -> __m256 {
     let high = value!(_mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(a))));
     value!(_mm256_add_ps(_mm512_castps512_ps256(a), high))
+}
+
+/// The same of integers.
+#[inline(always)]
+fn folded(a: __m512i) -> __m256i {
+    let high = value!(_mm512_extracti64x4_epi64::<1>(a));
+    value!(_mm256_add_epi32(_mm512_castsi512_si256(a), high))
 }
