@@ -250,12 +250,11 @@ impl Layout for Blocks {
         let grid = |bits, is_affine| Some(Grid { bits, group_size: 32, is_affine });
         match self.kind {
             Kind::Q4_0 => grid(4, false),
-            Kind::Q5_0 => grid(5, false),
+            Kind::Q5_0 | Kind::Mxfp4 => grid(5, false),
             // Of a table's values, every 8 bits hold all.
             Kind::Q8_0 | Kind::Iq4Nl | Kind::Iq4Xs => grid(8, false),
             Kind::Q4_1 | Kind::Q4K => grid(4, true),
             Kind::Q5_1 | Kind::Q5K => grid(5, true),
-            Kind::Mxfp4 => grid(5, false),
             // Their groups of 16 are smaller than any that is stored.
             Kind::Q2K | Kind::Q3K | Kind::Q6K | Kind::Floats(_) => None,
         }

@@ -113,9 +113,10 @@ fn phi3(
         .ok_or_else(|| model.missing("rope.scaling.original_context_length"))?;
     // What transformers makes of the positions, which the configuration does not state.
     let stretch = positions as f64 / original as f64;
-    let expected = match stretch > 1.0 {
-        true => libm::sqrt(1.0 + libm::log(stretch) / libm::log(original as f64)),
-        false => 1.0,
+    let expected = if stretch > 1.0 {
+        libm::sqrt(1.0 + libm::log(stretch) / libm::log(original as f64))
+    } else {
+        1.0
     };
     let key = "rope.scaling.attn_factor";
     let stated = decimal(model, key)?.unwrap_or(expected);
