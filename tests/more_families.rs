@@ -28,6 +28,7 @@ const FAMILIES: &[(&str, bool)] = &[
     ("granitemoe", true),
     ("hunyuan_v1_moe", true),
     ("hy_v3", true),
+    ("solar_open", true),
     ("olmoe", true),
     ("qwen2_moe", true),
     ("qwen3_5_moe", true),

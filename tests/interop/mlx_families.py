@@ -38,6 +38,7 @@ OTHERWISE = {
     "gpt_oss": "mlx-lm rounds the ends of yarn's range, which truncate = false forbids",
     "qwen3_5_vl": "mlx-lm rounds gains to bf16 after it has added one to them",
     "smollm3": "mlx-lm has no sliding windows for it",
+    "solar_open": "mlx-lm does not stretch its positions",
     "starcoder2": "mlx-lm computes the exact gelu where the config asks for tanh, and has no sliding windows for it",
 }
 

@@ -127,6 +127,16 @@ FAMILIES = {
         config=dict(MOE, head_dim=16, num_experts=3, num_shared_experts=1, moe_intermediate_size=32,
                     router_scaling_factor=2.826, rms_norm_eps=BIG_EPS, rope_parameters=rope(11158840.0)),
         bites={"scaling": dict(router_scaling_factor=1.0), "eps": dict(rms_norm_eps=1e-5)}),
+    # As upstage/Solar-Open-100B spells it.
+    "solar_open": dict(
+        cls="SolarOpenForCausalLM", style="v4",
+        put=dict(first_k_dense_replace=0, use_qk_norm=False, intermediate_size=64, partial_rotary_factor=1.0),
+        config=dict({k: v for k, v in MOE.items() if k != "intermediate_size"}, head_dim=16, n_routed_experts=3,
+                    n_shared_experts=1, n_group=1, topk_group=1, moe_intermediate_size=32, norm_topk_prob=True,
+                    routed_scaling_factor=2.5, attention_bias=True, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(1e6, "yarn", factor=2.0, original_max_position_embeddings=16)),
+        bites={"scaling": dict(routed_scaling_factor=1.0), "yarn": dict(rope_parameters=rope(1e6)),
+               "norm_topk_prob": dict(norm_topk_prob=False), "eps": dict(rms_norm_eps=1e-5)}),
     "granitemoe": dict(
         cls="GraniteMoeForCausalLM", style="v4",
         config=dict(MOE, intermediate_size=32, num_local_experts=3, embedding_multiplier=12.0,
