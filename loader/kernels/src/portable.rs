@@ -27,7 +27,7 @@ pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
 fn element(weights: &Packed<'_>, x: &Quantized, row: usize, m: usize) -> f32 {
     let mut lanes = [0.0_f32; SPANS];
     let values = x.values(m);
-    let bytes = &weights.bytes[row * weights.row_bytes()..][..weights.row_bytes()];
+    let bytes = weights.bytes_of(row..row + 1);
     for (run, (scales, sums)) in x.scales(m).iter().zip(x.sums(m)).enumerate() {
         let held = (weights.spans - run * SPANS).min(SPANS);
         for (index, lane) in lanes[..held].iter_mut().enumerate() {

@@ -11,8 +11,6 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
-use std::ops::Range;
-
 use crate::{
     memory,
     platform::Task,
@@ -325,7 +323,7 @@ impl<S: Shape> Products<'_, '_, S> {
             let held = outputs.min(range.end - first);
             tile.fill::<S::Lanes, BITS>(self.weights, [first, held, outputs]);
             let mut next =
-                next_tile(self.weights, first + held..range.end.min(first + held + outputs));
+                self.weights.bytes_of(first + held..range.end.min(first + held + outputs));
             let fetched = next.len().div_ceil(panels).next_multiple_of(LINE);
             for panel in 0..panels {
                 let now = next.split_off(..fetched.min(next.len())).unwrap_or_default();
@@ -354,12 +352,6 @@ impl<S: Shape> Products<'_, '_, S> {
 
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
-
-/// The packed bytes of some weight rows.
-#[inline(always)]
-fn next_tile<'a>(weights: &Packed<'a>, rows: Range<usize>) -> &'a [u8] {
-    &weights.bytes[rows.start * weights.row_bytes()..rows.end * weights.row_bytes()]
-}
 
 type Sums<L, const VECTORS: usize, const ROWS: usize> = [[<L as Lanes>::Floats; VECTORS]; ROWS];
 
