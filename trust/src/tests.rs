@@ -243,10 +243,10 @@ fn both_directions_carry_much_at_once() {
 
 #[test]
 fn a_nonblocking_write_is_repeated_and_nothing_is_lost_or_doubled() {
+    /// More than the system keeps for a connection, of which nothing is read before it is full.
+    const BYTES: u32 = 24_000_000;
     let (one, other) = pair();
     one.socket().set_nonblocking(true).unwrap();
-    // More than the system keeps for a connection, of which nothing is read before it is full.
-    const BYTES: u32 = 24_000_000;
     let bytes: Vec<u8> = (0..BYTES).map(|it| ((it * 17) >> 5) as u8).collect();
     let (full, is_full) = mpsc::sync_channel(1);
     let reader = thread::spawn(move || {
