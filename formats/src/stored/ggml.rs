@@ -57,10 +57,7 @@ pub(super) struct TurnedVector {
 
 /// A vector of floats that are one more than what they stand for.
 #[derive(Clone, Debug)]
-pub(super) struct OneLess {
-    pub(super) dtype: Dtype,
-    pub(super) len: u64,
-}
+pub(super) struct OneLess(pub(super) Floats);
 
 /// A group of up to 32 neighbouring columns: `q · scale + bias`, with `q` counted from `zero`.
 struct Group<'a> {
@@ -288,12 +285,13 @@ impl Layout for Floats {
 
 impl Layout for OneLess {
     fn windows(&self, rows: Range<u64>) -> Vec<Window> {
-        vec![Window::rows(rows, self.len * self.dtype.size_bytes() as u64)]
+        self.0.windows(rows)
     }
 
-    fn decode(&self, _: Range<u64>, parts: &[&[u8]], out: &mut [f32]) -> Result<(), Damage> {
-        for (index, out) in out.iter_mut().enumerate() {
-            *out = number(self.dtype, parts[0], index) - 1.0;
+    fn decode(&self, rows: Range<u64>, parts: &[&[u8]], out: &mut [f32]) -> Result<(), Damage> {
+        self.0.decode(rows, parts, out)?;
+        for out in out {
+            *out -= 1.0;
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ fn logical(name: &str, part: &Part) -> Logical {
             return Logical { parts, ..Logical::plain(name, dtype, shape) };
         }
         (Kind::Floats(dtype), Rows::OneMore) => {
-            let layout = OneLess { dtype, len: width };
+            let layout = OneLess(Floats { dtype, width });
             return Logical::reordered(name, shape, dtype, parts, layout);
         }
         (Kind::Floats(dtype), Rows::Rotary { head }) if shape.len() == 1 => {

@@ -159,6 +159,18 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
     assert_eq!(reason, "the token is wrong");
 }
 
+/// Two ranks of these members form a group, which answers a request.
+fn forms_and_answers(ranks: &[Announcement], members: &Members) {
+    let (handle, commands) = handle(2);
+    let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
+    let options = SupervisorOptions::default();
+    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
+    supervisor.wait_until_ready(LONG).unwrap();
+    let (tokens, _) = Answer::submit(&handle, request(10, 2)).finish();
+    assert_eq!(tokens, [11, 12]);
+    supervisor.stop();
+}
+
 #[test]
 fn strangers_that_fill_the_doors_keep_no_group_from_forming() {
     let members = Members::new(2);
@@ -169,15 +181,8 @@ fn strangers_that_fill_the_doors_keep_no_group_from_forming() {
         .iter()
         .flat_map(|rank| (0..100).map(|_| TcpStream::connect(rank.address).unwrap()))
         .collect();
-    let (handle, commands) = handle(2);
-    let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
-    let options = SupervisorOptions::default();
-    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
-    supervisor.wait_until_ready(LONG).unwrap();
-    let (tokens, _) = Answer::submit(&handle, request(10, 2)).finish();
-    assert_eq!(tokens, [11, 12]);
+    forms_and_answers(&ranks, &members);
     drop(silent);
-    supervisor.stop();
 }
 
 /// An address that hangs up on so many callers and passes the others on to `rank`.
@@ -211,14 +216,7 @@ fn a_rank_that_hangs_up_at_first_is_called_again() {
         .zip(&members.nodes)
         .map(|(rank, node)| hangs_up_first(&start_rank((rank, 2), node), 4))
         .collect();
-    let (handle, commands) = handle(2);
-    let nodes = ranks.iter().map(|rank| node(rank, &members.controller)).collect();
-    let options = SupervisorOptions::default();
-    let supervisor = Supervisor::start(nodes, handle.clone(), commands, options).unwrap();
-    supervisor.wait_until_ready(LONG).unwrap();
-    let (tokens, _) = Answer::submit(&handle, request(10, 2)).finish();
-    assert_eq!(tokens, [11, 12]);
-    supervisor.stop();
+    forms_and_answers(&ranks, &members);
 }
 
 #[test]
