@@ -3,9 +3,16 @@
     python make_reference_models.py OUT --specs more_families.py
 """
 import make_reference_models as base
+import transformers
 from make_reference_models import BIG_EPS, mtp_layer, rope
 
 base.LEN_B = 24
+
+# Configurations of their own for what is computed as Llama computes it.
+for name in ("IQuestCoder", "InternLM3"):
+    config = getattr(transformers, name + "Config")
+    own = type(name + "ForCausalLM", (transformers.LlamaForCausalLM,), dict(config_class=config))
+    setattr(transformers, own.__name__, own)
 
 V = 64
 W = 8  # sliding window
@@ -152,4 +159,74 @@ FAMILIES = {
         config=dict({k: v for k, v in MOE.items() if k != "num_experts_per_tok"}, intermediate_size=32, head_dim=16,
                     num_experts=3, moe_topk=2, rope_parameters=rope(10000, "dynamic", factor=1.0, alpha=1000.0)),
         bites={"alpha": dict(rope_parameters=rope(10000))}),
+    # As LGAI-EXAONE/K-EXAONE-236B-A23B spells it.
+    "exaone_moe": dict(
+        cls="ExaoneMoeForCausalLM", style="v4",
+        drop=["mlp_layer_types", "num_local_experts", "output_router_logits"],
+        put=dict(architectures=["ExaoneMoEForCausalLM"], first_k_dense_replace=1, is_moe_layer=[False, True],
+                 scoring_func="sigmoid", topk_method="noaux_tc", num_nextn_predict_layers=0, num_experts=3),
+        config=dict(MOE, head_dim=16, num_experts=3, num_shared_experts=1, moe_intermediate_size=32, sliding_window=W,
+                    sliding_window_pattern="LG", layer_types=SWITCH, first_k_dense_replace=1, norm_topk_prob=True,
+                    routed_scaling_factor=2.5, n_group=1, topk_group=1, rms_norm_eps=BIG_EPS, rope_parameters=rope(1e6)),
+        bites={"scaling": dict(routed_scaling_factor=1.0), "window": dict(sliding_window=64),
+               "norm_topk_prob": dict(norm_topk_prob=False), "eps": dict(rms_norm_eps=1e-5)}),
+    "cwm": dict(
+        cls="CwmForCausalLM", style="v4", drop=["pretraining_tp"],
+        config=dict(DENSE, head_dim=16, sliding_window=W, layer_types=["full_attention", "sliding_attention"],
+                    rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(1e6, "llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                         original_max_position_embeddings=32)),
+        bites={"window": dict(sliding_window=64), "llama3 rope": dict(rope_parameters=rope(1e6)),
+               "eps": dict(rms_norm_eps=1e-5)}),
+    "iquestcoder": dict(
+        cls="IQuestCoderForCausalLM", style="v4",
+        put=dict(auto_map={"AutoConfig": "configuration_iquestcoder.IQuestCoderConfig",
+                           "AutoModelForCausalLM": "modeling_iquestcoder.IQuestCoderForCausalLM"},
+                 clip_qkv=None, use_sliding_window=False, sliding_window=None, max_window_layers=0),
+        config=dict(DENSE, head_dim=16, rms_norm_eps=BIG_EPS, rope_parameters=rope(500000)),
+        bites={"eps": dict(rms_norm_eps=1e-5)}),
+    "internlm3": dict(
+        cls="InternLM3ForCausalLM", style="v4", drop=["attention_bias", "mlp_bias"],
+        put=dict(bias=True, qkv_bias=True,
+                 auto_map={"AutoConfig": "configuration_internlm3.InternLM3Config",
+                           "AutoModelForCausalLM": "modeling_internlm3.InternLM3ForCausalLM"}),
+        config=dict(DENSE, head_dim=16, attention_bias=True, mlp_bias=True, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(5e7, "dynamic", factor=6.0)),
+        bites={"eps": dict(rms_norm_eps=1e-5)}),
+    "gemma": dict(
+        cls="GemmaForCausalLM", style="v4", drop=["use_bidirectional_attention", "tie_word_embeddings"],
+        put=dict(hidden_act="gelu", hidden_activation=None),
+        config=dict(DENSE, head_dim=16, num_key_value_heads=1, rms_norm_eps=BIG_EPS, tie_word_embeddings=True,
+                    rope_parameters=rope(10000))),
+    "hyperclovax": dict(
+        cls="HyperCLOVAXForCausalLM", style="v4", put=dict(resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2),
+        config=dict(DENSE, head_dim=16, embedding_multiplier=10.0, logits_scaling=0.125, residual_multiplier=0.22,
+                    attention_multiplier=0.109375, use_post_norm=True, rms_norm_eps=BIG_EPS, rope_parameters=rope(1e8)),
+        gains=[(r"lm_head", 4.0)],
+        bites=dict({k: {k: 1.0} for k in ("logits_scaling", "residual_multiplier", "attention_multiplier")},
+                   embedding=dict(embedding_multiplier=0.5))),
+    "granitemoeshared": dict(
+        cls="GraniteMoeSharedForCausalLM", style="v4",
+        config=dict(MOE, intermediate_size=32, num_local_experts=3, shared_intermediate_size=32,
+                    embedding_multiplier=12.0, logits_scaling=0.8, residual_multiplier=0.22,
+                    attention_multiplier=0.109375, rope_parameters=rope(10000)),
+        bites={k: {k: 1.0} for k in ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")}),
+    "jais2": dict(
+        cls="Jais2ForCausalLM", style="v4",
+        config=dict(DENSE, head_dim=16, attention_bias=True, mlp_bias=True, layer_norm_eps=BIG_EPS,
+                    rope_parameters=rope(500000)),
+        bites={"eps": dict(layer_norm_eps=1e-5)}),
+    # As arcee-ai/Trinity-Mini spells it.
+    "afmoe": dict(
+        cls="AfmoeForCausalLM", style="v4", drop=["num_local_experts", "output_router_logits", "attention_bias"],
+        put=dict(n_group=1, topk_group=1, num_expert_groups=1, num_limited_groups=1, route_norm=True,
+                 score_func="sigmoid", use_grouped_mm=True, load_balance_coeff=0.001, num_experts=3,
+                 auto_map={"AutoConfig": "configuration_afmoe.AfmoeConfig", "AutoModel": "modeling_afmoe.AfmoeModel",
+                           "AutoModelForCausalLM": "modeling_afmoe.AfmoeForCausalLM"}),
+        config=dict(MOE, head_dim=16, num_experts=3, num_shared_experts=1, num_dense_layers=1, moe_intermediate_size=32,
+                    sliding_window=W, global_attn_every_n_layers=2, mup_enabled=True, route_scale=2.826,
+                    rms_norm_eps=BIG_EPS, rope_parameters=rope(10000)),
+        bites={"scale": dict(route_scale=1.0), "window": dict(sliding_window=64), "mup": dict(mup_enabled=False),
+               "no rope": dict(layer_types=["sliding_attention"] * 2, sliding_window=64),
+               "eps": dict(rms_norm_eps=1e-5)}),
 }
