@@ -513,6 +513,21 @@ pub(crate) struct EngineChoice {
     /// longest context, and 64m at least.
     #[arg(long, value_name = "BYTES")]
     pub kv_memory: Option<Size>,
+    /// Guess next tokens from what a request has said before, and run them with the next one: the
+    /// same tokens in fewer steps. With mlx there are no guesses, since its results may depend on
+    /// how many rows are computed together.
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub speculate: SpeculateName,
+}
+
+/// When next tokens are guessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SpeculateName {
+    /// As far as it pays.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
 }
 
 /// Engines.
@@ -549,7 +564,8 @@ Prompts are random tokens. All ranks run in this process, each on its share of t
 
 Examples:
   shardpack bench llama-1b
-  shardpack bench llama-1b --contexts 16,4096 --batches 1,8 --json")]
+  shardpack bench llama-1b --contexts 16,4096 --batches 1,8 --json
+  shardpack bench llama-1b --speculate auto       with what guessed tokens give")]
 pub(crate) struct BenchArgs {
     /// The package set.
     pub set: PathBuf,
@@ -565,6 +581,11 @@ pub(crate) struct BenchArgs {
     /// How keys and values are stored.
     #[arg(long, value_enum, default_value_t = KvFormat::F32)]
     pub kv_type: KvFormat,
+    /// Measure guessed tokens too: each load without and with them, on answers that say new
+    /// things, that are the likeliest, and that are foretold to the letter. All other figures are
+    /// without.
+    #[arg(long, value_enum, default_value = "off", value_name = "WHEN")]
+    pub speculate: SpeculateName,
     /// Threads of all ranks together; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

@@ -14,7 +14,8 @@ use shardpack_loader::{
     },
     cluster::LoadError,
     engine::{
-        ConstraintFactory, Engine, EngineOptions, LocalModel, RankEngine, TokenId, memory_group,
+        ConstraintFactory, Engine, EngineOptions, LocalModel, RankEngine, Speculate, TokenId,
+        memory_group,
     },
     model::Model,
     open::{OpenOptions, Package, Packing},
@@ -23,7 +24,7 @@ use shardpack_manifests::{Layout, Manifest};
 use shardpack_mlx::{distributed::Distributed, runtime};
 
 use crate::{
-    args::{CollectivesName, EngineChoice, EngineName, KvFormat},
+    args::{CollectivesName, EngineChoice, EngineName, KvFormat, SpeculateName},
     failure::Failure,
     progress::{say, size},
 };
@@ -82,6 +83,16 @@ impl KvFormat {
     }
 }
 
+impl SpeculateName {
+    /// The engine's.
+    pub(crate) const fn when(self) -> Speculate {
+        match self {
+            Self::Auto => Speculate::Auto,
+            Self::Off => Speculate::Off,
+        }
+    }
+}
+
 impl EngineChoice {
     /// The same choice for another process of this program.
     pub(crate) fn arguments(&self) -> Vec<String> {
@@ -108,6 +119,9 @@ impl EngineChoice {
             arguments.extend(["--kv-memory", bytes]);
         }
         arguments.extend(["--kv-type", self.kv_type.name()]);
+        if self.speculate == SpeculateName::Off {
+            arguments.extend(["--speculate", "off"]);
+        }
         arguments.into_iter().map(str::to_owned).collect()
     }
 
@@ -175,7 +189,8 @@ impl EngineChoice {
     /// What an engine is told beside its standard.
     pub(crate) fn options(&self) -> EngineOptions {
         let kv_bytes = self.kv_memory.map(|size| size.0);
-        EngineOptions { kv_bytes, ..EngineOptions::STANDARD }
+        let speculate = self.speculate.when();
+        EngineOptions { kv_bytes, speculate, ..EngineOptions::STANDARD }
     }
 
     /// The same choice with one of MLX's own layers.

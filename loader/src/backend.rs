@@ -292,6 +292,19 @@ pub trait Backend: Send + Sync {
     /// A page of a cache, counted from the sequence's beginning, which has to be full.
     fn page(&self, cache: &Self::Cache, index: usize) -> Self::Page;
 
+    /// Whether it computes every row as if it were alone, bit for bit, and can take rows back:
+    /// drafts then never change a token.
+    fn rewinds(&self) -> bool {
+        false
+    }
+
+    /// Takes back the last `rows` that a step has put into a cache, none of them in a page that
+    /// was handed out.
+    fn rewind(&self, cache: &mut Self::Cache, rows: usize) {
+        let _ = (cache, rows);
+        unreachable!("no step of this backend has drafts")
+    }
+
     /// Memory of one page.
     fn page_bytes(&self, shape: &CacheShape) -> u64;
 

@@ -1,8 +1,10 @@
 //! How fast a set runs: prompts and answers of given lengths, alone and several at a time, with
 //! random tokens, so that it does not matter what the model says.
 
+mod drafts;
 mod graph;
 
+pub use drafts::{DraftSpeed, Text, bench_drafts};
 pub use graph::{SumTimes, sum_in_graph};
 
 use std::{

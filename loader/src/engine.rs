@@ -3,12 +3,13 @@
 //! Every rank has one [`Engine`]. Rank 0 leads: it decides each step and broadcasts it as a plan;
 //! all ranks carry the plan out and sample the same tokens. Reading order: [`GenerateRequest`]
 //! and [`Event`] (what is asked and answered), [`EngineHandle`] (the front's end),
-//! [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (what rank 0 decides, with the
-//! memory counted by `pages`), `plan` (what it broadcasts), `runner` (what every rank does) and
-//! `sample`.
+//! [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (what rank 0 decides, with
+//! the memory counted by `pages` and the next tokens guessed by `draft`), `plan` (what it
+//! broadcasts), `runner` (what every rank does) and `sample`.
 
 mod constraint;
 mod counted;
+mod draft;
 mod handle;
 mod hello;
 mod logits;
@@ -33,7 +34,7 @@ pub use request::{
     Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, RequestId, Sampling, TokenId,
     TokenLogprobs, Usage,
 };
-pub use step::{Engine, EngineOptions};
+pub use step::{Engine, EngineOptions, Speculate};
 
 #[cfg(test)]
 mod tests;

@@ -10,8 +10,8 @@ use shardpack_converter::{
 };
 use shardpack_loader::{
     backend::{Backend, Cpu, TOKENS_PER_PAGE},
-    bench::{Load, Speed, bench, read_bandwidth, sum_latency},
-    engine::{Engine, EngineOptions, memory_group},
+    bench::{Load, Speed, bench, bench_drafts, read_bandwidth, sum_latency},
+    engine::{Engine, EngineOptions, Speculate, memory_group},
     model::Model,
     open::{OpenOptions, Package},
 };
@@ -42,7 +42,9 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
         ranks.push(RankBytes::of(package.manifest(), backend.page_bytes(&model.cache_shape())));
         manifests.push(package.manifest().clone());
-        engines.push(Engine::new(model, backend, EngineOptions::STANDARD));
+        // Steps are to be compared with what memory gives: one token each.
+        let options = EngineOptions { speculate: Speculate::Off, ..EngineOptions::STANDARD };
+        engines.push(Engine::new(model, backend, options));
     }
     let spec = engines.first().map(|engine| engine.model().spec().clone());
     let spec = spec.ok_or_else(|| Failure::wrong(anyhow!("the set has no packages")))?;
@@ -52,6 +54,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     };
     let groups = memory_group(engines.len() as u32)?;
     let speeds = bench(&mut engines, &groups, &loads, &mut note).map_err(anyhow::Error::from)?;
+    let drafts = drafts(args, &mut engines, &loads)?;
     let [resident, peak] = resident_bytes();
     let planned = planned_bytes(&manifests, &ranks, &loads, args.kv_type.planned());
     // Only now: it takes memory of its own.
@@ -76,9 +79,20 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         "sum_seconds": latency.map(|latency| latency.as_secs_f64()),
         "sum_bytes": u64::from(spec.hidden_size) * 4,
         "loads": rows,
+        "drafts": drafts,
     });
     result(&if args.json { document.to_string() } else { table(&document) });
     Ok(ExitCode::SUCCESS)
+}
+
+/// What drafts give, if that was asked for.
+fn drafts(args: &BenchArgs, engines: &mut [Engine<Cpu>], loads: &[Load]) -> anyhow::Result<Value> {
+    if args.speculate.when() == Speculate::Off {
+        return Ok(Value::Null);
+    }
+    say("bench: each load again, without drafts and with them");
+    let groups = memory_group(engines.len() as u32)?;
+    Ok(json!(bench_drafts(engines, &groups, loads)?))
 }
 
 /// What a step reads on one rank.
@@ -239,6 +253,26 @@ fn table(document: &Value) -> String {
             of("share_of_read_bandwidth") * 100.0,
             of("sums_per_step") + of("gathers_per_step") + of("passes_per_step"),
             of("communication_seconds") * 1e3,
+        ));
+    }
+    let drafts: Vec<&Value> = document["drafts"].as_array().into_iter().flatten().collect();
+    if !drafts.is_empty() {
+        lines.push(
+            "context  batch  answers   without t/s  with drafts t/s  gain  drafts a token  came true"
+                .to_owned(),
+        );
+    }
+    for row in drafts {
+        let of = |key: &str| number(&row[key]);
+        let [off, auto] = ["off_tokens_per_second", "auto_tokens_per_second"].map(of);
+        lines.push(format!(
+            "{:>7}  {:>5}  {:<8}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>14.2}  {:>7.1} %",
+            of("context"),
+            of("batch"),
+            row["text"].as_str().unwrap_or_default(),
+            auto / off,
+            of("drafted_per_token"),
+            of("accepted_share") * 100.0,
         ));
     }
     lines.join("\n")

@@ -213,6 +213,14 @@ impl Backend for Cpu {
         cache.page(index)
     }
 
+    fn rewinds(&self) -> bool {
+        true
+    }
+
+    fn rewind(&self, cache: &mut Cache, rows: usize) {
+        cache.rewind(rows);
+    }
+
     fn page_bytes(&self, shape: &CacheShape) -> u64 {
         cache::page_bytes(shape, self.kv)
     }

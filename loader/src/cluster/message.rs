@@ -83,7 +83,7 @@ pub(super) enum ToRank {
         /// Its name.
         id: RequestId,
         /// What to do.
-        request: GenerateRequest,
+        request: Box<GenerateRequest>,
     },
     /// To rank 0: end a request.
     Cancel(RequestId),
@@ -157,7 +157,7 @@ mod tests {
         let request =
             GenerateRequest { stop_tokens, sampling, ..GenerateRequest::greedy(prompt, 5) };
         check(
-            &ToRank::Submit { id: RequestId(7), request },
+            &ToRank::Submit { id: RequestId(7), request: Box::new(request) },
             r#"{"submit":{"id":7,"request":{"prompt":[1,2],"max_tokens":5,"min_tokens":0,"stop_tokens":[3],"sampling":{"temperature":0.1,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0,"presence_penalty":0.0,"frequency_penalty":0.0,"logit_bias":[[4,-1.5]],"seed":18446744073709551615},"logprobs":null,"constraint":null,"timeout_ms":null}}}"#,
         );
         check(&ToRank::Cancel(RequestId(7)), r#"{"cancel":7}"#);

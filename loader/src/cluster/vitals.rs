@@ -17,6 +17,9 @@ pub(super) struct Pace {
     nanos: AtomicU64,
     sum_nanos: AtomicU64,
     sums: AtomicU64,
+    /// Drafts that were run and kept, since the engine began.
+    drafted: AtomicU64,
+    accepted: AtomicU64,
 }
 
 impl Pace {
@@ -32,12 +35,20 @@ impl Pace {
         self.sums.fetch_add(counts.sums.count + counts.gathers.count, Ordering::Relaxed);
     }
 
-    /// What the machine says, and the averages since the last report. A step that is added meanwhile may count in the next.
+    /// The drafts so far.
+    pub(super) fn drafts(&self, [drafted, accepted]: [u64; 2]) {
+        self.drafted.store(drafted, Ordering::Relaxed);
+        self.accepted.store(accepted, Ordering::Relaxed);
+    }
+
+    /// What the machine says, and the averages since the last report. A step that is added
+    /// meanwhile may count in the next.
     pub(super) fn report(&self, machine: Reading) -> RankVitals {
         let steps = self.steps.swap(0, Ordering::Relaxed);
         let nanos = self.nanos.swap(0, Ordering::Relaxed);
         let sum_nanos = self.sum_nanos.swap(0, Ordering::Relaxed);
         let sums = self.sums.swap(0, Ordering::Relaxed);
+        let drafted = Some(self.drafted.load(Ordering::Relaxed)).filter(|drafted| *drafted > 0);
         let of_step = |nanos: u64| nanos.checked_div(steps).map(|each| each / 1000);
         let thousandths = |value: f64| (value * 1000.0).round() as u64;
         RankVitals {
@@ -46,6 +57,9 @@ impl Pace {
             temperature_mc: machine.temperature_celsius.map(thousandths),
             step_us: of_step(nanos),
             sums_us: of_step(sum_nanos).filter(|_| sums > 0),
+            // Ranks that follow have none.
+            drafted_tokens: drafted,
+            accepted_tokens: drafted.map(|_| self.accepted.load(Ordering::Relaxed)),
         }
     }
 }
@@ -75,6 +89,10 @@ mod tests {
             (pace.report(Reading::default()).step_us, pace.report(Reading::default()).sums_us),
             (None, None)
         );
+        assert_eq!(found.drafted_tokens, None);
+        pace.drafts([9, 4]);
+        let drafts = pace.report(Reading::default());
+        assert_eq!((drafts.drafted_tokens, drafts.accepted_tokens), (Some(9), Some(4)));
         pace.add(Duration::from_millis(3), &Counts::default());
         let alone = pace.report(Reading::default());
         assert_eq!((alone.step_us, alone.sums_us), (Some(3_000), None));

@@ -30,6 +30,9 @@ pub trait Constraint: Send {
 
     /// Whether nothing may follow; the answer then ends as with a stop token.
     fn must_stop(&mut self) -> bool;
+
+    /// Another one in the same state, for tokens that may turn out not to come.
+    fn fork(&self) -> Box<dyn Constraint>;
 }
 
 /// Makes constraints from their descriptions; one per engine, on rank 0.

@@ -21,7 +21,7 @@ pub enum Command {
         /// Its name.
         id: RequestId,
         /// What to do.
-        request: GenerateRequest,
+        request: Box<GenerateRequest>,
         /// Where its events go.
         events: EventSink,
     },
@@ -66,9 +66,23 @@ pub struct RankVitals {
     pub power_mw: Option<u64>,
     /// Thousandths of a degree Celsius of its machine's hottest processor.
     pub temperature_mc: Option<u64>,
+    /// Drafts that were run since its engine began; rank 0 counts them.
+    #[serde(default)]
+    pub drafted_tokens: Option<u64>,
+    /// Of these, the ones that sampling came to as well.
+    #[serde(default)]
+    pub accepted_tokens: Option<u64>,
 }
 
 impl EngineStatus {
+    /// Drafts that rank 0 has run since its engine began, and those of them that were kept.
+    #[must_use]
+    pub fn drafts(&self) -> [u64; 2] {
+        let said = self.vitals.first();
+        [said.and_then(|said| said.drafted_tokens), said.and_then(|said| said.accepted_tokens)]
+            .map(Option::unwrap_or_default)
+    }
+
     /// Takes what a rank says of itself; what it says nothing of stays as it was.
     pub fn hear(&mut self, rank: u32, vitals: RankVitals) {
         let rank = rank as usize;
@@ -82,6 +96,8 @@ impl EngineStatus {
         known.memory_bytes = vitals.memory_bytes.or(known.memory_bytes);
         known.power_mw = vitals.power_mw.or(known.power_mw);
         known.temperature_mc = vitals.temperature_mc.or(known.temperature_mc);
+        known.drafted_tokens = vitals.drafted_tokens.or(known.drafted_tokens);
+        known.accepted_tokens = vitals.accepted_tokens.or(known.accepted_tokens);
         if vitals.step_us.is_some() {
             (known.step_us, known.sums_us) = (vitals.step_us, vitals.sums_us);
         }
@@ -122,6 +138,7 @@ impl EngineHandle {
         request: GenerateRequest,
         events: EventSink,
     ) -> Result<RequestId, SubmitError> {
+        let request = Box::new(request);
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         self.commands.send(Command::Submit { id, request, events }).map_err(|_| SubmitError)?;
         Ok(id)

@@ -6,6 +6,7 @@
 //! | 4 | version of the steps |
 //! | 4 | tokens of the vocabulary |
 //! | 1 | how keys and values are stored |
+//! | 1 | whether it can take back what a step has put into a sequence |
 //! | 8 | pages of keys and values that there is memory for |
 
 use shardpack_collectives::{Deadline, Group, GroupError};
@@ -13,15 +14,28 @@ use shardpack_collectives::{Deadline, Group, GroupError};
 use crate::backend::KvType;
 
 /// Version of plans and of what ranks gather in a step.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// One rank's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) vocab_size: u32,
     pub(super) kv: KvType,
+    pub(super) rewinds: bool,
     pub(super) pages: u64,
 }
+
+/// What all ranks can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Agreed {
+    /// Whether every rank can take back what a step has put into a sequence.
+    pub(super) rewinds: bool,
+    /// Pages that every rank has memory for.
+    pub(super) pages: u64,
+}
+
+/// Bytes in which ranks may differ.
+const OWN_BYTES: usize = 1 + size_of::<u64>();
 
 impl Hello {
     fn encode(self) -> Vec<u8> {
@@ -34,31 +48,38 @@ impl Hello {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         bytes.extend(self.vocab_size.to_le_bytes());
         bytes.push(kv);
+        bytes.push(u8::from(self.rewinds));
         bytes.extend(self.pages.to_le_bytes());
         bytes
     }
 
-    /// Hears all ranks and returns the pages that every one of them has memory for.
-    pub(super) fn exchange(self, group: &dyn Group, deadline: Deadline) -> Result<u64, GroupError> {
+    /// Hears all ranks and returns what every one of them can do.
+    pub(super) fn exchange(
+        self,
+        group: &dyn Group,
+        deadline: Deadline,
+    ) -> Result<Agreed, GroupError> {
         let mine = self.encode();
-        let (agreed, pages) = mine.split_at(mine.len() - size_of::<u64>());
-        let mut least = self.pages;
+        let (same, _) = mine.split_at(mine.len() - OWN_BYTES);
+        let mut agreed = Agreed { rewinds: self.rewinds, pages: self.pages };
         for (rank, bytes) in group.all_gather(&mine, deadline)?.iter().enumerate() {
-            let theirs = bytes.split_at_checked(agreed.len()).filter(|(it, _)| *it == agreed);
-            let count = theirs.and_then(|(_, pages)| pages.try_into().ok());
-            let Some(count) = count.map(u64::from_le_bytes) else {
+            let theirs = bytes.split_at_checked(same.len()).filter(|(it, _)| *it == same);
+            let own = theirs.and_then(|(_, own)| own.split_first());
+            let own = own.and_then(|(rewinds, pages)| Some((*rewinds, pages.try_into().ok()?)));
+            let Some((rewinds @ 0..=1, pages)) = own else {
                 return Err(GroupError::OutOfStep {
                     rank: rank as u32,
                     expected: format!(
                         "an engine that stores keys and values as {:?} (--kv-type), and {} bytes",
                         self.kv,
-                        agreed.len() + pages.len()
+                        mine.len()
                     ),
                     found: format!("{bytes:?}"),
                 });
             };
-            least = least.min(count);
+            agreed.rewinds &= rewinds == 1;
+            agreed.pages = agreed.pages.min(u64::from_le_bytes(pages));
         }
-        Ok(least)
+        Ok(agreed)
     }
 }

@@ -55,10 +55,25 @@ pub(super) struct Work {
     /// Position of the first token.
     pub(super) position: u32,
     pub(super) tokens: Vec<u32>,
-    /// Whether the token after them is sampled.
+    /// The last of them that are drafts: they count if sampling comes to the same ones.
+    pub(super) drafts: u32,
+    /// Whether the token after them is sampled, and with it what each draft has to be.
     pub(super) sample: bool,
-    /// What that token may be; anything where there is none.
-    pub(super) mask: Option<TokenMask>,
+    /// What the token in the place of each draft, and the one after them, may be: anything where
+    /// there is no mask. Empty where there is none at all.
+    pub(super) masks: Vec<Option<TokenMask>>,
+}
+
+impl Work {
+    /// The tokens that are the sequence's for certain.
+    pub(super) fn known(&self) -> &[u32] {
+        &self.tokens[..self.tokens.len() - self.drafts as usize]
+    }
+
+    /// The tokens that may turn out to be.
+    pub(super) fn drafted(&self) -> &[u32] {
+        &self.tokens[self.tokens.len() - self.drafts as usize..]
+    }
 }
 
 impl Plan {

@@ -48,6 +48,11 @@ pub trait RankEngine: Send {
     /// Follower: waits at most [`PATIENCE`] for one plan or heartbeat and carries it out.
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
+    /// Leader: drafts that were run since the engine began, and those of them that were kept.
+    fn drafts(&self) -> [u64; 2] {
+        [0; 2]
+    }
+
     /// The group is gone: forgets every request without a word, since the front has already
     /// told its clients. Weights and prefix caches stay.
     fn reset(&mut self);

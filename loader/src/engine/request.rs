@@ -32,6 +32,9 @@ pub struct GenerateRequest {
     pub logprobs: Option<u32>,
     /// What the answer has to look like.
     pub constraint: Option<ConstraintSource>,
+    /// The answer as the client expects it: where it is right, the answer comes faster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prediction: Vec<TokenId>,
     /// Milliseconds from submission after which the answer ends as it is, with
     /// [`FinishReason::Deadline`]; waiting counts.
     pub timeout_ms: Option<u64>,
@@ -52,6 +55,7 @@ impl GenerateRequest {
             sampling: Sampling::GREEDY,
             logprobs: None,
             constraint: None,
+            prediction: Vec::new(),
             timeout_ms: None,
         }
     }
@@ -179,6 +183,15 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Tokens generated, the stop token not counted.
     pub completion_tokens: u32,
+    /// Drafts that were run.
+    #[serde(default)]
+    pub drafted_tokens: u32,
+    /// Of these, the ones that sampling came to as well.
+    #[serde(default)]
+    pub accepted_tokens: u32,
+    /// Tokens of the request's prediction that came at their place, and those that did not.
+    #[serde(default)]
+    pub prediction_tokens: [u32; 2],
     /// Seconds from admission to the first token.
     pub prefill_seconds: f64,
     /// Seconds from the first token to the last.

@@ -39,11 +39,21 @@ struct Sequence<C> {
     next: Option<u32>,
 }
 
-/// The token after a sequence's work.
+/// The tokens after a sequence's certain ones: its drafts as far as sampling came to them, and the
+/// one that it came to then.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sampled {
     pub(super) id: RequestId,
-    pub(super) chosen: Chosen,
+    /// Not empty.
+    pub(super) chosen: Vec<Chosen>,
+}
+
+impl<C> Sequence<C> {
+    /// These tokens are the next ones of the sequence.
+    fn take(&mut self, tokens: &[u32]) {
+        self.chooser.take(self.len, tokens);
+        self.len += tokens.len() as u32;
+    }
 }
 
 impl<B: Backend> Runner<B> {
@@ -105,8 +115,7 @@ impl<B: Backend> Runner<B> {
                 return Err(out_of_step(&"work on a known sequence", &work.id.0));
             };
             self.check(work, &sequence)?;
-            sequence.chooser.take(work.position, &work.tokens);
-            sequence.len += work.tokens.len() as u32;
+            sequence.take(work.known());
             sequences.push(sequence);
         }
         let mut chosen = self.step(plan, &mut sequences, ranks)?.into_iter();
@@ -114,13 +123,33 @@ impl<B: Backend> Runner<B> {
         for (work, mut sequence) in plan.work.iter().zip(sequences) {
             sequence.next = None;
             if work.sample {
-                let chosen = chosen.next().expect("one token per sampled sequence");
-                sequence.next = chosen.token;
+                let rows = chosen.by_ref().take(work.drafts as usize + 1).collect();
+                let chosen = self.keep(work, &mut sequence, rows);
                 sampled.push(Sampled { id: work.id, chosen });
             }
             self.sequences.insert(work.id, sequence);
         }
         Ok(sampled)
+    }
+
+    /// Takes the drafts that sampling came to as well, and the token after them. What the caches
+    /// have of the others is taken back.
+    fn keep(
+        &self,
+        work: &Work,
+        sequence: &mut Sequence<B::Cache>,
+        mut rows: Vec<Chosen>,
+    ) -> Vec<Chosen> {
+        let drafts = work.drafted();
+        let kept = rows.iter().zip(drafts).take_while(|(row, draft)| row.token == Some(**draft));
+        let kept = kept.count();
+        if kept < drafts.len() {
+            self.backend.rewind(&mut sequence.cache, drafts.len() - kept);
+        }
+        sequence.take(&drafts[..kept]);
+        rows.truncate(kept + 1);
+        sequence.next = rows.last().expect("a token for every sampled sequence").token;
+        rows
     }
 
     fn publish(&mut self, Publish { id, index, page }: Publish) -> Result<(), StepError> {
@@ -172,10 +201,14 @@ impl<B: Backend> Runner<B> {
             let expected = format!("position {} of sequence {}", sequence.len, work.id.0);
             return Err(out_of_step(&expected, &work.position));
         }
-        if let Some(next) = sequence.next.filter(|next| work.tokens != [*next]) {
-            return Err(out_of_step(&format!("token {next}"), &format!("{:?}", work.tokens)));
+        if let Some(next) = sequence.next.filter(|next| work.known() != [*next]) {
+            return Err(out_of_step(&format!("token {next}"), &format!("{:?}", work.known())));
         }
-        if let Some(mask) = work.mask.as_ref().filter(|it| it.vocab_size() != spec.vocab_size) {
+        if work.drafts > 0 && !(self.backend.rewinds() && self.model.rewinds()) {
+            return Err(out_of_step(&"no drafts", &work.drafts));
+        }
+        let mut masks = work.masks.iter().flatten();
+        if let Some(mask) = masks.find(|it| it.vocab_size() != spec.vocab_size) {
             let expected = format!("a mask of {} tokens", spec.vocab_size);
             return Err(out_of_step(&expected, &mask.vocab_size()));
         }
@@ -185,7 +218,8 @@ impl<B: Backend> Runner<B> {
         }
     }
 
-    /// The tokens of the sequences that are sampled, in the order of the work.
+    /// What was sampled in the place of each draft and after the last token, in the order of the
+    /// work.
     fn step(
         &self,
         plan: &Plan,
@@ -199,15 +233,21 @@ impl<B: Backend> Runner<B> {
             batch.lengths.push(work.tokens.len());
             batch.totals.push(sequence.total.max(sequence.len));
             if work.sample {
-                batch.logit_rows.push(batch.tokens.len() - 1);
+                let end = batch.tokens.len();
+                batch.logit_rows.extend(end - 1 - work.drafts as usize..end);
             }
         }
         let mut rows = Vec::new();
         let mut caches = Vec::with_capacity(sequences.len());
         for (work, sequence) in plan.work.iter().zip(sequences) {
             if work.sample {
-                let (chooser, index) = (&sequence.chooser, sequence.len);
-                rows.push(Row { chooser, index, mask: work.mask.as_ref() });
+                let (chooser, len, drafts) = (&sequence.chooser, sequence.len, work.drafted());
+                rows.extend((0..=drafts.len()).map(|place| Row {
+                    chooser,
+                    index: len + place as u32,
+                    ahead: &drafts[..place],
+                    mask: work.masks.get(place).and_then(Option::as_ref),
+                }));
             }
             caches.push(&mut sequence.cache);
         }

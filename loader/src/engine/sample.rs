@@ -46,6 +46,8 @@ pub(super) struct Row<'a> {
     pub(super) chooser: &'a Chooser,
     /// Tokens before the one that is chosen.
     pub(super) index: u32,
+    /// The last of them, as far as they are drafts, which the chooser has not seen.
+    pub(super) ahead: &'a [u32],
     /// What may come; everything where there is none.
     pub(super) mask: Option<&'a TokenMask>,
 }

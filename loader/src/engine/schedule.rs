@@ -5,21 +5,27 @@
 //! last gives way: it waits at the head of the queue, is computed anew later and gets the tokens
 //! that it would have had.
 
+mod drafting;
 mod job;
 mod limits;
+mod record;
 
 use std::{collections::VecDeque, time::Instant};
 
 use super::{
     constraint::{ConstraintFactory, TokenMask},
+    draft::Drafter,
+    hello::Agreed,
     pages::Pages,
     plan::{Begin, PageId, Plan, Publish, Work},
     request::{Event, FinishReason, GenerateRequest, RequestId, Usage},
-    runner::Sampled,
     sample::Wishes,
 };
 use crate::backend::TOKENS_PER_PAGE;
-use job::{Job, Taken};
+pub(super) use drafting::Drafting;
+#[cfg(test)]
+pub(super) use drafting::Forced;
+use job::Job;
 pub(super) use limits::Limits;
 
 /// Requests between submission and end.
@@ -27,6 +33,8 @@ pub(super) struct Schedule {
     limits: Limits,
     factory: Option<Box<dyn ConstraintFactory>>,
     pages: Pages,
+    /// Whether the ranks can take back drafts.
+    rewinds: bool,
     /// In the order of their admission to be.
     waiting: VecDeque<Job>,
     /// In the order of their admission.
@@ -36,6 +44,8 @@ pub(super) struct Schedule {
     /// Sequences that the ranks still hold but no request needs.
     ended: Vec<RequestId>,
     events: Vec<Event>,
+    /// Drafts that were run, and those of them that were kept.
+    drafted: [u64; 2],
 }
 
 /// A sequence for which there is memory.
@@ -74,11 +84,13 @@ impl Schedule {
             limits,
             factory: None,
             pages: Pages::new(0),
+            rewinds: false,
             waiting: VecDeque::new(),
             active: Vec::new(),
             publish: Vec::new(),
             ended: Vec::new(),
             events: Vec::new(),
+            drafted: [0; 2],
         }
     }
 
@@ -111,7 +123,8 @@ impl Schedule {
                 Err(error) => return self.events.push(fail(error.to_string(), false)),
             },
         };
-        let job = Job::new(id, request, constraint, now);
+        let drafter = self.limits.guesses().then(|| Drafter::new(&request.prediction));
+        let job = Job::new(id, request, constraint, drafter, now);
         if job.request.max_tokens == 0 || job.tokens.len() >= self.limits.max_positions as usize {
             let (reason, usage) = (FinishReason::Length, job.usage(now));
             return self.events.push(Event::Finished { request: id, reason, usage });
@@ -125,15 +138,16 @@ impl Schedule {
 
     /// Drops all requests without an event.
     pub(super) fn forget(&mut self) {
-        let factory = self.factory.take();
-        *self = Self { factory, ..Self::new(self.limits.clone()) };
+        let (factory, drafted) = (self.factory.take(), self.drafted);
+        *self = Self { factory, drafted, ..Self::new(self.limits.clone()) };
     }
 
-    /// Other ranks took over, which hold none of the sequences and have memory for so many pages.
-    pub(super) fn begin_anew(&mut self, capacity: u64) {
+    /// Other ranks took over, which hold none of the sequences.
+    pub(super) fn begin_anew(&mut self, agreed: Agreed) {
         self.ended.clear();
         self.publish.clear();
-        self.pages.forget(capacity);
+        self.pages.forget(agreed.pages);
+        self.rewinds = agreed.rewinds;
         for active in self.active.drain(..).rev() {
             self.waiting.push_front(active.job);
         }
@@ -147,16 +161,19 @@ impl Schedule {
         self.extend();
         self.admit(now);
         let counts = self.counts();
+        let drafts = self.drafts(&counts);
         let mut begin = Vec::new();
         let mut work = Vec::new();
         let mut faults = Vec::new();
-        for (active, count) in self.active.iter_mut().zip(counts) {
+        for ((active, count), mut drafts) in self.active.iter_mut().zip(counts).zip(drafts) {
             if count == 0 {
                 continue;
             }
             let sample = count == active.left();
-            let mask = match sample.then(|| active.job.mask(self.limits.vocab_size)).transpose() {
-                Ok(mask) => mask.flatten(),
+            let vocab_size = self.limits.vocab_size;
+            let masks = sample.then(|| active.job.masks(vocab_size, &mut drafts));
+            let masks = match masks.transpose() {
+                Ok(masks) => masks.unwrap_or_default(),
                 Err(fault) => {
                     faults.push((active.job.id, fault));
                     continue;
@@ -166,13 +183,14 @@ impl Schedule {
                 active.begun = true;
                 begin.push(self.limits.begin(active));
             }
-            let tokens = active.job.tokens[active.fed..active.fed + count].to_vec();
+            let known = &active.job.tokens[active.fed..active.fed + count];
             work.push(Work {
                 id: active.job.id,
                 position: active.fed as u32,
-                tokens,
+                tokens: [known, &drafts].concat(),
+                drafts: drafts.len() as u32,
                 sample,
-                mask,
+                masks,
             });
         }
         for (id, message) in faults {
@@ -297,46 +315,6 @@ impl Schedule {
         counts
     }
 
-    /// Takes what a step brought.
-    pub(super) fn record(&mut self, plan: &Plan, sampled: Vec<Sampled>, now: Instant) {
-        for work in &plan.work {
-            // Cancelling happens between steps, so it is still there.
-            let place = self.active.iter().position(|active| active.job.id == work.id);
-            let active = &mut self.active[place.expect("work is on active requests")];
-            active.fed += work.tokens.len();
-            publish(active, &mut self.pages, self.limits.kind(&active.job), &mut self.publish);
-        }
-        for Sampled { id, chosen } in sampled {
-            let place = self.active.iter().position(|active| active.job.id == id);
-            let active = &mut self.active[place.expect("tokens are sampled for active requests")];
-            let Some(token) = chosen.token else {
-                self.fail(id, "the model computed values that are not numbers".to_owned());
-                continue;
-            };
-            match active.job.take(token, now) {
-                Taken::Stop => self.finish(id, FinishReason::Stop, now),
-                Taken::Token { ends } => {
-                    let room = self.limits.max_positions as usize;
-                    let full = active.job.tokens.len()
-                        >= room.min(
-                            usize::try_from(self.pages.capacity())
-                                .unwrap_or(usize::MAX)
-                                .saturating_mul(TOKENS_PER_PAGE),
-                        );
-                    let token = super::TokenId(token);
-                    let logprobs = chosen.logprobs;
-                    self.events.push(Event::Token { request: id, token, logprobs });
-                    if ends {
-                        self.finish(id, FinishReason::Stop, now);
-                    } else if full || active.job.is_complete() {
-                        self.finish(id, FinishReason::Length, now);
-                    }
-                }
-                Taken::Fault(message) => self.fail(id, message),
-            }
-        }
-    }
-
     /// Ends a request; unknown ones are ignored.
     fn finish(&mut self, id: RequestId, reason: FinishReason, now: Instant) {
         if let Some(job) = self.remove(id) {
@@ -363,23 +341,6 @@ impl Schedule {
             self.ended.push(id);
         }
         Some(active.job)
-    }
-}
-
-/// Names the pages of a sequence that are full. Where another sequence was first, later pages
-/// stay its own: a chain has one owner per page.
-fn publish(active: &mut Active, pages: &mut Pages, kind: u32, publish: &mut Vec<Publish>) {
-    while active.publishes && active.fed >= (active.shared.len() + 1) * TOKENS_PER_PAGE {
-        let index = active.shared.len();
-        let tokens = &active.job.tokens[index * TOKENS_PER_PAGE..(index + 1) * TOKENS_PER_PAGE];
-        match pages.publish(kind, &active.shared, tokens) {
-            Some(page) => {
-                active.shared.push(page);
-                active.own -= 1;
-                publish.push(Publish { id: active.job.id, index: index as u32, page });
-            }
-            None => active.publishes = false,
-        }
     }
 }
 

@@ -11,12 +11,22 @@ use super::{
     rank::{PATIENCE, RankEngine, StepOutcome},
     request::{Event, GenerateRequest, RequestId},
     runner::Runner,
-    schedule::{Limits, Schedule},
+    schedule::{Drafting, Limits, Schedule},
 };
 use crate::{
     backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
     model::Model,
 };
+
+/// Whether likely next tokens are run as further rows of a step, which changes no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speculate {
+    /// Where every backend of the group computes a row the same whatever else is computed, and
+    /// the model has no states that go with its sequences: as far as it pays.
+    Auto,
+    /// Never.
+    Off,
+}
 
 /// Sizes and times of an engine; the same on all ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +43,8 @@ pub struct EngineOptions {
     /// Memory of each rank for keys and values. By default one sequence of the model's longest
     /// context, or [`EngineOptions::LEAST_KV_BYTES`] where that is more.
     pub kv_bytes: Option<u64>,
+    /// Whether likely next tokens are run as further rows of a step.
+    pub speculate: Speculate,
     /// Longest silence of the leader.
     pub heartbeat_timeout: Duration,
     /// Longest wait of one call on the group within a step: more than the ranks' work between
@@ -48,6 +60,7 @@ impl EngineOptions {
         prefill_tokens: 512,
         mixed_tokens: 64,
         kv_bytes: None,
+        speculate: Speculate::Auto,
         heartbeat_timeout: PATIENCE,
         collective_timeout: Duration::from_secs(20),
     };
@@ -111,6 +124,7 @@ impl<B: Backend> Engine<B> {
             mixed_tokens: options.mixed_tokens,
             prefix_reuse: model.reuses_prefixes(),
             long_beyond: long.map(|long| long.beyond).collect(),
+            drafting: Drafting::new(options.speculate, spec),
         };
         let runner = Runner::new(model, backend);
         Self { options, schedule: Schedule::new(limits), runner, epoch: None }
@@ -120,6 +134,19 @@ impl<B: Backend> Engine<B> {
     #[must_use]
     pub fn with_constraints(mut self, factory: Box<dyn ConstraintFactory>) -> Self {
         self.schedule.set_factory(factory);
+        self
+    }
+
+    /// Whether the requests that are submitted from now on have drafts.
+    pub fn speculate(&mut self, when: Speculate) {
+        let drafting = Drafting::new(when, self.model().spec());
+        self.schedule.set_drafting(drafting);
+    }
+
+    /// The same, with drafts that a test chooses, all of which are run.
+    #[cfg(test)]
+    pub(super) fn with_drafts(mut self, source: super::schedule::Forced) -> Self {
+        self.schedule.set_drafting(Drafting::Forced(source));
         self
     }
 
@@ -138,15 +165,16 @@ impl<B: Backend> Engine<B> {
         let hello = Hello {
             vocab_size: model.spec().vocab_size,
             kv: backend.kv_type(),
+            rewinds: backend.rewinds() && model.rewinds(),
             pages: self.options.pages(model, backend),
         };
-        let pages = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {
+        let agreed = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {
             if matches!(error, GroupError::OutOfStep { .. }) {
                 group.abort(&error.to_string());
             }
         })?;
         self.epoch = Some(group.epoch());
-        self.schedule.begin_anew(pages);
+        self.schedule.begin_anew(agreed);
         self.runner.forget();
         Ok(())
     }
@@ -220,6 +248,10 @@ impl<B: Backend> RankEngine for Engine<B> {
             group.abort(&error.to_string());
         }
         result.map(drop)
+    }
+
+    fn drafts(&self) -> [u64; 2] {
+        self.schedule.drafted()
     }
 
     fn reset(&mut self) {

@@ -6,6 +6,7 @@ use shardpack_collectives::{Deadline, Group, GroupError};
 
 use super::*;
 
+mod drafts;
 mod requests;
 
 use crate::{
@@ -339,7 +340,7 @@ fn refuse(plan: &plan::Plan, cut_bytes: usize) -> String {
     let deadline = Deadline::after(STANDARD.collective_timeout);
     thread::scope(|scope| {
         let follower = scope.spawn(move || engine.follow(mine.as_ref()).unwrap_err());
-        let hello = hello::Hello { vocab_size: 512, kv: KvType::F32, pages: 9 };
+        let hello = hello::Hello { vocab_size: 512, kv: KvType::F32, rewinds: true, pages: 9 };
         hello.exchange(leaders.as_ref(), deadline).unwrap();
         leaders.broadcast(0, &mut bytes, deadline).unwrap();
         let error = follower.join().unwrap();
@@ -365,8 +366,9 @@ fn a_plan_that_does_not_fit_ends_the_group() {
         id,
         position,
         tokens: tokens.to_vec(),
+        drafts: 0,
         sample: true,
-        mask: None,
+        masks: vec![],
     };
     let plan = |begin: &[Begin], work: &[Work]| Plan {
         step: 1,
@@ -386,8 +388,8 @@ fn a_plan_that_does_not_fit_ends_the_group() {
     check(plan(std::slice::from_ref(&begin), &[work(0, &[1]), work(1, &[2])]), "known sequence");
     check(plan(std::slice::from_ref(&begin), &[work(0, &[512])]), "a token below 512");
     check(plan(std::slice::from_ref(&begin), &[work(0, &[1; 513])]), "position 0");
-    let mask = Some(TokenMask::all(500));
-    check(plan(std::slice::from_ref(&begin), &[Work { mask, ..work(0, &[1]) }]), "a mask of 512");
+    let masks = vec![Some(TokenMask::all(500))];
+    check(plan(std::slice::from_ref(&begin), &[Work { masks, ..work(0, &[1]) }]), "a mask of 512");
     let paged = Begin { pages: vec![PageId(3)], ..begin.clone() };
     check(plan(&[paged], &[]), "a known page");
     let told = Begin { history: vec![1], ..begin.clone() };

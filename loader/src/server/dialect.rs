@@ -117,6 +117,10 @@ impl Identity {
             cached_tokens: sum(|usage| usage.cached_tokens).min(self.prompt_tokens),
             completion_tokens: sum(|usage| usage.completion_tokens),
             reasoning_tokens: sum(|usage| usage.reasoning_tokens),
+            prediction_tokens: [
+                sum(|usage| usage.prediction_tokens[0]),
+                sum(|usage| usage.prediction_tokens[1]),
+            ],
         }
     }
 }

@@ -58,6 +58,8 @@ pub(super) struct AnswerUsage {
     pub(super) completion_tokens: u32,
     /// Of these, tokens of thinking.
     pub(super) reasoning_tokens: u32,
+    /// Tokens that the client had foretold and that came at their place, and that did not.
+    pub(super) prediction_tokens: [u32; 2],
 }
 
 /// What every answer of a server shares.
@@ -240,6 +242,7 @@ impl Generation {
             Event::Finished { reason, usage, .. } => {
                 choice.is_over = true;
                 choice.usage.cached_tokens = usage.cached_tokens;
+                choice.usage.prediction_tokens = usage.prediction_tokens;
                 let reason = match reason {
                     FinishReason::Stop => EndReason::Stop,
                     FinishReason::Length => EndReason::Length,

@@ -1,6 +1,7 @@
 //! What the server counts, as Prometheus reads it. vLLM's names stand beside our own, since
 //! dashboards, load generators and gateways ask for them; both show the same numbers.
 
+mod drafts;
 mod ranks;
 
 use std::{
@@ -14,6 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use drafts::DraftCounters;
 use ranks::RankGauges;
 
 use super::{generation::AnswerUsage, inner::EndReason};
@@ -70,6 +72,7 @@ pub(super) struct Metrics {
     ranks: Gauge,
     engine_requests: Gauge,
     by_rank: RankGauges,
+    drafts: DraftCounters,
     rate: Mutex<Rate>,
 }
 
@@ -197,6 +200,7 @@ impl Metrics {
         let engine_requests =
             register!(r, gauge(), "engine_requests", "Requests that the engine has");
         let by_rank = RankGauges::new(r);
+        let drafts = DraftCounters::new(r);
         let rate = Mutex::new(Rate { since: Instant::now(), tokens: 0, last: 0.0 });
         Self {
             registry,
@@ -219,6 +223,7 @@ impl Metrics {
             ranks,
             engine_requests,
             by_rank,
+            drafts,
             rate,
         }
     }
@@ -229,6 +234,7 @@ impl Metrics {
         self.ranks.set(i64::from(engine.ranks));
         self.engine_requests.set(i64::from(engine.active_requests));
         self.by_rank.set(engine);
+        self.drafts.set(engine);
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("strings take everything");
         text

@@ -229,7 +229,7 @@ impl Player {
                 let begins = Instant::now() + prefill;
                 self.waiting.push_back(Running {
                     id,
-                    request,
+                    request: *request,
                     events,
                     tokens,
                     end,

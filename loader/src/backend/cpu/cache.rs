@@ -193,6 +193,14 @@ impl Cache {
         first
     }
 
+    /// Takes back the last rows of all layers. Their memory stays, for those that come instead.
+    pub(super) fn rewind(&mut self, rows: usize) {
+        assert!(self.states.is_empty(), "states do not go back");
+        for len in &mut self.lens {
+            *len = len.checked_sub(rows).expect("rows that were appended");
+        }
+    }
+
     /// The heads of a layer.
     pub(super) fn heads(&self, layer: usize) -> Blocks<'_> {
         let kv_heads = self.shape.kv_heads;
@@ -265,6 +273,25 @@ mod tests {
             }
             drop(first);
             assert_eq!(read(&whole, 1), read(&second, 1), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_were_taken_back_leave_nothing_behind() {
+        for kind in [KvType::F32, KvType::Bf16, KvType::Q8] {
+            let whole = fill(kind, &[], &[600]);
+            let mut cache = fill(kind, &[], &[250]);
+            let wrong = vec![9.0; 20 * SHAPE.kv_heads * SHAPE.head_dim];
+            for layer in 0..SHAPE.layers {
+                cache.append(layer, &wrong, &wrong, 20);
+            }
+            cache.rewind(20);
+            for layer in 0..SHAPE.layers {
+                let k = rows(250, 350);
+                let v: Vec<f32> = k.iter().map(|k| k * 2.0 + layer as f32).collect();
+                assert_eq!(cache.append(layer, &k, &v, 350), 250);
+                assert_eq!(read(&whole, layer), read(&cache, layer), "{kind:?}");
+            }
         }
     }
 

@@ -30,7 +30,7 @@ const MAX_WAITING: usize = 4 * MAX_WAITING_REQUESTS;
 /// What the worker is told to do.
 pub(super) enum Order {
     Form { epoch: u64, peers: Vec<Announcement> },
-    Submit(RequestId, GenerateRequest),
+    Submit(RequestId, Box<GenerateRequest>),
     Cancel(RequestId),
 }
 
@@ -111,7 +111,8 @@ mod tests {
     use crate::engine::TokenId;
 
     fn submit(id: u64) -> Order {
-        Order::Submit(RequestId(id), GenerateRequest::greedy(vec![TokenId(1)], 1))
+        let request = GenerateRequest::greedy(vec![TokenId(1)], 1);
+        Order::Submit(RequestId(id), Box::new(request))
     }
 
     #[test]

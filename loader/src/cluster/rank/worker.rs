@@ -230,6 +230,7 @@ impl Worker {
             let counts = counted.take();
             if outcome == StepOutcome::Worked {
                 self.pace.add(begun.elapsed(), &counts);
+                self.pace.drafts(engine.drafts());
                 beat = Instant::now() + HEARTBEAT;
                 continue;
             }
@@ -267,7 +268,7 @@ impl Worker {
 
 fn obey(engine: &mut dyn RankEngine, order: Order) -> Result<(), Left> {
     match order {
-        Order::Submit(id, request) => engine.submit(id, request),
+        Order::Submit(id, request) => engine.submit(id, *request),
         Order::Cancel(id) => engine.cancel(id),
         Order::Form { epoch, peers } => return Err(Left::Form { epoch, peers }),
     }

@@ -302,7 +302,7 @@ impl Core {
         }
     }
 
-    fn submit(&mut self, id: RequestId, request: GenerateRequest, events: EventSink) {
+    fn submit(&mut self, id: RequestId, request: Box<GenerateRequest>, events: EventSink) {
         let refusal = match &self.phase {
             Phase::Ready => None,
             Phase::Failed(error) => Some(error.to_string()),

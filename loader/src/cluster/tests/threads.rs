@@ -306,7 +306,7 @@ fn form(fronts: &mut [Front], peers: &[Announcement], epoch: u64) {
 }
 
 fn first_token(leader: &mut Front, id: u64, prompt: u32) -> u32 {
-    let (id, request) = (RequestId(id), request(prompt, u32::MAX));
+    let (id, request) = (RequestId(id), Box::new(request(prompt, u32::MAX)));
     leader.sender.send(&ToRank::Submit { id, request }).unwrap();
     leader.hear(|message| match message {
         FromRank::Event(Event::Token { request, token: TokenId(token), .. }) if request == id => {

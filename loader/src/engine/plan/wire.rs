@@ -8,16 +8,19 @@
 //! | list of 8 | sequences that ended: request |
 //! | list of 8 | pages that lose their name |
 //! | list | sequences that begin: request (8), total (4), wishes, pages (list of 8), history (list of 4) |
-//! | list | work: request (8), position (4), flags (1: a token is sampled, 2: a mask of bits follows, 4: a list of allowed tokens follows), tokens (list of 4), mask |
+//! | list | work: request (8), position (4), flags (1: a token is sampled, 2: masks follow), drafts among the tokens (4), tokens (list of 4), masks |
 //!
 //! Wishes: temperature, `top_k`, `top_p`, `min_p`, repetition, presence and frequency penalty (4
 //! each), seed (8), biases (list of 8: token, bias), reported alternatives (1; 255: none), length
 //! of the prompt (4), forbidden tokens (list of 4) and the length before which they are (4).
-//! A mask: size of the vocabulary (4), then its words or its tokens (list of 4).
+//! Masks, one more than there are drafts: form (1: 0 allows everything, 2: bits follow, 4: a list of
+//! allowed tokens follows), then, unless everything is allowed, size of the vocabulary (4) and the
+//! words or the tokens (list of 4).
 
 use super::{
     super::{
         constraint::TokenMask,
+        draft::MAX_STEP_DRAFTS,
         request::{RequestId, Sampling, TokenId},
         sample::Wishes,
     },
@@ -28,8 +31,8 @@ use super::{
 /// them.
 const MAX_ENTRIES: usize = 2 * MAX_SEQUENCES;
 
-/// Tokens of one step: a prompt's part, and one for each sequence that is decoding.
-const MAX_TOKENS: usize = MAX_PREFILL_TOKENS + MAX_SEQUENCES;
+/// Tokens of one step: a prompt's part, one for each sequence that is decoding, and drafts.
+const MAX_TOKENS: usize = MAX_PREFILL_TOKENS + MAX_SEQUENCES + MAX_STEP_DRAFTS;
 
 /// Tokens of one sequence, and pages of all: longer than any context in use.
 const MAX_LEN: usize = 1 << 24;
@@ -149,21 +152,27 @@ impl Writer {
     }
 
     fn work(&mut self, work: &Work) {
+        let places = [0, work.drafts as usize + 1];
+        assert!(places.contains(&work.masks.len()), "{} masks", work.masks.len());
         self.u64(work.id.0);
         self.u32(work.position);
-        // Whichever is shorter: few tokens are allowed in most places of a grammar.
-        let listed = |mask: &TokenMask| (mask.count() as usize) < mask.words().len();
-        let form = work.mask.as_ref().map_or(0, |mask| if listed(mask) { 4 } else { 2 });
-        self.0.push(u8::from(work.sample) | form);
+        self.0.push(u8::from(work.sample) | if work.masks.is_empty() { 0 } else { 2 });
+        self.u32(work.drafts);
         self.list(&work.tokens, MAX_TOKENS, |out, token| out.u32(*token));
-        if let Some(mask) = &work.mask {
-            self.u32(mask.vocab_size());
-            if form == 4 {
-                let allowed: Vec<u32> = allowed(mask).collect();
-                self.list(&allowed, MAX_LEN, |out, token| out.u32(*token));
-            } else {
-                self.list(mask.words(), MAX_LEN, |out, word| out.u32(*word));
-            }
+        work.masks.iter().for_each(|mask| self.mask(mask.as_ref()));
+    }
+
+    fn mask(&mut self, mask: Option<&TokenMask>) {
+        let Some(mask) = mask else { return self.0.push(0) };
+        // Whichever is shorter: few tokens are allowed in most places of a grammar.
+        let is_listed = (mask.count() as usize) < mask.words().len();
+        self.0.push(if is_listed { 4 } else { 2 });
+        self.u32(mask.vocab_size());
+        if is_listed {
+            let allowed: Vec<u32> = allowed(mask).collect();
+            self.list(&allowed, MAX_LEN, |out, token| out.u32(*token));
+        } else {
+            self.list(mask.words(), MAX_LEN, |out, word| out.u32(*word));
         }
     }
 }
@@ -252,29 +261,37 @@ impl Reader<'_> {
     fn work(&mut self) -> Result<Work, PlanError> {
         let (id, position) = (RequestId(self.u64()?), self.u32()?);
         let flags = self.u8()?;
+        let drafts = self.u32()?;
         let tokens = self.list(self.tokens_left, Self::u32)?;
         self.tokens_left -= tokens.len();
-        let mask = match flags & !1 {
-            0 => None,
+        let (sample, has_masks) = (flags & 1 == 1, flags & 2 == 2);
+        // A draft follows a token that is certain, and is compared with what is sampled.
+        let fits = (drafts as usize) < tokens.len() && (sample || (drafts == 0 && !has_masks));
+        if !fits || flags > 3 {
+            return Err(PlanError::Field);
+        }
+        let masks = if has_masks { drafts + 1 } else { 0 };
+        let masks = (0..masks).map(|_| self.mask()).collect::<Result<_, _>>()?;
+        Ok(Work { id, position, tokens, drafts, sample, masks })
+    }
+
+    fn mask(&mut self) -> Result<Option<TokenMask>, PlanError> {
+        match self.u8()? {
+            0 => Ok(None),
             2 => {
                 let vocab = self.vocab()?;
                 let words = self.list(vocab.div_ceil(32) as usize, Self::u32)?;
-                Some(TokenMask::from_words(vocab, words).ok_or(PlanError::Field)?)
+                TokenMask::from_words(vocab, words).ok_or(PlanError::Field).map(Some)
             }
             4 => {
                 let mut mask = TokenMask::none(self.vocab()?);
                 for token in self.list(MAX_LEN, Self::u32)? {
                     mask.allow(TokenId(token));
                 }
-                Some(mask)
+                Ok(Some(mask))
             }
-            _ => return Err(PlanError::Field),
-        };
-        let sample = flags & 1 == 1;
-        if tokens.is_empty() || (mask.is_some() && !sample) {
-            return Err(PlanError::Field);
+            _ => Err(PlanError::Field),
         }
-        Ok(Work { id, position, tokens, sample, mask })
     }
 
     fn vocab(&mut self) -> Result<u32, PlanError> {
@@ -292,12 +309,13 @@ mod tests {
         few.allow(TokenId(99));
         let mut many = TokenMask::all(100);
         many.forbid(TokenId(3));
-        let work = |id, position, tokens: &[u32], sample, mask| Work {
+        let work = |id, position, tokens: &[u32], sample, masks: &[Option<TokenMask>]| Work {
             id: RequestId(id),
             position,
             tokens: tokens.to_vec(),
+            drafts: masks.len().saturating_sub(1) as u32,
             sample,
-            mask,
+            masks: masks.to_vec(),
         };
         let sampling = Sampling {
             temperature: 0.7,
@@ -325,9 +343,10 @@ mod tests {
             drop: vec![PageId(5)],
             begin: vec![Begin { id, total: 600, wishes, pages, history: vec![1, 2] }],
             work: vec![
-                work(3, 0, &[5, 6, 7], false, None),
-                work(2, 40, &[511], true, Some(few)),
-                work(4, 40, &[511], true, Some(many)),
+                work(3, 0, &[5, 6, 7], false, &[]),
+                work(2, 40, &[511], true, &[Some(few.clone())]),
+                work(4, 40, &[511, 3, 4], true, &[Some(many), None, Some(few)]),
+                Work { drafts: 2, ..work(5, 9, &[8, 3, 4], true, &[]) },
             ],
         }
     }
@@ -366,6 +385,8 @@ mod tests {
         check(|plan| plan.begin[0].wishes.logprobs = Some(21));
         check(|plan| plan.work[0].tokens.clear());
         check(|plan| plan.work[1].sample = false);
+        check(|plan| plan.work[3].sample = false);
+        check(|plan| plan.work[3].drafts = 3);
         // More entries are announced than a list may have.
         let mut bytes = plan().encode();
         bytes[8..12].fill(0xff);

@@ -88,16 +88,31 @@ impl Chooser {
 }
 
 impl Row<'_> {
+    /// What the chooser will have seen of the drafts' tokens once they count.
+    fn seen_ahead(&self) -> BTreeMap<u32, Seen> {
+        let mut ahead = BTreeMap::new();
+        if self.chooser.wishes.needs_history() {
+            for token in self.ahead {
+                let seen = || self.chooser.seen.get(token).copied().unwrap_or_default();
+                // Drafts are of the answer.
+                ahead.entry(*token).or_insert_with(seen).in_answer += 1;
+            }
+        }
+        ahead
+    }
+
     /// The logits of the tokens from `first` on as they count for the choice: what may not come
     /// is not a number.
     pub(super) fn adjusted<'a>(&self, logits: &'a [f32], first: u32) -> Cow<'a, [f32]> {
         let Wishes { sampling, forbidden, forbidden_before, .. } = &self.chooser.wishes;
         let forbidden = if self.index < *forbidden_before { forbidden.as_slice() } else { &[] };
         let seen = &self.chooser.seen;
+        let ahead = self.seen_ahead();
         if self.mask.is_none()
             && forbidden.is_empty()
             && sampling.logit_bias.is_empty()
             && seen.is_empty()
+            && ahead.is_empty()
         {
             return Cow::Borrowed(logits);
         }
@@ -108,7 +123,9 @@ impl Row<'_> {
                 *logit += bias;
             }
         }
-        for (token, seen) in seen.range(first..first.saturating_add(logits.len() as u32)) {
+        let here = first..first.saturating_add(logits.len() as u32);
+        let before = seen.range(here.clone()).filter(|(token, _)| !ahead.contains_key(token));
+        for (token, seen) in before.chain(ahead.range(here)) {
             let logit = &mut adjusted[(token - first) as usize];
             *logit = self.chooser.penalise(*seen, *logit);
         }

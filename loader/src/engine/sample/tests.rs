@@ -13,7 +13,7 @@ fn wishes(sampling: Sampling) -> Wishes {
 
 /// The same row on every cut of the vocabulary, which has to make no difference.
 fn choose_row(logits: &[f32], chooser: &Chooser, index: u32, mask: Option<&TokenMask>) -> Chosen {
-    let row = Row { chooser, index, mask };
+    let row = Row { chooser, index, ahead: &[], mask };
     let alone = thread_groups(1, 1).remove(0);
     let ranks = Ranks::all(alone.as_ref(), TIMEOUT);
     let vocab_size = logits.len();
@@ -139,6 +139,7 @@ fn any_number_of_ranks_chooses_the_same_tokens() {
         .map(|i| Row {
             chooser: &choosers[i % choosers.len()],
             index: 50 + i as u32,
+            ahead: &[],
             mask: (i % 4 == 1).then_some(&mask),
         })
         .collect();
@@ -219,7 +220,7 @@ fn penalties_count_prompt_and_answer_as_documented() {
         let mut chooser = Chooser::new(Wishes { prompt_len: 2, ..wishes(sampling) });
         chooser.take(0, &[0, 1]);
         chooser.take(2, &[1, 2, 2]);
-        let row = Row { chooser: &chooser, index: 5, mask: None };
+        let row = Row { chooser: &chooser, index: 5, ahead: &[], mask: None };
         row.adjusted(&[1.0, -1.0, 2.0, 4.0], 0).into_owned()
     };
     let base = Sampling::GREEDY;
@@ -246,7 +247,7 @@ fn what_ranks_bring_is_not_trusted() {
         logprobs: Some(2),
         ..wishes(Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::GREEDY })
     });
-    let row = Row { chooser: &chooser, index: 0, mask: None };
+    let row = Row { chooser: &chooser, index: 0, ahead: &[], mask: None };
     let logits = numbers(20, 3, 4.0);
     let mut bytes = Vec::new();
     let part = Part::of(&row, &logits, 100);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::{
     super::{
         constraint::{Constraint, TokenMask},
+        draft::Drafter,
         request::{GenerateRequest, RequestId, TokenId, Usage},
     },
     needed,
@@ -16,6 +17,10 @@ pub(super) struct Job {
     /// Prompt and answer.
     pub(super) tokens: Vec<u32>,
     constraint: Option<Box<dyn Constraint>>,
+    /// What guesses its next tokens, where that is done.
+    drafter: Option<Drafter>,
+    /// Drafts that were run, and those that were kept.
+    drafted: [u32; 2],
     deadline: Option<Instant>,
     /// When it was first admitted, and how many tokens were cached then.
     admitted: Option<(Instant, u32)>,
@@ -38,12 +43,23 @@ impl Job {
         id: RequestId,
         request: GenerateRequest,
         constraint: Option<Box<dyn Constraint>>,
+        drafter: Option<Drafter>,
         now: Instant,
     ) -> Self {
         let tokens = request.prompt.iter().map(|token| token.0).collect();
         let timeout = request.timeout_ms.map(Duration::from_millis);
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
-        Self { id, request, tokens, constraint, deadline, admitted: None, answered: None }
+        Self {
+            id,
+            request,
+            tokens,
+            constraint,
+            drafter,
+            drafted: [0; 2],
+            deadline,
+            admitted: None,
+            answered: None,
+        }
     }
 
     pub(super) fn generated(&self) -> usize {
@@ -72,15 +88,54 @@ impl Job {
         self.request.stop_tokens.iter().map(|token| token.0).collect()
     }
 
-    /// What may come next; everything where there is none.
-    pub(super) fn mask(&mut self, vocab_size: u32) -> Result<Option<TokenMask>, String> {
-        let Some(constraint) = &mut self.constraint else { return Ok(None) };
-        let mut mask = TokenMask::all(vocab_size);
-        constraint.mask(&mut mask).map_err(|error| error.to_string())?;
-        if mask.vocab_size() != vocab_size || mask.count() == 0 {
-            return Err("nothing may follow here that would meet the constraint".to_owned());
+    /// What the token in the place of each draft, and the one after them, may be: everything where
+    /// there is no mask. Empty without a constraint. Drafts that may not come are dropped, with
+    /// all after them.
+    pub(super) fn masks(
+        &mut self,
+        vocab_size: u32,
+        drafts: &mut Vec<u32>,
+    ) -> Result<Vec<Option<TokenMask>>, String> {
+        let Some(constraint) = &mut self.constraint else { return Ok(Vec::new()) };
+        let mut masks = vec![mask(constraint.as_mut(), vocab_size)?];
+        if drafts.is_empty() {
+            return Ok(masks);
         }
-        Ok(needed(mask))
+        // The constraint itself only ever sees what has come.
+        let mut ahead = constraint.fork();
+        for (place, draft) in drafts.iter().enumerate() {
+            let draft = TokenId(*draft);
+            let is_allowed = masks[place].as_ref().is_none_or(|mask| mask.is_allowed(draft));
+            let goes_on = is_allowed && ahead.accept(draft).is_ok() && !ahead.must_stop();
+            // Should the draft come all the same, the next step finds out what is wrong.
+            let next = if goes_on { mask(ahead.as_mut(), vocab_size).ok() } else { None };
+            let Some(next) = next else { break };
+            masks.push(next);
+        }
+        drafts.truncate(masks.len() - 1);
+        Ok(masks)
+    }
+
+    /// Guesses the next tokens; how likely each of up to `most` comes true with those before it.
+    pub(super) fn propose(&mut self, most: usize) -> Vec<f32> {
+        let Some(drafter) = &mut self.drafter else { return Vec::new() };
+        let answer = &self.tokens[self.request.prompt.len()..];
+        drafter.propose(&self.tokens, answer, &self.request.stop_tokens);
+        drafter.chances(most)
+    }
+
+    /// The first of the guesses.
+    pub(super) fn drafts(&self, count: usize) -> Vec<u32> {
+        self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.drafts(count))
+    }
+
+    /// Takes what came after the guesses, of which so many were run and kept.
+    pub(super) fn learn(&mut self, [run, kept]: [u32; 2], came: &[u32]) {
+        self.drafted[0] += run;
+        self.drafted[1] += kept;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(came);
+        }
     }
 
     pub(super) fn take(&mut self, token: u32, now: Instant) -> Taken {
@@ -103,8 +158,21 @@ impl Job {
             prompt_tokens: self.request.prompt.len() as u32,
             cached_tokens,
             completion_tokens: self.generated() as u32,
+            drafted_tokens: self.drafted[0],
+            accepted_tokens: self.drafted[1],
+            prediction_tokens: self.drafter.as_ref().map_or([0; 2], Drafter::told),
             prefill_seconds: first.saturating_duration_since(admitted).as_secs_f64(),
             decode_seconds: (last - first).as_secs_f64(),
         }
     }
+}
+
+/// What may come next; everything where there is none.
+fn mask(constraint: &mut dyn Constraint, vocab_size: u32) -> Result<Option<TokenMask>, String> {
+    let mut mask = TokenMask::all(vocab_size);
+    constraint.mask(&mut mask).map_err(|error| error.to_string())?;
+    if mask.vocab_size() != vocab_size || mask.count() == 0 {
+        return Err("nothing may follow here that would meet the constraint".to_owned());
+    }
+    Ok(needed(mask))
 }

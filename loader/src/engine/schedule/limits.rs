@@ -1,6 +1,6 @@
 //! What bounds a schedule, and which requests are within it.
 
-use super::{super::request::GenerateRequest, job::Job};
+use super::{super::request::GenerateRequest, Drafting, job::Job};
 use crate::engine::{MAX_LOGPROBS, Sampling};
 
 /// What bounds a schedule.
@@ -18,6 +18,7 @@ pub(in crate::engine) struct Limits {
     pub(in crate::engine) prefix_reuse: bool,
     /// Sequences that may become longer than this are computed with other positions.
     pub(in crate::engine) long_beyond: Vec<u32>,
+    pub(in crate::engine) drafting: Drafting,
 }
 
 impl Limits {
@@ -33,7 +34,7 @@ impl Limits {
     }
 
     pub(super) fn check(&self, request: &GenerateRequest) -> Result<(), String> {
-        let GenerateRequest { prompt, sampling, logprobs, .. } = request;
+        let GenerateRequest { prompt, sampling, logprobs, prediction, .. } = request;
         if prompt.is_empty() {
             return Err("the prompt has no tokens".to_owned());
         }
@@ -45,7 +46,7 @@ impl Limits {
             ));
         }
         let biased = sampling.logit_bias.iter().map(|(token, _)| token);
-        let mut named = prompt.iter().chain(&request.stop_tokens).chain(biased);
+        let mut named = prompt.iter().chain(prediction).chain(&request.stop_tokens).chain(biased);
         if let Some(token) = named.find(|token| token.0 >= self.vocab_size) {
             return Err(format!(
                 "token {} is not below the vocabulary's {}",

@@ -15,19 +15,19 @@ use crate::{
     },
 };
 
-fn affine(ranks: u32) -> Recipe {
+pub(super) fn affine(ranks: u32) -> Recipe {
     let weights = Weights::Affine { bits: 4, group: 64 };
     Recipe { align: 64, weights, ..Recipe::plain("llama", ranks) }
 }
 
 /// 300 tokens, so that one page can be shared.
-fn long_prompt() -> Vec<u32> {
+pub(super) fn long_prompt() -> Vec<u32> {
     let [_, b] = Expected::of("llama").tokens;
     b.repeat(5)[..300].to_vec()
 }
 
 /// Every kind of sampling, with long prompts that begin alike.
-fn requests() -> Vec<GenerateRequest> {
+pub(super) fn requests() -> Vec<GenerateRequest> {
     let base = Sampling { temperature: 0.9, seed: 3, ..Sampling::GREEDY };
     let samplings = [
         Sampling::GREEDY,
@@ -52,7 +52,7 @@ fn requests() -> Vec<GenerateRequest> {
         .collect()
 }
 
-fn without_cached(mut answers: Vec<Answer>) -> Vec<Answer> {
+pub(super) fn without_cached(mut answers: Vec<Answer>) -> Vec<Answer> {
     for answer in &mut answers {
         answer.cached = 0;
     }
@@ -218,6 +218,10 @@ impl Constraint for Thirds {
     fn must_stop(&mut self) -> bool {
         self.left == 0
     }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self { left: self.left })
+    }
 }
 
 /// Lets nothing pass.
@@ -236,9 +240,13 @@ impl Constraint for Nothing {
     fn must_stop(&mut self) -> bool {
         false
     }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(Self)
+    }
 }
 
-struct Factory;
+pub(super) struct Factory;
 
 impl ConstraintFactory for Factory {
     fn build(&self, source: &ConstraintSource) -> Result<Box<dyn Constraint>, ConstraintError> {

@@ -216,6 +216,10 @@ impl Front {
         let output = output::plan(&self.model, request, &prompt, &stop_tokens, is_raw)?;
         let parser = output.parser(random_u64()?);
         let stop = request.limits.stop.clone();
+        let prediction = match &request.prediction {
+            Some(text) => self.model.encode(text).map_err(|_| refused_prediction())?,
+            None => Vec::new(),
+        };
         let request = GenerateRequest {
             prompt,
             max_tokens,
@@ -224,6 +228,7 @@ impl Front {
             sampling,
             logprobs: request.sampling.logprobs,
             constraint: output.constraint,
+            prediction,
             timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
         };
         Ok(Sequence { request, parser, stop, echo: None })
@@ -267,6 +272,10 @@ impl Front {
     fn writers(&self) -> Handle {
         self.writers.clone().unwrap_or_else(Handle::current)
     }
+}
+
+fn refused_prediction() -> ApiError {
+    ApiError::param("prediction.content", "prediction.content: the model's tokenizer refuses it")
 }
 
 fn failed() -> ApiError {

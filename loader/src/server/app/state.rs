@@ -74,6 +74,7 @@ pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
         node
     };
     let nodes: Vec<Value> = (0..engine.ranks).map(node).collect();
+    let [drafted, accepted] = engine.drafts();
     let stats = json!({
         "state": state,
         "reason": reason,
@@ -83,6 +84,7 @@ pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
         "requests": {
             "waiting": waiting, "running": running, "most": front.limits.active_requests,
         },
+        "drafts": {"run": drafted, "accepted": accepted},
         "nodes": nodes,
     });
     Json(stats).into_response()

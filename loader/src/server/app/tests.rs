@@ -61,7 +61,8 @@ fn whole_answer_is_a_completion() {
         "usage": {
             "prompt_tokens": 15, "completion_tokens": 11, "total_tokens": 26,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         },
     });
     assert_eq!((reply.status, found), (200, expected));
@@ -119,7 +120,8 @@ fn stream_is_as_the_sdks_expect() {
     let usage = json!({
         "prompt_tokens": 15, "completion_tokens": 6, "total_tokens": 21,
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     });
     assert_eq!(
         *last,

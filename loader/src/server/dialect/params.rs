@@ -322,6 +322,36 @@ pub(super) fn parse_response_format(
     }
 }
 
+/// `OpenAI`'s predicted outputs: `{"type": "content", "content": text}`, or texts as parts.
+pub(super) fn parse_prediction(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    const PARAM: &str = "prediction";
+    let Some(members) = fields.object(PARAM)? else { return Ok(None) };
+    let mut members = Fields::new(members);
+    let kind = members.string("type")?;
+    if let Some(kind) = kind.filter(|kind| kind != "content") {
+        let message = format!("{PARAM}: type {kind:?} is not supported, only \"content\" is");
+        return Err(ApiError::param(PARAM, message));
+    }
+    let wrong = || {
+        let param = format!("{PARAM}.content");
+        let message = format!("{param}: expected a text or a list of parts of type text");
+        ApiError::param(param, message)
+    };
+    match members.take("content") {
+        Some(Json::String(text)) => Ok(Some(text)),
+        Some(Json::Array(parts)) => {
+            let text = |part: &Json| {
+                let part = part.as_object()?;
+                let is_text = part.get("type").and_then(Json::as_str) == Some("text");
+                part.get("text").and_then(Json::as_str).filter(|_| is_text).map(str::to_owned)
+            };
+            let texts: Option<Vec<String>> = parts.iter().map(text).collect();
+            texts.map(|texts| Some(texts.concat())).ok_or_else(wrong)
+        }
+        _ => Err(wrong()),
+    }
+}
+
 /// Constraints under the names of vLLM and llama.cpp: they win over `response_format`, which the
 /// same request seldom has.
 pub(super) fn parse_constraints(fields: &mut Fields) -> Result<Option<ResponseFormat>, ApiError> {

@@ -49,6 +49,7 @@ fn steps(whole: bool) -> Vec<Step> {
         cached_tokens: 4,
         completion_tokens: 20,
         reasoning_tokens: 2,
+        prediction_tokens: [3, 1],
     };
     let reason = if whole { EndReason::ToolCalls } else { EndReason::Length };
     let parts = pieces(whole).into_iter().map(Part::Piece).chain([Part::End(reason, usage)]);
@@ -116,6 +117,9 @@ fn chat_streams_calls_by_index_with_one_id_each() {
     assert_eq!(usage["choices"], json!([]));
     assert_eq!(usage["usage"]["prompt_tokens_details"]["cached_tokens"], 4);
     assert_eq!(usage["usage"]["completion_tokens_details"]["reasoning_tokens"], 2);
+    let details = &usage["usage"]["completion_tokens_details"];
+    assert_eq!(details["accepted_prediction_tokens"], 3);
+    assert_eq!(details["rejected_prediction_tokens"], 1);
 }
 
 #[test]

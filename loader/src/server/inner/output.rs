@@ -62,7 +62,7 @@ pub(in crate::server) trait OutputParser: Send {
 
 /// Every byte is content; bytes that can still become a character are held back, bytes that no
 /// longer can are U+FFFD, as in `String::from_utf8_lossy`.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(in crate::server) struct PlainText {
     /// The beginning of a character: at most three bytes between calls.
     pending: Vec<u8>,

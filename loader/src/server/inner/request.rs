@@ -30,6 +30,8 @@ pub(in crate::server) struct ChatRequest {
     pub(in crate::server) sampling: SamplingRequest,
     /// When the answer ends.
     pub(in crate::server) limits: Limits,
+    /// What the client expects the answer to be.
+    pub(in crate::server) prediction: Option<String>,
 }
 
 impl ChatRequest {

@@ -209,10 +209,10 @@ impl Grammars {
         let Some(family) = self.format.style().tools.filter(|_| !spec.tools.is_empty()) else {
             return Ok(Triggers::default());
         };
-        let grammar = |family| -> Result<Matcher, GrammarError> {
+        let grammar = |family| -> Result<Arc<Matcher>, GrammarError> {
             let mut writer = Writer::new(&self.format);
             let start = writer.begun(family, &spec.tools, spec.one_call)?;
-            self.matcher(writer.finish(&start))
+            self.matcher(writer.finish(&start)).map(Arc::new)
         };
         let names = spec.tools.iter().map(|tool| tool.name.clone()).collect();
         let mut triggers = Triggers::new(family, &self.format, names);
@@ -223,7 +223,7 @@ impl Grammars {
         if family == ToolFamily::QwenXml {
             let mut writer = Writer::new(&self.format);
             writer.begun(family, &spec.tools, spec.one_call)?;
-            triggers.matchers.push(self.matcher(writer.finish("call"))?);
+            triggers.matchers.push(Arc::new(self.matcher(writer.finish("call"))?));
         }
         Ok(triggers)
     }
@@ -289,6 +289,7 @@ fn explain(message: &str) -> GrammarError {
     GrammarError::Schema(SchemaError::new(keyword, first))
 }
 
+#[derive(Clone)]
 enum Phase {
     /// Thinking that the prompt or the model has opened; then the grammar.
     Thinking(Matcher),
@@ -302,6 +303,7 @@ enum Phase {
 }
 
 /// The state of one answer.
+#[derive(Clone)]
 pub(in crate::server) struct GrammarConstraint {
     tokens: TokEnv,
     end: u32,
@@ -363,7 +365,7 @@ impl GrammarConstraint {
         let Some(Trigger { matcher, feed }) = self.triggers.push(token, &bytes) else {
             return Ok(Phase::Free);
         };
-        let mut matcher = self.triggers.matchers[matcher].clone();
+        let mut matcher = self.triggers.matchers[matcher].as_ref().clone();
         let fed = self.tokens.tok_trie().greedy_tokenize(feed.as_bytes());
         let taken = matcher.try_consume_tokens(&fed).map_err(error)?;
         // What does not fit the grammar is no call to the parser either.
@@ -440,6 +442,10 @@ impl Constraint for GrammarConstraint {
 
     fn must_stop(&mut self) -> bool {
         matches!(self.phase, Phase::Over)
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
     }
 }
 

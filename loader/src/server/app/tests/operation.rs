@@ -185,6 +185,7 @@ fn nodes_are_shown_with_what_they_say_of_themselves() {
         sums_us: step_us.map(|step| step / 10),
         power_mw: Some(38_500),
         temperature_mc: Some(61_250),
+        ..Default::default()
     };
     server.engine.update_status(|status| {
         status.hear(1, said(Some(12_500)));
@@ -208,6 +209,41 @@ fn nodes_are_shown_with_what_they_say_of_themselves() {
         assert_eq!(line.len(), 1, "{name}: rank 0 has said nothing: {metrics}");
         assert!(line[0].contains("rank=\"1\"") && line[0].ends_with(value), "{line:?}");
     }
+}
+
+#[test]
+fn drafts_are_counted_on_when_a_rank_begins_anew() {
+    let server = start(vec![]);
+    let says = |drafted, accepted| {
+        let vitals = crate::engine::RankVitals {
+            drafted_tokens: Some(drafted),
+            accepted_tokens: Some(accepted),
+            ..Default::default()
+        };
+        server.engine.update_status(|status| status.hear(0, vitals));
+    };
+    let counted = || {
+        let metrics = ask(&server, "", "GET", "/metrics").body;
+        let value = |name: &str| {
+            let line = metrics.lines().find(|line| line.starts_with(&format!("{name}_total{{")));
+            line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap()
+        };
+        for (own, other) in [("draft", "draft"), ("accepted_draft", "accepted")] {
+            let other = format!("vllm:spec_decode_num_{other}_tokens");
+            assert_eq!(value(&format!("shardpack_{own}_tokens")), value(&other));
+        }
+        [value("shardpack_draft_tokens"), value("shardpack_accepted_draft_tokens")]
+    };
+    assert_eq!(counted(), [0, 0]);
+    says(9, 4);
+    let stats = ask(&server, "", "GET", "/stats").json();
+    assert_eq!(stats["drafts"], json!({"run": 9, "accepted": 4}));
+    assert_eq!(counted(), [9, 4]);
+    says(12, 4);
+    assert_eq!(counted(), [12, 4]);
+    // Its process was started again.
+    says(2, 1);
+    assert_eq!(counted(), [14, 5]);
 }
 
 /// Every place is free and nothing counts as running.

@@ -81,7 +81,7 @@ pub(super) fn start_changed(
         while let Some(command) = waiting.pop_front().or_else(|| commands.recv().ok()) {
             let Command::Submit { id, request, events } = command else { continue };
             let usage = Usage::default();
-            let _ = seen_sender.send(Seen::Submitted(request));
+            let _ = seen_sender.send(Seen::Submitted(*request));
             for step in script.clone() {
                 let tokens = match step {
                     Step::Say(text) => vocabulary.encode(text).unwrap(),

@@ -7,8 +7,8 @@ use crate::server::{
         fields::Fields,
         params::{
             Neutral, leftover, parse_chat_logprobs, parse_constraints, parse_limits,
-            parse_messages, parse_response_format, parse_sampling, parse_stream_options,
-            parse_template_kwargs, refuse_unsupported,
+            parse_messages, parse_prediction, parse_response_format, parse_sampling,
+            parse_stream_options, parse_template_kwargs, refuse_unsupported,
         },
         tools::{parse_tool_choice, parse_tools},
     },
@@ -33,6 +33,7 @@ pub(in crate::server) fn parse(body: Object) -> Result<Call, ApiError> {
     let format = parse_response_format(fields.object("response_format")?, "response_format")?;
     let response_format = parse_constraints(&mut fields)?.unwrap_or(format);
     let reasoning = parse_reasoning(&mut fields)?;
+    let prediction = parse_prediction(&mut fields)?;
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = parse_stream_options(&mut fields)?;
@@ -53,6 +54,7 @@ pub(in crate::server) fn parse(body: Object) -> Result<Call, ApiError> {
         template_kwargs,
         sampling,
         limits,
+        prediction,
     };
     let form = Form::Chat(Options { include_usage });
     let ignored = leftover(fields, ignored);
@@ -94,14 +96,13 @@ fn parse_reasoning(fields: &mut Fields) -> Result<Reasoning, ApiError> {
 }
 
 /// Parameters that are known, but of which only one value is supported.
-pub(super) const UNSUPPORTED: [(&str, Neutral); 8] = [
+pub(super) const UNSUPPORTED: [(&str, Neutral); 7] = [
     ("best_of", Neutral::Numbers(&[1.0])),
     ("echo", Neutral::False),
     ("functions", Neutral::Empty),
     ("modalities", Neutral::Text),
     ("function_call", Neutral::Nothing),
     ("audio", Neutral::Nothing),
-    ("prediction", Neutral::Nothing),
     ("web_search_options", Neutral::Nothing),
 ];
 

@@ -147,8 +147,11 @@ struct PromptDetails {
 }
 
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "the API's names")]
 struct CompletionDetails {
     reasoning_tokens: u32,
+    accepted_prediction_tokens: u32,
+    rejected_prediction_tokens: u32,
 }
 
 impl From<AnswerUsage> for Usage {
@@ -160,6 +163,8 @@ impl From<AnswerUsage> for Usage {
             prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
             completion_tokens_details: CompletionDetails {
                 reasoning_tokens: usage.reasoning_tokens,
+                accepted_prediction_tokens: usage.prediction_tokens[0],
+                rejected_prediction_tokens: usage.prediction_tokens[1],
             },
         }
     }

@@ -73,6 +73,7 @@ pub(in crate::server::dialect) fn parse(body: Object) -> Result<Call, ApiError> 
         template_kwargs,
         sampling,
         limits,
+        prediction: None,
     };
     let form = Form::Messages(Options { stop: request.limits.stop.clone() });
     let ignored = leftover(fields, ignored);

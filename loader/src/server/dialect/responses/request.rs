@@ -63,6 +63,7 @@ pub(in crate::server::dialect) fn parse(
         template_kwargs,
         sampling,
         limits,
+        prediction: None,
     };
     let form = Form::Responses(Box::new(Options { kinds, ..options }));
     let ignored = leftover(fields, ignored);

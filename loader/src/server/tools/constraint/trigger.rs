@@ -1,5 +1,7 @@
 //! What begins a call in free text, per family.
 
+use std::sync::Arc;
+
 use llguidance::Matcher;
 use shardpack_formats::ToolFamily;
 
@@ -20,7 +22,7 @@ pub(super) struct Trigger {
     pub(super) feed: String,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Mark {
     Token(TokenId),
     /// A text, the grammar behind it, and whether the text belongs to that grammar.
@@ -28,7 +30,7 @@ enum Mark {
 }
 
 /// Watches free text.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Triggers {
     family: Option<ToolFamily>,
     marks: Vec<Mark>,
@@ -38,7 +40,8 @@ pub(super) struct Triggers {
     text: String,
     /// Whether the text is the turn from its beginning, or a header.
     watches_whole: bool,
-    pub(super) matchers: Vec<Matcher>,
+    /// Each at the beginning of its grammar.
+    pub(super) matchers: Vec<Arc<Matcher>>,
 }
 
 impl Triggers {

@@ -1,0 +1,217 @@
+//! Drafts: guesses at the next tokens of a sequence, which are run as further rows of a step and
+//! kept where sampling comes to the same tokens. What is guessed decides about speed alone.
+//!
+//! Rank 0 guesses, without a model: where the latest tokens have stood before in the request's
+//! own text, or in the answer that the client foretells, what followed there may follow here.
+//! Every guess is compared with what then comes, run or not, so a request whose guesses are
+//! wrong costs nothing and one that begins to repeat itself is noticed.
+//!
+//! Reading order: [`lookup`] (where a text has been before), [`odds`] (how often guesses come
+//! true), [`share`] (which of them are worth their rows).
+
+mod lookup;
+mod odds;
+mod share;
+
+use super::request::TokenId;
+use lookup::{BREAK, Found, Lookup};
+use odds::Odds;
+pub(super) use share::{Costs, MAX_STEP_DRAFTS};
+
+/// Most drafts of one sequence in a step. A step of 16 rows takes about four times as long as one
+/// of a single row; the last drafts of more would hardly ever come true.
+pub(super) const MAX_DRAFTS: usize = 15;
+
+/// What the beginning of a foretold answer is trusted like: so many tokens that were alike.
+const TOLD_MATCH: usize = 8;
+
+/// Guesses for one request.
+pub(super) struct Drafter {
+    lookup: Lookup,
+    odds: Odds,
+    /// The answer as the client foretells it.
+    told: Vec<u32>,
+    /// Tokens of the sequence that the lookup has taken.
+    taken: usize,
+    proposal: Proposal,
+    /// Tokens of the answer that were foretold at their place.
+    told_right: u32,
+}
+
+/// What may come next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Proposal {
+    tokens: Vec<u32>,
+    /// How many tokens before it were alike.
+    matched: usize,
+    /// Whether it is from the foretold answer.
+    is_told: bool,
+}
+
+impl Drafter {
+    /// Without a text yet. `told` is the answer that the client expects.
+    pub(super) fn new(told: &[TokenId]) -> Self {
+        let told: Vec<u32> = told.iter().map(|token| token.0).collect();
+        let mut lookup = Lookup::default();
+        if !told.is_empty() {
+            lookup.extend(&told);
+            lookup.extend(&[BREAK]);
+            lookup.prefer_before(told.len());
+        }
+        Self {
+            lookup,
+            odds: Odds::default(),
+            told,
+            taken: 0,
+            proposal: Proposal::default(),
+            told_right: 0,
+        }
+    }
+
+    /// Guesses what follows `tokens`, the sequence so far, which only ever grows; `answer` is the
+    /// part of it that was generated. Nothing is guessed beyond one of the tokens `stop`.
+    pub(super) fn propose(&mut self, tokens: &[u32], answer: &[u32], stop: &[TokenId]) {
+        self.lookup.extend(&tokens[self.taken..]);
+        self.taken = tokens.len();
+        // One more than is ever run, so that all of a step's tokens are compared.
+        let most = MAX_DRAFTS + 1;
+        let mut proposal = if let Some(rest) = self.beginning(answer) {
+            let tokens = rest.iter().take(most).copied().collect();
+            Proposal { tokens, matched: TOLD_MATCH, is_told: true }
+        } else if let Some(Found { next, matched }) = self.lookup.find() {
+            let tokens = self.lookup.follow(next, most);
+            Proposal { tokens, matched, is_told: next < self.told.len() }
+        } else {
+            Proposal::default()
+        };
+        if let Some(end) = proposal.tokens.iter().position(|token| stop.contains(&TokenId(*token)))
+        {
+            proposal.tokens.truncate(end);
+        }
+        self.proposal = proposal;
+    }
+
+    /// What is left of the foretold answer while the real one begins like it.
+    fn beginning(&self, answer: &[u32]) -> Option<&[u32]> {
+        // Later the lookup finds it, even after a difference.
+        let is_short = answer.len() <= TOLD_MATCH;
+        self.told.strip_prefix(answer).filter(|rest| is_short && !rest.is_empty())
+    }
+
+    /// How likely it is that each of the first guesses comes true together with those before.
+    pub(super) fn chances(&self, most: usize) -> Vec<f32> {
+        let mut chance = 1.0;
+        let count = self.proposal.tokens.len().min(most).min(MAX_DRAFTS);
+        let next = |place| {
+            chance *= self.odds.of(self.proposal.matched + place);
+            chance
+        };
+        (0..count).map(next).collect()
+    }
+
+    /// The first guesses.
+    pub(super) fn drafts(&self, count: usize) -> Vec<u32> {
+        self.proposal.tokens[..count].to_vec()
+    }
+
+    /// Takes the tokens that came after the last proposal.
+    pub(super) fn learn(&mut self, came: &[u32]) {
+        let Proposal { tokens, matched, is_told } = std::mem::take(&mut self.proposal);
+        for (place, (guess, token)) in tokens.iter().zip(came).enumerate() {
+            let is_right = guess == token;
+            self.odds.learn(matched + place, is_right);
+            if !is_right {
+                break;
+            }
+            self.told_right += u32::from(is_told);
+        }
+    }
+
+    /// Of the foretold answer, how many tokens came at their place, and how many did not.
+    pub(super) fn told(&self) -> [u32; 2] {
+        let all = self.told.len() as u32;
+        let right = self.told_right.min(all);
+        [right, all - right]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs through a text as an engine would that has no drafts to spare; returns how many of
+    /// the answer's tokens were guessed.
+    fn guessed(told: &[u32], prompt: &[u32], answer: &[u32]) -> (usize, Drafter) {
+        let told: Vec<TokenId> = told.iter().map(|token| TokenId(*token)).collect();
+        let mut drafter = Drafter::new(&told);
+        let mut tokens = prompt.to_vec();
+        let mut right = 0;
+        for token in answer {
+            drafter.propose(&tokens, &tokens[prompt.len()..], &[]);
+            right += usize::from(drafter.proposal.tokens.first() == Some(token));
+            drafter.learn(&[*token]);
+            tokens.push(*token);
+        }
+        (right, drafter)
+    }
+
+    #[test]
+    fn what_the_prompt_says_is_guessed_again() {
+        let prompt: Vec<u32> = (0..50).collect();
+        // Two tokens have to be alike first.
+        assert_eq!(guessed(&[], &prompt, &prompt[10..30]).0, 18);
+        // What was never said is not guessed.
+        let new: Vec<u32> = (100..150).collect();
+        assert_eq!(guessed(&[], &prompt, &new).0, 0);
+        // A loop is guessed beyond its first time round.
+        let round: Vec<u32> = [7, 8, 9].repeat(10);
+        assert_eq!(guessed(&[], &[1], &round).0, 30 - 5);
+    }
+
+    #[test]
+    fn a_foretold_answer_is_found_again_after_a_difference() {
+        let told: Vec<u32> = (10..60).collect();
+        let (right, drafter) = guessed(&told, &[1, 2, 3], &told);
+        assert_eq!((right, drafter.told()), (50, [50, 0]), "from its first token on");
+        let mut other = told.clone();
+        other[20] = 99;
+        let (right, drafter) = guessed(&told, &[1, 2, 3], &other);
+        // The changed token and two until the place is found again.
+        assert_eq!((right, drafter.told()), (47, [47, 3]));
+        assert_eq!(guessed(&told, &[1], &[5; 9]).1.told(), [0, 50]);
+    }
+
+    #[test]
+    fn nothing_is_guessed_beyond_a_stop_token() {
+        let mut drafter = Drafter::new(&[]);
+        drafter.propose(&[1, 2, 3, 4, 5, 6, 1, 2], &[], &[TokenId(5)]);
+        assert_eq!(drafter.drafts(2), [3, 4]);
+        assert_eq!(drafter.chances(15).len(), 2);
+    }
+
+    #[test]
+    fn wrong_guesses_lose_their_chances_and_right_ones_win_them() {
+        let mut drafter = Drafter::new(&[]);
+        let mut tokens = vec![1, 2, 3, 4, 5];
+        let chance = |drafter: &mut Drafter, tokens: &[u32]| {
+            drafter.propose(tokens, &[], &[]);
+            drafter.chances(1).first().copied().unwrap_or(0.0)
+        };
+        tokens.extend([1, 2]);
+        let first = chance(&mut drafter, &tokens);
+        for other in 10..40 {
+            drafter.learn(&[other]);
+            tokens.extend([other, 1, 2]);
+            chance(&mut drafter, &tokens);
+        }
+        let late = chance(&mut drafter, &tokens);
+        assert!(late < first / 4.0, "{first} {late}");
+        for _ in 0..30 {
+            let next = drafter.drafts(1)[0];
+            drafter.learn(&[next]);
+            tokens.extend([next, 1, 2]);
+            chance(&mut drafter, &tokens);
+        }
+        assert!(chance(&mut drafter, &tokens) > first);
+    }
+}

@@ -1,0 +1,221 @@
+//! Drafts change no token: on every kind of architecture, on one and two ranks, and through the
+//! server.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, thread};
+
+use serde_json::{Value, json};
+use shardpack_collectives::Group;
+use shardpack_converter::plan::ExpertCut;
+use shardpack_loader::{
+    backend::Cpu,
+    engine::{
+        Engine, EngineOptions, Event, FinishReason, GenerateRequest, RankEngine, RequestId,
+        Sampling, Speculate, StepOutcome, TokenId, TokenLogprobs, memory_group,
+    },
+    model::Model,
+};
+use tempfile::tempdir;
+
+use crate::{
+    experts::{open, write},
+    harness::{convert, data, path, succeed},
+    running::{Running, get, post},
+};
+
+/// An answer with all that is said of it.
+#[derive(Debug, Default, PartialEq)]
+struct Answer {
+    tokens: Vec<TokenId>,
+    logprobs: Vec<TokenLogprobs>,
+    end: Option<FinishReason>,
+}
+
+/// What requests come to on a set, in how many steps, and how many drafts were run and kept.
+struct Run {
+    answers: BTreeMap<RequestId, Answer>,
+    steps: usize,
+    drafts: [u64; 2],
+}
+
+fn run(set: &Path, nodes: u32, speculate: Speculate, requests: &[GenerateRequest]) -> Run {
+    let options = EngineOptions { speculate, ..EngineOptions::STANDARD };
+    let mut engines: Vec<Engine<Cpu>> = open(set, nodes)
+        .iter()
+        .map(|package| {
+            let backend = Cpu::new(1).unwrap();
+            Engine::new(Model::load(package, &backend).unwrap(), backend, options)
+        })
+        .collect();
+    let groups: Vec<Arc<dyn Group>> = memory_group(nodes).unwrap();
+    let (leader, followers) = engines.split_first_mut().unwrap();
+    let mut answers: BTreeMap<RequestId, Answer> = BTreeMap::new();
+    let mut steps = 0;
+    thread::scope(|scope| {
+        for (engine, group) in followers.iter_mut().zip(&groups[1..]) {
+            scope.spawn(move || while engine.follow(group.as_ref()).is_ok() {});
+        }
+        let group = groups[0].as_ref();
+        for (id, request) in requests.iter().enumerate() {
+            leader.submit(RequestId(id as u64), request.clone());
+        }
+        let mut take = |event| match event {
+            Event::Token { request, token, logprobs } => {
+                let answer = answers.entry(request).or_default();
+                answer.tokens.push(token);
+                answer.logprobs.extend(logprobs);
+            }
+            Event::Finished { request, reason, .. } => {
+                answers.entry(request).or_default().end = Some(reason);
+            }
+            Event::Failed { message, .. } => panic!("{message}"),
+        };
+        while leader.lead(group, &mut take).unwrap() == StepOutcome::Worked {
+            steps += 1;
+        }
+        group.abort("done");
+    });
+    Run { answers, steps, drafts: leader.drafts() }
+}
+
+/// Greedy, drawn and penalised, beyond the windows and blocks of small models.
+fn requests() -> Vec<GenerateRequest> {
+    let drawn = Sampling { temperature: 0.8, top_p: 0.9, seed: 11, ..Sampling::GREEDY };
+    let penalised = Sampling { repetition_penalty: 1.2, presence_penalty: 0.3, ..drawn.clone() };
+    [(Sampling::GREEDY, 30), (drawn, 230), (penalised, 7)]
+        .into_iter()
+        .map(|(sampling, length)| {
+            let prompt = (0..length).map(|i| TokenId(i * 37 % 401 + 5)).collect();
+            GenerateRequest { sampling, logprobs: Some(20), ..GenerateRequest::greedy(prompt, 40) }
+        })
+        .collect()
+}
+
+/// With the answers foretold, but for some tokens.
+fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<GenerateRequest> {
+    let tell = |(request, answer): (&GenerateRequest, &Answer)| {
+        let tokens = answer.tokens.iter().enumerate();
+        let change = |(place, token): (usize, &TokenId)| {
+            if place % wrong == wrong - 1 { TokenId(token.0 ^ 1) } else { *token }
+        };
+        GenerateRequest { prediction: tokens.map(change).collect(), ..request.clone() }
+    };
+    requests.iter().zip(run.answers.values()).map(tell).collect()
+}
+
+#[test]
+fn drafts_change_no_bit_on_any_kind_of_architecture() {
+    let folder = tempdir().unwrap();
+    // Dense, tied; latent attention with experts; windows; windows, sinks and experts; experts;
+    // linear attention, whose states go with every token.
+    for (model, rewinds) in [
+        ("qwen3", true),
+        ("llama-tied", true),
+        ("deepseek_v3", true),
+        ("gemma3_text", true),
+        ("gpt_oss", true),
+        ("mixtral", true),
+        ("qwen3_next", false),
+    ] {
+        for nodes in [1, 2] {
+            let set = folder.path().join(format!("{model}-{nodes}"));
+            write(&data("models").join(model), &set, 4, nodes, ExpertCut::Auto);
+            let plain = run(&set, nodes, Speculate::Off, &requests());
+            assert_eq!(plain.drafts, [0, 0]);
+            for wrong in [7, usize::MAX] {
+                let told = foretelling(&requests(), &plain, wrong);
+                let found = run(&set, nodes, Speculate::Auto, &told);
+                assert_eq!(found.answers, plain.answers, "{model} on {nodes}, wrong every {wrong}");
+                let [drafted, accepted] = found.drafts;
+                if rewinds {
+                    assert!(accepted > 0 && found.steps < plain.steps, "{model}: {accepted}");
+                    assert_eq!(accepted < drafted, wrong == 7, "{model}: {accepted} of {drafted}");
+                } else {
+                    assert_eq!((drafted, found.steps), (0, plain.steps), "{model}");
+                }
+            }
+        }
+    }
+}
+
+/// The choices of an answer, and its usage.
+fn ask(server: &Running, body: &Value) -> (Value, Value) {
+    let (status, answer) = post(&format!("{}/v1/chat/completions", server.url()), body);
+    assert_eq!(status, 200, "{answer}");
+    (answer["choices"].clone(), answer["usage"].clone())
+}
+
+fn counter(server: &Running, name: &str) -> f64 {
+    let (_, metrics) = get(&format!("{}/metrics", server.url()));
+    let line = metrics.lines().find(|line| line.starts_with(&format!("{name}_total{{")));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap()
+}
+
+#[test]
+fn a_server_says_the_same_with_drafts() {
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
+    let [off, auto] =
+        ["off", "auto"].map(|when| Running::serve(&set, &["--speculate", when, "--threads", "1"]));
+    let body = |question: &str, more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": question}],
+            "max_tokens": 60, "temperature": 0, "seed": 5, "logprobs": true, "top_logprobs": 3});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string", "maxLength": 40},
+        "b": {"type": "array", "items": {"enum": ["yes", "no"]}, "minItems": 6, "maxItems": 9}},
+        "required": ["a", "b"], "additionalProperties": false});
+    for more in [
+        json!({}),
+        json!({"temperature": 0.9, "top_p": 0.9}),
+        json!({"temperature": 1.2, "n": 3, "frequency_penalty": 0.4}),
+        json!({"stop": ["the", "and"]}),
+        json!({"logit_bias": {"7": -5, "9": 2}, "repetition_penalty": 0.7}),
+        json!({"response_format": {"type": "json_schema",
+            "json_schema": {"name": "x", "strict": true, "schema": schema}}}),
+    ] {
+        let body = body("Genesis 1:1", more);
+        let expected = ask(&off, &body);
+        assert_eq!(ask(&auto, &body), expected, "{body}");
+        let told = expected.0[0]["message"]["content"].as_str().unwrap().to_owned();
+        let mut foretelling = body;
+        foretelling["prediction"] = json!({"type": "content", "content": told});
+        let (choices, usage) = ask(&auto, &foretelling);
+        assert_eq!(choices, expected.0, "{foretelling}");
+        assert_eq!(usage["completion_tokens"], expected.1["completion_tokens"]);
+    }
+    let said = ask(&off, &body("John 11:35", json!({}))).0[0]["message"]["content"].clone();
+    let foretelling = json!({"prediction": {"type": "content", "content":
+        [{"type": "text", "text": said}]}});
+    let (_, usage) = ask(&auto, &body("John 11:35", foretelling));
+    let details = &usage["completion_tokens_details"];
+    // "Jesus wept." to the letter.
+    assert_eq!(details["accepted_prediction_tokens"], usage["completion_tokens"], "{usage}");
+    assert_eq!(details["rejected_prediction_tokens"], 0, "{usage}");
+    assert!(counter(&auto, "shardpack_accepted_draft_tokens") > 20.0);
+    assert!(counter(&off, "shardpack_draft_tokens") < 0.5);
+    for (prediction, part) in [(json!({"type": "other"}), "other"), (json!({}), "content")] {
+        let body = body("John 11:35", json!({"prediction": prediction}));
+        let (status, answer) = post(&format!("{}/v1/chat/completions", auto.url()), &body);
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer["error"]["message"].as_str().unwrap().contains(part), "{answer}");
+    }
+}
+
+#[test]
+fn bench_says_what_drafts_give() {
+    let folder = tempdir().unwrap();
+    let set = convert("kjv-4m", &folder.path().join("set"), &[]);
+    let load = ["--contexts", "16", "--batches", "1", "--generate", "40", "--threads", "1"];
+    let args = [&["bench", path(&set), "--json"][..], &load].concat();
+    let plain: Value = serde_json::from_str(&succeed(&args)).unwrap();
+    assert_eq!(plain["drafts"], Value::Null);
+    let args = [&args[..], &["--speculate", "auto"]].concat();
+    let found: Value = serde_json::from_str(&succeed(&args)).unwrap();
+    let drafts = found["drafts"].as_array().unwrap();
+    let texts: Vec<_> = drafts.iter().map(|row| row["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["new", "likely", "foretold"]);
+    assert!(drafts[2]["accepted_share"].as_f64().unwrap() > 0.9, "{found}");
+    let table = succeed(&args.iter().copied().filter(|arg| *arg != "--json").collect::<Vec<_>>());
+    assert!(table.contains("foretold") && table.contains("with drafts"), "{table}");
+}
