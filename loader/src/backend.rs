@@ -124,6 +124,10 @@ pub struct CacheShape {
 /// the memory for keys and values.
 pub const TOKENS_PER_PAGE: usize = 256;
 
+/// Most drafts of one sequence in a step: more than pay except beside a prompt that is being
+/// read.
+pub const MAX_DRAFTS: usize = 15;
+
 /// How keys and values are stored. What is stored is rounded once, so a token's bits do not
 /// depend on how its sequence was cut into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,8 +302,9 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Takes back the last `rows` that a step has put into a cache, none of them in a page that
-    /// was handed out.
+    /// Takes back the last `rows` that the latest step has put into a cache, none of them in a
+    /// page that was handed out; called after every step in which the cache's sequence had drafts,
+    /// at most [`MAX_DRAFTS`], be it for no row.
     fn rewind(&self, cache: &mut Self::Cache, rows: usize) {
         let _ = (cache, rows);
         unreachable!("no step of this backend has drafts")

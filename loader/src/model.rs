@@ -128,13 +128,6 @@ impl<B: Backend> Model<B> {
         self.spec.delta.is_none()
     }
 
-    /// Whether a sequence can take back its last tokens: not where a layer's state is a sum over
-    /// all of them.
-    #[must_use]
-    pub const fn rewinds(&self) -> bool {
-        self.spec.delta.is_none()
-    }
-
     /// The ranks among which this rank's sums are.
     #[must_use]
     pub fn own_ranks<'a>(&self, ranks: &Ranks<'a>) -> Ranks<'a> {

@@ -218,7 +218,7 @@ impl Backend for Cpu {
     }
 
     fn rewind(&self, cache: &mut Cache, rows: usize) {
-        cache.rewind(rows);
+        self.team.run(|| cache.rewind(rows));
     }
 
     fn page_bytes(&self, shape: &CacheShape) -> u64 {

@@ -14,23 +14,22 @@ mod odds;
 mod share;
 
 use super::request::TokenId;
+use crate::backend::MAX_DRAFTS;
 use lookup::{BREAK, Found, Lookup};
 use odds::Odds;
 pub(super) use share::{Costs, MAX_STEP_DRAFTS};
 
-/// Most drafts of one sequence in a step. A step of 16 rows takes about four times as long as one
-/// of a single row; the last drafts of more would hardly ever come true.
-pub(super) const MAX_DRAFTS: usize = 15;
-
-/// What the beginning of a foretold answer is trusted like: so many tokens that were alike.
+/// The beginning of a foretold answer is trusted as if so many tokens before it were alike.
 const TOLD_MATCH: usize = 8;
 
 /// Guesses for one request.
 pub(super) struct Drafter {
     lookup: Lookup,
     odds: Odds,
-    /// The answer as the client foretells it.
-    told: Vec<u32>,
+    /// Length of the answer as the client foretells it, with which the lookup's text begins.
+    told: usize,
+    /// Where in it the real answer goes on, and how many tokens before that were alike.
+    going_on: Option<Found>,
     /// Tokens of the sequence that the lookup has taken.
     taken: usize,
     proposal: Proposal,
@@ -44,8 +43,8 @@ struct Proposal {
     tokens: Vec<u32>,
     /// How many tokens before it were alike.
     matched: usize,
-    /// Whether it is from the foretold answer.
-    is_told: bool,
+    /// Where it begins in the foretold answer, if it is from there.
+    told_at: Option<usize>,
 }
 
 impl Drafter {
@@ -58,44 +57,34 @@ impl Drafter {
             lookup.extend(&[BREAK]);
             lookup.prefer_before(told.len());
         }
+        let begins = (!told.is_empty()).then_some(Found { next: 0, matched: TOLD_MATCH });
         Self {
             lookup,
             odds: Odds::default(),
-            told,
+            told: told.len(),
+            going_on: begins,
             taken: 0,
             proposal: Proposal::default(),
             told_right: 0,
         }
     }
 
-    /// Guesses what follows `tokens`, the sequence so far, which only ever grows; `answer` is the
-    /// part of it that was generated. Nothing is guessed beyond one of the tokens `stop`.
-    pub(super) fn propose(&mut self, tokens: &[u32], answer: &[u32], stop: &[TokenId]) {
+    /// Guesses what follows `tokens`, the sequence so far, which only ever grows. Nothing is
+    /// guessed beyond one of the tokens `stop`.
+    pub(super) fn propose(&mut self, tokens: &[u32], stop: &[TokenId]) {
         self.lookup.extend(&tokens[self.taken..]);
         self.taken = tokens.len();
-        // One more than is ever run, so that all of a step's tokens are compared.
-        let most = MAX_DRAFTS + 1;
-        let mut proposal = if let Some(rest) = self.beginning(answer) {
-            let tokens = rest.iter().take(most).copied().collect();
-            Proposal { tokens, matched: TOLD_MATCH, is_told: true }
-        } else if let Some(Found { next, matched }) = self.lookup.find() {
-            let tokens = self.lookup.follow(next, most);
-            Proposal { tokens, matched, is_told: next < self.told.len() }
-        } else {
-            Proposal::default()
+        let Some(Found { next, matched }) = self.going_on.or_else(|| self.lookup.find()) else {
+            self.proposal = Proposal::default();
+            return;
         };
-        if let Some(end) = proposal.tokens.iter().position(|token| stop.contains(&TokenId(*token)))
-        {
-            proposal.tokens.truncate(end);
+        // One more than is ever run, so that all of a step's tokens are compared.
+        let mut tokens = self.lookup.follow(next, MAX_DRAFTS + 1);
+        let is_stop = |token: &u32| stop.contains(&TokenId(*token));
+        if let Some(end) = tokens.iter().position(is_stop) {
+            tokens.truncate(end);
         }
-        self.proposal = proposal;
-    }
-
-    /// What is left of the foretold answer while the real one begins like it.
-    fn beginning(&self, answer: &[u32]) -> Option<&[u32]> {
-        // Later the lookup finds it, even after a difference.
-        let is_short = answer.len() <= TOLD_MATCH;
-        self.told.strip_prefix(answer).filter(|rest| is_short && !rest.is_empty())
+        self.proposal = Proposal { tokens, matched, told_at: (next < self.told).then_some(next) };
     }
 
     /// How likely it is that each of the first guesses comes true together with those before.
@@ -116,20 +105,25 @@ impl Drafter {
 
     /// Takes the tokens that came after the last proposal.
     pub(super) fn learn(&mut self, came: &[u32]) {
-        let Proposal { tokens, matched, is_told } = std::mem::take(&mut self.proposal);
-        for (place, (guess, token)) in tokens.iter().zip(came).enumerate() {
-            let is_right = guess == token;
-            self.odds.learn(matched + place, is_right);
-            if !is_right {
+        let Proposal { tokens, matched, told_at } = std::mem::take(&mut self.proposal);
+        let mut right = 0;
+        for (guess, token) in tokens.iter().zip(came) {
+            self.odds.learn(matched + right, guess == token);
+            if guess != token {
                 break;
             }
-            self.told_right += u32::from(is_told);
+            right += 1;
         }
+        let told_at = told_at.inspect(|_| self.told_right += right as u32);
+        let next = told_at.map(|at| at + right).filter(|next| *next < self.told);
+        let all_right = right == came.len();
+        self.going_on =
+            next.filter(|_| all_right).map(|next| Found { next, matched: matched + right });
     }
 
     /// Of the foretold answer, how many tokens came at their place, and how many did not.
     pub(super) fn told(&self) -> [u32; 2] {
-        let all = self.told.len() as u32;
+        let all = self.told as u32;
         let right = self.told_right.min(all);
         [right, all - right]
     }
@@ -147,7 +141,7 @@ mod tests {
         let mut tokens = prompt.to_vec();
         let mut right = 0;
         for token in answer {
-            drafter.propose(&tokens, &tokens[prompt.len()..], &[]);
+            drafter.propose(&tokens, &[]);
             right += usize::from(drafter.proposal.tokens.first() == Some(token));
             drafter.learn(&[*token]);
             tokens.push(*token);
@@ -184,7 +178,7 @@ mod tests {
     #[test]
     fn nothing_is_guessed_beyond_a_stop_token() {
         let mut drafter = Drafter::new(&[]);
-        drafter.propose(&[1, 2, 3, 4, 5, 6, 1, 2], &[], &[TokenId(5)]);
+        drafter.propose(&[1, 2, 3, 4, 5, 6, 1, 2], &[TokenId(5)]);
         assert_eq!(drafter.drafts(2), [3, 4]);
         assert_eq!(drafter.chances(15).len(), 2);
     }
@@ -194,7 +188,7 @@ mod tests {
         let mut drafter = Drafter::new(&[]);
         let mut tokens = vec![1, 2, 3, 4, 5];
         let chance = |drafter: &mut Drafter, tokens: &[u32]| {
-            drafter.propose(tokens, &[], &[]);
+            drafter.propose(tokens, &[]);
             drafter.chances(1).first().copied().unwrap_or(0.0)
         };
         tokens.extend([1, 2]);

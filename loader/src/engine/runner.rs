@@ -143,7 +143,7 @@ impl<B: Backend> Runner<B> {
         let drafts = work.drafted();
         let kept = rows.iter().zip(drafts).take_while(|(row, draft)| row.token == Some(**draft));
         let kept = kept.count();
-        if kept < drafts.len() {
+        if !drafts.is_empty() {
             self.backend.rewind(&mut sequence.cache, drafts.len() - kept);
         }
         sequence.take(&drafts[..kept]);
@@ -204,7 +204,7 @@ impl<B: Backend> Runner<B> {
         if let Some(next) = sequence.next.filter(|next| work.known() != [*next]) {
             return Err(out_of_step(&format!("token {next}"), &format!("{:?}", work.known())));
         }
-        if work.drafts > 0 && !(self.backend.rewinds() && self.model.rewinds()) {
+        if work.drafts > 0 && !self.backend.rewinds() {
             return Err(out_of_step(&"no drafts", &work.drafts));
         }
         let mut masks = work.masks.iter().flatten();

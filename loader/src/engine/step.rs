@@ -21,8 +21,8 @@ use crate::{
 /// Whether likely next tokens are run as further rows of a step, which changes no token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculate {
-    /// Where every backend of the group computes a row the same whatever else is computed, and
-    /// the model has no states that go with its sequences: as far as it pays.
+    /// Where every backend of the group computes a row the same whatever else is computed: as
+    /// far as it pays.
     Auto,
     /// Never.
     Off,
@@ -165,7 +165,7 @@ impl<B: Backend> Engine<B> {
         let hello = Hello {
             vocab_size: model.spec().vocab_size,
             kv: backend.kv_type(),
-            rewinds: backend.rewinds() && model.rewinds(),
+            rewinds: backend.rewinds(),
             pages: self.options.pages(model, backend),
         };
         let agreed = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {

@@ -195,7 +195,9 @@ impl Cache {
 
     /// Takes back the last rows of all layers. Their memory stays, for those that come instead.
     pub(super) fn rewind(&mut self, rows: usize) {
-        assert!(self.states.is_empty(), "states do not go back");
+        for state in &mut self.states {
+            state.rewind(rows);
+        }
         for len in &mut self.lens {
             *len = len.checked_sub(rows).expect("rows that were appended");
         }

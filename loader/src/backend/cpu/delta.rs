@@ -9,10 +9,13 @@ use shardpack_kernels::{
 };
 
 use super::{Tensor, route::sigmoid};
-use crate::backend::{DeltaInputs, DeltaStep};
+use crate::backend::{DeltaInputs, DeltaStep, MAX_DRAFTS};
 
 /// Under the root of a key's or query's length, as the reference has it.
 const LENGTH_EPS: f32 = 1e-6;
+
+/// Most rows of a step after which the last of them can be taken back: a token and its drafts.
+const ROWS_TO_REWIND: usize = 1 + MAX_DRAFTS;
 
 /// What a sequence carries from token to token in one layer.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +24,82 @@ pub(super) struct State {
     window: Vec<Vec<f32>>,
     /// For each value head `[value_dim, key_dim]`: rows are what one value column sums over.
     memory: Vec<f32>,
+    /// How the latest step can be taken back, as far as it had few rows.
+    trail: Option<Trail>,
+}
+
+/// A state before a step, and what each row of the step has done to it. A sum cannot be undone
+/// to the bit, so it is made anew.
+#[derive(Clone, Debug)]
+struct Trail {
+    window: Vec<Vec<f32>>,
+    memory: Vec<f32>,
+    rows: Vec<Change>,
+    heads: Heads,
+}
+
+/// What one token does to a state.
+#[derive(Clone, Debug)]
+struct Change {
+    /// Enters the window.
+    inputs: Vec<f32>,
+    /// Of each key head.
+    k: Vec<f32>,
+    /// Of each value head.
+    v: Vec<f32>,
+    /// Of each value head: how much of the memory stays, and how strongly it changes.
+    factors: Vec<[f32; 2]>,
+}
+
+/// Widths of a layer's heads.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    values_per_key: usize,
+    key_dim: usize,
+    value_dim: usize,
+}
+
+impl Change {
+    /// Changes the memory of a value head; `each` sees its rows as they then are.
+    fn apply(
+        &self,
+        heads: Heads,
+        head: usize,
+        memory: &mut [f32],
+        mut each: impl FnMut(usize, &[f32]),
+    ) {
+        let Heads { values_per_key, key_dim, value_dim } = heads;
+        let k = &self.k[head / values_per_key * key_dim..][..key_dim];
+        let v = &self.v[head * value_dim..][..value_dim];
+        let [decay, beta] = self.factors[head];
+        for (row, (memory, v)) in memory.chunks_exact_mut(key_dim).zip(v).enumerate() {
+            for x in memory.iter_mut() {
+                *x *= decay;
+            }
+            let change = beta * (v - dot(memory, k));
+            memory.iter_mut().zip(k).for_each(|(x, k)| *x += k * change);
+            each(row, memory);
+        }
+    }
+}
+
+impl State {
+    /// Takes back the last `rows` of the latest step, and forgets how.
+    pub(super) fn rewind(&mut self, rows: usize) {
+        let trail = self.trail.take().expect("a step of few rows leaves a trail");
+        if rows == 0 {
+            return;
+        }
+        let kept = trail.rows.len().checked_sub(rows).expect("rows of the latest step");
+        (self.window, self.memory) = (trail.window, trail.memory);
+        let Heads { key_dim, value_dim, .. } = trail.heads;
+        for change in trail.rows.into_iter().take(kept) {
+            let memories = self.memory.par_chunks_exact_mut(value_dim * key_dim).enumerate();
+            memories.for_each(|(head, memory)| change.apply(trail.heads, head, memory, |_, _| ()));
+            self.window.push(change.inputs);
+            self.window.remove(0);
+        }
+    }
 }
 
 /// Runs the rows of one sequence, `[rows, value_heads · value_dim]` to `out`.
@@ -40,45 +119,60 @@ pub(super) fn run(
         state.memory = vec![0.0; values * key_dim];
         state.window = vec![vec![0.0; 2 * keys + values]; kernel - 1];
     }
+    let heads = Heads { values_per_key: step.values_per_key, key_dim, value_dim };
+    let is_short = (2..=ROWS_TO_REWIND).contains(&rows.len());
+    state.trail = is_short.then(|| Trail {
+        window: state.window.clone(),
+        memory: state.memory.clone(),
+        rows: Vec::with_capacity(rows.len()),
+        heads,
+    });
     for (row, out) in rows.zip(out.chunks_exact_mut(values)) {
         let of = |x: &'_ Tensor| row * x.width..(row + 1) * x.width;
-        let mut mixed = Vec::with_capacity(2 * keys + values);
+        let mut inputs_of_row = Vec::with_capacity(2 * keys + values);
         for part in [inputs.q, inputs.k, inputs.v] {
-            mixed.extend_from_slice(&part.values[of(part)]);
+            inputs_of_row.extend_from_slice(&part.values[of(part)]);
         }
-        let mut mixed = convolve(&mut state.window, mixed, step, [keys, keys, values]);
+        let kept = state.trail.is_some().then(|| inputs_of_row.clone());
+        let mut mixed = convolve(&mut state.window, inputs_of_row, step, [keys, keys, values]);
         let (q_and_k, v) = mixed.split_at_mut(2 * keys);
-        for head in q_and_k.chunks_exact_mut(key_dim) {
-            let length = (sum(&head.iter().map(|x| x * x).collect::<Vec<_>>()) + LENGTH_EPS).sqrt();
-            for x in head.iter_mut() {
-                *x /= length;
-            }
-        }
+        q_and_k.chunks_exact_mut(key_dim).for_each(to_unit_length);
         let (q, k) = q_and_k.split_at(keys);
         let query_scale = 1.0 / (key_dim as f32).sqrt();
         let [a, b] = [inputs.a, inputs.b].map(|x| &x.values[of(x)]);
+        let factors = |head: usize| {
+            let decay = exp(-exp(step.a_log[head]) * softplus(a[head] + step.dt_bias[head]));
+            [decay, sigmoid(b[head])]
+        };
+        let change = Change {
+            inputs: kept.unwrap_or_default(),
+            k: k.to_vec(),
+            v: v.to_vec(),
+            factors: (0..value_heads).map(factors).collect(),
+        };
         state
             .memory
             .par_chunks_exact_mut(value_dim * key_dim)
             .zip(out.par_chunks_exact_mut(value_dim))
             .enumerate()
             .for_each(|(head, (memory, out))| {
-                let key = head / step.values_per_key * key_dim..;
-                let (q, k) = (&q[key.clone()][..key_dim], &k[key][..key_dim]);
-                let v = &v[head * value_dim..][..value_dim];
-                let decay = exp(-exp(step.a_log[head]) * softplus(a[head] + step.dt_bias[head]));
-                let beta = sigmoid(b[head]);
-                for ((memory, out), v) in memory.chunks_exact_mut(key_dim).zip(out).zip(v) {
-                    for x in memory.iter_mut() {
-                        *x *= decay;
-                    }
-                    let change = beta * (v - dot(memory, k));
-                    memory.iter_mut().zip(k).for_each(|(x, k)| *x += k * change);
-                    *out = dot(memory, q) * query_scale;
-                }
+                let q = &q[head / step.values_per_key * key_dim..][..key_dim];
+                change.apply(heads, head, memory, |row, memory| {
+                    out[row] = dot(memory, q) * query_scale;
+                });
             });
+        if let Some(trail) = &mut state.trail {
+            trail.rows.push(change);
+        }
         let z = &inputs.z.values[of(inputs.z)];
         gate(out, z, step.gain, step.delta.eps.0);
+    }
+}
+
+fn to_unit_length(head: &mut [f32]) {
+    let length = (sum(&head.iter().map(|x| x * x).collect::<Vec<_>>()) + LENGTH_EPS).sqrt();
+    for x in head {
+        *x /= length;
     }
 }
 

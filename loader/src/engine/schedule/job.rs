@@ -119,8 +119,7 @@ impl Job {
     /// Guesses the next tokens; how likely each of up to `most` comes true with those before it.
     pub(super) fn propose(&mut self, most: usize) -> Vec<f32> {
         let Some(drafter) = &mut self.drafter else { return Vec::new() };
-        let answer = &self.tokens[self.request.prompt.len()..];
-        drafter.propose(&self.tokens, answer, &self.request.stop_tokens);
+        drafter.propose(&self.tokens, &self.request.stop_tokens);
         drafter.chances(most)
     }
 
