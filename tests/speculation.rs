@@ -120,7 +120,8 @@ fn drafts_change_no_bit_on_any_kind_of_architecture() {
                 let found = run(&set, nodes, Speculate::Auto, &told);
                 assert_eq!(found.answers, plain.answers, "{model} on {nodes}, wrong every {wrong}");
                 let [drafted, accepted] = found.drafts;
-                assert!(accepted > 0 && found.steps < plain.steps, "{model}: {accepted}");
+                // The one with the fewest right drafts decides how many steps there are.
+                assert!(accepted > 0 && found.steps <= plain.steps, "{model}: {accepted}");
                 assert_eq!(accepted < drafted, wrong == 7, "{model}: {accepted} of {drafted}");
             }
         }
@@ -129,13 +130,13 @@ fn drafts_change_no_bit_on_any_kind_of_architecture() {
 
 /// The choices of an answer, and its usage.
 fn ask(server: &Running, body: &Value) -> (Value, Value) {
-    let (status, answer) = post(&format!("{}/v1/chat/completions", server.url()), body);
+    let (status, answer) = post(&format!("{}/chat/completions", server.url()), body);
     assert_eq!(status, 200, "{answer}");
     (answer["choices"].clone(), answer["usage"].clone())
 }
 
 fn counter(server: &Running, name: &str) -> f64 {
-    let (_, metrics) = get(&format!("{}/metrics", server.url()));
+    let (_, metrics) = get(&format!("{}/metrics", server.url().trim_end_matches("/v1")));
     let line = metrics.lines().find(|line| line.starts_with(&format!("{name}_total{{")));
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap()
 }
@@ -186,7 +187,7 @@ fn a_server_says_the_same_with_drafts() {
     assert!(counter(&off, "shardpack_draft_tokens") < 0.5);
     for (prediction, part) in [(json!({"type": "other"}), "other"), (json!({}), "content")] {
         let body = body("John 11:35", json!({"prediction": prediction}));
-        let (status, answer) = post(&format!("{}/v1/chat/completions", auto.url()), &body);
+        let (status, answer) = post(&format!("{}/chat/completions", auto.url()), &body);
         assert_eq!(status, 400, "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains(part), "{answer}");
     }
