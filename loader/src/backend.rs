@@ -124,10 +124,6 @@ pub struct CacheShape {
 /// the memory for keys and values.
 pub const TOKENS_PER_PAGE: usize = 256;
 
-/// Most drafts of one sequence in a step: more than pay except beside a prompt that is being
-/// read.
-pub const MAX_DRAFTS: usize = 15;
-
 /// How keys and values are stored. What is stored is rounded once, so a token's bits do not
 /// depend on how its sequence was cut into steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +208,8 @@ pub struct DeltaStep<'a, V> {
     pub layer: usize,
     /// Rows of each sequence, in the order of the caches.
     pub lengths: &'a [usize],
+    /// The last of them that may be taken back; empty where none are.
+    pub drafts: &'a [usize],
     /// Key heads held here.
     pub key_heads: usize,
     /// Value heads of each.
@@ -304,7 +302,7 @@ pub trait Backend: Send + Sync {
 
     /// Takes back the last `rows` that the latest step has put into a cache, none of them in a
     /// page that was handed out; called after every step in which the cache's sequence had drafts,
-    /// at most [`MAX_DRAFTS`], be it for no row.
+    /// be it for no row.
     fn rewind(&self, cache: &mut Self::Cache, rows: usize) {
         let _ = (cache, rows);
         unreachable!("no step of this backend has drafts")

@@ -36,6 +36,8 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// Rows of each sequence; they follow what its cache holds.
     pub lengths: Vec<usize>,
+    /// Of each sequence, the last rows that may be taken back afterwards; empty where none are.
+    pub drafts: Vec<usize>,
     /// Tokens that each sequence may have in the end; empty where every sequence ends with this
     /// step. Some position embeddings depend on it, so it must not change from step to step.
     pub totals: Vec<u32>,

@@ -382,10 +382,11 @@ impl Backend for Cpu {
         assert_eq!(step.lengths.iter().sum::<usize>(), inputs.v.rows(), "rows of all sequences");
         let mut out = Tensor::zeros(inputs.v.rows(), inputs.v.width);
         let mut row = 0;
-        for (cache, length) in caches.iter_mut().zip(step.lengths) {
+        let drafts = step.drafts.iter().copied().chain(std::iter::repeat(0));
+        for ((cache, length), drafts) in caches.iter_mut().zip(step.lengths).zip(drafts) {
             let rows = row..row + length;
             let place = &mut out.values[rows.start * inputs.v.width..rows.end * inputs.v.width];
-            delta::run(inputs, rows, cache.state(step.layer), step, place);
+            delta::run(inputs, (rows, drafts), cache.state(step.layer), step, place);
             row += length;
         }
         out

@@ -14,10 +14,12 @@ mod odds;
 mod share;
 
 use super::request::TokenId;
-use crate::backend::MAX_DRAFTS;
 use lookup::{BREAK, Found, Lookup};
 use odds::Odds;
 pub(super) use share::{Costs, MAX_STEP_DRAFTS};
+
+/// Most drafts of one sequence in a step: more than pay except beside a prompt that is being read.
+pub(super) const MAX_DRAFTS: usize = 15;
 
 /// The beginning of a foretold answer is trusted as if so many tokens before it were alike.
 const TOLD_MATCH: usize = 8;

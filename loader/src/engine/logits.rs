@@ -164,6 +164,7 @@ impl<B: Backend> LocalModel<B> {
             tokens: tokens.iter().map(|token| token.0).collect(),
             positions: (sequence.len..end as u32).collect(),
             lengths: vec![tokens.len()],
+            drafts: Vec::new(),
             logit_rows: (first..tokens.len()).collect(),
         };
         sequence.len = end as u32;

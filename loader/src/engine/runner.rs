@@ -231,6 +231,7 @@ impl<B: Backend> Runner<B> {
             batch.tokens.extend(&work.tokens);
             batch.positions.extend(work.position..work.position + work.tokens.len() as u32);
             batch.lengths.push(work.tokens.len());
+            batch.drafts.push(work.drafts as usize);
             batch.totals.push(sequence.total.max(sequence.len));
             if work.sample {
                 let end = batch.tokens.len();

@@ -99,6 +99,7 @@ impl<B: Backend> Delta<B> {
         let at = DeltaStep {
             layer: step.cached(layer),
             lengths: &step.batch.lengths,
+            drafts: &step.batch.drafts,
             key_heads: step.shard.lin_k.len(),
             values_per_key: (delta.value_heads / delta.key_heads) as usize,
             delta,

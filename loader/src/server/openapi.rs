@@ -35,6 +35,7 @@ const FLAT_TOOLS: &str = r#"{"type":"array","items":{"type":"object","required":
 const INPUT_TOOLS: &str = r#"{"type":"array","items":{"type":"object","required":["name","input_schema"],"properties":{"name":{"type":"string","minLength":1,"maxLength":64},"description":{"type":"string"},"input_schema":{"type":"object"}}}}"#;
 const CHOICE: &str = r#"{"oneOf":[{"type":"string","enum":["auto","none","required"]},{"type":"object","required":["type"],"properties":{"type":{"type":"string"}}}]}"#;
 const FORMAT: &str = r#"{"type":"object","required":["type"],"properties":{"type":{"type":"string","enum":["text","json_object","json_schema"]}}}"#;
+const PREDICTION: &str = r##"{"type":"object","required":["type","content"],"properties":{"type":{"const":"content"},"content":{"$ref":"#/components/schemas/Content"}}}"##;
 const PROMPT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","minItems":1,"items":{"type":"string"}},{"type":"array","minItems":1,"items":{"type":"integer","minimum":0}}]}"#;
 const INPUT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object"}}]}"#;
 const SYSTEM: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object","required":["type","text"],"properties":{"type":{"const":"text"},"text":{"type":"string"}}}}]}"#;
@@ -72,6 +73,7 @@ const CHAT: &[Member] = &[
     ("logprobs", BOOLEAN, false),
     ("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
     ("reasoning_effort", STRING, false),
+    ("prediction", PREDICTION, false),
     ("chat_template_kwargs", OBJECT, false),
 ];
 

@@ -9,13 +9,10 @@ use shardpack_kernels::{
 };
 
 use super::{Tensor, route::sigmoid};
-use crate::backend::{DeltaInputs, DeltaStep, MAX_DRAFTS};
+use crate::backend::{DeltaInputs, DeltaStep};
 
 /// Under the root of a key's or query's length, as the reference has it.
 const LENGTH_EPS: f32 = 1e-6;
-
-/// Most rows of a step after which the last of them can be taken back: a token and its drafts.
-const ROWS_TO_REWIND: usize = 1 + MAX_DRAFTS;
 
 /// What a sequence carries from token to token in one layer.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +21,7 @@ pub(super) struct State {
     window: Vec<Vec<f32>>,
     /// For each value head `[value_dim, key_dim]`: rows are what one value column sums over.
     memory: Vec<f32>,
-    /// How the latest step can be taken back, as far as it had few rows.
+    /// How the latest step can be taken back, if it has drafts.
     trail: Option<Trail>,
 }
 
@@ -86,7 +83,11 @@ impl Change {
 impl State {
     /// Takes back the last `rows` of the latest step, and forgets how.
     pub(super) fn rewind(&mut self, rows: usize) {
-        let trail = self.trail.take().expect("a step of few rows leaves a trail");
+        let Some(trail) = self.trail.take() else {
+            // Nothing of such layers is held here.
+            assert!(self.memory.is_empty(), "a step with drafts leaves a trail");
+            return;
+        };
         if rows == 0 {
             return;
         }
@@ -102,10 +103,11 @@ impl State {
     }
 }
 
-/// Runs the rows of one sequence, `[rows, value_heads · value_dim]` to `out`.
+/// Runs the rows of one sequence, the last of them `drafts`, `[rows, value_heads · value_dim]` to
+/// `out`.
 pub(super) fn run(
     inputs: &DeltaInputs<'_, Tensor>,
-    rows: std::ops::Range<usize>,
+    (rows, drafts): (std::ops::Range<usize>, usize),
     state: &mut State,
     step: &DeltaStep<'_, Vec<f32>>,
     out: &mut [f32],
@@ -120,8 +122,7 @@ pub(super) fn run(
         state.window = vec![vec![0.0; 2 * keys + values]; kernel - 1];
     }
     let heads = Heads { values_per_key: step.values_per_key, key_dim, value_dim };
-    let is_short = (2..=ROWS_TO_REWIND).contains(&rows.len());
-    state.trail = is_short.then(|| Trail {
+    state.trail = (drafts > 0).then(|| Trail {
         window: state.window.clone(),
         memory: state.memory.clone(),
         rows: Vec::with_capacity(rows.len()),

@@ -3,10 +3,14 @@
 use shardpack_formats::Spec;
 
 use super::{
-    super::{draft::Costs, plan::Work, runner::Sampled, step::Speculate},
+    super::{
+        draft::{Costs, MAX_DRAFTS},
+        plan::Work,
+        runner::Sampled,
+        step::Speculate,
+    },
     Active, Limits, Schedule,
 };
-use crate::backend::MAX_DRAFTS;
 
 /// Where drafts come from.
 #[derive(Clone, Debug)]

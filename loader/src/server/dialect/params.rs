@@ -327,9 +327,9 @@ pub(super) fn parse_prediction(fields: &mut Fields) -> Result<Option<String>, Ap
     const PARAM: &str = "prediction";
     let Some(members) = fields.object(PARAM)? else { return Ok(None) };
     let mut members = Fields::new(members);
-    let kind = members.string("type")?;
-    if let Some(kind) = kind.filter(|kind| kind != "content") {
-        let message = format!("{PARAM}: type {kind:?} is not supported, only \"content\" is");
+    let kind = members.string("type")?.unwrap_or_default();
+    if kind != "content" {
+        let message = format!("{PARAM}: expected type \"content\", found {kind:?}");
         return Err(ApiError::param(PARAM, message));
     }
     let wrong = || {

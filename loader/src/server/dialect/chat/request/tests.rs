@@ -43,6 +43,26 @@ fn absent_and_null_are_the_same() {
 }
 
 #[test]
+fn predictions_are_texts() {
+    let told = |members: &str| accepted(members).request.prediction;
+    assert_eq!(told(""), None);
+    let text = |content: &str| format!(r#""prediction":{{"type":"content","content":{content}}}"#);
+    assert_eq!(told(&text("\"ab\"")).as_deref(), Some("ab"));
+    let parts = r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#;
+    assert_eq!(told(&text(parts)).as_deref(), Some("ab"));
+    for wrong in [
+        r#""prediction":"ab""#,
+        r#""prediction":{"content":"ab"}"#,
+        r#""prediction":{"type":"tokens","content":"ab"}"#,
+        r#""prediction":{"type":"content"}"#,
+        r#""prediction":{"type":"content","content":[{"type":"image"}]}"#,
+    ] {
+        let error = parse_with(wrong).unwrap_err();
+        assert!(error.message.contains("prediction"), "{wrong}: {error:?}");
+    }
+}
+
+#[test]
 fn values_are_taken() {
     let call = accepted(
         r#""model":"m","temperature":0.5,"seed":7.0,"max_tokens":3,"max_completion_tokens":4,
@@ -218,6 +238,7 @@ fn any_value_of_any_parameter_is_taken_or_refused() {
         "structured_outputs",
         "reasoning",
         "stop_token_ids",
+        "prediction",
     ];
     for name in known.into_iter().chain(UNSUPPORTED.map(|(name, _)| name)) {
         for value in values {
