@@ -1,5 +1,6 @@
 //! Products beside the machine's read limit, in one run and alternately:
-//! `cargo run --release -p shardpack-kernels --example products -- [THREADS] [ROUNDS] [BITS] [PLATFORM]`.
+//! `cargo run --release -p shardpack-kernels --example products -- [THREADS] [ROUNDS] [BITS] [PLATFORM]
+//! [ROWS]`.
 //!
 //! The limit of few rows: weights are read from memory once, so bytes per second stay below those
 //! of a plain read loop. The limit of many rows: products of bytes per second; with AVX-512 64 a
@@ -136,6 +137,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         |index: usize, default| arguments.get(index).map_or(Ok(default), |text| text.parse());
     let (threads, rounds, only): (usize, usize, usize) =
         (number(0, 2)?, number(1, 5)?, number(2, 0)?);
+    let only_rows: Option<usize> = arguments.get(4).map(|text| text.parse()).transpose()?;
     let wanted = |platform: &Platform| match arguments.get(3) {
         Some(name) => platform.name() == name,
         None => *platform != Platform::Portable,
@@ -154,7 +156,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let team = Team::new(&TeamOptions { threads, platform: *platform, activations })?;
             let bytes = layers[..LAYERS].iter().map(Layer::bytes).sum::<usize>() as f64 / 1e9;
             let pieces: Vec<_> = layers.chunks_exact(LAYERS).collect();
-            for rows in ROWS {
+            for rows in ROWS.into_iter().filter(|rows| only_rows.is_none_or(|only| only == *rows)) {
                 let held = if rows > MANY { 2 } else { PIECES };
                 let (mut limits, mut speeds, mut shares) = (Vec::new(), Vec::new(), Vec::new());
                 for index in 0..rounds * held {

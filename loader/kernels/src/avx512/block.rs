@@ -31,6 +31,16 @@ pub(super) fn fetch_behind<const LINES: usize>(bytes: &[u8]) {
     }
 }
 
+/// Fetches `LINES` lines of the cache a short distance behind some bytes into the second cache.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn fetch_far<const LINES: usize>(bytes: &[u8]) {
+    for line in 0..LINES {
+        let line = bytes.as_ptr().wrapping_add(line * 64 + NEAR);
+        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+    }
+}
+
 /// 48 bytes to 64 weights: six bytes go to each 8-byte word, whose fields are then picked.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
