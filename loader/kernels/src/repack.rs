@@ -92,17 +92,19 @@ impl Repack {
     /// When the bytes are not whole fours of rows.
     pub fn interleave(&self, rows: &mut [u8]) {
         assert!(rows.len().is_multiple_of(self.quad_bytes()), "{} bytes of rows", rows.len());
-        let mut before = vec![0; self.quad_bytes()];
         #[cfg(target_arch = "x86_64")]
-        let fast = Platform::Avx512.is_available();
+        let (fast, beyond) = (Platform::Avx512.is_available(), crate::avx512::READ_BEYOND);
+        #[cfg(not(target_arch = "x86_64"))]
+        let beyond = 0;
+        let mut before = vec![0; self.quad_bytes() + beyond];
         for quad in rows.chunks_exact_mut(self.quad_bytes()) {
-            before.copy_from_slice(quad);
+            before[..quad.len()].copy_from_slice(quad);
             #[cfg(target_arch = "x86_64")]
             if fast {
                 crate::avx512::interleave(self, &before, quad);
                 continue;
             }
-            self.interleave_four(&before, quad);
+            self.interleave_four(&before[..quad.len()], quad);
         }
     }
 
