@@ -34,6 +34,7 @@ mod scripted;
 mod serve;
 mod signature;
 mod sources;
+mod sparse;
 mod speculation;
 mod stages;
 mod stats;

@@ -92,7 +92,7 @@ impl Joined {
             let possible = "1 to 8 nodes are";
             return Err(PlanError::Option { option: "--nodes", value, possible }.into());
         }
-        check_stages(&options, self.normalised.spec.layers.len())?;
+        check_stages(&options, &self.normalised.spec)?;
         let manifest = self.manifest();
         let quantization = manifest.quantization.clone();
         let options = ConvertOptions { name: manifest.name.clone(), ..options };

@@ -165,7 +165,7 @@ impl Plan {
         let choice = Choice::new(&options)?;
         let tensors = source.source_tensors();
         let normalised = resolve(&source.config, &tensors, &packs(options.rules.as_ref()))?;
-        stages::check(&options, normalised.spec.layers.len())?;
+        stages::check(&options, &normalised.spec)?;
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
         }

@@ -19,6 +19,10 @@ use pattern::Pattern;
 /// Longest pattern in bytes: module names have under 100.
 const MAX_PATTERN_BYTES: usize = 256;
 
+/// Bits of what chooses keys: a key more or less has no small error, and it is a few thousandths
+/// of a model. Publishers store it in 8 bits too.
+const INDEXER_BITS: u32 = 8;
+
 /// Bits that mean "not quantized".
 const PLAIN_BITS: u32 = 16;
 
@@ -54,7 +58,7 @@ pub enum RecipeError {
 /// A ready choice of bits by place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recipe {
-    /// Every matrix at the main bits.
+    /// Every matrix at the main bits, but for what chooses keys: 8 at least, in every recipe.
     #[default]
     Uniform,
     /// More bits where rounding hurts most: `down_proj` and `v_proj` of the first and the last
@@ -128,7 +132,13 @@ impl Recipe {
     /// The format of a matrix in a model of `layers` layers.
     #[must_use]
     pub fn format(self, matrix: &Matrix, layers: u32, main: MainFormat) -> MatrixFormat {
-        if self == Self::Uniform || main.bits >= PLAIN_BITS {
+        if main.bits >= PLAIN_BITS {
+            return main.stored();
+        }
+        if matrix.role == Role::Indexer {
+            return main.with_bits(main.bits.max(INDEXER_BITS));
+        }
+        if self == Self::Uniform {
             return main.stored();
         }
         let kind = matrix.module.rsplit('.').next().unwrap_or_default();
@@ -138,7 +148,7 @@ impl Recipe {
                 let outer = matrix.layer.is_some_and(|layer| is_outer(layer, layers));
                 if outer { one_step_up(main.bits) } else { main.bits }
             }
-            Role::Linear | Role::Norm | Role::Bias | Role::Router => main.bits,
+            Role::Linear | Role::Norm | Role::Bias | Role::Router | Role::Indexer => main.bits,
         };
         main.with_bits(bits)
     }

@@ -76,7 +76,7 @@ pub(crate) use file::{
 pub(crate) use from::FromRule;
 pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
-pub(crate) use parts::{DeltaRules, MlaRules, MoeRules, RouterRules};
+pub(crate) use parts::{DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules};
 
 /// Largest rule file in bytes: the largest known has under 20 KiB.
 pub const MAX_RULES_BYTES: usize = 1 << 20;

@@ -21,7 +21,7 @@ pub use attention::{Attention, PositionScale, QkNorm};
 pub use block::Block;
 pub use delta::Delta;
 pub use ffn::{Activation, Ffn};
-pub use mla::Mla;
+pub use mla::{Index, Mla};
 pub use moe::{
     ClampedSwiglu, ExpertGroups, GroupScore, Moe, MoeNames, Renormalise, Router, Scores,
     SharedExpert,
@@ -77,6 +77,20 @@ pub struct Spec {
     pub delta: Option<Delta>,
 }
 
+impl Spec {
+    /// Why sequences are shorter than the model's own: its package was made when what chooses its
+    /// keys was not read yet, so they end where a choice would begin.
+    #[must_use]
+    pub fn shortened(&self) -> Option<&'static str> {
+        const INDEXED: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
+        let without = self.mla.as_ref().is_some_and(|mla| mla.index.is_none());
+        (without && INDEXED.contains(&self.model_type.as_str())).then_some(
+            "its package was made without the indexer of its attention: convert the model again \
+             for longer contexts",
+        )
+    }
+}
+
 /// For fields that are skipped while they are false.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_false(flag: &bool) -> bool {
@@ -97,6 +111,10 @@ pub struct Layer {
     /// Whether it has linear attention ([`Spec::delta`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub delta: bool,
+    /// Whether it attends to the keys that the layer before it attends to, and chooses none
+    /// ([`Mla::index`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shares_keys: bool,
 }
 
 /// Which keys a query sees.

@@ -24,8 +24,8 @@ use shardpack_formats::spec::{Activation, Mask, Rope, Router};
 use shardpack_kernels::Packing;
 use shardpack_loader::{
     backend::{
-        AttentionStep, Backend, CacheShape, Cpu, DeltaInputs, DeltaStep, ExpertStep, KvType,
-        NormStep, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
+        AttentionStep, Backend, CacheShape, Cpu, DeltaInputs, DeltaStep, ExpertStep, IndexInputs,
+        IndexStep, KvType, NormStep, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
     },
     bench::read_bandwidth,
     engine::{LocalModel, TokenId, memory_group},
@@ -74,6 +74,7 @@ fn bytes_of(matrix: &StoredMatrix) -> usize {
 type Tensor = <Cpu as Backend>::Tensor;
 type Rotation = <Cpu as Backend>::Rotation;
 type Routes = <Cpu as Backend>::Routes;
+type Chosen = <Cpu as Backend>::Chosen;
 type Cache = <Cpu as Backend>::Cache;
 type Page = <Cpu as Backend>::Page;
 
@@ -83,6 +84,7 @@ impl Backend for Timed {
     type Vector = Vec<f32>;
     type Rotation = Rotation;
     type Routes = Routes;
+    type Chosen = Chosen;
     type Cache = Cache;
     type Page = Page;
 
@@ -191,6 +193,26 @@ impl Backend for Timed {
             }
         };
         self.time_bytes("attention", bytes, |cpu| cpu.attention(qkv, caches, step))
+    }
+
+    fn choose_keys(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &IndexStep<'_>,
+    ) -> Chosen {
+        let bytes = step.width * size_of::<f32>() * self.context.load(Ordering::Relaxed);
+        self.time_bytes("choice of keys", bytes, |cpu| cpu.choose_keys(inputs, caches, step))
+    }
+
+    fn attention_to(
+        &self,
+        chosen: &Chosen,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &AttentionStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("attention to chosen keys", |cpu| cpu.attention_to(chosen, qkv, caches, step))
     }
 
     fn has_latent_and_linear_attention(&self) -> bool {

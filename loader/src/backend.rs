@@ -118,6 +118,12 @@ pub struct CacheShape {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Whether keys serve as values too, which are not kept then.
+    pub keys_are_values: bool,
+    /// Layers that keep the key of an index besides.
+    pub indexes: usize,
+    /// Width of that key.
+    pub index_width: usize,
 }
 
 /// Tokens of a page of keys and values: what sequences that begin alike share, and the unit of
@@ -157,6 +163,32 @@ pub struct AttentionStep<'a, V> {
     pub sinks: Option<&'a V>,
     /// Which keys a query sees.
     pub mask: Mask,
+}
+
+/// What the index of one layer reads of each row.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexInputs<'a, T> {
+    /// Short queries `[rows, heads · width]`, rotated.
+    pub q: &'a T,
+    /// Keys `[rows, width]`, rotated.
+    pub k: &'a T,
+    /// How much each short query counts, `[rows, heads]`.
+    pub weights: &'a T,
+}
+
+/// The choice of keys in one layer for the sequences of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexStep<'a> {
+    /// The layer, counted among those that keep keys of an index here.
+    pub layer: usize,
+    /// Rows of each sequence, in the order of the caches; they follow what is cached.
+    pub lengths: &'a [usize],
+    /// Short queries of a row.
+    pub heads: usize,
+    /// Their width, and that of the keys.
+    pub width: usize,
+    /// Keys that are chosen.
+    pub top_k: usize,
 }
 
 /// A norm's formula and gains.
@@ -264,6 +296,8 @@ pub trait Backend: Send + Sync {
     type Rotation: Send;
     /// Which experts the rows of a step go to, and how much each counts.
     type Routes: Send;
+    /// The keys that the rows of a step attend to.
+    type Chosen: Send;
     /// Keys and values of one sequence in all layers; grows with it.
     type Cache: Send;
     /// A handle to a full page of a cache, [`TOKENS_PER_PAGE`] tokens in all layers; cheap to
@@ -368,6 +402,33 @@ pub trait Backend: Send + Sync {
         caches: &mut [&mut Self::Cache],
         step: &AttentionStep<'_, Self::Vector>,
     ) -> Self::Tensor;
+
+    /// Appends the keys of an index to the caches, one per sequence, and chooses for each row the
+    /// `top_k` keys up to its own whose score `Σ weight · max(q · k, 0)` is largest; all where
+    /// there are no more. A sequence's choice depends on nothing else, and is the same on every
+    /// rank.
+    fn choose_keys(
+        &self,
+        inputs: IndexInputs<'_, Self::Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &IndexStep<'_>,
+    ) -> Self::Chosen {
+        let _ = (inputs, caches, step);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
+    /// [`Backend::attention`] to chosen keys alone, where keys are values. Rows that attend to all
+    /// keys have the same results as there.
+    fn attention_to(
+        &self,
+        chosen: &Self::Chosen,
+        qkv: Qkv<'_, Self::Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &AttentionStep<'_, Self::Vector>,
+    ) -> Self::Tensor {
+        let _ = (chosen, qkv, caches, step);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
 
     /// Whether it has the operations on heads and states below, which attention over latents,
     /// gated attention and linear attention need; a model that needs them is refused otherwise.

@@ -16,6 +16,7 @@ mod delta;
 mod error;
 mod ffn;
 mod head;
+mod index;
 mod load;
 mod mla;
 mod moe;
@@ -111,15 +112,23 @@ impl<B: Backend> Model<B> {
     /// Room for one sequence.
     #[must_use]
     pub fn cache_shape(&self) -> CacheShape {
+        let layers = || self.shard.layers(&self.spec);
+        // A rank without heads attends to nothing.
+        let attends = |it: &usize| !self.shard.q.is_empty() && !self.spec.layers[*it].delta;
+        let index = self.spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
+        let chooses = |it: &usize| attends(it) && !self.spec.layers[*it].shares_keys;
         CacheShape {
-            layers: self.shard.layers(&self.spec).filter(|it| !self.spec.layers[*it].delta).count(),
-            states: self.shard.layers(&self.spec).filter(|it| self.spec.layers[*it].delta).count(),
+            layers: layers().filter(attends).count(),
+            states: layers().filter(|it| self.spec.layers[*it].delta).count(),
             kv_heads: self.shard.kv.len(),
             head_dim: match &self.spec.mla {
                 None => self.spec.attention.head_dim as usize,
                 // The latent and the rotated part, once for all heads.
                 Some(mla) => (mla.kv_rank + mla.rope) as usize,
             },
+            keys_are_values: self.spec.mla.is_some(),
+            indexes: index.map_or(0, |_| layers().filter(chooses).count()),
+            index_width: index.map_or(0, |index| index.width as usize),
         }
     }
 

@@ -46,7 +46,7 @@ OTHERWISE = {
 WITHOUT = {
     "arcee": "mlx-lm does not have it",
     "deepseek_v2": "mlx-lm keeps the up-projection of its latent in one matrix, which packages hold turned, for each head",
-    "glm_moe_dsa": "mlx-lm has the indexer, which packages leave out",
+    "glm_moe_dsa_shared": "mlx-lm has no layers that go by the keys of an earlier one",
     "hunyuan_v1_moe": "mlx-lm does not have it",
     "hy_v3": "mlx-lm does not have it",
     "mixtral": "mlx-lm takes the width of a head from the hidden size, which is another one here",

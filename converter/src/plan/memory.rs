@@ -57,6 +57,14 @@ impl KvType {
             Self::Q8 => width + 4,
         }
     }
+
+    /// Bytes of the key of an index, which are no integers.
+    const fn index_bytes(self, width: u64) -> u64 {
+        match self {
+            Self::F32 => width * 4,
+            Self::F16 | Self::Bf16 | Self::Q8 => width * 2,
+        }
+    }
 }
 
 /// What one rank needs.
@@ -235,15 +243,19 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
     if spec.layers[layer].delta {
         return 0;
     }
-    let (heads, width) = match &spec.mla {
+    match &spec.mla {
         None => {
             let width = u64::from(spec.attention.head_dim);
-            (part.key / width.max(1), width)
+            2 * load.tokens * (part.key / width.max(1)) * load.kv.head_bytes(width)
         }
-        // Every rank holds the latents of all heads.
-        Some(mla) => (1, u64::from(mla.kv_rank + mla.rope)),
-    };
-    2 * load.tokens * heads * load.kv.head_bytes(width)
+        // Every rank holds the latents of all heads, which are keys and values.
+        Some(mla) => {
+            let width = u64::from(mla.kv_rank + mla.rope);
+            let index = mla.index.as_ref().filter(|_| !spec.layers[layer].shares_keys);
+            let index = index.map_or(0, |index| load.kv.index_bytes(index.width.into()));
+            load.tokens * (load.kv.head_bytes(width) + index)
+        }
+    }
 }
 
 /// What a sequence carries from token to token in a layer of linear attention: the memory of each
@@ -295,7 +307,15 @@ fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let [rank, nope, rope, value] = [mla.kv_rank, mla.nope, mla.rope, mla.value].map(u64::from);
     let heads = part.query / (nope + rope).max(1);
-    3 * hidden + heads * (2 * (nope + rope) + 4 * rank + 2 * rope + value) + 4 * (rank + rope)
+    let index = mla.index.as_ref().map_or(0, |index| {
+        let [heads, width] = [index.heads, index.width].map(u64::from);
+        // Short queries as projected and as rotated.
+        2 * heads * width + width + heads + u64::from(index.top_k)
+    });
+    index
+        + 3 * hidden
+        + heads * (2 * (nope + rope) + 4 * rank + 2 * rope + value)
+        + 4 * (rank + rope)
 }
 
 fn linear(spec: &Spec, delta: &Delta, part: &Part) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shardpack_formats::{Normalised, Role};
+use shardpack_formats::{Normalised, Role, Spec, spec::Layer};
 use shardpack_manifests::{
     Layout,
     layout::{Stage, Stages},
@@ -19,14 +19,17 @@ use super::{
 pub(super) type Division = (Stages, Vec<RankGroup>);
 
 /// Refuses numbers of stages that nodes or layers cannot be divided into.
-pub(crate) fn check(options: &ConvertOptions, layers: usize) -> Result<(), PlanError> {
+pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanError> {
     let (stages, nodes) = (options.stages, options.nodes.count());
+    let layers = spec.layers.iter().filter(|layer| may_begin(layer)).count();
     let possible = |stages: u32| nodes.is_multiple_of(stages) && stages as usize <= layers;
     if stages > 0 && possible(stages) {
         return Ok(());
     }
     let problem = if stages as usize > layers {
-        format!("the model has {layers} layers, and every stage needs one")
+        let all = spec.layers.len();
+        let those = if layers < all { " that choose their keys" } else { "" };
+        format!("the model has {layers} layers{those}, and every stage needs one")
     } else {
         format!("{nodes} nodes are not {stages} groups of the same size")
     };
@@ -35,9 +38,15 @@ pub(crate) fn check(options: &ConvertOptions, layers: usize) -> Result<(), PlanE
     Err(PlanError::Stages { stages, problem, nearest })
 }
 
+/// Whether a stage can begin with a layer: not where it goes by the keys that an earlier one chose.
+const fn may_begin(layer: &Layer) -> bool {
+    !layer.shares_keys
+}
+
 /// Bytes of weights of every layer, and of what stands at both ends of the model.
 pub(super) struct Costs {
     layers: Vec<Cost>,
+    begins: Vec<bool>,
     first: u64,
     last: u64,
 }
@@ -54,7 +63,8 @@ struct Cost {
 impl Costs {
     pub(super) fn new(normalised: &Normalised, quantization: &Quantization) -> Self {
         let layers = vec![Cost::default(); normalised.spec.layers.len()];
-        let mut costs = Self { layers, first: 0, last: 0 };
+        let begins = normalised.spec.layers.iter().map(may_begin).collect();
+        let mut costs = Self { layers, begins, first: 0, last: 0 };
         for tensor in &normalised.tensors {
             let format = format_of(tensor, quantization);
             let bytes = files::stored_size(tensor, format, quantization.dtype);
@@ -74,12 +84,16 @@ impl Costs {
         costs
     }
 
-    /// All bytes of a stage of `ranks` ranks, where each layer needs `extra` besides its weights.
-    fn of_stage(&self, layers: &Range<usize>, ranks: u64, extra: &[u64]) -> u64 {
+    /// All bytes of a stage of `ranks` ranks, where each layer needs `extra` besides its weights;
+    /// none where there cannot be such a stage.
+    fn of_stage(&self, layers: &Range<usize>, ranks: u64, extra: &[u64]) -> Option<u64> {
+        if !self.begins[layers.start] {
+            return None;
+        }
         let weights = self.layers[layers.clone()].iter().map(|it| it.cut + it.whole * ranks);
         let first = if layers.start == 0 { self.first } else { 0 };
         let last = if layers.end == self.layers.len() { self.last } else { 0 };
-        weights.sum::<u64>() + extra[layers.clone()].iter().sum::<u64>() + first + last
+        Some(weights.sum::<u64>() + extra[layers.clone()].iter().sum::<u64>() + first + last)
     }
 }
 
@@ -87,9 +101,9 @@ impl Costs {
 pub(super) fn even(costs: &Costs, options: &ConvertOptions) -> Division {
     let (stages, ranks) = shape(options);
     let nothing = vec![0; costs.layers.len()];
-    let cost = |_, layers: &Range<usize>| Some(costs.of_stage(layers, ranks.into(), &nothing));
+    let cost = |_, layers: &Range<usize>| costs.of_stage(layers, ranks.into(), &nothing);
     let ends = divide(costs.layers.len(), stages, &cost);
-    division(&ends.expect("there are no more stages than layers"), ranks)
+    division(&ends.expect("there are no more stages than layers to begin them"), ranks)
 }
 
 /// The most even division whose stages' nodes have memory for their layers together, where that
@@ -110,8 +124,7 @@ pub(super) fn within(
         memory.chunks(ranks as usize).map(|stage| stage.iter().map(room).sum()).collect();
     let rooms = rooms?;
     let cost = |stage: usize, layers: &Range<usize>| {
-        let bytes = costs.of_stage(layers, ranks.into(), caches);
-        (bytes <= rooms[stage]).then_some(bytes)
+        costs.of_stage(layers, ranks.into(), caches).filter(|bytes| *bytes <= rooms[stage])
     };
     Some(division(&divide(costs.layers.len(), stages, &cost)?, ranks))
 }

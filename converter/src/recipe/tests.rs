@@ -123,3 +123,17 @@ fn an_override_without_a_matrix_is_named() {
     assert!(overrides.check_used(&[]).is_err());
     assert_eq!(Overrides::default().check_used(&[]), Ok(()));
 }
+
+#[test]
+fn what_chooses_keys_has_eight_bits_at_least_in_every_recipe() {
+    let module = "model.layers.0.self_attn.indexer.wq_b";
+    let matrix = Matrix { module, layer: Some(0), role: Role::Indexer };
+    for recipe in [Recipe::Uniform, Recipe::Sensitive] {
+        for bits in [2, 4, 6, 8] {
+            let main = MainFormat { bits, group_size: 32 };
+            assert_eq!(recipe.format(&matrix, 4, main), affine(8, 32));
+        }
+        let main = MainFormat { bits: 16, ..MAIN };
+        assert_eq!(recipe.format(&matrix, 4, main), MatrixFormat::Plain);
+    }
+}

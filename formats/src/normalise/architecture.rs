@@ -62,6 +62,7 @@ pub(super) fn resolve(
         attention.scale = HexF32((f64::from(attention.scale.0) * parts::stretch(&rope)) as f32);
     }
     let all_layers = all_layers(rules, layers, all.len())?;
+    parts::check_shared_keys(rules, mla.as_ref(), &all_layers)?;
     let has_experts = all_layers.iter().any(|layer| layer.moe);
     let spec = Spec {
         rules: family.pack.id().to_owned(),
@@ -186,6 +187,7 @@ fn layer(
         rope,
         moe: is(&rules.layer.moe, "layer.moe")?,
         delta: is(&rules.layer.delta, "layer.delta")?,
+        shares_keys: is(&rules.layer.shares_keys, "layer.shares_keys")?,
     })
 }
 

@@ -3,16 +3,16 @@
 use super::{
     ResolveError,
     architecture::MAX_EPS,
-    scopes::{evaluate, flag, positive, size, wrong},
+    scopes::{at_layer, evaluate, flag, positive, size, wrong},
 };
 use crate::{
     expr::{Expr, Scope, Value},
     hex::HexF32,
     rope::{RopeParameters, Scaling},
-    rules::{DeltaRules, MlaRules, MoeRules, RouterRules},
+    rules::{DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules, SpecRules},
     spec::{
-        Activation, ClampedSwiglu, Delta, ExpertGroups, GroupScore, Mla, Moe, MoeNames,
-        Renormalise, Router, Scores, SharedExpert,
+        Activation, ClampedSwiglu, Delta, ExpertGroups, GroupScore, Index, Layer, Mla, Moe,
+        MoeNames, Renormalise, RopeStyle, Router, Scores, SharedExpert,
     },
 };
 
@@ -166,7 +166,58 @@ pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveErr
         value: size(&rules.value, scope, "mla.value")?,
         eps: HexF32(positive(&rules.eps, scope, "mla.eps", MAX_EPS)? as f32),
         bias: is(rules.bias.as_ref(), scope, "mla.bias")?,
+        index: match &rules.index {
+            None => None,
+            Some(index) => self::index(index, rules, scope)?,
+        },
     })
+}
+
+/// What chooses keys, if the model has it.
+fn index(
+    rules: &IndexRules,
+    mla: &MlaRules,
+    scope: &Scope<'_>,
+) -> Result<Option<Index>, ResolveError> {
+    if evaluate(&rules.heads, scope, "mla.index.heads")? == Value::Null {
+        return Ok(None);
+    }
+    if evaluate(&mla.q_rank, scope, "mla.q_rank")? == Value::Null {
+        let expected = "a latent of queries, which the index reads";
+        return Err(wrong(&mla.q_rank, "mla.q_rank", expected, "null"));
+    }
+    let (width, rope) =
+        (size(&rules.width, scope, "mla.index.width")?, size(&mla.rope, scope, "mla.rope")?);
+    if width < rope {
+        let expected = format!("at least the rotated part's {rope}");
+        return Err(wrong(&rules.width, "mla.index.width", &expected, &width.to_string()));
+    }
+    let styles = [("half", RopeStyle::Half), ("interleaved", RopeStyle::Interleaved)];
+    Ok(Some(Index {
+        heads: size(&rules.heads, scope, "mla.index.heads")?,
+        width,
+        top_k: size(&rules.top_k, scope, "mla.index.top_k")?,
+        style: one_of(&rules.style, scope, "mla.index.style", &styles)?,
+        eps: HexF32(positive(&rules.eps, scope, "mla.index.eps", MAX_EPS)? as f32),
+    }))
+}
+
+/// A layer shares the keys of one that chooses some, so the first one does not share.
+pub(super) fn check_shared_keys(
+    rules: &SpecRules,
+    mla: Option<&Mla>,
+    layers: &[Layer],
+) -> Result<(), ResolveError> {
+    let Some(rule) = &rules.layer.shares_keys else { return Ok(()) };
+    let indexed = mla.is_some_and(|mla| mla.index.is_some());
+    let wrongly = |(index, layer): (usize, &Layer)| layer.shares_keys && (index == 0 || !indexed);
+    match layers.iter().enumerate().position(wrongly) {
+        None => Ok(()),
+        Some(index) => {
+            let place = at_layer("layer.shares_keys", index);
+            Err(wrong(rule, &place, "an earlier layer that chooses keys", "none"))
+        }
+    }
 }
 
 /// What extended positions make of the scores of latent attention: the square of `0.1 ·

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod refusals;
+mod sparse;
 
 /// A model of `tests/data`: its configuration and the tensors of its file.
 pub(crate) fn model(name: &str) -> (Value, Vec<SourceTensor>) {
@@ -90,7 +91,10 @@ fn llama_with_biases_is_described_in_full() {
     assert!(spec.ffn.bias && !spec.tied_embeddings);
     assert_eq!(
         spec.layers,
-        vec![Layer { mask: Mask::Full, rope: Some(0), moe: false, delta: false }; 3]
+        vec![
+            Layer { mask: Mask::Full, rope: Some(0), moe: false, delta: false, shares_keys: false };
+            3
+        ]
     );
     assert_eq!((spec.ropes.len(), spec.ropes[0].inv_freq.len()), (1, 16));
     assert!(matches!(normalised.rope.scaling, Scaling::Llama3 { original: 32, .. }));

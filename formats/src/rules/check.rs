@@ -189,9 +189,7 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
     for expression in parts {
         names.check(expression, "spec", false)?;
     }
-    let layer = &spec.layer;
-    for expression in [&layer.window, &layer.rope].into_iter().chain(&layer.moe).chain(&layer.delta)
-    {
+    for expression in spec.layer.expressions() {
         names.check(expression, "spec.layer", true)?;
     }
     for (name, axis) in &file.axes {

@@ -279,6 +279,16 @@ pub(crate) struct LayerRules {
     pub(crate) moe: Option<Expr>,
     /// Whether it has linear attention; absent: no.
     pub(crate) delta: Option<Expr>,
+    /// Whether it attends to the keys of the layer before; absent: no.
+    pub(crate) shares_keys: Option<Expr>,
+}
+
+impl LayerRules {
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        [&self.window, &self.rope]
+            .into_iter()
+            .chain([&self.moe, &self.delta, &self.shares_keys].into_iter().flatten())
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -471,12 +481,14 @@ pub enum Role {
     /// What chooses experts: never quantized, and in the source's element type, because a choice
     /// has no small errors.
     Router,
+    /// A matrix of what chooses keys, where scores of many heads are added up: 8 bits at least.
+    Indexer,
 }
 
 impl Role {
     /// Whether such tensors are quantized unless a rule says otherwise.
     #[must_use]
     pub const fn is_quantized(self) -> bool {
-        matches!(self, Self::Embed | Self::Head | Self::Linear)
+        matches!(self, Self::Embed | Self::Head | Self::Linear | Self::Indexer)
     }
 }

@@ -74,6 +74,20 @@ pub(crate) struct MlaRules {
     pub(crate) eps: Expr,
     /// Absent: no.
     pub(crate) bias: Option<Expr>,
+    pub(crate) index: Option<IndexRules>,
+}
+
+/// See [`crate::spec::Index`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct IndexRules {
+    /// Null for no index.
+    pub(crate) heads: Expr,
+    pub(crate) width: Expr,
+    pub(crate) top_k: Expr,
+    /// `'half'` or `'interleaved'`.
+    pub(crate) style: Expr,
+    pub(crate) eps: Expr,
 }
 
 /// See [`crate::spec::Delta`].
@@ -126,6 +140,9 @@ impl MlaRules {
         [&self.q_rank, &self.kv_rank, &self.nope, &self.rope, &self.value, &self.eps]
             .into_iter()
             .chain(&self.bias)
+            .chain(self.index.iter().flat_map(|index| {
+                [&index.heads, &index.width, &index.top_k, &index.style, &index.eps]
+            }))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::is_false;
+use super::{RopeStyle, is_false};
 use crate::hex::HexF32;
 
 /// Multi-head latent attention, in place of grouped-query attention in every layer.
@@ -28,4 +28,26 @@ pub struct Mla {
     /// Whether the projections to the latents have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
+    /// What chooses the keys that queries attend to; none where they attend to all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<Index>,
+}
+
+/// What chooses keys (DeepSeek Sparse Attention).
+///
+/// Each token has one key more, and each query `heads` short queries from its latent with a weight
+/// for each. A key's score is the sum over those heads of `weight · max(q · k, 0)`, and a query
+/// attends to the `top_k` keys of the largest scores; to all while there are no more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Index {
+    /// Short queries of a token.
+    pub heads: u32,
+    /// Width of a short query and of the key, of which the first part is rotated as the heads'.
+    pub width: u32,
+    /// Keys that a query attends to.
+    pub top_k: u32,
+    /// How the rotated part is laid out.
+    pub style: RopeStyle,
+    /// Epsilon of the key's norm.
+    pub eps: HexF32,
 }

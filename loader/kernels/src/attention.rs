@@ -14,6 +14,7 @@ use crate::{Floats, Platform, team};
 mod ahead;
 mod block;
 mod heads;
+mod index;
 mod integers;
 mod keys;
 mod softmax;
@@ -22,6 +23,7 @@ mod values;
 mod vectors;
 
 use heads::{Heads, ROWS_AT_ONCE};
+pub use index::{Index, largest};
 use vectors::Plain;
 pub(crate) use vectors::Vectors;
 

@@ -15,8 +15,8 @@ use shardpack_kernels::{
 use zerocopy::IntoBytes;
 
 use super::{
-    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, KvType, NormStep, Qkv,
-    Ranks, StepError, StoredMatrix, StoredWeights,
+    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep,
+    KvType, NormStep, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
 };
 use crate::open::PackageTensor;
 
@@ -24,10 +24,12 @@ mod cache;
 mod delta;
 mod experts;
 mod heads;
+mod index;
 mod order;
 mod route;
 
 pub use cache::{Cache, Page};
+pub use index::Chosen;
 pub use route::Routes;
 
 /// Kernels on the threads of one team.
@@ -179,6 +181,7 @@ impl Backend for Cpu {
     type Vector = Vec<f32>;
     type Rotation = (RopeStyle, Rotation);
     type Routes = Routes;
+    type Chosen = Chosen;
     type Cache = Cache;
     type Page = Arc<Page>;
 
@@ -366,6 +369,25 @@ impl Backend for Cpu {
             row += length;
         }
         out
+    }
+
+    fn choose_keys(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &IndexStep<'_>,
+    ) -> Chosen {
+        index::choose(&inputs, caches, step)
+    }
+
+    fn attention_to(
+        &self,
+        chosen: &Chosen,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &AttentionStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        index::attend_to(chosen, &qkv, caches, step)
     }
 
     fn has_latent_and_linear_attention(&self) -> bool {

@@ -14,8 +14,8 @@ use shardpack_formats::{
 use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 
 use super::{
-    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, KvType, NormStep, Qkv,
-    Ranks, StepError, StoredMatrix,
+    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep,
+    KvType, NormStep, Qkv, Ranks, StepError, StoredMatrix,
 };
 use crate::open::PackageTensor;
 
@@ -23,12 +23,14 @@ mod attention;
 mod cache;
 mod experts;
 mod heads;
+mod index;
 mod memory;
 mod ranks;
 mod weights;
 
 pub use cache::{Cache, Page};
 pub use experts::Routes;
+pub use index::Chosen;
 pub use memory::{DoesNotFit, MemoryNeed, MemoryPlan};
 pub use ranks::Collectives;
 use ranks::Sums;
@@ -177,6 +179,7 @@ impl Backend for Mlx {
     type Vector = Array;
     type Rotation = Rotation;
     type Routes = Routes;
+    type Chosen = Chosen;
     type Cache = Cache;
     type Page = Page;
 
@@ -320,7 +323,26 @@ impl Backend for Mlx {
         caches: &mut [&mut Cache],
         step: &AttentionStep<'_, Array>,
     ) -> Tensor {
-        attention::attend(self.library, &qkv, caches, step)
+        attention::attend(self.library, &qkv, None, caches, step)
+    }
+
+    fn choose_keys(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &IndexStep<'_>,
+    ) -> Chosen {
+        index::choose(self.library, &inputs, caches, step)
+    }
+
+    fn attention_to(
+        &self,
+        chosen: &Chosen,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &AttentionStep<'_, Array>,
+    ) -> Tensor {
+        attention::attend(self.library, &qkv, Some(chosen), caches, step)
     }
 
     fn has_latent_and_linear_attention(&self) -> bool {

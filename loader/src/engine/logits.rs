@@ -156,7 +156,8 @@ impl<B: Backend> LocalModel<B> {
         }
         let end = sequence.len as usize + tokens.len();
         if end > spec.max_positions as usize {
-            let message = format!("{end} are more than {}", spec.max_positions);
+            let why = spec.shortened().map_or_else(String::new, |why| format!(" ({why})"));
+            let message = format!("{end} are more than {}{why}", spec.max_positions);
             return Err(LogitsError::Tokens(message));
         }
         let batch = Batch {

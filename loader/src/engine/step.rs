@@ -118,6 +118,7 @@ impl<B: Backend> Engine<B> {
         let limits = Limits {
             vocab_size: spec.vocab_size,
             max_positions: spec.max_positions,
+            shortened: spec.shortened(),
             max_sequences: options.max_sequences,
             max_waiting: options.max_waiting,
             prefill_tokens: options.prefill_tokens,

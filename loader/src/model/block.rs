@@ -32,7 +32,7 @@ impl<B: Backend> Mixer<B> {
         }
         let prefix = format!("{layer}.self_attn");
         match &loader.spec.mla {
-            Some(mla) => Latent::load(loader, mla, &prefix).map(Self::Latent),
+            Some(mla) => Latent::load(loader, (index, mla), &prefix).map(Self::Latent),
             None => Attention::load(loader, &prefix).map(Self::Heads),
         }
     }

@@ -8,6 +8,7 @@ use shardpack_formats::spec::{Mla as MlaSpec, NormKind};
 
 use super::{
     LoadError, Projection,
+    index::Index,
     load::{Loader, Part},
     step::Step,
 };
@@ -30,6 +31,8 @@ struct Weights<B: Backend> {
     /// `kv_rank + rope`.
     kv: Projection<B>,
     kv_gain: B::Vector,
+    /// What chooses keys; absent where all are read, and where those of the layer before are.
+    index: Option<Index<B>>,
     /// For each head `[kv_rank, nope]`.
     embed_q: B::Matrix,
     /// For each head `[value, kv_rank]`.
@@ -40,7 +43,7 @@ struct Weights<B: Backend> {
 impl<B: Backend> Latent<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
-        mla: &MlaSpec,
+        (layer, mla): (usize, &MlaSpec),
         prefix: &str,
     ) -> Result<Self, LoadError> {
         let (held, full) = (&loader.shard.q, loader.spec.attention.heads as usize);
@@ -71,6 +74,9 @@ impl<B: Backend> Latent<B> {
                 (projection.map(|projection| (projection, gain)), q)
             }
         };
+        let chooses = |_: &&_| !loader.spec.layers[layer].shares_keys;
+        let index = mla.index.as_ref().filter(chooses);
+        let index = index.map(|index| Index::load(loader, (mla, index), prefix)).transpose()?;
         let o = loader.matrix(&o_module, &hidden, &heads(mla.value))?;
         let (Some(kv), Some(q), Some(o)) = (kv, q, o) else {
             return Ok(Self { weights: None, o_bias, q_to_kv });
@@ -85,6 +91,7 @@ impl<B: Backend> Latent<B> {
             q,
             kv,
             kv_gain,
+            index,
             embed_q: per_head("embed_q", mla.kv_rank, mla.nope)?,
             unembed_out: per_head("unembed_out", mla.value, mla.kv_rank)?,
             o,
@@ -121,7 +128,7 @@ impl<B: Backend> Weights<B> {
     fn forward(
         &self,
         step: &Step<'_, B>,
-        (index, mla): (usize, &MlaSpec),
+        (at_layer, mla): (usize, &MlaSpec),
         x: &B::Tensor,
         caches: &mut [&mut B::Cache],
         at: &AttentionStep<'_, B::Vector>,
@@ -132,26 +139,36 @@ impl<B: Backend> Weights<B> {
             let norm = NormStep { kind: NormKind::Rms, eps: mla.eps.0, gain, bias: None };
             backend.norm(x, &norm)
         };
-        let rotated = |x: B::Tensor| match step.rotation(&step.spec.layers[index]) {
+        let rotated = |x: B::Tensor| match step.rotation(&step.spec.layers[at_layer]) {
             Some(rotation) => backend.rotate(x, rotation, rope),
             None => x,
         };
-        let q = match &self.q_latent {
-            None => backend.linear(x, &self.q),
-            Some((down, gain)) => backend.linear(&normed(&down.apply(backend, x), gain), &self.q),
-        };
+        let latent = self.q_latent.as_ref();
+        let latent = latent.map(|(down, gain)| normed(&down.apply(backend, x), gain));
+        let from = latent.as_ref().unwrap_or(x);
+        if let (Some(index), Some(spec)) = (&self.index, &mla.index) {
+            step.set_chosen(index.choose(step, (at_layer, spec), [from, x], caches));
+        }
+        let q = backend.linear(from, &self.q);
         let heads = at.q_to_kv.len();
         let head = nope + rope;
         let plain = backend.slice_heads(&q, head, 0..nope);
         let turned = rotated(backend.slice_heads(&q, head, nope..head));
         let plain = backend.head_linear(&plain, &self.embed_q, heads);
-        let q = backend.join_heads(&plain, &turned, heads);
+        let mut q = backend.join_heads(&plain, &turned, heads);
+        if let Some(scales) = &step.query_scales {
+            q = backend.scale_rows(q, scales);
+        }
         let kv = self.kv.apply(backend, x);
         let latent = normed(&backend.slice_heads(&kv, rank + rope, 0..rank), &self.kv_gain);
         let turned = rotated(backend.slice_heads(&kv, rank + rope, rank..rank + rope));
         // What is cached serves as key and as value; of the values' sum the latent's part counts.
         let cached = backend.join_heads(&latent, &turned, 1);
-        let out = backend.attention(Qkv { q: &q, k: &cached, v: &cached }, caches, at);
+        let qkv = Qkv { q: &q, k: &cached, v: &cached };
+        let out = match mla.index {
+            None => backend.attention(qkv, caches, at),
+            Some(_) => step.with_chosen(|chosen| backend.attention_to(chosen, qkv, caches, at)),
+        };
         let out = backend.slice_heads(&out, rank + rope, 0..rank);
         let out = backend.head_linear(&out, &self.unembed_out, heads);
         backend.linear(&out, &self.o)

@@ -84,7 +84,8 @@ pub(crate) fn spec(model: &str) -> Spec {
         .map(|freq| llama3(freq, &config["rope_scaling"]))
         .map(|freq| HexF32(freq as f32))
         .collect();
-    let layer = Layer { mask: Mask::Full, rope: Some(0), moe: false, delta: false };
+    let layer =
+        Layer { mask: Mask::Full, rope: Some(0), moe: false, delta: false, shares_keys: false };
     Spec {
         rules: "dense-gqa".to_owned(),
         model_type,

@@ -89,7 +89,7 @@ pub(super) fn one_block<V: Vectors>(
 
 /// `q · key` of each query head with each key.
 #[inline(always)]
-fn products<V: Vectors>(
+pub(super) fn products<V: Vectors>(
     q: &[Line],
     keys: KvBlock<'_>,
     width: usize,

@@ -3,27 +3,32 @@
 use shardpack_formats::spec::Mask;
 use shardpack_mlx::{Array, Binary, Element, Library};
 
-use super::{Cache, Tensor, softcap};
+use super::{Cache, Chosen, Tensor, index::to_some, softcap};
 use crate::backend::{AttentionStep, Qkv};
 
-/// Appends keys and values to the caches and attends, one sequence after the other.
+/// Appends keys and values to the caches and attends, to chosen keys if there is a choice, one
+/// sequence after the other.
 pub(super) fn attend(
     library: Library,
     qkv: &Qkv<'_, Tensor>,
+    chosen: Option<&Chosen>,
     caches: &mut [&mut Cache],
     step: &AttentionStep<'_, Array>,
 ) -> Tensor {
     assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
     let mut outputs = Vec::new();
     let mut row = 0;
-    for (cache, &rows) in caches.iter_mut().zip(step.lengths) {
+    for (index, (cache, &rows)) in caches.iter_mut().zip(step.lengths).enumerate() {
         let heads = |x: &Tensor| {
             let part = x.array.slice(0, row, row + rows);
             let heads = x.width / step.head_dim;
             part.reshape(&[1, rows, heads, step.head_dim]).transpose(&[0, 2, 1, 3])
         };
-        let (all, first) = cache.append(step.layer, [heads(qkv.k), heads(qkv.v)], rows);
-        let out = sequence(library, &heads(qkv.q), all, first, step);
+        let (all, first) = cache.append(step.layer, [heads(qkv.k), heads(qkv.v)]);
+        let out = match chosen.and_then(|chosen| chosen.0[index].as_ref()) {
+            None => sequence(library, &heads(qkv.q), all, first, step),
+            Some(chosen) => to_some(&heads(qkv.q), all, first, chosen, step),
+        };
         outputs.push(out.transpose(&[0, 2, 1, 3]).reshape(&[rows, qkv.q.width]));
         row += rows;
     }

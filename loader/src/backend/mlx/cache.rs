@@ -12,53 +12,94 @@ pub struct Cache {
     library: Library,
     shape: CacheShape,
     layers: Vec<LayerCache>,
+    /// Keys of indexes, `[1, 1, capacity, index_width]`.
+    indexes: Vec<LayerCache>,
     /// Of linear attention, by layer: the inputs of the last tokens and the memory.
     states: Vec<Option<[Array; 2]>>,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct LayerCache {
     /// Tokens held.
     len: usize,
-    /// Keys and values `[1, kv_heads, capacity, head_dim]`; none before the first token.
-    arrays: Option<[Array; 2]>,
+    /// Keys and values `[1, kv_heads, capacity, head_dim]`, keys alone where they are values; none
+    /// before the first token.
+    arrays: Vec<Array>,
 }
 
-/// [`TOKENS_PER_PAGE`] tokens in all layers: keys and values `[1, kv_heads, tokens, head_dim]`.
+/// [`TOKENS_PER_PAGE`] tokens in all layers and then in all indexes: keys and values
+/// `[1, kv_heads, tokens, head_dim]`.
 #[derive(Clone)]
 pub struct Page {
-    layers: Vec<[Array; 2]>,
+    layers: Vec<Vec<Array>>,
 }
 
 /// Bytes of one page.
 pub(super) const fn page_bytes(shape: &CacheShape) -> u64 {
-    (shape.layers * shape.kv_heads * 2 * TOKENS_PER_PAGE * shape.head_dim * 4) as u64
+    let parts = if shape.keys_are_values { 1 } else { 2 };
+    let numbers = shape.layers * shape.kv_heads * parts * shape.head_dim;
+    ((numbers + shape.indexes * shape.index_width) * TOKENS_PER_PAGE * 4) as u64
+}
+
+impl LayerCache {
+    /// One that begins with pages of the same layer.
+    fn begun(library: Library, pages: &[&[Array]]) -> Self {
+        let parts = pages.first().map_or(0, |page| page.len());
+        let joined = |part: usize| {
+            let all: Vec<&Array> = pages.iter().map(|page| &page[part]).collect();
+            library.concat(&all, 2)
+        };
+        Self { len: pages.len() * TOKENS_PER_PAGE, arrays: (0..parts).map(joined).collect() }
+    }
+
+    /// Appends rows `[1, heads, rows, width]` of each part and returns all of each with the
+    /// position of the first new one.
+    fn append(&mut self, library: Library, new: &[Array]) -> (Vec<Array>, usize) {
+        let [_, heads, rows, width] = new[0].shape()[..] else {
+            unreachable!("rows of heads have four axes")
+        };
+        let (first, len) = (self.len, self.len + rows);
+        let wanted = len.next_multiple_of(TOKENS_PER_PAGE);
+        let mut held = std::mem::take(&mut self.arrays).into_iter();
+        for new in new {
+            let held = held.next();
+            let capacity = held.as_ref().map_or(0, |held| held.shape()[2]);
+            let room = || library.full(0.0, Element::F32, &[1, heads, wanted - capacity, width]);
+            let grown = match held {
+                Some(held) if capacity >= wanted => held,
+                Some(held) => library.concat(&[&held, &room()], 2),
+                None => room(),
+            };
+            self.arrays.push(grown.with_slice(2, first, len, new));
+        }
+        self.len = len;
+        (self.arrays.iter().map(|array| array.slice(2, 0, len)).collect(), first)
+    }
+
+    /// The tokens of a full page.
+    fn page(&self, index: usize) -> Vec<Array> {
+        let (start, stop) = (index * TOKENS_PER_PAGE, (index + 1) * TOKENS_PER_PAGE);
+        assert!(self.len >= stop, "page {index} is not full");
+        self.arrays.iter().map(|array| array.slice(2, start, stop)).collect()
+    }
 }
 
 impl Cache {
     pub(super) fn new(library: Library, shape: &CacheShape, pages: &[Page]) -> Self {
         let layer = |index: usize| {
-            let part = |which: usize| {
-                let all: Vec<&Array> =
-                    pages.iter().map(|page| &page.layers[index][which]).collect();
-                library.concat(&all, 2)
-            };
-            let arrays = (!pages.is_empty()).then(|| [part(0), part(1)]);
-            LayerCache { len: pages.len() * TOKENS_PER_PAGE, arrays }
+            let pages: Vec<_> = pages.iter().map(|page| page.layers[index].as_slice()).collect();
+            LayerCache::begun(library, &pages)
         };
         let layers = (0..shape.layers).map(layer).collect();
-        Self { library, shape: *shape, layers, states: vec![None; shape.states] }
+        let indexes = (shape.layers..shape.layers + shape.indexes).map(layer).collect();
+        let states = vec![None; shape.states];
+        Self { library, shape: *shape, layers, indexes, states }
     }
 
     /// A full page.
     pub(super) fn page(&self, index: usize) -> Page {
-        let (start, stop) = (index * TOKENS_PER_PAGE, (index + 1) * TOKENS_PER_PAGE);
-        let cut = |layer: &LayerCache| {
-            assert!(layer.len >= stop, "page {index} is not full");
-            let arrays = layer.arrays.as_ref().expect("a layer with tokens has arrays");
-            arrays.each_ref().map(|array| array.slice(2, start, stop))
-        };
-        Page { layers: self.layers.iter().map(cut).collect() }
+        let all = self.layers.iter().chain(&self.indexes);
+        Page { layers: all.map(|layer| layer.page(index)).collect() }
     }
 
     /// Appends keys and values `[1, kv_heads, rows, head_dim]` to a layer and returns all of
@@ -66,38 +107,22 @@ impl Cache {
     pub(super) fn append(
         &mut self,
         layer: usize,
-        new: [Array; 2],
-        rows: usize,
+        [keys, values]: [Array; 2],
     ) -> ([Array; 2], usize) {
-        let CacheShape { kv_heads, head_dim, .. } = self.shape;
-        let library = self.library;
         let layer = &mut self.layers[layer];
-        let (first, len) = (layer.len, layer.len + rows);
-        let held = layer.arrays.take();
-        let capacity = held.as_ref().map_or(0, |[keys, _]| keys.shape()[2]);
-        let wanted = len.next_multiple_of(TOKENS_PER_PAGE);
-        let grown = |held: Option<Array>| {
-            if capacity >= wanted {
-                return held.expect("an array with room");
-            }
-            let room = [1, kv_heads, wanted - capacity, head_dim];
-            let room = library.full(0.0, Element::F32, &room);
-            match held {
-                Some(held) => library.concat(&[&held, &room], 2),
-                None => room,
-            }
-        };
-        let (keys, values) = match held {
-            Some([keys, values]) => (Some(keys), Some(values)),
-            None => (None, None),
-        };
-        let [new_keys, new_values] = new;
-        let keys = grown(keys).with_slice(2, first, len, &new_keys);
-        let values = grown(values).with_slice(2, first, len, &new_values);
-        let all = [keys.slice(2, 0, len), values.slice(2, 0, len)];
-        layer.len = len;
-        layer.arrays = Some([keys, values]);
-        (all, first)
+        if self.shape.keys_are_values {
+            let (all, first) = layer.append(self.library, &[keys]);
+            return ([all[0].clone(), all[0].clone()], first);
+        }
+        let (all, first) = layer.append(self.library, &[keys, values]);
+        ([all[0].clone(), all[1].clone()], first)
+    }
+
+    /// Appends keys `[1, 1, rows, index_width]` to an index and returns all of them with the
+    /// position of the first new one.
+    pub(super) fn append_index(&mut self, index: usize, keys: Array) -> (Array, usize) {
+        let (mut all, first) = self.indexes[index].append(self.library, &[keys]);
+        (all.remove(0), first)
     }
 
     /// A layer's state of linear attention; none before the first token.
@@ -107,7 +132,7 @@ impl Cache {
 
     /// Every array, for evaluation.
     pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
-        let layers = self.layers.iter().filter_map(|layer| layer.arrays.as_ref()).flatten();
+        let layers = self.layers.iter().chain(&self.indexes).flat_map(|layer| &layer.arrays);
         layers.chain(self.states.iter().flatten().flatten())
     }
 }

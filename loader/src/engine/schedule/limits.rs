@@ -9,6 +9,8 @@ pub(in crate::engine) struct Limits {
     pub(in crate::engine) vocab_size: u32,
     /// Tokens of the longest sequence, prompt and answer.
     pub(in crate::engine) max_positions: u32,
+    /// Why that is less than the model's own.
+    pub(in crate::engine) shortened: Option<&'static str>,
     pub(in crate::engine) max_sequences: usize,
     pub(in crate::engine) max_waiting: usize,
     /// Prompt tokens of one step, and of one in which other sequences are decoding.
@@ -39,8 +41,9 @@ impl Limits {
             return Err("the prompt has no tokens".to_owned());
         }
         if prompt.len() > self.max_positions as usize {
+            let why = self.shortened.map_or_else(String::new, |why| format!(" ({why})"));
             return Err(format!(
-                "the prompt has {} tokens, the model takes at most {}",
+                "the prompt has {} tokens, the model takes at most {}{why}",
                 prompt.len(),
                 self.max_positions
             ));

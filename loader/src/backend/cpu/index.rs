@@ -1,0 +1,178 @@
+//! Attention to chosen keys: the choice, and the keys brought together.
+
+use std::ops::Range;
+
+use shardpack_kernels::{
+    Attention, Floats, KvBlock, KvHead, attend,
+    attention::{Index, KEYS_PER_BLOCK, largest},
+};
+
+use super::{Cache, Tensor};
+use crate::backend::{AttentionStep, IndexInputs, IndexStep, Qkv};
+
+/// Scores that are held at the same time: 32 MiB. Rows beyond follow one after the other.
+const MAX_SCORES: usize = 8 << 20;
+
+/// For each row the positions of the keys that it attends to, in ascending order; none where these
+/// are all.
+pub struct Chosen(Vec<Option<Vec<u32>>>);
+
+/// Appends keys to the caches and chooses among them.
+pub(super) fn choose(
+    inputs: &IndexInputs<'_, Tensor>,
+    caches: &mut [&mut Cache],
+    step: &IndexStep<'_>,
+) -> Chosen {
+    let IndexInputs { q, k, weights } = inputs;
+    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    assert_eq!(step.lengths.iter().sum::<usize>(), k.rows(), "rows of all sequences");
+    let mut chosen = Vec::with_capacity(k.rows());
+    let mut row = 0;
+    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+        let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
+        let rows = row..row + length;
+        let first = cache.append_index(step.layer, &k.values[of(k, rows.clone())]);
+        // Rows with no more keys than are chosen.
+        let all = step.top_k.saturating_sub(first).min(*length);
+        chosen.extend((0..all).map(|_| None));
+        let blocks = cache.index(step.layer);
+        let at_once = (MAX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
+        let mut from = all;
+        while from < *length {
+            let until = length.min(&(from + at_once)).to_owned();
+            let some = row + from..row + until;
+            let keys = &blocks[..(first + until).div_ceil(KEYS_PER_BLOCK)];
+            let (heads, width) = (step.heads, step.width);
+            let index = Index { heads, width, keys, first_position: first + from };
+            let mut scores = Tensor::unset(until - from, index.columns());
+            let q = &q.values[of(q, some.clone())];
+            index.scores(q, &weights.values[of(weights, some)], &mut scores.values);
+            for (position, scores) in
+                (first + from..).zip(scores.values.chunks_exact(index.columns()))
+            {
+                chosen.push(Some(largest(&scores[..=position], step.top_k)));
+            }
+            from = until;
+        }
+        row += length;
+    }
+    Chosen(chosen)
+}
+
+/// Appends keys and values to the caches and attends to what was chosen.
+pub(super) fn attend_to(
+    chosen: &Chosen,
+    qkv: &Qkv<'_, Tensor>,
+    caches: &mut [&mut Cache],
+    step: &AttentionStep<'_, Vec<f32>>,
+) -> Tensor {
+    let Qkv { q, k, v } = qkv;
+    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    assert_eq!(chosen.0.len(), q.rows(), "a choice for every row");
+    let mut out = Tensor::unset(q.rows(), q.width);
+    let mut gathered = Gathered::default();
+    let mut row = 0;
+    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+        let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
+        let rows = row..row + length;
+        let span = of(k, rows.clone());
+        let first = cache.append(step.layer, &k.values[span.clone()], &v.values[span], *length);
+        let blocks = cache.heads(step.layer);
+        let heads = blocks.heads();
+        let [head] = &heads[..] else { unreachable!("keys that are values have one head") };
+        let mut attend = |rows: Range<usize>, keys: &[KvBlock<'_>], first_position: usize| {
+            let attention = Attention {
+                head_dim: step.head_dim,
+                scale: step.scale,
+                softcap: step.softcap,
+                sinks: step.sinks.map(Vec::as_slice),
+                window: None,
+                q_to_kv: step.q_to_kv,
+                heads: &[KvHead { keys, values: keys }],
+                first_position,
+            };
+            let span = of(q, rows);
+            attend(&q.values[span.clone()], &attention, &mut out.values[span]);
+        };
+        let all = chosen.0[rows.clone()].iter().take_while(|keys| keys.is_none()).count();
+        if all > 0 {
+            let keys = &head.keys[..(first + all).div_ceil(KEYS_PER_BLOCK)];
+            attend(row..row + all, keys, first);
+        }
+        for row in rows.skip(all) {
+            let Some(keys) = &chosen.0[row] else { unreachable!("later rows have more keys") };
+            gathered.take(head.keys, keys, step.head_dim);
+            attend(row..row + 1, &gathered.blocks(step.head_dim), keys.len() - 1);
+        }
+        row += length;
+    }
+    out
+}
+
+/// Keys that lie apart, brought together in the form in which they are cached.
+#[derive(Default)]
+struct Gathered {
+    floats: Vec<f32>,
+    halves: Vec<u16>,
+    bytes: Vec<i8>,
+    scales: Vec<f32>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Default)]
+enum Kind {
+    #[default]
+    F32,
+    F16,
+    Bf16,
+    Q8,
+}
+
+impl Gathered {
+    fn take(&mut self, blocks: &[KvBlock<'_>], keys: &[u32], width: usize) {
+        self.floats.clear();
+        self.halves.clear();
+        self.bytes.clear();
+        self.scales.clear();
+        for key in keys {
+            let (block, key) = (*key as usize / KEYS_PER_BLOCK, *key as usize % KEYS_PER_BLOCK);
+            let span = key * width..(key + 1) * width;
+            self.kind = match blocks[block] {
+                KvBlock::Floats(Floats::F32(values)) => {
+                    self.floats.extend_from_slice(&values[span]);
+                    Kind::F32
+                }
+                KvBlock::Floats(Floats::F16(values)) => {
+                    self.halves.extend_from_slice(&values[span]);
+                    Kind::F16
+                }
+                KvBlock::Floats(Floats::BF16(values)) => {
+                    self.halves.extend_from_slice(&values[span]);
+                    Kind::Bf16
+                }
+                KvBlock::Q8 { values, scales } => {
+                    self.bytes.extend_from_slice(&values[span]);
+                    self.scales.push(scales[key]);
+                    Kind::Q8
+                }
+            };
+        }
+    }
+
+    fn blocks(&self, width: usize) -> Vec<KvBlock<'_>> {
+        let block = KEYS_PER_BLOCK * width;
+        let halves = || self.halves.chunks(block);
+        match self.kind {
+            Kind::F32 => {
+                self.floats.chunks(block).map(|keys| KvBlock::Floats(Floats::F32(keys))).collect()
+            }
+            Kind::F16 => halves().map(|keys| KvBlock::Floats(Floats::F16(keys))).collect(),
+            Kind::Bf16 => halves().map(|keys| KvBlock::Floats(Floats::BF16(keys))).collect(),
+            Kind::Q8 => {
+                let scales = self.scales.chunks(KEYS_PER_BLOCK);
+                let blocks = self.bytes.chunks(block).zip(scales);
+                blocks.map(|(values, scales)| KvBlock::Q8 { values, scales }).collect()
+            }
+        }
+    }
+}

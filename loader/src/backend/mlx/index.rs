@@ -1,0 +1,106 @@
+//! Attention to chosen keys within the graph.
+
+use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
+
+use super::{Cache, Tensor};
+use crate::backend::{AttentionStep, IndexInputs, IndexStep};
+
+/// Products of short queries and keys that are held at the same time; rows beyond follow one after
+/// the other.
+const MAX_PRODUCTS: usize = 64 << 20;
+
+/// For each sequence the positions of the keys that its rows attend to, `[rows, top_k]`; none
+/// where they attend to all.
+#[derive(Debug)]
+pub struct Chosen(pub(super) Vec<Option<Array>>);
+
+/// Appends keys to the caches and chooses among them. Equal scores are decided as MLX sorts them.
+pub(super) fn choose(
+    library: Library,
+    inputs: &IndexInputs<'_, Tensor>,
+    caches: &mut [&mut Cache],
+    step: &IndexStep<'_>,
+) -> Chosen {
+    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    let mut chosen = Vec::with_capacity(caches.len());
+    let mut row = 0;
+    for (cache, &rows) in caches.iter_mut().zip(step.lengths) {
+        let begin = row;
+        row += rows;
+        let part = |x: &Tensor| x.array.slice(0, begin, begin + rows);
+        let new = part(inputs.k).reshape(&[1, 1, rows, step.width]);
+        let (keys, first) = cache.append_index(step.layer, new);
+        let total = first + rows;
+        if total <= step.top_k {
+            chosen.push(None);
+            continue;
+        }
+        let (q, weights) = (part(inputs.q), part(inputs.weights));
+        let keys = keys.reshape(&[total, step.width]).transpose(&[1, 0]);
+        let at_once = (MAX_PRODUCTS / (step.heads * total)).max(1);
+        let some: Vec<Array> = (0..rows)
+            .step_by(at_once)
+            .map(|from| {
+                let until = rows.min(from + at_once);
+                let [q, weights] = [&q, &weights].map(|x| x.slice(0, from, until));
+                best(library, [&q, &weights, &keys], first + from, step)
+            })
+            .collect();
+        chosen.push(Some(library.concat(&some.iter().collect::<Vec<_>>(), 0)));
+    }
+    Chosen(chosen)
+}
+
+/// The keys of the largest scores for some rows, of which the first stands at `first`. A row with
+/// fewer keys than are chosen has some that it does not see.
+fn best(
+    library: Library,
+    [q, weights, keys]: [&Array; 3],
+    first: usize,
+    step: &IndexStep<'_>,
+) -> Array {
+    let (rows, total) = (q.shape()[0], keys.shape()[1]);
+    let products = q.reshape(&[rows * step.heads, step.width]).matmul(keys);
+    let products = products.with_constant(Binary::Maximum, 0.0);
+    let products = products.reshape(&[rows, step.heads, total]);
+    let weights = weights.reshape(&[rows, step.heads, 1]);
+    let scores = products.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
+    let scores = scores.reshape(&[rows, total]);
+    let hidden = library.full(f32::NEG_INFINITY, Element::F32, &[]);
+    let scores = seen(library, first, rows, total).choose(&scores, &hidden);
+    let order = scores.unary(Unary::Negative).argsort(-1);
+    order.slice(1, 0, step.top_k).cast(Element::U32)
+}
+
+/// Whether each row sees each key, `[rows, total]`.
+fn seen(library: Library, first: usize, rows: usize, total: usize) -> Array {
+    let numbers = |count: usize, from: usize| -> Vec<f32> {
+        (from..from + count).map(|number| number as f32).collect()
+    };
+    // Positions are whole numbers below 2^24, which floats hold.
+    let keys = library.floats(&numbers(total, 0), &[1, total]);
+    let rows = library.floats(&numbers(rows, first), &[rows, 1]);
+    rows.binary(Binary::GreaterEqual, &keys)
+}
+
+/// Attention of queries `[1, heads, rows, head_dim]` to the `chosen` of all keys.
+pub(super) fn to_some(
+    q: &Array,
+    [keys, values]: [Array; 2],
+    first: usize,
+    chosen: &Array,
+    step: &AttentionStep<'_, Array>,
+) -> Array {
+    let library = q.library();
+    let (rows, total, count) = (q.shape()[2], keys.shape()[2], chosen.shape()[1]);
+    if rows == 1 {
+        let chosen = chosen.reshape(&[count]);
+        let [keys, values] = [keys, values].map(|all| all.take(&chosen, 2));
+        return q.attention(&keys, &values, step.scale, None, step.sinks);
+    }
+    let zeros = library.full(0.0, Element::F32, &[rows, total]);
+    let ones = library.full(1.0, Element::F32, &[rows, count]);
+    let taken = zeros.put_along(chosen, &ones, 1).with_constant(Binary::GreaterEqual, 0.5);
+    let visible = taken.binary(Binary::And, &seen(library, first, rows, total));
+    q.attention(&keys, &values, step.scale, Some(&visible), step.sinks)
+}

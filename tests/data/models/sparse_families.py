@@ -1,0 +1,117 @@
+"""Families whose attention chooses its keys, for make_reference_models.py:
+
+    python make_reference_models.py OUT --specs sparse_families.py
+
+The index keeps 8 keys, and sequences have up to 56 tokens, so that most queries choose. A choice has no gradient: that
+each tensor of an index matters is seen by changing it. A model is kept only if no choice is a near-tie, for which
+transformers promises no order.
+"""
+import os
+
+import make_reference_models as base
+from make_reference_models import BIG_EPS, rope
+
+base.LEN_B = 56
+
+KEPT = 8
+# Between the worst key that is chosen and the best one that is not, relative to the deviation of the scores.
+MIN_GAP = 1e-4
+
+MOE = dict(vocab_size=64, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0, use_cache=True,
+           hidden_size=32, num_attention_heads=4, num_key_value_heads=4, num_experts_per_tok=2,
+           intermediate_size=32, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=8, qk_rope_head_dim=16,
+           v_head_dim=16, head_dim=16, n_shared_experts=1, moe_intermediate_size=32,
+           first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5, index_topk=KEPT, index_head_dim=24,
+           index_n_heads=8, rms_norm_eps=BIG_EPS)
+PUT = dict(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
+BITES = {"index": dict(index_topk=128), "keys kept": dict(index_topk=KEPT + 1), "eps": dict(rms_norm_eps=1e-5)}
+
+FAMILIES = {
+    # As DeepSeek spells it: interleaved positions in the heads, halves in the index.
+    "deepseek_v32": dict(
+        cls="DeepseekV32ForCausalLM", style="v4",
+        drop=["head_dim", "qk_head_dim", "output_router_logits", "layer_types", "mlp_layer_types", "mlp_bias"],
+        put=dict(PUT, ep_size=1, num_nextn_predict_layers=1),
+        config=dict(MOE, num_hidden_layers=2, n_routed_experts=4, n_group=2, topk_group=1,
+                    rope_parameters=rope(10000, "yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=4.0,
+                                         beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)),
+        bites=dict(BITES, yarn=dict(rope_parameters=rope(10000)))),
+    # GLM 5.2: some layers go by the keys of the one before.
+    "glm_moe_dsa_shared": dict(
+        cls="GlmMoeDsaForCausalLM", style="v5", drop=["qk_head_dim", "output_router_logits"],
+        put=dict(PUT, indexer_rope_interleave=True, index_topk_freq=2, index_skip_topk_offset=1,
+                 index_topk_pattern=None, index_share_for_mtp_iteration=True),
+        config=dict(MOE, num_hidden_layers=4, n_routed_experts=3, n_group=1, topk_group=1, first_k_dense_replace=2,
+                    indexer_types=["full", "shared", "full", "shared"], rope_parameters=rope(1e6)),
+        bites=BITES),
+}
+
+
+def of_index(name):
+    return ".indexer." in name
+
+
+def without_index(randomise):
+    def randomised(model, *rest):
+        kinds = randomise(model, *rest)
+        named = model.named_parameters
+        # From here on asked for gradients alone.
+        model.named_parameters = lambda **how: ((name, it) for name, it in named(**how) if not of_index(name))
+        return kinds
+    return randomised
+
+
+def smallest_gap(model, tokens):
+    """Over all layers and queries that choose, the distance between the last key chosen and the next."""
+    found = []
+    topk = base.torch.Tensor.topk
+
+    def watched(self, k, *rest, **named):
+        if self.ndim == 3 and self.shape[1] == self.shape[2] == len(tokens):
+            for row in self[0]:
+                row = row[base.torch.isfinite(row) & (row > -1e30)]
+                if len(row) > KEPT:
+                    best = row.sort(descending=True).values
+                    found.append(float((best[KEPT - 1] - best[KEPT]) / row.std()))
+        return topk(self, k, *rest, **named)
+
+    base.torch.Tensor.topk = watched
+    try:
+        base.logits_of(model, tokens)
+    finally:
+        base.torch.Tensor.topk = topk
+    return min(found)
+
+
+def with_choices_checked(make_one):
+    def made(family, spec, out, seed):
+        why, report = make_one(family, spec, out, seed)
+        if why is not None:
+            return why, report
+        if not report["cached_decode_agrees"]:
+            return "decoding with a cache gives other tokens", None
+        path = os.path.join(out, family)
+        model, _ = base.load(path, spec)
+        want = base.load_file(os.path.join(path, "expected.safetensors"))
+        both = base.torch.cat([want["tokens_a"], want["greedy"]])
+        gap = min(smallest_gap(model, tokens.long()) for tokens in (want["tokens_b"], both))
+        if gap < MIN_GAP:
+            return f"keys are chosen by a difference of {gap:.1e}", None
+        changes = []
+        for name, tensor in model.named_parameters():
+            if of_index(name):
+                held = tensor.detach().clone()
+                with base.torch.no_grad():
+                    tensor.copy_(held.flip(0))
+                changes.append(float((base.logits_of(model, want["tokens_b"]) - want["logits_b"]).abs().max()))
+                with base.torch.no_grad():
+                    tensor.copy_(held)
+                if changes[-1] < 1e-2:
+                    return f"{name} does not matter", None
+        report.update(smallest_gap=gap, least_change_by_index=min(changes))
+        return None, report
+    return made
+
+
+base.randomise = without_index(base.randomise)
+base.make_one = with_choices_checked(base.make_one)
