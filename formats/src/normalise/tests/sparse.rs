@@ -99,7 +99,7 @@ fn contradictions_are_refused() {
         ),
         (json!({"index_head_dim": 8}), "at least the rotated part's 16"),
         (json!({"q_lora_rank": null}), "q_lora_rank"),
-        (json!({"index_topk": 0}), "index_topk"),
+        (json!({"index_topk": 0}), "mla.index.top_k"),
     ] {
         let config = config("glm_moe_dsa", "GlmMoeDsaForCausalLM", &keys);
         let error = resolved(&config).unwrap_err().to_string();
