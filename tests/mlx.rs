@@ -101,6 +101,41 @@ fn mlx_computes_what_cpu_computes() {
     assert!(compared >= 18, "{compared} families");
 }
 
+/// Rows by themselves bring their keys together, rows in company hide the others'.
+#[test]
+fn mlx_attends_to_chosen_keys_in_steps_of_any_length() {
+    let Some(runtime) = runtime_folder() else { return };
+    for model in ["deepseek_v32", "glm_moe_dsa_shared"] {
+        let folder = tempdir().unwrap();
+        let set = folder.path().join("set");
+        let model = data("models").join(model);
+        write(&model, &set, 16, 1, ExpertCut::Inside);
+        let packages = open_with(&set, 1, OpenOptions::stored(1));
+        let tokens = [tokens(&model), tokens(&model)].concat();
+        let expected = on_cpu(&packages, &tokens);
+        for steps in [&[1][..], &[5, 11, 1]] {
+            let groups = memory_group(1).unwrap();
+            let mlx = Mlx::open(&runtime, Some(Device::Cpu), Collectives::Own, [0, 1]).unwrap();
+            let local = LocalModel::over(&packages, &groups, vec![mlx]).unwrap();
+            let mut sequence = local.sequence(tokens.len());
+            let (mut found, mut rest) = (Vec::new(), tokens.as_slice());
+            let last = *steps.last().unwrap();
+            for step in steps.iter().copied().chain(std::iter::repeat(last)) {
+                let (now, later) = rest.split_at(step.min(rest.len()));
+                if now.is_empty() {
+                    break;
+                }
+                found.extend(local.extend(&mut sequence, now, 0).unwrap());
+                rest = later;
+            }
+            assert_eq!(found.len(), expected.len());
+            let differences = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+            let worst = differences.fold(0.0, f32::max);
+            assert!(worst < TOLERANCE, "{}, steps of {steps:?}: {worst}", model.display());
+        }
+    }
+}
+
 /// Whether this program knows the model's family and can cut it; what it knows is tested
 /// elsewhere.
 fn converts(model: &Path, nodes: u32) -> Result<(), String> {

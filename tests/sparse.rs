@@ -218,6 +218,42 @@ fn while_all_keys_are_chosen_the_bits_are_those_without_a_choice() {
     assert_ne!(narrow[8 * vocabulary..9 * vocabulary], expected[8 * vocabulary..9 * vocabulary]);
 }
 
+/// Logits of a set in files, as `shardpack logits` writes them.
+fn logits(folder: &Path, set: &Path, tokens: &[TokenId], options: &[&str]) -> Vec<f32> {
+    let (ids, out) = (folder.join("ids.json"), folder.join("logits.safetensors"));
+    let tokens: Vec<u32> = tokens.iter().map(|token| token.0).collect();
+    fs::write(&ids, format!("{tokens:?}")).unwrap();
+    let args = ["logits", path(set), "--tokens", path(&ids), "-o", path(&out)];
+    succeed(&[&args, options].concat());
+    let file = fs::read(&out).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let bytes = tensors.tensor("logits").unwrap().data().to_vec();
+    bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+}
+
+#[test]
+fn exact_logits_of_quantized_sets_are_those_of_their_exported_floats() {
+    /// Of the same weights in f32, added up in another order.
+    const TOLERANCE: f32 = 1e-3;
+    for (model, bits) in [("deepseek_v32", "4"), (MODELS[1], "6"), (MODELS[1], "8")] {
+        let folder = tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let set =
+            convert(&format!("models/{model}"), &at("set"), &["--bits", bits, "--nodes", "2"]);
+        let (floats, plain) = (at("floats"), at("plain"));
+        succeed(&["export", path(&set), "-o", path(&floats), "--hf", "--dtype", "f32"]);
+        let options = ["--bits", "16", "--dtype", "f32"];
+        succeed(&[&["convert", path(&floats), "-o", path(&plain)], &options[..]].concat());
+        let tokens = expected(model, "tokens_b");
+        let wanted = logits(folder.path(), &plain, &tokens, &[]);
+        let exact = logits(folder.path(), &set, &tokens, &["--exact"]);
+        assert_eq!(wanted.len(), exact.len());
+        let differences = wanted.iter().zip(&exact).map(|(a, b)| (a - b).abs());
+        let worst = differences.fold(0.0, f32::max);
+        assert!(worst < TOLERANCE, "{model}, {bits} bits: {worst}");
+    }
+}
+
 #[test]
 fn stages_begin_where_keys_are_chosen() {
     let folder = tempdir().unwrap();

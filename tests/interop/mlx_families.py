@@ -53,6 +53,7 @@ WITHOUT = {
     "qwen2_moe": "mlx-lm has no layers without experts for it",
     "qwen3_5": "mlx-lm knows the model within one that reads pictures alone",
     "qwen3_5_moe": "mlx-lm knows the model within one that reads pictures alone",
+    "youtu": "mlx-lm knows it as youtu_llm",
     "qwen3_next": "mlx-lm keeps the projections of linear attention by key heads in one matrix, which packages cut apart",
 }
 
