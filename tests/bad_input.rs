@@ -186,7 +186,7 @@ fn every_family_accounts_for_every_tensor_shape_and_key() {
         let said = refused(&config, &tensors, "an unknown key");
         assert!(said.contains("a_new_idea = 2"), "{}: {said}", folder.display());
     }
-    assert_eq!(families, 45, "none is left out");
+    assert!(families >= 57, "none is left out");
 }
 
 /// Writes the model's weights anew with a change.
