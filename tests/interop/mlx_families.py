@@ -33,6 +33,7 @@ SHORT = {
 # checked: with that line of mlx-lm changed it agrees, or its source has nothing of the kind.
 OTHERWISE = {
     "ernie4_5_moe": "mlx-lm drops the correction by which experts are chosen",
+    "gemma": "mlx-lm computes the exact gelu, the config's hidden_act, which Gemma has never meant",
     "gemma3_text": "mlx-lm rounds the factor on embeddings to bf16",
     "glm": "mlx-lm rotates whole heads, not half of each",
     "gpt_oss": "mlx-lm rounds the ends of yarn's range, which truncate = false forbids",
@@ -45,10 +46,15 @@ OTHERWISE = {
 # Families that mlx-lm 0.32.2 does not have, or not as packages do.
 WITHOUT = {
     "arcee": "mlx-lm does not have it",
+    "cwm": "mlx-lm does not have it",
     "deepseek_v2": "mlx-lm keeps the up-projection of its latent in one matrix, which packages hold turned, for each head",
     "glm_moe_dsa_shared": "mlx-lm has no layers that go by the keys of an earlier one",
+    "granitemoeshared": "mlx-lm does not have it",
     "hunyuan_v1_moe": "mlx-lm does not have it",
     "hy_v3": "mlx-lm does not have it",
+    "hyperclovax": "mlx-lm does not have it",
+    "iquestcoder": "mlx-lm does not have it",
+    "jais2": "mlx-lm does not have it",
     "mixtral": "mlx-lm takes the width of a head from the hidden size, which is another one here",
     "qwen2_moe": "mlx-lm has no layers without experts for it",
     "qwen3_5": "mlx-lm knows the model within one that reads pictures alone",
