@@ -481,6 +481,9 @@ pub(crate) struct PushArgs {
     /// Whose nodes.
     #[command(flatten)]
     pub cluster: ClusterChoice,
+    /// Connections to each node, 1 to 8; by default one for every two cores of this machine.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub streams: Option<u8>,
     /// Say what would be sent and send nothing.
     #[arg(long)]
     pub dry_run: bool,

@@ -83,7 +83,9 @@ impl Scene {
     }
 
     fn push(&self, set: &Path) {
-        succeed(&[&["push", path(set), "--to", "a,b"], &self.choice()[..]].concat());
+        succeed(
+            &[&["push", path(set), "--to", "a,b", "--streams", "3"], &self.choice()[..]].concat(),
+        );
     }
 }
 

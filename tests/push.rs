@@ -22,7 +22,7 @@ use shardpack_loader::receive::{
 };
 use shardpack_manifests::{
     CHUNK_BYTES, Manifest, PackageSet,
-    transfer::{ChunkMap, Intent, Message, Offer, PackageKey, SendError, Timeouts, Wire},
+    transfer::{ChunkMap, Intent, Join, Message, Offer, PackageKey, SendError, Timeouts, Wire},
     verify::{TensorCheck, VerifyOptions, verify_package, verify_set},
 };
 use shardpack_trust::Endpoint;
@@ -31,6 +31,8 @@ use crate::{
     harness::{convert, files},
     package_set::{OWN_FILE, SHARED_FILE, SetPlan, write_set},
 };
+
+mod streams;
 
 /// Long enough for a loaded machine, short enough that a hang is seen.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -138,7 +140,7 @@ impl Scene {
 
 fn push_set(set: &Path, addresses: &[SocketAddr], mode: PushMode) -> PushReport {
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    let options = PushOptions { mode, timeouts: TIMEOUTS, window_chunks: 2 };
+    let options = PushOptions { mode, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
     push(set, &Target::in_rank_order(&addresses), &options, &|_| {}).unwrap()
 }
 
@@ -254,7 +256,7 @@ fn part_of_a_set_is_pushed_by_rank_and_not_activated_by_itself() {
     let scene = Scene::new(&SetPlan::default());
     let node = scene.node(1);
     let targets = [Target { rank: 1, node: node.address.into() }];
-    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2 };
+    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
     let report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
     assert_eq!(progress(&report), [NodeProgress::Prepared]);
     assert_clean(&node.package(&scene.set, 1));
@@ -293,24 +295,29 @@ fn proxy(
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
-        let (mut near, _) = listener.accept().unwrap();
-        let mut far = TcpStream::connect(to).unwrap();
-        let (mut back_from, mut back_to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
-        thread::spawn(move || {
-            let _ = std::io::copy(&mut back_from, &mut back_to);
-            let _ = back_to.shutdown(std::net::Shutdown::Both);
-        });
-        let (mut buffer, mut offset) = (vec![0; 64 << 10], 0);
-        while let Ok(len @ 1..) = near.read(&mut buffer) {
-            if !fault(offset, &mut buffer[..len]) || far.write_all(&buffer[..len]).is_err() {
-                break;
-            }
-            offset += len as u64;
-        }
-        let _ = far.shutdown(std::net::Shutdown::Both);
-        let _ = near.shutdown(std::net::Shutdown::Both);
+        let (near, _) = listener.accept().unwrap();
+        carry(near, to, fault);
     });
     address
+}
+
+/// Passes one connection on, as [`proxy`] does.
+fn carry(mut near: TcpStream, to: SocketAddr, fault: impl Fn(u64, &mut [u8]) -> bool) {
+    let mut far = TcpStream::connect(to).unwrap();
+    let (mut back_from, mut back_to) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+    thread::spawn(move || {
+        let _ = std::io::copy(&mut back_from, &mut back_to);
+        let _ = back_to.shutdown(std::net::Shutdown::Both);
+    });
+    let (mut buffer, mut offset) = (vec![0; 64 << 10], 0);
+    while let Ok(len @ 1..) = near.read(&mut buffer) {
+        if !fault(offset, &mut buffer[..len]) || far.write_all(&buffer[..len]).is_err() {
+            break;
+        }
+        offset += len as u64;
+    }
+    let _ = far.shutdown(std::net::Shutdown::Both);
+    let _ = near.shutdown(std::net::Shutdown::Both);
 }
 
 #[test]
@@ -489,7 +496,7 @@ fn targets_must_fit_the_set() {
             .iter()
             .map(|(rank, address)| Target { rank: *rank, node: Endpoint::plain(*address) })
             .collect();
-        let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2 };
+        let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
         let error = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap_err();
         assert_eq!(error.to_string(), expected);
     };
@@ -515,7 +522,7 @@ fn silent_node_is_given_up_in_time() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let targets = [Target { rank: 0, node: silent.local_addr().unwrap().into() }];
     let timeouts = Timeouts { idle: Duration::from_millis(50), ..TIMEOUTS };
-    let options = PushOptions { mode: ALL, timeouts, window_chunks: 2 };
+    let options = PushOptions { mode: ALL, timeouts, window_chunks: 2, streams: 1 };
     let report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
     let Some(NodeError::Wire(error)) = &report.nodes[0].error else {
         panic!("expected a timeout, found {:?}", report.nodes[0].error);
@@ -557,7 +564,7 @@ fn node_that_works_for_ever_is_given_up_and_named() {
         let node = thread::scope(|scope| {
             scope.spawn(|| busy_for_ever(&listener, held));
             let timeouts = Timeouts { progress: Duration::from_millis(300), ..TIMEOUTS };
-            let options = PushOptions { mode: ALL, timeouts, window_chunks: 2 };
+            let options = PushOptions { mode: ALL, timeouts, window_chunks: 2, streams: 1 };
             let targets = [Target { rank: 0, node }];
             let mut report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
             report.nodes.remove(0)
@@ -596,7 +603,7 @@ fn observer_hears_every_step_in_order() {
     let node = scene.node(0);
     let heard = Mutex::new(Vec::new());
     let targets = Target::in_rank_order(&[node.address.to_string()]);
-    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 1 };
+    let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 1, streams: 1 };
     push(&scene.set_dir(), &targets, &options, &|event| {
         let name = format!("{event:?}");
         heard.lock().unwrap().push(name.split(' ').next().unwrap().to_owned());

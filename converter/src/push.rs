@@ -13,9 +13,10 @@ mod error;
 mod event;
 mod open;
 mod send;
+mod stream;
 mod watch;
 
-use std::{path::Path, thread};
+use std::{num::NonZero, path::Path, thread};
 
 use shardpack_manifests::transfer::{PackageKey, Timeouts};
 use shardpack_trust::Endpoint;
@@ -28,6 +29,19 @@ use open::Package;
 /// Chunks that are sent ahead of their answers: 64 MiB, more than any local network holds in
 /// flight, and little enough that a cut connection wastes less than a second of a fast one.
 pub const WINDOW_CHUNKS: usize = 16;
+
+/// Most streams to one node: more than fill any network that one machine has, and half of the
+/// connections that a node takes.
+pub const MAX_STREAMS: usize = 8;
+
+/// Streams to one node unless told otherwise: one for every two cores of this machine, since each
+/// keeps a core here busy with encryption and one there with that and hashing. A single one cannot
+/// fill a network of several GB/s.
+#[must_use]
+pub fn default_streams() -> usize {
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    (cores / 2).clamp(1, MAX_STREAMS)
+}
 
 /// A node and the rank whose package it gets.
 #[derive(Clone, Debug)]
@@ -75,8 +89,12 @@ pub struct PushOptions {
     pub mode: PushMode,
     /// How long a node may keep this side waiting.
     pub timeouts: Timeouts,
-    /// Chunks sent ahead of their answers, usually [`WINDOW_CHUNKS`].
+    /// Chunks of a node sent ahead of their answers, usually [`WINDOW_CHUNKS`]; its streams share
+    /// them, two or more each.
     pub window_chunks: usize,
+    /// Most streams to one node, usually [`default_streams`]; fewer where there are few chunks, the
+    /// network is slow or the node takes no more.
+    pub streams: usize,
 }
 
 /// What became of a push.
@@ -139,6 +157,8 @@ pub struct Traffic {
     pub sent_bytes: u64,
     /// Chunks sent.
     pub sent_chunks: u64,
+    /// Streams on which they went.
+    pub streams: usize,
     /// Free bytes of the node's disk.
     pub free_bytes: u64,
     /// Wall time until it was prepared.

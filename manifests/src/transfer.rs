@@ -21,8 +21,22 @@
 //!
 //! Goals: no byte counts before it has been checked against the manifest; what has been stored is
 //! not sent again, whatever ended the last attempt; a hostile peer can neither exhaust memory nor
-//! leave a file outside its package. A chunk names its own place, and none depends on another, so
-//! a later version may spread them over several streams.
+//! leave a file outside its package.
+//!
+//! A chunk names its own place, and none depends on another, so they may be spread over several
+//! streams. Once the offer was answered, further connections join it:
+//!
+//! ```text
+//! Hello                          →
+//!                                ←        Hello
+//! Join (package, its manifest)   →        finds it under way on another connection
+//!                                ←        Joined
+//! Chunk Chunk Chunk …            →        as above
+//! ```
+//!
+//! All streams are equal from then on: any may end, and its chunks are sent on another; any may
+//! say `Commit`, once every chunk on every stream was answered. A node that knows no `Join` is sent
+//! all on one.
 //!
 //! Not goals here: secrecy and identity (mutual TLS goes around the stream), speed limits,
 //! retries. Frames carry no epoch: a push belongs to no rank group, and a package is named by its
@@ -41,9 +55,10 @@ mod wire;
 
 pub use failure::{Failure, FailureCode};
 pub use frame::FrameError;
-pub use held::ChunkMap;
+pub use held::{ChunkMap, SharedMap};
 pub use message::{
-    Intent, MAX_JSON_BYTES, MAX_SIGNATURE_BYTES, Message, Offer, PROTOCOL, PackageKey, StartRank,
+    Intent, Join, MAX_JSON_BYTES, MAX_SIGNATURE_BYTES, Message, Offer, PROTOCOL, PackageKey,
+    StartRank,
 };
 pub use receiver::{Incoming, Receiver, Step};
 pub use sender::{Heard, Outgoing, SendError, Sender};

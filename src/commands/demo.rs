@@ -62,7 +62,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     step(3, "push each node its own package, every chunk verified on arrival");
     let started = Instant::now();
     let endpoints: Vec<Endpoint> = addresses.iter().map(Endpoint::plain).collect();
-    let pushed = push::push_set(&set, &endpoints, PushMode::Send(Activation::WhenAllPrepared))?;
+    let pushed = push::push_set(&set, &endpoints, PushMode::Send(Activation::WhenAllPrepared), 1)?;
     if !pushed.is_done() {
         return Err(Failure::from(anyhow::anyhow!("the push did not reach every node")));
     }

@@ -320,6 +320,7 @@ fn show(event: &ReceiveEvent) {
             say(&format!("node: {problem}"));
         }
         ReceiveEvent::Connected { .. }
+        | ReceiveEvent::StreamJoined { .. }
         | ReceiveEvent::Disconnected { .. }
         | ReceiveEvent::JoinedCluster(_)
         | ReceiveEvent::Renewed(_)

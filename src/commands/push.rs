@@ -4,10 +4,10 @@ use std::{process::ExitCode, sync::OnceLock};
 
 use serde_json::json;
 use shardpack_converter::push::{
-    Activation, NodeProgress, NodeReport, PushEvent, PushMode, PushOptions, PushReport,
-    WINDOW_CHUNKS, push, rank_count, targets_for,
+    Activation, NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushOptions, PushReport,
+    WINDOW_CHUNKS, default_streams, push, rank_count, targets_for,
 };
-use shardpack_manifests::transfer::Timeouts;
+use shardpack_manifests::transfer::{SendError, Timeouts};
 use shardpack_trust::Endpoint;
 
 use super::Outcome;
@@ -24,7 +24,8 @@ pub(crate) fn run(args: &PushArgs) -> Outcome {
     let nodes = cluster::nodes(&args.to, &args.cluster)?;
     let mode =
         if args.dry_run { PushMode::DryRun } else { PushMode::Send(Activation::WhenAllPrepared) };
-    let report = push_set(&args.set, &nodes, mode)?;
+    let streams = args.streams.map_or_else(default_streams, usize::from);
+    let report = push_set(&args.set, &nodes, mode, streams)?;
     if args.json {
         result(&json(&report).to_string());
     } else {
@@ -38,10 +39,12 @@ pub(crate) fn push_set(
     set: &std::path::Path,
     nodes: &[Endpoint],
     mode: PushMode,
+    streams: usize,
 ) -> Result<PushReport, Failure> {
     let ranks = rank_count(set).map_err(Failure::wrong)?;
     let targets = targets_for(nodes, ranks).map_err(Failure::from)?;
-    let options = PushOptions { mode, timeouts: Timeouts::default(), window_chunks: WINDOW_CHUNKS };
+    let (timeouts, window_chunks) = (Timeouts::default(), WINDOW_CHUNKS);
+    let options = PushOptions { mode, timeouts, window_chunks, streams };
     let progress: Vec<OnceLock<Progress>> = targets.iter().map(|_| OnceLock::new()).collect();
     let report =
         push(set, &targets, &options, &|event| show(event, &progress)).map_err(Failure::wrong)?;
@@ -73,6 +76,13 @@ fn show(event: &PushEvent, progress: &[OnceLock<Progress>]) {
                 .into_iter()
                 .for_each(|progress| progress.add(*size_bytes));
             pause::at(|| format!("push:chunk:{rank}:{file}:{chunk}"));
+        }
+        // Without it the node is of an earlier version, or has enough to do; that is no fault.
+        PushEvent::StreamLost { error: NodeError::Send(SendError::NotJoined(_)), .. } => {}
+        PushEvent::StreamLost { rank, error, .. } => {
+            let chain: Vec<String> = anyhow::Chain::new(*error).map(ToString::to_string).collect();
+            let why = chain.join(": ");
+            say(&format!("rank {rank}: one of its streams ended ({why}), the others go on"));
         }
         PushEvent::Committing { rank } => pause::at(|| format!("push:committing:{rank}")),
         PushEvent::Prepared { rank } => pause::at(|| format!("push:prepared:{rank}")),
@@ -120,6 +130,7 @@ fn json(report: &PushReport) -> serde_json::Value {
             "missing_bytes": node.traffic.missing_bytes,
             "sent_bytes": node.traffic.sent_bytes,
             "sent_chunks": node.traffic.sent_chunks,
+            "streams": node.traffic.streams,
             "free_bytes": node.traffic.free_bytes,
             "seconds": node.traffic.seconds,
             "error": node.error.as_ref().map(|error| anyhow::Chain::new(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")),

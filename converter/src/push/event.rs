@@ -33,6 +33,22 @@ pub enum PushEvent<'a> {
         /// Bytes in all.
         total_bytes: u64,
     },
+    /// Chunks go over a further stream too.
+    StreamJoined {
+        /// The rank.
+        rank: u32,
+        /// The stream's number, from 1.
+        stream: usize,
+    },
+    /// A stream ended early; its chunks go over the others.
+    StreamLost {
+        /// The rank.
+        rank: u32,
+        /// The stream's number, from 0.
+        stream: usize,
+        /// Why.
+        error: &'a NodeError,
+    },
     /// A chunk was written to the connection.
     ChunkSent {
         /// The rank.

@@ -1,19 +1,27 @@
-//! The first phase at one node: until its package is prepared.
+//! The first phase at one node: until its package is prepared, over one stream or several.
+//!
+//! Stream 0 offers the package. Others join it once the first chunk has gone fast enough that they
+//! can share the network; each has its own thread and connection, and all take chunks from one
+//! [`Sender`]. A stream that is lost leaves its chunks to the others.
 
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt, time::Instant};
-
-use shardpack_manifests::{
-    digest::{chunk_range, chunk_value},
-    transfer::{Heard, Intent, Message, Offer, Outgoing, SendError, Sender, WireError},
+use std::{
+    mem,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, Scope},
+    time::{Duration, Instant},
 };
+
+use shardpack_manifests::transfer::{Intent, Offer, Outgoing, SendError, Sender, Timeouts};
 
 use super::{
     NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushObserver, PushOptions, Target,
     Traffic,
-    connect::{NodeWire, connect},
     open::{Package, Set},
-    watch::{Stalled, Watch},
+    stream::Stream,
 };
+
+/// How often a stream with nothing to do looks up though nobody has called it.
+const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Pushes one package, or asks what a push would send.
 pub(super) fn send(
@@ -25,15 +33,33 @@ pub(super) fn send(
 ) -> NodeReport {
     let start = Instant::now();
     let package_bytes = package.manifest.files.iter().map(|file| file.size).sum();
-    let mut push = NodePush {
-        package,
-        rank: target.rank,
-        observer,
-        traffic: Traffic { package_bytes, ..Traffic::default() },
-        open: None,
-        watch: Watch::new(options.timeouts.progress, package_bytes, start),
+    let offer = Offer {
+        intent: match options.mode {
+            PushMode::Send(_) => Intent::Send,
+            PushMode::DryRun => Intent::Ask,
+        },
+        manifest: package.manifest_bytes.clone(),
+        set: set.bytes.clone(),
+        signature: package.signature.clone(),
     };
-    let error = push.run(set, target, options).err();
+    let shared = Shared {
+        sender: Sender::new(package.manifest.clone(), offer, window(options)),
+        traffic: Traffic { package_bytes, streams: 1, ..Traffic::default() },
+        error: None,
+        lost: None,
+        ends: Vec::new(),
+    };
+    let push = NodePush {
+        package,
+        target,
+        options,
+        observer,
+        shared: Mutex::new(shared),
+        happened: Condvar::new(),
+    };
+    thread::scope(|scope| push.run(0, scope));
+    let Shared { traffic, error, .. } =
+        push.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(error) = &error {
         observer(&PushEvent::Failed { rank: target.rank, error });
     }
@@ -42,159 +68,169 @@ pub(super) fn send(
         (None, PushMode::DryRun) => NodeProgress::Asked,
         (None, PushMode::Send(_)) => NodeProgress::Prepared,
     };
-    let traffic = Traffic { seconds: start.elapsed().as_secs_f64(), ..push.traffic };
+    let traffic = Traffic { seconds: start.elapsed().as_secs_f64(), ..traffic };
     NodeReport { target: target.clone(), package: package.key, progress, traffic, error }
 }
 
-struct NodePush<'a> {
-    package: &'a Package,
-    rank: u32,
-    observer: PushObserver<'a>,
-    traffic: Traffic,
-    /// The file that was read last, and its index.
-    open: Option<(u32, File)>,
-    watch: Watch,
+/// Chunks of each stream ahead of their answers: two keep it busy.
+fn window(options: &PushOptions) -> usize {
+    options.window_chunks.div_ceil(options.streams.max(1)).max(2.min(options.window_chunks)).max(1)
+}
+
+/// A push to one node, which its streams share.
+pub(super) struct NodePush<'a> {
+    pub(super) package: &'a Package,
+    pub(super) target: &'a Target,
+    pub(super) options: &'a PushOptions,
+    pub(super) observer: PushObserver<'a>,
+    shared: Mutex<Shared>,
+    /// Told whenever a stream has said or heard something that may concern the others.
+    happened: Condvar,
+}
+
+/// What streams agree on.
+pub(super) struct Shared {
+    pub(super) sender: Sender,
+    pub(super) traffic: Traffic,
+    /// Why the push has failed.
+    error: Option<NodeError>,
+    /// Why a stream was lost first.
+    lost: Option<NodeError>,
+    /// Ends the streams that are open.
+    ends: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 impl NodePush<'_> {
-    fn run(&mut self, set: &Set, target: &Target, options: &PushOptions) -> Result<(), NodeError> {
-        let offer = Offer {
-            intent: match options.mode {
-                PushMode::Send(_) => Intent::Send,
-                PushMode::DryRun => Intent::Ask,
-            },
-            manifest: self.package.manifest_bytes.clone(),
-            set: set.bytes.clone(),
-            signature: self.package.signature.clone(),
-        };
-        let mut wire = connect(&target.node, options.timeouts)?;
-        let mut sender =
-            Sender::new(self.package.manifest.clone(), offer, options.window_chunks.max(1));
-        loop {
-            match sender.next() {
-                Outgoing::Message(message) => {
-                    if message == Message::Commit {
-                        (self.observer)(&PushEvent::Committing { rank: self.rank });
-                    }
-                    self.transmit(&mut wire, &mut sender, &message)?;
-                }
+    /// Drives a stream until there is nothing left for it.
+    fn run<'scope>(&'scope self, number: usize, scope: &'scope Scope<'scope, '_>) {
+        let _waker = Waker(self);
+        let driven = Stream::open(self, number)
+            .and_then(|mut stream| self.drive(&mut stream, number, scope));
+        if let Err(error) = driven {
+            self.lose(number, error);
+        }
+    }
+
+    fn drive<'scope>(
+        &'scope self,
+        stream: &mut Stream<'_>,
+        number: usize,
+        scope: &'scope Scope<'scope, '_>,
+    ) -> Result<(), NodeError> {
+        let mut first = (number == 0).then(Instant::now);
+        while let Some(next) = self.next(number) {
+            match next {
+                Outgoing::Message(message) => stream.say(&message)?,
                 Outgoing::Chunk { file, chunk, range } => {
-                    let size_bytes = range.end - range.start;
-                    let bytes = self.read(file, range)?;
-                    let message = Message::Chunk { file, chunk, bytes };
-                    self.transmit(&mut wire, &mut sender, &message)?;
-                    self.traffic.sent_bytes += size_bytes;
-                    self.traffic.sent_chunks += 1;
-                    let (rank, file) = (self.rank, self.name(file));
-                    (self.observer)(&PushEvent::ChunkSent { rank, file, chunk, size_bytes });
+                    let begun = Instant::now();
+                    stream.send(file, chunk, range)?;
+                    if first.take().is_some() && self.options.streams > 1 {
+                        stream.hear()?;
+                        if self.can_be_shared(begun.elapsed()) {
+                            self.widen(scope);
+                        }
+                    }
                 }
-                Outgoing::Wait => self.hear(&mut wire, &mut sender)?,
+                Outgoing::Wait => stream.hear()?,
+                Outgoing::Rest => unreachable!("waited for"),
                 Outgoing::Done => return Ok(()),
             }
         }
-    }
-
-    /// Sends a message. When the node has hung up, its last word says why better than the socket.
-    fn transmit(
-        &mut self,
-        wire: &mut NodeWire,
-        sender: &mut Sender,
-        message: &Message,
-    ) -> Result<(), NodeError> {
-        let Err(error) = wire.send(message) else { return Ok(()) };
-        if matches!(error, WireError::Write(_)) {
-            loop {
-                match self.hear(wire, sender) {
-                    Ok(()) => {}
-                    Err(NodeError::Wire(_)) => break,
-                    Err(last_word) => return Err(last_word),
-                }
-            }
-        }
-        Err(error.into())
-    }
-
-    /// Takes one answer.
-    fn hear(&mut self, wire: &mut NodeWire, sender: &mut Sender) -> Result<(), NodeError> {
-        let heard = sender.handle(wire.receive()?).map_err(|error| self.explain(error))?;
-        let (rank, now) = (self.rank, Instant::now());
-        if let Heard::Working { done_bytes, total_bytes } = heard {
-            (self.observer)(&PushEvent::Working { rank, done_bytes, total_bytes });
-            return self.watch.working(done_bytes, total_bytes, now).map_err(
-                |Stalled { patience, done_bytes, total_bytes }| NodeError::Stalled {
-                    waited: patience,
-                    done_bytes,
-                    total_bytes,
-                },
-            );
-        }
-        self.watch.answered(now);
-        match heard {
-            Heard::Greeted { program } => {
-                (self.observer)(&PushEvent::Connected { rank, program: &program });
-            }
-            Heard::Status {
-                free_bytes,
-                reused_bytes,
-                held_bytes,
-                missing_chunks,
-                missing_bytes,
-            } => {
-                self.traffic = Traffic {
-                    held_bytes,
-                    reused_bytes,
-                    missing_bytes,
-                    missing_chunks,
-                    free_bytes,
-                    ..self.traffic
-                };
-                (self.observer)(&PushEvent::Offered { rank, held_bytes, missing_bytes });
-            }
-            Heard::Stored { file, chunk, size_bytes } => {
-                let file = self.name(file);
-                (self.observer)(&PushEvent::ChunkAcknowledged { rank, file, chunk, size_bytes });
-            }
-            // Told above.
-            Heard::Working { .. } => {}
-            Heard::Prepared => (self.observer)(&PushEvent::Prepared { rank }),
-        }
+        // The push has failed elsewhere, and that is told there.
         Ok(())
     }
 
-    /// A refused chunk was damaged here or on its way; the difference matters to its owner.
-    fn explain(&mut self, error: SendError) -> NodeError {
-        let SendError::ChunkRefused { index, chunk, .. } = &error else { return error.into() };
-        let (index, chunk) = (*index, *chunk);
-        let entry = &self.package.manifest.files[index as usize];
-        let range = chunk_range(entry.size, u64::from(chunk));
-        match self.read(index, range) {
-            Ok(bytes)
-                if chunk_value(&bytes, entry.size, u64::from(chunk))
-                    == entry.chunks[chunk as usize] =>
-            {
-                error.into()
-            }
-            Ok(_) => NodeError::SourceDamaged { file: entry.name.clone(), chunk },
-            Err(unreadable) => unreadable,
+    /// Whether streams that share a network on which one chunk took so long keep their deadlines,
+    /// twice over.
+    fn can_be_shared(&self, chunk: Duration) -> bool {
+        let Timeouts { idle, frame, .. } = self.options.timeouts;
+        let streams = u32::try_from(self.options.streams).unwrap_or(u32::MAX);
+        chunk.saturating_mul(streams.saturating_mul(2)) < idle.min(frame)
+    }
+
+    /// Opens further streams, at most as many as there are chunks for them.
+    fn widen<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        let missing = self.lock().traffic.missing_chunks.saturating_sub(1);
+        let further =
+            (self.options.streams - 1).min(usize::try_from(missing).unwrap_or(usize::MAX));
+        for _ in 0..further {
+            let number = self.lock().sender.join();
+            scope.spawn(move || self.run(number, scope));
         }
     }
 
-    fn read(&mut self, file: u32, range: Range<u64>) -> Result<Vec<u8>, NodeError> {
-        let path = self.package.path.join(self.name(file));
-        let mut read = || -> io::Result<Vec<u8>> {
-            let opened = match self.open.take() {
-                Some((index, opened)) if index == file => opened,
-                _ => File::open(&path)?,
-            };
-            let mut bytes = vec![0; (range.end - range.start) as usize];
-            opened.read_exact_at(&mut bytes, range.start)?;
-            self.open = Some((file, opened));
-            Ok(bytes)
-        };
-        read().map_err(|source| NodeError::Read { path: path.clone(), source })
+    /// What to do next on a stream, once there is anything; nothing when the push has failed.
+    fn next(&self, number: usize) -> Option<Outgoing> {
+        let mut shared = self.lock();
+        while shared.error.is_none() {
+            match shared.sender.next(number) {
+                Outgoing::Rest => {
+                    let woken = self.happened.wait_timeout(shared, LOOK_UP);
+                    shared = woken.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                next => return Some(next),
+            }
+        }
+        None
     }
 
-    fn name(&self, file: u32) -> &str {
-        &self.package.manifest.files[file as usize].name
+    /// Looks at, or changes, what streams agree on; those that rest look again.
+    pub(super) fn with<T>(&self, change: impl FnOnce(&mut Shared) -> T) -> T {
+        let result = change(&mut self.lock());
+        self.happened.notify_all();
+        result
+    }
+
+    /// Has a stream ended when the push fails; whether it may begin at all.
+    pub(super) fn register(&self, end: impl FnOnce() + Send + 'static) -> bool {
+        let mut shared = self.lock();
+        shared.ends.push(Box::new(end));
+        shared.error.is_none()
+    }
+
+    /// A stream came no further: its chunks go over the others, or the push has failed.
+    fn lose(&self, number: usize, error: NodeError) {
+        let rank = self.target.rank;
+        let mut shared = self.lock();
+        if shared.error.is_some() {
+            return;
+        }
+        if is_of_stream(&error) && shared.sender.lose(number) {
+            drop(shared);
+            (self.observer)(&PushEvent::StreamLost { rank, stream: number, error: &error });
+            self.lock().lost.get_or_insert(error);
+            return;
+        }
+        // That none can join any more is what came of the first one's end.
+        let is_consequence = matches!(error, NodeError::Send(SendError::NotJoined(_)));
+        let first = shared.lost.take().filter(|_| is_consequence);
+        shared.error = Some(first.unwrap_or(error));
+        let ends = mem::take(&mut shared.ends);
+        drop(shared);
+        ends.into_iter().for_each(|end| end());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether an error says something about one stream alone. A chunk that was refused was right when
+/// it left, or the error would be another one.
+fn is_of_stream(error: &NodeError) -> bool {
+    matches!(
+        error,
+        NodeError::Connect(_)
+            | NodeError::Wire(_)
+            | NodeError::Send(SendError::NotJoined(_) | SendError::ChunkRefused { .. })
+    )
+}
+
+/// Wakes the streams that rest when one has ended, however it did.
+struct Waker<'a, 'b>(&'a NodePush<'b>);
+
+impl Drop for Waker<'_, '_> {
+    fn drop(&mut self) {
+        self.0.happened.notify_all();
     }
 }

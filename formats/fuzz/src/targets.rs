@@ -18,7 +18,7 @@ use shardpack_formats::{
 use shardpack_loader::cluster::try_messages;
 use shardpack_manifests::{
     Manifest, PackageSet, canonical,
-    transfer::{ChunkMap, Receiver, Step, frame as transfer_frame},
+    transfer::{ChunkMap, Receiver, SharedMap, Step, frame as transfer_frame},
 };
 use shardpack_trust::try_membership;
 
@@ -203,7 +203,7 @@ fn set(data: &[u8]) {
 /// A connection's bytes, as a node takes them.
 fn transfer(data: &[u8]) {
     let mut stream = Cursor::new(data);
-    let mut receiver = Receiver::new();
+    let (mut receiver, mut offered) = (Receiver::new(), None);
     while let Ok(message) = transfer_frame::read(&mut stream, |_| ()) {
         let mut written = Vec::new();
         transfer_frame::write(&mut written, &message).expect("memory takes every byte");
@@ -212,9 +212,15 @@ fn transfer(data: &[u8]) {
         match receiver.handle(message) {
             Err(_) => return,
             Ok(Step::Stage(incoming)) => {
-                let held = ChunkMap::empty(&incoming.manifest);
+                let held = SharedMap::new(ChunkMap::empty(&incoming.manifest));
+                offered = Some((incoming.manifest, held.clone()));
                 receiver.staged(held, u64::MAX, 0);
             }
+            // As if another connection had offered it.
+            Ok(Step::Join(_)) => match &offered {
+                Some((manifest, held)) => drop(receiver.joined(manifest.clone(), held.clone())),
+                None => return,
+            },
             Ok(Step::Store { file, chunk, .. }) => {
                 receiver.stored(file, chunk);
             }

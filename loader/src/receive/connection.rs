@@ -3,15 +3,15 @@
 use std::{
     io::{ErrorKind, Read},
     net::Shutdown as Direction,
-    sync::{atomic::Ordering, mpsc},
+    sync::{Arc, atomic::Ordering, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use shardpack_manifests::transfer::{
-    Failure, FailureCode, FrameError, Incoming, Intent, MAX_JSON_BYTES, Message, PackageKey,
-    Receiver, StartRank, Step, Wire, WireError,
+    Failure, FailureCode, FrameError, Incoming, Intent, Join, MAX_JSON_BYTES, Message, PackageKey,
+    Receiver, SharedMap, StartRank, Step, Wire, WireError,
 };
 use shardpack_trust::Channel;
 
@@ -35,9 +35,8 @@ pub(super) struct Connection<'a> {
     node: &'a Node,
     wire: Wire<Channel, SetTimeout>,
     receiver: Receiver,
-    /// What is being received, and its name.
-    stage: Option<Stage<'a>>,
-    incoming: Option<Box<Incoming>>,
+    /// What is being received, on this stream or on several.
+    stage: Option<Arc<Stage>>,
 }
 
 /// Why a step was not done.
@@ -71,14 +70,14 @@ impl<'a> Connection<'a> {
         // Answers are small and awaited.
         let _ = channel.socket().set_nodelay(true);
         let wire = Wire::new(channel, set_timeout, node.options.timeouts);
-        Self { node, wire, receiver: Receiver::new(), stage: None, incoming: None }
+        Self { node, wire, receiver: Receiver::new(), stage: None }
     }
 
     /// Answers until the controller is done, or something fails: then says what.
     pub(super) fn run(mut self) -> Result<(), String> {
         let ended = self.converse();
         // What has been stored counts, however the connection ended.
-        let synced = self.stage.as_mut().map_or(Ok(()), Stage::sync);
+        let synced = self.stage.as_ref().map_or(Ok(()), |stage| stage.sync());
         ended?;
         synced.map_err(|error| error.to_string())
     }
@@ -119,20 +118,22 @@ impl<'a> Connection<'a> {
         match step {
             Step::Reply(message) => {
                 if let Message::ChunkRefused { file, chunk, .. } = message
-                    && let Some(incoming) = &self.incoming
+                    && let Some(stage) = &self.stage
                 {
-                    let file = incoming.manifest.files[file as usize].name.clone();
-                    self.tell(&ReceiveEvent::ChunkRefused { package: incoming.key, file, chunk });
+                    let Incoming { key: package, manifest, .. } = stage.incoming();
+                    let file = manifest.files[file as usize].name.clone();
+                    self.tell(&ReceiveEvent::ChunkRefused { package: *package, file, chunk });
                 }
                 Ok(message)
             }
             Step::Stage(incoming) => self.stage(incoming),
+            Step::Join(join) => self.join(join),
             Step::Store { file, chunk, offset, bytes } => {
-                let (stage, incoming) = self.under_way();
+                let stage = self.under_way();
                 stage.write(file, chunk, offset, &bytes)?;
                 let event = ReceiveEvent::ChunkStored {
-                    package: incoming.key,
-                    file: incoming.manifest.files[file as usize].name.clone(),
+                    package: stage.incoming().key,
+                    file: stage.incoming().manifest.files[file as usize].name.clone(),
                     chunk,
                     size_bytes: bytes.len() as u64,
                 };
@@ -152,14 +153,14 @@ impl<'a> Connection<'a> {
     }
 
     fn stage(&mut self, incoming: Box<Incoming>) -> Result<Message, StepError> {
-        let store = &*self.node.store;
+        let store = &self.node.store;
         if incoming.intent == Intent::Ask {
             let (held, reused_bytes) = self.while_saying_so(|_| Stage::ask(store, &incoming))??;
+            let held = SharedMap::new(held);
             return Ok(self.receiver.staged(held, store.free_bytes()?, reused_bytes));
         }
         // The stage of an earlier offer on this connection is sealed.
         self.stage = None;
-        self.incoming = Some(incoming.clone());
         let package = incoming.key;
         // Longer than a connection whose controller has vanished is kept.
         let patience = self.node.options.timeouts.idle + LINGER;
@@ -168,21 +169,27 @@ impl<'a> Connection<'a> {
         let held = stage.held().clone();
         let reused_bytes = stage.reused_bytes;
         self.stage = Some(stage);
-        self.tell(&ReceiveEvent::Offered {
-            package,
-            held_bytes: held.held_bytes(),
-            reused_bytes,
-            missing_bytes: held.missing_bytes(),
-        });
+        let (held_bytes, missing_bytes) = {
+            let held = held.lock();
+            (held.held_bytes(), held.missing_bytes())
+        };
+        self.tell(&ReceiveEvent::Offered { package, held_bytes, reused_bytes, missing_bytes });
         Ok(self.receiver.staged(held, store.free_bytes()?, reused_bytes))
     }
 
+    /// Takes chunks of a package that another connection has offered.
+    fn join(&mut self, join: Join) -> Result<Message, StepError> {
+        let stage = Stage::find(&self.node.store, join)?;
+        let (manifest, held) = (Arc::clone(&stage.incoming().manifest), stage.held().clone());
+        self.stage = Some(stage);
+        self.tell(&ReceiveEvent::StreamJoined { package: join.package });
+        Ok(self.receiver.joined(manifest, held))
+    }
+
     fn seal(&mut self) -> Result<Message, StepError> {
-        let (_, incoming) = self.under_way();
-        let package = incoming.key;
+        let stage = self.stage.take().expect("a package that is sealed is staged");
+        let package = stage.incoming().key;
         self.tell(&ReceiveEvent::Verifying { package });
-        let mut stage = self.stage.take().expect("a package that is sealed is staged");
-        // Dropped with its claim, whatever comes of it: the controller may offer again.
         self.while_saying_so(move |meter| stage.seal(meter))??;
         self.tell(&ReceiveEvent::Prepared { package });
         Ok(self.receiver.sealed())
@@ -245,9 +252,8 @@ impl<'a> Connection<'a> {
         })
     }
 
-    fn under_way(&mut self) -> (&mut Stage<'a>, &Incoming) {
-        let stage = self.stage.as_mut().expect("chunks come after the offer was staged");
-        (stage, self.incoming.as_ref().expect("a stage has its offer"))
+    fn under_way(&self) -> &Stage {
+        self.stage.as_ref().expect("chunks come after the offer was staged")
     }
 
     /// Lets the controller read the last word: a socket closed with unread bytes takes back what

@@ -33,6 +33,11 @@ pub enum ReceiveEvent {
         /// Bytes to come.
         missing_bytes: u64,
     },
+    /// A further stream of a push carries chunks too.
+    StreamJoined {
+        /// The package.
+        package: PackageKey,
+    },
     /// A chunk was verified and written; not yet acknowledged, and not yet in the journal.
     ChunkStored {
         /// The package.

@@ -28,6 +28,7 @@ const RECORD_BYTES: usize = 16;
 ///
 /// Assumed of the disk: bytes that were synced stay. Not assumed: that an append is whole. Reading
 /// stops at the first record whose check differs, as a torn append or a tail of zeros would.
+#[derive(Debug)]
 pub(super) struct Journal {
     file: File,
     manifest: Digest,

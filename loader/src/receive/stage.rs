@@ -1,19 +1,22 @@
 //! A package on its way: from an offer to a verified directory.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     fs::{self, File, OpenOptions},
-    io,
+    io, mem,
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use shardpack_manifests::{
     Digest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
-    transfer::{ChunkMap, Incoming},
+    transfer::{ChunkMap, Incoming, Join, SharedMap},
     verify::{Problem, TensorCheck, VerifyEvent, VerifyOptions, read_document, verify_package},
 };
 
@@ -52,62 +55,106 @@ impl Meter {
     }
 }
 
-/// A package on its way.
-pub(super) struct Stage<'a> {
-    store: &'a Store,
-    _claim: Claim<'a>,
+/// A package on its way, which all streams of a push fill. It is over when the last of them ends.
+#[derive(Debug)]
+pub(super) struct Stage {
+    store: Arc<Store>,
+    /// Let go when the package is sealed, even if a stream has yet to notice.
+    claim: Mutex<Option<Claim>>,
     incoming: Box<Incoming>,
-    held: ChunkMap,
+    held: SharedMap,
     /// Bytes that were taken from other packages of the node.
     pub(super) reused_bytes: u64,
-    /// Absent when the package is in its place already.
-    journal: Option<Journal>,
-    /// Files with bytes that are not synced; few, because each sync closes them.
-    open: HashMap<u32, File>,
-    /// Chunks that are written and not yet listed.
-    unlisted: Vec<(u32, u32)>,
+    /// Invariant: files of the package change only while somebody holds this for reading and it
+    /// says so; who seals the package closes it first.
+    door: RwLock<Door>,
+    written: Mutex<Written>,
+    /// Absent when the package is in its place already. Held while chunks are made durable.
+    journal: Mutex<Option<Journal>>,
 }
 
-impl<'a> Stage<'a> {
+/// Whether chunks are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Open,
+    Closed,
+}
+
+/// What has been written and not yet made durable.
+#[derive(Debug, Default)]
+struct Written {
+    /// Files with such bytes; few, because each sync closes them.
+    open: HashMap<u32, Arc<File>>,
+    unlisted: Vec<Unlisted>,
+}
+
+/// A chunk that the journal does not list.
+#[derive(Debug)]
+struct Unlisted {
+    file: u32,
+    chunk: u32,
+    /// Where its bytes went, if they are yet to be synced. Invariant: the very file that they were
+    /// written to, since `open` may have been emptied meanwhile.
+    opened: Option<Arc<File>>,
+}
+
+impl Stage {
     /// Prepares to store the package: resumes what was begun, takes what other packages hold,
     /// checks that the rest fits on the disk. Waits so long for another connection to let go.
     pub(super) fn open(
-        store: &'a Store,
+        store: &Arc<Store>,
         incoming: Box<Incoming>,
         patience: Duration,
         meter: &Meter,
-    ) -> Result<Self, StoreError> {
-        let claim = store.claim(incoming.key, patience)?;
+    ) -> Result<Arc<Self>, StoreError> {
+        let key = incoming.key;
+        let claim = store.claim(key, patience)?;
         let mut stage = Self {
-            store,
-            _claim: claim,
-            held: ChunkMap::empty(&incoming.manifest),
+            store: Arc::clone(store),
+            claim: Mutex::new(Some(claim)),
+            held: SharedMap::new(ChunkMap::empty(&incoming.manifest)),
             incoming,
             reused_bytes: 0,
-            journal: None,
-            open: HashMap::new(),
-            unlisted: Vec::new(),
+            door: RwLock::new(Door::Open),
+            written: Mutex::default(),
+            journal: Mutex::new(None),
         };
-        if is_prepared(store, &stage.incoming) {
-            let path = store.package_path(stage.incoming.key);
+        stage.prepare(meter)?;
+        let stage = Arc::new(stage);
+        store.begin(key, &stage);
+        Ok(stage)
+    }
+
+    /// The package that a further stream is to carry chunks of.
+    pub(super) fn find(store: &Store, join: Join) -> Result<Arc<Self>, StoreError> {
+        let stage = store.under_way(join.package).filter(|stage| {
+            stage.incoming.manifest_digest == join.manifest && stage.enter().is_ok()
+        });
+        stage.ok_or(StoreError::NotUnderWay { key: join.package })
+    }
+
+    fn prepare(&mut self, meter: &Meter) -> Result<(), StoreError> {
+        let store = Arc::clone(&self.store);
+        if is_prepared(&store, &self.incoming) {
+            let path = store.package_path(self.incoming.key);
             let report = verify_package(&path, None, VERIFY, &|event| meter.verified(event));
             if report.is_clean() {
-                stage.held = complete(&stage.held);
-                return Ok(stage);
+                let all = complete(&self.held.lock());
+                *self.held.lock() = all;
+                return Ok(());
             }
             // Staged anew; its good chunks are reused like those of any other package.
         }
-        stage.resume()?;
-        let donors = Donors::of(store)?;
-        stage.link_files(&donors, meter)?;
-        let needed_bytes = stage.held.missing_bytes().saturating_add(store.reserve_bytes);
+        self.resume()?;
+        let donors = Donors::of(&store)?;
+        self.link_files(&donors, meter)?;
+        let needed_bytes = self.held.lock().missing_bytes().saturating_add(store.reserve_bytes);
         let free_bytes = store.free_bytes()?;
         if needed_bytes > free_bytes {
             return Err(StoreError::NoSpace { needed_bytes, free_bytes });
         }
-        stage.size_files()?;
-        stage.copy_chunks(&donors, meter)?;
-        Ok(stage)
+        self.size_files()?;
+        self.copy_chunks(&donors, meter)
     }
 
     /// What [`Self::open`] would find, by the manifests' word: the chunks held and the bytes among
@@ -138,47 +185,78 @@ impl<'a> Stage<'a> {
     }
 
     /// Chunks that are held.
-    pub(super) fn held(&self) -> &ChunkMap {
+    pub(super) fn held(&self) -> &SharedMap {
         &self.held
+    }
+
+    /// What was offered.
+    pub(super) fn incoming(&self) -> &Incoming {
+        &self.incoming
+    }
+
+    /// Keeps the package from being sealed, unless it has been.
+    fn enter(&self) -> Result<RwLockReadGuard<'_, Door>, StoreError> {
+        let door = self.door.read().unwrap_or_else(PoisonError::into_inner);
+        let key = self.incoming.key;
+        if *door == Door::Open { Ok(door) } else { Err(StoreError::NotUnderWay { key }) }
     }
 
     /// Writes a chunk that has been verified.
     pub(super) fn write(
-        &mut self,
+        &self,
         file: u32,
         chunk: u32,
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), StoreError> {
+        let _open = self.enter()?;
         let path = self.file_path(file);
-        let opened = match self.open.entry(file) {
-            Entry::Occupied(entry) => entry.into_mut(),
+        let opened = match lock(&self.written).open.entry(file) {
+            Entry::Occupied(entry) => Arc::clone(entry.get()),
             Entry::Vacant(entry) => {
-                entry.insert(open_alone(&path).map_err(StoreError::io("open", &path))?)
+                let opened = open_alone(&path).map_err(StoreError::io("open", &path))?;
+                Arc::clone(entry.insert(Arc::new(opened)))
             }
         };
         opened.write_all_at(bytes, offset).map_err(StoreError::io("write", &path))?;
-        self.held.insert(file, chunk);
-        self.unlisted.push((file, chunk));
-        if self.unlisted.len() >= SYNC_CHUNKS { self.sync() } else { Ok(()) }
+        self.held.lock().insert(file, chunk);
+        let unlisted = {
+            let mut written = lock(&self.written);
+            written.unlisted.push(Unlisted { file, chunk, opened: Some(opened) });
+            written.unlisted.len()
+        };
+        if unlisted >= SYNC_CHUNKS { self.sync() } else { Ok(()) }
     }
 
     /// Makes everything written durable, then lists it.
-    pub(super) fn sync(&mut self) -> Result<(), StoreError> {
-        for (index, file) in std::mem::take(&mut self.open) {
-            file.sync_data().map_err(StoreError::io("sync", &self.file_path(index)))?;
+    pub(super) fn sync(&self) -> Result<(), StoreError> {
+        let mut journal = lock(&self.journal);
+        let Written { unlisted, .. } = mem::take(&mut *lock(&self.written));
+        let mut synced = BTreeSet::new();
+        for Unlisted { file, opened, .. } in &unlisted {
+            if let Some(opened) = opened.as_ref().filter(|_| synced.insert(*file)) {
+                opened.sync_data().map_err(StoreError::io("sync", &self.file_path(*file)))?;
+            }
         }
         let path = self.directory().join("journal");
-        if let Some(journal) = self.journal.as_mut().filter(|_| !self.unlisted.is_empty()) {
-            journal.append(&self.unlisted).map_err(StoreError::io("write", &path))?;
+        let listed: Vec<(u32, u32)> = unlisted.iter().map(|it| (it.file, it.chunk)).collect();
+        match journal.as_mut().filter(|_| !listed.is_empty()) {
+            Some(journal) => journal.append(&listed).map_err(StoreError::io("write", &path)),
+            None => Ok(()),
         }
-        self.unlisted.clear();
-        Ok(())
     }
 
-    /// Verifies the whole package and moves it to its place.
-    pub(super) fn seal(&mut self, meter: &Meter) -> Result<(), StoreError> {
-        if self.journal.is_none() {
+    /// Verifies the whole package and moves it to its place. Nothing is taken from then on,
+    /// whatever comes of it: the controller may offer again.
+    pub(super) fn seal(&self, meter: &Meter) -> Result<(), StoreError> {
+        // Waits for a chunk that comes a second time on another stream.
+        let mut door = self.door.write().unwrap_or_else(PoisonError::into_inner);
+        if mem::replace(&mut *door, Door::Closed) == Door::Closed {
+            return Err(StoreError::NotUnderWay { key: self.incoming.key });
+        }
+        drop(door);
+        let _claim = lock(&self.claim).take();
+        if lock(&self.journal).is_none() {
             return Ok(());
         }
         self.sync()?;
@@ -213,7 +291,7 @@ impl<'a> Stage<'a> {
         fs::rename(&package, &target).map_err(StoreError::io("move", &package))?;
         let parent = target.parent().unwrap_or(&target);
         files::sync_directory(parent).map_err(StoreError::io("sync", parent))?;
-        self.journal = None;
+        *lock(&self.journal) = None;
         let directory = self.directory();
         files::remove_directory(&directory).map_err(StoreError::io("remove", &directory))
     }
@@ -227,8 +305,9 @@ impl<'a> Stage<'a> {
         match listed {
             Some(chunks) => {
                 for (file, chunk) in chunks {
-                    if self.held.exists(file, chunk) {
-                        self.held.insert(file, chunk);
+                    let mut held = self.held.lock();
+                    if held.exists(file, chunk) {
+                        held.insert(file, chunk);
                     }
                 }
             }
@@ -251,7 +330,7 @@ impl<'a> Stage<'a> {
         for (index, entry) in self.incoming.manifest.files.iter().enumerate() {
             let metadata = package.join(&entry.name).symlink_metadata();
             if !metadata.is_ok_and(|found| found.is_file() && found.len() == entry.size) {
-                self.held.remove_file(index as u32);
+                self.held.lock().remove_file(index as u32);
             }
         }
         self.begin_journal()
@@ -259,7 +338,7 @@ impl<'a> Stage<'a> {
 
     /// Links whole files that another package holds.
     fn link_files(&mut self, donors: &Donors, meter: &Meter) -> Result<(), StoreError> {
-        let missing: Vec<(u32, u32, u64)> = self.held.missing().collect();
+        let missing: Vec<(u32, u32, u64)> = self.held.lock().missing().collect();
         let mut linked = false;
         for (index, entry) in self.incoming.manifest.files.iter().enumerate() {
             let lacks = |(file, ..): &&(u32, u32, u64)| *file == index as u32;
@@ -278,8 +357,9 @@ impl<'a> Stage<'a> {
             }
             fs::rename(&sibling, &path).map_err(StoreError::io("link", &path))?;
             for (file, chunk, size_bytes) in lacking {
-                self.held.insert(*file, *chunk);
-                self.unlisted.push((*file, *chunk));
+                self.held.lock().insert(*file, *chunk);
+                let unlisted = Unlisted { file: *file, chunk: *chunk, opened: None };
+                lock(&self.written).unlisted.push(unlisted);
                 self.reused_bytes += size_bytes;
             }
             linked = true;
@@ -312,7 +392,8 @@ impl<'a> Stage<'a> {
 
     /// Copies single chunks that another package holds at the same place.
     fn copy_chunks(&mut self, donors: &Donors, meter: &Meter) -> Result<(), StoreError> {
-        for (file, chunk, size_bytes) in self.held.missing().collect::<Vec<_>>() {
+        let missing: Vec<(u32, u32, u64)> = self.held.lock().missing().collect();
+        for (file, chunk, size_bytes) in missing {
             let entry = &self.incoming.manifest.files[file as usize];
             let Some(bytes) = donors.read_chunk(entry, chunk) else { continue };
             let offset = shardpack_manifests::digest::chunk_range(entry.size, u64::from(chunk));
@@ -324,7 +405,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Notes that what a finding names is not held.
-    fn forget(&mut self, problem: &Problem) {
+    fn forget(&self, problem: &Problem) {
         let index_of = |name: &str| {
             let files = &self.incoming.manifest.files;
             files.iter().position(|entry| entry.name == name).map(|index| index as u32)
@@ -332,7 +413,7 @@ impl<'a> Stage<'a> {
         match problem {
             Problem::ChunkChanged { file, chunk, .. } => {
                 if let Some(index) = index_of(file) {
-                    self.held.remove(index, *chunk as u32);
+                    self.held.lock().remove(index, *chunk as u32);
                 }
             }
             Problem::Missing { file }
@@ -340,17 +421,17 @@ impl<'a> Stage<'a> {
             | Problem::NotRegular { file, .. }
             | Problem::Unreadable { file, .. } => {
                 if let Some(index) = index_of(file) {
-                    self.held.remove_file(index);
+                    self.held.lock().remove_file(index);
                 }
             }
             _ => {}
         }
     }
 
-    fn begin_journal(&mut self) -> Result<(), StoreError> {
+    fn begin_journal(&self) -> Result<(), StoreError> {
         let path = self.directory().join("journal");
-        let journal = Journal::create(&path, self.incoming.manifest_digest, &self.held);
-        self.journal = Some(journal.map_err(StoreError::io("write", &path))?);
+        let journal = Journal::create(&path, self.incoming.manifest_digest, &self.held.lock());
+        *lock(&self.journal) = Some(journal.map_err(StoreError::io("write", &path))?);
         Ok(())
     }
 
@@ -365,6 +446,11 @@ impl<'a> Stage<'a> {
     fn file_path(&self, index: u32) -> PathBuf {
         self.package().join(&self.incoming.manifest.files[index as usize].name)
     }
+}
+
+/// Nothing that panics leaves these halfway.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens a file for writing that no other package shares.

@@ -1,11 +1,11 @@
 //! The directory of a node's packages.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
-    sync::{Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -17,7 +17,10 @@ use shardpack_manifests::{
     verify::read_document,
 };
 
-use super::active::{Active, model_name};
+use super::{
+    active::{Active, model_name},
+    stage::Stage,
+};
 
 /// Free bytes that a push leaves: a full disk stops more than this program.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -56,9 +59,15 @@ pub enum StoreError {
         /// Free bytes.
         free_bytes: u64,
     },
-    /// Another connection fills the same package.
+    /// Another push fills the same package.
     #[error("package {key} is being received on another connection")]
     Busy {
+        /// The package.
+        key: PackageKey,
+    },
+    /// A further stream of a push that is over, or was none.
+    #[error("package {key} is not under way on another connection")]
+    NotUnderWay {
         /// The package.
         key: PackageKey,
     },
@@ -110,7 +119,7 @@ impl StoreError {
             Self::Io { .. } | Self::Locked { .. } | Self::Record { .. } => FailureCode::Storage,
             Self::NoSpace { .. } => FailureCode::NoSpace,
             Self::Busy { .. } => FailureCode::Busy,
-            Self::Unknown { .. } => FailureCode::Unknown,
+            Self::Unknown { .. } | Self::NotUnderWay { .. } => FailureCode::Unknown,
             Self::Unusable { .. } | Self::Damaged { .. } => FailureCode::Damaged,
         }
     }
@@ -143,10 +152,12 @@ pub struct Store {
     pub(super) reserve_bytes: u64,
     /// Locked as long as it is open; the system unlocks it when the process dies.
     _lock: File,
-    /// Packages that a connection is filling.
+    /// Packages that a push is filling.
     busy: Mutex<BTreeSet<PackageKey>>,
     /// Told when one of them is let go.
     freed: Condvar,
+    /// Those whose further streams may come.
+    under_way: Mutex<BTreeMap<PackageKey, Weak<Stage>>>,
     /// Held while the record of current packages changes.
     record: Mutex<()>,
 }
@@ -181,6 +192,7 @@ impl Store {
             _lock: lock,
             busy: Mutex::default(),
             freed: Condvar::new(),
+            under_way: Mutex::default(),
             record: Mutex::default(),
         })
     }
@@ -244,20 +256,32 @@ impl Store {
         self.root.join("staging").join(key.to_string())
     }
 
-    /// Claims a package for one connection. Waits for another one that has it: most often that is
-    /// the last attempt of the same controller, which has yet to notice its own end.
+    /// Lets further streams of a push find it, as long as it lasts.
+    pub(super) fn begin(&self, key: PackageKey, stage: &Arc<Stage>) {
+        let mut all = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, stage| stage.strong_count() > 0);
+        all.insert(key, Arc::downgrade(stage));
+    }
+
+    /// The push of a package that is under way.
+    pub(super) fn under_way(&self, key: PackageKey) -> Option<Arc<Stage>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner).get(&key)?.upgrade()
+    }
+
+    /// Claims a package for one push. Waits for another one that has it: most often that is the
+    /// last attempt of the same controller, which has yet to notice its own end.
     pub(super) fn claim(
-        &self,
+        self: &Arc<Self>,
         key: PackageKey,
         patience: Duration,
-    ) -> Result<Claim<'_>, StoreError> {
+    ) -> Result<Claim, StoreError> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut busy, _) = self
             .freed
             .wait_timeout_while(busy, patience, |busy| busy.contains(&key))
             .unwrap_or_else(PoisonError::into_inner);
         if busy.insert(key) {
-            Ok(Claim { store: self, key })
+            Ok(Claim { store: Arc::clone(self), key })
         } else {
             Err(StoreError::Busy { key })
         }
@@ -265,12 +289,13 @@ impl Store {
 }
 
 /// The right to fill a package, until dropped.
-pub(super) struct Claim<'a> {
-    store: &'a Store,
+#[derive(Debug)]
+pub(super) struct Claim {
+    store: Arc<Store>,
     key: PackageKey,
 }
 
-impl Drop for Claim<'_> {
+impl Drop for Claim {
     fn drop(&mut self) {
         self.store.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
         self.store.freed.notify_all();

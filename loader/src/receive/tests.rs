@@ -72,7 +72,7 @@ fn store_is_used_by_one_process_at_a_time() {
 #[test]
 fn package_is_filled_by_one_connection_at_a_time() {
     let root = tempfile::tempdir().unwrap();
-    let store = Store::open(root.path()).unwrap();
+    let store = Arc::new(Store::open(root.path()).unwrap());
     let key = |rank| PackageKey { layout: Digest::of(b"layout"), rank };
     let first = store.claim(key(0), Duration::ZERO).unwrap();
     assert!(matches!(store.claim(key(0), Duration::ZERO), Err(StoreError::Busy { .. })));

@@ -1,5 +1,7 @@
 //! Which chunks of a package are held.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use crate::{
     digest::{chunk_count, chunk_range},
     manifest::Manifest,
@@ -16,6 +18,26 @@ pub struct ChunkMap {
 struct FileMap {
     size_bytes: u64,
     bits: Vec<u8>,
+}
+
+/// The chunks of a package that comes over several streams, one for all of them: clones are the
+/// same.
+#[derive(Clone, Debug)]
+pub struct SharedMap(Arc<Mutex<ChunkMap>>);
+
+impl SharedMap {
+    /// With these to begin with.
+    #[must_use]
+    pub fn new(held: ChunkMap) -> Self {
+        Self(Arc::new(Mutex::new(held)))
+    }
+
+    /// The chunks, for as long as nobody else may look.
+    #[must_use]
+    pub fn lock(&self) -> MutexGuard<'_, ChunkMap> {
+        // Nothing that panics leaves a bit half set.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl FileMap {

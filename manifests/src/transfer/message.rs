@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     digest::{CHUNK_BYTES, Digest},
-    manifest::MAX_MANIFEST_BYTES,
+    manifest::{MAX_MANIFEST_BYTES, Manifest},
     set::MAX_SET_BYTES,
 };
 
@@ -79,6 +79,24 @@ pub struct Offer {
     pub signature: Vec<u8>,
 }
 
+/// Names the package under way that a further stream is to carry chunks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// Where the node keeps the package.
+    pub package: PackageKey,
+    /// Digest of its manifest.
+    pub manifest: Digest,
+}
+
+impl Join {
+    /// The package with this manifest, whose bytes are these.
+    #[must_use]
+    pub fn of(manifest: &Manifest, bytes: &[u8]) -> Self {
+        let package = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
+        Self { package, manifest: Digest::of(bytes) }
+    }
+}
+
 /// A request to start the engine of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartRank {
@@ -108,9 +126,12 @@ pub struct StartRank {
 /// | 14 | `StartRank` | key, text JSON |
 /// | 15 | `RankStarted` | text JSON |
 /// | 16 | `Failed` | u16 code, text |
+/// | 17 | `Join` | key, 32 bytes BLAKE3 of the manifest |
+/// | 18 | `Joined` | |
 ///
 /// `text` and `bytes` are a u32 length and as many bytes; a key is the 32 bytes of a layout id
-/// and a u32 rank. Files are numbered in the manifest's order.
+/// and a u32 rank. Files are numbered in the manifest's order. Types 17 and 18 came later: a node
+/// that does not know them answers `Failed`, and is served on one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// First message of each side.
@@ -184,6 +205,10 @@ pub enum Message {
     RankStarted(String),
     /// The node did not do as asked.
     Failed(Failure),
+    /// Chunks of the package under way come on this stream too.
+    Join(Join),
+    /// They may.
+    Joined,
 }
 
 impl Message {
@@ -220,6 +245,8 @@ impl Message {
             Self::StartRank(_) => 14,
             Self::RankStarted(_) => 15,
             Self::Failed(_) => 16,
+            Self::Join(_) => 17,
+            Self::Joined => 18,
         }
     }
 
@@ -230,7 +257,8 @@ impl Message {
             2 => MAX_MANIFEST_BYTES + MAX_SET_BYTES + MAX_SIGNATURE_BYTES + FIELD_BYTES,
             3 => MAX_HELD_BYTES + FIELD_BYTES,
             4 => CHUNK_BYTES + 8,
-            5 | 7..=12 => FIELD_BYTES,
+            5 | 7..=12 | 18 => FIELD_BYTES,
+            17 => 2 * FIELD_BYTES,
             6 | 16 => MAX_TEXT_BYTES + FIELD_BYTES,
             13..=15 => MAX_JSON_BYTES + FIELD_BYTES,
             _ => return None,
@@ -268,7 +296,11 @@ impl Message {
                 put_place(&mut head, *file, *chunk);
                 put_bytes(&mut head, clipped(reason, MAX_TEXT_BYTES).as_bytes());
             }
-            Self::Commit | Self::Prepared | Self::List => {}
+            Self::Commit | Self::Prepared | Self::List | Self::Joined => {}
+            Self::Join(join) => {
+                put_key(&mut head, join.package);
+                head.extend_from_slice(&join.manifest.0);
+            }
             Self::Activate(key) => put_key(&mut head, *key),
             Self::Activated { previous } => {
                 head.push(u8::from(previous.is_some()));
@@ -349,6 +381,8 @@ impl Message {
                 let code = FailureCode::from_number(fields.u16()?);
                 Self::Failed(Failure { code, message: fields.text(MAX_TEXT_BYTES)? })
             }
+            17 => Self::Join(Join { package: take_key(&mut fields)?, manifest: fields.digest()? }),
+            18 => Self::Joined,
             _ => return Err("its type is unknown"),
         };
         fields.finish()?;

@@ -1,11 +1,11 @@
 //! The node's side of a connection: which message may come when, and which chunk counts.
 
-use std::mem;
+use std::{mem, sync::Arc};
 
 use super::{
     failure::{Failure, FailureCode},
-    held::ChunkMap,
-    message::{Intent, Message, Offer, PROTOCOL, PackageKey, StartRank},
+    held::SharedMap,
+    message::{Intent, Join, Message, Offer, PROTOCOL, PackageKey, StartRank},
 };
 use crate::{
     digest::{Digest, chunk_range, chunk_value},
@@ -25,7 +25,7 @@ pub struct Incoming {
     /// Digest of the manifest: two packages with the same one are the same package.
     pub manifest_digest: Digest,
     /// The manifest.
-    pub manifest: Manifest,
+    pub manifest: Arc<Manifest>,
     /// The manifest's bytes.
     pub manifest_bytes: Vec<u8>,
     /// Bytes of `model.sig`; empty without one.
@@ -40,6 +40,8 @@ pub enum Step {
     /// Prepare to store the package, find out what is held already, then call
     /// [`Receiver::staged`]. With [`Intent::Ask`], change nothing.
     Stage(Box<Incoming>),
+    /// Find the package under way on another stream, then call [`Receiver::joined`].
+    Join(Join),
     /// Write these bytes, which have been verified, then call [`Receiver::stored`].
     Store {
         /// Index of the file.
@@ -74,8 +76,10 @@ enum State {
     Idle,
     /// The driver looks for what is held.
     Staging(Box<Incoming>),
+    /// The driver looks for the package of a further stream.
+    Joining,
     /// Chunks come in.
-    Receiving { incoming: Box<Incoming>, held: ChunkMap },
+    Receiving { manifest: Arc<Manifest>, held: SharedMap },
     /// The driver verifies the package.
     Sealing,
 }
@@ -110,14 +114,20 @@ impl Receiver {
                 self.state = State::Staging(incoming.clone());
                 Ok(Step::Stage(incoming))
             }
-            (State::Receiving { incoming, held }, Message::Chunk { file, chunk, bytes }) => {
-                take_chunk(&incoming.manifest, held, file, chunk, bytes)
+            (State::Idle, Message::Join(join)) => {
+                self.state = State::Joining;
+                Ok(Step::Join(join))
+            }
+            (State::Receiving { manifest, held }, Message::Chunk { file, chunk, bytes }) => {
+                take_chunk(manifest, held, file, chunk, bytes)
             }
             (State::Receiving { held, .. }, Message::Commit) => {
+                let held = held.lock();
                 if !held.is_complete() {
                     let problem = format!("{} bytes are missing", held.missing_bytes());
                     return Err(failure(FailureCode::Incomplete, problem));
                 }
+                drop(held);
                 self.state = State::Sealing;
                 Ok(Step::Seal)
             }
@@ -135,15 +145,26 @@ impl Receiver {
     ///
     /// # Panics
     /// When no offer is waiting for this.
-    pub fn staged(&mut self, held: ChunkMap, free_bytes: u64, reused_bytes: u64) -> Message {
+    pub fn staged(&mut self, held: SharedMap, free_bytes: u64, reused_bytes: u64) -> Message {
         let State::Staging(incoming) = mem::replace(&mut self.state, State::Idle) else {
             panic!("an offer waits for its answer");
         };
-        let status = Message::Status { free_bytes, reused_bytes, held: held.to_bytes() };
+        let status = Message::Status { free_bytes, reused_bytes, held: held.lock().to_bytes() };
         if incoming.intent == Intent::Send {
-            self.state = State::Receiving { incoming, held };
+            self.state = State::Receiving { manifest: incoming.manifest, held };
         }
         status
+    }
+
+    /// The package of this manifest is under way, and these chunks of it are held, whichever stream
+    /// brought them. Returns the answer.
+    ///
+    /// # Panics
+    /// When no further stream is waiting for this.
+    pub fn joined(&mut self, manifest: Arc<Manifest>, held: SharedMap) -> Message {
+        assert!(matches!(self.state, State::Joining), "a stream waits for its package");
+        self.state = State::Receiving { manifest, held };
+        Message::Joined
     }
 
     /// A chunk has been written. Returns the answer.
@@ -154,7 +175,7 @@ impl Receiver {
         let State::Receiving { held, .. } = &mut self.state else {
             panic!("chunks are stored while they are received");
         };
-        held.insert(file, chunk);
+        held.lock().insert(file, chunk);
         Message::ChunkStored { file, chunk }
     }
 
@@ -171,16 +192,16 @@ impl Receiver {
 
 fn take_chunk(
     manifest: &Manifest,
-    held: &ChunkMap,
+    held: &SharedMap,
     file: u32,
     chunk: u32,
     bytes: Vec<u8>,
 ) -> Result<Step, Failure> {
-    if !held.exists(file, chunk) {
+    if !held.lock().exists(file, chunk) {
         let problem = format!("there is no chunk {chunk} of file number {file}");
         return Err(failure(FailureCode::Unexpected, problem));
     }
-    if held.holds(file, chunk) {
+    if held.lock().holds(file, chunk) {
         return Ok(Step::Reply(Message::ChunkStored { file, chunk }));
     }
     let entry = &manifest.files[file as usize];
@@ -228,7 +249,7 @@ fn parse_offer(offer: Offer) -> Result<Incoming, Failure> {
         intent: offer.intent,
         key: PackageKey { layout, rank: manifest.rank },
         manifest_digest,
-        manifest,
+        manifest: Arc::new(manifest),
         manifest_bytes: offer.manifest,
         signature: offer.signature,
     })

@@ -1,15 +1,20 @@
-//! The controller's side of a push to one node: what to send next, and what the answers mean.
+//! The controller's side of a push to one node: what to send next on which stream, and what the
+//! answers mean.
+//!
+//! A package goes over one stream or several. Stream 0 offers it; the others join once chunks are
+//! sent, take chunks from the same list, and may be lost: their chunks then go to those that are
+//! left, as those of stream 0 do. Whichever finds the last chunk answered commits.
 
 use std::{collections::BTreeSet, mem, ops::Range};
 
 use super::{
     failure::Failure,
     held::ChunkMap,
-    message::{Intent, Message, Offer, PROTOCOL},
+    message::{Intent, Join, Message, Offer, PROTOCOL},
 };
 use crate::{digest::chunk_range, manifest::Manifest};
 
-/// What the driver of a [`Sender`] does next.
+/// What the driver of a [`Sender`] does next on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outgoing {
     /// Send this.
@@ -25,7 +30,11 @@ pub enum Outgoing {
     },
     /// Nothing to send until the next message comes in.
     Wait,
-    /// All has been said: the package is prepared, or the question was answered.
+    /// Nothing to send and nothing to hear, until another stream is lost or all is done: ask again
+    /// when anything has happened on one.
+    Rest,
+    /// All has been said: the package is prepared, or the question was answered, or another stream
+    /// does the rest.
     Done,
 }
 
@@ -37,6 +46,8 @@ pub enum Heard {
         /// Its program.
         program: String,
     },
+    /// The node takes chunks on this stream too.
+    Joined,
     /// The node can take the package.
     Status {
         /// Free bytes of its disk.
@@ -70,7 +81,7 @@ pub enum Heard {
     Prepared,
 }
 
-/// Why a push to a node ended early.
+/// Why a push to a node, or a stream of it, ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// The node speaks another version.
@@ -96,6 +107,9 @@ pub enum SendError {
     /// The node reported a failure.
     #[error("the node refused: {0}")]
     Refused(Failure),
+    /// The node takes no further stream, or is of a version that knows of none.
+    #[error("the node takes no further stream: {0}")]
+    NotJoined(Failure),
     /// A message that does not fit here.
     #[error("the node sent message type {kind} {when}")]
     Unexpected {
@@ -116,91 +130,165 @@ pub enum SendError {
 pub struct Sender {
     manifest: Manifest,
     window_chunks: usize,
+    /// What further streams say.
+    join: Join,
+    /// Chunks that are on no stream, last first.
+    rest: Vec<(u32, u32)>,
+    streams: Vec<Stream>,
+    committed: bool,
+    prepared: bool,
+}
+
+/// A file's number and a chunk's within it.
+type Place = (u32, u32);
+
+/// One connection.
+struct Stream {
     state: State,
+    /// Chunks not yet answered.
+    in_flight: BTreeSet<Place>,
 }
 
 enum State {
-    Start(Box<Offer>),
-    Greeting(Box<Offer>),
-    Offering(Box<Offer>),
+    Start(Opening),
+    Greeting(Opening),
+    Greeted(Opening),
     Offered(Intent),
-    /// Chunks still to send, last first, and those not yet answered.
-    Sending {
-        rest: Vec<(u32, u32)>,
-        in_flight: BTreeSet<(u32, u32)>,
-    },
+    Joining,
+    Sending,
     Committed,
     Done,
 }
 
+/// How a stream begins.
+enum Opening {
+    Offer(Box<Offer>),
+    Join,
+}
+
 impl Sender {
-    /// A push of the package of `manifest`, whose bytes are in `offer`. At most `window_chunks`
-    /// chunks are sent ahead of their answers.
+    /// A push of the package of `manifest`, whose bytes are in `offer`, on stream 0. At most
+    /// `window_chunks` chunks of a stream are sent ahead of their answers.
     ///
     /// # Panics
     /// When the window is empty.
     #[must_use]
     pub fn new(manifest: Manifest, offer: Offer, window_chunks: usize) -> Self {
         assert!(window_chunks > 0, "an empty window sends nothing");
-        Self { manifest, window_chunks, state: State::Start(Box::new(offer)) }
+        let join = Join::of(&manifest, &offer.manifest);
+        let first = Stream::new(Opening::Offer(Box::new(offer)));
+        let (rest, streams) = (Vec::new(), vec![first]);
+        Self { manifest, window_chunks, join, rest, streams, committed: false, prepared: false }
     }
 
-    /// What to do now. Call it again after each step until it says [`Outgoing::Wait`].
-    #[expect(clippy::should_implement_trait, reason = "waiting is not the end of an iteration")]
-    pub fn next(&mut self) -> Outgoing {
-        match mem::replace(&mut self.state, State::Done) {
-            State::Start(offer) => {
-                self.state = State::Greeting(offer);
+    /// Begins a further stream, and returns its number. Sensible while chunks are sent.
+    pub fn join(&mut self) -> usize {
+        self.streams.push(Stream::new(Opening::Join));
+        self.streams.len() - 1
+    }
+
+    /// A stream has ended too early: what it had in flight goes to the others. Whether the push
+    /// goes on; it does not where no stream is left that could, or where the node was asked on this
+    /// one to do something that is said once.
+    pub fn lose(&mut self, stream: usize) -> bool {
+        let Stream { state, in_flight } = &mut self.streams[stream];
+        let state = mem::replace(state, State::Done);
+        // They come off the list from its end.
+        self.rest.extend(mem::take(in_flight).into_iter().rev());
+        let said_once = match state {
+            State::Sending | State::Joining | State::Done => false,
+            State::Offered(_) | State::Committed => true,
+            opening => !opening.is_joining(),
+        };
+        // One that is joining may have been taken already.
+        let goes_on = |it: &Stream| {
+            matches!(it.state, State::Sending | State::Committed) || it.state.is_joining()
+        };
+        self.prepared || !said_once && self.streams.iter().any(goes_on)
+    }
+
+    /// What to do now on a stream. Call it again after each step until it says [`Outgoing::Wait`]
+    /// or [`Outgoing::Rest`].
+    pub fn next(&mut self, stream: usize) -> Outgoing {
+        let this = &mut self.streams[stream];
+        match mem::replace(&mut this.state, State::Done) {
+            State::Start(opening) => {
+                this.state = State::Greeting(opening);
                 Outgoing::Message(Message::hello())
             }
-            State::Offering(offer) => {
-                self.state = State::Offered(offer.intent);
+            State::Greeted(Opening::Offer(offer)) => {
+                this.state = State::Offered(offer.intent);
                 Outgoing::Message(Message::Offer(*offer))
             }
-            State::Sending { rest, in_flight } if rest.is_empty() && in_flight.is_empty() => {
-                self.state = State::Committed;
-                Outgoing::Message(Message::Commit)
+            State::Greeted(Opening::Join) => {
+                this.state = State::Joining;
+                Outgoing::Message(Message::Join(self.join))
             }
-            State::Sending { mut rest, mut in_flight } => {
-                let next = if in_flight.len() < self.window_chunks { rest.pop() } else { None };
-                in_flight.extend(next);
-                self.state = State::Sending { rest, in_flight };
-                next.map_or(Outgoing::Wait, |(file, chunk)| {
-                    let size_bytes = self.manifest.files[file as usize].size;
-                    let range = chunk_range(size_bytes, u64::from(chunk));
-                    Outgoing::Chunk { file, chunk, range }
-                })
-            }
+            State::Sending => self.next_chunk(stream),
             State::Done => Outgoing::Done,
             waiting => {
-                self.state = waiting;
+                this.state = waiting;
                 Outgoing::Wait
             }
         }
     }
 
-    /// Takes an answer. An error ends the push; what the node has stored stays stored.
-    pub fn handle(&mut self, message: Message) -> Result<Heard, SendError> {
-        match (mem::replace(&mut self.state, State::Done), message) {
+    /// What to do on a stream that takes chunks; its state is to be set.
+    fn next_chunk(&mut self, stream: usize) -> Outgoing {
+        let all_answered = self.streams.iter().all(|it| it.in_flight.is_empty());
+        let this = &mut self.streams[stream];
+        if self.rest.is_empty() && all_answered {
+            if mem::replace(&mut self.committed, true) {
+                return Outgoing::Done;
+            }
+            this.state = State::Committed;
+            return Outgoing::Message(Message::Commit);
+        }
+        this.state = State::Sending;
+        let has_room = this.in_flight.len() < self.window_chunks;
+        match if has_room { self.rest.pop() } else { None } {
+            Some((file, chunk)) => {
+                this.in_flight.insert((file, chunk));
+                let size_bytes = self.manifest.files[file as usize].size;
+                let range = chunk_range(size_bytes, u64::from(chunk));
+                Outgoing::Chunk { file, chunk, range }
+            }
+            None if this.in_flight.is_empty() => Outgoing::Rest,
+            None => Outgoing::Wait,
+        }
+    }
+
+    /// Takes an answer that came on a stream. An error ends the push, or what its driver makes of
+    /// it; what the node has stored stays stored.
+    pub fn handle(&mut self, stream: usize, message: Message) -> Result<Heard, SendError> {
+        let this = &mut self.streams[stream];
+        match (mem::replace(&mut this.state, State::Done), message) {
+            (state, Message::Failed(failure)) if state.is_joining() => {
+                Err(SendError::NotJoined(failure))
+            }
             (_, Message::Failed(failure)) => Err(SendError::Refused(failure)),
-            (State::Greeting(offer), Message::Hello { protocol, program }) => {
+            (State::Greeting(opening), Message::Hello { protocol, program }) => {
                 if protocol != PROTOCOL {
                     return Err(SendError::Version { program, found: protocol });
                 }
-                self.state = State::Offering(offer);
+                this.state = State::Greeted(opening);
                 Ok(Heard::Greeted { program })
+            }
+            (State::Joining, Message::Joined) => {
+                this.state = State::Sending;
+                Ok(Heard::Joined)
             }
             (
                 state @ (State::Offered(_) | State::Committed),
                 Message::Working { done_bytes, total_bytes },
             ) => {
-                self.state = state;
+                this.state = state;
                 Ok(Heard::Working { done_bytes, total_bytes })
             }
             (State::Offered(intent), Message::Status { free_bytes, reused_bytes, held }) => {
                 let held = ChunkMap::parse(&self.manifest, &held)
                     .map_err(|problem| SendError::Status { problem })?;
-                let mut rest: Vec<(u32, u32)> =
+                let mut rest: Vec<Place> =
                     held.missing().map(|(file, chunk, _)| (file, chunk)).collect();
                 rest.reverse();
                 let heard = Heard::Status {
@@ -211,34 +299,33 @@ impl Sender {
                     missing_bytes: held.missing_bytes(),
                 };
                 if intent == Intent::Send {
-                    self.state = State::Sending { rest, in_flight: BTreeSet::new() };
+                    self.rest = rest;
+                    this.state = State::Sending;
                 }
                 Ok(heard)
             }
-            (State::Sending { rest, in_flight }, message) => {
-                self.handle_chunk(rest, in_flight, message)
+            (State::Sending, message) => self.handle_chunk(stream, message),
+            (State::Committed, Message::Prepared) => {
+                self.prepared = true;
+                Ok(Heard::Prepared)
             }
-            (State::Committed, Message::Prepared) => Ok(Heard::Prepared),
             (state, message) => {
                 Err(SendError::Unexpected { kind: message.kind(), when: state.name() })
             }
         }
     }
 
-    fn handle_chunk(
-        &mut self,
-        rest: Vec<(u32, u32)>,
-        mut in_flight: BTreeSet<(u32, u32)>,
-        message: Message,
-    ) -> Result<Heard, SendError> {
-        let kind = message.kind();
+    fn handle_chunk(&mut self, stream: usize, message: Message) -> Result<Heard, SendError> {
+        let (kind, this) = (message.kind(), &mut self.streams[stream]);
         match message {
-            Message::ChunkStored { file, chunk } if in_flight.remove(&(file, chunk)) => {
-                self.state = State::Sending { rest, in_flight };
+            Message::ChunkStored { file, chunk } if this.in_flight.remove(&(file, chunk)) => {
+                this.state = State::Sending;
                 let range = chunk_range(self.manifest.files[file as usize].size, u64::from(chunk));
                 Ok(Heard::Stored { file, chunk, size_bytes: range.end - range.start })
             }
-            Message::ChunkRefused { file, chunk, reason } if in_flight.contains(&(file, chunk)) => {
+            Message::ChunkRefused { file, chunk, reason }
+                if this.in_flight.contains(&(file, chunk)) =>
+            {
                 let name = self.manifest.files[file as usize].name.clone();
                 Err(SendError::ChunkRefused { file: name, index: file, chunk, reason })
             }
@@ -247,13 +334,29 @@ impl Sender {
     }
 }
 
+impl Stream {
+    fn new(opening: Opening) -> Self {
+        Self { state: State::Start(opening), in_flight: BTreeSet::new() }
+    }
+}
+
 impl State {
+    /// Whether the stream is a further one that the node has not yet taken.
+    fn is_joining(&self) -> bool {
+        let opening = match self {
+            Self::Start(opening) | Self::Greeting(opening) | Self::Greeted(opening) => opening,
+            other => return matches!(other, Self::Joining),
+        };
+        matches!(opening, Opening::Join)
+    }
+
     fn name(&self) -> &'static str {
         match self {
             Self::Start(_) => "before the greeting",
-            Self::Greeting(_) | Self::Offering(_) => "during the greeting",
+            Self::Greeting(_) | Self::Greeted(_) => "during the greeting",
             Self::Offered(_) => "in answer to the offer",
-            Self::Sending { .. } => "while chunks were sent",
+            Self::Joining => "in answer to a further stream",
+            Self::Sending => "while chunks were sent",
             Self::Committed => "in answer to the commit",
             Self::Done => "after the end",
         }

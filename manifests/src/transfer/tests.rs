@@ -12,6 +12,8 @@ use crate::{
     verify::read_document,
 };
 
+mod streams;
+
 /// A package in memory.
 struct Source {
     manifest: Manifest,
@@ -53,7 +55,7 @@ impl Disk {
     fn perform(&mut self, receiver: &mut Receiver, step: Step) -> Message {
         match step {
             Step::Reply(message) => message,
-            Step::Stage(_) => receiver.staged(self.held.clone(), 1 << 40, 0),
+            Step::Stage(_) => receiver.staged(SharedMap::new(self.held.clone()), 1 << 40, 0),
             Step::Store { file, chunk, offset, bytes } => {
                 let start = offset as usize;
                 self.files[file as usize][start..start + bytes.len()].copy_from_slice(&bytes);
@@ -93,7 +95,7 @@ fn connect(
     let (mut to_node, mut sent_bytes) = (Queue::new(), 0);
     for number in 0.. {
         loop {
-            let message = match sender.next() {
+            let message = match sender.next(0) {
                 Outgoing::Message(message) => message,
                 Outgoing::Chunk { file, chunk, range } => {
                     sent_bytes += range.end - range.start;
@@ -119,7 +121,7 @@ fn connect(
             },
             Err(error) => Message::failed(FailureCode::Malformed, error.to_string()),
         };
-        if let Err(error) = sender.handle(decode(&encode(&answer)).unwrap()) {
+        if let Err(error) = sender.handle(0, decode(&encode(&answer)).unwrap()) {
             return (Err(error.to_string()), sent_bytes);
         }
     }
@@ -277,6 +279,8 @@ fn messages() -> Vec<Message> {
         Message::RankStarted(json),
         Message::failed(FailureCode::NoSpace, "full"),
         Message::failed(FailureCode::Other(999), ""),
+        Message::Join(Join { package: key, manifest: Digest::of(b"manifest") }),
+        Message::Joined,
     ]
 }
 
@@ -287,7 +291,7 @@ fn every_message_round_trips() {
         assert_eq!(decode(&encode(&message)).unwrap(), message);
     }
     kinds.dedup();
-    assert_eq!(kinds, (1..=16).collect::<Vec<u8>>(), "every type is in the list");
+    assert_eq!(kinds, (1..=18).collect::<Vec<u8>>(), "every type is in the list");
 }
 
 #[test]
@@ -331,7 +335,7 @@ fn receiving(disk: &Disk) -> Receiver {
     let mut receiver = Receiver::new();
     receiver.handle(Message::hello()).unwrap();
     receiver.handle(Message::Offer(SOURCE.offer.clone())).unwrap();
-    receiver.staged(disk.held.clone(), 0, 0);
+    receiver.staged(SharedMap::new(disk.held.clone()), 0, 0);
     receiver
 }
 
@@ -365,8 +369,8 @@ fn other_protocol_is_refused_by_both_sides() {
     let other = || Message::Hello { protocol: PROTOCOL + 1, program: "later".to_owned() };
     assert_eq!(Receiver::new().handle(other()).unwrap_err().code, FailureCode::Version);
     let mut sender = Sender::new(SOURCE.manifest.clone(), SOURCE.offer.clone(), 1);
-    sender.next();
-    assert!(matches!(sender.handle(other()), Err(SendError::Version { found: 2, .. })));
+    sender.next(0);
+    assert!(matches!(sender.handle(0, other()), Err(SendError::Version { found: 2, .. })));
 }
 
 #[test]
@@ -400,7 +404,7 @@ fn question_is_answered_without_receiving() {
     receiver.handle(Message::hello()).unwrap();
     let offer = Offer { intent: Intent::Ask, ..SOURCE.offer.clone() };
     receiver.handle(Message::Offer(offer)).unwrap();
-    receiver.staged(ChunkMap::empty(&SOURCE.manifest), 5, 6);
+    receiver.staged(SharedMap::new(ChunkMap::empty(&SOURCE.manifest)), 5, 6);
     let chunk = Message::Chunk { file: 0, chunk: 0, bytes: Vec::new() };
     assert_eq!(receiver.handle(chunk).unwrap_err().code, FailureCode::Unexpected);
 }
