@@ -12,7 +12,7 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc::{self, Receiver},
+        mpsc::{self, Receiver, SyncSender},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -193,10 +193,16 @@ impl Outcome {
     }
 }
 
+/// Most notes that wait for the supervisor's thread, which takes each at once: some for each rank,
+/// and far more requests than the server admits. Beyond that nothing is lost: a rank is not read
+/// from until there is room, so that it waits itself, within its own deadlines, and requests wait
+/// in their own queue.
+const MAX_NOTES: usize = 1024;
+
 /// The running supervisor; stops when dropped.
 pub struct Supervisor {
     handle: EngineHandle,
-    notes: mpsc::Sender<Note>,
+    notes: SyncSender<Note>,
     stopping: Arc<AtomicBool>,
     outcome: Arc<Outcome>,
     pump: Option<JoinHandle<()>>,
@@ -213,7 +219,7 @@ impl Supervisor {
         commands: Receiver<Command>,
         options: SupervisorOptions,
     ) -> io::Result<Self> {
-        let (notes, noted) = mpsc::channel();
+        let (notes, noted) = mpsc::sync_channel(MAX_NOTES);
         let (stopping, outcome) = (Arc::<AtomicBool>::default(), Arc::<Outcome>::default());
         for (index, node) in nodes.iter().enumerate() {
             start_attending((index, 0), node, options.connect_timeout, &notes)?;
@@ -270,7 +276,7 @@ impl Drop for Supervisor {
 }
 
 /// Passes commands to the supervisor's thread, since a thread cannot wait for two channels.
-fn pump(commands: &Receiver<Command>, notes: &mpsc::Sender<Note>, stopping: &AtomicBool) {
+fn pump(commands: &Receiver<Command>, notes: &SyncSender<Note>, stopping: &AtomicBool) {
     while !stopping.load(Ordering::SeqCst)
         && let Ok(command) = commands.recv()
     {
@@ -296,7 +302,7 @@ fn start_attending(
     place: (usize, u32),
     node: &Node,
     timeout: Duration,
-    notes: &mpsc::Sender<Note>,
+    notes: &SyncSender<Note>,
 ) -> io::Result<()> {
     let (announcement, notes) = (node.announcement.clone(), notes.clone());
     let credentials = node.credentials.clone();
@@ -308,7 +314,7 @@ fn attend(
     (node, life): (usize, u32),
     (announcement, credentials): (&Announcement, Option<&Credentials>),
     timeout: Duration,
-    notes: &mpsc::Sender<Note>,
+    notes: &SyncSender<Note>,
 ) {
     // A supervisor that is gone needs no notes.
     let say = |word| notes.send(Note::Rank { node, life, word }).is_ok();

@@ -9,7 +9,7 @@ use std::{
     mem,
     sync::{
         Arc,
-        mpsc::{self, Receiver, RecvTimeoutError},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender},
     },
     time::{Duration, Instant},
 };
@@ -62,7 +62,7 @@ pub(super) struct Core {
     unexplained: Option<(Instant, usize, String)>,
     /// Ranks that are being started, on threads of their own.
     starting: u32,
-    notes: mpsc::Sender<Note>,
+    notes: SyncSender<Note>,
     requests: BTreeMap<RequestId, EventSink>,
     handle: EngineHandle,
     options: SupervisorOptions,
@@ -75,7 +75,7 @@ impl Core {
         handle: EngineHandle,
         options: SupervisorOptions,
         outcome: Arc<Outcome>,
-        notes: mpsc::Sender<Note>,
+        notes: SyncSender<Note>,
     ) -> Self {
         let now = Instant::now();
         Self {

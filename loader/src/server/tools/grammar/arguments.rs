@@ -1,0 +1,235 @@
+//! The grammar of arguments that a model writes one by one between tags, and of texts that it
+//! writes bare there.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+use shardpack_formats::ToolFamily;
+
+use super::{
+    super::{
+        params::DSML,
+        schema::{SchemaError, enforceable},
+        value::{Reading, reading},
+    },
+    ConstrainedTool, Writer, quoted,
+};
+
+/// Keywords of texts that a model writes bare which the grammar holds it to, and remarks.
+const FREE: [&str; 10] = [
+    "type",
+    "description",
+    "title",
+    "minLength",
+    "maxLength",
+    "anyOf",
+    "$defs",
+    "definitions",
+    "default",
+    "examples",
+];
+
+impl Writer<'_> {
+    /// Arguments one by one between tags.
+    pub(super) fn params(
+        &mut self,
+        family: ToolFamily,
+        tool: &ConstrainedTool,
+    ) -> Result<String, SchemaError> {
+        let params = Params::of(&tool.schema)?;
+        let mut body = match family {
+            ToolFamily::QwenXml => quoted(&format!("<function={}>", tool.name)) + " WS?",
+            ToolFamily::MinimaxM2 => quoted(&format!("<invoke name=\"{}\">", tool.name)) + " WS?",
+            ToolFamily::DeepseekV32 => {
+                self.tag(&format!("<{DSML}invoke name=\"{}\">", tool.name)) + " WS?"
+            }
+            _ => quoted(&tool.name) + " WS?",
+        };
+        for param in &params.list {
+            let optional = if param.required { "" } else { "?" };
+            if family == ToolFamily::DeepseekV32 {
+                let told = self.told_param(&params, param)?;
+                let _ = write!(body, " ({told} WS?){optional}");
+                continue;
+            }
+            let key = match family {
+                ToolFamily::QwenXml => quoted(&format!("<parameter={}>\n", param.name)),
+                ToolFamily::MinimaxM2 => quoted(&format!("<parameter name=\"{}\">", param.name)),
+                _ => {
+                    let (open, close) = (self.marker("<arg_key>"), self.marker("</arg_key>"));
+                    let value = self.marker("<arg_value>");
+                    format!("{open} {} {close} WS? {value}", quoted(param.name))
+                }
+            };
+            let value = self.param_value(family, &params, param)?;
+            let _ = write!(body, " ({key} {value} WS?){optional}");
+        }
+        match family {
+            ToolFamily::QwenXml => body.push_str(" \"</function>\""),
+            ToolFamily::MinimaxM2 => body.push_str(" \"</invoke>\""),
+            ToolFamily::DeepseekV32 => {
+                let _ = write!(body, " {}", self.tag(&format!("</{DSML}invoke>")));
+            }
+            _ => {}
+        }
+        Ok(body)
+    }
+
+    /// An argument that says by itself whether it is text or JSON (DeepSeek V3.2).
+    fn told_param(
+        &mut self,
+        params: &Params<'_>,
+        param: &Param<'_>,
+    ) -> Result<String, SchemaError> {
+        let whole = params.schema(param);
+        let reading = reading(Some((&whole, &whole)));
+        let head = |is_text: bool| {
+            format!("<{DSML}parameter name=\"{}\" string=\"{is_text}\">", param.name)
+        };
+        let mut alternatives = Vec::new();
+        if reading != Reading::Json {
+            let value = self.text_value(ToolFamily::DeepseekV32, &whole)?;
+            alternatives.push(format!("{} {value}", self.tag(&head(true))));
+        }
+        if reading != Reading::Text {
+            let value = self.json(&enforceable(&whole)?);
+            let (_, marker) = self.value_close(ToolFamily::DeepseekV32);
+            alternatives.push(format!("{} {value} {marker}", self.tag(&head(false))));
+        }
+        Ok(format!("({})", alternatives.join(" | ")))
+    }
+
+    /// A value and the tag that closes it.
+    fn param_value(
+        &mut self,
+        family: ToolFamily,
+        params: &Params<'_>,
+        param: &Param<'_>,
+    ) -> Result<String, SchemaError> {
+        let whole = params.schema(param);
+        if reading(Some((&whole, &whole))) == Reading::Json {
+            let (_, marker) = self.value_close(family);
+            return Ok(format!("{} {marker}", self.json(&enforceable(&whole)?)));
+        }
+        self.text_value(family, &whole)
+    }
+
+    /// What closes a value: its letters, and itself in the grammar.
+    fn value_close(&self, family: ToolFamily) -> (&'static str, String) {
+        match family {
+            ToolFamily::QwenXml => ("\n</parameter>", quoted("\n</parameter>")),
+            ToolFamily::MinimaxM2 => ("</parameter>", quoted("</parameter>")),
+            ToolFamily::DeepseekV32 => ("</｜DSML｜parameter>", self.tag("</｜DSML｜parameter>")),
+            _ => ("</arg_value>", self.marker("</arg_value>")),
+        }
+    }
+
+    /// A bare text and the tag that closes it.
+    fn text_value(&mut self, family: ToolFamily, whole: &Value) -> Result<String, SchemaError> {
+        let (close, marker) = self.value_close(family);
+        let object = whole.as_object();
+        let get = |key: &str| object.and_then(|object| object.get(key));
+        if let Some(values) = get("enum").and_then(Value::as_array) {
+            let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(quoted).collect();
+            return Ok(format!("({}) {marker}", texts.join(" | ")));
+        }
+        if let Some(text) = get("const").and_then(Value::as_str) {
+            return Ok(format!("{} {marker}", quoted(text)));
+        }
+        if let Some(key) =
+            object.into_iter().flat_map(Map::keys).find(|key| !FREE.contains(&key.as_str()))
+        {
+            let reason = "this model writes its texts bare, where only lengths and enums hold";
+            return Err(SchemaError::new(key, reason));
+        }
+        let bounds =
+            [get("minLength"), get("maxLength")].map(|bound| bound.and_then(Value::as_u64));
+        let escaped = close.replace('\n', "\\n").replace('/', "\\/");
+        if bounds == [None, None]
+            && family == ToolFamily::DeepseekV32
+            && let Some(token) = self.format.marker_token(DSML)
+        {
+            // Texts may hold what begins the tag; only the token within ends them.
+            let piece = self.lazy("(?s:.*)<\\/");
+            return Ok(format!("{piece}+ <[{}]> \"parameter>\"", token.0));
+        }
+        Ok(match (bounds, self.format.marker_token("</arg_value>")) {
+            ([None, None], Some(_)) => format!("ANY? {marker}"),
+            ([None, None], None) => self.lazy(&format!("(?s:.*){escaped}")),
+            ([min, max], _) => {
+                let max = max.map_or_else(String::new, |max| max.to_string());
+                // Without the first letter of tags, so that length and end cannot disagree.
+                format!("/[^<\\n]{{{},{max}}}/ {marker}", min.unwrap_or(1).max(1))
+            }
+        })
+    }
+}
+
+/// One of them.
+pub(super) struct Param<'a> {
+    pub(super) name: &'a str,
+    schema: &'a Value,
+    pub(super) required: bool,
+}
+
+/// Arguments that are written one by one, and what their references point into.
+pub(super) struct Params<'a> {
+    pub(super) list: Vec<Param<'a>>,
+    definitions: Vec<(&'a str, &'a Value)>,
+}
+
+impl<'a> Params<'a> {
+    pub(super) fn of(schema: &'a Value) -> Result<Self, SchemaError> {
+        const PLAIN: [&str; 12] = [
+            "type",
+            "properties",
+            "required",
+            "additionalProperties",
+            "description",
+            "title",
+            "$schema",
+            "$id",
+            "$defs",
+            "definitions",
+            "default",
+            "examples",
+        ];
+        let Value::Object(object) = schema else {
+            return Ok(Self { list: Vec::new(), definitions: Vec::new() });
+        };
+        if let Some(key) = object.keys().find(|key| !PLAIN.contains(&key.as_str())) {
+            let reason = "this model writes arguments one by one: between them nothing can hold";
+            return Err(SchemaError::new(key, reason));
+        }
+        let names = object.get("required").and_then(Value::as_array);
+        let required: Vec<&str> = names.into_iter().flatten().filter_map(Value::as_str).collect();
+        let properties = object.get("properties").and_then(Value::as_object);
+        let properties = || properties.into_iter().flatten();
+        if let Some(name) = required.iter().find(|name| properties().all(|(own, _)| own != *name)) {
+            return Err(SchemaError::new(
+                "required",
+                format!("{name:?} is not among the properties"),
+            ));
+        }
+        let list = properties().map(|(name, schema)| Param {
+            name,
+            schema,
+            required: required.contains(&name.as_str()),
+        });
+        let definitions = ["$defs", "definitions"]
+            .into_iter()
+            .filter_map(|key| object.get(key).map(|definitions| (key, definitions)));
+        Ok(Self { list: list.collect(), definitions: definitions.collect() })
+    }
+
+    /// One argument's schema by itself.
+    pub(super) fn schema(&self, param: &Param<'_>) -> Value {
+        let mut schema = param.schema.clone();
+        if let Value::Object(object) = &mut schema {
+            for (key, definitions) in &self.definitions {
+                object.insert((*key).to_owned(), (*definitions).clone());
+            }
+        }
+        schema
+    }
+}
