@@ -13,7 +13,8 @@ use shardpack_trust::{Home, HomeError, JoinToken, Member, date};
 use super::Outcome;
 use crate::{
     args::{ClusterAction, ClusterArgs},
-    cluster, discovery,
+    cluster,
+    discovery::{self, Found},
     failure::Failure,
     progress::{result, say, table},
 };
@@ -106,9 +107,7 @@ fn add_found(home: &mut Home, token: &JoinToken, name: Option<&str>) -> Result<M
 fn discover(args: &ClusterArgs, seconds: u64) -> Outcome {
     let found = discovery::find(Duration::from_secs(seconds), |_| false)?;
     if args.json {
-        let nodes = found.iter().map(|node| json!({ "address": node.address, "key": node.key }));
-        let nodes: Vec<Value> = nodes.collect();
-        result(&json!({ "ok": true, "nodes": nodes }).to_string());
+        result(&discovered(&found).to_string());
         return Ok(ExitCode::SUCCESS);
     }
     if found.is_empty() {
@@ -121,6 +120,12 @@ fn discover(args: &ClusterArgs, seconds: u64) -> Outcome {
     result(table(&rows).trim_end());
     say("hint: shardpack cluster add ADDRESS; it asks for the token that the node printed");
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `discover --json` prints.
+fn discovered<'a>(found: impl IntoIterator<Item = &'a Found>) -> Value {
+    let node = |node: &Found| json!({ "address": node.address, "key": node.key });
+    json!({ "ok": true, "nodes": found.into_iter().map(node).collect::<Vec<_>>() })
 }
 
 /// What to do about it, where the sentence does not say so itself.
@@ -232,7 +237,11 @@ fn active(listing: &Value) -> String {
     let word = |(model, entry): (&String, &Value)| {
         let layout: String =
             entry["current"]["layout"].as_str().unwrap_or("?").chars().take(12).collect();
-        let model = if model == UNNAMED { "a model without a name" } else { model };
+        let model = if model == UNNAMED {
+            "a model without a name (convert --name gives one)"
+        } else {
+            model
+        };
         format!("{model}: rank {} of layout {layout}", entry["current"]["rank"])
     };
     let words = models.map(word).collect::<Vec<_>>();
@@ -295,4 +304,37 @@ fn remove(args: &ClusterArgs, node: &str, force: bool) -> Outcome {
         result(&format!("{node} is not in the cluster any more"));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn discovered_nodes_are_told_as_json_by_address_and_key() {
+        assert_eq!(discovered(&[]), json!({"ok": true, "nodes": []}));
+        let key = "A".repeat(43);
+        let node = |address: &str| Found {
+            key: shardpack_trust::PeerKey::parse(&key).unwrap(),
+            address: address.parse().unwrap(),
+        };
+        let found = [node("192.168.1.11:7420"), node("[2001:db8::7]:7421")];
+        let expected = json!({"ok": true, "nodes": [
+            {"address": "192.168.1.11:7420", "key": key},
+            {"address": "[2001:db8::7]:7421", "key": key},
+        ]});
+        assert_eq!(discovered(&found), expected);
+    }
+
+    #[test]
+    fn current_packages_are_told_by_name_and_rank() {
+        let layout = "0123456789abcdef";
+        let entry = |rank| json!({"current": {"layout": layout, "rank": rank}, "previous": null});
+        assert_eq!(active(&json!({"active": {}})), "none yet");
+        let listing = json!({"active": {"default": entry(0), "tiny": entry(1)}});
+        assert_eq!(
+            active(&listing),
+            "a model without a name (convert --name gives one): rank 0 of layout 0123456789ab; tiny: rank 1 of layout 0123456789ab"
+        );
+    }
 }

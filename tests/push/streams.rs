@@ -114,10 +114,10 @@ fn stream_that_damages_a_chunk_ends_and_the_chunk_goes_over_another() {
     let scene = scene();
     let node = scene.node(0);
     let bent = proxy_each(node.address, |number, at, bytes| {
-        if let Some(byte) = (CHUNK_BYTES / 2).checked_sub(at).filter(|_| number == 1) {
-            if let Some(byte) = bytes.get_mut(byte as usize) {
-                *byte ^= 0x10;
-            }
+        if let Some(byte) = (CHUNK_BYTES / 2).checked_sub(at).filter(|_| number == 1)
+            && let Some(byte) = bytes.get_mut(byte as usize)
+        {
+            *byte ^= 0x10;
         }
         true
     });

@@ -207,7 +207,9 @@ impl NodePush<'_> {
         shared.error = Some(first.unwrap_or(error));
         let ends = mem::take(&mut shared.ends);
         drop(shared);
-        ends.into_iter().for_each(|end| end());
+        for end in ends {
+            end();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {

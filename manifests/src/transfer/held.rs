@@ -33,7 +33,6 @@ impl SharedMap {
     }
 
     /// The chunks, for as long as nobody else may look.
-    #[must_use]
     pub fn lock(&self) -> MutexGuard<'_, ChunkMap> {
         // Nothing that panics leaves a bit half set.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

@@ -104,6 +104,7 @@ fn connect(
                     Message::Chunk { file, chunk, bytes }
                 }
                 Outgoing::Wait => break,
+                Outgoing::Rest => panic!("there is no other stream"),
                 Outgoing::Done => return (Ok(()), sent_bytes),
             };
             to_node.push_back(encode(&message));

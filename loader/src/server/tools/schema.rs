@@ -2,6 +2,7 @@
 //! not know is put in terms that it knows, or refused by the keyword's name. Whatever comes out
 //! allows nothing that the client's schema forbids.
 
+mod conjoined;
 mod exclusive;
 
 use serde_json::{Map, Value, json};
@@ -86,6 +87,7 @@ pub(super) fn enforceable(schema: &Value) -> Result<Value, SchemaError> {
             }
         }
     }
+    conjoined::check(&out)?;
     Ok(out)
 }
 
