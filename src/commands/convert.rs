@@ -1,6 +1,7 @@
 //! `shardpack convert`.
 
 use std::{
+    io,
     path::PathBuf,
     process::ExitCode,
     sync::{Arc, OnceLock},
@@ -99,11 +100,20 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
         let _ = std::fs::remove_dir_all(if foreign { &spool } else { &spools });
         let _ = std::fs::remove_dir(&spools);
     }
-    converted.map_err(
-        |error: ConvertError| {
-            if error.is_wrong() { Failure::wrong(error) } else { error.into() }
-        },
-    )
+    converted.map_err(|error: ConvertError| {
+        if error.is_wrong() {
+            return Failure::wrong(error);
+        }
+        let is_full = anyhow::Chain::new(&error)
+            .filter_map(|cause| cause.downcast_ref::<io::Error>())
+            .any(|cause| cause.kind() == io::ErrorKind::StorageFull);
+        let failure = Failure::from(error);
+        if is_full {
+            failure.hint("make room and run the same command again: it goes on where it was")
+        } else {
+            failure
+        }
+    })
 }
 
 /// A conversion as a progress bar.

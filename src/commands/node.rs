@@ -13,7 +13,10 @@ use anyhow::anyhow;
 use serde_json::{Value, json};
 use shardpack_loader::{
     cluster::RankProcess,
-    receive::{Node, NodeOptions, PackageDir, ReceiveEvent, Shutdown, Store, bind, bind_guarded},
+    receive::{
+        Node, NodeOptions, PackageDir, ReceiveEvent, ServeError, Shutdown, Store, bind,
+        bind_guarded,
+    },
     server,
 };
 use shardpack_manifests::transfer::Timeouts;
@@ -24,6 +27,7 @@ use super::{
     Outcome, doctor,
     ranks::{self, Membership, Place, RankParameters},
     refusals::Refusals,
+    serve::listen_hint,
     threads,
 };
 use crate::{
@@ -65,7 +69,18 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         .then(|| Guard::open(&identity, Duration::from_secs(args.token_ttl)).map(Arc::new))
         .transpose()?;
     let address = args.listen.to_string();
-    let listener = if guarded { bind_guarded(&address)? } else { bind(&address)? };
+    let bound = if guarded { bind_guarded(&address) } else { bind(&address) };
+    let listener = bound.map_err(|error| {
+        let hint = match &error {
+            ServeError::Listen { source, .. } => listen_hint(source.kind()),
+            _ => None,
+        };
+        let failure = Failure::from(error);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    })?;
     let address = listener.local_addr()?;
     let running = Running::default();
     let door = Showing {

@@ -1,7 +1,7 @@
 //! Reading the documents of sets and packages, with errors for people.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -44,10 +44,7 @@ pub(crate) fn folders(set_folder: &Path, set: &PackageSet) -> Vec<PathBuf> {
 
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
     let shown = || path.display().to_string();
-    let size = fs::metadata(path)
-        .with_context(shown)
-        .map_err(|error| Failure::from(error).hint(HINT))?
-        .len();
+    let size = fs::metadata(path).map_err(|error| misplaced(path, error))?.len();
     if size > limit {
         return Err(Failure::wrong(anyhow!(
             "{}: {size} bytes, at most {limit} are read",
@@ -57,6 +54,57 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
     Ok(fs::read(path).with_context(shown)?)
 }
 
+/// A document is not there: what is there instead says what was meant.
+fn misplaced(path: &Path, error: io::Error) -> Failure {
+    let folder = path.parent().unwrap_or(path);
+    if !folder.exists() {
+        return Failure::from(anyhow!("{}: no such folder", folder.display())).hint(HINT);
+    }
+    let failure = Failure::from(anyhow::Error::new(error).context(path.display().to_string()));
+    let has = |name: &str| folder.join(name).is_file();
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if folder.is_file() {
+        let shown = parent.unwrap_or(Path::new(".")).display();
+        return failure.hint(format!("give the folder that it is in: {shown}"));
+    }
+    if has(MANIFEST_FILE) && path.ends_with(SET_FILE) {
+        return failure.hint("this is one package; give the folder of its set, which has set.json");
+    }
+    if has("config.json") && !has(MANIFEST_FILE) {
+        let shown = folder.display();
+        let convert = format!("shardpack convert {shown} -o SET");
+        return failure.hint(format!("this is a model; make a package set of it first: {convert}"));
+    }
+    failure.hint(HINT)
+}
+
 fn wrong(path: &Path, error: impl Into<anyhow::Error>) -> Failure {
     Failure::wrong(error.into().context(path.display().to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hint(path: &Path) -> String {
+        format!("{:?}", read_set(path).unwrap_err())
+    }
+
+    #[test]
+    fn what_is_there_instead_of_a_set_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "{}").unwrap();
+            path
+        };
+        assert!(hint(&folder.path().join("nowhere")).contains("no such folder"));
+        assert!(hint(file("model/config.json").parent().unwrap()).contains("convert"));
+        assert!(hint(file("node-0/manifest.json").parent().unwrap()).contains("one package"));
+        let given = hint(&file("set/set.json"));
+        assert!(given.contains("give the folder that it is in") && given.contains("/set"));
+        fs::create_dir(folder.path().join("empty")).unwrap();
+        assert!(hint(&folder.path().join("empty")).contains("give a package set"));
+    }
 }

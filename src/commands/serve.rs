@@ -5,6 +5,7 @@ mod nodes;
 mod scripted;
 
 use std::{
+    io,
     net::TcpListener,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -243,9 +244,31 @@ fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener
             );
         }
     }
-    TcpListener::bind(address).with_context(|| format!("cannot listen on {address}")).map_err(|error| {
-        Failure::from(error).hint("another program uses this port; choose another one with --listen, or port 0 for a free one")
+    TcpListener::bind(address).map_err(|error| {
+        let kind = error.kind();
+        let context = format!("cannot listen on {address}");
+        let failure = Failure::from(anyhow::Error::new(error).context(context));
+        match listen_hint(kind) {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
     })
+}
+
+/// What to do where an address cannot be listened on.
+pub(crate) const fn listen_hint(kind: io::ErrorKind) -> Option<&'static str> {
+    match kind {
+        io::ErrorKind::AddrInUse => Some(
+            "another program uses this port; choose another one with --listen, or port 0 for a free one",
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            Some("this machine has no such address; --listen takes one of its own")
+        }
+        io::ErrorKind::PermissionDenied => {
+            Some("ports below 1024 are not everybody's; choose another one with --listen")
+        }
+        _ => None,
+    }
 }
 
 fn folder_name(path: &Path) -> String {

@@ -21,7 +21,9 @@ pub enum PushError {
         problem: Problem,
     },
     /// More or fewer nodes than ranks.
-    #[error("the set has {ranks} packages and {found} nodes were given; name ranks to push a part")]
+    #[error(
+        "the set has {ranks} packages and {found} nodes were given: one for each, in rank order"
+    )]
     Count {
         /// Nodes given.
         found: usize,
