@@ -17,8 +17,6 @@ pub(super) const FAR: usize = 16384;
 pub(super) const NEAR: usize = 2048;
 /// Scales of a run whose spans share them.
 const HALF: usize = SPANS / 2;
-/// Spans ahead whose scales and biases are fetched.
-const SCALES_AHEAD: usize = 2048;
 
 /// Fetches `LINES` lines of the cache some distance behind some bytes.
 #[inline]
@@ -191,7 +189,6 @@ fn of_bf16(bits: &[u16]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn halves(bits: &[u16]) -> __m256i {
-    _mm_prefetch::<_MM_HINT_T0>(bits.as_ptr().wrapping_add(SCALES_AHEAD).cast());
     // SAFETY: the mask admits what the slice holds.
     unsafe { _mm256_maskz_loadu_epi16(first(bits.len()), bits.as_ptr().cast()) }
 }
