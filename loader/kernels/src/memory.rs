@@ -1,4 +1,5 @@
-//! Plain reads of memory: what decoding can at best be measured against.
+//! Plain reads of memory: what decoding can at best be measured against; and what the allocator
+//! does with memory that is free.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -49,6 +50,22 @@ pub fn read_all(pieces: &[&[u8]], how: Read) -> u64 {
         }
     });
     found.into_inner()
+}
+
+/// Has the system take back pieces of a mebibyte and more as soon as they are free, where that is
+/// not so anyway.
+///
+/// glibc stops doing so for pieces like one that has been freed, up to 32 MiB: the results of steps
+/// of changing sizes then leave gaps that nothing fits, and a process comes to hold a tenth more
+/// than is planned for it. What steps use again is kept by [`crate::pool`].
+pub fn give_back_large_pieces() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        const LARGE: libc::c_int = 1 << 20;
+        // SAFETY: sets a number of the allocator's, under its own lock.
+        #[expect(unsafe_code, reason = "the allocator is C")]
+        let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
+    }
 }
 
 /// Has the line of an address brought to the second cache, where the platform can; nothing is read,

@@ -9,7 +9,7 @@ use shardpack_formats::{
 };
 use shardpack_kernels::{
     Activations, Attention, Matrix, Packing, Platform, Rotation, Team, TeamOptions, attend,
-    elementwise, gather, matmuls_before, norm,
+    elementwise, gather, matmuls_before, memory, norm,
     pool::{Buffer, Pool},
 };
 use zerocopy::IntoBytes;
@@ -79,6 +79,7 @@ impl Cpu {
             None => Platform::detect(),
         };
         let activations = options.arithmetic.activations();
+        memory::give_back_large_pieces();
         let team = Team::new(&TeamOptions { threads: options.threads, platform, activations })?;
         Ok(Self { team, kv: KvType::F32, order: order::Order::default() })
     }
