@@ -18,10 +18,11 @@ const EXACT_TOLERANCE: f32 = 1e-3;
 /// models. It does not depend on the weights' bits.
 const ROUNDING_TOLERANCE: f64 = 0.03;
 
-fn logits(set: &Path, options: &[&str]) -> Vec<f32> {
+/// Logits of a set for tokens, written as JSON, as `shardpack logits` computes them.
+pub(crate) fn logits(set: &Path, tokens: &str, options: &[&str]) -> Vec<f32> {
     let folder = tempdir().unwrap();
     let (ids, out) = (folder.path().join("ids.json"), folder.path().join("logits.safetensors"));
-    fs::write(&ids, TOKENS).unwrap();
+    fs::write(&ids, tokens).unwrap();
     let args = ["logits", path(set), "--tokens", path(&ids), "-o", path(&out)];
     succeed(&[&args, options].concat());
     let file = fs::read(&out).unwrap();
@@ -42,13 +43,13 @@ fn exact_logits_are_those_of_the_plain_weights_and_fast_ones_are_near() {
         let options = ["--bits", "16", "--dtype", "f32"];
         succeed(&[&["convert", path(&floats), "-o", path(&plain)], &options[..]].concat());
 
-        let expected = logits(&plain, &[]);
-        let exact = logits(&set, &["--exact"]);
+        let expected = logits(&plain, TOKENS, &[]);
+        let exact = logits(&set, TOKENS, &["--exact"]);
         let differences = expected.iter().zip(&exact).map(|(a, b)| (a - b).abs());
         let worst = differences.fold(0.0, f32::max);
         assert!(worst < EXACT_TOLERANCE, "{bits} bits: exact logits differ by {worst}");
 
-        let fast = logits(&set, &[]);
+        let fast = logits(&set, TOKENS, &[]);
         let square = |values: &mut dyn Iterator<Item = f32>| -> f64 {
             values.map(|value| f64::from(value).powi(2)).sum()
         };
@@ -56,7 +57,7 @@ fn exact_logits_are_those_of_the_plain_weights_and_fast_ones_are_near() {
         let relative = (error / square(&mut exact.iter().copied())).sqrt();
         assert!(relative < ROUNDING_TOLERANCE, "{bits} bits: off by {relative} of the logits");
         assert!(relative > 1e-5, "{bits} bits: activations were not rounded");
-        let portable = logits(&set, &["--platform", "portable", "--threads", "1"]);
+        let portable = logits(&set, TOKENS, &["--platform", "portable", "--threads", "1"]);
         assert!(
             fast.iter().zip(&portable).all(|(a, b)| a.to_bits() == b.to_bits()),
             "{bits} bits: platforms differ"

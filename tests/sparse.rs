@@ -19,6 +19,7 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
+    exact::logits,
     experts::{open, write},
     harness::{convert, data, fail, path, succeed},
 };
@@ -218,19 +219,6 @@ fn while_all_keys_are_chosen_the_bits_are_those_without_a_choice() {
     assert_ne!(narrow[8 * vocabulary..9 * vocabulary], expected[8 * vocabulary..9 * vocabulary]);
 }
 
-/// Logits of a set in files, as `shardpack logits` writes them.
-fn logits(folder: &Path, set: &Path, tokens: &[TokenId], options: &[&str]) -> Vec<f32> {
-    let (ids, out) = (folder.join("ids.json"), folder.join("logits.safetensors"));
-    let tokens: Vec<u32> = tokens.iter().map(|token| token.0).collect();
-    fs::write(&ids, format!("{tokens:?}")).unwrap();
-    let args = ["logits", path(set), "--tokens", path(&ids), "-o", path(&out)];
-    succeed(&[&args, options].concat());
-    let file = fs::read(&out).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let bytes = tensors.tensor("logits").unwrap().data().to_vec();
-    bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
-}
-
 #[test]
 fn exact_logits_of_quantized_sets_are_those_of_their_exported_floats() {
     /// Of the same weights in f32, added up in another order.
@@ -245,8 +233,9 @@ fn exact_logits_of_quantized_sets_are_those_of_their_exported_floats() {
         let options = ["--bits", "16", "--dtype", "f32"];
         succeed(&[&["convert", path(&floats), "-o", path(&plain)], &options[..]].concat());
         let tokens = expected(model, "tokens_b");
-        let wanted = logits(folder.path(), &plain, &tokens, &[]);
-        let exact = logits(folder.path(), &set, &tokens, &["--exact"]);
+        let tokens = format!("{:?}", tokens.iter().map(|token| token.0).collect::<Vec<_>>());
+        let wanted = logits(&plain, &tokens, &[]);
+        let exact = logits(&set, &tokens, &["--exact"]);
         assert_eq!(wanted.len(), exact.len());
         let differences = wanted.iter().zip(&exact).map(|(a, b)| (a - b).abs());
         let worst = differences.fold(0.0, f32::max);

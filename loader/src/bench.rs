@@ -242,21 +242,24 @@ mod tests {
         backend::Cpu,
         engine::{EngineOptions, memory_group},
         model::Model,
+        open::Package,
         testing::package::Recipe,
     };
 
+    /// Two ranks with a small model.
+    pub(super) fn engines() -> Vec<Engine<Cpu>> {
+        let recipe = Recipe { embedding_cut: false, ..Recipe::plain("llama", 2) };
+        let engine = |package: &Package| {
+            let backend = Cpu::new(1).unwrap();
+            let model = Model::load(package, &backend).unwrap();
+            Engine::new(model, backend, EngineOptions::STANDARD)
+        };
+        recipe.open().iter().map(engine).collect()
+    }
+
     #[test]
     fn every_load_is_run_and_its_messages_are_counted() {
-        let recipe = Recipe { embedding_cut: false, ..Recipe::plain("llama", 2) };
-        let mut engines: Vec<_> = recipe
-            .open()
-            .iter()
-            .map(|package| {
-                let backend = Cpu::new(1).unwrap();
-                let model = Model::load(package, &backend).unwrap();
-                Engine::new(model, backend, EngineOptions::STANDARD)
-            })
-            .collect();
+        let mut engines = engines();
         let layers = engines[0].model().spec().layers.len();
         let groups = memory_group(2).unwrap();
         let load = |context, batch| Load { context, batch, generate: 3 };

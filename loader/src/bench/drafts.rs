@@ -201,23 +201,12 @@ fn request(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{
-        backend::Cpu,
-        engine::{EngineOptions, memory_group},
-        model::Model,
-        testing::package::Recipe,
-    };
+    use super::{super::tests::engines, *};
+    use crate::engine::memory_group;
 
     #[test]
     fn foretold_answers_are_drafted_and_new_ones_hardly() {
-        let recipe = Recipe { embedding_cut: false, ..Recipe::plain("llama", 2) };
-        let engine = |package: &crate::open::Package| {
-            let backend = Cpu::new(1).unwrap();
-            let model = Model::load(package, &backend).unwrap();
-            Engine::new(model, backend, EngineOptions::STANDARD)
-        };
-        let mut engines: Vec<_> = recipe.open().iter().map(engine).collect();
+        let mut engines = engines();
         let load = |batch| Load { context: 5, batch, generate: 40 };
         let groups = memory_group(2).unwrap();
         let speeds = bench_drafts(&mut engines, &groups, &[load(1), load(3)]).unwrap();

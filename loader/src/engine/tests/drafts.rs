@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{
     super::{counted::CountedGroup, schedule::Forced, *},
     Answer, Ranks, STANDARD, engine, lead, request,
-    requests::{Factory, affine, long_prompt, requests, without_cached},
+    requests::{Factory, affine, long_prompt, long_requests, requests, without_cached},
 };
 use crate::{
     backend::{Backend, Cpu},
@@ -105,15 +105,10 @@ fn pages_of_a_drafted_answer_are_shared_as_they_came() {
 
 #[test]
 fn drafted_requests_that_give_way_get_the_same_tokens() {
-    let requests: Vec<_> = (0..4_u32)
-        .map(|index| {
-            let seed = u64::from(index);
-            let sampling =
-                Sampling { temperature: 0.7, seed, frequency_penalty: 0.3, ..Sampling::GREEDY };
-            let prompt = &long_prompt()[index as usize..][..250 - index as usize * 3];
-            GenerateRequest { sampling, logprobs: Some(3), ..request(prompt, 20) }
-        })
-        .collect();
+    let mut requests = long_requests();
+    for request in &mut requests {
+        request.logprobs = Some(3);
+    }
     let expected = Ranks::new(affine(2), OFF).answers(&requests);
     let sequences = whole(&requests, &expected);
     let shape = Ranks::new(affine(1), STANDARD).leader.model().cache_shape();

@@ -26,6 +26,18 @@ pub(super) fn long_prompt() -> Vec<u32> {
     b.repeat(5)[..300].to_vec()
 }
 
+/// Four that together need more memory than some engines have.
+pub(super) fn long_requests() -> Vec<GenerateRequest> {
+    let long = |index: u32| {
+        let seed = u64::from(index);
+        let sampling =
+            Sampling { temperature: 0.7, seed, frequency_penalty: 0.3, ..Sampling::GREEDY };
+        let prompt = &long_prompt()[index as usize..][..250 - index as usize * 3];
+        GenerateRequest { sampling, ..request(prompt, 20) }
+    };
+    (0..4).map(long).collect()
+}
+
 /// Every kind of sampling, with long prompts that begin alike.
 pub(super) fn requests() -> Vec<GenerateRequest> {
     let base = Sampling { temperature: 0.9, seed: 3, ..Sampling::GREEDY };
@@ -160,15 +172,7 @@ fn all_logits_are_the_same_bits_whatever_the_company() {
 
 #[test]
 fn requests_that_give_way_get_the_same_tokens() {
-    let requests: Vec<_> = (0..4_u32)
-        .map(|index| {
-            let seed = u64::from(index);
-            let sampling =
-                Sampling { temperature: 0.7, seed, frequency_penalty: 0.3, ..Sampling::GREEDY };
-            let prompt = &long_prompt()[index as usize..][..250 - index as usize * 3];
-            GenerateRequest { sampling, ..request(prompt, 20) }
-        })
-        .collect();
+    let requests = long_requests();
     let expected = Ranks::new(affine(2), STANDARD).answers(&requests);
     let ranks = Ranks::new(affine(2), STANDARD);
     // The rank with the larger part decides how many pages there are.
