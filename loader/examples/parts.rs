@@ -24,8 +24,9 @@ use shardpack_formats::spec::{Activation, Mask, Rope, Router};
 use shardpack_kernels::Packing;
 use shardpack_loader::{
     backend::{
-        AttentionStep, Backend, CacheShape, Cpu, DeltaInputs, DeltaStep, ExpertStep, IndexInputs,
-        IndexStep, KvType, NormStep, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
+        AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu, DeltaInputs,
+        DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors,
+        StepError, StoredMatrix, StoredWeights, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, TokenId, memory_group},
@@ -108,6 +109,10 @@ impl Backend for Timed {
         self.inner.vector_plus_one(stored)
     }
 
+    fn ones(&self, len: usize) -> Vec<f32> {
+        self.inner.ones(len)
+    }
+
     fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
         self.inner.cache(shape, pages)
     }
@@ -188,8 +193,8 @@ impl Backend for Timed {
         let row_bytes = kv_heads * step.head_dim * 2 * size_of::<f32>();
         let bytes = match step.mask {
             Mask::Full => row_bytes * self.context.load(Ordering::Relaxed),
-            Mask::Sliding(window) => {
-                row_bytes * self.context.load(Ordering::Relaxed).min(window as usize)
+            Mask::Sliding(seen) | Mask::Chunked(seen) => {
+                row_bytes * self.context.load(Ordering::Relaxed).min(seen as usize)
             }
         };
         self.time_bytes("attention", bytes, |cpu| cpu.attention(qkv, caches, step))
@@ -228,8 +233,25 @@ impl Backend for Timed {
         self.time("linear attention", |cpu| cpu.gated_delta(inputs, caches, step))
     }
 
+    fn short_convolution(
+        &self,
+        inputs: ConvolutionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &ConvolutionStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("short convolution", |cpu| cpu.short_convolution(inputs, caches, step))
+    }
+
     fn activate(&self, activation: Activation, gate: Option<Tensor>, up: Tensor) -> Tensor {
         self.time("activation", |cpu| cpu.activate(activation, gate, up))
+    }
+
+    fn xielu(&self, x: Tensor, numbers: &Xielu) -> Tensor {
+        self.time("activation", |cpu| cpu.xielu(x, numbers))
+    }
+
+    fn clamped_glu(&self, gate: Tensor, up: Tensor, limit: f32) -> Tensor {
+        self.time("activation", |cpu| cpu.clamped_glu(gate, up, limit))
     }
 
     fn route(
@@ -237,9 +259,9 @@ impl Backend for Timed {
         logits: Tensor,
         router: &Router,
         top_k: u32,
-        correction: Option<&Vec<f32>>,
+        vectors: RouterVectors<'_, Vec<f32>>,
     ) -> Routes {
-        self.time("route", |cpu| cpu.route(logits, router, top_k, correction))
+        self.time("route", |cpu| cpu.route(logits, router, top_k, vectors))
     }
 
     fn experts(
@@ -253,6 +275,14 @@ impl Backend for Timed {
 
     fn sigmoid_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
         self.time("gate", |cpu| cpu.sigmoid_gate(x, gate))
+    }
+
+    fn softplus_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
+        self.time("gate", |cpu| cpu.softplus_gate(x, gate))
+    }
+
+    fn limit(&self, x: Tensor, limit: f32) -> Tensor {
+        self.time("limit", |cpu| cpu.limit(x, limit))
     }
 
     fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {

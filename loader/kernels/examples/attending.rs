@@ -1,6 +1,6 @@
 //! Attention of one new token to long contexts beside plain reads of the same keys and values,
 //! alternately: `cargo run --release -p shardpack-kernels --example attending -- [THREADS] [ROUNDS]
-//! [PLATFORM] [TYPE] [HEAD_DIM] [SHARING]`.
+//! [PLATFORM] [TYPE] [HEAD_DIM] [SHARING] [rows]`.
 //!
 //! The limit: a step reads every cached key and value once, so a context costs at least the time of
 //! reading them. Both are averages over the same moments, since the speed of memory drifts with
@@ -12,7 +12,7 @@ use std::{env, error::Error, hint::black_box, time::Instant};
 use memmap2::MmapMut;
 use shardpack_kernels::{
     Activations, Attention, Floats, KvBlock, KvHead, Platform, Team, TeamOptions, attend,
-    attention::KEYS_PER_BLOCK,
+    attention::{KEYS_PER_BLOCK, Order},
     memory::{self, Read},
 };
 use zerocopy::FromBytes;
@@ -28,7 +28,7 @@ const BYTES: usize = 256 << 20;
 const CONTEXTS: [(usize, bool); 5] =
     [(256, true), (256, false), (1024, false), (4096, false), (16384, false)];
 
-/// A block of one layer: `[kv_head][keys, values][key][head_dim]`, as the loader caches them.
+/// A block of one layer: `[kv_head][keys, values]`, as the loader caches them.
 struct Block {
     memory: MmapMut,
     scales: Vec<f32>,
@@ -82,7 +82,7 @@ fn seconds(team: &Team, work: impl FnOnce()) -> f64 {
 /// Seconds of attention and of plain reads, and bytes of one step.
 fn measure(
     team: &Team,
-    (kind, head_dim, sharing): (&str, usize, usize),
+    (kind, head_dim, sharing, order): (&str, usize, usize, Order),
     (context, cached): (usize, bool),
     rounds: usize,
 ) -> Result<([f64; 3], usize), Box<dyn Error>> {
@@ -114,7 +114,9 @@ fn measure(
             softcap: None,
             sinks: None,
             window: None,
+            chunk: None,
             q_to_kv: &q_to_kv,
+            order,
             heads,
             first_position: context - 1,
         };
@@ -144,6 +146,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (threads, rounds): (usize, usize) = (number(0, 2)?, number(1, 5)?);
     // Query heads that share keys.
     let (head_dim, sharing): (usize, usize) = (number(4, 64)?, number(5, 4)?);
+    let order = match arguments.get(6).map(String::as_str) {
+        Some("rows") => Order::Rows,
+        _ => Order::fastest(head_dim),
+    };
     let platform = arguments.get(2).map_or(Ok(Platform::detect()), |name| name.parse())?;
     let kinds = match arguments.get(3).map(String::as_str) {
         None | Some("all") => vec!["f32", "f16", "bf16", "q8"],
@@ -155,7 +161,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for kind in kinds {
         for (context, cached) in CONTEXTS {
             let ([seconds, plain, fetched], bytes) =
-                measure(&team, (kind, head_dim, sharing), (context, cached), rounds)?;
+                measure(&team, (kind, head_dim, sharing, order), (context, cached), rounds)?;
             let (bytes, limit) = (bytes as f64 / 1e9, plain.min(fetched));
             println!(
                 "| {kind} | {context}{} | {:.0} | {:.2} | {:.1} | {:.1} | {:.2} |",

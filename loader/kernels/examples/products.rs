@@ -1,6 +1,6 @@
 //! Products beside the machine's read limit, in one run and alternately:
 //! `cargo run --release -p shardpack-kernels --example products -- [THREADS] [ROUNDS] [BITS] [PLATFORM]
-//! [ROWS]`.
+//! [ROWS] [OUTPUTS INPUTS]`.
 //!
 //! The limit of few rows: weights are read from memory once, so bytes per second stay below those
 //! of a plain read loop. The limit of many rows: products of bytes per second; with AVX-512 64 a
@@ -113,7 +113,8 @@ fn read(team: &Team, layers: &[Layer], how: memory::Read) -> f64 {
 
 /// Seconds of products of some layers with `rows` rows.
 fn products(team: &Team, layers: &[Layer], form: [u32; 2], rows: usize) -> f64 {
-    let (x, mut out) = (vec![0.37; rows * 8192], vec![0.0; rows * 8192]);
+    let most = layers.iter().flat_map(|layer| layer.shape).max().unwrap_or_default();
+    let (x, mut out) = (vec![0.37; rows * most], vec![0.0; rows * most]);
     team.run(|| {
         seconds(|| {
             for layer in layers {
@@ -138,6 +139,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (threads, rounds, only): (usize, usize, usize) =
         (number(0, 2)?, number(1, 5)?, number(2, 0)?);
     let only_rows: Option<usize> = arguments.get(4).map(|text| text.parse()).transpose()?;
+    let shapes: [[usize; 2]; 2] = match (arguments.get(5), arguments.get(6)) {
+        (Some(outputs), Some(inputs)) => [[outputs.parse()?, inputs.parse()?]; 2],
+        _ => SHAPES,
+    };
     let wanted = |platform: &Platform| match arguments.get(3) {
         Some(name) => platform.name() == name,
         None => *platform != Platform::Portable,
@@ -151,7 +156,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for platform in &platforms {
             let packing = Packing::best(*platform, activations);
             let layers = (0..LAYERS * PIECES)
-                .map(|index| Layer::new(SHAPES[index % 2], [bits, 64], packing, index as u32))
+                .map(|index| Layer::new(shapes[index % 2], [bits, 64], packing, index as u32))
                 .collect::<Result<Vec<_>, _>>()?;
             let team = Team::new(&TeamOptions { threads, platform: *platform, activations })?;
             let bytes = layers[..LAYERS].iter().map(Layer::bytes).sum::<usize>() as f64 / 1e9;
@@ -170,7 +175,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     shares.push(limit / spent);
                 }
                 let (limit, speed, share) = (median(limits), median(speeds), median(shares));
-                let weights = (LAYERS * SHAPES[0][0] * SHAPES[0][1] * rows) as f64 / 1e9;
+                let weights = (LAYERS * shapes[0][0] * shapes[0][1] * rows) as f64 / 1e9;
                 println!(
                     "| {bits} | {platform} | {rows} | {limit:.1} | {speed:.1} | {share:.2} | {:.0} |",
                     weights * speed / bytes

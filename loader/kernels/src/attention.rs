@@ -2,7 +2,8 @@
 //!
 //! Keys are taken in fixed blocks of 256 counted from position 0, with a running maximum and
 //! sum (online softmax), so the order of summation depends on a query's position and window
-//! alone. The cache is stored in the same blocks.
+//! alone. The cache is stored in the same blocks. Within one they lie row by row, or so that every
+//! key has a lane of its own ([`Order`]): the order decides in what order products are summed.
 //!
 //! Products and their sums are fused: an element is rounded once, with the same bits wherever it
 //! is computed.
@@ -13,10 +14,14 @@ use crate::{Floats, Platform, team};
 
 mod ahead;
 mod block;
+mod forms;
 mod heads;
+mod in_lanes;
 mod index;
 mod integers;
 mod keys;
+mod order;
+mod queries;
 mod softmax;
 mod stored;
 mod values;
@@ -24,6 +29,7 @@ mod vectors;
 
 use heads::{Heads, ROWS_AT_ONCE};
 pub use index::{Index, largest};
+pub use order::{Order, Row, TOGETHER_BF16, TOGETHER_Q8};
 use vectors::Plain;
 pub(crate) use vectors::Vectors;
 
@@ -31,7 +37,7 @@ pub(crate) use vectors::Vectors;
 pub const KEYS_PER_BLOCK: usize = 256;
 
 /// Keys and values of one key-value head of one sequence. Every block but the last has
-/// [`KEYS_PER_BLOCK`] keys; what a block holds beyond the sequence's end is not read.
+/// [`KEYS_PER_BLOCK`] keys; what a block holds beyond the sequence's end makes no difference.
 #[derive(Clone, Copy, Debug)]
 pub struct KvHead<'a> {
     /// Blocks of keys.
@@ -40,7 +46,7 @@ pub struct KvHead<'a> {
     pub values: &'a [KvBlock<'a>],
 }
 
-/// Keys or values `[keys, head_dim]` as they are cached.
+/// Keys or values as they are cached, in the order that the [`Attention`] names.
 #[derive(Clone, Copy, Debug)]
 pub enum KvBlock<'a> {
     /// Floats.
@@ -48,7 +54,7 @@ pub enum KvBlock<'a> {
     /// Each row as integers times the row's scale. Where rows are whole numbers of 32 integers,
     /// queries and weights are rounded to 16 bits.
     Q8 {
-        /// Integers, `[keys, head_dim]`.
+        /// Integers, as many for each key as the head is wide.
         values: &'a [i8],
         /// One for each key.
         scales: &'a [f32],
@@ -68,8 +74,12 @@ pub struct Attention<'a> {
     pub sinks: Option<&'a [f32]>,
     /// A query sees keys with `query − key < window`; all up to its own if absent.
     pub window: Option<u32>,
+    /// A query sees keys of its own chunk: `query / chunk = key / chunk`; of all if absent.
+    pub chunk: Option<u32>,
     /// The entry of `heads` that each query head reads.
     pub q_to_kv: &'a [usize],
+    /// How keys and values lie.
+    pub order: Order,
     /// Cached keys and values, those of the queries' own positions included.
     pub heads: &'a [KvHead<'a>],
     /// Position of the first query.

@@ -47,6 +47,19 @@ pub fn relu_squared(x: &mut [f32]) {
     each(x, |x| x.max(0.0) * x.max(0.0));
 }
 
+/// `x = above·x² + beta·x` above zero, `below·(exp(min(x, eps)) − 1 − x) + beta·x` elsewhere.
+pub fn xielu(x: &mut [f32], [above, below, beta, eps]: [f32; 4]) {
+    each(x, |x| {
+        let bent = if x > 0.0 { above * x * x } else { below * (exp(x.min(eps)) - 1.0 - x) };
+        bent + beta * x
+    });
+}
+
+/// `x = min(max(x, −limit), limit)`.
+pub fn limit(x: &mut [f32], limit: f32) {
+    each(x, |x| x.max(-limit).min(limit));
+}
+
 /// `x = cap · tanh(x / cap)`.
 pub fn softcap(x: &mut [f32], cap: f32) {
     each(x, |x| cap * tanh(x / cap));
@@ -181,6 +194,14 @@ mod tests {
         check(relu_squared, |x| x.max(0.0).powi(2));
         check(silu, |x| x / (1.0 + (-x).exp()));
         check(|x| softcap(x, 5.0), |x| 5.0 * (x / 5.0).tanh());
+        check(|x| limit(x, 2.5), |x| x.clamp(-2.5, 2.5));
+        check(
+            |x| xielu(x, [1.5, 0.75, 0.5, -1e-6]),
+            |x| {
+                let bent = if x > 0.0 { 1.5 * x * x } else { 0.75 * (x.min(-1e-6).exp_m1() - x) };
+                bent + 0.5 * x
+            },
+        );
         check(
             |x| gelu_tanh_glu(x, &[2.0]),
             |x| {

@@ -4,18 +4,19 @@
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
 /// 1.5 · 2²³: adding it rounds a float of modest size to an integer in its low bits.
-const ROUNDER: f32 = 12_582_912.0;
+pub(crate) const ROUNDER: f32 = 12_582_912.0;
 
 /// Below, results would not be normal numbers.
-const LEAST: f32 = -87.0;
+pub(crate) const LEAST: f32 = -87.0;
 
 // ln 2 in two parts, so that the first product is exact.
-const LN2_HIGH: f32 = 0.693_359_4;
-const LN2_LOW: f32 = -2.121_944_4e-4;
+pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
+pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// The polynomial's coefficients: of the highest power, and of those below.
-const HIGHEST: f32 = 1.987_569_1e-4;
-const COEFFICIENTS: [f32; 5] = [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+pub(crate) const HIGHEST: f32 = 1.987_569_1e-4;
+pub(crate) const COEFFICIENTS: [f32; 5] =
+    [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
 /// `e^x` within 2 units in the last place. Arguments are limited to -87..=88, where the result
 /// is a normal number: below, `1.6e-38` stands for zero.

@@ -28,6 +28,11 @@ pub(super) struct Ahead {
 #[derive(Clone, Copy)]
 pub(super) struct Fetch(Option<[usize; 2]>);
 
+/// The same, to the second cache alone: what is read from beginning to end comes from there by
+/// itself.
+#[derive(Clone, Copy)]
+pub(super) struct FetchFar(Option<usize>);
+
 impl Ahead {
     /// What follows in the rows themselves, then the beginning of what is read after them.
     pub(super) fn new(rows: &Range<usize>, after: &Range<usize>) -> Self {
@@ -39,13 +44,32 @@ impl Ahead {
     /// As many bytes further on as are read now, from `here` on.
     #[inline(always)]
     pub(super) fn stretch(&mut self, here: usize, bytes: usize) -> Fetch {
+        let FetchFar(far) = self.far(bytes);
+        Fetch(far.map(|far| [far, here + NEAR]))
+    }
+
+    /// As many bytes further on as are read now.
+    #[inline(always)]
+    pub(super) fn far(&mut self, bytes: usize) -> FetchFar {
         if self.next >= self.end {
             let Range { start, end } = std::mem::take(&mut self.other);
             (self.next, self.end) = (start, end);
         }
         let next = self.next;
         self.next += bytes;
-        Fetch((next < self.end).then_some([next, here + NEAR]))
+        FetchFar((next < self.end).then_some(next))
+    }
+}
+
+impl FetchFar {
+    /// Fetches the lines that begin within the first `bytes` of the stretch.
+    #[inline(always)]
+    pub(super) fn lines(self, bytes: usize) {
+        if let Self(Some(far)) = self {
+            for at in (0..bytes).step_by(LINE) {
+                memory::fetch(far + at);
+            }
+        }
     }
 }
 

@@ -5,14 +5,15 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    Attention, KEYS_PER_BLOCK,
+    Attention, KEYS_PER_BLOCK, KvBlock, Order,
     ahead::Ahead,
     groups,
-    keys::Line,
+    order::LINES_AT_ONCE,
+    queries::Room,
     softmax::{Block, Softmax, Sums, finish, one_block},
     vectors::Vectors,
 };
-use crate::{lanes::LANES, platform::Task, team::Columns};
+use crate::{Floats, lanes::LANES, platform::Task, team::Columns};
 
 /// Rows of queries that meet a block of keys together.
 pub(super) const ROWS_AT_ONCE: usize = 8;
@@ -58,7 +59,7 @@ impl<V: Vectors> Task for Heads<'_, '_, V> {
 /// Room for keys and values as floats, and for what is summed.
 #[derive(Default)]
 struct Scratch {
-    q: Vec<Line>,
+    q: Room,
     keys: Vec<f32>,
     values: Vec<f32>,
     softmax: Vec<Softmax>,
@@ -82,17 +83,17 @@ fn several_heads<V: Vectors>(
         let position = attention.first_position + first_row + row;
         let first =
             attention.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
-        first..position + 1
+        let chunk = attention.chunk.map_or(0, |chunk| position - position % chunk.max(1) as usize);
+        first.max(chunk)..position + 1
     };
     let all = seen(rows.start).start..seen(rows.end - 1).end;
-    let width = head_dim.next_multiple_of(LANES);
-    let lines = width / LANES * group.len();
-    let Scratch { q: q_lines, keys, values, softmax, sums } = scratch;
-    q_lines.clear();
-    for row in rows.clone() {
+    let Scratch { q: queries, keys, values, softmax, sums } = scratch;
+    let each = rows.clone().map(|row| {
         let first = ((first_row + row) * heads + group.start) * head_dim;
-        Line::append(&q[first..][..group.len() * head_dim], head_dim, attention.scale, q_lines);
-    }
+        &q[first..][..group.len() * head_dim]
+    });
+    let (order, scale) = (attention.order, attention.scale);
+    queries.fill::<V>(each, (group.len(), head_dim, scale), (order, kv.keys[0]));
     softmax.clear();
     let none = Softmax { maximum: f32::NEG_INFINITY, total: 0.0 };
     softmax.resize(rows.len() * group.len(), none);
@@ -105,35 +106,23 @@ fn several_heads<V: Vectors>(
         let within = |range: &Range<usize>| {
             range.start.max(base) - base..range.end.min(base + KEYS_PER_BLOCK).max(base) - base
         };
-        let held = within(&all);
-        let [mut keys_held, mut values_held] =
-            [kv.keys[block], kv.values[block]].map(|block| block.part(held.clone(), head_dim));
-        let [of_keys, of_values] =
-            [keys_held, values_held].map(|part| part.addresses(held.len(), head_dim));
+        let both = [kv.keys[block], kv.values[block]];
         let next = next_keys(attention, group.start, (block, &all));
-        let mut ahead = [Ahead::new(&of_keys, &of_values), Ahead::new(&of_values, &next)];
-        // What several rows read, or what does not come in whole vectors, is widened once.
-        // Products of integers stay such.
-        if rows.len() > 1 || width > head_dim {
-            if !keys_held.is_for_integers(head_dim) {
-                keys_held = keys_held.widened([head_dim, width], keys);
-            }
-            if !values_held.is_for_integers(head_dim) {
-                values_held = values_held.widened([head_dim, width], values);
-            }
-        }
-        let each = softmax.chunks_exact_mut(group.len()).zip(q_lines.chunks_exact(lines));
-        for (row, (softmax, q)) in rows.clone().zip(each) {
+        let some = (within(&all), rows.len());
+        let mut held = match order {
+            Order::Rows => Held::rows(both, some, head_dim, next, [keys, values]),
+            Order::Lanes => Held::lanes::<V>(both, some, head_dim, next, [keys, values]),
+        };
+        for (index, (row, softmax)) in
+            rows.clone().zip(softmax.chunks_exact_mut(group.len())).enumerate()
+        {
             let visible = within(&seen(row));
             if visible.is_empty() {
                 continue;
             }
-            let part = visible.start - held.start..visible.end - held.start;
-            let [keys, values] =
-                [keys_held, values_held].map(|held| held.part(part.clone(), width));
-            let block = Block { keys, values, count: part.len(), width, ahead };
-            ahead = Default::default();
+            let block = held.seen(visible);
             let out = &mut out.row(row)[place(group.start).start..place(group.end).start];
+            let q = queries.row(index, order);
             one_block::<V>(q, block, attention.softcap, softmax, sums, out);
         }
     }
@@ -143,6 +132,87 @@ fn several_heads<V: Vectors>(
             let sink = attention.sinks.map(|sinks| sinks[head]);
             finish(*softmax, sink, &mut out.row(row)[place(head)]);
         }
+    }
+}
+
+/// Keys and values of a block that some rows see.
+struct Held<'a> {
+    both: [KvBlock<'a>; 2],
+    order: Order,
+    /// The first of them in the block.
+    first: usize,
+    width: usize,
+    ahead: [Ahead; 2],
+}
+
+impl<'a> Held<'a> {
+    /// Of rows: what several rows read, or what does not come in whole vectors, is widened once.
+    /// Products of integers stay such.
+    #[inline(always)]
+    fn rows(
+        both: [KvBlock<'a>; 2],
+        (held, rows): (Range<usize>, usize),
+        head_dim: usize,
+        next: Range<usize>,
+        scratch: [&'a mut Vec<f32>; 2],
+    ) -> Self {
+        let width = head_dim.next_multiple_of(LANES);
+        let both = both.map(|block| block.part(held.clone(), head_dim));
+        let [keys, values] = both.map(|part| part.addresses(held.len(), head_dim));
+        let ahead = [Ahead::new(&keys, &values), Ahead::new(&values, &next)];
+        let [mut keys, mut values] = both;
+        let [keys_scratch, values_scratch] = scratch;
+        if rows > 1 || width > head_dim {
+            if !keys.is_for_integers(head_dim) {
+                keys = keys.widened([head_dim, width], keys_scratch);
+            }
+            if !values.is_for_integers(head_dim) {
+                values = values.widened([head_dim, width], values_scratch);
+            }
+        }
+        Self { both: [keys, values], order: Order::Rows, first: held.start, width, ahead }
+    }
+
+    /// Of lanes: the whole block. Floats that are not dear to convert stay as they are. Floats of
+    /// 32 bits that are read from beginning to end are not fetched ahead: less is computed with a
+    /// line of them than the processor takes to read it, and it does so faster when it is left to
+    /// itself.
+    #[inline(always)]
+    fn lanes<V: Vectors>(
+        both: [KvBlock<'a>; 2],
+        (held, rows): (Range<usize>, usize),
+        width: usize,
+        next: Range<usize>,
+        scratch: [&'a mut Vec<f32>; 2],
+    ) -> Self {
+        let floats = matches!(both, [KvBlock::Floats(Floats::F32(_)), _]);
+        let ahead = if floats && V::VALUE_VECTORS >= LINES_AT_ONCE {
+            <[Ahead; 2]>::default()
+        } else {
+            let [keys, values] = both.map(|block| block.addresses(held.end, width));
+            [Ahead::new(&keys, &values), Ahead::new(&values, &next)]
+        };
+        let [mut keys, mut values] = both;
+        let [keys_scratch, values_scratch] = scratch;
+        if rows > 1 && matches!(keys, KvBlock::Floats(Floats::F16(_))) {
+            keys = keys.widened([width, width], keys_scratch);
+            values = values.widened([width, width], values_scratch);
+        }
+        Self { both: [keys, values], order: Order::Lanes, first: 0, width, ahead }
+    }
+
+    /// As one row sees them. While the first row reads them, what comes next is fetched.
+    #[inline(always)]
+    fn seen(&mut self, visible: Range<usize>) -> Block<'a> {
+        let (width, ahead) = (self.width, std::mem::take(&mut self.ahead));
+        let (seen, [keys, values]) = match self.order {
+            Order::Rows => {
+                let part = visible.start - self.first..visible.end - self.first;
+                (0..part.len(), self.both.map(|block| block.part(part.clone(), width)))
+            }
+            Order::Lanes => (visible, self.both),
+        };
+        Block { keys, values, seen, width, ahead }
     }
 }
 

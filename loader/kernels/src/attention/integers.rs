@@ -37,7 +37,7 @@ pub(super) struct Scaled<'a> {
 /// Floats as 16-bit integers of at most `limit`, which stands for the largest magnitude; returns
 /// what one is worth. Where a float is no number the worth is none either.
 #[inline(always)]
-fn rounded<'a, V: Vectors>(
+pub(super) fn rounded<'a, V: Vectors>(
     floats: impl Iterator<Item = &'a [f32; LANES]> + Clone,
     limit: f32,
     to: &mut [[i16; LANES]],
@@ -70,6 +70,12 @@ fn rounded<'a, V: Vectors>(
         *to = V::low_halves(&bits);
     }
     largest / limit + tree(nothings)
+}
+
+/// The largest factor in products with keys of this width: sums of so many are 32-bit integers.
+#[inline(always)]
+pub(super) fn limit(width: usize) -> f32 {
+    (i32::MAX / (128 * width as i32)).min(i32::from(i16::MAX)) as f32
 }
 
 /// `q · key` of each query with each key: `q` is `[heads, width]`, `out` `[heads, KEYS_PER_BLOCK]`.
@@ -108,8 +114,7 @@ impl<V: Vectors> Products<'_, V> {
         let heads = out.len();
         assert!(q.len() == heads * 2 * steps && heads <= HEADS, "queries and scores");
         assert!(rows.len() == keys.scales.len() * steps, "keys and scales");
-        // Sums of so many products of so large factors are 32-bit integers.
-        let limit = (i32::MAX / (128 * keys.width as i32)).min(i32::from(i16::MAX)) as f32;
+        let limit = limit(keys.width);
         let mut integers = vec![[0; STEP]; heads * steps];
         let mut worth = [0.0; HEADS];
         let each = q.chunks_exact(2 * steps).zip(integers.chunks_exact_mut(steps));

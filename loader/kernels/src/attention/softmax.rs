@@ -2,17 +2,22 @@
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
+use std::ops::Range;
+
 use super::{
-    KEYS_PER_BLOCK, KvBlock,
+    HEADS_AT_ONCE, KEYS_PER_BLOCK, KvBlock,
     ahead::Ahead,
+    forms::Spread,
+    in_lanes,
     integers::{self, STEP, Scaled},
     keys::{self, Line},
+    queries::{InLanes, Queries, shorts},
     stored::{Bf16, F16, F32, Q8, Rows, Stored},
     values,
-    vectors::Vectors,
+    vectors::{self, Vectors},
 };
 use crate::{
-    exp::{exp, exp_of_negative, tanh},
+    exp::{ROUNDER, exp, exp_of_negative, tanh},
     floats::Floats,
     lanes::{LANES, tree},
 };
@@ -31,11 +36,12 @@ pub(super) struct Softmax {
     pub(super) total: f32,
 }
 
-/// Keys and values `[count, width]` that one row sees, and what is fetched while either are read.
+/// Keys and values of `width` of which one row sees some, and what is fetched while either are
+/// read.
 pub(super) struct Block<'a> {
     pub(super) keys: KvBlock<'a>,
     pub(super) values: KvBlock<'a>,
-    pub(super) count: usize,
+    pub(super) seen: Range<usize>,
     pub(super) width: usize,
     pub(super) ahead: [Ahead; 2],
 }
@@ -43,25 +49,31 @@ pub(super) struct Block<'a> {
 /// Query heads of one row, times the scale of scores, with keys and values of a block.
 #[inline(always)]
 pub(super) fn one_block<V: Vectors>(
-    q: &[Line],
+    q: Queries<'_>,
     block: Block<'_>,
     softcap: Option<f32>,
     softmax: &mut [Softmax],
     sums: &mut Sums,
     out: &mut [f32],
 ) {
-    let Block { keys, values, count, width, ahead: [ahead_of_keys, ahead_of_values] } = block;
+    let Block { keys, values, seen, width, ahead: [ahead_of_keys, ahead_of_values] } = block;
     let heads = softmax.len();
     let head_dim = out.len() / heads;
     sums.scores.resize(heads * KEYS_PER_BLOCK, 0.0);
     sums.partial.resize(heads * width, 0.0);
     let scores = &mut sums.scores[..heads * KEYS_PER_BLOCK];
     let partial = &mut sums.partial[..heads * width];
-    products::<V>(q, keys, width, ahead_of_keys, scores);
+    let at = (width, seen.clone());
+    match q {
+        Queries::Rows(q) => products::<V>(q, keys, width, ahead_of_keys, scores),
+        Queries::Lanes(q) => {
+            products_in_lanes::<V>(q, keys, at.clone(), ahead_of_keys, scores);
+        }
+    }
     for ((scores, softmax), out) in
         scores.chunks_exact_mut(KEYS_PER_BLOCK).zip(softmax).zip(out.chunks_exact_mut(head_dim))
     {
-        let scores = &mut scores[..count];
+        let scores = &mut scores[seen.clone()];
         if let Some(cap) = softcap {
             for score in scores.iter_mut() {
                 *score = cap * tanh(*score / cap);
@@ -70,19 +82,97 @@ pub(super) fn one_block<V: Vectors>(
         let raised = largest::<V>(scores, softmax.maximum);
         // Nothing has been summed before the first block, so the factor's value is irrelevant.
         let factor = exp_of_negative(softmax.maximum - raised);
-        for score in scores.iter_mut() {
-            *score = exp_of_negative(*score - raised);
-        }
-        softmax.total = softmax.total.mul_add(factor, sum::<V>(scores));
+        softmax.total = softmax.total.mul_add(factor, weights::<V>(scores, raised));
         for out in out.iter_mut() {
             *out *= factor;
         }
         softmax.maximum = raised;
     }
-    weighted_sums::<V>(scores, values, width, ahead_of_values, partial);
+    match q {
+        Queries::Rows(_) => weighted_sums::<V>(scores, values, width, ahead_of_values, partial),
+        Queries::Lanes(_) => {
+            sums_in_lanes::<V>(scores, values, at, ahead_of_values, partial);
+        }
+    }
     for (out, partial) in out.chunks_exact_mut(head_dim).zip(partial.chunks_exact(width)) {
         for (out, partial) in out.iter_mut().zip(partial) {
             *out += partial;
+        }
+    }
+}
+
+/// `q · key` of each query head with the keys that are seen.
+#[inline(always)]
+fn products_in_lanes<V: Vectors>(
+    q: InLanes<'_>,
+    keys: KvBlock<'_>,
+    at: (usize, Range<usize>),
+    ahead: Ahead,
+    scores: &mut [f32],
+) {
+    match (keys, q) {
+        (KvBlock::Floats(Floats::F32(keys)), InLanes::Floats(q)) => {
+            in_lanes::products::<V, F32>(q, keys, at, ahead, scores);
+        }
+        (KvBlock::Floats(Floats::F16(keys)), InLanes::Floats(q)) => {
+            in_lanes::products::<V, F16>(q, keys, at, ahead, scores);
+        }
+        (KvBlock::Floats(Floats::BF16(keys)), InLanes::Floats(q)) => {
+            in_lanes::products::<V, Bf16>(Bf16::factors(q), keys, at, ahead, scores);
+        }
+        (KvBlock::Q8 { values: keys, scales }, InLanes::Integers { factors, worth }) => {
+            let seen = at.1.clone();
+            in_lanes::products::<V, Q8>(factors.as_chunks().0, keys, at, ahead, scores);
+            for (scores, worth) in scores.chunks_exact_mut(KEYS_PER_BLOCK).zip(worth) {
+                for (score, scale) in scores[seen.clone()].iter_mut().zip(&scales[seen.clone()]) {
+                    *score *= worth * scale;
+                }
+            }
+        }
+        _ => unreachable!("queries of the keys' form"),
+    }
+}
+
+/// `Σ weight · value` of each query head, over the values that are seen.
+#[inline(always)]
+fn sums_in_lanes<V: Vectors>(
+    weights: &mut [f32],
+    values: KvBlock<'_>,
+    at: (usize, Range<usize>),
+    ahead: Ahead,
+    sums: &mut [f32],
+) {
+    match values {
+        KvBlock::Floats(Floats::F32(values)) => {
+            in_lanes::weighted_sums::<V, F32>(weights, values, at, ahead, sums);
+        }
+        KvBlock::Floats(Floats::F16(values)) => {
+            in_lanes::weighted_sums::<V, F16>(weights, values, at, ahead, sums);
+        }
+        KvBlock::Floats(Floats::BF16(values)) => {
+            in_lanes::weighted_sums::<V, Bf16>(Bf16::factors(weights), values, at, ahead, sums);
+        }
+        KvBlock::Q8 { values, scales } => {
+            let (width, seen) = at.clone();
+            let mut integers = [[0; KEYS_PER_BLOCK / 2]; HEADS_AT_ONCE];
+            let mut worth = [0.0; HEADS_AT_ONCE];
+            let weights = weights.as_chunks_mut::<KEYS_PER_BLOCK>().0;
+            let heads = weights.len();
+            let mut held = [0.0; KEYS_PER_BLOCK];
+            held[seen.clone()].copy_from_slice(&scales[seen.clone()]);
+            for ((worth, weights), to) in worth.iter_mut().zip(weights).zip(&mut integers) {
+                // Beside what is seen there are scores.
+                weights[..seen.start].fill(0.0);
+                weights[seen.end..].fill(0.0);
+                *worth = rounded::<V>(weights, &held, to);
+            }
+            let factors = integers[..heads].as_flattened().as_chunks().0;
+            in_lanes::weighted_sums::<V, Q8>(factors, values, at, ahead, sums);
+            for (sums, worth) in sums.chunks_exact_mut(width).zip(worth) {
+                for sum in sums {
+                    *sum *= worth;
+                }
+            }
         }
     }
 }
@@ -146,16 +236,26 @@ fn weighted_sums<V: Vectors>(
 /// The largest of `scores` and `least`, sixteen at a time: the order makes no difference.
 #[inline(always)]
 fn largest<V: Vectors>(scores: &[f32], least: f32) -> f32 {
-    let mut lanes = [least; LANES];
-    let mut vector = V::load(&lanes);
+    /// So many do not wait for each other.
+    const CHAINS: usize = 4;
+    let mut vectors = [V::splat(least); CHAINS];
     let (blocks, rest) = scores.as_chunks();
-    for block in blocks {
-        vector = V::max(V::load(block), vector);
+    for blocks in blocks.chunks(CHAINS) {
+        for (vector, block) in vectors.iter_mut().zip(blocks) {
+            *vector = V::max(V::load(block), *vector);
+        }
     }
-    V::store(vector, &mut lanes);
+    let [a, b, c, d] = vectors;
+    let mut lanes = [least; LANES];
+    V::store(V::max(V::max(a, b), V::max(c, d)), &mut lanes);
     for (lane, score) in lanes.iter_mut().zip(rest) {
         *lane = if *score > *lane { *score } else { *lane };
     }
+    largest_of(lanes)
+}
+
+#[inline(always)]
+fn largest_of(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
@@ -166,20 +266,47 @@ fn largest<V: Vectors>(scores: &[f32], least: f32) -> f32 {
     lanes[0]
 }
 
-/// As [`crate::lanes::sum`].
+/// Makes scores to weights, and returns their sum as [`crate::lanes::sum`] adds.
 #[inline(always)]
-fn sum<V: Vectors>(weights: &[f32]) -> f32 {
-    let mut vector = V::splat(0.0);
-    let (blocks, rest) = weights.as_chunks();
+fn weights<V: Vectors>(scores: &mut [f32], highest: f32) -> f32 {
+    let (mut total, less) = (V::splat(0.0), V::splat(-highest));
+    let (blocks, rest) = scores.as_chunks_mut();
     for block in blocks {
-        vector = V::add(vector, V::load(block));
+        let weights = vectors::exp_of_negative::<V>(V::add(V::load(block), less));
+        V::store(weights, block);
+        total = V::add(total, weights);
     }
     let mut lanes = [0.0; LANES];
-    V::store(vector, &mut lanes);
-    for (lane, weight) in lanes.iter_mut().zip(rest) {
-        *lane += weight;
+    V::store(total, &mut lanes);
+    for (lane, score) in lanes.iter_mut().zip(rest) {
+        *score = exp_of_negative(*score - highest);
+        *lane += *score;
     }
     tree(lanes)
+}
+
+/// Weights, none of which is below zero, times their `scales` as integers of 16 bits; returns what
+/// one is worth. A weight that is no number has made the softmax's sum none.
+#[inline(always)]
+fn rounded<V: Vectors>(
+    weights: &[f32; KEYS_PER_BLOCK],
+    scales: &[f32; KEYS_PER_BLOCK],
+    to: &mut [i32; KEYS_PER_BLOCK / 2],
+) -> f32 {
+    const LIMIT: f32 = i16::MAX as f32;
+    let mut scaled = [0.0; KEYS_PER_BLOCK];
+    let each = weights.as_chunks().0.iter().zip(scales.as_chunks().0);
+    for (scaled, (weights, scales)) in scaled.as_chunks_mut().0.iter_mut().zip(each) {
+        V::store(V::mul(V::load(weights), V::load(scales)), scaled);
+    }
+    let largest = largest::<V>(&scaled, 0.0);
+    let factor = V::splat(if largest > 0.0 { LIMIT / largest } else { 0.0 });
+    for (to, scaled) in shorts(to).as_chunks_mut().0.iter_mut().zip(scaled.as_chunks().0) {
+        let mut bits = [0.0; LANES];
+        V::store(V::fma(V::load(scaled), factor, V::splat(ROUNDER)), &mut bits);
+        *to = V::low_halves(&bits);
+    }
+    largest / LIMIT
 }
 
 /// Rows without scales.

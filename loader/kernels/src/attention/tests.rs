@@ -14,6 +14,7 @@ fn numbers(len: usize, seed: u32) -> Vec<f32> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Variant {
     window: Option<u32>,
+    chunk: Option<u32>,
     softcap: Option<f32>,
     sinks: Option<[f32; 3]>,
 }
@@ -39,9 +40,30 @@ fn q8<'a>(values: &'a [i8], scales: &'a [f32], block: usize) -> Vec<KvBlock<'a>>
         .collect()
 }
 
+/// Which part of a head.
+const PARTS: [fn(usize) -> Row; 2] = [Row::Key, Row::Value];
+
+/// Rows in whole blocks of [`Order::Lanes`], and behind the last what must not count.
+fn in_lanes<T: Copy>(
+    rows: &[T],
+    (head_dim, together): (usize, usize),
+    part: fn(usize) -> Row,
+    beyond: T,
+) -> Vec<T> {
+    let block = KEYS_PER_BLOCK * head_dim;
+    let mut blocks = vec![beyond; rows.len().next_multiple_of(block)];
+    for (rows, block) in rows.chunks(block).zip(blocks.chunks_mut(block)) {
+        for (index, row) in rows.chunks(head_dim).enumerate() {
+            Order::Lanes.put(part(index), together, row.iter().copied(), block);
+        }
+    }
+    blocks
+}
+
 /// Keys and values of `heads` heads, `[head][key][head_dim]` and in blocks.
 struct Cache {
     head_dim: usize,
+    order: Order,
     flat: Vec<[Vec<f32>; 2]>,
 }
 
@@ -52,17 +74,19 @@ impl Cache {
                 [numbers(keys * head_dim, head * 2 + 1), numbers(keys * head_dim, head * 2 + 2)]
             })
             .collect();
-        Self { head_dim, flat }
+        Self { head_dim, order: Order::fastest(head_dim), flat }
     }
 
     fn blocks(&self, keys: usize) -> Vec<[Vec<Vec<f32>>; 2]> {
-        let cut = |flat: &Vec<f32>| {
-            flat[..keys * self.head_dim]
-                .chunks(KEYS_PER_BLOCK * self.head_dim)
-                .map(<[f32]>::to_vec)
-                .collect()
+        let cut = |index: usize, flat: &Vec<f32>| {
+            let rows = &flat[..keys * self.head_dim];
+            let rows = match self.order {
+                Order::Rows => rows.to_vec(),
+                Order::Lanes => in_lanes(rows, (self.head_dim, 1), PARTS[index], f32::NAN),
+            };
+            rows.chunks(KEYS_PER_BLOCK * self.head_dim).map(<[f32]>::to_vec).collect()
         };
-        self.flat.iter().map(|[keys, values]| [cut(keys), cut(values)]).collect()
+        self.flat.iter().map(|[keys, values]| [cut(0, keys), cut(1, values)]).collect()
     }
 
     fn attend(&self, q: &[f32], first_position: usize, variant: Variant) -> Vec<f32> {
@@ -78,7 +102,9 @@ impl Cache {
             softcap: variant.softcap,
             sinks: variant.sinks.as_ref().map(<[f32; 3]>::as_slice),
             window: variant.window,
+            chunk: variant.chunk,
             q_to_kv: &q_to_kv,
+            order: self.order,
             heads: &heads,
             first_position,
         };
@@ -91,7 +117,8 @@ impl Cache {
     fn reference(&self, q: &[f32], position: usize, q_head: usize, variant: Variant) -> Vec<f64> {
         let [keys, values] = &self.flat[[1, 0, 1][q_head]];
         let window = variant.window.map_or(usize::MAX, |window| window as usize);
-        let visible = (position + 1).saturating_sub(window)..position + 1;
+        let chunk = variant.chunk.map_or(0, |chunk| position / chunk as usize * chunk as usize);
+        let visible = (position + 1).saturating_sub(window).max(chunk)..position + 1;
         let row = |flat: &'_ [f32], key: usize| -> Vec<f64> {
             flat[key * self.head_dim..][..self.head_dim].iter().map(|x| f64::from(*x)).collect()
         };
@@ -119,7 +146,12 @@ impl Cache {
 }
 
 fn check(first_position: usize, queries: usize, variant: Variant) {
-    let head_dim = 24;
+    for head_dim in [24, 32] {
+        check_width(head_dim, first_position, queries, variant);
+    }
+}
+
+fn check_width(head_dim: usize, first_position: usize, queries: usize, variant: Variant) {
     let cache = Cache::new(2, first_position + queries, head_dim);
     let q = numbers(queries * 3 * head_dim, 99);
     let found = cache.attend(&q, first_position, variant);
@@ -144,25 +176,31 @@ fn agrees_with_a_plain_softmax() {
         for window in [None, Some(1), Some(16), Some(256), Some(400)] {
             check(first, queries, Variant { window, ..Variant::default() });
         }
+        for chunk in [1, 5, 128, 256, 512].map(Some) {
+            check(first, queries, Variant { chunk, ..Variant::default() });
+        }
     }
 }
 
 #[test]
 fn caps_and_sinks_agree_with_a_plain_softmax() {
     for window in [None, Some(5)] {
-        check(250, 9, Variant { window, softcap: Some(0.7), sinks: None });
-        check(250, 9, Variant { window, softcap: None, sinks: Some([0.5, -2.0, 1.25]) });
-        check(3, 2, Variant { window, softcap: Some(2.0), sinks: Some([40.0, -60.0, 0.0]) });
+        let plain = Variant { window, ..Variant::default() };
+        check(250, 9, Variant { softcap: Some(0.7), ..plain });
+        check(250, 9, Variant { sinks: Some([0.5, -2.0, 1.25]), ..plain });
+        check(3, 2, Variant { softcap: Some(2.0), sinks: Some([40.0, -60.0, 0.0]), ..plain });
     }
 }
 
 #[test]
 fn prefill_and_decode_have_the_same_bits() {
-    let (head_dim, queries) = (16, 530);
-    let cache = Cache::new(2, queries, head_dim);
-    let q = numbers(queries * 3 * head_dim, 5);
-    for window in [None, Some(300)] {
-        let variant = Variant { window, softcap: Some(3.0), sinks: Some([0.1, 1.0, -1.0]) };
+    let queries = 530;
+    let spans = [(None, None), (Some(300), None), (None, Some(100))];
+    for (head_dim, (window, span)) in [16, 96].into_iter().flat_map(|dim| spans.map(|s| (dim, s))) {
+        let cache = Cache::new(2, queries, head_dim);
+        let q = numbers(queries * 3 * head_dim, 5);
+        let sinks = Some([0.1, 1.0, -1.0]);
+        let variant = Variant { window, chunk: span, softcap: Some(3.0), sinks };
         let whole = cache.attend(&q, 0, variant);
         for chunk in [1, 97, 256] {
             let width = 3 * head_dim;
@@ -179,6 +217,7 @@ fn prefill_and_decode_have_the_same_bits() {
 
 /// A head's keys or values as they may be stored.
 struct Stored {
+    order: Order,
     f32: Vec<f32>,
     half: Vec<u16>,
     q8: Vec<i8>,
@@ -205,11 +244,28 @@ impl Stored {
             "bf16" => Floats::BF16(&half).to_vec(),
             _ => exact,
         };
-        Self { f32, half, q8, scales }
+        Self { order: Order::Rows, f32, half, q8, scales }
+    }
+
+    /// The same in lanes. Behind the end floats are none, and integers whatever.
+    fn in_lanes(&self, kind: &str, head_dim: usize, part: fn(usize) -> Row) -> Self {
+        let nan = if kind == "f16" { 0x7e00 } else { 0x7fc0 };
+        let halves = if kind == "bf16" { TOGETHER_BF16 } else { 1 };
+        Self {
+            order: Order::Lanes,
+            f32: in_lanes(&self.f32, (head_dim, 1), part, f32::NAN),
+            half: in_lanes(&self.half, (head_dim, halves), part, nan),
+            q8: in_lanes(&self.q8, (head_dim, TOGETHER_Q8), part, -77),
+            scales: self.scales.clone(),
+        }
     }
 
     fn blocks(&self, kind: &str, keys: usize, head_dim: usize) -> Vec<KvBlock<'_>> {
-        let (block, len) = (KEYS_PER_BLOCK * head_dim, keys * head_dim);
+        let block = KEYS_PER_BLOCK * head_dim;
+        let len = match self.order {
+            Order::Rows => keys * head_dim,
+            Order::Lanes => keys.div_ceil(KEYS_PER_BLOCK) * block,
+        };
         match kind {
             "f32" => floats(&self.f32[..len], block),
             "f16" => self.half[..len]
@@ -240,7 +296,9 @@ fn bits(
         softcap: None,
         sinks: None,
         window: Some(290),
+        chunk: None,
         q_to_kv: &q_to_kv,
+        order: stored[0][0].order,
         heads: &heads,
         first_position: keys - queries,
     };
@@ -260,34 +318,42 @@ const ROUNDED: f32 = 5e-4;
 fn platforms_types_and_chunks_have_the_same_bits() {
     const KEYS: usize = 263;
     for head_dim in [16, 24, 48, 64, 80, 96, 128, 256] {
-        let q = numbers(KEYS * 9 * head_dim, 7);
         for kind in KINDS {
-            let stored =
+            let rows =
                 [1, 3].map(|seed| [seed, seed + 1].map(|at| Stored::new(kind, KEYS, head_dim, at)));
-            let run = |platform, kind: &str, sizes: &[[usize; 2]]| {
-                let options = TeamOptions { threads: 2, platform, activations: Activations::Int8 };
-                let team = Team::new(&options).unwrap();
-                let part = |[keys, queries]: &[usize; 2]| {
-                    bits(&stored, kind, (*keys, *queries, head_dim), &q)
-                };
-                team.run(|| sizes.iter().flat_map(part).collect::<Vec<_>>())
-            };
-            let mut expected = run(Platform::Portable, "f32", &[[KEYS, 12]]);
-            if kind == "q8" && head_dim % integers::STEP == 0 {
-                let exact =
-                    std::mem::replace(&mut expected, run(Platform::Portable, kind, &[[KEYS, 12]]));
-                let pairs = exact.iter().zip(&expected).map(|(a, b)| [a, b]);
-                for [exact, found] in pairs.map(|pair| pair.map(|bits| f32::from_bits(*bits))) {
-                    assert!((exact - found).abs() < ROUNDED, "{found} instead of {exact}");
-                }
+            if Order::fastest(head_dim) == Order::Lanes {
+                let in_lanes =
+                    |part: usize, stored: &Stored| stored.in_lanes(kind, head_dim, PARTS[part]);
+                let lanes = rows.each_ref().map(|[k, v]| [in_lanes(0, k), in_lanes(1, v)]);
+                check_bits(&lanes, kind, KEYS, head_dim);
             }
-            for platform in Platform::available() {
-                let single: Vec<_> = (KEYS - 11..=KEYS).map(|keys| [keys, 1]).collect();
-                for sizes in [vec![[KEYS, 12]], vec![[KEYS - 3, 9], [KEYS, 3]], single] {
-                    let found = run(platform, kind, &sizes);
-                    assert!(found == expected, "{platform}, {kind}, {head_dim}, {sizes:?}");
-                }
-            }
+            check_bits(&rows, kind, KEYS, head_dim);
+        }
+    }
+}
+
+fn check_bits(stored: &[[Stored; 2]; 2], kind: &str, keys: usize, head_dim: usize) {
+    let q = numbers(keys * 9 * head_dim, 7);
+    let run = |platform, kind: &str, sizes: &[[usize; 2]]| {
+        let options = TeamOptions { threads: 2, platform, activations: Activations::Int8 };
+        let team = Team::new(&options).unwrap();
+        let part =
+            |[keys, queries]: &[usize; 2]| bits(stored, kind, (*keys, *queries, head_dim), &q);
+        team.run(|| sizes.iter().flat_map(part).collect::<Vec<_>>())
+    };
+    let mut expected = run(Platform::Portable, "f32", &[[keys, 12]]);
+    if kind == "q8" && head_dim.is_multiple_of(integers::STEP) {
+        let exact = std::mem::replace(&mut expected, run(Platform::Portable, kind, &[[keys, 12]]));
+        let pairs = exact.iter().zip(&expected).map(|(a, b)| [a, b]);
+        for [exact, found] in pairs.map(|pair| pair.map(|bits| f32::from_bits(*bits))) {
+            assert!((exact - found).abs() < ROUNDED, "{found} instead of {exact}");
+        }
+    }
+    for platform in Platform::available() {
+        let single: Vec<_> = (keys - 11..=keys).map(|keys| [keys, 1]).collect();
+        for sizes in [vec![[keys, 12]], vec![[keys - 3, 9], [keys, 3]], single] {
+            let found = run(platform, kind, &sizes);
+            assert!(found == expected, "{platform}, {kind}, {head_dim}, {sizes:?}");
         }
     }
 }
@@ -312,7 +378,9 @@ fn whole_vectors_have_the_bits_of_the_plain_loops() {
                 softcap: None,
                 sinks: None,
                 window: None,
+                chunk: None,
                 q_to_kv: &[0; 6],
+                order: Order::Rows,
                 heads: &[KvHead { keys: &floats(k, cut), values: &floats(v, cut) }],
                 first_position: KEYS - 1,
             };
@@ -350,7 +418,9 @@ fn stored_types_are_read_exactly() {
             softcap: None,
             sinks: None,
             window: None,
+            chunk: None,
             q_to_kv: &[0, 0, 0],
+            order: Order::Rows,
             heads: &[KvHead { keys: keys_in_blocks, values }],
             first_position: keys - 1,
         };

@@ -5,6 +5,7 @@
 use std::array;
 
 use crate::{
+    exp::{COEFFICIENTS, HIGHEST, LEAST, LN2_HIGH, LN2_LOW, ROUNDER},
     floats::{bf16_to_f32, f16_to_f32},
     lanes::{LANES, tree},
     platform::Task,
@@ -39,6 +40,8 @@ pub(crate) trait Vectors {
     fn load_f16(from: &[u16; LANES]) -> Self::Floats;
     /// Of upper halves of f32.
     fn load_bf16(from: &[u16; LANES]) -> Self::Floats;
+    /// The same in pairs: first the first of each, then the second.
+    fn load_bf16_pairs(from: &[u16; 2 * LANES]) -> [Self::Floats; 2];
     fn load_i8(from: &[i8; LANES]) -> Self::Floats;
     fn store(floats: Self::Floats, to: &mut [f32; LANES]);
     fn splat(value: f32) -> Self::Floats;
@@ -46,6 +49,8 @@ pub(crate) trait Vectors {
     fn mul(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a` where it is larger, and else `b`.
     fn max(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Two to the power of what the low bits of each say, as [`crate::exp::exp_of_negative`] counts.
+    fn power_of_two(bits: Self::Floats) -> Self::Floats;
     /// `a · b + c`.
     fn fma(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
@@ -69,10 +74,29 @@ pub(crate) trait Vectors {
     /// One of the first, one of the second, and so on.
     fn pairs(first: &[i8; LANES], second: &[i8; LANES]) -> Self::Shorts;
     fn splat_pair(pair: [i16; 2]) -> Self::Shorts;
+    /// The same of a pair that was read as one number.
+    fn splat_two(pair: i32) -> Self::Shorts;
+    /// Of each four the first and the third, and the second and the fourth.
+    fn even_and_odd(from: &[i8; 4 * LANES]) -> [Self::Shorts; 2];
     /// Adds both products of each pair.
     fn add_products(sums: Self::Integers, a: Self::Shorts, b: Self::Shorts) -> Self::Integers;
     /// The sum of all lanes of each.
     fn integer_sums(vectors: [Self::Integers; 4]) -> [i32; 4];
+}
+
+/// [`crate::exp::exp_of_negative`] of each.
+#[inline(always)]
+pub(super) fn exp_of_negative<V: Vectors>(x: V::Floats) -> V::Floats {
+    let x = V::max(V::splat(LEAST), x);
+    let rounded = V::fma(x, V::splat(std::f32::consts::LOG2_E), V::splat(ROUNDER));
+    let whole = V::add(rounded, V::splat(-ROUNDER));
+    let rest = V::fma(whole, V::splat(-LN2_LOW), V::fma(whole, V::splat(-LN2_HIGH), x));
+    let mut sum = V::splat(HIGHEST);
+    for coefficient in COEFFICIENTS {
+        sum = V::fma(sum, rest, V::splat(coefficient));
+    }
+    let value = V::add(V::fma(V::mul(sum, rest), rest, rest), V::splat(1.0));
+    V::mul(value, V::power_of_two(rounded))
 }
 
 /// Plain Rust.
@@ -114,6 +138,12 @@ impl Vectors for Plain {
     }
 
     #[inline(always)]
+    fn load_bf16_pairs(from: &[u16; 2 * LANES]) -> [[f32; LANES]; 2] {
+        let half = |odd| array::from_fn(|lane| bf16_to_f32(from[2 * lane + odd]));
+        [half(0), half(1)]
+    }
+
+    #[inline(always)]
     fn load_i8(from: &[i8; LANES]) -> [f32; LANES] {
         from.map(f32::from)
     }
@@ -146,6 +176,14 @@ impl Vectors for Plain {
     #[inline(always)]
     fn fma(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    fn power_of_two(bits: [f32; LANES]) -> [f32; LANES] {
+        bits.map(|bits| {
+            let power = bits.to_bits().wrapping_sub(ROUNDER.to_bits());
+            f32::from_bits(power.wrapping_add(127) << 23)
+        })
     }
 
     #[inline(always)]
@@ -191,6 +229,17 @@ impl Vectors for Plain {
     #[inline(always)]
     fn splat_pair(pair: [i16; 2]) -> [i16; 2 * LANES] {
         array::from_fn(|lane| pair[lane % 2])
+    }
+
+    #[inline(always)]
+    fn splat_two(pair: i32) -> [i16; 2 * LANES] {
+        Self::splat_pair(zerocopy::transmute!(pair))
+    }
+
+    #[inline(always)]
+    fn even_and_odd(from: &[i8; 4 * LANES]) -> [[i16; 2 * LANES]; 2] {
+        let half = |odd| array::from_fn(|lane| i16::from(from[2 * lane + odd]));
+        [half(0), half(1)]
     }
 
     #[inline(always)]

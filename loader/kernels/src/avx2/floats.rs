@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::{attention::Vectors, lanes::LANES, platform::Task};
+use crate::{attention::Vectors, exp::ROUNDER, lanes::LANES, platform::Task};
 
 /// Used by tasks that [`super::run`] carries out, and nowhere else.
 pub(crate) struct Sixteen;
@@ -72,6 +72,20 @@ impl Vectors for Sixteen {
     }
 
     #[inline(always)]
+    fn load_bf16_pairs(from: &[u16; 2 * LANES]) -> [[__m256; 2]; 2] {
+        let [a, b] = [&from[..LANES], &from[LANES..]];
+        let a = value!(_mm256_loadu_si256(a.as_ptr().cast()));
+        let b = value!(_mm256_loadu_si256(b.as_ptr().cast()));
+        let upper = value!(_mm256_set1_epi32(i32::MIN >> 15));
+        let [c, d] = [value!(_mm256_and_si256(a, upper)), value!(_mm256_and_si256(b, upper))];
+        let [a, b] = [value!(_mm256_slli_epi32::<16>(a)), value!(_mm256_slli_epi32::<16>(b))];
+        [
+            [value!(_mm256_castsi256_ps(a)), value!(_mm256_castsi256_ps(b))],
+            [value!(_mm256_castsi256_ps(c)), value!(_mm256_castsi256_ps(d))],
+        ]
+    }
+
+    #[inline(always)]
     fn load_i8(from: &[i8; LANES]) -> [__m256; 2] {
         let all = bytes(from, 0);
         [integers(all), integers(value!(_mm_unpackhi_epi64(all, all)))]
@@ -107,6 +121,15 @@ impl Vectors for Sixteen {
     #[inline(always)]
     fn fma([a, b]: [__m256; 2], [c, d]: [__m256; 2], [e, f]: [__m256; 2]) -> [__m256; 2] {
         [value!(_mm256_fmadd_ps(a, c, e)), value!(_mm256_fmadd_ps(b, d, f))]
+    }
+
+    #[inline(always)]
+    fn power_of_two([a, b]: [__m256; 2]) -> [__m256; 2] {
+        let less = value!(_mm256_set1_epi32(127_i32.wrapping_sub(ROUNDER.to_bits().cast_signed())));
+        let a = value!(_mm256_add_epi32(_mm256_castps_si256(a), less));
+        let b = value!(_mm256_add_epi32(_mm256_castps_si256(b), less));
+        let [a, b] = [value!(_mm256_slli_epi32::<23>(a)), value!(_mm256_slli_epi32::<23>(b))];
+        [value!(_mm256_castsi256_ps(a)), value!(_mm256_castsi256_ps(b))]
     }
 
     /// Four lanes are left of each vector.
@@ -165,6 +188,25 @@ impl Vectors for Sixteen {
     fn splat_pair([even, odd]: [i16; 2]) -> [__m256i; 2] {
         let (even, odd) = (even.cast_unsigned(), odd.cast_unsigned());
         [value!(_mm256_set1_epi32((u32::from(even) | u32::from(odd) << 16).cast_signed())); 2]
+    }
+
+    #[inline(always)]
+    fn splat_two(pair: i32) -> [__m256i; 2] {
+        [value!(_mm256_set1_epi32(pair)); 2]
+    }
+
+    #[inline(always)]
+    fn even_and_odd(from: &[i8; 4 * LANES]) -> [[__m256i; 2]; 2] {
+        let [a, b] = [&from[..2 * LANES], &from[2 * LANES..]];
+        let a = value!(_mm256_loadu_si256(a.as_ptr().cast()));
+        let b = value!(_mm256_loadu_si256(b.as_ptr().cast()));
+        [
+            [
+                value!(_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a))),
+                value!(_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b))),
+            ],
+            [value!(_mm256_srai_epi16::<8>(a)), value!(_mm256_srai_epi16::<8>(b))],
+        ]
     }
 
     #[inline(always)]

@@ -148,6 +148,21 @@ impl Factors {
         }
     }
 
+    /// Those of a whole run, whose halves begin at `row` of the scales and of the biases.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+    pub(super) fn halves<const BF16: bool, const SHARED: bool>(
+        factors: [&[u16]; 2],
+        row: usize,
+        run: usize,
+    ) -> Self {
+        let count = if SHARED { HALF } else { SPANS };
+        let of_run = row + run * count..row + (run + 1) * count;
+        let scale = run_floats::<BF16, SHARED>(&factors[0][of_run.clone()]);
+        let bias = run_floats::<BF16, SHARED>(&factors[1][of_run]);
+        Self { scale, bias }
+    }
+
     /// Adds exact sums to the lanes of an element; `scale` and `sum` are the activations'.
     #[inline]
     #[target_feature(enable = "avx512f")]
@@ -156,6 +171,23 @@ impl Factors {
         let scale = _mm512_mul_ps(self.scale, lane(scale));
         _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, lanes)
     }
+}
+
+/// Those of the 16 spans of a run; `SHARED` are eight, for two spans each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
+fn run_floats<const BF16: bool, const SHARED: bool>(bits: &[u16]) -> __m512 {
+    assert_eq!(bits.len(), if SHARED { HALF } else { SPANS }, "a whole run");
+    // SAFETY: as many as there are.
+    let halves = unsafe {
+        if SHARED {
+            _mm256_zextsi128_si256(_mm_loadu_si128(bits.as_ptr().cast()))
+        } else {
+            _mm256_loadu_si256(bits.as_ptr().cast())
+        }
+    };
+    let floats = if BF16 { of_bf16_bits(halves) } else { _mm512_cvtph_ps(halves) };
+    if SHARED { twice(floats) } else { floats }
 }
 
 /// Each of the first eight lanes twice.
@@ -183,7 +215,13 @@ fn of_f16(bits: &[u16]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn of_bf16(bits: &[u16]) -> __m512 {
-    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves(bits))))
+    of_bf16_bits(halves(bits))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn of_bf16_bits(halves: __m256i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
 }
 
 #[inline]

@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::{attention::Vectors, avx2, lanes::LANES, platform::Task};
+use crate::{attention::Vectors, avx2, exp::ROUNDER, lanes::LANES, platform::Task};
 
 /// Used by tasks that [`super::run`] carries out, and nowhere else.
 pub(crate) struct Sixteen;
@@ -55,6 +55,14 @@ impl Vectors for Sixteen {
     }
 
     #[inline(always)]
+    fn load_bf16_pairs(from: &[u16; 2 * LANES]) -> [__m512; 2] {
+        let words = value!(_mm512_loadu_si512(from.as_ptr().cast()));
+        let upper = value!(_mm512_and_si512(words, _mm512_set1_epi32(i32::MIN >> 15)));
+        let lower = value!(_mm512_slli_epi32::<16>(words));
+        [value!(_mm512_castsi512_ps(lower)), value!(_mm512_castsi512_ps(upper))]
+    }
+
+    #[inline(always)]
     fn load_i8(from: &[i8; LANES]) -> __m512 {
         value!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))))
     }
@@ -87,6 +95,13 @@ impl Vectors for Sixteen {
     #[inline(always)]
     fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         value!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn power_of_two(bits: __m512) -> __m512 {
+        let less = value!(_mm512_set1_epi32(127_i32.wrapping_sub(ROUNDER.to_bits().cast_signed())));
+        let power = value!(_mm512_add_epi32(_mm512_castps_si512(bits), less));
+        value!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(power)))
     }
 
     #[inline(always)]
@@ -137,6 +152,18 @@ impl Vectors for Sixteen {
     fn splat_pair([even, odd]: [i16; 2]) -> __m512i {
         let (even, odd) = (even.cast_unsigned(), odd.cast_unsigned());
         value!(_mm512_set1_epi32((u32::from(even) | u32::from(odd) << 16).cast_signed()))
+    }
+
+    #[inline(always)]
+    fn splat_two(pair: i32) -> __m512i {
+        value!(_mm512_set1_epi32(pair))
+    }
+
+    #[inline(always)]
+    fn even_and_odd(from: &[i8; 4 * LANES]) -> [__m512i; 2] {
+        let all = value!(_mm512_loadu_si512(from.as_ptr().cast()));
+        let even = value!(_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(all)));
+        [even, value!(_mm512_srai_epi16::<8>(all))]
     }
 
     #[inline(always)]

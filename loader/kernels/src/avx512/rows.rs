@@ -13,6 +13,7 @@ use super::{
     trees,
 };
 use crate::{
+    floats::Floats,
     quantized::{Lane, Line, Order, Packed, Quantized},
     repack::{Packing, QUAD},
     team::Columns,
@@ -23,6 +24,9 @@ const MOST_ROWS: usize = 4;
 
 /// Rows of activations for which factors are read where they are used.
 const MOST_ON_THE_WAY: usize = 2;
+
+/// Bytes of activations that stay in a first cache of 32 KiB through which weights go, measured.
+const MOST_THAT_STAY: usize = 8 << 10;
 
 /// Bytes of weight rows that all rows of activations meet in turn: half of a small second cache.
 const BLOCK_BYTES: usize = 128 << 10;
@@ -35,6 +39,45 @@ const FEW_GROUPS: usize = 8;
 /// line are as much as its products with four rows.
 const FEWEST_GROUPS: usize = 2;
 
+/// The exact dot products of a run, `[weight row][row of activations]`, a lane for each span; its
+/// units have `size` bytes of each row, fewer in the last run. The units are a loop whose length the compiler
+/// does not know: it would load a whole run's weights before it meets any.
+macro_rules! dots {
+    ($bits:expr, $rows:expr, $packed:expr, $values:expr, $size:expr, $rows_stay:expr) => {{
+        let size = $size;
+        let mask = u64::MAX >> (64 - size);
+        let halves = if $bits == 4 { 2 } else { 1 };
+        let mut dots = [[_mm512_setzero_si512(); $rows]; QUAD];
+        for (unit, packed) in $packed.chunks_exact(QUAD * size).enumerate() {
+            fetch::<$bits, $rows>(packed, $rows_stay);
+            let mut weights = [[_mm512_setzero_si512(); 2]; QUAD];
+            for (weights, packed) in weights.iter_mut().zip(packed.chunks_exact(size)) {
+                // SAFETY: the mask admits what the slice holds.
+                let block = unsafe { _mm512_maskz_loadu_epi8(mask, packed.as_ptr().cast()) };
+                *weights = match $bits {
+                    4 => nibbles(block),
+                    6 => [six_bits(block); 2],
+                    _ => [block; 2],
+                };
+            }
+            for half in 0..halves {
+                for m in 0..$rows {
+                    let x = line(&$values[m][halves * unit + half]);
+                    for w in 0..QUAD {
+                        dots[w][m] = _mm512_dpbusd_epi32(dots[w][m], weights[w][half], x);
+                    }
+                }
+            }
+        }
+        dots
+    }};
+}
+
+/// Bytes of a unit of a run with 16 spans.
+const fn unit_bytes(bits: usize) -> usize {
+    if bits == 6 { 48 } else { 64 }
+}
+
 /// All rows of `x`, in [`Order::Words`], with the weight rows of `out`.
 pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(
@@ -45,30 +88,21 @@ pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(out.range().end <= weights.rows() && out.rows() == x.rows(), "rows of the weights");
     let range = out.range();
     assert!(range.start.is_multiple_of(QUAD) && range.end.is_multiple_of(QUAD), "rows by fours");
-    macro_rules! by_form {
-        ($(($bits:literal, $span:literal, $units:literal)),*) => {
-            match (weights.bits, weights.span) {
-                // SAFETY: the processor has been asked.
-                $(($bits, $span) => unsafe {
-                    all::<$bits, $units, { $span / 4 }>(weights, x, out)
-                },)*
-                other => unreachable!("the constructor admits no {other:?}"),
-            }
-        };
+    // SAFETY: the processor has been asked.
+    unsafe {
+        match weights.bits {
+            4 => all::<4>(weights, x, out),
+            6 => all::<6>(weights, x, out),
+            8 => all::<8>(weights, x, out),
+            other => unreachable!("the constructor admits no {other} bits"),
+        }
     }
-    // Bits, inputs of a span, words of a span.
-    by_form!((4, 32, 4), (4, 64, 8), (6, 32, 8), (6, 64, 16), (8, 32, 8), (8, 64, 16));
 }
 
-/// A run of four rows has `UNITS` words of each span and meets `LINES` lines of activations.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn all<const BITS: usize, const UNITS: usize, const LINES: usize>(
-    weights: &Packed<'_>,
-    x: &Quantized,
-    out: &mut Columns<'_>,
-) {
+fn all<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     if x.rows() == 1 {
-        return alone::<BITS, UNITS, LINES>(weights, x, out);
+        return alone::<BITS>(weights, x, out);
     }
     let range = out.range();
     let groups = x.rows().div_ceil(MOST_ROWS);
@@ -102,9 +136,9 @@ fn all<const BITS: usize, const UNITS: usize, const LINES: usize>(
                 ($rows:expr) => {
                     if unpacks {
                         let block = Block { packed: unpacked, ..block };
-                        some::<8, UNITS, LINES, { $rows }>(weights, x, block, at, out)
+                        some::<8, { $rows }>(weights, x, block, at, out)
                     } else {
-                        some::<BITS, UNITS, LINES, { $rows }>(weights, x, block, at, out)
+                        some::<BITS, { $rows }>(weights, x, block, at, out)
                     }
                 };
             }
@@ -115,11 +149,6 @@ fn all<const BITS: usize, const UNITS: usize, const LINES: usize>(
             }
         }
     }
-}
-
-/// Bytes of a whole run of four rows.
-const fn run_bytes(bits: usize, lines: usize) -> usize {
-    lines * 32 * bits
 }
 
 /// Weight rows that meet several rows of activations.
@@ -151,20 +180,16 @@ fn unpack<'a>(packed: &[u8], bytes: &'a mut [Line]) -> &'a [u8] {
 /// One row of activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn alone<const BITS: usize, const UNITS: usize, const LINES: usize>(
-    weights: &Packed<'_>,
-    x: &Quantized,
-    out: &mut Columns<'_>,
-) {
+fn alone<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     let range = out.range();
-    let x = Rows::<1, LINES>::new(x, 0);
+    let x = Rows::<1>::new(weights.span, x, 0);
     for (first, out) in range.clone().step_by(16).zip(out.row(0).chunks_mut(16)) {
         // The lanes of 16 elements are added together, which takes a third of the steps.
         let mut elements = [_mm512_setzero_ps(); 16];
         let quads = elements.as_chunks_mut::<QUAD>().0.iter_mut();
         for (lanes, row) in quads.zip((first..first + out.len()).step_by(QUAD)) {
             let packed = weights.bytes_of(row..row + QUAD);
-            let quad = lanes_of::<BITS, UNITS, LINES, 1>(weights, (packed, row), &x, &[]);
+            let quad = lanes_of::<BITS, 1>(weights, (packed, row), &x, &[]);
             *lanes = *quad.as_flattened().first_chunk().expect("as many");
         }
         out.copy_from_slice(&trees(&elements)[..out.len()]);
@@ -174,7 +199,7 @@ fn alone<const BITS: usize, const UNITS: usize, const LINES: usize>(
 /// Weight rows with `M` rows of activations from `first` on; results go to `place` on.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn some<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usize>(
+fn some<const BITS: usize, const M: usize>(
     weights: &Packed<'_>,
     x: &Quantized,
     Block { rows, packed, factors }: Block<'_>,
@@ -182,12 +207,12 @@ fn some<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usiz
     out: &mut Columns<'_>,
 ) {
     let runs = x.scales(0).len();
-    let x = Rows::<M, LINES>::new(x, first);
+    let x = Rows::<M>::new(weights.span, x, first);
     let mut factors = factors.chunks_exact(runs);
     let quads = packed.chunks_exact(QUAD * weights.cols() * BITS / 8);
     for (quad, packed) in rows.clone().step_by(QUAD).zip(quads) {
         let kept = factors.next().unwrap_or_default();
-        let lanes = lanes_of::<BITS, UNITS, LINES, M>(weights, (packed, quad), &x, kept);
+        let lanes = lanes_of::<BITS, M>(weights, (packed, quad), &x, kept);
         let mut elements = [_mm512_setzero_ps(); QUAD * MOST_ROWS];
         for (elements, lanes) in elements.as_chunks_mut::<MOST_ROWS>().0.iter_mut().zip(&lanes) {
             elements[..M].copy_from_slice(lanes);
@@ -204,21 +229,37 @@ fn some<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usiz
 
 /// `M` rows of activations.
 #[derive(Clone, Copy)]
-struct Rows<'a, const M: usize, const LINES: usize> {
-    values: [&'a [[Line; LINES]]; M],
+struct Rows<'a, const M: usize> {
+    /// Lines that meet a run of weights.
+    lines: usize,
+    /// Whether the values stay in the first cache while weights go through it.
+    stay: bool,
+    values: [&'a [Line]; M],
     scales: [&'a [Lane]; M],
     sums: [&'a [Lane]; M],
 }
 
-impl<'a, const M: usize, const LINES: usize> Rows<'a, M, LINES> {
-    fn new(x: &'a Quantized, first: usize) -> Self {
-        let mut rows = Self { values: [&[]; M], scales: [&[]; M], sums: [&[]; M] };
+impl<'a, const M: usize> Rows<'a, M> {
+    fn new(span: usize, x: &'a Quantized, first: usize) -> Self {
+        let stay = M * size_of_val(x.values(first)) <= MOST_THAT_STAY;
+        let mut rows =
+            Self { lines: span / 4, stay, values: [&[]; M], scales: [&[]; M], sums: [&[]; M] };
         for m in 0..M {
-            rows.values[m] = x.values(first + m).as_chunks().0;
+            rows.values[m] = x.values(first + m);
             rows.scales[m] = x.scales(first + m);
             rows.sums[m] = x.sums(first + m);
         }
         rows
+    }
+
+    /// Bytes of a whole run of four weight rows.
+    const fn run_bytes(&self, bits: usize) -> usize {
+        self.lines * 32 * bits
+    }
+
+    /// The lines that meet a run.
+    fn of_run(&self, run: usize) -> [&'a [Line]; M] {
+        self.values.map(|values| &values[run * self.lines..][..self.lines])
     }
 }
 
@@ -227,20 +268,28 @@ impl<'a, const M: usize, const LINES: usize> Rows<'a, M, LINES> {
 /// weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn lanes_of<const BITS: usize, const UNITS: usize, const LINES: usize, const M: usize>(
+fn lanes_of<const BITS: usize, const M: usize>(
     weights: &Packed<'_>,
     (quad, row): (&[u8], usize),
-    x: &Rows<'_, M, LINES>,
+    x: &Rows<'_, M>,
     kept: &[[Factors; QUAD]],
 ) -> [[__m512; M]; QUAD] {
     let mut lanes = [[_mm512_setzero_ps(); M]; QUAD];
+    let met = if M <= MOST_ON_THE_WAY {
+        whole_runs::<BITS, M>(weights, (quad, row), x, &mut lanes)
+    } else {
+        0
+    };
+    let whole = x.run_bytes(BITS);
+    let units = whole / (QUAD * unit_bytes(BITS));
     let mut now = [Factors::none(); QUAD];
     // The last run may have fewer spans.
-    for (run, packed) in quad.chunks(run_bytes(BITS, LINES)).enumerate() {
-        let dots = if packed.len() == run_bytes(BITS, LINES) {
-            dots::<BITS, UNITS, LINES, M, true>(packed, x, run)
+    for (run, packed) in quad.chunks(whole).enumerate().skip(met) {
+        let values = x.of_run(run);
+        let dots = if packed.len() == whole {
+            dots!(BITS, M, packed, values, const { unit_bytes(BITS) }, x.stay)
         } else {
-            dots::<BITS, UNITS, LINES, M, false>(packed, x, run)
+            dots!(BITS, M, packed, values, packed.len() / (units * QUAD), x.stay)
         };
         let factors = if M <= MOST_ON_THE_WAY {
             Factors::read(weights, row, run, &mut now);
@@ -248,114 +297,83 @@ fn lanes_of<const BITS: usize, const UNITS: usize, const LINES: usize, const M: 
         } else {
             &kept[run]
         };
-        add(&mut lanes, &dots, factors, x, run);
+        for m in 0..M {
+            let (scale, sum) = (&x.scales[m][run], &x.sums[m][run]);
+            for w in 0..QUAD {
+                lanes[w][m] = factors[w].add(lanes[w][m], dots[w][m], scale, sum);
+            }
+        }
     }
     lanes
 }
 
-/// Adds the sums of a run to the lanes.
+/// Adds the sums of all whole runs to the lanes, if factors are halves; how many runs these are.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn add<const M: usize, const LINES: usize>(
+fn whole_runs<const BITS: usize, const M: usize>(
+    weights: &Packed<'_>,
+    (quad, row): (&[u8], usize),
+    x: &Rows<'_, M>,
     lanes: &mut [[__m512; M]; QUAD],
-    dots: &[[__m512i; M]; QUAD],
-    factors: &[Factors; QUAD],
-    x: &Rows<'_, M, LINES>,
-    run: usize,
-) {
-    for m in 0..M {
-        let (scale, sum) = (&x.scales[m][run], &x.sums[m][run]);
-        for w in 0..QUAD {
-            lanes[w][m] = factors[w].add(lanes[w][m], dots[w][m], scale, sum);
-        }
+) -> usize {
+    let per_row = weights.row_scales();
+    let of_quad = row * per_row..(row + QUAD) * per_row;
+    macro_rules! halves {
+        ($scales:expr, $biases:expr, $bf16:literal) => {{
+            let factors = [&$scales[of_quad.clone()], &$biases[of_quad]];
+            if weights.spans_per_scale == 2 {
+                with_halves::<BITS, M, $bf16, true>(quad, factors, x, lanes)
+            } else {
+                with_halves::<BITS, M, $bf16, false>(quad, factors, x, lanes)
+            }
+        }};
     }
+    match (weights.scales, weights.biases) {
+        (Floats::F16(scales), Floats::F16(biases)) => halves!(scales, biases, false),
+        (Floats::BF16(scales), Floats::BF16(biases)) => halves!(scales, biases, true),
+        _ => return 0,
+    }
+    quad.len() / x.run_bytes(BITS)
 }
 
-/// Adds the products of one unit of a run, `size` bytes of each of four weight rows, to the dots.
-macro_rules! meet {
-    ($packed:expr, $size:expr, $mask:expr, $values:expr, $unit:expr, $dots:expr) => {{
-        let packed: &[u8] = $packed;
-        fetch::<BITS, M>(packed);
-        let mut weights = [[_mm512_setzero_si512(); 2]; QUAD];
-        for (weights, packed) in weights.iter_mut().zip(packed.chunks_exact($size)) {
-            // SAFETY: a whole run's chunks are as long as the vector; else the mask admits what
-            // there is.
-            let block = unsafe {
-                if WHOLE && BITS != 6 {
-                    _mm512_loadu_si512(packed.as_ptr().cast())
-                } else {
-                    _mm512_maskz_loadu_epi8($mask, packed.as_ptr().cast())
-                }
-            };
-            *weights = match BITS {
-                4 => nibbles(block),
-                6 => [six_bits(block); 2],
-                _ => [block; 2],
-            };
-        }
-        let halves = if BITS == 4 { 2 } else { 1 };
-        for half in 0..halves {
+/// Adds the sums of all whole runs of four weight rows with such scales and biases to the lanes.
+/// Nothing is called and all sums stay in registers, so that weights keep coming meanwhile.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
+fn with_halves<const BITS: usize, const M: usize, const BF16: bool, const SHARED: bool>(
+    quad: &[u8],
+    factors: [&[u16]; 2],
+    x: &Rows<'_, M>,
+    lanes: &mut [[__m512; M]; QUAD],
+) {
+    let per_row = factors[0].len() / QUAD;
+    let mut all = *lanes;
+    for (run, packed) in quad.chunks_exact(x.run_bytes(BITS)).enumerate() {
+        let values = x.of_run(run);
+        let dots = dots!(BITS, M, packed, values, const { unit_bytes(BITS) }, x.stay);
+        for w in 0..QUAD {
+            let factors = Factors::halves::<BF16, SHARED>(factors, w * per_row, run);
             for m in 0..M {
-                let x = line(&$values[m][halves * $unit + half]);
-                for w in 0..QUAD {
-                    $dots[w][m] = _mm512_dpbusd_epi32($dots[w][m], weights[w][half], x);
-                }
+                let (scale, sum) = (&x.scales[m][run], &x.sums[m][run]);
+                all[w][m] = factors.add(all[w][m], dots[w][m], scale, sum);
             }
         }
-    }};
+    }
+    *lanes = all;
 }
 
-/// The exact dot products of a run, a lane for each span; of a `WHOLE` one or of one with fewer.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
-fn dots<
-    const BITS: usize,
-    const UNITS: usize,
-    const LINES: usize,
-    const M: usize,
-    const WHOLE: bool,
->(
-    packed: &[u8],
-    x: &Rows<'_, M, LINES>,
-    run: usize,
-) -> [[__m512i; M]; QUAD] {
-    let whole = if BITS == 6 { 48 } else { 64 };
-    let size = if WHOLE { whole } else { packed.len() / (UNITS * QUAD) };
-    let mask = u64::MAX >> (64 - size);
-    let mut values = [&x.values[0][run]; M];
-    for (values, x) in values.iter_mut().zip(&x.values) {
-        *values = &x[run];
-    }
-    let mut dots = [[_mm512_setzero_si512(); M]; QUAD];
-    macro_rules! units {
-        ($($unit:literal)*) => {
-            $(if $unit < UNITS {
-                let packed = &packed[$unit * QUAD * size..][..QUAD * size];
-                meet!(packed, size, mask, values, $unit, dots);
-            })*
-        };
-    }
-    // One row reads its weights by itself, see `fetch`.
-    if WHOLE && M == 1 {
-        assert_eq!(packed.len(), UNITS * QUAD * size, "a whole run");
-        units!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-    } else {
-        for (unit, packed) in packed.chunks_exact(QUAD * size).take(UNITS).enumerate() {
-            meet!(packed, size, mask, values, unit, dots);
-        }
-    }
-    dots
-}
-
-/// Fetches what comes after some weights. Zen 4 reads ahead by itself for one row, and fetches of
-/// ours take a quarter of its speed; eight bits, whose lines come fastest, gain from those that go
-/// to the second cache only. With several rows more is computed for each line than it looks ahead.
+/// Fetches what comes after some weights. Zen 4 reads ahead by itself for one row, and for two as
+/// long as they stay in the first cache beside the weights: fetches of ours then take a quarter of
+/// its speed; eight bits, whose lines come fastest, gain from those that go to the second cache
+/// only. Where more is computed for each line it looks ahead too little.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn fetch<const BITS: usize, const M: usize>(packed: &[u8]) {
+fn fetch<const BITS: usize, const M: usize>(packed: &[u8], rows_stay: bool) {
     match (BITS, M) {
         (8, 1) => fetch_far::<4>(packed),
         (_, 1) => {}
+        (8, 2) if rows_stay => fetch_far::<4>(packed),
+        (4, 2) if rows_stay => {}
         (6, _) => fetch_behind::<3>(packed),
         _ => fetch_behind::<4>(packed),
     }
