@@ -359,7 +359,7 @@ mod tests {
         assert!(chat.arguments_object && chat.generation_prompt && chat.thinking_switch);
         let tools = Some(crate::ToolFamily::DeepseekV32);
         let thinking = Some(crate::ThinkingStyle::ThinkTags);
-        assert_eq!(chat.output, OutputStyle { tools, thinking });
+        assert_eq!(chat.output, OutputStyle { tools, thinking, answer: None });
         assert_eq!(published("deepseek_v3"), None);
     }
 

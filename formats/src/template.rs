@@ -36,6 +36,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token`, `eos_token` and their kin, by name.
     specials: BTreeMap<String, Value>,
+    /// Whether tools are given as `xml_tools`, too.
+    knows_xml_tools: bool,
 }
 
 /// Who speaks after the rendered conversation.
@@ -103,7 +105,8 @@ impl ChatTemplate {
             .map_err(TemplateError::Parse)?;
         let specials = specials.into_iter();
         let specials = specials.map(|(name, token)| (name.into(), Value::from(Serde(token))));
-        Ok(Self { environment, specials: specials.collect() })
+        let knows_xml_tools = source.contains("xml_tools");
+        Ok(Self { environment, specials: specials.collect(), knows_xml_tools })
     }
 
     /// The text of a conversation. `tools` may be empty, as may `kwargs`, further variables of the
@@ -123,8 +126,10 @@ impl ChatTemplate {
         let generates = next == Next::Assistant;
         let specials = self.specials.iter().map(|(name, value)| (name.as_str(), value.clone()));
         let kwargs = kwargs.into_iter().map(|(name, value)| (name, Value::from(Serde(value))));
+        // SmolLM3 knows its tools by another name.
+        let also = [("xml_tools", tools.clone())].into_iter().filter(|_| self.knows_xml_tools);
         let own = RESERVED.into_iter().zip([messages, tools, ().into(), generates.into()]);
-        let context = Value::from_pairs(specials.chain(kwargs).chain(own));
+        let context = Value::from_pairs(specials.chain(also).chain(kwargs).chain(own));
 
         let template = self.environment.get_template(NAME).map_err(RenderError::Failed)?;
         let mut output = Bounded(Vec::new());
@@ -177,6 +182,11 @@ fn environment(
     for name in ["length", "count"] {
         env.add_filter(name, length);
     }
+    env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    env.add_test("sequence", is_sequence);
+    env.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+    });
     env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let message = python::str(message);
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
@@ -189,6 +199,19 @@ fn environment(
         })
     });
     Ok(env)
+}
+
+/// To jinja2 whatever has a length and members is one: texts and mappings too. Published templates
+/// ask `tools is iterable` and then for the length, which nothing (`none`) has not.
+fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::Seq
+            | ValueKind::Map
+            | ValueKind::String
+            | ValueKind::Bytes
+            | ValueKind::Undefined
+    )
 }
 
 /// jinja2 counts an undefined value as empty.
@@ -246,6 +269,33 @@ impl io::Write for Bounded {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tests_of_kinds_are_those_of_jinja2() {
+        let source = "{% for v in values %}{{ [v is iterable, v is sequence, v is number] | tojson }}{% endfor %}{{ nothing is iterable }}{{ (tools is iterable and tools | length > 0) }}";
+        let specials: [(&str, &str); 0] = [];
+        let template = ChatTemplate::parse(source, specials).unwrap();
+        let values = serde_json::json!([null, "a", [1], {"a": 1}, 1.5, true]);
+        let none: [serde_json::Value; 0] = [];
+        let text = template.render(&none, &none, [("values", values)], Next::Assistant).unwrap();
+        let expected = "[false, false, false][true, true, false][true, true, false]\
+            [true, true, false][false, false, true][false, false, true]TrueFalse";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn tools_are_seen_by_the_name_that_the_template_has_for_them() {
+        let source = "{{ xml_tools[0].name if xml_tools else 'none' }}";
+        let specials: [(&str, &str); 0] = [];
+        let none: [(&str, serde_json::Value); 0] = [];
+        let template = ChatTemplate::parse(source, specials).unwrap();
+        let render = |tools: Vec<serde_json::Value>| {
+            let messages: [serde_json::Value; 0] = [];
+            template.render(messages, tools, none.clone(), Next::Assistant).unwrap()
+        };
+        assert_eq!(render(vec![serde_json::json!({"name": "f"})]), "f");
+        assert_eq!(render(Vec::new()), "none");
+    }
 
     #[test]
     fn tags_for_training_leave_no_trace() {

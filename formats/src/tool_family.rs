@@ -1,15 +1,18 @@
 //! How a model writes calls of tools and its thinking, told from the text of its chat template.
 //! Names and markers only: parsing and constraining are the loader's.
 
+mod detect;
+
 use serde::{Deserialize, Serialize};
 
 /// A published way of writing calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolFamily {
-    /// `<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>` (Hermes, Qwen 2.5 and 3).
+    /// `<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>` (Hermes, Qwen 2.5 and 3, EXAONE 4,
+    /// Granite 4, Ernie 4.5).
     JsonTags,
-    /// Bare `{"name": …, "parameters": {…}}` as the whole turn (Llama 3).
+    /// Bare `{"name": …, "parameters": {…}}` as the whole turn (Llama 3, Llama 4).
     LlamaJson,
     /// `[f(a="x"), g(b=1)]` as the whole turn (Llama 3.2, Llama 4).
     LlamaPythonic,
@@ -18,8 +21,10 @@ pub enum ToolFamily {
     /// `[TOOL_CALLS]name[ARGS]{…}` (Mistral from v11).
     MistralNames,
     /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`
-    /// (Qwen3-Coder, Qwen3.5, Nemotron 3).
+    /// (Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5, `MiMo` V2).
     QwenXml,
+    /// The same within `<seed:tool_call>` (Seed-OSS).
+    SeedXml,
     /// Sections of special tokens, the arguments in a fence after a line with the name
     /// (DeepSeek V3, R1).
     DeepseekV3,
@@ -28,14 +33,47 @@ pub enum ToolFamily {
     /// `<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="k" string="true">v…`
     /// (DeepSeek V3.2).
     DeepseekV32,
+    /// The same within `<｜DSML｜tool_calls>` (DeepSeek V4).
+    DeepseekV4,
     /// Sections of special tokens, `functions.name:0<argument>{…}` (Kimi K2).
     KimiK2,
-    /// `<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>` (GLM 4.5 to 4.7).
+    /// `<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>` (GLM 4.5 to 5).
     Glm4,
+    /// `<tool_calls><tool_call>name<tool_sep><arg_key>k</arg_key><arg_value>v</arg_value>…`, each
+    /// tag with `:opensource` before its end (Hunyuan 3).
+    HunyuanXml,
     /// Channels with recipients (gpt-oss).
     Harmony,
     /// `<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>…`.
     MinimaxM2,
+    /// `<tool_calls>[{"name": …, "arguments": {…}}]</tool_calls>` (Hunyuan, Apriel; `MiniMax` M1
+    /// without the list).
+    ToolCallsJson,
+    /// `<TOOLCALL>[{"name": …, "arguments": {…}}]</TOOLCALL>` (Nemotron Nano 2, Nemotron Super).
+    NemotronJson,
+    /// `<toolcall> {"name": …, "arguments": {…}} </toolcall>` (Nemotron Mini).
+    NemotronTags,
+    /// `<|tool_call|>[{"name": …, "arguments": {…}}]` (Granite 3).
+    GraniteJson,
+    /// `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": …, "parameters": {…}}]<|END_ACTION|>`
+    /// (Command R7B, Command A).
+    CohereJson,
+    /// ` -> tool/function_call\n[{"name": …, "arguments": {…}}]` in the head of a turn
+    /// (`HyperCLOVA` X).
+    HyperclovaJson,
+    /// `<|action_start|><|plugin|>{"name": …, "parameters": {…}}<|action_end|>` (`InternLM`).
+    InternlmJson,
+    /// `<|tools_prefix|>[{"name": {…}}]<|tools_suffix|>` (Apertus).
+    ApertusJson,
+    /// `<|tool_calls|><|tool_call:begin|>id<|tool_call:name|>f<|tool_call:args|>{…}<|tool_call:end|>`
+    /// and `<|calls|>` (Solar Open).
+    Solar,
+    /// `<|tool_call_start|>[f(a="x")]<|tool_call_end|>` (LFM2).
+    Lfm2,
+    /// `<function_calls>`, a call in Python on each line, `</function_calls>` (`OLMo` 3).
+    Olmo3,
+    /// `<|tool_call>call:f{a:<|"|>x<|"|>,b:1}<tool_call|>` (Gemma 4).
+    Gemma4,
 }
 
 /// How a model sets its thinking apart from its answer.
@@ -48,6 +86,18 @@ pub enum ThinkingStyle {
     BracketTags,
     /// `<seed:think>…</seed:think>`.
     SeedTags,
+    /// `<think:opensource>…</think:opensource>` (Hunyuan 3).
+    HunyuanTags,
+    /// `<|START_THINKING|>…<|END_THINKING|>` (Cohere).
+    CohereTags,
+    /// `<|inner_prefix|>…<|inner_suffix|>` (Apertus).
+    InnerTags,
+    /// A turn of its own from `<|think|>` to `<|end|>` (Solar Open).
+    SolarTurn,
+    /// A turn of its own, whose head goes on with `/think` (`HyperCLOVA` X).
+    HyperclovaTurn,
+    /// `<|channel>thought\n…<channel|>` (Gemma 4).
+    ThoughtChannel,
     /// A channel of its own; see [`ToolFamily::Harmony`].
     Channels,
 }
@@ -56,11 +106,68 @@ impl ThinkingStyle {
     /// What opens and closes thinking; channels have no such pair.
     #[must_use]
     pub const fn tags(self) -> Option<(&'static str, &'static str)> {
+        Some(match self {
+            Self::ThinkTags => ("<think>", "</think>"),
+            Self::BracketTags => ("[THINK]", "[/THINK]"),
+            Self::SeedTags => ("<seed:think>", "</seed:think>"),
+            Self::HunyuanTags => ("<think:opensource>", "</think:opensource>"),
+            Self::CohereTags => ("<|START_THINKING|>", "<|END_THINKING|>"),
+            Self::InnerTags => ("<|inner_prefix|>", "<|inner_suffix|>"),
+            Self::SolarTurn => ("<|think|>", "<|end|>"),
+            Self::HyperclovaTurn => ("/think\n", "<|im_end|>"),
+            Self::ThoughtChannel => ("<|channel>", "<channel|>"),
+            Self::Channels => return None,
+        })
+    }
+
+    /// Letters that stand between the opening tag and the thinking itself.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
         match self {
-            Self::ThinkTags => Some(("<think>", "</think>")),
-            Self::BracketTags => Some(("[THINK]", "[/THINK]")),
-            Self::SeedTags => Some(("<seed:think>", "</seed:think>")),
-            Self::Channels => None,
+            Self::ThoughtChannel => "thought\n",
+            _ => "",
+        }
+    }
+}
+
+/// What a model writes around its answer, which is not part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerFrame {
+    /// `<answer>…</answer>` (Hunyuan).
+    AnswerTags,
+    /// `<response>…</response>` (Ernie 4.5, Granite 3).
+    ResponseTags,
+    /// `<|START_RESPONSE|>…<|END_RESPONSE|>` (Cohere).
+    CohereResponse,
+    /// `<|START_TEXT|>…<|END_TEXT|>` (Cohere).
+    CohereText,
+    /// Thinking and answer are turns, each with its head (Solar Open).
+    SolarTurns,
+    /// Likewise (`HyperCLOVA` X).
+    HyperclovaTurns,
+}
+
+impl AnswerFrame {
+    /// Tags that may as well be part of an answer, unless they begin and end it.
+    #[must_use]
+    pub const fn tags(self) -> Option<(&'static str, &'static str)> {
+        Some(match self {
+            Self::AnswerTags => ("<answer>", "</answer>"),
+            Self::ResponseTags => ("<response>", "</response>"),
+            _ => return None,
+        })
+    }
+
+    /// Markers, with letters that belong to them, that are never part of an answer.
+    #[must_use]
+    pub const fn silent(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::CohereResponse => &[("<|START_RESPONSE|>", ""), ("<|END_RESPONSE|>", "")],
+            Self::CohereText => &[("<|START_TEXT|>", ""), ("<|END_TEXT|>", "")],
+            Self::SolarTurns => &[("<|begin|>", "assistant"), ("<|content|>", ""), ("<|end|>", "")],
+            Self::HyperclovaTurns => &[("<|im_start|>", "assistant"), ("<|im_end|>", "")],
+            Self::AnswerTags | Self::ResponseTags => &[],
         }
     }
 }
@@ -74,6 +181,9 @@ pub struct OutputStyle {
     /// How thinking is written; absent: the template has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thinking: Option<ThinkingStyle>,
+    /// What stands around the answer; absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<AnswerFrame>,
 }
 
 impl OutputStyle {
@@ -82,64 +192,7 @@ impl OutputStyle {
     /// never stand in the template of another; the more particular marker is asked for first.
     #[must_use]
     pub fn detect(template: &str) -> Self {
-        Self { tools: detect_tools(template), thinking: detect_thinking(template) }
-    }
-}
-
-fn detect_tools(template: &str) -> Option<ToolFamily> {
-    let has = |marker: &str| template.contains(marker);
-    if has("<|channel|>") && has("<|message|>") && has("functions.") {
-        return Some(ToolFamily::Harmony);
-    }
-    if has("<|tool_calls_section_begin|>") {
-        return Some(ToolFamily::KimiK2);
-    }
-    if has("<minimax:tool_call>") {
-        return Some(ToolFamily::MinimaxM2);
-    }
-    if has("<｜tool▁calls▁begin｜>") {
-        // Only the older form wraps arguments in a fence.
-        let fenced = has("```json");
-        return Some(if fenced { ToolFamily::DeepseekV3 } else { ToolFamily::DeepseekV31 });
-    }
-    if has("｜DSML｜function_calls>") {
-        return Some(ToolFamily::DeepseekV32);
-    }
-    if has("<arg_key>") {
-        return Some(ToolFamily::Glm4);
-    }
-    if has("<function=") && has("<parameter=") {
-        return Some(ToolFamily::QwenXml);
-    }
-    if has("[TOOL_CALLS]") {
-        let named = has("[ARGS]");
-        return Some(if named { ToolFamily::MistralNames } else { ToolFamily::MistralJson });
-    }
-    if has("<tool_call>") {
-        return Some(ToolFamily::JsonTags);
-    }
-    let is_llama = has("<|start_header_id|>") || has("<|header_start|>") || has("<|python_tag|>");
-    if is_llama && has("tool_call") {
-        // The instructions of the pythonic form show it by example.
-        let pythonic =
-            has("[func_name1(") || has("tool_call.name + '('") || has("<|python_start|>[");
-        return Some(if pythonic { ToolFamily::LlamaPythonic } else { ToolFamily::LlamaJson });
-    }
-    None
-}
-
-fn detect_thinking(template: &str) -> Option<ThinkingStyle> {
-    let has = |marker: &str| template.contains(marker);
-    if has("<|channel|>") && has("analysis") {
-        Some(ThinkingStyle::Channels)
-    } else if has("<seed:think>") {
-        Some(ThinkingStyle::SeedTags)
-    } else if has("[THINK]") {
-        Some(ThinkingStyle::BracketTags)
-    } else if has("<think>") || has("</think>") {
-        Some(ThinkingStyle::ThinkTags)
-    } else {
-        None
+        detect::style(template)
     }
 }
 
@@ -153,31 +206,10 @@ mod tests {
         let style = OutputStyle {
             tools: Some(ToolFamily::DeepseekV31),
             thinking: Some(ThinkingStyle::ThinkTags),
+            answer: None,
         };
         let text = serde_json::to_string(&style).unwrap();
         assert_eq!(text, r#"{"tools":"deepseek_v31","thinking":"think_tags"}"#);
         assert_eq!(serde_json::from_str::<OutputStyle>(&text).unwrap(), style);
-    }
-
-    #[test]
-    fn markers_tell_families_apart() {
-        let check = |template: &str, tools| {
-            assert_eq!(OutputStyle::detect(template).tools, tools, "{template}");
-        };
-        check("{{ messages }}", None);
-        check("<tool_call>{\"name\"", Some(ToolFamily::JsonTags));
-        check("<tool_call><function=<parameter=", Some(ToolFamily::QwenXml));
-        check("<tool_call><arg_key>", Some(ToolFamily::Glm4));
-        check("[TOOL_CALLS] [", Some(ToolFamily::MistralJson));
-        check("[TOOL_CALLS]name[ARGS]", Some(ToolFamily::MistralNames));
-        check("<|start_header_id|> tool_calls", Some(ToolFamily::LlamaJson));
-        check("<|header_start|> tool_calls [func_name1(", Some(ToolFamily::LlamaPythonic));
-        check("<｜tool▁calls▁begin｜>```json", Some(ToolFamily::DeepseekV3));
-        check("<｜tool▁calls▁begin｜>", Some(ToolFamily::DeepseekV31));
-        check("<｜DSML｜function_calls>", Some(ToolFamily::DeepseekV32));
-        let thinking = |template: &str| OutputStyle::detect(template).thinking;
-        assert_eq!(thinking("x</think>"), Some(ThinkingStyle::ThinkTags));
-        assert_eq!(thinking("[THINK]"), Some(ThinkingStyle::BracketTags));
-        assert_eq!(thinking("plain"), None);
     }
 }

@@ -1,12 +1,16 @@
 //! The model's chat template over the inner form of a conversation: which messages and variables
 //! it sees. Rendering itself is [`shardpack_formats::template`]'s.
 
+mod past_calls;
+
 pub use shardpack_formats::template::TemplateError;
 pub(super) use shardpack_formats::template::{RESERVED, RenderError};
 
 use std::{sync::Arc, time::SystemTime};
 
 use shardpack_formats::template::{self, Next};
+
+use past_calls::PastCalls;
 
 use super::{
     inner::{Message, Role},
@@ -22,7 +26,16 @@ pub(super) struct ChatTemplate {
     template: template::ChatTemplate,
     source: String,
     knows_developer: bool,
+    /// The name by which it reads the thinking of past turns, if it has one of its own.
+    thinking_key: Option<&'static str>,
+    past_calls: Option<PastCalls>,
 }
+
+/// Members of messages in which templates look for thinking, and how they name them there.
+const THINKING_KEYS: [(&str, [&str; 3]); 2] = [
+    ("thinking", ["message.thinking", "message['thinking']", "message[\"thinking\"]"]),
+    ("reasoning", ["message.reasoning ", "message['reasoning']", "message[\"reasoning\"]"]),
+];
 
 impl ChatTemplate {
     /// Compiles a template; `specials` are the tokenizer's named special tokens, which templates
@@ -39,7 +52,14 @@ impl ChatTemplate {
         let specials = specials.into_members();
         let template = template::ChatTemplate::parse_with_clock(source, specials, now)?;
         let knows_developer = source.contains("developer");
-        Ok(Self { template, source: source.to_owned(), knows_developer })
+        let reads = |names: &[&str; 3]| names.iter().any(|name| source.contains(name));
+        let thinking_key = THINKING_KEYS
+            .iter()
+            .find(|(_, names)| reads(names) && !source.contains("reasoning_content"))
+            .map(|(key, _)| *key);
+        let past_calls = PastCalls::of(source);
+        let source = source.to_owned();
+        Ok(Self { template, source, knows_developer, thinking_key, past_calls })
     }
 
     /// Its text.
@@ -82,8 +102,24 @@ impl ChatTemplate {
             // A template without the role would drop the instructions or refuse the conversation.
             return message.clone().with_role(Role::System).fields().clone();
         }
-        message.fields().clone()
+        let mut fields = message.fields().clone();
+        let has = |key: &str| fields.get(key).is_some_and(|value| *value != Json::Null);
+        if let Some(key) = self.thinking_key.filter(|key| !has(key))
+            // gpt-oss refuses thinking beside what is said with a call.
+            && !(key == "thinking" && has("tool_calls") && says(&fields))
+            && let Some(thinking) = fields.get("reasoning_content").cloned()
+        {
+            fields.set(key, thinking);
+        }
+        if let Some(past_calls) = &self.past_calls {
+            past_calls.write(&mut fields);
+        }
+        fields
     }
+}
+
+fn says(fields: &Object) -> bool {
+    fields.get("content").and_then(Json::as_str).is_some_and(|text| !text.is_empty())
 }
 
 #[cfg(test)]

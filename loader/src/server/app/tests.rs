@@ -8,6 +8,7 @@ use super::*;
 use crate::engine::{FinishReason, Sampling, TokenId};
 
 mod dialects;
+mod families;
 mod going_on;
 mod operation;
 mod rules;

@@ -77,6 +77,52 @@ fn conversations_render_as_transformers_renders_them() {
 }
 
 #[test]
+fn thinking_of_past_turns_has_the_name_that_the_template_reads() {
+    let check = |source: &str, message: &str, expected: &str| {
+        let message = Message::normalise(Json::parse(message.as_bytes()).unwrap()).unwrap();
+        let rendered = template(source).render(&[message], &[], &Object::default());
+        assert_eq!(rendered.unwrap(), expected, "{source}");
+    };
+    let turn = r#"{"role": "assistant", "content": "x", "reasoning_content": "hm"}"#;
+    let own = "{% for message in messages %}";
+    let loops = |body: &str| format!("{own}{{{{ {body} }}}}{{% endfor %}}");
+    check(&loops("message.thinking"), turn, "hm");
+    check(&loops("message.reasoning + ''"), turn, "hm");
+    check(&loops("message.reasoning_content"), turn, "hm");
+    check(&loops("'thinking' in message or message.reasoning_content"), turn, "hm");
+    let calls = r#"{"role": "assistant", "content": "x", "reasoning_content": "hm", "tool_calls":
+        [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}"#;
+    check(&loops("message.thinking"), calls, "");
+}
+
+#[test]
+fn past_calls_are_shown_where_the_template_forgets_them() {
+    let turn = r#"{"role": "assistant", "content": "So:", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"a\": \"x\", \"b\": true}"}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}}]}"#;
+    let message = Message::normalise(Json::parse(turn.as_bytes()).unwrap()).unwrap();
+    let check = |mark: &str, expected: &str| {
+        let source = format!("{{# {mark} #}}{{{{ messages[0].content }}}}");
+        let rendered =
+            template(&source).render(std::slice::from_ref(&message), &[], &Object::default());
+        assert_eq!(rendered.unwrap(), expected);
+    };
+    check(
+        "<tool_call>",
+        "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"b\": true}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+    );
+    check(
+        "<|tool_call|>",
+        "So:\n<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"b\": true}}, \
+         {\"name\": \"g\", \"arguments\": {}}]",
+    );
+    check("List of tools: [", "So:\n<|tool_call_start|>[f(a=\"x\", b=True), g()]<|tool_call_end|>");
+    check("<tool_call> message.tool_calls", "So:");
+    check("no calls at all", "So:");
+}
+
+#[test]
 fn developer_is_the_system_where_the_template_knows_no_developer() {
     let message = |role: &str| {
         let fields =

@@ -45,15 +45,15 @@ pub(super) struct Calls {
     nonce: u64,
     next: u32,
     open: Option<Open>,
-    /// Whether a call was completed.
-    any: bool,
+    /// How many were completed.
+    completed: u32,
     pub(super) pieces: Vec<Piece>,
 }
 
 impl Calls {
     /// `nonce` makes ids unique among answers.
     pub(super) fn new(tools: Arc<[ToolSpec]>, style: IdStyle, nonce: u64) -> Self {
-        Self { tools, style, nonce, next: 0, open: None, any: false, pieces: Vec::new() }
+        Self { tools, style, nonce, next: 0, open: None, completed: 0, pieces: Vec::new() }
     }
 
     pub(super) fn has_tools(&self) -> bool {
@@ -69,8 +69,9 @@ impl Calls {
         self.open.as_ref().is_some_and(|open| open.held.is_none())
     }
 
-    pub(super) const fn any(&self) -> bool {
-        self.any
+    /// How many calls are complete.
+    pub(super) const fn completed(&self) -> u32 {
+        self.completed
     }
 
     /// Schema of an argument of the open call's tool, and the whole schema it stands in.
@@ -128,7 +129,7 @@ impl Calls {
             self.pieces.append(held);
         }
         self.open = None;
-        self.any = true;
+        self.completed += 1;
         self.pieces.push(Piece::CallEnd { index: self.next - 1 });
         true
     }

@@ -196,7 +196,11 @@ impl Grammars {
         if let Some(form) = spec.text.as_ref().filter(|_| !spec.required) {
             let text = writer.text_form(form)?;
             let channels = self.format.style().thinking == Some(ThinkingStyle::Channels);
-            alternatives.push(if channels { writer.in_final_channel(&text) } else { text });
+            alternatives.push(match self.format.style().answer {
+                _ if channels => writer.in_final_channel(&text),
+                Some(frame) => writer.framed(frame, &text),
+                None => text,
+            });
         }
         // Thinking is followed by empty lines.
         let tags = self.format.style().thinking.and_then(ThinkingStyle::tags);
@@ -220,7 +224,7 @@ impl Grammars {
         if family == ToolFamily::LlamaPythonic {
             triggers.matchers.push(grammar(ToolFamily::LlamaJson)?);
         }
-        if family == ToolFamily::QwenXml {
+        if matches!(family, ToolFamily::QwenXml | ToolFamily::SeedXml) {
             let mut writer = Writer::new(&self.format);
             writer.begun(family, &spec.tools, spec.one_call)?;
             triggers.matchers.push(Arc::new(self.matcher(writer.finish("call"))?));

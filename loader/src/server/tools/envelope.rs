@@ -1,5 +1,6 @@
 //! `{"name": …, "arguments": {…}}` as a model writes it: keys in any order, `parameters` for
-//! `arguments`, the whole within a `function`, arguments as an object or as a text that holds one.
+//! `arguments`, the whole within a `function`, arguments as an object or as a text that holds one;
+//! or `{"name": {…}}`.
 
 use super::{
     calls::Calls,
@@ -49,10 +50,10 @@ enum Key {
 impl Key {
     fn parse(text: &str) -> Option<Self> {
         Some(match text {
-            "name" => Self::Name,
+            "name" | "tool_name" => Self::Name,
             "arguments" | "parameters" => Self::Arguments,
             "function" => Self::Function,
-            "type" | "id" => Self::Ignored,
+            "type" | "id" | "tool_call_id" => Self::Ignored,
             _ => return None,
         })
     }
@@ -67,11 +68,25 @@ pub(super) struct Envelope {
     /// Arguments that came before the name.
     arguments: Option<String>,
     is_complete: bool,
+    /// Whether the name is the key of the arguments.
+    is_keyed: bool,
 }
 
 impl Envelope {
     pub(super) const fn new() -> Self {
-        Self { place: Place::Open, depth: 0, name: None, arguments: None, is_complete: false }
+        Self {
+            place: Place::Open,
+            depth: 0,
+            name: None,
+            arguments: None,
+            is_complete: false,
+            is_keyed: false,
+        }
+    }
+
+    /// One whose only key is the name.
+    pub(super) fn keyed() -> Self {
+        Self { is_keyed: true, ..Self::new() }
     }
 
     /// Takes the next character.
@@ -92,7 +107,8 @@ impl Envelope {
             Place::Comma if c == ',' => self.place = Place::Key { may_close: false },
             Place::InKey(text) => {
                 if c == '"' {
-                    let Some(key) = Key::parse(text) else { return Verdict::Garbage };
+                    let text = std::mem::take(text);
+                    let Some(key) = self.key(&text, calls) else { return Verdict::Garbage };
                     self.place = Place::Colon(key);
                 } else if text.len() > NAME_BYTES_MAX {
                     return Verdict::Garbage;
@@ -119,6 +135,15 @@ impl Envelope {
             _ => return Verdict::Garbage,
         }
         Verdict::More
+    }
+
+    /// What a key means.
+    fn key(&mut self, text: &str, calls: &mut Calls) -> Option<Key> {
+        if !self.is_keyed {
+            return Key::parse(text);
+        }
+        let named = self.named(&serde_json::Value::from(text).to_string(), calls);
+        named.then_some(Key::Arguments)
     }
 
     fn begin_value(&mut self, key: Key, c: char, calls: &mut Calls) -> Verdict {

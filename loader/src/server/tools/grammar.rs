@@ -5,6 +5,7 @@ use std::fmt::Write;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use shardpack_formats::AnswerFrame;
 
 use super::{
     params::DSML,
@@ -14,6 +15,7 @@ use super::{
 
 mod arguments;
 mod calls;
+mod gemma;
 
 /// A tool as a constraint knows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,16 +47,22 @@ pub(super) struct Writer<'a> {
     format: &'a OutputFormat,
     text: String,
     subgrammars: Vec<GrammarWithLexer>,
+    /// Paths of schemas that have a rule of their own.
+    named: Vec<String>,
 }
 
 impl<'a> Writer<'a> {
     pub(super) fn new(format: &'a OutputFormat) -> Self {
-        Self { format, text: String::new(), subgrammars: Vec::new() }
+        Self { format, text: String::new(), subgrammars: Vec::new(), named: Vec::new() }
     }
 
     /// The whole, with its start rule.
     pub(super) fn finish(mut self, start: &str) -> TopLevelGrammar {
-        let text = format!("start: {start}\n{}WS: /[ \\n]{{1,4}}/\nANY: /(?s:.+)/\n", self.text);
+        let text = format!(
+            "start: {start}\n{}WS: /[ \\n]{{1,4}}/\nANY: /(?s:.+)/\n\
+             GKEY: /[a-zA-Z0-9_.$-]{{1,64}}:/\n",
+            self.text
+        );
         let mut grammars = vec![GrammarWithLexer::from_lark(text)];
         grammars.append(&mut self.subgrammars);
         TopLevelGrammar { grammars, max_tokens: None }
@@ -131,6 +139,30 @@ impl<'a> Writer<'a> {
         let constrain = self.marker("<|constrain|>");
         let thinking = self.analysis();
         format!("{thinking} {channel} \"final\" (\" \"? {constrain} \"json\")? {message} {text}")
+    }
+
+    /// A text with what the model writes around its answer.
+    pub(super) fn framed(&self, frame: AnswerFrame, text: &str) -> String {
+        let head = |name: &str| format!("({} \"assistant\")?", self.marker(name));
+        let optional = |name: &str| self.marker(name) + "?";
+        match frame {
+            AnswerFrame::SolarTurns => {
+                format!("{} {} {text}", head("<|begin|>"), self.marker("<|content|>"))
+            }
+            AnswerFrame::HyperclovaTurns => format!("{} \"\\n\" {text}", head("<|im_start|>")),
+            AnswerFrame::CohereResponse => format!(
+                "{} {text} {}",
+                optional("<|START_RESPONSE|>"),
+                optional("<|END_RESPONSE|>")
+            ),
+            AnswerFrame::CohereText => {
+                format!("{} {text} {}", optional("<|START_TEXT|>"), optional("<|END_TEXT|>"))
+            }
+            AnswerFrame::AnswerTags | AnswerFrame::ResponseTags => {
+                let (open, close) = frame.tags().unwrap_or_default();
+                format!("({} WS?)? {text} (WS? {})?", self.marker(open), self.marker(close))
+            }
+        }
     }
 
     fn analysis(&mut self) -> String {

@@ -1,5 +1,5 @@
 //! Calls whose arguments are written one by one as bare text between tags (Qwen3-Coder, GLM,
-//! `MiniMax`, DeepSeek V3.2); the tool's schema says what each text means.
+//! `MiniMax`, Seed-OSS, Hunyuan 3, DeepSeek V3.2); the tool's schema says what each text means.
 
 use shardpack_formats::ToolFamily;
 
@@ -38,20 +38,37 @@ pub(super) struct ParamFormat {
     tells_text: bool,
 }
 
-/// A family's tags in the order of the format's fields.
-const fn names(family: ToolFamily) -> Option<(&'static [&'static str], [&'static str; 8])> {
+/// A family's openers, and its tags in the order of the format's fields.
+type Names = (&'static [&'static str], [&'static str; 8]);
+
+/// What Qwen3-Coder and Seed-OSS write within their sections.
+const fn functions(openers: &'static [&'static str], section_close: &'static str) -> Names {
+    let [open, close] = ["<function=", "</function>"];
+    (openers, [open, ">", "<parameter=", ">", "", "</parameter>", close, section_close])
+}
+
+/// What DeepSeek writes within its sections.
+const fn dsml(openers: &'static [&'static str], section_close: &'static str) -> Names {
+    let [open, close] = ["<｜DSML｜invoke name=\"", "</｜DSML｜invoke>"];
+    let [key, value_close] = ["<｜DSML｜parameter name=\"", "</｜DSML｜parameter>"];
+    (openers, [open, "\">", key, "\">", "", value_close, close, section_close])
+}
+
+const fn names(family: ToolFamily) -> Option<Names> {
     Some(match family {
-        ToolFamily::QwenXml => (
-            &["<tool_call>", "<function="],
+        ToolFamily::QwenXml => functions(&["<tool_call>", "<function="], "</tool_call>"),
+        ToolFamily::SeedXml => functions(&["<seed:tool_call>", "<function="], "</seed:tool_call>"),
+        ToolFamily::HunyuanXml => (
+            &["<tool_calls:opensource>", "<tool_call:opensource>"],
             [
-                "<function=",
-                ">",
-                "<parameter=",
-                ">",
-                "",
-                "</parameter>",
-                "</function>",
-                "</tool_call>",
+                "<tool_call:opensource>",
+                "<tool_sep:opensource>",
+                "<arg_key:opensource>",
+                "</arg_key:opensource>",
+                "<arg_value:opensource>",
+                "</arg_value:opensource>",
+                "</tool_call:opensource>",
+                "</tool_calls:opensource>",
             ],
         ),
         ToolFamily::Glm4 => (
@@ -71,28 +88,27 @@ const fn names(family: ToolFamily) -> Option<(&'static [&'static str], [&'static
                 "</minimax:tool_call>",
             ],
         ),
-        ToolFamily::DeepseekV32 => (
+        ToolFamily::DeepseekV32 => dsml(
             &["<｜DSML｜function_calls>", "<｜DSML｜invoke name=\""],
-            [
-                "<｜DSML｜invoke name=\"",
-                "\">",
-                "<｜DSML｜parameter name=\"",
-                "\">",
-                "",
-                "</｜DSML｜parameter>",
-                "</｜DSML｜invoke>",
-                "</｜DSML｜function_calls>",
-            ],
+            "</｜DSML｜function_calls>",
         ),
+        ToolFamily::DeepseekV4 => {
+            dsml(&["<｜DSML｜tool_calls>", "<｜DSML｜invoke name=\""], "</｜DSML｜tool_calls>")
+        }
         _ => return None,
     })
+}
+
+/// Whether a family's tags have DeepSeek's token within.
+pub(super) const fn has_dsml(family: ToolFamily) -> bool {
+    matches!(family, ToolFamily::DeepseekV32 | ToolFamily::DeepseekV4)
 }
 
 impl ParamFormat {
     /// Every tag of the family, for [`Markers::new`].
     pub(super) fn marker_names(family: ToolFamily) -> Vec<&'static str> {
         let Some((openers, tags)) = names(family) else { return Vec::new() };
-        if family == ToolFamily::DeepseekV32 {
+        if has_dsml(family) {
             return vec![DSML];
         }
         let mut all: Vec<_> = openers.iter().copied().chain(tags).collect();
@@ -131,7 +147,7 @@ impl ParamFormat {
             call_close,
             section_close,
             trims_lines: family == ToolFamily::QwenXml,
-            tells_text: family == ToolFamily::DeepseekV32,
+            tells_text: has_dsml(family),
         })
     }
 }

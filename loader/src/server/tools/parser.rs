@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily};
+use shardpack_formats::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
     calls::{Calls, IdStyle, ToolSpec},
+    gemma::{GemmaFormat, GemmaSection},
     harmony::{Harmony, HarmonyFormat},
     input::{Input, Progress},
-    marker::{Found, Markers, find, sanitise},
+    marker::{Found, Markers, find, is_code, sanitise},
     params::{ParamFormat, ParamSection},
     pythonic::PythonicSection,
     section::{Section, SectionFormat},
@@ -29,24 +30,41 @@ pub(in crate::server) struct OutputFormat {
     thinking: Option<(String, String)>,
     /// Whether thinking may open anywhere: its marker is a token, which texts cannot spell.
     thinks_anywhere: bool,
+    /// Tags that may stand around the answer.
+    frame: Option<(String, String)>,
+    /// Markers that are neither part of the answer nor of a call.
+    silent: Vec<String>,
 }
 
 #[derive(Debug)]
 enum CallFormat {
     None,
     Section(SectionFormat),
-    /// Llama's: what may stand before a list.
+    /// Calls in Python, and what stands around them.
     Pythonic {
         openers: Vec<String>,
         closers: Vec<String>,
-        json: SectionFormat,
+        /// What they write as well.
+        json: Option<SectionFormat>,
+        /// Whether each has a line of its own.
+        is_lines: bool,
     },
     Params(ParamFormat),
+    Gemma(GemmaFormat),
     Harmony(HarmonyFormat),
 }
 
-const PYTHONIC_OPENERS: [&str; 2] = ["<|python_tag|>", "<|python_start|>"];
-const PYTHONIC_CLOSERS: [&str; 1] = ["<|python_end|>"];
+/// What begins calls in Python, and what ends them.
+pub(super) const fn pythonic_names(
+    family: ToolFamily,
+) -> Option<(&'static [&'static str], &'static str)> {
+    Some(match family {
+        ToolFamily::LlamaPythonic => (&["<|python_tag|>", "<|python_start|>"], "<|python_end|>"),
+        ToolFamily::Lfm2 => (&["<|tool_call_start|>"], "<|tool_call_end|>"),
+        ToolFamily::Olmo3 => (&["<function_calls>"], "</function_calls>"),
+        _ => return None,
+    })
+}
 
 impl OutputFormat {
     /// `token_id` looks a text up among the tokenizer's added tokens, which text cannot spell.
@@ -57,12 +75,13 @@ impl OutputFormat {
         let tags = style.thinking.and_then(ThinkingStyle::tags);
         let mut names: Vec<&'static str> = match style.tools {
             Some(ToolFamily::Harmony) => HarmonyFormat::marker_names(),
-            Some(ToolFamily::LlamaPythonic) => {
-                PYTHONIC_OPENERS.into_iter().chain(PYTHONIC_CLOSERS).collect()
-            }
             Some(family) => {
                 let mut names = SectionFormat::marker_names(family);
                 names.extend(ParamFormat::marker_names(family));
+                names.extend(GemmaFormat::marker_names(family));
+                if let Some((openers, closer)) = pythonic_names(family) {
+                    names.extend(openers.iter().chain([&closer]));
+                }
                 names
             }
             None if style.thinking == Some(ThinkingStyle::Channels) => {
@@ -71,29 +90,54 @@ impl OutputFormat {
             None => Vec::new(),
         };
         names.extend(tags.into_iter().flat_map(|(open, close)| [open, close]));
+        let silent = style.answer.map_or(&[][..], AnswerFrame::silent);
+        names.extend(silent.iter().map(|(name, _)| name));
+        let frame = style.answer.and_then(AnswerFrame::tags);
+        names.extend(frame.into_iter().flat_map(|(open, close)| [open, close]));
+        names.sort_unstable();
+        names.dedup();
         let markers = Markers::new(&names, token_id);
-        let calls = Self::call_format(style, &markers);
-        let thinking = tags.map(|(open, close)| (markers.needle(open), markers.needle(close)));
-        let thinks_anywhere = tags.is_some_and(|(open, _)| markers.token(open).is_some());
-        Self { style, markers, calls, thinking, thinks_anywhere }
+        let needles = |(open, close)| (markers.needle(open), markers.needle(close));
+        let thinking = tags
+            .map(needles)
+            .map(|(open, close)| (open + style.thinking.map_or("", ThinkingStyle::label), close));
+        Self {
+            style,
+            calls: Self::call_format(style, &markers),
+            thinking,
+            thinks_anywhere: tags.is_some_and(|(open, _)| markers.token(open).is_some()),
+            frame: frame.map(needles),
+            silent: silent.iter().map(|(name, rest)| markers.needle(name) + rest).collect(),
+            markers,
+        }
     }
 
     fn call_format(style: OutputStyle, markers: &Markers) -> CallFormat {
-        let needles =
-            |names: &[&'static str]| names.iter().map(|name| markers.needle(name)).collect();
-        match style.tools {
-            Some(ToolFamily::Harmony) => CallFormat::Harmony(HarmonyFormat::new(markers)),
-            None if style.thinking == Some(ThinkingStyle::Channels) => {
+        let Some(family) = style.tools else {
+            let channels = style.thinking == Some(ThinkingStyle::Channels);
+            return if channels {
                 CallFormat::Harmony(HarmonyFormat::new(markers))
-            }
-            None => CallFormat::None,
-            Some(ToolFamily::LlamaPythonic) => CallFormat::Pythonic {
-                openers: needles(&PYTHONIC_OPENERS),
-                closers: needles(&PYTHONIC_CLOSERS),
-                json: SectionFormat::new(ToolFamily::LlamaJson, markers)
-                    .expect("Llama's JSON is of this kind"),
-            },
-            Some(family) => SectionFormat::new(family, markers)
+            } else {
+                CallFormat::None
+            };
+        };
+        if let Some((openers, closer)) = pythonic_names(family) {
+            let json = match family {
+                ToolFamily::LlamaPythonic => Some(ToolFamily::LlamaJson),
+                ToolFamily::Lfm2 => Some(family),
+                _ => None,
+            };
+            return CallFormat::Pythonic {
+                openers: openers.iter().map(|name| markers.needle(name)).collect(),
+                closers: vec![markers.needle(closer)],
+                json: json.and_then(|json| SectionFormat::new(json, markers)),
+                is_lines: family == ToolFamily::Olmo3,
+            };
+        }
+        match family {
+            ToolFamily::Harmony => CallFormat::Harmony(HarmonyFormat::new(markers)),
+            ToolFamily::Gemma4 => CallFormat::Gemma(GemmaFormat::new(markers)),
+            family => SectionFormat::new(family, markers)
                 .map(CallFormat::Section)
                 .or_else(|| ParamFormat::new(family, markers).map(CallFormat::Params))
                 .expect("every family is of one kind"),
@@ -116,7 +160,10 @@ impl OutputFormat {
             return false;
         };
         // Only the end of the prompt is the assistant's; the rest may speak of thinking.
-        prompt.trim_end().ends_with(open) && !prompt.trim_end().ends_with(close)
+        let label = self.style.thinking.map_or("", ThinkingStyle::label);
+        let prompt = prompt.trim_end();
+        let prompt = prompt.strip_suffix(label.trim_end()).unwrap_or(prompt);
+        prompt.ends_with(open.trim_end()) && !prompt.ends_with(close)
     }
 
     fn openers(&self) -> &[String] {
@@ -125,6 +172,7 @@ impl OutputFormat {
             CallFormat::Section(format) => &format.openers,
             CallFormat::Pythonic { openers, .. } => openers,
             CallFormat::Params(format) => &format.openers,
+            CallFormat::Gemma(format) => &format.openers,
         }
     }
 
@@ -156,7 +204,17 @@ enum Place {
     Section(Section),
     Pythonic(PythonicSection),
     Params(ParamSection),
+    Gemma(GemmaSection),
     Harmony(Harmony),
+}
+
+/// Where an answer is with regard to the tags around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Frame {
+    Before,
+    Within,
+    /// There is none, or it is over.
+    Over,
 }
 
 /// Parses one answer.
@@ -169,6 +227,9 @@ pub(in crate::server) struct CallParser {
     one_call: bool,
     /// Whether white space at hand belongs to a call or to thinking that went before.
     skips_space: bool,
+    frame: Frame,
+    /// Whether the open call interrupted thinking.
+    in_reasoning: bool,
 }
 
 impl CallParser {
@@ -183,6 +244,9 @@ impl CallParser {
             _ if options.in_thinking => Place::Reasoning,
             _ => Place::Start,
         };
+        let frame = if format.frame.is_some() { Frame::Before } else { Frame::Over };
+        // The head of the turn ends with a line end.
+        let turns = format.style.answer == Some(AnswerFrame::HyperclovaTurns);
         Self {
             calls: Calls::new(options.tools, style, options.nonce),
             format,
@@ -190,22 +254,31 @@ impl CallParser {
             input: Input::default(),
             place,
             one_call: options.one_call,
-            skips_space: options.in_thinking,
+            skips_space: options.in_thinking || turns,
+            frame,
+            in_reasoning: false,
         }
     }
 
     fn run(&mut self) -> Vec<Piece> {
         loop {
-            if self.one_call && self.calls.any() {
+            if self.one_call && self.calls.completed() > 0 {
                 self.input.take_all();
                 break;
             }
-            match self.step() {
+            let completed = self.calls.completed();
+            let progress = self.step();
+            if self.calls.completed() > completed {
+                // What follows a call may be none; the call is one.
+                self.input.mark();
+            }
+            match progress {
                 Progress::Again => {}
                 Progress::Wait => break,
                 Progress::Leave => {
                     self.input.mark();
                     self.skips_space = true;
+                    self.in_reasoning = false;
                     self.place = Place::Content;
                 }
                 Progress::Garbage => self.give_back(),
@@ -218,7 +291,14 @@ impl CallParser {
     fn give_back(&mut self) {
         self.calls.abandon();
         let raw = self.input.take_raw();
-        self.calls.content(&self.format.markers.reveal(&raw));
+        let raw = self.format.markers.reveal(&raw);
+        if std::mem::take(&mut self.in_reasoning) {
+            self.calls.reasoning(&raw);
+            self.skips_space = false;
+            self.place = Place::Reasoning;
+            return;
+        }
+        self.calls.content(&raw);
         if !matches!(self.place, Place::Harmony(_)) {
             self.skips_space = false;
             self.place = Place::Content;
@@ -234,17 +314,21 @@ impl CallParser {
             (Place::Section(section), CallFormat::Section(format)) => {
                 section.step(format, input, calls)
             }
-            (Place::Section(section), CallFormat::Pythonic { json, .. }) => {
+            (Place::Section(section), CallFormat::Pythonic { json: Some(json), .. }) => {
                 section.step(json, input, calls)
             }
-            (Place::Pythonic(section), CallFormat::Pythonic { closers, .. }) => {
-                let progress = section.step(input, calls);
-                if progress == Progress::Leave {
-                    for closer in closers {
-                        input.expect(closer);
+            (Place::Gemma(section), CallFormat::Gemma(format)) => {
+                section.step(format, input, calls)
+            }
+            (Place::Pythonic(section), CallFormat::Pythonic { closers, json, .. }) => {
+                match section.is_json(input).filter(|_| json.is_some()) {
+                    None if json.is_some() => Progress::Wait,
+                    Some(true) => {
+                        self.place = Place::Section(Section::new());
+                        Progress::Again
                     }
+                    _ => section.step(closers, input, calls),
                 }
-                progress
             }
             (Place::Params(section), CallFormat::Params(format)) => {
                 section.step(format, input, calls)
@@ -276,8 +360,11 @@ impl CallParser {
         }
         let bare = match text.chars().next() {
             Some('{') if format.is_bare() => Some(Place::Section(Section::new())),
-            Some('[') if matches!(format.calls, CallFormat::Pythonic { .. }) => {
-                Some(Place::Pythonic(PythonicSection::new()))
+            Some('[') if format.style.tools == Some(ToolFamily::LlamaJson) => {
+                Some(Place::Section(Section::new()))
+            }
+            Some('[') if format.style.tools == Some(ToolFamily::LlamaPythonic) => {
+                Some(Place::Pythonic(PythonicSection::list()))
             }
             _ => None,
         };
@@ -295,11 +382,21 @@ impl CallParser {
             self.input.skip_space();
             self.skips_space = self.input.text().is_empty();
         }
-        match find(self.input.text(), &[close]) {
-            Found::At(end, _) => {
+        // Models call tools without a word that they have thought enough; only tokens are believed.
+        let openers = format.openers().iter().filter(|opener| opener.contains(is_code));
+        let mut needles = vec![close.as_str()];
+        needles.extend(openers.map(String::as_str).filter(|_| self.calls.has_tools()));
+        match find(self.input.text(), &needles) {
+            Found::At(end, which) => {
                 let text = self.input.take(end);
                 self.calls.reasoning(format.markers.reveal(text.trim_end()).as_str());
-                self.input.take(close.len());
+                self.input.mark();
+                self.input.take(needles[which].len());
+                if which > 0 {
+                    self.in_reasoning = true;
+                    self.place = Self::section(format, needles[which]);
+                    return Progress::Again;
+                }
                 self.skips_space = true;
                 // What follows thinking is as good as the beginning, but for its white space.
                 self.place = if format.is_bare() { Place::Start } else { Place::Content };
@@ -316,33 +413,77 @@ impl CallParser {
         }
     }
 
+    /// After an opener.
+    fn section(format: &OutputFormat, opener: &str) -> Place {
+        match &format.calls {
+            CallFormat::Params(format) => {
+                let number = format.openers.iter().position(|own| own == opener);
+                Place::Params(ParamSection::new(format, number.unwrap_or_default()))
+            }
+            CallFormat::Gemma(_) => Place::Gemma(GemmaSection::new()),
+            CallFormat::Pythonic { is_lines: true, .. } => {
+                Place::Pythonic(PythonicSection::lines())
+            }
+            CallFormat::Pythonic { .. } => Place::Pythonic(PythonicSection::list()),
+            _ => Place::Section(Section::new()),
+        }
+    }
+
+    /// At the beginning of an answer: the tag around it, if it has one.
+    fn frame(&mut self, (open, _): &(String, String)) -> Option<Progress> {
+        let text = self.input.text().trim_start();
+        if text.starts_with(open.as_str()) {
+            self.input.skip_space();
+            self.input.take(open.len());
+            self.input.mark();
+            self.frame = Frame::Within;
+            self.skips_space = true;
+            return Some(Progress::Again);
+        }
+        if open.starts_with(text) && !self.input.ended {
+            return Some(Progress::Wait);
+        }
+        self.frame = Frame::Over;
+        None
+    }
+
     fn content(&mut self, format: &OutputFormat) -> Progress {
         if self.skips_space {
             self.input.skip_space();
             self.skips_space = self.input.text().is_empty();
         }
-        let has_tools = self.calls.has_tools();
+        if let Some(frame) = format.frame.as_ref().filter(|_| self.frame == Frame::Before)
+            && let Some(progress) = self.frame(frame)
+        {
+            return progress;
+        }
         let mut needles: Vec<&str> = Vec::new();
-        if has_tools {
+        if self.calls.has_tools() {
             needles.extend(format.openers().iter().map(String::as_str));
         }
+        let openers = needles.len();
         let thinking = format.thinking.as_ref().filter(|_| format.thinks_anywhere);
         needles.extend(thinking.map(|(open, _)| open.as_str()));
+        let quiet = needles.len();
+        needles.extend(format.silent.iter().map(String::as_str));
+        let frame = format.frame.as_ref().filter(|_| self.frame == Frame::Within);
+        needles.extend(frame.map(|(_, close)| close.as_str()));
         match find(self.input.text(), &needles) {
             Found::At(at, which) => {
                 let text = self.input.take(at);
                 self.calls.content(&format.markers.reveal(text.trim_end()));
                 self.input.mark();
                 self.input.take(needles[which].len());
-                self.place = match &format.calls {
-                    _ if !has_tools || which >= format.openers().len() => {
-                        self.skips_space = true;
-                        Place::Reasoning
-                    }
-                    CallFormat::Params(format) => Place::Params(ParamSection::new(format, which)),
-                    CallFormat::Pythonic { .. } => Place::Pythonic(PythonicSection::new()),
-                    _ => Place::Section(Section::new()),
-                };
+                if which < openers {
+                    self.place = Self::section(format, needles[which]);
+                    return Progress::Again;
+                }
+                self.skips_space = true;
+                if which < quiet {
+                    self.place = Place::Reasoning;
+                } else if frame.is_some() && which + 1 == needles.len() {
+                    self.frame = Frame::Over;
+                }
                 Progress::Again
             }
             Found::NotBefore(safe) => {

@@ -1,4 +1,5 @@
-//! `[f(a="x", b=[1, True]), g()]`: calls written in Python, arguments by keyword, values literals.
+//! `[f(a="x", b=[1, True]), g()]`: calls written in Python, arguments by keyword, values literals. They
+//! stand in a list, or on lines of their own.
 
 use super::{
     calls::Calls,
@@ -23,6 +24,8 @@ enum Place {
     Value(Extent),
     /// After a call.
     Next,
+    /// After the last.
+    Close,
 }
 
 /// Finds the end of a literal.
@@ -64,16 +67,41 @@ impl Extent {
 pub(super) struct PythonicSection {
     place: Place,
     count: usize,
+    /// Whether each call has a line, without a list around them.
+    is_lines: bool,
 }
 
 impl PythonicSection {
     /// Before the list's `[`.
-    pub(super) const fn new() -> Self {
-        Self { place: Place::Begin, count: 0 }
+    pub(super) const fn list() -> Self {
+        Self { place: Place::Begin, count: 0, is_lines: false }
     }
 
-    /// Advances over what is at hand.
-    pub(super) fn step(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    /// Before the first line.
+    pub(super) const fn lines() -> Self {
+        Self { place: Place::Name, count: 0, is_lines: true }
+    }
+
+    /// Whether what is at hand is a list of JSON objects instead; nothing as long as that is open.
+    pub(super) fn is_json(&self, input: &Input) -> Option<bool> {
+        let text = input.text().trim_start();
+        let first = text.strip_prefix('[').map(|rest| rest.trim_start().chars().next());
+        match first {
+            _ if !matches!(self.place, Place::Begin) => Some(false),
+            Some(None) if !input.ended => None,
+            Some(Some('{')) => Some(true),
+            _ if text.is_empty() && !input.ended => None,
+            _ => Some(false),
+        }
+    }
+
+    /// Advances over what is at hand; `closers` may end it.
+    pub(super) fn step(
+        &mut self,
+        closers: &[String],
+        input: &mut Input,
+        calls: &mut Calls,
+    ) -> Progress {
         match &self.place {
             Place::Begin => {
                 input.skip_space();
@@ -87,6 +115,13 @@ impl PythonicSection {
             Place::Name => self.name(input, calls),
             Place::Key => self.key(input, calls),
             Place::Value(_) => self.value(input, calls),
+            Place::Close => {
+                // A model that forgets to close its list has made its calls all the same.
+                input.skip_space();
+                let closer = closers.first().map_or("", String::as_str);
+                if input.expect(closer) == Expect::Wait { Progress::Wait } else { Progress::Leave }
+            }
+            Place::Next if self.is_lines => self.next_line(closers, input),
             Place::Next => self.next(input),
         }
     }
@@ -167,6 +202,21 @@ impl PythonicSection {
         Progress::Again
     }
 
+    fn next_line(&mut self, closers: &[String], input: &mut Input) -> Progress {
+        input.skip_space();
+        if input.text().is_empty() {
+            return if input.ended { Progress::Leave } else { Progress::Wait };
+        }
+        // Commas between the lines are not the format's, but nothing else can be meant.
+        input.expect(",");
+        match closers.iter().map(|closer| input.sees(closer)).find(|seen| *seen != Expect::Other) {
+            Some(Expect::Wait) => return Progress::Wait,
+            Some(_) => self.place = Place::Close,
+            None => self.place = Place::Name,
+        }
+        Progress::Again
+    }
+
     fn next(&mut self, input: &mut Input) -> Progress {
         input.skip_space();
         match (input.expect(","), input.sees("]")) {
@@ -176,7 +226,8 @@ impl PythonicSection {
             }
             (_, Expect::Taken) => {
                 input.take(1);
-                Progress::Leave
+                self.place = Place::Close;
+                Progress::Again
             }
             (Expect::Wait, _) => Progress::Wait,
             _ => Progress::Leave,

@@ -1,5 +1,6 @@
-//! Calls whose arguments are one JSON value: an envelope in tags (Hermes, Llama, Mistral), or a
-//! head with the name and the arguments alone (Mistral, DeepSeek, Kimi).
+//! Calls whose arguments are one JSON value: an envelope in tags (Hermes, Llama), a list of them
+//! (Mistral, Nemotron, Granite, Cohere, Hunyuan, Apertus), or a head with the name and the arguments
+//! alone (Mistral, DeepSeek, Kimi, Solar).
 
 use shardpack_formats::ToolFamily;
 
@@ -24,72 +25,154 @@ pub(super) struct SectionFormat {
     call_open: Option<String>,
     /// Ends the head.
     argument_open: Option<String>,
-    /// Between name and id in a head.
+    /// Between name and id in a head, or id and name.
     id_open: Option<String>,
+    /// Ends a call, or a list of them.
     call_close: Option<String>,
     section_close: Option<String>,
 }
 
-/// The names of a family's markers: openers, call open, id, argument, call close, section close.
-type Names = (
-    &'static [&'static str],
-    Option<&'static str>,
-    Option<&'static str>,
-    Option<&'static str>,
-    Option<&'static str>,
-    Option<&'static str>,
-);
+/// The names of a family's markers; each begins with the token that it is, if it is one, and may go on
+/// with letters.
+pub(super) struct Names {
+    pub(super) openers: &'static [&'static str],
+    pub(super) call_open: Option<&'static str>,
+    id_open: Option<&'static str>,
+    argument_open: Option<&'static str>,
+    pub(super) call_close: Option<&'static str>,
+    pub(super) section_close: Option<&'static str>,
+}
 
-const fn names(family: ToolFamily) -> Option<Names> {
-    Some(match family {
-        ToolFamily::JsonTags => (&["<tool_call>"], None, None, None, Some("</tool_call>"), None),
-        ToolFamily::LlamaJson => (&["<|python_tag|>"], None, None, None, None, None),
-        ToolFamily::MistralJson | ToolFamily::MistralNames => {
-            (&["[TOOL_CALLS]"], None, Some("[CALL_ID]"), Some("[ARGS]"), None, None)
+impl Names {
+    const fn tags(openers: &'static [&'static str], call_close: Option<&'static str>) -> Self {
+        Self {
+            openers,
+            call_open: None,
+            id_open: None,
+            argument_open: None,
+            call_close,
+            section_close: None,
         }
-        ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31 => (
+    }
+
+    const fn sections(
+        openers: &'static [&'static str],
+        [call_open, argument_open, call_close, section_close]: [&'static str; 4],
+    ) -> Self {
+        Self {
+            openers,
+            call_open: Some(call_open),
+            id_open: None,
+            argument_open: Some(argument_open),
+            call_close: Some(call_close),
+            section_close: Some(section_close),
+        }
+    }
+}
+
+pub(super) const fn names(family: ToolFamily) -> Option<Names> {
+    Some(match family {
+        ToolFamily::JsonTags => Names::tags(&["<tool_call>"], Some("</tool_call>")),
+        ToolFamily::NemotronTags => Names::tags(&["<toolcall>"], Some("</toolcall>")),
+        ToolFamily::ToolCallsJson => Names::tags(&["<tool_calls>"], Some("</tool_calls>")),
+        ToolFamily::NemotronJson => Names::tags(&["<TOOLCALL>"], Some("</TOOLCALL>")),
+        ToolFamily::GraniteJson => Names::tags(&["<|tool_call|>"], Some("<|/tool_call|>")),
+        ToolFamily::CohereJson => Names::tags(&["<|START_ACTION|>"], Some("<|END_ACTION|>")),
+        ToolFamily::HyperclovaJson => Names::tags(&["-> tool/function_call"], None),
+        ToolFamily::InternlmJson => Names::tags(&["<|action_start|>"], Some("<|action_end|>")),
+        ToolFamily::ApertusJson => Names::tags(&["<|tools_prefix|>"], Some("<|tools_suffix|>")),
+        ToolFamily::LlamaJson => {
+            Names::tags(&["<|python_tag|>", "<|python_start|>"], Some("<|python_end|>"))
+        }
+        ToolFamily::MistralJson | ToolFamily::MistralNames => Names {
+            id_open: Some("[CALL_ID]"),
+            argument_open: Some("[ARGS]"),
+            ..Names::tags(&["[TOOL_CALLS]"], None)
+        },
+        ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31 => Names::sections(
             &["<｜tool▁calls▁begin｜>"],
-            Some("<｜tool▁call▁begin｜>"),
-            None,
-            Some("<｜tool▁sep｜>"),
-            Some("<｜tool▁call▁end｜>"),
-            Some("<｜tool▁calls▁end｜>"),
+            [
+                "<｜tool▁call▁begin｜>",
+                "<｜tool▁sep｜>",
+                "<｜tool▁call▁end｜>",
+                "<｜tool▁calls▁end｜>",
+            ],
         ),
-        ToolFamily::KimiK2 => (
+        ToolFamily::KimiK2 => Names::sections(
             &["<|tool_calls_section_begin|>"],
-            Some("<|tool_call_begin|>"),
-            None,
-            Some("<|tool_call_argument_begin|>"),
-            Some("<|tool_call_end|>"),
-            Some("<|tool_calls_section_end|>"),
+            [
+                "<|tool_call_begin|>",
+                "<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+                "<|tool_calls_section_end|>",
+            ],
         ),
+        ToolFamily::Solar => Names {
+            id_open: Some("<|tool_call:name|>"),
+            ..Names::sections(
+                &["<|tool_calls|>"],
+                ["<|tool_call:begin|>", "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>"],
+            )
+        },
+        // What it writes instead of Python if it is asked to.
+        ToolFamily::Lfm2 => Names::tags(&["<|tool_call_start|>"], Some("<|tool_call_end|>")),
         _ => return None,
     })
+}
+
+/// Whether a family writes its calls as a JSON list.
+pub(super) const fn is_list(family: ToolFamily) -> bool {
+    matches!(
+        family,
+        ToolFamily::MistralJson
+            | ToolFamily::MistralNames
+            | ToolFamily::ToolCallsJson
+            | ToolFamily::NemotronJson
+            | ToolFamily::GraniteJson
+            | ToolFamily::CohereJson
+            | ToolFamily::HyperclovaJson
+            | ToolFamily::ApertusJson
+    )
+}
+
+/// Whether fine-tunes of a family write lists though it does not.
+const fn is_tuned(family: ToolFamily) -> bool {
+    matches!(family, ToolFamily::LlamaJson | ToolFamily::Lfm2)
 }
 
 impl SectionFormat {
     /// Every marker of the family, for [`Markers::new`].
     pub(super) fn marker_names(family: ToolFamily) -> Vec<&'static str> {
-        let Some((openers, a, b, c, d, e)) = names(family) else { return Vec::new() };
-        openers.iter().copied().chain([a, b, c, d, e].into_iter().flatten()).collect()
+        let Some(names) = names(family) else { return Vec::new() };
+        let Names { openers, call_open, id_open, argument_open, call_close, section_close } = names;
+        let others = [call_open, id_open, argument_open, call_close, section_close];
+        let mut all: Vec<_> = openers.iter().copied().chain(others.into_iter().flatten()).collect();
+        if family == ToolFamily::InternlmJson {
+            all.push(PLUGIN);
+        }
+        all
     }
 
     /// The format of a family of this kind.
     pub(super) fn new(family: ToolFamily, markers: &Markers) -> Option<Self> {
-        let (openers, call_open, id_open, argument_open, call_close, section_close) =
-            names(family)?;
+        let names = names(family)?;
         let needle = |name: Option<&'static str>| name.map(|name| markers.needle(name));
+        let plugin = if family == ToolFamily::InternlmJson { PLUGIN } else { "" };
+        let opener = |name: &&'static str| markers.needle(name) + &markers.needle(plugin);
         Some(Self {
             family,
-            openers: openers.iter().map(|name| markers.needle(name)).collect(),
-            call_open: needle(call_open),
-            argument_open: needle(argument_open),
-            id_open: needle(id_open),
-            call_close: needle(call_close),
-            section_close: needle(section_close),
+            openers: names.openers.iter().map(opener).collect(),
+            call_open: needle(names.call_open),
+            argument_open: needle(names.argument_open),
+            id_open: needle(names.id_open),
+            call_close: needle(names.call_close),
+            section_close: needle(names.section_close),
         })
     }
 }
+
+/// What `InternLM` writes after its opener.
+pub(super) const PLUGIN: &str = "<|plugin|>";
 
 #[derive(Debug)]
 enum Place {
@@ -149,8 +232,9 @@ impl Section {
         input.skip_space();
         self.place = match (format.family, input.text().chars().next()) {
             (_, None) => return if input.ended { Progress::Garbage } else { Progress::Wait },
+            (ToolFamily::ApertusJson, Some('{')) => Place::Envelope(Envelope::keyed()),
             (_, Some('{')) => Place::Envelope(Envelope::new()),
-            (ToolFamily::MistralJson | ToolFamily::MistralNames, Some('[')) => {
+            (family, Some('[')) if !self.in_array && (is_list(family) || is_tuned(family)) => {
                 input.take(1);
                 self.in_array = true;
                 return Progress::Again;
@@ -200,6 +284,12 @@ impl Section {
                 id = Some(name.to_owned());
                 name = name.strip_prefix("functions.").unwrap_or(name);
                 name = name.rsplit_once(':').map_or(name, |(name, _)| name);
+            }
+            ToolFamily::Solar => {
+                let (before, after) = name.split_once(id_open).unwrap_or_default();
+                let (before, after) = (before.trim(), after.trim());
+                id = (!before.is_empty() && !before.contains(is_code)).then(|| before.to_owned());
+                name = after;
             }
             _ => {
                 if let Some(id_open) = &format.id_open
@@ -304,6 +394,11 @@ impl Section {
         }
         if self.in_array {
             input.expect("]");
+            input.skip_space();
+        } else if format.family == ToolFamily::ToolCallsJson && input.text().starts_with('{') {
+            // One on each line.
+            self.place = Place::Begin;
+            return Progress::Again;
         }
         match format.call_close.as_deref().map(|close| input.expect(close)) {
             Some(Expect::Wait) => return Progress::Wait,

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::pythonic::literal;
+
 /// What the text of an argument can mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
@@ -152,9 +154,15 @@ pub(super) fn to_json(text: &str, reading: Reading) -> String {
             "None" => Some(Value::Null),
             _ => serde_json::from_str(trimmed).ok(),
         };
-        let literal = matches!(trimmed, "True" | "False" | "None");
-        value.map(|value| {
-            (Types::of(&value), if literal { value.to_string() } else { trimmed.to_owned() })
+        let is_literal = matches!(trimmed, "True" | "False" | "None");
+        let as_is = value.map(|value| {
+            (Types::of(&value), if is_literal { value.to_string() } else { trimmed.to_owned() })
+        });
+        // Lists and mappings too.
+        as_is.or_else(|| {
+            let json = literal(trimmed).filter(|_| trimmed.starts_with(['[', '{']))?;
+            let value = serde_json::from_str(&json).ok()?;
+            Some((Types::of(&value), json))
         })
     };
     match reading {
@@ -192,6 +200,8 @@ mod tests {
         check(&json!({"enum": ["a", "b"]}), "a", r#""a""#);
         check(&json!({"type": "object"}), r#"{"a": [1]}"#, r#"{"a": [1]}"#);
         check(&json!({"type": "object"}), "no", r#""no""#);
+        check(&json!({"type": "array"}), "['a', True]", r#"["a", true]"#);
+        check(&json!({"type": "string"}), "['a']", r#""['a']""#);
         check(&json!({"type": ["string", "array"], "minItems": 1}), r#""x""#, r#""x""#);
         check(&json!({}), "[1", r#""[1""#);
         check(&json!({}), "[1]", "[1]");

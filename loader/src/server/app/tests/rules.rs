@@ -180,8 +180,11 @@ fn styled(style: OutputStyle, script: Vec<Step>) -> Scripted {
 
 #[test]
 fn thinking_is_apart_in_every_dialect() {
-    let style =
-        OutputStyle { tools: Some(ToolFamily::JsonTags), thinking: Some(ThinkingStyle::ThinkTags) };
+    let style = OutputStyle {
+        tools: Some(ToolFamily::JsonTags),
+        thinking: Some(ThinkingStyle::ThinkTags),
+        answer: None,
+    };
     let script = vec![Step::Say("<think>Rome it is.</think>It is sunny."), STOP];
     let server = styled(style, script);
     let [(chat, body), (responses, input), (messages, blocks)] = requests();
@@ -212,7 +215,7 @@ fn thinking_is_apart_in_every_dialect() {
 #[test]
 fn ids_of_calls_are_of_their_family() {
     let ids = |style: ToolFamily, text: &'static str| -> Vec<String> {
-        let style = OutputStyle { tools: Some(style), thinking: None };
+        let style = OutputStyle { tools: Some(style), ..OutputStyle::default() };
         let server = styled(style, vec![Step::Say(text), STOP]);
         let [(chat, body), ..] = requests();
         let found = server.post(chat, &body).json();

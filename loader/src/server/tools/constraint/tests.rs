@@ -4,13 +4,85 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use shardpack_formats::OutputStyle;
+use shardpack_formats::{AnswerFrame, OutputStyle};
 
 use super::*;
 use crate::server::{
     inner::{OutputParser, Piece},
     tools::{CallParser, ParserOptions, ToolSpec},
 };
+
+/// What the vocabulary has tokens for.
+const MARKERS: [&str; 68] = [
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "｜DSML｜",
+    "<think>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<tool_calls:opensource>",
+    "</tool_calls:opensource>",
+    "<tool_call:opensource>",
+    "</tool_call:opensource>",
+    "<tool_sep:opensource>",
+    "<arg_key:opensource>",
+    "</arg_key:opensource>",
+    "<arg_value:opensource>",
+    "</arg_value:opensource>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "<|tool_call|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<|im_start|>",
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|begin|>",
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:name|>",
+    "<|tool_call:args|>",
+    "<|tool_call:end|>",
+    "<|calls|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<function_calls>",
+    "</function_calls>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<|content|>",
+];
 
 /// Bytes, then markers as added tokens, then the end of turn.
 struct Model {
@@ -22,37 +94,6 @@ struct Model {
 
 impl Model {
     fn new(style: OutputStyle, as_tokens: bool) -> Self {
-        const MARKERS: [&str; 29] = [
-            "<tool_call>",
-            "</tool_call>",
-            "<|python_tag|>",
-            "[TOOL_CALLS]",
-            "[CALL_ID]",
-            "[ARGS]",
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁call▁begin｜>",
-            "<｜tool▁sep｜>",
-            "<｜tool▁call▁end｜>",
-            "<｜tool▁calls▁end｜>",
-            "<|tool_calls_section_begin|>",
-            "<|tool_call_begin|>",
-            "<|tool_call_argument_begin|>",
-            "<|tool_call_end|>",
-            "<|tool_calls_section_end|>",
-            "<|start|>",
-            "<|channel|>",
-            "<|message|>",
-            "<|constrain|>",
-            "<|end|>",
-            "<minimax:tool_call>",
-            "</minimax:tool_call>",
-            "<arg_key>",
-            "</arg_key>",
-            "<arg_value>",
-            "</arg_value>",
-            "｜DSML｜",
-            "<think>",
-        ];
         let mut markers = if as_tokens { MARKERS.to_vec() } else { vec!["<|start|>"] };
         if as_tokens {
             markers.push("</think>");
@@ -75,7 +116,7 @@ impl Model {
             ToolFamily::Harmony => Some(ThinkingStyle::Channels),
             _ => None,
         };
-        Self::new(OutputStyle { tools: Some(family), thinking }, as_tokens)
+        Self::new(OutputStyle { tools: Some(family), thinking, answer: answer(family) }, as_tokens)
     }
 
     fn vocab_size(&self) -> u32 {
@@ -210,7 +251,7 @@ fn judge(schema: &Value, value: &Value, context: &str) {
     }
 }
 
-const FAMILIES: [ToolFamily; 13] = [
+const FAMILIES: [ToolFamily; 28] = [
     ToolFamily::JsonTags,
     ToolFamily::LlamaJson,
     ToolFamily::LlamaPythonic,
@@ -224,7 +265,32 @@ const FAMILIES: [ToolFamily; 13] = [
     ToolFamily::Harmony,
     ToolFamily::MinimaxM2,
     ToolFamily::DeepseekV32,
+    ToolFamily::SeedXml,
+    ToolFamily::HunyuanXml,
+    ToolFamily::DeepseekV4,
+    ToolFamily::ToolCallsJson,
+    ToolFamily::NemotronJson,
+    ToolFamily::NemotronTags,
+    ToolFamily::GraniteJson,
+    ToolFamily::CohereJson,
+    ToolFamily::HyperclovaJson,
+    ToolFamily::InternlmJson,
+    ToolFamily::ApertusJson,
+    ToolFamily::Solar,
+    ToolFamily::Lfm2,
+    ToolFamily::Olmo3,
+    ToolFamily::Gemma4,
 ];
+
+/// What the family writes around its answers.
+fn answer(family: ToolFamily) -> Option<AnswerFrame> {
+    match family {
+        ToolFamily::Solar => Some(AnswerFrame::SolarTurns),
+        ToolFamily::HyperclovaJson => Some(AnswerFrame::HyperclovaTurns),
+        ToolFamily::CohereJson => Some(AnswerFrame::CohereResponse),
+        _ => None,
+    }
+}
 
 /// What of a call's beginning makes a lazy grammar begin, as tokens or text.
 fn opener(family: ToolFamily) -> &'static [&'static str] {
@@ -237,7 +303,21 @@ fn opener(family: ToolFamily) -> &'static [&'static str] {
         ToolFamily::KimiK2 => &["<|tool_calls_section_begin|>"],
         ToolFamily::Harmony => &["<|channel|>", "commentary to=functions."],
         ToolFamily::MinimaxM2 => &["<minimax:tool_call>"],
-        ToolFamily::DeepseekV32 => &["<", "｜DSML｜"],
+        ToolFamily::DeepseekV32 | ToolFamily::DeepseekV4 => &["<", "｜DSML｜"],
+        ToolFamily::SeedXml => &["<seed:tool_call>"],
+        ToolFamily::HunyuanXml => &["<tool_calls:opensource>"],
+        ToolFamily::ToolCallsJson => &["<tool_calls>"],
+        ToolFamily::NemotronJson => &["<TOOLCALL>"],
+        ToolFamily::NemotronTags => &["<toolcall>"],
+        ToolFamily::GraniteJson => &["<|tool_call|>"],
+        ToolFamily::CohereJson => &["<|START_ACTION|>"],
+        ToolFamily::HyperclovaJson => &[" -> tool/function_call"],
+        ToolFamily::InternlmJson => &["<|action_start|>"],
+        ToolFamily::ApertusJson => &["<|tools_prefix|>"],
+        ToolFamily::Solar => &["<|tool_calls|>"],
+        ToolFamily::Lfm2 => &["<|tool_call_start|>"],
+        ToolFamily::Olmo3 => &["<function_calls>"],
+        ToolFamily::Gemma4 => &["<|tool_call>"],
     }
 }
 
@@ -357,8 +437,11 @@ fn added_tokens_are_never_part_of_a_text() {
 
 #[test]
 fn thinking_comes_before_a_required_call() {
-    let style =
-        OutputStyle { tools: Some(ToolFamily::JsonTags), thinking: Some(ThinkingStyle::ThinkTags) };
+    let style = OutputStyle {
+        tools: Some(ToolFamily::JsonTags),
+        thinking: Some(ThinkingStyle::ThinkTags),
+        answer: None,
+    };
     let model = Model::new(style, true);
     let allowed = |constraint: &mut GrammarConstraint, name: &str| {
         let mut mask = TokenMask::all(model.vocab_size());

@@ -7,7 +7,12 @@ use shardpack_formats::ToolFamily;
 
 use crate::{
     engine::TokenId,
-    server::tools::{params::DSML, parser::OutputFormat},
+    server::tools::{
+        gemma,
+        params::DSML,
+        parser::{OutputFormat, pythonic_names},
+        section,
+    },
 };
 
 /// Bytes of text kept to find a mark in; a header or the beginning of a bare call fits.
@@ -52,17 +57,22 @@ impl Triggers {
             marks.push(format.marker_token(name).map_or(Mark::Text(name, 0, false), Mark::Token));
         };
         match family {
-            ToolFamily::JsonTags | ToolFamily::Glm4 => mark("<tool_call>"),
-            ToolFamily::QwenXml => {
-                mark("<tool_call>");
+            ToolFamily::Glm4 => mark("<tool_call>"),
+            ToolFamily::QwenXml | ToolFamily::SeedXml => {
+                let is_seed = family == ToolFamily::SeedXml;
+                mark(if is_seed { "<seed:tool_call>" } else { "<tool_call>" });
                 marks.push(Mark::Text("<function=", 1, true));
             }
-            ToolFamily::MistralJson | ToolFamily::MistralNames => mark("[TOOL_CALLS]"),
-            ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31 => mark("<｜tool▁calls▁begin｜>"),
-            ToolFamily::KimiK2 => mark("<|tool_calls_section_begin|>"),
+            ToolFamily::HunyuanXml => mark("<tool_calls:opensource>"),
+            ToolFamily::Gemma4 => mark(gemma::OPEN),
+            ToolFamily::Lfm2 | ToolFamily::Olmo3 => {
+                for name in pythonic_names(family).map_or(&[][..], |(openers, _)| openers) {
+                    mark(name);
+                }
+            }
             ToolFamily::MinimaxM2 => mark("<minimax:tool_call>"),
             // Within its first tag, the rest of which belongs to the grammar.
-            ToolFamily::DeepseekV32 => mark(DSML),
+            ToolFamily::DeepseekV32 | ToolFamily::DeepseekV4 => mark(DSML),
             ToolFamily::LlamaJson | ToolFamily::LlamaPythonic => {
                 let names = ["<|python_tag|>", "<|python_start|>"];
                 resets = names.into_iter().filter_map(|name| format.marker_token(name)).collect();
@@ -70,6 +80,11 @@ impl Triggers {
             ToolFamily::Harmony => {
                 let names = ["<|start|>", "<|channel|>", "<|message|>"];
                 resets = names.into_iter().filter_map(|name| format.marker_token(name)).collect();
+            }
+            family => {
+                for name in section::names(family).map_or(&[][..], |names| names.openers) {
+                    mark(name);
+                }
             }
         }
         Self {

@@ -8,7 +8,7 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        params::DSML,
+        params::{DSML, has_dsml},
         schema::{SchemaError, enforceable},
         value::{Reading, reading},
     },
@@ -29,6 +29,10 @@ const FREE: [&str; 10] = [
     "examples",
 ];
 
+/// Remarks, and definitions that references point into.
+pub(super) const REMARKS: [&str; 8] =
+    ["description", "title", "$schema", "$id", "$defs", "definitions", "default", "examples"];
+
 impl Writer<'_> {
     /// Arguments one by one between tags.
     pub(super) fn params(
@@ -38,26 +42,34 @@ impl Writer<'_> {
     ) -> Result<String, SchemaError> {
         let params = Params::of(&tool.schema)?;
         let mut body = match family {
-            ToolFamily::QwenXml => quoted(&format!("<function={}>", tool.name)) + " WS?",
+            ToolFamily::QwenXml | ToolFamily::SeedXml => {
+                quoted(&format!("<function={}>", tool.name)) + " WS?"
+            }
+            ToolFamily::HunyuanXml => {
+                format!("{} {} WS?", quoted(&tool.name), self.marker("<tool_sep:opensource>"))
+            }
             ToolFamily::MinimaxM2 => quoted(&format!("<invoke name=\"{}\">", tool.name)) + " WS?",
-            ToolFamily::DeepseekV32 => {
+            family if has_dsml(family) => {
                 self.tag(&format!("<{DSML}invoke name=\"{}\">", tool.name)) + " WS?"
             }
             _ => quoted(&tool.name) + " WS?",
         };
         for param in &params.list {
             let optional = if param.required { "" } else { "?" };
-            if family == ToolFamily::DeepseekV32 {
+            if has_dsml(family) {
                 let told = self.told_param(&params, param)?;
                 let _ = write!(body, " ({told} WS?){optional}");
                 continue;
             }
             let key = match family {
                 ToolFamily::QwenXml => quoted(&format!("<parameter={}>\n", param.name)),
+                ToolFamily::SeedXml => quoted(&format!("<parameter={}>", param.name)),
                 ToolFamily::MinimaxM2 => quoted(&format!("<parameter name=\"{}\">", param.name)),
-                _ => {
-                    let (open, close) = (self.marker("<arg_key>"), self.marker("</arg_key>"));
-                    let value = self.marker("<arg_value>");
+                family => {
+                    let own = if family == ToolFamily::HunyuanXml { ":opensource" } else { "" };
+                    let marker = |name: &str| self.marker(&format!("<{name}{own}>"));
+                    let (open, close) = (marker("arg_key"), marker("/arg_key"));
+                    let value = marker("arg_value");
                     format!("{open} {} {close} WS? {value}", quoted(param.name))
                 }
             };
@@ -65,9 +77,9 @@ impl Writer<'_> {
             let _ = write!(body, " ({key} {value} WS?){optional}");
         }
         match family {
-            ToolFamily::QwenXml => body.push_str(" \"</function>\""),
+            ToolFamily::QwenXml | ToolFamily::SeedXml => body.push_str(" \"</function>\""),
             ToolFamily::MinimaxM2 => body.push_str(" \"</invoke>\""),
-            ToolFamily::DeepseekV32 => {
+            family if has_dsml(family) => {
                 let _ = write!(body, " {}", self.tag(&format!("</{DSML}invoke>")));
             }
             _ => {}
@@ -118,8 +130,13 @@ impl Writer<'_> {
     fn value_close(&self, family: ToolFamily) -> (&'static str, String) {
         match family {
             ToolFamily::QwenXml => ("\n</parameter>", quoted("\n</parameter>")),
-            ToolFamily::MinimaxM2 => ("</parameter>", quoted("</parameter>")),
-            ToolFamily::DeepseekV32 => ("</｜DSML｜parameter>", self.tag("</｜DSML｜parameter>")),
+            ToolFamily::MinimaxM2 | ToolFamily::SeedXml => ("</parameter>", quoted("</parameter>")),
+            ToolFamily::HunyuanXml => {
+                ("</arg_value:opensource>", self.marker("</arg_value:opensource>"))
+            }
+            family if has_dsml(family) => {
+                ("</｜DSML｜parameter>", self.tag("</｜DSML｜parameter>"))
+            }
             _ => ("</arg_value>", self.marker("</arg_value>")),
         }
     }
@@ -146,14 +163,14 @@ impl Writer<'_> {
             [get("minLength"), get("maxLength")].map(|bound| bound.and_then(Value::as_u64));
         let escaped = close.replace('\n', "\\n").replace('/', "\\/");
         if bounds == [None, None]
-            && family == ToolFamily::DeepseekV32
+            && has_dsml(family)
             && let Some(token) = self.format.marker_token(DSML)
         {
             // Texts may hold what begins the tag; only the token within ends them.
             let piece = self.lazy("(?s:.*)<\\/");
             return Ok(format!("{piece}+ <[{}]> \"parameter>\"", token.0));
         }
-        Ok(match (bounds, self.format.marker_token("</arg_value>")) {
+        Ok(match (bounds, self.format.marker_token(close)) {
             ([None, None], Some(_)) => format!("ANY? {marker}"),
             ([None, None], None) => self.lazy(&format!("(?s:.*){escaped}")),
             ([min, max], _) => {
@@ -180,24 +197,12 @@ pub(super) struct Params<'a> {
 
 impl<'a> Params<'a> {
     pub(super) fn of(schema: &'a Value) -> Result<Self, SchemaError> {
-        const PLAIN: [&str; 12] = [
-            "type",
-            "properties",
-            "required",
-            "additionalProperties",
-            "description",
-            "title",
-            "$schema",
-            "$id",
-            "$defs",
-            "definitions",
-            "default",
-            "examples",
-        ];
+        const PLAIN: [&str; 4] = ["type", "properties", "required", "additionalProperties"];
+        let is_plain = |key: &str| PLAIN.contains(&key) || REMARKS.contains(&key);
         let Value::Object(object) = schema else {
             return Ok(Self { list: Vec::new(), definitions: Vec::new() });
         };
-        if let Some(key) = object.keys().find(|key| !PLAIN.contains(&key.as_str())) {
+        if let Some(key) = object.keys().find(|key| !is_plain(key)) {
             let reason = "this model writes arguments one by one: between them nothing can hold";
             return Err(SchemaError::new(key, reason));
         }

@@ -8,8 +8,11 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        params::DSML,
+        gemma,
+        params::{DSML, has_dsml},
+        parser::pythonic_names,
         schema::{SchemaError, enforceable},
+        section::{self, PLUGIN},
     },
     ConstrainedTool, Writer,
     arguments::Params,
@@ -50,60 +53,110 @@ impl Writer<'_> {
     ) -> Result<String, SchemaError> {
         let name = &tool.name;
         Ok(match family {
-            ToolFamily::JsonTags | ToolFamily::MistralJson => {
+            ToolFamily::JsonTags
+            | ToolFamily::MistralJson
+            | ToolFamily::ToolCallsJson
+            | ToolFamily::NemotronJson
+            | ToolFamily::NemotronTags
+            | ToolFamily::GraniteJson
+            | ToolFamily::HyperclovaJson => {
                 self.envelope(name, "arguments", &closed(&tool.schema)?)
             }
-            ToolFamily::LlamaJson => self.envelope(name, "parameters", &closed(&tool.schema)?),
+            ToolFamily::CohereJson => {
+                let id = "\"\\\"tool_call_id\\\"\" WS? \":\" WS? /\"[0-9]{1,3}\"/ WS? \",\" WS?";
+                let schema = closed(&tool.schema)?;
+                self.envelope_with(id, ["tool_name", "parameters"], name, &schema)
+            }
+            ToolFamily::ApertusJson => {
+                let json = self.json(&closed(&tool.schema)?);
+                let name = quoted(&Value::from(name.as_str()).to_string());
+                format!("\"{{\" WS? {name} WS? \":\" WS? {json} WS? \"}}\"")
+            }
+            ToolFamily::LlamaJson | ToolFamily::InternlmJson => {
+                self.envelope(name, "parameters", &closed(&tool.schema)?)
+            }
+            ToolFamily::LlamaPythonic | ToolFamily::Lfm2 | ToolFamily::Olmo3 => {
+                self.pythonic(number, tool)?
+            }
+            ToolFamily::Gemma4 => self.gemma(tool)?,
+            ToolFamily::QwenXml
+            | ToolFamily::SeedXml
+            | ToolFamily::HunyuanXml
+            | ToolFamily::DeepseekV4
+            | ToolFamily::Glm4
+            | ToolFamily::MinimaxM2
+            | ToolFamily::DeepseekV32 => self.params(family, tool)?,
+            _ => self.headed(family, tool, begun)?,
+        })
+    }
+
+    /// A head with the name, and the arguments as JSON.
+    fn headed(
+        &mut self,
+        family: ToolFamily,
+        tool: &ConstrainedTool,
+        begun: bool,
+    ) -> Result<String, SchemaError> {
+        let name = &tool.name;
+        let json = self.json(&closed(&tool.schema)?);
+        Ok(match family {
+            ToolFamily::Solar => {
+                let id = self.marker("<|tool_call:name|>");
+                let arguments = self.marker("<|tool_call:args|>");
+                format!("/[a-z0-9]{{10}}/ {id} {} {arguments} {json}", quoted(name))
+            }
             ToolFamily::MistralNames => {
                 let (id, arguments) = (self.marker("[CALL_ID]"), self.marker("[ARGS]"));
-                let json = self.json(&closed(&tool.schema)?);
                 format!("{} ({id} /[a-zA-Z0-9]{{9}}/)? {arguments} {json}", quoted(name))
             }
             ToolFamily::DeepseekV3 => {
                 let sep = self.marker("<｜tool▁sep｜>");
-                let json = self.json(&closed(&tool.schema)?);
                 let head = quoted(&format!("{name}\n```json\n"));
                 format!("\"function\" {sep} {head} {json} \"\\n```\"")
             }
             ToolFamily::DeepseekV31 => {
                 let sep = self.marker("<｜tool▁sep｜>");
-                let json = self.json(&closed(&tool.schema)?);
                 format!("{} {sep} {json}", quoted(name))
             }
             ToolFamily::KimiK2 => {
                 let arguments = self.marker("<|tool_call_argument_begin|>");
-                let json = self.json(&closed(&tool.schema)?);
                 let head = quoted(&format!("functions.{name}:"));
                 format!("{head} /[0-9]{{1,4}}/ {arguments} {json}")
             }
             ToolFamily::Harmony => {
                 let (channel, message) = (self.marker("<|channel|>"), self.marker("<|message|>"));
                 let constrain = self.marker("<|constrain|>");
-                let json = self.json(&closed(&tool.schema)?);
                 // Where the recipient came with the role, the channel is still to be named.
                 let again =
                     if begun { format!("({channel} \"commentary\")?") } else { String::new() };
                 format!("{} {again} (\" \"? {constrain} \"json\")? {message} {json}", quoted(name))
             }
-            ToolFamily::LlamaPythonic => self.pythonic(number, tool)?,
-            ToolFamily::QwenXml
-            | ToolFamily::Glm4
-            | ToolFamily::MinimaxM2
-            | ToolFamily::DeepseekV32 => self.params(family, tool)?,
+            _ => quoted(name) + " " + &json,
         })
     }
 
     fn envelope(&mut self, name: &str, arguments: &str, schema: &Value) -> String {
-        let json = self.json(schema);
-        let name = quoted(&Value::from(name).to_string());
-        let key = quoted(&Value::from(arguments).to_string());
         // Some write the type first.
         let kind = match arguments {
             "parameters" => "(\"\\\"type\\\"\" WS? \":\" WS? \"\\\"function\\\"\" WS? \",\" WS?)?",
             _ => "",
         };
+        self.envelope_with(kind, ["name", arguments], name, schema)
+    }
+
+    /// An envelope with something before its keys.
+    fn envelope_with(
+        &mut self,
+        before: &str,
+        keys: [&str; 2],
+        name: &str,
+        schema: &Value,
+    ) -> String {
+        let json = self.json(schema);
+        let name = quoted(&Value::from(name).to_string());
+        let [name_key, key] = keys.map(|key| quoted(&Value::from(key).to_string()));
         format!(
-            "\"{{\" WS? {kind} \"\\\"name\\\"\" WS? \":\" WS? {name} WS? \",\" WS? {key} WS? \":\" WS? {json} WS? \"}}\""
+            "\"{{\" WS? {before} {name_key} WS? \":\" WS? {name} WS? \",\" WS? {key} WS? \":\" WS? {json} WS? \"}}\""
         )
     }
 
@@ -140,42 +193,28 @@ impl Writer<'_> {
         one: bool,
     ) -> Result<String, SchemaError> {
         self.call(family, tools, false)?;
-        let many = |unit: String, between: &str| {
-            if one { unit } else { format!("{unit} ({between} {unit})*") }
-        };
         let marker = |name: &str| self.marker(name);
         Ok(match family {
-            ToolFamily::JsonTags | ToolFamily::QwenXml => {
-                let (open, close) = (marker("<tool_call>"), marker("</tool_call>"));
-                many(format!("({open} WS? call WS? {close})"), "WS?")
+            ToolFamily::JsonTags
+            | ToolFamily::NemotronTags
+            | ToolFamily::QwenXml
+            | ToolFamily::SeedXml => {
+                let (open, close) = (marker(tag(family).0), marker(tag(family).1));
+                many(format!("({open} WS? call WS? {close})"), "WS?", one)
             }
             ToolFamily::LlamaJson => "call".to_owned(),
             ToolFamily::LlamaPythonic => {
-                format!("\"[\" {} \"]\"", many("call".to_owned(), "\",\" WS?"))
+                format!("\"[\" {} \"]\"", many("call".to_owned(), "\",\" WS?", one))
             }
-            ToolFamily::MistralJson => {
-                let calls = many("call".to_owned(), "\",\" WS?");
-                format!("{} WS? \"[\" {calls} \"]\"", marker("[TOOL_CALLS]"))
+            ToolFamily::MistralNames => many(format!("({} call)", marker("[TOOL_CALLS]")), "", one),
+            ToolFamily::InternlmJson | ToolFamily::Gemma4 | ToolFamily::Glm4 => {
+                let (open, close) = self.opener(family);
+                many(format!("({open} call {close})"), "WS?", one)
             }
-            ToolFamily::MistralNames => many(format!("({} call)", marker("[TOOL_CALLS]")), ""),
-            ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31 | ToolFamily::KimiK2 => {
-                let open = match family {
-                    ToolFamily::KimiK2 => marker("<|tool_calls_section_begin|>"),
-                    _ => marker("<｜tool▁calls▁begin｜>"),
-                };
-                format!("{open} {}", self.section(family, one))
-            }
-            ToolFamily::Glm4 => {
-                let (open, close) = (marker("<tool_call>"), marker("</tool_call>"));
-                many(format!("({open} call {close})"), "WS?")
-            }
-            ToolFamily::MinimaxM2 => {
-                let (open, close) = (marker("<minimax:tool_call>"), marker("</minimax:tool_call>"));
-                format!("{open} WS? {} WS? {close}", many("call".to_owned(), "WS?"))
-            }
-            ToolFamily::DeepseekV32 => {
-                let tag = |slash: &str| self.tag(&format!("<{slash}{DSML}function_calls>"));
-                let calls = many("call".to_owned(), "WS?");
+            ToolFamily::DeepseekV32 | ToolFamily::DeepseekV4 => {
+                let name = dsml_section(family);
+                let tag = |slash: &str| self.tag(&format!("<{slash}{DSML}{name}>"));
+                let calls = many("call".to_owned(), "WS?", one);
                 format!("WS? {} WS? {calls} WS? {}", tag(""), tag("/"))
             }
             ToolFamily::Harmony => {
@@ -183,19 +222,74 @@ impl Writer<'_> {
                 let thinking = self.analysis();
                 format!("{thinking} {channel} \"commentary to=functions.\" call")
             }
+            ToolFamily::HyperclovaJson => {
+                let head = format!("(\"\\n\"? {} \"assistant\")?", marker("<|im_start|>"));
+                let list = self.begun_section(family, one);
+                format!("{head} \" \"? {} {list}", self.opener(family).0)
+            }
+            ToolFamily::Solar => {
+                let head = format!("({} \"assistant\")?", marker("<|begin|>"));
+                format!("{head} {} {}", self.opener(family).0, self.begun_section(family, one))
+            }
+            _ => format!("{} {}", self.opener(family).0, self.begun_section(family, one)),
         })
     }
 
-    /// The calls of a section and its end.
-    fn section(&self, family: ToolFamily, one: bool) -> String {
-        let (open, close, end) = match family {
-            ToolFamily::KimiK2 => {
-                ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>")
+    /// What opens a family's calls, and what closes them.
+    fn opener(&self, family: ToolFamily) -> (String, String) {
+        match family {
+            ToolFamily::Gemma4 => (self.marker(gemma::OPEN), self.marker(gemma::CLOSE)),
+            ToolFamily::InternlmJson => {
+                let open = self.marker("<|action_start|>");
+                (format!("{open} {}", self.marker(PLUGIN)), self.marker("<|action_end|>"))
             }
-            _ => ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
-        };
-        let unit = format!("({} call {} WS?)", self.marker(open), self.marker(close));
-        format!("WS? {unit}{} {}", if one { "" } else { "+" }, self.marker(end))
+            family => (self.marker(tag(family).0), self.marker(tag(family).1)),
+        }
+    }
+
+    /// The calls of a section and its end, after its opener.
+    fn begun_section(&self, family: ToolFamily, one: bool) -> String {
+        let calls = |between: &str| many("call".to_owned(), between, one);
+        let (_, close) = self.opener(family);
+        match family {
+            ToolFamily::LlamaPythonic => format!("\"[\" WS? {} \"]\"", calls("\",\" WS?")),
+            ToolFamily::Lfm2 => format!("\"[\" {} \"]\" {close}", calls("\", \"")),
+            ToolFamily::Olmo3 => {
+                format!("\"\\n\" {} \"\\n\" {close}", calls("\"\\n\""))
+            }
+            ToolFamily::MinimaxM2 => format!("WS? {} WS? {close}", calls("WS?")),
+            ToolFamily::HunyuanXml => {
+                let open = self.marker("<tool_call:opensource>");
+                let unit = format!("({open} call {} WS?)", self.marker("</tool_call:opensource>"));
+                format!("WS? {unit}{} {close}", if one { "" } else { "+" })
+            }
+            family if section::is_list(family) => {
+                let has_end =
+                    section::names(family).is_some_and(|names| names.call_close.is_some());
+                // Granite's end is one that its kin write.
+                let end = match family {
+                    ToolFamily::GraniteJson => String::new(),
+                    ToolFamily::HyperclovaJson => self.optional("<|im_end|>"),
+                    _ if has_end => close,
+                    _ => String::new(),
+                };
+                format!("WS? \"[\" WS? {} WS? \"]\" {end}", calls("WS? \",\" WS?"))
+            }
+            family => {
+                let names = section::names(family);
+                let name = |name: Option<&'static str>| self.marker(name.unwrap_or_default());
+                let open = name(names.as_ref().and_then(|names| names.call_open));
+                let close = name(names.as_ref().and_then(|names| names.call_close));
+                let end = name(names.as_ref().and_then(|names| names.section_close));
+                let unit = format!("({open} call {close} WS?)");
+                format!("WS? {unit}{} {end}", if one { "" } else { "+" })
+            }
+        }
+    }
+
+    /// A marker that may stand here where it is a token.
+    fn optional(&self, name: &str) -> String {
+        self.format.marker_token(name).map_or_else(String::new, |_| self.marker(name) + "?")
     }
 
     /// What may follow a call's first marker.
@@ -206,39 +300,61 @@ impl Writer<'_> {
         one: bool,
     ) -> Result<String, SchemaError> {
         self.call(family, tools, true)?;
-        let marker = |name: &str| self.marker(name);
-        let more = |between: &str| {
-            if one { String::new() } else { format!("({between} call)*") }
-        };
+        let close = self.opener(family).1;
         Ok(match family {
-            ToolFamily::JsonTags | ToolFamily::QwenXml => {
-                format!("WS? call WS? {}", marker("</tool_call>"))
-            }
-            ToolFamily::Glm4 => format!("WS? call {}", marker("</tool_call>")),
+            ToolFamily::JsonTags
+            | ToolFamily::NemotronTags
+            | ToolFamily::QwenXml
+            | ToolFamily::SeedXml => format!("WS? call WS? {close}"),
+            ToolFamily::Glm4 | ToolFamily::Gemma4 => format!("WS? call {close}"),
+            ToolFamily::InternlmJson => format!("{} WS? call WS? {close}", self.marker(PLUGIN)),
             // The trigger is the beginning of the call itself.
             ToolFamily::LlamaJson | ToolFamily::Harmony | ToolFamily::MistralNames => {
                 "call".to_owned()
             }
-            ToolFamily::LlamaPythonic => format!("\"[\" WS? call {} \"]\"", more("\",\" WS?")),
-            ToolFamily::MistralJson => {
-                format!("WS? \"[\" WS? call {} WS? \"]\"", more("WS? \",\" WS?"))
+            family if has_dsml(family) => {
+                let name = dsml_section(family);
+                let close = self.tag(&format!("</{DSML}{name}>"));
+                let calls = many("call".to_owned(), "WS?", one);
+                format!("\"{name}>\" WS? {calls} WS? {close}")
             }
-            ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31 | ToolFamily::KimiK2 => {
-                self.section(family, one)
-            }
-            ToolFamily::MinimaxM2 => {
-                format!("WS? call {} WS? {}", more("WS?"), marker("</minimax:tool_call>"))
-            }
-            ToolFamily::DeepseekV32 => {
-                let close = self.tag(&format!("</{DSML}function_calls>"));
-                format!("\"function_calls>\" WS? call {} WS? {close}", more("WS?"))
-            }
+            family => self.begun_section(family, one),
         })
     }
 }
 
+/// One or more of a unit.
+fn many(unit: String, between: &str, one: bool) -> String {
+    if one { unit } else { format!("{unit} ({between} {unit})*") }
+}
+
+/// The tag about DeepSeek's calls.
+const fn dsml_section(family: ToolFamily) -> &'static str {
+    match family {
+        ToolFamily::DeepseekV4 => "tool_calls",
+        _ => "function_calls",
+    }
+}
+
+/// What opens and closes a call, or a section of calls; the end may be nothing.
+fn tag(family: ToolFamily) -> (&'static str, &'static str) {
+    match family {
+        ToolFamily::QwenXml | ToolFamily::Glm4 => ("<tool_call>", "</tool_call>"),
+        ToolFamily::SeedXml => ("<seed:tool_call>", "</seed:tool_call>"),
+        ToolFamily::MinimaxM2 => ("<minimax:tool_call>", "</minimax:tool_call>"),
+        ToolFamily::HunyuanXml => ("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        family => pythonic_names(family)
+            .map(|(openers, closer)| (openers[0], closer))
+            .or_else(|| {
+                let names = section::names(family)?;
+                Some((names.openers[0], names.call_close.unwrap_or_default()))
+            })
+            .unwrap_or_default(),
+    }
+}
+
 /// A tool's schema, enforceable; arguments that it does not name are not invented.
-fn closed(schema: &Value) -> Result<Value, SchemaError> {
+pub(super) fn closed(schema: &Value) -> Result<Value, SchemaError> {
     let mut schema = enforceable(schema)?;
     let Value::Object(object) = &mut schema else { return Ok(json!({ "type": "object" })) };
     if object.keys().all(|key| CLOSABLE.contains(&key.as_str()) || key == "definitions")

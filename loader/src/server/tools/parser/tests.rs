@@ -6,13 +6,13 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use shardpack_formats::{
-    OutputStyle, ToolFamily,
+    AnswerFrame, OutputStyle, ToolFamily,
     template::{ChatTemplate, Next},
 };
 
 use super::*;
 
-const TEMPLATES: [(ToolFamily, &str); 13] = [
+const TEMPLATES: [(ToolFamily, &str); 28] = [
     (ToolFamily::JsonTags, include_str!("templates/json_tags.jinja")),
     (ToolFamily::LlamaJson, include_str!("templates/llama_json.jinja")),
     (ToolFamily::LlamaPythonic, include_str!("templates/llama_pythonic.jinja")),
@@ -25,11 +25,26 @@ const TEMPLATES: [(ToolFamily, &str); 13] = [
     (ToolFamily::Glm4, include_str!("templates/glm4.jinja")),
     (ToolFamily::Harmony, include_str!("templates/harmony.jinja")),
     (ToolFamily::MinimaxM2, include_str!("templates/minimax_m2.jinja")),
+    (ToolFamily::SeedXml, include_str!("templates/seed_xml.jinja")),
+    (ToolFamily::HunyuanXml, include_str!("templates/hunyuan_xml.jinja")),
+    (ToolFamily::DeepseekV4, include_str!("templates/deepseek_v4.jinja")),
+    (ToolFamily::ToolCallsJson, include_str!("templates/tool_calls_json.jinja")),
+    (ToolFamily::NemotronJson, include_str!("templates/nemotron_json.jinja")),
+    (ToolFamily::NemotronTags, include_str!("templates/nemotron_tags.jinja")),
+    (ToolFamily::GraniteJson, include_str!("templates/granite_json.jinja")),
+    (ToolFamily::CohereJson, include_str!("templates/cohere_json.jinja")),
+    (ToolFamily::HyperclovaJson, include_str!("templates/hyperclova_json.jinja")),
+    (ToolFamily::InternlmJson, include_str!("templates/internlm_json.jinja")),
+    (ToolFamily::ApertusJson, include_str!("templates/apertus_json.jinja")),
+    (ToolFamily::Solar, include_str!("templates/solar.jinja")),
+    (ToolFamily::Lfm2, include_str!("templates/lfm2.jinja")),
+    (ToolFamily::Olmo3, include_str!("templates/olmo3.jinja")),
+    (ToolFamily::Gemma4, include_str!("templates/gemma4.jinja")),
     (ToolFamily::DeepseekV32, include_str!("../../../../../formats/templates/deepseek_v32.jinja")),
 ];
 
 /// Ends of turns in the templates, which the engine does not report.
-const TURN_ENDS: [&str; 8] = [
+const TURN_ENDS: [&str; 13] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eot|>",
@@ -38,6 +53,11 @@ const TURN_ENDS: [&str; 8] = [
     "<|return|>",
     "<|call|>",
     "[e~[",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|endofturn|>",
+    "<|stop|>",
+    "<turn|>",
+    "<|user_end|>",
 ];
 
 /// A tokenizer of bytes, with the markers of a family as tokens of their own or not.
@@ -217,7 +237,10 @@ fn message(content: &str, calls: &[(&str, Value)]) -> Value {
 fn may(family: ToolFamily) -> (bool, bool) {
     match family {
         ToolFamily::LlamaJson => (false, false),
-        ToolFamily::LlamaPythonic | ToolFamily::MistralJson => (false, true),
+        // HyperCLOVA's template has turns of their own for what is said.
+        ToolFamily::LlamaPythonic | ToolFamily::MistralJson | ToolFamily::HyperclovaJson => {
+            (false, true)
+        }
         ToolFamily::Harmony => (true, false),
         _ => (true, true),
     }
@@ -264,8 +287,9 @@ fn check_round_trip(
         let model = Model::new(style, as_tokens);
         let tokens = model.tokens.encode(&text);
         let answer = model.parse_cut(&tokens, cuts, false);
-        let spoken =
-            if family == ToolFamily::Harmony { &answer.reasoning } else { &answer.content };
+        let thinks =
+            matches!(family, ToolFamily::Harmony | ToolFamily::CohereJson | ToolFamily::Solar);
+        let spoken = if thinks { &answer.reasoning } else { &answer.content };
         assert_eq!(spoken, said, "{family:?} {text:?} {answer:?}");
         assert_eq!(answer.cut, 0, "{family:?} {text:?} {answer:?}");
         let found: Vec<(&str, Value)> = answer
@@ -277,7 +301,7 @@ fn check_round_trip(
         // Ids are unique, and where the model writes them they are its own.
         let ids: std::collections::HashSet<_> = answer.calls.iter().map(|call| &call.1).collect();
         assert_eq!(ids.len(), calls.len());
-        if family == ToolFamily::KimiK2 {
+        if matches!(family, ToolFamily::KimiK2 | ToolFamily::Solar) {
             assert_eq!(answer.calls[0].1, format!("functions.{}:0", calls[0].0));
         }
     }
@@ -347,8 +371,11 @@ proptest! {
 }
 
 fn json_tags(as_tokens: bool) -> Model {
-    let style =
-        OutputStyle { tools: Some(ToolFamily::JsonTags), thinking: Some(ThinkingStyle::ThinkTags) };
+    let style = OutputStyle {
+        tools: Some(ToolFamily::JsonTags),
+        thinking: Some(ThinkingStyle::ThinkTags),
+        answer: None,
+    };
     Model::new(style, as_tokens)
 }
 
@@ -448,7 +475,8 @@ fn one_call_means_one() {
 fn other_spellings_of_the_same_call_are_understood() {
     let check = |family, text: &str, expected: &str| {
         let answer =
-            Model::new(OutputStyle { tools: Some(family), thinking: None }, true).parse(text);
+            Model::new(OutputStyle { tools: Some(family), ..OutputStyle::default() }, true)
+                .parse(text);
         let calls: Vec<_> = answer.calls.iter().map(|(n, _, a)| format!("{n}{a}")).collect();
         assert_eq!(calls.join(" "), expected, "{text} {answer:?}");
         assert_eq!(answer.content, "", "{text}");
@@ -494,6 +522,20 @@ fn other_spellings_of_the_same_call_are_understood() {
         "<tool_call>get_time<arg_key>city</arg_key><arg_value>x</arg_value></tool_call>",
         r#"get_time{"city": "x"}"#,
     );
+    let list =
+        r#"[{"name": "get_time", "arguments": {}}, {"name": "get_weather", "arguments": {}}]"#;
+    check(ToolFamily::LlamaJson, list, "get_time{} get_weather{}");
+    check(ToolFamily::LlamaPythonic, list, "get_time{} get_weather{}");
+    check(
+        ToolFamily::Lfm2,
+        &format!("<|tool_call_start|>{list}<|tool_call_end|>"),
+        "get_time{} get_weather{}",
+    );
+    check(
+        ToolFamily::LlamaJson,
+        r#"<|python_start|>{"name": "get_time", "parameters": {}}<|python_end|>"#,
+        "get_time{}",
+    );
     check(
         ToolFamily::Harmony,
         "<|channel|>analysis to=functions.get_time code<|message|>{}",
@@ -503,8 +545,11 @@ fn other_spellings_of_the_same_call_are_understood() {
 
 #[test]
 fn harmony_channels_go_where_they_belong() {
-    let style =
-        OutputStyle { tools: Some(ToolFamily::Harmony), thinking: Some(ThinkingStyle::Channels) };
+    let style = OutputStyle {
+        tools: Some(ToolFamily::Harmony),
+        thinking: Some(ThinkingStyle::Channels),
+        answer: None,
+    };
     let model = Model::new(style, true);
     let answer = model.parse(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>\
@@ -512,4 +557,114 @@ fn harmony_channels_go_where_they_belong() {
     );
     assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("Hm.", "Wait.Yes."));
     assert_eq!(model.parse("Hello there").content, "Hello there");
+}
+
+/// What an answer comes to, with its markers as tokens and spelt out.
+fn check_answer(style: OutputStyle, text: &str, reasoning: &str, content: &str, calls: &str) {
+    for as_tokens in [true, false] {
+        let model = Model::new(style, as_tokens);
+        for cuts in [&[][..], &[false], &[false, true, false]] {
+            let answer = model.parse_cut(&model.tokens.encode(text), cuts, false);
+            assert_eq!(answer.reasoning, reasoning, "{text} {answer:?}");
+            assert_eq!(answer.content, content, "{text} {answer:?}");
+            let found: Vec<_> = answer.calls.iter().map(|(n, _, a)| format!("{n}{a}")).collect();
+            assert_eq!(found.join(" "), calls, "{text} {answer:?}");
+        }
+    }
+}
+
+#[test]
+fn gemma_writes_values_in_more_than_one_way() {
+    let style = OutputStyle {
+        tools: Some(ToolFamily::Gemma4),
+        thinking: Some(ThinkingStyle::ThoughtChannel),
+        answer: None,
+    };
+    check_answer(style, "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes.", "");
+    check_answer(style, "<|channel>thought\n<channel|>Yes.", "", "Yes.", "");
+    let call = |arguments: &str| format!("<|tool_call>call:get_time{arguments}<tool_call|>");
+    let check = |arguments: &str, expected: &str| {
+        check_answer(style, &call(arguments), "", "", &format!("get_time{expected}"));
+    };
+    check(
+        "{city:<|\"|>a, \"b\"}<|\"|>,days:5,more:{a:[1,{b:<|\"|>x<|\"|>}]},tags:[]}",
+        r#"{"city": "a, \"b\"}", "days": 5, "more": {"a": [1, {"b": "x"}]}, "tags": []}"#,
+    );
+    // Bare texts, and JSON.
+    check("{city:New York,days: 5}", r#"{"city": "New York", "days": 5}"#);
+    check("{city:5,exact:True}", r#"{"city": "5", "exact": true}"#);
+    check(r#"{"city": "a\"b\n", "tags": ["x"]}"#, r#"{"city": "a\"b\n", "tags": ["x"]}"#);
+    check("{}", "{}");
+    check_answer(
+        style,
+        &format!("Look:\n{}{}", call("{}"), call("{days:1}")),
+        "",
+        "Look:",
+        r#"get_time{} get_time{"days": 1}"#,
+    );
+    let broken = call("{city:<|\"|>x<|\"|> oops}");
+    assert_eq!(Model::new(style, true).parse(&broken).content, broken);
+}
+
+#[test]
+fn what_stands_around_an_answer_is_not_part_of_it() {
+    let style = |tools, thinking, answer| OutputStyle {
+        tools: Some(tools),
+        thinking: Some(thinking),
+        answer: Some(answer),
+    };
+    let hunyuan =
+        style(ToolFamily::ToolCallsJson, ThinkingStyle::ThinkTags, AnswerFrame::AnswerTags);
+    let list = r#"[{"name": "get_time", "arguments": {}}]"#;
+    check_answer(hunyuan, "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes.", "");
+    check_answer(hunyuan, "See <answer>.", "", "See <answer>.", "");
+    let call = format!("<think>\n\n</think>\n<tool_calls>{list}</tool_calls>");
+    check_answer(hunyuan, &call, "", "", "get_time{}");
+    let cohere =
+        style(ToolFamily::CohereJson, ThinkingStyle::CohereTags, AnswerFrame::CohereResponse);
+    let text = "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>";
+    check_answer(cohere, text, "Hm.", "Yes.", "");
+    let solar = style(ToolFamily::Solar, ThinkingStyle::SolarTurn, AnswerFrame::SolarTurns);
+    let text = "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.<|end|>";
+    check_answer(solar, text, "Hm.", "Yes.", "");
+    let hyperclova = style(
+        ToolFamily::HyperclovaJson,
+        ThinkingStyle::HyperclovaTurn,
+        AnswerFrame::HyperclovaTurns,
+    );
+    check_answer(hyperclova, "\nYes.<|im_end|>", "", "Yes.", "");
+    let thought = "/think\nHm.<|im_end|>\n<|im_start|>assistant";
+    check_answer(hyperclova, &format!("{thought}\nYes.<|im_end|>"), "Hm.", "Yes.", "");
+    let call = format!("{thought} -> tool/function_call\n{list}<|im_end|>");
+    check_answer(hyperclova, &call, "Hm.", "", "get_time{}");
+    let format = Model::new(hyperclova, true).format;
+    assert!(format.prompt_opens_thinking("<|im_start|>assistant/think\n"));
+    assert!(!format.prompt_opens_thinking("<|im_start|>assistant"));
+}
+
+#[test]
+fn a_call_ends_thinking_where_its_marker_is_a_token() {
+    let model = json_tags(true);
+    let answer = model.parse(&format!("<think>Hm.\n{CALL}\nSo."));
+    assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("Hm.", "So."));
+    assert_eq!(answer.calls.len(), 1);
+    let answer = model.parse("<think>I may <tool_call> or not.</think>No.");
+    assert_eq!(answer.reasoning, "I may<tool_call> or not.");
+    assert_eq!((answer.content.as_str(), answer.calls.len()), ("No.", 0));
+}
+
+#[test]
+fn what_follows_a_call_does_not_undo_it() {
+    let check = |family, text: &str, content: &str| {
+        let style = OutputStyle { tools: Some(family), ..OutputStyle::default() };
+        let answer = Model::new(style, true).parse(text);
+        assert_eq!((answer.calls.len(), answer.content.as_str()), (1, content), "{answer:?}");
+    };
+    let call = r#"{"name": "get_time", "arguments": {}}"#;
+    check(ToolFamily::MistralJson, &format!("[TOOL_CALLS][{call}, oops"), ", oops");
+    check(ToolFamily::LlamaPythonic, "[get_time(), oops", ", oops");
+    check(ToolFamily::Olmo3, "<function_calls>\nget_time()\noops", "\noops");
+    let lines = format!("<tool_calls>\n{call}\n{call}\n</tool_calls>");
+    let style = OutputStyle { tools: Some(ToolFamily::ToolCallsJson), ..OutputStyle::default() };
+    assert_eq!(Model::new(style, true).parse(&lines).calls.len(), 2);
 }
