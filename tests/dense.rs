@@ -19,7 +19,7 @@ use shardpack_loader::engine::{TokenId, logits, memory_group};
 use tempfile::tempdir;
 
 use crate::{
-    experts::{check_against_transformers, join, open, write},
+    experts::{check_against_transformers, check_joined, open, write},
     harness::{causes, copy_folder, data},
 };
 
@@ -59,20 +59,7 @@ fn joined_packages_are_the_package_of_one_node() {
     // Those of tests/convert.rs apart, which are joined there.
     let here = |model: &&str| !["llama", "llama-tied", "qwen3"].contains(model);
     for model in FAMILIES.iter().map(|(model, ..)| *model).filter(here) {
-        let folder = tempdir().unwrap();
-        let source = data("models").join(model);
-        for bits in [4, 6, 8, 16] {
-            let one = folder.path().join("one");
-            write(&source, &one, bits, 1, ExpertCut::Inside);
-            let expected = join(&one, 1);
-            fs::remove_dir_all(one).unwrap();
-            for nodes in 2..=4 {
-                let set = folder.path().join("set");
-                write(&source, &set, bits, nodes, ExpertCut::Inside);
-                assert!(join(&set, nodes) == expected, "{model}, {bits} bits, {nodes} nodes");
-                fs::remove_dir_all(set).unwrap();
-            }
-        }
+        check_joined(model, &[2, 3, 4].map(|nodes| (nodes, ExpertCut::Inside)));
     }
 }
 

@@ -102,16 +102,50 @@ pub(crate) fn check_against_transformers(model: &str, nodes: u32, experts: Exper
     assert_eq!(chosen, greedy, "{model}, {nodes} nodes, {experts:?}");
 }
 
-#[test]
-fn sixteen_bits_compute_what_transformers_computes() {
-    for (model, has_experts) in FAMILIES {
-        for nodes in 1..=3 {
+/// Families on so many nodes and fewer, the experts of those that have some cut both ways.
+pub(crate) fn check_families(families: &[(&str, bool)], most_nodes: u32) {
+    for (model, has_experts) in families {
+        for nodes in 1..=most_nodes {
             let cuts = if *has_experts && nodes > 1 { 2 } else { 1 };
             for experts in CUTS.into_iter().take(cuts) {
                 check_against_transformers(model, nodes, experts);
             }
         }
     }
+}
+
+/// The sets of families for two to four nodes. Whole experts once: that cut is another dimension of
+/// the same tensors.
+pub(crate) fn check_families_joined(families: &[(&str, bool)]) {
+    for (model, has_experts) in families {
+        let sets = [2, 3, 4].map(|nodes| (nodes, ExpertCut::Inside)).into_iter();
+        let whole = has_experts.then_some((3, ExpertCut::Whole));
+        check_joined(model, &sets.chain(whole).collect::<Vec<_>>());
+    }
+}
+
+/// That a model's sets, put together, are its package for one node.
+pub(crate) fn check_joined(model: &str, sets: &[(u32, ExpertCut)]) {
+    let folder = tempdir().unwrap();
+    let source = data("models").join(model);
+    for bits in [4, 6, 8, 16] {
+        let one = folder.path().join("one");
+        write(&source, &one, bits, 1, ExpertCut::Inside);
+        let expected = join(&one, 1);
+        fs::remove_dir_all(one).unwrap();
+        for (nodes, experts) in sets {
+            let set = folder.path().join("set");
+            write(&source, &set, bits, *nodes, *experts);
+            let same = join(&set, *nodes) == expected;
+            assert!(same, "{model}, {bits} bits, {nodes} nodes, {experts:?}");
+            fs::remove_dir_all(set).unwrap();
+        }
+    }
+}
+
+#[test]
+fn sixteen_bits_compute_what_transformers_computes() {
+    check_families(FAMILIES, 3);
 }
 
 /// A stored tensor: element type, shape, bytes.
@@ -130,6 +164,14 @@ pub(crate) fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
             let size = number(&entry["size"]) as usize;
             let bytes = &file[number(&entry["offset"]) as usize..][..size];
             let shape: Vec<u64> = entry["shape"].as_array().unwrap().iter().map(number).collect();
+            let name = entry["name"].as_str().unwrap().to_owned();
+            let dtype = entry["dtype"].as_str().unwrap().to_owned();
+            if shape.is_empty() {
+                // A number by itself, which every rank holds.
+                let place = joined.entry(name).or_insert((dtype, shape, bytes.to_vec()));
+                assert_eq!(place.2, bytes, "every rank holds the same number");
+                continue;
+            }
             let range = &entry["cut"]["range"];
             let (dim, start, full) = if range.is_object() {
                 (number(&range["dim"]) as usize, number(&range["start"]), number(&range["full"]))
@@ -139,8 +181,6 @@ pub(crate) fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
             let mut whole = shape.clone();
             whole[dim] = full;
             let total = size / shape[dim] as usize * full as usize;
-            let name = entry["name"].as_str().unwrap().to_owned();
-            let dtype = entry["dtype"].as_str().unwrap().to_owned();
             let place = joined.entry(name).or_insert((dtype, whole.clone(), vec![0; total]));
             assert_eq!(place.1, whole, "every rank tells the same full shape");
             let inner = size / shape[..=dim].iter().product::<u64>() as usize;
@@ -155,28 +195,7 @@ pub(crate) fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
 
 #[test]
 fn joined_packages_are_the_package_of_one_node() {
-    for (model, has_experts) in FAMILIES {
-        let folder = tempdir().unwrap();
-        let source = data("models").join(model);
-        for bits in [4, 6, 8, 16] {
-            let one = folder.path().join(format!("{bits}"));
-            write(&source, &one, bits, 1, ExpertCut::Inside);
-            let one = join(&one, 1);
-            for nodes in 2..=4 {
-                // Whole experts once: that cut is another dimension of the same tensors.
-                let cuts = if *has_experts && nodes == 3 { 2 } else { 1 };
-                for experts in CUTS.into_iter().take(cuts) {
-                    let set = folder.path().join(format!("{bits}-{nodes}-{experts:?}"));
-                    write(&source, &set, bits, nodes, experts);
-                    let found = join(&set, nodes);
-                    let same = found.len() == one.len()
-                        && found.iter().zip(&one).all(|(found, one)| found == one);
-                    assert!(same, "{model}, {bits} bits, {nodes} nodes, {experts:?}");
-                    fs::remove_dir_all(set).unwrap();
-                }
-            }
-        }
-    }
+    check_families_joined(FAMILIES);
 }
 
 /// Writes a checkpoint like `model` whose experts are fused: one tensor for all gates and ups of

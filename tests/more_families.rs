@@ -1,85 +1,73 @@
 //! Further families, in one process: what `convert` writes of them computes what transformers
 //! computes, and joined packages are the one-node package.
 
-use std::fs;
-
-use shardpack_converter::plan::ExpertCut;
-use tempfile::tempdir;
-
-use crate::{
-    experts::{check_against_transformers, join, write},
-    harness::data,
-};
+use crate::experts::{check_families, check_families_joined};
 
 /// Folders of the reference models, and whether they have experts.
 const FAMILIES: &[(&str, bool)] = &[
+    ("apertus", false),
     ("arcee", false),
     ("cohere", false),
     ("cwm", false),
     ("ernie4_5", false),
     ("exaone4", false),
     ("gemma", false),
+    ("gemma4_text", false),
     ("glm", false),
+    ("granite_swa", false),
+    ("helium", false),
     ("hunyuan_v1_dense", false),
     ("hyperclovax", false),
     ("internlm3", false),
     ("iquestcoder", false),
     ("jais2", false),
+    ("ministral", false),
+    ("nanochat", false),
     ("nemotron", false),
+    ("olmo", false),
     ("olmo3", false),
+    ("phi", false),
     ("smollm3", false),
+    ("stablelm", false),
+    ("vaultgemma", false),
     ("youtu", false),
+    ("afmoe", true),
+    ("axk1", true),
+    ("cohere2_moe", true),
     ("deepseek_v2", true),
     ("deepseek_v32", true),
+    ("gemma4_moe", true),
     ("dots1", true),
     ("exaone_moe", true),
+    ("flex_olmo", true),
     ("glm_moe_dsa", true),
     ("glm_moe_dsa_shared", true),
     ("granitemoe", true),
+    ("granitemoe_swa", true),
     ("granitemoeshared", true),
     ("hunyuan_v1_moe", true),
     ("hy_v3", true),
+    ("kolibri1", true),
+    ("laguna", true),
+    ("mellum", true),
+    ("phimoe", true),
     ("mistral4", true),
+    ("llama4_text", true),
+    ("mimo_v2_flash", true),
+    ("nemotron_h", true),
     ("solar_open", true),
+    ("step3p5", true),
     ("olmoe", true),
     ("qwen2_moe", true),
     ("qwen3_5_moe", true),
 ];
 
-const CUTS: [ExpertCut; 2] = [ExpertCut::Inside, ExpertCut::Whole];
-
 #[test]
 fn sixteen_bits_compute_what_transformers_computes() {
-    for (model, has_experts) in FAMILIES {
-        for nodes in 1..=3 {
-            let cuts = if *has_experts && nodes > 1 { 2 } else { 1 };
-            for experts in CUTS.into_iter().take(cuts) {
-                check_against_transformers(model, nodes, experts);
-            }
-        }
-    }
+    check_families(FAMILIES, 3);
 }
 
 #[test]
 fn joined_packages_are_the_package_of_one_node() {
-    for (model, has_experts) in FAMILIES {
-        let folder = tempdir().unwrap();
-        let source = data("models").join(model);
-        for bits in [4, 6, 8, 16] {
-            let one = folder.path().join("one");
-            write(&source, &one, bits, 1, ExpertCut::Inside);
-            let expected = join(&one, 1);
-            fs::remove_dir_all(one).unwrap();
-            for nodes in 2..=4 {
-                let cuts = if *has_experts && nodes == 3 { 2 } else { 1 };
-                for experts in CUTS.into_iter().take(cuts) {
-                    let set = folder.path().join("set");
-                    write(&source, &set, bits, nodes, experts);
-                    let same = join(&set, nodes) == expected;
-                    assert!(same, "{model}, {bits} bits, {nodes} nodes, {experts:?}");
-                    fs::remove_dir_all(set).unwrap();
-                }
-            }
-        }
-    }
+    check_families_joined(FAMILIES);
 }

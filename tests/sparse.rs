@@ -1,24 +1,19 @@
 //! Attention to chosen keys: what the choice must not depend on, and what it was before there was
 //! one. What it computes is compared with transformers among the other families.
 
-use std::{fs, path::Path, sync::Arc, thread};
+use std::{fs, path::Path};
 
-use safetensors::{SafeTensors, tensor::TensorView};
+use safetensors::SafeTensors;
 use serde_json::Value;
-use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
 use shardpack_loader::{
-    backend::{Arithmetic, Cpu, CpuOptions, KvType},
-    engine::{
-        Engine, EngineOptions, Event, GenerateRequest, LocalModel, RankEngine, RequestId,
-        StepOutcome, TokenId, memory_group,
-    },
-    model::Model,
-    open::Package,
+    backend::KvType,
+    engine::{LocalModel, TokenId, memory_group},
 };
 use tempfile::tempdir;
 
 use crate::{
+    company::{backends, changed, check_company, in_steps},
     exact::logits,
     experts::{open, write},
     harness::{convert, data, fail, path, succeed},
@@ -33,53 +28,6 @@ fn expected(model: &str, name: &str) -> Vec<TokenId> {
     let bytes = tensors.tensor(name).unwrap().data().to_vec();
     let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
     bytes.chunks_exact(4).map(token).collect()
-}
-
-/// A copy of a reference model with some other keys in its configuration, and without some tensors.
-fn changed(model: &str, out: &Path, keys: &Value, without: &str) {
-    let from = data("models").join(model);
-    fs::create_dir_all(out).unwrap();
-    let mut config: Value =
-        serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
-    for (key, value) in keys.as_object().unwrap() {
-        config[key] = value.clone();
-    }
-    fs::write(out.join("config.json"), config.to_string()).unwrap();
-    let file = fs::read(from.join("model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let kept = tensors.tensors().into_iter().filter(|(name, _)| !name.contains(without));
-    let kept: Vec<(String, TensorView<'_>)> = kept.collect();
-    fs::write(out.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
-}
-
-fn backends(ranks: u32, threads: usize, kv: KvType) -> Vec<Cpu> {
-    let options = CpuOptions { threads, platform: None, arithmetic: Arithmetic::Fast };
-    (0..ranks).map(|_| Cpu::with_options(&options).unwrap().with_kv(kv)).collect()
-}
-
-/// Bits of all logits of a sequence that is computed in steps of these lengths, the last one again
-/// and again.
-fn in_steps(
-    packages: &[Package],
-    tokens: &[TokenId],
-    steps: &[usize],
-    (threads, kv): (usize, KvType),
-) -> Vec<u32> {
-    let ranks = packages.len() as u32;
-    let groups = memory_group(ranks).unwrap();
-    let model = LocalModel::over(packages, &groups, backends(ranks, threads, kv)).unwrap();
-    let mut sequence = model.sequence(tokens.len());
-    let (mut logits, mut rest) = (Vec::new(), tokens);
-    let last = *steps.last().unwrap();
-    for step in steps.iter().copied().chain(std::iter::repeat(last)) {
-        if rest.is_empty() {
-            break;
-        }
-        let (now, later) = rest.split_at(step.min(rest.len()));
-        logits.extend(model.extend(&mut sequence, now, 0).unwrap());
-        rest = later;
-    }
-    logits.into_iter().map(f32::to_bits).collect()
 }
 
 #[test]
@@ -102,92 +50,10 @@ fn a_choice_does_not_depend_on_steps_and_threads() {
     }
 }
 
-/// Answers to requests that are run together, one engine for each package.
-fn answers(
-    packages: &[Package],
-    rounds: &[&[Vec<TokenId>]],
-    options: EngineOptions,
-) -> Vec<Vec<(Vec<u32>, u32)>> {
-    let mut engines: Vec<Engine<Cpu>> = packages
-        .iter()
-        .map(|package| {
-            let backend = Cpu::new(1).unwrap();
-            Engine::new(Model::load(package, &backend).unwrap(), backend, options)
-        })
-        .collect();
-    let mut groups: Vec<Arc<dyn Group>> = memory_group(packages.len() as u32).unwrap();
-    thread::scope(|scope| {
-        let (mut leader, group) = (engines.remove(0), groups.remove(0));
-        for (engine, group) in engines.iter_mut().zip(groups) {
-            scope.spawn(move || while engine.follow(group.as_ref()).is_ok() {});
-        }
-        let mut next = 0;
-        let all = rounds.iter().map(|prompts| {
-            let first = next;
-            for prompt in *prompts {
-                leader.submit(RequestId(next), GenerateRequest::greedy(prompt.clone(), 12));
-                next += 1;
-            }
-            let mut found = vec![(Vec::new(), 0); prompts.len()];
-            loop {
-                let led = leader.lead(group.as_ref(), &mut |event| {
-                    let place = &mut found[(event.request().0 - first) as usize];
-                    match event {
-                        Event::Token { token, .. } => place.0.push(token.0),
-                        Event::Finished { usage, .. } => place.1 = usage.cached_tokens,
-                        Event::Failed { message, .. } => panic!("{message}"),
-                    }
-                });
-                if led.unwrap() == StepOutcome::Idle {
-                    break found;
-                }
-            }
-        });
-        let all = all.collect();
-        group.abort("done");
-        all
-    })
-}
-
 #[test]
 fn company_chunks_and_pages_of_others_change_no_token() {
-    let folder = tempdir().unwrap();
     for model in MODELS {
-        let source = folder.path().join(model);
-        changed(model, &source, &serde_json::json!({"max_position_embeddings": 1024}), "?");
-        // On five ranks one at least has no heads.
-        for nodes in [1, 2, 5] {
-            let set = folder.path().join(format!("{model}-{nodes}"));
-            write(&source, &set, 16, nodes, ExpertCut::Inside);
-            let packages = open(&set, nodes);
-            let prompt = |seed: u32, length: u32| -> Vec<TokenId> {
-                (0..length).map(|at| TokenId(3 + (at * at + seed * 7 + at / 3) % 61)).collect()
-            };
-            let long = prompt(0, 530);
-            let begins_alike = [&long[..400], &prompt(9, 60)[..]].concat();
-            let mut eight: Vec<_> = (1..7).map(|it| prompt(it, it * 11)).collect();
-            eight.extend([long.clone(), begins_alike.clone()]);
-            let chunks = |prefill_tokens| EngineOptions {
-                prefill_tokens,
-                mixed_tokens: prefill_tokens.min(64),
-                ..EngineOptions::STANDARD
-            };
-            let alone: Vec<_> = eight.iter().map(std::slice::from_ref).collect();
-            let cold: Vec<_> = alone
-                .iter()
-                .map(|prompt| answers(&packages, &[prompt], chunks(512)).remove(0).remove(0).0)
-                .collect();
-            assert!(cold.iter().all(|tokens| tokens.len() == 12), "{cold:?}");
-            let together = answers(&packages, &[&eight], chunks(100)).remove(0);
-            let tokens: Vec<_> = together.into_iter().map(|(tokens, _)| tokens).collect();
-            assert_eq!(tokens, cold, "{model}, {nodes} nodes: eight together");
-            let rounds = [&eight[6..7], &eight[6..7], &eight[7..]];
-            let again = answers(&packages, &rounds, chunks(512));
-            let cached: Vec<u32> = again.iter().map(|round| round[0].1).collect();
-            assert_eq!(cached, [0, 512, 256], "{model}, {nodes} nodes");
-            assert_eq!(again[1][0].0, cold[6], "{model}, {nodes} nodes: with pages of the first");
-            assert_eq!(again[2][0].0, cold[7], "{model}, {nodes} nodes: with pages of another");
-        }
+        check_company(model, [0, 512, 256]);
     }
 }
 

@@ -58,7 +58,8 @@ fn check_places(packages: &[Package]) {
     let last = layout.stage_count() - 1;
     for package in packages {
         let manifest = package.manifest();
-        assert_eq!(manifest.requires, ["stages"]);
+        let features = first.architecture.features();
+        assert_eq!(manifest.requires, [&["stages"], &features[..]].concat());
         let stage = layout.stage_of(manifest.rank);
         let [start, end] = layout.stages[stage].layers;
         assert!(start < end);
@@ -111,6 +112,8 @@ fn every_family_computes_the_same_bits_in_two_stages() {
         .map(Result::unwrap)
         .filter(|entry| entry.path().is_dir())
         .map(|entry| entry.file_name().into_string().unwrap())
+        // It has one layer.
+        .filter(|model| model != "falcon_h1_norm")
         .collect();
     models.sort();
     assert!(models.len() >= 42);

@@ -155,7 +155,7 @@ impl Joined {
         scratch: &mut Scratch,
     ) -> Result<(), JoinError> {
         let uncut = &self.tensors[tensor];
-        assert!(first + rows <= uncut.shape[0], "rows of the tensor");
+        assert!(first + rows <= uncut.rows(), "rows of the tensor");
         out.resize((rows * uncut.row_bytes()) as usize, 0);
         for piece in &uncut.pieces {
             let member = &self.members[piece.member];

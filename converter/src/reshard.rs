@@ -253,7 +253,7 @@ fn move_tensor(
     let mut finished = Finished { identities: Vec::new(), pieces: Vec::new(), report };
     for (number, part) in step.parts.iter().enumerate() {
         let mut pieces = Pieces::new(part, output.places(index, number));
-        let rows = part.shape[0];
+        let rows = part.shape.first().copied().unwrap_or(1);
         let rows_per_block = (BLOCK_BYTES / part.row_bytes().max(1)).clamp(1, rows);
         let mut row = 0;
         while row < rows {

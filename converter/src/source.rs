@@ -722,7 +722,7 @@ pub(crate) fn read_text(path: &Path) -> Result<Vec<u8>, SourceError> {
 
 fn parse_object(path: &Path, bytes: &[u8]) -> Result<Value, SourceError> {
     let problem = |problem| SourceError::Json { path: path.to_owned(), problem };
-    match serde_json::from_slice(bytes) {
+    match shardpack_formats::python_json::parse(bytes) {
         Ok(value @ Value::Object(_)) => Ok(value),
         Ok(_) => Err(problem("not a JSON object".to_owned())),
         Err(error) => Err(problem(format!("not JSON: {error}"))),

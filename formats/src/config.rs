@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::{
     normalise::Normalised,
     rope::Spelling,
-    spec::{Layer, Mask, Spec},
+    spec::{Layer, Mask, NormKind, Spec},
 };
 
 /// Whether a configuration key that nobody knows may have this value: it then switches nothing
@@ -102,7 +102,9 @@ pub fn config_for_package(
     ];
     // Of a latent the last two say other things, which no reader guesses.
     let guessed = if spec.mla.is_some() { 2 } else { defaults.len() };
-    for (key, value) in defaults.into_iter().take(guessed) {
+    // Where means are taken off, this key says that a model has another norm (`cohere2_moe`).
+    let has_means = |key: &str| key == "rms_norm_eps" && spec.norm.kind != NormKind::Rms;
+    for (key, value) in defaults.into_iter().take(guessed).filter(|(key, _)| !has_means(key)) {
         let entry = out.entry(key.to_owned()).or_insert(Value::Null);
         if entry.is_null() {
             *entry = value;
@@ -111,7 +113,10 @@ pub fn config_for_package(
     out.insert("vocab_size".to_owned(), spec.vocab_size.into());
     out.insert("tie_word_embeddings".to_owned(), spec.tied_embeddings.into());
     let rope = &normalised.rope;
-    out.insert("rope_theta".to_owned(), rope.theta.into());
+    // A list has one for each layer.
+    if !out.get("rope_theta").is_some_and(Value::is_array) {
+        out.insert("rope_theta".to_owned(), rope.theta.into());
+    }
     out.insert("rope_scaling".to_owned(), rope.rope_scaling());
     match rope.newer_spelling {
         // What stands there for each kind of layer is read as it is.

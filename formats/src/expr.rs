@@ -10,11 +10,12 @@
 //! | 2 | `a ?? b` | `b` if `a` is null |
 //! | 3, 4 | `\|\|`, `&&` | bools; the right one is evaluated if it decides |
 //! | 5 | `==` `!=` | anything; integers and floats compare by value |
-//! | 6 | `<` `<=` `>` `>=` `in` | numbers; `x in list` |
+//! | 6 | `<` `<=` `>` `>=` `in` | numbers; `x in list`, or in a text of integers (`'3,4,5'`) |
 //! | 7, 8 | `+` `-`, `*` `/` `%` | numbers; integers stay integers and must divide exactly |
 //! | 9 | `!` `-` | bool, number |
-//! | 10 | `a.field`, `a[index]` | an object or null (null gives null), a list |
+//! | 10 | `a.field`, `a[index]` | an object or null (null gives null); a list or a text, of letters |
 //! | | `sqrt(a)`, `floor(a)` | a number of at least 0 to a float; a number to an integer |
+//! | | `length(a)` | a list or a text, of letters |
 //!
 //! Literals: `12`, `1e-6`, `true`, `false`, `null`, `'text'`, `"text"`, `[1, 2]`.
 
@@ -118,6 +119,7 @@ enum Unary {
 enum Function {
     Sqrt,
     Floor,
+    Length,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

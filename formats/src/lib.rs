@@ -20,6 +20,7 @@ pub mod imatrix;
 pub mod lowrank;
 pub mod normalise;
 pub mod pickle;
+pub mod python_json;
 pub mod rope;
 pub mod rules;
 pub mod simd;
@@ -37,4 +38,4 @@ pub use normalise::{Axis, Normalised, Published, SourceTensor, StoredAs, TensorP
 pub use rules::{CutRule, OwnRules, Role, RulePack};
 pub use simd::Platform;
 pub use spec::{Mask, Spec};
-pub use tool_family::{OutputStyle, ThinkingStyle, ToolFamily};
+pub use tool_family::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};

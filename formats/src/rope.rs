@@ -115,6 +115,11 @@ pub enum Scaling {
         /// Longest sequence before the extension.
         original: u32,
     },
+    /// Only the first pairs of a head turn, with the frequencies that they have among all.
+    Proportional {
+        /// The share of pairs that turn.
+        partial: f64,
+    },
     /// The same idea with a linear ramp over the pairs.
     Yarn(Yarn),
     /// A divisor for each pair, others for long sequences.
@@ -159,7 +164,7 @@ pub struct Yarn {
 pub enum RopeError {
     /// A type that has no formula here.
     #[error(
-        "{section} has rope_type {found:?}; known: default, linear, dynamic, llama3, yarn, longrope"
+        "{section} has rope_type {found:?}; known: default, linear, dynamic, llama3, proportional, yarn, longrope"
     )]
     UnknownType {
         /// The configuration's key.
@@ -298,6 +303,9 @@ impl Scaling {
                     ("original_max_position_embeddings", (*original).into()),
                 ],
             ),
+            Self::Proportional { partial } => {
+                ("proportional", vec![("partial_rotary_factor", (*partial).into())])
+            }
             Self::Yarn(yarn) => ("yarn", yarn.entries()),
             Self::Long(long) => (
                 "longrope",

@@ -69,14 +69,17 @@ mod parts;
 #[cfg(test)]
 mod tests;
 
-pub use file::{CutRule, EXPERTS_AXIS, Role};
 pub(crate) use file::{
-    Family, IgnoreRule, Presence, RequireRule, RopeRules, SpecRules, TensorRule,
+    AttentionRules, Family, HeadGateRules, IgnoreRule, Presence, RequireRule, RopeRules, SpecRules,
+    TensorRule,
 };
+pub use file::{CutRule, EXPERTS_AXIS, Role};
 pub(crate) use from::FromRule;
 pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
-pub(crate) use parts::{DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules};
+pub(crate) use parts::{
+    ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules,
+};
 
 /// Largest rule file in bytes: the largest known has under 20 KiB.
 pub const MAX_RULES_BYTES: usize = 1 << 20;
@@ -108,7 +111,31 @@ const BUILTIN: &[(&str, &str)] = &[
     ("starcoder2.toml", include_str!("../rules/starcoder2.toml")),
     ("mla.toml", include_str!("../rules/mla.toml")),
     ("moe-gqa.toml", include_str!("../rules/moe-gqa.toml")),
+    ("step.toml", include_str!("../rules/step.toml")),
+    ("nemotron-h.toml", include_str!("../rules/nemotron-h.toml")),
+    ("granite-hybrid.toml", include_str!("../rules/granite-hybrid.toml")),
+    ("lfm2.toml", include_str!("../rules/lfm2.toml")),
+    ("kimi-linear.toml", include_str!("../rules/kimi-linear.toml")),
+    ("falcon-h1.toml", include_str!("../rules/falcon-h1.toml")),
+    ("gemma4.toml", include_str!("../rules/gemma4.toml")),
+    ("afmoe.toml", include_str!("../rules/afmoe.toml")),
+    ("vaultgemma.toml", include_str!("../rules/vaultgemma.toml")),
+    ("granite-swa.toml", include_str!("../rules/granite-swa.toml")),
+    ("apertus.toml", include_str!("../rules/apertus.toml")),
+    ("olmo.toml", include_str!("../rules/olmo.toml")),
+    ("nanochat.toml", include_str!("../rules/nanochat.toml")),
+    ("stablelm.toml", include_str!("../rules/stablelm.toml")),
+    ("phi.toml", include_str!("../rules/phi.toml")),
+    ("flex-olmo.toml", include_str!("../rules/flex-olmo.toml")),
+    ("kolibri1.toml", include_str!("../rules/kolibri1.toml")),
+    ("laguna.toml", include_str!("../rules/laguna.toml")),
+    ("cohere2-moe.toml", include_str!("../rules/cohere2-moe.toml")),
+    ("phimoe.toml", include_str!("../rules/phimoe.toml")),
+    ("axk1.toml", include_str!("../rules/axk1.toml")),
 ];
+
+/// What several packs add to those that they extend.
+const PARTS: &[(&str, &str)] = &[("mamba", include_str!("../rules/parts/mamba.toml"))];
 
 /// Architectures that are known and refused.
 const REFUSED: &str = include_str!("../rules/refused.toml");
@@ -237,6 +264,11 @@ impl RulePack {
 pub(crate) fn builtin_text(id: &str) -> Option<&'static str> {
     let name = format!("{id}.toml");
     BASES.iter().chain(BUILTIN).find(|(builtin, _)| *builtin == name).map(|(_, text)| *text)
+}
+
+/// The text of a compiled-in part.
+pub(crate) fn part_text(name: &str) -> Option<&'static str> {
+    PARTS.iter().find(|(part, _)| *part == name).map(|(_, text)| *text)
 }
 
 /// Takes over the lists of the pack's base.

@@ -2,7 +2,8 @@
 //! converter and written into every manifest. The engine never reads a `config.json`.
 //!
 //! The canonical JSON of [`Spec`] is part of the weights id. A field that is added later must be
-//! skipped while it has its neutral value, or every existing id changes.
+//! skipped while it has its neutral value, or every existing id changes; and it belongs to what a
+//! package requires of its reader ([`Spec::features`]), or programs that do not know it pass it over.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,21 +11,24 @@ use crate::hex::HexF32;
 
 mod attention;
 mod block;
+mod convolution;
 mod delta;
+mod features;
 mod ffn;
 mod mla;
 mod moe;
 mod norm;
 mod rope;
 
-pub use attention::{Attention, PositionScale, QkNorm};
+pub use attention::{Attention, GateFunction, HeadGate, PositionScale, QkNorm};
 pub use block::Block;
-pub use delta::Delta;
+pub use convolution::Convolution;
+pub use delta::{Delta, DeltaFactors, StateRule};
 pub use ffn::{Activation, Ffn};
 pub use mla::{Index, Mla};
 pub use moe::{
-    ClampedSwiglu, ExpertGroups, GroupScore, Moe, MoeNames, Renormalise, Router, Scores,
-    SharedExpert,
+    Beside, ClampedSwiglu, ExpertGroups, GroupScore, Moe, MoeNames, Renormalise, Router,
+    RouterInput, Scores, SharedExpert,
 };
 pub use norm::{Norm, NormKind};
 pub use rope::{LongRope, Rope, RopeStyle};
@@ -46,6 +50,9 @@ pub struct Spec {
     pub norm: Norm,
     /// Attention of every layer.
     pub attention: Attention,
+    /// A second form of attention, of the layers that say [`Layer::second`]: theirs has other heads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second_attention: Option<Attention>,
     /// Rotary embeddings; layers name one by index.
     pub ropes: Vec<Rope>,
     /// Feed-forward part of every layer.
@@ -60,6 +67,12 @@ pub struct Spec {
     /// Factor on embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_scale: Option<HexF32>,
+    /// Whether embeddings are normalised by the model's norm, which has no gains then.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub embedding_norm: bool,
+    /// Whether the output head has a bias.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub head_bias: bool,
     /// Factor on logits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_scale: Option<HexF32>,
@@ -75,6 +88,9 @@ pub struct Spec {
     /// Linear attention in place of attention in some layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<Delta>,
+    /// Short convolutions in place of attention in some layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub convolution: Option<Convolution>,
 }
 
 impl Spec {
@@ -89,6 +105,21 @@ impl Spec {
              for longer contexts",
         )
     }
+
+    /// Whether some layers carry a state from token to token, of which pages hold nothing.
+    #[must_use]
+    pub const fn has_states(&self) -> bool {
+        self.delta.is_some() || self.convolution.is_some()
+    }
+
+    /// Grouped-query attention of a layer.
+    #[must_use]
+    pub fn attention_of(&self, layer: usize) -> &Attention {
+        match &self.second_attention {
+            Some(second) if self.layers[layer].second => second,
+            _ => &self.attention,
+        }
+    }
 }
 
 /// For fields that are skipped while they are false.
@@ -99,6 +130,7 @@ const fn is_false(flag: &bool) -> bool {
 
 /// What one layer has of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of a published model")]
 pub struct Layer {
     /// Which keys a query sees.
     pub mask: Mask,
@@ -111,10 +143,72 @@ pub struct Layer {
     /// Whether it has linear attention ([`Spec::delta`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub delta: bool,
+    /// Whether attention stands beside its linear attention: both read the same, and what they give
+    /// is added up.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub both: bool,
+    /// Whether it has a short convolution ([`Spec::convolution`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub convolution: bool,
     /// Whether it attends to the keys that the layer before it attends to, and chooses none
     /// ([`Mla::index`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub shares_keys: bool,
+    /// Whether its attention is [`Spec::second_attention`].
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub second: bool,
+    /// Whether it has attention alone, or a feed-forward part alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<LayerPart>,
+    /// Of its experts, largest `silu(gate)` and largest magnitude of `up`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamp: Option<HexF32>,
+    /// The same of its dense feed-forward part or shared expert.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense_clamp: Option<HexF32>,
+}
+
+impl Layer {
+    /// A layer with attention to all keys, a dense feed-forward part and the first rotary
+    /// embedding.
+    #[must_use]
+    pub const fn plain() -> Self {
+        Self {
+            mask: Mask::Full,
+            rope: Some(0),
+            moe: false,
+            delta: false,
+            both: false,
+            convolution: false,
+            shares_keys: false,
+            second: false,
+            only: None,
+            clamp: None,
+            dense_clamp: None,
+        }
+    }
+
+    /// Whether it carries a state from token to token.
+    #[must_use]
+    pub const fn has_state(&self) -> bool {
+        self.delta || self.convolution
+    }
+
+    /// Whether it has attention to keys.
+    #[must_use]
+    pub fn attends(&self) -> bool {
+        (self.both || !self.has_state()) && self.only != Some(LayerPart::FeedForward)
+    }
+}
+
+/// A part of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerPart {
+    /// What looks at other tokens.
+    Attention,
+    /// The feed-forward part.
+    FeedForward,
 }
 
 /// Which keys a query sees.
@@ -125,4 +219,6 @@ pub enum Mask {
     Full,
     /// Keys with `query − key < window`.
     Sliding(u32),
+    /// Keys of the query's own chunk: `query / chunk = key / chunk`.
+    Chunked(u32),
 }

@@ -108,22 +108,27 @@ pub enum StoredWeights {
 }
 
 /// Room for the keys and values of one sequence on this rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheShape {
     /// Layers that keep keys and values.
-    pub layers: usize,
+    pub layers: Vec<LayerShape>,
     /// Layers that keep a state instead.
     pub states: usize,
-    /// Key-value heads held here.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
     /// Whether keys serve as values too, which are not kept then.
     pub keys_are_values: bool,
     /// Layers that keep the key of an index besides.
     pub indexes: usize,
     /// Width of that key.
     pub index_width: usize,
+}
+
+/// Keys and values of one token in one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerShape {
+    /// Key-value heads held here.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
 }
 
 /// Tokens of a page of keys and values: what sequences that begin alike share, and the unit of
@@ -216,7 +221,8 @@ pub struct Qkv<'a, T> {
 }
 
 /// What linear attention reads of each row: queries and keys `[rows, key_heads · key_dim]`, values
-/// and their gate `z` `[rows, value_heads · value_dim]`, `a` and `b` `[rows, value_heads]`.
+/// and their gate `z` `[rows, value_heads · value_dim]`, `a` and `b` `[rows, value_heads]`; by Kimi's
+/// rule `a` is as wide as the keys.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaInputs<'a, T> {
     /// Queries.
@@ -229,8 +235,34 @@ pub struct DeltaInputs<'a, T> {
     pub z: &'a T,
     /// How fast the state fades.
     pub a: &'a T,
-    /// How strongly it changes.
+    /// How strongly it changes; by Mamba 2's rule not read.
     pub b: &'a T,
+}
+
+/// What a short convolution reads of each row, `[rows, channels]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvolutionInputs<'a, T> {
+    /// Factors on what is convolved.
+    pub b: &'a T,
+    /// Factors on the result.
+    pub c: &'a T,
+    /// What is convolved.
+    pub x: &'a T,
+}
+
+/// The short convolution of one layer over the sequences of a step.
+#[derive(Debug)]
+pub struct ConvolutionStep<'a, V> {
+    /// The layer, counted among those that keep a state here.
+    pub layer: usize,
+    /// Rows of each sequence, in the order of the caches.
+    pub lengths: &'a [usize],
+    /// The last of them that may be taken back; empty where none are.
+    pub drafts: &'a [usize],
+    /// Tokens that it sees.
+    pub kernel: usize,
+    /// `[channels, kernel]`.
+    pub taps: &'a V,
 }
 
 /// Linear attention of one layer over the sequences of a step.
@@ -244,18 +276,23 @@ pub struct DeltaStep<'a, V> {
     pub drafts: &'a [usize],
     /// Key heads held here.
     pub key_heads: usize,
-    /// Value heads of each.
-    pub values_per_key: usize,
+    /// For each value head held here, the key head held here that it reads.
+    pub v_to_k: &'a [usize],
     /// Widths and epsilon.
     pub delta: &'a Delta,
     /// Of queries, keys and values: `[channels, kernel]`.
     pub convolutions: [&'a V; 3],
     /// One for each value head.
     pub a_log: &'a V,
-    /// One for each value head.
+    /// As wide as `a`.
     pub dt_bias: &'a V,
-    /// Of the result's norm, one for each element of a head.
-    pub gain: &'a V,
+    /// Of the result's norm, one for each element of a head; by Mamba 2's rule one for each
+    /// element of all heads. Absent where it is not normalised here.
+    pub gain: Option<&'a V>,
+    /// Of the convolutions, where they have biases: of queries, keys and values.
+    pub conv_biases: Option<[&'a V; 3]>,
+    /// By Mamba 2's rule one for each value head: how much of a value the result has.
+    pub skip: Option<&'a V>,
 }
 
 /// The experts of one layer that are held here. Stacks are matrices whose outputs are those of
@@ -266,8 +303,8 @@ pub struct ExpertStep<'a, M, V> {
     pub held: Range<usize>,
     /// Inner columns of each that are held here.
     pub size: usize,
-    /// Stack of `[size, hidden]`.
-    pub gate: &'a M,
+    /// Stack of `[size, hidden]`; absent where the activation has no gate.
+    pub gate: Option<&'a M>,
     /// Stack of `[size, hidden]`.
     pub up: &'a M,
     /// Stack of `[hidden, size]`.
@@ -282,6 +319,32 @@ pub struct ExpertStep<'a, M, V> {
     pub activation: Activation,
     /// In its place.
     pub clamped: Option<ClampedSwiglu>,
+    /// Largest `silu(gate)` and largest magnitude of `up`.
+    pub limit: Option<f32>,
+    /// Whether weights count for inputs, not for outputs.
+    pub weighs_inputs: bool,
+}
+
+/// Numbers of [`Activation::Xielu`], as it is computed with them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xielu {
+    /// Of the square above zero.
+    pub above: f32,
+    /// Of the exponential below.
+    pub below: f32,
+    /// Of the straight part.
+    pub beta: f32,
+    /// Largest exponent.
+    pub eps: f32,
+}
+
+/// Numbers of a router for each expert.
+#[derive(Clone, Copy, Debug)]
+pub struct RouterVectors<'a, V> {
+    /// What is added to scores for the choice alone.
+    pub correction: Option<&'a V>,
+    /// Factors on weights.
+    pub scales: Option<&'a V>,
 }
 
 /// Arithmetic of one rank. Activations are `[rows, width]`, one row per token of the step.
@@ -321,6 +384,9 @@ pub trait Backend: Send + Sync {
 
     /// Takes a vector of floats, one more than each is stored.
     fn vector_plus_one(&self, stored: &PackageTensor) -> Self::Vector;
+
+    /// A vector of ones.
+    fn ones(&self, len: usize) -> Self::Vector;
 
     /// The cache of a sequence that begins with the tokens of `pages`; empty without pages.
     fn cache(&self, shape: &CacheShape, pages: &[Self::Page]) -> Self::Cache;
@@ -436,12 +502,25 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Linear attention by the gated delta rule; each cache's state moves on by its rows.
+    /// Linear attention by the rule that [`Delta::rule`] names; each cache's state moves on by its
+    /// rows.
     fn gated_delta(
         &self,
         inputs: &DeltaInputs<'_, Self::Tensor>,
         caches: &mut [&mut Self::Cache],
         step: &DeltaStep<'_, Self::Vector>,
+    ) -> Self::Tensor {
+        let _ = (inputs, caches, step);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
+    /// The causal convolution of each channel of `b · x` over the last tokens, times `c`; each cache's
+    /// state moves on by its rows.
+    fn short_convolution(
+        &self,
+        inputs: ConvolutionInputs<'_, Self::Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &ConvolutionStep<'_, Self::Vector>,
     ) -> Self::Tensor {
         let _ = (inputs, caches, step);
         unreachable!("a model with such layers is not loaded for this backend")
@@ -456,6 +535,12 @@ pub trait Backend: Send + Sync {
         up: Self::Tensor,
     ) -> Self::Tensor;
 
+    /// The activation with numbers of its own, see [`Activation::Xielu`].
+    fn xielu(&self, x: Self::Tensor, numbers: &Xielu) -> Self::Tensor;
+
+    /// `min(silu(gate), limit) · clamp(up, −limit, limit)`.
+    fn clamped_glu(&self, gate: Self::Tensor, up: Self::Tensor, limit: f32) -> Self::Tensor;
+
     /// Chooses `top_k` experts for each row of logits `[rows, experts]`. Every rank comes to the
     /// same choice.
     fn route(
@@ -463,7 +548,7 @@ pub trait Backend: Send + Sync {
         logits: Self::Tensor,
         router: &Router,
         top_k: u32,
-        correction: Option<&Self::Vector>,
+        vectors: RouterVectors<'_, Self::Vector>,
     ) -> Self::Routes;
 
     /// For each row the weighted sum of its experts, of what is held here.
@@ -474,8 +559,14 @@ pub trait Backend: Send + Sync {
         step: &ExpertStep<'_, Self::Matrix, Self::Vector>,
     ) -> Self::Tensor;
 
-    /// `x · sigmoid(gate)`; the gate has one column for each of `x`, or one for all.
+    /// `x · sigmoid(gate)`; each column of the gate is for as many consecutive ones of `x`.
     fn sigmoid_gate(&self, x: Self::Tensor, gate: &Self::Tensor) -> Self::Tensor;
+
+    /// `x · ln(1 + exp(gate))`; each column of the gate is for as many consecutive ones of `x`.
+    fn softplus_gate(&self, x: Self::Tensor, gate: &Self::Tensor) -> Self::Tensor;
+
+    /// `min(max(x, −limit), limit)`.
+    fn limit(&self, x: Self::Tensor, limit: f32) -> Self::Tensor;
 
     /// Columns `part` of every head of `width` columns.
     fn slice_heads(&self, x: &Self::Tensor, width: usize, part: Range<usize>) -> Self::Tensor {

@@ -8,13 +8,16 @@ use std::ops::Range;
 
 use shardpack_formats::Spec;
 
-use crate::backend::{Backend, CacheShape, Ranks, StepError};
+use crate::backend::{Backend, CacheShape, LayerShape, Ranks, StepError};
 
 mod attention;
+mod beside;
 mod block;
+mod convolution;
 mod delta;
 mod error;
 mod ffn;
+mod group_norm;
 mod head;
 mod index;
 mod load;
@@ -26,7 +29,7 @@ mod stage;
 mod step;
 
 pub use error::LoadError;
-pub use shard::Shard;
+pub use shard::{Heads, Linear, Shard};
 
 /// Tokens of one step: rows of one or several sequences, one sequence after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,20 +115,22 @@ impl<B: Backend> Model<B> {
     /// Room for one sequence.
     #[must_use]
     pub fn cache_shape(&self) -> CacheShape {
-        let layers = || self.shard.layers(&self.spec);
         // A rank without heads attends to nothing.
-        let attends = |it: &usize| !self.shard.q.is_empty() && !self.spec.layers[*it].delta;
+        let attends = |it: &usize| self.shard.attends(&self.spec.layers[*it]);
         let index = self.spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
         let chooses = |it: &usize| attends(it) && !self.spec.layers[*it].shares_keys;
-        CacheShape {
-            layers: layers().filter(attends).count(),
-            states: layers().filter(|it| self.spec.layers[*it].delta).count(),
-            kv_heads: self.shard.kv.len(),
+        let layers = || self.shard.layers(&self.spec);
+        let cached = |layer: usize| LayerShape {
+            kv_heads: self.shard.heads_of(&self.spec.layers[layer]).kv.len(),
             head_dim: match &self.spec.mla {
-                None => self.spec.attention.head_dim as usize,
+                None => self.spec.attention_of(layer).head_dim as usize,
                 // The latent and the rotated part, once for all heads.
                 Some(mla) => (mla.kv_rank + mla.rope) as usize,
             },
+        };
+        CacheShape {
+            layers: layers().filter(attends).map(cached).collect(),
+            states: layers().filter(|it| self.spec.layers[*it].has_state()).count(),
             keys_are_values: self.spec.mla.is_some(),
             indexes: index.map_or(0, |_| layers().filter(chooses).count()),
             index_width: index.map_or(0, |index| index.width as usize),
@@ -136,7 +141,7 @@ impl<B: Backend> Model<B> {
     /// over all tokens, of which pages hold nothing.
     #[must_use]
     pub const fn reuses_prefixes(&self) -> bool {
-        self.spec.delta.is_none()
+        !self.spec.has_states()
     }
 
     /// The ranks among which this rank's sums are.

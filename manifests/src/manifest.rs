@@ -19,8 +19,11 @@ pub const FORMAT: u32 = 1;
 /// Name of the manifest within a package.
 pub const MANIFEST_FILE: &str = "manifest.json";
 
-/// Features that this version knows; a manifest that requires another one is refused.
-pub const KNOWN_FEATURES: &[&str] = &[STAGES_FEATURE];
+/// Whether this version knows a feature; a manifest that requires another one is refused.
+#[must_use]
+pub fn is_known_feature(feature: &str) -> bool {
+    feature == STAGES_FEATURE || Spec::FEATURES.contains(&feature)
+}
 
 /// Largest manifest that is read: a trillion-parameter package has about 300,000 chunks and as
 /// many tensors as its layers and experts ask for, together below 100 MB.
@@ -329,7 +332,7 @@ pub fn check_version(format: u32, requires: &[String]) -> Result<(), ManifestErr
     if format != FORMAT {
         return Err(ManifestError::Format { found: format });
     }
-    match requires.iter().find(|feature| !KNOWN_FEATURES.contains(&feature.as_str())) {
+    match requires.iter().find(|feature| !is_known_feature(feature)) {
         Some(feature) => Err(ManifestError::Feature { feature: feature.clone() }),
         None => Ok(()),
     }

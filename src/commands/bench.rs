@@ -175,7 +175,7 @@ fn planned_bytes(manifests: &[Manifest], ranks: &[RankBytes], loads: &[Load], kv
     for load in loads {
         let (batch, tokens) = (load.batch as u64, (load.context + load.generate) as u64);
         // Full pages stay for sequences that begin alike, unless states go with them.
-        let full = if spec.delta.is_some() { 0 } else { tokens / page * page };
+        let full = if spec.has_states() { 0 } else { tokens / page * page };
         kept += batch * full;
         own = own.max(batch * (tokens - full));
         sequences = sequences.max(batch);

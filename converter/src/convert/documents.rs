@@ -164,7 +164,9 @@ fn plan_ids(plan: &Plan, finished: &[Finished], texts: &Texts) -> Result<Ids, Ca
 /// What a reader of the set must know.
 fn requires(plan: &Plan) -> Vec<String> {
     let staged = !plan.layout.stages.is_empty();
-    staged.then(|| STAGES_FEATURE.to_owned()).into_iter().collect()
+    let of_layout = staged.then_some(STAGES_FEATURE);
+    let of_spec = plan.normalised.spec.features();
+    of_layout.into_iter().chain(of_spec).map(str::to_owned).collect()
 }
 
 /// The tensors of one rank's package, by file and place.

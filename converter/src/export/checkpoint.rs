@@ -200,8 +200,9 @@ impl Work<'_> {
         Form { view, targets }: &Form,
         buffers: &mut Buffers,
     ) -> Result<(), ExportError> {
-        let rows = step.tensor.shape[0];
-        let inner = step.tensor.shape[1..].iter().product::<u64>();
+        // A single number is a row of one.
+        let rows = step.tensor.shape.first().copied().unwrap_or(1);
+        let inner = step.tensor.shape.iter().skip(1).product::<u64>();
         // Counted in f32, the widest that a block becomes.
         let rows_per_block = (BLOCK_BYTES / (inner * 4).max(1)).clamp(1, rows);
         let dtype = self.targets[targets[0]].dtype;

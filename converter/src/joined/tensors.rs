@@ -39,12 +39,17 @@ type Read<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), JoinError>;
 impl Uncut {
     /// Bytes of one row: everything below the first dimension.
     pub(crate) fn row_bytes(&self) -> u64 {
-        self.shape[1..].iter().product::<u64>() * self.dtype.size_bytes() as u64
+        self.shape.iter().skip(1).product::<u64>() * self.dtype.size_bytes() as u64
+    }
+
+    /// Of a single number one.
+    pub(crate) fn rows(&self) -> u64 {
+        self.shape.first().copied().unwrap_or(1)
     }
 
     /// Bytes of all of it.
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.shape[0] * self.row_bytes()
+        self.rows() * self.row_bytes()
     }
 }
 
@@ -135,14 +140,16 @@ fn stage_size(manifest: &Manifest) -> (u32, usize) {
 fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Uncut, String> {
     let first = held[0].entry;
     let dtype = first.dtype;
-    if first.shape.is_empty() || held.iter().any(|held| held.entry.shape.contains(&0)) {
+    let is_cut = matches!(first.cut, Cut::Range { .. });
+    let is_empty = |held: &Held| held.entry.shape.contains(&0);
+    if first.shape.is_empty() && is_cut || held.iter().any(is_empty) {
         return Err(format!("has the shape {:?}", first.shape));
     }
     if held.iter().any(|held| held.entry.dtype != dtype) {
         return Err("has several element types".to_owned());
     }
     let whole = |held: &Held| {
-        let rows = 0..first.shape[0];
+        let rows = 0..first.shape.first().copied().unwrap_or(1);
         vec![held.piece(0, rows.clone(), rows)]
     };
     match &first.cut {

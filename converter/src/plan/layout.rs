@@ -61,7 +61,10 @@ pub(super) fn plan(
                 let leader = leader.expect("the rules name axes that exist");
                 let ranges = split(leader);
                 add(axis, ranges.into_iter().map(|range| followed(&follow.map, range)).collect());
-                q_to_kv.clone_from(&follow.map);
+                // Local attention's is known from its sizes.
+                if axis.name == "kv" {
+                    q_to_kv.clone_from(&follow.map);
+                }
             }
         }
     }

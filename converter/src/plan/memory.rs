@@ -191,7 +191,11 @@ fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> En
 struct Part {
     query: u64,
     key: u64,
-    linear: u64,
+    /// The same of the second form of attention.
+    second: [u64; 2],
+    /// Key heads and value heads of linear attention, the latter where they are what is cut.
+    linear: [Option<u64>; 2],
+    channels: u64,
     ffn: u64,
     expert: u64,
     shared: u64,
@@ -211,7 +215,10 @@ impl Part {
         Self {
             query: held("q", true),
             key: held("kv", true),
-            linear: held("lin_k", false),
+            second: [held("q_second", true), held("kv_second", true)],
+            linear: ["lin_k", "lin_v"]
+                .map(|axis| layout.axes.contains_key(axis).then(|| held(axis, false))),
+            channels: held("conv", true),
             ffn: held("ffn", true),
             expert: held("moe_ffn", true),
             shared: held("shared_ffn", true),
@@ -219,6 +226,13 @@ impl Part {
             ranks: layout.stage_ranks(layout.stage_of(rank)).len() as u64,
             staged: layout.stage_count() > 1,
         }
+    }
+}
+
+impl Part {
+    /// Columns of a layer's queries and of its keys.
+    fn heads(&self, spec: &Spec, layer: usize) -> [u64; 2] {
+        if spec.layers[layer].second { self.second } else { [self.query, self.key] }
     }
 }
 
@@ -230,8 +244,11 @@ fn own_layers(spec: &Spec, layout: &Layout, rank: u32) -> Range<usize> {
 
 /// What one layer keeps of the sequences.
 fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
-    let state = match &spec.delta {
-        Some(delta) if spec.layers[layer].delta => state(delta, part.linear),
+    let state = match (&spec.delta, &spec.convolution) {
+        (Some(delta), _) if spec.layers[layer].delta => state(delta, part.linear),
+        (_, Some(convolution)) if spec.layers[layer].convolution => {
+            part.channels * u64::from(convolution.kernel.saturating_sub(1)) * F32_BYTES
+        }
         _ => 0,
     };
     keys_and_values(spec, part, layer, load) + state * load.sequences
@@ -240,13 +257,15 @@ fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64
 /// Keys and values of one layer. A window does not shorten them: the engine keeps the pages of
 /// all layers together, and what is out of sight with them.
 fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
-    if spec.layers[layer].delta {
+    let this = &spec.layers[layer];
+    if !this.attends() {
         return 0;
     }
     match &spec.mla {
         None => {
-            let width = u64::from(spec.attention.head_dim);
-            2 * load.tokens * (part.key / width.max(1)) * load.kv.head_bytes(width)
+            let width = u64::from(spec.attention_of(layer).head_dim);
+            let [_, key] = part.heads(spec, layer);
+            2 * load.tokens * (key / width.max(1)) * load.kv.head_bytes(width)
         }
         // Every rank holds the latents of all heads, which are keys and values.
         Some(mla) => {
@@ -260,28 +279,37 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
 
 /// What a sequence carries from token to token in a layer of linear attention: the memory of each
 /// value head, and the convolutions' last inputs.
-fn state(delta: &Delta, key_heads: u64) -> u64 {
-    let [keys, values] = widths(delta, key_heads);
+fn state(delta: &Delta, held: [Option<u64>; 2]) -> u64 {
+    let [keys, values] = widths(delta, held);
     let window = (2 * keys + values) * u64::from(delta.kernel.saturating_sub(1));
     (values * u64::from(delta.key_dim) + window) * F32_BYTES
 }
 
 /// Widths of keys and of values of linear attention.
-fn widths(delta: &Delta, key_heads: u64) -> [u64; 2] {
+fn widths(delta: &Delta, [key_heads, value_heads]: [Option<u64>; 2]) -> [u64; 2] {
     let per_key = u64::from(delta.value_heads / delta.key_heads.max(1));
-    [key_heads * u64::from(delta.key_dim), key_heads * per_key * u64::from(delta.value_dim)]
+    let key_heads = key_heads.unwrap_or(0);
+    let value_heads = value_heads.unwrap_or(key_heads * per_key);
+    [key_heads * u64::from(delta.key_dim), value_heads * u64::from(delta.value_dim)]
 }
 
 /// What the widest moment of a step holds beside weights and caches.
 fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) -> u64 {
     let layer = |layer: usize| {
         let attention = match (&spec.delta, &spec.mla) {
+            (Some(delta), _) if spec.layers[layer].both => {
+                linear(spec, delta, part) + heads(spec, part, layer)
+            }
             (Some(delta), _) if spec.layers[layer].delta => linear(spec, delta, part),
+            _ if spec.layers[layer].convolution => u64::from(spec.hidden_size) + 4 * part.channels,
             (_, Some(mla)) => latent(spec, mla, part),
-            _ => heads(spec, part),
+            _ => heads(spec, part, layer),
         };
         attention.max(match &spec.moe {
-            Some(moe) if spec.layers[layer].moe => experts(spec, moe, part, load.step_tokens),
+            Some(moe) if spec.layers[layer].moe => {
+                let experts = experts(spec, moe, part, load.step_tokens);
+                if moe.beside.is_some() { experts.max(dense(spec, part)) } else { experts }
+            }
             _ => dense(spec, part),
         })
     };
@@ -296,10 +324,13 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
 }
 
 /// Floats for each row of a step: grouped-query attention, with the residual stream.
-fn heads(spec: &Spec, part: &Part) -> u64 {
+fn heads(spec: &Spec, part: &Part, layer: usize) -> u64 {
     let hidden = u64::from(spec.hidden_size);
-    let gate = if spec.attention.gated { 2 * part.query } else { 0 };
-    3 * hidden + 2 * part.query + gate + 2 * part.key + quantized(hidden)
+    let [query, key] = part.heads(spec, layer);
+    let attention = spec.attention_of(layer);
+    let is_gated = attention.gated || attention.head_gate.is_some();
+    let gate = if is_gated { 2 * query } else { 0 };
+    3 * hidden + 2 * query + gate + 2 * key + quantized(hidden)
 }
 
 /// Attention over latents: queries in the latent's space, and what came before them.

@@ -132,6 +132,14 @@ fn element_of<'a>(list: Cow<'a, Value>, index: &Value, node: &Node) -> Evaluated
         return fail(format!("the index {index} is not an integer"));
     };
     let position = usize::try_from(*index).unwrap_or(usize::MAX);
+    if let Value::Text(text) = &*list {
+        // A pattern of layers, a letter for each.
+        let letter = text.chars().nth(position);
+        return match letter {
+            Some(letter) => Ok(Cow::Owned(Value::Text(letter.to_string()))),
+            None => fail(format!("index {index} is outside {}", describe(node, &list))),
+        };
+    }
     let length = match &*list {
         Value::List(items) => items.len(),
         value => return fail(format!("{} is not a list", describe(node, value))),
@@ -163,6 +171,9 @@ fn call(function: Function, value: &Value, node: &Node) -> Result<Value, Failure
     /// Integers beyond this are not exact as floats.
     const EXACT: f64 = (1_u64 << f64::MANTISSA_DIGITS) as f64;
     match (function, value, value.as_float()) {
+        (Function::Length, Value::List(items), _) => Ok(Value::Int(items.len() as i64)),
+        (Function::Length, Value::Text(text), _) => Ok(Value::Int(text.chars().count() as i64)),
+        (Function::Length, ..) => fail(format!("{} has no length", describe(node, value))),
         (Function::Floor, Value::Int(integer), _) => Ok(Value::Int(*integer)),
         (Function::Floor, _, Some(float)) if float.abs() < EXACT => {
             Ok(Value::Int(libm::floor(float) as i64))
@@ -184,6 +195,12 @@ fn binary(
         Binary::In => {
             return match right {
                 Value::List(items) => Ok(Value::Bool(items.iter().any(|item| item.equals(left)))),
+                Value::Text(text) => {
+                    let is_left = |item: &str| {
+                        item.trim().parse().is_ok_and(|item| Value::Int(item).equals(left))
+                    };
+                    Ok(Value::Bool(text.split(',').any(is_left)))
+                }
                 _ => fail(format!("{} is not a list", describe(right_node, right))),
             };
         }

@@ -160,9 +160,10 @@ impl Parser {
                     let function = match name.as_str() {
                         "sqrt" => Function::Sqrt,
                         "floor" => Function::Floor,
+                        "length" => Function::Length,
                         _ => {
                             self.next = at;
-                            return self.fail("expected the function sqrt or floor");
+                            return self.fail("expected the function sqrt, floor or length");
                         }
                     };
                     let operand = self.choice()?;

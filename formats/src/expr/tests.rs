@@ -78,7 +78,7 @@ fn functions_take_one_number() {
     check_error("sqrt(-1)", "in `sqrt(-1)`: -1 has no square root");
     check_error("floor(act)", "in `floor(act)`: `act` (\"silu\") has no floor");
     check_error("floor(1e300)", "in `floor(1e300)`: 1e300 has no floor");
-    check_error("heads(1)", "in `heads(1)` at byte 0: expected the function sqrt or floor");
+    check_error("heads(1)", "in `heads(1)` at byte 0: expected the function sqrt, floor or length");
 }
 
 #[test]

@@ -12,9 +12,12 @@ use super::{
 use crate::{
     expr::{Expr, Scope, Value},
     hex::HexF32,
-    rope::{RopeParameters, RopeRequest},
-    rules::{RopeRules, SpecRules},
-    spec::{Attention, Block, Ffn, Layer, Mask, Norm, PositionScale, Rope, Spec},
+    rope::{RopeParameters, RopeRequest, Scaling},
+    rules::{AttentionRules, HeadGateRules, RopeRules, SpecRules},
+    spec::{
+        Activation, Attention, Block, Convolution, Delta, Ffn, HeadGate, Layer, Mask, Norm,
+        PositionScale, Rope, Spec,
+    },
 };
 
 /// Largest epsilon of a normalisation that is believed.
@@ -44,25 +47,35 @@ pub(super) fn resolve(
 ) -> Result<Architecture, ResolveError> {
     let rules = &family.pack.file.spec;
     let max_positions = size(&rules.max_positions, scope, "max_positions")?;
-    let mut attention = attention(rules, scope)?;
-    let ropes = Ropes { family, config, scope, max_positions, head_dim: attention.head_dim };
+    let mut attention = attention(&rules.attention, scope, "attention")?;
+    let second_attention = second_attention(rules, scope, layers)?;
+    let second = second_attention.as_ref().unwrap_or(&attention);
+    let head_dims = [attention.head_dim, second.head_dim];
+    let ropes = Ropes { family, config, scope, max_positions, head_dims };
     let (rope, first) = ropes.resolve(&rules.rope, "rope")?;
     let mut all = vec![first];
     let mut local_rope = None;
-    if let Some(rules) = &rules.local_rope {
+    let exists = |rules: &&RopeRules| match &rules.exists {
+        None => Ok(true),
+        Some(exists) => flag(exists, scope, "local_rope.exists"),
+    };
+    if let Some(rules) = &rules.local_rope
+        && exists(&rules)?
+    {
         let (parameters, second) = ropes.resolve(rules, "local_rope")?;
         local_rope = Some(parameters);
         all.push(second);
     }
-    let eps = positive(&rules.norm.eps, scope, "norm.eps", MAX_EPS)?;
     let activation = named(&rules.ffn.activation, scope, "ffn.activation")?;
     let factor = |rule: &Option<Expr>, place| factor(rule.as_ref(), scope, place);
     let mla = rules.mla.as_ref().map(|mla| parts::mla(mla, scope)).transpose()?;
     if mla.is_some() {
         attention.scale = HexF32((f64::from(attention.scale.0) * parts::stretch(&rope)) as f32);
     }
-    let all_layers = all_layers(rules, layers, all.len())?;
+    let mut all_layers = all_layers(rules, layers, all.len())?;
+    ropes.of_layers(&mut all_layers, layers, &mut all)?;
     parts::check_shared_keys(rules, mla.as_ref(), &all_layers)?;
+    let (delta, convolution) = states(rules, scope, &all_layers)?;
     let has_experts = all_layers.iter().any(|layer| layer.moe);
     let spec = Spec {
         rules: family.pack.id().to_owned(),
@@ -70,24 +83,22 @@ pub(super) fn resolve(
         hidden_size: size(&rules.hidden_size, scope, "hidden_size")?,
         vocab_size: size(&rules.vocab_size, scope, "vocab_size")?,
         max_positions,
-        norm: Norm {
-            kind: rules.norm.kind,
-            eps: HexF32(eps as f32),
-            plus_one: rules.norm.plus_one,
-            bias: rules.norm.bias,
-        },
+        norm: norm(rules, scope)?,
         attention,
+        second_attention,
+        delta,
+        convolution,
         layers: all_layers,
         ropes: all,
-        ffn: Ffn {
-            size: size(&rules.ffn.size, scope, "ffn.size")?,
-            activation,
-            bias: flag(&rules.ffn.bias, scope, "ffn.bias")?,
-            names: rules.ffn.names.clone(),
-        },
+        ffn: ffn(rules, activation, scope)?,
         tied_embeddings: flag(&rules.tied_embeddings, scope, "tied_embeddings")?,
         block: block(rules, scope)?,
         embedding_scale: factor(&rules.embedding_scale, "embedding_scale")?,
+        embedding_norm: rules.embedding_norm,
+        head_bias: rules
+            .head_bias
+            .as_ref()
+            .map_or(Ok(false), |rule| flag(rule, scope, "head_bias"))?,
         logit_scale: factor(&rules.logit_scale, "logit_scale")?,
         logit_softcap: factor(&rules.logit_softcap, "logit_softcap")?,
         // A family may have sizes with experts and sizes without.
@@ -96,9 +107,44 @@ pub(super) fn resolve(
             None => None,
         },
         mla,
-        delta: rules.delta.as_ref().map(|delta| parts::delta(delta, scope)).transpose()?,
     };
     Ok(Architecture { spec, rope, local_rope })
+}
+
+fn norm(rules: &SpecRules, scope: &Scope<'_>) -> Result<Norm, ResolveError> {
+    let eps = positive(&rules.norm.eps, scope, "norm.eps", MAX_EPS)?;
+    Ok(Norm {
+        kind: rules.norm.kind,
+        eps: HexF32(eps as f32),
+        plus_one: rules.norm.plus_one,
+        bias: rules.norm.bias,
+        plain: rules.norm.plain,
+    })
+}
+
+fn ffn(rules: &SpecRules, activation: Activation, scope: &Scope<'_>) -> Result<Ffn, ResolveError> {
+    let factor = |rule: &Option<Expr>, place| factor(rule.as_ref(), scope, place);
+    Ok(Ffn {
+        size: size(&rules.ffn.size, scope, "ffn.size")?,
+        activation,
+        bias: flag(&rules.ffn.bias, scope, "ffn.bias")?,
+        names: rules.ffn.names.clone(),
+        gate_scale: factor(&rules.ffn.gate_scale, "ffn.gate_scale")?,
+        out_scale: factor(&rules.ffn.out_scale, "ffn.out_scale")?,
+    })
+}
+
+/// What layers have that carry a state. A family may have sizes with such layers and sizes without.
+fn states(
+    rules: &SpecRules,
+    scope: &Scope<'_>,
+    layers: &[Layer],
+) -> Result<(Option<Delta>, Option<Convolution>), ResolveError> {
+    let delta = rules.delta.as_ref().filter(|_| layers.iter().any(|it| it.delta));
+    let delta = delta.map(|delta| parts::delta(delta, scope)).transpose()?;
+    let convolution = rules.convolution.as_ref().filter(|_| layers.iter().any(|it| it.convolution));
+    let convolution = convolution.map(|rules| parts::convolution(rules, scope)).transpose()?;
+    Ok((delta, convolution))
 }
 
 fn all_layers(
@@ -110,41 +156,116 @@ fn all_layers(
     layers.map(|(index, scope)| layer(rules, scope, index, ropes)).collect()
 }
 
-fn attention(rules: &SpecRules, scope: &Scope<'_>) -> Result<Attention, ResolveError> {
-    let rules = &rules.attention;
-    let head_dim = size(&rules.head_dim, scope, "attention.head_dim")?;
+/// Attention of the second form; none where no layer is one.
+fn second_attention(
+    rules: &SpecRules,
+    scope: &Scope<'_>,
+    layers: &[Scope<'_>],
+) -> Result<Option<Attention>, ResolveError> {
+    let (Some(second), Some(is_second)) = (&rules.second_attention, &rules.layer.second) else {
+        return Ok(None);
+    };
+    for (index, layer) in layers.iter().enumerate() {
+        if flag(is_second, layer, &at_layer("layer.second", index))? {
+            return attention(second, scope, "second_attention").map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn attention(
+    rules: &AttentionRules,
+    scope: &Scope<'_>,
+    place: &str,
+) -> Result<Attention, ResolveError> {
+    let at = |field: &str| format!("{place}.{field}");
+    let head_dim = size(&rules.head_dim, scope, &at("head_dim"))?;
     let scale = match &rules.scale {
-        Some(scale) => positive(scale, scope, "attention.scale", MAX_SCALE)?,
+        Some(scale) => positive(scale, scope, &at("scale"), MAX_SCALE)?,
         None => 1.0 / libm::sqrt(f64::from(head_dim)),
     };
-    let position_scale = match &rules.position_scale {
-        None => None,
-        Some(rules) => match evaluate(&rules.beta, scope, "position_scale.beta")?.as_float() {
-            // Absent and 0 leave queries as they are.
-            None | Some(0.0) => None,
-            Some(_) => Some(PositionScale {
-                beta: HexF32(positive(&rules.beta, scope, "position_scale.beta", MAX_SCALE)? as f32),
-                original: size(&rules.original, scope, "position_scale.original")?,
-            }),
-        },
+    let is = |rule: &Option<Expr>, field: &str| {
+        rule.as_ref().map_or(Ok(false), |rule| flag(rule, scope, &at(field)))
     };
-    let sinks = rules.sinks.as_ref().map(|sinks| flag(sinks, scope, "attention.sinks"));
+    let sinks_in = match &rules.sinks_in {
+        Some(rule) if evaluate(rule, scope, &at("sinks_in"))? != Value::Null => {
+            Some(named::<String>(rule, scope, &at("sinks_in"))?)
+        }
+        _ => None,
+    };
+    let heads = size(&rules.heads, scope, &at("heads"))?;
     Ok(Attention {
-        heads: size(&rules.heads, scope, "attention.heads")?,
-        kv_heads: size(&rules.kv_heads, scope, "attention.kv_heads")?,
+        heads,
+        kv_heads: size(&rules.kv_heads, scope, &at("kv_heads"))?,
         head_dim,
         scale: HexF32(scale as f32),
-        qkv_bias: flag(&rules.qkv_bias, scope, "attention.qkv_bias")?,
-        o_bias: flag(&rules.o_bias, scope, "attention.o_bias")?,
-        qk_norm: named(&rules.qk_norm, scope, "attention.qk_norm")?,
-        softcap: factor(rules.softcap.as_ref(), scope, "attention.softcap")?,
-        sinks: sinks.transpose()?.unwrap_or(false),
-        gated: rules
-            .gated
-            .as_ref()
-            .map_or(Ok(false), |gated| flag(gated, scope, "attention.gated"))?,
-        position_scale,
+        qkv_bias: flag(&rules.qkv_bias, scope, &at("qkv_bias"))?,
+        o_bias: flag(&rules.o_bias, scope, &at("o_bias"))?,
+        qk_norm: named(&rules.qk_norm, scope, &at("qk_norm"))?,
+        softcap: factor(rules.softcap.as_ref(), scope, &at("softcap"))?,
+        sinks: is(&rules.sinks, "sinks")?,
+        sinks_in,
+        gated: is(&rules.gated, "gated")?,
+        position_scale: position_scale(rules, scope)?,
+        value_dim: value_dim(rules, head_dim, scope)?,
+        value_scale: factor(rules.value_scale.as_ref(), scope, &at("value_scale"))?,
+        values_are_keys: is(&rules.values_are_keys, "values_are_keys")?,
+        value_norm: is(&rules.value_norm, "value_norm")?,
+        limit: factor(rules.limit.as_ref(), scope, &at("limit"))?,
+        head_gate: match &rules.head_gate {
+            Some(gate) => head_gate(gate, scope)?,
+            None => None,
+        },
     })
+}
+
+fn position_scale(
+    rules: &AttentionRules,
+    scope: &Scope<'_>,
+) -> Result<Option<PositionScale>, ResolveError> {
+    let Some(rules) = &rules.position_scale else { return Ok(None) };
+    // Absent and 0 leave queries as they are.
+    match evaluate(&rules.beta, scope, "position_scale.beta")?.as_float() {
+        None | Some(0.0) => Ok(None),
+        Some(_) => Ok(Some(PositionScale {
+            beta: HexF32(positive(&rules.beta, scope, "position_scale.beta", MAX_SCALE)? as f32),
+            original: size(&rules.original, scope, "position_scale.original")?,
+            from_one: rules.from_one,
+            unrotated: rules.unrotated,
+        })),
+    }
+}
+
+/// The width of values, if it is another one than that of keys.
+fn value_dim(
+    rules: &AttentionRules,
+    head_dim: u32,
+    scope: &Scope<'_>,
+) -> Result<Option<u32>, ResolveError> {
+    const PLACE: &str = "attention.value_dim";
+    let Some(rule) = &rules.value_dim else { return Ok(None) };
+    if evaluate(rule, scope, PLACE)? == Value::Null {
+        return Ok(None);
+    }
+    let width = size(rule, scope, PLACE)?;
+    if width > head_dim {
+        let expected = format!("at most the {head_dim} of keys");
+        return Err(wrong(rule, PLACE, &expected, &width.to_string()));
+    }
+    Ok((width < head_dim).then_some(width))
+}
+
+fn head_gate(rules: &HeadGateRules, scope: &Scope<'_>) -> Result<Option<HeadGate>, ResolveError> {
+    const PLACE: &str = "attention.head_gate";
+    if evaluate(&rules.module, scope, PLACE)? == Value::Null {
+        return Ok(None);
+    }
+    let per_head = rules.per_head.as_ref().map(|rule| flag(rule, scope, PLACE));
+    Ok(Some(HeadGate {
+        module: named(&rules.module, scope, PLACE)?,
+        per_head: per_head.transpose()?.unwrap_or(false),
+        function: rules.function,
+    }))
 }
 
 fn block(rules: &SpecRules, scope: &Scope<'_>) -> Result<Block, ResolveError> {
@@ -155,6 +276,7 @@ fn block(rules: &SpecRules, scope: &Scope<'_>) -> Result<Block, ResolveError> {
         before_ffn: rules.before_ffn.clone(),
         after_ffn: rules.after_ffn.clone(),
         parallel: rules.parallel,
+        layer_scale: rules.layer_scale.clone(),
         residual_scale: factor(rules.residual_scale.as_ref(), scope, "block.residual_scale")?,
     })
 }
@@ -166,8 +288,15 @@ fn layer(
     ropes: usize,
 ) -> Result<Layer, ResolveError> {
     let place = at_layer("layer.window", index);
-    let mask = match evaluate(&rules.layer.window, scope, &place)? {
-        Value::Null => Mask::Full,
+    let chunk = match &rules.layer.chunk {
+        Some(rule) if evaluate(rule, scope, &at_layer("layer.chunk", index))? != Value::Null => {
+            Some(size(rule, scope, &at_layer("layer.chunk", index))?)
+        }
+        _ => None,
+    };
+    let mask = match (evaluate(&rules.layer.window, scope, &place)?, chunk) {
+        (Value::Null, None) => Mask::Full,
+        (Value::Null, Some(chunk)) => Mask::Chunked(chunk),
         _ => Mask::Sliding(size(&rules.layer.window, scope, &place)?),
     };
     let place = at_layer("layer.rope", index);
@@ -182,12 +311,31 @@ fn layer(
     let is = |rule: &Option<Expr>, place: &str| {
         rule.as_ref().map_or(Ok(false), |rule| flag(rule, scope, &at_layer(place, index)))
     };
+    let clamp = |rule: &Option<Expr>, place: &str| {
+        let (Some(rule), place) = (rule, at_layer(place, index)) else { return Ok(None) };
+        match evaluate(rule, scope, &place)?.as_float() {
+            None | Some(0.0) => Ok(None),
+            Some(_) => factor(Some(rule), scope, &place),
+        }
+    };
+    let only = match &rules.layer.only {
+        Some(rule) if evaluate(rule, scope, &at_layer("layer.only", index))? != Value::Null => {
+            Some(named(rule, scope, &at_layer("layer.only", index))?)
+        }
+        _ => None,
+    };
     Ok(Layer {
         mask,
         rope,
         moe: is(&rules.layer.moe, "layer.moe")?,
         delta: is(&rules.layer.delta, "layer.delta")?,
+        both: is(&rules.layer.both, "layer.both")?,
+        convolution: is(&rules.layer.convolution, "layer.convolution")?,
         shares_keys: is(&rules.layer.shares_keys, "layer.shares_keys")?,
+        second: is(&rules.layer.second, "layer.second")?,
+        only,
+        clamp: clamp(&rules.layer.clamp, "layer.clamp")?,
+        dense_clamp: clamp(&rules.layer.dense_clamp, "layer.dense_clamp")?,
     })
 }
 
@@ -197,7 +345,8 @@ struct Ropes<'a> {
     config: &'a Map<String, Json>,
     scope: &'a Scope<'a>,
     max_positions: u32,
-    head_dim: u32,
+    /// Of attention and of the second form of attention.
+    head_dims: [u32; 2],
 }
 
 impl Ropes<'_> {
@@ -206,14 +355,50 @@ impl Ropes<'_> {
         rules: &RopeRules,
         place: &str,
     ) -> Result<(RopeParameters, Rope), ResolveError> {
+        self.with_theta(rules, place, None)
+    }
+
+    /// Gives layers with a base of their own the position embedding of that base.
+    fn of_layers(
+        &self,
+        layers: &mut [Layer],
+        scopes: &[Scope<'_>],
+        all: &mut Vec<Rope>,
+    ) -> Result<(), ResolveError> {
+        let rules = &self.family.pack.file.spec;
+        let Some(rule) = &rules.layer.theta else { return Ok(()) };
+        for (index, (layer, scope)) in layers.iter_mut().zip(scopes).enumerate() {
+            let place = at_layer("layer.theta", index);
+            if layer.rope.is_none() || evaluate(rule, scope, &place)? == Value::Null {
+                continue;
+            }
+            let theta = positive(rule, scope, &place, MAX_THETA)?;
+            let (_, rope) = self.with_theta(&rules.rope, "rope", Some(theta))?;
+            let found = all.iter().position(|other| *other == rope);
+            layer.rope = Some(found.unwrap_or(all.len()) as u32);
+            if found.is_none() {
+                all.push(rope);
+            }
+        }
+        Ok(())
+    }
+
+    fn with_theta(
+        &self,
+        rules: &RopeRules,
+        place: &str,
+        own_theta: Option<f64>,
+    ) -> Result<(RopeParameters, Rope), ResolveError> {
         let at = |field: &str| format!("{place}.{field}");
         let width = size(&rules.width, self.scope, &at("width"))?;
-        if width > self.head_dim {
-            let expected = format!("at most the head's {}", self.head_dim);
+        let head_dim = self.head_dims[usize::from(rules.second_heads)];
+        if width > head_dim {
+            let expected = format!("at most the head's {head_dim}");
             return Err(wrong(&rules.width, &at("width"), &expected, &width.to_string()));
         }
         let theta = |rule: &Expr, field| positive(rule, self.scope, &at(field), MAX_THETA);
         let stated = rules.theta.as_ref().map(|rule| theta(rule, "theta")).transpose()?;
+        let stated = own_theta.or(stated);
         let original = match &rules.original {
             Some(rule) if evaluate(rule, self.scope, &at("original"))? != Value::Null => {
                 Some(size(rule, self.scope, &at("original"))?)
@@ -231,9 +416,19 @@ impl Ropes<'_> {
             extra: &self.family.family.rope,
             kinds: &self.family.family.rope_kinds,
         };
-        let parameters = RopeParameters::parse(self.config, &request)?;
+        let mut parameters = RopeParameters::parse(self.config, &request)?;
+        if let (Some(rule), Scaling::Long(long)) =
+            (&rules.attention_factor, &mut parameters.scaling)
+            && evaluate(rule, self.scope, &at("attention_factor"))? != Value::Null
+        {
+            long.attention_factor = positive(rule, self.scope, &at("attention_factor"), MAX_SCALE)?;
+        }
         let style = named(&rules.style, self.scope, &at("style"))?;
-        let rope = parameters.resolve(width, style)?;
+        let mut rope = parameters.resolve(width, style)?;
+        if rules.backwards {
+            let long = rope.long.iter_mut().flat_map(|long| &mut long.inv_freq);
+            rope.inv_freq.iter_mut().chain(long).for_each(|freq| freq.0 = -freq.0);
+        }
         Ok((parameters, rope))
     }
 }

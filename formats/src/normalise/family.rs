@@ -80,13 +80,22 @@ pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Tex
         let name = config.get("model_type").and_then(Value::as_str);
         name.is_some_and(|name| packs.iter().any(|pack| pack.file.families.contains_key(name)))
     };
+    // Some wholes call another text model by the name of a known one, whose rules do not name them.
+    let is_refused = || {
+        let name = config.get("model_type").and_then(Value::as_str);
+        let families = packs.iter().flat_map(|pack| pack.file.families.values());
+        let mut classes = families.flat_map(|family| &family.architectures);
+        let own = config.get("architectures").and_then(|classes| classes.get(0)?.as_str());
+        let is_named = own.is_some_and(|own| classes.any(|class| class == own));
+        name.is_some_and(|name| refused(name).is_some()) && !is_named
+    };
     let mut text = inner.clone();
     if is_known(config) {
         text.remove("architectures");
         let outer = config.iter().filter(|(key, _)| *key != INNER);
         text.extend(outer.map(|(key, value)| (key.clone(), value.clone())));
         return TextModel { config: text, is_taken_out: false };
-    } else if is_known(inner) {
+    } else if is_known(inner) && !is_refused() {
         text.remove("architectures");
         let tied = config.get("tie_word_embeddings").cloned();
         // Wrappers whose text model says so itself state the whole's default beside it.

@@ -9,10 +9,14 @@ use crate::{
     expr::{Expr, Scope, Value},
     hex::HexF32,
     rope::{RopeParameters, Scaling},
-    rules::{DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules, SpecRules},
+    rules::{
+        ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules,
+        RouterRules, SpecRules,
+    },
     spec::{
-        Activation, ClampedSwiglu, Delta, ExpertGroups, GroupScore, Index, Layer, Mla, Moe,
-        MoeNames, Renormalise, RopeStyle, Router, Scores, SharedExpert,
+        Activation, ClampedSwiglu, Convolution, Delta, DeltaFactors, ExpertGroups, GroupScore,
+        Index, Layer, Mla, Moe, MoeNames, Renormalise, RopeStyle, Router, RouterInput, Scores,
+        SharedExpert,
     },
 };
 
@@ -48,6 +52,7 @@ pub(super) fn moe(
             _ => Some(SharedExpert {
                 size: size(rule, scope, "moe.shared_size")?,
                 gated: is(rules.shared_gated.as_ref(), scope, "moe.shared_gated")?,
+                scale: maybe(rules.shared_scale.as_ref(), scope, "moe.shared_scale")?,
             }),
         },
     };
@@ -58,8 +63,17 @@ pub(super) fn moe(
         activation,
         clamped,
         bias: is(rules.bias.as_ref(), scope, "moe.bias")?,
+        latent: match &rules.latent {
+            Some(rule) if evaluate(rule, scope, "moe.latent")? != Value::Null => {
+                Some(size(rule, scope, "moe.latent")?)
+            }
+            _ => None,
+        },
         router: router(&rules.router, (experts, top_k), scope)?,
         shared,
+        weighs_inputs: is(rules.weighs_inputs.as_ref(), scope, "moe.weighs_inputs")?,
+        after: rules.after.clone(),
+        beside: rules.beside.clone(),
         names: names(rules, scope)?,
     })
 }
@@ -73,6 +87,8 @@ fn router(
         ("softmax", Scores::Softmax),
         ("softmax_of_taken", Scores::SoftmaxOfTaken),
         ("sigmoid", Scores::Sigmoid),
+        ("sigmoid_of_taken", Scores::SigmoidOfTaken),
+        ("sparse_mixer", Scores::SparseMixer),
     ];
     let renormalise = if flag(&rules.renormalise, scope, "moe.router.renormalise")? {
         let number = |rule: &Option<Expr>, place| {
@@ -91,11 +107,21 @@ fn router(
     let scale = rules.scale.as_ref();
     Ok(Router {
         scores: one_of(&rules.scores, scope, "moe.router.scores", &kinds)?,
+        softcap: maybe(rules.softcap.as_ref(), scope, "moe.router.softcap")?,
+        jitter: maybe(rules.jitter.as_ref(), scope, "moe.router.jitter")?,
         bias: is(rules.bias.as_ref(), scope, "moe.router.bias")?,
         correction: is(rules.correction.as_ref(), scope, "moe.router.correction")?,
         groups,
         renormalise,
         scale: scale.map_or(Ok(HexF32(1.0)), |rule| factor(rule, scope, "moe.router.scale"))?,
+        input: match &rules.input {
+            Some(input) => Some(RouterInput {
+                gain: input.gain.clone(),
+                scale: factor(&input.scale, scope, "moe.router.input.scale")?,
+            }),
+            None => None,
+        },
+        expert_scales: rules.expert_scales.clone(),
     })
 }
 
@@ -249,11 +275,53 @@ pub(super) fn delta(rules: &DeltaRules, scope: &Scope<'_>) -> Result<Delta, Reso
         value_dim: size(&rules.value_dim, scope, "delta.value_dim")?,
         kernel: size(&rules.kernel, scope, "delta.kernel")?,
         eps: HexF32(positive(&rules.eps, scope, "delta.eps", MAX_EPS)? as f32),
+        rule: rules.rule,
+        conv_bias: is(rules.conv_bias.as_ref(), scope, "delta.conv_bias")?,
+        unnormed: match &rules.normed {
+            Some(rule) => !flag(rule, scope, "delta.normed")?,
+            None => false,
+        },
+        factors: match &rules.factors {
+            Some(rules) => delta_factors(rules, scope)?,
+            None => None,
+        },
     })
+}
+
+/// Factors; none where all are one.
+fn delta_factors(
+    rules: &DeltaFactorRules,
+    scope: &Scope<'_>,
+) -> Result<Option<DeltaFactors>, ResolveError> {
+    let of = |rule| factor(rule, scope, "delta.factors");
+    let [q, k, v] = [of(&rules.q)?, of(&rules.k)?, of(&rules.v)?];
+    let [z, a, out] = [of(&rules.z)?, of(&rules.a)?, of(&rules.out)?];
+    let all_one = [q, k, v, z, a, out].iter().all(|factor| factor.0 == 1.0);
+    Ok((!all_one).then_some(DeltaFactors { q, k, v, z, a, out }))
+}
+
+pub(super) fn convolution(
+    rules: &ConvolutionRules,
+    scope: &Scope<'_>,
+) -> Result<Convolution, ResolveError> {
+    Ok(Convolution { kernel: size(&rules.kernel, scope, "convolution.kernel")? })
 }
 
 fn factor(rule: &Expr, scope: &Scope<'_>, place: &str) -> Result<HexF32, ResolveError> {
     Ok(HexF32(positive(rule, scope, place, MAX_FACTOR)? as f32))
+}
+
+/// None where there is no rule or its value is null or 0.
+fn maybe(
+    rule: Option<&Expr>,
+    scope: &Scope<'_>,
+    place: &str,
+) -> Result<Option<HexF32>, ResolveError> {
+    let Some(rule) = rule else { return Ok(None) };
+    match evaluate(rule, scope, place)?.as_float() {
+        None | Some(0.0) => Ok(None),
+        Some(_) => factor(rule, scope, place).map(Some),
+    }
 }
 
 /// A flag that is false where no rule is.

@@ -89,13 +89,7 @@ fn llama_with_biases_is_described_in_full() {
     assert_eq!(attention.qk_norm, QkNorm::None);
     assert_eq!((spec.ffn.size, spec.ffn.activation), (320, Activation::SiluGlu));
     assert!(spec.ffn.bias && !spec.tied_embeddings);
-    assert_eq!(
-        spec.layers,
-        vec![
-            Layer { mask: Mask::Full, rope: Some(0), moe: false, delta: false, shares_keys: false };
-            3
-        ]
-    );
+    assert_eq!(spec.layers, vec![Layer::plain(); 3]);
     assert_eq!((spec.ropes.len(), spec.ropes[0].inv_freq.len()), (1, 16));
     assert!(matches!(normalised.rope.scaling, Scaling::Llama3 { original: 32, .. }));
     assert!(normalised.warnings.is_empty() && normalised.ignored.is_empty());

@@ -37,6 +37,11 @@ impl RopeParameters {
                 .clone()
                 .map(|frequency| llama3(frequency, *factor, *low, *high, f64::from(*original)))
                 .collect(),
+            Scaling::Proportional { partial } => {
+                let turning = libm::floor(partial * f64::from(width) / 2.0) as usize;
+                let turns = |(pair, frequency)| if pair < turning { frequency } else { 0.0 };
+                plain.clone().enumerate().map(turns).collect()
+            }
             Scaling::Long(long) => divided(plain.clone(), "short_factor", &long.short_factor)?,
             Scaling::Yarn(yarn) => {
                 let (low, high) = yarn.ramp(self.theta, f64::from(width));
@@ -89,7 +94,7 @@ fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f6
     let wavelength = 2.0 * PI / frequency;
     if wavelength > original / low {
         frequency / factor
-    } else if wavelength < original / high {
+    } else if wavelength < original / high || high <= low {
         frequency
     } else {
         let kept = (original / wavelength - low) / (high - low);

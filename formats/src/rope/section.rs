@@ -134,10 +134,16 @@ impl<'a> Section<'a> {
             "llama3" => {
                 self.check_keys(&["factor", "low_freq_factor", "high_freq_factor"], request)?;
                 let low = positive("low_freq_factor")?;
-                let high =
-                    reader.required("high_freq_factor", "above low_freq_factor", |h| h > low)?;
+                let expected = "low_freq_factor at least";
+                let high = reader.required("high_freq_factor", expected, |high| high >= low)?;
                 let original = reader.original(request)?;
                 Ok(Scaling::Llama3 { factor: factor()?, low, high, original })
+            }
+            "proportional" => {
+                self.check_keys(&["partial_rotary_factor"], request)?;
+                let share = |partial: f64| (0.0..=1.0).contains(&partial);
+                let partial = reader.number("partial_rotary_factor", "a number up to 1", share)?;
+                Ok(Scaling::Proportional { partial: partial.unwrap_or(1.0) })
             }
             "yarn" => {
                 self.check_keys(YARN, request)?;

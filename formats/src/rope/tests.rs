@@ -90,9 +90,9 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         "rope_scaling.short_factor is null, expected a list of positive numbers",
     );
     check(
-        json!({"rope_scaling": {"type": "proportional"}}),
-        "rope_scaling has rope_type \"proportional\"; known: default, linear, dynamic, llama3, \
-         yarn, longrope",
+        json!({"rope_scaling": {"type": "spiral"}}),
+        "rope_scaling has rope_type \"spiral\"; known: default, linear, dynamic, llama3, \
+         proportional, yarn, longrope",
     );
     check(
         json!({"rope_scaling": {"factor": 8.0}}),
@@ -123,9 +123,9 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     );
     check(
         json!({"rope_scaling": {
-            "type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4
+            "type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 3
         }}),
-        "rope_scaling.high_freq_factor is 4, expected above low_freq_factor",
+        "rope_scaling.high_freq_factor is 3, expected low_freq_factor at least",
     );
     check(json!({"rope_theta": 1.0}), "config.rope_theta is 1.0, expected a number above 1");
     check(json!({"rope_scaling": 4}), "config.rope_scaling is 4, expected an object or null");

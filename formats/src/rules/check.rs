@@ -261,8 +261,8 @@ fn check_tensors(file: &PackFile) -> Result<(), RuleError> {
         if rule.name.per_expert() {
             return invalid(&place, "only a source's name has {E}");
         }
-        if rule.shape.is_empty() || rule.shape.len() > 3 {
-            return invalid(&place, "a shape has one to three dimensions");
+        if rule.shape.len() > 3 {
+            return invalid(&place, "a shape has at most three dimensions");
         }
         if let Some(axis) = rule.cut.axis()
             && !file.axes.contains_key(axis)

@@ -4,10 +4,12 @@
 //! the extending pack's value in place of the other one's, but for `spec.block`, which is replaced. A tensor of a name that the other pack
 //! has changes the fields that it states; a new one stands behind the tensor that it names with
 //! `after`, else at the end. `without` takes tensors away. Families are the extending pack's own.
+//! `parts` names what several packs add to others: each is put over the other pack before the
+//! extending one.
 
 use toml::{Table, Value};
 
-use super::{RuleError, builtin_text};
+use super::{RuleError, builtin_text, part_text};
 
 /// Most packs that build on each other.
 const MAX_DEPTH: usize = 4;
@@ -37,12 +39,24 @@ pub(super) fn extended(mut file: Table, depth: usize) -> Result<Table, RuleError
     };
     let mut base = extended(toml::from_str(text)?, depth + 1)?;
     base.remove("families");
+    let parts = file.remove("parts");
     let without = file.remove("without");
     let tensors = file.remove("tensors");
     let mut all = match base.remove("tensors") {
         Some(Value::Array(tensors)) => tensors,
         _ => Vec::new(),
     };
+    for name in parts.iter().flat_map(|names| names.as_array().into_iter().flatten()) {
+        let text = name.as_str().and_then(part_text);
+        let unknown = || invalid("parts", format!("{} is not a compiled-in part", shown(name)));
+        let mut part: Table = toml::from_str(text.ok_or_else(unknown)?)?;
+        if let Some(Value::Array(tensors)) = part.remove("tensors") {
+            for tensor in tensors {
+                add(&mut all, tensor).map_err(|problem| invalid("tensors", problem))?;
+            }
+        }
+        join("", &mut base, part);
+    }
     for name in without.iter().flat_map(|names| names.as_array().into_iter().flatten()) {
         let Some(at) = position(&all, name) else {
             return Err(invalid(
@@ -56,6 +70,12 @@ pub(super) fn extended(mut file: Table, depth: usize) -> Result<Table, RuleError
         for tensor in tensors {
             add(&mut all, tensor).map_err(|problem| invalid("tensors", problem))?;
         }
+    }
+    // What the other pack passes over may mean something here.
+    let used = file.get("config").and_then(|config| config.get("used")).cloned();
+    let ignored = base.get_mut("config").and_then(|config| config.get_mut("ignored"));
+    if let (Some(Value::Array(used)), Some(Value::Array(ignored))) = (used, ignored) {
+        ignored.retain(|key| !used.contains(key));
     }
     join("", &mut base, file);
     base.insert("tensors".to_owned(), Value::Array(all));
@@ -164,6 +184,26 @@ mod tests {
     }
 
     #[test]
+    fn parts_stand_between_the_other_pack_and_the_extending_one() {
+        let own = extend(
+            "extends = 'moe-gqa'\nparts = ['mamba']\n[let]\nlin_groups = '2'\n\
+             [[tensors]]\nname = 'model.layers.{L}.linear_attn.D'\nrequired = 'tied'\n",
+        )
+        .unwrap();
+        assert_eq!(own["let"]["lin_groups"].as_str(), Some("2"));
+        assert_eq!(own["let"]["mamba"].as_str(), Some("'mamba'"));
+        assert_eq!(own["spec"]["layer"]["delta"].as_str(), Some("is_mamba"));
+        assert!(own["spec"]["layer"].get("moe").is_some() && own.get("parts").is_none());
+        let tensors = own["tensors"].as_array().unwrap();
+        let at = |name: &str| position(tensors, &Value::String(name.to_owned())).unwrap();
+        let norm = at("model.layers.{L}.input_layernorm.weight");
+        assert_eq!(at("model.layers.{L}.linear_attn.in_proj_q.weight"), norm + 1);
+        let skip = &tensors[at("model.layers.{L}.linear_attn.D")];
+        assert_eq!(skip["required"].as_str(), Some("tied"));
+        assert_eq!(skip["cut"].as_str(), Some("vector(lin_v)"));
+    }
+
+    #[test]
     fn slips_are_named() {
         let check = |file: &str, expected: &str| {
             let error = extend(file).expect_err(file).to_string();
@@ -172,6 +212,8 @@ mod tests {
         check("extends = 'nobody'", "\"nobody\" is not the name of a compiled-in pack");
         check("extends = 1", "this integer is not the name of a compiled-in pack");
         check("extends = 'decoder'\nwithout = ['x']", "\"x\" is not a tensor of the other pack");
+        check("extends = 'decoder'\nparts = ['x']", "\"x\" is not a compiled-in part");
+        check("extends = 'decoder'\nparts = [1]", "this integer is not a compiled-in part");
         check(
             "extends = 'decoder'\n[[tensors]]\nname = 'a'\nafter = 'b'",
             "\"a\" comes after \"b\", which is not a tensor",

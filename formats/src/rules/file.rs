@@ -1,15 +1,19 @@
 //! The form of a rule file, as TOML gives it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter};
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::{
     from::FromRule,
     name::NamePattern,
-    parts::{DeltaRules, MlaRules, MoeRules},
+    parts::{ConvolutionRules, DeltaRules, MlaRules, MoeRules},
 };
-use crate::{expr::Expr, normalise::Align, spec::NormKind};
+use crate::{
+    expr::Expr,
+    normalise::Align,
+    spec::{GateFunction, NormKind},
+};
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -118,6 +122,11 @@ pub(crate) struct SpecRules {
     pub(crate) tied_embeddings: Expr,
     /// Factor on embeddings; null and absent for none.
     pub(crate) embedding_scale: Option<Expr>,
+    /// Whether embeddings are normalised.
+    #[serde(default)]
+    pub(crate) embedding_norm: bool,
+    /// Whether the output head has a bias; absent: no.
+    pub(crate) head_bias: Option<Expr>,
     /// Factor on logits; null and absent for none.
     pub(crate) logit_scale: Option<Expr>,
     /// Cap of logits; null and absent for none.
@@ -126,6 +135,8 @@ pub(crate) struct SpecRules {
     /// Absent: norms before both parts.
     pub(crate) block: Option<BlockRules>,
     pub(crate) attention: AttentionRules,
+    /// Of the layers whose `second` is true.
+    pub(crate) second_attention: Option<AttentionRules>,
     /// Of the layers whose `rope` is true or 0.
     pub(crate) rope: RopeRules,
     /// Of the layers whose `rope` is 1.
@@ -134,15 +145,16 @@ pub(crate) struct SpecRules {
     pub(crate) moe: Option<MoeRules>,
     pub(crate) mla: Option<MlaRules>,
     pub(crate) delta: Option<DeltaRules>,
+    pub(crate) convolution: Option<ConvolutionRules>,
     pub(crate) layer: LayerRules,
 }
 
 impl SpecRules {
     /// Everything that is the same in all layers.
     pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
-        let (attention, ffn) = (&self.attention, &self.ffn);
+        let ffn = &self.ffn;
         let ropes = [Some(&self.rope), self.local_rope.as_ref()].into_iter().flatten();
-        let positions = attention.position_scale.iter();
+        let attention = iter::once(&self.attention).chain(&self.second_attention);
         [
             &self.layers,
             &self.hidden_size,
@@ -150,36 +162,61 @@ impl SpecRules {
             &self.max_positions,
             &self.tied_embeddings,
             &self.norm.eps,
-            &attention.heads,
-            &attention.kv_heads,
-            &attention.head_dim,
-            &attention.qkv_bias,
-            &attention.o_bias,
-            &attention.qk_norm,
             &ffn.size,
             &ffn.activation,
             &ffn.bias,
         ]
         .into_iter()
         .chain(
-            [&self.embedding_scale, &self.logit_scale, &self.logit_softcap].into_iter().flatten(),
-        )
-        .chain(self.block.iter().flat_map(|block| &block.residual_scale))
-        .chain(
-            [&attention.scale, &attention.softcap, &attention.sinks, &attention.gated]
+            [&self.embedding_scale, &self.head_bias, &self.logit_scale, &self.logit_softcap]
                 .into_iter()
                 .flatten(),
         )
-        .chain(positions.flat_map(|scale| [&scale.beta, &scale.original]))
+        .chain(self.block.iter().flat_map(|block| &block.residual_scale))
+        .chain([&ffn.gate_scale, &ffn.out_scale].into_iter().flatten())
+        .chain(self.convolution.iter().map(|it| &it.kernel))
+        .chain(attention.flat_map(AttentionRules::expressions))
         .chain(ropes.flat_map(RopeRules::expressions))
+    }
+}
+
+impl AttentionRules {
+    fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        let positions = self.position_scale.iter();
+        let gate = self
+            .head_gate
+            .iter()
+            .flat_map(|gate| [Some(&gate.module), gate.per_head.as_ref()].into_iter().flatten());
+        [&self.heads, &self.kv_heads, &self.head_dim, &self.qkv_bias, &self.o_bias, &self.qk_norm]
+            .into_iter()
+            .chain(
+                [
+                    &self.scale,
+                    &self.softcap,
+                    &self.sinks,
+                    &self.sinks_in,
+                    &self.gated,
+                    &self.value_dim,
+                    &self.value_scale,
+                    &self.values_are_keys,
+                    &self.value_norm,
+                    &self.limit,
+                ]
+                .into_iter()
+                .flatten(),
+            )
+            .chain(positions.flat_map(|scale| [&scale.beta, &scale.original]))
+            .chain(gate)
     }
 }
 
 impl RopeRules {
     fn expressions(&self) -> impl Iterator<Item = &Expr> {
-        [&self.style, &self.width, &self.default_theta]
-            .into_iter()
-            .chain([&self.theta, &self.original, &self.scaled].into_iter().flatten())
+        [&self.style, &self.width, &self.default_theta].into_iter().chain(
+            [&self.theta, &self.original, &self.attention_factor, &self.scaled, &self.exists]
+                .into_iter()
+                .flatten(),
+        )
     }
 }
 
@@ -193,6 +230,9 @@ pub(crate) struct NormRules {
     pub(crate) plus_one: bool,
     #[serde(default)]
     pub(crate) bias: bool,
+    /// Whether there are no gains.
+    #[serde(default)]
+    pub(crate) plain: bool,
 }
 
 /// Modules of the norms within a layer, and how its parts stand to each other.
@@ -205,6 +245,8 @@ pub(crate) struct BlockRules {
     pub(crate) after_ffn: Option<String>,
     #[serde(default)]
     pub(crate) parallel: bool,
+    /// A tensor by which the residual stream is multiplied after each layer.
+    pub(crate) layer_scale: Option<String>,
     /// Null and absent for none.
     pub(crate) residual_scale: Option<Expr>,
 }
@@ -225,9 +267,34 @@ pub(crate) struct AttentionRules {
     pub(crate) softcap: Option<Expr>,
     /// Whether query heads have sinks; absent: no.
     pub(crate) sinks: Option<Expr>,
+    /// Their tensor's name; null and absent for `sinks`.
+    pub(crate) sinks_in: Option<Expr>,
     /// Whether heads have gates; absent: no.
     pub(crate) gated: Option<Expr>,
     pub(crate) position_scale: Option<PositionScaleRules>,
+    /// Width of values; null, absent and that of a head for the same.
+    pub(crate) value_dim: Option<Expr>,
+    /// Factor on values; null and absent for none.
+    pub(crate) value_scale: Option<Expr>,
+    /// Whether values are keys before their norm; absent: no.
+    pub(crate) values_are_keys: Option<Expr>,
+    /// Whether values are normalised; absent: no.
+    pub(crate) value_norm: Option<Expr>,
+    /// Largest magnitude of queries, keys and values; null and absent for none.
+    pub(crate) limit: Option<Expr>,
+    pub(crate) head_gate: Option<HeadGateRules>,
+}
+
+/// See [`crate::spec::HeadGate`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HeadGateRules {
+    /// Null for none.
+    pub(crate) module: Expr,
+    /// Absent: no.
+    pub(crate) per_head: Option<Expr>,
+    #[serde(default)]
+    pub(crate) function: GateFunction,
 }
 
 /// See [`crate::spec::PositionScale`].
@@ -237,6 +304,10 @@ pub(crate) struct PositionScaleRules {
     /// Null and 0 for none.
     pub(crate) beta: Expr,
     pub(crate) original: Expr,
+    #[serde(default)]
+    pub(crate) from_one: bool,
+    #[serde(default)]
+    pub(crate) unrotated: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -254,6 +325,16 @@ pub(crate) struct RopeRules {
     pub(crate) section: Option<String>,
     /// Whether `rope_scaling` holds for it; absent: yes.
     pub(crate) scaled: Option<Expr>,
+    /// Whether the model has it; absent: yes.
+    pub(crate) exists: Option<Expr>,
+    /// Factor on cosine and sine, in place of that of a kind that has one; null and absent for that.
+    pub(crate) attention_factor: Option<Expr>,
+    /// Whether angles run backwards.
+    #[serde(default)]
+    pub(crate) backwards: bool,
+    /// The width of a head, where it is not that of `attention`.
+    #[serde(default)]
+    pub(crate) second_heads: bool,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -265,6 +346,10 @@ pub(crate) struct FfnRules {
     pub(crate) bias: Expr,
     /// Input and output projection, where they are not `up_proj` and `down_proj`.
     pub(crate) names: Option<[String; 2]>,
+    /// Factor on the gate's projection; null and absent for none.
+    pub(crate) gate_scale: Option<Expr>,
+    /// Factor on the result; null and absent for none.
+    pub(crate) out_scale: Option<Expr>,
 }
 
 /// Evaluated for every layer.
@@ -273,21 +358,51 @@ pub(crate) struct FfnRules {
 pub(crate) struct LayerRules {
     /// Tokens of a sliding window, null for none.
     pub(crate) window: Expr,
+    /// Tokens of a chunk within which it sees; null and absent for none.
+    pub(crate) chunk: Option<Expr>,
     /// Whether the layer has a position embedding; 1 for the local one.
     pub(crate) rope: Expr,
+    /// The base of its position embedding; null and absent for that of `spec.rope`.
+    pub(crate) theta: Option<Expr>,
     /// Whether it has experts; absent: no.
     pub(crate) moe: Option<Expr>,
     /// Whether it has linear attention; absent: no.
     pub(crate) delta: Option<Expr>,
+    /// Whether attention stands beside it; absent: no.
+    pub(crate) both: Option<Expr>,
+    /// Whether it has a short convolution; absent: no.
+    pub(crate) convolution: Option<Expr>,
     /// Whether it attends to the keys of the layer before; absent: no.
     pub(crate) shares_keys: Option<Expr>,
+    /// Whether its attention is of the second form; absent: no.
+    pub(crate) second: Option<Expr>,
+    /// `'attention'` or `'feed_forward'` where it has that part alone; null and absent for both.
+    pub(crate) only: Option<Expr>,
+    /// Limit of its experts' inner values; null, 0 and absent for none.
+    pub(crate) clamp: Option<Expr>,
+    /// Limit of its dense part's or shared expert's; null, 0 and absent for none.
+    pub(crate) dense_clamp: Option<Expr>,
 }
 
 impl LayerRules {
     pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
-        [&self.window, &self.rope]
+        [&self.window, &self.rope].into_iter().chain(
+            [
+                &self.chunk,
+                &self.theta,
+                &self.moe,
+                &self.delta,
+                &self.both,
+                &self.convolution,
+                &self.shares_keys,
+                &self.second,
+                &self.only,
+                &self.clamp,
+                &self.dense_clamp,
+            ]
             .into_iter()
-            .chain([&self.moe, &self.delta, &self.shares_keys].into_iter().flatten())
+            .flatten(),
+        )
     }
 }
 
@@ -428,7 +543,8 @@ impl CutRule {
             Self::Row(_) | Self::Vocab | Self::ExpertVector(_) | Self::ExpertOnce => [2, 2],
             Self::Vector(_) => [1, 1],
             Self::ExpertColumn(_) | Self::ExpertRow(_) => [3, 3],
-            Self::Replicate | Self::Once => [1, 3],
+            Self::Replicate => [0, 3],
+            Self::Once => [1, 3],
         }
     }
 

@@ -2,7 +2,10 @@
 
 use serde::Deserialize;
 
-use crate::expr::Expr;
+use crate::{
+    expr::Expr,
+    spec::{Beside, StateRule},
+};
 
 /// See [`crate::spec::Moe`].
 #[derive(Clone, Debug, Deserialize)]
@@ -11,6 +14,8 @@ pub(crate) struct MoeRules {
     pub(crate) experts: Expr,
     pub(crate) top_k: Expr,
     pub(crate) size: Expr,
+    /// Width of what experts read; null and absent for the residual stream's.
+    pub(crate) latent: Option<Expr>,
     /// Absent: no.
     pub(crate) bias: Option<Expr>,
     /// Alpha and limit of a clamped activation; null and absent for none.
@@ -21,6 +26,14 @@ pub(crate) struct MoeRules {
     pub(crate) shared_size: Option<Expr>,
     /// Absent: no.
     pub(crate) shared_gated: Option<Expr>,
+    /// Factor on the shared expert; null and absent for none.
+    pub(crate) shared_scale: Option<Expr>,
+    /// Whether weights count for inputs; absent: no.
+    pub(crate) weighs_inputs: Option<Expr>,
+    /// Norm of what comes out of the block, by its module within the layer.
+    pub(crate) after: Option<String>,
+    /// A dense part beside the experts.
+    pub(crate) beside: Option<Beside>,
     #[serde(default)]
     pub(crate) names: MoeNameRules,
 }
@@ -29,10 +42,14 @@ pub(crate) struct MoeRules {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RouterRules {
-    /// `'softmax'`, `'softmax_of_taken'` or `'sigmoid'`.
+    /// `'softmax'`, `'softmax_of_taken'`, `'sigmoid'`, `'sigmoid_of_taken'` or `'sparse_mixer'`.
     pub(crate) scores: Expr,
     /// Absent: no.
     pub(crate) bias: Option<Expr>,
+    /// Cap of logits; null and absent for none.
+    pub(crate) softcap: Option<Expr>,
+    /// Of a sparse mixer; null and absent for none.
+    pub(crate) jitter: Option<Expr>,
     /// Absent: no.
     pub(crate) correction: Option<Expr>,
     /// One and absent for none.
@@ -47,6 +64,17 @@ pub(crate) struct RouterRules {
     pub(crate) least: Option<Expr>,
     /// Absent: 1.
     pub(crate) scale: Option<Expr>,
+    pub(crate) input: Option<RouterInputRules>,
+    /// The tensor of each expert's factor, within the block.
+    pub(crate) expert_scales: Option<String>,
+}
+
+/// See [`crate::spec::RouterInput`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RouterInputRules {
+    pub(crate) gain: String,
+    pub(crate) scale: Expr,
 }
 
 /// See [`crate::spec::MoeNames`]; absent ones are the usual ones.
@@ -100,6 +128,32 @@ pub(crate) struct DeltaRules {
     pub(crate) value_dim: Expr,
     pub(crate) kernel: Expr,
     pub(crate) eps: Expr,
+    #[serde(default)]
+    pub(crate) rule: StateRule,
+    /// Absent: no.
+    pub(crate) conv_bias: Option<Expr>,
+    /// Whether results are normalised; absent: yes.
+    pub(crate) normed: Option<Expr>,
+    pub(crate) factors: Option<DeltaFactorRules>,
+}
+
+/// See [`crate::spec::DeltaFactors`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeltaFactorRules {
+    pub(crate) q: Expr,
+    pub(crate) k: Expr,
+    pub(crate) v: Expr,
+    pub(crate) z: Expr,
+    pub(crate) a: Expr,
+    pub(crate) out: Expr,
+}
+
+/// See [`crate::spec::Convolution`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConvolutionRules {
+    pub(crate) kernel: Expr,
 }
 
 impl MoeRules {
@@ -107,13 +161,19 @@ impl MoeRules {
         let (router, names) = (&self.router, &self.names);
         [&self.experts, &self.top_k, &self.size, &router.scores, &router.renormalise]
             .into_iter()
+            .chain(router.input.iter().map(|input| &input.scale))
             .chain(
                 [
+                    &self.latent,
                     &self.bias,
                     &self.clamped_alpha,
                     &self.clamped_limit,
                     &self.shared_size,
                     &self.shared_gated,
+                    &self.shared_scale,
+                    &self.weighs_inputs,
+                    &router.softcap,
+                    &router.jitter,
                     &router.bias,
                     &router.correction,
                     &router.groups,
@@ -157,5 +217,8 @@ impl DeltaRules {
             &self.eps,
         ]
         .into_iter()
+        .chain(&self.conv_bias)
+        .chain(&self.normed)
+        .chain(self.factors.iter().flat_map(|it| [&it.q, &it.k, &it.v, &it.z, &it.a, &it.out]))
     }
 }

@@ -32,9 +32,70 @@ pub struct Attention {
     /// Whether each head has a gate behind its query: heads go through by its sigmoid.
     #[serde(default, skip_serializing_if = "is_false")]
     pub gated: bool,
+    /// The tensor of the sinks, where it is not `sinks`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sinks_in: Option<String>,
     /// Factor on rotated queries that grows with the position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position_scale: Option<PositionScale>,
+    /// Width of a head's values, where it is less than `head_dim`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_dim: Option<u32>,
+    /// Factor on values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_scale: Option<HexF32>,
+    /// Whether values are the keys before their norm, without a projection of their own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub values_are_keys: bool,
+    /// Whether each head's values are normalised, without gains.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub value_norm: bool,
+    /// Queries, keys and values are cut off at this magnitude, after norms and before positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<HexF32>,
+    /// What heads are multiplied by before the output projection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_gate: Option<HeadGate>,
+}
+
+impl Attention {
+    /// Width of what a head gives to the output projection.
+    #[must_use]
+    pub fn value_width(&self) -> u32 {
+        self.value_dim.unwrap_or(self.head_dim)
+    }
+}
+
+/// Gates of heads, from a projection of their own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeadGate {
+    /// The projection within the module of attention.
+    pub module: String,
+    /// Whether a head has one gate; else each of its elements has its own.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub per_head: bool,
+    /// What of a gate heads go through by.
+    #[serde(default, skip_serializing_if = "GateFunction::is_sigmoid")]
+    pub function: GateFunction,
+}
+
+/// What of a gate a value goes through by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateFunction {
+    /// `1 / (1 + exp(−x))`.
+    #[default]
+    Sigmoid,
+    /// `ln(1 + exp(x))`.
+    Softplus,
+}
+
+impl GateFunction {
+    /// For a field that is skipped while it is neutral.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_sigmoid(&self) -> bool {
+        *self == Self::Sigmoid
+    }
 }
 
 /// Normalisation of queries and keys.
@@ -50,6 +111,9 @@ pub enum QkNorm {
     HeadAfterRope,
     /// All heads together before the rotary embedding, with a gain for every value.
     Full,
+    /// Each head by itself after the rotary embedding, without gains; only in layers that have
+    /// one (Llama 4).
+    PlainAfterRope,
 }
 
 /// The factor `1 + beta · ln(1 + floor(position / original))` on rotated queries (Llama 4).
@@ -59,12 +123,19 @@ pub struct PositionScale {
     pub beta: HexF32,
     /// Longest sequence before the extension, in tokens.
     pub original: u32,
+    /// Whether the first position counts as 1.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub from_one: bool,
+    /// Whether only layers without position embedding have it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unrotated: bool,
 }
 
 impl PositionScale {
     /// The factor at a position.
     #[must_use]
     pub fn at(&self, position: u32) -> f32 {
+        let position = position.saturating_add(u32::from(self.from_one));
         let spans = (position / self.original.max(1)) as f32;
         1.0 + self.beta.0 * libm::logf(1.0 + spans)
     }

@@ -28,6 +28,10 @@ pub struct Block {
     /// Whether both parts read the same state. Their sums over ranks are then one.
     #[serde(default, skip_serializing_if = "is_false")]
     pub parallel: bool,
+    /// The tensor of one element within a layer by which the residual stream is multiplied after
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_scale: Option<String>,
     /// Factor on what is added to the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residual_scale: Option<HexF32>,
@@ -43,6 +47,7 @@ impl Block {
             before_ffn: Some("post_attention_layernorm".to_owned()),
             after_ffn: None,
             parallel: false,
+            layer_scale: None,
             residual_scale: None,
         }
     }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hex::HexF32;
+
 /// A dense feed-forward part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ffn {
@@ -14,6 +16,12 @@ pub struct Ffn {
     /// Names of the input and output projections where they are not `up_proj` and `down_proj`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names: Option<[String; 2]>,
+    /// Factor on the gate's projection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate_scale: Option<HexF32>,
+    /// Factor on the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_scale: Option<HexF32>,
 }
 
 impl Ffn {
@@ -42,6 +50,10 @@ pub enum Activation {
     ReluSquared,
     /// `silu(up(x))`.
     Silu,
+    /// `xielu(up(x))`: `α·x² + β·x` above zero, `α'·(exp(min(x, ε)) − 1 − x) + β·x` elsewhere, with
+    /// numbers of each layer's own (`act_fn`): `α = softplus(alpha_p)`, `α' = β + softplus(alpha_n)`.
+    /// Not for experts.
+    Xielu,
 }
 
 impl Activation {

@@ -22,11 +22,23 @@ pub struct Moe {
     /// Whether the projections of experts have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
+    /// Width of the vectors that experts read and give, where it is not that of the residual stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<u32>,
     /// What chooses experts.
     pub router: Router,
     /// An expert that every token goes to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedExpert>,
+    /// Whether weights count for the inputs of experts, not for their outputs.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub weighs_inputs: bool,
+    /// Norm of what comes out of the block, by its module within the layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// A dense feed-forward part beside the experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// What its modules are called.
     #[serde(default, skip_serializing_if = "MoeNames::is_usual")]
     pub names: MoeNames,
@@ -41,12 +53,40 @@ pub struct ClampedSwiglu {
     pub limit: HexF32,
 }
 
+/// A dense feed-forward part that every token goes through beside its experts. Each has norms of its
+/// own, named by their modules within the layer; the experts' norm and the router read the residual
+/// stream, and the sum of both goes through the layer's last norm.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beside {
+    /// Norm of what comes out of the dense part.
+    pub after_dense: String,
+    /// Norm of what goes into the experts.
+    pub before_experts: String,
+    /// Norm of what comes out of them.
+    pub after_experts: String,
+}
+
+/// What a router reads: a norm without a module of its own, times a factor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouterInput {
+    /// The tensor of the norm's gains, within the block.
+    pub gain: String,
+    /// Factor on the normalised vector.
+    pub scale: HexF32,
+}
+
 /// How experts are chosen and weighed. The `top_k` experts with the largest score plus correction
 /// are taken, the earlier of equal ones; they are weighed by their scores without it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Router {
     /// From logits to scores.
     pub scores: Scores,
+    /// Logits become `cap · tanh(logit / cap)` before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softcap: Option<HexF32>,
+    /// How far from the best one a logit counts, for [`Scores::SparseMixer`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<HexF32>,
     /// Whether the logits have a bias.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
@@ -61,6 +101,12 @@ pub struct Router {
     pub renormalise: Option<Renormalise>,
     /// Factor on the weights, after that.
     pub scale: HexF32,
+    /// What it reads, if not what experts read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<RouterInput>,
+    /// The tensor, within the block, of a factor for each expert's weight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_scales: Option<String>,
 }
 
 /// From a router's logits to scores.
@@ -73,6 +119,12 @@ pub enum Scores {
     SoftmaxOfTaken,
     /// Sigmoid of each.
     Sigmoid,
+    /// The logits themselves; the weights are the sigmoids of those that were taken.
+    SigmoidOfTaken,
+    /// The logits themselves. The weight of each expert that is taken is its share in the softmax
+    /// over those that were not taken before it and whose distance from it, divided by the larger of
+    /// its logit and their logit's magnitude, is at most twice the jitter (`PhiMoE`).
+    SparseMixer,
 }
 
 /// Experts in groups of equal size, one after the other.
@@ -113,6 +165,9 @@ pub struct SharedExpert {
     /// Whether it counts `sigmoid(gate · x)` instead of one.
     #[serde(default, skip_serializing_if = "is_false")]
     pub gated: bool,
+    /// Factor on what comes out of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<HexF32>,
 }
 
 /// What the modules of a mixture of experts are called.

@@ -18,6 +18,9 @@ pub struct Norm {
     /// Whether a bias is added.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
+    /// Whether there are no gains.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub plain: bool,
 }
 
 /// The formula of a [`Norm`].

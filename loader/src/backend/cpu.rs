@@ -15,8 +15,9 @@ use shardpack_kernels::{
 use zerocopy::IntoBytes;
 
 use super::{
-    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep,
-    KvType, NormStep, Qkv, Ranks, StepError, StoredMatrix, StoredWeights,
+    AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
+    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors, StepError,
+    StoredMatrix, StoredWeights, Xielu,
 };
 use crate::open::PackageTensor;
 
@@ -209,6 +210,10 @@ impl Backend for Cpu {
         self.vector(stored).into_iter().map(|value| value + 1.0).collect()
     }
 
+    fn ones(&self, len: usize) -> Vec<f32> {
+        vec![1.0; len]
+    }
+
     fn cache(&self, shape: &CacheShape, pages: &[Arc<Page>]) -> Cache {
         Cache::new(shape, self.kv, pages)
     }
@@ -345,9 +350,10 @@ impl Backend for Cpu {
         let Qkv { q, k, v } = qkv;
         assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
         assert_eq!(step.lengths.iter().sum::<usize>(), q.rows(), "rows of all sequences");
-        let window = match step.mask {
-            Mask::Full => None,
-            Mask::Sliding(window) => Some(window),
+        let (window, chunk) = match step.mask {
+            Mask::Full => (None, None),
+            Mask::Sliding(window) => (Some(window), None),
+            Mask::Chunked(chunk) => (None, Some(chunk)),
         };
         let mut out = Tensor::unset(q.rows(), q.width);
         let mut row = 0;
@@ -362,7 +368,9 @@ impl Backend for Cpu {
                 softcap: step.softcap,
                 sinks: step.sinks.map(Vec::as_slice),
                 window,
+                chunk,
                 q_to_kv: step.q_to_kv,
+                order: cache.order(step.layer),
                 heads: &blocks.heads(),
                 first_position,
             };
@@ -415,6 +423,26 @@ impl Backend for Cpu {
         out
     }
 
+    fn short_convolution(
+        &self,
+        inputs: ConvolutionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &ConvolutionStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+        let width = inputs.x.width;
+        let mut out = Tensor::zeros(inputs.x.rows(), width);
+        let mut row = 0;
+        let drafts = step.drafts.iter().copied().chain(std::iter::repeat(0));
+        for ((cache, length), drafts) in caches.iter_mut().zip(step.lengths).zip(drafts) {
+            let rows = row..row + length;
+            let place = &mut out.values[rows.start * width..rows.end * width];
+            delta::short::run(&inputs, (rows, drafts), cache.state(step.layer), step, place);
+            row += length;
+        }
+        out
+    }
+
     fn activate(&self, activation: Activation, gate: Option<Tensor>, mut up: Tensor) -> Tensor {
         assert_eq!(gate.is_some(), activation.is_gated(), "a gate for {activation:?}");
         if let Some(mut gate) = gate {
@@ -430,9 +458,21 @@ impl Backend for Cpu {
             Activation::GeluTanh => elementwise::gelu_tanh(&mut up.values),
             Activation::Gelu => elementwise::gelu(&mut up.values),
             Activation::ReluSquared => elementwise::relu_squared(&mut up.values),
+            Activation::Xielu => unreachable!("it has numbers, so it is called by its name"),
             _ => elementwise::silu(&mut up.values),
         }
         up
+    }
+
+    fn xielu(&self, mut x: Tensor, numbers: &Xielu) -> Tensor {
+        let Xielu { above, below, beta, eps } = *numbers;
+        elementwise::xielu(&mut x.values, [above, below, beta, eps]);
+        x
+    }
+
+    fn clamped_glu(&self, mut gate: Tensor, up: Tensor, limit: f32) -> Tensor {
+        experts::limited_swiglu(&mut gate.values, &up.values, limit);
+        gate
     }
 
     fn route(
@@ -440,10 +480,11 @@ impl Backend for Cpu {
         logits: Tensor,
         router: &Router,
         top_k: u32,
-        correction: Option<&Vec<f32>>,
+        vectors: RouterVectors<'_, Vec<f32>>,
     ) -> Routes {
-        let correction = correction.map(Vec::as_slice);
-        route::route(&logits.values, logits.width, router, top_k as usize, correction)
+        let RouterVectors { correction, scales } = vectors;
+        let vectors = [correction, scales].map(|vector| vector.map(Vec::as_slice));
+        route::route(&logits.values, logits.width, router, top_k as usize, vectors)
     }
 
     fn experts(
@@ -455,16 +496,16 @@ impl Backend for Cpu {
         experts::experts(x, routes, step)
     }
 
-    fn sigmoid_gate(&self, mut x: Tensor, gate: &Tensor) -> Tensor {
-        assert_eq!(x.rows(), gate.rows(), "a gate for every row");
-        assert!([1, x.width].contains(&gate.width), "gates of a row");
-        let each = if gate.width == 1 { x.width } else { 1 };
-        for (values, gate) in x.values.chunks_exact_mut(each).zip(&*gate.values) {
-            let factor = route::sigmoid(*gate);
-            for value in values.iter_mut() {
-                *value *= factor;
-            }
-        }
+    fn sigmoid_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
+        gated(x, gate, route::sigmoid)
+    }
+
+    fn softplus_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
+        gated(x, gate, |gate| gate.max(0.0) + libm::log1pf(libm::expf(-gate.abs())))
+    }
+
+    fn limit(&self, mut x: Tensor, limit: f32) -> Tensor {
+        elementwise::limit(&mut x.values, limit);
         x
     }
 
@@ -532,6 +573,20 @@ impl Backend for Cpu {
     fn settle(&self, _: &mut [&mut Cache], _: &Ranks<'_>) -> Result<(), StepError> {
         Ok(())
     }
+}
+
+/// Each column of the gate, by a function of it, for as many consecutive ones of `x`.
+fn gated(mut x: Tensor, gate: &Tensor, function: impl Fn(f32) -> f32) -> Tensor {
+    assert_eq!(x.rows(), gate.rows(), "a gate for every row");
+    assert!(x.width.is_multiple_of(gate.width.max(1)), "gates of a row");
+    let each = x.width / gate.width.max(1);
+    for (values, gate) in x.values.chunks_exact_mut(each).zip(&*gate.values) {
+        let factor = function(*gate);
+        for value in values.iter_mut() {
+            *value *= factor;
+        }
+    }
+    x
 }
 
 /// Puts the ranks' columns side by side; their sizes are foreign until compared.

@@ -14,13 +14,15 @@ use shardpack_formats::{
 use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 
 use super::{
-    AttentionStep, Backend, CacheShape, DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep,
-    KvType, NormStep, Qkv, Ranks, StepError, StoredMatrix,
+    AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
+    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors, StepError,
+    StoredMatrix, Xielu,
 };
 use crate::open::PackageTensor;
 
 mod attention;
 mod cache;
+mod convolution;
 mod experts;
 mod heads;
 mod index;
@@ -199,6 +201,10 @@ impl Backend for Mlx {
         self.pool.install(|| weights::vector(self.taker(), stored, 1.0))
     }
 
+    fn ones(&self, len: usize) -> Array {
+        self.pool.install(|| self.library.full(1.0, shardpack_mlx::Element::F32, &[len]))
+    }
+
     fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
         self.pool.install(|| Cache::new(self.library, shape, pages))
     }
@@ -358,6 +364,15 @@ impl Backend for Mlx {
         heads::gated_delta(inputs, caches, step)
     }
 
+    fn short_convolution(
+        &self,
+        inputs: ConvolutionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &ConvolutionStep<'_, Array>,
+    ) -> Tensor {
+        convolution::short_convolution(&inputs, caches, step)
+    }
+
     fn activate(&self, activation: Activation, gate: Option<Tensor>, up: Tensor) -> Tensor {
         assert_eq!(gate.is_some(), activation.is_gated(), "a gate for {activation:?}");
         match gate {
@@ -369,14 +384,29 @@ impl Backend for Mlx {
         }
     }
 
+    fn xielu(&self, x: Tensor, numbers: &Xielu) -> Tensor {
+        let Xielu { above, below, beta, eps } = *numbers;
+        let x_ = &x.array;
+        let square = x_.unary(Unary::Square).with_constant(Binary::Multiply, above);
+        let power = x_.with_constant(Binary::Minimum, eps).unary(Unary::Exp);
+        let bent = power.with_constant(Binary::Subtract, 1.0).binary(Binary::Subtract, x_);
+        let bent = bent.with_constant(Binary::Multiply, below);
+        let bent = x_.with_constant(Binary::Greater, 0.0).choose(&square, &bent);
+        x.with(bent.binary(Binary::Add, &x_.with_constant(Binary::Multiply, beta)))
+    }
+
+    fn clamped_glu(&self, gate: Tensor, up: Tensor, limit: f32) -> Tensor {
+        up.with(experts::limited_swiglu(&gate.array, &up.array, limit))
+    }
+
     fn route(
         &self,
         logits: Tensor,
         router: &Router,
         top_k: u32,
-        correction: Option<&Array>,
+        vectors: RouterVectors<'_, Array>,
     ) -> Routes {
-        experts::route(&logits, router, top_k as usize, correction)
+        experts::route(&logits, router, top_k as usize, vectors)
     }
 
     fn experts(&self, x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix, Array>) -> Tensor {
@@ -384,7 +414,16 @@ impl Backend for Mlx {
     }
 
     fn sigmoid_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
-        x.with(x.array.binary(Binary::Multiply, &gate.array.unary(Unary::Sigmoid)))
+        gated(&x, gate, &gate.array.unary(Unary::Sigmoid))
+    }
+
+    fn softplus_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
+        gated(&x, gate, &gate.array.with_constant(Binary::LogAddExp, 0.0))
+    }
+
+    fn limit(&self, x: Tensor, limit: f32) -> Tensor {
+        let limited = x.array.with_constant(Binary::Maximum, -limit);
+        x.with(limited.with_constant(Binary::Minimum, limit))
     }
 
     fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
@@ -462,6 +501,16 @@ impl Backend for Mlx {
     }
 }
 
+/// Each column of the gate's factors for as many consecutive ones of `x`.
+fn gated(x: &Tensor, gate: &Tensor, factors: &Array) -> Tensor {
+    if [1, x.width].contains(&gate.width) {
+        return x.with(x.array.binary(Binary::Multiply, factors));
+    }
+    let factors = factors.reshape(&[x.rows, gate.width, 1]);
+    let gated = x.runs(x.width / gate.width.max(1)).binary(Binary::Multiply, &factors);
+    x.with(gated.reshape(&[x.rows, x.width]))
+}
+
 impl Rotation {
     /// Rotates the first elements of heads `[rows, heads, head_dim]`.
     fn apply(&self, x: &Array) -> Array {
@@ -499,6 +548,7 @@ fn silu_like(activation: Activation, x: &Array) -> Array {
         Activation::GeluTanhGlu | Activation::GeluTanh => gelu_tanh(x),
         Activation::GeluGlu | Activation::Gelu => gelu(x),
         Activation::ReluSquared => x.with_constant(Binary::Maximum, 0.0).unary(Unary::Square),
+        Activation::Xielu => unreachable!("it has numbers, so it is called by its name"),
     }
 }
 

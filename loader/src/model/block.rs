@@ -1,8 +1,10 @@
 //! One layer: attention and feed-forward part around the residual stream.
 
+use shardpack_formats::spec::LayerPart;
+
 use super::{
-    LoadError, attention::Attention, delta::Delta, ffn::Ffn, load::Loader, mla::Latent, moe::Moe,
-    norm::Norm, step::Step,
+    LoadError, attention::Attention, beside::Beside, convolution::Convolution, delta::Delta,
+    ffn::Ffn, load::Loader, mla::Latent, moe::Moe, norm::Norm, step::Step,
 };
 use crate::backend::{Backend, StepError};
 
@@ -10,11 +12,13 @@ use crate::backend::{Backend, StepError};
 pub(super) struct Block<B: Backend> {
     index: usize,
     before_attention: Option<Norm<B>>,
-    attention: Mixer<B>,
+    attention: Option<Mixer<B>>,
     after_attention: Option<Norm<B>>,
     before_ffn: Option<Norm<B>>,
-    ffn: FeedForward<B>,
+    ffn: Option<FeedForward<B>>,
     after_ffn: Option<Norm<B>>,
+    /// One output: what the residual stream is multiplied by.
+    scale: Option<f32>,
 }
 
 /// What looks at other tokens.
@@ -22,18 +26,30 @@ enum Mixer<B: Backend> {
     Heads(Attention<B>),
     Latent(Latent<B>),
     Linear(Delta<B>),
+    /// Both read the same, and what they give is added up.
+    Both(Box<(Attention<B>, Delta<B>)>),
+    Convolution(Convolution<B>),
 }
 
 impl<B: Backend> Mixer<B> {
     fn load(loader: &Loader<'_, B>, index: usize, layer: &str) -> Result<Self, LoadError> {
-        if let Some(delta) = loader.spec.delta.as_ref().filter(|_| loader.spec.layers[index].delta)
-        {
-            return Delta::load(loader, delta, &format!("{layer}.linear_attn")).map(Self::Linear);
-        }
         let prefix = format!("{layer}.self_attn");
+        let form = &loader.spec.layers[index];
+        if let Some(delta) = loader.spec.delta.as_ref().filter(|_| form.delta) {
+            let linear = Delta::load(loader, delta, &format!("{layer}.linear_attn"))?;
+            if !form.both {
+                return Ok(Self::Linear(linear));
+            }
+            let heads = Attention::load(loader, index, &prefix)?;
+            return Ok(Self::Both(Box::new((heads, linear))));
+        }
+        if let Some(convolution) = loader.spec.convolution.as_ref().filter(|_| form.convolution) {
+            let prefix = format!("{layer}.conv");
+            return Convolution::load(loader, convolution, &prefix).map(Self::Convolution);
+        }
         match &loader.spec.mla {
             Some(mla) => Latent::load(loader, (index, mla), &prefix).map(Self::Latent),
-            None => Attention::load(loader, &prefix).map(Self::Heads),
+            None => Attention::load(loader, index, &prefix).map(Self::Heads),
         }
     }
 
@@ -54,7 +70,21 @@ impl<B: Backend> Mixer<B> {
             }
             Self::Linear(linear) => {
                 let delta = step.spec.delta.as_ref().expect(LOADED);
-                Ok(linear.forward(step, (index, delta), x, caches))
+                linear.forward(step, (index, delta), x, caches)
+            }
+            Self::Both(both) => {
+                let (heads, linear) = &**both;
+                let delta = step.spec.delta.as_ref().expect(LOADED);
+                let attended = heads.forward(step, index, x, caches)?;
+                let moved = linear.forward(step, (index, delta), x, caches)?;
+                Ok(match (attended, moved) {
+                    (Some(a), Some(b)) => Some(step.backend.add(a, &b)),
+                    (a, b) => a.or(b),
+                })
+            }
+            Self::Convolution(layer) => {
+                let convolution = step.spec.convolution.as_ref().expect(LOADED);
+                Ok(layer.forward(step, (index, convolution), x, caches))
             }
         }
     }
@@ -64,24 +94,45 @@ impl<B: Backend> Mixer<B> {
 enum FeedForward<B: Backend> {
     Dense(Ffn<B>),
     Experts(Moe<B>),
+    Both(Box<Beside<B>>),
 }
 
 impl<B: Backend> FeedForward<B> {
     fn load(loader: &Loader<'_, B>, index: usize, prefix: &str) -> Result<Self, LoadError> {
         match &loader.spec.moe {
-            Some(moe) if loader.spec.layers[index].moe => {
-                Moe::load(loader, moe, prefix).map(Self::Experts)
-            }
+            Some(moe) if loader.spec.layers[index].moe => match &moe.beside {
+                Some(beside) => {
+                    Beside::load(loader, (moe, beside), prefix).map(Box::new).map(Self::Both)
+                }
+                None => Moe::load(loader, moe, prefix).map(Self::Experts),
+            },
             _ => Ffn::load(loader, &format!("{prefix}.mlp")).map(Self::Dense),
         }
     }
 
     /// This rank's summand; none where it has nothing to add.
-    fn forward(&self, step: &Step<'_, B>, x: &B::Tensor) -> Option<B::Tensor> {
+    fn forward(&self, step: &Step<'_, B>, index: usize, x: &B::Tensor) -> Option<B::Tensor> {
+        let layer = &step.spec.layers[index];
         match (self, &step.spec.moe) {
-            (Self::Dense(ffn), _) => ffn.forward(step, x),
-            (Self::Experts(experts), Some(moe)) => experts.forward(step, moe, x),
-            (Self::Experts(_), None) => unreachable!("loaded from the same architecture"),
+            (Self::Dense(ffn), _) => ffn.forward(step, layer, x),
+            (Self::Experts(experts), Some(moe)) => experts.forward(step, (moe, layer), [x, x]),
+            _ => unreachable!("loaded from the same architecture; both by `summed`"),
+        }
+    }
+
+    /// What all ranks add to the residual stream `x`, which is `normed` for a dense part.
+    fn summed(
+        &self,
+        step: &Step<'_, B>,
+        index: usize,
+        [x, normed]: [&B::Tensor; 2],
+    ) -> Result<B::Tensor, StepError> {
+        match (self, &step.spec.moe) {
+            (Self::Both(both), Some(moe)) => both.forward(step, (moe, index), [x, normed]),
+            (Self::Experts(experts), _) => {
+                Ok(experts.after(step, step.sum(self.forward(step, index, normed))?))
+            }
+            _ => step.sum(self.forward(step, index, normed)),
         }
     }
 }
@@ -95,14 +146,23 @@ impl<B: Backend> Block<B> {
                 |name: &String| Norm::load(loader, &format!("{prefix}.{name}"), &loader.hidden());
             name.as_ref().map(load).transpose()
         };
+        let only = loader.spec.layers[index].only;
+        let [attends, feeds] =
+            [LayerPart::FeedForward, LayerPart::Attention].map(|other| only != Some(other));
+        let norm =
+            |name: &Option<String>, is_there: bool| if is_there { norm(name) } else { Ok(None) };
         Ok(Self {
             index,
-            before_attention: norm(&form.before_attention)?,
-            attention: Mixer::load(loader, index, &prefix)?,
-            after_attention: norm(&form.after_attention)?,
-            before_ffn: norm(&form.before_ffn)?,
-            ffn: FeedForward::load(loader, index, &prefix)?,
-            after_ffn: norm(&form.after_ffn)?,
+            before_attention: norm(&form.before_attention, attends)?,
+            attention: attends.then(|| Mixer::load(loader, index, &prefix)).transpose()?,
+            after_attention: norm(&form.after_attention, attends)?,
+            before_ffn: norm(&form.before_ffn, feeds)?,
+            ffn: feeds.then(|| FeedForward::load(loader, index, &prefix)).transpose()?,
+            after_ffn: norm(&form.after_ffn, feeds)?,
+            scale: match &form.layer_scale {
+                Some(name) => Some(loader.number(&format!("{prefix}.{name}"))?),
+                None => None,
+            },
         })
     }
 
@@ -113,24 +173,58 @@ impl<B: Backend> Block<B> {
         x: B::Tensor,
         caches: &mut [&mut B::Cache],
     ) -> Result<B::Tensor, StepError> {
+        let (Some(attention), Some(ffn)) = (&self.attention, &self.ffn) else {
+            return self.one_part(step, x, caches);
+        };
         let normed = apply(step, self.before_attention.as_ref(), &x);
         let read = normed.as_ref().unwrap_or(&x);
-        let attended = self.attention.forward(step, self.index, read, caches)?;
+        let attended = attention.forward(step, self.index, read, caches)?;
         if step.spec.block.parallel {
             let own = apply(step, self.before_ffn.as_ref(), &x);
-            let computed = self.ffn.forward(step, own.as_ref().unwrap_or(read));
+            let computed = ffn.forward(step, self.index, own.as_ref().unwrap_or(read));
             let both = match (attended, computed) {
                 (Some(a), Some(b)) => Some(step.backend.add(a, &b)),
                 (a, b) => a.or(b),
             };
-            return Ok(add(step, x, step.sum(both)?));
+            return Ok(self.scaled(step, add(step, x, step.sum(both)?)));
         }
         let part = after(step, self.after_attention.as_ref(), step.sum(attended)?);
         let x = add(step, x, part);
         let normed = apply(step, self.before_ffn.as_ref(), &x);
-        let computed = self.ffn.forward(step, normed.as_ref().unwrap_or(&x));
-        let part = after(step, self.after_ffn.as_ref(), step.sum(computed)?);
-        Ok(add(step, x, part))
+        let computed = ffn.summed(step, self.index, [&x, normed.as_ref().unwrap_or(&x)])?;
+        let part = after(step, self.after_ffn.as_ref(), computed);
+        Ok(self.scaled(step, add(step, x, part)))
+    }
+
+    /// The residual stream after a layer that has attention or a feed-forward part alone.
+    fn one_part(
+        &self,
+        step: &Step<'_, B>,
+        x: B::Tensor,
+        caches: &mut [&mut B::Cache],
+    ) -> Result<B::Tensor, StepError> {
+        let mut x = x;
+        if let Some(attention) = &self.attention {
+            let normed = apply(step, self.before_attention.as_ref(), &x);
+            let read = normed.as_ref().unwrap_or(&x);
+            let part = attention.forward(step, self.index, read, caches)?;
+            let part = after(step, self.after_attention.as_ref(), step.sum(part)?);
+            x = add(step, x, part);
+        }
+        if let Some(ffn) = &self.ffn {
+            let normed = apply(step, self.before_ffn.as_ref(), &x);
+            let part = ffn.summed(step, self.index, [&x, normed.as_ref().unwrap_or(&x)])?;
+            let part = after(step, self.after_ffn.as_ref(), part);
+            x = add(step, x, part);
+        }
+        Ok(self.scaled(step, x))
+    }
+
+    fn scaled(&self, step: &Step<'_, B>, x: B::Tensor) -> B::Tensor {
+        match self.scale {
+            Some(scale) => step.backend.scale(x, scale),
+            None => x,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use shardpack_formats::Spec;
 
 use super::{
-    LoadError, Shard,
+    LoadError, Projection, Shard,
     load::{Loader, Part},
     norm::Norm,
     step::Step,
@@ -16,6 +16,8 @@ use crate::backend::{Backend, StepError};
 pub(super) struct Ends<B: Backend> {
     /// Absent where the cut is empty, and where the stage needs none.
     embedding: Option<B::Matrix>,
+    /// Of embeddings, where they have one.
+    embedding_norm: Option<Norm<B>>,
     /// Both absent where another stage has them.
     output: Option<(Norm<B>, Head<B>)>,
 }
@@ -23,7 +25,7 @@ pub(super) struct Ends<B: Backend> {
 /// The output head.
 enum Head<B: Backend> {
     /// Own matrix, cut by vocabulary; absent where the cut is empty.
-    Own(Option<B::Matrix>),
+    Own(Option<Projection<B>>),
     /// The embedding, cut as it is.
     Tied,
 }
@@ -45,12 +47,16 @@ impl<B: Backend> Ends<B> {
             let head = if spec.tied_embeddings {
                 Head::Tied
             } else {
-                Head::Own(loader.matrix("lm_head", &vocab, &hidden)?)
+                Head::Own(loader.column("lm_head", &vocab, spec.head_bias)?)
             };
             Ok((norm, head))
         };
+        let embedding_norm = (spec.embedding_norm && embeds)
+            .then(|| Norm::load(loader, "model.embed_norm", &hidden))
+            .transpose()?;
         Ok(Self {
             embedding: embedding.transpose()?.flatten(),
+            embedding_norm,
             output: answers.then(output).transpose()?,
         })
     }
@@ -63,8 +69,12 @@ impl<B: Backend> Ends<B> {
             None => backend.zeros(batch.tokens.len(), spec.hidden_size as usize),
         };
         let x = if shard.embedding_cut { backend.all_reduce(x, step.ranks)? } else { x };
-        Ok(match spec.embedding_scale {
+        let x = match spec.embedding_scale {
             Some(scale) => backend.scale(x, scale.0),
+            None => x,
+        };
+        Ok(match &self.embedding_norm {
+            Some(norm) => norm.apply(backend, &spec.norm, &x),
             None => x,
         })
     }
@@ -75,14 +85,11 @@ impl<B: Backend> Ends<B> {
         let rows = backend.select_rows(x, &batch.logit_rows);
         let (norm, head) = self.output.as_ref().expect("the last stage has them");
         let x = norm.apply(backend, &spec.norm, &rows);
-        let matrix = match head {
-            Head::Own(matrix) => matrix.as_ref(),
-            Head::Tied => self.embedding.as_ref(),
+        let part = match head {
+            Head::Own(own) => own.as_ref().map(|own| own.apply(*backend, &x)),
+            Head::Tied => self.embedding.as_ref().map(|matrix| backend.linear(&x, matrix)),
         };
-        let mut part = match matrix {
-            Some(matrix) => backend.linear(&x, matrix),
-            None => backend.zeros(batch.logit_rows.len(), 0),
-        };
+        let mut part = part.unwrap_or_else(|| backend.zeros(batch.logit_rows.len(), 0));
         if let Some(scale) = spec.logit_scale {
             part = backend.scale(part, scale.0);
         }

@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, collections::BTreeSet, ops::Range};
 
-use shardpack_formats::{Dtype, Spec};
+use shardpack_formats::{Dtype, Spec, spec::Attention};
 use shardpack_kernels::matrix::affine_is_supported;
 use shardpack_manifests::{Cut, manifest::MatrixFormat};
 
@@ -40,6 +40,12 @@ impl Part {
         Self { held: 2 * self.held.start..2 * self.held.end, full: 2 * self.full }
     }
 
+    /// Rows or columns of heads of this width.
+    pub(super) const fn heads(held: &Range<usize>, heads: u32, width: u32) -> Self {
+        let width = width as usize;
+        Self { held: held.start * width..held.end * width, full: heads as usize * width }
+    }
+
     pub(super) fn is_cut(&self) -> bool {
         self.held.len() != self.full
     }
@@ -60,7 +66,13 @@ impl<B: Backend> Model<B> {
         let manifest = package.manifest();
         let spec = &manifest.architecture;
         let shard = Shard::new(spec, &manifest.layout, manifest.rank)?;
-        let needed = spec.mla.is_some() || spec.delta.is_some() || spec.attention.gated;
+        let of_heads = |it: &Attention| {
+            it.gated || it.head_gate.is_some() || it.value_dim.is_some() || it.values_are_keys
+        };
+        let second = spec.second_attention.as_ref();
+        let needed = spec.mla.is_some()
+            || spec.has_states()
+            || [Some(&spec.attention), second].into_iter().flatten().any(of_heads);
         if needed && !backend.has_latent_and_linear_attention() {
             return Err(LoadError::Layout {
                 what: "attention of this model".to_owned(),
@@ -98,12 +110,6 @@ impl<B: Backend> Loader<'_, B> {
         Part::whole(self.spec.hidden_size as usize)
     }
 
-    /// Rows or columns of heads.
-    pub(super) fn heads(&self, held: &Range<usize>, heads: u32) -> Part {
-        let head_dim = self.spec.attention.head_dim as usize;
-        Part { held: held.start * head_dim..held.end * head_dim, full: heads as usize * head_dim }
-    }
-
     /// A projection cut by its outputs, with its bias if it has one.
     pub(super) fn column(
         &self,
@@ -130,6 +136,17 @@ impl<B: Backend> Loader<'_, B> {
 
     pub(super) fn vector(&self, name: &str, part: &Part) -> Result<B::Vector, LoadError> {
         Ok(self.backend.vector(self.floats(name, &[part])?))
+    }
+
+    /// A tensor of one element.
+    pub(super) fn number(&self, name: &str) -> Result<f32, LoadError> {
+        let one = Part::whole(1);
+        let is_single = |tensor: &PackageTensor| tensor.shape().is_empty();
+        let parts =
+            if self.package.tensor(name).is_some_and(is_single) { &[][..] } else { &[&one] };
+        let tensor = self.floats(name, parts)?;
+        let floats = tensor.floats().expect("its element type has been checked");
+        Ok(floats.to_vec()[0])
     }
 
     /// A matrix; none where this rank's part is empty.

@@ -46,7 +46,7 @@ impl<B: Backend> Latent<B> {
         (layer, mla): (usize, &MlaSpec),
         prefix: &str,
     ) -> Result<Self, LoadError> {
-        let (held, full) = (&loader.shard.q, loader.spec.attention.heads as usize);
+        let (held, full) = (&loader.shard.heads.q, loader.spec.attention.heads as usize);
         let heads = |width: u32| {
             let width = width as usize;
             Part { held: held.start * width..held.end * width, full: full * width }

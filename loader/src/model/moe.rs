@@ -4,27 +4,37 @@
 //! same everywhere without a word between ranks. Experts are cut inside, or each rank holds some
 //! of them whole; either way a rank's summand is summed with those of attention's kind.
 
-use shardpack_formats::spec::{Moe as MoeSpec, SharedExpert};
+use shardpack_formats::spec::{Layer, Moe as MoeSpec, SharedExpert};
 
 use super::{
     LoadError, Projection,
     load::{Loader, Part},
+    norm::Norm,
     step::Step,
 };
-use crate::backend::{Backend, ExpertStep};
+use crate::backend::{Backend, ExpertStep, NormStep, RouterVectors};
 
 /// One rank's part of a mixture of experts.
 pub(super) struct Moe<B: Backend> {
     router: Projection<B>,
     correction: Option<B::Vector>,
+    /// Gains of the norm of what the router reads, if that is not what experts read, and a factor.
+    input: Option<(B::Vector, f32)>,
+    /// A factor for each expert's weight.
+    scales: Option<B::Vector>,
     /// Absent on a rank that holds nothing of any expert.
     experts: Option<Experts<B>>,
     /// Absent where there is none, or nothing of it here.
     shared: Option<Shared<B>>,
+    /// To the vectors that experts read, and back.
+    latent: Option<[B::Matrix; 2]>,
+    /// Of what comes out of the block.
+    after: Option<Norm<B>>,
 }
 
 struct Experts<B: Backend> {
-    gate: B::Matrix,
+    /// Absent where the activation has no gate.
+    gate: Option<B::Matrix>,
     up: B::Matrix,
     down: B::Matrix,
     gate_bias: Option<B::Vector>,
@@ -34,7 +44,8 @@ struct Experts<B: Backend> {
 }
 
 struct Shared<B: Backend> {
-    gate: B::Matrix,
+    /// Absent where the activation has no gate.
+    gate: Option<B::Matrix>,
     up: B::Matrix,
     down: B::Matrix,
     /// One output: how much the shared expert counts.
@@ -63,29 +74,77 @@ impl<B: Backend> Moe<B> {
                 .correction
                 .then(|| bias(format!("{block}.{}", names.correction)))
                 .transpose()?,
+            input: match &moe.router.input {
+                Some(input) => {
+                    let gain = format!("{block}.{}", input.gain);
+                    Some((loader.vector(&gain, &loader.hidden())?, input.scale.0))
+                }
+                None => None,
+            },
+            scales: match &moe.router.expert_scales {
+                Some(name) => Some(bias(format!("{block}.{name}"))?),
+                None => None,
+            },
             experts: Experts::load(loader, moe, &format!("{block}.{}", names.experts))?,
             shared: match &moe.shared {
                 Some(shared) => Shared::load(loader, moe, shared, &block)?,
                 None => None,
             },
+            latent: latent(loader, moe, &block)?,
+            after: match &moe.after {
+                Some(module) => {
+                    Some(Norm::load(loader, &format!("{layer}.{module}"), &loader.hidden())?)
+                }
+                None => None,
+            },
         })
     }
 
-    /// This rank's summand; none where it has nothing to add.
+    /// What all ranks' summands together become.
+    pub(super) fn after(&self, step: &Step<'_, B>, sum: B::Tensor) -> B::Tensor {
+        match &self.after {
+            Some(norm) => norm.apply(step.backend, &step.spec.norm, &sum),
+            None => sum,
+        }
+    }
+
+    /// Which experts the rows go to, by what the router reads of `x`.
+    fn route(&self, step: &Step<'_, B>, moe: &MoeSpec, x: &B::Tensor) -> B::Routes {
+        let backend = step.backend;
+        let logits = match &self.input {
+            None => self.router.apply(backend, x),
+            Some((gain, factor)) => {
+                let norm = &step.spec.norm;
+                let norm = NormStep { kind: norm.kind, eps: norm.eps.0, gain, bias: None };
+                let read = backend.scale(backend.norm(x, &norm), *factor);
+                self.router.apply(backend, &read)
+            }
+        };
+        let logits = match moe.router.softcap {
+            Some(cap) => backend.softcap(logits, cap.0),
+            None => logits,
+        };
+        let correction = self.correction.as_ref();
+        let vectors = RouterVectors { correction, scales: self.scales.as_ref() };
+        backend.route(logits, &moe.router, moe.top_k, vectors)
+    }
+
+    /// This rank's summand of what experts make of `x`, chosen by `read`; none where it has nothing
+    /// to add.
     pub(super) fn forward(
         &self,
         step: &Step<'_, B>,
-        moe: &MoeSpec,
-        x: &B::Tensor,
+        (moe, layer): (&MoeSpec, &Layer),
+        [read, x]: [&B::Tensor; 2],
     ) -> Option<B::Tensor> {
         let backend = step.backend;
         let routed = self.experts.as_ref().map(|experts| {
-            let logits = self.router.apply(backend, x);
-            let routes = backend.route(logits, &moe.router, moe.top_k, self.correction.as_ref());
+            let routes = self.route(step, moe, read);
+            let within = self.latent.as_ref().map(|[to, _]| backend.linear(x, to));
             let at = ExpertStep {
                 held: step.shard.experts.clone(),
                 size: step.shard.moe_ffn.len(),
-                gate: &experts.gate,
+                gate: experts.gate.as_ref(),
                 up: &experts.up,
                 down: &experts.down,
                 gate_bias: experts.gate_bias.as_ref(),
@@ -93,15 +152,36 @@ impl<B: Backend> Moe<B> {
                 down_bias: experts.down_bias.as_ref(),
                 activation: moe.activation,
                 clamped: moe.clamped,
+                limit: layer.clamp.map(|limit| limit.0),
+                weighs_inputs: moe.weighs_inputs,
             };
-            backend.experts(x, &routes, &at)
+            let out = backend.experts(within.as_ref().unwrap_or(x), &routes, &at);
+            // Of a part of the sum a part of the result: there is no bias.
+            match &self.latent {
+                Some([_, back]) => backend.linear(&out, back),
+                None => out,
+            }
         });
-        let shared = self.shared.as_ref().map(|shared| shared.forward(step, moe, x));
+        let shared = self.shared.as_ref().map(|shared| shared.forward(step, (moe, layer), x));
         match (routed, shared) {
             (Some(routed), Some(shared)) => Some(backend.add(routed, &shared)),
             (routed, shared) => routed.or(shared),
         }
     }
+}
+
+/// The projections to the vectors that experts read, and back: whole on every rank, since the
+/// experts' inner columns are what is cut.
+fn latent<B: Backend>(
+    loader: &Loader<'_, B>,
+    moe: &MoeSpec,
+    block: &str,
+) -> Result<Option<[B::Matrix; 2]>, LoadError> {
+    let Some(width) = moe.latent else { return Ok(None) };
+    let (width, hidden) = (Part::whole(width as usize), loader.hidden());
+    let to = loader.matrix(&format!("{block}.fc1_latent_proj"), &width, &hidden)?;
+    let back = loader.matrix(&format!("{block}.fc2_latent_proj"), &hidden, &width)?;
+    Ok(to.zip(back).map(|(to, back)| [to, back]))
 }
 
 impl<B: Backend> Experts<B> {
@@ -113,7 +193,7 @@ impl<B: Backend> Experts<B> {
         let shard = &loader.shard;
         let count = Part { held: shard.experts.clone(), full: moe.experts as usize };
         let inner = Part { held: shard.moe_ffn.clone(), full: moe.size as usize };
-        let hidden = loader.hidden();
+        let hidden = Part::whole(moe.latent.unwrap_or(loader.spec.hidden_size) as usize);
         if count.held.is_empty() || inner.held.is_empty() {
             return Ok(None);
         }
@@ -127,7 +207,11 @@ impl<B: Backend> Experts<B> {
         // Each expert's output bias is added once: by its own rank, or by the first one.
         let adds_bias = count.is_cut() || shard.is_leader;
         Ok(Some(Self {
-            gate: stack("gate_proj", &inner, &hidden)?,
+            gate: moe
+                .activation
+                .is_gated()
+                .then(|| stack("gate_proj", &inner, &hidden))
+                .transpose()?,
             up: stack("up_proj", &inner, &hidden)?,
             down: stack("down_proj", &hidden, &inner)?,
             gate_bias: bias("gate_proj", &inner)?,
@@ -154,19 +238,30 @@ impl<B: Backend> Shared<B> {
             loader.plain_matrix(&name, &Part::whole(1), &hidden)
         });
         let counts = counts.transpose()?;
-        let (Some(gate), Some(up), Some(down)) = (column("gate_proj")?, column("up_proj")?, down)
-        else {
-            return Ok(None);
-        };
+        let gate = if moe.activation.is_gated() { column("gate_proj")? } else { None };
+        let (Some(up), Some(down)) = (column("up_proj")?, down) else { return Ok(None) };
         Ok(Some(Self { gate, up, down, counts }))
     }
 
-    fn forward(&self, step: &Step<'_, B>, moe: &MoeSpec, x: &B::Tensor) -> B::Tensor {
+    fn forward(
+        &self,
+        step: &Step<'_, B>,
+        (moe, layer): (&MoeSpec, &Layer),
+        x: &B::Tensor,
+    ) -> B::Tensor {
         let backend = step.backend;
-        let gate = backend.linear(x, &self.gate);
+        let gate = self.gate.as_ref().map(|gate| backend.linear(x, gate));
         let up = backend.linear(x, &self.up);
-        let inner = backend.activate(moe.activation, Some(gate), up);
+        let inner = match (gate, layer.dense_clamp) {
+            (Some(gate), Some(limit)) => backend.clamped_glu(gate, up, limit.0),
+            (gate, _) => backend.activate(moe.activation, gate, up),
+        };
         let out = backend.linear(&inner, &self.down);
+        let scale = moe.shared.as_ref().and_then(|shared| shared.scale);
+        let out = match scale {
+            Some(scale) => backend.scale(out, scale.0),
+            None => out,
+        };
         match &self.counts {
             Some(matrix) => backend.sigmoid_gate(out, &backend.linear(x, matrix)),
             None => out,

@@ -19,6 +19,9 @@ impl<B: Backend> Norm<B> {
         width: &Part,
     ) -> Result<Self, LoadError> {
         let norm = &loader.spec.norm;
+        if norm.plain {
+            return Ok(Self { gain: loader.backend.ones(width.held.len()), bias: None });
+        }
         let gain = loader.floats(&format!("{module}.weight"), &[width])?;
         let gain = if norm.plus_one {
             loader.backend.vector_plus_one(gain)

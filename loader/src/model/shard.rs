@@ -5,11 +5,15 @@ use std::{fmt::Display, ops::Range};
 use shardpack_formats::{
     Spec,
     rules::EXPERTS_AXIS,
-    spec::{Block, NormKind, QkNorm},
+    spec::{self, Activation, Attention, Block, NormKind, QkNorm},
 };
 use shardpack_manifests::{Layout, layout::Axis};
 
 use super::{LoadError, stage::Place};
+
+mod states;
+
+pub use states::Linear;
 
 /// Largest width that an architecture may have: four times that of the largest published
 /// models; products of two widths then fit 64 bits with room to spare.
@@ -25,16 +29,14 @@ pub struct Shard {
     pub stage: Option<Place>,
     /// Whether this rank adds what is added once.
     pub is_leader: bool,
-    /// Query heads held here.
-    pub q: Range<usize>,
-    /// Key-value heads held here.
-    pub kv: Range<usize>,
-    /// Those of them that no earlier rank holds.
-    pub kv_owned: Range<usize>,
-    /// For each query head held here, the index among the key-value heads held here.
-    pub q_to_kv: Vec<usize>,
-    /// Key heads of linear attention held here, with their value heads.
-    pub lin_k: Range<usize>,
+    /// Heads of attention.
+    pub heads: Heads,
+    /// Heads of the second form of attention, where that has others.
+    pub second_heads: Option<Heads>,
+    /// Heads of linear attention.
+    pub linear: Linear,
+    /// Channels of short convolutions held here.
+    pub conv: Range<usize>,
     /// Inner columns of the feed-forward part held here.
     pub ffn: Range<usize>,
     /// Experts of which something is held here: all, or those that are held whole.
@@ -51,6 +53,19 @@ pub struct Shard {
     pub embedding_cut: bool,
 }
 
+/// Heads of one form of attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads held here.
+    pub q: Range<usize>,
+    /// Key-value heads held here.
+    pub kv: Range<usize>,
+    /// Those of them that no earlier rank holds.
+    pub kv_owned: Range<usize>,
+    /// For each query head held here, the index among the key-value heads held here.
+    pub q_to_kv: Vec<usize>,
+}
+
 impl Shard {
     /// The part of `rank`. Ranges of `q`, `ffn` and `vocab` follow one another without gaps within
     /// a stage, and every query head finds its key-value head on its own rank.
@@ -59,56 +74,40 @@ impl Shard {
         let of_stage = layout.of_stage(layout.stage_of(rank));
         let number = rank as usize;
         let (layout, rank) = (&of_stage, rank - layout.stage_ranks(layout.stage_of(rank)).start);
-        let heads = u64::from(spec.attention.heads);
-        let kv_heads = u64::from(spec.attention.kv_heads);
-        let head_dim = u64::from(spec.attention.head_dim);
-        let widths = [
-            ("hidden_size", u64::from(spec.hidden_size)),
-            ("vocab_size", u64::from(spec.vocab_size)),
-            ("attention.heads × head_dim", head_dim * heads),
-            ("attention.kv_heads × head_dim", head_dim * kv_heads),
-            ("ffn.size", u64::from(spec.ffn.size)),
-        ];
-        for (what, width) in widths {
-            if width == 0 || width > MAX_WIDTH {
-                return Err(layout_error(what, &format!("1 to {MAX_WIDTH}"), &width));
-            }
-        }
+        check_widths(spec)?;
         check_layers(spec)?;
         check_block(spec)?;
-        let q = partition(layout, "q", heads, head_dim)?;
         check_latent(spec)?;
         check_index(spec, stage.as_ref())?;
         let rank = rank as usize;
-        let is_dense = spec.layers.iter().any(|layer| !layer.moe);
+        let is_dense = spec
+            .layers
+            .iter()
+            .any(|layer| !layer.moe && layer.only != Some(spec::LayerPart::Attention))
+            || spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some());
         let ffn = if is_dense {
             partition(layout, "ffn", spec.ffn.size.into(), 1)?[rank].clone()
         } else {
             0..0
         };
-        let lin_k = linear_heads(spec, layout, rank)?;
+        let linear = states::linear(spec, layout, rank)?;
+        let conv = states::channels(spec, layout, rank)?;
         let [experts, moe_ffn, shared_ffn] = experts(spec, layout, rank)?;
         let vocab = partition(layout, "vocab", spec.vocab_size.into(), 1)?[rank].clone();
-        let q = q[rank].clone();
-        let [kv, kv_owned] = match &spec.mla {
-            None => key_value_heads(spec, layout, rank)?,
-            // All heads read one cached vector, which every rank computes.
-            Some(_) => [0..1, 0..1],
-        };
-        let q_to_kv = match &spec.mla {
-            None => read_heads(spec, layout, (rank, &q), &kv)?,
-            Some(_) => vec![0; q.len()],
+        let heads = heads(spec, layout, rank)?;
+        let second_heads = match &spec.second_attention {
+            Some(second) => Some(second_heads(second, layout, rank)?),
+            None => None,
         };
         let embedding_cut = layout.embedding_cut;
         Ok(Self {
             rank: number,
             stage,
             is_leader: rank == 0,
-            q,
-            kv,
-            kv_owned,
-            q_to_kv,
-            lin_k,
+            heads,
+            second_heads,
+            linear,
+            conv,
             ffn,
             experts,
             moe_ffn,
@@ -117,6 +116,16 @@ impl Shard {
             logits,
             embedding_cut,
         })
+    }
+
+    /// Heads of a layer's attention.
+    pub(super) fn heads_of(&self, layer: &spec::Layer) -> &Heads {
+        self.second_heads.as_ref().filter(|_| layer.second).unwrap_or(&self.heads)
+    }
+
+    /// Whether a layer has attention of which heads are held here.
+    pub(super) fn attends(&self, layer: &spec::Layer) -> bool {
+        layer.attends() && !self.heads_of(layer).q.is_empty()
     }
 
     /// The layers that are run here.
@@ -138,14 +147,77 @@ fn logits(spec: &Spec, layout: &Layout) -> Result<Vec<Range<usize>>, LoadError> 
     Ok(all)
 }
 
+fn check_widths(spec: &Spec) -> Result<(), LoadError> {
+    let attention = |attention: &Attention| {
+        let [heads, kv_heads, head_dim] =
+            [attention.heads, attention.kv_heads, attention.head_dim].map(u64::from);
+        [
+            ("attention.heads × head_dim", head_dim * heads),
+            ("attention.kv_heads × head_dim", head_dim * kv_heads),
+        ]
+    };
+    let widths = [
+        ("hidden_size", u64::from(spec.hidden_size)),
+        ("vocab_size", u64::from(spec.vocab_size)),
+        ("ffn.size", u64::from(spec.ffn.size)),
+    ];
+    let second = spec.second_attention.iter().flat_map(attention);
+    for (what, width) in widths.into_iter().chain(attention(&spec.attention)).chain(second) {
+        if width == 0 || width > MAX_WIDTH {
+            return Err(layout_error(what, &format!("1 to {MAX_WIDTH}"), &width));
+        }
+    }
+    for attention in [Some(&spec.attention), spec.second_attention.as_ref()].into_iter().flatten() {
+        let head_dim = attention.head_dim;
+        if attention.value_dim.is_some_and(|width| width == 0 || width >= head_dim) {
+            let expected = format!("1 to {}", head_dim - 1);
+            return Err(layout_error("attention.value_dim", &expected, &"another"));
+        }
+    }
+    Ok(())
+}
+
+/// Heads of attention held here.
+fn heads(spec: &Spec, layout: &Layout, rank: usize) -> Result<Heads, LoadError> {
+    let attention = &spec.attention;
+    let q = partition(layout, "q", attention.heads.into(), attention.head_dim.into())?;
+    let q = q[rank].clone();
+    if spec.mla.is_some() {
+        // All heads read one cached vector, which every rank computes.
+        let q_to_kv = vec![0; q.len()];
+        return Ok(Heads { q, kv: 0..1, kv_owned: 0..1, q_to_kv });
+    }
+    let [kv, kv_owned] = key_value_heads((attention, "kv"), layout, rank)?;
+    let heads = attention.heads as usize;
+    if layout.q_to_kv.len() != heads {
+        return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
+    }
+    let map = |head: usize| layout.q_to_kv[head] as usize;
+    let q_to_kv = read_heads(map, (rank, &q), &kv)?;
+    Ok(Heads { q, kv, kv_owned, q_to_kv })
+}
+
+/// Heads of the second form of attention held here: as many query heads read each key-value head.
+fn second_heads(second: &Attention, layout: &Layout, rank: usize) -> Result<Heads, LoadError> {
+    if !second.heads.is_multiple_of(second.kv_heads.max(1)) {
+        let expected = format!("a divisor of {}", second.heads);
+        return Err(layout_error("second_attention.kv_heads", &expected, &second.kv_heads));
+    }
+    let q = partition(layout, "q_second", second.heads.into(), second.head_dim.into())?;
+    let q = q[rank].clone();
+    let [kv, kv_owned] = key_value_heads((second, "kv_second"), layout, rank)?;
+    let each = (second.heads / second.kv_heads.max(1)) as usize;
+    let q_to_kv = read_heads(|head| head / each, (rank, &q), &kv)?;
+    Ok(Heads { q, kv, kv_owned, q_to_kv })
+}
+
 /// Key-value heads held here, and those of them that no earlier rank holds.
 fn key_value_heads(
-    spec: &Spec,
+    (attention, axis): (&Attention, &str),
     layout: &Layout,
     rank: usize,
 ) -> Result<[Range<usize>; 2], LoadError> {
-    let attention = &spec.attention;
-    let kv = ranges(layout, "kv", attention.kv_heads.into(), attention.head_dim.into())?;
+    let kv = ranges(layout, axis, attention.kv_heads.into(), attention.head_dim.into())?;
     let earlier = kv[..rank].iter().map(|range| range.end).max().unwrap_or(0);
     let kv = kv[rank].clone();
     // The map from query heads never decreases, so ranges begin in rank order.
@@ -155,18 +227,13 @@ fn key_value_heads(
 
 /// For each query head held here, the index among the key-value heads held here.
 fn read_heads(
-    spec: &Spec,
-    layout: &Layout,
+    map: impl Fn(usize) -> usize,
     (rank, q): (usize, &Range<usize>),
     kv: &Range<usize>,
 ) -> Result<Vec<usize>, LoadError> {
-    let heads = spec.attention.heads as usize;
-    if layout.q_to_kv.len() != heads {
-        return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
-    }
     q.clone()
         .map(|head| {
-            let needed = layout.q_to_kv[head] as usize;
+            let needed = map(head);
             if kv.contains(&needed) {
                 return Ok(needed - kv.start);
             }
@@ -174,33 +241,6 @@ fn read_heads(
             Err(layout_error(&what, &format!("one of {kv:?}"), &needed))
         })
         .collect()
-}
-
-/// Key heads of linear attention that are held here.
-fn linear_heads(spec: &Spec, layout: &Layout, rank: usize) -> Result<Range<usize>, LoadError> {
-    let Some(delta) = &spec.delta else {
-        return match spec.layers.iter().position(|layer| layer.delta) {
-            None => Ok(0..0),
-            Some(layer) => {
-                let what = format!("layer {layer}");
-                Err(layout_error(&what, &"no linear attention", &"linear attention"))
-            }
-        };
-    };
-    let sizes = [delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.kernel];
-    let widths = [(delta.key_heads, delta.key_dim), (delta.value_heads, delta.value_dim)]
-        .map(|(heads, width)| heads.saturating_mul(width));
-    for width in sizes.into_iter().chain(widths) {
-        if width == 0 || u64::from(width) > MAX_WIDTH {
-            return Err(layout_error("a width of delta", &format!("1 to {MAX_WIDTH}"), &width));
-        }
-    }
-    if delta.value_heads % delta.key_heads != 0 {
-        let expected = format!("a multiple of {}", delta.key_heads);
-        return Err(layout_error("delta.value_heads", &expected, &delta.value_heads));
-    }
-    let ranges = partition(layout, "lin_k", delta.key_heads.into(), delta.key_dim.into())?;
-    Ok(ranges[rank].clone())
 }
 
 /// Widths of latent attention.
@@ -271,7 +311,8 @@ fn experts(spec: &Spec, layout: &Layout, rank: usize) -> Result<[Range<usize>; 3
         };
     };
     let shared = moe.shared.as_ref().map_or(0, |shared| shared.size);
-    for (what, size) in [("moe.experts", moe.experts), ("moe.size", moe.size)] {
+    let latent = ("moe.latent", moe.latent.unwrap_or(spec.hidden_size));
+    for (what, size) in [("moe.experts", moe.experts), ("moe.size", moe.size), latent] {
         if size == 0 || u64::from(size) > MAX_WIDTH {
             return Err(layout_error(what, &format!("1 to {MAX_WIDTH}"), &size));
         }
@@ -306,16 +347,22 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
             let expected = format!("one of {} ropes", spec.ropes.len());
             return Err(layout_error(&format!("rope of layer {index}"), &expected, &"another"));
         }
+        if layer.second && spec.second_attention.is_none() {
+            let what = format!("layer {index}");
+            return Err(layout_error(&what, &"no second form of attention", &"it"));
+        }
+        let head_dim = spec.attention_of(index).head_dim;
+        let pairs = layer.rope.map_or(0, |rope| spec.ropes[rope as usize].inv_freq.len());
+        if pairs > head_dim as usize / 2 {
+            let expected = format!("at most {} pairs", head_dim / 2);
+            return Err(layout_error(&format!("rope of layer {index}"), &expected, &pairs));
+        }
     }
     for (index, rope) in spec.ropes.iter().enumerate() {
         let pairs = rope.inv_freq.len();
         if let Some(long) = rope.long.as_ref().filter(|long| long.inv_freq.len() != pairs) {
             let what = format!("long frequencies of rope {index}");
             return Err(layout_error(&what, &pairs, &long.inv_freq.len()));
-        }
-        if pairs > spec.attention.head_dim as usize / 2 {
-            let expected = format!("at most {} pairs", spec.attention.head_dim / 2);
-            return Err(layout_error(&format!("rope {index}"), &expected, &pairs));
         }
     }
     Ok(())
@@ -324,10 +371,15 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
 /// A combination that no architecture has would be computed in silence.
 fn check_block(spec: &Spec) -> Result<(), LoadError> {
     let Block { after_attention, after_ffn, parallel, .. } = &spec.block;
-    if *parallel && (after_attention.is_some() || after_ffn.is_some()) {
+    let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some() || moe.after.is_some());
+    if spec.moe.as_ref().is_some_and(|moe| moe.activation == Activation::Xielu) {
+        return Err(layout_error("experts", &"an activation without numbers", &"xIELU"));
+    }
+    if *parallel && (after_attention.is_some() || after_ffn.is_some() || beside) {
         return Err(layout_error("a parallel block", &"no norms after its parts", &"some"));
     }
-    let full_norm = spec.attention.qk_norm == QkNorm::Full;
+    let both = [Some(&spec.attention), spec.second_attention.as_ref()];
+    let full_norm = both.into_iter().flatten().any(|it| it.qk_norm == QkNorm::Full);
     if full_norm && (spec.norm.kind != NormKind::Rms || spec.norm.bias) {
         let found = format!("{:?}", spec.norm);
         return Err(layout_error("norms of whole queries and keys", &"rms without bias", &found));

@@ -84,11 +84,21 @@ impl<'a, B: Backend> Step<'a, B> {
         rope.map(|rope| &self.index_rotations[rope as usize])
     }
 
-    /// Where the caches have a layer: among those of its kind that are run here.
+    /// Where the caches have keys and values of a layer: among those that are run here, and of which
+    /// heads are held here.
     pub(super) fn cached(&self, layer: usize) -> usize {
-        let layers = &self.spec.layers;
+        self.before(layer).iter().filter(|it| self.shard.attends(it)).count()
+    }
+
+    /// Where the caches have the state of a layer: among those that are run here.
+    pub(super) fn state(&self, layer: usize) -> usize {
+        self.before(layer).iter().filter(|it| it.has_state()).count()
+    }
+
+    /// The layers that are run here before one.
+    fn before(&self, layer: usize) -> &[spec::Layer] {
         let first = self.shard.stage.as_ref().map_or(0, |stage| stage.layers.start);
-        layers[first..layer].iter().filter(|it| it.delta == layers[layer].delta).count()
+        &self.spec.layers[first..layer]
     }
 
     /// Angles for a layer; none where it has no position embedding.

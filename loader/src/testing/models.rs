@@ -8,9 +8,7 @@ use serde_json::Value;
 use shardpack_formats::{
     Dtype, Spec,
     hex::HexF32,
-    spec::{
-        Activation, Attention, Block, Ffn, Layer, Mask, Norm, NormKind, QkNorm, Rope, RopeStyle,
-    },
+    spec::{Activation, Attention, Block, Ffn, Layer, Norm, NormKind, QkNorm, Rope, RopeStyle},
 };
 
 /// A tensor with its bytes.
@@ -79,14 +77,10 @@ pub(crate) fn spec(model: &str) -> Spec {
     let head_dim = int("head_dim");
     let model_type = config["model_type"].as_str().unwrap().to_owned();
     let qk_norm = if model_type == "qwen3" { QkNorm::Head } else { QkNorm::None };
-    let inv_freq = (0..head_dim / 2)
-        .map(|pair| float("rope_theta").powf(-2.0 * f64::from(pair) / f64::from(head_dim)))
-        .map(|freq| llama3(freq, &config["rope_scaling"]))
-        .map(|freq| HexF32(freq as f32))
-        .collect();
-    let layer =
-        Layer { mask: Mask::Full, rope: Some(0), moe: false, delta: false, shares_keys: false };
+    let layer = Layer::plain();
     Spec {
+        embedding_norm: false,
+        head_bias: false,
         rules: "dense-gqa".to_owned(),
         model_type,
         hidden_size: int("hidden_size"),
@@ -97,6 +91,7 @@ pub(crate) fn spec(model: &str) -> Spec {
             eps: HexF32(float("rms_norm_eps") as f32),
             plus_one: false,
             bias: false,
+            plain: false,
         },
         attention: Attention {
             heads: int("num_attention_heads"),
@@ -108,31 +103,47 @@ pub(crate) fn spec(model: &str) -> Spec {
             qk_norm,
             softcap: None,
             sinks: false,
+            sinks_in: None,
             gated: false,
+            value_dim: None,
+            value_scale: None,
+            values_are_keys: false,
+            value_norm: false,
+            limit: None,
+            head_gate: None,
             position_scale: None,
         },
-        ropes: vec![Rope {
-            style: RopeStyle::Half,
-            inv_freq,
-            attention_factor: HexF32(1.0),
-            long: None,
-        }],
+        ropes: vec![rope(head_dim, &config)],
         ffn: Ffn {
             size: int("intermediate_size"),
             activation: Activation::SiluGlu,
             bias: flag("mlp_bias"),
             names: None,
+            gate_scale: None,
+            out_scale: None,
         },
         layers: vec![layer; int("num_hidden_layers") as usize],
+        second_attention: None,
         tied_embeddings: flag("tie_word_embeddings"),
         moe: None,
         mla: None,
         delta: None,
+        convolution: None,
         block: Block::pre_norm(),
         embedding_scale: None,
         logit_scale: None,
         logit_softcap: None,
     }
+}
+
+fn rope(head_dim: u32, config: &Value) -> Rope {
+    let theta = config["rope_theta"].as_f64().unwrap();
+    let inv_freq = (0..head_dim / 2)
+        .map(|pair| theta.powf(-2.0 * f64::from(pair) / f64::from(head_dim)))
+        .map(|freq| llama3(freq, &config["rope_scaling"]))
+        .map(|freq| HexF32(freq as f32))
+        .collect();
+    Rope { style: RopeStyle::Half, inv_freq, attention_factor: HexF32(1.0), long: None }
 }
 
 /// Llama 3's scaling of one inverse frequency; without scaling, the frequency itself.

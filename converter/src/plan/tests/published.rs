@@ -122,5 +122,5 @@ fn published_forms_are_those_of_the_reference_models() {
             }
         }
     }
-    assert!(families >= 44);
+    assert!(families >= 64);
 }

@@ -100,9 +100,9 @@ fn values_beyond_the_engine_are_refused_with_the_reason() {
     check(
         "llama",
         "rope_scaling",
-        json!({"type": "proportional"}),
-        "unusable position embedding: rope_scaling has rope_type \"proportional\"; known: \
-         default, linear, dynamic, llama3, yarn, longrope",
+        json!({"type": "spiral"}),
+        "unusable position embedding: rope_scaling has rope_type \"spiral\"; known: default, \
+         linear, dynamic, llama3, proportional, yarn, longrope",
     );
 }
 

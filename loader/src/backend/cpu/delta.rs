@@ -1,8 +1,7 @@
-//! Linear attention by the gated delta rule, token by token: a prompt gives the same bits as its
-//! tokens one by one.
+//! Linear attention, token by token: a prompt gives the same bits as its tokens one by one.
 
 use rayon::prelude::*;
-use shardpack_formats::spec::Delta;
+use shardpack_formats::spec::{Delta, StateRule};
 use shardpack_kernels::{
     exp::{exp, softplus},
     lanes::{dot, sum},
@@ -10,6 +9,9 @@ use shardpack_kernels::{
 
 use super::{Tensor, route::sigmoid};
 use crate::backend::{DeltaInputs, DeltaStep};
+
+mod mamba;
+pub(super) mod short;
 
 /// Under the root of a key's or query's length, as the reference has it.
 const LENGTH_EPS: f32 = 1e-6;
@@ -44,36 +46,61 @@ struct Change {
     k: Vec<f32>,
     /// Of each value head.
     v: Vec<f32>,
-    /// Of each value head: how much of the memory stays, and how strongly it changes.
+    /// Of each value head: how much of the memory stays, and how strongly it changes, which by
+    /// Mamba 2's rule is the time that passes.
     factors: Vec<[f32; 2]>,
+    /// By Kimi's rule, how much stays of each channel of each key head.
+    stays: Vec<f32>,
 }
 
-/// Widths of a layer's heads.
-#[derive(Clone, Copy, Debug)]
+/// A layer's heads.
+#[derive(Clone, Debug)]
 struct Heads {
-    values_per_key: usize,
+    rule: StateRule,
+    /// For each value head the key head that it reads.
+    v_to_k: Vec<usize>,
     key_dim: usize,
     value_dim: usize,
 }
 
+impl Heads {
+    /// Those of a state without memory.
+    const fn none() -> Self {
+        Self { rule: StateRule::GatedDelta, v_to_k: Vec::new(), key_dim: 1, value_dim: 1 }
+    }
+}
+
 impl Change {
+    /// Of a state without memory.
+    const fn of_window(inputs: Vec<f32>) -> Self {
+        Self { inputs, k: Vec::new(), v: Vec::new(), factors: Vec::new(), stays: Vec::new() }
+    }
+
     /// Changes the memory of a value head; `each` sees its rows as they then are.
     fn apply(
         &self,
-        heads: Heads,
+        heads: &Heads,
         head: usize,
         memory: &mut [f32],
         mut each: impl FnMut(usize, &[f32]),
     ) {
-        let Heads { values_per_key, key_dim, value_dim } = heads;
-        let k = &self.k[head / values_per_key * key_dim..][..key_dim];
+        let &Heads { rule, ref v_to_k, key_dim, value_dim } = heads;
+        let k = &self.k[v_to_k[head] * key_dim..][..key_dim];
         let v = &self.v[head * value_dim..][..value_dim];
-        let [decay, beta] = self.factors[head];
+        let [decay, strength] = self.factors[head];
+        let stays = self.stays.get(v_to_k[head] * key_dim..).unwrap_or_default();
         for (row, (memory, v)) in memory.chunks_exact_mut(key_dim).zip(v).enumerate() {
-            for x in memory.iter_mut() {
-                *x *= decay;
+            if rule == StateRule::KimiDelta {
+                memory.iter_mut().zip(stays).for_each(|(x, stays)| *x *= stays);
+            } else {
+                for x in memory.iter_mut() {
+                    *x *= decay;
+                }
             }
-            let change = beta * (v - dot(memory, k));
+            let change = match rule {
+                StateRule::GatedDelta | StateRule::KimiDelta => strength * (v - dot(memory, k)),
+                StateRule::Mamba2 => strength * v,
+            };
             memory.iter_mut().zip(k).for_each(|(x, k)| *x += k * change);
             each(row, memory);
         }
@@ -96,7 +123,7 @@ impl State {
         let Heads { key_dim, value_dim, .. } = trail.heads;
         for change in trail.rows.into_iter().take(kept) {
             let memories = self.memory.par_chunks_exact_mut(value_dim * key_dim).enumerate();
-            memories.for_each(|(head, memory)| change.apply(trail.heads, head, memory, |_, _| ()));
+            memories.for_each(|(head, memory)| change.apply(&trail.heads, head, memory, |_, _| ()));
             self.window.push(change.inputs);
             self.window.remove(0);
         }
@@ -115,18 +142,19 @@ pub(super) fn run(
     let Delta { key_dim, value_dim, kernel, .. } = *step.delta;
     let [key_dim, value_dim, kernel] = [key_dim, value_dim, kernel].map(|size| size as usize);
     let keys = step.key_heads * key_dim;
-    let value_heads = step.key_heads * step.values_per_key;
+    let value_heads = step.v_to_k.len();
     let values = value_heads * value_dim;
     if state.memory.is_empty() {
         state.memory = vec![0.0; values * key_dim];
         state.window = vec![vec![0.0; 2 * keys + values]; kernel - 1];
     }
-    let heads = Heads { values_per_key: step.values_per_key, key_dim, value_dim };
+    let rule = step.delta.rule;
+    let heads = Heads { rule, v_to_k: step.v_to_k.to_vec(), key_dim, value_dim };
     state.trail = (drafts > 0).then(|| Trail {
         window: state.window.clone(),
         memory: state.memory.clone(),
         rows: Vec::with_capacity(rows.len()),
-        heads,
+        heads: heads.clone(),
     });
     for (row, out) in rows.zip(out.chunks_exact_mut(values)) {
         let of = |x: &'_ Tensor| row * x.width..(row + 1) * x.width;
@@ -137,19 +165,17 @@ pub(super) fn run(
         let kept = state.trail.is_some().then(|| inputs_of_row.clone());
         let mut mixed = convolve(&mut state.window, inputs_of_row, step, [keys, keys, values]);
         let (q_and_k, v) = mixed.split_at_mut(2 * keys);
-        q_and_k.chunks_exact_mut(key_dim).for_each(to_unit_length);
+        if rule != StateRule::Mamba2 {
+            q_and_k.chunks_exact_mut(key_dim).for_each(to_unit_length);
+        }
         let (q, k) = q_and_k.split_at(keys);
-        let query_scale = 1.0 / (key_dim as f32).sqrt();
         let [a, b] = [inputs.a, inputs.b].map(|x| &x.values[of(x)]);
-        let factors = |head: usize| {
-            let decay = exp(-exp(step.a_log[head]) * softplus(a[head] + step.dt_bias[head]));
-            [decay, sigmoid(b[head])]
-        };
         let change = Change {
             inputs: kept.unwrap_or_default(),
             k: k.to_vec(),
             v: v.to_vec(),
-            factors: (0..value_heads).map(factors).collect(),
+            factors: (0..value_heads).map(|head| factors(head, [a, b], step)).collect(),
+            stays: if rule == StateRule::KimiDelta { stays(a, step) } else { Vec::new() },
         };
         state
             .memory
@@ -157,16 +183,58 @@ pub(super) fn run(
             .zip(out.par_chunks_exact_mut(value_dim))
             .enumerate()
             .for_each(|(head, (memory, out))| {
-                let q = &q[head / step.values_per_key * key_dim..][..key_dim];
-                change.apply(heads, head, memory, |row, memory| {
-                    out[row] = dot(memory, q) * query_scale;
+                let q = &q[step.v_to_k[head] * key_dim..][..key_dim];
+                let v = &v[head * value_dim..][..value_dim];
+                change.apply(&heads, head, memory, |row, memory| {
+                    out[row] = result(step, head, dot(memory, q), v[row]);
                 });
             });
         if let Some(trail) = &mut state.trail {
             trail.rows.push(change);
         }
         let z = &inputs.z.values[of(inputs.z)];
-        gate(out, z, step.gain, step.delta.eps.0);
+        match rule {
+            StateRule::GatedDelta => {
+                let gain = step.gain.expect("heads are normalised by the delta rule");
+                gate(out, z, gain, step.delta.eps.0, |z| z * sigmoid(z));
+            }
+            StateRule::KimiDelta => {
+                let gain = step.gain.expect("heads are normalised by the delta rule");
+                gate(out, z, gain, step.delta.eps.0, sigmoid);
+            }
+            StateRule::Mamba2 => mamba::gate(out, z, step),
+        }
+    }
+}
+
+/// How much of a value head's memory stays, and how strongly it changes. `a`, and `b` by the delta
+/// rule, have a number for each value head.
+fn factors(head: usize, [a, b]: [&[f32]; 2], step: &DeltaStep<'_, Vec<f32>>) -> [f32; 2] {
+    if step.delta.rule == StateRule::KimiDelta {
+        return [1.0, sigmoid(b[head])];
+    }
+    let time = softplus(a[head] + step.dt_bias[head]);
+    let decay = exp(-exp(step.a_log[head]) * time);
+    match step.delta.rule {
+        StateRule::Mamba2 => [decay, time],
+        _ => [decay, sigmoid(b[head])],
+    }
+}
+
+/// How much stays of each channel of each key head, by Kimi's rule.
+fn stays(a: &[f32], step: &DeltaStep<'_, Vec<f32>>) -> Vec<f32> {
+    let key_dim = step.delta.key_dim as usize;
+    let fading = a.iter().zip(step.dt_bias).enumerate();
+    fading.map(|(at, (a, bias))| exp(-exp(step.a_log[at / key_dim]) * softplus(a + bias))).collect()
+}
+
+/// A value head's result, from what its query finds in the memory.
+fn result(step: &DeltaStep<'_, Vec<f32>>, head: usize, found: f32, v: f32) -> f32 {
+    match step.delta.rule {
+        StateRule::GatedDelta | StateRule::KimiDelta => {
+            found * (1.0 / (step.delta.key_dim as f32).sqrt())
+        }
+        StateRule::Mamba2 => found + step.skip.map_or(0.0, |skip| skip[head]) * v,
     }
 }
 
@@ -187,14 +255,16 @@ fn convolve(
     window.push(newest);
     let kernel = window.len();
     let mut out = Vec::with_capacity(widths.iter().sum());
-    for (weights, width) in step.convolutions.iter().zip(widths) {
+    for (part, (weights, width)) in step.convolutions.iter().zip(widths).enumerate() {
         let first = out.len();
+        let bias = step.conv_biases.map(|biases| biases[part]);
         for channel in 0..width {
             let weights = &weights[channel * kernel..][..kernel];
             let sum = weights
                 .iter()
                 .zip(window.iter())
                 .fold(0.0_f32, |sum, (weight, inputs)| sum + weight * inputs[first + channel]);
+            let sum = sum + bias.map_or(0.0, |bias| bias[channel]);
             out.push(sum * sigmoid(sum));
         }
     }
@@ -203,13 +273,13 @@ fn convolve(
 }
 
 /// Normalises each head's result, and lets as much of it through as `z` says.
-fn gate(out: &mut [f32], z: &[f32], gain: &[f32], eps: f32) {
+fn gate(out: &mut [f32], z: &[f32], gain: &[f32], eps: f32, open: impl Fn(f32) -> f32) {
     let width = gain.len();
     for (head, z) in out.chunks_exact_mut(width).zip(z.chunks_exact(width)) {
         let squares: Vec<f32> = head.iter().map(|x| x * x).collect();
         let factor = 1.0 / (sum(&squares) / width as f32 + eps).sqrt();
         for ((x, gain), z) in head.iter_mut().zip(gain).zip(z) {
-            *x = *gain * (*x * factor) * (z * sigmoid(*z));
+            *x = *gain * (*x * factor) * open(*z);
         }
     }
 }

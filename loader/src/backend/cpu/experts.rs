@@ -37,8 +37,9 @@ pub(super) fn experts(
         let part = one_expert(x, guests, expert, step);
         for (guest, part) in guests.iter().zip(part.chunks_exact(hidden)) {
             let out = &mut out.values[guest.row * hidden..][..hidden];
+            let factor = if step.weighs_inputs { 1.0 } else { guest.weight };
             for (out, part) in out.iter_mut().zip(part) {
-                *out += guest.weight * part;
+                *out += factor * part;
             }
         }
     }
@@ -52,8 +53,11 @@ fn one_expert(
     step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
 ) -> Vec<f32> {
     let count = step.held.len();
-    let rows = guests.iter().flat_map(|guest| &x.values[guest.row * x.width..][..x.width]);
-    let gathered: Vec<f32> = rows.copied().collect();
+    let rows = guests.iter().flat_map(|guest| {
+        let factor = if step.weighs_inputs { guest.weight } else { 1.0 };
+        x.values[guest.row * x.width..][..x.width].iter().map(move |value| value * factor)
+    });
+    let gathered: Vec<f32> = rows.collect();
     let project = |x: &[f32], matrix: &StoredMatrix, bias: Option<&Vec<f32>>| {
         let outputs = matrix.outputs / count;
         let mut out = vec![0.0; guests.len() * outputs];
@@ -63,15 +67,33 @@ fn one_expert(
         }
         out
     };
-    let mut gate = project(&gathered, step.gate, step.gate_bias);
-    let up = project(&gathered, step.up, step.up_bias);
-    match (step.clamped, step.activation) {
-        (Some(clamped), _) => clamped_swiglu(&mut gate, &up, clamped),
-        (None, Activation::GeluTanhGlu) => elementwise::gelu_tanh_glu(&mut gate, &up),
-        (None, Activation::GeluGlu) => elementwise::gelu_glu(&mut gate, &up),
-        (None, _) => elementwise::silu_glu(&mut gate, &up),
+    let mut up = project(&gathered, step.up, step.up_bias);
+    let Some(gate) = step.gate else {
+        match step.activation {
+            Activation::ReluSquared => elementwise::relu_squared(&mut up),
+            Activation::GeluTanh => elementwise::gelu_tanh(&mut up),
+            Activation::Gelu => elementwise::gelu(&mut up),
+            _ => elementwise::silu(&mut up),
+        }
+        return project(&up, step.down, step.down_bias);
+    };
+    let mut gate = project(&gathered, gate, step.gate_bias);
+    match (step.clamped, step.limit, step.activation) {
+        (Some(clamped), ..) => clamped_swiglu(&mut gate, &up, clamped),
+        (None, Some(limit), _) => limited_swiglu(&mut gate, &up, limit),
+        (None, None, Activation::GeluTanhGlu) => elementwise::gelu_tanh_glu(&mut gate, &up),
+        (None, None, Activation::GeluGlu) => elementwise::gelu_glu(&mut gate, &up),
+        (None, None, _) => elementwise::silu_glu(&mut gate, &up),
     }
     project(&gate, step.down, step.down_bias)
+}
+
+/// `gate = min(silu(gate), limit) · clamp(up, −limit, limit)`.
+pub(super) fn limited_swiglu(gate: &mut [f32], up: &[f32], limit: f32) {
+    elementwise::silu(gate);
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = gate.min(limit) * up.clamp(-limit, limit);
+    }
 }
 
 fn clamped_swiglu(gate: &mut [f32], up: &[f32], clamped: ClampedSwiglu) {

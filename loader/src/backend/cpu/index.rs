@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shardpack_kernels::{
     Attention, Floats, KvBlock, KvHead, attend,
-    attention::{Index, KEYS_PER_BLOCK, largest},
+    attention::{Index, KEYS_PER_BLOCK, Order, largest},
 };
 
 use super::{Cache, Tensor};
@@ -87,7 +87,9 @@ pub(super) fn attend_to(
                 softcap: step.softcap,
                 sinks: step.sinks.map(Vec::as_slice),
                 window: None,
+                chunk: None,
                 q_to_kv: step.q_to_kv,
+                order: Order::Rows,
                 heads: &[KvHead { keys, values: keys }],
                 first_position,
             };

@@ -22,7 +22,7 @@ pub(super) fn route(
     experts: usize,
     router: &Router,
     top_k: usize,
-    correction: Option<&[f32]>,
+    [correction, scales]: [Option<&[f32]>; 2],
 ) -> Routes {
     assert!(top_k > 0 && top_k <= experts, "checked when a model is loaded");
     let rows = logits.len() / experts;
@@ -32,6 +32,14 @@ pub(super) fn route(
         weights: Vec::with_capacity(rows * top_k),
     };
     for logits in logits.chunks_exact(experts) {
+        if router.scores == Scores::SparseMixer {
+            let jitter = router.jitter.map_or(0.0, |jitter| jitter.0);
+            for (expert, weight) in sparse_mixer(logits, jitter, top_k) {
+                routes.experts.push(expert as u32);
+                routes.weights.push(weight * router.scale.0);
+            }
+            continue;
+        }
         let scores = scores(logits, router.scores);
         let mut ranked = scores.clone();
         if let Some(correction) = correction {
@@ -42,7 +50,11 @@ pub(super) fn route(
         }
         let taken = best(&ranked, top_k);
         let weights: Vec<f32> = taken.iter().map(|expert| scores[*expert]).collect();
-        routes.weights.extend(weigh(weights, router));
+        let mut weights = weigh(weights, router);
+        if let Some(scales) = scales {
+            weights.iter_mut().zip(&taken).for_each(|(weight, expert)| *weight *= scales[*expert]);
+        }
+        routes.weights.extend(weights);
         routes.experts.extend(taken.iter().map(|expert| *expert as u32));
     }
     routes
@@ -51,9 +63,24 @@ pub(super) fn route(
 fn scores(logits: &[f32], kind: Scores) -> Vec<f32> {
     match kind {
         Scores::Softmax => softmax(logits),
-        Scores::SoftmaxOfTaken => logits.to_vec(),
+        Scores::SoftmaxOfTaken | Scores::SigmoidOfTaken | Scores::SparseMixer => logits.to_vec(),
         Scores::Sigmoid => logits.iter().map(|logit| sigmoid(*logit)).collect(),
     }
+}
+
+/// Experts and weights by [`Scores::SparseMixer`].
+fn sparse_mixer(logits: &[f32], jitter: f32, top_k: usize) -> Vec<(usize, f32)> {
+    let taken = best(logits, top_k);
+    let weigh = |(place, expert): (usize, &usize)| {
+        let top = logits[*expert];
+        let counts = |(other, logit): (usize, &f32)| {
+            let far = (top - logit) / logit.abs().max(top) > 2.0 * jitter;
+            (!far && !taken[..place].contains(&other)).then(|| exp(logit - top))
+        };
+        let sum: f32 = logits.iter().enumerate().filter_map(counts).sum();
+        (*expert, 1.0 / sum)
+    };
+    taken.iter().enumerate().map(weigh).collect()
 }
 
 pub(super) fn sigmoid(x: f32) -> f32 {
@@ -109,6 +136,11 @@ fn weigh(mut weights: Vec<f32>, router: &Router) -> Vec<f32> {
     if router.scores == Scores::SoftmaxOfTaken {
         weights = softmax(&weights);
     }
+    if router.scores == Scores::SigmoidOfTaken {
+        for weight in &mut weights {
+            *weight = sigmoid(*weight);
+        }
+    }
     if let Some(Renormalise { added, least }) = router.renormalise {
         let sum = (weights.iter().sum::<f32>() + added.0).max(least.0);
         for weight in &mut weights {
@@ -130,16 +162,20 @@ mod tests {
     fn router(scores: Scores) -> Router {
         Router {
             scores,
+            softcap: None,
+            jitter: None,
             bias: false,
             correction: false,
             groups: None,
             renormalise: None,
             scale: HexF32(1.0),
+            input: None,
+            expert_scales: None,
         }
     }
 
     fn check(router: &Router, logits: &[f32], correction: Option<&[f32]>, expected: &[(u32, f32)]) {
-        let routes = route(logits, logits.len(), router, expected.len(), correction);
+        let routes = route(logits, logits.len(), router, expected.len(), [correction, None]);
         let experts: Vec<u32> = expected.iter().map(|(expert, _)| *expert).collect();
         assert_eq!(routes.experts, experts);
         for (found, (_, wanted)) in routes.weights.iter().zip(expected) {
@@ -161,6 +197,11 @@ mod tests {
         // A correction decides, and does not weigh.
         let corrected = Router { correction: true, ..router(Scores::Sigmoid) };
         check(&corrected, &[0.0, 0.0, 0.0], Some(&[0.0, -1.0, 1.0]), &[(2, 0.5), (0, 0.5)]);
+        // The best among those near it, then the next among those near it; the last is far from both.
+        let mixer = Router { jitter: Some(HexF32(0.25)), ..router(Scores::SparseMixer) };
+        let logits = [2.0, 1.5, 0.9, -3.0];
+        let [first, second] = [1.0 + (-0.5_f32).exp(), 1.0 + (-0.6_f32).exp()];
+        check(&mixer, &logits, None, &[(0, 1.0 / first), (1, 1.0 / second)]);
         let least = Renormalise { added: HexF32(0.0), least: HexF32(2.0) };
         let least = Router { renormalise: Some(least), ..router(Scores::Softmax) };
         check(&least, &odds, None, &[(1, 0.2)]);

@@ -70,12 +70,18 @@ fn sequence(
 
 /// Which keys each row sees, `[rows, keys]`; none where the causal order says it.
 fn mask(library: Library, first: usize, rows: usize, total: usize, mask: Mask) -> Option<Array> {
-    let Mask::Sliding(window) = mask else { return None };
-    let window = window as usize;
-    if total <= window {
+    let (window, chunk) = match mask {
+        Mask::Full => return None,
+        Mask::Sliding(window) => (window as usize, usize::MAX),
+        Mask::Chunked(chunk) => (usize::MAX, chunk.max(1) as usize),
+    };
+    if total <= window.min(chunk) {
         return None;
     }
-    let sees = |row: usize, key: usize| key <= first + row && first + row - key < window;
+    let sees = |row: usize, key: usize| {
+        let at = first + row;
+        key <= at && at - key < window && key / chunk == at / chunk
+    };
     let bytes: Vec<u8> =
         (0..rows).flat_map(|row| (0..total).map(move |key| u8::from(sees(row, key)))).collect();
     Some(library.copy_in(&bytes, Element::Bool, &[rows, total]))

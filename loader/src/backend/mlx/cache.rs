@@ -10,12 +10,13 @@ use crate::backend::{CacheShape, TOKENS_PER_PAGE};
 /// Keys and values of one sequence; grows by pages.
 pub struct Cache {
     library: Library,
-    shape: CacheShape,
+    keys_are_values: bool,
     layers: Vec<LayerCache>,
     /// Keys of indexes, `[1, 1, capacity, index_width]`.
     indexes: Vec<LayerCache>,
-    /// Of linear attention, by layer: the inputs of the last tokens and the memory.
-    states: Vec<Option<[Array; 2]>>,
+    /// By layer: the inputs of the last tokens and, of linear attention, the memory; none before the
+    /// first token.
+    states: Vec<Vec<Array>>,
 }
 
 #[derive(Clone, Default)]
@@ -35,10 +36,10 @@ pub struct Page {
 }
 
 /// Bytes of one page.
-pub(super) const fn page_bytes(shape: &CacheShape) -> u64 {
+pub(super) fn page_bytes(shape: &CacheShape) -> u64 {
     let parts = if shape.keys_are_values { 1 } else { 2 };
-    let numbers = shape.layers * shape.kv_heads * parts * shape.head_dim;
-    ((numbers + shape.indexes * shape.index_width) * TOKENS_PER_PAGE * 4) as u64
+    let numbers: usize = shape.layers.iter().map(|layer| layer.kv_heads * layer.head_dim).sum();
+    ((numbers * parts + shape.indexes * shape.index_width) * TOKENS_PER_PAGE * 4) as u64
 }
 
 impl LayerCache {
@@ -90,10 +91,10 @@ impl Cache {
             let pages: Vec<_> = pages.iter().map(|page| page.layers[index].as_slice()).collect();
             LayerCache::begun(library, &pages)
         };
-        let layers = (0..shape.layers).map(layer).collect();
-        let indexes = (shape.layers..shape.layers + shape.indexes).map(layer).collect();
-        let states = vec![None; shape.states];
-        Self { library, shape: *shape, layers, indexes, states }
+        let layers = (0..shape.layers.len()).map(layer).collect();
+        let indexes = (shape.layers.len()..shape.layers.len() + shape.indexes).map(layer).collect();
+        let states = vec![Vec::new(); shape.states];
+        Self { library, keys_are_values: shape.keys_are_values, layers, indexes, states }
     }
 
     /// A full page.
@@ -110,7 +111,7 @@ impl Cache {
         [keys, values]: [Array; 2],
     ) -> ([Array; 2], usize) {
         let layer = &mut self.layers[layer];
-        if self.shape.keys_are_values {
+        if self.keys_are_values {
             let (all, first) = layer.append(self.library, &[keys]);
             return ([all[0].clone(), all[0].clone()], first);
         }
@@ -125,14 +126,14 @@ impl Cache {
         (all.remove(0), first)
     }
 
-    /// A layer's state of linear attention; none before the first token.
-    pub(super) fn state(&mut self, layer: usize) -> &mut Option<[Array; 2]> {
+    /// A layer's state; none before the first token.
+    pub(super) fn state(&mut self, layer: usize) -> &mut Vec<Array> {
         &mut self.states[layer]
     }
 
     /// Every array, for evaluation.
     pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
         let layers = self.layers.iter().chain(&self.indexes).flat_map(|layer| &layer.arrays);
-        layers.chain(self.states.iter().flatten().flatten())
+        layers.chain(self.states.iter().flatten())
     }
 }

@@ -5,8 +5,8 @@ use shardpack_formats::spec::{
 };
 use shardpack_mlx::{Array, Binary, Element, Reduce, Unary};
 
-use super::{Matrix, Tensor, silu_like};
-use crate::backend::ExpertStep;
+use super::{Matrix, Tensor, silu, silu_like};
+use crate::backend::{ExpertStep, RouterVectors};
 
 /// The experts of each row `[rows, top_k]` and their weights `[rows, top_k]`.
 #[derive(Debug)]
@@ -20,11 +20,16 @@ pub(super) fn route(
     logits: &Tensor,
     router: &Router,
     top_k: usize,
-    correction: Option<&Array>,
+    RouterVectors { correction, scales }: RouterVectors<'_, Array>,
 ) -> Routes {
+    if router.scores == Scores::SparseMixer {
+        return sparse_mixer(logits, router, top_k);
+    }
     let scores = match router.scores {
         Scores::Softmax => logits.array.softmax(-1),
-        Scores::SoftmaxOfTaken => logits.array.clone(),
+        Scores::SoftmaxOfTaken | Scores::SigmoidOfTaken | Scores::SparseMixer => {
+            logits.array.clone()
+        }
         Scores::Sigmoid => logits.array.unary(Unary::Sigmoid),
     };
     let choice = match correction {
@@ -40,10 +45,41 @@ pub(super) fn route(
     if router.scores == Scores::SoftmaxOfTaken {
         weights = weights.softmax(-1);
     }
+    if router.scores == Scores::SigmoidOfTaken {
+        weights = weights.unary(Unary::Sigmoid);
+    }
     if let Some(Renormalise { added, least }) = &router.renormalise {
         let sum = weights.reduce(Reduce::Sum, 1).with_constant(Binary::Add, added.0);
         weights = weights.binary(Binary::Divide, &sum.with_constant(Binary::Maximum, least.0));
     }
+    weights = weights.with_constant(Binary::Multiply, router.scale.0);
+    if let Some(scales) = scales {
+        weights = weights.binary(Binary::Multiply, &scales.take(&experts, 0));
+    }
+    Routes { experts, weights }
+}
+
+/// [`Scores::SparseMixer`]: one expert after the other.
+fn sparse_mixer(logits: &Tensor, router: &Router, top_k: usize) -> Routes {
+    let jitter = router.jitter.map_or(0.0, |jitter| jitter.0);
+    let (logits, library) = (&logits.array, logits.array.library());
+    let nothing = library.full(f32::NEG_INFINITY, Element::F32, &[]);
+    let experts = best(logits, top_k);
+    let mut left = logits.clone();
+    let weights: Vec<Array> = (0..top_k)
+        .map(|place| {
+            let expert = experts.slice(1, place, place + 1);
+            let top = left.reduce(Reduce::Max, 1);
+            let size = logits.unary(Unary::Abs).binary(Binary::Maximum, &top);
+            let distance = top.binary(Binary::Subtract, logits).binary(Binary::Divide, &size);
+            let far = distance.with_constant(Binary::Greater, 2.0 * jitter);
+            let weight = far.choose(&nothing, &left).softmax(-1).take_along(&expert, 1);
+            let gone = library.full(f32::NEG_INFINITY, Element::F32, &expert.shape());
+            left = left.put_along(&expert, &gone, 1);
+            weight
+        })
+        .collect();
+    let weights = library.concat(&weights.iter().collect::<Vec<_>>(), 1);
     Routes { experts, weights: weights.with_constant(Binary::Multiply, router.scale.0) }
 }
 
@@ -73,7 +109,14 @@ fn within_groups(choice: &Array, rows: usize, experts: usize, groups: &ExpertGro
 pub(super) fn experts(x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix, Array>) -> Tensor {
     let (count, top_k) = (step.held.len(), routes.experts.shape()[1]);
     let (local, weights) = held_here(routes, step, count);
-    let input = x.array.reshape(&[x.rows, 1, 1, x.width]);
+    let mut input = x.array.reshape(&[x.rows, 1, 1, x.width]);
+    let mut weights = weights.reshape(&[x.rows, top_k, 1]);
+    if step.weighs_inputs {
+        let factors = weights.reshape(&[x.rows, top_k, 1, 1]);
+        input = input.binary(Binary::Multiply, &factors);
+        // Experts of other ranks still count nothing.
+        weights = weights.with_constant(Binary::Greater, 0.0).cast(Element::F32);
+    }
     let project = |x: &Array, matrix: &Matrix, bias: Option<&Array>| {
         let y = matrix.gathered(x, &local, count);
         let width = matrix.outputs() / count;
@@ -85,16 +128,17 @@ pub(super) fn experts(x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix,
             None => y,
         }
     };
-    let gate = project(&input, step.gate, step.gate_bias);
     let up = project(&input, step.up, step.up_bias);
-    let inner = match step.clamped {
-        Some(clamped) => clamped_swiglu(&gate, &up, clamped),
-        None => silu_like(step.activation, &gate).binary(Binary::Multiply, &up),
+    let gate = step.gate.map(|gate| project(&input, gate, step.gate_bias));
+    let inner = match (gate, step.clamped, step.limit) {
+        (None, ..) => silu_like(step.activation, &up),
+        (Some(gate), Some(clamped), _) => clamped_swiglu(&gate, &up, clamped),
+        (Some(gate), None, Some(limit)) => limited_swiglu(&gate, &up, limit),
+        (Some(gate), None, None) => silu_like(step.activation, &gate).binary(Binary::Multiply, &up),
     };
     let out = project(&inner, step.down, step.down_bias);
     let hidden = step.down.outputs() / count;
     let out = out.reshape(&[x.rows, top_k, hidden]);
-    let weights = weights.reshape(&[x.rows, top_k, 1]);
     let sum = out.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
     Tensor { rows: x.rows, width: hidden, array: sum.reshape(&[x.rows, hidden]) }
 }
@@ -117,6 +161,13 @@ fn held_here(
     let nothing = routes.weights.library().full(0.0, Element::F32, &[]);
     let local = here.choose(&shifted, &nothing).cast(Element::U32);
     (local, here.choose(&routes.weights, &nothing))
+}
+
+/// `min(silu(gate), limit) · clamp(up, −limit, limit)`.
+pub(super) fn limited_swiglu(gate: &Array, up: &Array, limit: f32) -> Array {
+    let gate = silu(gate).with_constant(Binary::Minimum, limit);
+    let up = up.with_constant(Binary::Minimum, limit).with_constant(Binary::Maximum, -limit);
+    gate.binary(Binary::Multiply, &up)
 }
 
 fn clamped_swiglu(gate: &Array, up: &Array, clamped: ClampedSwiglu) -> Array {

@@ -1,10 +1,9 @@
-//! Heads taken apart and put together, each with a matrix of its own, and linear attention by the
-//! gated delta rule.
+//! Heads taken apart and put together, each with a matrix of its own, and linear attention.
 
 use std::ops::Range;
 
-use shardpack_formats::spec::Delta;
-use shardpack_mlx::{Array, Binary, Element, Reduce, Unary};
+use shardpack_formats::spec::{Delta, StateRule};
+use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
 use super::{Cache, Matrix, Tensor, silu};
 use crate::backend::{DeltaInputs, DeltaStep};
@@ -64,10 +63,16 @@ struct Sizes {
     kernel: usize,
 }
 
+/// The key head of every value head.
+fn key_heads(library: Library, step: &DeltaStep<'_, Array>) -> Array {
+    let each: Vec<u32> = step.v_to_k.iter().map(|head| *head as u32).collect();
+    library.indices(&each, &[each.len()])
+}
+
 fn sizes(step: &DeltaStep<'_, Array>) -> Sizes {
     let Delta { key_dim, value_dim, kernel, .. } = *step.delta;
     let [key_dim, value_dim, kernel] = [key_dim, value_dim, kernel].map(|size| size as usize);
-    let value_heads = step.key_heads * step.values_per_key;
+    let value_heads = step.v_to_k.len();
     let (keys, values) = (step.key_heads * key_dim, value_heads * value_dim);
     Sizes { keys, values, value_heads, key_dim, value_dim, kernel }
 }
@@ -77,7 +82,7 @@ fn sizes(step: &DeltaStep<'_, Array>) -> Sizes {
 fn sequence(
     inputs: &DeltaInputs<'_, Tensor>,
     rows: Range<usize>,
-    state: &mut Option<[Array; 2]>,
+    state: &mut Vec<Array>,
     step: &DeltaStep<'_, Array>,
 ) -> Array {
     let library = inputs.v.array.library();
@@ -86,7 +91,7 @@ fn sequence(
     let parts = [part(inputs.q), part(inputs.k), part(inputs.v)];
     let new = library.concat(&parts.iter().collect::<Vec<_>>(), 1);
     let zeros = |shape: &[usize]| library.full(0.0, Element::F32, shape);
-    let [window, mut memory] = state.take().unwrap_or_else(|| {
+    let [window, mut memory] = std::mem::take(state).try_into().unwrap_or_else(|_| {
         let channels = 2 * size.keys + size.values;
         [
             zeros(&[size.kernel - 1, channels]),
@@ -95,15 +100,22 @@ fn sequence(
     });
     let all = library.concat(&[&window, &new], 0);
     let mixed = convolve(&all, rows.len(), step, &size);
-    // As many keys as values: consecutive value heads share a key head.
+    if step.delta.rule == StateRule::Mamba2 {
+        let gates = [part(inputs.a), part(inputs.z)];
+        let (out, memory) = mamba(&mixed, gates, memory, step, &size);
+        let total = rows.len() + size.kernel - 1;
+        *state = vec![all.slice(0, rows.len(), total), memory];
+        return out;
+    }
+    // As many keys as values: value heads share a key head.
+    let key_heads = key_heads(library, step);
     let heads = |from: usize| {
         let x = mixed.slice(1, from, from + size.keys);
         let x = x.reshape(&[rows.len(), step.key_heads, 1, size.key_dim]);
         let squares = x.unary(Unary::Square).reduce(Reduce::Sum, 3);
         let length = squares.with_constant(Binary::Add, LENGTH_EPS).unary(Unary::Rsqrt);
         let x = x.binary(Binary::Multiply, &length);
-        let wide = [rows.len(), step.key_heads, step.values_per_key, size.key_dim];
-        x.broadcast(&wide).reshape(&[rows.len(), size.value_heads, 1, size.key_dim])
+        x.take(&key_heads, 1)
     };
     let q = heads(0).with_constant(Binary::Multiply, 1.0 / (size.key_dim as f32).sqrt());
     let k = heads(size.keys);
@@ -112,9 +124,17 @@ fn sequence(
     let zero = library.full(0.0, Element::F32, &[]);
     let softplus =
         part(inputs.a).binary(Binary::Add, step.dt_bias).binary(Binary::LogAddExp, &zero);
-    let fade = step.a_log.unary(Unary::Exp).binary(Binary::Multiply, &softplus);
     let each = |x: Array| x.reshape(&[rows.len(), size.value_heads, 1, 1]);
-    let decay = each(fade.unary(Unary::Negative).unary(Unary::Exp));
+    let is_kimi = step.delta.rule == StateRule::KimiDelta;
+    let fade = step.a_log.unary(Unary::Exp);
+    let fade = if is_kimi {
+        let wide = softplus.reshape(&[rows.len(), step.key_heads, 1, size.key_dim]);
+        let fade = fade.reshape(&[1, size.value_heads, 1, 1]);
+        fade.binary(Binary::Multiply, &wide.take(&key_heads, 1))
+    } else {
+        each(fade.binary(Binary::Multiply, &softplus))
+    };
+    let decay = fade.unary(Unary::Negative).unary(Unary::Exp);
     let beta = each(part(inputs.b).unary(Unary::Sigmoid));
     let mut outputs = Vec::with_capacity(rows.len());
     for row in 0..rows.len() {
@@ -131,10 +151,60 @@ fn sequence(
         outputs.push(out.reshape(&[1, size.value_heads, size.value_dim]));
     }
     let total = rows.len() + size.kernel - 1;
-    *state = Some([all.slice(0, rows.len(), total), memory]);
+    *state = vec![all.slice(0, rows.len(), total), memory];
     let out = library.concat(&outputs.iter().collect::<Vec<_>>(), 0);
-    let out = out.rms_norm(Some(step.gain), step.delta.eps.0).reshape(&[rows.len(), size.values]);
-    out.binary(Binary::Multiply, &silu(&part(inputs.z)))
+    let out = out.rms_norm(step.gain, step.delta.eps.0).reshape(&[rows.len(), size.values]);
+    let z = part(inputs.z);
+    out.binary(Binary::Multiply, &if is_kimi { z.unary(Unary::Sigmoid) } else { silu(&z) })
+}
+
+/// Mamba 2's rule over the rows of one sequence: what they give, gated and normalised, and the
+/// memory after them.
+fn mamba(
+    mixed: &Array,
+    [a, z]: [Array; 2],
+    mut memory: Array,
+    step: &DeltaStep<'_, Array>,
+    size: &Sizes,
+) -> (Array, Array) {
+    let library = mixed.library();
+    let rows = mixed.shape()[0];
+    let key_heads = key_heads(library, step);
+    let heads = |from: usize| {
+        let x = mixed.slice(1, from, from + size.keys);
+        x.reshape(&[rows, step.key_heads, 1, size.key_dim]).take(&key_heads, 1)
+    };
+    let (q, k) = (heads(0), heads(size.keys));
+    let v = mixed.slice(1, 2 * size.keys, 2 * size.keys + size.values);
+    let v = v.reshape(&[rows, size.value_heads, size.value_dim, 1]);
+    let zero = library.full(0.0, Element::F32, &[]);
+    let time = a.binary(Binary::Add, step.dt_bias).binary(Binary::LogAddExp, &zero);
+    let fade = step.a_log.unary(Unary::Exp).binary(Binary::Multiply, &time);
+    let each = |x: Array| x.reshape(&[rows, size.value_heads, 1, 1]);
+    let decay = each(fade.unary(Unary::Negative).unary(Unary::Exp));
+    let change = v.binary(Binary::Multiply, &each(time));
+    let mut outputs = Vec::with_capacity(rows);
+    for row in 0..rows {
+        let at = |x: &Array| {
+            let shape = x.shape();
+            x.slice(0, row, row + 1).reshape(&shape[1..])
+        };
+        let new = at(&change).binary(Binary::Multiply, &at(&k));
+        memory = memory.binary(Binary::Multiply, &at(&decay)).binary(Binary::Add, &new);
+        let out = memory.binary(Binary::Multiply, &at(&q)).reduce(Reduce::Sum, 2);
+        outputs.push(out.reshape(&[1, size.value_heads, size.value_dim]));
+    }
+    let mut out = library.concat(&outputs.iter().collect::<Vec<_>>(), 0);
+    if let Some(skip) = step.skip {
+        let skip = skip.reshape(&[1, size.value_heads, 1]);
+        let v = v.reshape(&[rows, size.value_heads, size.value_dim]);
+        out = out.binary(Binary::Add, &v.binary(Binary::Multiply, &skip));
+    }
+    let out = out.reshape(&[rows, size.values]).binary(Binary::Multiply, &silu(&z));
+    let Some(gain) = step.gain else { return (out, memory) };
+    let groups = [rows, step.key_heads, size.values / step.key_heads];
+    let normed = out.reshape(&groups).rms_norm(None, step.delta.eps.0);
+    (normed.reshape(&[rows, size.values]).binary(Binary::Multiply, gain), memory)
 }
 
 /// Each channel's sum over the last tokens, through `silu`: `[rows, channels]`.
@@ -153,5 +223,8 @@ fn convolve(all: &Array, rows: usize, step: &DeltaStep<'_, Array>, size: &Sizes)
         all.slice(0, index, index + rows).binary(Binary::Multiply, &weights)
     };
     let sum = (1..size.kernel).fold(tap(0), |sum, index| sum.binary(Binary::Add, &tap(index)));
-    silu(&sum)
+    match &step.conv_biases {
+        Some(biases) => silu(&sum.binary(Binary::Add, &library.concat(&biases[..], 0))),
+        None => silu(&sum),
+    }
 }
