@@ -24,6 +24,12 @@ data = pathlib.Path(__file__).parent.parent / "data" / "models"
 shardpack = pathlib.Path(sys.argv[1]).absolute()
 
 
+def values(config, key):
+    """What a configuration says under a key; of one whose layers differ, what each of them says."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    return [getattr(layer, key, None) for layer in layers]
+
+
 def check(folder, family):
     package_set = folder / family
     command = [shardpack, "convert", data / family, "-o", package_set, "--bits", "4"]
@@ -31,7 +37,7 @@ def check(folder, family):
     ours = AutoConfig.from_pretrained(package_set / "node-0").get_text_config()
     theirs = AutoConfig.from_pretrained(data / family).get_text_config()
     for key in SAME:
-        found, expected = getattr(ours, key, None), getattr(theirs, key, None)
+        found, expected = values(ours, key), values(theirs, key)
         assert found == expected, (family, key, found, expected)
     found, expected = (getattr(config, "rope_parameters", None) or {} for config in (ours, theirs))
     # `type` is the old name of `rope_type`, which transformers adds.
