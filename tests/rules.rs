@@ -165,3 +165,30 @@ fn with_its_own_rules_hidden_a_model_is_drafted_on_the_next_ones() {
     let found = set(&model, "own", &["--rules", path(&rules)]);
     assert_eq!(found, set(&data("models/olmo2"), "known", &[]));
 }
+
+#[test]
+fn the_page_of_architectures_is_complete() {
+    let page = include_str!("../docs/families.md");
+    let has = |row: &dyn Fn(&str) -> bool| page.lines().any(row);
+    let mut known = 0;
+    for pack in RulePack::builtin() {
+        for model_type in pack.model_types() {
+            known += 1;
+            let name = format!("`{model_type}`");
+            let is_named = |line: &str| {
+                line.split('|')
+                    .nth(1)
+                    .is_some_and(|cell| cell.split(", ").any(|own| own.trim() == name))
+            };
+            assert!(has(&is_named), "docs/families.md has no row for {name}");
+        }
+    }
+    assert!(known > 80, "{known}");
+    let refused = include_str!("../formats/rules/refused.toml");
+    let refused = refused.split_once("[refused]\n").unwrap().1;
+    for line in refused.lines() {
+        let (model_type, reason) = line.split_once(" = ").unwrap();
+        let row = format!("| `{model_type}` | {} |", reason.trim_matches('"'));
+        assert!(page.contains(&row), "docs/families.md does not say: {row}");
+    }
+}

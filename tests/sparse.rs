@@ -14,7 +14,6 @@ use tempfile::tempdir;
 
 use crate::{
     company::{backends, changed, check_company, in_steps},
-    exact::logits,
     experts::{open, write},
     harness::{convert, data, fail, path, succeed},
 };
@@ -83,30 +82,6 @@ fn while_all_keys_are_chosen_the_bits_are_those_without_a_choice() {
     let narrow = compute(&data("models").join(model), "narrow", &[tokens.len()]);
     assert_eq!(narrow[..8 * vocabulary], expected[..8 * vocabulary]);
     assert_ne!(narrow[8 * vocabulary..9 * vocabulary], expected[8 * vocabulary..9 * vocabulary]);
-}
-
-#[test]
-fn exact_logits_of_quantized_sets_are_those_of_their_exported_floats() {
-    /// Of the same weights in f32, added up in another order.
-    const TOLERANCE: f32 = 1e-3;
-    for (model, bits) in [("deepseek_v32", "4"), (MODELS[1], "6"), (MODELS[1], "8")] {
-        let folder = tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        let set =
-            convert(&format!("models/{model}"), &at("set"), &["--bits", bits, "--nodes", "2"]);
-        let (floats, plain) = (at("floats"), at("plain"));
-        succeed(&["export", path(&set), "-o", path(&floats), "--hf", "--dtype", "f32"]);
-        let options = ["--bits", "16", "--dtype", "f32"];
-        succeed(&[&["convert", path(&floats), "-o", path(&plain)], &options[..]].concat());
-        let tokens = expected(model, "tokens_b");
-        let tokens = format!("{:?}", tokens.iter().map(|token| token.0).collect::<Vec<_>>());
-        let wanted = logits(&plain, &tokens, &[]);
-        let exact = logits(&set, &tokens, &["--exact"]);
-        assert_eq!(wanted.len(), exact.len());
-        let differences = wanted.iter().zip(&exact).map(|(a, b)| (a - b).abs());
-        let worst = differences.fold(0.0, f32::max);
-        assert!(worst < TOLERANCE, "{model}, {bits} bits: {worst}");
-    }
 }
 
 #[test]

@@ -64,6 +64,10 @@ const DROPPED: &[&str] = &["_name_or_path", "_commit_hash"];
 /// transformers reads it as a text or as a number.
 const PATTERN_AS_TEXT: &str = "exaone4";
 
+/// The family whose positions mlx-lm reads at the top of a configuration although transformers
+/// writes sections for each kind of layer; transformers reads them in both places there.
+const SCALING_BESIDE_SECTIONS: &str = "gemma3_text";
+
 /// The pattern as a text: a letter for each layer, or the number's own meaning where no list of
 /// layers says more.
 fn pattern_text(spec: &Spec, layer_types: Option<&Value>) -> String {
@@ -117,7 +121,11 @@ pub fn config_for_package(
     if !out.get("rope_theta").is_some_and(Value::is_array) {
         out.insert("rope_theta".to_owned(), rope.theta.into());
     }
-    out.insert("rope_scaling".to_owned(), rope.rope_scaling());
+    // Beside sections for each kind of layer transformers takes it for all that there is, null too.
+    let sections = rope.newer_spelling == Spelling::PerLayerType;
+    if !sections || spec.model_type == SCALING_BESIDE_SECTIONS {
+        out.insert("rope_scaling".to_owned(), rope.rope_scaling());
+    }
     match rope.newer_spelling {
         // What stands there for each kind of layer is read as it is.
         Spelling::Absent | Spelling::PerLayerType => {}

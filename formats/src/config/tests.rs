@@ -83,6 +83,15 @@ fn both_spellings_of_the_position_embedding_are_written_for_newer_sources() {
 }
 
 #[test]
+fn scaling_stands_only_in_the_sections_of_kinds_of_layers() {
+    for model in ["laguna", "gemma4_text"] {
+        let (config, out) = package_config(model, None);
+        assert_eq!(out["rope_parameters"], config["rope_parameters"], "{model}");
+        assert_eq!(out.get("rope_scaling"), None, "{model}");
+    }
+}
+
+#[test]
 fn keys_are_sorted_and_the_vocabulary_is_the_tensors() {
     let (config, mut sources) = model("llama-tied");
     sources.iter_mut().find(|tensor| tensor.name.contains("embed")).unwrap().shape[0] = 520;
