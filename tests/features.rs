@@ -30,7 +30,9 @@ const LATER: &[(&str, &str)] = &[
     ("ffn.activation=xielu", "further-forms"),
     ("head_bias", "further-forms"),
     ("delta.conv_bias", "mamba2"),
+    ("delta.direct", "direct-delta"),
     ("delta.factors", "hybrid-forms"),
+    ("delta.fade_limit", "direct-delta"),
     ("delta.rule=kimi_delta", "kimi-delta"),
     ("delta.rule=mamba2", "mamba2"),
     ("delta.unnormed", "hybrid-forms"),
@@ -44,6 +46,7 @@ const LATER: &[(&str, &str)] = &[
     ("layers.only", "layer-forms"),
     ("layers.second", "attention-forms"),
     ("layers.shares_keys", "chosen-keys"),
+    ("mla.head_gate", "latent-gates"),
     ("mla.index", "chosen-keys"),
     ("moe.activation=relu_squared", "expert-forms"),
     ("moe.after", "further-forms"),
@@ -65,10 +68,11 @@ const LATER: &[(&str, &str)] = &[
 
 /// Families of the first version: between them they have every place that it knows.
 fn is_first(model: &str) -> bool {
-    const LATER_FAMILIES: [&str; 26] = [
+    const LATER_FAMILIES: [&str; 27] = [
         "afmoe",
         "apertus",
         "axk1",
+        "bailing_hybrid",
         "cohere2_moe",
         "deepseek_v32",
         "falcon_h1",
@@ -181,6 +185,7 @@ fn a_program_without_a_feature_refuses_the_package() {
         ("apertus", &["further-forms"]),
         ("gemma4_text", &["attention-forms", "layer-forms"]),
         ("deepseek_v32", &["chosen-keys"]),
+        ("bailing_hybrid", &["direct-delta", "kimi-delta", "latent-gates"]),
         ("falcon_h1", &["attention-forms", "hybrid-forms", "mamba2"]),
         ("lfm2", &["short-convolution"]),
     ] {

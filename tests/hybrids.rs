@@ -15,6 +15,7 @@ use crate::{
 
 /// Folders of the reference models, and whether they have experts.
 const FAMILIES: &[(&str, bool)] = &[
+    ("bailing_hybrid", true),
     ("falcon_h1", false),
     ("falcon_h1_norm", false),
     ("granitemoehybrid", true),
@@ -38,7 +39,8 @@ fn joined_packages_are_the_package_of_one_node() {
 
 #[test]
 fn company_and_chunks_change_no_token() {
-    for model in ["falcon_h1_norm", "granitemoehybrid", "kimi_linear", "lfm2_moe"] {
+    for model in ["bailing_hybrid", "falcon_h1_norm", "granitemoehybrid", "kimi_linear", "lfm2_moe"]
+    {
         // Pages hold nothing of states.
         check_company(model, [0, 0, 0]);
     }
@@ -64,7 +66,7 @@ fn logits_do_not_depend_on_steps_and_threads() {
 
 #[test]
 fn drafts_change_no_bit() {
-    for model in ["falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2"] {
+    for model in ["bailing_hybrid", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2"] {
         check_drafts(model, true);
     }
 }

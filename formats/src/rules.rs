@@ -116,6 +116,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("granite-hybrid.toml", include_str!("../rules/granite-hybrid.toml")),
     ("lfm2.toml", include_str!("../rules/lfm2.toml")),
     ("kimi-linear.toml", include_str!("../rules/kimi-linear.toml")),
+    ("bailing-hybrid.toml", include_str!("../rules/bailing-hybrid.toml")),
     ("falcon-h1.toml", include_str!("../rules/falcon-h1.toml")),
     ("gemma4.toml", include_str!("../rules/gemma4.toml")),
     ("afmoe.toml", include_str!("../rules/afmoe.toml")),

@@ -9,7 +9,7 @@ use std::ops::Range;
 use serde::Serialize;
 use shardpack_formats::{
     Spec,
-    spec::{Delta, Mla, Moe},
+    spec::{Delta, Mla, Moe, StateRule},
 };
 use shardpack_manifests::Layout;
 
@@ -343,7 +343,13 @@ fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
         // Short queries as projected and as rotated.
         2 * heads * width + width + heads + u64::from(index.top_k)
     });
+    let gate = match &mla.head_gate {
+        Some(gate) if gate.per_head => heads,
+        Some(_) => heads * value,
+        None => 0,
+    };
     index
+        + gate
         + 3 * hidden
         + heads * (2 * (nope + rope) + 4 * rank + 2 * rope + value)
         + 4 * (rank + rope)
@@ -351,7 +357,9 @@ fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
 
 fn linear(spec: &Spec, delta: &Delta, part: &Part) -> u64 {
     let [keys, values] = widths(delta, part.linear);
-    3 * u64::from(spec.hidden_size) + 2 * keys + 3 * values
+    // By Kimi's rule each channel of a key fades for itself.
+    let fading = if delta.rule == StateRule::KimiDelta { keys } else { 0 };
+    3 * u64::from(spec.hidden_size) + 2 * keys + 3 * values + fading
 }
 
 fn dense(spec: &Spec, part: &Part) -> u64 {

@@ -213,7 +213,7 @@ fn attention(
         value_norm: is(&rules.value_norm, "value_norm")?,
         limit: factor(rules.limit.as_ref(), scope, &at("limit"))?,
         head_gate: match &rules.head_gate {
-            Some(gate) => head_gate(gate, scope)?,
+            Some(gate) => head_gate(gate, scope, "attention.head_gate")?,
             None => None,
         },
     })
@@ -255,14 +255,18 @@ fn value_dim(
     Ok((width < head_dim).then_some(width))
 }
 
-fn head_gate(rules: &HeadGateRules, scope: &Scope<'_>) -> Result<Option<HeadGate>, ResolveError> {
-    const PLACE: &str = "attention.head_gate";
-    if evaluate(&rules.module, scope, PLACE)? == Value::Null {
+/// Gates of heads; none where their module is null.
+pub(super) fn head_gate(
+    rules: &HeadGateRules,
+    scope: &Scope<'_>,
+    place: &str,
+) -> Result<Option<HeadGate>, ResolveError> {
+    if evaluate(&rules.module, scope, place)? == Value::Null {
         return Ok(None);
     }
-    let per_head = rules.per_head.as_ref().map(|rule| flag(rule, scope, PLACE));
+    let per_head = rules.per_head.as_ref().map(|rule| flag(rule, scope, place));
     Ok(Some(HeadGate {
-        module: named(&rules.module, scope, PLACE)?,
+        module: named(&rules.module, scope, place)?,
         per_head: per_head.transpose()?.unwrap_or(false),
         function: rules.function,
     }))

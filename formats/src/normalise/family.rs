@@ -56,6 +56,13 @@ pub(super) fn choose<'a>(
     if accepted {
         return Ok(family);
     }
+    // One `model_type` may name architectures that have nothing else in common.
+    let classes = config.get("architectures").and_then(Value::as_array);
+    for class in classes.into_iter().flatten().filter_map(Value::as_str) {
+        if let Some(reason) = refused(class) {
+            return Err(ResolveError::Refused { model_type: class.to_owned(), reason });
+        }
+    }
     Err(ResolveError::UnknownClass {
         family: family.name.to_owned(),
         found: config.get("architectures").map_or_else(String::new, shown),

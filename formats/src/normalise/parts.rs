@@ -2,7 +2,7 @@
 
 use super::{
     ResolveError,
-    architecture::MAX_EPS,
+    architecture::{MAX_EPS, head_gate},
     scopes::{at_layer, evaluate, flag, positive, size, wrong},
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     spec::{
         Activation, ClampedSwiglu, Convolution, Delta, DeltaFactors, ExpertGroups, GroupScore,
         Index, Layer, Mla, Moe, MoeNames, Renormalise, RopeStyle, Router, RouterInput, Scores,
-        SharedExpert,
+        SharedExpert, StateRule,
     },
 };
 
@@ -196,6 +196,10 @@ pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveErr
             None => None,
             Some(index) => self::index(index, rules, scope)?,
         },
+        head_gate: match &rules.head_gate {
+            None => None,
+            Some(gate) => head_gate(gate, scope, "mla.head_gate")?,
+        },
     })
 }
 
@@ -268,6 +272,19 @@ pub(super) fn delta(rules: &DeltaRules, scope: &Scope<'_>) -> Result<Delta, Reso
         let found = value_heads.to_string();
         return Err(wrong(&rules.value_heads, "delta.value_heads", &expected, &found));
     }
+    let direct = is(rules.direct.as_ref(), scope, "delta.direct")?;
+    let fade_limit = match &rules.fade_limit {
+        Some(rule) if evaluate(rule, scope, "delta.fade_limit")? != Value::Null => {
+            Some(factor(rule, scope, "delta.fade_limit")?)
+        }
+        _ => None,
+    };
+    if let (Some(rule), false) =
+        (rules.fade_limit.as_ref().or(rules.direct.as_ref()), rules.rule == StateRule::KimiDelta)
+        && (direct || fade_limit.is_some())
+    {
+        return Err(wrong(rule, "delta", "Kimi's rule", "another one"));
+    }
     Ok(Delta {
         key_heads,
         value_heads,
@@ -285,6 +302,8 @@ pub(super) fn delta(rules: &DeltaRules, scope: &Scope<'_>) -> Result<Delta, Reso
             Some(rules) => delta_factors(rules, scope)?,
             None => None,
         },
+        direct,
+        fade_limit,
     })
 }
 

@@ -183,10 +183,7 @@ impl SpecRules {
 impl AttentionRules {
     fn expressions(&self) -> impl Iterator<Item = &Expr> {
         let positions = self.position_scale.iter();
-        let gate = self
-            .head_gate
-            .iter()
-            .flat_map(|gate| [Some(&gate.module), gate.per_head.as_ref()].into_iter().flatten());
+        let gate = self.head_gate.iter().flat_map(HeadGateRules::expressions);
         [&self.heads, &self.kv_heads, &self.head_dim, &self.qkv_bias, &self.o_bias, &self.qk_norm]
             .into_iter()
             .chain(
@@ -295,6 +292,12 @@ pub(crate) struct HeadGateRules {
     pub(crate) per_head: Option<Expr>,
     #[serde(default)]
     pub(crate) function: GateFunction,
+}
+
+impl HeadGateRules {
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        [Some(&self.module), self.per_head.as_ref()].into_iter().flatten()
+    }
 }
 
 /// See [`crate::spec::PositionScale`].
@@ -597,7 +600,8 @@ pub enum Role {
     /// What chooses experts: never quantized, and in the source's element type, because a choice
     /// has no small errors.
     Router,
-    /// A matrix of what chooses keys, where scores of many heads are added up: 8 bits at least.
+    /// A matrix whose errors add up, over the heads of what chooses keys or over the tokens of a
+    /// state that fades: 8 bits at least.
     Indexer,
 }
 

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::file::HeadGateRules;
 use crate::{
     expr::Expr,
     spec::{Beside, StateRule},
@@ -103,6 +104,7 @@ pub(crate) struct MlaRules {
     /// Absent: no.
     pub(crate) bias: Option<Expr>,
     pub(crate) index: Option<IndexRules>,
+    pub(crate) head_gate: Option<HeadGateRules>,
 }
 
 /// See [`crate::spec::Index`].
@@ -135,6 +137,10 @@ pub(crate) struct DeltaRules {
     /// Whether results are normalised; absent: yes.
     pub(crate) normed: Option<Expr>,
     pub(crate) factors: Option<DeltaFactorRules>,
+    /// Whether gates are projected without latents, by Kimi's rule; absent: no.
+    pub(crate) direct: Option<Expr>,
+    /// What fading is bounded by, by Kimi's rule; null and absent for none.
+    pub(crate) fade_limit: Option<Expr>,
 }
 
 /// See [`crate::spec::DeltaFactors`].
@@ -203,6 +209,7 @@ impl MlaRules {
             .chain(self.index.iter().flat_map(|index| {
                 [&index.heads, &index.width, &index.top_k, &index.style, &index.eps]
             }))
+            .chain(self.head_gate.iter().flat_map(HeadGateRules::expressions))
     }
 }
 
@@ -218,7 +225,7 @@ impl DeltaRules {
         ]
         .into_iter()
         .chain(&self.conv_bias)
-        .chain(&self.normed)
+        .chain([&self.normed, &self.direct, &self.fade_limit].into_iter().flatten())
         .chain(self.factors.iter().flat_map(|it| [&it.q, &it.k, &it.v, &it.z, &it.a, &it.out]))
     }
 }

@@ -38,6 +38,12 @@ pub struct Delta {
     /// Factors on what is projected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub factors: Option<DeltaFactors>,
+    /// By Kimi's rule, whether what makes `g` and `z` is projected at once, without latents.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub direct: bool,
+    /// By Kimi's rule, what fading is bounded by: `g = −limit·sigmoid(exp(A_log)·(a + dt_bias))`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fade_limit: Option<HexF32>,
 }
 
 /// Factors on what linear attention projects (Falcon H1).
@@ -70,7 +76,8 @@ pub enum StateRule {
     Mamba2,
     /// As [`Delta`] says, but that each channel of a key fades for itself: `g` and what it is made of
     /// are as wide as the keys, `A_log` aside. What makes `g` and `z` goes through latents, as wide as
-    /// a key and as a value; the result is multiplied by `sigmoid(z)` (Kimi Linear).
+    /// a key and as a value, but for [`Delta::direct`]; the result is multiplied by `sigmoid(z)`
+    /// (Kimi Linear).
     KimiDelta,
 }
 

@@ -33,18 +33,26 @@ const SHORT_CONVOLUTION: &str = "short-convolution";
 /// Linear attention by Kimi's rule.
 const KIMI_DELTA: &str = "kimi-delta";
 
+/// Linear attention by Kimi's rule whose gates are projected at once, or whose fading is bounded.
+const DIRECT_DELTA: &str = "direct-delta";
+
+/// Gates of heads in attention over a latent.
+const LATENT_GATES: &str = "latent-gates";
+
 /// Attention to keys that an index chooses.
 const CHOSEN_KEYS: &str = "chosen-keys";
 
 impl Spec {
     /// Features that this version computes.
-    pub const FEATURES: [&str; 9] = [
+    pub const FEATURES: [&str; 11] = [
         ATTENTION_FORMS,
         CHOSEN_KEYS,
+        DIRECT_DELTA,
         EXPERT_FORMS,
         FURTHER_FORMS,
         HYBRID_FORMS,
         KIMI_DELTA,
+        LATENT_GATES,
         LAYER_FORMS,
         MAMBA2,
         SHORT_CONVOLUTION,
@@ -65,6 +73,8 @@ impl Spec {
             delta.rule == StateRule::Mamba2 || delta.conv_bias
         });
         let is_kimi = self.delta.as_ref().is_some_and(|it| it.rule == StateRule::KimiDelta);
+        let is_direct = self.delta.as_ref().is_some_and(|it| it.direct || it.fade_limit.is_some());
+        let gates_latents = self.mla.as_ref().is_some_and(|mla| mla.head_gate.is_some());
         let is_hybrid = self.layers.iter().any(|it| it.both)
             || self.ffn.gate_scale.is_some()
             || self.ffn.out_scale.is_some()
@@ -73,10 +83,12 @@ impl Spec {
         let has = [
             (ATTENTION_FORMS, attends_otherwise),
             (CHOSEN_KEYS, chooses),
+            (DIRECT_DELTA, is_direct),
             (EXPERT_FORMS, self.moe.as_ref().is_some_and(is_later_moe)),
             (FURTHER_FORMS, self.has_further_forms()),
             (HYBRID_FORMS, is_hybrid),
             (KIMI_DELTA, is_kimi),
+            (LATENT_GATES, gates_latents),
             (LAYER_FORMS, has_layer_forms),
             (MAMBA2, is_mamba),
             (SHORT_CONVOLUTION, convolves),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{RopeStyle, is_false};
+use super::{HeadGate, RopeStyle, is_false};
 use crate::hex::HexF32;
 
 /// Multi-head latent attention, in place of grouped-query attention in every layer.
@@ -31,6 +31,9 @@ pub struct Mla {
     /// What chooses the keys that queries attend to; none where they attend to all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Index>,
+    /// What heads are multiplied by before the output projection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_gate: Option<HeadGate>,
 }
 
 /// What chooses keys (DeepSeek Sparse Attention).

@@ -25,7 +25,7 @@ struct Weights<B: Backend> {
     v: B::Matrix,
     z: B::Matrix,
     a: B::Matrix,
-    /// By Kimi's rule, what `a` and `z` are made of.
+    /// By Kimi's rule, what `a` and `z` are made of, unless they are projected at once.
     latents: Option<[B::Matrix; 2]>,
     /// Absent by Mamba 2's rule.
     b: Option<B::Matrix>,
@@ -65,10 +65,12 @@ impl<B: Backend> Delta<B> {
         let exact = |name: &str, outputs: &Part, inputs: &Part| {
             loader.plain_matrix(&format!("{prefix}.{name}"), outputs, inputs)
         };
-        let is_kimi = delta.rule == StateRule::KimiDelta;
-        let latent =
-            |width: u32| if is_kimi { Part::whole(width as usize) } else { hidden.clone() };
-        let fading = if is_kimi { &keys } else { &each };
+        let fading = if delta.rule == StateRule::KimiDelta { &keys } else { &each };
+        let latent = |width: u32| match &latents {
+            Some(_) => Part::whole(width as usize),
+            None => hidden.clone(),
+        };
+        let a_inputs = latent(delta.key_dim);
         let kernel = Part::whole(delta.kernel as usize);
         let convolution = |name: &str, channels: &Part| {
             loader.stacked_vector(&format!("{prefix}.{name}.weight"), channels, &kernel)
@@ -90,7 +92,11 @@ impl<B: Backend> Delta<B> {
                 k: matrix("in_proj_k", &keys, &hidden)?,
                 v: matrix("in_proj_v", &values, &hidden)?,
                 z: matrix("in_proj_z", &values, &latent(delta.value_dim))?,
-                a: exact("in_proj_a", fading, &latent(delta.key_dim))?,
+                a: if delta.direct {
+                    matrix("in_proj_a", fading, &a_inputs)?
+                } else {
+                    exact("in_proj_a", fading, &a_inputs)?
+                },
                 latents,
                 b: if is_mamba { None } else { Some(exact("in_proj_b", &each, &hidden)?) },
                 conv_biases: if delta.conv_bias { Some(conv_biases()?) } else { None },
@@ -131,13 +137,14 @@ impl<B: Backend> Delta<B> {
     }
 }
 
-/// By Kimi's rule, what `a` and `z` are made of, which every rank holds whole.
+/// By Kimi's rule, what `a` and `z` are made of, which every rank holds whole; none where they are
+/// projected at once.
 fn latents<B: Backend>(
     loader: &Loader<'_, B>,
     delta: &DeltaSpec,
     prefix: &str,
 ) -> Result<Option<[B::Matrix; 2]>, LoadError> {
-    if delta.rule != StateRule::KimiDelta {
+    if delta.rule != StateRule::KimiDelta || delta.direct {
         return Ok(None);
     }
     let [key, value] = [delta.key_dim, delta.value_dim].map(|width| Part::whole(width as usize));

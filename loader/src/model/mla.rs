@@ -4,7 +4,7 @@
 //!
 //! The projections to the latents are held whole by every rank, the heads are cut.
 
-use shardpack_formats::spec::{Mla as MlaSpec, NormKind};
+use shardpack_formats::spec::{GateFunction, Mla as MlaSpec, NormKind};
 
 use super::{
     LoadError, Projection,
@@ -37,6 +37,8 @@ struct Weights<B: Backend> {
     embed_q: B::Matrix,
     /// For each head `[value, kv_rank]`.
     unembed_out: B::Matrix,
+    /// What heads go through by.
+    gate: Option<(B::Matrix, GateFunction)>,
     o: B::Matrix,
 }
 
@@ -77,6 +79,14 @@ impl<B: Backend> Latent<B> {
         let chooses = |_: &&_| !loader.spec.layers[layer].shares_keys;
         let index = mla.index.as_ref().filter(chooses);
         let index = index.map(|index| Index::load(loader, (mla, index), prefix)).transpose()?;
+        let gate = match &mla.head_gate {
+            None => None,
+            Some(gate) => {
+                let rows = heads(if gate.per_head { 1 } else { mla.value });
+                let matrix = loader.matrix(&format!("{prefix}.{}", gate.module), &rows, &hidden)?;
+                matrix.map(|matrix| (matrix, gate.function))
+            }
+        };
         let o = loader.matrix(&o_module, &hidden, &heads(mla.value))?;
         let (Some(kv), Some(q), Some(o)) = (kv, q, o) else {
             return Ok(Self { weights: None, o_bias, q_to_kv });
@@ -94,6 +104,7 @@ impl<B: Backend> Latent<B> {
             index,
             embed_q: per_head("embed_q", mla.kv_rank, mla.nope)?,
             unembed_out: per_head("unembed_out", mla.value, mla.kv_rank)?,
+            gate,
             o,
         };
         Ok(Self { weights: Some(weights), o_bias, q_to_kv })
@@ -171,6 +182,16 @@ impl<B: Backend> Weights<B> {
         };
         let out = backend.slice_heads(&out, rank + rope, 0..rank);
         let out = backend.head_linear(&out, &self.unembed_out, heads);
+        let out = match &self.gate {
+            None => out,
+            Some((matrix, function)) => {
+                let gate = backend.linear(x, matrix);
+                match function {
+                    GateFunction::Sigmoid => backend.sigmoid_gate(out, &gate),
+                    GateFunction::Softplus => backend.softplus_gate(out, &gate),
+                }
+            }
+        };
         backend.linear(&out, &self.o)
     }
 }

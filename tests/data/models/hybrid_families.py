@@ -53,6 +53,13 @@ def publish_kimi(tensors, _, cfg):
             tensors[old.replace(".block_sparse_moe.", ".mlp.")] = tensors.pop(old)
 
 
+def publish_bailing(tensors, _, cfg):
+    """Linear attention has the publisher's name for its last projection, which transformers reads as well."""
+    for name in [name for name in tensors if name.endswith(".attention.f_proj.weight")]:
+        layer = name.removesuffix("f_proj.weight")
+        tensors[layer + "o_proj.weight"] = tensors.pop(layer + "dense.weight")
+
+
 FAMILIES = {
     "granitemoehybrid": dict(
         cls="GraniteMoeHybridForCausalLM", style="v5", drop=GRANITE_DROP,
@@ -116,6 +123,32 @@ FAMILIES = {
                     linear_num_heads=4, linear_conv_kernel_dim=4, layer_types=["linear_attention", "full_attention"],
                     mlp_layer_types=["dense", "sparse"]),
         bites={"eps": dict(rms_norm_eps=1e-5), "scaling": dict(routed_scaling_factor=1.0)}),
+    # As inclusionAI/Ling-3.0-flash spells it; the width of its linear heads is that of no other.
+    "bailing_hybrid": dict(
+        cls="BailingHybridForCausalLM", style="v4", extra=publish_bailing, f32=r"(A_log|dt_bias|conv1d.weight)$",
+        drop=["layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim",
+              "model_max_length", "moe_renormalize", "num_expert_group", "num_experts_per_token", "num_local_experts",
+              "n_shared_experts", "attention_bias", "pretraining_tp"],
+        put=dict(architectures=["BailingMoeV3ForCausalLM"], max_position_embeddings=256, norm_topk_prob=True, n_group=2,
+                 num_experts=6, num_experts_per_tok=2, num_shared_experts=1, head_dim=32, q_lora_rank=None,
+                 rope_interleave=True, rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, rotary_dim=16,
+                 qk_head_dim=48, moe_shared_expert_intermediate_size=32, moe_router_enable_expert_bias=True,
+                 num_nextn_predict_layers=0, no_kda_lora=True, use_kda_lora=False, group_norm_size=1, linear_silu=True,
+                 gated_attention_proj_granularity_type="head_wise", num_kv_heads_for_linear_attn=0, use_qk_norm=True,
+                 score_function="sigmoid", scoring_func="sigmoid", topk_method="noaux_tc", router_dtype="fp32",
+                 seq_aux=True, embedding_dropout=0.0, output_dropout=0.0, max_window_layers=20, mtp_use_kda=False,
+                 use_bias=False, use_qkv_bias=False, use_mla_nope=False, use_nGPT=False, up_proj_norm=False,
+                 value_norm=False, scale_router_input=False, expert_swiglu_limit_list=None,
+                 share_expert_swiglu_limit_list=None),
+        config=dict({**MOE, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}, head_dim=32,
+                    kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, num_local_experts=6,
+                    n_shared_experts=1, moe_intermediate_size=32, n_group=2, topk_group=1, routed_scaling_factor=2.5,
+                    norm_topk_prob=True, rms_norm_eps=BIG_EPS, layer_group_size=2, short_conv_kernel_size=4,
+                    first_k_dense_replace=1, kda_safe_gate=True, kda_lower_bound=-5.0, num_mtp_layers=0,
+                    rope_parameters=rope(10000)),
+        bites={"eps": dict(rms_norm_eps=1e-5), "scaling": dict(routed_scaling_factor=1.0),
+               "bounded fading": dict(kda_safe_gate=False), "bound": dict(kda_lower_bound=-1.0),
+               "groups": dict(n_group=1), "theta": dict(rope_parameters=rope(100))}),
     # With the norm that larger ones do without, over two groups.
     "falcon_h1_norm": dict(
         cls="FalconH1ForCausalLM", style="v4", drop=["time_step_limit", "layers_block_type"],

@@ -225,7 +225,14 @@ fn factors(head: usize, [a, b]: [&[f32]; 2], step: &DeltaStep<'_, Vec<f32>>) -> 
 fn stays(a: &[f32], step: &DeltaStep<'_, Vec<f32>>) -> Vec<f32> {
     let key_dim = step.delta.key_dim as usize;
     let fading = a.iter().zip(step.dt_bias).enumerate();
-    fading.map(|(at, (a, bias))| exp(-exp(step.a_log[at / key_dim]) * softplus(a + bias))).collect()
+    let stays = |(at, (a, bias)): (usize, (&f32, &f32))| {
+        let rate = exp(step.a_log[at / key_dim]);
+        exp(match step.delta.fade_limit {
+            None => -rate * softplus(a + bias),
+            Some(limit) => -limit.0 * sigmoid(rate * (a + bias)),
+        })
+    };
+    fading.map(stays).collect()
 }
 
 /// A value head's result, from what its query finds in the memory.

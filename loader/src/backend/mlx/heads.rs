@@ -121,18 +121,17 @@ fn sequence(
     let k = heads(size.keys);
     let v = mixed.slice(1, 2 * size.keys, 2 * size.keys + size.values);
     let v = v.reshape(&[rows.len(), size.value_heads, size.value_dim, 1]);
-    let zero = library.full(0.0, Element::F32, &[]);
-    let softplus =
-        part(inputs.a).binary(Binary::Add, step.dt_bias).binary(Binary::LogAddExp, &zero);
     let each = |x: Array| x.reshape(&[rows.len(), size.value_heads, 1, 1]);
     let is_kimi = step.delta.rule == StateRule::KimiDelta;
-    let fade = step.a_log.unary(Unary::Exp);
+    let time = part(inputs.a).binary(Binary::Add, step.dt_bias);
+    let rate = step.a_log.unary(Unary::Exp);
     let fade = if is_kimi {
-        let wide = softplus.reshape(&[rows.len(), step.key_heads, 1, size.key_dim]);
-        let fade = fade.reshape(&[1, size.value_heads, 1, 1]);
-        fade.binary(Binary::Multiply, &wide.take(&key_heads, 1))
+        let wide = time.reshape(&[rows.len(), step.key_heads, 1, size.key_dim]);
+        let rate = rate.reshape(&[1, size.value_heads, 1, 1]);
+        kimi_fade(&rate, &wide.take(&key_heads, 1), step.delta)
     } else {
-        each(fade.binary(Binary::Multiply, &softplus))
+        let zero = library.full(0.0, Element::F32, &[]);
+        each(rate.binary(Binary::Multiply, &time.binary(Binary::LogAddExp, &zero)))
     };
     let decay = fade.unary(Unary::Negative).unary(Unary::Exp);
     let beta = each(part(inputs.b).unary(Unary::Sigmoid));
@@ -156,6 +155,16 @@ fn sequence(
     let out = out.rms_norm(step.gain, step.delta.eps.0).reshape(&[rows.len(), size.values]);
     let z = part(inputs.z);
     out.binary(Binary::Multiply, &if is_kimi { z.unary(Unary::Sigmoid) } else { silu(&z) })
+}
+
+/// What is taken from the logarithm of each channel, by Kimi's rule.
+fn kimi_fade(rate: &Array, time: &Array, delta: &Delta) -> Array {
+    if let Some(limit) = delta.fade_limit {
+        let part = rate.binary(Binary::Multiply, time).unary(Unary::Sigmoid);
+        return part.with_constant(Binary::Multiply, limit.0);
+    }
+    let zero = time.library().full(0.0, Element::F32, &[]);
+    rate.binary(Binary::Multiply, &time.binary(Binary::LogAddExp, &zero))
 }
 
 /// Mamba 2's rule over the rows of one sequence: what they give, gated and normalised, and the
