@@ -21,6 +21,9 @@ pub(crate) struct MoeRules {
     /// Alpha and limit of a clamped activation; null and absent for none.
     pub(crate) clamped_alpha: Option<Expr>,
     pub(crate) clamped_limit: Option<Expr>,
+    /// Whether a clamped activation has no summand.
+    #[serde(default)]
+    pub(crate) clamped_plain: bool,
     pub(crate) router: RouterRules,
     /// Inner width of the shared expert; null, zero and absent for none.
     pub(crate) shared_size: Option<Expr>,
@@ -115,6 +118,17 @@ pub(crate) struct IndexRules {
     pub(crate) top_k: Expr,
     /// `'half'` or `'interleaved'`.
     pub(crate) style: Expr,
+    pub(crate) eps: Expr,
+    #[serde(default)]
+    pub(crate) rotated_last: bool,
+}
+
+/// See [`crate::spec::Streams`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StreamRules {
+    pub(crate) count: Expr,
+    pub(crate) magnitude: Expr,
     pub(crate) eps: Expr,
 }
 

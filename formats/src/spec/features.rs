@@ -16,6 +16,9 @@ const LAYER_FORMS: &str = "layer-forms";
 /// Experts beside a dense part, in a latent, without gates, limited or weighed by their inputs.
 const EXPERT_FORMS: &str = "expert-forms";
 
+/// Experts whose gates and inputs are limited without a summand.
+const EXPERT_LIMITS: &str = "expert-limits";
+
 /// Norms without gains and of embeddings, limits of heads and of routers, gates by softplus, biases
 /// of the output head, `xIELU`, sparse mixers, norms and factors of a block of experts.
 const FURTHER_FORMS: &str = "further-forms";
@@ -26,6 +29,12 @@ const MAMBA2: &str = "mamba2";
 /// Attention and linear attention in one layer, results of linear attention that are not normalised,
 /// factors on projections of linear attention and of feed-forward parts.
 const HYBRID_FORMS: &str = "hybrid-forms";
+
+/// Several residual streams.
+const HYPER_CONNECTIONS: &str = "hyper-connections";
+
+/// Latent attention with sinks and with gates of heads, an index that rotates its last part.
+const LATENT_FORMS: &str = "latent-forms";
 
 /// Short convolutions in place of attention.
 const SHORT_CONVOLUTION: &str = "short-convolution";
@@ -38,13 +47,16 @@ const CHOSEN_KEYS: &str = "chosen-keys";
 
 impl Spec {
     /// Features that this version computes.
-    pub const FEATURES: [&str; 9] = [
+    pub const FEATURES: [&str; 12] = [
         ATTENTION_FORMS,
         CHOSEN_KEYS,
         EXPERT_FORMS,
+        EXPERT_LIMITS,
         FURTHER_FORMS,
         HYBRID_FORMS,
+        HYPER_CONNECTIONS,
         KIMI_DELTA,
+        LATENT_FORMS,
         LAYER_FORMS,
         MAMBA2,
         SHORT_CONVOLUTION,
@@ -74,14 +86,24 @@ impl Spec {
             (ATTENTION_FORMS, attends_otherwise),
             (CHOSEN_KEYS, chooses),
             (EXPERT_FORMS, self.moe.as_ref().is_some_and(is_later_moe)),
+            (EXPERT_LIMITS, self.moe.as_ref().is_some_and(has_plain_limits)),
             (FURTHER_FORMS, self.has_further_forms()),
             (HYBRID_FORMS, is_hybrid),
+            (HYPER_CONNECTIONS, self.streams.is_some()),
             (KIMI_DELTA, is_kimi),
+            (LATENT_FORMS, self.has_latent_forms()),
             (LAYER_FORMS, has_layer_forms),
             (MAMBA2, is_mamba),
             (SHORT_CONVOLUTION, convolves),
         ];
         has.into_iter().filter_map(|(feature, has)| has.then_some(feature)).collect()
+    }
+
+    fn has_latent_forms(&self) -> bool {
+        let Some(mla) = &self.mla else { return false };
+        self.attention.sinks
+            || self.attention.head_gate.is_some()
+            || mla.index.as_ref().is_some_and(|index| index.rotated_last)
     }
 
     fn has_further_forms(&self) -> bool {
@@ -131,4 +153,8 @@ fn is_later_moe(moe: &Moe) -> bool {
         || moe.router.input.is_some()
         || moe.router.expert_scales.is_some()
         || moe.router.scores == Scores::SigmoidOfTaken
+}
+
+fn has_plain_limits(moe: &Moe) -> bool {
+    moe.clamped.is_some_and(|clamped| clamped.plain)
 }

@@ -9,7 +9,8 @@ use crate::hex::HexF32;
 ///
 /// Keys and values of all heads are linear in one latent per token, which is all that is cached,
 /// with one rotated key part that the heads share. A head's query is brought into the latent space
-/// (`embed_q`), and its result out of it (`unembed_out`).
+/// (`embed_q`), and its result out of it (`unembed_out`). Heads may have sinks
+/// ([`super::Attention::sinks`]) and gates ([`super::Attention::head_gate`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mla {
     /// Width of the queries' latent; none where queries are projected at once.
@@ -50,4 +51,7 @@ pub struct Index {
     pub style: RopeStyle,
     /// Epsilon of the key's norm.
     pub eps: HexF32,
+    /// Whether the last part is what is rotated.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub rotated_last: bool,
 }

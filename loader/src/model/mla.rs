@@ -4,7 +4,7 @@
 //!
 //! The projections to the latents are held whole by every rank, the heads are cut.
 
-use shardpack_formats::spec::{Mla as MlaSpec, NormKind};
+use shardpack_formats::spec::{GateFunction, Mla as MlaSpec, NormKind};
 
 use super::{
     LoadError, Projection,
@@ -37,6 +37,10 @@ struct Weights<B: Backend> {
     embed_q: B::Matrix,
     /// For each head `[value, kv_rank]`.
     unembed_out: B::Matrix,
+    /// One score more for each head held here.
+    sinks: Option<B::Vector>,
+    /// Gates of the heads' results, from the hidden vector, and what of them counts.
+    gate: Option<(B::Matrix, GateFunction)>,
     o: B::Matrix,
 }
 
@@ -77,10 +81,21 @@ impl<B: Backend> Latent<B> {
         let chooses = |_: &&_| !loader.spec.layers[layer].shares_keys;
         let index = mla.index.as_ref().filter(chooses);
         let index = index.map(|index| Index::load(loader, (mla, index), prefix)).transpose()?;
-        let o = loader.matrix(&o_module, &hidden, &heads(mla.value))?;
+        let values = heads(mla.value);
+        let o = loader.matrix(&o_module, &hidden, &values)?;
         let (Some(kv), Some(q), Some(o)) = (kv, q, o) else {
             return Ok(Self { weights: None, o_bias, q_to_kv });
         };
+        let attention = &loader.spec.attention;
+        let gate = attention.head_gate.as_ref().map(|gate| {
+            let rows = if gate.per_head { heads(1) } else { values };
+            let matrix = loader.matrix(&format!("{prefix}.{}", gate.module), &rows, &hidden)?;
+            Ok::<_, LoadError>(matrix.map(|matrix| (matrix, gate.function)))
+        });
+        let sinks = attention.sinks.then(|| {
+            let name = attention.sinks_in.as_deref().unwrap_or("sinks");
+            loader.vector(&format!("{prefix}.{name}"), &heads(1))
+        });
         let stack = Part { held: held.clone(), full };
         let per_head = |name: &str, outputs: u32, inputs: u32| {
             let [outputs, inputs] = [outputs, inputs].map(|size| Part::whole(size as usize));
@@ -94,6 +109,8 @@ impl<B: Backend> Latent<B> {
             index,
             embed_q: per_head("embed_q", mla.kv_rank, mla.nope)?,
             unembed_out: per_head("unembed_out", mla.value, mla.kv_rank)?,
+            sinks: sinks.transpose()?,
+            gate: gate.transpose()?.flatten(),
             o,
         };
         Ok(Self { weights: Some(weights), o_bias, q_to_kv })
@@ -115,7 +132,7 @@ impl<B: Backend> Latent<B> {
                 head_dim: (mla.kv_rank + mla.rope) as usize,
                 scale: step.spec.attention.scale.0,
                 softcap: None,
-                sinks: None,
+                sinks: weights.sinks.as_ref(),
                 mask: step.spec.layers[index].mask,
             };
             weights.forward(step, (index, mla), x, caches, &at)
@@ -147,7 +164,7 @@ impl<B: Backend> Weights<B> {
         let latent = latent.map(|(down, gain)| normed(&down.apply(backend, x), gain));
         let from = latent.as_ref().unwrap_or(x);
         if let (Some(index), Some(spec)) = (&self.index, &mla.index) {
-            step.set_chosen(index.choose(step, (at_layer, spec), [from, x], caches));
+            step.set_chosen(index.choose(step, (at_layer, mla, spec), [from, x], caches));
         }
         let q = backend.linear(from, &self.q);
         let heads = at.q_to_kv.len();
@@ -171,6 +188,16 @@ impl<B: Backend> Weights<B> {
         };
         let out = backend.slice_heads(&out, rank + rope, 0..rank);
         let out = backend.head_linear(&out, &self.unembed_out, heads);
+        let out = match &self.gate {
+            None => out,
+            Some((matrix, function)) => {
+                let gate = backend.linear(x, matrix);
+                match function {
+                    GateFunction::Sigmoid => backend.sigmoid_gate(out, &gate),
+                    GateFunction::Softplus => backend.softplus_gate(out, &gate),
+                }
+            }
+        };
         backend.linear(&out, &self.o)
     }
 }

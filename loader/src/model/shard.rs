@@ -79,6 +79,7 @@ impl Shard {
         check_block(spec)?;
         check_latent(spec)?;
         check_index(spec, stage.as_ref())?;
+        check_streams(spec)?;
         let rank = rank as usize;
         let is_dense = spec
             .layers
@@ -293,6 +294,11 @@ fn check_index(spec: &Spec, stage: Option<&Place>) -> Result<(), LoadError> {
     if latent.is_none() {
         return Err(layout_error("mla.index", &"a latent of queries, which it reads", &"none"));
     }
+    let rope = spec.mla.as_ref().map_or(0, |mla| mla.rope);
+    if index.rotated_last && index.width < rope {
+        let expected = format!("at least the rotated part's {rope}");
+        return Err(layout_error("mla.index.width", &expected, &index.width));
+    }
     match spec.ropes.iter().find(|rope| rope.inv_freq.len() * 2 > index.width as usize) {
         None => Ok(()),
         Some(rope) => {
@@ -300,6 +306,24 @@ fn check_index(spec: &Spec, stage: Option<&Place>) -> Result<(), LoadError> {
             Err(layout_error("a rope of mla.index", &expected, &rope.inv_freq.len()))
         }
     }
+}
+
+/// Several residual streams: their widths, and that nothing else is made of the one.
+fn check_streams(spec: &Spec) -> Result<(), LoadError> {
+    let Some(streams) = &spec.streams else { return Ok(()) };
+    let width = u64::from(streams.count) * u64::from(spec.hidden_size);
+    if streams.count == 0 || width > MAX_WIDTH {
+        let expected = format!("1 to {}", MAX_WIDTH / u64::from(spec.hidden_size.max(1)));
+        return Err(layout_error("streams.count", &expected, &streams.count));
+    }
+    let block = &spec.block;
+    let scaled = block.layer_scale.is_some() || block.residual_scale.is_some();
+    let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some());
+    if block.parallel || scaled || beside {
+        let found = "a parallel one, one with factors or experts beside a dense part";
+        return Err(layout_error("a block with several residual streams", &"a plain one", &found));
+    }
+    Ok(())
 }
 
 /// Experts, their inner columns and those of the shared expert that are held here.
