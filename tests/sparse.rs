@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Reference models that choose eight keys.
-const MODELS: [&str; 2] = ["deepseek_v32", "glm_moe_dsa_shared"];
+const MODELS: [&str; 3] = ["deepseek_v32", "glm_moe_dsa_shared", "hy_v4"];
 
 fn expected(model: &str, name: &str) -> Vec<TokenId> {
     let file = fs::read(data("models").join(model).join("expected.safetensors")).unwrap();
@@ -89,7 +89,8 @@ fn while_all_keys_are_chosen_the_bits_are_those_without_a_choice() {
 fn exact_logits_of_quantized_sets_are_those_of_their_exported_floats() {
     /// Of the same weights in f32, added up in another order.
     const TOLERANCE: f32 = 1e-3;
-    for (model, bits) in [("deepseek_v32", "4"), (MODELS[1], "6"), (MODELS[1], "8")] {
+    for (model, bits) in [("deepseek_v32", "4"), (MODELS[1], "6"), (MODELS[1], "8"), ("hy_v4", "4")]
+    {
         let folder = tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let set =

@@ -78,7 +78,8 @@ pub(crate) use from::FromRule;
 pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
 pub(crate) use parts::{
-    ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules, StreamRules,
+    ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules,
+    StreamRules,
 };
 
 /// Largest rule file in bytes: the largest known has under 20 KiB.

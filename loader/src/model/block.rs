@@ -167,9 +167,8 @@ impl<B: Backend> Block<B> {
             },
             connections: match &loader.spec.streams {
                 Some(streams) => {
-                    let connection = |module| {
-                        Connection::load(loader, streams, &format!("{prefix}.{module}"))
-                    };
+                    let connection =
+                        |module| Connection::load(loader, streams, &format!("{prefix}.{module}"));
                     Some([connection("attn_hc")?, connection("ffn_hc")?])
                 }
                 None => None,
@@ -230,8 +229,7 @@ impl<B: Backend> Block<B> {
         if let Some(ffn) = &self.ffn {
             let [read, weights] = to_ffn.read(step, streams, &x);
             let normed = apply(step, self.before_ffn.as_ref(), &read);
-            let part =
-                ffn.summed(step, self.index, [&read, normed.as_ref().unwrap_or(&read)])?;
+            let part = ffn.summed(step, self.index, [&read, normed.as_ref().unwrap_or(&read)])?;
             let part = after(step, self.after_ffn.as_ref(), part);
             x = step.backend.add_to_streams(x, &part, &weights);
         }

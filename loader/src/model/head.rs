@@ -98,8 +98,7 @@ impl<B: Backend> Ends<B> {
     pub(super) fn logits(&self, step: &Step<'_, B>, x: &B::Tensor) -> B::Tensor {
         let Step { backend, spec, batch, .. } = step;
         let rows = backend.select_rows(x, &batch.logit_rows);
-        let Output { collapse, norm, head } =
-            self.output.as_ref().expect("the last stage has it");
+        let Output { collapse, norm, head } = self.output.as_ref().expect("the last stage has it");
         let rows = match (collapse, &spec.streams) {
             (Some(collapse), Some(streams)) => collapse.apply(step, streams, &rows),
             _ => rows,

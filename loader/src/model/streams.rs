@@ -112,12 +112,7 @@ impl<B: Backend> Collapse<B> {
     }
 
     /// `[rows, hidden_size]` of all streams.
-    pub(super) fn apply(
-        &self,
-        step: &Step<'_, B>,
-        streams: &Streams,
-        x: &B::Tensor,
-    ) -> B::Tensor {
+    pub(super) fn apply(&self, step: &Step<'_, B>, streams: &Streams, x: &B::Tensor) -> B::Tensor {
         let at = StreamStep {
             numbers: 0..streams.count as usize,
             base: &self.mixes.base,

@@ -7,7 +7,10 @@ use crate::backend::StreamStep;
 /// `magnitude · sigmoid(scale · x + base) + eps` of some columns.
 pub(super) fn weights(mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
     let numbers = step.numbers.clone();
-    assert!(mixes.width == step.base.len() && numbers.end <= mixes.width, "a base for every number");
+    assert!(
+        mixes.width == step.base.len() && numbers.end <= mixes.width,
+        "a base for every number"
+    );
     let mut out = Tensor::unset(mixes.rows(), numbers.len());
     let rows = mixes.values.chunks_exact(mixes.width);
     for (out, row) in out.values.chunks_exact_mut(numbers.len()).zip(rows) {
@@ -69,8 +72,7 @@ mod tests {
     #[test]
     fn weights_are_bent_scaled_and_lifted() {
         let base = vec![0.0, 9.0, -1.0, 0.5];
-        let step =
-            StreamStep { numbers: 2..4, base: &base, scale: 2.0, magnitude: 3.0, eps: 0.25 };
+        let step = StreamStep { numbers: 2..4, base: &base, scale: 2.0, magnitude: 3.0, eps: 0.25 };
         let found = weights(&tensor(4, &[7.0, 7.0, 0.5, 0.0, 7.0, 7.0, 1.0, -0.25]), &step);
         let of = |x: f32| 3.0 * sigmoid(x) + 0.25;
         assert_eq!(found.width, 2);
