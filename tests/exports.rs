@@ -56,9 +56,13 @@ fn sixteen_bits_of_every_family_are_exported_under_the_names_of_their_publishers
 
 #[test]
 fn quantized_experts_and_latents_are_put_together_from_their_parts() {
-    for model in
-        ["models/gpt_oss", "models/deepseek_v3", "models/qwen3_next", "models/glm_moe_dsa_shared"]
-    {
+    for model in [
+        "models/gpt_oss",
+        "models/deepseek_v3",
+        "models/qwen3_next",
+        "models/glm_moe_dsa_shared",
+        "models/hy_v4",
+    ] {
         let folder = tempdir().unwrap();
         let set = convert(model, &folder.path().join("set"), &["--bits", "8", "--nodes", "2"]);
         let out = folder.path().join("hf");

@@ -46,11 +46,12 @@ const LATER: &[(&str, &str)] = &[
     ("layers.only", "layer-forms"),
     ("layers.second", "attention-forms"),
     ("layers.shares_keys", "chosen-keys"),
-    ("mla.head_gate", "latent-gates"),
     ("mla.index", "chosen-keys"),
+    ("mla.index.rotated_last", "latent-forms"),
     ("moe.activation=relu_squared", "expert-forms"),
     ("moe.after", "further-forms"),
     ("moe.beside", "expert-forms"),
+    ("moe.clamped.plain", "expert-limits"),
     ("moe.latent", "expert-forms"),
     ("moe.router.expert_scales", "expert-forms"),
     ("moe.router.input", "expert-forms"),
@@ -64,6 +65,7 @@ const LATER: &[(&str, &str)] = &[
     ("second_attention", "attention-forms"),
     ("second_attention.head_gate.function", "further-forms"),
     ("second_attention.values_are_keys", "attention-forms"),
+    ("streams", "hyper-connections"),
 ];
 
 /// Families of the first version: between them they have every place that it knows.
@@ -89,6 +91,7 @@ fn is_first(model: &str) -> bool {
         "glm_moe_dsa_shared",
         "granitemoehybrid",
         "granitemoehybrid_dense",
+        "hy_v4",
         "kimi_linear",
         "lfm2",
         "lfm2_moe",
@@ -185,8 +188,18 @@ fn a_program_without_a_feature_refuses_the_package() {
         ("apertus", &["further-forms"]),
         ("gemma4_text", &["attention-forms", "layer-forms"]),
         ("deepseek_v32", &["chosen-keys"]),
-        ("bailing_hybrid", &["direct-delta", "kimi-delta", "latent-gates"]),
+        ("bailing_hybrid", &["attention-forms", "direct-delta", "kimi-delta", "latent-forms"]),
         ("falcon_h1", &["attention-forms", "hybrid-forms", "mamba2"]),
+        (
+            "hy_v4",
+            &[
+                "attention-forms",
+                "chosen-keys",
+                "expert-limits",
+                "hyper-connections",
+                "latent-forms",
+            ],
+        ),
         ("lfm2", &["short-convolution"]),
     ] {
         let set = folder.path().join(model);

@@ -41,6 +41,7 @@ mod sparse;
 mod speculation;
 mod stages;
 mod stats;
+mod streams;
 mod tools;
 mod verify;
 mod wrapped;

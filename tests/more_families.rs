@@ -47,6 +47,7 @@ const FAMILIES: &[(&str, bool)] = &[
     ("granitemoeshared", true),
     ("hunyuan_v1_moe", true),
     ("hy_v3", true),
+    ("hy_v4", true),
     ("kolibri1", true),
     ("laguna", true),
     ("mellum", true),

@@ -79,6 +79,7 @@ pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
 pub(crate) use parts::{
     ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules,
+    StreamRules,
 };
 
 /// Largest rule file in bytes: the largest known has under 20 KiB.
@@ -133,6 +134,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("cohere2-moe.toml", include_str!("../rules/cohere2-moe.toml")),
     ("phimoe.toml", include_str!("../rules/phimoe.toml")),
     ("axk1.toml", include_str!("../rules/axk1.toml")),
+    ("hy-v4.toml", include_str!("../rules/hy-v4.toml")),
 ];
 
 /// What several packs add to those that they extend.

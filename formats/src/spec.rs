@@ -19,6 +19,7 @@ mod mla;
 mod moe;
 mod norm;
 mod rope;
+mod streams;
 
 pub use attention::{Attention, GateFunction, HeadGate, PositionScale, QkNorm};
 pub use block::Block;
@@ -32,6 +33,7 @@ pub use moe::{
 };
 pub use norm::{Norm, NormKind};
 pub use rope::{LongRope, Rope, RopeStyle};
+pub use streams::Streams;
 
 /// A decoder, as the engine computes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +93,9 @@ pub struct Spec {
     /// Short convolutions in place of attention in some layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub convolution: Option<Convolution>,
+    /// Several residual streams in place of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub streams: Option<Streams>,
 }
 
 impl Spec {
@@ -110,6 +115,13 @@ impl Spec {
     #[must_use]
     pub const fn has_states(&self) -> bool {
         self.delta.is_some() || self.convolution.is_some()
+    }
+
+    /// Width of what goes from layer to layer: all residual streams.
+    #[must_use]
+    pub fn residual_width(&self) -> usize {
+        let streams = self.streams.as_ref().map_or(1, |streams| streams.count);
+        streams as usize * self.hidden_size as usize
     }
 
     /// Grouped-query attention of a layer.

@@ -26,7 +26,7 @@ use shardpack_loader::{
     backend::{
         AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu, DeltaInputs,
         DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors,
-        StepError, StoredMatrix, StoredWeights, Xielu,
+        StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, TokenId, memory_group},
@@ -296,6 +296,18 @@ impl Backend for Timed {
     fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
         let bytes = bytes_of(stack);
         self.time_bytes("product of heads", bytes, |cpu| cpu.head_linear(x, stack, heads))
+    }
+
+    fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
+        self.time("streams", |cpu| cpu.stream_weights(mixes, step))
+    }
+
+    fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {
+        self.time("streams", |cpu| cpu.collapse_streams(x, weights))
+    }
+
+    fn add_to_streams(&self, x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
+        self.time("streams", |cpu| cpu.add_to_streams(x, part, weights))
     }
 
     fn scale(&self, x: Tensor, factor: f32) -> Tensor {

@@ -196,6 +196,21 @@ pub struct IndexStep<'a> {
     pub top_k: usize,
 }
 
+/// Weights of residual streams, from some columns of a tensor.
+#[derive(Debug)]
+pub struct StreamStep<'a, V> {
+    /// The columns, one for each stream.
+    pub numbers: Range<usize>,
+    /// A summand for each column of the tensor.
+    pub base: &'a V,
+    /// Factor on the columns.
+    pub scale: f32,
+    /// Factor on the sigmoids.
+    pub magnitude: f32,
+    /// Added to them in the end.
+    pub eps: f32,
+}
+
 /// A norm's formula and gains.
 #[derive(Debug)]
 pub struct NormStep<'a, V> {
@@ -585,6 +600,25 @@ pub trait Backend: Send + Sync {
         let _ = (x, stack, heads);
         unreachable!("a model with such layers is not loaded for this backend")
     }
+
+    /// `magnitude · sigmoid(scale · x + base) + eps` of some columns, `[rows, streams]`.
+    fn stream_weights(
+        &self,
+        mixes: &Self::Tensor,
+        step: &StreamStep<'_, Self::Vector>,
+    ) -> Self::Tensor;
+
+    /// For each row of `[rows, streams · width]` the sum of its streams, times their weights
+    /// `[rows, streams]`, in their order.
+    fn collapse_streams(&self, x: &Self::Tensor, weights: &Self::Tensor) -> Self::Tensor;
+
+    /// Adds a part `[rows, width]` to every stream of `[rows, streams · width]`, times its weight.
+    fn add_to_streams(
+        &self,
+        x: Self::Tensor,
+        part: &Self::Tensor,
+        weights: &Self::Tensor,
+    ) -> Self::Tensor;
 
     /// `factor · x`.
     fn scale(&self, x: Self::Tensor, factor: f32) -> Self::Tensor;

@@ -27,6 +27,7 @@ mod norm;
 mod shard;
 mod stage;
 mod step;
+mod streams;
 
 pub use error::LoadError;
 pub use shard::{Heads, Linear, Shard};

@@ -315,9 +315,12 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
     };
     let widest = layers.map(layer).max().unwrap_or(0);
     let hidden = load.step_tokens * u64::from(spec.hidden_size) * F32_BYTES;
+    // Several residual streams in place of one, and all of them normalised to be weighed.
+    let residual = spec.residual_width() as u64;
+    let widest = (widest + residual - u64::from(spec.hidden_size)).max(2 * residual);
     // What is being sent and what has arrived.
     let frames = if part.ranks > 1 { 2 * hidden.min(PIECE_BYTES) } else { 0 };
-    let passed = if part.staged { 2 * hidden } else { 0 };
+    let passed = if part.staged { 2 * load.step_tokens * residual * F32_BYTES } else { 0 };
     // As computed, and as the choice of a token adjusts them.
     let logits = 2 * load.sequences * part.vocab * F32_BYTES;
     load.step_tokens * widest * F32_BYTES + frames + passed + logits
@@ -343,7 +346,8 @@ fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
         // Short queries as projected and as rotated.
         2 * heads * width + width + heads + u64::from(index.top_k)
     });
-    let gate = match &mla.head_gate {
+    let attention = &spec.attention;
+    let gate = match &attention.head_gate {
         Some(gate) if gate.per_head => heads,
         Some(_) => heads * value,
         None => 0,

@@ -107,6 +107,7 @@ pub(super) fn resolve(
             None => None,
         },
         mla,
+        streams: rules.streams.as_ref().map(|rules| parts::streams(rules, scope)).transpose()?,
     };
     Ok(Architecture { spec, rope, local_rope })
 }

@@ -2,7 +2,7 @@
 
 use super::{
     ResolveError,
-    architecture::{MAX_EPS, head_gate},
+    architecture::MAX_EPS,
     scopes::{at_layer, evaluate, flag, positive, size, wrong},
 };
 use crate::{
@@ -11,12 +11,12 @@ use crate::{
     rope::{RopeParameters, Scaling},
     rules::{
         ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules,
-        RouterRules, SpecRules,
+        RouterRules, SpecRules, StreamRules,
     },
     spec::{
         Activation, ClampedSwiglu, Convolution, Delta, DeltaFactors, ExpertGroups, GroupScore,
         Index, Layer, Mla, Moe, MoeNames, Renormalise, RopeStyle, Router, RouterInput, Scores,
-        SharedExpert, StateRule,
+        SharedExpert, StateRule, Streams,
     },
 };
 
@@ -41,6 +41,7 @@ pub(super) fn moe(
             Some(ClampedSwiglu {
                 alpha: factor(alpha, scope, "moe.clamped_alpha")?,
                 limit: factor(limit, scope, "moe.clamped_limit")?,
+                plain: rules.clamped_plain,
             })
         }
         _ => None,
@@ -196,10 +197,6 @@ pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveErr
             None => None,
             Some(index) => self::index(index, rules, scope)?,
         },
-        head_gate: match &rules.head_gate {
-            None => None,
-            Some(gate) => head_gate(gate, scope, "mla.head_gate")?,
-        },
     })
 }
 
@@ -229,6 +226,7 @@ fn index(
         top_k: size(&rules.top_k, scope, "mla.index.top_k")?,
         style: one_of(&rules.style, scope, "mla.index.style", &styles)?,
         eps: HexF32(positive(&rules.eps, scope, "mla.index.eps", MAX_EPS)? as f32),
+        rotated_last: rules.rotated_last,
     }))
 }
 
@@ -324,6 +322,15 @@ pub(super) fn convolution(
     scope: &Scope<'_>,
 ) -> Result<Convolution, ResolveError> {
     Ok(Convolution { kernel: size(&rules.kernel, scope, "convolution.kernel")? })
+}
+
+/// Residual streams of a model that has several.
+pub(super) fn streams(rules: &StreamRules, scope: &Scope<'_>) -> Result<Streams, ResolveError> {
+    Ok(Streams {
+        count: size(&rules.count, scope, "streams.count")?,
+        magnitude: factor(&rules.magnitude, scope, "streams.magnitude")?,
+        eps: HexF32(positive(&rules.eps, scope, "streams.eps", MAX_EPS)? as f32),
+    })
 }
 
 fn factor(rule: &Expr, scope: &Scope<'_>, place: &str) -> Result<HexF32, ResolveError> {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use super::{
     from::FromRule,
     name::NamePattern,
-    parts::{ConvolutionRules, DeltaRules, MlaRules, MoeRules},
+    parts::{ConvolutionRules, DeltaRules, MlaRules, MoeRules, StreamRules},
 };
 use crate::{
     expr::Expr,
@@ -146,6 +146,7 @@ pub(crate) struct SpecRules {
     pub(crate) mla: Option<MlaRules>,
     pub(crate) delta: Option<DeltaRules>,
     pub(crate) convolution: Option<ConvolutionRules>,
+    pub(crate) streams: Option<StreamRules>,
     pub(crate) layer: LayerRules,
 }
 
@@ -175,6 +176,7 @@ impl SpecRules {
         .chain(self.block.iter().flat_map(|block| &block.residual_scale))
         .chain([&ffn.gate_scale, &ffn.out_scale].into_iter().flatten())
         .chain(self.convolution.iter().map(|it| &it.kernel))
+        .chain(self.streams.iter().flat_map(|it| [&it.count, &it.magnitude, &it.eps]))
         .chain(attention.flat_map(AttentionRules::expressions))
         .chain(ropes.flat_map(RopeRules::expressions))
     }

@@ -2,7 +2,6 @@
 
 use serde::Deserialize;
 
-use super::file::HeadGateRules;
 use crate::{
     expr::Expr,
     spec::{Beside, StateRule},
@@ -22,6 +21,9 @@ pub(crate) struct MoeRules {
     /// Alpha and limit of a clamped activation; null and absent for none.
     pub(crate) clamped_alpha: Option<Expr>,
     pub(crate) clamped_limit: Option<Expr>,
+    /// Whether a clamped activation has no summand.
+    #[serde(default)]
+    pub(crate) clamped_plain: bool,
     pub(crate) router: RouterRules,
     /// Inner width of the shared expert; null, zero and absent for none.
     pub(crate) shared_size: Option<Expr>,
@@ -104,7 +106,6 @@ pub(crate) struct MlaRules {
     /// Absent: no.
     pub(crate) bias: Option<Expr>,
     pub(crate) index: Option<IndexRules>,
-    pub(crate) head_gate: Option<HeadGateRules>,
 }
 
 /// See [`crate::spec::Index`].
@@ -117,6 +118,17 @@ pub(crate) struct IndexRules {
     pub(crate) top_k: Expr,
     /// `'half'` or `'interleaved'`.
     pub(crate) style: Expr,
+    pub(crate) eps: Expr,
+    #[serde(default)]
+    pub(crate) rotated_last: bool,
+}
+
+/// See [`crate::spec::Streams`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StreamRules {
+    pub(crate) count: Expr,
+    pub(crate) magnitude: Expr,
     pub(crate) eps: Expr,
 }
 
@@ -209,7 +221,6 @@ impl MlaRules {
             .chain(self.index.iter().flat_map(|index| {
                 [&index.heads, &index.width, &index.top_k, &index.style, &index.eps]
             }))
-            .chain(self.head_gate.iter().flat_map(HeadGateRules::expressions))
     }
 }
 

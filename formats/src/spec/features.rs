@@ -16,6 +16,9 @@ const LAYER_FORMS: &str = "layer-forms";
 /// Experts beside a dense part, in a latent, without gates, limited or weighed by their inputs.
 const EXPERT_FORMS: &str = "expert-forms";
 
+/// Experts whose gates and inputs are limited without a summand.
+const EXPERT_LIMITS: &str = "expert-limits";
+
 /// Norms without gains and of embeddings, limits of heads and of routers, gates by softplus, biases
 /// of the output head, `xIELU`, sparse mixers, norms and factors of a block of experts.
 const FURTHER_FORMS: &str = "further-forms";
@@ -27,6 +30,12 @@ const MAMBA2: &str = "mamba2";
 /// factors on projections of linear attention and of feed-forward parts.
 const HYBRID_FORMS: &str = "hybrid-forms";
 
+/// Several residual streams.
+const HYPER_CONNECTIONS: &str = "hyper-connections";
+
+/// Latent attention with sinks and with gates of heads, an index that rotates its last part.
+const LATENT_FORMS: &str = "latent-forms";
+
 /// Short convolutions in place of attention.
 const SHORT_CONVOLUTION: &str = "short-convolution";
 
@@ -36,23 +45,22 @@ const KIMI_DELTA: &str = "kimi-delta";
 /// Linear attention by Kimi's rule whose gates are projected at once, or whose fading is bounded.
 const DIRECT_DELTA: &str = "direct-delta";
 
-/// Gates of heads in attention over a latent.
-const LATENT_GATES: &str = "latent-gates";
-
 /// Attention to keys that an index chooses.
 const CHOSEN_KEYS: &str = "chosen-keys";
 
 impl Spec {
     /// Features that this version computes.
-    pub const FEATURES: [&str; 11] = [
+    pub const FEATURES: [&str; 13] = [
         ATTENTION_FORMS,
         CHOSEN_KEYS,
         DIRECT_DELTA,
         EXPERT_FORMS,
+        EXPERT_LIMITS,
         FURTHER_FORMS,
         HYBRID_FORMS,
+        HYPER_CONNECTIONS,
         KIMI_DELTA,
-        LATENT_GATES,
+        LATENT_FORMS,
         LAYER_FORMS,
         MAMBA2,
         SHORT_CONVOLUTION,
@@ -74,7 +82,6 @@ impl Spec {
         });
         let is_kimi = self.delta.as_ref().is_some_and(|it| it.rule == StateRule::KimiDelta);
         let is_direct = self.delta.as_ref().is_some_and(|it| it.direct || it.fade_limit.is_some());
-        let gates_latents = self.mla.as_ref().is_some_and(|mla| mla.head_gate.is_some());
         let is_hybrid = self.layers.iter().any(|it| it.both)
             || self.ffn.gate_scale.is_some()
             || self.ffn.out_scale.is_some()
@@ -85,15 +92,24 @@ impl Spec {
             (CHOSEN_KEYS, chooses),
             (DIRECT_DELTA, is_direct),
             (EXPERT_FORMS, self.moe.as_ref().is_some_and(is_later_moe)),
+            (EXPERT_LIMITS, self.moe.as_ref().is_some_and(has_plain_limits)),
             (FURTHER_FORMS, self.has_further_forms()),
             (HYBRID_FORMS, is_hybrid),
+            (HYPER_CONNECTIONS, self.streams.is_some()),
             (KIMI_DELTA, is_kimi),
-            (LATENT_GATES, gates_latents),
+            (LATENT_FORMS, self.has_latent_forms()),
             (LAYER_FORMS, has_layer_forms),
             (MAMBA2, is_mamba),
             (SHORT_CONVOLUTION, convolves),
         ];
         has.into_iter().filter_map(|(feature, has)| has.then_some(feature)).collect()
+    }
+
+    fn has_latent_forms(&self) -> bool {
+        let Some(mla) = &self.mla else { return false };
+        self.attention.sinks
+            || self.attention.head_gate.is_some()
+            || mla.index.as_ref().is_some_and(|index| index.rotated_last)
     }
 
     fn has_further_forms(&self) -> bool {
@@ -143,4 +159,8 @@ fn is_later_moe(moe: &Moe) -> bool {
         || moe.router.input.is_some()
         || moe.router.expert_scales.is_some()
         || moe.router.scores == Scores::SigmoidOfTaken
+}
+
+fn has_plain_limits(moe: &Moe) -> bool {
+    moe.clamped.is_some_and(|clamped| clamped.plain)
 }

@@ -2,14 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{HeadGate, RopeStyle, is_false};
+use super::{RopeStyle, is_false};
 use crate::hex::HexF32;
 
 /// Multi-head latent attention, in place of grouped-query attention in every layer.
 ///
 /// Keys and values of all heads are linear in one latent per token, which is all that is cached,
 /// with one rotated key part that the heads share. A head's query is brought into the latent space
-/// (`embed_q`), and its result out of it (`unembed_out`).
+/// (`embed_q`), and its result out of it (`unembed_out`). Heads may have sinks
+/// ([`super::Attention::sinks`]) and gates ([`super::Attention::head_gate`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mla {
     /// Width of the queries' latent; none where queries are projected at once.
@@ -31,9 +32,6 @@ pub struct Mla {
     /// What chooses the keys that queries attend to; none where they attend to all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Index>,
-    /// What heads are multiplied by before the output projection.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub head_gate: Option<HeadGate>,
 }
 
 /// What chooses keys (DeepSeek Sparse Attention).
@@ -53,4 +51,7 @@ pub struct Index {
     pub style: RopeStyle,
     /// Epsilon of the key's norm.
     pub eps: HexF32,
+    /// Whether the last part is what is rotated.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub rotated_last: bool,
 }

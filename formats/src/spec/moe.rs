@@ -44,13 +44,17 @@ pub struct Moe {
     pub names: MoeNames,
 }
 
-/// `(clamp(up, −limit, limit) + 1) · g · sigmoid(alpha · g)` with `g = min(gate, limit)`.
+/// `(clamp(up, −limit, limit) + 1) · g · sigmoid(alpha · g)` with `g = min(gate, limit)`; plain ones
+/// have no summand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClampedSwiglu {
     /// Factor within the sigmoid.
     pub alpha: HexF32,
     /// Largest gate and largest magnitude of `up`.
     pub limit: HexF32,
+    /// Whether nothing is added to `up`.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub plain: bool,
 }
 
 /// A dense feed-forward part that every token goes through beside its experts. Each has norms of its

@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 use super::{
     AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
     ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors, StepError,
-    StoredMatrix, StoredWeights, Xielu,
+    StoredMatrix, StoredWeights, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 
@@ -28,6 +28,7 @@ mod heads;
 mod index;
 mod order;
 mod route;
+mod streams;
 
 pub use cache::{Cache, Page};
 pub use index::Chosen;
@@ -519,6 +520,18 @@ impl Backend for Cpu {
 
     fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
         heads::linear(x, stack, heads)
+    }
+
+    fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
+        streams::weights(mixes, step)
+    }
+
+    fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {
+        streams::collapse(x, weights)
+    }
+
+    fn add_to_streams(&self, x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
+        streams::add(x, part, weights)
     }
 
     fn scale(&self, mut x: Tensor, factor: f32) -> Tensor {

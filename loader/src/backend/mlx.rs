@@ -16,7 +16,7 @@ use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 use super::{
     AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
     ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors, StepError,
-    StoredMatrix, Xielu,
+    StoredMatrix, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 
@@ -28,6 +28,7 @@ mod heads;
 mod index;
 mod memory;
 mod ranks;
+mod streams;
 mod weights;
 
 pub use cache::{Cache, Page};
@@ -436,6 +437,18 @@ impl Backend for Mlx {
 
     fn head_linear(&self, x: &Tensor, stack: &Matrix, heads: usize) -> Tensor {
         heads::linear(x, stack, heads)
+    }
+
+    fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Array>) -> Tensor {
+        streams::weights(mixes, step)
+    }
+
+    fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {
+        streams::collapse(x, weights)
+    }
+
+    fn add_to_streams(&self, x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
+        streams::add(&x, part, weights)
     }
 
     fn scale(&self, x: Tensor, factor: f32) -> Tensor {

@@ -1,10 +1,10 @@
 //! One layer: attention and feed-forward part around the residual stream.
 
-use shardpack_formats::spec::LayerPart;
+use shardpack_formats::spec::{LayerPart, Streams};
 
 use super::{
     LoadError, attention::Attention, beside::Beside, convolution::Convolution, delta::Delta,
-    ffn::Ffn, load::Loader, mla::Latent, moe::Moe, norm::Norm, step::Step,
+    ffn::Ffn, load::Loader, mla::Latent, moe::Moe, norm::Norm, step::Step, streams::Connection,
 };
 use crate::backend::{Backend, StepError};
 
@@ -19,6 +19,8 @@ pub(super) struct Block<B: Backend> {
     after_ffn: Option<Norm<B>>,
     /// One output: what the residual stream is multiplied by.
     scale: Option<f32>,
+    /// Of attention and of the feed-forward part with several residual streams.
+    connections: Option<[Connection<B>; 2]>,
 }
 
 /// What looks at other tokens.
@@ -163,16 +165,27 @@ impl<B: Backend> Block<B> {
                 Some(name) => Some(loader.number(&format!("{prefix}.{name}"))?),
                 None => None,
             },
+            connections: match &loader.spec.streams {
+                Some(streams) => {
+                    let connection =
+                        |module| Connection::load(loader, streams, &format!("{prefix}.{module}"));
+                    Some([connection("attn_hc")?, connection("ffn_hc")?])
+                }
+                None => None,
+            },
         })
     }
 
-    /// The residual stream after this layer.
+    /// The residual stream after this layer, or all of them.
     pub(super) fn forward(
         &self,
         step: &Step<'_, B>,
         x: B::Tensor,
         caches: &mut [&mut B::Cache],
     ) -> Result<B::Tensor, StepError> {
+        if let (Some(connections), Some(streams)) = (&self.connections, &step.spec.streams) {
+            return self.connected(step, (connections, streams), x, caches);
+        }
         let (Some(attention), Some(ffn)) = (&self.attention, &self.ffn) else {
             return self.one_part(step, x, caches);
         };
@@ -194,6 +207,33 @@ impl<B: Backend> Block<B> {
         let computed = ffn.summed(step, self.index, [&x, normed.as_ref().unwrap_or(&x)])?;
         let part = after(step, self.after_ffn.as_ref(), computed);
         Ok(self.scaled(step, add(step, x, part)))
+    }
+
+    /// All residual streams after a layer of a model that has several.
+    fn connected(
+        &self,
+        step: &Step<'_, B>,
+        ([to_attention, to_ffn], streams): (&[Connection<B>; 2], &Streams),
+        x: B::Tensor,
+        caches: &mut [&mut B::Cache],
+    ) -> Result<B::Tensor, StepError> {
+        let mut x = x;
+        if let Some(attention) = &self.attention {
+            let [read, weights] = to_attention.read(step, streams, &x);
+            let normed = apply(step, self.before_attention.as_ref(), &read);
+            let read = normed.as_ref().unwrap_or(&read);
+            let part = attention.forward(step, self.index, read, caches)?;
+            let part = after(step, self.after_attention.as_ref(), step.sum(part)?);
+            x = step.backend.add_to_streams(x, &part, &weights);
+        }
+        if let Some(ffn) = &self.ffn {
+            let [read, weights] = to_ffn.read(step, streams, &x);
+            let normed = apply(step, self.before_ffn.as_ref(), &read);
+            let part = ffn.summed(step, self.index, [&read, normed.as_ref().unwrap_or(&read)])?;
+            let part = after(step, self.after_ffn.as_ref(), part);
+            x = step.backend.add_to_streams(x, &part, &weights);
+        }
+        Ok(x)
     }
 
     /// The residual stream after a layer that has attention or a feed-forward part alone.

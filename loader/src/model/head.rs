@@ -9,6 +9,7 @@ use super::{
     load::{Loader, Part},
     norm::Norm,
     step::Step,
+    streams::{self, Collapse},
 };
 use crate::backend::{Backend, StepError};
 
@@ -18,8 +19,16 @@ pub(super) struct Ends<B: Backend> {
     embedding: Option<B::Matrix>,
     /// Of embeddings, where they have one.
     embedding_norm: Option<Norm<B>>,
-    /// Both absent where another stage has them.
-    output: Option<(Norm<B>, Head<B>)>,
+    /// Absent where another stage has it.
+    output: Option<Output<B>>,
+}
+
+/// From the residual stream to logits.
+struct Output<B: Backend> {
+    /// Of several streams.
+    collapse: Option<Collapse<B>>,
+    norm: Norm<B>,
+    head: Head<B>,
 }
 
 /// The output head.
@@ -43,13 +52,15 @@ impl<B: Backend> Ends<B> {
         let needed = embeds || (answers && spec.tied_embeddings);
         let embedding = needed.then(|| loader.matrix("model.embed_tokens", &rows, &hidden));
         let output = || {
+            let streams = spec.streams.as_ref();
+            let collapse = streams.map(|streams| Collapse::load(loader, streams)).transpose()?;
             let norm = Norm::load(loader, "model.norm", &hidden)?;
             let head = if spec.tied_embeddings {
                 Head::Tied
             } else {
                 Head::Own(loader.column("lm_head", &vocab, spec.head_bias)?)
             };
-            Ok((norm, head))
+            Ok(Output { collapse, norm, head })
         };
         let embedding_norm = (spec.embedding_norm && embeds)
             .then(|| Norm::load(loader, "model.embed_norm", &hidden))
@@ -61,7 +72,7 @@ impl<B: Backend> Ends<B> {
         })
     }
 
-    /// The residual stream before the first layer.
+    /// The residual stream before the first layer, or all of them.
     pub(super) fn embed(&self, step: &Step<'_, B>) -> Result<B::Tensor, StepError> {
         let Step { backend, spec, shard, batch, .. } = step;
         let x = match &self.embedding {
@@ -73,8 +84,12 @@ impl<B: Backend> Ends<B> {
             Some(scale) => backend.scale(x, scale.0),
             None => x,
         };
-        Ok(match &self.embedding_norm {
+        let x = match &self.embedding_norm {
             Some(norm) => norm.apply(backend, &spec.norm, &x),
+            None => x,
+        };
+        Ok(match &spec.streams {
+            Some(streams) => streams::begin(*backend, streams, x),
             None => x,
         })
     }
@@ -83,7 +98,11 @@ impl<B: Backend> Ends<B> {
     pub(super) fn logits(&self, step: &Step<'_, B>, x: &B::Tensor) -> B::Tensor {
         let Step { backend, spec, batch, .. } = step;
         let rows = backend.select_rows(x, &batch.logit_rows);
-        let (norm, head) = self.output.as_ref().expect("the last stage has them");
+        let Output { collapse, norm, head } = self.output.as_ref().expect("the last stage has it");
+        let rows = match (collapse, &spec.streams) {
+            (Some(collapse), Some(streams)) => collapse.apply(step, streams, &rows),
+            _ => rows,
+        };
         let x = norm.apply(backend, &spec.norm, &rows);
         let part = match head {
             Head::Own(own) => own.as_ref().map(|own| own.apply(*backend, &x)),
@@ -103,8 +122,8 @@ impl<B: Backend> Ends<B> {
     /// the head too gives every rank all logits; there is nothing to gather.
     pub(super) const fn cuts_logits(&self, shard: &Shard) -> bool {
         match &self.output {
-            Some((_, Head::Own(_))) | None => true,
-            Some((_, Head::Tied)) => shard.embedding_cut,
+            Some(Output { head: Head::Own(_), .. }) | None => true,
+            Some(Output { head: Head::Tied, .. }) => shard.embedding_cut,
         }
     }
 }

@@ -51,17 +51,24 @@ impl<B: Backend> Index<B> {
     pub(super) fn choose(
         &self,
         step: &Step<'_, B>,
-        (layer, index): (usize, &IndexSpec),
+        (layer, mla, index): (usize, &Mla, &IndexSpec),
         [latent, x]: [&B::Tensor; 2],
         caches: &mut [&mut B::Cache],
     ) -> B::Chosen {
         let backend = step.backend;
-        let width = index.width as usize;
+        let [width, turned] = [index.width, mla.rope].map(|size| size as usize);
         let [gain, bias] = &self.k_norm;
         let norm = NormStep { kind: NormKind::Layer, eps: index.eps.0, gain, bias: Some(bias) };
         let k = backend.norm(&backend.linear(x, &self.k), &norm);
         let q = backend.linear(latent, &self.q);
         let [q, k] = match step.index_rotation(layer) {
+            Some(rotation) if index.rotated_last && turned < width => {
+                [(q, index.heads as usize), (k, 1)].map(|(x, heads)| {
+                    let before = backend.slice_heads(&x, width, 0..width - turned);
+                    let last = backend.slice_heads(&x, width, width - turned..width);
+                    backend.join_heads(&before, &backend.rotate(last, rotation, turned), heads)
+                })
+            }
             Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, width)),
             None => [q, k],
         };

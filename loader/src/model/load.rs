@@ -140,13 +140,16 @@ impl<B: Backend> Loader<'_, B> {
 
     /// A tensor of one element.
     pub(super) fn number(&self, name: &str) -> Result<f32, LoadError> {
-        let one = Part::whole(1);
         let is_single = |tensor: &PackageTensor| tensor.shape().is_empty();
-        let parts =
-            if self.package.tensor(name).is_some_and(is_single) { &[][..] } else { &[&one] };
-        let tensor = self.floats(name, parts)?;
-        let floats = tensor.floats().expect("its element type has been checked");
-        Ok(floats.to_vec()[0])
+        if self.package.tensor(name).is_some_and(is_single) {
+            return Ok(numbers(self.floats(name, &[])?)[0]);
+        }
+        Ok(self.numbers(name, 1)?[0])
+    }
+
+    /// A tensor of so many elements.
+    pub(super) fn numbers(&self, name: &str, count: usize) -> Result<Vec<f32>, LoadError> {
+        self.floats(name, &[&Part::whole(count)]).map(numbers)
     }
 
     /// A matrix; none where this rank's part is empty.
@@ -172,7 +175,17 @@ impl<B: Backend> Loader<'_, B> {
         outputs: &Part,
         inputs: &Part,
     ) -> Result<B::Matrix, LoadError> {
-        let weights = self.floats(&format!("{module}.weight"), &[outputs, inputs])?.clone();
+        self.float_matrix(&format!("{module}.weight"), outputs, inputs)
+    }
+
+    /// The same by the name of its tensor.
+    pub(super) fn float_matrix(
+        &self,
+        name: &str,
+        outputs: &Part,
+        inputs: &Part,
+    ) -> Result<B::Matrix, LoadError> {
+        let weights = self.floats(name, &[outputs, inputs])?.clone();
         let (outputs, inputs) = (outputs.held.len(), inputs.held.len());
         let weights = StoredWeights::Plain(weights);
         Ok(self.backend.matrix(StoredMatrix { outputs, inputs, weights }))
@@ -302,4 +315,8 @@ impl<B: Backend> Loader<'_, B> {
     fn wrong(&self, tensor: &str, expected: String, found: String) -> LoadError {
         LoadError::Tensor { tensor: tensor.to_owned(), rank: self.shard.rank, expected, found }
     }
+}
+
+fn numbers(tensor: &PackageTensor) -> Vec<f32> {
+    tensor.floats().expect("its element type has been checked").to_vec()
 }

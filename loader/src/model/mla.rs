@@ -37,7 +37,9 @@ struct Weights<B: Backend> {
     embed_q: B::Matrix,
     /// For each head `[value, kv_rank]`.
     unembed_out: B::Matrix,
-    /// What heads go through by.
+    /// One score more for each head held here.
+    sinks: Option<B::Vector>,
+    /// Gates of the heads' results, from the hidden vector, and what of them counts.
     gate: Option<(B::Matrix, GateFunction)>,
     o: B::Matrix,
 }
@@ -79,18 +81,21 @@ impl<B: Backend> Latent<B> {
         let chooses = |_: &&_| !loader.spec.layers[layer].shares_keys;
         let index = mla.index.as_ref().filter(chooses);
         let index = index.map(|index| Index::load(loader, (mla, index), prefix)).transpose()?;
-        let gate = match &mla.head_gate {
-            None => None,
-            Some(gate) => {
-                let rows = heads(if gate.per_head { 1 } else { mla.value });
-                let matrix = loader.matrix(&format!("{prefix}.{}", gate.module), &rows, &hidden)?;
-                matrix.map(|matrix| (matrix, gate.function))
-            }
-        };
-        let o = loader.matrix(&o_module, &hidden, &heads(mla.value))?;
+        let values = heads(mla.value);
+        let o = loader.matrix(&o_module, &hidden, &values)?;
         let (Some(kv), Some(q), Some(o)) = (kv, q, o) else {
             return Ok(Self { weights: None, o_bias, q_to_kv });
         };
+        let attention = &loader.spec.attention;
+        let gate = attention.head_gate.as_ref().map(|gate| {
+            let rows = if gate.per_head { heads(1) } else { values };
+            let matrix = loader.matrix(&format!("{prefix}.{}", gate.module), &rows, &hidden)?;
+            Ok::<_, LoadError>(matrix.map(|matrix| (matrix, gate.function)))
+        });
+        let sinks = attention.sinks.then(|| {
+            let name = attention.sinks_in.as_deref().unwrap_or("sinks");
+            loader.vector(&format!("{prefix}.{name}"), &heads(1))
+        });
         let stack = Part { held: held.clone(), full };
         let per_head = |name: &str, outputs: u32, inputs: u32| {
             let [outputs, inputs] = [outputs, inputs].map(|size| Part::whole(size as usize));
@@ -104,7 +109,8 @@ impl<B: Backend> Latent<B> {
             index,
             embed_q: per_head("embed_q", mla.kv_rank, mla.nope)?,
             unembed_out: per_head("unembed_out", mla.value, mla.kv_rank)?,
-            gate,
+            sinks: sinks.transpose()?,
+            gate: gate.transpose()?.flatten(),
             o,
         };
         Ok(Self { weights: Some(weights), o_bias, q_to_kv })
@@ -126,7 +132,7 @@ impl<B: Backend> Latent<B> {
                 head_dim: (mla.kv_rank + mla.rope) as usize,
                 scale: step.spec.attention.scale.0,
                 softcap: None,
-                sinks: None,
+                sinks: weights.sinks.as_ref(),
                 mask: step.spec.layers[index].mask,
             };
             weights.forward(step, (index, mla), x, caches, &at)
@@ -158,7 +164,7 @@ impl<B: Backend> Weights<B> {
         let latent = latent.map(|(down, gain)| normed(&down.apply(backend, x), gain));
         let from = latent.as_ref().unwrap_or(x);
         if let (Some(index), Some(spec)) = (&self.index, &mla.index) {
-            step.set_chosen(index.choose(step, (at_layer, spec), [from, x], caches));
+            step.set_chosen(index.choose(step, (at_layer, mla, spec), [from, x], caches));
         }
         let q = backend.linear(from, &self.q);
         let heads = at.q_to_kv.len();

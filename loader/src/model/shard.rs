@@ -11,6 +11,7 @@ use shardpack_manifests::{Layout, layout::Axis};
 
 use super::{LoadError, stage::Place};
 
+mod latent;
 mod states;
 
 pub use states::Linear;
@@ -77,8 +78,9 @@ impl Shard {
         check_widths(spec)?;
         check_layers(spec)?;
         check_block(spec)?;
-        check_latent(spec)?;
-        check_index(spec, stage.as_ref())?;
+        latent::check(spec)?;
+        latent::check_index(spec, stage.as_ref())?;
+        check_streams(spec)?;
         let rank = rank as usize;
         let is_dense = spec
             .layers
@@ -243,65 +245,6 @@ fn read_heads(
         .collect()
 }
 
-/// Widths of latent attention.
-fn check_latent(spec: &Spec) -> Result<(), LoadError> {
-    let Some(mla) = &spec.mla else { return Ok(()) };
-    let widths = [Some(mla.kv_rank), Some(mla.nope), Some(mla.rope), Some(mla.value), mla.q_rank];
-    for width in widths.into_iter().flatten() {
-        if width == 0 || u64::from(width) > MAX_WIDTH {
-            return Err(layout_error("a width of mla", &format!("1 to {MAX_WIDTH}"), &width));
-        }
-    }
-    if mla.nope + mla.rope != spec.attention.head_dim {
-        let found = spec.attention.head_dim;
-        return Err(layout_error("attention.head_dim", &(mla.nope + mla.rope), &found));
-    }
-    match spec.ropes.iter().find(|rope| rope.inv_freq.len() * 2 > mla.rope as usize) {
-        None => Ok(()),
-        Some(rope) => {
-            let expected = format!("at most {} pairs", mla.rope / 2);
-            Err(layout_error("a rope of mla", &expected, &rope.inv_freq.len()))
-        }
-    }
-}
-
-/// What chooses keys, and that layers which go by an earlier one's choice come after one.
-fn check_index(spec: &Spec, stage: Option<&Place>) -> Result<(), LoadError> {
-    let index = spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
-    let first = stage.map_or(0, |stage| stage.layers.start);
-    let shares = |layer: usize| spec.layers.get(layer).is_some_and(|it| it.shares_keys);
-    let Some(index) = index else {
-        return match spec.layers.iter().position(|layer| layer.shares_keys) {
-            None => Ok(()),
-            Some(layer) => {
-                let what = format!("keys of layer {layer}");
-                Err(layout_error(&what, &"all keys", &"those of the layer before"))
-            }
-        };
-    };
-    if shares(first) {
-        let what = format!("keys of layer {first}, the first that is run here");
-        return Err(layout_error(&what, &"a choice of its own", &"that of the layer before"));
-    }
-    let products = index.heads.saturating_mul(index.width);
-    for size in [index.heads, index.width, index.top_k, products] {
-        if size == 0 || u64::from(size) > MAX_WIDTH {
-            return Err(layout_error("a size of mla.index", &format!("1 to {MAX_WIDTH}"), &size));
-        }
-    }
-    let latent = spec.mla.as_ref().and_then(|mla| mla.q_rank);
-    if latent.is_none() {
-        return Err(layout_error("mla.index", &"a latent of queries, which it reads", &"none"));
-    }
-    match spec.ropes.iter().find(|rope| rope.inv_freq.len() * 2 > index.width as usize) {
-        None => Ok(()),
-        Some(rope) => {
-            let expected = format!("at most {} pairs", index.width / 2);
-            Err(layout_error("a rope of mla.index", &expected, &rope.inv_freq.len()))
-        }
-    }
-}
-
 /// Experts, their inner columns and those of the shared expert that are held here.
 fn experts(spec: &Spec, layout: &Layout, rank: usize) -> Result<[Range<usize>; 3], LoadError> {
     let Some(moe) = &spec.moe else {
@@ -383,6 +326,24 @@ fn check_block(spec: &Spec) -> Result<(), LoadError> {
     if full_norm && (spec.norm.kind != NormKind::Rms || spec.norm.bias) {
         let found = format!("{:?}", spec.norm);
         return Err(layout_error("norms of whole queries and keys", &"rms without bias", &found));
+    }
+    Ok(())
+}
+
+/// Several residual streams: their widths, and that nothing else is made of the one.
+fn check_streams(spec: &Spec) -> Result<(), LoadError> {
+    let Some(streams) = &spec.streams else { return Ok(()) };
+    let width = u64::from(streams.count) * u64::from(spec.hidden_size);
+    if streams.count == 0 || width > MAX_WIDTH {
+        let expected = format!("1 to {}", MAX_WIDTH / u64::from(spec.hidden_size.max(1)));
+        return Err(layout_error("streams.count", &expected, &streams.count));
+    }
+    let block = &spec.block;
+    let scaled = block.layer_scale.is_some() || block.residual_scale.is_some();
+    let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some());
+    if block.parallel || scaled || beside {
+        let found = "a parallel one, one with factors or experts beside a dense part";
+        return Err(layout_error("a block with several residual streams", &"a plain one", &found));
     }
     Ok(())
 }

@@ -55,9 +55,9 @@ impl Place {
     }
 }
 
-/// The hidden vectors `[rows, hidden_size]` of the stage before.
+/// The hidden vectors of the stage before, `[rows, hidden_size]` for each residual stream.
 pub(super) fn take<B: Backend>(step: &Step<'_, B>, from: u32) -> Result<B::Tensor, StepError> {
-    let (rows, width) = (step.batch.tokens.len(), step.spec.hidden_size as usize);
+    let (rows, width) = (step.batch.tokens.len(), step.spec.residual_width());
     let mut bytes = Vec::new();
     step.ranks.group.receive(from, &mut bytes, step.ranks.deadline())?;
     let (floats, rest) = bytes.as_chunks::<4>();

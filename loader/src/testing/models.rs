@@ -129,6 +129,7 @@ pub(crate) fn spec(model: &str) -> Spec {
         mla: None,
         delta: None,
         convolution: None,
+        streams: None,
         block: Block::pre_norm(),
         embedding_scale: None,
         logit_scale: None,

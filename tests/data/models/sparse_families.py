@@ -7,6 +7,7 @@ each tensor of an index matters is seen by changing it. A model is kept only if 
 transformers promises no order.
 """
 import os
+import re
 
 import make_reference_models as base
 from make_reference_models import BIG_EPS, rope
@@ -26,6 +27,23 @@ MOE = dict(vocab_size=64, max_position_embeddings=256, bos_token_id=1, eos_token
 PUT = dict(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
 BITES = {"index": dict(index_topk=128), "keys kept": dict(index_topk=KEPT + 1), "eps": dict(rms_norm_eps=1e-5)}
 
+
+def without(config, *keys):
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def as_published(tensors, generator, config):
+    """The names of Hunyuan V4's checkpoint, which save_pretrained mixes up, and a tensor that is not read."""
+    for name in list(tensors):
+        published = name.replace(".hc_pre.hc_head.", ".hc_head.")
+        published = re.sub(r"\.hc_pre\.(hc_\w+_layer)\.", r".\1.hc_pre.", published)
+        if ".mlp." in name:
+            published = published.replace(".linear_gate.", ".gate_proj.")
+        tensors[published] = tensors.pop(name)
+    hidden = config["hidden_size"]
+    tensors["model.mtp_layers.0.eh_proj.weight"] = base.torch.randn(hidden, 2 * hidden, generator=generator)
+
+
 FAMILIES = {
     # As DeepSeek spells it: interleaved positions in the heads, halves in the index.
     "deepseek_v32": dict(
@@ -44,6 +62,19 @@ FAMILIES = {
         config=dict(MOE, num_hidden_layers=4, n_routed_experts=3, n_group=1, topk_group=1, first_k_dense_replace=2,
                     indexer_types=["full", "shared", "full", "shared"], rope_parameters=rope(1e6)),
         bites=BITES),
+    # Hunyuan V4: three residual streams, sinks, gates of attention's results, limits of experts.
+    "hy_v4": dict(
+        cls="HYV4ForCausalLM", style="v5", drop=["qk_head_dim", "output_router_logits"],
+        f32=r"(^|[._])(fn|base|scale)$|\.sinks$|learnable_sink_param$",
+        extra=as_published,
+        put=dict(num_key_value_heads=2, enable_ihc=True, gated_mla=True, gating_type="elementwise", learnable_sink=True,
+                 num_nextn_predict_layers=1),
+        config=dict(without(MOE, "first_k_dense_replace"), num_hidden_layers=4, n_routed_experts=3, n_group=1,
+                    topk_group=1, mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+                    indexer_types=["full", "full", "shared", "full"], hc_mult=3, hc_magnitude=1.5, hc_eps=0.02,
+                    swiglu_limit=0.7, rope_parameters=rope(1e4)),
+        bites=dict(BITES, magnitude=dict(hc_magnitude=2.0), hc_eps=dict(hc_eps=1e-6),
+                   limit=dict(swiglu_limit=1e4))),
 }
 
 
@@ -51,10 +82,26 @@ def of_index(name):
     return ".indexer." in name
 
 
+def of_streams(name):
+    """The vectors of hyper-connections, for which the generator has no rule."""
+    return "hc" in name and name.endswith(("base", "scale"))
+
+
+def by_rule_of_streams(model, family, spec, seed):
+    for name, tensor in model.named_parameters():
+        if of_streams(name):
+            drawn = base.torch.randn(tensor.shape, generator=base.generator(family, seed, name))
+            drawn = 0.7 + 0.2 * drawn if name.endswith("scale") else 0.8 * drawn
+            with base.torch.no_grad():
+                tensor.copy_(drawn)
+
+
 def without_index(randomise):
-    def randomised(model, *rest):
-        kinds = randomise(model, *rest)
+    def randomised(model, family, spec, seed):
         named = model.named_parameters
+        by_rule_of_streams(model, family, spec, seed)
+        model.named_parameters = lambda **how: ((name, it) for name, it in named(**how) if not of_streams(name))
+        kinds = randomise(model, family, spec, seed)
         # From here on asked for gradients alone.
         model.named_parameters = lambda **how: ((name, it) for name, it in named(**how) if not of_index(name))
         return kinds

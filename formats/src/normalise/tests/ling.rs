@@ -54,11 +54,11 @@ fn the_last_layer_of_each_group_attends() {
     assert_eq!((delta.rule, sizes), (StateRule::KimiDelta, (4, 4, 32, 32, 4)));
     assert_eq!((delta.direct, delta.fade_limit.map(|limit| limit.0)), (true, Some(5.0)));
     let mla = spec.mla.as_ref().unwrap();
-    let gate = mla.head_gate.as_ref().unwrap();
+    let gate = spec.attention.head_gate.as_ref().unwrap();
     assert_eq!((gate.module.as_str(), gate.per_head, mla.q_rank), ("g_proj", true, None));
     // The part that is rotated is rotated whole.
     assert_eq!(spec.ropes[0].inv_freq.len(), 8);
-    assert_eq!(spec.features(), ["direct-delta", "kimi-delta", "latent-gates"]);
+    assert_eq!(spec.features(), ["attention-forms", "direct-delta", "kimi-delta", "latent-forms"]);
     // As Ling 3.0 tiny has them.
     let tiny = json!({"layer_group_size": 4, "first_k_dense_replace": 1, "q_lora_rank": 16});
     let tiny = resolved(&tiny).unwrap();

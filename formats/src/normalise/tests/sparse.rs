@@ -6,7 +6,7 @@ use super::resolve_builtin;
 use crate::{
     RulePack, Spec,
     normalise::{ResolveError, expected_tensors},
-    spec::RopeStyle,
+    spec::{Layer, RopeStyle},
 };
 
 fn config(model_type: &str, class: &str, keys: &Value) -> Value {
@@ -84,6 +84,41 @@ fn an_index_is_described_in_full() {
     assert_eq!((&spec.mla.as_ref().unwrap().index, spec.shortened()), (&None, None));
     let text = serde_json::to_string(&spec).unwrap();
     assert!(!text.contains("index") && !text.contains("shares_keys"), "{text}");
+}
+
+/// Hunyuan V4 without what its configuration may leave out.
+#[test]
+fn residual_streams_are_described_in_full() {
+    let given = json!({
+        "rms_norm_eps": 1e-3, "hc_mult": 3, "hc_magnitude": 1.5, "hc_eps": 1e-4,
+        "swiglu_limit": 7.0, "first_k_dense_replace": null,
+    });
+    let spec = resolved(&config("hy_v4", "HYV4ForCausalLM", &given)).unwrap();
+    let streams = spec.streams.as_ref().unwrap();
+    assert_eq!((streams.count, streams.magnitude.0, streams.eps.0), (3, 1.5, 1e-4));
+    assert_eq!(spec.residual_width(), 3 * 64);
+    let mla = spec.mla.as_ref().unwrap();
+    let index = mla.index.as_ref().unwrap();
+    // The key's norm goes by the model's epsilon, those of the latents do not.
+    assert_eq!((mla.eps.0, index.eps.0, index.rotated_last), (1e-6, 1e-3, true));
+    assert_eq!([spec.ropes[0].style, index.style], [RopeStyle::Half, RopeStyle::Half]);
+    let clamped = spec.moe.as_ref().unwrap().clamped.unwrap();
+    assert_eq!((clamped.alpha.0, clamped.limit.0, clamped.plain), (1.0, 7.0, true));
+    let attention = &spec.attention;
+    assert_eq!((attention.sinks, attention.head_gate.is_some()), (true, true));
+    let own = |(index, layer): (usize, &Layer)| (!layer.shares_keys).then_some(index);
+    let choosing: Vec<usize> = spec.layers.iter().enumerate().filter_map(own).collect();
+    assert_eq!(choosing, [0, 1, 5]);
+    assert_eq!(spec.layers.iter().filter(|layer| layer.moe).count(), 7);
+    let usual = resolved(&config("hy_v4", "HYV4ForCausalLM", &json!({}))).unwrap();
+    let streams = usual.streams.unwrap();
+    assert_eq!((streams.count, streams.magnitude.0, streams.eps.0), (4, 2.0, 1e-6));
+    assert_eq!((usual.norm.eps.0, usual.max_positions), (1e-5, 262_144));
+    // Other architectures say nothing of them.
+    let one = resolved(&config("deepseek_v3", "DeepseekV3ForCausalLM", &json!({}))).unwrap();
+    let text = serde_json::to_string(&one).unwrap();
+    assert_eq!(one.residual_width(), 64);
+    assert!(!text.contains("streams") && !text.contains("rotated_last"), "{text}");
 }
 
 #[test]

@@ -176,5 +176,6 @@ fn clamped_swiglu(gate: &Array, up: &Array, clamped: ClampedSwiglu) -> Array {
     let up = up.with_constant(Binary::Minimum, limit).with_constant(Binary::Maximum, -limit);
     let open = gate.with_constant(Binary::Multiply, alpha).unary(Unary::Sigmoid);
     let glu = gate.binary(Binary::Multiply, &open);
-    glu.binary(Binary::Multiply, &up.with_constant(Binary::Add, 1.0))
+    let up = if clamped.plain { up } else { up.with_constant(Binary::Add, 1.0) };
+    glu.binary(Binary::Multiply, &up)
 }

@@ -1,0 +1,25 @@
+//! Several residual streams (hyper-connections).
+
+use serde::{Deserialize, Serialize};
+
+use crate::hex::HexF32;
+
+/// Residual streams of `hidden_size` elements each, side by side in place of one.
+///
+/// Every stream begins as the embedding. For each part of a layer a matrix of the model's own
+/// (`attn_hc`, `ffn_hc`: `fn`, `base`, `scale`) makes of all streams together, normalised by the
+/// model's epsilon without gains, a number `m` for each stream and purpose, and of that a weight:
+/// `pre = sigmoid(scale · m + base) + eps` and `post = magnitude · sigmoid(scale · m + base) + eps`.
+/// The part reads the sum of `pre · stream`, and `post` times what it computes is added to each
+/// stream. Before the last norm `hc_head` makes one of all by a `pre` of its own.
+///
+/// Streams are not mixed with each other: such an architecture needs a field of its own here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Streams {
+    /// Streams (`hc_mult`).
+    pub count: u32,
+    /// Factor on `post` (`hc_magnitude`).
+    pub magnitude: HexF32,
+    /// Added to all weights (`hc_eps`).
+    pub eps: HexF32,
+}

@@ -1,0 +1,92 @@
+//! Several residual streams: their weights, sums and summands. Every row is computed by itself and
+//! in the order of its streams.
+
+use super::{Tensor, route::sigmoid};
+use crate::backend::StreamStep;
+
+/// `magnitude · sigmoid(scale · x + base) + eps` of some columns.
+pub(super) fn weights(mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
+    let numbers = step.numbers.clone();
+    assert!(
+        mixes.width == step.base.len() && numbers.end <= mixes.width,
+        "a base for every number"
+    );
+    let mut out = Tensor::unset(mixes.rows(), numbers.len());
+    let rows = mixes.values.chunks_exact(mixes.width);
+    for (out, row) in out.values.chunks_exact_mut(numbers.len()).zip(rows) {
+        let each = row[numbers.clone()].iter().zip(&step.base[numbers.clone()]);
+        for (out, (x, base)) in out.iter_mut().zip(each) {
+            *out = step.magnitude * sigmoid(step.scale * x + base) + step.eps;
+        }
+    }
+    out
+}
+
+/// The weighted sum of each row's streams.
+pub(super) fn collapse(x: &Tensor, weights: &Tensor) -> Tensor {
+    let (streams, hidden) = sizes(x, weights);
+    let mut out = Tensor::zeros(x.rows(), hidden);
+    let rows = x.values.chunks_exact(x.width).zip(weights.values.chunks_exact(streams));
+    for (out, (row, weights)) in out.values.chunks_exact_mut(hidden).zip(rows) {
+        for (stream, weight) in row.chunks_exact(hidden).zip(weights) {
+            for (out, x) in out.iter_mut().zip(stream) {
+                *out += weight * x;
+            }
+        }
+    }
+    out
+}
+
+/// Adds each row's part to its streams, times their weights.
+pub(super) fn add(mut x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
+    let (streams, hidden) = sizes(&x, weights);
+    assert_eq!((part.rows(), part.width), (x.rows(), hidden), "a part for every row");
+    let width = x.width;
+    let parts = part.values.chunks_exact(hidden).zip(weights.values.chunks_exact(streams));
+    for (row, (part, weights)) in x.values.chunks_exact_mut(width).zip(parts) {
+        for (stream, weight) in row.chunks_exact_mut(hidden).zip(weights) {
+            for (x, part) in stream.iter_mut().zip(part) {
+                *x += weight * part;
+            }
+        }
+    }
+    x
+}
+
+/// Streams of a row and their width.
+fn sizes(x: &Tensor, weights: &Tensor) -> (usize, usize) {
+    let streams = weights.width;
+    assert!(streams > 0 && x.width.is_multiple_of(streams), "{streams} streams of a row");
+    assert_eq!(weights.rows(), x.rows(), "weights for every row");
+    (streams, x.width / streams)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(width: usize, values: &[f32]) -> Tensor {
+        Tensor { width, values: values.to_vec().into() }
+    }
+
+    #[test]
+    fn weights_are_bent_scaled_and_lifted() {
+        let base = vec![0.0, 9.0, -1.0, 0.5];
+        let step = StreamStep { numbers: 2..4, base: &base, scale: 2.0, magnitude: 3.0, eps: 0.25 };
+        let found = weights(&tensor(4, &[7.0, 7.0, 0.5, 0.0, 7.0, 7.0, 1.0, -0.25]), &step);
+        let of = |x: f32| 3.0 * sigmoid(x) + 0.25;
+        assert_eq!(found.width, 2);
+        assert_eq!(*found.values, [of(0.0), of(0.5), of(1.0), of(0.0)]);
+        assert_eq!(of(0.0), 1.75);
+    }
+
+    #[test]
+    fn streams_are_summed_and_added_to_row_by_row() {
+        let x = tensor(4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        let both = tensor(2, &[1.0, 2.0, 0.5, -1.0]);
+        assert_eq!(*collapse(&x, &both).values, [7.0, 10.0, -4.5, -5.0]);
+        let part = tensor(2, &[1.0, 10.0, 2.0, 4.0]);
+        let found = add(x, &part, &both);
+        assert_eq!(*found.values, [2.0, 12.0, 5.0, 24.0, 6.0, 8.0, 5.0, 4.0]);
+    }
+}
