@@ -70,7 +70,7 @@ const LATER: &[(&str, &str)] = &[
 
 /// Families of the first version: between them they have every place that it knows.
 fn is_first(model: &str) -> bool {
-    const LATER_FAMILIES: [&str; 27] = [
+    const LATER_FAMILIES: [&str; 28] = [
         "afmoe",
         "apertus",
         "axk1",
