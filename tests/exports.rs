@@ -21,7 +21,8 @@ fn text_model(folder: &Path) -> Tensors {
     let kept = |name: &str| {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
         let is_beyond = layer.is_some_and(|layer| layer.parse::<u64>().unwrap() >= layers);
-        !is_beyond && !name.starts_with("mtp.") && !name.starts_with("model.visual.")
+        let left_out = ["mtp.", "model.mtp_layers.", "model.visual."];
+        !is_beyond && !left_out.iter().any(|prefix| name.starts_with(prefix))
     };
     let own = |name: String| name.replacen("model.language_model.", "model.", 1);
     let tensors = weights(folder).into_iter().filter(|(name, _)| kept(name));
