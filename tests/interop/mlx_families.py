@@ -52,7 +52,7 @@ WITHOUT = {
     "apertus": "mlx-lm asks for mlp_bias, which this config leaves out",
     "arcee": "mlx-lm does not have it",
     "axk1": "mlx-lm does not have it",
-    "bailing_hybrid": "mlx-lm does not have it",
+    "bailing_hybrid": "packages have other names for the projections of linear attention",
     "cohere2_moe": "mlx-lm does not have it",
     "cwm": "mlx-lm does not have it",
     "deepseek_v2": "mlx-lm keeps the up-projection of its latent in one matrix, which packages hold turned, for each head",
