@@ -171,6 +171,11 @@ fn what_programs_of_the_first_version_do_not_know_is_required() {
             required.extend(declared.map(|(_, feature)| *feature));
             used.extend(declared);
         }
+        // These of other attention came later to attention over a latent.
+        let attention = &spec.attention;
+        if spec.mla.is_some() && (attention.sinks || attention.head_gate.is_some()) {
+            required.insert("latent-forms");
+        }
         let features: BTreeSet<&str> = spec.features().into_iter().collect();
         assert_eq!(features, required, "{model}");
     }
