@@ -3,7 +3,13 @@
 use serde_json::json;
 
 use super::*;
-use crate::normalise::tests::{model, resolve_builtin};
+use crate::{
+    RulePack,
+    normalise::{
+        expected_tensors,
+        tests::{model, resolve_builtin},
+    },
+};
 
 fn package_config(name: &str, quantization: Option<&ConfigQuantization>) -> (Value, Value) {
     let (config, sources) = model(name);
@@ -84,10 +90,17 @@ fn both_spellings_of_the_position_embedding_are_written_for_newer_sources() {
 
 #[test]
 fn scaling_stands_only_in_the_sections_of_kinds_of_layers() {
-    for model in ["laguna", "gemma4_text"] {
-        let (config, out) = package_config(model, None);
-        assert_eq!(out["rope_parameters"], config["rope_parameters"], "{model}");
-        assert_eq!(out.get("rope_scaling"), None, "{model}");
+    for config in [
+        include_str!("../../../tests/data/models/laguna/config.json"),
+        include_str!("../../../tests/data/models/gemma4_text/config.json"),
+    ] {
+        let config: Value = serde_json::from_str(config).unwrap();
+        let tensors = expected_tensors(&config, &RulePack::builtin()).unwrap();
+        let normalised = resolve_builtin(&config, &tensors).unwrap();
+        let out = config_for_package(&config, &normalised, None);
+        assert!(out["rope_parameters"]["full_attention"].is_object());
+        assert_eq!(out["rope_parameters"], config["rope_parameters"]);
+        assert_eq!(out.get("rope_scaling"), None);
     }
 }
 
