@@ -175,8 +175,8 @@ impl<V: Vectors, S: Form> Task for WeightedSums<'_, V, S> {
                 let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
                 let (of, on) = ((weights, lines), (&seen, ahead));
                 head += match heads - head {
-                    4.. => panel_of_heads::<V, S, 4>(of, at, on, out),
-                    2.. => panel_of_heads::<V, S, 2>(of, at, on, out),
+                    4.. if V::HEADS >= 4 => panel_of_heads::<V, S, 4>(of, at, on, out),
+                    2.. if V::HEADS >= 2 => panel_of_heads::<V, S, 2>(of, at, on, out),
                     _ => panel_of_heads::<V, S, 1>(of, at, on, out),
                 };
             }

@@ -97,8 +97,8 @@ impl<V: Vectors> Task for Products<'_, V> {
     #[inline(always)]
     fn run(self) {
         match self.keys.width / STEP {
-            2 => self.in_steps::<2>(),
-            4 => self.in_steps::<4>(),
+            2 if V::USUAL_WIDTHS => self.in_steps::<2>(),
+            4 if V::USUAL_WIDTHS => self.in_steps::<4>(),
             _ => self.in_steps::<ANY>(),
         }
     }
@@ -235,8 +235,8 @@ impl<V: Vectors> Task for WeightedSums<'_, V> {
     #[inline(always)]
     fn run(self) {
         match self.values.width / LANES {
-            4 => self.in_lines::<4>(),
-            8 => self.in_lines::<8>(),
+            4 if V::USUAL_WIDTHS => self.in_lines::<4>(),
+            8 if V::USUAL_WIDTHS => self.in_lines::<8>(),
             _ => self.in_lines::<ANY>(),
         }
     }
@@ -273,11 +273,11 @@ impl<V: Vectors> WeightedSums<'_, V> {
                     (4.., 4..) if V::VALUE_VECTORS >= 4 => {
                         columns::<V, 4, 4>(weights, rows, at, ahead, out)
                     }
-                    (4.., _) => columns::<V, 4, 1>(weights, rows, at, ahead, out),
+                    (4.., _) if V::HEADS >= 4 => columns::<V, 4, 1>(weights, rows, at, ahead, out),
                     (2.., 2..) if V::VALUE_VECTORS >= 2 => {
                         columns::<V, 2, 2>(weights, rows, at, ahead, out)
                     }
-                    (2.., _) => columns::<V, 2, 1>(weights, rows, at, ahead, out),
+                    (2.., _) if V::HEADS >= 2 => columns::<V, 2, 1>(weights, rows, at, ahead, out),
                     (_, 4..) if V::VALUE_VECTORS >= 4 => {
                         columns::<V, 1, 4>(weights, rows, at, ahead, out)
                     }
@@ -285,8 +285,8 @@ impl<V: Vectors> WeightedSums<'_, V> {
                 };
             }
             head += match heads - head {
-                4.. => 4,
-                2.. => 2,
+                4.. if V::HEADS >= 4 => 4,
+                2.. if V::HEADS >= 2 => 2,
                 _ => 1,
             };
         }

@@ -72,8 +72,8 @@ impl<V: Vectors, S: Stored> Task for Products<'_, V, S> {
     fn run(self) {
         // Compiled for the usual widths too: distances that are constants take no registers.
         match self.keys.width / LANES {
-            4 => self.in_parts::<4, 1>(),
-            8 => self.in_parts::<8, 1>(),
+            4 if V::USUAL_WIDTHS => self.in_parts::<4, 1>(),
+            8 if V::USUAL_WIDTHS => self.in_parts::<8, 1>(),
             lines if lines.is_multiple_of(4) => self.in_parts::<4, ANY>(),
             _ => self.in_parts::<1, ANY>(),
         }
@@ -96,8 +96,8 @@ impl<V: Vectors, S: Stored> Products<'_, V, S> {
                 let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
                 let (q, out) = ((&q[head * parts..], parts), &mut out[head..]);
                 head += match heads - head {
-                    4.. => some_heads::<V, S, 4, LINES>(q, &some, ahead, out),
-                    2.. => some_heads::<V, S, 2, LINES>(q, &some, ahead, out),
+                    4.. if V::HEADS >= 4 => some_heads::<V, S, 4, LINES>(q, &some, ahead, out),
+                    2.. if V::HEADS >= 2 => some_heads::<V, S, 2, LINES>(q, &some, ahead, out),
                     _ => some_heads::<V, S, 1, LINES>(q, &some, ahead, out),
                 };
             }

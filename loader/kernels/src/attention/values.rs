@@ -44,8 +44,8 @@ impl<V: Vectors, S: Stored> Task for WeightedSums<'_, V, S> {
     fn run(self) {
         // As in the products: distances that are constants take no registers.
         match self.values.width / LANES {
-            4 => self.with_lines::<4>(),
-            8 => self.with_lines::<8>(),
+            4 if V::USUAL_WIDTHS => self.with_lines::<4>(),
+            8 if V::USUAL_WIDTHS => self.with_lines::<8>(),
             _ => self.with_lines::<ANY>(),
         }
     }
@@ -68,8 +68,8 @@ impl<V: Vectors, S: Stored> WeightedSums<'_, V, S> {
                 let (weights, out) = (&weights[head..], &mut out[head * lines..]);
                 let values = (values, &some);
                 head += match heads - head {
-                    4.. => some_heads::<V, S, 4>(weights, values, lines, ahead, out),
-                    2.. => some_heads::<V, S, 2>(weights, values, lines, ahead, out),
+                    4.. if V::HEADS >= 4 => some_heads::<V, S, 4>(weights, values, lines, ahead, out),
+                    2.. if V::HEADS >= 2 => some_heads::<V, S, 2>(weights, values, lines, ahead, out),
                     _ => some_heads::<V, S, 1>(weights, values, lines, ahead, out),
                 };
             }

@@ -30,6 +30,10 @@ pub(crate) trait Vectors {
     const KEYS: usize;
     /// Vectors of a value whose weighted sums for four query heads stay in registers.
     const VALUE_VECTORS: usize;
+    /// Most query heads that meet keys and values together: one, two or four.
+    const HEADS: usize;
+    /// Whether loops are compiled for the usual widths of heads too.
+    const USUAL_WIDTHS: bool;
 
     /// Carries out a task in a function of its own: within a larger one its sums would not stay
     /// in registers.
@@ -111,6 +115,10 @@ impl Vectors for Plain {
     const KEY_HEADS: usize = 1;
     const KEYS: usize = 4;
     const VALUE_VECTORS: usize = 1;
+    // Loops over arrays are unrolled: more of them take minutes to compile, which is worth it only
+    // where nothing else computes attention.
+    const HEADS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 4 };
+    const USUAL_WIDTHS: bool = !cfg!(target_arch = "x86_64");
 
     /// Fused operations are a call of a function each where the processor has no instruction for
     /// them, or is not known to have it: so what is plain is compiled for both.

@@ -49,6 +49,8 @@ impl Vectors for Sixteen {
     const KEY_HEADS: usize = 2;
     const KEYS: usize = 2;
     const VALUE_VECTORS: usize = 2;
+    const HEADS: usize = 4;
+    const USUAL_WIDTHS: bool = true;
 
     #[inline(always)]
     fn run<T: Task>(task: T) -> T::Output {

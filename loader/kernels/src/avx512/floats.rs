@@ -32,6 +32,8 @@ impl Vectors for Sixteen {
     const KEY_HEADS: usize = 4;
     const KEYS: usize = 4;
     const VALUE_VECTORS: usize = 4;
+    const HEADS: usize = 4;
+    const USUAL_WIDTHS: bool = true;
 
     #[inline(always)]
     fn run<T: Task>(task: T) -> T::Output {
