@@ -1,6 +1,6 @@
 //! Products beside the machine's read limit, in one run and alternately:
 //! `cargo run --release -p shardpack-kernels --example products -- [THREADS] [ROUNDS] [BITS] [PLATFORM]
-//! [ROWS] [OUTPUTS INPUTS]`.
+//! [ROWS] [OUTPUTS INPUTS] [stored]`; `stored` leaves weights as packages have them.
 //!
 //! The limit of few rows: weights are read from memory once, so bytes per second stay below those
 //! of a plain read loop. The limit of many rows: products of bytes per second; with AVX-512 64 a
@@ -154,7 +154,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let activations = Activations::Int8;
     for bits in [4, 6, 8].into_iter().filter(|bits| only == 0 || only == *bits) {
         for platform in &platforms {
-            let packing = Packing::best(*platform, activations);
+            let packing = match arguments.get(7).map(String::as_str) {
+                Some("stored") => Packing::Stored,
+                _ => Packing::best(*platform, activations),
+            };
             let layers = (0..LAYERS * PIECES)
                 .map(|index| Layer::new(shapes[index % 2], [bits, 64], packing, index as u32))
                 .collect::<Result<Vec<_>, _>>()?;

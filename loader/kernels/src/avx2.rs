@@ -8,12 +8,18 @@ use std::arch::x86_64::*;
 use crate::{floats::Floats, platform::Task};
 
 mod floats;
+mod forms;
+mod repack;
 mod rows;
 mod tile;
+mod turn;
+mod words;
 
 pub(crate) use floats::{Sixteen, four_of_eight, four_sums};
+pub(crate) use repack::interleave;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
+pub(crate) use words::words;
 
 /// Has the line of an address brought to the second cache. All processors of the family can.
 #[inline]

@@ -15,7 +15,7 @@ mod rows;
 
 pub(crate) use floats::Sixteen;
 pub(crate) use read::read;
-pub(crate) use repack::{READ_BEYOND, interleave};
+pub(crate) use repack::interleave;
 pub(crate) use rows::rows;
 
 pub(crate) fn is_available() -> bool {

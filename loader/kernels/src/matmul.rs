@@ -30,6 +30,18 @@ const ROWS_PER_UNIT: usize = 32;
 /// turning a tile costs more than it saves.
 const MOST_UNTILED_ROWS: usize = 8;
 
+/// The same where weights are interleaved.
+const MOST_UNTILED_ROWS_INTERLEAVED: usize = 12;
+
+/// Rows of activations up to which weights are not turned to tiles.
+fn most_untiled_rows(platform: Platform, packing: Packing) -> usize {
+    match (platform, packing) {
+        (_, Packing::Stored) => MOST_UNTILED_ROWS,
+        (Platform::Avx512, Packing::Interleaved) => usize::MAX,
+        (_, Packing::Interleaved) => MOST_UNTILED_ROWS_INTERLEAVED,
+    }
+}
+
 /// `out[r, o] = Σ_i x[r, i] · matrix[o, i]`: `x` is `[rows, in]`, `out` `[rows, out]`.
 pub fn matmul(x: &[f32], matrix: &Matrix<'_>, out: &mut [f32]) {
     matmuls(x, &[*matrix], &mut [out]);
@@ -146,8 +158,8 @@ impl Rounded {
     fn new(on: &Current, x: &[f32], weights: &Packed<'_>) -> Self {
         let rows = x.len() / weights.cols();
         let interleaved = weights.packing == Packing::Interleaved;
-        let tiles = rows > MOST_UNTILED_ROWS && !interleaved;
-        let order = if interleaved { Order::Words } else { Order::Spans };
+        let tiles = rows > most_untiled_rows(on.platform, weights.packing);
+        let order = if interleaved && !tiles { Order::Words } else { Order::Spans };
         let x = Quantized::new(on, x, weights, order);
         let values = if tiles {
             Values::Tiles(match on.platform {
@@ -186,6 +198,10 @@ fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<
         #[cfg(target_arch = "x86_64")]
         (Values::Rows(x), Platform::Avx512) if weights.packing == Packing::Interleaved => {
             crate::avx512::rows(weights, x, &mut out);
+        }
+        #[cfg(target_arch = "x86_64")]
+        (Values::Rows(x), Platform::Avx2) if weights.packing == Packing::Interleaved => {
+            crate::avx2::words(weights, x, &mut out);
         }
         (Values::Rows(_), _) if weights.packing == Packing::Interleaved => {
             unreachable!("weights that {platform} has no products with")

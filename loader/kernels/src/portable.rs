@@ -87,6 +87,7 @@ impl Lanes for V {
     const N: usize = 8;
     const SIGNED: bool = false;
     type Weights = [u32; 8];
+    type Pairs = [i32; 8];
     type Floats = [f32; 8];
 
     fn zero() -> Self {
@@ -97,13 +98,21 @@ impl Lanes for V {
         *from.first_chunk().expect("a tile has whole vectors")
     }
 
-    fn dot<const BITS: usize>(mut self, weights: [u32; 8], x: u32) -> Self {
-        for (sum, weights) in self.0.iter_mut().zip(weights) {
+    fn no_pairs() -> [i32; 8] {
+        [0; 8]
+    }
+
+    fn add_products<const BITS: usize>(mut sums: [i32; 8], weights: [u32; 8], x: u32) -> [i32; 8] {
+        for (sum, weights) in sums.iter_mut().zip(weights) {
             for (w, x) in weights.to_le_bytes().into_iter().zip(x.to_le_bytes()) {
                 *sum += i32::from(w) * i32::from(x as i8);
             }
         }
-        self
+        sums
+    }
+
+    fn plus_pairs(self, sums: [i32; 8]) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane] + sums[lane]))
     }
 
     fn plus(self, value: i32) -> Self {

@@ -31,7 +31,7 @@ const ROUNDER: f32 = 12_582_912.0;
 const SMALLEST: f32 = 1e-30;
 
 /// 64 bytes that lie in one line of the cache.
-#[derive(Clone, Copy, IntoBytes, Immutable)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [i8; LINE]);
 
@@ -39,6 +39,13 @@ pub(crate) struct Line(pub(crate) [i8; LINE]);
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Lane(pub(crate) [f32; SPANS]);
+
+impl Lane {
+    /// The first eight, or the others.
+    pub(crate) fn half(&self, half: usize) -> &[f32; SPANS / 2] {
+        &self.0.as_chunks().0[half]
+    }
+}
 
 impl Default for Line {
     fn default() -> Self {

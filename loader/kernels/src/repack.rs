@@ -35,7 +35,7 @@ impl Packing {
     #[must_use]
     pub const fn best(platform: Platform, activations: Activations) -> Self {
         match (platform, activations) {
-            (Platform::Avx512, Activations::Int8) => Self::Interleaved,
+            (Platform::Avx2 | Platform::Avx512, Activations::Int8) => Self::Interleaved,
             _ => Self::Stored,
         }
     }
@@ -44,6 +44,9 @@ impl Packing {
 /// Weight rows that stand together: their sums with four rows of activations fill registers.
 pub(crate) const QUAD: usize = 4;
 
+/// Bytes behind four rows that may be read with them: units of three bytes are read as four.
+pub(crate) const READ_BEYOND: usize = 4;
+
 /// Rows of packed integers that can be interleaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repack {
@@ -51,7 +54,7 @@ pub struct Repack {
     pub(crate) unit: usize,
     /// Of a span.
     pub(crate) units: usize,
-    spans: usize,
+    pub(crate) spans: usize,
 }
 
 impl Repack {
@@ -67,7 +70,7 @@ impl Repack {
         Some(Self { unit, units: span * bits / 8 / unit, spans: cols / span })
     }
 
-    const fn span_bytes(&self) -> usize {
+    pub(crate) const fn span_bytes(&self) -> usize {
         self.unit * self.units
     }
 
@@ -92,19 +95,17 @@ impl Repack {
     /// When the bytes are not whole fours of rows.
     pub fn interleave(&self, rows: &mut [u8]) {
         assert!(rows.len().is_multiple_of(self.quad_bytes()), "{} bytes of rows", rows.len());
-        #[cfg(target_arch = "x86_64")]
-        let (fast, beyond) = (Platform::Avx512.is_available(), crate::avx512::READ_BEYOND);
-        #[cfg(not(target_arch = "x86_64"))]
-        let beyond = 0;
-        let mut before = vec![0; self.quad_bytes() + beyond];
+        let platform = Platform::detect();
+        let mut before = vec![0; self.quad_bytes() + READ_BEYOND];
         for quad in rows.chunks_exact_mut(self.quad_bytes()) {
             before[..quad.len()].copy_from_slice(quad);
-            #[cfg(target_arch = "x86_64")]
-            if fast {
-                crate::avx512::interleave(self, &before, quad);
-                continue;
+            match platform {
+                #[cfg(target_arch = "x86_64")]
+                Platform::Avx512 => crate::avx512::interleave(self, &before, quad),
+                #[cfg(target_arch = "x86_64")]
+                Platform::Avx2 => crate::avx2::interleave(self, &before, quad),
+                _ => self.interleave_four(&before[..quad.len()], quad),
             }
-            self.interleave_four(&before[..quad.len()], quad);
         }
     }
 
@@ -119,7 +120,7 @@ impl Repack {
     }
 
     /// Puts a run of row `row` of four into its places of theirs.
-    fn interleave_run(&self, from: &[u8], row: usize, to: &mut [u8]) {
+    pub(crate) fn interleave_run(&self, from: &[u8], row: usize, to: &mut [u8]) {
         let held = from.len() / self.span_bytes();
         for (number, from) in from.chunks_exact(self.unit).enumerate() {
             let (span, index) = (number / self.units, number % self.units);

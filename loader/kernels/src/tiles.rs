@@ -11,11 +11,14 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
+use std::hint::black_box;
+
 use crate::{
     memory,
     platform::Task,
     pool::{Buffer, Pool},
     quantized::{Packed, Quantized, SPANS},
+    repack::Packing,
     team::{self, Columns, Current},
 };
 
@@ -36,12 +39,35 @@ pub(crate) trait Lanes: Copy {
     const SIGNED: bool;
     /// Four weights of each row, prepared for [`Lanes::dot`].
     type Weights: Copy;
+    /// Sums of few products, which may be narrower.
+    type Pairs: Copy;
     type Floats: Copy;
 
     fn zero() -> Self;
     fn weights<const BITS: usize>(from: &[u32]) -> Self::Weights;
+    fn no_pairs() -> Self::Pairs;
+    /// Words of which products fit [`Self::Pairs`].
+    #[inline(always)]
+    fn words_together<const BITS: usize>() -> usize {
+        MOST_WORDS
+    }
     /// Adds the products of four weights of each row with four activations.
-    fn dot<const BITS: usize>(self, weights: Self::Weights, x: u32) -> Self;
+    fn add_products<const BITS: usize>(
+        pairs: Self::Pairs,
+        weights: Self::Weights,
+        x: u32,
+    ) -> Self::Pairs;
+    fn plus_pairs(self, pairs: Self::Pairs) -> Self;
+    /// Puts the words of interleaved weights to their places in a tile: of weight rows from the
+    /// first on, so many of places for so many, each span's to its visit.
+    fn turn_interleaved(
+        _weights: &Packed<'_>,
+        _rows: [usize; 3],
+        _visits: &[usize],
+        _words: &mut [u32],
+    ) {
+        unreachable!("weights that the platform has no tiles of")
+    }
     fn plus(self, value: i32) -> Self;
     fn floats(self) -> Self::Floats;
 
@@ -213,7 +239,13 @@ impl Tile {
     ) {
         let words = weights.span / 4 * outputs;
         let (row_bytes, span_bytes) = (weights.row_bytes(), weights.span_bytes());
+        if weights.packing == Packing::Interleaved {
+            L::turn_interleaved(weights, [first, held, outputs], &self.visits, &mut self.words);
+        }
         for (span, visit) in self.visits.iter().enumerate() {
+            if weights.packing == Packing::Interleaved {
+                break;
+            }
             let packed = &weights.bytes[first * row_bytes + span * span_bytes..];
             let rows = SpanRows { packed, row_bytes, span_bytes, held, outputs };
             turn::<BITS>(&rows, L::SIGNED, &mut self.words[visit * words..][..words]);
@@ -369,6 +401,9 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
     let factors = &x.factors[panel * x.spans * 2 * ROWS..][..x.spans * 2 * ROWS];
     let totals = &x.totals[panel * x.spans * ROWS..][..x.spans * ROWS];
     let zero = L::splat(0.0);
+    // Of many words the compiler would load all before it meets any, did it know how many.
+    let together = L::words_together::<BITS>();
+    let together = if together > 2 { black_box(together) } else { together };
     // Partial trees over 1, 2, 4, … lanes. They stay where they are from call to call: to clear
     // them costs a thirtieth of a short product.
     let mut visit = 0;
@@ -378,6 +413,7 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
             let dots = span_dots::<L, BITS, VECTORS, ROWS>(
                 &tile.words[visit * tile_words..][..tile_words],
                 &words[visit * panel_words..][..panel_words],
+                together,
             );
             scale::<L, BITS, VECTORS, ROWS>(
                 &mut sums,
@@ -406,15 +442,23 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
 fn span_dots<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>(
     tile: &[u32],
     panel: &[u32],
+    together: usize,
 ) -> [[L; VECTORS]; ROWS] {
     let mut dots = [[L::zero(); VECTORS]; ROWS];
     let panel = panel.as_chunks::<ROWS>().0;
-    for (weights, x) in tile.chunks_exact(L::N * VECTORS).zip(panel) {
-        for vector in 0..VECTORS {
-            let weights = L::weights::<BITS>(&weights[vector * L::N..]);
-            for row in 0..ROWS {
-                dots[row][vector] = dots[row][vector].dot::<BITS>(weights, x[row]);
+    for (tile, panel) in tile.chunks(together * L::N * VECTORS).zip(panel.chunks(together)) {
+        let mut pairs = [[L::no_pairs(); VECTORS]; ROWS];
+        for (weights, x) in tile.chunks_exact(L::N * VECTORS).zip(panel) {
+            for vector in 0..VECTORS {
+                let weights = L::weights::<BITS>(&weights[vector * L::N..]);
+                for row in 0..ROWS {
+                    let pairs = &mut pairs[row][vector];
+                    *pairs = L::add_products::<BITS>(*pairs, weights, x[row]);
+                }
             }
+        }
+        for (dots, pairs) in dots.as_flattened_mut().iter_mut().zip(pairs.as_flattened()) {
+            *dots = dots.plus_pairs(*pairs);
         }
     }
     dots

@@ -97,7 +97,7 @@ fn element<const BITS: usize, const SPAN: usize>(
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load(from: &[f32]) -> __m256 {
+pub(super) fn load(from: &[f32]) -> __m256 {
     let from = &from[..8];
     // SAFETY: the slice above is as long as the vector.
     unsafe { _mm256_loadu_ps(from.as_ptr()) }
@@ -105,7 +105,7 @@ fn load(from: &[f32]) -> __m256 {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_words(from: &[i32]) -> __m256i {
+pub(super) fn load_words(from: &[i32]) -> __m256i {
     let from = &from[..8];
     // SAFETY: the slice above is as long as the vector.
     unsafe { _mm256_loadu_si256(from.as_ptr().cast()) }

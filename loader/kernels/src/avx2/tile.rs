@@ -4,7 +4,10 @@
 
 use std::arch::x86_64::*;
 
-use crate::tiles::{Lanes, Shape};
+use crate::{
+    quantized::Packed,
+    tiles::{Lanes, Shape},
+};
 
 /// 8 sums. Used by tasks that [`super::run`] carries out, and nowhere else.
 #[derive(Clone, Copy)]
@@ -31,6 +34,7 @@ impl Lanes for V {
     const N: usize = 8;
     const SIGNED: bool = true;
     type Weights = __m256i;
+    type Pairs = __m256i;
     type Floats = __m256;
 
     #[inline(always)]
@@ -46,7 +50,22 @@ impl Lanes for V {
     }
 
     #[inline(always)]
-    fn dot<const BITS: usize>(self, weights: __m256i, x: u32) -> Self {
+    fn no_pairs() -> __m256i {
+        value!(_mm256_setzero_si256())
+    }
+
+    /// 2 · 15 · 127 fits 16 bits eight times, 2 · 63 · 127 twice, 2 · 128 · 127 once.
+    #[inline(always)]
+    fn words_together<const BITS: usize>() -> usize {
+        match BITS {
+            4 => 8,
+            6 => 2,
+            _ => 1,
+        }
+    }
+
+    #[inline(always)]
+    fn add_products<const BITS: usize>(pairs: __m256i, weights: __m256i, x: u32) -> __m256i {
         let x = value!(_mm256_set1_epi32(x as i32));
         let products = if BITS == 8 {
             // Sizes times signed numbers, as there is no product of signed bytes.
@@ -56,9 +75,24 @@ impl Lanes for V {
         } else {
             value!(_mm256_maddubs_epi16(weights, x))
         };
+        value!(_mm256_add_epi16(pairs, products))
+    }
+
+    #[inline(always)]
+    fn plus_pairs(self, pairs: __m256i) -> Self {
         let ones = value!(_mm256_set1_epi16(1));
-        let sums = value!(_mm256_madd_epi16(products, ones));
+        let sums = value!(_mm256_madd_epi16(pairs, ones));
         Self(value!(_mm256_add_epi32(self.0, sums)))
+    }
+
+    #[inline(always)]
+    fn turn_interleaved(
+        weights: &Packed<'_>,
+        rows: [usize; 3],
+        visits: &[usize],
+        words: &mut [u32],
+    ) {
+        value!(super::turn::turn(weights, rows, visits, words));
     }
 
     #[inline(always)]

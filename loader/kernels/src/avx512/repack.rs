@@ -6,11 +6,8 @@ use std::arch::x86_64::*;
 use super::block::line;
 use crate::{
     quantized::{Line, SPANS},
-    repack::{QUAD, Repack},
+    repack::{QUAD, READ_BEYOND, Repack},
 };
-
-/// Bytes behind rows that are read with them: four units of three bytes are read as 16.
-pub(crate) const READ_BEYOND: usize = 4;
 
 /// Interleaves four rows; `from` are they as they are stored, and any [`READ_BEYOND`] bytes.
 pub(crate) fn interleave(repack: &Repack, from: &[u8], to: &mut [u8]) {

@@ -32,6 +32,7 @@ impl Lanes for V {
     const N: usize = 4;
     const SIGNED: bool = true;
     type Weights = int8x16_t;
+    type Pairs = int32x4_t;
     type Floats = float32x4_t;
 
     #[inline(always)]
@@ -47,8 +48,18 @@ impl Lanes for V {
     }
 
     #[inline(always)]
-    fn dot<const BITS: usize>(self, weights: int8x16_t, x: u32) -> Self {
-        Self(value!(super::sdot(self.0, weights, vreinterpretq_s8_u32(vdupq_n_u32(x)))))
+    fn no_pairs() -> int32x4_t {
+        value!(vdupq_n_s32(0))
+    }
+
+    #[inline(always)]
+    fn add_products<const BITS: usize>(sums: int32x4_t, weights: int8x16_t, x: u32) -> int32x4_t {
+        value!(super::sdot(sums, weights, vreinterpretq_s8_u32(vdupq_n_u32(x))))
+    }
+
+    #[inline(always)]
+    fn plus_pairs(self, sums: int32x4_t) -> Self {
+        Self(value!(vaddq_s32(self.0, sums)))
     }
 
     #[inline(always)]
