@@ -136,7 +136,7 @@ impl Package {
             match places {
                 Places::Tensors(held, region) => {
                     tensors.extend(held.into_iter().zip(region.share()).map(|(held, pages)| {
-                        let packing = held.repack.map_or(Packing::Stored, |_| Packing::Interleaved);
+                        let packing = held.repack.map_or(Packing::Stored, |_| options.packing);
                         let tensor = PackageTensor::new(&held.entry, packing, Arc::new(pages));
                         (held.entry.name, tensor)
                     }));
@@ -222,10 +222,7 @@ impl Places {
         }
         let region = Region::zeroed(held.iter().map(|tensor| tensor.size as usize).collect());
         let held = held.into_iter().map(|entry| {
-            let repack = match packing {
-                Packing::Interleaved => repack_of(manifest, &entry),
-                Packing::Stored => None,
-            };
+            let repack = repack_of(manifest, &entry, packing);
             Held { entry, repack }
         });
         Ok(Self::Tensors(held.collect(), region))

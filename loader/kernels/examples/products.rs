@@ -71,9 +71,7 @@ impl Layer {
         let halves =
             |seed: usize| (0..count / group).map(move |i| 0x3c00 + ((i * 31 + seed) % 97) as u16);
         let mut words = Words::new(words)?;
-        if packing == Packing::Interleaved
-            && let Some(repack) = Repack::new(shape, [bits, group])
-        {
+        if let Some(repack) = Repack::new(shape, [bits, group], packing) {
             repack.interleave(&mut words.0);
         }
         Ok(Self { shape, words, packing, scales: halves(1).collect(), biases: halves(2).collect() })

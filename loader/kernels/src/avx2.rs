@@ -7,6 +7,8 @@ use std::arch::x86_64::*;
 
 use crate::{floats::Floats, platform::Task};
 
+mod alone;
+mod factors;
 mod floats;
 mod forms;
 mod repack;
@@ -70,6 +72,38 @@ fn tree(lanes: [__m256; 2]) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+}
+
+/// The sums of the lanes of four elements, halves added to halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn four_trees(lanes: [[__m256; 2]; 4]) -> __m128 {
+    let [a, b, c, d] = lanes.map(|[low, high]| _mm256_add_ps(low, high));
+    let four = |a, b| {
+        let low = _mm256_permute2f128_ps::<0x20>(a, b);
+        _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(a, b))
+    };
+    let (ab, cd) = (four(a, b), four(c, d));
+    let low = _mm256_shuffle_ps::<0b01_00_01_00>(ab, cd);
+    let twos = _mm256_add_ps(low, _mm256_shuffle_ps::<0b11_10_11_10>(ab, cd));
+    let even = _mm256_shuffle_ps::<0b10_00_10_00>(twos, twos);
+    let sums = _mm256_add_ps(even, _mm256_shuffle_ps::<0b11_01_11_01>(twos, twos));
+    // The first half has those of a and c, the second those of b and d.
+    _mm_unpacklo_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums))
+}
+
+/// 32 bytes, or as many as there are and zeros.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_some(from: &[u8]) -> __m256i {
+    if let Some(all) = from.first_chunk::<32>() {
+        // SAFETY: the array is as long as the vector.
+        return unsafe { _mm256_loadu_si256(all.as_ptr().cast()) };
+    }
+    let mut bytes = [0; 32];
+    bytes[..from.len()].copy_from_slice(from);
+    // SAFETY: the array is as long as the vector.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
 }
 
 /// `held` floats, at most eight, from `at` on, and zeros.

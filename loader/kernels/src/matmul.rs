@@ -37,8 +37,8 @@ const MOST_UNTILED_ROWS_INTERLEAVED: usize = 12;
 fn most_untiled_rows(platform: Platform, packing: Packing) -> usize {
     match (platform, packing) {
         (_, Packing::Stored) => MOST_UNTILED_ROWS,
-        (Platform::Avx512, Packing::Interleaved) => usize::MAX,
-        (_, Packing::Interleaved) => MOST_UNTILED_ROWS_INTERLEAVED,
+        (Platform::Avx512, _) => usize::MAX,
+        _ => MOST_UNTILED_ROWS_INTERLEAVED,
     }
 }
 
@@ -157,7 +157,7 @@ enum Values {
 impl Rounded {
     fn new(on: &Current, x: &[f32], weights: &Packed<'_>) -> Self {
         let rows = x.len() / weights.cols();
-        let interleaved = weights.packing == Packing::Interleaved;
+        let interleaved = weights.packing != Packing::Stored;
         let tiles = rows > most_untiled_rows(on.platform, weights.packing);
         let order = if interleaved && !tiles { Order::Words } else { Order::Spans };
         let x = Quantized::new(on, x, weights, order);
@@ -200,10 +200,10 @@ fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<
             crate::avx512::rows(weights, x, &mut out);
         }
         #[cfg(target_arch = "x86_64")]
-        (Values::Rows(x), Platform::Avx2) if weights.packing == Packing::Interleaved => {
+        (Values::Rows(x), Platform::Avx2) if weights.packing == Packing::Planes => {
             crate::avx2::words(weights, x, &mut out);
         }
-        (Values::Rows(_), _) if weights.packing == Packing::Interleaved => {
+        (Values::Rows(_), _) if weights.packing != Packing::Stored => {
             unreachable!("weights that {platform} has no products with")
         }
         #[cfg(target_arch = "x86_64")]

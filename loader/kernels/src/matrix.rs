@@ -90,7 +90,8 @@ impl<'a> Matrix<'a> {
     pub fn packed_as(mut self, found: Packing) -> Self {
         let shape = [self.rows, self.cols];
         if let Weights::Affine { bits, group, packing, .. } = &mut self.weights {
-            let can = found == Packing::Stored || Repack::new(shape, [*bits, *group]).is_some();
+            let can =
+                found == Packing::Stored || Repack::new(shape, [*bits, *group], found).is_some();
             assert!(can, "{shape:?} with {bits} bits in groups of {group} is not interleaved");
             *packing = found;
         }
@@ -215,9 +216,10 @@ impl<'a> Matrix<'a> {
                 let mut stored = [0; SPAN];
                 let packed = match packing {
                     Packing::Stored => &words.as_bytes()[first / 8 * bits..][..size],
-                    Packing::Interleaved => {
+                    Packing::Interleaved | Packing::Planes => {
                         let shape = [self.rows, self.cols];
-                        let repack = Repack::new(shape, [bits, group]).expect("checked before");
+                        let repack = Repack::new(shape, [bits, group], packing);
+                        let repack = repack.expect("checked before");
                         let start = start / 8 * bits;
                         repack.read(words.as_bytes(), row, start, &mut stored[..size]);
                         &stored[..size]

@@ -70,10 +70,42 @@ pub(crate) enum Order {
     /// Span after span; before 4-bit weights, which unpack so, of each 128 those with even numbers
     /// first.
     Spans,
-    /// As [`Packing::Interleaved`] weights stand: runs of [`SPANS`] spans, of each the first four
+    /// As interleaved weights stand: runs of [`SPANS`] spans, of each the first four
     /// of every span, then the next four; before 4-bit weights of every eight those with even
     /// numbers, then those with odd ones.
     Words,
+}
+
+/// In which order the activations of a span meet what is unpacked at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Within {
+    /// As they follow each other.
+    Straight,
+    /// Before 4-bit weights: those with even numbers apart from those with odd ones.
+    Halved,
+    /// Before 6-bit weights in [`Packing::Planes`]: of every sixteen each fourth, four times.
+    Quartered,
+}
+
+impl Within {
+    const fn of(weights: &Packed<'_>) -> Self {
+        match (weights.bits, weights.packing) {
+            (4, _) => Self::Halved,
+            (6, Packing::Planes) => Self::Quartered,
+            _ => Self::Straight,
+        }
+    }
+}
+
+/// Every fourth of sixteen, four times.
+const fn quartered(sixteen: [i8; 16]) -> [i8; 16] {
+    let mut quarters = [0; 16];
+    let mut place = 0;
+    while place < 16 {
+        quarters[place] = sixteen[place % 4 * 4 + place / 4];
+        place += 1;
+    }
+    quarters
 }
 
 /// Whether there are kernels for products of 8-bit activations with such weights.
@@ -167,8 +199,7 @@ pub(crate) struct Quantized {
     rows: usize,
     span: usize,
     order: Order,
-    /// Whether they are for 4-bit weights, of which two unpack at a time.
-    halved: bool,
+    within: Within,
     /// Lines of a row: whole runs of [`SPANS`] spans, zero beyond the row's end.
     lines: usize,
     values: Buffer<Line>,
@@ -196,7 +227,7 @@ impl Quantized {
         assert_eq!(x.len(), rows * cols, "activations of {cols} inputs");
         let runs = weights.spans.div_ceil(SPANS);
         let lines = runs * SPANS * span / LINE;
-        let halved = weights.bits == 4;
+        let within = Within::of(weights);
         let mut values = LINES.take(rows * lines);
         let mut factors = FACTORS.take(rows * runs);
         if !weights.spans.is_multiple_of(SPANS) {
@@ -218,7 +249,7 @@ impl Quantized {
                 values.chunks_exact_mut(lines).zip(factors.chunks_exact_mut(runs)).enumerate()
             {
                 let x = &x[row * cols..][..cols];
-                on.platform.run(QuantizeRow { x, span, order, halved, values, factors });
+                on.platform.run(QuantizeRow { x, span, order, within, values, factors });
             }
         });
         drop(parts);
@@ -228,7 +259,7 @@ impl Quantized {
         for (factors, ((scales, sums), totals)) in factors.iter().zip(places) {
             (*scales, *sums, *totals) = (factors.scales, factors.sums, factors.totals);
         }
-        Self { rows, span, order, halved, lines, values, scales, sums, totals }
+        Self { rows, span, order, within, lines, values, scales, sums, totals }
     }
 
     pub(crate) const fn rows(&self) -> usize {
@@ -244,7 +275,7 @@ impl Quantized {
     pub(crate) fn fits(&self, weights: &Packed<'_>, order: Order) -> bool {
         self.order == order
             && self.span == weights.span
-            && self.halved == (weights.bits == 4)
+            && self.within == Within::of(weights)
             && self.runs() == weights.spans.div_ceil(SPANS)
     }
 
@@ -279,7 +310,7 @@ impl Quantized {
     /// the second; of halved values those with even numbers, then those with odd ones.
     pub(crate) fn halves<'a>(&self, words: &'a [u32], span: usize) -> [&'a [u32]; 2] {
         let (half, first) = (self.span / 8, span * self.span);
-        if !self.halved {
+        if self.within != Within::Halved {
             return [&words[first / 4..][..half], &words[first / 4 + half..][..half]];
         }
         let at = first / 128 * 32 + first % 128 / 8;
@@ -291,7 +322,7 @@ struct QuantizeRow<'a> {
     x: &'a [f32],
     span: usize,
     order: Order,
-    halved: bool,
+    within: Within,
     values: &'a mut [Line],
     factors: &'a mut [Factors],
 }
@@ -302,7 +333,7 @@ impl Task for QuantizeRow<'_> {
     #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
     #[inline(always)]
     fn run(self) {
-        let form = (self.order, self.halved);
+        let form = (self.order, self.within);
         if self.span == 32 {
             quantize_row::<32>(self.x, form, self.values, self.factors);
         } else {
@@ -315,7 +346,7 @@ impl Task for QuantizeRow<'_> {
 #[inline(always)]
 fn quantize_row<const SPAN: usize>(
     x: &[f32],
-    (order, halved): (Order, bool),
+    (order, within): (Order, Within),
     values: &mut [Line],
     factors: &mut [Factors],
 ) {
@@ -336,16 +367,21 @@ fn quantize_row<const SPAN: usize>(
             *rounded = bits;
             sum += i32::from(bits);
         }
+        if within == Within::Quartered {
+            for sixteen in rounded.as_chunks_mut().0 {
+                *sixteen = quartered(*sixteen);
+            }
+        }
         let run = &mut factors[index / SPANS];
         run.scales.0[index % SPANS] = scale;
         run.sums.0[index % SPANS] = sum as f32 * scale;
         run.totals[index % SPANS] = sum;
         match order {
-            Order::Spans => place_span(&rounded, halved, index, values),
+            Order::Spans => place_span(&rounded, within, index, values),
             Order::Words => {
                 let lines = SPANS * SPAN / LINE;
                 let run = &mut values[index / SPANS * lines..][..lines];
-                place_words(&rounded, halved, index % SPANS, run);
+                place_words(&rounded, within, index % SPANS, run);
             }
         }
     }
@@ -356,12 +392,12 @@ fn quantize_row<const SPAN: usize>(
 #[inline(always)]
 fn place_span<const SPAN: usize>(
     rounded: &[i8; SPAN],
-    halved: bool,
+    within: Within,
     index: usize,
     values: &mut [Line],
 ) {
     let first = index * SPAN;
-    if halved {
+    if within == Within::Halved {
         let (line, at) = (first / 128 * 2, first % 128 / 2);
         let [even, odd] = &mut values[line..line + 2] else { unreachable!("two lines") };
         let places = even.0[at..].iter_mut().zip(&mut odd.0[at..]);
@@ -380,14 +416,14 @@ fn place_span<const SPAN: usize>(
 #[inline(always)]
 fn place_words<const SPAN: usize>(
     rounded: &[i8; SPAN],
-    halved: bool,
+    within: Within,
     lane: usize,
     run: &mut [Line],
 ) {
     let mut put = |line: usize, word: [i8; 4]| {
         run[line].0.as_chunks_mut::<4>().0[lane] = word;
     };
-    if halved {
+    if within == Within::Halved {
         for (index, [a, b, c, d, e, f, g, h]) in rounded.as_chunks::<8>().0.iter().enumerate() {
             put(2 * index, [*a, *c, *e, *g]);
             put(2 * index + 1, [*b, *d, *f, *h]);

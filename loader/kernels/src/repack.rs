@@ -28,6 +28,9 @@ pub enum Packing {
     Stored,
     /// Word by word of each run of 16 spans of four rows.
     Interleaved,
+    /// The same with words of four bytes for 6 bits too: of every sixteen weights, which fill
+    /// three bytes by fours, the first bytes, then the second ones, then the third ones.
+    Planes,
 }
 
 impl Packing {
@@ -35,7 +38,8 @@ impl Packing {
     #[must_use]
     pub const fn best(platform: Platform, activations: Activations) -> Self {
         match (platform, activations) {
-            (Platform::Avx2 | Platform::Avx512, Activations::Int8) => Self::Interleaved,
+            (Platform::Avx512, Activations::Int8) => Self::Interleaved,
+            (Platform::Avx2, Activations::Int8) => Self::Planes,
             _ => Self::Stored,
         }
     }
@@ -55,19 +59,31 @@ pub struct Repack {
     /// Of a span.
     pub(crate) units: usize,
     pub(crate) spans: usize,
+    packing: Packing,
 }
 
 impl Repack {
-    /// A matrix of `rows` by `cols` weights; none where its form has no kernels that want it.
+    /// A matrix of `rows` by `cols` weights; none where its form has no kernels that want it, or
+    /// it shall stay as it is stored.
     #[must_use]
-    pub fn new([rows, cols]: [usize; 2], [bits, group]: [usize; 2]) -> Option<Self> {
+    pub fn new(
+        [rows, cols]: [usize; 2],
+        [bits, group]: [usize; 2],
+        packing: Packing,
+    ) -> Option<Self> {
         let whole = rows.is_multiple_of(QUAD) && cols.is_multiple_of(group);
-        if !has_kernels(bits, group) || cols == 0 || !whole {
+        if packing == Packing::Stored || !has_kernels(bits, group) || cols == 0 || !whole {
             return None;
         }
         let span = group.min(64);
-        let unit = if bits == 6 { 3 } else { 4 };
-        Some(Self { unit, units: span * bits / 8 / unit, spans: cols / span })
+        let unit = if bits == 6 && packing == Packing::Interleaved { 3 } else { 4 };
+        let packing = if bits == 6 { packing } else { Packing::Interleaved };
+        Some(Self { unit, units: span * bits / 8 / unit, spans: cols / span, packing })
+    }
+
+    /// Whether bytes are put to planes before they are interleaved.
+    pub(crate) fn has_planes(&self) -> bool {
+        self.packing == Packing::Planes
     }
 
     pub(crate) const fn span_bytes(&self) -> usize {
@@ -101,9 +117,13 @@ impl Repack {
             before[..quad.len()].copy_from_slice(quad);
             match platform {
                 #[cfg(target_arch = "x86_64")]
-                Platform::Avx512 => crate::avx512::interleave(self, &before, quad),
+                Platform::Avx512 if !self.has_planes() => {
+                    crate::avx512::interleave(self, &before, quad)
+                }
                 #[cfg(target_arch = "x86_64")]
-                Platform::Avx2 => crate::avx2::interleave(self, &before, quad),
+                Platform::Avx2 | Platform::Avx512 if self.unit == 4 => {
+                    crate::avx2::interleave(self, &before, quad);
+                }
                 _ => self.interleave_four(&before[..quad.len()], quad),
             }
         }
@@ -111,6 +131,12 @@ impl Repack {
 
     /// What interleaving is, unit by unit; `from` are four rows as they are stored.
     fn interleave_four(&self, from: &[u8], to: &mut [u8]) {
+        let planes = self.has_planes().then(|| {
+            let mut planes = from.to_vec();
+            planes.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = to_planes(*bytes));
+            planes
+        });
+        let from = planes.as_deref().unwrap_or(from);
         for (row, from) in from.chunks_exact(self.row_bytes()).enumerate() {
             let places = to.chunks_mut(QUAD * self.run_bytes());
             for (from, to) in from.chunks(self.run_bytes()).zip(places) {
@@ -143,8 +169,21 @@ impl Repack {
                 let at = first + place * self.unit;
                 out.copy_from_slice(&quad[at..at + self.unit]);
             }
+            if self.has_planes() {
+                out.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = from_planes(*bytes));
+            }
         }
     }
+}
+
+/// The bytes of sixteen weights of 6 bits, three for every four of them, as three planes.
+fn to_planes(bytes: [u8; 12]) -> [u8; 12] {
+    std::array::from_fn(|place| bytes[place % 4 * 3 + place / 4])
+}
+
+/// The other way round.
+fn from_planes(planes: [u8; 12]) -> [u8; 12] {
+    std::array::from_fn(|place| planes[place % 3 * 4 + place / 3])
 }
 
 #[cfg(test)]
@@ -153,9 +192,12 @@ mod tests {
 
     #[test]
     fn shuffles_and_single_units_agree_and_are_read_back() {
-        for (bits, group) in [(4, 32), (4, 64), (6, 32), (6, 64), (8, 32), (8, 128)] {
+        let forms = [(4, 32), (4, 64), (6, 32), (6, 64), (8, 32), (8, 128)];
+        let both = [Packing::Interleaved, Packing::Planes];
+        for ((bits, group), packing) in forms.into_iter().flat_map(|it| both.map(|to| (it, to))) {
             for groups in [1, 5, 16, 37] {
-                let repack = Repack::new([8, groups * group], [bits, group]).unwrap();
+                let shape = [8, groups * group];
+                let repack = Repack::new(shape, [bits, group], packing).unwrap();
                 let stored: Vec<u8> =
                     (0..2 * repack.quad_bytes()).map(|i| (i * 31 + i / 251) as u8).collect();
                 let mut found = stored.clone();
@@ -165,7 +207,7 @@ mod tests {
                 for (from, to) in fours.zip(expected.chunks_exact_mut(repack.quad_bytes())) {
                     repack.interleave_four(from, to);
                 }
-                assert!(found == expected, "{bits} bits, {groups} groups of {group}");
+                assert!(found == expected, "{packing:?}: {bits} bits, {groups} groups of {group}");
                 for (row, from) in stored.chunks_exact(repack.row_bytes()).enumerate() {
                     let mut read = vec![0; from.len()];
                     repack.read(&found, row, 0, &mut read);

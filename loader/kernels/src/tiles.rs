@@ -239,11 +239,11 @@ impl Tile {
     ) {
         let words = weights.span / 4 * outputs;
         let (row_bytes, span_bytes) = (weights.row_bytes(), weights.span_bytes());
-        if weights.packing == Packing::Interleaved {
+        if weights.packing != Packing::Stored {
             L::turn_interleaved(weights, [first, held, outputs], &self.visits, &mut self.words);
         }
         for (span, visit) in self.visits.iter().enumerate() {
-            if weights.packing == Packing::Interleaved {
+            if weights.packing != Packing::Stored {
                 break;
             }
             let packed = &weights.bytes[first * row_bytes + span * span_bytes..];

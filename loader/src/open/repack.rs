@@ -3,7 +3,7 @@
 //! Bytes are hashed before they are rearranged, and given away only when every chunk was right.
 
 use shardpack_formats::Dtype;
-use shardpack_kernels::Repack;
+use shardpack_kernels::{Packing, Repack};
 use shardpack_manifests::{
     Manifest,
     digest::CHUNK_BYTES,
@@ -14,7 +14,11 @@ use super::chunks::Destination;
 
 /// How a tensor's integers can be interleaved; none where it has none, or has a form that is read
 /// as it is stored.
-pub(super) fn repack_of(manifest: &Manifest, tensor: &TensorEntry) -> Option<Repack> {
+pub(super) fn repack_of(
+    manifest: &Manifest,
+    tensor: &TensorEntry,
+    packing: Packing,
+) -> Option<Repack> {
     let module = tensor.name.strip_suffix(".weight")?;
     let MatrixFormat::Affine { bits, group_size } = manifest.quantization.format_of(module) else {
         return None;
@@ -26,7 +30,7 @@ pub(super) fn repack_of(manifest: &Manifest, tensor: &TensorEntry) -> Option<Rep
     }
     let shape = [rows, bits_of_row / u64::from(bits)].map(usize::try_from);
     let [Ok(rows), Ok(cols)] = shape else { return None };
-    let repack = Repack::new([rows, cols], [bits as usize, group_size as usize])?;
+    let repack = Repack::new([rows, cols], [bits as usize, group_size as usize], packing)?;
     tensor.size.is_multiple_of(repack.quad_bytes() as u64).then_some(repack)
 }
 

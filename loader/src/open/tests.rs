@@ -104,7 +104,9 @@ fn integers_are_interleaved_while_they_arrive() {
         let found = Package::open(&path, &options, &|_| {}).unwrap();
         for (name, rows) in [("b.weight", 16_000), ("c.weight", 8)] {
             let mut expected = stored.tensor(name).unwrap().bytes().to_vec();
-            Repack::new([rows, 21 * 64], [4, 64]).unwrap().interleave(&mut expected);
+            Repack::new([rows, 21 * 64], [4, 64], options.packing)
+                .unwrap()
+                .interleave(&mut expected);
             let found = found.tensor(name).unwrap();
             assert!(found.bytes() == expected, "{name} on {threads} threads");
             assert_ne!(found.bytes(), stored.tensor(name).unwrap().bytes());

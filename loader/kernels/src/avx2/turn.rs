@@ -3,7 +3,11 @@
 
 use std::arch::x86_64::*;
 
-use super::forms::{Bytes, Form, Nibbles, SixBits};
+use super::{
+    forms::{Bytes, Form, Nibbles, SixBits},
+    load_some,
+    repack::four_turned,
+};
 use crate::{
     quantized::{Packed, SPANS},
     repack::QUAD,
@@ -41,46 +45,45 @@ fn turn_all<F: Form>(
 ) {
     assert!(first.is_multiple_of(QUAD) && held.is_multiple_of(QUAD), "rows by fours");
     assert!(outputs.is_multiple_of(EIGHT) && held <= outputs, "places for rows");
-    let units = weights.span / 4 / F::LINES;
+    let lines = weights.span / 4;
+    let words_of_span = lines / F::LINES * F::WORDS;
     let quad_bytes = QUAD * weights.row_bytes();
     for (run, visits) in visits.chunks(SPANS).enumerate() {
-        let size = visits.len() * F::UNIT;
-        let of_run = first * weights.row_bytes() + run * QUAD * SPANS * units * F::UNIT;
+        let size = visits.len() * 4;
+        let of_run = first * weights.row_bytes() + run * QUAD * SPANS * words_of_span * 4;
         for (half, visits) in visits.chunks(EIGHT).enumerate() {
             for rows in (0..held).step_by(EIGHT) {
-                for unit in 0..units {
-                    let mut blocks = [_mm256_setzero_si256(); EIGHT];
-                    for (row, block) in blocks.iter_mut().enumerate().take(held - rows) {
-                        let row = rows + row;
-                        let at = of_run
-                            + row / QUAD * quad_bytes
-                            + (unit * QUAD + row % QUAD) * size
-                            + half * EIGHT * F::UNIT;
-                        *block = F::words(read::<F>(&weights.bytes[at..]));
+                for step in 0..lines / F::LINES {
+                    let mut all = [[_mm256_setzero_si256(); 3]; EIGHT];
+                    for word in 0..F::WORDS {
+                        let mut blocks = [_mm256_setzero_si256(); EIGHT];
+                        for (row, block) in blocks.iter_mut().enumerate().take(held - rows) {
+                            let row = rows + row;
+                            let of_row = of_run + row / QUAD * quad_bytes;
+                            let word = (step * F::WORDS + word) * QUAD + row % QUAD;
+                            let at = of_row + word * size + half * EIGHT * 4;
+                            *block = load_some(&weights.bytes[at..]);
+                        }
+                        for (all, turned) in all.iter_mut().zip(turned(blocks)) {
+                            all[word] = turned;
+                        }
                     }
-                    let turned = turned(blocks);
-                    for (visit, block) in visits.iter().zip(turned) {
-                        let of_span = visit * units * F::LINES * outputs + rows;
-                        for (line, block) in F::lines(block).into_iter().enumerate().take(F::LINES)
-                        {
-                            let at = of_span + (line * units + unit) * outputs;
-                            store(block, &mut words[at..]);
+                    for (visit, words_of_rows) in visits.iter().zip(all) {
+                        let unpacked = F::lines(words_of_rows);
+                        for (index, line) in unpacked.into_iter().enumerate().take(F::LINES) {
+                            let line_number = if F::APART {
+                                index * lines / F::LINES + step
+                            } else {
+                                step * F::LINES + index
+                            };
+                            let at = (visit * lines + line_number) * outputs + rows;
+                            store(line, &mut words[at..]);
                         }
                     }
                 }
             }
         }
     }
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn read<F: Form>(from: &[u8]) -> __m256i {
-    if from.len() < F::READ {
-        return F::load_some(from);
-    }
-    // SAFETY: they are there, as has just been asked.
-    unsafe { F::load(from.as_ptr()) }
 }
 
 #[inline]
@@ -95,17 +98,7 @@ fn store(words: __m256i, to: &mut [u32]) {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn turned([a, b, c, d, e, f, g, h]: [__m256i; EIGHT]) -> [__m256i; EIGHT] {
-    let pairs = |a, b, c, d| {
-        let low = [_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d)];
-        let high = [_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d)];
-        [
-            _mm256_unpacklo_epi64(low[0], low[1]),
-            _mm256_unpackhi_epi64(low[0], low[1]),
-            _mm256_unpacklo_epi64(high[0], high[1]),
-            _mm256_unpackhi_epi64(high[0], high[1]),
-        ]
-    };
-    let (left, right) = (pairs(a, b, c, d), pairs(e, f, g, h));
+    let (left, right) = (four_turned([a, b, c, d]), four_turned([e, f, g, h]));
     let mut turned = [_mm256_setzero_si256(); EIGHT];
     for (index, (left, right)) in left.into_iter().zip(right).enumerate() {
         turned[index] = _mm256_permute2x128_si256::<0x20>(left, right);

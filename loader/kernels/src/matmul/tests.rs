@@ -64,9 +64,12 @@ impl Stored {
         Self { shape, form, words, scales, biases, weights }
     }
 
-    /// The words, interleaved, if their matrix can be.
-    fn interleaved(&self) -> Option<Vec<u32>> {
-        let repack = Repack::new(self.shape, self.form.map(|number| number as usize))?;
+    /// The words as they stand in such a packing, if their matrix can be packed so.
+    fn packed(&self, packing: Packing) -> Option<Vec<u32>> {
+        if packing == Packing::Stored {
+            return Some(self.words.clone());
+        }
+        let repack = Repack::new(self.shape, self.form.map(|number| number as usize), packing)?;
         let mut words = self.words.clone();
         repack.interleave(words.as_mut_bytes());
         Some(words)

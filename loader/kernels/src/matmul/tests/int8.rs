@@ -50,11 +50,7 @@ fn check_bits(form: [u32; 2], shape: [usize; 2], rows: &[usize]) {
             .run(|| x.chunks_exact(shape[1]).flat_map(|x| product(x, &matrix)).collect());
         for (platform, packing) in forms() {
             let team = team(2, platform);
-            let words = match packing {
-                Packing::Stored => Some(stored.words.clone()),
-                Packing::Interleaved => stored.interleaved(),
-            };
-            let Some(words) = words else { continue };
+            let Some(words) = stored.packed(packing) else { continue };
             let matrix = Matrix::affine(shape, &words, scales, biases, form).packed_as(packing);
             for rows in rows {
                 let found = team.run(|| product(&x[..rows * shape[1]], &matrix));
