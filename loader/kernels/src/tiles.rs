@@ -445,12 +445,28 @@ fn span_dots<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usiz
     together: usize,
 ) -> [[L; VECTORS]; ROWS] {
     let mut dots = [[L::zero(); VECTORS]; ROWS];
-    let panel = panel.as_chunks::<ROWS>().0;
-    for (tile, panel) in tile.chunks(together * L::N * VECTORS).zip(panel.chunks(together)) {
-        let mut pairs = [[L::no_pairs(); VECTORS]; ROWS];
-        for (weights, x) in tile.chunks_exact(L::N * VECTORS).zip(panel) {
+    let (outputs, panel) = (L::N * VECTORS, panel.as_chunks::<ROWS>().0);
+    if L::words_together::<BITS>() == 2 {
+        // One after another, so that registers hold all sums.
+        for (words, x) in tile.chunks_exact(2 * outputs).zip(panel.as_chunks::<2>().0) {
+            let (first, second) = words.split_at(outputs);
             for vector in 0..VECTORS {
-                let weights = L::weights::<BITS>(&weights[vector * L::N..]);
+                let first = L::weights::<BITS>(&first[vector * L::N..]);
+                let second = L::weights::<BITS>(&second[vector * L::N..]);
+                for row in 0..ROWS {
+                    let pairs = L::add_products::<BITS>(L::no_pairs(), first, x[0][row]);
+                    let pairs = L::add_products::<BITS>(pairs, second, x[1][row]);
+                    dots[row][vector] = dots[row][vector].plus_pairs(pairs);
+                }
+            }
+        }
+        return dots;
+    }
+    for (words, x) in tile.chunks(together * outputs).zip(panel.chunks(together)) {
+        let mut pairs = [[L::no_pairs(); VECTORS]; ROWS];
+        for (words, x) in words.chunks_exact(outputs).zip(x) {
+            for vector in 0..VECTORS {
+                let weights = L::weights::<BITS>(&words[vector * L::N..]);
                 for row in 0..ROWS {
                     let pairs = &mut pairs[row][vector];
                     *pairs = L::add_products::<BITS>(*pairs, weights, x[row]);

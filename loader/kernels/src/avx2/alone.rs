@@ -3,13 +3,13 @@
 use std::{arch::x86_64::*, hint::black_box};
 
 use super::{
-    factors::{Factors, HALF, Halves, Rows, Run, of_run},
+    factors::{Factors, HALF, Halves, Row, of_run},
     forms::Form,
     four_trees,
-    words::{Block, Place, dots},
+    words::{Block, Panel, Place, dots},
 };
 use crate::{
-    quantized::{Packed, Quantized, SPANS},
+    quantized::{Line, Packed, Quantized, SPANS},
     repack::QUAD,
     team::Columns,
 };
@@ -19,7 +19,7 @@ use crate::{
 const NEAR: usize = 2048;
 
 /// Lanes of the elements of four weight rows.
-type Lanes = [[[__m256; 2]; 1]; QUAD];
+type Lanes = [[__m256; 2]; QUAD];
 
 /// Weight rows with the row of activations of number `m`; results go to `place` on.
 #[inline(never)]
@@ -27,49 +27,45 @@ type Lanes = [[[__m256; 2]; 1]; QUAD];
 pub(super) fn alone<F: Form>(
     weights: &Packed<'_>,
     x: &Quantized,
-    Block { rows, packed }: Block<'_>,
+    Block { first, packed, .. }: Block<'_>,
     (m, place): (usize, usize),
     out: &mut Columns<'_>,
 ) {
-    let x = Rows::<1>::new(weights.span, x, m);
     let factors = Factors::new(weights);
-    let words = x.lines / F::LINES * F::WORDS;
+    let lines = weights.span / 4;
+    let words = lines / F::LINES * F::WORDS;
+    let (row_of_x, mut panel) = (Row::new(x, m, lines), Panel::<1>::new(lines));
     let quads = packed.chunks(QUAD * weights.spans * words * 4);
-    for (quad, row) in quads.zip(rows.clone().step_by(QUAD)) {
-        let mut lanes: Lanes = [[[_mm256_setzero_ps(); 2]; 1]; QUAD];
+    for (quad, row) in quads.zip((first..).step_by(QUAD)) {
+        let mut lanes: Lanes = [[_mm256_setzero_ps(); 2]; QUAD];
         let met = match factors.halves(row, QUAD) {
-            Some(halves) => whole_runs::<F>(quad, halves, &x, &mut lanes),
+            Some(halves) => whole_runs::<F>(quad, halves, &row_of_x, &mut lanes),
             None => 0,
         };
         // Others, and the last run, which may have fewer spans.
         for (run, packed) in quad.chunks(QUAD * SPANS * words * 4).enumerate().skip(met) {
-            let (of_x, size) = (x.of_run(run), packed.len() / words / QUAD);
+            let size = packed.len() / words / QUAD;
+            panel.take(x, [m, 1], run);
             for half in 0..(size / 4).div_ceil(HALF) {
                 let packed = &packed[half * HALF * 4..];
                 let place = Place { packed, size, ahead: NEAR };
-                let dots = dots::<F, QUAD, 1>(place, &of_x, half);
-                for (w, (lanes, dots)) in lanes.iter_mut().zip(dots).enumerate() {
+                let dots = dots::<F, QUAD, 1>(place, &panel, half);
+                for (w, (lanes, [dots])) in lanes.iter_mut().zip(dots).enumerate() {
                     let factors = factors.eight(row + w, run * SPANS + half * HALF);
-                    of_x.add::<F>(factors, dots, half, lanes);
+                    lanes[half] = panel.of_half(half, 0).add::<F>(lanes[half], factors, dots);
                 }
             }
         }
-        let sums = four_trees(lanes.map(|[lanes]| lanes));
-        let out = &mut out.row(m)[place + row - rows.start..][..QUAD];
+        let out = &mut out.row(m)[place + row - first..][..QUAD];
         // SAFETY: the slice above is as long as the vector.
-        unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
+        unsafe { _mm_storeu_ps(out.as_mut_ptr(), four_trees(lanes)) };
     }
 }
 
 /// Adds the sums of all whole runs of four weight rows to the lanes; how many runs these are.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn whole_runs<F: Form>(
-    quad: &[u8],
-    factors: Halves<'_>,
-    x: &Rows<'_, 1>,
-    lanes: &mut Lanes,
-) -> usize {
+fn whole_runs<F: Form>(quad: &[u8], factors: Halves<'_>, x: &Row<'_>, lanes: &mut Lanes) -> usize {
     let of = [factors.scales, factors.biases];
     match (factors.bf16, factors.shared) {
         (true, false) => with_halves::<F, true, false>(quad, of, x, lanes),
@@ -85,22 +81,22 @@ fn whole_runs<F: Form>(
 fn with_halves<F: Form, const BF16: bool, const SHARED: bool>(
     quad: &[u8],
     [scales, biases]: [&[u16]; 2],
-    x: &Rows<'_, 1>,
+    x: &Row<'_>,
     lanes: &mut Lanes,
 ) -> usize {
     let steps = x.lines / F::LINES;
     let runs = quad.chunks_exact(QUAD * SPANS * steps * F::WORDS * 4);
     let (count, per_row) = (runs.len(), scales.len() / QUAD);
     // Were it known to the compiler, it would load all before it meets any.
-    let together = black_box(F::TOGETHER / F::LINES);
+    let together = black_box(F::TOGETHER.div_ceil(F::LINES));
     for (run, packed) in runs.enumerate() {
-        let x = x.of_run(run);
-        let dots = whole_dots::<F>(packed, [steps, together], &x);
+        let dots = whole_dots::<F>(packed, [steps, together], x.of_run(run));
         for (w, (lanes, dots)) in lanes.iter_mut().zip(dots).enumerate() {
             let scales = of_run::<BF16, SHARED>(&scales[w * per_row..], run);
             let biases = of_run::<BF16, SHARED>(&biases[w * per_row..], run);
             for half in 0..2 {
-                x.add::<F>((scales[half], biases[half]), [dots[half]], half, lanes);
+                let factors = (scales[half], biases[half]);
+                lanes[half] = x.of_half(run, half).add::<F>(lanes[half], factors, dots[half]);
             }
         }
     }
@@ -114,16 +110,16 @@ fn with_halves<F: Form, const BF16: bool, const SHARED: bool>(
 fn whole_dots<F: Form>(
     packed: &[u8],
     [steps, together]: [usize; 2],
-    x: &Run<'_, 1>,
+    values: &[Line],
 ) -> [[__m256i; 2]; QUAD] {
     const SIZE: usize = SPANS * 4;
     assert_eq!(packed.len(), steps * F::WORDS * QUAD * SIZE, "a whole run");
-    assert_eq!(x.values[0].len(), steps * F::LINES, "activations");
+    assert_eq!(values.len(), steps * F::LINES, "activations");
     // SAFETY: a line is as long as two vectors, and there are as many lines.
     let x_of = |line: usize, half: usize| unsafe {
-        _mm256_load_si256(x.values[0].as_ptr().add(line).cast::<__m256i>().add(half))
+        _mm256_load_si256(values.as_ptr().add(line).cast::<__m256i>().add(half))
     };
-    let lines = |step: usize, w: usize, half: usize| {
+    let words_of = |step: usize, w: usize, half: usize| {
         let mut words = [_mm256_setzero_si256(); 3];
         for (word, words) in words.iter_mut().enumerate().take(F::WORDS) {
             let place = (step * F::WORDS + word) * QUAD + w;
@@ -134,7 +130,7 @@ fn whole_dots<F: Form>(
             // SAFETY: there are as many bytes, as has just been asserted.
             *words = unsafe { _mm256_loadu_si256(from.cast()) };
         }
-        F::lines(words)
+        words
     };
     let ones = _mm256_set1_epi16(1);
     let mut dots = [[_mm256_setzero_si256(); 2]; QUAD];
@@ -145,24 +141,21 @@ fn whole_dots<F: Form>(
         while step < end {
             for w in 0..QUAD {
                 for half in 0..2 {
-                    let lines = lines(step, w, half);
-                    let at = step * F::LINES;
-                    let pairs = &mut pairs[w][half];
-                    if F::TOGETHER > 2 {
-                        for line in 0..F::LINES {
-                            let product = F::product(lines[line], x_of(at + line, half));
-                            *pairs = _mm256_add_epi16(*pairs, product);
+                    let words = words_of(step, w, half);
+                    let product = |line: usize| {
+                        F::product(F::line(words, line), x_of(step * F::LINES + line, half))
+                    };
+                    let (pairs, dots) = (&mut pairs[w][half], &mut dots[w][half]);
+                    for first in (0..F::LINES).step_by(F::TOGETHER.min(2)) {
+                        let mut few = product(first);
+                        if F::TOGETHER > 1 {
+                            few = _mm256_add_epi16(few, product(first + 1));
                         }
-                        continue;
-                    }
-                    let dots = &mut dots[w][half];
-                    for first in (0..F::LINES).step_by(F::TOGETHER) {
-                        let mut few = F::product(lines[first], x_of(at + first, half));
-                        if F::TOGETHER == 2 && F::LINES > 1 {
-                            let second = F::product(lines[first + 1], x_of(at + first + 1, half));
-                            few = _mm256_add_epi16(few, second);
+                        if F::TOGETHER > 2 {
+                            *pairs = _mm256_add_epi16(*pairs, few);
+                        } else {
+                            *dots = _mm256_add_epi32(*dots, _mm256_madd_epi16(few, ones));
                         }
-                        *dots = _mm256_add_epi32(*dots, _mm256_madd_epi16(few, ones));
                     }
                 }
             }

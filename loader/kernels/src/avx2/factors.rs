@@ -63,6 +63,14 @@ impl<'a> Factors<'a> {
     #[target_feature(enable = "avx2,f16c")]
     pub(super) fn eight(&self, row: usize, first: usize) -> (__m256, __m256) {
         let at = row * self.per_row + (first >> u32::from(self.shared));
+        if !self.shared
+            && self.spans - first >= HALF
+            && let (Floats::BF16(scales), Floats::BF16(biases)) = (self.scales, self.biases)
+            && let (Some(scales), Some(biases)) =
+                (scales[at..].first_chunk(), biases[at..].first_chunk())
+        {
+            return (floats::<true>(scales), floats::<true>(biases));
+        }
         let held = (self.spans - first).min(HALF) >> u32::from(self.shared);
         let (scale, bias) = (floats_at(self.scales, at, held), floats_at(self.biases, at, held));
         if !self.shared {
@@ -73,103 +81,89 @@ impl<'a> Factors<'a> {
     }
 }
 
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn floats<const BF16: bool>(bits: &[u16; HALF]) -> __m256 {
+    // SAFETY: the array is as long as the vector.
+    let bits = unsafe { _mm_loadu_si128(bits.as_ptr().cast()) };
+    if BF16 {
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+    } else {
+        _mm256_cvtph_ps(bits)
+    }
+}
+
 /// Of the spans of a run, from a row's floats in 16 bits; if `SHARED` there is one for two spans
 /// each.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn of_run<const BF16: bool, const SHARED: bool>(row: &[u16], run: usize) -> [__m256; 2] {
-    let floats = |bits: &[u16; HALF]| {
-        // SAFETY: the array is as long as the vector.
-        let bits = unsafe { _mm_loadu_si128(bits.as_ptr().cast()) };
-        if BF16 {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
-        } else {
-            _mm256_cvtph_ps(bits)
-        }
-    };
     if SHARED {
-        let all = floats(row[run * HALF..].first_chunk().expect("of a whole run"));
+        let all = floats::<BF16>(row[run * HALF..].first_chunk().expect("of a whole run"));
         let first = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
         let last = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
         return [_mm256_permutevar8x32_ps(all, first), _mm256_permutevar8x32_ps(all, last)];
     }
     let all: &[_; SPANS] = row[run * SPANS..].first_chunk().expect("of a whole run");
     let [first, last] = all.as_chunks().0 else { unreachable!("two halves") };
-    [floats(first), floats(last)]
+    [floats::<BF16>(first), floats::<BF16>(last)]
 }
 
-/// `M` rows of activations.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'a, const M: usize> {
-    /// Lines that meet a run of weights.
-    pub(super) lines: usize,
-    values: [&'a [Line]; M],
-    scales: [&'a [Lane]; M],
-    sums: [&'a [Lane]; M],
-    totals: [&'a [[i32; SPANS]]; M],
+/// Factors of the activations of eight spans.
+pub(super) struct OfSpans<'a> {
+    pub(super) scales: &'a [f32; HALF],
+    pub(super) sums: &'a [f32; HALF],
+    pub(super) totals: &'a [i32; HALF],
 }
 
-impl<'a, const M: usize> Rows<'a, M> {
-    pub(super) fn new(span: usize, x: &'a Quantized, first: usize) -> Self {
-        let lines = span / 4;
-        let (values, scales) = ([&[] as &[_]; M], [&[] as &[_]; M]);
-        let mut rows = Self { lines, values, scales, sums: scales, totals: [&[]; M] };
-        for m in 0..M {
-            rows.values[m] = x.values(first + m);
-            rows.scales[m] = x.scales(first + m);
-            rows.sums[m] = x.sums(first + m);
-            rows.totals[m] = x.totals(first + m).as_chunks().0;
-        }
-        rows
-    }
-
-    /// What a run of weights meets.
-    pub(super) fn of_run(&self, run: usize) -> Run<'a, M> {
-        let lines = &self.values[0][..self.lines];
-        let (scales, sums) = ([&self.scales[0][run]; M], [&self.sums[0][run]; M]);
-        let totals = [&self.totals[0][run]; M];
-        let mut of_run = Run { values: [lines; M], scales, sums, totals };
-        for m in 0..M {
-            of_run.values[m] = &self.values[m][run * self.lines..][..self.lines];
-            of_run.scales[m] = &self.scales[m][run];
-            of_run.sums[m] = &self.sums[m][run];
-            of_run.totals[m] = &self.totals[m][run];
-        }
-        of_run
-    }
-}
-
-/// What a run of weights meets of `M` rows of activations.
-#[derive(Clone, Copy)]
-pub(super) struct Run<'a, const M: usize> {
-    pub(super) values: [&'a [Line]; M],
-    scales: [&'a Lane; M],
-    sums: [&'a Lane; M],
-    totals: [&'a [i32; SPANS]; M],
-}
-
-impl<const M: usize> Run<'_, M> {
-    /// Adds the exact sums of the eight spans of a half to the lanes of a weight row with this
-    /// scale and bias.
+impl OfSpans<'_> {
+    /// Lanes of an element and the exact sums of eight spans of weights with this scale and bias.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn add<F: Form>(
         &self,
+        lanes: __m256,
         (scale, bias): (__m256, __m256),
-        dots: [__m256i; M],
-        half: usize,
-        lanes: &mut [[__m256; 2]; M],
-    ) {
-        for m in 0..M {
-            let mut dots = dots[m];
-            if F::LESS_128 {
-                let totals = load_words(&self.totals[m].as_chunks::<HALF>().0[half]);
-                dots = _mm256_add_epi32(dots, _mm256_slli_epi32::<7>(totals));
-            }
-            let (x_scale, x_sum) = (self.scales[m].half(half), self.sums[m].half(half));
-            let sum = _mm256_fmadd_ps(bias, load(x_sum), lanes[m][half]);
-            let scale = _mm256_mul_ps(scale, load(x_scale));
-            lanes[m][half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, sum);
+        mut dots: __m256i,
+    ) -> __m256 {
+        if F::LESS_128 {
+            dots = _mm256_add_epi32(dots, _mm256_slli_epi32::<7>(load_words(self.totals)));
+        }
+        let lanes = _mm256_fmadd_ps(bias, load(self.sums), lanes);
+        let scale = _mm256_mul_ps(scale, load(self.scales));
+        _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots), scale, lanes)
+    }
+}
+
+/// A row of activations with the `lines` of a span.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    values: &'a [Line],
+    scales: &'a [Lane],
+    sums: &'a [Lane],
+    totals: &'a [[i32; SPANS]],
+    pub(super) lines: usize,
+}
+
+impl<'a> Row<'a> {
+    pub(super) fn new(x: &'a Quantized, row: usize, lines: usize) -> Self {
+        let totals = x.totals(row).as_chunks().0;
+        Self { values: x.values(row), scales: x.scales(row), sums: x.sums(row), totals, lines }
+    }
+
+    /// The lines that a run meets.
+    #[inline]
+    pub(super) fn of_run(&self, run: usize) -> &'a [Line] {
+        &self.values[run * self.lines..][..self.lines]
+    }
+
+    /// Factors of a half of a run.
+    #[inline]
+    pub(super) fn of_half(&self, run: usize, half: usize) -> OfSpans<'a> {
+        OfSpans {
+            scales: self.scales[run].half(half),
+            sums: self.sums[run].half(half),
+            totals: &self.totals[run].as_chunks().0[half],
         }
     }
 }

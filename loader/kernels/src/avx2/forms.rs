@@ -13,11 +13,12 @@ macro_rules! value {
 /// A form of interleaved weights. Its functions are called within functions that have the
 /// instructions, and nowhere else.
 ///
-/// Words of eight spans, a vector for each, unpack to lines of four weights of each span.
+/// A step is some words of eight spans, a vector for each word, which unpack to lines of four
+/// weights of each span.
 pub(super) trait Form {
-    /// Words that unpack together, at most three.
+    /// Words of a step, at most three.
     const WORDS: usize;
-    /// Lines that they unpack to, at most four.
+    /// Lines of a step.
     const LINES: usize;
     /// Lines of which products are added in 16 bits before they are widened.
     const TOGETHER: usize;
@@ -26,13 +27,19 @@ pub(super) trait Form {
     /// Whether a span's first lines come before its second ones in tiles.
     const APART: bool = false;
 
-    fn lines(words: [__m256i; 3]) -> [__m256i; 4];
+    /// A line of a step.
+    fn line(words: [__m256i; 3], line: usize) -> __m256i;
 
     /// Products of a line with activations, added in pairs.
     #[inline(always)]
     fn product(line: __m256i, x: __m256i) -> __m256i {
         value!(_mm256_maddubs_epi16(line, x))
     }
+}
+
+#[inline(always)]
+fn masked(bytes: __m256i, mask: i8) -> __m256i {
+    value!(_mm256_and_si256(bytes, _mm256_set1_epi8(mask)))
 }
 
 /// Two weights of 4 bits to a byte: those with even numbers, then those with odd ones.
@@ -47,11 +54,9 @@ impl Form for Nibbles {
     const APART: bool = true;
 
     #[inline(always)]
-    fn lines([word, ..]: [__m256i; 3]) -> [__m256i; 4] {
-        let low = value!(_mm256_set1_epi8(15));
-        let even = value!(_mm256_and_si256(word, low));
-        let odd = value!(_mm256_and_si256(_mm256_srli_epi16::<4>(word), low));
-        [even, odd, even, odd]
+    fn line([word, ..]: [__m256i; 3], line: usize) -> __m256i {
+        let word = if line == 0 { word } else { value!(_mm256_srli_epi16::<4>(word)) };
+        masked(word, 0b1111)
     }
 }
 
@@ -68,33 +73,21 @@ impl Form for SixBits {
 
     /// A plane's bytes have the low bits of one weight and the high bits of the one before.
     #[inline(always)]
-    fn lines([first, second, third]: [__m256i; 3]) -> [__m256i; 4] {
-        let mask = |bytes, mask: i8| value!(_mm256_and_si256(bytes, _mm256_set1_epi8(mask)));
-        let one = value!(_mm256_or_si256(
-            mask(_mm256_srli_epi16::<6>(first), 0b11),
-            mask(_mm256_slli_epi16::<2>(second), 0b11_1100)
-        ));
-        let two = value!(_mm256_or_si256(
-            mask(_mm256_srli_epi16::<4>(second), 0b1111),
-            mask(_mm256_slli_epi16::<4>(third), 0b11_0000)
-        ));
-        let three = mask(value!(_mm256_srli_epi16::<2>(third)), 0b11_1111);
-        [mask(first, 0b11_1111), one, two, three]
-    }
-}
-
-/// Weights of 6 bits that have been unpacked.
-pub(super) struct Unpacked;
-
-impl Form for Unpacked {
-    const WORDS: usize = 1;
-    const LINES: usize = 1;
-    const TOGETHER: usize = SixBits::TOGETHER;
-    const LESS_128: bool = false;
-
-    #[inline(always)]
-    fn lines([word, ..]: [__m256i; 3]) -> [__m256i; 4] {
-        [word; 4]
+    fn line([first, second, third]: [__m256i; 3], line: usize) -> __m256i {
+        match line {
+            0 => masked(first, 0b11_1111),
+            1 => {
+                let low = masked(value!(_mm256_srli_epi16::<6>(first)), 0b11);
+                let high = masked(value!(_mm256_slli_epi16::<2>(second)), 0b11_1100);
+                value!(_mm256_or_si256(low, high))
+            }
+            2 => {
+                let low = masked(value!(_mm256_srli_epi16::<4>(second)), 0b1111);
+                let high = masked(value!(_mm256_slli_epi16::<4>(third)), 0b11_0000);
+                value!(_mm256_or_si256(low, high))
+            }
+            _ => masked(value!(_mm256_srli_epi16::<2>(third)), 0b11_1111),
+        }
     }
 }
 
@@ -110,8 +103,8 @@ impl Form for Bytes {
     const LESS_128: bool = true;
 
     #[inline(always)]
-    fn lines([word, ..]: [__m256i; 3]) -> [__m256i; 4] {
-        [value!(_mm256_xor_si256(word, _mm256_set1_epi8(-128))); 4]
+    fn line([word, ..]: [__m256i; 3], _line: usize) -> __m256i {
+        value!(_mm256_xor_si256(word, _mm256_set1_epi8(-128)))
     }
 
     #[inline(always)]

@@ -69,8 +69,8 @@ fn turn_all<F: Form>(
                         }
                     }
                     for (visit, words_of_rows) in visits.iter().zip(all) {
-                        let unpacked = F::lines(words_of_rows);
-                        for (index, line) in unpacked.into_iter().enumerate().take(F::LINES) {
+                        for index in 0..F::LINES {
+                            let line = F::line(words_of_rows, index);
                             let line_number = if F::APART {
                                 index * lines / F::LINES + step
                             } else {
