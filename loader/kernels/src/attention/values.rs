@@ -68,8 +68,12 @@ impl<V: Vectors, S: Stored> WeightedSums<'_, V, S> {
                 let (weights, out) = (&weights[head..], &mut out[head * lines..]);
                 let values = (values, &some);
                 head += match heads - head {
-                    4.. if V::HEADS >= 4 => some_heads::<V, S, 4>(weights, values, lines, ahead, out),
-                    2.. if V::HEADS >= 2 => some_heads::<V, S, 2>(weights, values, lines, ahead, out),
+                    4.. if V::HEADS >= 4 => {
+                        some_heads::<V, S, 4>(weights, values, lines, ahead, out)
+                    }
+                    2.. if V::HEADS >= 2 => {
+                        some_heads::<V, S, 2>(weights, values, lines, ahead, out)
+                    }
                     _ => some_heads::<V, S, 1>(weights, values, lines, ahead, out),
                 };
             }
