@@ -20,6 +20,8 @@ have || { echo "skipped: needs $linker and qemu-aarch64 (Debian: gcc-aarch64-lin
 rustup target add "$target"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$linker"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+# Everything is compiled at once, which keeps all cores busy; what follows finds it done.
+cargo test --release --target "$target" -p shardpack-formats -p shardpack-kernels --lib --test goldens --no-run
 # What has code of its own for Arm. The rest decides nothing by platform, and the largest quality
 # test would take most of the time in the emulator.
 cargo test --release --target "$target" -p shardpack-formats --lib "$@" -- affine simd --skip trained

@@ -121,8 +121,9 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
             Platform::Avx512 => platform.run(Heads::<crate::avx512::Sixteen>::new(at, out)),
             #[cfg(target_arch = "x86_64")]
             Platform::Avx2 => platform.run(Heads::<crate::avx2::Sixteen>::new(at, out)),
-            Platform::Portable => Plain::run(Heads::<Plain>::new(at, out)),
-            _ => platform.run(Heads::<Plain>::new(at, out)),
+            #[cfg(target_arch = "aarch64")]
+            Platform::Neon => platform.run(Heads::<crate::neon::Sixteen>::new(at, out)),
+            _ => Plain::run(Heads::<Plain>::new(at, out)),
         }
     });
 }

@@ -9,9 +9,11 @@ use std::arch::{
 
 use crate::platform::Task;
 
+mod floats;
 mod rows;
 mod tile;
 
+pub(crate) use floats::Sixteen;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
 

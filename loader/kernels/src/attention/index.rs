@@ -79,8 +79,9 @@ impl Index<'_> {
                 Platform::Avx512 => platform.run(Scores::<crate::avx512::Sixteen>::new(at, out)),
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx2 => platform.run(Scores::<crate::avx2::Sixteen>::new(at, out)),
-                Platform::Portable => Plain::run(Scores::<Plain>::new(at, out)),
-                _ => platform.run(Scores::<Plain>::new(at, out)),
+                #[cfg(target_arch = "aarch64")]
+                Platform::Neon => platform.run(Scores::<crate::neon::Sixteen>::new(at, out)),
+                _ => Plain::run(Scores::<Plain>::new(at, out)),
             }
         });
     }

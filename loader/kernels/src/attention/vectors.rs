@@ -115,10 +115,9 @@ impl Vectors for Plain {
     const KEY_HEADS: usize = 1;
     const KEYS: usize = 4;
     const VALUE_VECTORS: usize = 1;
-    // Loops over arrays are unrolled: more of them take minutes to compile, which is worth it only
-    // where nothing else computes attention.
-    const HEADS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 4 };
-    const USUAL_WIDTHS: bool = !cfg!(target_arch = "x86_64");
+    // Loops over arrays are unrolled: more of them take minutes to compile.
+    const HEADS: usize = 1;
+    const USUAL_WIDTHS: bool = false;
 
     /// Fused operations are a call of a function each where the processor has no instruction for
     /// them, or is not known to have it: so what is plain is compiled for both.

@@ -123,13 +123,13 @@ fn load_values(from: &[i8]) -> int8x16_t {
 #[inline]
 #[target_feature(enable = "neon")]
 fn factors(weights: &Packed<'_>, row: usize, first: usize, held: usize) -> [float32x4_t; 2] {
-    let mut factors = [[0.0; 4]; 2];
-    for span in 0..held {
+    let (mut scales, mut biases) = ([0.0; 4], [0.0; 4]);
+    for (span, (scale, bias)) in scales.iter_mut().zip(&mut biases).enumerate().take(held) {
         let at = row * weights.row_scales() + (first + span) / weights.spans_per_scale;
-        factors[0][span] = weights.scales.get(at);
-        factors[1][span] = weights.biases.get(at);
+        *scale = weights.scales.get(at);
+        *bias = weights.biases.get(at);
     }
-    [load(&factors[0]), load(&factors[1])]
+    [load(&scales), load(&biases)]
 }
 
 /// Four words whose sum is the product of a span, which is number `span` of a run with `values`.
