@@ -118,7 +118,7 @@ impl Repack {
             match platform {
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx512 if !self.has_planes() => {
-                    crate::avx512::interleave(self, &before, quad)
+                    crate::avx512::interleave(self, &before, quad);
                 }
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx2 | Platform::Avx512 if self.unit == 4 => {

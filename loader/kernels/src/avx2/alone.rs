@@ -39,7 +39,7 @@ pub(super) fn alone<F: Form>(
     for (quad, row) in quads.zip((first..).step_by(QUAD)) {
         let mut lanes: Lanes = [[_mm256_setzero_ps(); 2]; QUAD];
         let met = match factors.halves(row, QUAD) {
-            Some(halves) => whole_runs::<F>(quad, halves, &row_of_x, &mut lanes),
+            Some(halves) => whole_runs::<F>(quad, &halves, &row_of_x, &mut lanes),
             None => 0,
         };
         // Others, and the last run, which may have fewer spans.
@@ -65,7 +65,7 @@ pub(super) fn alone<F: Form>(
 /// Adds the sums of all whole runs of four weight rows to the lanes; how many runs these are.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn whole_runs<F: Form>(quad: &[u8], factors: Halves<'_>, x: &Row<'_>, lanes: &mut Lanes) -> usize {
+fn whole_runs<F: Form>(quad: &[u8], factors: &Halves<'_>, x: &Row<'_>, lanes: &mut Lanes) -> usize {
     let of = [factors.scales, factors.biases];
     match (factors.bf16, factors.shared) {
         (true, false) => with_halves::<F, true, false>(quad, of, x, lanes),
@@ -75,7 +75,7 @@ fn whole_runs<F: Form>(quad: &[u8], factors: Halves<'_>, x: &Row<'_>, lanes: &mu
     }
 }
 
-/// The same with such scales and biases. Nothing is called, so that weights keep coming meanwhile.
+/// The same with such scales and biases.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn with_halves<F: Form, const BF16: bool, const SHARED: bool>(

@@ -276,6 +276,7 @@ fn dots_at_end<F: Form, const W: usize, const M: usize>(
 }
 
 /// [`dots`]; at the `END` of `packed` it is read with care.
+#[expect(clippy::needless_range_loop, reason = "sums of a weight row and a row of activations")]
 #[inline]
 #[target_feature(enable = "avx2")]
 fn dots_at<F: Form, const W: usize, const M: usize, const END: bool>(
