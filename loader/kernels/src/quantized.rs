@@ -40,6 +40,7 @@ pub(crate) struct Line(pub(crate) [i8; LINE]);
 #[repr(C, align(64))]
 pub(crate) struct Lane(pub(crate) [f32; SPANS]);
 
+#[cfg(target_arch = "x86_64")]
 impl Lane {
     /// The first eight, or the others.
     pub(crate) fn half(&self, half: usize) -> &[f32; SPANS / 2] {
