@@ -11,8 +11,6 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
-use std::hint::black_box;
-
 mod tile;
 
 use tile::Tile;
@@ -49,7 +47,7 @@ pub(crate) trait Lanes: Copy {
     fn zero() -> Self;
     fn weights<const BITS: usize>(from: &[u32]) -> Self::Weights;
     fn no_pairs() -> Self::Pairs;
-    /// Words of which products fit [`Self::Pairs`].
+    /// Words of which products fit [`Self::Pairs`], and are added there: one, two or all of a span.
     #[inline(always)]
     fn words_together<const BITS: usize>() -> usize {
         MOST_WORDS
@@ -272,9 +270,6 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
     let factors = &x.factors[panel * x.spans * 2 * ROWS..][..x.spans * 2 * ROWS];
     let totals = &x.totals[panel * x.spans * ROWS..][..x.spans * ROWS];
     let zero = L::splat(0.0);
-    // Of many words the compiler would load all before it meets any, did it know how many.
-    let together = L::words_together::<BITS>();
-    let together = if together > 2 { black_box(together) } else { together };
     // Partial trees over 1, 2, 4, … lanes. They stay where they are from call to call: to clear
     // them costs a thirtieth of a short product.
     let mut visit = 0;
@@ -284,7 +279,6 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
             let dots = span_dots::<L, BITS, VECTORS, ROWS>(
                 &tile.words[visit * tile_words..][..tile_words],
                 &words[visit * panel_words..][..panel_words],
-                together,
             );
             scale::<L, BITS, VECTORS, ROWS>(
                 &mut sums,
@@ -313,39 +307,51 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
 fn span_dots<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>(
     tile: &[u32],
     panel: &[u32],
-    together: usize,
 ) -> [[L; VECTORS]; ROWS] {
     let mut dots = [[L::zero(); VECTORS]; ROWS];
     let (outputs, panel) = (L::N * VECTORS, panel.as_chunks::<ROWS>().0);
-    if L::words_together::<BITS>() == 2 {
-        // One after another, so that registers hold all sums.
-        for (words, x) in tile.chunks_exact(2 * outputs).zip(panel.as_chunks::<2>().0) {
-            let (first, second) = words.split_at(outputs);
-            for vector in 0..VECTORS {
-                let first = L::weights::<BITS>(&first[vector * L::N..]);
-                let second = L::weights::<BITS>(&second[vector * L::N..]);
-                for row in 0..ROWS {
-                    let pairs = L::add_products::<BITS>(L::no_pairs(), first, x[0][row]);
-                    let pairs = L::add_products::<BITS>(pairs, second, x[1][row]);
-                    dots[row][vector] = dots[row][vector].plus_pairs(pairs);
+    let weights_of =
+        |words: &[u32], vector: usize| L::weights::<BITS>(&words[vector * L::N..][..L::N]);
+    match L::words_together::<BITS>() {
+        1 => {
+            for (words, x) in tile.chunks_exact(outputs).zip(panel) {
+                for vector in 0..VECTORS {
+                    let weights = weights_of(words, vector);
+                    for row in 0..ROWS {
+                        let pairs = L::add_products::<BITS>(L::no_pairs(), weights, x[row]);
+                        dots[row][vector] = dots[row][vector].plus_pairs(pairs);
+                    }
                 }
             }
         }
-        return dots;
-    }
-    for (words, x) in tile.chunks(together * outputs).zip(panel.chunks(together)) {
-        let mut pairs = [[L::no_pairs(); VECTORS]; ROWS];
-        for (words, x) in words.chunks_exact(outputs).zip(x) {
-            for vector in 0..VECTORS {
-                let weights = L::weights::<BITS>(&words[vector * L::N..]);
-                for row in 0..ROWS {
-                    let pairs = &mut pairs[row][vector];
-                    *pairs = L::add_products::<BITS>(*pairs, weights, x[row]);
+        // Of one element after another, so that registers hold all sums.
+        2 => {
+            for (words, x) in tile.chunks_exact(2 * outputs).zip(panel.as_chunks::<2>().0) {
+                let (first, second) = words.split_at(outputs);
+                for vector in 0..VECTORS {
+                    let (first, second) = (weights_of(first, vector), weights_of(second, vector));
+                    for row in 0..ROWS {
+                        let pairs = L::add_products::<BITS>(L::no_pairs(), first, x[0][row]);
+                        let pairs = L::add_products::<BITS>(pairs, second, x[1][row]);
+                        dots[row][vector] = dots[row][vector].plus_pairs(pairs);
+                    }
                 }
             }
         }
-        for (dots, pairs) in dots.as_flattened_mut().iter_mut().zip(pairs.as_flattened()) {
-            *dots = dots.plus_pairs(*pairs);
+        _ => {
+            let mut pairs = [[L::no_pairs(); VECTORS]; ROWS];
+            for (words, x) in tile.chunks_exact(outputs).zip(panel) {
+                for vector in 0..VECTORS {
+                    let weights = weights_of(words, vector);
+                    for row in 0..ROWS {
+                        let pairs = &mut pairs[row][vector];
+                        *pairs = L::add_products::<BITS>(*pairs, weights, x[row]);
+                    }
+                }
+            }
+            for (dots, pairs) in dots.as_flattened_mut().iter_mut().zip(pairs.as_flattened()) {
+                *dots = dots.plus_pairs(*pairs);
+            }
         }
     }
     dots

@@ -54,14 +54,11 @@ impl Lanes for V {
         value!(_mm256_setzero_si256())
     }
 
-    /// 2 · 15 · 127 fits 16 bits eight times, 2 · 63 · 127 twice, 2 · 128 · 127 once.
+    /// 2 · 63 · 127 fits 16 bits twice, 2 · 128 · 127 once. Of 4 bits more would fit, but then
+    /// their sums leave the registers.
     #[inline(always)]
     fn words_together<const BITS: usize>() -> usize {
-        match BITS {
-            4 => 8,
-            6 => 2,
-            _ => 1,
-        }
+        if BITS == 8 { 1 } else { 2 }
     }
 
     #[inline(always)]
