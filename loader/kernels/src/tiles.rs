@@ -303,6 +303,7 @@ fn product<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>
 }
 
 /// The exact dot products of a span.
+#[expect(clippy::needless_range_loop, reason = "sums of a row and a vector")]
 #[inline(always)]
 fn span_dots<L: Lanes, const BITS: usize, const VECTORS: usize, const ROWS: usize>(
     tile: &[u32],
