@@ -47,7 +47,7 @@ pub(crate) fn words(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) 
 }
 
 /// Products of weight rows with `count` rows of activations from `first` on, to `place` on.
-type Some = unsafe fn(&Packed<'_>, &Quantized, Block<'_>, [usize; 3], &mut Columns<'_>);
+type Group = unsafe fn(&Packed<'_>, &Quantized, Block<'_>, [usize; 3], &mut Columns<'_>);
 
 /// Weight rows that meet some rows of activations.
 #[derive(Clone, Copy)]
@@ -63,7 +63,7 @@ fn all<F: Form>(
     weights: &Packed<'_>,
     x: &Quantized,
     out: &mut Columns<'_>,
-    some: Some,
+    group_of: Group,
     most: usize,
 ) {
     let range = out.range();
@@ -79,7 +79,7 @@ fn all<F: Form>(
                 alone::<F>(weights, x, block, (at[0], at[2]), out);
             } else {
                 // SAFETY: the features are enabled here.
-                unsafe { some(weights, x, block, at, out) };
+                unsafe { group_of(weights, x, block, at, out) };
             }
         }
     }

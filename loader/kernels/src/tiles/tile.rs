@@ -43,17 +43,15 @@ impl Tile {
         [first, held, outputs]: [usize; 3],
     ) {
         let words = weights.span / 4 * outputs;
-        let (row_bytes, span_bytes) = (weights.row_bytes(), weights.span_bytes());
-        if weights.packing != Packing::Stored {
-            L::turn_interleaved(weights, [first, held, outputs], &self.visits, &mut self.words);
-        }
-        for (span, visit) in self.visits.iter().enumerate() {
-            if weights.packing != Packing::Stored {
-                break;
+        if weights.packing == Packing::Stored {
+            let (row_bytes, span_bytes) = (weights.row_bytes(), weights.span_bytes());
+            for (span, visit) in self.visits.iter().enumerate() {
+                let packed = &weights.bytes[first * row_bytes + span * span_bytes..];
+                let rows = SpanRows { packed, row_bytes, span_bytes, held, outputs };
+                turn::<BITS>(&rows, L::SIGNED, &mut self.words[visit * words..][..words]);
             }
-            let packed = &weights.bytes[first * row_bytes + span * span_bytes..];
-            let rows = SpanRows { packed, row_bytes, span_bytes, held, outputs };
-            turn::<BITS>(&rows, L::SIGNED, &mut self.words[visit * words..][..words]);
+        } else {
+            L::turn_interleaved(weights, [first, held, outputs], &self.visits, &mut self.words);
         }
         let each = weights.spans_per_scale;
         for (place, floats) in [weights.scales, weights.biases].iter().enumerate() {
