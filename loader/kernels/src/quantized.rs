@@ -31,7 +31,7 @@ const ROUNDER: f32 = 12_582_912.0;
 const SMALLEST: f32 = 1e-30;
 
 /// 64 bytes that lie in one line of the cache.
-#[derive(Clone, Copy, IntoBytes, Immutable)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [i8; LINE]);
 

@@ -13,13 +13,16 @@
 
 mod tile;
 
+use std::ops::{Deref, DerefMut};
+
 use tile::Tile;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
     memory,
     platform::Task,
     pool::{Buffer, Pool},
-    quantized::{Packed, Quantized, SPANS},
+    quantized::{Line, Packed, Quantized, SPANS},
     team::{self, Columns, Current},
 };
 
@@ -101,19 +104,45 @@ const fn lane_of(visit: usize) -> usize {
     visit.reverse_bits() >> (usize::BITS as usize - DEPTH)
 }
 
+/// Words that begin on a line of the cache: vectors are read faster than across two lines.
+pub(crate) struct Words(Buffer<Line>);
+
+impl Words {
+    /// So many of any value.
+    fn new(count: usize) -> Self {
+        Self(WORDS.take((count * size_of::<u32>()).div_ceil(size_of::<Line>())))
+    }
+}
+
+impl Deref for Words {
+    type Target = [u32];
+
+    #[inline]
+    fn deref(&self) -> &[u32] {
+        <[u32]>::ref_from_bytes(self.0.as_bytes()).expect("lines are aligned words")
+    }
+}
+
+impl DerefMut for Words {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u32] {
+        <[u32]>::mut_from_bytes(self.0.as_mut_bytes()).expect("lines are aligned words")
+    }
+}
+
 /// Rows of activations in panels.
 pub(crate) struct Panels {
     rows: usize,
     spans: usize,
     words_per_span: usize,
     /// `[panel][span as visited][word][row]`.
-    words: Buffer<u32>,
+    words: Words,
     /// `[panel][span as visited][scale, sum][row]`, and the sums of integers.
     factors: Buffer<f32>,
     totals: Buffer<i32>,
 }
 
-static WORDS: Pool<u32> = Pool::new();
+static WORDS: Pool<Line> = Pool::new();
 static FACTORS: Pool<f32> = Pool::new();
 static TOTALS: Pool<i32> = Pool::new();
 
@@ -123,7 +152,7 @@ impl Panels {
         let panels = x.rows().div_ceil(rows_per_panel);
         let per_panel = spans * rows_per_panel;
         // Places for rows that there are not keep what they have: nobody reads their results.
-        let mut words = WORDS.take(panels * per_panel * words_per_span);
+        let mut words = Words::new(panels * per_panel * words_per_span);
         let mut factors = FACTORS.take(panels * per_panel * 2);
         let mut totals = TOTALS.take(panels * per_panel);
         let mut parts: Vec<_> = words
@@ -225,10 +254,10 @@ impl<S: Shape> Products<'_, '_, S> {
             tile.fill::<S::Lanes, BITS>(self.weights, [first, held, outputs]);
             let mut next =
                 self.weights.bytes_of(first + held..range.end.min(first + held + outputs));
-            let fetched = next.len().div_ceil(panels).next_multiple_of(LINE);
+            let fetched = next.len().div_ceil(panels).next_multiple_of(size_of::<Line>());
             for panel in 0..panels {
                 let now = next.split_off(..fetched.min(next.len())).unwrap_or_default();
-                for line in now.iter().step_by(LINE) {
+                for line in now.iter().step_by(size_of::<Line>()) {
                     memory::fetch(std::ptr::from_ref(line).addr());
                 }
                 product::<S::Lanes, BITS, VECTORS, ROWS>(&tile, self.x, panel, &mut trees);
@@ -250,9 +279,6 @@ impl<S: Shape> Products<'_, '_, S> {
         }
     }
 }
-
-/// Bytes of a line of the cache.
-const LINE: usize = 64;
 
 type Sums<L, const VECTORS: usize, const ROWS: usize> = [[<L as Lanes>::Floats; VECTORS]; ROWS];
 

@@ -71,6 +71,14 @@ impl<'a> Factors<'a> {
         {
             return (floats::<true>(scales), floats::<true>(biases));
         }
+        self.other_eight(at, first)
+    }
+
+    /// The same for other forms of scales, and beyond the row's end; apart, so that the usual way
+    /// is compiled into the loops that need it.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,f16c")]
+    fn other_eight(&self, at: usize, first: usize) -> (__m256, __m256) {
         let held = (self.spans - first).min(HALF) >> u32::from(self.shared);
         let (scale, bias) = (floats_at(self.scales, at, held), floats_at(self.biases, at, held));
         if !self.shared {

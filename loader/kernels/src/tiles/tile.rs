@@ -5,13 +5,13 @@
     reason = "vector code must be compiled inside the function that enables its instructions"
 )]
 
-use super::{FACTORS, Lanes, MOST_WORDS, WORDS, visits};
+use super::{FACTORS, Lanes, MOST_WORDS, Words, visits};
 use crate::{pool::Buffer, quantized::Packed, repack::Packing};
 
 /// A tile of weights, turned.
 pub(super) struct Tile {
     /// `[span as visited][word][output]`.
-    pub(super) words: Buffer<u32>,
+    pub(super) words: Words,
     /// `[span as visited][scale, bias][output]`; zero for outputs that there are not.
     pub(super) factors: Buffer<f32>,
     /// For each span the number of its visit.
@@ -27,7 +27,7 @@ impl Tile {
             numbers[span] = visit;
         }
         Self {
-            words: WORDS.take(weights.spans * weights.span / 4 * outputs),
+            words: Words::new(weights.spans * weights.span / 4 * outputs),
             factors: FACTORS.take(weights.spans * 2 * outputs),
             visits: numbers,
             of_row: vec![0.0; weights.row_scales()],
