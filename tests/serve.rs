@@ -119,6 +119,13 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let address = taken.local_addr().unwrap().to_string();
     assert!(serve(&two, &address, 2).contains(&address), "a port in use");
     assert!(serve(&two, "0.0.0.0:0", 2).contains("other machines"), "beyond loopback");
+    // The same by host and by port alone.
+    let port = taken.local_addr().unwrap().port().to_string();
+    assert!(fail(2, &["serve", path(&two), "--port", &port]).contains(&address), "a port in use");
+    let error = fail(2, &["serve", path(&two), "--host", "0.0.0.0"]);
+    assert!(error.contains("0.0.0.0:8080 can be reached"), "{error}");
+    let error = fail(2, &["serve", path(&two), "--port", &port, "--listen", &address]);
+    assert!(error.contains("cannot be used with"), "{error}");
 
     // A package of another rank: node-1 holds a second rank 0.
     let swapped = set("swapped", &["--nodes", "2"]);

@@ -1,6 +1,9 @@
 //! Arguments of the commands around a server: `serve`, `chat` and `keys`.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{Args, Subcommand};
 
@@ -33,6 +36,12 @@ pub(crate) struct ServeArgs {
     /// Address to serve on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT")]
     pub listen: SocketAddr,
+    /// The host alone, as other servers have it; with the port of --listen's default.
+    #[arg(long, value_name = "IP", conflicts_with = "listen")]
+    pub host: Option<IpAddr>,
+    /// The port alone; with --listen's default host.
+    #[arg(long, conflicts_with = "listen")]
+    pub port: Option<u16>,
     /// Name of the model in the API; the set's name, or its folder's, by default.
     #[arg(long)]
     pub name: Option<String>,

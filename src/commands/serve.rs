@@ -6,7 +6,7 @@ mod scripted;
 
 use std::{
     io,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::ExitCode,
     thread,
@@ -229,7 +229,8 @@ fn tls(args: &ServeArgs) -> Result<Option<Tls>, Failure> {
 }
 
 fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener, Failure> {
-    let address = args.listen;
+    let (host, port) = (args.host.unwrap_or(args.listen.ip()), args.port);
+    let address = SocketAddr::new(host, port.unwrap_or(args.listen.port()));
     if !is_local(address.ip()) {
         if !has_keys && !args.insecure {
             let error =

@@ -5,7 +5,7 @@
 //! frames on a second thread while the first one reads. Small frames fit the buffers, which
 //! saves the second thread where latency counts.
 //!
-//! A read first spins on the nonblocking socket for about as long as waking a thread takes, and
+//! A read first spins on the nonblocking socket for a moment, as waking a thread takes long, and
 //! then blocks with the deadline as its timeout. Inside TLS all of this is the same: a channel
 //! behaves as its socket does.
 
@@ -25,8 +25,10 @@ use crate::{
     group::Deadline,
 };
 
-/// How long a reader spins before it blocks: about what a blocked read costs to wake.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a reader spins before it blocks: what a blocked read costs to wake, several times
+/// over, since ranks on cores of unequal speed wait longer for each other than a message takes.
+/// A rank without work spins so once, and then sleeps.
+const SPIN: Duration = Duration::from_micros(200);
 
 /// Memory that a header alone may claim; the rest is claimed as bytes arrive.
 const GROWTH_BYTES: usize = 1 << 20;

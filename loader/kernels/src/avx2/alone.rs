@@ -36,6 +36,8 @@ pub(super) fn alone<F: Form>(
     let words = lines / F::LINES * F::WORDS;
     let (row_of_x, mut panel) = (Row::new(x, m, lines), Panel::<1>::new(lines));
     let quads = packed.chunks(QUAD * weights.spans * words * 4);
+    // The run that the panel has: mostly the last one, for all weight rows.
+    let mut taken = None;
     for (quad, row) in quads.zip((first..).step_by(QUAD)) {
         let mut lanes: Lanes = [[_mm256_setzero_ps(); 2]; QUAD];
         let met = match factors.halves(row, QUAD) {
@@ -45,7 +47,9 @@ pub(super) fn alone<F: Form>(
         // Others, and the last run, which may have fewer spans.
         for (run, packed) in quad.chunks(QUAD * SPANS * words * 4).enumerate().skip(met) {
             let size = packed.len() / words / QUAD;
-            panel.take(x, [m, 1], run);
+            if taken.replace(run) != Some(run) {
+                panel.take(x, [m, 1], run);
+            }
             for half in 0..(size / 4).div_ceil(HALF) {
                 let packed = &packed[half * HALF * 4..];
                 let place = Place { packed, size, ahead: NEAR };
