@@ -11,6 +11,7 @@ use crate::hex::HexF32;
 
 mod attention;
 mod block;
+mod compressed;
 mod convolution;
 mod delta;
 mod features;
@@ -23,6 +24,7 @@ mod streams;
 
 pub use attention::{Attention, GateFunction, HeadGate, PositionScale, QkNorm};
 pub use block::Block;
+pub use compressed::{Compressed, Entries};
 pub use convolution::Convolution;
 pub use delta::{Delta, DeltaFactors, StateRule};
 pub use ffn::{Activation, Ffn};
@@ -87,6 +89,9 @@ pub struct Spec {
     /// Attention over a latent in place of grouped-query attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mla: Option<Mla>,
+    /// Attention to near tokens and to entries of far ones in place of grouped-query attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compressed: Option<Compressed>,
     /// Linear attention in place of attention in some layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<Delta>,
@@ -169,6 +174,13 @@ pub struct Layer {
     /// Whether its attention is [`Spec::second_attention`].
     #[serde(default, skip_serializing_if = "is_false")]
     pub second: bool,
+    /// Entries of far tokens ([`Spec::compressed`]); absent where it attends to its window alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Entries>,
+    /// Whether a table says which experts a token goes to (`gate.tid2eid`, `[vocab_size, top_k]`);
+    /// the router weighs them alone.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub experts_by_token: bool,
     /// Whether it has attention alone, or a feed-forward part alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<LayerPart>,
@@ -194,6 +206,8 @@ impl Layer {
             convolution: false,
             shares_keys: false,
             second: false,
+            entries: None,
+            experts_by_token: false,
             only: None,
             clamp: None,
             dense_clamp: None,

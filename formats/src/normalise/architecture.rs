@@ -107,6 +107,7 @@ pub(super) fn resolve(
             None => None,
         },
         mla,
+        compressed: None,
         streams: rules.streams.as_ref().map(|rules| parts::streams(rules, scope)).transpose()?,
     };
     Ok(Architecture { spec, rope, local_rope })
@@ -338,6 +339,8 @@ fn layer(
         convolution: is(&rules.layer.convolution, "layer.convolution")?,
         shares_keys: is(&rules.layer.shares_keys, "layer.shares_keys")?,
         second: is(&rules.layer.second, "layer.second")?,
+        entries: None,
+        experts_by_token: false,
         only,
         clamp: clamp(&rules.layer.clamp, "layer.clamp")?,
         dense_clamp: clamp(&rules.layer.dense_clamp, "layer.dense_clamp")?,

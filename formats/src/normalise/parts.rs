@@ -54,6 +54,7 @@ pub(super) fn moe(
                 size: size(rule, scope, "moe.shared_size")?,
                 gated: is(rules.shared_gated.as_ref(), scope, "moe.shared_gated")?,
                 scale: maybe(rules.shared_scale.as_ref(), scope, "moe.shared_scale")?,
+                limit: None,
             }),
         },
     };
@@ -330,6 +331,7 @@ pub(super) fn streams(rules: &StreamRules, scope: &Scope<'_>) -> Result<Streams,
         count: size(&rules.count, scope, "streams.count")?,
         magnitude: factor(&rules.magnitude, scope, "streams.magnitude")?,
         eps: HexF32(positive(&rules.eps, scope, "streams.eps", MAX_EPS)? as f32),
+        mixed: None,
     })
 }
 

@@ -30,6 +30,10 @@ const MAMBA2: &str = "mamba2";
 /// factors on projections of linear attention and of feed-forward parts.
 const HYBRID_FORMS: &str = "hybrid-forms";
 
+/// Attention to entries of far tokens, streams that are mixed with each other, experts by a table of
+/// tokens, scores by softplus, limits of shared experts.
+const COMPRESSED_ATTENTION: &str = "compressed-attention";
+
 /// Several residual streams.
 const HYPER_CONNECTIONS: &str = "hyper-connections";
 
@@ -50,9 +54,10 @@ const CHOSEN_KEYS: &str = "chosen-keys";
 
 impl Spec {
     /// Features that this version computes.
-    pub const FEATURES: [&str; 13] = [
+    pub const FEATURES: [&str; 14] = [
         ATTENTION_FORMS,
         CHOSEN_KEYS,
+        COMPRESSED_ATTENTION,
         DIRECT_DELTA,
         EXPERT_FORMS,
         EXPERT_LIMITS,
@@ -90,6 +95,7 @@ impl Spec {
         let has = [
             (ATTENTION_FORMS, attends_otherwise),
             (CHOSEN_KEYS, chooses),
+            (COMPRESSED_ATTENTION, self.has_compressed_forms()),
             (DIRECT_DELTA, is_direct),
             (EXPERT_FORMS, self.moe.as_ref().is_some_and(is_later_moe)),
             (EXPERT_LIMITS, self.moe.as_ref().is_some_and(has_plain_limits)),
@@ -110,6 +116,16 @@ impl Spec {
         self.attention.sinks
             || self.attention.head_gate.is_some()
             || mla.index.as_ref().is_some_and(|index| index.rotated_last)
+    }
+
+    fn has_compressed_forms(&self) -> bool {
+        self.compressed.is_some()
+            || self.streams.as_ref().is_some_and(|streams| streams.mixed.is_some())
+            || self.layers.iter().any(|layer| layer.entries.is_some() || layer.experts_by_token)
+            || self.moe.as_ref().is_some_and(|moe| {
+                moe.router.scores == Scores::SqrtSoftplus
+                    || moe.shared.as_ref().is_some_and(|shared| shared.limit.is_some())
+            })
     }
 
     fn has_further_forms(&self) -> bool {

@@ -123,6 +123,8 @@ pub enum Scores {
     SoftmaxOfTaken,
     /// Sigmoid of each.
     Sigmoid,
+    /// `sqrt(ln(1 + exp(logit)))` of each.
+    SqrtSoftplus,
     /// The logits themselves; the weights are the sigmoids of those that were taken.
     SigmoidOfTaken,
     /// The logits themselves. The weight of each expert that is taken is its share in the softmax
@@ -172,6 +174,9 @@ pub struct SharedExpert {
     /// Factor on what comes out of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<HexF32>,
+    /// Largest gate, before the activation, and largest magnitude of `up`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<HexF32>,
 }
 
 /// What the modules of a mixture of experts are called.

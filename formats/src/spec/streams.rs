@@ -13,13 +13,20 @@ use crate::hex::HexF32;
 /// The part reads the sum of `pre · stream`, and `post` times what it computes is added to each
 /// stream. Before the last norm `hc_head` makes one of all by a `pre` of its own.
 ///
-/// Streams are not mixed with each other: such an architecture needs a field of its own here.
+/// Where streams are mixed, `streams²` numbers more make a matrix `softmax(scale · m + base) + eps`,
+/// row by row, whose columns and rows are divided in turn by their sum and `eps` (Sinkhorn and Knopp;
+/// columns first and last). Before a part's result is added, stream `k` becomes the sum over `j` of
+/// `matrix[j, k] · stream j`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Streams {
     /// Streams (`hc_mult`).
     pub count: u32,
     /// Factor on `post` (`hc_magnitude`).
     pub magnitude: HexF32,
-    /// Added to all weights (`hc_eps`).
+    /// Added to `pre`, and to `post` where streams are not mixed (`hc_eps`).
     pub eps: HexF32,
+    /// How often the columns of the matrix that mixes streams are divided (`hc_sinkhorn_iters`);
+    /// absent where streams are not mixed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mixed: Option<u32>,
 }

@@ -127,6 +127,7 @@ pub(crate) fn spec(model: &str) -> Spec {
         tied_embeddings: flag("tie_word_embeddings"),
         moe: None,
         mla: None,
+        compressed: None,
         delta: None,
         convolution: None,
         streams: None,

@@ -3,7 +3,7 @@
 //! expert.
 
 use shardpack_formats::spec::{ExpertGroups, GroupScore, Renormalise, Router, Scores};
-use shardpack_kernels::exp::exp;
+use shardpack_kernels::exp::{exp, softplus};
 
 /// Which experts the rows of a step go to, and how much each counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +65,7 @@ fn scores(logits: &[f32], kind: Scores) -> Vec<f32> {
         Scores::Softmax => softmax(logits),
         Scores::SoftmaxOfTaken | Scores::SigmoidOfTaken | Scores::SparseMixer => logits.to_vec(),
         Scores::Sigmoid => logits.iter().map(|logit| sigmoid(*logit)).collect(),
+        Scores::SqrtSoftplus => logits.iter().map(|logit| softplus(*logit).sqrt()).collect(),
     }
 }
 

@@ -31,6 +31,9 @@ pub(super) fn route(
             logits.array.clone()
         }
         Scores::Sigmoid => logits.array.unary(Unary::Sigmoid),
+        Scores::SqrtSoftplus => {
+            logits.array.with_constant(Binary::LogAddExp, 0.0).unary(Unary::Sqrt)
+        }
     };
     let choice = match correction {
         Some(correction) => scores.binary(Binary::Add, correction),
