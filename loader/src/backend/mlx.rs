@@ -9,7 +9,7 @@ use std::{ops::Range, path::Path, sync::mpsc, time::Duration};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use shardpack_formats::{
     hex::HexF32,
-    spec::{Activation, NormKind, Rope, RopeStyle, Router},
+    spec::{Activation, ClampedSwiglu, NormKind, Rope, RopeStyle, Router},
 };
 use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 
@@ -400,6 +400,14 @@ impl Backend for Mlx {
         up.with(experts::limited_swiglu(&gate.array, &up.array, limit))
     }
 
+    fn clamped_swiglu(&self, gate: Tensor, up: Tensor, clamped: ClampedSwiglu) -> Tensor {
+        up.with(experts::clamped_swiglu(&gate.array, &up.array, clamped))
+    }
+
+    fn route_to(&self, logits: Tensor, router: &Router, taken: &[u32], top_k: u32) -> Routes {
+        experts::route_to(&logits, router, taken, top_k as usize)
+    }
+
     fn route(
         &self,
         logits: Tensor,
@@ -441,6 +449,16 @@ impl Backend for Mlx {
 
     fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Array>) -> Tensor {
         streams::weights(mixes, step)
+    }
+
+    fn mix_streams(
+        &self,
+        x: &Tensor,
+        mixes: &Tensor,
+        step: &StreamStep<'_, Array>,
+        rounds: u32,
+    ) -> Tensor {
+        streams::mix(x, mixes, step, rounds)
     }
 
     fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {
