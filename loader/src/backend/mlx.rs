@@ -15,14 +15,15 @@ use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 
 use super::{
     AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
-    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors, StepError,
-    StoredMatrix, StreamStep, Xielu,
+    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
+    StepError, StoredMatrix, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 
 mod attention;
 mod cache;
 mod convolution;
+mod entries;
 mod experts;
 mod heads;
 mod index;
@@ -350,6 +351,38 @@ impl Backend for Mlx {
         step: &AttentionStep<'_, Array>,
     ) -> Tensor {
         attention::attend(self.library, &qkv, Some(chosen), caches, step)
+    }
+
+    fn has_entries(&self) -> bool {
+        true
+    }
+
+    fn pool(
+        &self,
+        numbers: [&Tensor; 2],
+        caches: &mut [&mut Cache],
+        step: &PoolStep<'_, Array>,
+    ) -> Tensor {
+        entries::pool(self.library, numbers, caches, step)
+    }
+
+    fn choose_entries(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &IndexStep<'_>,
+    ) -> Chosen {
+        entries::choose(self.library, &inputs, caches, step)
+    }
+
+    fn attention_beside(
+        &self,
+        beside: (usize, &Tensor, Option<&Chosen>),
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: (&AttentionStep<'_, Array>, usize),
+    ) -> Tensor {
+        entries::attend_beside(self.library, beside, &qkv, caches, step)
     }
 
     fn has_latent_and_linear_attention(&self) -> bool {

@@ -180,8 +180,12 @@ impl<B: Backend> Pool<B> {
             drafts: &step.batch.drafts,
             bias: &self.bias,
         };
-        let entries = normed(step, spec, &backend.pool([&c, &z], caches, &at), &self.gain);
-        let rotation = step.entry_rotation(&step.spec.layers[layer]);
+        let pooled = backend.pool([&c, &z], caches, &at);
+        let Some(rotation) = step.entry_rotation(&step.spec.layers[layer]) else {
+            // No row is the last one of an entry.
+            return pooled;
+        };
+        let (entries, rotation) = (normed(step, spec, &pooled, &self.gain), Some(rotation));
         rotated(step, entries, rotation, (width, spec.rope as usize, 1))
     }
 }

@@ -49,13 +49,17 @@ impl<'a, B: Backend> Step<'a, B> {
             rotations(&spec.ropes.iter().map(backwards).collect::<Vec<_>>())
         });
         let entry_rotations = entry_kinds(spec)
-            .map(|kind| {
+            .filter_map(|kind| {
                 let (positions, totals): (Vec<u32>, Vec<u32>) = (batch.positions.iter())
                     .zip(&totals)
                     .filter(|(position, _)| (*position + 1).is_multiple_of(kind.every))
                     .map(|(position, total)| (position + 1 - kind.every, *total))
                     .unzip();
-                (kind, backend.rotation(&spec.ropes[kind.rope as usize], &positions, &totals))
+                if positions.is_empty() {
+                    return None;
+                }
+                let rope = &spec.ropes[kind.rope as usize];
+                Some((kind, backend.rotation(rope, &positions, &totals)))
             })
             .collect();
         let rotations = rotations(&spec.ropes);
@@ -109,7 +113,7 @@ impl<'a, B: Backend> Step<'a, B> {
     }
 
     /// Angles of the entries of a layer that are complete with this step, in the order of their
-    /// sequences: those of their first tokens.
+    /// sequences: those of their first tokens. None where no entry is.
     pub(super) fn entry_rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
         let kind = EntryKind::of(layer)?;
         self.entry_rotations.iter().find(|(other, _)| *other == kind).map(|(_, found)| found)
