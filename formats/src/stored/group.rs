@@ -13,6 +13,7 @@ use super::{
     fp4::{BlockScale, Fp4, Second},
     mlx::MlxAffine,
     scaled::{Element, Scaled},
+    whole,
 };
 use crate::{container::TensorInfo, dtype::Dtype};
 
@@ -70,10 +71,10 @@ pub fn group(
     if config.is_some_and(|config| !matches!(config.0, Method::Mlx(_))) {
         inventory.drop_run_time();
     }
-    let plain = inventory
-        .left
-        .values()
-        .map(|tensor| Logical::plain(tensor.name.clone(), tensor.dtype, tensor.shape.clone()));
+    let plain = inventory.left.values().map(|tensor| match whole::table(tensor) {
+        Some(table) => table,
+        None => Logical::plain(tensor.name.clone(), tensor.dtype, tensor.shape.clone()),
+    });
     let plain: Vec<Logical> = plain.collect();
     inventory.grouped.tensors.extend(plain);
     inventory.grouped.tensors.sort_by(|a, b| a.name.cmp(&b.name));
