@@ -117,6 +117,9 @@ pub fn config_for_package(
     out.insert("vocab_size".to_owned(), spec.vocab_size.into());
     out.insert("tie_word_embeddings".to_owned(), spec.tied_embeddings.into());
     let rope = &normalised.rope;
+    // Where far tokens stand in entries, only the positions of those layers may be extended.
+    let of_entries = normalised.local_rope.as_ref().filter(|_| spec.compressed.is_some());
+    let extended = of_entries.unwrap_or(rope);
     // A list has one for each layer.
     if !out.get("rope_theta").is_some_and(Value::is_array) {
         out.insert("rope_theta".to_owned(), rope.theta.into());
@@ -124,13 +127,13 @@ pub fn config_for_package(
     // Beside sections for each kind of layer transformers takes it for all that there is, null too.
     let sections = rope.newer_spelling == Spelling::PerLayerType;
     if !sections || spec.model_type == SCALING_BESIDE_SECTIONS {
-        out.insert("rope_scaling".to_owned(), rope.rope_scaling());
+        out.insert("rope_scaling".to_owned(), extended.rope_scaling());
     }
     match rope.newer_spelling {
         // What stands there for each kind of layer is read as it is.
         Spelling::Absent | Spelling::PerLayerType => {}
         Spelling::Flat => {
-            out.insert("rope_parameters".to_owned(), rope.rope_parameters());
+            out.insert("rope_parameters".to_owned(), extended.rope_parameters());
         }
     }
     if spec.model_type == PATTERN_AS_TEXT {
@@ -138,7 +141,11 @@ pub fn config_for_package(
         let text = pattern.map(|_| pattern_text(spec, out.get("layer_types")));
         out.extend(text.map(|text| ("sliding_window_pattern".to_owned(), text.into())));
     }
-    if let Some(local) = normalised.local_rope.as_ref().filter(|local| local.theta != rope.theta) {
+    if let Some(entries) = of_entries {
+        out.insert("compress_rope_theta".to_owned(), entries.theta.into());
+    } else if let Some(local) = &normalised.local_rope
+        && local.theta != rope.theta
+    {
         out.insert("rope_local_base_freq".to_owned(), local.theta.into());
     }
     for key in ["quantization", "quantization_config"] {

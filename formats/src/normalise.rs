@@ -17,6 +17,7 @@ use crate::{
 mod accounting;
 mod architecture;
 mod axes;
+mod compressed;
 mod draft;
 mod error;
 mod family;
@@ -142,6 +143,8 @@ pub struct TensorPlan {
     pub quantizable: bool,
     /// Whether it keeps the source's element type.
     pub exact: bool,
+    /// What its numbers are below, all of them whole and at least 0; it is stored in F32.
+    pub below: Option<u32>,
     /// The layer that it belongs to.
     pub layer: Option<u32>,
     /// Its name in weight files, if it is another one there: that of a matrix which other programs

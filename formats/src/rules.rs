@@ -32,6 +32,7 @@
 //! quantize = true       # default: linear, embed and head
 //! required = "expr"     # exists exactly if this holds; default true; false: may be absent
 //! rows = "vocab_size"   # the tensor's rows replace this key
+//! below = "experts"     # holds whole numbers from 0 on below this, as F32 whatever the source has
 //! stored_as = "model.layers.{L}.self_attn.qkv_proj.weight"   # its name in weight files; tensors
 //!                       # of one such name stand one after the other there, in this order
 //! stored_inner = ["1", "kernel"]     # its dimensions there but the first, of as many elements
@@ -70,7 +71,7 @@ mod parts;
 mod tests;
 
 pub(crate) use file::{
-    AttentionRules, Family, HeadGateRules, IgnoreRule, Presence, RequireRule, RopeRules, SpecRules,
+    AttentionRules, Family, HeadGateRules, IgnoreRule, LayerRules, Presence, RequireRule, RopeRules, SpecRules,
     TensorRule,
 };
 pub use file::{CutRule, EXPERTS_AXIS, Role};
@@ -135,6 +136,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("phimoe.toml", include_str!("../rules/phimoe.toml")),
     ("axk1.toml", include_str!("../rules/axk1.toml")),
     ("hy-v4.toml", include_str!("../rules/hy-v4.toml")),
+    ("deepseek-v4.toml", include_str!("../rules/deepseek-v4.toml")),
 ];
 
 /// What several packs add to those that they extend.

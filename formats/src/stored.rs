@@ -21,6 +21,7 @@ mod packed;
 mod pickled;
 mod repack;
 mod scaled;
+mod whole;
 
 use std::{fmt, ops::Range, sync::Arc};
 

@@ -239,6 +239,11 @@ impl Converter<'_> {
                 let out = &mut parts[0][from_byte..to_byte];
                 let result = affine::cast(platform, (from, source), (dtype, out));
                 result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
+                if let Some(below) = step.tensor.below
+                    && let Some(bad) = find_beyond(out, below)
+                {
+                    return Err(error(bad.after(first as usize)));
+                }
                 return Ok(sums);
             }
             MatrixFormat::Affine { bits, group_size } => affine_format(bits, group_size),
@@ -337,6 +342,29 @@ impl Converter<'_> {
         }
         Ok(())
     }
+}
+
+/// A number that is not what its table has.
+struct Beyond {
+    index: usize,
+    value: f32,
+    below: u32,
+}
+
+impl Beyond {
+    /// In words; the numbers that were looked at stand behind so many.
+    fn after(&self, elements: usize) -> String {
+        let (at, Self { value, below, .. }) = (self.index + elements, self);
+        format!("element {at} is {value}, expected a whole number from 0 to {}", below - 1)
+    }
+}
+
+/// The first of little-endian F32 numbers that is not whole or not from 0 on below a bound.
+fn find_beyond(numbers: &[u8], below: u32) -> Option<Beyond> {
+    let values = numbers.chunks_exact(4).map(|it| f32::from_le_bytes([it[0], it[1], it[2], it[3]]));
+    let is_right = |value: f32| value.fract() == 0.0 && (0.0..below as f32).contains(&value);
+    let found = values.enumerate().find(|(_, value)| !is_right(*value));
+    found.map(|(index, value)| Beyond { index, value, below })
 }
 
 fn affine_format(bits: u32, group_size: u32) -> AffineFormat {

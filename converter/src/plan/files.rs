@@ -86,7 +86,11 @@ fn stored(
 ) -> Vec<(String, Dtype, Vec<u64>)> {
     match format {
         MatrixFormat::Plain => {
-            let dtype = if tensor.exact { tensor.dtype } else { dtype };
+            let dtype = match tensor.below {
+                Some(_) => Dtype::F32,
+                None if tensor.exact => tensor.dtype,
+                None => dtype,
+            };
             vec![(tensor.name.clone(), dtype, tensor.shape.clone())]
         }
         MatrixFormat::Affine { bits, group_size } => {

@@ -4,6 +4,8 @@
 //! of linear attention, and the activations that a step holds at the same time, layer kind by
 //! layer kind. `shardpack bench` prints the same figure beside what the system says.
 
+mod compressed;
+
 use std::ops::Range;
 
 use serde::Serialize;
@@ -249,7 +251,7 @@ fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64
         (_, Some(convolution)) if spec.layers[layer].convolution => {
             part.channels * u64::from(convolution.kernel.saturating_sub(1)) * F32_BYTES
         }
-        _ => 0,
+        _ => spec.compressed.as_ref().map_or(0, |it| compressed::state(spec, it, layer)),
     };
     keys_and_values(spec, part, layer, load) + state * load.sequences
 }
@@ -261,14 +263,15 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
     if !this.attends() {
         return 0;
     }
-    match &spec.mla {
-        None => {
+    match (&spec.mla, &spec.compressed) {
+        (None, Some(it)) => compressed::pages(spec, it, layer, load),
+        (None, None) => {
             let width = u64::from(spec.attention_of(layer).head_dim);
             let [_, key] = part.heads(spec, layer);
             2 * load.tokens * (key / width.max(1)) * load.kv.head_bytes(width)
         }
         // Every rank holds the latents of all heads, which are keys and values.
-        Some(mla) => {
+        (Some(mla), _) => {
             let width = u64::from(mla.kv_rank + mla.rope);
             let index = mla.index.as_ref().filter(|_| !spec.layers[layer].shares_keys);
             let index = index.map_or(0, |index| load.kv.index_bytes(index.width.into()));
@@ -303,7 +306,10 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
             (Some(delta), _) if spec.layers[layer].delta => linear(spec, delta, part),
             _ if spec.layers[layer].convolution => u64::from(spec.hidden_size) + 4 * part.channels,
             (_, Some(mla)) => latent(spec, mla, part),
-            _ => heads(spec, part, layer),
+            _ => match &spec.compressed {
+                Some(it) => compressed::working(spec, it, part, layer),
+                None => heads(spec, part, layer),
+            },
         };
         attention.max(match &spec.moe {
             Some(moe) if spec.layers[layer].moe => {

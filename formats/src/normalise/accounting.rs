@@ -182,6 +182,7 @@ impl<'a> Inventory<'a> {
             plan.tied_duplicate = sources.into_iter().next();
             return Ok(());
         }
+        let below = rule.below.as_ref().map(|below| size(below, scope, &place)).transpose()?;
         let stored_as = stored_as(&wanted)?.filter(|stored_as| stored_as.name != name);
         plan.tensors.push(TensorPlan {
             stored_as,
@@ -194,6 +195,7 @@ impl<'a> Inventory<'a> {
             role: rule.role,
             quantizable: shape.len() > 1 && rule.quantize.unwrap_or(rule.role.is_quantized()),
             exact: rule.exact || rule.role == Role::Router,
+            below,
             shape,
             layer,
         });

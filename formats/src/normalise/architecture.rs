@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json};
 
 use super::{
-    ResolveError,
+    ResolveError, compressed,
     family::FamilyRules,
     parts,
     scopes::{at_layer, evaluate, flag, positive, size, wrong},
@@ -75,6 +75,7 @@ pub(super) fn resolve(
     let mut all_layers = all_layers(rules, layers, all.len())?;
     ropes.of_layers(&mut all_layers, layers, &mut all)?;
     parts::check_shared_keys(rules, mla.as_ref(), &all_layers)?;
+    let compressed = compressed::resolve(rules, scope, &attention, &all_layers)?;
     let (delta, convolution) = states(rules, scope, &all_layers)?;
     let has_experts = all_layers.iter().any(|layer| layer.moe);
     let spec = Spec {
@@ -107,7 +108,7 @@ pub(super) fn resolve(
             None => None,
         },
         mla,
-        compressed: None,
+        compressed,
         streams: rules.streams.as_ref().map(|rules| parts::streams(rules, scope)).transpose()?,
     };
     Ok(Architecture { spec, rope, local_rope })
@@ -339,8 +340,8 @@ fn layer(
         convolution: is(&rules.layer.convolution, "layer.convolution")?,
         shares_keys: is(&rules.layer.shares_keys, "layer.shares_keys")?,
         second: is(&rules.layer.second, "layer.second")?,
-        entries: None,
-        experts_by_token: false,
+        entries: compressed::entries(&rules.layer, scope, index)?,
+        experts_by_token: compressed::experts_by_token(&rules.layer, scope, index)?,
         only,
         clamp: clamp(&rules.layer.clamp, "layer.clamp")?,
         dense_clamp: clamp(&rules.layer.dense_clamp, "layer.dense_clamp")?,
@@ -425,11 +426,15 @@ impl Ropes<'_> {
             kinds: &self.family.family.rope_kinds,
         };
         let mut parameters = RopeParameters::parse(self.config, &request)?;
-        if let (Some(rule), Scaling::Long(long)) =
-            (&rules.attention_factor, &mut parameters.scaling)
+        let stated = match &mut parameters.scaling {
+            Scaling::Long(long) => Some(&mut long.attention_factor),
+            Scaling::Yarn(yarn) => Some(&mut yarn.attention_factor),
+            _ => None,
+        };
+        if let (Some(rule), Some(stated)) = (&rules.attention_factor, stated)
             && evaluate(rule, self.scope, &at("attention_factor"))? != Value::Null
         {
-            long.attention_factor = positive(rule, self.scope, &at("attention_factor"), MAX_SCALE)?;
+            *stated = positive(rule, self.scope, &at("attention_factor"), MAX_SCALE)?;
         }
         let style = named(&rules.style, self.scope, &at("style"))?;
         let mut rope = parameters.resolve(width, style)?;

@@ -54,7 +54,7 @@ pub(super) fn moe(
                 size: size(rule, scope, "moe.shared_size")?,
                 gated: is(rules.shared_gated.as_ref(), scope, "moe.shared_gated")?,
                 scale: maybe(rules.shared_scale.as_ref(), scope, "moe.shared_scale")?,
-                limit: None,
+                limit: maybe(rules.shared_limit.as_ref(), scope, "moe.shared_limit")?,
             }),
         },
     };
@@ -89,6 +89,7 @@ fn router(
         ("softmax", Scores::Softmax),
         ("softmax_of_taken", Scores::SoftmaxOfTaken),
         ("sigmoid", Scores::Sigmoid),
+        ("sqrt_softplus", Scores::SqrtSoftplus),
         ("sigmoid_of_taken", Scores::SigmoidOfTaken),
         ("sparse_mixer", Scores::SparseMixer),
     ];
@@ -196,13 +197,13 @@ pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveErr
         bias: is(rules.bias.as_ref(), scope, "mla.bias")?,
         index: match &rules.index {
             None => None,
-            Some(index) => self::index(index, rules, scope)?,
+            Some(index) => self::mla_index(index, rules, scope)?,
         },
     })
 }
 
 /// What chooses keys, if the model has it.
-fn index(
+fn mla_index(
     rules: &IndexRules,
     mla: &MlaRules,
     scope: &Scope<'_>,
@@ -214,21 +215,31 @@ fn index(
         let expected = "a latent of queries, which the index reads";
         return Err(wrong(&mla.q_rank, "mla.q_rank", expected, "null"));
     }
-    let (width, rope) =
-        (size(&rules.width, scope, "mla.index.width")?, size(&mla.rope, scope, "mla.rope")?);
+    index(rules, size(&mla.rope, scope, "mla.rope")?, scope, "mla.index").map(Some)
+}
+
+/// An index of a model that rotates `rope` elements of a head.
+pub(super) fn index(
+    rules: &IndexRules,
+    rope: u32,
+    scope: &Scope<'_>,
+    place: &str,
+) -> Result<Index, ResolveError> {
+    let at = |field: &str| format!("{place}.{field}");
+    let width = size(&rules.width, scope, &at("width"))?;
     if width < rope {
         let expected = format!("at least the rotated part's {rope}");
-        return Err(wrong(&rules.width, "mla.index.width", &expected, &width.to_string()));
+        return Err(wrong(&rules.width, &at("width"), &expected, &width.to_string()));
     }
     let styles = [("half", RopeStyle::Half), ("interleaved", RopeStyle::Interleaved)];
-    Ok(Some(Index {
-        heads: size(&rules.heads, scope, "mla.index.heads")?,
+    Ok(Index {
+        heads: size(&rules.heads, scope, &at("heads"))?,
         width,
-        top_k: size(&rules.top_k, scope, "mla.index.top_k")?,
-        style: one_of(&rules.style, scope, "mla.index.style", &styles)?,
-        eps: HexF32(positive(&rules.eps, scope, "mla.index.eps", MAX_EPS)? as f32),
+        top_k: size(&rules.top_k, scope, &at("top_k"))?,
+        style: one_of(&rules.style, scope, &at("style"), &styles)?,
+        eps: HexF32(positive(&rules.eps, scope, &at("eps"), MAX_EPS)? as f32),
         rotated_last: rules.rotated_last,
-    }))
+    })
 }
 
 /// A layer shares the keys of one that chooses some, so the first one does not share.
@@ -331,7 +342,12 @@ pub(super) fn streams(rules: &StreamRules, scope: &Scope<'_>) -> Result<Streams,
         count: size(&rules.count, scope, "streams.count")?,
         magnitude: factor(&rules.magnitude, scope, "streams.magnitude")?,
         eps: HexF32(positive(&rules.eps, scope, "streams.eps", MAX_EPS)? as f32),
-        mixed: None,
+        mixed: match &rules.mixed {
+            Some(rule) if evaluate(rule, scope, "streams.mixed")? != Value::Null => {
+                Some(size(rule, scope, "streams.mixed")?)
+            }
+            _ => None,
+        },
     })
 }
 

@@ -185,6 +185,8 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
         .iter()
         .flat_map(super::parts::MoeRules::expressions)
         .chain(spec.mla.iter().flat_map(super::parts::MlaRules::expressions))
+        .chain(spec.compressed.iter().flat_map(super::parts::CompressedRules::expressions))
+        .chain(spec.streams.iter().flat_map(super::parts::StreamRules::expressions))
         .chain(spec.delta.iter().flat_map(super::parts::DeltaRules::expressions));
     for expression in parts {
         names.check(expression, "spec", false)?;
@@ -209,7 +211,7 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
         if let Some(stored_as) = &rule.stored_as {
             names.check_words(stored_as, &place)?;
         }
-        for expression in rule.stored_inner.iter().flatten() {
+        for expression in rule.stored_inner.iter().flatten().chain(&rule.below) {
             names.check(expression, &place, rule.name.per_layer())?;
         }
         for from in &rule.from {

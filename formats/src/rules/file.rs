@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use super::{
     from::FromRule,
     name::NamePattern,
-    parts::{ConvolutionRules, DeltaRules, MlaRules, MoeRules, StreamRules},
+    parts::{CompressedRules, ConvolutionRules, DeltaRules, MlaRules, MoeRules, StreamRules},
 };
 use crate::{
     expr::Expr,
@@ -144,6 +144,7 @@ pub(crate) struct SpecRules {
     pub(crate) ffn: FfnRules,
     pub(crate) moe: Option<MoeRules>,
     pub(crate) mla: Option<MlaRules>,
+    pub(crate) compressed: Option<CompressedRules>,
     pub(crate) delta: Option<DeltaRules>,
     pub(crate) convolution: Option<ConvolutionRules>,
     pub(crate) streams: Option<StreamRules>,
@@ -176,7 +177,6 @@ impl SpecRules {
         .chain(self.block.iter().flat_map(|block| &block.residual_scale))
         .chain([&ffn.gate_scale, &ffn.out_scale].into_iter().flatten())
         .chain(self.convolution.iter().map(|it| &it.kernel))
-        .chain(self.streams.iter().flat_map(|it| [&it.count, &it.magnitude, &it.eps]))
         .chain(attention.flat_map(AttentionRules::expressions))
         .chain(ropes.flat_map(RopeRules::expressions))
     }
@@ -381,6 +381,12 @@ pub(crate) struct LayerRules {
     pub(crate) shares_keys: Option<Expr>,
     /// Whether its attention is of the second form; absent: no.
     pub(crate) second: Option<Expr>,
+    /// Tokens of an entry; null and absent for none.
+    pub(crate) entries_every: Option<Expr>,
+    /// Whether its entries are chosen; absent: no.
+    pub(crate) entries_chosen: Option<Expr>,
+    /// Whether a table says which experts a token goes to; absent: no.
+    pub(crate) experts_by_token: Option<Expr>,
     /// `'attention'` or `'feed_forward'` where it has that part alone; null and absent for both.
     pub(crate) only: Option<Expr>,
     /// Limit of its experts' inner values; null, 0 and absent for none.
@@ -401,6 +407,9 @@ impl LayerRules {
                 &self.convolution,
                 &self.shares_keys,
                 &self.second,
+                &self.entries_every,
+                &self.entries_chosen,
+                &self.experts_by_token,
                 &self.only,
                 &self.clamp,
                 &self.dense_clamp,
@@ -447,6 +456,8 @@ pub(crate) struct TensorRule {
     #[serde(default)]
     pub(crate) required: Presence,
     pub(crate) rows: Option<String>,
+    /// What its numbers are below, all of them whole and at least 0.
+    pub(crate) below: Option<Expr>,
 }
 
 /// Whether a tensor exists.

@@ -31,6 +31,8 @@ pub(crate) struct MoeRules {
     pub(crate) shared_gated: Option<Expr>,
     /// Factor on the shared expert; null and absent for none.
     pub(crate) shared_scale: Option<Expr>,
+    /// Limit of the shared expert's inner values; null and absent for none.
+    pub(crate) shared_limit: Option<Expr>,
     /// Whether weights count for inputs; absent: no.
     pub(crate) weighs_inputs: Option<Expr>,
     /// Norm of what comes out of the block, by its module within the layer.
@@ -45,7 +47,8 @@ pub(crate) struct MoeRules {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RouterRules {
-    /// `'softmax'`, `'softmax_of_taken'`, `'sigmoid'`, `'sigmoid_of_taken'` or `'sparse_mixer'`.
+    /// `'softmax'`, `'softmax_of_taken'`, `'sigmoid'`, `'sqrt_softplus'`, `'sigmoid_of_taken'` or
+    /// `'sparse_mixer'`.
     pub(crate) scores: Expr,
     /// Absent: no.
     pub(crate) bias: Option<Expr>,
@@ -123,6 +126,19 @@ pub(crate) struct IndexRules {
     pub(crate) rotated_last: bool,
 }
 
+/// See [`crate::spec::Compressed`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CompressedRules {
+    pub(crate) q_rank: Expr,
+    pub(crate) rope: Expr,
+    pub(crate) eps: Expr,
+    pub(crate) groups: Expr,
+    pub(crate) group_rank: Expr,
+    /// Read where a layer chooses entries.
+    pub(crate) index: Option<IndexRules>,
+}
+
 /// See [`crate::spec::Streams`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -130,6 +146,8 @@ pub(crate) struct StreamRules {
     pub(crate) count: Expr,
     pub(crate) magnitude: Expr,
     pub(crate) eps: Expr,
+    /// Null and absent where streams are not mixed.
+    pub(crate) mixed: Option<Expr>,
 }
 
 /// See [`crate::spec::Delta`].
@@ -189,6 +207,7 @@ impl MoeRules {
                     &self.shared_size,
                     &self.shared_gated,
                     &self.shared_scale,
+                    &self.shared_limit,
                     &self.weighs_inputs,
                     &router.softcap,
                     &router.jitter,
@@ -218,9 +237,27 @@ impl MlaRules {
         [&self.q_rank, &self.kv_rank, &self.nope, &self.rope, &self.value, &self.eps]
             .into_iter()
             .chain(&self.bias)
-            .chain(self.index.iter().flat_map(|index| {
-                [&index.heads, &index.width, &index.top_k, &index.style, &index.eps]
-            }))
+            .chain(self.index.iter().flat_map(IndexRules::expressions))
+    }
+}
+
+impl IndexRules {
+    fn expressions(&self) -> [&Expr; 5] {
+        [&self.heads, &self.width, &self.top_k, &self.style, &self.eps]
+    }
+}
+
+impl CompressedRules {
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        [&self.q_rank, &self.rope, &self.eps, &self.groups, &self.group_rank]
+            .into_iter()
+            .chain(self.index.iter().flat_map(IndexRules::expressions))
+    }
+}
+
+impl StreamRules {
+    pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
+        [&self.count, &self.magnitude, &self.eps].into_iter().chain(&self.mixed)
     }
 }
 

@@ -13,6 +13,7 @@ use super::{
     fp4::{BlockScale, Fp4, Second},
     mlx::MlxAffine,
     scaled::{Element, Scaled},
+    whole,
 };
 use crate::{container::TensorInfo, dtype::Dtype};
 
@@ -70,10 +71,10 @@ pub fn group(
     if config.is_some_and(|config| !matches!(config.0, Method::Mlx(_))) {
         inventory.drop_run_time();
     }
-    let plain = inventory
-        .left
-        .values()
-        .map(|tensor| Logical::plain(tensor.name.clone(), tensor.dtype, tensor.shape.clone()));
+    let plain = inventory.left.values().map(|tensor| match whole::table(tensor) {
+        Some(table) => table,
+        None => Logical::plain(tensor.name.clone(), tensor.dtype, tensor.shape.clone()),
+    });
     let plain: Vec<Logical> = plain.collect();
     inventory.grouped.tensors.extend(plain);
     inventory.grouped.tensors.sort_by(|a, b| a.name.cmp(&b.name));
@@ -158,6 +159,27 @@ impl<'a> Inventory<'a> {
                 wrong(name, format!("it is {} without {name}_scale_inv", weight.dtype))
             })?;
             self.add_scaled("FP8", weight, scale, None, block, None)?;
+        }
+        self.fp4_beside_fp8()
+    }
+
+    /// DeepSeek V4: experts `X.weight` `[…, out, in / 2]` of four-bit floats with `X.scale`
+    /// `[…, out, in / 32]` beside other matrices in FP8.
+    fn fp4_beside_fp8(&mut self) -> Result<(), StoredError> {
+        for stem in self.stems(".scale") {
+            let name = format!("{stem}.weight");
+            let is_packed = |it: &&TensorInfo| matches!(it.dtype, Dtype::I8 | Dtype::U8);
+            let Some(weight) = self.left.get(name.as_str()).copied().filter(is_packed) else {
+                continue;
+            };
+            let scale = self.need(&format!("{stem}.scale"), &name)?;
+            self.take(&name);
+            let [leading @ .., bytes] = weight.shape.as_slice() else {
+                return Err(expected(weight, "a matrix"));
+            };
+            let (group_size, second) = (32, Second::None);
+            let layout = Fp4 { width: 2 * bytes, group_size, scale: BlockScale::E8M0, second };
+            self.add_fp4("FP4", name, (weight, scale, None), layout, leading)?;
         }
         Ok(())
     }

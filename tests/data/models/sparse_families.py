@@ -2,8 +2,8 @@
 
     python make_reference_models.py OUT --specs sparse_families.py
 
-The index keeps 8 keys, and sequences have up to 56 tokens, so that most queries choose. A choice has no gradient: that
-each tensor of an index matters is seen by changing it. A model is kept only if no choice is a near-tie, for which
+The index keeps 8 keys, or 4 entries of four tokens each, and sequences have up to 56 tokens, so that most queries choose.
+A choice has no gradient: that each tensor of an index matters is seen by changing it. A model is kept only if no choice is a near-tie, for which
 transformers promises no order.
 """
 import os
@@ -28,6 +28,11 @@ PUT = dict(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
 BITES = {"index": dict(index_topk=128), "keys kept": dict(index_topk=KEPT + 1), "eps": dict(rms_norm_eps=1e-5)}
 
 
+# DeepSeek V4: entries that are chosen stand for four tokens, the others for eight.
+CHOSEN, EVERY = 4, 4
+V4_KINDS = ["sliding", "compressed_sparse", "heavily_compressed", "compressed_sparse", "heavily_compressed"]
+
+
 def without(config, *keys):
     return {key: value for key, value in config.items() if key not in keys}
 
@@ -42,6 +47,15 @@ def as_published(tensors, generator, config):
         tensors[published] = tensors.pop(name)
     hidden = config["hidden_size"]
     tensors["model.mtp_layers.0.eh_proj.weight"] = base.torch.randn(hidden, 2 * hidden, generator=generator)
+
+
+def as_deepseek_publishes(tensors, generator, config):
+    """The names of DeepSeek's checkpoint, of which save_pretrained changes some, and a tensor that is not read."""
+    for name in list(tensors):
+        published = name.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_")
+        tensors[published.replace(".attn.norm.", ".attn.kv_norm.")] = tensors.pop(name)
+    hidden = config["hidden_size"]
+    tensors["mtp.0.e_proj.weight"] = base.torch.randn(hidden, hidden, generator=generator)
 
 
 FAMILIES = {
@@ -75,6 +89,27 @@ FAMILIES = {
                     swiglu_limit=0.7, rope_parameters=rope(1e4)),
         bites=dict(BITES, magnitude=dict(hc_magnitude=2.0), hc_eps=dict(hc_eps=1e-6),
                    limit=dict(swiglu_limit=1e4))),
+    # DeepSeek V4: a window, entries of far tokens, some of them chosen, streams that are mixed, experts by token.
+    "deepseek_v4": dict(
+        cls="DeepseekV4ForCausalLM", style="v5", drop=["output_router_logits"], kept=CHOSEN,
+        f32=r"(^|[._])(fn|base|scale|ape|position_bias)$|sinks?$|tid2eid$|gate\.bias$",
+        extra=as_deepseek_publishes,
+        put=dict(topk_method="noaux_tc"),
+        config=dict(vocab_size=64, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+                    use_cache=True, hidden_size=32, num_hidden_layers=5, num_attention_heads=6, num_key_value_heads=1,
+                    head_dim=32, partial_rotary_factor=0.25, q_lora_rank=32, o_groups=3, o_lora_rank=32,
+                    sliding_window=8, layer_types=[kind + "_attention" for kind in V4_KINDS],
+                    compress_rates=dict(compressed_sparse_attention=EVERY, heavily_compressed_attention=8),
+                    index_n_heads=8, index_head_dim=16, index_topk=CHOSEN, moe_intermediate_size=32,
+                    n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.5,
+                    mlp_layer_types=["hash_moe"] * 2 + ["moe"] * 3, swiglu_limit=0.7, hc_mult=4, hc_sinkhorn_iters=3,
+                    hc_eps=0.02, rms_norm_eps=BIG_EPS, compress_rope_theta=4e4,
+                    rope_parameters=rope(1e4, "yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=4.0,
+                                         beta_slow=1.0)),
+        bites=dict(index=dict(index_topk=128), kept=dict(index_topk=CHOSEN + 1), eps=dict(rms_norm_eps=1e-5),
+                   window=dict(sliding_window=9), limit=dict(swiglu_limit=1e4), hc_eps=dict(hc_eps=1e-6),
+                   iterations=dict(hc_sinkhorn_iters=2), scale=dict(routed_scaling_factor=1.0),
+                   yarn=dict(rope_parameters=rope(1e4)), theta=dict(compress_rope_theta=1e4))),
 }
 
 
@@ -96,10 +131,29 @@ def by_rule_of_streams(model, family, spec, seed):
                 tensor.copy_(drawn)
 
 
+def tables_of_experts(model, family, seed):
+    """Experts by token: each token's are distinct. The generator's own rules are for floats."""
+    buffers = model.named_buffers
+    for name, table in buffers():
+        if name.endswith("tid2eid"):
+            drawn = base.torch.rand(len(table), model.config.n_routed_experts, generator=base.generator(family, seed, name))
+            table.copy_(drawn.argsort(dim=1)[:, :table.shape[1]])
+    model.named_buffers = lambda **how: ((name, it) for name, it in buffers(**how) if not name.endswith("tid2eid"))
+
+
+def whole_tables(write_weights):
+    """Tables of experts are whole numbers in files."""
+    def written(path, tensors, shards):
+        whole = {name: it.long() if name.endswith("tid2eid") else it for name, it in tensors.items()}
+        return write_weights(path, whole, shards)
+    return written
+
+
 def without_index(randomise):
     def randomised(model, family, spec, seed):
         named = model.named_parameters
         by_rule_of_streams(model, family, spec, seed)
+        tables_of_experts(model, family, seed)
         model.named_parameters = lambda **how: ((name, it) for name, it in named(**how) if not of_streams(name))
         kinds = randomise(model, family, spec, seed)
         # From here on asked for gradients alone.
@@ -108,18 +162,18 @@ def without_index(randomise):
     return randomised
 
 
-def smallest_gap(model, tokens):
+def smallest_gap(model, tokens, kept):
     """Over all layers and queries that choose, the distance between the last key chosen and the next."""
     found = []
     topk = base.torch.Tensor.topk
 
     def watched(self, k, *rest, **named):
-        if self.ndim == 3 and self.shape[1] == self.shape[2] == len(tokens):
+        if self.ndim == 3 and self.shape[1] == len(tokens) and self.shape[2] in (len(tokens), len(tokens) // EVERY):
             for row in self[0]:
                 row = row[base.torch.isfinite(row) & (row > -1e30)]
-                if len(row) > KEPT:
+                if len(row) > kept:
                     best = row.sort(descending=True).values
-                    found.append(float((best[KEPT - 1] - best[KEPT]) / row.std()))
+                    found.append(float((best[kept - 1] - best[kept]) / row.std()))
         return topk(self, k, *rest, **named)
 
     base.torch.Tensor.topk = watched
@@ -141,7 +195,7 @@ def with_choices_checked(make_one):
         model, _ = base.load(path, spec)
         want = base.load_file(os.path.join(path, "expected.safetensors"))
         both = base.torch.cat([want["tokens_a"], want["greedy"]])
-        gap = min(smallest_gap(model, tokens.long()) for tokens in (want["tokens_b"], both))
+        gap = min(smallest_gap(model, tokens.long(), spec.get("kept", KEPT)) for tokens in (want["tokens_b"], both))
         if gap < MIN_GAP:
             return f"keys are chosen by a difference of {gap:.1e}", None
         changes = []
@@ -160,5 +214,6 @@ def with_choices_checked(make_one):
     return made
 
 
+base.write_weights = whole_tables(base.write_weights)
 base.randomise = without_index(base.randomise)
 base.make_one = with_choices_checked(base.make_one)
