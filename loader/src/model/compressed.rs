@@ -3,15 +3,18 @@
 //! Every rank with heads computes the one vector of each token, the entries and what chooses them,
 //! whole and to the same bits; groups of heads are cut.
 
-use shardpack_formats::spec::{Compressed as CompressedSpec, Index as IndexSpec, NormKind};
+use shardpack_formats::spec::{
+    Compressed as CompressedSpec, Entries, Index as IndexSpec, Mask, NormKind,
+};
 
 use super::{
     LoadError,
     load::{Loader, Part},
     step::Step,
 };
-use crate::backend::{AttentionStep, Backend, EntryPart, IndexInputs, IndexStep, NormStep};
-use crate::backend::{PoolStep, Qkv};
+use crate::backend::{
+    AttentionStep, Backend, EntryPart, IndexInputs, IndexStep, NormStep, PoolStep, Qkv,
+};
 
 /// One rank's part of such attention.
 pub(super) struct Compressed<B: Backend> {
@@ -68,55 +71,36 @@ impl<B: Backend> Compressed<B> {
         let attention = &loader.spec.attention;
         let (held, full) = (&loader.shard.heads.q, attention.heads as usize);
         let q_to_kv = vec![0; held.len()];
-        if held.is_empty() {
-            return Ok(Self { weights: None, q_to_kv });
-        }
         let name = |name: &str| format!("{prefix}.{name}");
         let whole = |size: u32| Part::whole(size as usize);
         let (hidden, head) = (loader.hidden(), whole(attention.head_dim));
+        let latent = whole(spec.q_rank);
+        let normed = |module: &str, norm: &str, width: &Part| {
+            let gain = loader.vector(&name(&format!("{norm}.weight")), width)?;
+            Ok::<_, LoadError>((loader.held_matrix(&name(module), width, &hidden)?, gain))
+        };
+        // What every rank has whole, one without heads too.
+        let q_latent = normed("q_a_proj", "q_a_norm", &latent)?;
+        let kv = normed("kv_proj", "kv_norm", &head)?;
+        let entries = Pool::of_layer(loader, (layer, prefix))?;
+        let index = Index::of_layer(loader, (layer, prefix), spec)?;
+        if held.is_empty() {
+            return Ok(Self { weights: None, q_to_kv });
+        }
         let heads = Part::heads(held, attention.heads, attention.head_dim);
         let each = full / spec.groups as usize;
         let groups = held.start / each..held.end / each;
         let given = Part::heads(&groups, spec.groups, spec.group_rank);
         let groups = Part { held: groups, full: spec.groups as usize };
         let within = Part::whole(each * head.full);
-        let latent = whole(spec.q_rank);
-        let entries = loader.spec.layers[layer].entries;
-        let pool = |module: &str, width: u32| {
-            let entries = entries.expect("asked for where there are some");
-            let columns = whole(width * if entries.chosen { 2 } else { 1 });
-            Pool::load(loader, &name(module), [&whole(entries.every), &columns, &whole(width)])
-        };
-        let index = spec.index.as_ref().filter(|_| entries.is_some_and(|it| it.chosen));
         let weights = Weights {
-            q_latent: (
-                loader.held_matrix(&name("q_a_proj"), &latent, &hidden)?,
-                loader.vector(&name("q_a_norm.weight"), &latent)?,
-            ),
+            q_latent,
             q: loader.held_matrix(&name("q_b_proj"), &heads, &latent)?,
             ones: loader.backend.ones(head.full),
-            kv: (
-                loader.held_matrix(&name("kv_proj"), &head, &hidden)?,
-                loader.vector(&name("kv_norm.weight"), &head)?,
-            ),
+            kv,
             sinks: loader.vector(&name("sinks"), &Part { held: held.clone(), full })?,
-            entries: entries.map(|_| pool("compressor", attention.head_dim)).transpose()?,
-            index: match index {
-                None => None,
-                Some(index) => Some(Index {
-                    keys: pool("compressor.indexer", index.width)?,
-                    q: loader.held_matrix(
-                        &name("compressor.indexer.q_b_proj"),
-                        &whole(index.heads * index.width),
-                        &latent,
-                    )?,
-                    weights: loader.plain_matrix(
-                        &name("compressor.indexer.scorer.weights_proj"),
-                        &whole(index.heads),
-                        &hidden,
-                    )?,
-                }),
-            },
+            entries,
+            index,
             groups: loader.stack(&name("o_a_proj"), &groups, &whole(spec.group_rank), &within)?,
             o: loader.held_matrix(&name("o_b_proj"), &hidden, &given)?,
         };
@@ -147,6 +131,16 @@ impl<B: Backend> Compressed<B> {
 }
 
 impl<B: Backend> Pool<B> {
+    /// What a layer's entries are made by, if it has some.
+    fn of_layer(
+        loader: &Loader<'_, B>,
+        (layer, prefix): (usize, &str),
+    ) -> Result<Option<Self>, LoadError> {
+        let width = loader.spec.attention.head_dim;
+        let Some(entries) = loader.spec.layers[layer].entries else { return Ok(None) };
+        Self::load(loader, &format!("{prefix}.compressor"), (entries, width)).map(Some)
+    }
+
     fn load(
         loader: &Loader<'_, B>,
         module: &str,
@@ -246,7 +240,7 @@ impl<B: Backend> Weights<B> {
                     index.choose(step, (layer, spec, form), [&latent, x], caches)
                 });
                 let window = match at.mask {
-                    shardpack_formats::spec::Mask::Sliding(window) => window as usize,
+                    Mask::Sliding(window) => window as usize,
                     _ => unreachable!("checked when a model is loaded"),
                 };
                 let beside = (step.entries(layer), &entries, chosen.as_ref());
@@ -261,6 +255,25 @@ impl<B: Backend> Weights<B> {
 }
 
 impl<B: Backend> Index<B> {
+    /// What chooses a layer's entries, if anything does.
+    fn of_layer(
+        loader: &Loader<'_, B>,
+        (layer, prefix): (usize, &str),
+        spec: &CompressedSpec,
+    ) -> Result<Option<Self>, LoadError> {
+        let entries = loader.spec.layers[layer].entries.filter(|entries| entries.chosen);
+        let (Some(entries), Some(index)) = (entries, &spec.index) else { return Ok(None) };
+        let whole = |size: u32| Part::whole(size as usize);
+        let module = format!("{prefix}.compressor.indexer");
+        let queries = whole(index.heads * index.width);
+        let weights = format!("{module}.scorer.weights_proj");
+        Ok(Some(Self {
+            keys: Pool::load(loader, &module, (entries, index.width))?,
+            q: loader.held_matrix(&format!("{module}.q_b_proj"), &queries, &whole(spec.q_rank))?,
+            weights: loader.plain_matrix(&weights, &whole(index.heads), &loader.hidden())?,
+        }))
+    }
+
     /// The entries that each row attends to, by its latent and its hidden vector.
     fn choose(
         &self,

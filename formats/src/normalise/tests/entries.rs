@@ -87,7 +87,10 @@ fn a_published_configuration_is_described_in_full() {
     }
     // Positions are extended in layers with entries alone, and cosines stay as they are.
     let [near, far] = &spec.ropes[..] else { panic!("{:?}", spec.ropes) };
-    assert_eq!((near.style, near.inv_freq.len(), far.inv_freq.len()), (RopeStyle::Interleaved, 8, 8));
+    assert_eq!(
+        (near.style, near.inv_freq.len(), far.inv_freq.len()),
+        (RopeStyle::Interleaved, 8, 8)
+    );
     assert_eq!([near.attention_factor.0, far.attention_factor.0], [1.0, 1.0]);
     assert_eq!(near.inv_freq[1].0, 10_000_f32.powf(-0.125));
     let last = 160_000_f64.powf(-0.875) / 16.0;

@@ -33,7 +33,8 @@ fn request(tools: &[&str]) -> ChatRequest {
 fn faults_name_the_file_and_what_is_wrong_in_it() {
     let check = |file: &str, text: &str, words: &[&str]| {
         let error = open(&[(file, text)]).err().expect(file);
-        let reasons = iter::successors(Some(&error as &dyn Error), |error| error.source());
+        let first: &dyn Error = &error;
+        let reasons = iter::successors(Some(first), |error| Error::source(*error));
         let all: Vec<String> = reasons.map(ToString::to_string).collect();
         let error = all.join(": ");
         // Each reason stands once, as the terminal shows them.
