@@ -144,15 +144,19 @@ impl<B: Backend> Pool<B> {
     fn load(
         loader: &Loader<'_, B>,
         module: &str,
-        [every, columns, width]: [&Part; 3],
+        (entries, width): (Entries, u32),
     ) -> Result<Self, LoadError> {
-        let matrix =
-            |name: &str| loader.held_matrix(&format!("{module}.{name}"), columns, &loader.hidden());
+        let whole = |size: u32| Part::whole(size as usize);
+        let columns = whole(width * if entries.chosen { 2 } else { 1 });
+        let matrix = |name: &str| {
+            loader.held_matrix(&format!("{module}.{name}"), &columns, &loader.hidden())
+        };
+        let bias = format!("{module}.position_bias");
         Ok(Self {
             c: matrix("kv_proj")?,
             z: matrix("gate_proj")?,
-            bias: loader.stacked_vector(&format!("{module}.position_bias"), every, columns)?,
-            gain: loader.vector(&format!("{module}.kv_norm.weight"), width)?,
+            bias: loader.stacked_vector(&bias, &whole(entries.every), &columns)?,
+            gain: loader.vector(&format!("{module}.kv_norm.weight"), &whole(width))?,
         })
     }
 
