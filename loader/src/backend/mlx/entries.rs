@@ -156,7 +156,7 @@ fn pooled(
     bias: &Array,
 ) -> Array {
     let (every, width, columns) = (shape.every, shape.width(part), shape.columns(part));
-    let library = bias.library();
+    let (library, bias) = (bias.library(), bias.reshape(&[every, columns]));
     // Own tokens count with their last columns, those before with their first.
     let [own, earlier] = tokens;
     let parts = [earlier.map(|tokens| (tokens, 0)), own.map(|tokens| (tokens, columns - width))];
@@ -168,7 +168,7 @@ fn pooled(
             x.slice(1, column, column + width).reshape(&[rows, every, width])
         };
         cs.push(of(&c, count));
-        zs.push(of(&z, count).binary(Binary::Add, &of(bias, 1)));
+        zs.push(of(&z, count).binary(Binary::Add, &of(&bias, 1)));
     }
     let joined = |all: &[Array]| library.concat(&all.iter().collect::<Vec<_>>(), 1);
     let weights = joined(&zs).softmax(1);
