@@ -38,10 +38,13 @@ const LATER: &[(&str, &str)] = &[
     ("delta.unnormed", "hybrid-forms"),
     ("ffn.gate_scale", "hybrid-forms"),
     ("ffn.out_scale", "hybrid-forms"),
+    ("compressed", "compressed-attention"),
     ("layers.both", "hybrid-forms"),
     ("layers.clamp", "layer-forms"),
     ("layers.convolution", "short-convolution"),
     ("layers.dense_clamp", "layer-forms"),
+    ("layers.entries", "compressed-attention"),
+    ("layers.experts_by_token", "compressed-attention"),
     ("layers.mask.chunked", "attention-forms"),
     ("layers.only", "layer-forms"),
     ("layers.second", "attention-forms"),
@@ -58,7 +61,9 @@ const LATER: &[(&str, &str)] = &[
     ("moe.router.jitter", "further-forms"),
     ("moe.router.scores=sigmoid_of_taken", "expert-forms"),
     ("moe.router.scores=sparse_mixer", "further-forms"),
+    ("moe.router.scores=sqrt_softplus", "compressed-attention"),
     ("moe.router.softcap", "further-forms"),
+    ("moe.shared.limit", "compressed-attention"),
     ("moe.shared.scale", "further-forms"),
     ("moe.weighs_inputs", "expert-forms"),
     ("norm.plain", "further-forms"),
@@ -66,17 +71,19 @@ const LATER: &[(&str, &str)] = &[
     ("second_attention.head_gate.function", "further-forms"),
     ("second_attention.values_are_keys", "attention-forms"),
     ("streams", "hyper-connections"),
+    ("streams.mixed", "compressed-attention"),
 ];
 
 /// Families of the first version: between them they have every place that it knows.
 fn is_first(model: &str) -> bool {
-    const LATER_FAMILIES: [&str; 28] = [
+    const LATER_FAMILIES: [&str; 29] = [
         "afmoe",
         "apertus",
         "axk1",
         "bailing_hybrid",
         "cohere2_moe",
         "deepseek_v32",
+        "deepseek_v4",
         "falcon_h1",
         "falcon_h1_norm",
         "gemma4_moe",
@@ -193,6 +200,7 @@ fn a_program_without_a_feature_refuses_the_package() {
         ("apertus", &["further-forms"]),
         ("gemma4_text", &["attention-forms", "layer-forms"]),
         ("deepseek_v32", &["chosen-keys"]),
+        ("deepseek_v4", &["compressed-attention", "expert-limits", "hyper-connections"]),
         ("bailing_hybrid", &["attention-forms", "direct-delta", "kimi-delta", "latent-forms"]),
         ("falcon_h1", &["attention-forms", "hybrid-forms", "mamba2"]),
         (

@@ -71,8 +71,8 @@ mod parts;
 mod tests;
 
 pub(crate) use file::{
-    AttentionRules, Family, HeadGateRules, IgnoreRule, LayerRules, Presence, RequireRule, RopeRules, SpecRules,
-    TensorRule,
+    AttentionRules, Family, HeadGateRules, IgnoreRule, LayerRules, Presence, RequireRule,
+    RopeRules, SpecRules, TensorRule,
 };
 pub use file::{CutRule, EXPERTS_AXIS, Role};
 pub(crate) use from::FromRule;

@@ -24,7 +24,8 @@ pub(super) fn resolve(
     attention: &Attention,
     layers: &[Layer],
 ) -> Result<Option<Compressed>, ResolveError> {
-    let first = |has: &dyn Fn(Entries) -> bool| layers.iter().position(|it| it.entries.is_some_and(has));
+    let first =
+        |has: &dyn Fn(Entries) -> bool| layers.iter().position(|it| it.entries.is_some_and(has));
     let Some(compressed) = &rules.compressed else {
         return match (first(&|_| true), &rules.layer.entries_every) {
             (Some(layer), Some(rule)) => {

@@ -24,8 +24,7 @@ pub(super) fn table(tensor: &TensorInfo) -> Option<Logical> {
     let is_table = TABLES.iter().any(|ending| tensor.name.ends_with(ending))
         && matches!(tensor.dtype, Dtype::I32 | Dtype::I64);
     let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
-    let layout =
-        Whole { dtype: tensor.dtype, width: shape.last().copied().unwrap_or(1) };
+    let layout = Whole { dtype: tensor.dtype, width: shape.last().copied().unwrap_or(1) };
     is_table.then(|| Logical::reordered(name.clone(), shape, Dtype::F32, vec![name], layout))
 }
 
