@@ -63,6 +63,7 @@ fn quantized_experts_and_latents_are_put_together_from_their_parts() {
         "models/qwen3_next",
         "models/glm_moe_dsa_shared",
         "models/hy_v4",
+        "models/deepseek_v4",
     ] {
         let folder = tempdir().unwrap();
         let set = convert(model, &folder.path().join("set"), &["--bits", "8", "--nodes", "2"]);
@@ -76,6 +77,10 @@ fn quantized_experts_and_latents_are_put_together_from_their_parts() {
         for (name, (_, shape, bytes)) in &found {
             let (dtype, wanted, stored) = &expected[name];
             assert_eq!(shape, wanted, "{model}: {name}");
+            if dtype == "I64" {
+                assert!(bytes == stored, "{model}: {name}");
+                continue;
+            }
             let wide = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
             let found = bytes.chunks_exact(4).map(wide);
             let expected: Vec<f32> = match dtype.as_str() {

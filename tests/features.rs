@@ -39,6 +39,7 @@ const LATER: &[(&str, &str)] = &[
     ("delta.unnormed", "hybrid-forms"),
     ("ffn.gate_scale", "hybrid-forms"),
     ("ffn.out_scale", "hybrid-forms"),
+    ("compressed", "compressed-attention"),
     ("layers.both", "hybrid-forms"),
     ("layers.clamp", "layer-forms"),
     ("layers.convolution", "short-convolution"),
@@ -200,6 +201,7 @@ fn a_program_without_a_feature_refuses_the_package() {
         ("apertus", &["further-forms"]),
         ("gemma4_text", &["attention-forms", "layer-forms"]),
         ("deepseek_v32", &["chosen-keys"]),
+        ("deepseek_v4", &["compressed-attention", "expert-limits", "hyper-connections"]),
         ("bailing_hybrid", &["attention-forms", "direct-delta", "kimi-delta", "latent-forms"]),
         ("falcon_h1", &["attention-forms", "hybrid-forms", "mamba2"]),
         (

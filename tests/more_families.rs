@@ -36,6 +36,7 @@ const FAMILIES: &[(&str, bool)] = &[
     ("cohere2_moe", true),
     ("deepseek_v2", true),
     ("deepseek_v32", true),
+    ("deepseek_v4", true),
     ("gemma4_moe", true),
     ("dots1", true),
     ("exaone_moe", true),

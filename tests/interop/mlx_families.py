@@ -68,6 +68,7 @@ WITHOUT = {
     "granitemoeshared": "mlx-lm does not have it",
     "hunyuan_v1_moe": "mlx-lm does not have it",
     "hy_v3": "mlx-lm does not have it",
+    "deepseek_v4": "mlx-lm does not have it",
     "hy_v4": "mlx-lm does not have it",
     "hyperclovax": "mlx-lm does not have it",
     "iquestcoder": "mlx-lm does not have it",

@@ -1,6 +1,8 @@
 //! Every checkpoint of `tests/data/sources` through a whole conversion: what the packages stand
 //! for, against what the source stands for.
 
+mod published;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

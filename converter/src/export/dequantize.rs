@@ -55,8 +55,20 @@ impl Quantized<'_> {
     }
 }
 
-/// Floats of one type as another, rounded once.
+/// Floats of one type as another, rounded once; whole numbers in F32 as integers.
 pub(super) fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> Result<(), String> {
+    if (from, to) == (Dtype::F32, Dtype::I64) {
+        let (numbers, _) = bytes.as_chunks::<4>();
+        out.clear();
+        for (index, number) in numbers.iter().enumerate() {
+            let number = f32::from_le_bytes(*number);
+            if number.fract() != 0.0 {
+                return Err(format!("element {index} is {number}, expected a whole number"));
+            }
+            out.extend((number as i64).to_le_bytes());
+        }
+        return Ok(());
+    }
     out.resize(bytes.len() / from.size_bytes() * to.size_bytes(), 0);
     cast(Platform::detect(), (from, bytes), (to, out)).map_err(|error| error.to_string())
 }

@@ -79,8 +79,12 @@ fn own(step: &Step) -> Published {
     }
 }
 
-/// The element type that a step is written in: what the source holds in full is no less exact.
+/// The element type that a step is written in: what the source holds in full is no less exact, and
+/// tables of whole numbers are integers.
 fn dtype_of(step: &Step, dtype: Dtype) -> Dtype {
+    if step.tensor.below.is_some() {
+        return Dtype::I64;
+    }
     let exact = step.tensor.exact && step.parts[0].dtype == Dtype::F32;
     if exact { Dtype::F32 } else { dtype }
 }

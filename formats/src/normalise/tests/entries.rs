@@ -1,5 +1,7 @@
 //! Attention to entries of far tokens (DeepSeek V4), as configurations spell it.
 
+use std::error::Error as _;
+
 use serde_json::{Value, json};
 
 use super::resolve_builtin;
@@ -11,12 +13,13 @@ use crate::{
 
 /// As it is published, smaller.
 fn published(keys: &Value) -> Value {
-    let mut config = json!({
+    // One more ratio than there are layers: that of the layer that predicts further tokens.
+    let text = r#"{
         "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4",
         "attention_bias": false, "expert_dtype": "fp4", "hc_eps": 1e-6, "hc_mult": 4,
         "hc_sinkhorn_iters": 20, "head_dim": 64, "hidden_act": "silu", "hidden_size": 64,
         "index_head_dim": 32, "index_n_heads": 4, "index_topk": 16,
-        "max_position_embeddings": 1_048_576, "moe_intermediate_size": 32, "n_routed_experts": 8,
+        "max_position_embeddings": 1048576, "moe_intermediate_size": 32, "n_routed_experts": 8,
         "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 8,
         "num_experts_per_tok": 2, "num_hidden_layers": 5, "num_hash_layers": 2,
         "num_key_value_heads": 1, "num_nextn_predict_layers": 1, "o_groups": 4, "o_lora_rank": 32,
@@ -25,10 +28,10 @@ fn published(keys: &Value) -> Value {
             "original_max_position_embeddings": 65536, "type": "yarn"},
         "rope_theta": 10000, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus",
         "sliding_window": 128, "swiglu_limit": 10.0, "tie_word_embeddings": false,
-        "topk_method": "noaux_tc", "vocab_size": 64, "compress_rope_theta": 160_000,
-        // One more than there are layers: that of the layer that predicts further tokens.
-        "compress_ratios": [0, 0, 4, 128, 4, 0],
-    });
+        "topk_method": "noaux_tc", "vocab_size": 64, "compress_rope_theta": 160000,
+        "compress_ratios": [0, 0, 4, 128, 4, 0]
+    }"#;
+    let mut config: Value = serde_json::from_str(text).unwrap();
     for (key, value) in keys.as_object().unwrap() {
         config[key] = value.clone();
     }
@@ -153,6 +156,7 @@ fn what_a_configuration_leaves_out_is_as_transformers_has_it() {
 
 #[test]
 fn what_is_not_implemented_is_refused() {
+    let tensors = expected_tensors(&published(&json!({})), &RulePack::builtin()).unwrap();
     for (keys, expected) in [
         (json!({"o_groups": 3}), "groups of equal size"),
         (json!({"qk_rope_head_dim": 64}), "less than the head's 64"),
@@ -173,9 +177,11 @@ fn what_is_not_implemented_is_refused() {
         (json!({"scoring_func": "relu"}), "noaux_tc"),
         (json!({"swiglu_limit": 0.0}), "swiglu_limit above 0"),
         (json!({"num_experts_per_tok": 9}), "at most 8, the experts"),
-        (json!({"sliding_window": null}), "layer.window"),
+        (json!({"sliding_window": 0}), "layer.window"),
     ] {
-        let error = resolved(&published(&keys)).unwrap_err().to_string();
+        // Of tensors nothing is asked before.
+        let error = resolve_builtin(&published(&keys), &tensors).unwrap_err();
+        let error = format!("{error}: {:?}", error.source().map(ToString::to_string));
         assert!(error.contains(expected), "{keys}: {error}");
     }
 }
