@@ -111,15 +111,14 @@ enum FeedForward<B: Backend> {
 impl<B: Backend> FeedForward<B> {
     fn load(loader: &Loader<'_, B>, index: usize, prefix: &str) -> Result<Self, LoadError> {
         match &loader.spec.moe {
-            Some(moe) if loader.spec.layers[index].moe => match &moe.beside {
-                Some(beside) => {
-                    Beside::load(loader, (moe, beside), prefix).map(Box::new).map(Self::Both)
+            Some(moe) if loader.spec.layers[index].moe => {
+                if let Some(beside) = &moe.beside {
+                    let both = Beside::load(loader, (moe, beside), prefix)?;
+                    return Ok(Self::Both(Box::new(both)));
                 }
-                None => {
-                    let by_token = loader.spec.layers[index].experts_by_token;
-                    Moe::load(loader, (moe, by_token), prefix).map(Self::Experts)
-                }
-            },
+                let by_token = loader.spec.layers[index].experts_by_token;
+                Moe::load(loader, (moe, by_token), prefix).map(Self::Experts)
+            }
             _ => Ffn::load(loader, &format!("{prefix}.mlp")).map(Self::Dense),
         }
     }

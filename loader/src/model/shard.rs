@@ -21,6 +21,9 @@ pub use states::Linear;
 /// models; products of two widths then fit 64 bits with room to spare.
 const MAX_WIDTH: u64 = 1 << 20;
 
+/// Most rounds in which the matrix that mixes residual streams is balanced.
+const MAX_ROUNDS: u32 = 1000;
+
 /// What one rank holds of a model, in elements; checked against the architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
@@ -349,7 +352,6 @@ fn check_streams(spec: &Spec) -> Result<(), LoadError> {
         let expected = format!("1 to {}", MAX_WIDTH / u64::from(spec.hidden_size.max(1)));
         return Err(layout_error("streams.count", &expected, &streams.count));
     }
-    const MAX_ROUNDS: u32 = 1000;
     if streams.mixed.is_some_and(|rounds| rounds == 0 || rounds > MAX_ROUNDS) {
         return Err(layout_error("streams.mixed", &format!("1 to {MAX_ROUNDS}"), &"another"));
     }

@@ -49,6 +49,7 @@ impl Index<'_> {
     }
 
     /// The scores of the keys that a query at `position` sees, in their order, from its row.
+    #[must_use]
     pub fn seen<'b>(&self, row: &'b [f32], position: usize) -> Cow<'b, [f32]> {
         let count = (position + 1) / self.every;
         if self.every == 1 {

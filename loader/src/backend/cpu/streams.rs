@@ -59,21 +59,29 @@ pub(super) fn mix(
 fn balance(matrix: &mut [f32], size: usize, eps: f32, rounds: u32) {
     for row in matrix.chunks_exact_mut(size) {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|x| *x = exp(*x - largest));
+        for x in row.iter_mut() {
+            *x = exp(*x - largest);
+        }
         let sum: f32 = row.iter().sum();
-        row.iter_mut().for_each(|x| *x = *x / sum + eps);
+        for x in row {
+            *x = *x / sum + eps;
+        }
     }
     for round in 0..rounds {
         if round > 0 {
             for row in matrix.chunks_exact_mut(size) {
                 let sum = row.iter().sum::<f32>() + eps;
-                row.iter_mut().for_each(|x| *x /= sum);
+                for x in row {
+                    *x /= sum;
+                }
             }
         }
         for column in 0..size {
             let column = || (column..size * size).step_by(size);
             let sum = column().map(|at| matrix[at]).sum::<f32>() + eps;
-            column().for_each(|at| matrix[at] /= sum);
+            for at in column() {
+                matrix[at] /= sum;
+            }
         }
     }
 }
