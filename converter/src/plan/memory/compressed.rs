@@ -65,3 +65,33 @@ pub(super) fn working(spec: &Spec, compressed: &Compressed, part: &Part, layer: 
         + 3 * head
         + groups * u64::from(compressed.group_rank)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::{
+        plan::{ConvertOptions, KvType, Plan, RankMemory, memory::EngineLoad},
+        source::Source,
+    };
+
+    /// Of the reference model by hand: a layer with its window alone, two whose entries of four
+    /// tokens are chosen by keys of 16, two with entries of eight; heads of 32.
+    #[test]
+    fn caches_are_keys_entries_and_what_is_not_complete() {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/models/deepseek_v4");
+        let source = Source::open(Path::new(model)).unwrap();
+        let plan = Plan::new(&source, ConvertOptions::new("unused".into(), 3)).unwrap();
+        let found = |tokens, sequences, kv| {
+            let load = EngineLoad { tokens, sequences, step_tokens: 64, kv };
+            RankMemory::of(&plan.normalised.spec, &plan.layout, (1, 0), &load).cache_bytes
+        };
+        // For each token; for each entry; for each page's last tokens; for each sequence.
+        let chosen = 128 * (128 + 64) + 2 * 4 * (32 + 16) * 8 + 2 * (8 + 8) * 2 * 96 * 4;
+        let all = 64 * 128 + 2 * (8 + 8) * 2 * 32 * 4;
+        assert_eq!(found(512, 2, KvType::F32), 5 * 512 * 128 + 2 * chosen + 2 * all);
+        let chosen = 128 * (36 + 32) + 2 * 4 * (32 + 16) * 8 + 2 * (8 + 8) * 2 * 96 * 4;
+        let all = 64 * 36 + 2 * (8 + 8) * 2 * 32 * 4;
+        assert_eq!(found(512, 2, KvType::Q8), 5 * 512 * 36 + 2 * chosen + 2 * all);
+    }
+}
