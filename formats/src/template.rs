@@ -60,7 +60,7 @@ pub enum TemplateError {
     },
     /// Not jinja, or not jinja that we understand.
     #[error("the chat template does not parse: {0}")]
-    Parse(#[source] Error),
+    Parse(Error),
 }
 
 /// A conversation that the template does not render.
@@ -71,7 +71,7 @@ pub enum RenderError {
     Refused(String),
     /// The template failed on it.
     #[error("the model's chat template fails on this conversation: {0}")]
-    Failed(#[source] Error),
+    Failed(Error),
 }
 
 impl fmt::Debug for ChatTemplate {

@@ -88,7 +88,7 @@ pub struct KeyFile {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// Not JSON of that shape.
-    #[error("not a file of keys: {0}")]
+    #[error("not a file of keys")]
     Json(#[from] serde_json::Error),
     /// A hash that is none.
     #[error("key {name:?}: expected 64 hexadecimal digits as its hash")]

@@ -63,7 +63,7 @@ pub struct Script {
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
     /// Not JSON of that shape.
-    #[error("not a script: {0}")]
+    #[error("not a script")]
     Json(#[from] serde_json::Error),
     /// An answer that cannot be played.
     #[error("answers[{index}]: {message}")]

@@ -45,7 +45,7 @@ const TURN_MARKERS: [&str; 12] = [
 pub enum VocabularyError {
     /// Not a tokenizer file.
     #[error("not a tokenizer: {0}")]
-    Parse(#[source] tokenizers::Error),
+    Parse(tokenizers::Error),
     /// Its tokens cannot be turned back into text piece by piece.
     #[error(transparent)]
     Decoding(#[from] DecodingError),

@@ -22,7 +22,7 @@ pub(super) struct Decoding {
 #[derive(Debug, thiserror::Error)]
 pub enum DecodingError {
     /// The file is not JSON of the expected shape.
-    #[error("not a tokenizer: {0}")]
+    #[error("not a tokenizer")]
     Parse(#[from] serde_json::Error),
     /// A decoder that no supported model family uses.
     #[error(
