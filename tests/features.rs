@@ -25,6 +25,7 @@ const LATER: &[(&str, &str)] = &[
     ("attention.value_norm", "attention-forms"),
     ("attention.value_scale", "attention-forms"),
     ("block.layer_scale", "layer-forms"),
+    ("compressed", "compressed-attention"),
     ("convolution", "short-convolution"),
     ("embedding_norm", "further-forms"),
     ("ffn.activation=xielu", "further-forms"),
@@ -214,6 +215,7 @@ fn a_program_without_a_feature_refuses_the_package() {
             ],
         ),
         ("lfm2", &["short-convolution"]),
+        ("deepseek_v4", &["compressed-attention", "expert-limits", "hyper-connections"]),
     ] {
         let set = folder.path().join(model);
         write(&data("models").join(model), &set, 4, 2, ExpertCut::Inside);

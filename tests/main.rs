@@ -6,6 +6,7 @@ mod architecture;
 mod bad_input;
 mod cluster;
 mod company;
+mod compressed;
 mod convert;
 mod demo;
 mod dense;

@@ -92,7 +92,11 @@ pub fn lookup(texts: &BTreeMap<String, Vec<u8>>) -> Result<Option<Templates>, St
 /// the program writes.
 #[must_use]
 pub fn published(model_type: &str) -> Option<&'static str> {
-    (model_type == "deepseek_v32").then_some(include_str!("../templates/deepseek_v32.jinja"))
+    match model_type {
+        "deepseek_v32" => Some(include_str!("../templates/deepseek_v32.jinja")),
+        "deepseek_v4" => Some(include_str!("../templates/deepseek_v4.jinja")),
+        _ => None,
+    }
 }
 
 /// One template, or a list of named ones.
@@ -353,13 +357,17 @@ mod tests {
 
     #[test]
     fn a_template_in_place_of_a_program_can_what_the_program_can() {
-        let chat = probed(published("deepseek_v32").unwrap());
-        assert_eq!(chat.problem, None);
-        assert!(chat.system && chat.tools && chat.tool_results && chat.parallel_calls);
-        assert!(chat.arguments_object && chat.generation_prompt && chat.thinking_switch);
-        let tools = Some(crate::ToolFamily::DeepseekV32);
-        let thinking = Some(crate::ThinkingStyle::ThinkTags);
-        assert_eq!(chat.output, OutputStyle { tools, thinking, answer: None });
+        for (model_type, family) in [
+            ("deepseek_v32", crate::ToolFamily::DeepseekV32),
+            ("deepseek_v4", crate::ToolFamily::DeepseekV4),
+        ] {
+            let chat = probed(published(model_type).unwrap());
+            assert_eq!(chat.problem, None);
+            assert!(chat.system && chat.tools && chat.tool_results && chat.parallel_calls);
+            assert!(chat.arguments_object && chat.generation_prompt && chat.thinking_switch);
+            let (tools, thinking) = (Some(family), Some(crate::ThinkingStyle::ThinkTags));
+            assert_eq!(chat.output, OutputStyle { tools, thinking, answer: None });
+        }
         assert_eq!(published("deepseek_v3"), None);
     }
 

@@ -20,13 +20,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_formats::spec::{Activation, Mask, Rope, Router};
+use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};
 use shardpack_kernels::Packing;
 use shardpack_loader::{
     backend::{
         AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu, DeltaInputs,
-        DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors,
-        StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+        DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks,
+        RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, TokenId, memory_group},
@@ -254,6 +254,14 @@ impl Backend for Timed {
         self.time("activation", |cpu| cpu.clamped_glu(gate, up, limit))
     }
 
+    fn clamped_swiglu(&self, gate: Tensor, up: Tensor, clamped: ClampedSwiglu) -> Tensor {
+        self.time("activation", |cpu| cpu.clamped_swiglu(gate, up, clamped))
+    }
+
+    fn route_to(&self, logits: Tensor, router: &Router, taken: &[u32], top_k: u32) -> Routes {
+        self.time("route", |cpu| cpu.route_to(logits, router, taken, top_k))
+    }
+
     fn route(
         &self,
         logits: Tensor,
@@ -293,6 +301,38 @@ impl Backend for Timed {
         self.time("heads", |cpu| cpu.join_heads(a, b, heads))
     }
 
+    fn has_entries(&self) -> bool {
+        true
+    }
+
+    fn pool(
+        &self,
+        numbers: [&Tensor; 2],
+        caches: &mut [&mut Self::Cache],
+        step: &PoolStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("entries", |cpu| cpu.pool(numbers, caches, step))
+    }
+
+    fn choose_entries(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &IndexStep<'_>,
+    ) -> Self::Chosen {
+        self.time("choice of entries", |cpu| cpu.choose_entries(inputs, caches, step))
+    }
+
+    fn attention_beside(
+        &self,
+        entries: (usize, &Tensor, Option<&Self::Chosen>),
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: (&AttentionStep<'_, Vec<f32>>, usize),
+    ) -> Tensor {
+        self.time("attention", |cpu| cpu.attention_beside(entries, qkv, caches, step))
+    }
+
     fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
         let bytes = bytes_of(stack);
         self.time_bytes("product of heads", bytes, |cpu| cpu.head_linear(x, stack, heads))
@@ -300,6 +340,16 @@ impl Backend for Timed {
 
     fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
         self.time("streams", |cpu| cpu.stream_weights(mixes, step))
+    }
+
+    fn mix_streams(
+        &self,
+        x: &Tensor,
+        mixes: &Tensor,
+        step: &StreamStep<'_, Vec<f32>>,
+        rounds: u32,
+    ) -> Tensor {
+        self.time("streams", |cpu| cpu.mix_streams(x, mixes, step, rounds))
     }
 
     fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {

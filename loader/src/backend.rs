@@ -120,6 +120,67 @@ pub struct CacheShape {
     pub indexes: usize,
     /// Width of that key.
     pub index_width: usize,
+    /// Of the layers that keep entries of far tokens besides.
+    pub entries: Vec<EntryShape>,
+}
+
+/// Entries of one layer, each of several tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryShape {
+    /// Tokens of an entry, a divisor of [`TOKENS_PER_PAGE`].
+    pub every: usize,
+    /// Width of an entry.
+    pub width: usize,
+    /// Width of the keys that choose entries; 0 where all are attended to. Entries that are chosen
+    /// stand for the tokens before theirs too.
+    pub key_width: usize,
+}
+
+impl EntryShape {
+    /// Whether entries stand for the tokens before theirs too.
+    #[must_use]
+    pub const fn overlaps(&self) -> bool {
+        self.key_width > 0
+    }
+
+    /// Width of what is kept.
+    #[must_use]
+    pub const fn width(&self, part: EntryPart) -> usize {
+        match part {
+            EntryPart::Entries => self.width,
+            EntryPart::Keys => self.key_width,
+        }
+    }
+
+    /// Numbers `c` of a token, and as many `z`: with those for the next entry before the others.
+    #[must_use]
+    pub const fn columns(&self, part: EntryPart) -> usize {
+        self.width(part) * if self.overlaps() { 2 } else { 1 }
+    }
+}
+
+/// What is made of tokens' numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryPart {
+    /// Entries, which are keys and values.
+    Entries = 0,
+    /// The keys by which they are chosen.
+    Keys = 1,
+}
+
+/// Entries of one layer for the sequences of a step.
+#[derive(Debug)]
+pub struct PoolStep<'a, V> {
+    /// The layer, counted among those that keep entries here.
+    pub layer: usize,
+    /// What is made.
+    pub part: EntryPart,
+    /// Rows of each sequence, in the order of the caches.
+    pub lengths: &'a [usize],
+    /// The last of them that may be taken back; empty where none are.
+    pub drafts: &'a [usize],
+    /// A summand of `z`, `[every, columns]`.
+    pub bias: &'a V,
 }
 
 /// Keys and values of one token in one layer.
@@ -511,6 +572,50 @@ pub trait Backend: Send + Sync {
         unreachable!("a model with such layers is not loaded for this backend")
     }
 
+    /// Whether it has the operations on entries below; a model that needs them is refused otherwise.
+    fn has_entries(&self) -> bool {
+        false
+    }
+
+    /// Takes numbers `c` and `z` `[rows, columns]` of every row's token and gives the entries that
+    /// are complete with them, or their keys, `[entries, width]` in the order of the sequences: of
+    /// an entry's tokens the sum of `softmax(z + bias) · c`, element by element.
+    fn pool(
+        &self,
+        numbers: [&Self::Tensor; 2],
+        caches: &mut [&mut Self::Cache],
+        step: &PoolStep<'_, Self::Vector>,
+    ) -> Self::Tensor {
+        let _ = (numbers, caches, step);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
+    /// [`Backend::choose_keys`] among entries: `k` are the keys of those that [`Backend::pool`] gave
+    /// last, and the layer is counted among those that keep entries here.
+    fn choose_entries(
+        &self,
+        inputs: IndexInputs<'_, Self::Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &IndexStep<'_>,
+    ) -> Self::Chosen {
+        let _ = (inputs, caches, step);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
+    /// [`Backend::attention`] to the last `window` tokens and to entries, where keys are values:
+    /// those that were chosen, or all whose last token is not after the row's own. `entries` are
+    /// those that [`Backend::pool`] gave last, of the layer counted among those that keep some.
+    fn attention_beside(
+        &self,
+        (layer, entries, chosen): (usize, &Self::Tensor, Option<&Self::Chosen>),
+        qkv: Qkv<'_, Self::Tensor>,
+        caches: &mut [&mut Self::Cache],
+        (step, window): (&AttentionStep<'_, Self::Vector>, usize),
+    ) -> Self::Tensor {
+        let _ = (layer, entries, chosen, qkv, caches, step, window);
+        unreachable!("a model with such layers is not loaded for this backend")
+    }
+
     /// Whether it has the operations on heads and states below, which attention over latents,
     /// gated attention and linear attention need; a model that needs them is refused otherwise.
     fn has_latent_and_linear_attention(&self) -> bool {
@@ -556,6 +661,14 @@ pub trait Backend: Send + Sync {
     /// `min(silu(gate), limit) · clamp(up, −limit, limit)`.
     fn clamped_glu(&self, gate: Self::Tensor, up: Self::Tensor, limit: f32) -> Self::Tensor;
 
+    /// What [`ClampedSwiglu`] says.
+    fn clamped_swiglu(
+        &self,
+        gate: Self::Tensor,
+        up: Self::Tensor,
+        clamped: ClampedSwiglu,
+    ) -> Self::Tensor;
+
     /// Chooses `top_k` experts for each row of logits `[rows, experts]`. Every rank comes to the
     /// same choice.
     fn route(
@@ -564,6 +677,15 @@ pub trait Backend: Send + Sync {
         router: &Router,
         top_k: u32,
         vectors: RouterVectors<'_, Self::Vector>,
+    ) -> Self::Routes;
+
+    /// The same of the experts that `taken` names, `top_k` for each row: the router weighs them alone.
+    fn route_to(
+        &self,
+        logits: Self::Tensor,
+        router: &Router,
+        taken: &[u32],
+        top_k: u32,
     ) -> Self::Routes;
 
     /// For each row the weighted sum of its experts, of what is held here.
@@ -606,6 +728,18 @@ pub trait Backend: Send + Sync {
         &self,
         mixes: &Self::Tensor,
         step: &StreamStep<'_, Self::Vector>,
+    ) -> Self::Tensor;
+
+    /// Mixes the streams of `[rows, streams · width]`: stream `k` becomes the sum over `j` of
+    /// `matrix[j, k] · stream j`. The matrix is `softmax(scale · x + base) + eps` of `streams²`
+    /// columns, row by row, whose columns and rows are divided in turn by their sum and `eps`:
+    /// columns first and last, `rounds` times.
+    fn mix_streams(
+        &self,
+        x: &Self::Tensor,
+        mixes: &Self::Tensor,
+        step: &StreamStep<'_, Self::Vector>,
+        rounds: u32,
     ) -> Self::Tensor;
 
     /// For each row of `[rows, streams · width]` the sum of its streams, times their weights

@@ -8,11 +8,12 @@ use std::ops::Range;
 
 use shardpack_formats::Spec;
 
-use crate::backend::{Backend, CacheShape, LayerShape, Ranks, StepError};
+use crate::backend::{Backend, CacheShape, EntryShape, LayerShape, Ranks, StepError};
 
 mod attention;
 mod beside;
 mod block;
+mod compressed;
 mod convolution;
 mod delta;
 mod error;
@@ -132,10 +133,22 @@ impl<B: Backend> Model<B> {
         CacheShape {
             layers: layers().filter(attends).map(cached).collect(),
             states: layers().filter(|it| self.spec.layers[*it].has_state()).count(),
-            keys_are_values: self.spec.mla.is_some(),
+            keys_are_values: self.spec.mla.is_some() || self.spec.compressed.is_some(),
             indexes: index.map_or(0, |_| layers().filter(chooses).count()),
             index_width: index.map_or(0, |index| index.width as usize),
+            entries: layers().filter(attends).filter_map(|it| self.entry_shape(it)).collect(),
         }
+    }
+
+    /// Entries of a layer, if it has some.
+    fn entry_shape(&self, layer: usize) -> Option<EntryShape> {
+        let index = self.spec.compressed.as_ref()?.index.as_ref();
+        let entries = self.spec.layers[layer].entries?;
+        Some(EntryShape {
+            every: entries.every as usize,
+            width: self.spec.attention.head_dim as usize,
+            key_width: index.filter(|_| entries.chosen).map_or(0, |index| index.width as usize),
+        })
     }
 
     /// Whether a sequence can begin with pages of another: not where a layer's state is a sum

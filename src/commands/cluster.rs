@@ -221,6 +221,9 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
         rows.push(vec![name.clone(), address.clone(), program, active, date(*expires)]);
     }
     show_members(home, &rows);
+    if rows.iter().flatten().any(|cell| cell.starts_with(NO_NAME)) {
+        say(&format!("{NO_NAME}: convert --name gives a model one"));
+    }
     for (member, state) in home.members().iter().zip(states) {
         if let Err(problem) = state {
             say(&format!("{}: {problem}", member.name));
@@ -231,17 +234,16 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
 /// What nodes call a model whose packages bear no name.
 const UNNAMED: &str = "default";
 
+/// How such a model is shown.
+const NO_NAME: &str = "(no name)";
+
 /// The current packages, one after the other.
 fn active(listing: &Value) -> String {
     let models = listing["active"].as_object().into_iter().flatten();
     let word = |(model, entry): (&String, &Value)| {
         let layout: String =
             entry["current"]["layout"].as_str().unwrap_or("?").chars().take(12).collect();
-        let model = if model == UNNAMED {
-            "a model without a name (convert --name gives one)"
-        } else {
-            model
-        };
+        let model = if model == UNNAMED { NO_NAME } else { model };
         format!("{model}: rank {} of layout {layout}", entry["current"]["rank"])
     };
     let words = models.map(word).collect::<Vec<_>>();

@@ -5,7 +5,7 @@ use std::{io, ops::Range, sync::Arc};
 use shardpack_collectives::GroupError;
 use shardpack_formats::{
     hex::HexF32,
-    spec::{Activation, Mask, NormKind, Rope, RopeStyle, Router},
+    spec::{Activation, ClampedSwiglu, Mask, NormKind, Rope, RopeStyle, Router},
 };
 use shardpack_kernels::{
     Activations, Attention, Matrix, Packing, Platform, Rotation, Team, TeamOptions, attend,
@@ -16,13 +16,14 @@ use zerocopy::IntoBytes;
 
 use super::{
     AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
-    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors, StepError,
-    StoredMatrix, StoredWeights, StreamStep, Xielu,
+    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
+    StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 
 mod cache;
 mod delta;
+mod entries;
 mod experts;
 mod heads;
 mod index;
@@ -400,6 +401,38 @@ impl Backend for Cpu {
         index::attend_to(chosen, &qkv, caches, step)
     }
 
+    fn has_entries(&self) -> bool {
+        true
+    }
+
+    fn pool(
+        &self,
+        numbers: [&Tensor; 2],
+        caches: &mut [&mut Cache],
+        step: &PoolStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        entries::pool(numbers, caches, step)
+    }
+
+    fn choose_entries(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &IndexStep<'_>,
+    ) -> Chosen {
+        index::choose_entries(&inputs, caches, step)
+    }
+
+    fn attention_beside(
+        &self,
+        entries: (usize, &Tensor, Option<&Chosen>),
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: (&AttentionStep<'_, Vec<f32>>, usize),
+    ) -> Tensor {
+        entries::attend_beside(entries, &qkv, caches, step)
+    }
+
     fn has_latent_and_linear_attention(&self) -> bool {
         true
     }
@@ -476,6 +509,11 @@ impl Backend for Cpu {
         gate
     }
 
+    fn clamped_swiglu(&self, mut gate: Tensor, up: Tensor, clamped: ClampedSwiglu) -> Tensor {
+        experts::clamped_swiglu(&mut gate.values, &up.values, clamped);
+        gate
+    }
+
     fn route(
         &self,
         logits: Tensor,
@@ -486,6 +524,10 @@ impl Backend for Cpu {
         let RouterVectors { correction, scales } = vectors;
         let vectors = [correction, scales].map(|vector| vector.map(Vec::as_slice));
         route::route(&logits.values, logits.width, router, top_k as usize, vectors)
+    }
+
+    fn route_to(&self, logits: Tensor, router: &Router, taken: &[u32], top_k: u32) -> Routes {
+        route::route_to(&logits.values, logits.width, router, (taken, top_k as usize))
     }
 
     fn experts(
@@ -524,6 +566,16 @@ impl Backend for Cpu {
 
     fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
         streams::weights(mixes, step)
+    }
+
+    fn mix_streams(
+        &self,
+        x: &Tensor,
+        mixes: &Tensor,
+        step: &StreamStep<'_, Vec<f32>>,
+        rounds: u32,
+    ) -> Tensor {
+        streams::mix(x, mixes, step, rounds)
     }
 
     fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {

@@ -9,20 +9,21 @@ use std::{ops::Range, path::Path, sync::mpsc, time::Duration};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use shardpack_formats::{
     hex::HexF32,
-    spec::{Activation, NormKind, Rope, RopeStyle, Router},
+    spec::{Activation, ClampedSwiglu, NormKind, Rope, RopeStyle, Router},
 };
 use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 
 use super::{
     AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
-    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, Qkv, Ranks, RouterVectors, StepError,
-    StoredMatrix, StreamStep, Xielu,
+    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
+    StepError, StoredMatrix, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 
 mod attention;
 mod cache;
 mod convolution;
+mod entries;
 mod experts;
 mod heads;
 mod index;
@@ -352,6 +353,38 @@ impl Backend for Mlx {
         attention::attend(self.library, &qkv, Some(chosen), caches, step)
     }
 
+    fn has_entries(&self) -> bool {
+        true
+    }
+
+    fn pool(
+        &self,
+        numbers: [&Tensor; 2],
+        caches: &mut [&mut Cache],
+        step: &PoolStep<'_, Array>,
+    ) -> Tensor {
+        entries::pool(self.library, numbers, caches, step)
+    }
+
+    fn choose_entries(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &IndexStep<'_>,
+    ) -> Chosen {
+        entries::choose(self.library, &inputs, caches, step)
+    }
+
+    fn attention_beside(
+        &self,
+        beside: (usize, &Tensor, Option<&Chosen>),
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: (&AttentionStep<'_, Array>, usize),
+    ) -> Tensor {
+        entries::attend_beside(self.library, beside, &qkv, caches, step)
+    }
+
     fn has_latent_and_linear_attention(&self) -> bool {
         true
     }
@@ -400,6 +433,14 @@ impl Backend for Mlx {
         up.with(experts::limited_swiglu(&gate.array, &up.array, limit))
     }
 
+    fn clamped_swiglu(&self, gate: Tensor, up: Tensor, clamped: ClampedSwiglu) -> Tensor {
+        up.with(experts::clamped_swiglu(&gate.array, &up.array, clamped))
+    }
+
+    fn route_to(&self, logits: Tensor, router: &Router, taken: &[u32], top_k: u32) -> Routes {
+        experts::route_to(&logits, router, taken, top_k as usize)
+    }
+
     fn route(
         &self,
         logits: Tensor,
@@ -441,6 +482,16 @@ impl Backend for Mlx {
 
     fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Array>) -> Tensor {
         streams::weights(mixes, step)
+    }
+
+    fn mix_streams(
+        &self,
+        x: &Tensor,
+        mixes: &Tensor,
+        step: &StreamStep<'_, Array>,
+        rounds: u32,
+    ) -> Tensor {
+        streams::mix(x, mixes, step, rounds)
     }
 
     fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {

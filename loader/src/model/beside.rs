@@ -25,7 +25,7 @@ impl<B: Backend> Beside<B> {
             dense: Ffn::load(loader, &format!("{layer}.mlp"))?,
             after_dense: norm(&beside.after_dense)?,
             before_experts: norm(&beside.before_experts)?,
-            experts: Moe::load(loader, moe, layer)?,
+            experts: Moe::load(loader, (moe, false), layer)?,
             after_experts: norm(&beside.after_experts)?,
         })
     }

@@ -3,8 +3,9 @@
 use shardpack_formats::spec::{LayerPart, Streams};
 
 use super::{
-    LoadError, attention::Attention, beside::Beside, convolution::Convolution, delta::Delta,
-    ffn::Ffn, load::Loader, mla::Latent, moe::Moe, norm::Norm, step::Step, streams::Connection,
+    LoadError, attention::Attention, beside::Beside, compressed::Compressed,
+    convolution::Convolution, delta::Delta, ffn::Ffn, load::Loader, mla::Latent, moe::Moe,
+    norm::Norm, step::Step, streams::Connection,
 };
 use crate::backend::{Backend, StepError};
 
@@ -27,6 +28,7 @@ pub(super) struct Block<B: Backend> {
 enum Mixer<B: Backend> {
     Heads(Attention<B>),
     Latent(Latent<B>),
+    Compressed(Compressed<B>),
     Linear(Delta<B>),
     /// Both read the same, and what they give is added up.
     Both(Box<(Attention<B>, Delta<B>)>),
@@ -49,6 +51,9 @@ impl<B: Backend> Mixer<B> {
             let prefix = format!("{layer}.conv");
             return Convolution::load(loader, convolution, &prefix).map(Self::Convolution);
         }
+        if let Some(compressed) = &loader.spec.compressed {
+            return Compressed::load(loader, (index, compressed), &prefix).map(Self::Compressed);
+        }
         match &loader.spec.mla {
             Some(mla) => Latent::load(loader, (index, mla), &prefix).map(Self::Latent),
             None => Attention::load(loader, index, &prefix).map(Self::Heads),
@@ -69,6 +74,10 @@ impl<B: Backend> Mixer<B> {
             Self::Latent(latent) => {
                 let mla = step.spec.mla.as_ref().expect(LOADED);
                 Ok(latent.forward(step, (index, mla), x, caches))
+            }
+            Self::Compressed(compressed) => {
+                let spec = step.spec.compressed.as_ref().expect(LOADED);
+                Ok(compressed.forward(step, (index, spec), x, caches))
             }
             Self::Linear(linear) => {
                 let delta = step.spec.delta.as_ref().expect(LOADED);
@@ -102,12 +111,14 @@ enum FeedForward<B: Backend> {
 impl<B: Backend> FeedForward<B> {
     fn load(loader: &Loader<'_, B>, index: usize, prefix: &str) -> Result<Self, LoadError> {
         match &loader.spec.moe {
-            Some(moe) if loader.spec.layers[index].moe => match &moe.beside {
-                Some(beside) => {
-                    Beside::load(loader, (moe, beside), prefix).map(Box::new).map(Self::Both)
+            Some(moe) if loader.spec.layers[index].moe => {
+                if let Some(beside) = &moe.beside {
+                    let both = Beside::load(loader, (moe, beside), prefix)?;
+                    return Ok(Self::Both(Box::new(both)));
                 }
-                None => Moe::load(loader, moe, prefix).map(Self::Experts),
-            },
+                let by_token = loader.spec.layers[index].experts_by_token;
+                Moe::load(loader, (moe, by_token), prefix).map(Self::Experts)
+            }
             _ => Ffn::load(loader, &format!("{prefix}.mlp")).map(Self::Dense),
         }
     }
@@ -219,19 +230,20 @@ impl<B: Backend> Block<B> {
     ) -> Result<B::Tensor, StepError> {
         let mut x = x;
         if let Some(attention) = &self.attention {
-            let [read, weights] = to_attention.read(step, streams, &x);
-            let normed = apply(step, self.before_attention.as_ref(), &read);
-            let read = normed.as_ref().unwrap_or(&read);
-            let part = attention.forward(step, self.index, read, caches)?;
+            let read = to_attention.read(step, streams, &x);
+            let normed = apply(step, self.before_attention.as_ref(), &read.x);
+            let seen = normed.as_ref().unwrap_or(&read.x);
+            let part = attention.forward(step, self.index, seen, caches)?;
             let part = after(step, self.after_attention.as_ref(), step.sum(part)?);
-            x = step.backend.add_to_streams(x, &part, &weights);
+            x = step.backend.add_to_streams(read.mixed.unwrap_or(x), &part, &read.weights);
         }
         if let Some(ffn) = &self.ffn {
-            let [read, weights] = to_ffn.read(step, streams, &x);
-            let normed = apply(step, self.before_ffn.as_ref(), &read);
-            let part = ffn.summed(step, self.index, [&read, normed.as_ref().unwrap_or(&read)])?;
+            let read = to_ffn.read(step, streams, &x);
+            let normed = apply(step, self.before_ffn.as_ref(), &read.x);
+            let seen = normed.as_ref().unwrap_or(&read.x);
+            let part = ffn.summed(step, self.index, [&read.x, seen])?;
             let part = after(step, self.after_ffn.as_ref(), part);
-            x = step.backend.add_to_streams(x, &part, &weights);
+            x = step.backend.add_to_streams(read.mixed.unwrap_or(x), &part, &read.weights);
         }
         Ok(x)
     }

@@ -80,6 +80,13 @@ impl<B: Backend> Model<B> {
                 found: "latent or linear attention; run it on the cpu backend".to_owned(),
             });
         }
+        if spec.compressed.is_some() && !backend.has_entries() {
+            return Err(LoadError::Layout {
+                what: "attention of this model".to_owned(),
+                expected: "attention to tokens, which is what this backend computes".to_owned(),
+                found: "entries of several tokens; run it on the cpu backend".to_owned(),
+            });
+        }
         let loader = Loader { package, backend, spec, shard, used: RefCell::default() };
         let model = loader.model()?;
         let used = loader.used.into_inner();
@@ -152,6 +159,11 @@ impl<B: Backend> Loader<'_, B> {
         self.floats(name, &[&Part::whole(count)]).map(numbers)
     }
 
+    /// The numbers of a tensor that is held whole.
+    pub(super) fn float_numbers(&self, name: &str, parts: &[&Part]) -> Result<Vec<f32>, LoadError> {
+        self.floats(name, parts).map(numbers)
+    }
+
     /// A matrix; none where this rank's part is empty.
     pub(super) fn matrix(
         &self,
@@ -166,6 +178,21 @@ impl<B: Backend> Loader<'_, B> {
         let weights = self.weights(module, None, dimensions)?;
         let (outputs, inputs) = (outputs.held.len(), inputs.held.len());
         Ok(Some(self.backend.matrix(StoredMatrix { outputs, inputs, weights })))
+    }
+
+    /// A matrix of which this rank holds something.
+    pub(super) fn held_matrix(
+        &self,
+        module: &str,
+        outputs: &Part,
+        inputs: &Part,
+    ) -> Result<B::Matrix, LoadError> {
+        let empty = || LoadError::Layout {
+            what: module.to_owned(),
+            expected: "a part of it on a rank with heads".to_owned(),
+            found: "none".to_owned(),
+        };
+        self.matrix(module, outputs, inputs)?.ok_or_else(empty)
     }
 
     /// A matrix that is never quantized, and held whole.
@@ -312,7 +339,7 @@ impl<B: Backend> Loader<'_, B> {
         }
     }
 
-    fn wrong(&self, tensor: &str, expected: String, found: String) -> LoadError {
+    pub(super) fn wrong(&self, tensor: &str, expected: String, found: String) -> LoadError {
         LoadError::Tensor { tensor: tensor.to_owned(), rank: self.shard.rank, expected, found }
     }
 }

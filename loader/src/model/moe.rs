@@ -4,7 +4,10 @@
 //! same everywhere without a word between ranks. Experts are cut inside, or each rank holds some
 //! of them whole; either way a rank's summand is summed with those of attention's kind.
 
-use shardpack_formats::spec::{Layer, Moe as MoeSpec, SharedExpert};
+use shardpack_formats::{
+    hex::HexF32,
+    spec::{ClampedSwiglu, Layer, Moe as MoeSpec, SharedExpert},
+};
 
 use super::{
     LoadError, Projection,
@@ -17,6 +20,8 @@ use crate::backend::{Backend, ExpertStep, NormStep, RouterVectors};
 /// One rank's part of a mixture of experts.
 pub(super) struct Moe<B: Backend> {
     router: Projection<B>,
+    /// For each token the experts that it goes to; absent where the router chooses.
+    by_token: Option<Vec<u32>>,
     correction: Option<B::Vector>,
     /// Gains of the norm of what the router reads, if that is not what experts read, and a factor.
     input: Option<(B::Vector, f32)>,
@@ -55,7 +60,7 @@ struct Shared<B: Backend> {
 impl<B: Backend> Moe<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
-        moe: &MoeSpec,
+        (moe, by_token): (&MoeSpec, bool),
         layer: &str,
     ) -> Result<Self, LoadError> {
         let names = &moe.names;
@@ -69,9 +74,10 @@ impl<B: Backend> Moe<B> {
                 matrix,
                 bias: moe.router.bias.then(|| bias(format!("{router}.bias"))).transpose()?,
             },
-            correction: moe
-                .router
-                .correction
+            by_token: by_token
+                .then(|| experts_by_token(loader, moe, &format!("{router}.tid2eid")))
+                .transpose()?,
+            correction: (moe.router.correction && !by_token)
                 .then(|| bias(format!("{block}.{}", names.correction)))
                 .transpose()?,
             input: match &moe.router.input {
@@ -124,6 +130,12 @@ impl<B: Backend> Moe<B> {
             Some(cap) => backend.softcap(logits, cap.0),
             None => logits,
         };
+        if let Some(table) = &self.by_token {
+            let top_k = moe.top_k as usize;
+            let of = |token: &u32| &table[*token as usize * top_k..][..top_k];
+            let taken: Vec<u32> = step.batch.tokens.iter().flat_map(of).copied().collect();
+            return backend.route_to(logits, &moe.router, &taken, moe.top_k);
+        }
         let correction = self.correction.as_ref();
         let vectors = RouterVectors { correction, scales: self.scales.as_ref() };
         backend.route(logits, &moe.router, moe.top_k, vectors)
@@ -168,6 +180,25 @@ impl<B: Backend> Moe<B> {
             (routed, shared) => routed.or(shared),
         }
     }
+}
+
+/// The experts that each token goes to, `[vocab_size, top_k]`.
+fn experts_by_token<B: Backend>(
+    loader: &Loader<'_, B>,
+    moe: &MoeSpec,
+    name: &str,
+) -> Result<Vec<u32>, LoadError> {
+    let sizes = [loader.spec.vocab_size, moe.top_k].map(|size| Part::whole(size as usize));
+    let numbers = loader.float_numbers(name, &[&sizes[0], &sizes[1]])?;
+    let expert = |number: &f32| {
+        let is_one = number.fract() == 0.0 && (0.0..moe.experts as f32).contains(number);
+        is_one.then_some(*number as u32)
+    };
+    let all: Option<Vec<u32>> = numbers.iter().map(expert).collect();
+    all.ok_or_else(|| {
+        let expected = format!("experts from 0 to {}", moe.experts - 1);
+        loader.wrong(name, expected, "another number".to_owned())
+    })
 }
 
 /// The projections to the vectors that experts read, and back: whole on every rank, since the
@@ -252,9 +283,14 @@ impl<B: Backend> Shared<B> {
         let backend = step.backend;
         let gate = self.gate.as_ref().map(|gate| backend.linear(x, gate));
         let up = backend.linear(x, &self.up);
-        let inner = match (gate, layer.dense_clamp) {
-            (Some(gate), Some(limit)) => backend.clamped_glu(gate, up, limit.0),
-            (gate, _) => backend.activate(moe.activation, gate, up),
+        let limit = moe.shared.as_ref().and_then(|shared| shared.limit);
+        let inner = match (gate, layer.dense_clamp, limit) {
+            (Some(gate), _, Some(limit)) => {
+                let clamped = ClampedSwiglu { alpha: HexF32(1.0), limit, plain: true };
+                backend.clamped_swiglu(gate, up, clamped)
+            }
+            (Some(gate), Some(limit), _) => backend.clamped_glu(gate, up, limit.0),
+            (gate, ..) => backend.activate(moe.activation, gate, up),
         };
         let out = backend.linear(&inner, &self.down);
         let scale = moe.shared.as_ref().and_then(|shared| shared.scale);

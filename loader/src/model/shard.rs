@@ -11,6 +11,7 @@ use shardpack_manifests::{Layout, layout::Axis};
 
 use super::{LoadError, stage::Place};
 
+mod compressed;
 mod latent;
 mod states;
 
@@ -19,6 +20,9 @@ pub use states::Linear;
 /// Largest width that an architecture may have: four times that of the largest published
 /// models; products of two widths then fit 64 bits with room to spare.
 const MAX_WIDTH: u64 = 1 << 20;
+
+/// Most rounds in which the matrix that mixes residual streams is balanced.
+const MAX_ROUNDS: u32 = 1000;
 
 /// What one rank holds of a model, in elements; checked against the architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +84,7 @@ impl Shard {
         check_block(spec)?;
         latent::check(spec)?;
         latent::check_index(spec, stage.as_ref())?;
+        compressed::check(spec)?;
         check_streams(spec)?;
         let rank = rank as usize;
         let is_dense = spec
@@ -182,6 +187,15 @@ fn check_widths(spec: &Spec) -> Result<(), LoadError> {
 /// Heads of attention held here.
 fn heads(spec: &Spec, layout: &Layout, rank: usize) -> Result<Heads, LoadError> {
     let attention = &spec.attention;
+    if let Some(compressed) = &spec.compressed {
+        // Groups of heads stay together; all heads read one vector, which every rank computes.
+        let each = attention.heads / compressed.groups;
+        let width = u64::from(each) * u64::from(attention.head_dim);
+        let groups = &partition(layout, "q", compressed.groups.into(), width)?[rank];
+        let q = groups.start * each as usize..groups.end * each as usize;
+        let q_to_kv = vec![0; q.len()];
+        return Ok(Heads { q, kv: 0..1, kv_owned: 0..1, q_to_kv });
+    }
     let q = partition(layout, "q", attention.heads.into(), attention.head_dim.into())?;
     let q = q[rank].clone();
     if spec.mla.is_some() {
@@ -337,6 +351,9 @@ fn check_streams(spec: &Spec) -> Result<(), LoadError> {
     if streams.count == 0 || width > MAX_WIDTH {
         let expected = format!("1 to {}", MAX_WIDTH / u64::from(spec.hidden_size.max(1)));
         return Err(layout_error("streams.count", &expected, &streams.count));
+    }
+    if streams.mixed.is_some_and(|rounds| rounds == 0 || rounds > MAX_ROUNDS) {
+        return Err(layout_error("streams.mixed", &format!("1 to {MAX_ROUNDS}"), &"another"));
     }
     let block = &spec.block;
     let scaled = block.layer_scale.is_some() || block.residual_scale.is_some();

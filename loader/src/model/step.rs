@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use shardpack_formats::{Spec, spec};
+use shardpack_formats::{Spec, hex::HexF32, spec};
 
 use super::{Batch, Shard};
 use crate::backend::{Backend, Ranks, StepError};
@@ -20,6 +20,10 @@ pub(super) struct Step<'a, B: Backend> {
     pub(super) query_scales: Option<Vec<f32>>,
     /// The same angles laid out as an index has them, if the model has one.
     index_rotations: Vec<B::Rotation>,
+    /// The same angles backwards, if results of attention are rotated back.
+    back_rotations: Vec<B::Rotation>,
+    /// Angles of the entries that are complete with this step, for each kind of entries.
+    entry_rotations: Vec<(EntryKind, B::Rotation)>,
     /// The keys that were chosen last, which layers without an index of their own go by.
     chosen: RefCell<Option<B::Chosen>>,
 }
@@ -41,6 +45,23 @@ impl<'a, B: Backend> Step<'a, B> {
             let styled = |rope: &spec::Rope| spec::Rope { style: index.style, ..rope.clone() };
             rotations(&spec.ropes.iter().map(styled).collect::<Vec<_>>())
         });
+        let backwards = spec.compressed.as_ref().map_or_else(Vec::new, |_| {
+            rotations(&spec.ropes.iter().map(backwards).collect::<Vec<_>>())
+        });
+        let entry_rotations = entry_kinds(spec)
+            .filter_map(|kind| {
+                let (positions, totals): (Vec<u32>, Vec<u32>) = (batch.positions.iter())
+                    .zip(&totals)
+                    .filter(|(position, _)| (*position + 1).is_multiple_of(kind.every))
+                    .map(|(position, total)| (position + 1 - kind.every, *total))
+                    .unzip();
+                if positions.is_empty() {
+                    return None;
+                }
+                let rope = &spec.ropes[kind.rope as usize];
+                Some((kind, backend.rotation(rope, &positions, &totals)))
+            })
+            .collect();
         let rotations = rotations(&spec.ropes);
         let query_scales = spec
             .attention
@@ -57,6 +78,8 @@ impl<'a, B: Backend> Step<'a, B> {
             rotations,
             query_scales,
             index_rotations,
+            back_rotations: backwards,
+            entry_rotations,
             chosen,
         }
     }
@@ -82,6 +105,23 @@ impl<'a, B: Backend> Step<'a, B> {
     pub(super) fn index_rotation(&self, layer: usize) -> Option<&B::Rotation> {
         let rope = self.spec.layers[layer].rope;
         rope.map(|rope| &self.index_rotations[rope as usize])
+    }
+
+    /// Angles that undo those of a layer.
+    pub(super) fn back_rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
+        layer.rope.map(|rope| &self.back_rotations[rope as usize])
+    }
+
+    /// Angles of the entries of a layer that are complete with this step, in the order of their
+    /// sequences: those of their first tokens. None where no entry is.
+    pub(super) fn entry_rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
+        let kind = EntryKind::of(layer)?;
+        self.entry_rotations.iter().find(|(other, _)| *other == kind).map(|(_, found)| found)
+    }
+
+    /// Where the caches have entries of a layer: among those that are run here.
+    pub(super) fn entries(&self, layer: usize) -> usize {
+        self.before(layer).iter().filter(|it| it.entries.is_some()).count()
     }
 
     /// Where the caches have keys and values of a layer: among those that are run here, and of which
@@ -124,4 +164,38 @@ impl<'a, B: Backend> Step<'a, B> {
     fn zeros(&self) -> B::Tensor {
         self.backend.zeros(self.batch.tokens.len(), self.spec.hidden_size as usize)
     }
+}
+
+/// What the angles of entries depend on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct EntryKind {
+    every: u32,
+    rope: u32,
+}
+
+impl EntryKind {
+    fn of(layer: &spec::Layer) -> Option<Self> {
+        Some(Self { every: layer.entries?.every, rope: layer.rope? })
+    }
+}
+
+/// Each kind of entries once.
+fn entry_kinds(spec: &Spec) -> impl Iterator<Item = EntryKind> {
+    let mut kinds = Vec::new();
+    for kind in spec.layers.iter().filter_map(EntryKind::of) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    kinds.into_iter()
+}
+
+/// A rotary embedding by the opposite angles.
+fn backwards(rope: &spec::Rope) -> spec::Rope {
+    let negative = |all: &[HexF32]| all.iter().map(|freq| HexF32(-freq.0)).collect();
+    let long = rope
+        .long
+        .as_ref()
+        .map(|long| spec::LongRope { beyond: long.beyond, inv_freq: negative(&long.inv_freq) });
+    spec::Rope { inv_freq: negative(&rope.inv_freq), long, ..rope.clone() }
 }

@@ -5,6 +5,8 @@
 //! Every rank has all streams and all parameters and comes to the same bits, so nothing more is
 //! exchanged than with one stream.
 
+use std::ops::Range;
+
 use shardpack_formats::spec::{NormKind, Streams};
 
 use super::{
@@ -17,8 +19,18 @@ use crate::backend::{Backend, NormStep, StreamStep};
 /// The connection of one part of a layer with the streams.
 pub(super) struct Connection<B: Backend> {
     mixes: Mixes<B>,
-    /// Factors of what is read and of what is added.
-    scales: [f32; 2],
+    /// Factors of what is read, of what is added and, where streams are mixed, of their matrix.
+    scales: Vec<f32>,
+}
+
+/// What a part of a layer meets of the streams.
+pub(super) struct Read<T> {
+    /// What it reads, `[rows, hidden_size]`.
+    pub(super) x: T,
+    /// The weights by which streams take up what it computes, `[rows, streams]`.
+    pub(super) weights: T,
+    /// The streams that it is added to, where they are mixed before.
+    pub(super) mixed: Option<T>,
 }
 
 /// One stream of all, before the last norm.
@@ -67,37 +79,40 @@ impl<B: Backend> Connection<B> {
         module: &str,
     ) -> Result<Self, LoadError> {
         let name = |name: &str| format!("{module}.{name}");
-        let numbers = 2 * streams.count as usize;
-        let scales = loader.numbers(&name("scale"), 2)?;
+        let (count, mixes) = (streams.count as usize, streams.mixed.is_some());
+        let numbers = if mixes { (2 + count) * count } else { 2 * count };
         Ok(Self {
             mixes: Mixes::load(loader, [&name("fn"), &name("base")], numbers)?,
-            scales: [scales[0], scales[1]],
+            scales: loader.numbers(&name("scale"), if mixes { 3 } else { 2 })?,
         })
     }
 
-    /// What the part reads of the streams, `[rows, hidden_size]`, and the weights by which they
-    /// take up what it computes, `[rows, streams]`.
+    /// What the part meets of the streams `x`.
     pub(super) fn read(
         &self,
         step: &Step<'_, B>,
         streams: &Streams,
         x: &B::Tensor,
-    ) -> [B::Tensor; 2] {
+    ) -> Read<B::Tensor> {
         let (backend, count) = (step.backend, streams.count as usize);
         let mixes = self.mixes.apply(step, x);
-        let weights = |first: usize, scale: f32, magnitude: f32| {
-            let at = StreamStep {
-                numbers: first..first + count,
-                base: &self.mixes.base,
-                scale,
-                magnitude,
-                eps: streams.eps.0,
-            };
-            backend.stream_weights(&mixes, &at)
+        let at = |numbers: Range<usize>, purpose: usize, magnitude: f32, eps: f32| StreamStep {
+            numbers,
+            base: &self.mixes.base,
+            scale: self.scales[purpose],
+            magnitude,
+            eps,
         };
-        let [pre, post] = self.scales;
-        let read = backend.collapse_streams(x, &weights(0, pre, 1.0));
-        [read, weights(count, post, streams.magnitude.0)]
+        let eps = streams.eps.0;
+        let weights = backend.stream_weights(&mixes, &at(0..count, 0, 1.0, eps));
+        let read = backend.collapse_streams(x, &weights);
+        let post = if streams.mixed.is_some() { 0.0 } else { eps };
+        let post = at(count..2 * count, 1, streams.magnitude.0, post);
+        let mixed = streams.mixed.map(|rounds| {
+            let matrix = at(2 * count..(2 + count) * count, 2, 1.0, eps);
+            backend.mix_streams(x, &mixes, &matrix, rounds)
+        });
+        Read { x: read, weights: backend.stream_weights(&mixes, &post), mixed }
     }
 }
 

@@ -84,10 +84,10 @@ pub enum OpenModelError {
         message: String,
     },
     /// The tokenizer.
-    #[error("{TOKENIZER}: {0}")]
+    #[error("{TOKENIZER}")]
     Tokenizer(#[source] VocabularyError),
     /// The chat template.
-    #[error("{file}: {source}")]
+    #[error("{file}")]
     Template {
         /// The file's name.
         file: &'static str,

@@ -2,7 +2,7 @@
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
-use std::{marker::PhantomData, ops::Range};
+use std::{borrow::Cow, marker::PhantomData, ops::Range};
 
 use super::{
     KEYS_PER_BLOCK, KvBlock,
@@ -31,8 +31,11 @@ pub struct Index<'a> {
     pub heads: usize,
     /// Their width, and that of the keys.
     pub width: usize,
-    /// Keys `[keys, width]` in blocks of [`KEYS_PER_BLOCK`], those of the queries' own positions
-    /// included.
+    /// Tokens of a key; a query sees the keys whose last token is not after its own. A divisor of
+    /// [`KEYS_PER_BLOCK`].
+    pub every: usize,
+    /// Keys `[keys, width]`, those of [`KEYS_PER_BLOCK`] tokens in each block, up to the last that a
+    /// query sees.
     pub keys: &'a [Floats<'a>],
     /// Position of the first query.
     pub first_position: usize,
@@ -45,19 +48,33 @@ impl Index<'_> {
         self.keys.len() * KEYS_PER_BLOCK
     }
 
+    /// The scores of the keys that a query at `position` sees, in their order, from its row.
+    #[must_use]
+    pub fn seen<'b>(&self, row: &'b [f32], position: usize) -> Cow<'b, [f32]> {
+        let count = (position + 1) / self.every;
+        if self.every == 1 {
+            return Cow::Borrowed(&row[..count]);
+        }
+        let blocks = row.as_chunks::<KEYS_PER_BLOCK>().0;
+        let keys = blocks.iter().flat_map(|block| &block[..KEYS_PER_BLOCK / self.every]);
+        keys.take(count).copied().collect()
+    }
+
     /// `Σ weight · max(q · key, 0)` over the short queries of each of some rows at consecutive
     /// positions, in their order, for every key up to the row's own. `q` is
-    /// `[rows, heads, width]`, `weights` `[rows, heads]`, `out` `[rows, columns]`, whose further
-    /// columns are left as they are.
+    /// `[rows, heads, width]`, `weights` `[rows, heads]`, `out` `[rows, columns]`, where the keys of a
+    /// block stand at its beginning ([`Self::seen`]); further columns hold any numbers.
     pub fn scores(&self, q: &[f32], weights: &[f32], out: &mut [f32]) {
         let (heads, width) = (self.heads, self.width);
         let rows = weights.len() / heads;
         assert_eq!(weights.len(), rows * heads, "weights of {heads} heads");
         assert_eq!(q.len(), rows * heads * width, "queries of {heads} heads of {width}");
         assert_eq!(out.len(), rows * self.columns(), "scores of {rows} rows");
-        let keys = self.first_position + rows;
-        assert_eq!(self.keys.len(), keys.div_ceil(KEYS_PER_BLOCK), "blocks of keys");
-        if rows == 0 {
+        assert!(KEYS_PER_BLOCK.is_multiple_of(self.every), "tokens of a key");
+        let keys = (self.first_position + rows) / self.every;
+        let per_block = KEYS_PER_BLOCK / self.every;
+        assert_eq!(self.keys.len(), keys.div_ceil(per_block), "blocks of keys");
+        if rows == 0 || keys == 0 {
             return;
         }
         let on = team::current();
@@ -112,20 +129,21 @@ impl<V: Vectors> Task for Scores<'_, '_, V> {
     #[inline(always)]
     fn run(self) {
         let Self { q, weights, index, first_row, mut out, .. } = self;
-        let Index { heads, width, keys, first_position } = *index;
+        let Index { heads, width, every, keys, first_position } = *index;
+        let per_block = KEYS_PER_BLOCK / every;
         let range = out.range();
         let padded = width.next_multiple_of(LANES);
         let (mut lines, mut dots) = (Vec::new(), vec![0.0; heads * KEYS_PER_BLOCK]);
         let mut widened = Vec::new();
         for row in 0..out.rows() {
             let at = first_row + row;
-            let seen = first_position + at + 1;
+            let seen = (first_position + at + 1) / every;
             lines.clear();
             Line::append(&q[at * heads * width..][..heads * width], width, 1.0, &mut lines);
             let weights = &weights[at * heads..][..heads];
             let scores = out.row(row).as_chunks_mut::<KEYS_PER_BLOCK>().0;
             for (block, scores) in (range.start / KEYS_PER_BLOCK..).zip(scores) {
-                let count = seen.saturating_sub(block * KEYS_PER_BLOCK).min(KEYS_PER_BLOCK);
+                let count = seen.saturating_sub(block * per_block).min(per_block);
                 if count == 0 {
                     break;
                 }
@@ -203,30 +221,37 @@ mod tests {
     }
 
     fn scores(
-        (heads, width, keys): (usize, usize, &[f32]),
+        (heads, width, every, keys): (usize, usize, usize, &[f32]),
         (q, weights): (&[f32], &[f32]),
         first_position: usize,
         (platform, threads): (Platform, usize),
     ) -> Vec<Vec<f32>> {
-        let blocks: Vec<_> = keys.chunks(KEYS_PER_BLOCK * width).map(Floats::F32).collect();
-        let index = Index { heads, width, keys: &blocks, first_position };
+        let per_block = KEYS_PER_BLOCK / every;
+        let blocks: Vec<_> = keys.chunks(per_block * width).map(Floats::F32).collect();
+        let index = Index { heads, width, every, keys: &blocks, first_position };
         let rows = weights.len() / heads;
         let mut out = vec![f32::NAN; rows * index.columns()];
         let activations = Activations::F32;
         let team = Team::new(&TeamOptions { threads, platform, activations }).unwrap();
         team.run(|| index.scores(q, weights, &mut out));
         let rows = out.chunks_exact(index.columns()).enumerate();
-        rows.map(|(row, scores)| scores[..=first_position + row].to_vec()).collect()
+        rows.map(|(row, scores)| index.seen(scores, first_position + row).into_owned()).collect()
     }
 
     #[test]
     fn scores_are_those_of_the_formula_on_every_platform() {
-        for (heads, width, first, rows) in
-            [(3, 16, 0, 5), (4, 24, 254, 4), (8, 128, 511, 1), (2, 32, 700, 9)]
-        {
-            let keys = numbers((first + rows) * width, 1);
+        for (heads, width, every, first, rows) in [
+            (3, 16, 1, 0, 5),
+            (4, 24, 1, 254, 4),
+            (8, 128, 1, 511, 1),
+            (2, 32, 1, 700, 9),
+            (3, 16, 4, 5, 19),
+            (4, 32, 4, 1020, 9),
+            (2, 16, 128, 500, 30),
+        ] {
+            let keys = numbers((first + rows) / every * width, 1);
             let (q, weights) = (numbers(rows * heads * width, 2), numbers(rows * heads, 3));
-            let what = (heads, width, keys.as_slice());
+            let what = (heads, width, every, keys.as_slice());
             let expected: Vec<Vec<f32>> = (0..rows)
                 .map(|row| {
                     let score = |key: usize| {
@@ -237,7 +262,7 @@ mod tests {
                         };
                         (0..heads).map(term).sum()
                     };
-                    (0..=first + row).map(score).collect()
+                    (0..(first + row + 1) / every).map(score).collect()
                 })
                 .collect();
             let found = scores(what, (&q, &weights), first, (Platform::Portable, 1));
@@ -251,7 +276,7 @@ mod tests {
             for row in 0..rows {
                 let q = &q[row * heads * width..][..heads * width];
                 let weights = &weights[row * heads..][..heads];
-                let what = (heads, width, &keys[..(first + row + 1) * width]);
+                let what = (heads, width, every, &keys[..(first + row + 1) / every * width]);
                 let alone = scores(what, (q, weights), first + row, (Platform::Portable, 1));
                 assert_eq!(alone[0], found[row], "row {row} by itself");
             }

@@ -10,9 +10,12 @@ use shardpack_kernels::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::delta::State;
+use super::{
+    delta::State,
+    entries::{self, EntryPage, Pending},
+};
 use crate::{
-    backend::{CacheShape, KvType, LayerShape, TOKENS_PER_PAGE},
+    backend::{CacheShape, EntryShape, KvType, LayerShape, TOKENS_PER_PAGE},
     open::Memory,
 };
 
@@ -28,7 +31,9 @@ pub struct Cache {
     /// Tokens of each layer, then of each index.
     lens: Vec<usize>,
     // Invariant: a page that is not full belongs to this sequence alone.
-    pages: Vec<Arc<Page>>,
+    pub(super) pages: Vec<Arc<Page>>,
+    /// Of each layer with entries.
+    pub(super) pending: Vec<Pending>,
     /// Of each layer, for those with linear attention.
     states: Vec<State>,
 }
@@ -112,11 +117,13 @@ pub struct Page {
     index_width: usize,
     /// For each index `[token][index_width]`.
     index: Memory,
+    /// Of each layer with entries.
+    pub(super) entries: Vec<EntryPage>,
 }
 
 /// Bytes of a line of the cache, which are those of the widest vector too: none of a row then lies
 /// in two.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Pages of a sequence before those in large pages of memory. These are resident whole as soon as
 /// their first token is, so a sequence takes at most a ninth more than its tokens need.
@@ -125,7 +132,12 @@ const PAGES_IN_SMALL: usize = 8;
 impl Page {
     /// Page `index` of a sequence. Memory that was never written is not resident: the system gives
     /// it when it is touched.
-    fn new(places: &Arc<[Place]>, indexes: Indexes, kind: KvType, index: usize) -> Self {
+    fn new(
+        (places, indexes): (&Arc<[Place]>, Indexes),
+        entries: impl Iterator<Item = EntryShape>,
+        kind: KvType,
+        index: usize,
+    ) -> Self {
         let end = places.last().expect("a place behind all layers");
         let rows = end.first_row;
         let memory = |bytes| {
@@ -142,6 +154,7 @@ impl Page {
             scales: vec![0.0; if kind == KvType::Q8 { rows } else { 0 }],
             index_width: indexes.width,
             index: memory(indexes.bytes(kind)),
+            entries: entries.map(|shape| EntryPage::new(shape, kind)).collect(),
         }
     }
 
@@ -225,7 +238,7 @@ impl Page {
 const ALIGNED: &str = "memory begins on a line, and rows are whole numbers";
 
 /// How an index's keys are stored: integers are too coarse for scores that decide.
-const fn index_kind(kind: KvType) -> KvType {
+pub(super) const fn index_kind(kind: KvType) -> KvType {
     match kind {
         KvType::Q8 => KvType::F16,
         kind => kind,
@@ -248,7 +261,7 @@ fn halves(place: &mut [u8], values: &[f32], bits: fn(f32) -> u16) {
     }
 }
 
-const fn number_bytes(kind: KvType) -> usize {
+pub(super) const fn number_bytes(kind: KvType) -> usize {
     match kind {
         KvType::F32 => 4,
         KvType::F16 | KvType::Bf16 => 2,
@@ -266,7 +279,8 @@ pub(super) fn page_bytes(shape: &CacheShape, kind: KvType) -> u64 {
         KvType::F16 | KvType::Bf16 => values * 2,
         KvType::Q8 => values + rows * 4,
     };
-    numbers + Indexes::of(shape).bytes(kind) as u64
+    let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape, kind));
+    numbers + Indexes::of(shape).bytes(kind) as u64 + entries.sum::<u64>()
 }
 
 impl Cache {
@@ -275,7 +289,11 @@ impl Cache {
         let lens = vec![pages.len() * TOKENS_PER_PAGE; shape.layers.len() + shape.indexes];
         let states = vec![State::default(); shape.states];
         let (places, indexes) = (places(shape).into(), Indexes::of(shape));
-        Self { places, indexes, kind, lens, pages: pages.to_vec(), states }
+        let pending = |(layer, shape): (usize, &EntryShape)| {
+            Pending::new(*shape, pages.len(), pages.last().map(|page| &page.entries[layer]))
+        };
+        let pending = shape.entries.iter().enumerate().map(pending).collect();
+        Self { places, indexes, kind, lens, pages: pages.to_vec(), pending, states }
     }
 
     /// What linear attention carries on in a layer.
@@ -285,28 +303,43 @@ impl Cache {
 
     /// A full page.
     pub(super) fn page(&self, index: usize) -> Arc<Page> {
-        let full = self.lens.iter().all(|len| *len >= (index + 1) * TOKENS_PER_PAGE);
+        let lens = self.lens.iter().copied().chain(self.pending.iter().map(Pending::len));
+        let full = lens.min().is_none_or(|len| len >= (index + 1) * TOKENS_PER_PAGE);
         assert!(full, "page {index} is not full");
         match self.pages.get(index) {
             Some(page) => Arc::clone(page),
             // Of a rank that attends to nothing.
-            None => Arc::new(Page::new(&self.places, self.indexes, self.kind, index)),
+            None => Arc::new(self.new_page(index)),
         }
+    }
+
+    fn new_page(&self, index: usize) -> Page {
+        let entries = self.pending.iter().map(|pending| pending.shape);
+        Page::new((&self.places, self.indexes), entries, self.kind, index)
+    }
+
+    /// Makes pages for so many tokens.
+    pub(super) fn make_room(&mut self, tokens: usize) {
+        while self.pages.len() * TOKENS_PER_PAGE < tokens {
+            self.pages.push(Arc::new(self.new_page(self.pages.len())));
+        }
+    }
+
+    /// The entries of a layer.
+    pub(super) fn entry_shape(&self, layer: usize) -> EntryShape {
+        self.pending[layer].shape
     }
 
     /// The pages with room for `rows` more of a layer or an index, and the first's position.
     fn grow(&mut self, len: usize, rows: usize) -> usize {
         let first = self.lens[len];
         self.lens[len] += rows;
-        while self.pages.len() * TOKENS_PER_PAGE < self.lens[len] {
-            let page = Page::new(&self.places, self.indexes, self.kind, self.pages.len());
-            self.pages.push(Arc::new(page));
-        }
+        self.make_room(self.lens[len]);
         first
     }
 
     /// The page of a position that was not there yet.
-    fn own_page(&mut self, position: usize) -> &mut Page {
+    pub(super) fn own_page(&mut self, position: usize) -> &mut Page {
         let page = Arc::get_mut(&mut self.pages[position / TOKENS_PER_PAGE]);
         page.expect("a page that is not full belongs to one sequence")
     }
@@ -362,6 +395,9 @@ impl Cache {
         for state in &mut self.states {
             state.rewind(rows);
         }
+        for pending in &mut self.pending {
+            pending.rewind(rows);
+        }
         for len in &mut self.lens {
             *len = len.checked_sub(rows).expect("rows that were appended");
         }
@@ -410,6 +446,7 @@ mod tests {
         keys_are_values: false,
         indexes: 0,
         index_width: 0,
+        entries: Vec::new(),
     };
 
     /// One head of latents in each of two layers, and an index.
@@ -420,6 +457,7 @@ mod tests {
             keys_are_values: true,
             indexes: 1,
             index_width: 16,
+            entries: Vec::new(),
         }
     }
 

@@ -96,7 +96,7 @@ pub(super) fn limited_swiglu(gate: &mut [f32], up: &[f32], limit: f32) {
     }
 }
 
-fn clamped_swiglu(gate: &mut [f32], up: &[f32], clamped: ClampedSwiglu) {
+pub(super) fn clamped_swiglu(gate: &mut [f32], up: &[f32], clamped: ClampedSwiglu) {
     let (alpha, limit) = (clamped.alpha.0, clamped.limit.0);
     let added = if clamped.plain { 0.0 } else { 1.0 };
     for (gate, up) in gate.iter_mut().zip(up) {

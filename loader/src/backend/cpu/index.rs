@@ -8,14 +8,14 @@ use shardpack_kernels::{
 };
 
 use super::{Cache, Tensor};
-use crate::backend::{AttentionStep, IndexInputs, IndexStep, Qkv};
+use crate::backend::{AttentionStep, EntryPart, IndexInputs, IndexStep, Qkv};
 
 /// Scores that are held at the same time: 32 MiB. Rows beyond follow one after the other.
 const MAX_SCORES: usize = 8 << 20;
 
-/// For each row the positions of the keys that it attends to, in ascending order; none where these
-/// are all.
-pub struct Chosen(Vec<Option<Vec<u32>>>);
+/// For each row the keys that it attends to, counted from the sequence's beginning, in ascending
+/// order; none where these are all.
+pub struct Chosen(pub(super) Vec<Option<Vec<u32>>>);
 
 /// Appends keys to the caches and chooses among them.
 pub(super) fn choose(
@@ -23,40 +23,77 @@ pub(super) fn choose(
     caches: &mut [&mut Cache],
     step: &IndexStep<'_>,
 ) -> Chosen {
-    let IndexInputs { q, k, weights } = inputs;
+    let k = inputs.k;
     assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
     assert_eq!(step.lengths.iter().sum::<usize>(), k.rows(), "rows of all sequences");
     let mut chosen = Vec::with_capacity(k.rows());
     let mut row = 0;
     for (cache, length) in caches.iter_mut().zip(step.lengths) {
-        let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
         let rows = row..row + length;
-        let first = cache.append_index(step.layer, &k.values[of(k, rows.clone())]);
-        // Rows with no more keys than are chosen.
-        let all = step.top_k.saturating_sub(first).min(*length);
-        chosen.extend((0..all).map(|_| None));
-        let blocks = cache.index(step.layer);
-        let at_once = (MAX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
-        let mut from = all;
-        while from < *length {
-            let until = length.min(&(from + at_once)).to_owned();
-            let some = row + from..row + until;
-            let keys = &blocks[..(first + until).div_ceil(KEYS_PER_BLOCK)];
-            let (heads, width) = (step.heads, step.width);
-            let index = Index { heads, width, keys, first_position: first + from };
-            let mut scores = Tensor::unset(until - from, index.columns());
-            let q = &q.values[of(q, some.clone())];
-            index.scores(q, &weights.values[of(weights, some)], &mut scores.values);
-            for (position, scores) in
-                (first + from..).zip(scores.values.chunks_exact(index.columns()))
-            {
-                chosen.push(Some(largest(&scores[..=position], step.top_k)));
-            }
-            from = until;
-        }
+        let first =
+            cache.append_index(step.layer, &k.values[rows.start * k.width..rows.end * k.width]);
+        chosen.extend(best(inputs, (rows, first), (&cache.index(step.layer), 1), step));
         row += length;
     }
     Chosen(chosen)
+}
+
+/// Keeps the keys of new entries and chooses among those of all.
+pub(super) fn choose_entries(
+    inputs: &IndexInputs<'_, Tensor>,
+    caches: &mut [&mut Cache],
+    step: &IndexStep<'_>,
+) -> Chosen {
+    let k = inputs.k;
+    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    assert_eq!(step.lengths.iter().sum::<usize>(), inputs.q.rows(), "rows of all sequences");
+    let mut chosen = Vec::with_capacity(inputs.q.rows());
+    let (mut row, mut entry) = (0, 0);
+    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+        let (new, first) = cache.completed(step.layer, *length);
+        let span = entry * k.width..(entry + new) * k.width;
+        cache.put_entries((step.layer, EntryPart::Keys), &k.values[span]);
+        let blocks = (cache.entry_keys(step.layer), cache.entry_shape(step.layer).every);
+        chosen.extend(best(inputs, (row..row + length, first), (&blocks.0, blocks.1), step));
+        entry += new;
+        row += length;
+    }
+    Chosen(chosen)
+}
+
+/// The best keys of each row of one sequence, of which the first stands at `first`: those of
+/// `every` tokens each, in blocks of [`KEYS_PER_BLOCK`] tokens.
+fn best(
+    inputs: &IndexInputs<'_, Tensor>,
+    (rows, first): (Range<usize>, usize),
+    (blocks, every): (&[Floats<'_>], usize),
+    step: &IndexStep<'_>,
+) -> Vec<Option<Vec<u32>>> {
+    let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
+    let length = rows.len();
+    // Rows that see no more keys than are chosen.
+    let all = ((step.top_k + 1) * every - 1).saturating_sub(first).min(length);
+    let mut chosen = vec![None; all];
+    let at_once = (MAX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
+    let mut from = all;
+    while from < length {
+        let until = length.min(from + at_once);
+        let some = rows.start + from..rows.start + until;
+        let seen = (first + until) / every;
+        let keys = &blocks[..seen.div_ceil(KEYS_PER_BLOCK / every)];
+        let (heads, width) = (step.heads, step.width);
+        let index = Index { heads, width, every, keys, first_position: first + from };
+        let mut scores = Tensor::unset(until - from, index.columns());
+        let q = &inputs.q.values[of(inputs.q, some.clone())];
+        let weights = &inputs.weights.values[of(inputs.weights, some)];
+        index.scores(q, weights, &mut scores.values);
+        for (position, scores) in (first + from..).zip(scores.values.chunks_exact(index.columns()))
+        {
+            chosen.push(Some(largest(&index.seen(scores, position), step.top_k)));
+        }
+        from = until;
+    }
+    chosen
 }
 
 /// Appends keys and values to the caches and attends to what was chosen.
@@ -113,7 +150,7 @@ pub(super) fn attend_to(
 
 /// Keys that lie apart, brought together in the form in which they are cached.
 #[derive(Default)]
-struct Gathered {
+pub(super) struct Gathered {
     floats: Vec<f32>,
     halves: Vec<u16>,
     bytes: Vec<i8>,
@@ -131,37 +168,68 @@ enum Kind {
 }
 
 impl Gathered {
-    fn take(&mut self, blocks: &[KvBlock<'_>], keys: &[u32], width: usize) {
+    pub(super) fn clear(&mut self) {
         self.floats.clear();
         self.halves.clear();
         self.bytes.clear();
         self.scales.clear();
-        for key in keys {
-            let (block, key) = (*key as usize / KEYS_PER_BLOCK, *key as usize % KEYS_PER_BLOCK);
-            let span = key * width..(key + 1) * width;
-            self.kind = match blocks[block] {
-                KvBlock::Floats(Floats::F32(values)) => {
-                    self.floats.extend_from_slice(&values[span]);
-                    Kind::F32
-                }
-                KvBlock::Floats(Floats::F16(values)) => {
-                    self.halves.extend_from_slice(&values[span]);
-                    Kind::F16
-                }
-                KvBlock::Floats(Floats::BF16(values)) => {
-                    self.halves.extend_from_slice(&values[span]);
-                    Kind::Bf16
-                }
-                KvBlock::Q8 { values, scales } => {
-                    self.bytes.extend_from_slice(&values[span]);
-                    self.scales.push(scales[key]);
-                    Kind::Q8
-                }
-            };
+    }
+
+    /// Some keys of `width` of one block.
+    pub(super) fn add(&mut self, block: KvBlock<'_>, keys: Range<usize>, width: usize) {
+        let span = keys.start * width..keys.end * width;
+        self.kind = match block {
+            KvBlock::Floats(Floats::F32(values)) => {
+                self.floats.extend_from_slice(&values[span]);
+                Kind::F32
+            }
+            KvBlock::Floats(Floats::F16(values)) => {
+                self.halves.extend_from_slice(&values[span]);
+                Kind::F16
+            }
+            KvBlock::Floats(Floats::BF16(values)) => {
+                self.halves.extend_from_slice(&values[span]);
+                Kind::Bf16
+            }
+            KvBlock::Q8 { values, scales } => {
+                self.bytes.extend_from_slice(&values[span]);
+                self.scales.extend_from_slice(&scales[keys]);
+                Kind::Q8
+            }
+        };
+    }
+
+    /// Consecutive keys of blocks of `each`.
+    pub(super) fn add_run(
+        &mut self,
+        blocks: &[KvBlock<'_>],
+        keys: Range<usize>,
+        each: usize,
+        width: usize,
+    ) {
+        let mut next = keys.start;
+        while next < keys.end {
+            let (block, from) = (next / each, next % each);
+            let count = (each - from).min(keys.end - next);
+            self.add(blocks[block], from..from + count, width);
+            next += count;
         }
     }
 
-    fn blocks(&self, width: usize) -> Vec<KvBlock<'_>> {
+    fn take(&mut self, blocks: &[KvBlock<'_>], keys: &[u32], width: usize) {
+        self.clear();
+        for key in keys {
+            let (block, key) = (*key as usize / KEYS_PER_BLOCK, *key as usize % KEYS_PER_BLOCK);
+            self.add(blocks[block], key..key + 1, width);
+        }
+    }
+
+    /// Keys of `width` so far.
+    pub(super) fn keys(&self, width: usize) -> usize {
+        (self.floats.len() + self.halves.len() + self.bytes.len()) / width
+    }
+
+    pub(super) fn blocks(&self, width: usize) -> Vec<KvBlock<'_>> {
         let block = KEYS_PER_BLOCK * width;
         let halves = || self.halves.chunks(block);
         match self.kind {

@@ -60,6 +60,22 @@ pub(super) fn route(
     routes
 }
 
+/// Routes of rows of logits to experts that are chosen already, `top_k` for each row.
+pub(super) fn route_to(
+    logits: &[f32],
+    experts: usize,
+    router: &Router,
+    (taken, top_k): (&[u32], usize),
+) -> Routes {
+    let mut weights = Vec::with_capacity(taken.len());
+    for (logits, taken) in logits.chunks_exact(experts).zip(taken.chunks_exact(top_k)) {
+        let scores = scores(logits, router.scores);
+        let each = taken.iter().map(|expert| scores[*expert as usize]).collect();
+        weights.extend(weigh(each, router));
+    }
+    Routes { top_k, experts: taken.to_vec(), weights }
+}
+
 fn scores(logits: &[f32], kind: Scores) -> Vec<f32> {
     match kind {
         Scores::Softmax => softmax(logits),

@@ -1,6 +1,8 @@
 //! Several residual streams: their weights, sums and summands. Every row is computed by itself and
 //! in the order of its streams.
 
+use shardpack_kernels::exp::exp;
+
 use super::{Tensor, route::sigmoid};
 use crate::backend::StreamStep;
 
@@ -20,6 +22,68 @@ pub(super) fn weights(mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor
         }
     }
     out
+}
+
+/// Each row's streams mixed by a matrix of its own.
+pub(super) fn mix(
+    x: &Tensor,
+    mixes: &Tensor,
+    step: &StreamStep<'_, Vec<f32>>,
+    rounds: u32,
+) -> Tensor {
+    let numbers = step.numbers.clone();
+    let streams = numbers.len().isqrt();
+    assert!(
+        mixes.width == step.base.len() && numbers.end <= mixes.width,
+        "a base for every number"
+    );
+    assert!(streams * streams == numbers.len() && x.width.is_multiple_of(streams), "a matrix");
+    let hidden = x.width / streams;
+    let mut out = Tensor::zeros(x.rows(), x.width);
+    let rows = x.values.chunks_exact(x.width).zip(mixes.values.chunks_exact(mixes.width));
+    for (out, (row, mixes)) in out.values.chunks_exact_mut(x.width).zip(rows) {
+        let each = mixes[numbers.clone()].iter().zip(&step.base[numbers.clone()]);
+        let mut matrix: Vec<f32> = each.map(|(x, base)| step.scale * x + base).collect();
+        balance(&mut matrix, streams, step.eps, rounds);
+        for (from, stream) in row.chunks_exact(hidden).enumerate() {
+            for (to, out) in out.chunks_exact_mut(hidden).enumerate() {
+                let weight = matrix[from * streams + to];
+                out.iter_mut().zip(stream).for_each(|(out, x)| *out += weight * x);
+            }
+        }
+    }
+    out
+}
+
+/// Makes a matrix of numbers one whose columns and rows sum up to about one.
+fn balance(matrix: &mut [f32], size: usize, eps: f32, rounds: u32) {
+    for row in matrix.chunks_exact_mut(size) {
+        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        for x in row.iter_mut() {
+            *x = exp(*x - largest);
+        }
+        let sum: f32 = row.iter().sum();
+        for x in row {
+            *x = *x / sum + eps;
+        }
+    }
+    for round in 0..rounds {
+        if round > 0 {
+            for row in matrix.chunks_exact_mut(size) {
+                let sum = row.iter().sum::<f32>() + eps;
+                for x in row {
+                    *x /= sum;
+                }
+            }
+        }
+        for column in 0..size {
+            let column = || (column..size * size).step_by(size);
+            let sum = column().map(|at| matrix[at]).sum::<f32>() + eps;
+            for at in column() {
+                matrix[at] /= sum;
+            }
+        }
+    }
 }
 
 /// The weighted sum of each row's streams.

@@ -5,7 +5,8 @@
 
 use shardpack_mlx::{Array, Element, Library};
 
-use crate::backend::{CacheShape, TOKENS_PER_PAGE};
+use super::entries::{self, Entries, EntryPage};
+use crate::backend::{CacheShape, EntryShape, TOKENS_PER_PAGE};
 
 /// Keys and values of one sequence; grows by pages.
 pub struct Cache {
@@ -14,6 +15,8 @@ pub struct Cache {
     layers: Vec<LayerCache>,
     /// Keys of indexes, `[1, 1, capacity, index_width]`.
     indexes: Vec<LayerCache>,
+    /// Of the layers with entries.
+    pub(super) entries: Vec<Entries>,
     /// By layer: the inputs of the last tokens and, of linear attention, the memory; none before the
     /// first token.
     states: Vec<Vec<Array>>,
@@ -33,13 +36,16 @@ struct LayerCache {
 #[derive(Clone)]
 pub struct Page {
     layers: Vec<Vec<Array>>,
+    entries: Vec<EntryPage>,
 }
 
 /// Bytes of one page.
 pub(super) fn page_bytes(shape: &CacheShape) -> u64 {
     let parts = if shape.keys_are_values { 1 } else { 2 };
     let numbers: usize = shape.layers.iter().map(|layer| layer.kv_heads * layer.head_dim).sum();
-    ((numbers * parts + shape.indexes * shape.index_width) * TOKENS_PER_PAGE * 4) as u64
+    let numbers = (numbers * parts + shape.indexes * shape.index_width) * TOKENS_PER_PAGE * 4;
+    let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape));
+    numbers as u64 + entries.sum::<u64>()
 }
 
 impl LayerCache {
@@ -94,13 +100,21 @@ impl Cache {
         let layers = (0..shape.layers.len()).map(layer).collect();
         let indexes = (shape.layers.len()..shape.layers.len() + shape.indexes).map(layer).collect();
         let states = vec![Vec::new(); shape.states];
-        Self { library, keys_are_values: shape.keys_are_values, layers, indexes, states }
+        let entries = |(layer, shape): (usize, &EntryShape)| {
+            let pages: Vec<_> = pages.iter().map(|page| &page.entries[layer]).collect();
+            Entries::begun(library, *shape, &pages)
+        };
+        let entries = shape.entries.iter().enumerate().map(entries).collect();
+        Self { library, keys_are_values: shape.keys_are_values, layers, indexes, entries, states }
     }
 
     /// A full page.
     pub(super) fn page(&self, index: usize) -> Page {
         let all = self.layers.iter().chain(&self.indexes);
-        Page { layers: all.map(|layer| layer.page(index)).collect() }
+        Page {
+            layers: all.map(|layer| layer.page(index)).collect(),
+            entries: self.entries.iter().map(|entries| entries.page(index)).collect(),
+        }
     }
 
     /// Appends keys and values `[1, kv_heads, rows, head_dim]` to a layer and returns all of
@@ -134,6 +148,7 @@ impl Cache {
     /// Every array, for evaluation.
     pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
         let layers = self.layers.iter().chain(&self.indexes).flat_map(|layer| &layer.arrays);
-        layers.chain(self.states.iter().flatten())
+        let entries = self.entries.iter().flat_map(Entries::arrays);
+        layers.chain(entries).chain(self.states.iter().flatten())
     }
 }

@@ -25,16 +25,7 @@ pub(super) fn route(
     if router.scores == Scores::SparseMixer {
         return sparse_mixer(logits, router, top_k);
     }
-    let scores = match router.scores {
-        Scores::Softmax => logits.array.softmax(-1),
-        Scores::SoftmaxOfTaken | Scores::SigmoidOfTaken | Scores::SparseMixer => {
-            logits.array.clone()
-        }
-        Scores::Sigmoid => logits.array.unary(Unary::Sigmoid),
-        Scores::SqrtSoftplus => {
-            logits.array.with_constant(Binary::LogAddExp, 0.0).unary(Unary::Sqrt)
-        }
-    };
+    let scores = scores(logits, router);
     let choice = match correction {
         Some(correction) => scores.binary(Binary::Add, correction),
         None => scores.clone(),
@@ -44,7 +35,39 @@ pub(super) fn route(
         None => choice,
     };
     let experts = best(&choice, top_k);
-    let mut weights = scores.take_along(&experts, 1);
+    let mut weights = weigh(&scores, &experts, router);
+    if let Some(scales) = scales {
+        weights = weights.binary(Binary::Multiply, &scales.take(&experts, 0));
+    }
+    Routes { experts, weights }
+}
+
+/// Weighs experts that are chosen already, `top_k` for each row.
+pub(super) fn route_to(logits: &Tensor, router: &Router, taken: &[u32], top_k: usize) -> Routes {
+    // Numbers of experts are whole and below 2^24, which floats hold.
+    let taken: Vec<f32> = taken.iter().map(|expert| *expert as f32).collect();
+    let experts = logits.array.library().floats(&taken, &[logits.rows, top_k]);
+    let experts = experts.cast(Element::U32);
+    let weights = weigh(&scores(logits, router), &experts, router);
+    Routes { experts, weights }
+}
+
+fn scores(logits: &Tensor, router: &Router) -> Array {
+    match router.scores {
+        Scores::Softmax => logits.array.softmax(-1),
+        Scores::SoftmaxOfTaken | Scores::SigmoidOfTaken | Scores::SparseMixer => {
+            logits.array.clone()
+        }
+        Scores::Sigmoid => logits.array.unary(Unary::Sigmoid),
+        Scores::SqrtSoftplus => {
+            logits.array.with_constant(Binary::LogAddExp, 0.0).unary(Unary::Sqrt)
+        }
+    }
+}
+
+/// The weights of the experts that were taken.
+fn weigh(scores: &Array, experts: &Array, router: &Router) -> Array {
+    let mut weights = scores.take_along(experts, 1);
     if router.scores == Scores::SoftmaxOfTaken {
         weights = weights.softmax(-1);
     }
@@ -55,11 +78,7 @@ pub(super) fn route(
         let sum = weights.reduce(Reduce::Sum, 1).with_constant(Binary::Add, added.0);
         weights = weights.binary(Binary::Divide, &sum.with_constant(Binary::Maximum, least.0));
     }
-    weights = weights.with_constant(Binary::Multiply, router.scale.0);
-    if let Some(scales) = scales {
-        weights = weights.binary(Binary::Multiply, &scales.take(&experts, 0));
-    }
-    Routes { experts, weights }
+    weights.with_constant(Binary::Multiply, router.scale.0)
 }
 
 /// [`Scores::SparseMixer`]: one expert after the other.
@@ -173,7 +192,7 @@ pub(super) fn limited_swiglu(gate: &Array, up: &Array, limit: f32) -> Array {
     gate.binary(Binary::Multiply, &up)
 }
 
-fn clamped_swiglu(gate: &Array, up: &Array, clamped: ClampedSwiglu) -> Array {
+pub(super) fn clamped_swiglu(gate: &Array, up: &Array, clamped: ClampedSwiglu) -> Array {
     let (alpha, limit) = (clamped.alpha.0, clamped.limit.0);
     let gate = gate.with_constant(Binary::Minimum, limit);
     let up = up.with_constant(Binary::Minimum, limit).with_constant(Binary::Maximum, -limit);

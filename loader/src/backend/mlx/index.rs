@@ -60,16 +60,22 @@ fn best(
     step: &IndexStep<'_>,
 ) -> Array {
     let (rows, total) = (q.shape()[0], keys.shape()[1]);
+    let scores = scores([q, weights, keys], step);
+    let hidden = library.full(f32::NEG_INFINITY, Element::F32, &[]);
+    let scores = seen(library, first, rows, total).choose(&scores, &hidden);
+    let order = scores.unary(Unary::Negative).argsort(-1);
+    order.slice(1, 0, step.top_k).cast(Element::U32)
+}
+
+/// Scores `[rows, total]` of keys `[width, total]`.
+pub(super) fn scores([q, weights, keys]: [&Array; 3], step: &IndexStep<'_>) -> Array {
+    let (rows, total) = (q.shape()[0], keys.shape()[1]);
     let products = q.reshape(&[rows * step.heads, step.width]).matmul(keys);
     let products = products.with_constant(Binary::Maximum, 0.0);
     let products = products.reshape(&[rows, step.heads, total]);
     let weights = weights.reshape(&[rows, step.heads, 1]);
     let scores = products.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
-    let scores = scores.reshape(&[rows, total]);
-    let hidden = library.full(f32::NEG_INFINITY, Element::F32, &[]);
-    let scores = seen(library, first, rows, total).choose(&scores, &hidden);
-    let order = scores.unary(Unary::Negative).argsort(-1);
-    order.slice(1, 0, step.top_k).cast(Element::U32)
+    scores.reshape(&[rows, total])
 }
 
 /// Whether each row sees each key, `[rows, total]`.

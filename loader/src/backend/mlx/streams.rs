@@ -14,6 +14,28 @@ pub(super) fn weights(mixes: &Tensor, step: &StreamStep<'_, Array>) -> Tensor {
     Tensor::new(mixes.rows, to - from, open.with_constant(Binary::Add, step.eps))
 }
 
+/// Each row's streams mixed by a matrix of its own.
+pub(super) fn mix(x: &Tensor, mixes: &Tensor, step: &StreamStep<'_, Array>, rounds: u32) -> Tensor {
+    let (from, to) = (step.numbers.start, step.numbers.end);
+    let streams = (to - from).isqrt();
+    let scaled = mixes.array.slice(1, from, to).with_constant(Binary::Multiply, step.scale);
+    let scaled = scaled.binary(Binary::Add, &step.base.slice(0, from, to));
+    let matrix = scaled.reshape(&[mixes.rows, streams, streams]).softmax(-1);
+    let mut matrix = matrix.with_constant(Binary::Add, step.eps);
+    let divided = |matrix: &Array, axis| {
+        let sum = matrix.reduce(Reduce::Sum, axis).with_constant(Binary::Add, step.eps);
+        matrix.binary(Binary::Divide, &sum)
+    };
+    for round in 0..rounds {
+        if round > 0 {
+            matrix = divided(&matrix, 2);
+        }
+        matrix = divided(&matrix, 1);
+    }
+    let mixed = matrix.transpose(&[0, 2, 1]).matmul(&x.runs(x.width / streams));
+    x.with(mixed.reshape(&[x.rows, x.width]))
+}
+
 /// The weighted sum of each row's streams.
 pub(super) fn collapse(x: &Tensor, weights: &Tensor) -> Tensor {
     let hidden = x.width / weights.width;

@@ -1,6 +1,6 @@
 //! Folders that open, and those that do not.
 
-use std::fs;
+use std::{error::Error, fs, iter};
 
 use super::*;
 
@@ -32,7 +32,14 @@ fn request(tools: &[&str]) -> ChatRequest {
 #[test]
 fn faults_name_the_file_and_what_is_wrong_in_it() {
     let check = |file: &str, text: &str, words: &[&str]| {
-        let error = open(&[(file, text)]).err().expect(file).to_string();
+        let error = open(&[(file, text)]).err().expect(file);
+        let first: &dyn Error = &error;
+        let reasons = iter::successors(Some(first), |error| Error::source(*error));
+        let all: Vec<String> = reasons.map(ToString::to_string).collect();
+        let error = all.join(": ");
+        // Each reason stands once, as the terminal shows them.
+        let once = all.iter().all(|reason| error.matches(reason.as_str()).count() == 1);
+        assert!(once, "{error}");
         assert!(error.starts_with(file), "{error}");
         for word in words {
             assert!(error.contains(word), "{error}");

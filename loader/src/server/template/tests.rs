@@ -18,6 +18,9 @@ fn source(name: &str) -> &'static str {
         "deepseek_v32" => {
             include_str!("../../../../formats/templates/deepseek_v32.jinja")
         }
+        "deepseek_v4" => {
+            include_str!("../../../../formats/templates/deepseek_v4.jinja")
+        }
         "features" => include_str!("golden/features.jinja"),
         other => panic!("no template {other}"),
     }

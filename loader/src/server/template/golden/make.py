@@ -1,11 +1,14 @@
 """Renders the conversations below with jinja2 as transformers sets it up and writes golden.json. What
-DeepSeek V3.2 is to render is told by its publisher's program, which mlx-lm has a copy of.
+DeepSeek V3.2 and V4 are to render is told by their publisher's programs: mlx-lm has a copy of the first, the
+second one stands in the model's repository (encoding/encoding_dsv4.py).
 
-    pip install jinja2==3.1.6 mlx-lm==0.32.2 && python make.py
+    pip install jinja2==3.1.6 mlx-lm==0.32.2 && python make.py ENCODING_DSV4
 """
 import datetime
+import importlib.util
 import json
 import pathlib
+import sys
 
 import jinja2
 import jinja2.ext
@@ -168,6 +171,33 @@ for title, (messages, tools, kwargs) in {**CONVERSATIONS, **MORE}.items():
         case["refused"] = "the arguments of a call are no object of JSON"
     except AssertionError:
         case["refused"] = "a result without a call before it"
+    cases.append(case)
+
+spec = importlib.util.spec_from_file_location("encoding_dsv4", sys.argv[1])
+deepseek_v4 = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(deepseek_v4)
+
+SWAPPED = [RESULT_2, RESULT]
+MORE_V4 = {
+    "results in another order": ([USER, TWO_CALLS, *SWAPPED], TOOLS, {}),
+    "results and a question": ([USER, TWO_CALLS, *SWAPPED, AGAIN], TOOLS, THINKS),
+    "thinking of past turns stays with tools": ([USER, REASONED, AGAIN], TOOLS, THINKS),
+    "two turns of thinking": ([SYSTEM, USER, REASONED, AGAIN, REASONED, USER], None, THINKS),
+    "as much as possible": ([SYSTEM, USER], None, {"thinking": True, "reasoning_effort": "max"}),
+    "much": ([USER], TOOLS, {"thinking": True, "reasoning_effort": "high"}),
+    "a result whose call is not there": ([USER, TWO_CALLS, {**RESULT, "tool_call_id": "other"}, RESULT_2, RESULT], TOOLS, {}),
+}
+for title, (messages, tools, kwargs) in {**CONVERSATIONS, **MORE, **MORE_V4}.items():
+    case = {"template": "deepseek_v4", "title": title, "messages": messages, "tools": tools or [], "kwargs": kwargs}
+    given = [normalise(json.loads(json.dumps(message)), parse=False) for message in messages]
+    if tools and given[0]["role"] != "system":
+        given.insert(0, {"role": "system", "content": ""})
+    if tools:
+        given[0]["tools"] = tools
+    thinks = kwargs.get("thinking", kwargs.get("enable_thinking", False))
+    mode = "thinking" if thinks else "chat"
+    effort = kwargs.get("reasoning_effort")
+    case["expected"] = deepseek_v4.encode_messages(given, mode, reasoning_effort=effort)
     cases.append(case)
 
 text = json.dumps(cases, ensure_ascii=False, indent=1)

@@ -27,7 +27,7 @@ const TEMPLATES: [(ToolFamily, &str); 28] = [
     (ToolFamily::MinimaxM2, include_str!("templates/minimax_m2.jinja")),
     (ToolFamily::SeedXml, include_str!("templates/seed_xml.jinja")),
     (ToolFamily::HunyuanXml, include_str!("templates/hunyuan_xml.jinja")),
-    (ToolFamily::DeepseekV4, include_str!("templates/deepseek_v4.jinja")),
+    (ToolFamily::DeepseekV4, include_str!("../../../../../formats/templates/deepseek_v4.jinja")),
     (ToolFamily::ToolCallsJson, include_str!("templates/tool_calls_json.jinja")),
     (ToolFamily::NemotronJson, include_str!("templates/nemotron_json.jinja")),
     (ToolFamily::NemotronTags, include_str!("templates/nemotron_tags.jinja")),

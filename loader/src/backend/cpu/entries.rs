@@ -1,0 +1,390 @@
+//! Entries of far tokens: made of their tokens' numbers, kept in the pages of their sequence, and
+//! attended to beside the tokens of a window. An entry is computed from its own tokens alone and in
+//! their order, so a prompt gives the same bits as its tokens one by one.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use shardpack_kernels::{Attention, Floats, KvBlock, KvHead, attend, attention::Order, exp::exp};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    Cache, Tensor,
+    cache::{LINE, index_kind, number_bytes},
+    index::{Chosen, Gathered},
+};
+use crate::{
+    backend::{AttentionStep, EntryPart, EntryShape, KvType, PoolStep, Qkv, TOKENS_PER_PAGE},
+    open::Memory,
+};
+
+/// Entries of one layer in a page.
+#[derive(Clone, Debug)]
+pub(super) struct EntryPage {
+    /// Of entries and of the keys that choose them.
+    parts: [Rows; 2],
+    /// Numbers of the page's last tokens, of which the next page's first entry is made too: of each
+    /// part `[every][c, z]`.
+    tails: [Vec<f32>; 2],
+}
+
+/// Vectors, one after the other.
+#[derive(Clone, Debug)]
+struct Rows {
+    kind: KvType,
+    width: usize,
+    numbers: Memory,
+    /// Of integers one for each row.
+    scales: Vec<f32>,
+}
+
+impl EntryPage {
+    pub(super) fn new(shape: EntryShape, kind: KvType) -> Self {
+        let count = TOKENS_PER_PAGE / shape.every;
+        let rows = |part, kind: KvType| {
+            let width = shape.width(part);
+            Rows {
+                kind,
+                width,
+                numbers: Memory::zeroed(count * width * number_bytes(kind), LINE),
+                scales: vec![0.0; if kind == KvType::Q8 { count } else { 0 }],
+            }
+        };
+        let tail = |part| vec![0.0; tail_len(shape, part)];
+        Self {
+            parts: [rows(EntryPart::Entries, kind), rows(EntryPart::Keys, index_kind(kind))],
+            tails: [tail(EntryPart::Entries), tail(EntryPart::Keys)],
+        }
+    }
+
+    /// Entries as blocks of keys and values.
+    fn block(&self) -> KvBlock<'_> {
+        let Rows { kind, numbers, scales, .. } = &self.parts[EntryPart::Entries as usize];
+        match kind {
+            KvType::Q8 => KvBlock::Q8 {
+                values: <[i8]>::ref_from_bytes(numbers.bytes()).expect(ALIGNED),
+                scales,
+            },
+            _ => KvBlock::Floats(floats(*kind, numbers.bytes())),
+        }
+    }
+
+    /// Keys that choose entries.
+    fn keys(&self) -> Floats<'_> {
+        let Rows { kind, numbers, .. } = &self.parts[EntryPart::Keys as usize];
+        floats(*kind, numbers.bytes())
+    }
+}
+
+const ALIGNED: &str = "memory begins on a line, and rows are whole numbers";
+
+fn floats(kind: KvType, bytes: &[u8]) -> Floats<'_> {
+    let halves = || <[u16]>::ref_from_bytes(bytes).expect(ALIGNED);
+    match kind {
+        KvType::F32 => Floats::F32(<[f32]>::ref_from_bytes(bytes).expect(ALIGNED)),
+        KvType::Bf16 => Floats::BF16(halves()),
+        KvType::F16 | KvType::Q8 => Floats::F16(halves()),
+    }
+}
+
+impl Rows {
+    fn write(&mut self, row: usize, values: &[f32]) {
+        let span = row * self.width * number_bytes(self.kind)
+            ..(row + 1) * self.width * number_bytes(self.kind);
+        let place = &mut self.numbers.bytes_mut()[span];
+        let halves = |place: &mut [u8], bits: fn(f32) -> u16| {
+            for (place, value) in place.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                *place = bits(*value).to_ne_bytes();
+            }
+        };
+        match self.kind {
+            KvType::F32 => place.copy_from_slice(values.as_bytes()),
+            KvType::F16 => halves(place, |value| f16::from_f32(value).to_bits()),
+            KvType::Bf16 => halves(place, |value| bf16::from_f32(value).to_bits()),
+            KvType::Q8 => {
+                let largest = values.iter().fold(0.0_f32, |all, value| all.max(value.abs()));
+                let scale = largest / f32::from(i8::MAX);
+                let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+                self.scales[row] = scale;
+                for (place, value) in place.iter_mut().zip(values) {
+                    *place = ((value * factor).round_ties_even() as i8).cast_unsigned();
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of a layer's entries in a page.
+pub(super) fn page_bytes(shape: EntryShape, kind: KvType) -> u64 {
+    let count = TOKENS_PER_PAGE / shape.every;
+    let row = shape.width(EntryPart::Entries) * number_bytes(kind)
+        + if kind == KvType::Q8 { size_of::<f32>() } else { 0 }
+        + shape.width(EntryPart::Keys) * number_bytes(index_kind(kind));
+    let tails = [EntryPart::Entries, EntryPart::Keys].map(|part| tail_len(shape, part));
+    (count * row + tails.iter().sum::<usize>() * size_of::<f32>()) as u64
+}
+
+/// Numbers of a page's last tokens that are kept.
+const fn tail_len(shape: EntryShape, part: EntryPart) -> usize {
+    if shape.overlaps() { shape.every * 2 * shape.width(part) } else { 0 }
+}
+
+/// What a sequence carries on in one layer with entries: numbers of its latest tokens, of entries
+/// and of the keys that choose them.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub(super) shape: EntryShape,
+    parts: [Latest; 2],
+}
+
+/// Numbers of the tokens of which the next entries are made.
+#[derive(Clone, Debug)]
+struct Latest {
+    /// Tokens so far.
+    len: usize,
+    /// The first that is held.
+    first: usize,
+    /// `[token][c, z]`, as wide as they are projected.
+    numbers: Vec<f32>,
+}
+
+impl Pending {
+    /// Of a sequence that begins with so many full pages, the last of which is given.
+    pub(super) fn new(shape: EntryShape, pages: usize, last: Option<&EntryPage>) -> Self {
+        let len = pages * TOKENS_PER_PAGE;
+        let latest = |part| {
+            let (width, columns) = (shape.width(part), shape.columns(part));
+            let mut numbers = Vec::new();
+            if let Some(page) = last.filter(|_| shape.overlaps()) {
+                // The second halves of these tokens have gone into an entry already.
+                let tokens = page.tails[part as usize].chunks_exact(2 * width.max(1));
+                for both in tokens.flat_map(|token| token.chunks_exact(width.max(1))) {
+                    numbers.extend_from_slice(both);
+                    numbers.extend(std::iter::repeat_n(0.0, columns - width));
+                }
+            }
+            let held = numbers.len().checked_div(2 * columns).unwrap_or(0);
+            Latest { len, first: len - held, numbers }
+        };
+        Self { shape, parts: [latest(EntryPart::Entries), latest(EntryPart::Keys)] }
+    }
+
+    pub(super) fn rewind(&mut self, rows: usize) {
+        for part in [EntryPart::Entries, EntryPart::Keys] {
+            let token = 2 * self.shape.columns(part);
+            let latest = &mut self.parts[part as usize];
+            // A layer without an index has no numbers of its keys.
+            latest.len = latest.len.saturating_sub(rows);
+            latest.numbers.truncate((latest.len.saturating_sub(latest.first)) * token);
+        }
+    }
+
+    /// Tokens whose numbers have come.
+    pub(super) fn len(&self) -> usize {
+        self.parts[EntryPart::Entries as usize].len
+    }
+
+    /// Entries of complete tokens.
+    fn count(&self, part: EntryPart) -> usize {
+        self.parts[part as usize].len / self.shape.every
+    }
+}
+
+impl Latest {
+    /// A part of a token's numbers.
+    fn token(&self, token: usize, columns: usize, part: Range<usize>) -> &[f32] {
+        let first = (token - self.first) * 2 * columns;
+        &self.numbers[first + part.start..first + part.end]
+    }
+
+    /// The entry whose tokens end with the latest one, before its norm.
+    fn entry(&self, shape: EntryShape, part: EntryPart, bias: &[f32], out: &mut [f32]) {
+        let (every, width, columns) = (shape.every, shape.width(part), shape.columns(part));
+        let own = self.len - every;
+        // Tokens with the columns that count of them and the row of their bias.
+        let before = own.checked_sub(every).filter(|_| shape.overlaps());
+        let before = before.into_iter().flat_map(|first| (0..every).map(move |at| (first, at, 0)));
+        let tokens = before.chain((0..every).map(|at| (own, at, columns - width)));
+        let mut largest = vec![f32::NEG_INFINITY; width];
+        let z = |(first, at, column): (usize, usize, usize)| {
+            let z = self.token(first + at, columns, columns + column..columns + column + width);
+            z.iter().zip(&bias[at * columns + column..][..width]).map(|(z, bias)| z + bias)
+        };
+        for token in tokens.clone() {
+            largest.iter_mut().zip(z(token)).for_each(|(all, z)| *all = all.max(z));
+        }
+        let mut sum = vec![0.0; width];
+        out.fill(0.0);
+        for token in tokens {
+            let (first, at, column) = token;
+            let c = self.token(first + at, columns, column..column + width);
+            let each = out.iter_mut().zip(&mut sum).zip(c.iter().zip(z(token)).zip(&largest));
+            for ((out, sum), ((c, z), largest)) in each {
+                let weight = exp(z - largest);
+                *sum += weight;
+                *out += weight * c;
+            }
+        }
+        out.iter_mut().zip(&sum).for_each(|(out, sum)| *out /= sum);
+    }
+}
+
+impl Cache {
+    /// Takes the numbers `c` and `z` of rows and appends the entries that they complete to `out`.
+    fn pool(
+        &mut self,
+        (layer, part, drafts): (usize, EntryPart, usize),
+        [c, z]: [&[f32]; 2],
+        bias: &[f32],
+        out: &mut Vec<f32>,
+    ) {
+        let Pending { shape, .. } = self.pending[layer];
+        let (every, width, columns) = (shape.every, shape.width(part), shape.columns(part));
+        let end = self.pending[layer].parts[part as usize].len + c.len() / columns;
+        self.make_room(end);
+        for (c, z) in c.chunks_exact(columns).zip(z.chunks_exact(columns)) {
+            let latest = &mut self.pending[layer].parts[part as usize];
+            latest.numbers.extend_from_slice(c);
+            latest.numbers.extend_from_slice(z);
+            latest.len += 1;
+            if !latest.len.is_multiple_of(every) {
+                continue;
+            }
+            let first = out.len();
+            out.resize(first + width, 0.0);
+            latest.entry(shape, part, bias, &mut out[first..]);
+            if shape.overlaps() && latest.len.is_multiple_of(TOKENS_PER_PAGE) {
+                let mut tail = Vec::with_capacity(tail_len(shape, part));
+                for token in latest.len - every..latest.len {
+                    tail.extend_from_slice(latest.token(token, columns, 0..width));
+                    tail.extend_from_slice(latest.token(token, columns, columns..columns + width));
+                }
+                let position = latest.len - 1;
+                self.own_page(position).entries[layer].tails[part as usize] = tail;
+            }
+        }
+        // What may be taken back is still followed by tokens of an entry that is complete now.
+        let latest = &mut self.pending[layer].parts[part as usize];
+        let overlap = if shape.overlaps() { every } else { 0 };
+        let kept = latest.len.saturating_sub(drafts) / every * every;
+        let kept = kept.saturating_sub(overlap).max(latest.first);
+        latest.numbers.drain(..(kept - latest.first) * 2 * columns);
+        latest.first = kept;
+    }
+
+    /// Keeps the latest complete entries of a part, `[entries, width]`.
+    pub(super) fn put_entries(&mut self, (layer, part): (usize, EntryPart), entries: &[f32]) {
+        let pending = &self.pending[layer];
+        let (every, width) = (pending.shape.every, pending.shape.width(part));
+        let first = pending.count(part) - entries.len() / width;
+        for (entry, values) in (first..).zip(entries.chunks_exact(width)) {
+            let row = entry % (TOKENS_PER_PAGE / every);
+            // Its last token was not there before this step.
+            let page = self.own_page((entry + 1) * every - 1);
+            page.entries[layer].parts[part as usize].write(row, values);
+        }
+    }
+
+    /// Blocks of keys that choose entries, those of a page each.
+    pub(super) fn entry_keys(&self, layer: usize) -> Vec<Floats<'_>> {
+        self.pages.iter().map(|page| page.entries[layer].keys()).collect()
+    }
+
+    /// How many entries of a part a step of so many rows completes, and the first row's position.
+    pub(super) fn completed(&self, layer: usize, rows: usize) -> (usize, usize) {
+        let Pending { shape, parts } = &self.pending[layer];
+        let len = parts[EntryPart::Entries as usize].len;
+        let first = len - rows;
+        (len / shape.every - first / shape.every, first)
+    }
+}
+
+/// Takes numbers `c` and `z` of the step's rows, and gives the entries that are complete with them.
+pub(super) fn pool(
+    [c, z]: [&Tensor; 2],
+    caches: &mut [&mut Cache],
+    step: &PoolStep<'_, Vec<f32>>,
+) -> Tensor {
+    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    assert_eq!(step.lengths.iter().sum::<usize>(), c.rows(), "rows of all sequences");
+    let mut out = Vec::new();
+    let (mut row, mut width) = (0, 1);
+    let drafts = step.drafts.iter().copied().chain(std::iter::repeat(0));
+    for ((cache, length), drafts) in caches.iter_mut().zip(step.lengths).zip(drafts) {
+        let span = row * c.width..(row + length) * c.width;
+        width = cache.pending[step.layer].shape.width(step.part);
+        let at = (step.layer, step.part, drafts);
+        cache.pool(at, [&c.values[span.clone()], &z.values[span]], step.bias, &mut out);
+        row += length;
+    }
+    Tensor { width, values: out.into() }
+}
+
+/// Appends keys, which are values, to the caches, keeps new entries, and attends to the tokens of a
+/// window and to entries: those that were chosen, or all that a row sees.
+pub(super) fn attend_beside(
+    (layer, entries, chosen): (usize, &Tensor, Option<&Chosen>),
+    qkv: &Qkv<'_, Tensor>,
+    caches: &mut [&mut Cache],
+    (step, window): (&AttentionStep<'_, Vec<f32>>, usize),
+) -> Tensor {
+    let Qkv { q, k, v } = qkv;
+    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    assert!(chosen.is_none_or(|chosen| chosen.0.len() == q.rows()), "a choice for every row");
+    let mut out = Tensor::unset(q.rows(), q.width);
+    let mut gathered = Gathered::default();
+    let (mut row, mut entry) = (0, 0);
+    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+        let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
+        let (new, _) = cache.completed(layer, *length);
+        cache.put_entries(
+            (layer, EntryPart::Entries),
+            &entries.values[of(entries, entry..entry + new)],
+        );
+        entry += new;
+        let span = of(k, row..row + length);
+        let first = cache.append(step.layer, &k.values[span.clone()], &v.values[span], *length);
+        let every = cache.pending[layer].shape.every;
+        let per_page = TOKENS_PER_PAGE / every;
+        let blocks: Vec<_> = cache.pages.iter().map(|page| page.entries[layer].block()).collect();
+        let tokens = cache.heads(step.layer);
+        let tokens = tokens.heads();
+        let [head] = &tokens[..] else { unreachable!("keys that are values have one head") };
+        for (row, position) in (row..row + length).zip(first..) {
+            gathered.clear();
+            match chosen.and_then(|chosen| chosen.0[row].as_ref()) {
+                Some(entries) => {
+                    for entry in entries {
+                        let (page, at) = (*entry as usize / per_page, *entry as usize % per_page);
+                        gathered.add(blocks[page], at..at + 1, step.head_dim);
+                    }
+                }
+                None => {
+                    gathered.add_run(&blocks, 0..(position + 1) / every, per_page, step.head_dim);
+                }
+            }
+            let seen = (position + 1).saturating_sub(window)..position + 1;
+            gathered.add_run(head.keys, seen, TOKENS_PER_PAGE, step.head_dim);
+            let keys = gathered.blocks(step.head_dim);
+            let attention = Attention {
+                head_dim: step.head_dim,
+                scale: step.scale,
+                softcap: step.softcap,
+                sinks: step.sinks.map(Vec::as_slice),
+                window: None,
+                chunk: None,
+                q_to_kv: step.q_to_kv,
+                order: Order::Rows,
+                heads: &[KvHead { keys: &keys, values: &keys }],
+                first_position: gathered.keys(step.head_dim) - 1,
+            };
+            let span = of(q, row..row + 1);
+            attend(&q.values[span.clone()], &attention, &mut out.values[span]);
+        }
+        row += length;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,318 @@
+//! Entries of far tokens within the graph: how many are complete follows from positions alone, so
+//! nothing is read before the step's end.
+
+use shardpack_mlx::{Array, Binary, Element, Library, Reduce};
+
+use super::{Cache, Chosen, Tensor, index::scores};
+use crate::backend::{
+    AttentionStep, EntryPart, EntryShape, IndexInputs, IndexStep, PoolStep, Qkv, TOKENS_PER_PAGE,
+};
+
+/// What a sequence keeps in one layer with entries.
+#[derive(Clone)]
+pub(super) struct Entries {
+    library: Library,
+    pub(super) shape: EntryShape,
+    /// Of entries and of the keys that choose them.
+    parts: [Kept; 2],
+}
+
+#[derive(Clone, Default)]
+struct Kept {
+    /// Tokens whose numbers have come.
+    len: usize,
+    /// The first whose numbers are held.
+    first: usize,
+    /// Numbers `c` and `z` of the tokens from `first`, `[tokens, columns]`; none without tokens.
+    held: Option<[Array; 2]>,
+    /// For each full page numbers of its last tokens, if entries overlap.
+    tails: Vec<[Array; 2]>,
+    /// `[entries, width]`, none without entries.
+    entries: Option<Array>,
+}
+
+/// Entries of one layer in a page: of each part its own and the numbers of its last tokens.
+#[derive(Clone)]
+pub(super) struct EntryPage {
+    parts: [(Option<Array>, Option<[Array; 2]>); 2],
+}
+
+const PARTS: [EntryPart; 2] = [EntryPart::Entries, EntryPart::Keys];
+
+/// Bytes of a layer's entries in a page.
+pub(super) fn page_bytes(shape: EntryShape) -> u64 {
+    let part = |part| {
+        let tail = if shape.overlaps() { shape.every * 2 * shape.columns(part) } else { 0 };
+        TOKENS_PER_PAGE / shape.every * shape.width(part) + tail
+    };
+    (PARTS.map(part).iter().sum::<usize>() * 4) as u64
+}
+
+impl Entries {
+    /// Of a sequence that begins with pages of this layer.
+    pub(super) fn begun(library: Library, shape: EntryShape, pages: &[&EntryPage]) -> Self {
+        let part = |part: EntryPart| {
+            let of = |page: &&EntryPage| page.parts[part as usize].clone();
+            let (entries, tails): (Vec<_>, Vec<_>) = pages.iter().map(of).unzip();
+            let entries: Vec<Array> = entries.into_iter().flatten().collect();
+            let tails: Vec<[Array; 2]> = tails.into_iter().flatten().collect();
+            let len = pages.len() * TOKENS_PER_PAGE;
+            let held = tails.last().cloned();
+            let first = len - if held.is_some() { shape.every } else { 0 };
+            let all = entries.iter().collect::<Vec<_>>();
+            let entries = (!all.is_empty()).then(|| library.concat(&all, 0));
+            Kept { len, first, held, tails, entries }
+        };
+        Self { library, shape, parts: PARTS.map(part) }
+    }
+
+    pub(super) fn page(&self, index: usize) -> EntryPage {
+        let each = TOKENS_PER_PAGE / self.shape.every;
+        let part = |part: EntryPart| {
+            let kept = &self.parts[part as usize];
+            let entries = kept.entries.as_ref();
+            let entries = entries.map(|all| all.slice(0, index * each, (index + 1) * each));
+            (entries, kept.tails.get(index).cloned())
+        };
+        EntryPage { parts: PARTS.map(part) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.parts[EntryPart::Entries as usize].len
+    }
+
+    pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.parts.iter().flat_map(|kept| {
+            let numbers = kept.held.iter().chain(&kept.tails).flatten();
+            kept.entries.iter().chain(numbers)
+        })
+    }
+
+    /// Takes the numbers of rows and gives the entries that they complete, if any, `[entries, width]`.
+    fn pool(&mut self, part: EntryPart, new: [Array; 2], bias: &Array) -> Option<Array> {
+        let (library, shape) = (self.library, self.shape);
+        let (every, columns) = (shape.every, shape.columns(part));
+        let kept = &mut self.parts[part as usize];
+        let (before, rows) = (kept.len / every, new[0].shape()[0]);
+        let held = match kept.held.take() {
+            None => new,
+            Some([c, z]) => [library.concat(&[&c, &new[0]], 0), library.concat(&[&z, &new[1]], 0)],
+        };
+        let first = kept.first;
+        let some = |from: usize, until: usize| {
+            held.each_ref().map(|all| all.slice(0, from - first, until - first))
+        };
+        let pages = kept.len / TOKENS_PER_PAGE;
+        kept.len += rows;
+        if shape.overlaps() {
+            for page in pages + 1..=kept.len / TOKENS_PER_PAGE {
+                let end = page * TOKENS_PER_PAGE;
+                kept.tails.push(some(end - every, end));
+            }
+        }
+        let after = kept.len / every;
+        let entries = (after > before).then(|| {
+            let own = some(before * every, after * every);
+            let earlier = shape.overlaps().then(|| {
+                // The first entry of all has no tokens before its own.
+                let from = before.saturating_sub(1) * every;
+                let some = some(from, (after - 1) * every);
+                if before > 0 {
+                    return some;
+                }
+                let nothing = |value| library.full(value, Element::F32, &[every, columns]);
+                let [c, z] = &some;
+                if after == 1 {
+                    return [nothing(0.0), nothing(f32::NEG_INFINITY)];
+                }
+                [(c, 0.0), (z, f32::NEG_INFINITY)]
+                    .map(|(all, value)| library.concat(&[&nothing(value), all], 0))
+            });
+            pooled(shape, part, [Some(own), earlier], bias)
+        });
+        let overlap = if shape.overlaps() { every } else { 0 };
+        let from = (after * every).saturating_sub(overlap).max(kept.first);
+        kept.held = (from < kept.len).then(|| some(from, kept.len));
+        kept.first = from;
+        entries
+    }
+
+    /// Keeps entries of a part, and gives all of them.
+    fn put(&mut self, part: EntryPart, new: Option<Array>) -> Option<&Array> {
+        let kept = &mut self.parts[part as usize];
+        kept.entries = match (kept.entries.take(), new) {
+            (Some(all), Some(new)) => Some(self.library.concat(&[&all, &new], 0)),
+            (all, new) => all.or(new),
+        };
+        kept.entries.as_ref()
+    }
+}
+
+/// Entries of their own tokens' numbers and of the tokens before, `[entries · every, columns]` each.
+fn pooled(
+    shape: EntryShape,
+    part: EntryPart,
+    tokens: [Option<[Array; 2]>; 2],
+    bias: &Array,
+) -> Array {
+    let (every, width, columns) = (shape.every, shape.width(part), shape.columns(part));
+    let (library, bias) = (bias.library(), bias.reshape(&[every, columns]));
+    // Own tokens count with their last columns, those before with their first.
+    let [own, earlier] = tokens;
+    let parts = [earlier.map(|tokens| (tokens, 0)), own.map(|tokens| (tokens, columns - width))];
+    let (mut cs, mut zs) = (Vec::new(), Vec::new());
+    let mut count = 0;
+    for ([c, z], column) in parts.into_iter().flatten() {
+        count = c.shape()[0] / every;
+        let of = |x: &Array, rows: usize| {
+            x.slice(1, column, column + width).reshape(&[rows, every, width])
+        };
+        cs.push(of(&c, count));
+        zs.push(of(&z, count).binary(Binary::Add, &of(&bias, 1)));
+    }
+    let joined = |all: &[Array]| library.concat(&all.iter().collect::<Vec<_>>(), 1);
+    let weights = joined(&zs).softmax(1);
+    let sum = weights.binary(Binary::Multiply, &joined(&cs)).reduce(Reduce::Sum, 1);
+    sum.reshape(&[count, width])
+}
+
+/// Takes numbers of the step's rows, and gives the entries that are complete with them.
+pub(super) fn pool(
+    library: Library,
+    [c, z]: [&Tensor; 2],
+    caches: &mut [&mut Cache],
+    step: &PoolStep<'_, Array>,
+) -> Tensor {
+    let (mut row, mut width) = (0, 1);
+    let mut all = Vec::new();
+    for (cache, &rows) in caches.iter_mut().zip(step.lengths) {
+        let entries = &mut cache.entries[step.layer];
+        width = entries.shape.width(step.part);
+        let new = [c, z].map(|x| x.array.slice(0, row, row + rows));
+        all.extend(entries.pool(step.part, new, step.bias));
+        row += rows;
+    }
+    let count = all.iter().map(|entries| entries.shape()[0]).sum();
+    let array = match &all[..] {
+        [] => library.full(0.0, Element::F32, &[0, width]),
+        [one] => one.clone(),
+        many => library.concat(&many.iter().collect::<Vec<_>>(), 0),
+    };
+    Tensor::new(count, width, array)
+}
+
+/// Entries that a step of so many rows has completed, and the first row's position.
+fn completed(entries: &Entries, rows: usize) -> (usize, usize) {
+    let first = entries.len() - rows;
+    (entries.len() / entries.shape.every - first / entries.shape.every, first)
+}
+
+/// Keeps the keys of new entries and chooses among those of all. Equal scores are decided as MLX
+/// sorts them.
+pub(super) fn choose(
+    library: Library,
+    inputs: &IndexInputs<'_, Tensor>,
+    caches: &mut [&mut Cache],
+    step: &IndexStep<'_>,
+) -> Chosen {
+    let mut chosen = Vec::with_capacity(caches.len());
+    let (mut row, mut entry) = (0, 0);
+    for (cache, &rows) in caches.iter_mut().zip(step.lengths) {
+        let entries = &mut cache.entries[step.layer];
+        let (new, first) = completed(entries, rows);
+        let keys = (new > 0).then(|| inputs.k.array.slice(0, entry, entry + new));
+        let every = entries.shape.every;
+        let all = entries.put(EntryPart::Keys, keys);
+        entry += new;
+        let begin = row;
+        row += rows;
+        let (Some(keys), total) = (all, (first + rows) / every) else {
+            chosen.push(None);
+            continue;
+        };
+        if total <= step.top_k {
+            chosen.push(None);
+            continue;
+        }
+        let part = |x: &Tensor| x.array.slice(0, begin, begin + rows);
+        let (q, weights) = (part(inputs.q), part(inputs.weights));
+        let scores = scores([&q, &weights, &keys.transpose(&[1, 0])], step);
+        let hidden = library.full(f32::NEG_INFINITY, Element::F32, &[]);
+        let scores = seen(library, (first, rows), total, every).choose(&scores, &hidden);
+        let order = scores.unary(shardpack_mlx::Unary::Negative).argsort(-1);
+        chosen.push(Some(order.slice(1, 0, step.top_k).cast(Element::U32)));
+    }
+    Chosen(chosen)
+}
+
+/// Whether each row sees each entry, `[rows, total]`.
+fn seen(library: Library, (first, rows): (usize, usize), total: usize, every: usize) -> Array {
+    let sees = |row| (0..total).map(move |entry| u8::from(entry < (first + row + 1) / every));
+    let bytes: Vec<u8> = (0..rows).flat_map(sees).collect();
+    library.copy_in(&bytes, Element::Bool, &[rows, total])
+}
+
+/// Appends keys, which are values, to the caches, keeps new entries, and attends to the tokens of a
+/// window and to entries: those that were chosen, or all that a row sees.
+pub(super) fn attend_beside(
+    library: Library,
+    (layer, new_entries, chosen): (usize, &Tensor, Option<&Chosen>),
+    qkv: &Qkv<'_, Tensor>,
+    caches: &mut [&mut Cache],
+    (step, window): (&AttentionStep<'_, Array>, usize),
+) -> Tensor {
+    let mut outputs = Vec::new();
+    let (mut row, mut entry) = (0, 0);
+    for (index, (cache, &rows)) in caches.iter_mut().zip(step.lengths).enumerate() {
+        let heads = |x: &Tensor| {
+            let part = x.array.slice(0, row, row + rows);
+            let heads = x.width / step.head_dim;
+            part.reshape(&[1, rows, heads, step.head_dim]).transpose(&[0, 2, 1, 3])
+        };
+        let (new, first) = completed(&cache.entries[layer], rows);
+        let new_ones = (new > 0).then(|| new_entries.array.slice(0, entry, entry + new));
+        entry += new;
+        let every = cache.entries[layer].shape.every;
+        let entries = cache.entries[layer].put(EntryPart::Entries, new_ones).cloned();
+        let ([keys, _], _) = cache.append(step.layer, [heads(qkv.k), heads(qkv.v)]);
+        let total = first + rows;
+        let from = (first + 1).saturating_sub(window);
+        let keys = keys.slice(2, from, total);
+        let tokens = {
+            let sees = |row: usize| {
+                (from..total)
+                    .map(move |key| u8::from(key <= first + row && first + row - key < window))
+            };
+            let bytes: Vec<u8> = (0..rows).flat_map(sees).collect();
+            library.copy_in(&bytes, Element::Bool, &[rows, total - from])
+        };
+        let chosen = chosen.and_then(|chosen| chosen.0[index].as_ref());
+        let (keys, visible) = match entries {
+            None => (keys, tokens),
+            Some(entries) => {
+                let count = entries.shape()[0];
+                let visible = seen(library, (first, rows), count, every);
+                let visible = match chosen {
+                    None => visible,
+                    Some(chosen) => {
+                        let zeros = library.full(0.0, Element::F32, &[rows, count]);
+                        let ones = library.full(1.0, Element::F32, &chosen.shape());
+                        let taken = zeros.put_along(chosen, &ones, 1);
+                        let taken = taken.with_constant(Binary::GreaterEqual, 0.5);
+                        taken.binary(Binary::And, &visible)
+                    }
+                };
+                let entries = entries.reshape(&[1, 1, count, step.head_dim]);
+                (library.concat(&[&entries, &keys], 2), library.concat(&[&visible, &tokens], 1))
+            }
+        };
+        let out = heads(qkv.q).attention(&keys, &keys, step.scale, Some(&visible), step.sinks);
+        outputs.push(out.transpose(&[0, 2, 1, 3]).reshape(&[rows, qkv.q.width]));
+        row += rows;
+    }
+    let array = match &outputs[..] {
+        [one] => one.clone(),
+        many => library.concat(&many.iter().collect::<Vec<_>>(), 0),
+    };
+    qkv.q.with(array)
+}

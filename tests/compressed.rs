@@ -1,0 +1,110 @@
+//! Attention to entries of far tokens: what it computes, and what that must not depend on.
+
+use std::fs;
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use shardpack_converter::plan::ExpertCut;
+use shardpack_loader::{backend::KvType, engine::TokenId};
+use tempfile::tempdir;
+
+use crate::{
+    company::{changed, check_company, in_steps},
+    experts::{check_families, check_families_joined, open, write},
+    harness::{convert, data, fail, path},
+    speculation::check_drafts,
+};
+
+const MODEL: &str = "deepseek_v4";
+
+fn expected(name: &str) -> Vec<TokenId> {
+    let file = fs::read(data("models").join(MODEL).join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let bytes = tensors.tensor(name).unwrap().data().to_vec();
+    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
+    bytes.chunks_exact(4).map(token).collect()
+}
+
+#[test]
+fn sixteen_bits_compute_what_transformers_computes() {
+    check_families(&[(MODEL, true)], 3);
+}
+
+#[test]
+fn joined_packages_are_the_one_node_package() {
+    check_families_joined(&[(MODEL, true)]);
+}
+
+#[test]
+fn entries_do_not_depend_on_steps_and_threads() {
+    let folder = tempdir().unwrap();
+    let tokens = expected("tokens_b");
+    for (bits, nodes) in [(16, 1), (4, 2)] {
+        let set = folder.path().join(format!("{bits}"));
+        write(&data("models").join(MODEL), &set, bits, nodes, ExpertCut::Inside);
+        let packages = open(&set, nodes);
+        for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8] {
+            let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, kv));
+            for (steps, threads) in [(&[1][..], 1), (&[5], 2), (&[17], 1), (&[30, 1], 1)] {
+                let found = in_steps(&packages, &tokens, steps, (threads, kv));
+                assert!(found == whole, "{bits} bits, {kv:?}, steps of {steps:?}");
+            }
+        }
+    }
+}
+
+/// Pages carry the numbers of which the next page's first entries are made.
+#[test]
+fn company_chunks_and_pages_of_others_change_no_token() {
+    check_company(MODEL, [0, 512, 256]);
+}
+
+#[test]
+fn drafts_that_are_taken_back_change_no_token() {
+    check_drafts(MODEL, true);
+}
+
+#[test]
+fn entries_and_tables_stand_whole_on_every_rank_and_groups_of_heads_are_cut() {
+    let folder = tempdir().unwrap();
+    let set = convert(
+        &format!("models/{MODEL}"),
+        &folder.path().join("set"),
+        &["--bits", "4", "--nodes", "2"],
+    );
+    let mut groups = 0;
+    for rank in 0..2 {
+        let text = fs::read(set.join(format!("node-{rank}/manifest.json"))).unwrap();
+        let manifest: Value = serde_json::from_slice(&text).unwrap();
+        let tensors = manifest["tensors"].as_array().unwrap();
+        let named = |part: &str| -> Vec<&Value> {
+            let has = |it: &&Value| it["name"].as_str().unwrap().contains(part);
+            tensors.iter().filter(has).collect()
+        };
+        for (part, dtype) in [("position_bias", "F32"), ("tid2eid", "F32"), ("_hc.", "F32")] {
+            let found = named(part);
+            assert!(!found.is_empty(), "{part}");
+            for tensor in found {
+                assert_eq!([&tensor["cut"], &tensor["dtype"]], ["replicated", dtype], "{tensor}");
+            }
+        }
+        assert!(named(".compressor.").iter().all(|it| it["cut"] == "replicated"));
+        groups += named("layers.0.self_attn.o_a_proj.weight")[0]["shape"][0].as_u64().unwrap();
+        let eight =
+            &manifest["quantization"]["overrides"]["model.layers.1.self_attn.compressor.kv_proj"];
+        assert!(eight.to_string().contains('8'), "{eight}");
+    }
+    assert_eq!(groups, 3);
+}
+
+#[test]
+fn entries_that_no_page_holds_are_refused() {
+    let folder = tempdir().unwrap();
+    let source = folder.path().join("source");
+    let rates = json!({"compressed_sparse_attention": 4, "heavily_compressed_attention": 12});
+    changed(MODEL, &source, &json!({"compress_rates": rates}), "?");
+    let out = folder.path().join("set");
+    let error = fail(1, &["convert", path(&source), "-o", path(&out)]);
+    assert!(error.contains("a divisor of 256") && error.contains("12"), "{error}");
+    assert!(!out.exists());
+}
