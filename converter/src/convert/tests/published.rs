@@ -41,7 +41,9 @@ fn write(folder: &Path, config: &Value, tensors: &[Stored]) {
     };
     let infos: Vec<TensorInfo> = tensors.iter().map(info).collect();
     let mut file = header_for("pt", &infos);
-    tensors.iter().for_each(|tensor| file.extend(&tensor.bytes));
+    for tensor in tensors {
+        file.extend(&tensor.bytes);
+    }
     fs::write(folder.join("model.safetensors"), file).unwrap();
 }
 

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::resolve_builtin;
 use crate::{
     RulePack, Spec, config_for_package,
-    normalise::{Normalised, ResolveError, expected_tensors},
+    normalise::{Normalised, ResolveError, expected_tensors, resolve},
+    rules::builtin_text,
     spec::{Entries, Mask, RopeStyle, Scores},
 };
 
@@ -183,5 +184,25 @@ fn what_is_not_implemented_is_refused() {
         let error = resolve_builtin(&published(&keys), &tensors).unwrap_err();
         let error = format!("{error}: {:?}", error.source().map(ToString::to_string));
         assert!(error.contains(expected), "{keys}: {error}");
+    }
+}
+
+#[test]
+fn rules_that_contradict_themselves_are_refused() {
+    let config = published(&json!({}));
+    let tensors = expected_tensors(&config, &RulePack::builtin()).unwrap();
+    let text = builtin_text("deepseek-v4").unwrap();
+    let without = |from: &str, to: &str| {
+        let (before, rest) = text.split_once(from).unwrap();
+        format!("{before}{to}{}", rest.split_once(to).unwrap().1)
+    };
+    for (text, expected) in [
+        (text.replace("moe = \"true\"", "moe = \"false\""), "in a layer without experts"),
+        (without("[spec.compressed]", "# Of layers that attend"), "without compressed attention"),
+        (without("[spec.compressed.index]", "# Of layers that attend"), "without an index"),
+    ] {
+        let pack = RulePack::parse(&text).unwrap();
+        let error = resolve(&config, &tensors, &[pack]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }
