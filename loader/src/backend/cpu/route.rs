@@ -219,9 +219,25 @@ mod tests {
         let logits = [2.0, 1.5, 0.9, -3.0];
         let [first, second] = [1.0 + (-0.5_f32).exp(), 1.0 + (-0.6_f32).exp()];
         check(&mixer, &logits, None, &[(0, 1.0 / first), (1, 1.0 / second)]);
+        let root = |x: f32| (1.0 + x.exp()).ln().sqrt();
+        let expected = [(1, root(2.0)), (2, root(0.5))];
+        check(&router(Scores::SqrtSoftplus), &[-1.0, 2.0, 0.5], None, &expected);
         let least = Renormalise { added: HexF32(0.0), least: HexF32(2.0) };
         let least = Router { renormalise: Some(least), ..router(Scores::Softmax) };
         check(&least, &odds, None, &[(1, 0.2)]);
+    }
+
+    #[test]
+    fn experts_of_a_table_are_weighed_and_not_chosen() {
+        let sum = Renormalise { added: HexF32(0.0), least: HexF32(0.0) };
+        let router =
+            Router { renormalise: Some(sum), scale: HexF32(2.0), ..router(Scores::Sigmoid) };
+        let logits = [0.0, 9.0, 3.0_f32.ln(), 1.0, 9.0, 1.0];
+        let routes = route_to(&logits, 3, &router, (&[2, 0, 0, 2], 2));
+        assert_eq!(routes.experts, [2, 0, 0, 2]);
+        for (found, wanted) in routes.weights.iter().zip([1.2, 0.8, 1.0, 1.0]) {
+            assert!((found - wanted).abs() < 1e-6, "{:?}", routes.weights);
+        }
     }
 
     #[test]

@@ -145,6 +145,38 @@ mod tests {
     }
 
     #[test]
+    fn streams_are_mixed_by_a_matrix_whose_rows_and_columns_sum_up_to_one() {
+        let (count, rounds) = (3, 30);
+        let base: Vec<f32> = (0..11).map(|i| (i as f32 * 1.3).sin()).collect();
+        let mixes: Vec<f32> = (0..22).map(|i| (i as f32 * 0.7).cos()).collect();
+        let step =
+            StreamStep { numbers: 2..11, base: &base, scale: 1.5, magnitude: 1.0, eps: 1e-6 };
+        // One stream at a time, so that what comes out is the matrix.
+        let mut all = Vec::new();
+        for from in 0..count {
+            let one: Vec<f32> = (0..count).map(|at| f32::from(u8::from(at == from))).collect();
+            let x = tensor(count, &[&one[..], &one[..]].concat());
+            all.push(mix(&x, &tensor(11, &mixes), &step, rounds));
+        }
+        for row in 0..2 {
+            let weight = |from: usize, to: usize| all[from].values[row * count + to];
+            for at in 0..count {
+                let out: f32 = (0..count).map(|to| weight(at, to)).sum();
+                let into: f32 = (0..count).map(|from| weight(from, at)).sum();
+                assert!((out - 1.0).abs() < 1e-3 && (into - 1.0).abs() < 1e-3, "{out} {into}");
+            }
+            // The order of numbers stays: before it was balanced, the matrix was a softmax of rows.
+            let bent = |at: usize| step.scale * mixes[row * 11 + 2 + at] + base[2 + at];
+            let odds = (bent(0) - bent(1) - bent(3) + bent(4)).exp();
+            let found = weight(0, 0) * weight(1, 1) / (weight(0, 1) * weight(1, 0));
+            assert!((found / odds - 1.0).abs() < 1e-3, "{found} {odds}");
+        }
+        let once = mix(&tensor(3, &[1.0, 0.0, 0.0]), &tensor(11, &mixes[..11]), &step, 1);
+        let again = mix(&tensor(3, &[1.0, 0.0, 0.0]), &tensor(11, &mixes[..11]), &step, rounds);
+        assert_ne!(*once.values, *again.values, "rounds count");
+    }
+
+    #[test]
     fn streams_are_summed_and_added_to_row_by_row() {
         let x = tensor(4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         let both = tensor(2, &[1.0, 2.0, 0.5, -1.0]);
