@@ -215,7 +215,6 @@ fn a_program_without_a_feature_refuses_the_package() {
             ],
         ),
         ("lfm2", &["short-convolution"]),
-        ("deepseek_v4", &["compressed-attention", "expert-limits", "hyper-connections"]),
     ] {
         let set = folder.path().join(model);
         write(&data("models").join(model), &set, 4, 2, ExpertCut::Inside);
