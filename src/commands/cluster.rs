@@ -336,7 +336,7 @@ mod tests {
         let listing = json!({"active": {"default": entry(0), "tiny": entry(1)}});
         assert_eq!(
             active(&listing),
-            "a model without a name (convert --name gives one): rank 0 of layout 0123456789ab; tiny: rank 1 of layout 0123456789ab"
+            "(no name): rank 0 of layout 0123456789ab; tiny: rank 1 of layout 0123456789ab"
         );
     }
 }
