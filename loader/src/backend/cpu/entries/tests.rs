@@ -1,3 +1,6 @@
+//! Entries as they are made and kept, in steps of any length, on pages of others and after rows that
+//! were taken back.
+
 use super::*;
 use crate::backend::{CacheShape, LayerShape};
 
