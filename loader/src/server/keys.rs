@@ -300,7 +300,7 @@ impl Drop for KeyPlace {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{error::Error, time::Duration};
 
     use super::*;
 
@@ -365,7 +365,9 @@ mod tests {
     #[test]
     fn files_that_hold_no_keys_are_refused() {
         let check = |text: &str, words: &str| {
-            let error = KeyFile::parse(text.as_bytes()).unwrap_err().to_string();
+            let error = KeyFile::parse(text.as_bytes()).unwrap_err();
+            let reason = error.source().map(ToString::to_string).unwrap_or_default();
+            let error = format!("{error}: {reason}");
             assert!(error.contains(words), "{text}: {error}");
         };
         check("{", "not a file of keys");
