@@ -200,14 +200,10 @@ impl Page {
                 order.put(row, TOGETHER_BF16, bits, block);
             }
             KvType::Q8 => {
-                let largest =
-                    values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-                let scale = largest / f32::from(i8::MAX);
-                let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+                let (scale, integers) = integers(values);
                 let (Row::Key(token) | Row::Value(token)) = row;
                 self.scales[first_row + head_row + token] = scale;
                 let block = <[i8]>::mut_from_bytes(block).expect(ALIGNED);
-                let integers = values.iter().map(|value| (value * factor).round_ties_even() as i8);
                 order.put(row, TOGETHER_Q8, integers, block);
             }
         }
@@ -245,7 +241,15 @@ pub(super) const fn index_kind(kind: KvType) -> KvType {
     }
 }
 
-fn write_floats(kind: KvType, place: &mut [u8], values: &[f32]) {
+/// A row's scale and its integers.
+pub(super) fn integers(values: &[f32]) -> (f32, impl ExactSizeIterator<Item = i8>) {
+    let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    let scale = largest / f32::from(i8::MAX);
+    let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    (scale, values.iter().map(move |value| (value * factor).round_ties_even() as i8))
+}
+
+pub(super) fn write_floats(kind: KvType, place: &mut [u8], values: &[f32]) {
     match kind {
         KvType::F32 => place.copy_from_slice(values.as_bytes()),
         KvType::Bf16 => halves(place, values, |value| bf16::from_f32(value).to_bits()),

@@ -4,13 +4,12 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
 use shardpack_kernels::{Attention, Floats, KvBlock, KvHead, attend, attention::Order, exp::exp};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 use super::{
     Cache, Tensor,
-    cache::{LINE, index_kind, number_bytes},
+    cache::{LINE, index_kind, integers, number_bytes, write_floats},
     index::{Chosen, Gathered},
 };
 use crate::{
@@ -92,24 +91,13 @@ impl Rows {
         let span = row * self.width * number_bytes(self.kind)
             ..(row + 1) * self.width * number_bytes(self.kind);
         let place = &mut self.numbers.bytes_mut()[span];
-        let halves = |place: &mut [u8], bits: fn(f32) -> u16| {
-            for (place, value) in place.as_chunks_mut::<2>().0.iter_mut().zip(values) {
-                *place = bits(*value).to_ne_bytes();
-            }
-        };
-        match self.kind {
-            KvType::F32 => place.copy_from_slice(values.as_bytes()),
-            KvType::F16 => halves(place, |value| f16::from_f32(value).to_bits()),
-            KvType::Bf16 => halves(place, |value| bf16::from_f32(value).to_bits()),
-            KvType::Q8 => {
-                let largest = values.iter().fold(0.0_f32, |all, value| all.max(value.abs()));
-                let scale = largest / f32::from(i8::MAX);
-                let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-                self.scales[row] = scale;
-                for (place, value) in place.iter_mut().zip(values) {
-                    *place = ((value * factor).round_ties_even() as i8).cast_unsigned();
-                }
-            }
+        if self.kind != KvType::Q8 {
+            return write_floats(self.kind, place, values);
+        }
+        let (scale, integers) = integers(values);
+        self.scales[row] = scale;
+        for (place, integer) in place.iter_mut().zip(integers) {
+            *place = integer.cast_unsigned();
         }
     }
 }

@@ -11,7 +11,10 @@ use super::{StoredMatrix, Tensor};
 pub(super) fn slice(x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
     assert!(x.width.is_multiple_of(width) && part.end <= width, "parts of heads");
     let heads = x.values.chunks_exact(width);
-    let values: Vec<f32> = heads.flat_map(|head| &head[part.clone()]).copied().collect();
+    let mut values = Vec::with_capacity(x.values.len() / width * part.len());
+    for head in heads {
+        values.extend_from_slice(&head[part.clone()]);
+    }
     Tensor { width: x.width / width * part.len(), values: values.into() }
 }
 
