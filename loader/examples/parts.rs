@@ -179,8 +179,8 @@ impl Backend for Timed {
         self.time("norm", |cpu| cpu.norm_by_sums(x, step, sums, full))
     }
 
-    fn rotate(&self, x: Tensor, rotation: &Rotation, head_dim: usize) -> Tensor {
-        self.time("rotate", |cpu| cpu.rotate(x, rotation, head_dim))
+    fn rotate(&self, x: Tensor, rotation: &Rotation, head: (usize, usize)) -> Tensor {
+        self.time("rotate", |cpu| cpu.rotate(x, rotation, head))
     }
 
     fn attention(

@@ -534,8 +534,13 @@ pub trait Backend: Send + Sync {
         full: usize,
     ) -> Self::Tensor;
 
-    /// Rotates heads of `head_dim` elements.
-    fn rotate(&self, x: Self::Tensor, rotation: &Self::Rotation, head_dim: usize) -> Self::Tensor;
+    /// Rotates heads of so many elements, each from an element on.
+    fn rotate(
+        &self,
+        x: Self::Tensor,
+        rotation: &Self::Rotation,
+        head: (usize, usize),
+    ) -> Self::Tensor;
 
     /// Appends keys and values to the caches, one per sequence, and attends.
     fn attention(

@@ -335,10 +335,10 @@ impl Backend for Cpu {
         x
     }
 
-    fn rotate(&self, mut x: Tensor, rotation: &Self::Rotation, head_dim: usize) -> Tensor {
+    fn rotate(&self, mut x: Tensor, rotation: &Self::Rotation, head: (usize, usize)) -> Tensor {
         match rotation.0 {
-            RopeStyle::Half => rotation.1.rotate_half(&mut x.values, head_dim),
-            RopeStyle::Interleaved => rotation.1.rotate_interleaved(&mut x.values, head_dim),
+            RopeStyle::Half => rotation.1.rotate_half(&mut x.values, head),
+            RopeStyle::Interleaved => rotation.1.rotate_interleaved(&mut x.values, head),
         }
         x
     }

@@ -320,8 +320,8 @@ impl Backend for Mlx {
         x.with(scaled.binary(Binary::Multiply, step.gain))
     }
 
-    fn rotate(&self, x: Tensor, rotation: &Rotation, head_dim: usize) -> Tensor {
-        let rotated = rotation.apply(&x.runs(head_dim));
+    fn rotate(&self, x: Tensor, rotation: &Rotation, (width, first): (usize, usize)) -> Tensor {
+        let rotated = rotation.apply(&x.runs(width), first);
         x.with(rotated.reshape(&[x.rows, x.width]))
     }
 
@@ -576,12 +576,12 @@ fn gated(x: &Tensor, gate: &Tensor, factors: &Array) -> Tensor {
 }
 
 impl Rotation {
-    /// Rotates the first elements of heads `[rows, heads, head_dim]`.
-    fn apply(&self, x: &Array) -> Array {
+    /// Rotates heads `[rows, heads, head_dim]`, each from its element `first` on.
+    fn apply(&self, x: &Array, first: usize) -> Array {
         let shape = x.shape();
         let [rows, heads, head_dim] = shape[..] else { unreachable!("heads have three axes") };
         let (pairs, library) = (self.pairs, x.library());
-        let rest = x.slice(2, 2 * pairs, head_dim);
+        let end = first + 2 * pairs;
         let turn = |a: &Array, b: &Array| {
             let by = |x: &Array, table: &Array| x.binary(Binary::Multiply, table);
             let first = by(a, &self.cos).binary(Binary::Subtract, &by(b, &self.sin));
@@ -590,18 +590,24 @@ impl Rotation {
         };
         let rotated = match self.style {
             RopeStyle::Half => {
-                let [a, b] = turn(&x.slice(2, 0, pairs), &x.slice(2, pairs, 2 * pairs));
+                let [a, b] = turn(&x.slice(2, first, end - pairs), &x.slice(2, end - pairs, end));
                 library.concat(&[&a, &b], 2)
             }
             RopeStyle::Interleaved => {
-                let both = x.slice(2, 0, 2 * pairs).reshape(&[rows, heads, pairs, 2]);
+                let both = x.slice(2, first, end).reshape(&[rows, heads, pairs, 2]);
                 let part = |index| both.slice(3, index, index + 1).reshape(&[rows, heads, pairs]);
                 let halves = turn(&part(0), &part(1)).map(|x| x.reshape(&[rows, heads, pairs, 1]));
                 let [a, b] = &halves;
                 library.concat(&[a, b], 3).reshape(&[rows, heads, 2 * pairs])
             }
         };
-        if head_dim == 2 * pairs { rotated } else { library.concat(&[&rotated, &rest], 2) }
+        let whole = [x.slice(2, 0, first), rotated, x.slice(2, end, head_dim)];
+        let parts = whole.iter().zip([first, 2 * pairs, head_dim - end]);
+        let parts: Vec<_> = parts.filter_map(|(part, width)| (width > 0).then_some(part)).collect();
+        match parts[..] {
+            [rotated] => rotated.clone(),
+            _ => library.concat(&parts, 2),
+        }
     }
 }
 

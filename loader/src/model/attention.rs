@@ -210,7 +210,7 @@ impl<B: Backend> Weights<B> {
         let (attention, layer) = (step.spec.attention_of(index), &step.spec.layers[index]);
         let head_dim = attention.head_dim as usize;
         let [mut q, mut k] = match step.rotation(layer) {
-            Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, head_dim)),
+            Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, (head_dim, 0))),
             None => [q, k],
         };
         let norm = &step.spec.norm;

@@ -184,7 +184,7 @@ impl<B: Backend> Pool<B> {
             return pooled;
         };
         let (entries, rotation) = (normed(step, spec, &pooled, &self.gain), Some(rotation));
-        rotated(step, entries, rotation, (width, spec.rope as usize, 1))
+        rotated(step, entries, rotation, (width, spec.rope as usize))
     }
 }
 
@@ -203,15 +203,12 @@ fn rotated<B: Backend>(
     step: &Step<'_, B>,
     x: B::Tensor,
     rotation: Option<&B::Rotation>,
-    (width, turned, heads): (usize, usize, usize),
+    (width, turned): (usize, usize),
 ) -> B::Tensor {
-    let (backend, Some(rotation)) = (step.backend, rotation) else { return x };
-    if turned == width {
-        return backend.rotate(x, rotation, width);
+    match rotation {
+        Some(rotation) => step.backend.rotate(x, rotation, (width, width - turned)),
+        None => x,
     }
-    let before = backend.slice_heads(&x, width, 0..width - turned);
-    let last = backend.slice_heads(&x, width, width - turned..width);
-    backend.join_heads(&before, &backend.rotate(last, rotation, turned), heads)
 }
 
 impl<B: Backend> Weights<B> {
@@ -230,10 +227,10 @@ impl<B: Backend> Weights<B> {
         let (down, gain) = &self.q_latent;
         let latent = normed(step, spec, &backend.linear(x, down), gain);
         let q = normed(step, spec, &backend.linear(&latent, &self.q), &self.ones);
-        let q = rotated(step, q, step.rotation(form), (width, turned, heads));
+        let q = rotated(step, q, step.rotation(form), (width, turned));
         let (matrix, gain) = &self.kv;
         let kv = normed(step, spec, &backend.linear(x, matrix), gain);
-        let kv = rotated(step, kv, step.rotation(form), (width, turned, 1));
+        let kv = rotated(step, kv, step.rotation(form), (width, turned));
         let qkv = Qkv { q: &q, k: &kv, v: &kv };
         let out = match &self.entries {
             None => backend.attention(qkv, caches, at),
@@ -252,7 +249,7 @@ impl<B: Backend> Weights<B> {
             }
         };
         // Values are rotated as keys are, so results are rotated back at their own positions.
-        let out = rotated(step, out, step.back_rotation(form), (width, turned, heads));
+        let out = rotated(step, out, step.back_rotation(form), (width, turned));
         let groups = heads * spec.groups as usize / step.spec.attention.heads as usize;
         backend.linear(&backend.head_linear(&out, &self.groups, groups), &self.o)
     }
@@ -292,7 +289,7 @@ impl<B: Backend> Index<B> {
         let k = self.keys.entries(step, (layer, spec), part, x, caches);
         let rotation = step.rotation(&step.spec.layers[layer]);
         let q = backend.linear(latent, &self.q);
-        let q = rotated(step, q, rotation, (width, spec.rope as usize, heads));
+        let q = rotated(step, q, rotation, (width, spec.rope as usize));
         let weights = backend.linear(x, &self.weights);
         let at = IndexStep {
             layer: step.entries(layer),

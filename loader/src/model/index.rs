@@ -62,14 +62,10 @@ impl<B: Backend> Index<B> {
         let k = backend.norm(&backend.linear(x, &self.k), &norm);
         let q = backend.linear(latent, &self.q);
         let [q, k] = match step.index_rotation(layer) {
-            Some(rotation) if index.rotated_last && turned < width => {
-                [(q, index.heads as usize), (k, 1)].map(|(x, heads)| {
-                    let before = backend.slice_heads(&x, width, 0..width - turned);
-                    let last = backend.slice_heads(&x, width, width - turned..width);
-                    backend.join_heads(&before, &backend.rotate(last, rotation, turned), heads)
-                })
+            Some(rotation) => {
+                let first = if index.rotated_last { width - turned } else { 0 };
+                [q, k].map(|x| backend.rotate(x, rotation, (width, first)))
             }
-            Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, width)),
             None => [q, k],
         };
         let weights = backend.linear(x, &self.weights);

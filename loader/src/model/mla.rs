@@ -157,7 +157,7 @@ impl<B: Backend> Weights<B> {
             backend.norm(x, &norm)
         };
         let rotated = |x: B::Tensor| match step.rotation(&step.spec.layers[at_layer]) {
-            Some(rotation) => backend.rotate(x, rotation, rope),
+            Some(rotation) => backend.rotate(x, rotation, (rope, 0)),
             None => x,
         };
         let latent = self.q_latent.as_ref();

@@ -52,12 +52,12 @@ pub(super) fn working(spec: &Spec, compressed: &Compressed, part: &Part, layer: 
         let raw: u64 = raw_widths(spec, compressed, entries).iter().sum();
         let index = compressed.index.as_ref().filter(|_| entries.chosen).map_or(0, |index| {
             let [heads, width] = [index.heads, index.width].map(u64::from);
-            // Short queries as projected and as rotated.
+            // Short queries, and one part of them brought together.
             2 * heads * width + width + heads + u64::from(index.top_k)
         });
         2 * raw + index
     });
-    // Queries as projected and as rotated, and what heads give before and after it is rotated back.
+    // Queries as projected and as normalised, what heads give, and what groups of them read.
     entries
         + 3 * hidden
         + 2 * u64::from(compressed.q_rank)
