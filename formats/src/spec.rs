@@ -11,6 +11,7 @@ use crate::hex::HexF32;
 
 mod attention;
 mod block;
+mod blocks;
 mod compressed;
 mod convolution;
 mod delta;
@@ -24,6 +25,7 @@ mod streams;
 
 pub use attention::{Attention, GateFunction, HeadGate, PositionScale, QkNorm};
 pub use block::Block;
+pub use blocks::BlockIndex;
 pub use compressed::{Compressed, Entries};
 pub use convolution::Convolution;
 pub use delta::{Delta, DeltaFactors, StateRule};
@@ -171,6 +173,9 @@ pub struct Layer {
     /// ([`Mla::index`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub shares_keys: bool,
+    /// Whether it attends to the blocks of keys that its index chooses ([`Attention::blocks`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub chooses_blocks: bool,
     /// Whether its attention is [`Spec::second_attention`].
     #[serde(default, skip_serializing_if = "is_false")]
     pub second: bool,
@@ -205,6 +210,7 @@ impl Layer {
             both: false,
             convolution: false,
             shares_keys: false,
+            chooses_blocks: false,
             second: false,
             entries: None,
             experts_by_token: false,

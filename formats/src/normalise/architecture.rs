@@ -134,6 +134,7 @@ fn ffn(rules: &SpecRules, activation: Activation, scope: &Scope<'_>) -> Result<F
         names: rules.ffn.names.clone(),
         gate_scale: factor(&rules.ffn.gate_scale, "ffn.gate_scale")?,
         out_scale: factor(&rules.ffn.out_scale, "ffn.out_scale")?,
+        clamped: None,
     })
 }
 
@@ -219,6 +220,7 @@ fn attention(
             Some(gate) => head_gate(gate, scope, "attention.head_gate")?,
             None => None,
         },
+        blocks: None,
     })
 }
 
@@ -339,6 +341,7 @@ fn layer(
         both: is(&rules.layer.both, "layer.both")?,
         convolution: is(&rules.layer.convolution, "layer.convolution")?,
         shares_keys: is(&rules.layer.shares_keys, "layer.shares_keys")?,
+        chooses_blocks: false,
         second: is(&rules.layer.second, "layer.second")?,
         entries: compressed::entries(&rules.layer, scope, index)?,
         experts_by_token: compressed::experts_by_token(&rules.layer, scope, index)?,

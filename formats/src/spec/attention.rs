@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::is_false;
+use super::{BlockIndex, is_false};
 use crate::hex::HexF32;
 
 /// Grouped-query attention.
@@ -56,6 +56,9 @@ pub struct Attention {
     /// What heads are multiplied by before the output projection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_gate: Option<HeadGate>,
+    /// What chooses blocks of keys in the layers that attend to some alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<BlockIndex>,
 }
 
 impl Attention {

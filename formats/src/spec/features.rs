@@ -34,6 +34,9 @@ const HYBRID_FORMS: &str = "hybrid-forms";
 /// tokens, scores by softplus, limits of shared experts.
 const COMPRESSED_ATTENTION: &str = "compressed-attention";
 
+/// Attention to blocks of keys that an index chooses, limits of dense feed-forward parts.
+const CHOSEN_BLOCKS: &str = "chosen-blocks";
+
 /// Several residual streams.
 const HYPER_CONNECTIONS: &str = "hyper-connections";
 
@@ -54,8 +57,9 @@ const CHOSEN_KEYS: &str = "chosen-keys";
 
 impl Spec {
     /// Features that this version computes.
-    pub const FEATURES: [&str; 14] = [
+    pub const FEATURES: [&str; 15] = [
         ATTENTION_FORMS,
+        CHOSEN_BLOCKS,
         CHOSEN_KEYS,
         COMPRESSED_ATTENTION,
         DIRECT_DELTA,
@@ -94,6 +98,7 @@ impl Spec {
         let convolves = self.convolution.is_some() || self.layers.iter().any(|it| it.convolution);
         let has = [
             (ATTENTION_FORMS, attends_otherwise),
+            (CHOSEN_BLOCKS, self.attention.blocks.is_some() || self.ffn.clamped.is_some()),
             (CHOSEN_KEYS, chooses),
             (COMPRESSED_ATTENTION, self.has_compressed_forms()),
             (DIRECT_DELTA, is_direct),

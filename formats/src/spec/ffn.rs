@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::ClampedSwiglu;
 use crate::hex::HexF32;
 
 /// A dense feed-forward part.
@@ -22,6 +23,9 @@ pub struct Ffn {
     /// Factor on the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_scale: Option<HexF32>,
+    /// Limits in place of the activation, of dense parts and of shared experts alike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clamped: Option<ClampedSwiglu>,
 }
 
 impl Ffn {
