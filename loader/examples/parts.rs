@@ -24,9 +24,9 @@ use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};
 use shardpack_kernels::Packing;
 use shardpack_loader::{
     backend::{
-        AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu, DeltaInputs,
-        DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks,
-        RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+        AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu,
+        DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep,
+        Qkv, Ranks, RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, TokenId, memory_group},
@@ -218,6 +218,15 @@ impl Backend for Timed {
         step: &AttentionStep<'_, Vec<f32>>,
     ) -> Tensor {
         self.time("attention to chosen keys", |cpu| cpu.attention_to(chosen, qkv, caches, step))
+    }
+
+    fn choose_blocks(
+        &self,
+        queries_and_keys: [&Tensor; 2],
+        caches: &mut [&mut Cache],
+        step: &BlockStep<'_>,
+    ) -> Chosen {
+        self.time("choice of blocks", |cpu| cpu.choose_blocks(queries_and_keys, caches, step))
     }
 
     fn has_latent_and_linear_attention(&self) -> bool {

@@ -257,6 +257,25 @@ pub struct IndexStep<'a> {
     pub top_k: usize,
 }
 
+/// The choice of blocks of keys in one layer for the sequences of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockStep<'a> {
+    /// The layer, counted among those that keep keys of an index here.
+    pub layer: usize,
+    /// Rows of each sequence, in the order of the caches; they follow what is cached.
+    pub lengths: &'a [usize],
+    /// Short queries of a row: one for each key-value head held here.
+    pub heads: usize,
+    /// Their width, and that of the keys.
+    pub width: usize,
+    /// Tokens of a block: a divisor of [`TOKENS_PER_PAGE`].
+    pub tokens: usize,
+    /// Blocks that are chosen.
+    pub top_k: usize,
+    /// Blocks up to a row's own that are chosen in any case.
+    pub local: usize,
+}
+
 /// Weights of residual streams, from some columns of a tensor.
 #[derive(Debug)]
 pub struct StreamStep<'a, V> {
@@ -564,8 +583,18 @@ pub trait Backend: Send + Sync {
         unreachable!("a model with such layers is not loaded for this backend")
     }
 
-    /// [`Backend::attention`] to chosen keys alone, where keys are values. Rows that attend to all
-    /// keys have the same results as there.
+    /// Of short queries `q` `[rows, heads · width]` and keys `k` `[rows, width]` of an index appends
+    /// the latter to the caches and chooses for each row and each key-value head the `top_k` blocks
+    /// whose best key up to the row's own has the largest `q · k`; all where there are no more.
+    fn choose_blocks(
+        &self,
+        queries_and_keys: [&Self::Tensor; 2],
+        caches: &mut [&mut Self::Cache],
+        step: &BlockStep<'_>,
+    ) -> Self::Chosen;
+
+    /// [`Backend::attention`] to chosen keys alone, where keys are values, or to chosen blocks of
+    /// keys. Rows that attend to all keys have the same results as there.
     fn attention_to(
         &self,
         chosen: &Self::Chosen,

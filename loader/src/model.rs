@@ -13,6 +13,7 @@ use crate::backend::{Backend, CacheShape, EntryShape, LayerShape, Ranks, StepErr
 mod attention;
 mod beside;
 mod block;
+mod blocks;
 mod compressed;
 mod convolution;
 mod delta;
@@ -101,6 +102,14 @@ impl<B: Backend> Projection<B> {
     }
 }
 
+/// Width of the keys by which layers choose what they attend to.
+fn index_width(spec: &Spec) -> u32 {
+    let of_mla = spec.mla.as_ref().and_then(|mla| Some(mla.index.as_ref()?.width));
+    let attentions = [Some(&spec.attention), spec.second_attention.as_ref()];
+    let of_blocks = attentions.into_iter().flatten().find_map(|it| Some(it.blocks.as_ref()?.width));
+    of_mla.or(of_blocks).unwrap_or_default()
+}
+
 impl<B: Backend> Model<B> {
     /// What the model computes.
     #[must_use]
@@ -119,8 +128,7 @@ impl<B: Backend> Model<B> {
     pub fn cache_shape(&self) -> CacheShape {
         // A rank without heads attends to nothing.
         let attends = |it: &usize| self.shard.attends(&self.spec.layers[*it]);
-        let index = self.spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
-        let chooses = |it: &usize| attends(it) && !self.spec.layers[*it].shares_keys;
+        let indexes = |it: &usize| self.shard.indexes(&self.spec, &self.spec.layers[*it]);
         let layers = || self.shard.layers(&self.spec);
         let cached = |layer: usize| LayerShape {
             kv_heads: self.shard.heads_of(&self.spec.layers[layer]).kv.len(),
@@ -134,8 +142,8 @@ impl<B: Backend> Model<B> {
             layers: layers().filter(attends).map(cached).collect(),
             states: layers().filter(|it| self.spec.layers[*it].has_state()).count(),
             keys_are_values: self.spec.mla.is_some() || self.spec.compressed.is_some(),
-            indexes: index.map_or(0, |_| layers().filter(chooses).count()),
-            index_width: index.map_or(0, |index| index.width as usize),
+            indexes: layers().filter(indexes).count(),
+            index_width: index_width(&self.spec) as usize,
             entries: layers().filter(attends).filter_map(|it| self.entry_shape(it)).collect(),
         }
     }

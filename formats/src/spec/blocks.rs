@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What chooses blocks of keys (MiniMax Sparse Attention).
+/// What chooses blocks of keys (`MiniMax` Sparse Attention).
 ///
 /// In some layers ([`super::Layer::chooses_blocks`]) each token has one key more
 /// (`indexer.k_proj`), and for each key-value head one short query (`indexer.q_proj`); both are

@@ -115,6 +115,7 @@ fn measure(
             sinks: None,
             window: None,
             chunk: None,
+            chosen: None,
             q_to_kv: &q_to_kv,
             order,
             heads,

@@ -14,6 +14,7 @@ use crate::{Floats, Platform, team};
 
 mod ahead;
 mod block;
+mod chosen;
 mod forms;
 mod heads;
 mod in_lanes;
@@ -61,6 +62,16 @@ pub enum KvBlock<'a> {
     },
 }
 
+/// The blocks of keys that queries see.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenBlocks<'a> {
+    /// Keys of a block, counted from position 0: a divisor of [`KEYS_PER_BLOCK`].
+    pub keys: usize,
+    /// For each query and, within it, each entry of [`Attention::heads`] its blocks in ascending
+    /// order; all where there is no list.
+    pub blocks: &'a [Option<Vec<u32>>],
+}
+
 /// What is computed for one sequence in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
@@ -76,6 +87,8 @@ pub struct Attention<'a> {
     pub window: Option<u32>,
     /// A query sees keys of its own chunk: `query / chunk = key / chunk`; of all if absent.
     pub chunk: Option<u32>,
+    /// Of the keys that it would see, a query sees those of some blocks; of all if absent.
+    pub chosen: Option<ChosenBlocks<'a>>,
     /// The entry of `heads` that each query head reads.
     pub q_to_kv: &'a [usize],
     /// How keys and values lie.
@@ -102,6 +115,11 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
     for head in attention.heads {
         assert_eq!(head.keys.len(), keys.div_ceil(KEYS_PER_BLOCK), "blocks of keys");
         assert_eq!(head.values.len(), head.keys.len(), "blocks of values");
+    }
+    if let Some(chosen) = attention.chosen {
+        assert!(KEYS_PER_BLOCK.is_multiple_of(chosen.keys), "blocks of {} keys", chosen.keys);
+        let lists = q.len() / width * attention.heads.len();
+        assert_eq!(chosen.blocks.len(), lists, "a choice of every query for every head");
     }
     let on = team::current();
     let units = q.len() / head_dim;

@@ -43,7 +43,7 @@ pub mod rope;
 pub mod team;
 mod tiles;
 
-pub use attention::{Attention, KvBlock, KvHead, attend};
+pub use attention::{Attention, ChosenBlocks, KvBlock, KvHead, attend};
 pub use floats::Floats;
 pub use matmul::{Beginning, matmul, matmuls, matmuls_before};
 pub use matrix::Matrix;

@@ -5,22 +5,24 @@ use std::{io, ops::Range, sync::Arc};
 use shardpack_collectives::GroupError;
 use shardpack_formats::{
     hex::HexF32,
-    spec::{Activation, ClampedSwiglu, Mask, NormKind, Rope, RopeStyle, Router},
+    spec::{Activation, ClampedSwiglu, NormKind, Rope, RopeStyle, Router},
 };
 use shardpack_kernels::{
-    Activations, Attention, Matrix, Packing, Platform, Rotation, Team, TeamOptions, attend,
-    elementwise, gather, matmuls_before, memory, norm,
+    Activations, Matrix, Packing, Platform, Rotation, Team, TeamOptions, elementwise, gather,
+    matmuls_before, memory, norm,
     pool::{Buffer, Pool},
 };
 use zerocopy::IntoBytes;
 
 use super::{
-    AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
-    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
-    StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+    AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs,
+    DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks,
+    RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 
+mod attention;
+mod blocks;
 mod cache;
 mod delta;
 mod entries;
@@ -349,37 +351,7 @@ impl Backend for Cpu {
         caches: &mut [&mut Cache],
         step: &AttentionStep<'_, Vec<f32>>,
     ) -> Tensor {
-        let Qkv { q, k, v } = qkv;
-        assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-        assert_eq!(step.lengths.iter().sum::<usize>(), q.rows(), "rows of all sequences");
-        let (window, chunk) = match step.mask {
-            Mask::Full => (None, None),
-            Mask::Sliding(window) => (Some(window), None),
-            Mask::Chunked(chunk) => (None, Some(chunk)),
-        };
-        let mut out = Tensor::unset(q.rows(), q.width);
-        let mut row = 0;
-        for (cache, length) in caches.iter_mut().zip(step.lengths) {
-            let of = |x: &'_ Tensor| row * x.width..(row + length) * x.width;
-            let first_position =
-                cache.append(step.layer, &k.values[of(k)], &v.values[of(v)], *length);
-            let blocks = cache.heads(step.layer);
-            let attention = Attention {
-                head_dim: step.head_dim,
-                scale: step.scale,
-                softcap: step.softcap,
-                sinks: step.sinks.map(Vec::as_slice),
-                window,
-                chunk,
-                q_to_kv: step.q_to_kv,
-                order: cache.order(step.layer),
-                heads: &blocks.heads(),
-                first_position,
-            };
-            attend(&q.values[of(q)], &attention, &mut out.values[of(q)]);
-            row += length;
-        }
-        out
+        attention::attend(&qkv, None, caches, step)
     }
 
     fn choose_keys(
@@ -398,7 +370,21 @@ impl Backend for Cpu {
         caches: &mut [&mut Cache],
         step: &AttentionStep<'_, Vec<f32>>,
     ) -> Tensor {
-        index::attend_to(chosen, &qkv, caches, step)
+        match chosen {
+            Chosen::Keys(keys) => index::attend_to(keys, &qkv, caches, step),
+            Chosen::Blocks(tokens, blocks) => {
+                attention::attend(&qkv, Some((*tokens, blocks)), caches, step)
+            }
+        }
+    }
+
+    fn choose_blocks(
+        &self,
+        queries_and_keys: [&Tensor; 2],
+        caches: &mut [&mut Cache],
+        step: &BlockStep<'_>,
+    ) -> Chosen {
+        blocks::choose(queries_and_keys, caches, step)
     }
 
     fn has_entries(&self) -> bool {
@@ -430,7 +416,12 @@ impl Backend for Cpu {
         caches: &mut [&mut Cache],
         step: (&AttentionStep<'_, Vec<f32>>, usize),
     ) -> Tensor {
-        entries::attend_beside(entries, &qkv, caches, step)
+        let (layer, entries, chosen) = entries;
+        let chosen = chosen.map(|chosen| match chosen {
+            Chosen::Keys(entries) => entries.as_slice(),
+            Chosen::Blocks(..) => unreachable!("entries are chosen one by one"),
+        });
+        entries::attend_beside((layer, entries, chosen), &qkv, caches, step)
     }
 
     fn has_latent_and_linear_attention(&self) -> bool {

@@ -14,13 +14,14 @@ use shardpack_formats::{
 use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
 
 use super::{
-    AttentionStep, Backend, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs, DeltaStep,
-    ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
-    StepError, StoredMatrix, StreamStep, Xielu,
+    AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs,
+    DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks,
+    RouterVectors, StepError, StoredMatrix, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 
 mod attention;
+mod blocks;
 mod cache;
 mod convolution;
 mod entries;
@@ -351,6 +352,15 @@ impl Backend for Mlx {
         step: &AttentionStep<'_, Array>,
     ) -> Tensor {
         attention::attend(self.library, &qkv, Some(chosen), caches, step)
+    }
+
+    fn choose_blocks(
+        &self,
+        queries_and_keys: [&Tensor; 2],
+        caches: &mut [&mut Cache],
+        step: &BlockStep<'_>,
+    ) -> Chosen {
+        blocks::choose(self.library, queries_and_keys, caches, step)
     }
 
     fn has_entries(&self) -> bool {

@@ -4,6 +4,7 @@ use shardpack_formats::spec::{self, GateFunction, QkNorm};
 
 use super::{
     LoadError, Projection,
+    blocks::Blocks,
     load::{Loader, Part},
     norm::Norm,
     shard::Heads,
@@ -29,6 +30,8 @@ struct Weights<B: Backend> {
     ones: Option<B::Vector>,
     sinks: Option<B::Vector>,
     gate: Option<B::Matrix>,
+    /// Absent where all keys are attended to.
+    blocks: Option<Blocks<B>>,
     o: B::Matrix,
 }
 
@@ -69,6 +72,7 @@ impl<B: Backend> Attention<B> {
                 loader.matrix(&format!("{prefix}.{}", gate.module), rows, &loader.hidden())?
             }
         };
+        let blocks = Blocks::of_layer(loader, (index, attention), prefix, held)?;
         let v = if attention.values_are_keys { None } else { column("v_proj", &v)? };
         let parts = (column("q_proj", &q_rows)?, column("k_proj", &k)?, o);
         let qk_norms = qk_norms(loader, attention, prefix, [&q, &k])?;
@@ -83,7 +87,10 @@ impl<B: Backend> Attention<B> {
         let sinks = sinks.transpose()?;
         let plain = attention.value_norm || attention.qk_norm == QkNorm::PlainAfterRope;
         let ones = plain.then(|| loader.backend.ones(head_dim as usize));
-        Ok(Self { weights: Some(Weights { q, k, v, qk_norms, ones, sinks, gate, o }), o_bias })
+        Ok(Self {
+            weights: Some(Weights { q, k, v, qk_norms, ones, sinks, gate, blocks, o }),
+            o_bias,
+        })
     }
 
     /// This rank's summand of the output; none where it has nothing to add.
@@ -111,7 +118,14 @@ impl<B: Backend> Attention<B> {
         };
         let [q, k] = weights.placed(step, index, q, k);
         let at = weights.step(step, index, (attention, held));
-        let heads = backend.attention(Qkv { q: &q, k: &k, v: &v }, caches, &at);
+        let qkv = Qkv { q: &q, k: &k, v: &v };
+        let heads = match weights.blocks.as_ref().zip(attention.blocks.as_ref()) {
+            None => backend.attention(qkv, caches, &at),
+            Some((blocks, form)) => {
+                let chosen = blocks.choose(step, (index, form, held), x, caches);
+                backend.attention_to(&chosen, qkv, caches, &at)
+            }
+        };
         let heads = match attention.value_dim {
             None => heads,
             Some(width) => {

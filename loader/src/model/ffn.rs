@@ -69,9 +69,10 @@ impl<B: Backend> Ffn<B> {
                 None => x,
             };
             let gate = gate.map(|gate| scaled(gate, form.gate_scale));
-            let inner = match (gate, layer.dense_clamp, &weights.xielu) {
-                (_, _, Some(numbers)) => backend.xielu(up, numbers),
-                (Some(gate), Some(limit), _) => backend.clamped_glu(gate, up, limit.0),
+            let inner = match (gate, layer.dense_clamp, form.clamped, &weights.xielu) {
+                (.., Some(numbers)) => backend.xielu(up, numbers),
+                (Some(gate), _, Some(clamped), _) => backend.clamped_swiglu(gate, up, clamped),
+                (Some(gate), Some(limit), ..) => backend.clamped_glu(gate, up, limit.0),
                 (gate, ..) => backend.activate(form.activation, gate, up),
             };
             scaled(backend.linear(&inner, &weights.down), form.out_scale)

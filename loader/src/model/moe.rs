@@ -284,11 +284,10 @@ impl<B: Backend> Shared<B> {
         let gate = self.gate.as_ref().map(|gate| backend.linear(x, gate));
         let up = backend.linear(x, &self.up);
         let limit = moe.shared.as_ref().and_then(|shared| shared.limit);
-        let inner = match (gate, layer.dense_clamp, limit) {
-            (Some(gate), _, Some(limit)) => {
-                let clamped = ClampedSwiglu { alpha: HexF32(1.0), limit, plain: true };
-                backend.clamped_swiglu(gate, up, clamped)
-            }
+        let limited = |limit| ClampedSwiglu { alpha: HexF32(1.0), limit, plain: true };
+        let clamped = limit.map(limited).or(step.spec.ffn.clamped);
+        let inner = match (gate, layer.dense_clamp, clamped) {
+            (Some(gate), _, Some(clamped)) => backend.clamped_swiglu(gate, up, clamped),
             (Some(gate), Some(limit), _) => backend.clamped_glu(gate, up, limit.0),
             (gate, ..) => backend.activate(moe.activation, gate, up),
         };

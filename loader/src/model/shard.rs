@@ -11,6 +11,7 @@ use shardpack_manifests::{Layout, layout::Axis};
 
 use super::{LoadError, stage::Place};
 
+mod blocks;
 mod compressed;
 mod latent;
 mod states;
@@ -84,6 +85,7 @@ impl Shard {
         check_block(spec)?;
         latent::check(spec)?;
         latent::check_index(spec, stage.as_ref())?;
+        blocks::check(spec)?;
         compressed::check(spec)?;
         check_streams(spec)?;
         let rank = rank as usize;
@@ -133,6 +135,15 @@ impl Shard {
     /// Whether a layer has attention of which heads are held here.
     pub(super) fn attends(&self, layer: &spec::Layer) -> bool {
         layer.attends() && !self.heads_of(layer).q.is_empty()
+    }
+
+    /// Whether a layer keeps the keys of an index here.
+    pub(super) fn indexes(&self, spec: &Spec, layer: &spec::Layer) -> bool {
+        let has_index = match &spec.mla {
+            Some(mla) => mla.index.is_some() && !layer.shares_keys,
+            None => layer.chooses_blocks,
+        };
+        has_index && self.attends(layer)
     }
 
     /// The layers that are run here.

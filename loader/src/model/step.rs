@@ -97,8 +97,7 @@ impl<'a, B: Backend> Step<'a, B> {
 
     /// Where the caches have a layer's index: among those that are run here.
     pub(super) fn indexed(&self, layer: usize) -> usize {
-        let first = self.shard.stage.as_ref().map_or(0, |stage| stage.layers.start);
-        self.spec.layers[first..layer].iter().filter(|it| !it.shares_keys).count()
+        self.before(layer).iter().filter(|it| self.shard.indexes(self.spec, it)).count()
     }
 
     /// Angles for the index of a layer; none where it has no position embedding.

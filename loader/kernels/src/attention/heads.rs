@@ -7,6 +7,7 @@ use std::{marker::PhantomData, ops::Range};
 use super::{
     Attention, KEYS_PER_BLOCK, KvBlock, Order,
     ahead::Ahead,
+    chosen::Runs,
     groups,
     order::LINES_AT_ONCE,
     queries::Room,
@@ -78,7 +79,8 @@ fn several_heads<V: Vectors>(
 ) {
     let (head_dim, heads) = (attention.head_dim, attention.q_to_kv.len());
     let first_head = out.range().start / head_dim;
-    let kv = &attention.heads[attention.q_to_kv[group.start]];
+    let kv_head = attention.q_to_kv[group.start];
+    let kv = &attention.heads[kv_head];
     let seen = |row: usize| {
         let position = attention.first_position + first_row + row;
         let first =
@@ -106,6 +108,12 @@ fn several_heads<V: Vectors>(
         let within = |range: &Range<usize>| {
             range.start.max(base) - base..range.end.min(base + KEYS_PER_BLOCK).max(base) - base
         };
+        let runs = |row: usize| {
+            Runs::new(attention, (first_row + row, kv_head), block, within(&seen(row)))
+        };
+        if attention.chosen.is_some() && rows.clone().all(|row| runs(row).is_empty()) {
+            continue;
+        }
         let both = [kv.keys[block], kv.values[block]];
         let next = next_keys(attention, group.start, (block, &all));
         let some = (within(&all), rows.len());
@@ -116,14 +124,12 @@ fn several_heads<V: Vectors>(
         for (index, (row, softmax)) in
             rows.clone().zip(softmax.chunks_exact_mut(group.len())).enumerate()
         {
-            let visible = within(&seen(row));
-            if visible.is_empty() {
-                continue;
+            for visible in runs(row) {
+                let block = held.seen(visible);
+                let out = &mut out.row(row)[place(group.start).start..place(group.end).start];
+                let q = queries.row(index, order);
+                one_block::<V>(q, block, attention.softcap, softmax, sums, out);
             }
-            let block = held.seen(visible);
-            let out = &mut out.row(row)[place(group.start).start..place(group.end).start];
-            let q = queries.row(index, order);
-            one_block::<V>(q, block, attention.softcap, softmax, sums, out);
         }
     }
     let mut softmax = softmax.iter();
@@ -227,6 +233,10 @@ fn next_keys(
         let block = attention.heads.get(head)?.keys.get(block)?;
         Some(block.addresses(keys, attention.head_dim)).filter(|addresses| !addresses.is_empty())
     };
+    if attention.chosen.is_some() {
+        // The next block is likely not to be read.
+        return 0..0;
+    }
     let head = attention.q_to_kv[head];
     of(head, block + 1).or_else(|| of(head + 1, all.start / KEYS_PER_BLOCK)).unwrap_or_default()
 }

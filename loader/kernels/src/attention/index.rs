@@ -61,14 +61,18 @@ impl Index<'_> {
     }
 
     /// `Σ weight · max(q · key, 0)` over the short queries of each of some rows at consecutive
-    /// positions, in their order, for every key up to the row's own. `q` is
-    /// `[rows, heads, width]`, `weights` `[rows, heads]`, `out` `[rows, columns]`, where the keys of a
-    /// block stand at its beginning ([`Self::seen`]); further columns hold any numbers.
-    pub fn scores(&self, q: &[f32], weights: &[f32], out: &mut [f32]) {
+    /// positions, in their order, for every key up to the row's own; without weights `q · key` of
+    /// each row's one query. `q` is `[rows, heads, width]`, `weights` `[rows, heads]`, `out`
+    /// `[rows, columns]`, where the keys of a block stand at its beginning ([`Self::seen`]); further
+    /// columns hold any numbers.
+    pub fn scores(&self, q: &[f32], weights: Option<&[f32]>, out: &mut [f32]) {
         let (heads, width) = (self.heads, self.width);
-        let rows = weights.len() / heads;
-        assert_eq!(weights.len(), rows * heads, "weights of {heads} heads");
+        let rows = q.len() / (heads * width);
         assert_eq!(q.len(), rows * heads * width, "queries of {heads} heads of {width}");
+        match weights {
+            Some(weights) => assert_eq!(weights.len(), rows * heads, "weights of {heads} heads"),
+            None => assert_eq!(heads, 1, "queries of a row without weights"),
+        }
         assert_eq!(out.len(), rows * self.columns(), "scores of {rows} rows");
         assert!(KEYS_PER_BLOCK.is_multiple_of(self.every), "tokens of a key");
         let keys = (self.first_position + rows) / self.every;
@@ -107,7 +111,7 @@ impl Index<'_> {
 /// Scores of some rows with some blocks of keys.
 struct Scores<'a, 'b, V> {
     q: &'a [f32],
-    weights: &'a [f32],
+    weights: Option<&'a [f32]>,
     index: &'a Index<'a>,
     first_row: usize,
     out: Columns<'b>,
@@ -116,7 +120,7 @@ struct Scores<'a, 'b, V> {
 
 impl<'a, 'b, V> Scores<'a, 'b, V> {
     const fn new(
-        (q, weights, index, first_row): (&'a [f32], &'a [f32], &'a Index<'a>, usize),
+        (q, weights, index, first_row): (&'a [f32], Option<&'a [f32]>, &'a Index<'a>, usize),
         out: Columns<'b>,
     ) -> Self {
         Self { q, weights, index, first_row, out, vectors: PhantomData }
@@ -140,7 +144,7 @@ impl<V: Vectors> Task for Scores<'_, '_, V> {
             let seen = (first_position + at + 1) / every;
             lines.clear();
             Line::append(&q[at * heads * width..][..heads * width], width, 1.0, &mut lines);
-            let weights = &weights[at * heads..][..heads];
+            let weights = weights.map(|weights| &weights[at * heads..][..heads]);
             let scores = out.row(row).as_chunks_mut::<KEYS_PER_BLOCK>().0;
             for (block, scores) in (range.start / KEYS_PER_BLOCK..).zip(scores) {
                 let count = seen.saturating_sub(block * per_block).min(per_block);
@@ -152,7 +156,10 @@ impl<V: Vectors> Task for Scores<'_, '_, V> {
                     part = part.widened([width, padded], &mut widened);
                 }
                 products::<V>(&lines, part, padded, Ahead::default(), &mut dots);
-                weighted::<V>(&dots, weights, scores);
+                match weights {
+                    Some(weights) => weighted::<V>(&dots, weights, scores),
+                    None => scores.copy_from_slice(&dots),
+                }
             }
         }
     }
@@ -233,7 +240,7 @@ mod tests {
         let mut out = vec![f32::NAN; rows * index.columns()];
         let activations = Activations::F32;
         let team = Team::new(&TeamOptions { threads, platform, activations }).unwrap();
-        team.run(|| index.scores(q, weights, &mut out));
+        team.run(|| index.scores(q, Some(weights), &mut out));
         let rows = out.chunks_exact(index.columns()).enumerate();
         rows.map(|(row, scores)| index.seen(scores, first_position + row).into_owned()).collect()
     }
@@ -281,6 +288,28 @@ mod tests {
                 assert_eq!(alone[0], found[row], "row {row} by itself");
             }
         }
+    }
+
+    #[test]
+    fn without_weights_scores_are_products() {
+        let (width, first, rows) = (24, 250, 9);
+        let keys = numbers((first + rows) * width, 1);
+        let q = numbers(rows * width, 2);
+        let blocks: Vec<_> = keys.chunks(KEYS_PER_BLOCK * width).map(Floats::F32).collect();
+        let index = Index { heads: 1, width, every: 1, keys: &blocks, first_position: first };
+        let mut out = vec![f32::NAN; rows * index.columns()];
+        index.scores(&q, None, &mut out);
+        let mut negative = 0;
+        for (row, scores) in out.chunks_exact(index.columns()).enumerate() {
+            let found = index.seen(scores, first + row);
+            assert_eq!(found.len(), first + row + 1);
+            for (key, found) in keys.chunks_exact(width).zip(found.iter()) {
+                let expected = dot(&q[row * width..][..width], key);
+                assert!((found - expected).abs() < 1e-4, "{found} instead of {expected}");
+                negative += usize::from(*found < 0.0);
+            }
+        }
+        assert!(negative > 0);
     }
 
     #[test]

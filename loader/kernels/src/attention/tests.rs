@@ -17,6 +17,24 @@ struct Variant {
     chunk: Option<u32>,
     softcap: Option<f32>,
     sinks: Option<[f32; 3]>,
+    /// Keys of the blocks that are chosen.
+    blocks: Option<usize>,
+}
+
+impl Variant {
+    /// Blocks of a row that each of two heads sees; one in five sees all.
+    fn chosen(&self, position: usize, head: usize) -> Option<Vec<u32>> {
+        let own = position / self.blocks?;
+        let takes = |block: &usize| *block == own || (block * 7 + position + 3 * head) % 4 > 1;
+        let some = || (0..=own).filter(takes).map(|block| block as u32).collect();
+        (!position.is_multiple_of(5)).then(some)
+    }
+
+    fn sees(&self, position: usize, head: usize, key: usize) -> bool {
+        let chosen = self.chosen(position, head);
+        let block = |keys: usize| (key / keys) as u32;
+        chosen.is_none_or(|chosen| self.blocks.is_none_or(|keys| chosen.contains(&block(keys))))
+    }
 }
 
 fn views(blocks: &[Vec<f32>]) -> Vec<KvBlock<'_>> {
@@ -96,6 +114,9 @@ impl Cache {
         let views: Vec<_> =
             blocks.iter().map(|head| head.each_ref().map(|all| views(all))).collect();
         let heads: Vec<_> = views.iter().map(|[keys, values]| KvHead { keys, values }).collect();
+        let both = |position: usize| [0, 1].map(|head| variant.chosen(position, head));
+        let chosen: Vec<_> = (first_position..keys).flat_map(both).collect();
+        let blocks = |keys: usize| ChosenBlocks { keys, blocks: &chosen };
         let attention = Attention {
             head_dim: self.head_dim,
             scale: 0.3,
@@ -103,6 +124,7 @@ impl Cache {
             sinks: variant.sinks.as_ref().map(<[f32; 3]>::as_slice),
             window: variant.window,
             chunk: variant.chunk,
+            chosen: variant.blocks.map(blocks),
             q_to_kv: &q_to_kv,
             order: self.order,
             heads: &heads,
@@ -119,6 +141,7 @@ impl Cache {
         let window = variant.window.map_or(usize::MAX, |window| window as usize);
         let chunk = variant.chunk.map_or(0, |chunk| position / chunk as usize * chunk as usize);
         let visible = (position + 1).saturating_sub(window).max(chunk)..position + 1;
+        let visible = visible.filter(|key| variant.sees(position, [1, 0, 1][q_head], *key));
         let row = |flat: &'_ [f32], key: usize| -> Vec<f64> {
             flat[key * self.head_dim..][..self.head_dim].iter().map(|x| f64::from(*x)).collect()
         };
@@ -183,6 +206,52 @@ fn agrees_with_a_plain_softmax() {
 }
 
 #[test]
+fn chosen_blocks_agree_with_a_plain_softmax() {
+    for (first, queries) in [(0, 1), (3, 9), (250, 12), (511, 2), (1100, 1), (1100, 11)] {
+        for blocks in [1, 8, 64, 128, 256].map(Some) {
+            check(first, queries, Variant { blocks, ..Variant::default() });
+            let sinks = Some([0.5, -2.0, 1.25]);
+            check(
+                first,
+                queries,
+                Variant { blocks, sinks, window: Some(300), ..Variant::default() },
+            );
+        }
+    }
+}
+
+#[test]
+fn a_choice_of_all_blocks_has_the_bits_of_none() {
+    let (position, head_dim) = (700, 32);
+    let cache = Cache::new(2, position + 1, head_dim);
+    let blocks = cache.blocks(position + 1);
+    let [keys, values] = &blocks[0].each_ref().map(|all| views(all));
+    let q = numbers(head_dim, 3);
+    let run = |chosen: Option<ChosenBlocks<'_>>| {
+        let attention = Attention {
+            head_dim,
+            scale: 0.3,
+            softcap: None,
+            sinks: None,
+            window: None,
+            chunk: None,
+            chosen,
+            q_to_kv: &[0],
+            order: cache.order,
+            heads: &[KvHead { keys, values }],
+            first_position: position,
+        };
+        let mut out = vec![f32::NAN; head_dim];
+        attend(&q, &attention, &mut out);
+        out
+    };
+    let all = [Some((0..=position as u32 / 32).collect())];
+    assert_eq!(run(None), run(Some(ChosenBlocks { keys: 32, blocks: &all })));
+    let last = [Some(vec![position as u32 / 32])];
+    assert_ne!(run(None), run(Some(ChosenBlocks { keys: 32, blocks: &last })));
+}
+
+#[test]
 fn caps_and_sinks_agree_with_a_plain_softmax() {
     for window in [None, Some(5)] {
         let plain = Variant { window, ..Variant::default() };
@@ -195,12 +264,19 @@ fn caps_and_sinks_agree_with_a_plain_softmax() {
 #[test]
 fn prefill_and_decode_have_the_same_bits() {
     let queries = 530;
-    let spans = [(None, None), (Some(300), None), (None, Some(100))];
-    for (head_dim, (window, span)) in [16, 96].into_iter().flat_map(|dim| spans.map(|s| (dim, s))) {
+    let spans = [
+        (None, None, None),
+        (Some(300), None, None),
+        (None, Some(100), None),
+        (None, None, Some(16)),
+    ];
+    for (head_dim, (window, span, blocks)) in
+        [16, 96].into_iter().flat_map(|dim| spans.map(|s| (dim, s)))
+    {
         let cache = Cache::new(2, queries, head_dim);
         let q = numbers(queries * 3 * head_dim, 5);
         let sinks = Some([0.1, 1.0, -1.0]);
-        let variant = Variant { window, chunk: span, softcap: Some(3.0), sinks };
+        let variant = Variant { window, chunk: span, softcap: Some(3.0), sinks, blocks };
         let whole = cache.attend(&q, 0, variant);
         for chunk in [1, 97, 256] {
             let width = 3 * head_dim;
@@ -297,6 +373,7 @@ fn bits(
         sinks: None,
         window: Some(290),
         chunk: None,
+        chosen: None,
         q_to_kv: &q_to_kv,
         order: stored[0][0].order,
         heads: &heads,
@@ -379,6 +456,7 @@ fn whole_vectors_have_the_bits_of_the_plain_loops() {
                 sinks: None,
                 window: None,
                 chunk: None,
+                chosen: None,
                 q_to_kv: &[0; 6],
                 order: Order::Rows,
                 heads: &[KvHead { keys: &floats(k, cut), values: &floats(v, cut) }],
@@ -419,6 +497,7 @@ fn stored_types_are_read_exactly() {
             sinks: None,
             window: None,
             chunk: None,
+            chosen: None,
             q_to_kv: &[0, 0, 0],
             order: Order::Rows,
             heads: &[KvHead { keys: keys_in_blocks, values }],

@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 use super::{
     Cache, Tensor,
     cache::{LINE, index_kind, integers, number_bytes, write_floats},
-    index::{Chosen, Gathered},
+    index::{Choice, Gathered},
 };
 use crate::{
     backend::{AttentionStep, EntryPart, EntryShape, KvType, PoolStep, Qkv, TOKENS_PER_PAGE},
@@ -311,14 +311,14 @@ pub(super) fn pool(
 /// Appends keys, which are values, to the caches, keeps new entries, and attends to the tokens of a
 /// window and to entries: those that were chosen, or all that a row sees.
 pub(super) fn attend_beside(
-    (layer, entries, chosen): (usize, &Tensor, Option<&Chosen>),
+    (layer, entries, chosen): (usize, &Tensor, Option<&[Choice]>),
     qkv: &Qkv<'_, Tensor>,
     caches: &mut [&mut Cache],
     (step, window): (&AttentionStep<'_, Vec<f32>>, usize),
 ) -> Tensor {
     let Qkv { q, k, v } = qkv;
     assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert!(chosen.is_none_or(|chosen| chosen.0.len() == q.rows()), "a choice for every row");
+    assert!(chosen.is_none_or(|chosen| chosen.len() == q.rows()), "a choice for every row");
     let mut out = Tensor::unset(q.rows(), q.width);
     let mut gathered = Gathered::default();
     let (mut row, mut entry) = (0, 0);
@@ -340,7 +340,7 @@ pub(super) fn attend_beside(
         let [head] = &tokens[..] else { unreachable!("keys that are values have one head") };
         for (row, position) in (row..row + length).zip(first..) {
             gathered.clear();
-            match chosen.and_then(|chosen| chosen.0[row].as_ref()) {
+            match chosen.and_then(|chosen| chosen[row].as_ref()) {
                 Some(entries) => {
                     for entry in entries {
                         let (page, at) = (*entry as usize / per_page, *entry as usize % per_page);
@@ -361,6 +361,7 @@ pub(super) fn attend_beside(
                 sinks: step.sinks.map(Vec::as_slice),
                 window: None,
                 chunk: None,
+                chosen: None,
                 q_to_kv: step.q_to_kv,
                 order: Order::Rows,
                 heads: &[KvHead { keys: &keys, values: &keys }],

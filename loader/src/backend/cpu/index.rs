@@ -11,11 +11,19 @@ use super::{Cache, Tensor};
 use crate::backend::{AttentionStep, EntryPart, IndexInputs, IndexStep, Qkv};
 
 /// Scores that are held at the same time: 32 MiB. Rows beyond follow one after the other.
-const MAX_SCORES: usize = 8 << 20;
+pub(super) const MAX_SCORES: usize = 8 << 20;
 
-/// For each row the keys that it attends to, counted from the sequence's beginning, in ascending
-/// order; none where these are all.
-pub struct Chosen(pub(super) Vec<Option<Vec<u32>>>);
+/// What a row attends to, counted from its sequence's beginning, in ascending order; none where this
+/// is everything.
+pub type Choice = Option<Vec<u32>>;
+
+/// What the rows of a step attend to.
+pub enum Chosen {
+    /// Keys, for each row.
+    Keys(Vec<Choice>),
+    /// Blocks of so many keys, for each row and, within it, each key-value head.
+    Blocks(usize, Vec<Choice>),
+}
 
 /// Appends keys to the caches and chooses among them.
 pub(super) fn choose(
@@ -35,7 +43,7 @@ pub(super) fn choose(
         chosen.extend(best(inputs, (rows, first), (&cache.index(step.layer), 1), step));
         row += length;
     }
-    Chosen(chosen)
+    Chosen::Keys(chosen)
 }
 
 /// Keeps the keys of new entries and chooses among those of all.
@@ -58,7 +66,7 @@ pub(super) fn choose_entries(
         entry += new;
         row += length;
     }
-    Chosen(chosen)
+    Chosen::Keys(chosen)
 }
 
 /// The best keys of each row of one sequence, of which the first stands at `first`: those of
@@ -68,7 +76,7 @@ fn best(
     (rows, first): (Range<usize>, usize),
     (blocks, every): (&[Floats<'_>], usize),
     step: &IndexStep<'_>,
-) -> Vec<Option<Vec<u32>>> {
+) -> Vec<Choice> {
     let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
     let length = rows.len();
     // Rows that see no more keys than are chosen.
@@ -86,7 +94,7 @@ fn best(
         let mut scores = Tensor::unset(until - from, index.columns());
         let q = &inputs.q.values[of(inputs.q, some.clone())];
         let weights = &inputs.weights.values[of(inputs.weights, some)];
-        index.scores(q, weights, &mut scores.values);
+        index.scores(q, Some(weights), &mut scores.values);
         for (position, scores) in (first + from..).zip(scores.values.chunks_exact(index.columns()))
         {
             chosen.push(Some(largest(&index.seen(scores, position), step.top_k)));
@@ -96,16 +104,16 @@ fn best(
     chosen
 }
 
-/// Appends keys and values to the caches and attends to what was chosen.
+/// Appends keys and values to the caches and attends to the chosen keys.
 pub(super) fn attend_to(
-    chosen: &Chosen,
+    chosen: &[Choice],
     qkv: &Qkv<'_, Tensor>,
     caches: &mut [&mut Cache],
     step: &AttentionStep<'_, Vec<f32>>,
 ) -> Tensor {
     let Qkv { q, k, v } = qkv;
     assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert_eq!(chosen.0.len(), q.rows(), "a choice for every row");
+    assert_eq!(chosen.len(), q.rows(), "a choice for every row");
     let mut out = Tensor::unset(q.rows(), q.width);
     let mut gathered = Gathered::default();
     let mut row = 0;
@@ -125,6 +133,7 @@ pub(super) fn attend_to(
                 sinks: step.sinks.map(Vec::as_slice),
                 window: None,
                 chunk: None,
+                chosen: None,
                 q_to_kv: step.q_to_kv,
                 order: Order::Rows,
                 heads: &[KvHead { keys, values: keys }],
@@ -133,13 +142,13 @@ pub(super) fn attend_to(
             let span = of(q, rows);
             attend(&q.values[span.clone()], &attention, &mut out.values[span]);
         };
-        let all = chosen.0[rows.clone()].iter().take_while(|keys| keys.is_none()).count();
+        let all = chosen[rows.clone()].iter().take_while(|keys| keys.is_none()).count();
         if all > 0 {
             let keys = &head.keys[..(first + all).div_ceil(KEYS_PER_BLOCK)];
             attend(row..row + all, keys, first);
         }
         for row in rows.skip(all) {
-            let Some(keys) = &chosen.0[row] else { unreachable!("later rows have more keys") };
+            let Some(keys) = &chosen[row] else { unreachable!("later rows have more keys") };
             gathered.take(head.keys, keys, step.head_dim);
             attend(row..row + 1, &gathered.blocks(step.head_dim), keys.len() - 1);
         }

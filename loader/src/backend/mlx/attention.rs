@@ -3,7 +3,11 @@
 use shardpack_formats::spec::Mask;
 use shardpack_mlx::{Array, Binary, Element, Library};
 
-use super::{Cache, Chosen, Tensor, index::to_some, softcap};
+use super::{
+    Cache, Chosen, Tensor, blocks,
+    index::{Choice, to_some},
+    softcap,
+};
 use crate::backend::{AttentionStep, Qkv};
 
 /// Appends keys and values to the caches and attends, to chosen keys if there is a choice, one
@@ -27,7 +31,10 @@ pub(super) fn attend(
         let (all, first) = cache.append(step.layer, [heads(qkv.k), heads(qkv.v)]);
         let out = match chosen.and_then(|chosen| chosen.0[index].as_ref()) {
             None => sequence(library, &heads(qkv.q), all, first, step),
-            Some(chosen) => to_some(&heads(qkv.q), all, first, chosen, step),
+            Some(Choice::Keys(chosen)) => to_some(&heads(qkv.q), all, first, chosen, step),
+            Some(Choice::Blocks(tokens, chosen)) => {
+                blocks::attend(&heads(qkv.q), all, (first, *tokens), chosen, step)
+            }
         };
         outputs.push(out.transpose(&[0, 2, 1, 3]).reshape(&[rows, qkv.q.width]));
         row += rows;
@@ -47,25 +54,33 @@ fn sequence(
     first: usize,
     step: &AttentionStep<'_, Array>,
 ) -> Array {
-    let (heads, rows) = (q.shape()[1], q.shape()[2]);
-    let [kv_heads, total] = [keys.shape()[1], keys.shape()[2]];
-    // MLX's kernels take heads in runs of equal length; other maps get a key-value head for each
-    // query head.
-    let run = heads / kv_heads;
-    let even = heads == run * kv_heads
-        && step.q_to_kv.iter().enumerate().all(|(head, kv)| head / run == *kv);
-    let (keys, values) = if even {
-        (keys, values)
-    } else {
-        let map: Vec<u32> = step.q_to_kv.iter().map(|kv| *kv as u32).collect();
-        let map = library.indices(&map, &[heads]);
-        (keys.take(&map, 1), values.take(&map, 1))
-    };
+    let (rows, total) = (q.shape()[2], keys.shape()[2]);
+    let [keys, values] = in_runs([keys, values], step);
     let visible = mask(library, first, rows, total, step.mask);
     match step.softcap {
         None => q.attention(&keys, &values, step.scale, visible.as_ref(), step.sinks),
         Some(cap) => capped(q, [&keys, &values], visible.as_ref(), step, cap),
     }
+}
+
+/// Keys and values `[1, kv_heads, keys, head_dim]` as MLX's kernels take them: heads in runs of
+/// equal length. Other maps get a key-value head for each query head.
+pub(super) fn in_runs([keys, values]: [Array; 2], step: &AttentionStep<'_, Array>) -> [Array; 2] {
+    let (heads, kv_heads) = (step.q_to_kv.len(), keys.shape()[1]);
+    let run = heads / kv_heads;
+    let even = heads == run * kv_heads
+        && step.q_to_kv.iter().enumerate().all(|(head, kv)| head / run == *kv);
+    if even {
+        return [keys, values];
+    }
+    let map = of_query_heads(keys.library(), step);
+    [keys, values].map(|all| all.take(&map, 1))
+}
+
+/// The key-value head of each query head, `[heads]`.
+pub(super) fn of_query_heads(library: Library, step: &AttentionStep<'_, Array>) -> Array {
+    let map: Vec<u32> = step.q_to_kv.iter().map(|kv| *kv as u32).collect();
+    library.indices(&map, &[map.len()])
 }
 
 /// Which keys each row sees, `[rows, keys]`; none where the causal order says it.

@@ -3,7 +3,10 @@
 
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce};
 
-use super::{Cache, Chosen, Tensor, index::scores};
+use super::{
+    Cache, Chosen, Tensor,
+    index::{Choice, scores},
+};
 use crate::backend::{
     AttentionStep, EntryPart, EntryShape, IndexInputs, IndexStep, PoolStep, Qkv, TOKENS_PER_PAGE,
 };
@@ -240,7 +243,8 @@ pub(super) fn choose(
         let hidden = library.full(f32::NEG_INFINITY, Element::F32, &[]);
         let scores = seen(library, (first, rows), total, every).choose(&scores, &hidden);
         let order = scores.unary(shardpack_mlx::Unary::Negative).argsort(-1);
-        chosen.push(Some(order.slice(1, 0, step.top_k).cast(Element::U32)));
+        let best = order.slice(1, 0, step.top_k).cast(Element::U32);
+        chosen.push(Some(Choice::Keys(best)));
     }
     Chosen(chosen)
 }
@@ -294,7 +298,8 @@ pub(super) fn attend_beside(
                 let visible = seen(library, (first, rows), count, every);
                 let visible = match chosen {
                     None => visible,
-                    Some(chosen) => {
+                    Some(Choice::Blocks(..)) => unreachable!("entries are chosen one by one"),
+                    Some(Choice::Keys(chosen)) => {
                         let zeros = library.full(0.0, Element::F32, &[rows, count]);
                         let ones = library.full(1.0, Element::F32, &chosen.shape());
                         let taken = zeros.put_along(chosen, &ones, 1);

@@ -7,12 +7,21 @@ use crate::backend::{AttentionStep, IndexInputs, IndexStep};
 
 /// Products of short queries and keys that are held at the same time; rows beyond follow one after
 /// the other.
-const MAX_PRODUCTS: usize = 64 << 20;
+pub(super) const MAX_PRODUCTS: usize = 64 << 20;
 
-/// For each sequence the positions of the keys that its rows attend to, `[rows, top_k]`; none
-/// where they attend to all.
+/// What the rows of each sequence attend to; none where they attend to all.
 #[derive(Debug)]
-pub struct Chosen(pub(super) Vec<Option<Array>>);
+pub struct Chosen(pub(super) Vec<Option<Choice>>);
+
+/// Of one sequence.
+#[derive(Debug)]
+pub(super) enum Choice {
+    /// Positions of keys, `[rows, top_k]`.
+    Keys(Array),
+    /// Blocks of so many keys for each key-value head, `[rows, heads, top_k]`; a row with fewer has
+    /// some that it does not see.
+    Blocks(usize, Array),
+}
 
 /// Appends keys to the caches and chooses among them. Equal scores are decided as MLX sorts them.
 pub(super) fn choose(
@@ -46,7 +55,7 @@ pub(super) fn choose(
                 best(library, [&q, &weights, &keys], first + from, step)
             })
             .collect();
-        chosen.push(Some(library.concat(&some.iter().collect::<Vec<_>>(), 0)));
+        chosen.push(Some(Choice::Keys(library.concat(&some.iter().collect::<Vec<_>>(), 0))));
     }
     Chosen(chosen)
 }
@@ -79,7 +88,7 @@ pub(super) fn scores([q, weights, keys]: [&Array; 3], step: &IndexStep<'_>) -> A
 }
 
 /// Whether each row sees each key, `[rows, total]`.
-fn seen(library: Library, first: usize, rows: usize, total: usize) -> Array {
+pub(super) fn seen(library: Library, first: usize, rows: usize, total: usize) -> Array {
     let numbers = |count: usize, from: usize| -> Vec<f32> {
         (from..from + count).map(|number| number as f32).collect()
     };
