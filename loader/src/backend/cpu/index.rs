@@ -15,7 +15,7 @@ pub(super) const MAX_SCORES: usize = 8 << 20;
 
 /// What a row attends to, counted from its sequence's beginning, in ascending order; none where this
 /// is everything.
-pub type Choice = Option<Vec<u32>>;
+pub(super) type Choice = Option<Vec<u32>>;
 
 /// What the rows of a step attend to.
 pub enum Chosen {
