@@ -64,6 +64,7 @@ fn quantized_experts_and_latents_are_put_together_from_their_parts() {
         "models/glm_moe_dsa_shared",
         "models/hy_v4",
         "models/deepseek_v4",
+        "models/minimax_m3_vl_text",
     ] {
         let folder = tempdir().unwrap();
         let set = convert(model, &folder.path().join("set"), &["--bits", "8", "--nodes", "2"]);

@@ -17,6 +17,7 @@ const LATER: &[(&str, &str)] = &[
     ("attention.head_gate", "attention-forms"),
     ("attention.head_gate.function", "further-forms"),
     ("attention.limit", "further-forms"),
+    ("attention.blocks", "chosen-blocks"),
     ("attention.position_scale.from_one", "attention-forms"),
     ("attention.position_scale.unrotated", "attention-forms"),
     ("attention.qk_norm=plain_after_rope", "attention-forms"),
@@ -37,10 +38,12 @@ const LATER: &[(&str, &str)] = &[
     ("delta.rule=kimi_delta", "kimi-delta"),
     ("delta.rule=mamba2", "mamba2"),
     ("delta.unnormed", "hybrid-forms"),
+    ("ffn.clamped", "chosen-blocks"),
     ("ffn.gate_scale", "hybrid-forms"),
     ("ffn.out_scale", "hybrid-forms"),
     ("compressed", "compressed-attention"),
     ("layers.both", "hybrid-forms"),
+    ("layers.chooses_blocks", "chosen-blocks"),
     ("layers.clamp", "layer-forms"),
     ("layers.convolution", "short-convolution"),
     ("layers.dense_clamp", "layer-forms"),
@@ -77,7 +80,7 @@ const LATER: &[(&str, &str)] = &[
 
 /// Families of the first version: between them they have every place that it knows.
 fn is_first(model: &str) -> bool {
-    const LATER_FAMILIES: [&str; 29] = [
+    const LATER_FAMILIES: [&str; 30] = [
         "afmoe",
         "apertus",
         "axk1",
@@ -105,6 +108,7 @@ fn is_first(model: &str) -> bool {
         "lfm2_moe",
         "llama4_text",
         "mimo_v2_flash",
+        "minimax_m3_vl_text",
         "nemotron_h",
         "step3p5",
     ];
@@ -215,6 +219,7 @@ fn a_program_without_a_feature_refuses_the_package() {
             ],
         ),
         ("lfm2", &["short-convolution"]),
+        ("minimax_m3_vl_text", &["chosen-blocks"]),
     ] {
         let set = folder.path().join(model);
         write(&data("models").join(model), &set, 4, 2, ExpertCut::Inside);

@@ -37,6 +37,7 @@ const FAMILIES: &[(&str, bool)] = &[
     ("deepseek_v2", true),
     ("deepseek_v32", true),
     ("deepseek_v4", true),
+    ("minimax_m3_vl_text", true),
     ("gemma4_moe", true),
     ("dots1", true),
     ("exaone_moe", true),

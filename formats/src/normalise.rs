@@ -17,6 +17,7 @@ use crate::{
 mod accounting;
 mod architecture;
 mod axes;
+mod blocks;
 mod compressed;
 mod draft;
 mod error;

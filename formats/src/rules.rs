@@ -18,6 +18,7 @@
 //! [families.llama]                # one per model_type; adds to `config`, `let`, `require`, `ignore`
 //! architectures = ["LlamaForCausalLM"]
 //! same_as = "other"               # what it is called once it stands by itself
+//! within = ["whole"]              # whose text model it is, whatever that calls itself
 //! [spec]                          # expressions for formats::spec::Spec
 //! [axes]
 //! q = { len = "heads", unit = "head_size", align = "group" }
@@ -137,6 +138,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("axk1.toml", include_str!("../rules/axk1.toml")),
     ("hy-v4.toml", include_str!("../rules/hy-v4.toml")),
     ("deepseek-v4.toml", include_str!("../rules/deepseek-v4.toml")),
+    ("minimax-m3.toml", include_str!("../rules/minimax-m3.toml")),
 ];
 
 /// What several packs add to those that they extend.

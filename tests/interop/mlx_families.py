@@ -79,6 +79,7 @@ WITHOUT = {
     "lfm2_moe": "mlx-lm keeps the projections of a convolution in one matrix, which packages cut apart",
     "llama4_text": "mlx-lm has another model of this name, and Llama 4 within one that reads pictures alone",
     "mellum": "mlx-lm asks for num_experts, which this config has under another name",
+    "minimax_m3_vl_text": "mlx-lm knows the model within one that reads pictures alone",
     "ministral": "mlx-lm does not have it",
     "mixtral": "mlx-lm takes the width of a head from the hidden size, which is another one here",
     "nanochat": "mlx-lm has other names for its tensors",

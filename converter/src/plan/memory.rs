@@ -4,6 +4,7 @@
 //! of linear attention, and the activations that a step holds at the same time, layer kind by
 //! layer kind. `shardpack bench` prints the same figure beside what the system says.
 
+mod blocks;
 mod compressed;
 
 use std::ops::Range;
@@ -268,7 +269,8 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
         (None, None) => {
             let width = u64::from(spec.attention_of(layer).head_dim);
             let [_, key] = part.heads(spec, layer);
-            2 * load.tokens * (key / width.max(1)) * load.kv.head_bytes(width)
+            let keys = load.tokens * (key / width.max(1)) * load.kv.head_bytes(width);
+            2 * keys + blocks::keys(spec, part, layer, load)
         }
         // Every rank holds the latents of all heads, which are keys and values.
         (Some(mla), _) => {
@@ -319,7 +321,8 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
             _ => dense(spec, part),
         })
     };
-    let widest = layers.map(layer).max().unwrap_or(0);
+    let widest = layers.clone().map(layer).max().unwrap_or(0);
+    let scores = layers.map(|layer| blocks::scores(spec, part, layer, load)).max().unwrap_or(0);
     let hidden = load.step_tokens * u64::from(spec.hidden_size) * F32_BYTES;
     // Several residual streams in place of one, and all of them normalised to be weighed.
     let residual = spec.residual_width() as u64;
@@ -329,7 +332,7 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
     let passed = if part.staged { 2 * load.step_tokens * residual * F32_BYTES } else { 0 };
     // As computed, and as the choice of a token adjusts them.
     let logits = 2 * load.sequences * part.vocab * F32_BYTES;
-    load.step_tokens * widest * F32_BYTES + frames + passed + logits
+    (load.step_tokens * widest + scores) * F32_BYTES + frames + passed + logits
 }
 
 /// Floats for each row of a step: grouped-query attention, with the residual stream.
@@ -339,7 +342,7 @@ fn heads(spec: &Spec, part: &Part, layer: usize) -> u64 {
     let attention = spec.attention_of(layer);
     let is_gated = attention.gated || attention.head_gate.is_some();
     let gate = if is_gated { 2 * query } else { 0 };
-    3 * hidden + 2 * query + gate + 2 * key + quantized(hidden)
+    3 * hidden + 2 * query + gate + 2 * key + quantized(hidden) + blocks::working(spec, part, layer)
 }
 
 /// Attention over latents: queries in the latent's space, and what came before them.

@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json};
 
 use super::{
-    ResolveError, compressed,
+    ResolveError, blocks, compressed,
     family::FamilyRules,
     parts,
     scopes::{at_layer, evaluate, flag, positive, size, wrong},
@@ -75,6 +75,7 @@ pub(super) fn resolve(
     let mut all_layers = all_layers(rules, layers, all.len())?;
     ropes.of_layers(&mut all_layers, layers, &mut all)?;
     parts::check_shared_keys(rules, mla.as_ref(), &all_layers)?;
+    attention.blocks = blocks::resolve(rules, scope, &attention, (&all_layers, &all))?;
     let compressed = compressed::resolve(rules, scope, &attention, &all_layers)?;
     let (delta, convolution) = states(rules, scope, &all_layers)?;
     let has_experts = all_layers.iter().any(|layer| layer.moe);
@@ -127,6 +128,7 @@ fn norm(rules: &SpecRules, scope: &Scope<'_>) -> Result<Norm, ResolveError> {
 
 fn ffn(rules: &SpecRules, activation: Activation, scope: &Scope<'_>) -> Result<Ffn, ResolveError> {
     let factor = |rule: &Option<Expr>, place| factor(rule.as_ref(), scope, place);
+    let limits = (&rules.ffn.clamped_alpha, &rules.ffn.clamped_limit, rules.ffn.clamped_plain);
     Ok(Ffn {
         size: size(&rules.ffn.size, scope, "ffn.size")?,
         activation,
@@ -134,7 +136,7 @@ fn ffn(rules: &SpecRules, activation: Activation, scope: &Scope<'_>) -> Result<F
         names: rules.ffn.names.clone(),
         gate_scale: factor(&rules.ffn.gate_scale, "ffn.gate_scale")?,
         out_scale: factor(&rules.ffn.out_scale, "ffn.out_scale")?,
-        clamped: None,
+        clamped: parts::clamped(limits, scope, "ffn")?,
     })
 }
 
@@ -341,7 +343,7 @@ fn layer(
         both: is(&rules.layer.both, "layer.both")?,
         convolution: is(&rules.layer.convolution, "layer.convolution")?,
         shares_keys: is(&rules.layer.shares_keys, "layer.shares_keys")?,
-        chooses_blocks: false,
+        chooses_blocks: is(&rules.layer.chooses_blocks, "layer.chooses_blocks")?,
         second: is(&rules.layer.second, "layer.second")?,
         entries: compressed::entries(&rules.layer, scope, index)?,
         experts_by_token: compressed::experts_by_token(&rules.layer, scope, index)?,

@@ -97,12 +97,15 @@ pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Tex
         name.is_some_and(|name| refused(name).is_some()) && !is_named
     };
     let mut text = inner.clone();
+    if let Some(name) = text_family(config, inner, packs) {
+        text.insert("model_type".to_owned(), name.into());
+    }
     if is_known(config) {
         text.remove("architectures");
         let outer = config.iter().filter(|(key, _)| *key != INNER);
         text.extend(outer.map(|(key, value)| (key.clone(), value.clone())));
         return TextModel { config: text, is_taken_out: false };
-    } else if is_known(inner) && !is_refused() {
+    } else if is_known(&text) && !is_refused() {
         text.remove("architectures");
         let tied = config.get("tie_word_embeddings").cloned();
         // Wrappers whose text model says so itself state the whole's default beside it.
@@ -112,6 +115,23 @@ pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Tex
         return TextModel { config: text, is_taken_out: true };
     }
     whole()
+}
+
+/// The family whose rules say that it is the text model of this whole: the one that the text model
+/// names, or the first.
+fn text_family<'a>(
+    config: &Map<String, Value>,
+    inner: &Map<String, Value>,
+    packs: &'a [RulePack],
+) -> Option<&'a str> {
+    let outer = config.get("model_type")?.as_str()?;
+    let families = || {
+        let families = packs.iter().flat_map(|pack| &pack.file.families);
+        let within = |(_, family): &(_, &Family)| family.within.iter().any(|whole| whole == outer);
+        families.filter(within).map(|(name, _)| name.as_str())
+    };
+    let own = inner.get("model_type").and_then(Value::as_str);
+    families().find(|name| own == Some(name)).or_else(|| families().next())
 }
 
 impl<'a> FamilyRules<'a> {

@@ -34,18 +34,8 @@ pub(super) fn moe(
         let expected = format!("at most {experts}, the experts");
         return Err(wrong(&rules.top_k, "moe.top_k", &expected, &top_k.to_string()));
     }
-    let clamped = match (&rules.clamped_alpha, &rules.clamped_limit) {
-        (Some(alpha), Some(limit))
-            if evaluate(alpha, scope, "moe.clamped_alpha")? != Value::Null =>
-        {
-            Some(ClampedSwiglu {
-                alpha: factor(alpha, scope, "moe.clamped_alpha")?,
-                limit: factor(limit, scope, "moe.clamped_limit")?,
-                plain: rules.clamped_plain,
-            })
-        }
-        _ => None,
-    };
+    let limits = (&rules.clamped_alpha, &rules.clamped_limit, rules.clamped_plain);
+    let clamped = clamped(limits, scope, "moe")?;
     let shared = match &rules.shared_size {
         None => None,
         Some(rule) => match evaluate(rule, scope, "moe.shared_size")? {
@@ -78,6 +68,24 @@ pub(super) fn moe(
         beside: rules.beside.clone(),
         names: names(rules, scope)?,
     })
+}
+
+/// A clamped activation by its alpha, limit and whether it has no summand; none where alpha is null.
+pub(super) fn clamped(
+    (alpha, limit, plain): (&Option<Expr>, &Option<Expr>, bool),
+    scope: &Scope<'_>,
+    place: &str,
+) -> Result<Option<ClampedSwiglu>, ResolveError> {
+    let at = |field: &str| format!("{place}.clamped_{field}");
+    let (Some(alpha), Some(limit)) = (alpha, limit) else { return Ok(None) };
+    if evaluate(alpha, scope, &at("alpha"))? == Value::Null {
+        return Ok(None);
+    }
+    Ok(Some(ClampedSwiglu {
+        alpha: factor(alpha, scope, &at("alpha"))?,
+        limit: factor(limit, scope, &at("limit"))?,
+        plain,
+    }))
 }
 
 fn router(

@@ -10,6 +10,7 @@ use crate::{
     spec::{Activation, Layer, Mask, NormKind, QkNorm},
 };
 
+mod blocks;
 mod entries;
 mod ling;
 mod refusals;

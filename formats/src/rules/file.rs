@@ -89,6 +89,9 @@ pub(crate) struct Family {
     /// The family of this pack whose model it is, once its tensors have their normalised names:
     /// packages are of that family.
     pub(crate) same_as: Option<String>,
+    /// `model_type`s of wholes whose text model it is, whatever that calls itself.
+    #[serde(default)]
+    pub(crate) within: Vec<String>,
     /// Tensors of this family that are not needed.
     #[serde(default)]
     pub(crate) ignore: Vec<IgnoreRule>,
@@ -175,7 +178,11 @@ impl SpecRules {
                 .flatten(),
         )
         .chain(self.block.iter().flat_map(|block| &block.residual_scale))
-        .chain([&ffn.gate_scale, &ffn.out_scale].into_iter().flatten())
+        .chain(
+            [&ffn.gate_scale, &ffn.out_scale, &ffn.clamped_alpha, &ffn.clamped_limit]
+                .into_iter()
+                .flatten(),
+        )
         .chain(self.convolution.iter().map(|it| &it.kernel))
         .chain(attention.flat_map(AttentionRules::expressions))
         .chain(ropes.flat_map(RopeRules::expressions))
@@ -206,6 +213,7 @@ impl AttentionRules {
             )
             .chain(positions.flat_map(|scale| [&scale.beta, &scale.original]))
             .chain(gate)
+            .chain(self.blocks.iter().flat_map(BlockIndexRules::expressions))
     }
 }
 
@@ -282,6 +290,26 @@ pub(crate) struct AttentionRules {
     /// Largest magnitude of queries, keys and values; null and absent for none.
     pub(crate) limit: Option<Expr>,
     pub(crate) head_gate: Option<HeadGateRules>,
+    /// Read where a layer chooses blocks.
+    pub(crate) blocks: Option<BlockIndexRules>,
+}
+
+/// See [`crate::spec::BlockIndex`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BlockIndexRules {
+    /// Short queries, as many as there are key-value heads.
+    pub(crate) heads: Expr,
+    pub(crate) width: Expr,
+    pub(crate) tokens: Expr,
+    pub(crate) top_k: Expr,
+    pub(crate) local: Expr,
+}
+
+impl BlockIndexRules {
+    fn expressions(&self) -> [&Expr; 5] {
+        [&self.heads, &self.width, &self.tokens, &self.top_k, &self.local]
+    }
 }
 
 /// See [`crate::spec::HeadGate`].
@@ -355,6 +383,12 @@ pub(crate) struct FfnRules {
     pub(crate) gate_scale: Option<Expr>,
     /// Factor on the result; null and absent for none.
     pub(crate) out_scale: Option<Expr>,
+    /// Alpha and limit of a clamped activation, of shared experts too; null and absent for none.
+    pub(crate) clamped_alpha: Option<Expr>,
+    pub(crate) clamped_limit: Option<Expr>,
+    /// Whether a clamped activation has no summand.
+    #[serde(default)]
+    pub(crate) clamped_plain: bool,
 }
 
 /// Evaluated for every layer.
@@ -379,6 +413,8 @@ pub(crate) struct LayerRules {
     pub(crate) convolution: Option<Expr>,
     /// Whether it attends to the keys of the layer before; absent: no.
     pub(crate) shares_keys: Option<Expr>,
+    /// Whether it attends to the blocks of keys that its index chooses; absent: no.
+    pub(crate) chooses_blocks: Option<Expr>,
     /// Whether its attention is of the second form; absent: no.
     pub(crate) second: Option<Expr>,
     /// Tokens of an entry; null and absent for none.
@@ -406,6 +442,7 @@ impl LayerRules {
                 &self.both,
                 &self.convolution,
                 &self.shares_keys,
+                &self.chooses_blocks,
                 &self.second,
                 &self.entries_every,
                 &self.entries_chosen,

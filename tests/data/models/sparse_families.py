@@ -2,7 +2,8 @@
 
     python make_reference_models.py OUT --specs sparse_families.py
 
-The index keeps 8 keys, or 4 entries of four tokens each, and sequences have up to 56 tokens, so that most queries choose.
+The index keeps 8 keys, 4 entries of four tokens each, or 2 blocks of eight, and sequences have up to 56 tokens, so that
+most queries choose.
 A choice has no gradient: that each tensor of an index matters is seen by changing it. A model is kept only if no choice is a near-tie, for which
 transformers promises no order.
 """
@@ -32,6 +33,10 @@ BITES = {"index": dict(index_topk=128), "keys kept": dict(index_topk=KEPT + 1), 
 CHOSEN, EVERY = 4, 4
 V4_KINDS = ["sliding", "compressed_sparse", "heavily_compressed", "compressed_sparse", "heavily_compressed"]
 
+# MiniMax M3: blocks of keys, of which the query's own is chosen in any case.
+BLOCKS, BLOCK = 2, 8
+M3_KINDS = ["full_attention", "minimax_m3_sparse", "full_attention", "minimax_m3_sparse"]
+
 
 def without(config, *keys):
     return {key: value for key, value in config.items() if key not in keys}
@@ -56,6 +61,12 @@ def as_deepseek_publishes(tensors, generator, config):
         tensors[published.replace(".attn.norm.", ".attn.kv_norm.")] = tensors.pop(name)
     hidden = config["hidden_size"]
     tensors["mtp.0.e_proj.weight"] = base.torch.randn(hidden, hidden, generator=generator)
+
+
+def further_tokens(tensors, generator, config):
+    """A tensor that is not read."""
+    hidden = config["hidden_size"]
+    tensors["mtp.0.eh_proj.weight"] = base.torch.randn(hidden, 2 * hidden, generator=generator)
 
 
 FAMILIES = {
@@ -110,6 +121,23 @@ FAMILIES = {
                    window=dict(sliding_window=9), limit=dict(swiglu_limit=1e4), hc_eps=dict(hc_eps=1e-6),
                    iterations=dict(hc_sinkhorn_iters=2), scale=dict(routed_scaling_factor=1.0),
                    yarn=dict(rope_parameters=rope(1e4)), theta=dict(compress_rope_theta=1e4))),
+    # MiniMax M3's text model: blocks of keys in some layers, limits of experts, shared experts and dense parts.
+    "minimax_m3_vl_text": dict(
+        cls="MiniMaxM3VLForCausalLM", style="v5", drop=["output_router_logits"], kept=BLOCKS,
+        extra=further_tokens, gains=[(r"e_score_correction_bias", 0.5)],
+        config=dict(vocab_size=64, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+                    use_cache=True, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+                    head_dim=32, rotary_dim=16, intermediate_size=32, dense_intermediate_size=96,
+                    shared_intermediate_size=64, num_local_experts=8, num_experts_per_tok=2, routed_scaling_factor=2.0,
+                    mlp_layer_types=["dense"] + ["sparse"] * 3, layer_types=M3_KINDS, index_n_heads=2,
+                    index_head_dim=32, index_block_size=BLOCK, index_topk_blocks=BLOCKS, index_local_blocks=1,
+                    swiglu_alpha=1.702, swiglu_limit=1.0, rms_norm_eps=BIG_EPS,
+                    rope_parameters=rope(1e4, partial_rotary_factor=0.5)),
+        bites=dict(index=dict(index_topk_blocks=16), kept=dict(index_topk_blocks=BLOCKS + 1),
+                   local=dict(index_local_blocks=2), block=dict(index_block_size=2 * BLOCK),
+                   eps=dict(rms_norm_eps=1e-5), limit=dict(swiglu_limit=1e4), alpha=dict(swiglu_alpha=1.0),
+                   scale=dict(routed_scaling_factor=1.0),
+                   partial=dict(rope_parameters=rope(1e4, partial_rotary_factor=1.0)))),
 }
 
 
@@ -168,6 +196,14 @@ def smallest_gap(model, tokens, kept):
     topk = base.torch.Tensor.topk
 
     def watched(self, k, *rest, **named):
+        if self.ndim == 4 and self.shape[2] == len(tokens):
+            for row in self[0].flatten(0, 1):
+                # What is chosen in any case has no score.
+                left = kept - int((row == float("inf")).sum())
+                row = row[base.torch.isfinite(row)]
+                if len(row) > left:
+                    best = row.sort(descending=True).values
+                    found.append(float((best[left - 1] - best[left]) / row.std()))
         if self.ndim == 3 and self.shape[1] == len(tokens) and self.shape[2] in (len(tokens), len(tokens) // EVERY):
             for row in self[0]:
                 row = row[base.torch.isfinite(row) & (row > -1e30)]

@@ -1,0 +1,67 @@
+//! What an index that chooses blocks of keys takes.
+
+use shardpack_formats::Spec;
+
+use super::{EngineLoad, Part};
+
+/// Key-value heads of a layer that chooses blocks on a rank, and the width of its index's keys.
+fn index(spec: &Spec, part: &Part, layer: usize) -> Option<[u64; 2]> {
+    let index = spec.attention.blocks.as_ref().filter(|_| spec.layers[layer].chooses_blocks)?;
+    let heads = part.key / u64::from(spec.attention.head_dim).max(1);
+    (heads > 0).then_some([heads, u64::from(index.width)])
+}
+
+/// Keys of the index: every rank with heads holds all of them.
+pub(super) fn keys(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+    index(spec, part, layer).map_or(0, |[_, width]| load.tokens * load.kv.index_bytes(width))
+}
+
+/// Floats for each row of a step.
+pub(super) fn working(spec: &Spec, part: &Part, layer: usize) -> u64 {
+    let Some([heads, width]) = index(spec, part, layer) else { return 0 };
+    let kept = spec.attention.blocks.as_ref().map_or(0, |blocks| u64::from(blocks.top_k));
+    // Short queries as projected and as rotated, the key, and the blocks that are chosen.
+    heads * (2 * width + kept) + width
+}
+
+/// Floats of one query's scores, one for each block and key-value head.
+pub(super) fn scores(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+    let tokens = spec.attention.blocks.as_ref().map_or(1, |blocks| u64::from(blocks.tokens));
+    index(spec, part, layer).map_or(0, |[heads, _]| heads * load.tokens.div_ceil(tokens.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::{
+        plan::{ConvertOptions, KvType, Plan, RankMemory, memory::EngineLoad},
+        source::Source,
+    };
+
+    /// Of the reference model by hand: four layers with keys and values of two heads of 32, two of
+    /// them with keys of 32 for the index; of four query heads the first rank of three has two, of
+    /// one key-value head, and the others one each.
+    #[test]
+    fn caches_are_keys_values_and_keys_of_the_index() {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/models/minimax_m3_vl_text");
+        let source = Source::open(Path::new(model)).unwrap();
+        let check = |ranks, heads: &[u64]| {
+            let plan = Plan::new(&source, ConvertOptions::new("unused".into(), ranks)).unwrap();
+            let of = |rank, kv| {
+                let load = EngineLoad { tokens: 512, sequences: 2, step_tokens: 64, kv };
+                RankMemory::of(&plan.normalised.spec, &plan.layout, (rank, 0), &load)
+            };
+            for (rank, heads) in (0..ranks).zip(heads) {
+                let floats = of(rank, KvType::F32);
+                assert_eq!(floats.cache_bytes, 512 * (4 * 2 * heads * 128 + 2 * 128), "{rank}");
+                // Keys of an index are no integers.
+                let eight = of(rank, KvType::Q8);
+                assert_eq!(eight.cache_bytes, 512 * (4 * 2 * heads * 36 + 2 * 64), "{rank}");
+            }
+        };
+        check(1, &[2]);
+        check(2, &[1, 1]);
+        check(3, &[1, 1, 1]);
+    }
+}
