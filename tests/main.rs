@@ -4,6 +4,7 @@
 mod adapter;
 mod architecture;
 mod bad_input;
+mod blocks;
 mod cluster;
 mod company;
 mod compressed;

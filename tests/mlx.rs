@@ -105,7 +105,9 @@ fn mlx_computes_what_cpu_computes() {
 #[test]
 fn mlx_attends_to_chosen_keys_in_steps_of_any_length() {
     let Some(runtime) = runtime_folder() else { return };
-    for model in ["deepseek_v32", "deepseek_v4", "glm_moe_dsa_shared", "hy_v4"] {
+    for model in
+        ["deepseek_v32", "deepseek_v4", "glm_moe_dsa_shared", "hy_v4", "minimax_m3_vl_text"]
+    {
         let folder = tempdir().unwrap();
         let set = folder.path().join("set");
         let model = data("models").join(model);

@@ -21,7 +21,7 @@ use crate::{
 /// Reference models that choose eight keys.
 const MODELS: [&str; 3] = ["deepseek_v32", "glm_moe_dsa_shared", "hy_v4"];
 
-fn expected(model: &str, name: &str) -> Vec<TokenId> {
+pub(crate) fn expected(model: &str, name: &str) -> Vec<TokenId> {
     let file = fs::read(data("models").join(model).join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
     let bytes = tensors.tensor(name).unwrap().data().to_vec();

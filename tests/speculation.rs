@@ -114,11 +114,18 @@ fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<Gen
 fn drafts_change_no_bit_on_any_kind_of_architecture() {
     // Dense, tied; latent attention with experts; windows; windows, sinks and experts; experts;
     // linear attention, whose states are made anew; chosen keys; Mamba; heads of two sizes; chunks;
-    // several residual streams; entries of far tokens.
+    // several residual streams; entries of far tokens; chosen blocks.
     let usual =
         ["qwen3", "llama-tied", "deepseek_v3", "gemma3_text", "gpt_oss", "mixtral", "qwen3_next"];
-    let small =
-        ["deepseek_v32", "nemotron_h", "gemma4_text", "llama4_text", "hy_v4", "deepseek_v4"];
+    let small = [
+        "deepseek_v32",
+        "nemotron_h",
+        "gemma4_text",
+        "llama4_text",
+        "hy_v4",
+        "deepseek_v4",
+        "minimax_m3_vl_text",
+    ];
     for model in usual {
         check_drafts(model, false);
     }

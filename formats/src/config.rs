@@ -68,6 +68,10 @@ const PATTERN_AS_TEXT: &str = "exaone4";
 /// writes sections for each kind of layer; transformers reads them in both places there.
 const SCALING_BESIDE_SECTIONS: &str = "gemma3_text";
 
+/// The family of whose layers mlx-lm learns from `mlp_layer_types` alone which have experts, where
+/// published configurations have `moe_layer_freq`.
+const KINDS_OF_PARTS: &str = "minimax_m3";
+
 /// The pattern as a text: a letter for each layer, or the number's own meaning where no list of
 /// layers says more.
 fn pattern_text(spec: &Spec, layer_types: Option<&Value>) -> String {
@@ -140,6 +144,11 @@ pub fn config_for_package(
         let pattern = out.get("sliding_window_pattern").filter(|pattern| pattern.is_number());
         let text = pattern.map(|_| pattern_text(spec, out.get("layer_types")));
         out.extend(text.map(|text| ("sliding_window_pattern".to_owned(), text.into())));
+    }
+    if spec.model_type == KINDS_OF_PARTS {
+        let kind = |layer: &Layer| if layer.moe { "sparse" } else { "dense" };
+        let kinds: Vec<&str> = spec.layers.iter().map(kind).collect();
+        out.entry("mlp_layer_types".to_owned()).or_insert_with(|| kinds.into());
     }
     if let Some(entries) = of_entries {
         out.insert("compress_rope_theta".to_owned(), entries.theta.into());

@@ -1,6 +1,7 @@
 //! Every checkpoint of `tests/data/sources` through a whole conversion: what the packages stand
 //! for, against what the source stands for.
 
+mod blocks;
 mod published;
 
 use std::{

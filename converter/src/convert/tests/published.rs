@@ -12,11 +12,11 @@ use shardpack_formats::{
 use super::*;
 
 /// A tensor of a file.
-struct Stored {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<u64>,
-    bytes: Vec<u8>,
+pub(super) struct Stored {
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// Sides of the blocks that share a scale.
@@ -29,7 +29,7 @@ fn reference() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models/deepseek_v4")
 }
 
-fn write(folder: &Path, config: &Value, tensors: &[Stored]) {
+pub(super) fn write(folder: &Path, config: &Value, tensors: &[Stored]) {
     fs::create_dir_all(folder).unwrap();
     fs::write(folder.join("config.json"), config.to_string()).unwrap();
     let info = |it: &Stored| TensorInfo {
@@ -47,8 +47,8 @@ fn write(folder: &Path, config: &Value, tensors: &[Stored]) {
     fs::write(folder.join("model.safetensors"), file).unwrap();
 }
 
-/// The reference model's tensors as they stand there.
-fn tensors(source: &Source) -> Vec<Stored> {
+/// A model's tensors as they stand there.
+pub(super) fn tensors(source: &Source) -> Vec<Stored> {
     let stored = |tensor: &TensorInfo| {
         // Tables are read as floats.
         let logical = source.logical(&tensor.name).unwrap();
@@ -61,7 +61,7 @@ fn tensors(source: &Source) -> Vec<Stored> {
     source.tensors().map(stored).collect()
 }
 
-fn floats(tensor: &Stored) -> Vec<f32> {
+pub(super) fn floats(tensor: &Stored) -> Vec<f32> {
     let mut values = vec![0.0; tensor.bytes.len() / tensor.dtype.size_bytes()];
     affine::widen(Platform::detect(), tensor.dtype, &tensor.bytes, &mut values);
     values
@@ -97,9 +97,9 @@ fn scale(values: impl Iterator<Item = f32>, largest: f32) -> (f32, u8) {
 }
 
 /// Codes, scales with their shape, and the values that both together stand for.
-type Coded = (Vec<u8>, Vec<u8>, [u64; 2], Vec<f32>);
+pub(super) type Coded = (Vec<u8>, Vec<u8>, [u64; 2], Vec<f32>);
 
-fn fp8(values: &[f32], width: usize) -> Coded {
+pub(super) fn fp8(values: &[f32], width: usize) -> Coded {
     let height = values.len() / width;
     let (across, down) = (width.div_ceil(BLOCK), height.div_ceil(BLOCK));
     let within = |block: usize| {
@@ -206,7 +206,11 @@ fn rewrite(folder: &Path) {
 }
 
 /// Weights of all packages, and the architecture of the first.
-fn converted(source: &Path, output: PathBuf, bits: u32) -> (BTreeMap<PathBuf, Vec<u8>>, Value) {
+pub(super) fn converted(
+    source: &Path,
+    output: PathBuf,
+    bits: u32,
+) -> (BTreeMap<PathBuf, Vec<u8>>, Value) {
     let source = Source::open(source).unwrap();
     let options = ConvertOptions { bits, group_size: 32, ..ConvertOptions::new(output, 2) };
     let plan = Plan::new(&source, options).unwrap();

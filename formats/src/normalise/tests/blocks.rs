@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::resolve_builtin;
 use crate::{
-    Dtype, RulePack, Spec,
+    Dtype, RulePack, Spec, config_for_package,
     normalise::{Normalised, ResolveError, SourceTensor, expected_tensors},
     rules::{CutRule, Role},
     spec::{BlockIndex, QkNorm},
@@ -125,6 +125,15 @@ fn tensors_of_the_index_are_cut_as_keys_and_stand_where_blocks_are_chosen() {
     let [k, q_norm] = [tensors[1], tensors[2]];
     assert_eq!((&k.shape[..], &k.cut, k.role), (&[32, 64][..], &CutRule::Replicate, Role::Indexer));
     assert_eq!((&q_norm.shape[..], q_norm.role), (&[32][..], Role::Norm));
+}
+
+/// mlx-lm and transformers know the list alone.
+#[test]
+fn packages_say_which_layers_have_experts() {
+    let config = published(&json!({}));
+    let packaged = config_for_package(&config, &normalised(&config).unwrap(), None);
+    assert_eq!(packaged["mlp_layer_types"], json!(["dense", "sparse", "sparse", "sparse"]));
+    assert_eq!(resolved(&packaged).unwrap(), resolved(&config).unwrap());
 }
 
 fn names(config: &Value) -> Vec<String> {
