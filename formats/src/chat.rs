@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     template::{ChatTemplate, Next},
-    tool_family::OutputStyle,
+    tool_family::{OutputStyle, ThinkingStyle},
 };
 
 /// Name of a template that stands alone.
@@ -59,7 +59,7 @@ pub struct Chat {
     pub parallel_calls: bool,
     /// Contents may be lists of parts.
     pub content_parts: bool,
-    /// The variable `enable_thinking` changes the prompt.
+    /// The variable `enable_thinking`, or one of the template's own, changes the prompt.
     pub thinking_switch: bool,
     /// Thinking of the turn that is under way is shown.
     pub reasoning: bool,
@@ -164,7 +164,8 @@ pub fn probe(templates: &Templates, specials: &BTreeMap<String, String>) -> Chat
     let prompt = plain.render(&user, Next::Assistant).unwrap_or_default();
     let closed = plain.render(&user, Next::Nobody).unwrap_or_default();
     chat.generation_prompt = prompt.len() > closed.len() && prompt.starts_with(closed.trim_end());
-    chat.thinking_switch = plain.thinking(true) != plain.thinking(false);
+    let style = chat.output.thinking;
+    chat.thinking_switch = plain.thinking(style, true) != plain.thinking(style, false);
     let object = json!({ KEY: VALUE });
     let string = Value::from(object.to_string());
     chat.arguments_object = with_tools.shows_arguments(&object);
@@ -278,8 +279,10 @@ impl<'a> Probe<'a> {
         })
     }
 
-    fn thinking(&self, enabled: bool) -> Result<String, String> {
-        let variables = Map::from_iter([("enable_thinking".to_owned(), enabled.into())]);
+    fn thinking(&self, style: Option<ThinkingStyle>, enabled: bool) -> Result<String, String> {
+        let mut variables = Map::from_iter([("enable_thinking".to_owned(), enabled.into())]);
+        let own = style.and_then(|style| style.switch(enabled));
+        variables.extend(own.map(|(name, value)| (name.to_owned(), value.into())));
         self.render_with(&[message("user", USER)], &variables, Next::Assistant)
     }
 }
@@ -389,6 +392,8 @@ mod tests {
         assert_eq!((encoded.arguments_object, encoded.arguments_string), (true, false));
         let switch = format!("{turns}{{% if enable_thinking %}}<think>{{% endif %}}");
         assert!(probed(&switch).thinking_switch);
+        let own = "{% if thinking_mode == 'disabled' %}</mm:think>{% else %}<mm:think>{% endif %}";
+        assert!(probed(&format!("{turns}{own}")).thinking_switch);
     }
 
     #[test]

@@ -46,6 +46,9 @@ pub enum ToolFamily {
     Harmony,
     /// `<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>…`.
     MinimaxM2,
+    /// `<tool_call><invoke name="f"><k>v</k></invoke></tool_call>` with `]<]minimax[>[` before each
+    /// tag; objects are tags within tags, members of lists are each in `<item>`.
+    MinimaxM3,
     /// `<tool_calls>[{"name": …, "arguments": {…}}]</tool_calls>` (Hunyuan, Apriel; `MiniMax` M1
     /// without the list).
     ToolCallsJson,
@@ -88,6 +91,8 @@ pub enum ThinkingStyle {
     SeedTags,
     /// `<think:opensource>…</think:opensource>` (Hunyuan 3).
     HunyuanTags,
+    /// `<mm:think>…</mm:think>`, and the closing tag alone where nothing was thought (`MiniMax` M3).
+    MinimaxTags,
     /// `<|START_THINKING|>…<|END_THINKING|>` (Cohere).
     CohereTags,
     /// `<|inner_prefix|>…<|inner_suffix|>` (Apertus).
@@ -111,6 +116,7 @@ impl ThinkingStyle {
             Self::BracketTags => ("[THINK]", "[/THINK]"),
             Self::SeedTags => ("<seed:think>", "</seed:think>"),
             Self::HunyuanTags => ("<think:opensource>", "</think:opensource>"),
+            Self::MinimaxTags => ("<mm:think>", "</mm:think>"),
             Self::CohereTags => ("<|START_THINKING|>", "<|END_THINKING|>"),
             Self::InnerTags => ("<|inner_prefix|>", "<|inner_suffix|>"),
             Self::SolarTurn => ("<|think|>", "<|end|>"),
@@ -126,6 +132,23 @@ impl ThinkingStyle {
         match self {
             Self::ThoughtChannel => "thought\n",
             _ => "",
+        }
+    }
+
+    /// Whether an answer without thinking begins with the closing tag.
+    #[must_use]
+    pub const fn closes_nothing(self) -> bool {
+        matches!(self, Self::MinimaxTags)
+    }
+
+    /// The variable of a template's own by which a client's wish to think is told, and its value;
+    /// absent: templates of this style have none but those that every template is told.
+    #[must_use]
+    pub const fn switch(self, enabled: bool) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::MinimaxTags if enabled => Some(("thinking_mode", "enabled")),
+            Self::MinimaxTags => Some(("thinking_mode", "disabled")),
+            _ => None,
         }
     }
 }

@@ -10,6 +10,7 @@ const TOOLS: [Sign<Option<ToolFamily>>; 37] = [
     (Some(ToolFamily::Harmony), &["<|channel|>", "<|message|>", "functions."], &[]),
     (Some(ToolFamily::KimiK2), &["<|tool_calls_section_begin|>"], &[]),
     (Some(ToolFamily::MinimaxM2), &["<minimax:tool_call>"], &[]),
+    (Some(ToolFamily::MinimaxM3), &["]<]minimax[>["], &[]),
     // Only the older form wraps arguments in a fence.
     (Some(ToolFamily::DeepseekV3), &["<｜tool▁calls▁begin｜>", "```json"], &[]),
     (Some(ToolFamily::DeepseekV31), &["<｜tool▁calls▁begin｜>"], &[]),
@@ -31,7 +32,6 @@ const TOOLS: [Sign<Option<ToolFamily>>; 37] = [
     (Some(ToolFamily::InternlmJson), &["<|action_start|>"], &[]),
     (Some(ToolFamily::InternlmJson), &["<|plugin|>"], &[]),
     // Ways of writing that nobody here reads, with markers that others have too.
-    (None, &["]<]minimax[>["], &[]),
     (None, &["<use_mcp_tool>"], &[]),
     (None, &["<atem:function_calls>"], &[]),
     (None, &[">>>", "recipient"], &[]),
@@ -50,7 +50,7 @@ const TOOLS: [Sign<Option<ToolFamily>>; 37] = [
     (None, &[], &["tool_call"]),
 ];
 
-const THINKING: [Sign<ThinkingStyle>; 12] = [
+const THINKING: [Sign<ThinkingStyle>; 13] = [
     (ThinkingStyle::Channels, &["<|channel|>", "analysis"], &[]),
     (ThinkingStyle::ThoughtChannel, &["<|channel>thought"], &[]),
     (ThinkingStyle::SeedTags, &["<seed:think>"], &[]),
@@ -61,6 +61,7 @@ const THINKING: [Sign<ThinkingStyle>; 12] = [
     (ThinkingStyle::HyperclovaTurn, &["assistant/think"], &[]),
     (ThinkingStyle::HunyuanTags, &["<think{}>", ":opensource"], &[]),
     (ThinkingStyle::HunyuanTags, &["<think:opensource>"], &[]),
+    (ThinkingStyle::MinimaxTags, &["<mm:think>"], &[]),
     (ThinkingStyle::ThinkTags, &["<think>"], &[]),
     (ThinkingStyle::ThinkTags, &["</think>"], &[]),
 ];

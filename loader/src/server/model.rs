@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use shardpack_formats::OutputStyle;
+use shardpack_formats::{OutputStyle, ThinkingStyle};
 
 use super::{
     inner::ChatRequest,
@@ -284,7 +284,8 @@ impl ChatModel {
             Some(template) if !tools.is_empty() => template,
             _ => &templates.default,
         };
-        let (messages, kwargs) = (&request.messages, template_kwargs(request));
+        let kwargs = template_kwargs(request, self.output.style().thinking);
+        let messages = &request.messages;
         if request.continues {
             let open = template.render_open(messages, &tools, &kwargs)?;
             return open.ok_or(PromptError::Closed);
@@ -321,8 +322,8 @@ impl ChatModel {
 }
 
 /// Variables of the template: the client's own, and its wish to think under the names that
-/// templates read it by.
-fn template_kwargs(request: &ChatRequest) -> Object {
+/// templates read it by, of this style in particular.
+fn template_kwargs(request: &ChatRequest, style: Option<ThinkingStyle>) -> Object {
     let mut kwargs = request.template_kwargs.clone();
     let mut add = |name: &str, value: Json| {
         if kwargs.get(name).is_none() {
@@ -336,6 +337,9 @@ fn template_kwargs(request: &ChatRequest) -> Object {
         add("enable_thinking", Json::Bool(enabled));
         // DeepSeek's name for it.
         add("thinking", Json::Bool(enabled));
+        if let Some((name, value)) = style.and_then(|style| style.switch(enabled)) {
+            add(name, value.into());
+        }
     }
     kwargs
 }

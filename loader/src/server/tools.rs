@@ -3,7 +3,7 @@
 //!
 //! Reading order: `marker` (what frames calls), `input` and `json_scan` (text that is not all there
 //! yet), `calls` (what the client gets), the kinds of formats (`section` with `envelope`, `params`
-//! with `value`, `pythonic`, `gemma`, `harmony`), `parser` (which of them when); then `schema` (what can be
+//! with `value`, `minimax`, `pythonic`, `gemma`, `harmony`), `parser` (which of them when); then `schema` (what can be
 //! enforced), `grammar` (what a call looks like), `constraint` (which tokens may come next) and
 //! `check` (what is judged when it is complete).
 
@@ -17,6 +17,7 @@ mod harmony;
 mod input;
 mod json_scan;
 mod marker;
+mod minimax;
 mod params;
 mod parser;
 mod pythonic;

@@ -58,6 +58,13 @@ fn calls_in_tags_are_told_apart() {
         ThinkTags,
         None,
     );
+    check(
+        "MiniMax M3",
+        "']<]minimax[>[' '<tool_call>' '<invoke name=' <response> '<mm:think>' '</mm:think>' '</think>'",
+        MinimaxM3,
+        ThinkingStyle::MinimaxTags,
+        None,
+    );
     check("Hunyuan", "<tool_calls>[{\"name\": \"f\"}]</tool_calls>", ToolCallsJson, None, None);
     check(
         "Hunyuan A13B",
@@ -153,7 +160,6 @@ fn unknown_ways_are_not_taken_for_known_ones() {
     );
     check("functionary 3.2", "<|start_header_id|> '>>>' recipient tool_calls", None, None, None);
     check("firefunction", "<|start_header_id|> functools tool_calls", None, None, None);
-    check("MiniMax M3", "']<]minimax[>[' '<tool_call>' '<invoke name='", None, None, None);
     check("MiroThinker", "<use_mcp_tool> <tool_call>", None, None, None);
     check("plain Llama 3", "<|start_header_id|>", None, None, None);
 }

@@ -173,6 +173,7 @@ impl Grammars {
             end: self.end,
             stop_tokens: spec.stop_tokens.clone(),
             thinking_open: tags.and_then(|(open, ..)| open),
+            closes_nothing: style.thinking.is_some_and(ThinkingStyle::closes_nothing),
             thinking_close: tags.map(|(_, close, text)| (close, text)),
             ends_after_call: spec.one_call || ends_after_call(style.tools),
             thinks: spec.in_thinking,
@@ -314,6 +315,8 @@ pub(in crate::server) struct GrammarConstraint {
     stop_tokens: Vec<TokenId>,
     thinking_open: Option<TokenId>,
     thinking_close: Option<(Option<TokenId>, &'static str)>,
+    /// Whether an answer without thinking may begin with that.
+    closes_nothing: bool,
     ends_after_call: bool,
     /// Whether free text is within thinking.
     thinks: bool,
@@ -425,6 +428,11 @@ impl Constraint for GrammarConstraint {
         if let (Phase::Start(_), Some(open)) = (&self.phase, self.thinking_open) {
             mask.allow(open);
         }
+        if let (Phase::Start(_), true, Some((Some(close), _))) =
+            (&self.phase, self.closes_nothing, self.thinking_close)
+        {
+            mask.allow(close);
+        }
         Ok(())
     }
 
@@ -437,6 +445,9 @@ impl Constraint for GrammarConstraint {
             Phase::Thinking(matcher) if self.closes_thinking(token) => Phase::Grammar(matcher),
             Phase::Thinking(matcher) => Phase::Thinking(matcher),
             Phase::Start(matcher) if self.thinking_open == Some(token) => Phase::Thinking(matcher),
+            Phase::Start(matcher) if self.closes_nothing && self.closes_thinking(token) => {
+                Phase::Grammar(matcher)
+            }
             Phase::Start(matcher) | Phase::Grammar(matcher) => self.advance(matcher, token)?,
             Phase::Free => self.free(token)?,
             Phase::Over => Phase::Over,

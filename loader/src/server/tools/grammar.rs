@@ -16,6 +16,7 @@ use super::{
 mod arguments;
 mod calls;
 mod gemma;
+mod minimax;
 
 /// A tool as a constraint knows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

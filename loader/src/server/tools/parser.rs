@@ -11,6 +11,7 @@ use super::{
     harmony::{Harmony, HarmonyFormat},
     input::{Input, Progress},
     marker::{Found, Markers, find, is_code, sanitise},
+    minimax::{MinimaxFormat, MinimaxSection},
     params::{ParamFormat, ParamSection},
     pythonic::PythonicSection,
     section::{Section, SectionFormat},
@@ -51,6 +52,7 @@ enum CallFormat {
     },
     Params(ParamFormat),
     Gemma(GemmaFormat),
+    Minimax(MinimaxFormat),
     Harmony(HarmonyFormat),
 }
 
@@ -79,6 +81,7 @@ impl OutputFormat {
                 let mut names = SectionFormat::marker_names(family);
                 names.extend(ParamFormat::marker_names(family));
                 names.extend(GemmaFormat::marker_names(family));
+                names.extend(MinimaxFormat::marker_names(family));
                 if let Some((openers, closer)) = pythonic_names(family) {
                     names.extend(openers.iter().chain([&closer]));
                 }
@@ -137,6 +140,7 @@ impl OutputFormat {
         match family {
             ToolFamily::Harmony => CallFormat::Harmony(HarmonyFormat::new(markers)),
             ToolFamily::Gemma4 => CallFormat::Gemma(GemmaFormat::new(markers)),
+            ToolFamily::MinimaxM3 => CallFormat::Minimax(MinimaxFormat::new(markers)),
             family => SectionFormat::new(family, markers)
                 .map(CallFormat::Section)
                 .or_else(|| ParamFormat::new(family, markers).map(CallFormat::Params))
@@ -173,6 +177,7 @@ impl OutputFormat {
             CallFormat::Pythonic { openers, .. } => openers,
             CallFormat::Params(format) => &format.openers,
             CallFormat::Gemma(format) => &format.openers,
+            CallFormat::Minimax(format) => &format.openers,
         }
     }
 
@@ -205,6 +210,7 @@ enum Place {
     Pythonic(PythonicSection),
     Params(ParamSection),
     Gemma(GemmaSection),
+    Minimax(MinimaxSection),
     Harmony(Harmony),
 }
 
@@ -320,6 +326,9 @@ impl CallParser {
             (Place::Gemma(section), CallFormat::Gemma(format)) => {
                 section.step(format, input, calls)
             }
+            (Place::Minimax(section), CallFormat::Minimax(format)) => {
+                section.step(format, input, calls)
+            }
             (Place::Pythonic(section), CallFormat::Pythonic { closers, json, .. }) => {
                 match section.is_json(input).filter(|_| json.is_some()) {
                     None if json.is_some() => Progress::Wait,
@@ -346,7 +355,19 @@ impl CallParser {
         if text.is_empty() && !self.input.ended {
             return Progress::Wait;
         }
-        if let Some((open, _)) = &format.thinking {
+        if let Some((open, close)) = &format.thinking {
+            if format.style.thinking.is_some_and(ThinkingStyle::closes_nothing) {
+                if text.starts_with(close.as_str()) {
+                    self.input.skip_space();
+                    self.input.take(close.len());
+                    self.place = Place::Content;
+                    self.skips_space = true;
+                    return Progress::Again;
+                }
+                if close.starts_with(text) && !self.input.ended {
+                    return Progress::Wait;
+                }
+            }
             if text.starts_with(open.as_str()) {
                 self.input.skip_space();
                 self.input.take(open.len());
@@ -421,6 +442,10 @@ impl CallParser {
                 Place::Params(ParamSection::new(format, number.unwrap_or_default()))
             }
             CallFormat::Gemma(_) => Place::Gemma(GemmaSection::new()),
+            CallFormat::Minimax(format) => {
+                let number = format.openers.iter().position(|own| own == opener);
+                Place::Minimax(MinimaxSection::new(number.unwrap_or_default()))
+            }
             CallFormat::Pythonic { is_lines: true, .. } => {
                 Place::Pythonic(PythonicSection::lines())
             }

@@ -22,23 +22,23 @@ pub(super) enum Reading {
 pub(super) struct Types(u8);
 
 impl Types {
-    const NULL: Self = Self(1);
+    pub(super) const NULL: Self = Self(1);
     const BOOLEAN: Self = Self(2);
     const NUMBER: Self = Self(4);
-    const TEXT: Self = Self(8);
-    const ARRAY: Self = Self(16);
-    const OBJECT: Self = Self(32);
+    pub(super) const TEXT: Self = Self(8);
+    pub(super) const ARRAY: Self = Self(16);
+    pub(super) const OBJECT: Self = Self(32);
     const ALL: Self = Self(63);
 
     const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    const fn or(self, other: Self) -> Self {
+    pub(super) const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    const fn has(self, other: Self) -> bool {
+    pub(super) const fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
@@ -113,6 +113,11 @@ fn is_bare(schema: &Value) -> bool {
             (key, _) => PLAIN.contains(&key),
         })
     })
+}
+
+/// The types that an argument with this schema may have.
+pub(super) fn allowed(schema: Option<(&Value, &Value)>) -> Types {
+    schema.map_or(Types::ALL, |(schema, root)| types(schema, root, 0))
 }
 
 /// How the text of an argument with this schema is to be read.

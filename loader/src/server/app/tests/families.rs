@@ -249,7 +249,7 @@ fn calls_in_json_are_the_same_in_every_dialect() {
 
 #[test]
 fn calls_in_other_words_are_the_same_in_every_dialect() {
-    use ThinkingStyle::{HunyuanTags, SeedTags, ThinkTags, ThoughtChannel};
+    use ThinkingStyle::{HunyuanTags, MinimaxTags, SeedTags, ThinkTags, ThoughtChannel};
     use ToolFamily::*;
     let seed = "<seed:think>Hm.</seed:think>\n<seed:tool_call>\n<function=f>\n\
         <parameter=city>Rome</parameter>\n<parameter=days>2</parameter>\n\
@@ -281,6 +281,12 @@ fn calls_in_other_words_are_the_same_in_every_dialect() {
         <｜DSML｜parameter name=\"exact\" string=\"false\">true</｜DSML｜parameter>\n\
         </｜DSML｜invoke>\n<｜DSML｜invoke name=\"g\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
     check(DeepseekV4, Some(ThinkTags), None, dsml, false);
+    let minimax = "<mm:think>Hm.</mm:think>]<]minimax[>[<tool_call>\n\
+        ]<]minimax[>[<invoke name=\"f\">]<]minimax[>[<city>Rome]<]minimax[>[</city>\
+        ]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[<exact>true]<]minimax[>[</exact>\
+        ]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name=\"g\">]<]minimax[>[</invoke>\n\
+        ]<]minimax[>[</tool_call>";
+    check(MinimaxM3, Some(MinimaxTags), None, minimax, false);
     let gemma = "<|channel>thought\nHm.\n<channel|><|tool_call>call:f{city:<|\"|>Rome<|\"|>,\
         days:2,exact:true}<tool_call|><|tool_call>call:g{}<tool_call|>";
     check(Gemma4, Some(ThoughtChannel), None, gemma, false);

@@ -13,7 +13,7 @@ use crate::server::{
 };
 
 /// What the vocabulary has tokens for.
-const MARKERS: [&str; 68] = [
+const MARKERS: [&str; 69] = [
     "<tool_call>",
     "</tool_call>",
     "<|python_tag|>",
@@ -82,6 +82,7 @@ const MARKERS: [&str; 68] = [
     "<tool_call|>",
     "<|\"|>",
     "<|content|>",
+    "]<]minimax[>[",
 ];
 
 /// Bytes, then markers as added tokens, then the end of turn.
@@ -251,7 +252,7 @@ fn judge(schema: &Value, value: &Value, context: &str) {
     }
 }
 
-const FAMILIES: [ToolFamily; 28] = [
+const FAMILIES: [ToolFamily; 29] = [
     ToolFamily::JsonTags,
     ToolFamily::LlamaJson,
     ToolFamily::LlamaPythonic,
@@ -280,6 +281,7 @@ const FAMILIES: [ToolFamily; 28] = [
     ToolFamily::Lfm2,
     ToolFamily::Olmo3,
     ToolFamily::Gemma4,
+    ToolFamily::MinimaxM3,
 ];
 
 /// What the family writes around its answers.
@@ -318,6 +320,7 @@ fn opener(family: ToolFamily) -> &'static [&'static str] {
         ToolFamily::Lfm2 => &["<|tool_call_start|>"],
         ToolFamily::Olmo3 => &["<function_calls>"],
         ToolFamily::Gemma4 => &["<|tool_call>"],
+        ToolFamily::MinimaxM3 => &["]<]minimax[>["],
     }
 }
 
@@ -402,7 +405,9 @@ fn every_completed_call_of_a_random_model_is_valid() {
             };
             let begun: Vec<TokenId> = opener(family).iter().flat_map(|part| id(part)).collect();
             let mut completed = [0, 0];
-            for seed in 0..12 {
+            // A random model seldom spells what ends a text of this family.
+            let is_rare = !as_tokens && family == ToolFamily::MinimaxM3;
+            for seed in 0..if is_rare { 24 } else { 12 } {
                 completed[0] += check_calls(&model, &constraint, &[], seed);
                 completed[1] += check_calls(&model, &constraint, &begun, seed);
             }

@@ -8,7 +8,7 @@ use shardpack_formats::ToolFamily;
 use crate::{
     engine::TokenId,
     server::tools::{
-        gemma,
+        gemma, minimax,
         params::DSML,
         parser::{OutputFormat, pythonic_names},
         section,
@@ -71,6 +71,7 @@ impl Triggers {
                 }
             }
             ToolFamily::MinimaxM2 => mark("<minimax:tool_call>"),
+            ToolFamily::MinimaxM3 => mark(minimax::MARK),
             // Within its first tag, the rest of which belongs to the grammar.
             ToolFamily::DeepseekV32 | ToolFamily::DeepseekV4 => mark(DSML),
             ToolFamily::LlamaJson | ToolFamily::LlamaPythonic => {

@@ -14,6 +14,7 @@ use super::{
     },
     ConstrainedTool, Writer, quoted,
 };
+use crate::engine::TokenId;
 
 /// Keywords of texts that a model writes bare which the grammar holds it to, and remarks.
 const FREE: [&str; 10] = [
@@ -143,7 +144,22 @@ impl Writer<'_> {
 
     /// A bare text and the tag that closes it.
     fn text_value(&mut self, family: ToolFamily, whole: &Value) -> Result<String, SchemaError> {
-        let (close, marker) = self.value_close(family);
+        let (close, rule) = self.value_close(family);
+        let ending = match (has_dsml(family), self.format.marker_token(DSML)) {
+            (true, Some(token)) => Ending::Dsml(token),
+            _ if self.format.marker_token(close).is_some() => Ending::Token,
+            _ => Ending::Letters(close.replace('\n', "\\n").replace('/', "\\/")),
+        };
+        self.bare_text(&Close { rule, ending, forbidden: "<" }, whole)
+    }
+
+    /// A bare text and what closes it.
+    pub(super) fn bare_text(
+        &mut self,
+        close: &Close,
+        whole: &Value,
+    ) -> Result<String, SchemaError> {
+        let marker = &close.rule;
         let object = whole.as_object();
         let get = |key: &str| object.and_then(|object| object.get(key));
         if let Some(values) = get("enum").and_then(Value::as_array) {
@@ -161,31 +177,47 @@ impl Writer<'_> {
         }
         let bounds =
             [get("minLength"), get("maxLength")].map(|bound| bound.and_then(Value::as_u64));
-        let escaped = close.replace('\n', "\\n").replace('/', "\\/");
-        if bounds == [None, None]
-            && has_dsml(family)
-            && let Some(token) = self.format.marker_token(DSML)
-        {
+        Ok(match (bounds, &close.ending) {
             // Texts may hold what begins the tag; only the token within ends them.
-            let piece = self.lazy("(?s:.*)<\\/");
-            return Ok(format!("{piece}+ <[{}]> \"parameter>\"", token.0));
-        }
-        Ok(match (bounds, self.format.marker_token(close)) {
-            ([None, None], Some(_)) => format!("ANY? {marker}"),
-            ([None, None], None) => self.lazy(&format!("(?s:.*){escaped}")),
+            ([None, None], Ending::Dsml(token)) => {
+                let piece = self.lazy("(?s:.*)<\\/");
+                format!("{piece}+ <[{}]> \"parameter>\"", token.0)
+            }
+            ([None, None], Ending::Token) => format!("ANY? {marker}"),
+            ([None, None], Ending::Letters(letters)) => self.lazy(&format!("(?s:.*){letters}")),
             ([min, max], _) => {
                 let max = max.map_or_else(String::new, |max| max.to_string());
                 // Without the first letter of tags, so that length and end cannot disagree.
-                format!("/[^<\\n]{{{},{max}}}/ {marker}", min.unwrap_or(1).max(1))
+                let min = min.unwrap_or(1).max(1);
+                format!("/[^{}\\n]{{{min},{max}}}/ {marker}", close.forbidden)
             }
         })
     }
 }
 
+/// What closes a bare text.
+pub(super) struct Close {
+    /// Itself in the grammar.
+    pub(super) rule: String,
+    pub(super) ending: Ending,
+    /// Letters that texts of a certain length may not hold.
+    pub(super) forbidden: &'static str,
+}
+
+/// What a text without bounds is told from its end by.
+pub(super) enum Ending {
+    /// A token, which texts cannot hold.
+    Token,
+    /// DeepSeek's token within the tag.
+    Dsml(TokenId),
+    /// An expression of its letters.
+    Letters(String),
+}
+
 /// One of them.
 pub(super) struct Param<'a> {
     pub(super) name: &'a str,
-    schema: &'a Value,
+    pub(super) schema: &'a Value,
     pub(super) required: bool,
 }
 

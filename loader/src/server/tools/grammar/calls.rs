@@ -8,7 +8,7 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        gemma,
+        gemma, minimax,
         params::{DSML, has_dsml},
         parser::pythonic_names,
         schema::{SchemaError, enforceable},
@@ -79,6 +79,7 @@ impl Writer<'_> {
                 self.pythonic(number, tool)?
             }
             ToolFamily::Gemma4 => self.gemma(tool)?,
+            ToolFamily::MinimaxM3 => self.minimax(tool)?,
             ToolFamily::QwenXml
             | ToolFamily::SeedXml
             | ToolFamily::HunyuanXml
@@ -239,6 +240,10 @@ impl Writer<'_> {
     fn opener(&self, family: ToolFamily) -> (String, String) {
         match family {
             ToolFamily::Gemma4 => (self.marker(gemma::OPEN), self.marker(gemma::CLOSE)),
+            ToolFamily::MinimaxM3 => {
+                let tag = |name| format!("{} {}", self.marker(minimax::MARK), self.marker(name));
+                (tag(minimax::SECTION_OPEN), tag(minimax::SECTION_CLOSE))
+            }
             ToolFamily::InternlmJson => {
                 let open = self.marker("<|action_start|>");
                 (format!("{open} {}", self.marker(PLUGIN)), self.marker("<|action_end|>"))
@@ -257,7 +262,9 @@ impl Writer<'_> {
             ToolFamily::Olmo3 => {
                 format!("\"\\n\" {} \"\\n\" {close}", calls("\"\\n\""))
             }
-            ToolFamily::MinimaxM2 => format!("WS? {} WS? {close}", calls("WS?")),
+            ToolFamily::MinimaxM2 | ToolFamily::MinimaxM3 => {
+                format!("WS? {} WS? {close}", calls("WS?"))
+            }
             ToolFamily::HunyuanXml => {
                 let open = self.marker("<tool_call:opensource>");
                 let unit = format!("({open} call {} WS?)", self.marker("</tool_call:opensource>"));
@@ -317,6 +324,11 @@ impl Writer<'_> {
                 let close = self.tag(&format!("</{DSML}{name}>"));
                 let calls = many("call".to_owned(), "WS?", one);
                 format!("\"{name}>\" WS? {calls} WS? {close}")
+            }
+            // The trigger is the mark before the section's tag.
+            ToolFamily::MinimaxM3 => {
+                let open = self.marker(minimax::SECTION_OPEN);
+                format!("{open} {}", self.begun_section(family, one))
             }
             family => self.begun_section(family, one),
         })

@@ -12,7 +12,7 @@ use shardpack_formats::{
 
 use super::*;
 
-const TEMPLATES: [(ToolFamily, &str); 28] = [
+const TEMPLATES: [(ToolFamily, &str); 29] = [
     (ToolFamily::JsonTags, include_str!("templates/json_tags.jinja")),
     (ToolFamily::LlamaJson, include_str!("templates/llama_json.jinja")),
     (ToolFamily::LlamaPythonic, include_str!("templates/llama_pythonic.jinja")),
@@ -25,6 +25,7 @@ const TEMPLATES: [(ToolFamily, &str); 28] = [
     (ToolFamily::Glm4, include_str!("templates/glm4.jinja")),
     (ToolFamily::Harmony, include_str!("templates/harmony.jinja")),
     (ToolFamily::MinimaxM2, include_str!("templates/minimax_m2.jinja")),
+    (ToolFamily::MinimaxM3, include_str!("templates/minimax_m3.jinja")),
     (ToolFamily::SeedXml, include_str!("templates/seed_xml.jinja")),
     (ToolFamily::HunyuanXml, include_str!("templates/hunyuan_xml.jinja")),
     (ToolFamily::DeepseekV4, include_str!("../../../../../formats/templates/deepseek_v4.jinja")),
@@ -604,6 +605,58 @@ fn gemma_writes_values_in_more_than_one_way() {
     );
     let broken = call("{city:<|\"|>x<|\"|> oops}");
     assert_eq!(Model::new(style, true).parse(&broken).content, broken);
+}
+
+#[test]
+fn minimax_names_arguments_by_their_tags() {
+    let style = OutputStyle {
+        tools: Some(ToolFamily::MinimaxM3),
+        thinking: Some(ThinkingStyle::MinimaxTags),
+        answer: None,
+    };
+    let check = |text: &str, reasoning: &str, content: &str, calls: &str| {
+        check_answer(style, &text.replace('~', "]<]minimax[>["), reasoning, content, calls);
+    };
+    check("<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes.", "");
+    check("</mm:think>Yes.", "", "Yes.", "");
+    check("Yes. </mm:think>", "", "Yes. </mm:think>", "");
+    check(
+        "</mm:think>Look.~<tool_call>\n~<invoke name=\"get_time\">~<city>Oslo~</city>~<tags>\
+         ~<item>1~</item>~<item>~<a>x~</a>~</item>~</tags>~<days>5~</days>~</invoke>\n\
+         ~<invoke name=\"get_weather\">~</invoke>\n~</tool_call>",
+        "",
+        "Look.",
+        r#"get_time{"city": "Oslo", "tags": [1, {"a": "x"}], "days": 5} get_weather{}"#,
+    );
+    // Texts as they are, whatever they look like.
+    check(
+        "~<tool_call>~<invoke name=\"get_time\">~<city><p>\n\"a\"</p></city>~</city>\
+         ~<note>null~</note>~<ratio>0.50~</ratio>~</invoke>~</tool_call>",
+        "",
+        "",
+        r#"get_time{"city": "<p>\n\"a\"</p></city>", "note": null, "ratio": 0.50}"#,
+    );
+    // Marks and tags that models leave out.
+    let call = r#"get_time{"city": "a", "days": 1}"#;
+    for text in [
+        "<tool_call>\n~<invoke name=\"get_time\">~<city>a</city>~<days>1</days>~</invoke></tool_call>",
+        "~<tool_call>\n<invoke name=\"get_time\">\n<city>a</city>\n~<days>1~</days>\n</invoke>\n</tool_call>",
+        "~<invoke name=\"get_time\">~<city>a~</city>~<days>1~</days>~</invoke>~</tool_call>",
+        "~<tool_call>~<invoke name=\"get_time\">~<city>a~</city>~<days>1~</days>~</tool_call>",
+        "~<tool_call>~<invoke name=\"get_time\">~<city>a~</city>~<days>1~</days></invoke>",
+    ] {
+        check(text, "", "", call);
+    }
+    // A call within thinking, where its marker is a token.
+    let thought = "<mm:think>Hm. ~<tool_call>~<invoke name=\"get_time\">~</invoke>~</tool_call>";
+    let answer = Model::new(style, true).parse(&thought.replace('~', "]<]minimax[>["));
+    assert_eq!((answer.reasoning.as_str(), answer.calls.len()), ("Hm.", 1));
+    let broken = "~<tool_call>~<invoke name=\"rm\">~<a>1~</a>~</invoke>~</tool_call>";
+    let broken = broken.replace('~', "]<]minimax[>[");
+    assert_eq!(Model::new(style, true).parse(&broken).content, broken);
+    let format = Model::new(style, true).format;
+    assert!(format.prompt_opens_thinking("]~b]ai\n<mm:think>"));
+    assert!(!format.prompt_opens_thinking("]~b]ai\n</mm:think>"));
 }
 
 #[test]
