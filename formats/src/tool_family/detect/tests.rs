@@ -58,13 +58,6 @@ fn calls_in_tags_are_told_apart() {
         ThinkTags,
         None,
     );
-    check(
-        "MiniMax M3",
-        "']<]minimax[>[' '<tool_call>' '<invoke name=' <response> '<mm:think>' '</mm:think>' '</think>'",
-        MinimaxM3,
-        ThinkingStyle::MinimaxTags,
-        None,
-    );
     check("Hunyuan", "<tool_calls>[{\"name\": \"f\"}]</tool_calls>", ToolCallsJson, None, None);
     check(
         "Hunyuan A13B",
@@ -145,6 +138,18 @@ fn calls_in_special_tokens_are_told_apart() {
         GraniteJson,
         ThinkTags,
         AnswerFrame::ResponseTags,
+    );
+}
+
+#[test]
+fn a_mark_before_every_tag_tells_more_than_the_tags() {
+    use ToolFamily::MinimaxM3;
+    check(
+        "MiniMax M3",
+        "']<]minimax[>[' '<tool_call>' '<invoke name=' <response> '<mm:think>' '</mm:think>' '</think>'",
+        MinimaxM3,
+        ThinkingStyle::MinimaxTags,
+        None,
     );
 }
 
