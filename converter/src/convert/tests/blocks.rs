@@ -46,11 +46,11 @@ fn published(source: &Source, prefix: &str) -> Vec<Stored> {
             }
         } else {
             let has_experts = name.contains(".mlp.shared") || name.contains(".mlp.gate.");
-            let name = match has_experts {
-                true => name
-                    .replace(".mlp.gate.e_score", ".mlp.e_score")
-                    .replace(".mlp.", ".block_sparse_moe."),
-                false => name.replace(".indexer.", ".index_"),
+            let name = if has_experts {
+                let name = name.replace(".mlp.gate.e_score", ".mlp.e_score");
+                name.replace(".mlp.", ".block_sparse_moe.")
+            } else {
+                name.replace(".indexer.", ".index_")
             };
             if name.contains("gate_up_proj") {
                 let mut halves = parts(&tensor, 2).into_iter();
