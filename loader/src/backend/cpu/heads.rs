@@ -11,23 +11,24 @@ use super::{StoredMatrix, Tensor};
 pub(super) fn slice(x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
     assert!(x.width.is_multiple_of(width) && part.end <= width, "parts of heads");
     let heads = x.values.chunks_exact(width);
-    let mut values = Vec::with_capacity(x.values.len() / width * part.len());
-    for head in heads {
-        values.extend_from_slice(&head[part.clone()]);
+    let mut out = Tensor::unset(x.rows(), x.width / width * part.len());
+    for (to, head) in out.values.chunks_exact_mut(part.len().max(1)).zip(heads) {
+        to.copy_from_slice(&head[part.clone()]);
     }
-    Tensor { width: x.width / width * part.len(), values: values.into() }
+    out
 }
 
 /// Each head of `a` with the same head of `b` behind it.
 pub(super) fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
     assert_eq!(a.rows(), b.rows(), "rows of both parts");
     let [left, right] = [a.width / heads, b.width / heads];
-    let mut values = Vec::with_capacity(a.values.len() + b.values.len());
-    for (a, b) in a.values.chunks_exact(left).zip(b.values.chunks_exact(right)) {
-        values.extend_from_slice(a);
-        values.extend_from_slice(b);
+    let mut out = Tensor::unset(a.rows(), a.width + b.width);
+    let both = a.values.chunks_exact(left).zip(b.values.chunks_exact(right));
+    for (to, (a, b)) in out.values.chunks_exact_mut(left + right).zip(both) {
+        to[..left].copy_from_slice(a);
+        to[left..].copy_from_slice(b);
     }
-    Tensor { width: a.width + b.width, values: values.into() }
+    out
 }
 
 /// Every head times its own matrix of the stack.
@@ -35,7 +36,7 @@ pub(super) fn linear(x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
     let (rows, inputs, outputs) = (x.rows(), stack.inputs, stack.outputs / heads);
     assert_eq!(x.width, heads * inputs, "inputs of every head");
     let mut out = Tensor::zeros(rows, heads * outputs);
-    let (mut gathered, mut part) = (vec![0.0; rows * inputs], vec![0.0; rows * outputs]);
+    let [mut gathered, mut part] = [inputs, outputs].map(|width| Tensor::unset(rows, width).values);
     for head in 0..heads {
         for (row, to) in gathered.chunks_exact_mut(inputs).enumerate() {
             to.copy_from_slice(&x.values[row * x.width + head * inputs..][..inputs]);
