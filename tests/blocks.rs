@@ -9,10 +9,9 @@ use shardpack_loader::backend::KvType;
 use tempfile::tempdir;
 
 use crate::{
-    company::{changed, check_company, in_steps},
+    company::{changed, check_company, check_steps, expected, in_steps},
     experts::{open, write},
     harness::data,
-    sparse::expected,
 };
 
 /// Two of its four layers choose two blocks of eight keys for each of two key-value heads.
@@ -20,20 +19,7 @@ const MODEL: &str = "minimax_m3_vl_text";
 
 #[test]
 fn a_choice_of_blocks_does_not_depend_on_steps_and_threads() {
-    let folder = tempdir().unwrap();
-    let tokens = expected(MODEL, "tokens_b");
-    for (bits, nodes) in [(16, 1), (4, 2)] {
-        let set = folder.path().join(format!("{bits}"));
-        write(&data("models").join(MODEL), &set, bits, nodes, ExpertCut::Inside);
-        let packages = open(&set, nodes);
-        for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8] {
-            let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, kv));
-            for (steps, threads) in [(&[1][..], 1), (&[5], 2), (&[17], 1), (&[30, 1], 1)] {
-                let found = in_steps(&packages, &tokens, steps, (threads, kv));
-                assert!(found == whole, "{bits} bits, {kv:?}, steps of {steps:?}");
-            }
-        }
-    }
+    check_steps(MODEL);
 }
 
 #[test]

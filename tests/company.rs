@@ -40,6 +40,34 @@ pub(crate) fn changed(model: &str, out: &Path, keys: &Value, without: &str) {
     fs::write(out.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
 }
 
+/// Tokens of a reference model's golden logits.
+pub(crate) fn expected(model: &str, name: &str) -> Vec<TokenId> {
+    let file = fs::read(data("models").join(model).join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let bytes = tensors.tensor(name).unwrap().data().to_vec();
+    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
+    bytes.chunks_exact(4).map(token).collect()
+}
+
+/// A reference model gives the same bits in steps of any length, on any number of threads, whatever
+/// keys and values are stored as.
+pub(crate) fn check_steps(model: &str) {
+    let folder = tempdir().unwrap();
+    let tokens = expected(model, "tokens_b");
+    for (bits, nodes) in [(16, 1), (4, 2)] {
+        let set = folder.path().join(format!("{bits}"));
+        write(&data("models").join(model), &set, bits, nodes, ExpertCut::Inside);
+        let packages = open(&set, nodes);
+        for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8] {
+            let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, kv));
+            for (steps, threads) in [(&[1][..], 1), (&[5], 2), (&[17], 1), (&[30, 1], 1)] {
+                let found = in_steps(&packages, &tokens, steps, (threads, kv));
+                assert!(found == whole, "{model}, {bits} bits, {kv:?}, steps of {steps:?}");
+            }
+        }
+    }
+}
+
 pub(crate) fn backends(ranks: u32, threads: usize, kv: KvType) -> Vec<Cpu> {
     let options = CpuOptions { threads, platform: None, arithmetic: Arithmetic::Fast };
     (0..ranks).map(|_| Cpu::with_options(&options).unwrap().with_kv(kv)).collect()

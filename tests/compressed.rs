@@ -3,44 +3,19 @@
 
 use std::fs;
 
-use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{backend::KvType, engine::TokenId};
 use tempfile::tempdir;
 
 use crate::{
-    company::{changed, check_company, in_steps},
-    experts::{open, write},
-    harness::{convert, data, fail, path},
+    company::{changed, check_company, check_steps},
+    harness::{convert, fail, path},
 };
 
 const MODEL: &str = "deepseek_v4";
 
-fn expected(name: &str) -> Vec<TokenId> {
-    let file = fs::read(data("models").join(MODEL).join("expected.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let bytes = tensors.tensor(name).unwrap().data().to_vec();
-    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
-    bytes.chunks_exact(4).map(token).collect()
-}
-
 #[test]
 fn entries_do_not_depend_on_steps_and_threads() {
-    let folder = tempdir().unwrap();
-    let tokens = expected("tokens_b");
-    for (bits, nodes) in [(16, 1), (4, 2)] {
-        let set = folder.path().join(format!("{bits}"));
-        write(&data("models").join(MODEL), &set, bits, nodes, ExpertCut::Inside);
-        let packages = open(&set, nodes);
-        for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8] {
-            let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, kv));
-            for (steps, threads) in [(&[1][..], 1), (&[5], 2), (&[17], 1), (&[30, 1], 1)] {
-                let found = in_steps(&packages, &tokens, steps, (threads, kv));
-                assert!(found == whole, "{bits} bits, {kv:?}, steps of {steps:?}");
-            }
-        }
-    }
+    check_steps(MODEL);
 }
 
 /// Pages carry the numbers of which the next page's first entries are made.

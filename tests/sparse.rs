@@ -3,17 +3,16 @@
 
 use std::{fs, path::Path};
 
-use safetensors::SafeTensors;
 use serde_json::Value;
 use shardpack_converter::plan::ExpertCut;
 use shardpack_loader::{
     backend::KvType,
-    engine::{LocalModel, TokenId, memory_group},
+    engine::{LocalModel, memory_group},
 };
 use tempfile::tempdir;
 
 use crate::{
-    company::{backends, changed, check_company, in_steps},
+    company::{backends, changed, check_company, check_steps, expected, in_steps},
     experts::{open, write},
     harness::{convert, data, fail, path, succeed},
 };
@@ -21,32 +20,9 @@ use crate::{
 /// Reference models that choose eight keys.
 const MODELS: [&str; 3] = ["deepseek_v32", "glm_moe_dsa_shared", "hy_v4"];
 
-pub(crate) fn expected(model: &str, name: &str) -> Vec<TokenId> {
-    let file = fs::read(data("models").join(model).join("expected.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let bytes = tensors.tensor(name).unwrap().data().to_vec();
-    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
-    bytes.chunks_exact(4).map(token).collect()
-}
-
 #[test]
 fn a_choice_does_not_depend_on_steps_and_threads() {
-    let folder = tempdir().unwrap();
-    for model in MODELS {
-        let tokens = expected(model, "tokens_b");
-        for (bits, nodes) in [(16, 1), (4, 2)] {
-            let set = folder.path().join(format!("{model}-{bits}"));
-            write(&data("models").join(model), &set, bits, nodes, ExpertCut::Inside);
-            let packages = open(&set, nodes);
-            for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8] {
-                let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, kv));
-                for (steps, threads) in [(&[1][..], 1), (&[5], 2), (&[17], 1), (&[30, 1], 1)] {
-                    let found = in_steps(&packages, &tokens, steps, (threads, kv));
-                    assert!(found == whole, "{model}, {bits} bits, {kv:?}, steps of {steps:?}");
-                }
-            }
-        }
-    }
+    MODELS.into_iter().for_each(check_steps);
 }
 
 #[test]

@@ -429,8 +429,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Linear attention by the rule that [`Delta::rule`] names; each cache's state moves on by its
-    /// rows.
+    /// Linear attention by the rule that [`shardpack_formats::spec::Delta`] names; each cache's state
+    /// moves on by its rows.
     fn gated_delta(
         &self,
         inputs: &DeltaInputs<'_, Self::Tensor>,
