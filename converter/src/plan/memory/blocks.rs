@@ -4,6 +4,9 @@ use shardpack_formats::Spec;
 
 use super::{EngineLoad, Part};
 
+/// Scores that the engine holds at the same time.
+const MAX_SCORES: u64 = 8 << 20;
+
 /// Key-value heads of a layer that chooses blocks on a rank, and the width of its index's keys.
 fn index(spec: &Spec, part: &Part, layer: usize) -> Option<[u64; 2]> {
     let index = spec.attention.blocks.as_ref().filter(|_| spec.layers[layer].chooses_blocks)?;
@@ -24,16 +27,22 @@ pub(super) fn working(spec: &Spec, part: &Part, layer: usize) -> u64 {
     heads * (2 * width + kept) + width
 }
 
-/// Floats of one query's scores, one for each block and key-value head.
+/// Floats of the scores of one head's queries with all keys; rows beyond the engine's bound follow
+/// one after the other. None while all blocks are chosen.
 pub(super) fn scores(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
-    let tokens = spec.attention.blocks.as_ref().map_or(1, |blocks| u64::from(blocks.tokens));
-    index(spec, part, layer).map_or(0, |[heads, _]| heads * load.tokens.div_ceil(tokens.max(1)))
+    let Some(blocks) = &spec.attention.blocks else { return 0 };
+    let all = u64::from(blocks.tokens) * u64::from(blocks.top_k);
+    if index(spec, part, layer).is_none() || load.tokens <= all {
+        return 0;
+    }
+    (load.step_tokens * load.tokens).min(MAX_SCORES)
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
+    use super::MAX_SCORES;
     use crate::{
         plan::{ConvertOptions, KvType, Plan, RankMemory, memory::EngineLoad},
         source::Source,
@@ -61,6 +70,16 @@ mod tests {
                 assert_eq!(eight.cache_bytes, 512 * (4 * 2 * heads * 36 + any * 2 * 64));
             }
         };
+        let scores = |tokens| {
+            let plan = Plan::new(&source, ConvertOptions::new("unused".into(), 1)).unwrap();
+            let load = EngineLoad { tokens, sequences: 1, step_tokens: 64, kv: KvType::F32 };
+            let part = RankMemory::of(&plan.normalised.spec, &plan.layout, (0, 0), &load);
+            part.working_bytes
+        };
+        // While two blocks of eight are all there is, nothing is scored; then 64 rows are, with all
+        // keys, up to a bound.
+        assert_eq!(scores(24) - scores(16), 64 * 24 * 4);
+        assert_eq!(scores(1 << 20) - scores(16), MAX_SCORES * 4);
         check(1, &[2]);
         check(2, &[1, 1]);
         check(3, &[1, 1, 0]);

@@ -56,6 +56,25 @@ fn faults_name_the_file_and_what_is_wrong_in_it() {
     check(TEMPLATE, "{% for %}", &["does not parse", ":1"]);
 }
 
+/// Templates of MiniMax M3 do not read what others do.
+#[test]
+fn a_wish_to_think_is_told_in_a_templates_own_words() {
+    let variable = |body: &str, style| {
+        let request = super::super::dialect::Dialect::Chat.parse(body.as_bytes()).unwrap().request;
+        let kwargs = template_kwargs(&request, style);
+        let text = |name: &str| kwargs.get(name).and_then(Json::as_str).map(str::to_owned);
+        text("thinking_mode")
+    };
+    let body = |more: &str| format!(r#"{{"messages":[{{"role":"user","content":"hi"}}]{more}}}"#);
+    let style = Some(ThinkingStyle::MinimaxTags);
+    let none = body(r#","reasoning_effort":"none""#);
+    assert_eq!(variable(&none, style).as_deref(), Some("disabled"));
+    assert_eq!(variable(&none, Some(ThinkingStyle::ThinkTags)), None);
+    assert_eq!(variable(&body(""), style), None);
+    let own = r#","reasoning_effort":"none","chat_template_kwargs":{"thinking_mode":"adaptive"}"#;
+    assert_eq!(variable(&body(own), style).as_deref(), Some("adaptive"));
+}
+
 #[test]
 fn stop_tokens_are_those_of_all_files() {
     let check = |changes: &[(&str, &str)], expected: &[u32]| {
