@@ -5,7 +5,7 @@ use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 use super::{
     Cache, Tensor,
     attention::{in_runs, of_query_heads},
-    index::{Choice, Chosen, MAX_PRODUCTS, seen},
+    index::{Choice, Chosen, seen, some_at_once},
 };
 use crate::backend::{AttentionStep, BlockStep};
 
@@ -33,15 +33,10 @@ pub(super) fn choose(
         }
         let q = part(q);
         let keys = keys.reshape(&[total, step.width]).transpose(&[1, 0]);
-        let at_once = (MAX_PRODUCTS / (step.heads * total)).max(1);
-        let some: Vec<Array> = (0..rows)
-            .step_by(at_once)
-            .map(|from| {
-                let until = rows.min(from + at_once);
-                best(library, [&q.slice(0, from, until), &keys], first + from, step)
-            })
-            .collect();
-        let all = library.concat(&some.iter().collect::<Vec<_>>(), 0);
+        let all = some_at_once(library, (rows, step.heads * total), |some| {
+            let q = q.slice(0, some.start, some.end);
+            best(library, [&q, &keys], first + some.start, step)
+        });
         chosen.push(Some(Choice::Blocks(step.tokens, all)));
     }
     Chosen(chosen)

@@ -1,5 +1,7 @@
 //! Attention to chosen keys within the graph.
 
+use std::ops::Range;
+
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
 use super::{Cache, Tensor};
@@ -7,7 +9,7 @@ use crate::backend::{AttentionStep, IndexInputs, IndexStep};
 
 /// Products of short queries and keys that are held at the same time; rows beyond follow one after
 /// the other.
-pub(super) const MAX_PRODUCTS: usize = 64 << 20;
+const MAX_PRODUCTS: usize = 64 << 20;
 
 /// What the rows of each sequence attend to; none where they attend to all.
 #[derive(Debug)]
@@ -46,18 +48,24 @@ pub(super) fn choose(
         }
         let (q, weights) = (part(inputs.q), part(inputs.weights));
         let keys = keys.reshape(&[total, step.width]).transpose(&[1, 0]);
-        let at_once = (MAX_PRODUCTS / (step.heads * total)).max(1);
-        let some: Vec<Array> = (0..rows)
-            .step_by(at_once)
-            .map(|from| {
-                let until = rows.min(from + at_once);
-                let [q, weights] = [&q, &weights].map(|x| x.slice(0, from, until));
-                best(library, [&q, &weights, &keys], first + from, step)
-            })
-            .collect();
-        chosen.push(Some(Choice::Keys(library.concat(&some.iter().collect::<Vec<_>>(), 0))));
+        let all = some_at_once(library, (rows, step.heads * total), |some| {
+            let [q, weights] = [&q, &weights].map(|x| x.slice(0, some.start, some.end));
+            best(library, [&q, &weights, &keys], first + some.start, step)
+        });
+        chosen.push(Some(Choice::Keys(all)));
     }
     Chosen(chosen)
+}
+
+/// What `work` gives for all rows, as many at a time as may hold so many products each.
+pub(super) fn some_at_once(
+    library: Library,
+    (rows, products): (usize, usize),
+    work: impl Fn(Range<usize>) -> Array,
+) -> Array {
+    let at_once = (MAX_PRODUCTS / products).max(1);
+    let parts = (0..rows).step_by(at_once).map(|from| work(from..rows.min(from + at_once)));
+    library.concat(&parts.collect::<Vec<_>>().iter().collect::<Vec<_>>(), 0)
 }
 
 /// The keys of the largest scores for some rows, of which the first stands at `first`. A row with
