@@ -521,6 +521,11 @@ pub(crate) struct EngineChoice {
     /// how many rows are computed together.
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub speculate: SpeculateName,
+    /// Ask a small model what comes next and check its guesses with this one: the same tokens in
+    /// fewer steps. A package set for one node of a model with the same tokens, read by rank 0 (by
+    /// its node, where ranks are on others).
+    #[arg(long, value_name = "SET")]
+    pub draft_model: Option<PathBuf>,
 }
 
 /// When next tokens are guessed.
@@ -568,7 +573,8 @@ Prompts are random tokens. All ranks run in this process, each on its share of t
 Examples:
   shardpack bench llama-1b
   shardpack bench llama-1b --contexts 16,4096 --batches 1,8 --json
-  shardpack bench llama-1b --speculate auto       with what guessed tokens give")]
+  shardpack bench llama-1b --speculate auto       with what guessed tokens give
+  shardpack bench llama-70b --draft-model llama-1b")]
 pub(crate) struct BenchArgs {
     /// The package set.
     pub set: PathBuf,
@@ -589,6 +595,9 @@ pub(crate) struct BenchArgs {
     /// without.
     #[arg(long, value_enum, default_value = "off", value_name = "WHEN")]
     pub speculate: SpeculateName,
+    /// Measure guessed tokens, and guess with a small model too, as `serve` does.
+    #[arg(long, value_name = "SET")]
+    pub draft_model: Option<PathBuf>,
     /// Threads of all ranks together; all cores by default.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,

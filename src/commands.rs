@@ -23,6 +23,7 @@ pub(crate) mod serve;
 pub(crate) mod sign;
 pub(crate) mod verify;
 
+mod draft;
 mod package;
 mod ranks;
 mod refusals;

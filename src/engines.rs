@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    ffi::OsString,
     path::{Path, PathBuf},
 };
 
@@ -14,8 +15,8 @@ use shardpack_loader::{
     },
     cluster::LoadError,
     engine::{
-        ConstraintFactory, Engine, EngineOptions, LocalModel, RankEngine, Speculate, TokenId,
-        memory_group,
+        ConstraintFactory, DraftModelError, Engine, EngineOptions, LocalModel, RankEngine,
+        Speculate, TokenId, memory_group,
     },
     model::Model,
     open::{OpenOptions, Package, Packing},
@@ -95,7 +96,7 @@ impl SpeculateName {
 
 impl EngineChoice {
     /// The same choice for another process of this program.
-    pub(crate) fn arguments(&self) -> Vec<String> {
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
         let engine = match self.engine {
             EngineName::Cpu => "cpu",
             EngineName::Mlx => "mlx",
@@ -122,7 +123,11 @@ impl EngineChoice {
         if self.speculate == SpeculateName::Off {
             arguments.extend(["--speculate", "off"]);
         }
-        arguments.into_iter().map(str::to_owned).collect()
+        let mut arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
+        if let Some(set) = &self.draft_model {
+            arguments.extend(["--draft-model".into(), set.into()]);
+        }
+        arguments
     }
 
     /// Whether a lost rank is an error to the others, and not a hang.
@@ -172,6 +177,15 @@ impl EngineChoice {
         anyhow::ensure!(
             self.engine == EngineName::Cpu || !of_cpu,
             "--platform, --exact and --kv-type are the cpu engine's: leave them out with --engine mlx"
+        );
+        anyhow::ensure!(
+            self.engine == EngineName::Cpu || self.draft_model.is_none(),
+            "--draft-model is the cpu engine's, since MLX's results may depend on how many rows \
+             are computed together: leave it out with --engine mlx"
+        );
+        anyhow::ensure!(
+            self.speculate == SpeculateName::Auto || self.draft_model.is_none(),
+            "--draft-model guesses, and --speculate off asks for no guesses: leave one of them out"
         );
         Ok(())
     }
@@ -281,18 +295,26 @@ impl Opened {
         Ok(())
     }
 
-    /// This rank's engine over its open package.
+    /// This rank's engine over its open package, and over that of the model that guesses for it.
     pub(crate) fn rank_engine(
         self,
         package: &Package,
+        draft: Option<&Package>,
         options: EngineOptions,
         constraints: Option<Box<dyn ConstraintFactory>>,
     ) -> Result<Box<dyn RankEngine>, LoadError> {
         Ok(match self {
             Self::Cpu(backend) => {
                 let model = Model::load(package, &backend)?;
-                boxed(Engine::new(model, backend, options), constraints)
+                let draft = draft.map(|draft| Model::load(draft, &backend)).transpose()?;
+                let engine = Engine::new(model, backend, options);
+                let engine = match draft {
+                    Some(draft) => engine.with_draft_model(draft)?,
+                    None => engine,
+                };
+                boxed(engine, constraints)
             }
+            Self::Mlx(_) if draft.is_some() => return Err(DraftModelError::Backend.into()),
             Self::Mlx(backend) => {
                 let model = Model::load(package, &backend)?;
                 let taken = backend.taken();

@@ -37,4 +37,4 @@ pub use shardpack_formats::OutputStyle;
 pub use template::TemplateError;
 pub use text::{DecodingError, VocabularyError};
 pub use tls::{Report, Tls, TlsError};
-pub use tokens::{TokenizeError, tokenize};
+pub use tokens::{SameTokensError, TokenizeError, check_same_tokens, tokenize};

@@ -1,6 +1,6 @@
 //! `shardpack bench`.
 
-use std::{fs, process::ExitCode};
+use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::anyhow;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use shardpack_loader::{
 };
 use shardpack_manifests::Manifest;
 
-use super::{Outcome, package, threads};
+use super::{Outcome, draft, package, threads};
 use crate::{
     args::BenchArgs,
     failure::Failure,
@@ -33,22 +33,28 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let mut ranks = Vec::new();
     let mut engines = Vec::new();
     let mut manifests = Vec::new();
+    let mut loads = Vec::new();
     for folder in &folders {
-        let shown = || folder.display().to_string();
-        let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
-        let package = Package::open(folder, &OpenOptions::fast(threads), &|_| ())
-            .map_err(|error| wrong(error.into()))?;
-        let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.stored());
-        let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
-        ranks.push(RankBytes::of(package.manifest(), backend.page_bytes(&model.cache_shape())));
+        let (package, backend, model) = open(folder, threads, each, args)?;
+        loads = self::loads(args, model.spec().max_positions as usize)?;
+        let page = backend.page_bytes(&model.cache_shape());
+        ranks.push(RankBytes::of(package.manifest(), page));
         manifests.push(package.manifest().clone());
-        // Steps are to be compared with what memory gives: one token each.
+        // Steps are to be compared with what memory gives: one token each, of all requests at once.
         let options = EngineOptions { speculate: Speculate::Off, ..EngineOptions::STANDARD };
-        engines.push(Engine::new(model, backend, options));
+        let [usual, _] = options.kv_bytes_of(&model, &backend);
+        let kv_bytes = Some(usual.max(pages(&loads) * page));
+        let mut engine = Engine::new(model, backend, EngineOptions { kv_bytes, ..options });
+        if let Some(set) = args.draft_model.as_deref().filter(|_| engines.is_empty()) {
+            let draft = draft::folder(set)?;
+            draft::compare(&draft, folder).map_err(Failure::wrong)?;
+            let (_, _, model) = open(&draft, threads, each, args)?;
+            engine = engine.with_draft_model(model).map_err(Failure::wrong)?;
+        }
+        engines.push(engine);
     }
     let spec = engines.first().map(|engine| engine.model().spec().clone());
     let spec = spec.ok_or_else(|| Failure::wrong(anyhow!("the set has no packages")))?;
-    let loads = loads(args, spec.max_positions as usize)?;
     let mut note = |speed: &Speed| {
         say(&format!("bench: {} tokens of context, {} at a time", speed.context, speed.batch));
     };
@@ -85,9 +91,34 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A package, what computes it with `each` threads, and its model.
+fn open(
+    folder: &Path,
+    threads: usize,
+    each: usize,
+    args: &BenchArgs,
+) -> Result<(Package, Cpu, Model<Cpu>), Failure> {
+    let shown = || folder.display().to_string();
+    let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
+    let package = Package::open(folder, &OpenOptions::fast(threads), &|_| ())
+        .map_err(|error| wrong(error.into()))?;
+    let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.stored());
+    let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
+    Ok((package, backend, model))
+}
+
+/// Pages that the largest load takes.
+fn pages(loads: &[Load]) -> u64 {
+    let of_load = |load: &Load| {
+        let tokens = load.context + load.generate + 1;
+        (load.batch * (tokens + 1).div_ceil(TOKENS_PER_PAGE)) as u64
+    };
+    loads.iter().map(of_load).max().unwrap_or(0)
+}
+
 /// What drafts give, if that was asked for.
 fn drafts(args: &BenchArgs, engines: &mut [Engine<Cpu>], loads: &[Load]) -> anyhow::Result<Value> {
-    if args.speculate.when() == Speculate::Off {
+    if args.speculate.when() == Speculate::Off && args.draft_model.is_none() {
         return Ok(Value::Null);
     }
     say("bench: each load again, without drafts and with them");
@@ -183,7 +214,7 @@ fn planned_bytes(manifests: &[Manifest], ranks: &[RankBytes], loads: &[Load], kv
     }
     let largest = ranks.iter().map(|rank| rank.page).max().unwrap_or(0);
     let least = EngineOptions::LEAST_KV_BYTES.checked_div(largest).unwrap_or(0);
-    let most = u64::from(spec.max_positions).div_ceil(page).max(least) * page;
+    let most = u64::from(spec.max_positions).div_ceil(page).max(least).max(pages(loads)) * page;
     let load = EngineLoad {
         tokens: (kept + own).min(most),
         sequences,

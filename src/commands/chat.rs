@@ -32,7 +32,7 @@ pub(crate) fn run(args: &ChatArgs) -> Outcome {
             let error = anyhow!("{}: no such folder", args.target);
             return Err(Failure::from(error).hint("give a package set, or the URL of a server"));
         }
-        Some(children::serve(set, &[], &[])?)
+        Some(children::serve(set, &[], &[""; 0])?)
     };
     let url = server.as_ref().map_or(args.target.as_str(), |server| &server.address);
     let mut chat = Chat::new(args, url)?;

@@ -24,7 +24,7 @@ use shardpack_trust::{Door, Guard, Joined, date, is_local};
 use tempfile::TempDir;
 
 use super::{
-    Outcome, doctor,
+    Outcome, doctor, draft,
     ranks::{self, Membership, Place, RankParameters},
     refusals::Refusals,
     serve::listen_hint,
@@ -52,6 +52,7 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         return Err(Failure::from(error).hint("say --collectives to `shardpack serve` instead"));
     }
     args.engine.check()?;
+    draft::check(&args.engine)?;
     let ip = reachable(args)?;
     let identity = args.store.join(IDENTITY);
     // Ranks are reached at the second one.

@@ -21,7 +21,7 @@ use shardpack_loader::{
 use shardpack_manifests::Manifest;
 use shardpack_trust::{Credentials, credentials_of_node, is_local};
 
-use super::{Outcome, package, threads};
+use super::{Outcome, draft, package, threads};
 use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result};
 
 /// Carries the command out.
@@ -50,13 +50,22 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
         choice.check_layout(&manifest.layout)?;
         let opened = choice.open(threads, place)?;
         opened.check_memory(&manifest)?;
-        let package = read(&folder, choice.opening(threads)?, progress)?;
-        // Only rank 0 decides what may come next; a package without a tokenizer is held to
-        // nothing.
+        // Only rank 0 decides what may come next, and guesses; a package without a tokenizer is
+        // held to nothing.
         let leads = manifest.rank == 0;
+        let draft = choice.draft_model.as_deref().filter(|_| leads).map(draft::folder);
+        let draft = draft.transpose().map_err(Failure::into_error)?;
+        if let Some(draft) = &draft {
+            draft::compare(draft, &folder)?;
+        }
+        let package = read(&folder, choice.opening(threads)?, "reading weights", progress)?;
+        let draft = draft.map(|draft| {
+            read(&draft, choice.opening(threads)?, "reading the draft model", progress)
+        });
+        let draft = draft.transpose()?;
         let constraints =
             if leads { server::constraints(&folder, style).ok().flatten() } else { None };
-        opened.rank_engine(&package, choice.options(), constraints)
+        opened.rank_engine(&package, draft.as_ref(), choice.options(), constraints)
     });
     end_for_sure();
     served.map_err(Failure::from)?;
@@ -99,6 +108,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(200);
 fn read(
     folder: &Path,
     options: OpenOptions,
+    doing: &str,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Package, LoadError> {
     // The reading threads only leave notes; this one reports them.
@@ -115,7 +125,7 @@ fn read(
         while let Ok(OpenProgress { done_bytes, total_bytes }) = noted.recv() {
             if Instant::now() >= next || done_bytes == total_bytes {
                 next = Instant::now() + REPORT_EVERY;
-                progress(Progress { doing: "reading weights".to_owned(), done_bytes, total_bytes });
+                progress(Progress { doing: doing.to_owned(), done_bytes, total_bytes });
             }
         }
         opening.join().unwrap_or_else(|panic| resume_unwind(panic))

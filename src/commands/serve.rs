@@ -25,7 +25,7 @@ use shardpack_manifests::Manifest;
 use shardpack_trust::{Endpoint, is_local};
 
 use self::{layer::Layer, scripted::Scripted};
-use super::{Outcome, keys, package};
+use super::{Outcome, draft, keys, package};
 use crate::{
     args::ServeArgs,
     cluster,
@@ -151,6 +151,7 @@ impl Served {
         // What runs elsewhere is installed elsewhere.
         if nodes.is_empty() {
             args.engine.check()?;
+            draft::check(&args.engine)?;
         } else {
             args.engine.check_arguments()?;
         }

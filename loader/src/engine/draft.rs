@@ -1,22 +1,26 @@
 //! Drafts: guesses at the next tokens of a sequence, which are run as further rows of a step and
 //! kept where sampling comes to the same tokens. What is guessed decides about speed alone.
 //!
-//! Rank 0 guesses, without a model: where the latest tokens have stood before in the request's
+//! Rank 0 guesses. Without a model: where the latest tokens have stood before in the request's
 //! own text, or in the answer that the client foretells, what followed there may follow here.
-//! Every guess is compared with what then comes, run or not, so a request whose guesses are
-//! wrong costs nothing and one that begins to repeat itself is noticed.
+//! With a draft model, a small one with the same tokens: what it would say. Every guess is
+//! compared with what then comes, run or not, so a request whose guesses are wrong costs nothing
+//! and one that begins to repeat itself is noticed.
 //!
-//! Reading order: [`lookup`] (where a text has been before), [`odds`] (how often guesses come
-//! true), [`share`] (which of them are worth their rows).
+//! Reading order: [`lookup`] (where a text has been before), [`model`] (what a small model would
+//! say), [`odds`] (how often guesses come true), [`share`] (which of them are worth their rows).
 
 mod lookup;
+mod model;
 mod odds;
 mod share;
 
 use super::request::TokenId;
 use lookup::{BREAK, Found, Lookup};
-use odds::Odds;
-pub(super) use share::{Costs, MAX_STEP_DRAFTS};
+pub use model::DraftModelError;
+pub(super) use model::{DraftModel, Guess, Guesser, Text};
+use odds::{Odds, Trust};
+pub(super) use share::{Costs, MAX_STEP_DRAFTS, guess_cost};
 
 /// Most drafts of one sequence in a step: more than pay except beside a prompt that is being read.
 pub(super) const MAX_DRAFTS: usize = 15;
@@ -24,10 +28,14 @@ pub(super) const MAX_DRAFTS: usize = 15;
 /// The beginning of a foretold answer is trusted as if so many tokens before it were alike.
 const TOLD_MATCH: usize = 8;
 
+/// A guess from the text that is as likely as this is not asked a model about.
+const LIKELY: f32 = 0.7;
+
 /// Guesses for one request.
 pub(super) struct Drafter {
     lookup: Lookup,
     odds: Odds,
+    trust: Trust,
     /// Length of the answer as the client foretells it, with which the lookup's text begins.
     told: usize,
     /// Where in it the real answer goes on, and how many tokens before that were alike.
@@ -35,6 +43,8 @@ pub(super) struct Drafter {
     /// Tokens of the sequence that the lookup has taken.
     taken: usize,
     proposal: Proposal,
+    /// What a draft model would say.
+    guesses: Vec<Guess>,
     /// Tokens of the answer that were foretold at their place.
     told_right: u32,
 }
@@ -63,10 +73,12 @@ impl Drafter {
         Self {
             lookup,
             odds: Odds::default(),
+            trust: Trust::default(),
             told: told.len(),
             going_on: begins,
             taken: 0,
             proposal: Proposal::default(),
+            guesses: Vec::new(),
             told_right: 0,
         }
     }
@@ -76,6 +88,7 @@ impl Drafter {
     pub(super) fn propose(&mut self, tokens: &[u32], stop: &[TokenId]) {
         self.lookup.extend(&tokens[self.taken..]);
         self.taken = tokens.len();
+        self.guesses.clear();
         let Some(Found { next, matched }) = self.going_on.or_else(|| self.lookup.find()) else {
             self.proposal = Proposal::default();
             return;
@@ -89,24 +102,55 @@ impl Drafter {
         self.proposal = Proposal { tokens, matched, told_at: (next < self.told).then_some(next) };
     }
 
+    /// Whether a draft model may know better than the text.
+    pub(super) fn asks_model(&self) -> bool {
+        self.proposal.tokens.is_empty() || self.odds.of(self.proposal.matched) < LIKELY
+    }
+
+    /// What a draft model would say in the place of the last proposal.
+    pub(super) fn take_guesses(&mut self, guesses: Vec<Guess>) {
+        self.guesses = guesses;
+    }
+
+    /// Whether it is the model's guesses that are worth more.
+    fn prefers_model(&self) -> bool {
+        let Some(first) = self.guesses.first() else { return false };
+        self.proposal.tokens.is_empty()
+            || self.trust.of(first.chance) > self.odds.of(self.proposal.matched)
+    }
+
     /// How likely it is that each of the first guesses comes true together with those before.
     pub(super) fn chances(&self, most: usize) -> Vec<f32> {
         let mut chance = 1.0;
-        let count = self.proposal.tokens.len().min(most).min(MAX_DRAFTS);
-        let next = |place| {
-            chance *= self.odds.of(self.proposal.matched + place);
+        let mut with = |next: f32| {
+            chance *= next;
             chance
         };
-        (0..count).map(next).collect()
+        let most = most.min(MAX_DRAFTS);
+        if self.prefers_model() {
+            let guesses = self.guesses.iter().take(most);
+            return guesses.map(|guess| with(self.trust.of(guess.chance))).collect();
+        }
+        let count = self.proposal.tokens.len().min(most);
+        (0..count).map(|place| with(self.odds.of(self.proposal.matched + place))).collect()
     }
 
     /// The first guesses.
     pub(super) fn drafts(&self, count: usize) -> Vec<u32> {
+        if self.prefers_model() {
+            return self.guesses[..count].iter().map(|guess| guess.token).collect();
+        }
         self.proposal.tokens[..count].to_vec()
     }
 
     /// Takes the tokens that came after the last proposal.
     pub(super) fn learn(&mut self, came: &[u32]) {
+        for (guess, token) in std::mem::take(&mut self.guesses).into_iter().zip(came) {
+            self.trust.learn(guess.chance, guess.token == *token);
+            if guess.token != *token {
+                break;
+            }
+        }
         let Proposal { tokens, matched, told_at } = std::mem::take(&mut self.proposal);
         let mut right = 0;
         for (guess, token) in tokens.iter().zip(came) {

@@ -14,14 +14,14 @@ use std::{collections::VecDeque, time::Instant};
 
 use super::{
     constraint::{ConstraintFactory, TokenMask},
-    draft::Drafter,
+    draft::{Drafter, Guesser},
     hello::Agreed,
     pages::Pages,
     plan::{Begin, PageId, Plan, Publish, Work},
     request::{Event, FinishReason, GenerateRequest, RequestId, Usage},
     sample::Wishes,
 };
-use crate::backend::TOKENS_PER_PAGE;
+use crate::backend::{StepError, TOKENS_PER_PAGE};
 pub(super) use drafting::Drafting;
 #[cfg(test)]
 pub(super) use drafting::Forced;
@@ -154,14 +154,20 @@ impl Schedule {
     }
 
     /// The next step: one token for every sequence that is decoding, and the next tokens of
-    /// prompts, of which each that is being read gets its share.
-    pub(super) fn plan(&mut self, step: u64, now: Instant) -> Plan {
+    /// prompts, of which each that is being read gets its share. A draft model that was asked may
+    /// fail.
+    pub(super) fn plan(
+        &mut self,
+        step: u64,
+        now: Instant,
+        guesser: Option<&mut dyn Guesser>,
+    ) -> Result<Plan, StepError> {
         self.expire(now);
         self.refuse_too_long();
         self.extend();
         self.admit(now);
         let counts = self.counts();
-        let drafts = self.drafts(&counts);
+        let drafts = self.drafts(&counts, guesser)?;
         let mut begin = Vec::new();
         let mut work = Vec::new();
         let mut faults = Vec::new();
@@ -196,7 +202,7 @@ impl Schedule {
         for (id, message) in faults {
             self.fail(id, message);
         }
-        Plan { begin, work, ..self.endings(step) }
+        Ok(Plan { begin, work, ..self.endings(step) })
     }
 
     /// A step that only ends sequences.

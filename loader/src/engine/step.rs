@@ -6,6 +6,7 @@ use shardpack_collectives::{Deadline, Group, GroupError};
 
 use super::{
     constraint::ConstraintFactory,
+    draft::{DraftModel, DraftModelError, Guesser, guess_cost},
     hello::Hello,
     plan::{MAX_PREFILL_TOKENS, MAX_SEQUENCES, Plan},
     rank::{PATIENCE, RankEngine, StepOutcome},
@@ -100,6 +101,8 @@ pub struct Engine<B: Backend> {
     options: EngineOptions,
     schedule: Schedule,
     runner: Runner<B>,
+    /// What rank 0 asks for guesses.
+    draft: Option<DraftModel<B>>,
     epoch: Option<u64>,
 }
 
@@ -128,7 +131,7 @@ impl<B: Backend> Engine<B> {
             drafting: Drafting::new(options.speculate, spec),
         };
         let runner = Runner::new(model, backend);
-        Self { options, schedule: Schedule::new(limits), runner, epoch: None }
+        Self { options, schedule: Schedule::new(limits), runner, draft: None, epoch: None }
     }
 
     /// The same, with what turns the constraints of requests into masks; only rank 0 needs it.
@@ -136,6 +139,21 @@ impl<B: Backend> Engine<B> {
     pub fn with_constraints(mut self, factory: Box<dyn ConstraintFactory>) -> Self {
         self.schedule.set_factory(factory);
         self
+    }
+
+    /// The same, with a small model that is asked what comes next; only rank 0 needs it. It has the
+    /// tokens of the large one, all of itself on this rank, and as much memory for keys and values
+    /// as the large one's tokens take in it.
+    pub fn with_draft_model(mut self, draft: Model<B>) -> Result<Self, DraftModelError> {
+        if !self.runner.backend().rewinds() {
+            return Err(DraftModelError::Backend);
+        }
+        let model = self.runner.model();
+        let cost = guess_cost(draft.spec(), model.spec(), model.shard().logits.len());
+        self.draft = Some(DraftModel::new(draft, model.spec().vocab_size, cost)?);
+        // Other ranks' sequences and ours begin with its room.
+        self.epoch = None;
+        Ok(self)
     }
 
     /// Whether the requests that are submitted from now on have drafts.
@@ -148,6 +166,13 @@ impl<B: Backend> Engine<B> {
     #[cfg(test)]
     pub(super) fn with_drafts(mut self, source: super::schedule::Forced) -> Self {
         self.schedule.set_drafting(Drafting::Forced(source));
+        self
+    }
+
+    /// The same with a draft model, a guess of which takes so many steps as far as is known.
+    #[cfg(test)]
+    pub(super) fn with_draft_cost(mut self, cost: f32) -> Self {
+        self.draft.as_mut().expect("it has a draft model").set_cost(cost);
         self
     }
 
@@ -176,6 +201,10 @@ impl<B: Backend> Engine<B> {
         })?;
         self.epoch = Some(group.epoch());
         self.schedule.begin_anew(agreed);
+        if let Some(draft) = &mut self.draft {
+            let pages = usize::try_from(agreed.pages).unwrap_or(usize::MAX);
+            draft.begin_anew(pages.saturating_mul(TOKENS_PER_PAGE));
+        }
         self.runner.forget();
         Ok(())
     }
@@ -205,7 +234,11 @@ impl<B: Backend> RankEngine for Engine<B> {
         events: &mut dyn FnMut(Event),
     ) -> Result<StepOutcome, GroupError> {
         self.enter(group, self.options.collective_timeout)?;
-        let plan = self.schedule.plan(self.runner.next_step(), Instant::now());
+        let backend = self.runner.backend();
+        let mut asked = self.draft.as_mut().map(|draft| draft.over(backend));
+        let guesser = asked.as_mut().map(|asked| asked as &mut dyn Guesser);
+        let plan = self.schedule.plan(self.runner.next_step(), Instant::now(), guesser);
+        let plan = plan.map_err(group_error)?;
         let mut outcome = StepOutcome::Idle;
         let mut deliver = |schedule: &mut Schedule| {
             for event in schedule.take_events() {
@@ -219,7 +252,14 @@ impl<B: Backend> RankEngine for Engine<B> {
         }
         self.send(&plan, group)?;
         let ranks = self.ranks(group);
+        let started = Instant::now();
         let sampled = self.runner.run(&plan, &ranks).map_err(group_error)?;
+        if let Some(draft) = &mut self.draft
+            && !plan.work.is_empty()
+        {
+            let rows = plan.work.iter().map(|work| work.tokens.len()).sum();
+            draft.saw_step(rows, started.elapsed());
+        }
         self.schedule.record(&plan, sampled, Instant::now());
         deliver(&mut self.schedule);
         Ok(StepOutcome::Worked)

@@ -1,6 +1,9 @@
 //! A text's tokens, for what measures models: no conversation, no template.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use tokenizers::Tokenizer;
 
@@ -17,14 +20,77 @@ pub enum TokenizeError {
     Tokenizer(tokenizers::Error),
 }
 
+/// A draft model whose guesses would mean something else.
+#[derive(Debug, thiserror::Error)]
+pub enum SameTokensError {
+    /// One of the two has no tokenizer to compare.
+    #[error("{}", folder.display())]
+    Tokenizer {
+        /// Its package.
+        folder: PathBuf,
+        /// Why.
+        source: TokenizeError,
+    },
+    /// The tokenizers are of different families.
+    #[error(
+        "its tokens are not the model's: {differing} of {known} differ, such as {token}, which is \
+         {draft:?} to it and {model:?} to the model; a draft model is one of the same family"
+    )]
+    Other {
+        /// Tokens of different texts.
+        differing: usize,
+        /// Tokens that both know.
+        known: usize,
+        /// The first that differs.
+        token: u32,
+        /// What it is to the draft model.
+        draft: String,
+        /// What it is to the model.
+        model: String,
+    },
+}
+
+/// One in so many tokens may differ: those that nobody uses have other names in each version of a
+/// family. A guess that means something else is not kept, like any wrong one.
+const MAY_DIFFER: usize = 100;
+
+/// Refuses a draft model (the folder of its package) that has other tokens than a model.
+pub fn check_same_tokens(model: &Path, draft: &Path) -> Result<(), SameTokensError> {
+    let open = |folder: &Path| {
+        open(folder)
+            .map_err(|source| SameTokensError::Tokenizer { folder: folder.to_owned(), source })
+    };
+    let [model, draft] = [open(model)?, open(draft)?];
+    let size = model.get_vocab_size(true).max(draft.get_vocab_size(true)) as u32;
+    let both = |id| Some((id, model.id_to_token(id)?, draft.id_to_token(id)?));
+    let known: Vec<_> = (0..size).filter_map(both).collect();
+    let differing: Vec<_> = known.iter().filter(|(_, model, draft)| model != draft).collect();
+    match differing.first() {
+        Some((token, model, draft)) if differing.len() * MAY_DIFFER > known.len() => {
+            Err(SameTokensError::Other {
+                differing: differing.len(),
+                known: known.len(),
+                token: *token,
+                draft: draft.clone(),
+                model: model.clone(),
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn open(folder: &Path) -> Result<Tokenizer, TokenizeError> {
+    let bytes = fs::read(folder.join("tokenizer.json"))?;
+    Tokenizer::from_bytes(bytes).map_err(TokenizeError::Tokenizer)
+}
+
 /// The tokens of `text` by the `tokenizer.json` of a folder, and the token that the model's
 /// sequences begin with, if its tokenizer puts one there.
 pub fn tokenize(
     folder: &Path,
     text: &str,
 ) -> Result<(Vec<TokenId>, Option<TokenId>), TokenizeError> {
-    let bytes = fs::read(folder.join("tokenizer.json"))?;
-    let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(TokenizeError::Tokenizer)?;
+    let mut tokenizer = open(folder)?;
     // Left over from training: a text must be neither cut nor padded.
     tokenizer.with_truncation(None).map_err(TokenizeError::Tokenizer)?.with_padding(None);
     let encode = |text: &str, special| -> Result<Vec<TokenId>, TokenizeError> {

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     env,
+    ffi::OsStr,
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
@@ -50,7 +51,7 @@ pub(in crate::commands) fn node(store: &Path, engine: &EngineChoice) -> anyhow::
 pub(in crate::commands) fn serve(
     set: &Path,
     nodes: &[String],
-    options: &[String],
+    options: &[impl AsRef<OsStr>],
 ) -> anyhow::Result<Child> {
     let mut command = own_program()?;
     command.arg("serve").arg(set).args(["--listen", "127.0.0.1:0", "--json"]).args(options);

@@ -14,6 +14,9 @@ const MANY: f32 = 0.25;
 /// How much more than its cost a draft must promise, since both are estimates.
 const MARGIN: f32 = 1.2;
 
+/// What a guess of a draft model may promise before it was asked.
+const LIKELIEST: f32 = 0.9;
+
 /// Most drafts of all sequences in a step; bounds what a plan holds.
 pub(in crate::engine) const MAX_STEP_DRAFTS: usize = 256;
 
@@ -28,28 +31,25 @@ impl Costs {
     /// Of a model: a row of a mixture of experts reads experts of its own.
     pub(in crate::engine) fn of(spec: &Spec) -> Self {
         let Some(moe) = &spec.moe else { return Self { fresh: 0.0 } };
-        let [hidden, heads, kv, dim] = [
-            spec.hidden_size,
-            spec.attention.heads,
-            spec.attention.kv_heads,
-            spec.attention.head_dim,
-        ]
-        .map(f64::from);
-        let attention = hidden * dim * 2.0 * (heads + kv);
-        let expert = 3.0 * hidden * f64::from(moe.size);
-        let shared = moe.shared.as_ref().map_or(0.0, |it| 3.0 * hidden * f64::from(it.size));
-        let [mut always, mut chosen] = [hidden * f64::from(spec.vocab_size), 0.0];
-        for layer in &spec.layers {
-            always += attention;
-            if layer.moe {
-                always += shared;
-                chosen += expert * f64::from(moe.top_k);
-            } else {
-                always += 3.0 * hidden * f64::from(spec.ffn.size);
-            }
-        }
+        let [always, chosen] = weights(spec);
         let others = 1.0 - f64::from(moe.top_k) / f64::from(moe.experts);
         Self { fresh: (chosen / (always + chosen) * others) as f32 }
+    }
+
+    /// Whether a draft model is worth asking for guesses beside `rows` rows, one of which is that of
+    /// each of so many sequences.
+    pub(in crate::engine) fn has_room(self, rows: usize, sequences: usize) -> bool {
+        let best = vec![vec![LIKELIEST]; sequences];
+        self.share(rows, &best).iter().any(|count| *count > 0)
+    }
+
+    /// Whether one guess more is worth what it takes, `guess` steps of one row beside its own row,
+    /// for a sequence whose guesses so far come true with these chances, each with those before.
+    pub(in crate::engine) fn guesses_on(self, guess: f32, chances: &[f32]) -> bool {
+        let each = guess + FEW.max(self.fresh);
+        let tokens = 1.0 + chances.iter().sum::<f32>();
+        let time = 1.0 + each * chances.len() as f32;
+        chances.last().unwrap_or(&1.0) * time > MARGIN * each * tokens
     }
 
     /// What one row more than `rows` takes.
@@ -94,6 +94,34 @@ impl Costs {
     }
 }
 
+/// What one token reads of a model, in weights: always, and as experts that it has chosen.
+fn weights(spec: &Spec) -> [f64; 2] {
+    let [hidden, heads, kv, dim] =
+        [spec.hidden_size, spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim]
+            .map(f64::from);
+    let attention = hidden * dim * 2.0 * (heads + kv);
+    let [mut always, mut chosen] = [hidden * f64::from(spec.vocab_size), 0.0];
+    for layer in &spec.layers {
+        always += attention;
+        match &spec.moe {
+            Some(moe) if layer.moe => {
+                let shared = moe.shared.as_ref().map_or(0.0, |it| f64::from(it.size));
+                always += 3.0 * hidden * shared;
+                chosen += 3.0 * hidden * f64::from(moe.size) * f64::from(moe.top_k);
+            }
+            _ => always += 3.0 * hidden * f64::from(spec.ffn.size),
+        }
+    }
+    [always, chosen]
+}
+
+/// What a guess of a draft model takes before it was measured, in steps of a model that has so many
+/// ranks: by what each reads.
+pub(in crate::engine) fn guess_cost(draft: &Spec, spec: &Spec, ranks: usize) -> f32 {
+    let [draft, model] = [draft, spec].map(|spec| weights(spec).iter().sum::<f64>());
+    (draft / (model / ranks as f64)) as f32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +151,19 @@ mod tests {
         let experts = Costs { fresh: 0.7 };
         check(experts, 0.5, 1, 0..1);
         check(experts, 0.98, 1, 1..3);
+    }
+
+    #[test]
+    fn a_draft_model_is_asked_as_long_as_it_pays() {
+        let pays = |guess: f32, chances: &[f32]| DENSE.guesses_on(guess, chances);
+        // A twentieth of the model: one guess more as long as the last is likely.
+        assert!(pays(0.05, &[]) && pays(0.05, &[0.9]) && pays(0.05, &chances(0.9)[..4]));
+        assert!(!pays(0.05, &[0.1]) && !pays(0.05, &[0.9, 0.2]));
+        // Nearly as slow as the model itself: never.
+        assert!(!pays(0.8, &[]));
+        // Beside many rows there is no room for guesses, however likely.
+        assert!(DENSE.has_room(1, 1) && DENSE.has_room(2, 2) && !DENSE.has_room(8, 8));
+        assert!(!DENSE.has_room(512, 0));
     }
 
     #[test]

@@ -4,20 +4,21 @@ use shardpack_formats::Spec;
 
 use super::{
     super::{
-        draft::{Costs, MAX_DRAFTS},
+        draft::{Costs, Guess, Guesser, MAX_DRAFTS, Text},
         plan::Work,
         runner::Sampled,
         step::Speculate,
     },
     Active, Limits, Schedule,
 };
+use crate::backend::StepError;
 
 /// Where drafts come from.
 #[derive(Clone, Debug)]
 pub(in crate::engine) enum Drafting {
     /// There are none.
     Off,
-    /// Guessed from each request's own text, and run where that pays.
+    /// Guessed from each request's own text or by a draft model, and run where that pays.
     Guessed(Costs),
     /// Chosen by a test.
     #[cfg(test)]
@@ -57,26 +58,37 @@ impl Schedule {
     }
 
     /// Drafts of each active sequence, of which `counts` tokens are run.
-    pub(super) fn drafts(&mut self, counts: &[usize]) -> Vec<Vec<u32>> {
+    pub(super) fn drafts(
+        &mut self,
+        counts: &[usize],
+        guesser: Option<&mut dyn Guesser>,
+    ) -> Result<Vec<Vec<u32>>, StepError> {
         let mut drafts = vec![Vec::new(); self.active.len()];
         if !self.rewinds {
-            return drafts;
+            return Ok(drafts);
         }
         let positions = self.positions();
         let most = |active: &Active| most_drafts(active, positions);
         match &self.limits.drafting {
             Drafting::Off => {}
             Drafting::Guessed(costs) => {
-                let mut sampled = Vec::new();
-                let mut chances = Vec::new();
-                for (index, active) in self.active.iter_mut().enumerate() {
-                    if counts[index] == active.left() {
-                        let most = most(active);
-                        sampled.push(index);
-                        chances.push(active.job.propose(most));
-                    }
+                let costs = *costs;
+                let is_sampled = |index: &usize| counts[*index] == self.active[*index].left();
+                let sampled: Vec<usize> = (0..self.active.len()).filter(is_sampled).collect();
+                for index in &sampled {
+                    self.active[*index].job.propose();
                 }
-                let shares = costs.share(counts.iter().sum(), &chances);
+                let rows = counts.iter().sum();
+                if let Some(guesser) = guesser
+                    && costs.has_room(rows, sampled.len())
+                {
+                    self.ask(guesser, costs, positions)?;
+                }
+                let chances = sampled.iter().map(|index| {
+                    let active = &self.active[*index];
+                    active.job.chances(most(active))
+                });
+                let shares = costs.share(rows, &chances.collect::<Vec<_>>());
                 for (index, count) in sampled.into_iter().zip(shares) {
                     drafts[index] = self.active[index].job.drafts(count);
                 }
@@ -89,7 +101,42 @@ impl Schedule {
                 }
             }
         }
-        drafts
+        Ok(drafts)
+    }
+
+    /// Asks a draft model about all sequences of which the text itself says little.
+    fn ask(
+        &mut self,
+        guesser: &mut dyn Guesser,
+        costs: Costs,
+        positions: usize,
+    ) -> Result<(), StepError> {
+        let texts = self.active.iter().map(|active| Text {
+            id: active.job.id,
+            tokens: &active.job.tokens,
+            total: self.limits.total(&active.job),
+            most: if active.job.asks_model() { most_drafts(active, positions) } else { 0 },
+            stop: &active.job.request.stop_tokens,
+        });
+        let texts: Vec<_> = texts.collect();
+        let cost = guesser.cost();
+        let pays = |guesses: &[Guess]| {
+            let mut chance = 1.0;
+            let together = |guess: &Guess| {
+                chance *= guess.chance;
+                chance
+            };
+            costs.guesses_on(cost, &guesses.iter().map(together).collect::<Vec<_>>())
+        };
+        if !pays(&[]) {
+            guesser.pass();
+            return Ok(());
+        }
+        let guesses = guesser.guess(&texts, &pays)?;
+        for (active, guesses) in self.active.iter_mut().zip(guesses) {
+            active.job.take_guesses(guesses);
+        }
+        Ok(())
     }
 
     /// Tokens that a sequence may have.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{
     super::{
         constraint::{Constraint, TokenMask},
-        draft::Drafter,
+        draft::{Drafter, Guess},
         request::{GenerateRequest, RequestId, TokenId, Usage},
     },
     needed,
@@ -116,11 +116,28 @@ impl Job {
         Ok(masks)
     }
 
-    /// Guesses the next tokens; how likely each of up to `most` comes true with those before it.
-    pub(super) fn propose(&mut self, most: usize) -> Vec<f32> {
-        let Some(drafter) = &mut self.drafter else { return Vec::new() };
-        drafter.propose(&self.tokens, &self.request.stop_tokens);
-        drafter.chances(most)
+    /// Guesses the next tokens by what the request has said.
+    pub(super) fn propose(&mut self) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.propose(&self.tokens, &self.request.stop_tokens);
+        }
+    }
+
+    /// Whether a draft model may know better.
+    pub(super) fn asks_model(&self) -> bool {
+        self.drafter.as_ref().is_some_and(Drafter::asks_model)
+    }
+
+    /// What a draft model would say.
+    pub(super) fn take_guesses(&mut self, guesses: Vec<Guess>) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.take_guesses(guesses);
+        }
+    }
+
+    /// How likely each of up to `most` guesses comes true with those before it.
+    pub(super) fn chances(&self, most: usize) -> Vec<f32> {
+        self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.chances(most))
     }
 
     /// The first of the guesses.

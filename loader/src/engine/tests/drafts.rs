@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Cpu},
+    model::Model,
     testing::package::Recipe,
 };
 
@@ -243,4 +244,76 @@ fn a_step_with_drafts_takes_the_messages_of_one_without() {
     // The first step takes the prompt; the last plan only says that the sequence has ended.
     let decoding = &with[1..with.len() - 1];
     assert!(decoding.iter().all(|counts| *counts == without[1]), "{with:?} {without:?}");
+}
+
+/// A leader with a draft model of its own that is worth asking.
+fn with_draft(recipe: Recipe, options: EngineOptions, draft: Recipe) -> Ranks {
+    let mut ranks = Ranks::new(recipe, options);
+    let leader = engine(&recipe.open()[0], options);
+    let draft = Model::load(&draft.open()[0], &Cpu::new(1).unwrap()).unwrap();
+    ranks.leader = leader.with_draft_model(draft).unwrap().with_draft_cost(0.02);
+    ranks
+}
+
+/// A model that guesses what it will say itself, with every kind of sampling, constraints too, in a
+/// batch of eight and alone, on one and two ranks; and one that guesses something else.
+#[test]
+fn a_draft_model_changes_no_bit_of_any_answer() {
+    let other = Recipe::plain("qwen3", 1);
+    for ranks in [1, 2] {
+        let recipe = affine(ranks);
+        let mut plain = Ranks::new(recipe, OFF);
+        let expected = plain.answers(&requests());
+        for draft in [affine(1), other] {
+            let mut ranks = with_draft(recipe, STANDARD, draft);
+            assert_eq!(ranks.answers(&requests()), expected);
+            for _ in 0..2 {
+                let again = ranks.answers_again(&requests());
+                assert_eq!(without_cached(again), without_cached(expected.clone()));
+            }
+            for (request, expected) in requests().iter().zip(&expected) {
+                let alone = ranks.answers_again(std::slice::from_ref(request));
+                assert_eq!(without_cached(alone), without_cached(vec![expected.clone()]));
+            }
+        }
+    }
+}
+
+/// A prompt that is read in several steps, an answer without repetitions: what comes is what was
+/// guessed, in a part of the steps.
+#[test]
+fn right_guesses_save_steps_and_begin_with_what_was_read_before() {
+    let first = request(&long_prompt().repeat(2)[..400], 60);
+    let mut plain = Ranks::new(affine(2), OFF);
+    let expected = plain.answers(std::slice::from_ref(&first));
+    let mut ranks = with_draft(affine(2), STANDARD, affine(1));
+    assert_eq!(ranks.answers(std::slice::from_ref(&first)), expected);
+    let [drafted, accepted] = ranks.leader.drafts();
+    assert!(accepted * 10 >= drafted * 9 && accepted > 10, "{accepted} of {drafted}");
+    assert!(ranks.steps + accepted as usize <= plain.steps + 2, "{} {}", ranks.steps, plain.steps);
+}
+
+#[test]
+fn a_draft_model_gives_way_with_its_sequences() {
+    let requests = long_requests();
+    let expected = Ranks::new(affine(2), OFF).answers(&requests);
+    let shape = Ranks::new(affine(1), STANDARD).leader.model().cache_shape();
+    let bytes = Cpu::new(1).unwrap().page_bytes(&shape);
+    for pages in [2, 3] {
+        let options = EngineOptions { kv_bytes: Some(pages * bytes), ..STANDARD };
+        let mut ranks = with_draft(affine(2), options, affine(1));
+        let answers = without_cached(ranks.answers(&requests));
+        assert_eq!(answers, without_cached(expected.clone()), "{pages} pages");
+    }
+}
+
+#[test]
+fn models_that_cannot_guess_are_refused() {
+    let refused = |draft: Recipe| {
+        let cpu = Cpu::new(1).unwrap();
+        let draft = Model::load(&draft.open()[0], &cpu).unwrap();
+        let leader = engine(&affine(1).open()[0], STANDARD);
+        leader.with_draft_model(draft).map(drop).unwrap_err().to_string()
+    };
+    assert!(refused(affine(2)).contains("cut for 2 nodes"));
 }
