@@ -320,6 +320,7 @@ fn draft_models_that_cannot_be_are_refused() {
     refused(&served, &folder.path().join("none"), 2, "no such folder", &[]);
     refused(&served, &other, 1, "its tokens are not the model's", &[]);
     refused(&served, &served, 2, "asks for no guesses", &["--speculate", "off"]);
+    refused(&served, &served, 2, "runs on another node", &["--nodes", "127.0.0.1:9"]);
     // What reads by summing up cannot forget.
     for name in ["qwen3_next", "deepseek_v4"] {
         let set = folder.path().join(name);

@@ -77,6 +77,15 @@ pub enum BenchError {
     /// The engine would not or could not run the request.
     #[error("the engine says: {0}")]
     Request(String),
+    /// There was no step to measure.
+    #[error(
+        "the first of {} requests had ended before the last had its first token: generate more \
+         than {} tokens", load.batch, load.generate
+    )]
+    Apart {
+        /// What was to be measured.
+        load: Load,
+    },
 }
 
 /// Runs each load in turn on the engines of one group, rank 0's first, and returns what `note`
@@ -163,9 +172,12 @@ fn run<B: Backend>(
             }
         }
     }
+    if steps.is_empty() {
+        return Err(BenchError::Apart { load });
+    }
     let seconds = |time: Option<Duration>| time.unwrap_or_default().as_secs_f64();
     let time: Duration = steps.iter().sum();
-    let each = |sum: f64| sum / counts.len().max(1) as f64;
+    let each = |sum: f64| sum / counts.len() as f64;
     let communication: Duration = counts.iter().map(Counts::time).sum();
     Ok(Speed {
         context: load.context,

@@ -13,6 +13,15 @@ pub(super) fn check(engine: &EngineChoice) -> Result<(), Failure> {
     engine.draft_model.as_deref().map(folder).transpose().map(drop)
 }
 
+/// The same where ranks run on nodes, each of which has an engine of its own choice.
+pub(super) fn check_elsewhere(engine: &EngineChoice) -> Result<(), Failure> {
+    if engine.draft_model.is_none() {
+        return Ok(());
+    }
+    let error = anyhow!("--draft-model is read by rank 0, which runs on another node");
+    Err(Failure::from(error).hint("start that node with it: shardpack node … --draft-model SET"))
+}
+
 /// The package of a draft model's set, which has only this one.
 pub(super) fn folder(set: &Path) -> Result<PathBuf, Failure> {
     let document = package::read_set(set)?;

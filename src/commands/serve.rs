@@ -154,6 +154,7 @@ impl Served {
             draft::check(&args.engine)?;
         } else {
             args.engine.check_arguments()?;
+            draft::check_elsewhere(&args.engine)?;
         }
         Ok(layer)
     }

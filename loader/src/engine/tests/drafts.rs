@@ -291,6 +291,10 @@ fn right_guesses_save_steps_and_begin_with_what_was_read_before() {
     let [drafted, accepted] = ranks.leader.drafts();
     assert!(accepted * 10 >= drafted * 9 && accepted > 10, "{accepted} of {drafted}");
     assert!(ranks.steps + accepted as usize <= plain.steps + 2, "{} {}", ranks.steps, plain.steps);
+    // Guesses after pages that the first sequence has left behind are as right.
+    ranks.answers_again(std::slice::from_ref(&first));
+    let [drafted, accepted] = [0, 1].map(|at| ranks.leader.drafts()[at] - [drafted, accepted][at]);
+    assert!(accepted * 10 >= drafted * 9 && accepted > 10, "again: {accepted} of {drafted}");
 }
 
 #[test]
