@@ -35,6 +35,10 @@ const RATE: f64 = 0.1;
 /// measured once more.
 const FADING: f64 = 0.99;
 
+/// Logits that are further below the largest than this add nothing that matters, however many tokens
+/// there are: 200 000 of them less than a thousandth.
+const UNLIKELY: f32 = -20.0;
+
 /// Rows of a step that takes about as long as one row.
 const FEW_ROWS: usize = 4;
 
@@ -386,6 +390,26 @@ fn most_likely(logits: &[f32]) -> Guess {
     let larger = |best: (usize, f32), it: (usize, f32)| if it.1 > best.1 { it } else { best };
     let all = logits.iter().copied().enumerate();
     let (token, largest) = all.fold((0, f32::NEG_INFINITY), larger);
-    let sum: f32 = logits.iter().map(|logit| (logit - largest).exp()).sum();
+    let likely = logits.iter().map(|logit| logit - largest).filter(|it| *it > UNLIKELY);
+    let sum: f32 = likely.map(f32::exp).sum();
     Guess { token: token as u32, chance: 1.0 / sum }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_likely_token_has_its_chance_of_the_softmax() {
+        let logits: Vec<f32> = (0..200_000_u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 4096.0)
+            .collect();
+        let Guess { token, chance } = most_likely(&logits);
+        let largest = f64::from(logits[token as usize]);
+        assert!(logits.iter().all(|logit| f64::from(*logit) <= largest));
+        let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+        assert!((f64::from(chance) * sum - 1.0).abs() < 1e-3, "{chance} {sum}");
+        assert_eq!(most_likely(&[1.0, 3.0, 3.0]).token, 1);
+        assert!((most_likely(&[-2.0]).chance - 1.0).abs() < f32::EPSILON);
+    }
 }
