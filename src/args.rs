@@ -509,7 +509,7 @@ pub(crate) struct EngineChoice {
     /// closer to the weights' exact results, and slower.
     #[arg(long)]
     pub exact: bool,
-    /// How keys and values are stored.
+    /// How keys and values are stored; with mlx f32, f16 or bf16. 16 bits take half the memory.
     #[arg(long, value_enum, default_value_t = KvFormat::F32)]
     pub kv_type: KvFormat,
     /// Memory of each rank for keys and values, such as 8g; by default one sequence of the model's

@@ -135,6 +135,12 @@ impl EngineChoice {
         !matches!(self.collectives, CollectivesName::Ring | CollectivesName::Jaccl)
     }
 
+    /// MLX for a rank, as asked for.
+    fn mlx(&self, collectives: Collectives, place: [u32; 2]) -> anyhow::Result<Mlx> {
+        let mlx = Mlx::open(&mlx_folder(None)?, None, collectives, place)?;
+        Ok(mlx.with_kv(self.kv_type.stored())?)
+    }
+
     /// Our own kernels, as asked for.
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
         Ok(Cpu::with_options(&self.cpu_options(threads))?.with_kv(self.kv_type.stored()))
@@ -173,10 +179,14 @@ impl EngineChoice {
             self.engine == EngineName::Mlx || self.has_deadlines(),
             "ring and jaccl are MLX's own collectives: they go with --engine mlx"
         );
-        let of_cpu = self.exact || self.platform.is_some() || self.kv_type != KvFormat::F32;
+        let of_cpu = self.exact || self.platform.is_some();
         anyhow::ensure!(
             self.engine == EngineName::Cpu || !of_cpu,
-            "--platform, --exact and --kv-type are the cpu engine's: leave them out with --engine mlx"
+            "--platform and --exact are the cpu engine's: leave them out with --engine mlx"
+        );
+        anyhow::ensure!(
+            self.engine == EngineName::Cpu || self.kv_type != KvFormat::Q8,
+            "--kv-type q8 is the cpu engine's: with --engine mlx it is f32, f16 or bf16"
         );
         anyhow::ensure!(
             self.engine == EngineName::Cpu || self.draft_model.is_none(),
@@ -241,7 +251,7 @@ impl EngineChoice {
             EngineName::Cpu => Opened::Cpu(self.cpu(threads)?),
             EngineName::Mlx => {
                 let collectives = self.collectives(place);
-                Opened::Mlx(Mlx::open(&mlx_folder(None)?, None, collectives, place)?)
+                Opened::Mlx(self.mlx(collectives, place)?)
             }
             EngineName::Scripted => return Err(ONLY_SERVE.into()),
         })
@@ -266,11 +276,7 @@ impl EngineChoice {
             let error = anyhow::anyhow!("MLX computes one rank for each process");
             return Err(Failure::from(error).hint("use --engine cpu, or a set for one node"));
         }
-        let folder = mlx_folder(None)?;
-        let size = packages.len() as u32;
-        let backends = (0..size)
-            .map(|rank| Mlx::open(&folder, None, Collectives::Own, [rank, size]))
-            .collect::<Result<_, _>>()?;
+        let backends = vec![self.mlx(Collectives::Own, [0, 1])?];
         let model = LocalModel::over(packages, &groups, backends).map_err(Failure::wrong)?;
         model.logits(tokens).map_err(Failure::wrong)
     }

@@ -153,5 +153,5 @@ fn serve_bounds_keys_and_values_as_it_is_told() {
     let said = fail(2, &[&args[..], &["--kv-memory", "1m"]].concat());
     assert!(said.contains("--kv-memory is for serving"), "{said}");
     let said = fail(2, &["serve", path(&set), "--engine", "mlx", "--kv-type", "q8"]);
-    assert!(said.contains("--kv-type are the cpu engine's"), "{said}");
+    assert!(said.contains("--kv-type q8 is the cpu engine's"), "{said}");
 }

@@ -11,7 +11,7 @@ use shardpack_formats::{
     hex::HexF32,
     spec::{Activation, ClampedSwiglu, NormKind, Rope, RopeStyle, Router},
 };
-use shardpack_mlx::{Array, Binary, Device, Library, OpenError, Reduce, Unary};
+use shardpack_mlx::{Array, Binary, Device, Element, Library, OpenError, Reduce, Unary};
 
 use super::{
     AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs,
@@ -55,6 +55,9 @@ pub enum MlxBackendError {
     /// The thread for MLX could not be made.
     #[error("no thread for MLX")]
     Thread(#[from] rayon::ThreadPoolBuildError),
+    /// Keys and values cannot be stored so.
+    #[error("MLX's attention takes no keys and values as {0:?}: store them as f32, f16 or bf16")]
+    KvType(KvType),
     /// MLX's own group could not be joined, or is another one.
     #[error("MLX's group over {backend}: {problem}")]
     Group {
@@ -71,6 +74,7 @@ pub struct Mlx {
     library: Library,
     sums: Sums,
     tally: Tally,
+    kv: KvType,
 }
 
 /// Activations `[rows, width]`, f32, perhaps not computed yet.
@@ -111,7 +115,21 @@ impl Mlx {
                 return Err(problem(format!("rank {r} of {s}, expected rank {rank} of {size}")));
             }
         }
-        Ok(Self { pool, library, sums: Sums::new(collectives), tally: Tally::default() })
+        let (sums, tally, kv) = (Sums::new(collectives), Tally::default(), KvType::F32);
+        Ok(Self { pool, library, sums, tally, kv })
+    }
+
+    /// The same, with keys and values stored so.
+    pub fn with_kv(self, kv: KvType) -> Result<Self, MlxBackendError> {
+        match cache::element(kv) {
+            Some(_) => Ok(Self { kv, ..self }),
+            None => Err(MlxBackendError::KvType(kv)),
+        }
+    }
+
+    /// Keys' and values'.
+    fn element(&self) -> Element {
+        cache::element(self.kv).expect("checked when it was chosen")
     }
 
     /// MLX itself, for figures and limits.
@@ -205,11 +223,11 @@ impl Backend for Mlx {
     }
 
     fn ones(&self, len: usize) -> Array {
-        self.pool.install(|| self.library.full(1.0, shardpack_mlx::Element::F32, &[len]))
+        self.pool.install(|| self.library.full(1.0, Element::F32, &[len]))
     }
 
     fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
-        self.pool.install(|| Cache::new(self.library, shape, pages))
+        self.pool.install(|| Cache::new(self.library, self.element(), shape, pages))
     }
 
     fn page(&self, cache: &Cache, index: usize) -> Page {
@@ -217,11 +235,11 @@ impl Backend for Mlx {
     }
 
     fn page_bytes(&self, shape: &CacheShape) -> u64 {
-        cache::page_bytes(shape)
+        cache::page_bytes(shape, self.element())
     }
 
     fn kv_type(&self) -> KvType {
-        KvType::F32
+        self.kv
     }
 
     fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Rotation {
@@ -244,7 +262,7 @@ impl Backend for Mlx {
     }
 
     fn zeros(&self, rows: usize, width: usize) -> Tensor {
-        let array = self.library.full(0.0, shardpack_mlx::Element::F32, &[rows, width]);
+        let array = self.library.full(0.0, Element::F32, &[rows, width]);
         Tensor::new(rows, width, array)
     }
 

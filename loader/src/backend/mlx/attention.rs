@@ -1,14 +1,21 @@
 //! Attention over the sequences of a step.
 
+use std::ops::Range;
+
 use shardpack_formats::spec::Mask;
 use shardpack_mlx::{Array, Binary, Element, Library};
 
 use super::{
     Cache, Chosen, Tensor, blocks,
+    cache::Held,
     index::{Choice, to_some},
     softcap,
 };
 use crate::backend::{AttentionStep, Qkv};
+
+/// Widths of heads for which MLX's attention has kernels, be it for one row or for many
+/// (`ScaledDotProductAttention::use_fallback`).
+const HEADS_WITH_KERNELS: [usize; 5] = [64, 80, 96, 128, 256];
 
 /// Appends keys and values to the caches and attends, to chosen keys if there is a choice, one
 /// sequence after the other.
@@ -28,10 +35,10 @@ pub(super) fn attend(
             let heads = x.width / step.head_dim;
             part.reshape(&[1, rows, heads, step.head_dim]).transpose(&[0, 2, 1, 3])
         };
-        let (all, first) = cache.append(step.layer, [heads(qkv.k), heads(qkv.v)]);
+        let (all, first) = cache.append(step.layer, &[heads(qkv.k), heads(qkv.v)]);
         let out = match chosen.and_then(|chosen| chosen.0[index].as_ref()) {
             None => sequence(library, &heads(qkv.q), all, first, step),
-            Some(Choice::Keys(chosen)) => to_some(&heads(qkv.q), all, first, chosen, step),
+            Some(Choice::Keys(chosen)) => to_some(&heads(qkv.q), &all, first, chosen, step),
             Some(Choice::Blocks(tokens, chosen)) => {
                 blocks::attend(&heads(qkv.q), all, (first, *tokens), chosen, step)
             }
@@ -46,35 +53,61 @@ pub(super) fn attend(
     qkv.q.with(array)
 }
 
-/// Queries `[1, heads, rows, head_dim]` over all keys and values `[1, kv_heads, keys, head_dim]`.
+/// Queries `[1, heads, rows, head_dim]`, the first of them at `first`, over all keys and values
+/// `[1, kv_heads, keys, head_dim]`.
 fn sequence(
     library: Library,
     q: &Array,
-    [keys, values]: [Array; 2],
+    all: Held,
     first: usize,
     step: &AttentionStep<'_, Array>,
 ) -> Array {
-    let (rows, total) = (q.shape()[2], keys.shape()[2]);
-    let [keys, values] = in_runs([keys, values], step);
-    let visible = mask(library, first, rows, total, step.mask);
+    let (rows, total) = (q.shape()[2], all.keys.shape()[2]);
+    // What no row sees is not read.
+    let from = match step.mask {
+        Mask::Full => 0,
+        Mask::Sliding(window) => (first + 1).saturating_sub(window as usize),
+        Mask::Chunked(chunk) => first - first % chunk.max(1) as usize,
+    };
+    let seen = if from == 0 { all } else { all.map(|all| all.slice(2, from, total)) };
+    let seen = in_runs(seen, step);
+    let visible = mask(library, first, rows, from..total, step.mask);
     match step.softcap {
-        None => q.attention(&keys, &values, step.scale, visible.as_ref(), step.sinks),
-        Some(cap) => capped(q, [&keys, &values], visible.as_ref(), step, cap),
+        None => fused(q, &seen, visible.as_ref(), step),
+        Some(cap) => capped(q, &seen, visible.as_ref(), step, cap),
     }
+}
+
+/// MLX's attention, queries and result in f32. Where MLX has a kernel for the width of heads, it
+/// computes in the keys' type and sums in f32; where it has none, it would round scores to that
+/// type, so keys and values are taken as f32 there (MLX promotes them to the queries' type).
+pub(super) fn fused(
+    q: &Array,
+    held: &Held,
+    visible: Option<&Array>,
+    step: &AttentionStep<'_, Array>,
+) -> Array {
+    let Held { keys, values, element } = held;
+    if *element == Element::F32 || !HEADS_WITH_KERNELS.contains(&step.head_dim) {
+        return q.attention(keys, values, step.scale, visible, step.sinks);
+    }
+    let sinks = step.sinks.map(|sinks| sinks.cast(*element));
+    let out = q.cast(*element).attention(keys, values, step.scale, visible, sinks.as_ref());
+    out.cast(Element::F32)
 }
 
 /// Keys and values `[1, kv_heads, keys, head_dim]` as MLX's kernels take them: heads in runs of
 /// equal length. Other maps get a key-value head for each query head.
-pub(super) fn in_runs([keys, values]: [Array; 2], step: &AttentionStep<'_, Array>) -> [Array; 2] {
-    let (heads, kv_heads) = (step.q_to_kv.len(), keys.shape()[1]);
+pub(super) fn in_runs(held: Held, step: &AttentionStep<'_, Array>) -> Held {
+    let (heads, kv_heads) = (step.q_to_kv.len(), held.keys.shape()[1]);
     let run = heads / kv_heads;
     let even = heads == run * kv_heads
         && step.q_to_kv.iter().enumerate().all(|(head, kv)| head / run == *kv);
     if even {
-        return [keys, values];
+        return held;
     }
-    let map = of_query_heads(keys.library(), step);
-    [keys, values].map(|all| all.take(&map, 1))
+    let map = of_query_heads(held.keys.library(), step);
+    held.map(|all| all.take(&map, 1))
 }
 
 /// The key-value head of each query head, `[heads]`.
@@ -83,29 +116,37 @@ pub(super) fn of_query_heads(library: Library, step: &AttentionStep<'_, Array>) 
     library.indices(&map, &[map.len()])
 }
 
-/// Which keys each row sees, `[rows, keys]`; none where the causal order says it.
-fn mask(library: Library, first: usize, rows: usize, total: usize, mask: Mask) -> Option<Array> {
-    let (window, chunk) = match mask {
+/// Which of some keys each row sees, `[rows, keys]`, the first row being at `first`; none where the
+/// causal order says it.
+fn mask(
+    library: Library,
+    first: usize,
+    rows: usize,
+    keys: Range<usize>,
+    mask: Mask,
+) -> Option<Array> {
+    let last = first + rows - 1;
+    let (window, chunk, all_see) = match mask {
         Mask::Full => return None,
-        Mask::Sliding(window) => (window as usize, usize::MAX),
-        Mask::Chunked(chunk) => (usize::MAX, chunk.max(1) as usize),
+        Mask::Sliding(window) => (window as usize, usize::MAX, last - keys.start < window as usize),
+        Mask::Chunked(chunk) => {
+            let chunk = chunk.max(1) as usize;
+            (usize::MAX, chunk, last / chunk == keys.start / chunk)
+        }
     };
-    if total <= window.min(chunk) {
+    if all_see {
         return None;
     }
-    let sees = |row: usize, key: usize| {
-        let at = first + row;
-        key <= at && at - key < window && key / chunk == at / chunk
-    };
-    let bytes: Vec<u8> =
-        (0..rows).flat_map(|row| (0..total).map(move |key| u8::from(sees(row, key)))).collect();
-    Some(library.copy_in(&bytes, Element::Bool, &[rows, total]))
+    let sees = |at: usize, key: usize| key <= at && at - key < window && key / chunk == at / chunk;
+    let row = |at: usize| keys.clone().map(move |key| u8::from(sees(at, key)));
+    let bytes: Vec<u8> = (first..first + rows).flat_map(row).collect();
+    Some(library.copy_in(&bytes, Element::Bool, &[rows, keys.len()]))
 }
 
 /// Attention with bounded scores, which MLX's kernel does not have.
 fn capped(
     q: &Array,
-    [keys, values]: [&Array; 2],
+    Held { keys, values, .. }: &Held,
     visible: Option<&Array>,
     step: &AttentionStep<'_, Array>,
     cap: f32,

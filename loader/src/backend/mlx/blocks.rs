@@ -4,7 +4,8 @@ use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
 use super::{
     Cache, Tensor,
-    attention::{in_runs, of_query_heads},
+    attention::{fused, in_runs, of_query_heads},
+    cache::Held,
     index::{Choice, Chosen, seen, some_at_once},
 };
 use crate::backend::{AttentionStep, BlockStep};
@@ -77,14 +78,14 @@ fn best(library: Library, [q, keys]: [&Array; 2], first: usize, step: &BlockStep
 /// of `tokens` keys `[rows, kv_heads, top_k]`.
 pub(super) fn attend(
     q: &Array,
-    [keys, values]: [Array; 2],
+    held: Held,
     (first, tokens): (usize, usize),
     chosen: &Array,
     step: &AttentionStep<'_, Array>,
 ) -> Array {
     let library = q.library();
     let (heads, rows) = (q.shape()[1], q.shape()[2]);
-    let [kv_heads, total] = [keys.shape()[1], keys.shape()[2]];
+    let [kv_heads, total] = [held.keys.shape()[1], held.keys.shape()[2]];
     let top_k = chosen.shape()[2];
     let map = of_query_heads(library, step);
     if rows == 1 {
@@ -97,12 +98,11 @@ pub(super) fn attend(
         let visible = places.with_constant(Binary::LessEqual, first as f32);
         let places = places.with_constant(Binary::Minimum, (total - 1) as f32);
         let places = places.cast(Element::U32).reshape(&[1, kv_heads, top_k * tokens, 1]);
-        let width = keys.shape()[3];
+        let width = held.keys.shape()[3];
         let places = places.broadcast(&[1, kv_heads, top_k * tokens, width]);
-        let [keys, values] = [keys, values].map(|all| all.take_along(&places, 2));
-        let [keys, values] = in_runs([keys, values], step);
+        let held = in_runs(held.map(|all| all.take_along(&places, 2)), step);
         let visible = visible.take(&map, 0).reshape(&[1, heads, 1, top_k * tokens]);
-        return q.attention(&keys, &values, step.scale, Some(&visible), step.sinks);
+        return fused(q, &held, Some(&visible), step);
     }
     let count = total.div_ceil(tokens);
     let zeros = library.full(0.0, Element::F32, &[rows, kv_heads, count]);
@@ -114,6 +114,5 @@ pub(super) fn attend(
     let causal = seen(library, first, rows, total).reshape(&[rows, 1, total]);
     let visible = taken.binary(Binary::And, &causal).transpose(&[1, 0, 2]).take(&map, 0);
     let visible = visible.reshape(&[1, heads, rows, total]);
-    let [keys, values] = in_runs([keys, values], step);
-    q.attention(&keys, &values, step.scale, Some(&visible), step.sinks)
+    fused(q, &in_runs(held, step), Some(&visible), step)
 }

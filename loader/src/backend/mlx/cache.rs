@@ -6,11 +6,12 @@
 use shardpack_mlx::{Array, Element, Library};
 
 use super::entries::{self, Entries, EntryPage};
-use crate::backend::{CacheShape, EntryShape, TOKENS_PER_PAGE};
+use crate::backend::{CacheShape, EntryShape, KvType, TOKENS_PER_PAGE};
 
 /// Keys and values of one sequence; grows by pages.
 pub struct Cache {
-    library: Library,
+    /// Of keys and values, those of indexes among them.
+    element: Element,
     keys_are_values: bool,
     layers: Vec<LayerCache>,
     /// Keys of indexes, `[1, 1, capacity, index_width]`.
@@ -20,6 +21,21 @@ pub struct Cache {
     /// By layer: the inputs of the last tokens and, of linear attention, the memory; none before the
     /// first token.
     states: Vec<Vec<Array>>,
+}
+
+/// Keys and values `[1, kv_heads, keys, head_dim]` of some tokens of a layer.
+pub(super) struct Held {
+    pub(super) keys: Array,
+    pub(super) values: Array,
+    /// Theirs.
+    pub(super) element: Element,
+}
+
+impl Held {
+    /// The same of both.
+    pub(super) fn map(&self, work: impl Fn(&Array) -> Array) -> Self {
+        Self { keys: work(&self.keys), values: work(&self.values), element: self.element }
+    }
 }
 
 #[derive(Clone, Default)]
@@ -39,11 +55,22 @@ pub struct Page {
     entries: Vec<EntryPage>,
 }
 
+/// What keys and values are stored as, where MLX has it.
+pub(super) const fn element(kind: KvType) -> Option<Element> {
+    match kind {
+        KvType::F32 => Some(Element::F32),
+        KvType::F16 => Some(Element::F16),
+        KvType::Bf16 => Some(Element::Bf16),
+        KvType::Q8 => None,
+    }
+}
+
 /// Bytes of one page.
-pub(super) fn page_bytes(shape: &CacheShape) -> u64 {
+pub(super) fn page_bytes(shape: &CacheShape, element: Element) -> u64 {
     let parts = if shape.keys_are_values { 1 } else { 2 };
     let numbers: usize = shape.layers.iter().map(|layer| layer.kv_heads * layer.head_dim).sum();
-    let numbers = (numbers * parts + shape.indexes * shape.index_width) * TOKENS_PER_PAGE * 4;
+    let numbers = numbers * parts + shape.indexes * shape.index_width;
+    let numbers = numbers * TOKENS_PER_PAGE * element.size_bytes();
     let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape));
     numbers as u64 + entries.sum::<u64>()
 }
@@ -59,9 +86,9 @@ impl LayerCache {
         Self { len: pages.len() * TOKENS_PER_PAGE, arrays: (0..parts).map(joined).collect() }
     }
 
-    /// Appends rows `[1, heads, rows, width]` of each part and returns all of each with the
-    /// position of the first new one.
-    fn append(&mut self, library: Library, new: &[Array]) -> (Vec<Array>, usize) {
+    /// Appends rows `[1, heads, rows, width]` of each part, rounded, and returns all of each with
+    /// the position of the first new one.
+    fn append(&mut self, element: Element, new: &[Array]) -> (Vec<Array>, usize) {
         let [_, heads, rows, width] = new[0].shape()[..] else {
             unreachable!("rows of heads have four axes")
         };
@@ -69,15 +96,16 @@ impl LayerCache {
         let wanted = len.next_multiple_of(TOKENS_PER_PAGE);
         let mut held = std::mem::take(&mut self.arrays).into_iter();
         for new in new {
+            let (library, new) = (new.library(), new.cast(element));
             let held = held.next();
             let capacity = held.as_ref().map_or(0, |held| held.shape()[2]);
-            let room = || library.full(0.0, Element::F32, &[1, heads, wanted - capacity, width]);
+            let room = || library.full(0.0, element, &[1, heads, wanted - capacity, width]);
             let grown = match held {
                 Some(held) if capacity >= wanted => held,
                 Some(held) => library.concat(&[&held, &room()], 2),
                 None => room(),
             };
-            self.arrays.push(grown.with_slice(2, first, len, new));
+            self.arrays.push(grown.with_slice(2, first, len, &new));
         }
         self.len = len;
         (self.arrays.iter().map(|array| array.slice(2, 0, len)).collect(), first)
@@ -92,7 +120,12 @@ impl LayerCache {
 }
 
 impl Cache {
-    pub(super) fn new(library: Library, shape: &CacheShape, pages: &[Page]) -> Self {
+    pub(super) fn new(
+        library: Library,
+        element: Element,
+        shape: &CacheShape,
+        pages: &[Page],
+    ) -> Self {
         let layer = |index: usize| {
             let pages: Vec<_> = pages.iter().map(|page| page.layers[index].as_slice()).collect();
             LayerCache::begun(library, &pages)
@@ -105,7 +138,8 @@ impl Cache {
             Entries::begun(library, *shape, &pages)
         };
         let entries = shape.entries.iter().enumerate().map(entries).collect();
-        Self { library, keys_are_values: shape.keys_are_values, layers, indexes, entries, states }
+        let keys_are_values = shape.keys_are_values;
+        Self { element, keys_are_values, layers, indexes, entries, states }
     }
 
     /// A full page.
@@ -119,24 +153,18 @@ impl Cache {
 
     /// Appends keys and values `[1, kv_heads, rows, head_dim]` to a layer and returns all of
     /// them with the position of the first new one.
-    pub(super) fn append(
-        &mut self,
-        layer: usize,
-        [keys, values]: [Array; 2],
-    ) -> ([Array; 2], usize) {
-        let layer = &mut self.layers[layer];
-        if self.keys_are_values {
-            let (all, first) = layer.append(self.library, &[keys]);
-            return ([all[0].clone(), all[0].clone()], first);
-        }
-        let (all, first) = layer.append(self.library, &[keys, values]);
-        ([all[0].clone(), all[1].clone()], first)
+    pub(super) fn append(&mut self, layer: usize, new: &[Array; 2]) -> (Held, usize) {
+        let (layer, element) = (&mut self.layers[layer], self.element);
+        let parts = if self.keys_are_values { 1 } else { 2 };
+        let (all, first) = layer.append(element, &new[..parts]);
+        let [keys, values] = [&all[0], &all[parts - 1]].map(Array::clone);
+        (Held { keys, values, element }, first)
     }
 
     /// Appends keys `[1, 1, rows, index_width]` to an index and returns all of them with the
     /// position of the first new one.
     pub(super) fn append_index(&mut self, index: usize, keys: Array) -> (Array, usize) {
-        let (mut all, first) = self.indexes[index].append(self.library, &[keys]);
+        let (mut all, first) = self.indexes[index].append(self.element, &[keys]);
         (all.remove(0), first)
     }
 

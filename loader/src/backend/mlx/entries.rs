@@ -5,6 +5,7 @@ use shardpack_mlx::{Array, Binary, Element, Library, Reduce};
 
 use super::{
     Cache, Chosen, Tensor,
+    cache::Held,
     index::{Choice, scores},
 };
 use crate::backend::{
@@ -278,7 +279,7 @@ pub(super) fn attend_beside(
         entry += new;
         let every = cache.entries[layer].shape.every;
         let entries = cache.entries[layer].put(EntryPart::Entries, new_ones).cloned();
-        let ([keys, _], _) = cache.append(step.layer, [heads(qkv.k), heads(qkv.v)]);
+        let (Held { keys, .. }, _) = cache.append(step.layer, &[heads(qkv.k), heads(qkv.v)]);
         let total = first + rows;
         let from = (first + 1).saturating_sub(window);
         let keys = keys.slice(2, from, total);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
-use super::{Cache, Tensor};
+use super::{Cache, Tensor, attention::fused, cache::Held};
 use crate::backend::{AttentionStep, IndexInputs, IndexStep};
 
 /// Products of short queries and keys that are held at the same time; rows beyond follow one after
@@ -109,21 +109,20 @@ pub(super) fn seen(library: Library, first: usize, rows: usize, total: usize) ->
 /// Attention of queries `[1, heads, rows, head_dim]` to the `chosen` of all keys.
 pub(super) fn to_some(
     q: &Array,
-    [keys, values]: [Array; 2],
+    held: &Held,
     first: usize,
     chosen: &Array,
     step: &AttentionStep<'_, Array>,
 ) -> Array {
     let library = q.library();
-    let (rows, total, count) = (q.shape()[2], keys.shape()[2], chosen.shape()[1]);
+    let (rows, total, count) = (q.shape()[2], held.keys.shape()[2], chosen.shape()[1]);
     if rows == 1 {
         let chosen = chosen.reshape(&[count]);
-        let [keys, values] = [keys, values].map(|all| all.take(&chosen, 2));
-        return q.attention(&keys, &values, step.scale, None, step.sinks);
+        return fused(q, &held.map(|all| all.take(&chosen, 2)), None, step);
     }
     let zeros = library.full(0.0, Element::F32, &[rows, total]);
     let ones = library.full(1.0, Element::F32, &[rows, count]);
     let taken = zeros.put_along(chosen, &ones, 1).with_constant(Binary::GreaterEqual, 0.5);
     let visible = taken.binary(Binary::And, &seen(library, first, rows, total));
-    q.attention(&keys, &values, step.scale, Some(&visible), step.sinks)
+    fused(q, held, Some(&visible), step)
 }
