@@ -10,7 +10,7 @@ use shardpack_formats::{
 };
 
 use super::{
-    LoadError, Projection,
+    LoadError, Projection, Shard,
     load::{Loader, Part},
     norm::Norm,
     step::Step,
@@ -65,7 +65,7 @@ impl<B: Backend> Moe<B> {
     ) -> Result<Self, LoadError> {
         let names = &moe.names;
         let block = format!("{layer}.{}", names.block);
-        let count = Part::whole(moe.experts as usize);
+        let count = Part::whole(moe.choices() as usize);
         let router = format!("{block}.{}", names.router);
         let bias = |name: String| loader.vector(&name, &count);
         let matrix = loader.plain_matrix(&router, &count, &loader.hidden())?;
@@ -112,6 +112,13 @@ impl<B: Backend> Moe<B> {
             Some(norm) => norm.apply(step.backend, &step.spec.norm, &sum),
             None => sum,
         }
+    }
+
+    /// Whether what experts without weights give is added here: by the one rank that has the first
+    /// column of the first expert.
+    fn adds_identities(&self, step: &Step<'_, B>, moe: &MoeSpec) -> bool {
+        let Shard { experts, moe_ffn, .. } = step.shard;
+        moe.identities > 0 && experts.start == 0 && moe_ffn.start == 0
     }
 
     /// Which experts the rows go to, by what the router reads of `x`.
@@ -166,6 +173,7 @@ impl<B: Backend> Moe<B> {
                 clamped: moe.clamped,
                 limit: layer.clamp.map(|limit| limit.0),
                 weighs_inputs: moe.weighs_inputs,
+                identities: self.adds_identities(step, moe).then_some(moe.experts as usize),
             };
             let out = backend.experts(within.as_ref().unwrap_or(x), &routes, &at);
             // Of a part of the sum a part of the result: there is no bias.
