@@ -114,13 +114,6 @@ impl<B: Backend> Moe<B> {
         }
     }
 
-    /// Whether what experts without weights give is added here: by the one rank that has the first
-    /// column of the first expert.
-    fn adds_identities(&self, step: &Step<'_, B>, moe: &MoeSpec) -> bool {
-        let Shard { experts, moe_ffn, .. } = step.shard;
-        moe.identities > 0 && experts.start == 0 && moe_ffn.start == 0
-    }
-
     /// Which experts the rows go to, by what the router reads of `x`.
     fn route(&self, step: &Step<'_, B>, moe: &MoeSpec, x: &B::Tensor) -> B::Routes {
         let backend = step.backend;
@@ -173,7 +166,7 @@ impl<B: Backend> Moe<B> {
                 clamped: moe.clamped,
                 limit: layer.clamp.map(|limit| limit.0),
                 weighs_inputs: moe.weighs_inputs,
-                identities: self.adds_identities(step, moe).then_some(moe.experts as usize),
+                identities: adds_identities(step.shard, moe).then_some(moe.experts as usize),
             };
             let out = backend.experts(within.as_ref().unwrap_or(x), &routes, &at);
             // Of a part of the sum a part of the result: there is no bias.
@@ -188,6 +181,12 @@ impl<B: Backend> Moe<B> {
             (routed, shared) => routed.or(shared),
         }
     }
+}
+
+/// Whether a rank that holds something of experts adds what those without weights give: the one that
+/// has the first column of the first expert does.
+const fn adds_identities(shard: &Shard, moe: &MoeSpec) -> bool {
+    moe.identities > 0 && shard.experts.start == 0 && shard.moe_ffn.start == 0
 }
 
 /// The experts that each token goes to, `[vocab_size, top_k]`.

@@ -1,4 +1,4 @@
-//! Layers that are published in pairs, as LongCat Flash's configuration and tensors spell them.
+//! Layers that are published in pairs, as `LongCat` Flash's configuration and tensors spell them.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::{
     spec::{Layer, Scores},
 };
 
-/// The published configuration of LongCat Flash Chat, of another size.
+/// The published configuration of `LongCat` Flash Chat, of another size.
 fn config(keys: &Value) -> Value {
     let mut config = json!({
         "architectures": ["LongcatFlashForCausalLM"], "model_type": "longcat_flash",

@@ -177,7 +177,7 @@ fn check(
 
 #[test]
 fn calls_in_json_are_the_same_in_every_dialect() {
-    use ThinkingStyle::{CohereTags, HyperclovaTurn, InnerTags, LongcatTags, SolarTurn, ThinkTags};
+    use ThinkingStyle::{CohereTags, HyperclovaTurn, InnerTags, SolarTurn, ThinkTags};
     use ToolFamily::*;
     macro_rules! list {
         ($before:literal, $name:literal, $arguments:literal, $after:literal) => {
@@ -206,18 +206,6 @@ fn calls_in_json_are_the_same_in_every_dialect() {
             "<think>\nHm.\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": ",
             r#"{"city": "Rome", "days": 2, "exact": true}"#,
             "}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>"
-        ),
-        false,
-    );
-    check(
-        LongcatJson,
-        Some(LongcatTags),
-        None,
-        concat!(
-            "<longcat_think>\nHm.\n</longcat_think>\n<longcat_tool_call>\n{\"name\": \"f\", ",
-            r#""arguments": {"city": "Rome", "days": 2, "exact": true}}"#,
-            "\n</longcat_tool_call>\n<longcat_tool_call>\n{\"name\": \"g\", \"arguments\": {}}",
-            "\n</longcat_tool_call>"
         ),
         false,
     );
@@ -257,6 +245,22 @@ fn calls_in_json_are_the_same_in_every_dialect() {
         <|tool_call:end|><|tool_call:begin|>a2<|tool_call:name|>g<|tool_call:args|>{}\
         <|tool_call:end|><|calls|>";
     check(Solar, Some(SolarTurn), Some(AnswerFrame::SolarTurns), solar, false);
+}
+
+#[test]
+fn calls_in_tags_of_another_name_are_the_same_in_every_dialect() {
+    check(
+        ToolFamily::LongcatJson,
+        Some(ThinkingStyle::LongcatTags),
+        None,
+        concat!(
+            "<longcat_think>\nHm.\n</longcat_think>\n<longcat_tool_call>\n{\"name\": \"f\", ",
+            r#""arguments": {"city": "Rome", "days": 2, "exact": true}}"#,
+            "\n</longcat_tool_call>\n<longcat_tool_call>\n{\"name\": \"g\", \"arguments\": {}}",
+            "\n</longcat_tool_call>"
+        ),
+        false,
+    );
 }
 
 #[test]
