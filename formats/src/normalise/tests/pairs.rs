@@ -104,3 +104,18 @@ fn what_is_not_computed_is_refused() {
     let model = resolved(&json!({"zero_expert_num": 0, "moe_topk": 4})).unwrap();
     assert_eq!(model.spec.moe.unwrap().identities, 0);
 }
+
+#[test]
+fn the_published_sizes_are_as_many_weights_as_it_is_said_to_have() {
+    let config = config(&json!({
+        "expert_ffn_hidden_size": 2048, "ffn_hidden_size": 12_288, "hidden_size": 6144,
+        "kv_lora_rank": 512, "moe_topk": 12, "n_routed_experts": 512, "num_attention_heads": 64,
+        "num_layers": 28, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "vocab_size": 131_072, "zero_expert_num": 256,
+    }));
+    let tensors = expected_tensors(&config, &RulePack::builtin()).unwrap();
+    let weights: u64 = tensors.iter().map(|it| it.shape.iter().product::<u64>()).sum();
+    assert_eq!(weights / 1_000_000_000, 560);
+    let spec = resolve_builtin(&config, &tensors).unwrap().spec;
+    assert_eq!((spec.layers.len(), spec.moe.unwrap().choices()), (56, 768));
+}
