@@ -16,12 +16,14 @@ type Tensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
 /// which predict further tokens.
 fn text_model(folder: &Path) -> Tensors {
     let config = json(&folder.join("config.json"));
-    let layers = |config: &Value| config["num_hidden_layers"].as_u64();
+    let layers = |config: &Value| {
+        config["num_hidden_layers"].as_u64().or_else(|| config["num_layers"].as_u64())
+    };
     let layers = layers(&config).or_else(|| layers(&config["text_config"])).unwrap();
     let kept = |name: &str| {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
         let is_beyond = layer.is_some_and(|layer| layer.parse::<u64>().unwrap() >= layers);
-        let left_out = ["mtp.", "model.mtp_layers.", "model.visual."];
+        let left_out = ["mtp.", "model.mtp.", "model.mtp_layers.", "model.visual."];
         !is_beyond && !left_out.iter().any(|prefix| name.starts_with(prefix))
     };
     let own = |name: String| name.replacen("model.language_model.", "model.", 1);
@@ -65,6 +67,7 @@ fn quantized_experts_and_latents_are_put_together_from_their_parts() {
         "models/hy_v4",
         "models/deepseek_v4",
         "models/minimax_m3_vl_text",
+        "models/longcat_flash",
     ] {
         let folder = tempdir().unwrap();
         let set = convert(model, &folder.path().join("set"), &["--bits", "8", "--nodes", "2"]);

@@ -54,6 +54,9 @@ const LATER: &[(&str, &str)] = &[
     ("layers.second", "attention-forms"),
     ("layers.shares_keys", "chosen-keys"),
     ("mla.index", "chosen-keys"),
+    ("mla.kv_scale", "deferred-experts"),
+    ("moe.deferred", "deferred-experts"),
+    ("moe.identities", "deferred-experts"),
     ("mla.index.rotated_last", "latent-forms"),
     ("moe.activation=relu_squared", "expert-forms"),
     ("moe.after", "further-forms"),
@@ -80,7 +83,7 @@ const LATER: &[(&str, &str)] = &[
 
 /// Families of the first version: between them they have every place that it knows.
 fn is_first(model: &str) -> bool {
-    const LATER_FAMILIES: [&str; 30] = [
+    const LATER_FAMILIES: [&str; 31] = [
         "afmoe",
         "apertus",
         "axk1",
@@ -107,6 +110,7 @@ fn is_first(model: &str) -> bool {
         "lfm2",
         "lfm2_moe",
         "llama4_text",
+        "longcat_flash",
         "mimo_v2_flash",
         "minimax_m3_vl_text",
         "nemotron_h",
@@ -219,6 +223,7 @@ fn a_program_without_a_feature_refuses_the_package() {
             ],
         ),
         ("lfm2", &["short-convolution"]),
+        ("longcat_flash", &["deferred-experts"]),
         ("minimax_m3_vl_text", &["chosen-blocks"]),
     ] {
         let set = folder.path().join(model);

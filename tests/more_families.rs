@@ -52,6 +52,7 @@ const FAMILIES: &[(&str, bool)] = &[
     ("hy_v4", true),
     ("kolibri1", true),
     ("laguna", true),
+    ("longcat_flash", true),
     ("mellum", true),
     ("phimoe", true),
     ("mistral4", true),

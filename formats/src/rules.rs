@@ -136,6 +136,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("cohere2-moe.toml", include_str!("../rules/cohere2-moe.toml")),
     ("phimoe.toml", include_str!("../rules/phimoe.toml")),
     ("axk1.toml", include_str!("../rules/axk1.toml")),
+    ("longcat.toml", include_str!("../rules/longcat.toml")),
     ("hy-v4.toml", include_str!("../rules/hy-v4.toml")),
     ("deepseek-v4.toml", include_str!("../rules/deepseek-v4.toml")),
     ("minimax-m3.toml", include_str!("../rules/minimax-m3.toml")),

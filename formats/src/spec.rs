@@ -131,6 +131,15 @@ impl Spec {
         streams as usize * self.hidden_size as usize
     }
 
+    /// Whether a pipeline may be cut before a layer: not where it goes by the keys that an earlier one
+    /// chose, nor where it adds what an earlier one's experts gave.
+    #[must_use]
+    pub fn may_begin(&self, layer: usize) -> bool {
+        let deferred = self.moe.as_ref().is_some_and(|moe| moe.deferred);
+        let adds = deferred && layer.checked_sub(1).is_some_and(|before| self.layers[before].moe);
+        !adds && !self.layers[layer].shares_keys
+    }
+
     /// Grouped-query attention of a layer.
     #[must_use]
     pub fn attention_of(&self, layer: usize) -> &Attention {

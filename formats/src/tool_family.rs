@@ -56,6 +56,8 @@ pub enum ToolFamily {
     NemotronJson,
     /// `<toolcall> {"name": …, "arguments": {…}} </toolcall>` (Nemotron Mini).
     NemotronTags,
+    /// `<longcat_tool_call>\n{"name": …, "arguments": {…}}\n</longcat_tool_call>` (`LongCat` Flash).
+    LongcatJson,
     /// `<|tool_call|>[{"name": …, "arguments": {…}}]` (Granite 3).
     GraniteJson,
     /// `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": …, "parameters": {…}}]<|END_ACTION|>`
@@ -93,6 +95,8 @@ pub enum ThinkingStyle {
     HunyuanTags,
     /// `<mm:think>…</mm:think>`, and the closing tag alone where nothing was thought (`MiniMax` M3).
     MinimaxTags,
+    /// `<longcat_think>…</longcat_think>` (`LongCat` Flash).
+    LongcatTags,
     /// `<|START_THINKING|>…<|END_THINKING|>` (Cohere).
     CohereTags,
     /// `<|inner_prefix|>…<|inner_suffix|>` (Apertus).
@@ -117,6 +121,7 @@ impl ThinkingStyle {
             Self::SeedTags => ("<seed:think>", "</seed:think>"),
             Self::HunyuanTags => ("<think:opensource>", "</think:opensource>"),
             Self::MinimaxTags => ("<mm:think>", "</mm:think>"),
+            Self::LongcatTags => ("<longcat_think>", "</longcat_think>"),
             Self::CohereTags => ("<|START_THINKING|>", "<|END_THINKING|>"),
             Self::InnerTags => ("<|inner_prefix|>", "<|inner_suffix|>"),
             Self::SolarTurn => ("<|think|>", "<|end|>"),

@@ -316,7 +316,8 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
         attention.max(match &spec.moe {
             Some(moe) if spec.layers[layer].moe => {
                 let experts = experts(spec, moe, part, load.step_tokens);
-                if moe.beside.is_some() { experts.max(dense(spec, part)) } else { experts }
+                let both = moe.beside.is_some() || moe.deferred;
+                if both { experts.max(dense(spec, part)) } else { experts }
             }
             _ => dense(spec, part),
         })
@@ -327,6 +328,9 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
     // Several residual streams in place of one, and all of them normalised to be weighed.
     let residual = spec.residual_width() as u64;
     let widest = (widest + residual - u64::from(spec.hidden_size)).max(2 * residual);
+    // What experts gave stays until the next layer's end.
+    let deferred = spec.moe.as_ref().is_some_and(|moe| moe.deferred);
+    let widest = if deferred { widest + u64::from(spec.hidden_size) } else { widest };
     // What is being sent and what has arrived.
     let frames = if part.ranks > 1 { 2 * hidden.min(PIECE_BYTES) } else { 0 };
     let passed = if part.staged { 2 * load.step_tokens * residual * F32_BYTES } else { 0 };
@@ -387,9 +391,9 @@ fn experts(spec: &Spec, moe: &Moe, part: &Part, rows: u64) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     // Whole experts are not cut inside.
     let size = if part.expert > 0 { part.expert } else { u64::from(moe.size) };
-    let guests = (2 * rows * u64::from(moe.top_k)).div_ceil(u64::from(moe.experts).max(1));
+    let guests = (2 * rows * u64::from(moe.top_k)).div_ceil(u64::from(moe.choices()).max(1));
     let one = guests.min(rows) * (2 * hidden + 2 * size) / rows.max(1);
-    4 * hidden + u64::from(moe.experts) + one.max(2 * part.shared)
+    4 * hidden + u64::from(moe.choices()) + one.max(2 * part.shared)
 }
 
 /// Activations rounded to 8 bits, counted in floats.

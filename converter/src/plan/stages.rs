@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shardpack_formats::{Normalised, Role, Spec, spec::Layer};
+use shardpack_formats::{Normalised, Role, Spec};
 use shardpack_manifests::{
     Layout,
     layout::{Stage, Stages},
@@ -21,14 +21,18 @@ pub(super) type Division = (Stages, Vec<RankGroup>);
 /// Refuses numbers of stages that nodes or layers cannot be divided into.
 pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanError> {
     let (stages, nodes) = (options.stages, options.nodes.count());
-    let layers = spec.layers.iter().filter(|layer| may_begin(layer)).count();
+    let layers = (0..spec.layers.len()).filter(|layer| spec.may_begin(*layer)).count();
     let possible = |stages: u32| nodes.is_multiple_of(stages) && stages as usize <= layers;
     if stages > 0 && possible(stages) {
         return Ok(());
     }
     let problem = if stages as usize > layers {
         let all = spec.layers.len();
-        let those = if layers < all { " that choose their keys" } else { "" };
+        let those = match &spec.moe {
+            _ if layers == all => "",
+            Some(moe) if moe.deferred => " that need nothing of the one before",
+            _ => " that choose their keys",
+        };
         format!("the model has {layers} layers{those}, and every stage needs one")
     } else {
         format!("{nodes} nodes are not {stages} groups of the same size")
@@ -36,11 +40,6 @@ pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanErr
     let all = (1..=nodes).filter(|stages| possible(*stages));
     let nearest = all.min_by_key(|it| it.abs_diff(stages)).unwrap_or(1);
     Err(PlanError::Stages { stages, problem, nearest })
-}
-
-/// Whether a stage can begin with a layer: not where it goes by the keys that an earlier one chose.
-const fn may_begin(layer: &Layer) -> bool {
-    !layer.shares_keys
 }
 
 /// Bytes of weights of every layer, and of what stands at both ends of the model.
@@ -63,7 +62,8 @@ struct Cost {
 impl Costs {
     pub(super) fn new(normalised: &Normalised, quantization: &Quantization) -> Self {
         let layers = vec![Cost::default(); normalised.spec.layers.len()];
-        let begins = normalised.spec.layers.iter().map(may_begin).collect();
+        let spec = &normalised.spec;
+        let begins = (0..spec.layers.len()).map(|layer| spec.may_begin(layer)).collect();
         let mut costs = Self { layers, begins, first: 0, last: 0 };
         for tensor in &normalised.tensors {
             let format = format_of(tensor, quantization);

@@ -75,6 +75,7 @@ pub(super) fn resolve(
     let mut all_layers = all_layers(rules, layers, all.len())?;
     ropes.of_layers(&mut all_layers, layers, &mut all)?;
     parts::check_shared_keys(rules, mla.as_ref(), &all_layers)?;
+    parts::check_deferred(rules, &all_layers)?;
     attention.blocks = blocks::resolve(rules, scope, &attention, (&all_layers, &all))?;
     let compressed = compressed::resolve(rules, scope, &attention, &all_layers)?;
     let (delta, convolution) = states(rules, scope, &all_layers)?;

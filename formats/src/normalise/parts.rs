@@ -29,9 +29,16 @@ pub(super) fn moe(
     scope: &Scope<'_>,
 ) -> Result<Moe, ResolveError> {
     let experts = size(&rules.experts, scope, "moe.experts")?;
+    let identities = match &rules.identities {
+        Some(rule) if evaluate(rule, scope, "moe.identities")? != Value::Int(0) => {
+            size(rule, scope, "moe.identities")?
+        }
+        _ => 0,
+    };
     let top_k = size(&rules.top_k, scope, "moe.top_k")?;
-    if top_k > experts {
-        let expected = format!("at most {experts}, the experts");
+    let choices = experts.saturating_add(identities);
+    if top_k > choices {
+        let expected = format!("at most {choices}, the experts");
         return Err(wrong(&rules.top_k, "moe.top_k", &expected, &top_k.to_string()));
     }
     let limits = (&rules.clamped_alpha, &rules.clamped_limit, rules.clamped_plain);
@@ -50,6 +57,7 @@ pub(super) fn moe(
     };
     Ok(Moe {
         experts,
+        identities,
         top_k,
         size: size(&rules.size, scope, "moe.size")?,
         activation,
@@ -61,11 +69,12 @@ pub(super) fn moe(
             }
             _ => None,
         },
-        router: router(&rules.router, (experts, top_k), scope)?,
+        router: router(&rules.router, (choices, top_k), scope)?,
         shared,
         weighs_inputs: is(rules.weighs_inputs.as_ref(), scope, "moe.weighs_inputs")?,
         after: rules.after.clone(),
         beside: rules.beside.clone(),
+        deferred: rules.deferred,
         names: names(rules, scope)?,
     })
 }
@@ -203,6 +212,7 @@ pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveErr
         value: size(&rules.value, scope, "mla.value")?,
         eps: HexF32(positive(&rules.eps, scope, "mla.eps", MAX_EPS)? as f32),
         bias: is(rules.bias.as_ref(), scope, "mla.bias")?,
+        kv_scale: maybe(rules.kv_scale.as_ref(), scope, "mla.kv_scale")?,
         index: match &rules.index {
             None => None,
             Some(index) => self::mla_index(index, rules, scope)?,
@@ -264,6 +274,21 @@ pub(super) fn check_shared_keys(
         Some(index) => {
             let place = at_layer("layer.shares_keys", index);
             Err(wrong(rule, &place, "an earlier layer that chooses keys", "none"))
+        }
+    }
+}
+
+/// What experts give is added a layer later where there is such a layer, and it has none of its own.
+pub(super) fn check_deferred(rules: &SpecRules, layers: &[Layer]) -> Result<(), ResolveError> {
+    let deferred = rules.moe.as_ref().is_some_and(|moe| moe.deferred);
+    let Some(rule) = rules.layer.moe.as_ref().filter(|_| deferred) else { return Ok(()) };
+    let adds = |index: usize| layers.get(index).is_some_and(|layer| !layer.moe);
+    let wrongly = |(index, layer): (usize, &Layer)| layer.moe && !adds(index + 1);
+    match layers.iter().enumerate().position(wrongly) {
+        None => Ok(()),
+        Some(index) => {
+            let place = at_layer("layer.moe", index);
+            Err(wrong(rule, &place, "a layer without experts behind it", "none"))
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::{
 mod blocks;
 mod entries;
 mod ling;
+mod pairs;
 mod refusals;
 mod sparse;
 

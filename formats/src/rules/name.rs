@@ -1,5 +1,6 @@
 //! Names of tensors in rule files: texts with `{L}` for the layer's index, `{E}` for an expert's
-//! (in sources only), and `{word}` for a name of the rules that stands for a text.
+//! (in sources only), and `{word}` for a name of the rules that stands for a text. Where a published
+//! layer holds two, `{L/2}` is its index and `{L%2}` says which of both it is.
 
 use std::fmt;
 
@@ -21,6 +22,10 @@ pub(crate) struct NamePattern {
 enum Part {
     Text(String),
     Layer,
+    /// The index of the published layer that holds two.
+    Pair,
+    /// Which of its two.
+    Half,
     Expert,
     Word(String),
 }
@@ -36,6 +41,8 @@ impl NamePattern {
             }
             parts.push(match word {
                 "L" => Part::Layer,
+                "L/2" => Part::Pair,
+                "L%2" => Part::Half,
                 "E" => Part::Expert,
                 _ => Part::Word(word.to_owned()),
             });
@@ -51,7 +58,7 @@ impl NamePattern {
         let sound = parts.iter().all(|part| match part {
             Part::Text(text) => !text.contains('}'),
             Part::Word(word) => is_name(word),
-            Part::Layer | Part::Expert => count(part) == 1,
+            Part::Layer | Part::Pair | Part::Half | Part::Expert => count(part) == 1,
         });
         (sound && !parts.is_empty() && parts.len() <= 2 * MAX_PLACEHOLDERS)
             .then(|| Self { text: text.to_owned(), parts })
@@ -59,7 +66,7 @@ impl NamePattern {
 
     /// Whether there is such a tensor in each layer.
     pub(crate) fn per_layer(&self) -> bool {
-        self.parts.contains(&Part::Layer)
+        self.parts.contains(&Part::Layer) || self.parts.contains(&Part::Pair)
     }
 
     /// Whether there is such a tensor for each expert.
@@ -87,6 +94,8 @@ impl NamePattern {
             match part {
                 Part::Text(text) => name.push_str(text),
                 Part::Layer => name.push_str(&layer.to_string()),
+                Part::Pair => name.push_str(&(layer / 2).to_string()),
+                Part::Half => name.push_str(&(layer % 2).to_string()),
                 Part::Expert => name.push_str(&expert.to_string()),
                 Part::Word(word) => match scope.get(word) {
                     Some(Value::Text(text)) => name.push_str(text),

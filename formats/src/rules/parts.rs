@@ -12,6 +12,8 @@ use crate::{
 #[serde(deny_unknown_fields)]
 pub(crate) struct MoeRules {
     pub(crate) experts: Expr,
+    /// Experts that give what they read; zero and absent for none.
+    pub(crate) identities: Option<Expr>,
     pub(crate) top_k: Expr,
     pub(crate) size: Expr,
     /// Width of what experts read; null and absent for the residual stream's.
@@ -39,6 +41,9 @@ pub(crate) struct MoeRules {
     pub(crate) after: Option<String>,
     /// A dense part beside the experts.
     pub(crate) beside: Option<Beside>,
+    /// Whether what experts give is added a layer later.
+    #[serde(default)]
+    pub(crate) deferred: bool,
     #[serde(default)]
     pub(crate) names: MoeNameRules,
 }
@@ -108,6 +113,8 @@ pub(crate) struct MlaRules {
     pub(crate) eps: Expr,
     /// Absent: no.
     pub(crate) bias: Option<Expr>,
+    /// Factor on the latent of keys and values; null and absent for none.
+    pub(crate) kv_scale: Option<Expr>,
     pub(crate) index: Option<IndexRules>,
 }
 
@@ -200,6 +207,7 @@ impl MoeRules {
             .chain(router.input.iter().map(|input| &input.scale))
             .chain(
                 [
+                    &self.identities,
                     &self.latent,
                     &self.bias,
                     &self.clamped_alpha,
@@ -236,7 +244,7 @@ impl MlaRules {
     pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
         [&self.q_rank, &self.kv_rank, &self.nope, &self.rope, &self.value, &self.eps]
             .into_iter()
-            .chain(&self.bias)
+            .chain([&self.bias, &self.kv_scale].into_iter().flatten())
             .chain(self.index.iter().flat_map(IndexRules::expressions))
     }
 }

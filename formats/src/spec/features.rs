@@ -37,6 +37,9 @@ const COMPRESSED_ATTENTION: &str = "compressed-attention";
 /// Attention to blocks of keys that an index chooses, limits of dense feed-forward parts.
 const CHOSEN_BLOCKS: &str = "chosen-blocks";
 
+/// Experts whose sum is added a layer later, experts that give what they read, factors on latents.
+const DEFERRED_EXPERTS: &str = "deferred-experts";
+
 /// Several residual streams.
 const HYPER_CONNECTIONS: &str = "hyper-connections";
 
@@ -57,11 +60,12 @@ const CHOSEN_KEYS: &str = "chosen-keys";
 
 impl Spec {
     /// Features that this version computes.
-    pub const FEATURES: [&str; 15] = [
+    pub const FEATURES: [&str; 16] = [
         ATTENTION_FORMS,
         CHOSEN_BLOCKS,
         CHOSEN_KEYS,
         COMPRESSED_ATTENTION,
+        DEFERRED_EXPERTS,
         DIRECT_DELTA,
         EXPERT_FORMS,
         EXPERT_LIMITS,
@@ -101,6 +105,7 @@ impl Spec {
             (CHOSEN_BLOCKS, self.attention.blocks.is_some() || self.ffn.clamped.is_some()),
             (CHOSEN_KEYS, chooses),
             (COMPRESSED_ATTENTION, self.has_compressed_forms()),
+            (DEFERRED_EXPERTS, self.has_deferred_forms()),
             (DIRECT_DELTA, is_direct),
             (EXPERT_FORMS, self.moe.as_ref().is_some_and(is_later_moe)),
             (EXPERT_LIMITS, self.moe.as_ref().is_some_and(has_plain_limits)),
@@ -121,6 +126,11 @@ impl Spec {
         self.attention.sinks
             || self.attention.head_gate.is_some()
             || mla.index.as_ref().is_some_and(|index| index.rotated_last)
+    }
+
+    fn has_deferred_forms(&self) -> bool {
+        self.moe.as_ref().is_some_and(|moe| moe.deferred || moe.identities > 0)
+            || self.mla.as_ref().is_some_and(|mla| mla.kv_scale.is_some())
     }
 
     fn has_compressed_forms(&self) -> bool {

@@ -29,6 +29,9 @@ pub struct Mla {
     /// Whether the projections to the latents have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
+    /// Factor on the latent of keys and values, after its norm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_scale: Option<HexF32>,
     /// What chooses the keys that queries attend to; none where they attend to all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Index>,

@@ -10,6 +10,9 @@ use crate::hex::HexF32;
 pub struct Moe {
     /// Experts of a layer.
     pub experts: u32,
+    /// Experts behind those that give what they read and have no weights.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub identities: u32,
     /// Experts that a token goes to.
     pub top_k: u32,
     /// Inner width of an expert.
@@ -39,9 +42,27 @@ pub struct Moe {
     /// A dense feed-forward part beside the experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
+    /// Whether the experts stand beside a dense feed-forward part that reads the same, and what they
+    /// give is added with what the next layer's dense part gives.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub deferred: bool,
     /// What its modules are called.
     #[serde(default, skip_serializing_if = "MoeNames::is_usual")]
     pub names: MoeNames,
+}
+
+impl Moe {
+    /// Experts that a router chooses from.
+    #[must_use]
+    pub const fn choices(&self) -> u32 {
+        self.experts.saturating_add(self.identities)
+    }
+}
+
+/// For fields that are skipped while they are zero.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// `(clamp(up, −limit, limit) + 1) · g · sigmoid(alpha · g)` with `g = min(gate, limit)`; plain ones

@@ -6,7 +6,7 @@ use super::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};
 type Sign<T> = (T, &'static [&'static str], &'static [&'static str]);
 
 /// The first that holds decides.
-const TOOLS: [Sign<Option<ToolFamily>>; 37] = [
+const TOOLS: [Sign<Option<ToolFamily>>; 39] = [
     (Some(ToolFamily::Harmony), &["<|channel|>", "<|message|>", "functions."], &[]),
     (Some(ToolFamily::KimiK2), &["<|tool_calls_section_begin|>"], &[]),
     (Some(ToolFamily::MinimaxM2), &["<minimax:tool_call>"], &[]),
@@ -33,6 +33,7 @@ const TOOLS: [Sign<Option<ToolFamily>>; 37] = [
     (Some(ToolFamily::InternlmJson), &["<|plugin|>"], &[]),
     // Ways of writing that nobody here reads, with markers that others have too.
     (None, &["<use_mcp_tool>"], &[]),
+    (None, &["<longcat_arg_key>"], &[]),
     (None, &["<atem:function_calls>"], &[]),
     (None, &[">>>", "recipient"], &[]),
     (None, &["functools"], &["<|tool_call|>"]),
@@ -43,6 +44,7 @@ const TOOLS: [Sign<Option<ToolFamily>>; 37] = [
     (Some(ToolFamily::MistralJson), &["[TOOL_CALLS]"], &[]),
     (Some(ToolFamily::NemotronJson), &["<TOOLCALL>"], &[]),
     (Some(ToolFamily::NemotronTags), &["<toolcall>"], &[]),
+    (Some(ToolFamily::LongcatJson), &["<longcat_tool_call>"], &[]),
     (Some(ToolFamily::ToolCallsJson), &["<tool_calls>"], &[]),
     (Some(ToolFamily::Olmo3), &["<function_calls>"], &[]),
     (Some(ToolFamily::GraniteJson), &["<|tool_call|>"], &[]),
@@ -50,7 +52,7 @@ const TOOLS: [Sign<Option<ToolFamily>>; 37] = [
     (None, &[], &["tool_call"]),
 ];
 
-const THINKING: [Sign<ThinkingStyle>; 13] = [
+const THINKING: [Sign<ThinkingStyle>; 14] = [
     (ThinkingStyle::Channels, &["<|channel|>", "analysis"], &[]),
     (ThinkingStyle::ThoughtChannel, &["<|channel>thought"], &[]),
     (ThinkingStyle::SeedTags, &["<seed:think>"], &[]),
@@ -62,6 +64,7 @@ const THINKING: [Sign<ThinkingStyle>; 13] = [
     (ThinkingStyle::HunyuanTags, &["<think{}>", ":opensource"], &[]),
     (ThinkingStyle::HunyuanTags, &["<think:opensource>"], &[]),
     (ThinkingStyle::MinimaxTags, &["<mm:think>"], &[]),
+    (ThinkingStyle::LongcatTags, &["<longcat_think>"], &[]),
     (ThinkingStyle::ThinkTags, &["<think>"], &[]),
     (ThinkingStyle::ThinkTags, &["</think>"], &[]),
 ];

@@ -212,6 +212,8 @@ pub struct ExpertStep<'a, M, V> {
     pub limit: Option<f32>,
     /// Whether weights count for inputs, not for outputs.
     pub weighs_inputs: bool,
+    /// The first expert without weights, which give what they read, on the rank that adds it.
+    pub identities: Option<usize>,
 }
 
 /// Numbers of [`Activation::Xielu`], as it is computed with them.

@@ -106,6 +106,8 @@ enum FeedForward<B: Backend> {
     Dense(Ffn<B>),
     Experts(Moe<B>),
     Both(Box<Beside<B>>),
+    /// What the experts give is added with what the next layer's dense part gives.
+    Deferred(Box<(Ffn<B>, Moe<B>)>),
 }
 
 impl<B: Backend> FeedForward<B> {
@@ -117,7 +119,12 @@ impl<B: Backend> FeedForward<B> {
                     return Ok(Self::Both(Box::new(both)));
                 }
                 let by_token = loader.spec.layers[index].experts_by_token;
-                Moe::load(loader, (moe, by_token), prefix).map(Self::Experts)
+                let experts = Moe::load(loader, (moe, by_token), prefix)?;
+                if moe.deferred {
+                    let dense = Ffn::load(loader, &format!("{prefix}.mlp"))?;
+                    return Ok(Self::Deferred(Box::new((dense, experts))));
+                }
+                Ok(Self::Experts(experts))
             }
             _ => Ffn::load(loader, &format!("{prefix}.mlp")).map(Self::Dense),
         }
@@ -127,7 +134,12 @@ impl<B: Backend> FeedForward<B> {
     fn forward(&self, step: &Step<'_, B>, index: usize, x: &B::Tensor) -> Option<B::Tensor> {
         let layer = &step.spec.layers[index];
         match (self, &step.spec.moe) {
-            (Self::Dense(ffn), _) => ffn.forward(step, layer, x),
+            (Self::Dense(ffn), _) => step.with_deferred(ffn.forward(step, layer, x)),
+            (Self::Deferred(both), Some(moe)) => {
+                let (dense, experts) = &**both;
+                step.defer(experts.forward(step, (moe, layer), [x, x]));
+                dense.forward(step, layer, x)
+            }
             (Self::Experts(experts), Some(moe)) => experts.forward(step, (moe, layer), [x, x]),
             _ => unreachable!("loaded from the same architecture; both by `summed`"),
         }

@@ -178,6 +178,10 @@ impl<B: Backend> Weights<B> {
         }
         let kv = self.kv.apply(backend, x);
         let latent = normed(&backend.slice_heads(&kv, rank + rope, 0..rank), &self.kv_gain);
+        let latent = match mla.kv_scale {
+            Some(scale) => backend.scale(latent, scale.0),
+            None => latent,
+        };
         let turned = rotated(backend.slice_heads(&kv, rank + rope, rank..rank + rope));
         // What is cached serves as key and as value; of the values' sum the latent's part counts.
         let cached = backend.join_heads(&latent, &turned, 1);

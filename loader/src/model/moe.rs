@@ -10,7 +10,7 @@ use shardpack_formats::{
 };
 
 use super::{
-    LoadError, Projection,
+    LoadError, Projection, Shard,
     load::{Loader, Part},
     norm::Norm,
     step::Step,
@@ -65,7 +65,7 @@ impl<B: Backend> Moe<B> {
     ) -> Result<Self, LoadError> {
         let names = &moe.names;
         let block = format!("{layer}.{}", names.block);
-        let count = Part::whole(moe.experts as usize);
+        let count = Part::whole(moe.choices() as usize);
         let router = format!("{block}.{}", names.router);
         let bias = |name: String| loader.vector(&name, &count);
         let matrix = loader.plain_matrix(&router, &count, &loader.hidden())?;
@@ -166,6 +166,7 @@ impl<B: Backend> Moe<B> {
                 clamped: moe.clamped,
                 limit: layer.clamp.map(|limit| limit.0),
                 weighs_inputs: moe.weighs_inputs,
+                identities: adds_identities(step.shard, moe).then_some(moe.experts as usize),
             };
             let out = backend.experts(within.as_ref().unwrap_or(x), &routes, &at);
             // Of a part of the sum a part of the result: there is no bias.
@@ -180,6 +181,12 @@ impl<B: Backend> Moe<B> {
             (routed, shared) => routed.or(shared),
         }
     }
+}
+
+/// Whether a rank that holds something of experts adds what those without weights give: the one that
+/// has the first column of the first expert does.
+const fn adds_identities(shard: &Shard, moe: &MoeSpec) -> bool {
+    moe.identities > 0 && shard.experts.start == 0 && shard.moe_ffn.start == 0
 }
 
 /// The experts that each token goes to, `[vocab_size, top_k]`.

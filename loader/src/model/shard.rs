@@ -13,6 +13,7 @@ use super::{LoadError, stage::Place};
 
 mod blocks;
 mod compressed;
+mod deferred;
 mod latent;
 mod states;
 
@@ -87,6 +88,7 @@ impl Shard {
         latent::check_index(spec, stage.as_ref())?;
         blocks::check(spec)?;
         compressed::check(spec)?;
+        deferred::check(spec, stage.as_ref())?;
         check_streams(spec)?;
         let rank = rank as usize;
         let is_dense = spec
@@ -285,14 +287,19 @@ fn experts(spec: &Spec, layout: &Layout, rank: usize) -> Result<[Range<usize>; 3
             return Err(layout_error(what, &format!("1 to {MAX_WIDTH}"), &size));
         }
     }
-    if moe.top_k == 0 || moe.top_k > moe.experts {
-        return Err(layout_error("moe.top_k", &format!("1 to {}", moe.experts), &moe.top_k));
+    let choices = moe.choices();
+    if moe.top_k == 0 || moe.top_k > choices || u64::from(choices) > MAX_WIDTH {
+        return Err(layout_error("moe.top_k", &format!("1 to {choices}"), &moe.top_k));
+    }
+    if moe.identities > 0 && (moe.latent.is_some() || moe.weighs_inputs) {
+        let what = "moe.identities";
+        return Err(layout_error(what, &"experts that read the residual stream", &"others"));
     }
     if let Some(groups) = &moe.router.groups {
-        let each = moe.experts.checked_div(groups.count).unwrap_or(0);
+        let each = choices.checked_div(groups.count).unwrap_or(0);
         let enough = groups.kept.checked_mul(each).is_some_and(|kept| kept >= moe.top_k);
-        if each * groups.count != moe.experts || groups.kept > groups.count || !enough {
-            let expected = format!("groups that divide {} experts", moe.experts);
+        if each * groups.count != choices || groups.kept > groups.count || !enough {
+            let expected = format!("groups that divide {choices} experts");
             return Err(layout_error("moe.router.groups", &expected, &format!("{groups:?}")));
         }
     }

@@ -26,6 +26,8 @@ pub(super) struct Step<'a, B: Backend> {
     entry_rotations: Vec<(EntryKind, B::Rotation)>,
     /// The keys that were chosen last, which layers without an index of their own go by.
     chosen: RefCell<Option<B::Chosen>>,
+    /// This rank's summand of experts that the next layer adds.
+    deferred: RefCell<Option<B::Tensor>>,
 }
 
 impl<'a, B: Backend> Step<'a, B> {
@@ -68,7 +70,7 @@ impl<'a, B: Backend> Step<'a, B> {
             .position_scale
             .as_ref()
             .map(|scale| batch.positions.iter().map(|position| scale.at(*position)).collect());
-        let chosen = RefCell::default();
+        let (chosen, deferred) = (RefCell::default(), RefCell::default());
         Self {
             backend,
             spec,
@@ -81,6 +83,21 @@ impl<'a, B: Backend> Step<'a, B> {
             back_rotations: backwards,
             entry_rotations,
             chosen,
+            deferred,
+        }
+    }
+
+    /// Leaves this rank's summand of experts to the next layer.
+    pub(super) fn defer(&self, part: Option<B::Tensor>) {
+        self.deferred.replace(part);
+    }
+
+    /// A dense part's summand with that of the experts of the layer before, if they left one: both
+    /// are summed over the ranks at once.
+    pub(super) fn with_deferred(&self, part: Option<B::Tensor>) -> Option<B::Tensor> {
+        match (part, self.deferred.take()) {
+            (Some(part), Some(deferred)) => Some(self.backend.add(part, &deferred)),
+            (part, deferred) => part.or(deferred),
         }
     }
 

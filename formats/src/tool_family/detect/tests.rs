@@ -75,6 +75,10 @@ fn calls_in_tags_are_told_apart() {
         None,
     );
     check("Nemotron Mini", "<toolcall> {\"name\"", NemotronTags, None, None);
+    let longcat = "<longcat_tool_call>\n{\"name\": <function-name>";
+    check("LongCat Flash Chat", longcat, LongcatJson, None, None);
+    let thinks = format!("{longcat} <longcat_think>");
+    check("LongCat Flash Thinking", &thinks, LongcatJson, ThinkingStyle::LongcatTags, None);
     check("OLMo 3", "<function_calls></function_calls> XML tags", Olmo3, None, None);
     check(
         "Ernie 4.5",

@@ -16,7 +16,8 @@ struct Guest {
     weight: f32,
 }
 
-/// `Σ weight · expert(x)` over each row's experts that are held here.
+/// `Σ weight · expert(x)` over each row's experts that are held here, and over those that give what
+/// they read.
 pub(super) fn experts(
     x: &Tensor,
     routes: &Routes,
@@ -43,7 +44,27 @@ pub(super) fn experts(
             }
         }
     }
+    if let Some(first) = step.identities {
+        add_identities(&mut out, x, routes, first);
+    }
     out
+}
+
+/// Adds to each row its own vector by the weights of its experts from `first` on, all at once.
+fn add_identities(out: &mut Tensor, x: &Tensor, routes: &Routes, first: usize) {
+    let width = x.width;
+    let chosen = routes.experts.chunks_exact(routes.top_k);
+    for (row, (experts, weights)) in
+        chosen.zip(routes.weights.chunks_exact(routes.top_k)).enumerate()
+    {
+        let each = experts.iter().zip(weights);
+        let weight: f32 =
+            each.filter(|(expert, _)| **expert as usize >= first).map(|(_, weight)| weight).sum();
+        let own = row * width..(row + 1) * width;
+        for (out, x) in out.values[own.clone()].iter_mut().zip(&x.values[own]) {
+            *out += weight * x;
+        }
+    }
 }
 
 fn one_expert(

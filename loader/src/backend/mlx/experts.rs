@@ -127,7 +127,8 @@ fn within_groups(choice: &Array, rows: usize, experts: usize, groups: &ExpertGro
     stays.choose(&grouped, &outside).reshape(&[rows, experts])
 }
 
-/// `Σ weight · expert(x)` over each row's experts that are held here.
+/// `Σ weight · expert(x)` over each row's experts that are held here, and over those that give what
+/// they read.
 pub(super) fn experts(x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix, Array>) -> Tensor {
     let (count, top_k) = (step.held.len(), routes.experts.shape()[1]);
     let (local, weights) = held_here(routes, step, count);
@@ -162,7 +163,20 @@ pub(super) fn experts(x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix,
     let hidden = step.down.outputs() / count;
     let out = out.reshape(&[x.rows, top_k, hidden]);
     let sum = out.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
-    Tensor { rows: x.rows, width: hidden, array: sum.reshape(&[x.rows, hidden]) }
+    let mut array = sum.reshape(&[x.rows, hidden]);
+    if let Some(first) = step.identities {
+        array = array.binary(Binary::Add, &identities(x, routes, first));
+    }
+    Tensor { rows: x.rows, width: hidden, array }
+}
+
+/// Each row's own vector by the weights of its experts from `first` on, all at once.
+fn identities(x: &Tensor, routes: &Routes, first: usize) -> Array {
+    let experts = routes.experts.cast(Element::F32);
+    let gives = experts.with_constant(Binary::GreaterEqual, first as f32);
+    let nothing = routes.weights.library().full(0.0, Element::F32, &[]);
+    let weight = gives.choose(&routes.weights, &nothing).reduce(Reduce::Sum, 1);
+    x.array.binary(Binary::Multiply, &weight.reshape(&[x.rows, 1]))
 }
 
 fn x_rows(x: &Array) -> usize {

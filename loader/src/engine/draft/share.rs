@@ -32,7 +32,7 @@ impl Costs {
     pub(in crate::engine) fn of(spec: &Spec) -> Self {
         let Some(moe) = &spec.moe else { return Self { fresh: 0.0 } };
         let [always, chosen] = weights(spec);
-        let others = 1.0 - f64::from(moe.top_k) / f64::from(moe.experts);
+        let others = 1.0 - f64::from(moe.top_k) / f64::from(moe.choices());
         Self { fresh: (chosen / (always + chosen) * others) as f32 }
     }
 
@@ -107,7 +107,12 @@ fn weights(spec: &Spec) -> [f64; 2] {
             Some(moe) if layer.moe => {
                 let shared = moe.shared.as_ref().map_or(0.0, |it| f64::from(it.size));
                 always += 3.0 * hidden * shared;
-                chosen += 3.0 * hidden * f64::from(moe.size) * f64::from(moe.top_k);
+                // Those without weights have nothing to read.
+                let read = f64::from(moe.experts) / f64::from(moe.choices());
+                chosen += 3.0 * hidden * f64::from(moe.size) * f64::from(moe.top_k) * read;
+                if moe.deferred {
+                    always += 3.0 * hidden * f64::from(spec.ffn.size);
+                }
             }
             _ => always += 3.0 * hidden * f64::from(spec.ffn.size),
         }

@@ -74,6 +74,9 @@ pub(super) const fn names(family: ToolFamily) -> Option<Names> {
     Some(match family {
         ToolFamily::JsonTags => Names::tags(&["<tool_call>"], Some("</tool_call>")),
         ToolFamily::NemotronTags => Names::tags(&["<toolcall>"], Some("</toolcall>")),
+        ToolFamily::LongcatJson => {
+            Names::tags(&["<longcat_tool_call>"], Some("</longcat_tool_call>"))
+        }
         ToolFamily::ToolCallsJson => Names::tags(&["<tool_calls>"], Some("</tool_calls>")),
         ToolFamily::NemotronJson => Names::tags(&["<TOOLCALL>"], Some("</TOOLCALL>")),
         ToolFamily::GraniteJson => Names::tags(&["<|tool_call|>"], Some("<|/tool_call|>")),

@@ -248,6 +248,22 @@ fn calls_in_json_are_the_same_in_every_dialect() {
 }
 
 #[test]
+fn calls_in_tags_of_another_name_are_the_same_in_every_dialect() {
+    check(
+        ToolFamily::LongcatJson,
+        Some(ThinkingStyle::LongcatTags),
+        None,
+        concat!(
+            "<longcat_think>\nHm.\n</longcat_think>\n<longcat_tool_call>\n{\"name\": \"f\", ",
+            r#""arguments": {"city": "Rome", "days": 2, "exact": true}}"#,
+            "\n</longcat_tool_call>\n<longcat_tool_call>\n{\"name\": \"g\", \"arguments\": {}}",
+            "\n</longcat_tool_call>"
+        ),
+        false,
+    );
+}
+
+#[test]
 fn calls_in_other_words_are_the_same_in_every_dialect() {
     use ThinkingStyle::{HunyuanTags, MinimaxTags, SeedTags, ThinkTags, ThoughtChannel};
     use ToolFamily::*;

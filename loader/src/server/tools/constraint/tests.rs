@@ -252,7 +252,7 @@ fn judge(schema: &Value, value: &Value, context: &str) {
     }
 }
 
-const FAMILIES: [ToolFamily; 29] = [
+const FAMILIES: [ToolFamily; 30] = [
     ToolFamily::JsonTags,
     ToolFamily::LlamaJson,
     ToolFamily::LlamaPythonic,
@@ -272,6 +272,7 @@ const FAMILIES: [ToolFamily; 29] = [
     ToolFamily::ToolCallsJson,
     ToolFamily::NemotronJson,
     ToolFamily::NemotronTags,
+    ToolFamily::LongcatJson,
     ToolFamily::GraniteJson,
     ToolFamily::CohereJson,
     ToolFamily::HyperclovaJson,
@@ -311,6 +312,7 @@ fn opener(family: ToolFamily) -> &'static [&'static str] {
         ToolFamily::ToolCallsJson => &["<tool_calls>"],
         ToolFamily::NemotronJson => &["<TOOLCALL>"],
         ToolFamily::NemotronTags => &["<toolcall>"],
+        ToolFamily::LongcatJson => &["<longcat_tool_call>"],
         ToolFamily::GraniteJson => &["<|tool_call|>"],
         ToolFamily::CohereJson => &["<|START_ACTION|>"],
         ToolFamily::HyperclovaJson => &[" -> tool/function_call"],

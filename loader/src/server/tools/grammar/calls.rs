@@ -58,6 +58,7 @@ impl Writer<'_> {
             | ToolFamily::ToolCallsJson
             | ToolFamily::NemotronJson
             | ToolFamily::NemotronTags
+            | ToolFamily::LongcatJson
             | ToolFamily::GraniteJson
             | ToolFamily::HyperclovaJson => {
                 self.envelope(name, "arguments", &closed(&tool.schema)?)
@@ -198,6 +199,7 @@ impl Writer<'_> {
         Ok(match family {
             ToolFamily::JsonTags
             | ToolFamily::NemotronTags
+            | ToolFamily::LongcatJson
             | ToolFamily::QwenXml
             | ToolFamily::SeedXml => {
                 let (open, close) = (marker(tag(family).0), marker(tag(family).1));
@@ -311,6 +313,7 @@ impl Writer<'_> {
         Ok(match family {
             ToolFamily::JsonTags
             | ToolFamily::NemotronTags
+            | ToolFamily::LongcatJson
             | ToolFamily::QwenXml
             | ToolFamily::SeedXml => format!("WS? call WS? {close}"),
             ToolFamily::Glm4 | ToolFamily::Gemma4 => format!("WS? call {close}"),

@@ -12,7 +12,7 @@ use shardpack_formats::{
 
 use super::*;
 
-const TEMPLATES: [(ToolFamily, &str); 29] = [
+const TEMPLATES: [(ToolFamily, &str); 30] = [
     (ToolFamily::JsonTags, include_str!("templates/json_tags.jinja")),
     (ToolFamily::LlamaJson, include_str!("templates/llama_json.jinja")),
     (ToolFamily::LlamaPythonic, include_str!("templates/llama_pythonic.jinja")),
@@ -32,6 +32,7 @@ const TEMPLATES: [(ToolFamily, &str); 29] = [
     (ToolFamily::ToolCallsJson, include_str!("templates/tool_calls_json.jinja")),
     (ToolFamily::NemotronJson, include_str!("templates/nemotron_json.jinja")),
     (ToolFamily::NemotronTags, include_str!("templates/nemotron_tags.jinja")),
+    (ToolFamily::LongcatJson, include_str!("templates/longcat_json.jinja")),
     (ToolFamily::GraniteJson, include_str!("templates/granite_json.jinja")),
     (ToolFamily::CohereJson, include_str!("templates/cohere_json.jinja")),
     (ToolFamily::HyperclovaJson, include_str!("templates/hyperclova_json.jinja")),
@@ -45,7 +46,7 @@ const TEMPLATES: [(ToolFamily, &str); 29] = [
 ];
 
 /// Ends of turns in the templates, which the engine does not report.
-const TURN_ENDS: [&str; 13] = [
+const TURN_ENDS: [&str; 14] = [
     "<|im_end|>",
     "<|eot_id|>",
     "<|eot|>",
@@ -59,6 +60,7 @@ const TURN_ENDS: [&str; 13] = [
     "<|stop|>",
     "<turn|>",
     "<|user_end|>",
+    "</longcat_s>",
 ];
 
 /// A tokenizer of bytes, with the markers of a family as tokens of their own or not.
