@@ -58,4 +58,4 @@ deny:
 bench:
     cargo run --release -p shardpack-collectives --example allreduce
     cargo run --release -p shardpack-kernels --example products
-    cargo run --release -p shardpack-loader --example mlx_allreduce -- "${SHARDPACK_ENGINES:-target/engines}"
+    cargo run --release -p shardpack-engine --example mlx_allreduce -- "${SHARDPACK_ENGINES:-target/engines}"

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use shardpack_trust::{Endpoint, Home, HomeError, date, is_local};
+use shardpack_identity::{Endpoint, Home, HomeError, date, is_local};
 
 use crate::{args::ClusterChoice, failure::Failure, progress::say};
 

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo};
-use shardpack_trust::PeerKey;
+use shardpack_identity::PeerKey;
 
 use crate::progress::say;
 

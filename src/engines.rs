@@ -7,20 +7,20 @@ use std::{
 };
 
 use anyhow::Context as _;
+use shardpack_cluster::LoadError;
 use shardpack_converter::plan;
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{
         self, Arithmetic, Backend, Collectives, Cpu, CpuError, CpuOptions, Mlx,
         mlx::{MemoryNeed, MemoryPlan, Taken},
     },
-    cluster::LoadError,
     engine::{
-        ConstraintFactory, DraftModelError, Engine, EngineOptions, LocalModel, RankEngine,
-        Speculate, TokenId, memory_group,
+        DraftModelError, Engine, EngineOptions, LocalModel, RankEngine, Speculate, memory_group,
     },
     model::Model,
     open::{OpenOptions, Package, Packing},
 };
+use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_manifests::{Layout, Manifest};
 use shardpack_mlx::{distributed::Distributed, runtime};
 

@@ -12,9 +12,9 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_loader::receive::NodeClient;
-use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Channel, Endpoint, Home, Patience, Role, Service, credentials_of_node};
+use shardpack_identity::{Channel, Endpoint, Home, Patience, Role, Service, credentials_of_node};
+use shardpack_transfer::protocol::Timeouts;
+use shardpack_transfer::receive::NodeClient;
 use tempfile::{TempDir, tempdir};
 
 use crate::{

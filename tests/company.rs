@@ -7,15 +7,13 @@ use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{Arithmetic, Cpu, CpuOptions, KvType},
-    engine::{
-        Engine, EngineOptions, Event, GenerateRequest, LocalModel, RankEngine, RequestId,
-        StepOutcome, TokenId, memory_group,
-    },
+    engine::{Engine, EngineOptions, LocalModel, RankEngine, StepOutcome, memory_group},
     model::Model,
     open::Package,
 };
+use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use tempfile::tempdir;
 
 use crate::{

@@ -15,7 +15,8 @@ use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
-use shardpack_loader::engine::{TokenId, logits, memory_group};
+use shardpack_engine::engine::{logits, memory_group};
+use shardpack_engine_api::TokenId;
 use tempfile::tempdir;
 
 use crate::{

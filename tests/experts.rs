@@ -7,10 +7,11 @@ use std::{collections::BTreeMap, fs, path::Path};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use shardpack_converter::{ConvertOptions, Plan, Source, convert, plan::ExpertCut};
-use shardpack_loader::{
-    engine::{TokenId, logits, memory_group},
+use shardpack_engine::{
+    engine::{logits, memory_group},
     open::{OpenOptions, Package},
 };
+use shardpack_engine_api::TokenId;
 use tempfile::tempdir;
 
 use crate::harness::data;

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Fuzzes every parser, each for so many seconds (60 by default), from the committed corpora. What
-# is found beyond them is kept below formats/fuzz/target, crashes in formats/fuzz/artifacts.
+# is found beyond them is kept below fuzz/target, crashes in fuzz/artifacts.
 #
 #   tests/fuzz.sh [SECONDS [TARGET ...]]
 #
 # Needs a nightly compiler (rustup toolchain install nightly), cargo-fuzz (cargo install
 # cargo-fuzz) and a C++ compiler.
 set -euo pipefail
-cd "$(dirname "$0")/../formats/fuzz"
+cd "$(dirname "$0")/../fuzz"
 seconds=${1:-60}
 shift || true
 [ $# -gt 0 ] || set -- $(cargo +nightly fuzz list --fuzz-dir .)
@@ -26,6 +26,6 @@ for target in "$@"; do
     grep -E 'number_of_executed_units|average_exec|peak_rss' "target/$target.log" || true
 done
 if [ ${#failed[@]} -gt 0 ]; then
-    echo "failed: ${failed[*]}; see formats/fuzz/target/NAME.log" >&2
+    echo "failed: ${failed[*]}; see fuzz/target/NAME.log" >&2
     exit 1
 fi

@@ -1,7 +1,7 @@
 //! The committed corpora of the fuzzer, through the same functions: what was once found, or is
 //! known to be worth a try, is tried on every run.
 
-#[path = "../formats/fuzz/src/targets.rs"]
+#[path = "../fuzz/src/targets.rs"]
 mod targets;
 
 use std::{collections::BTreeSet, fs, path::Path};
@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 #[test]
 #[expect(clippy::print_stdout, reason = "names the input; shown only when its target panics")]
 fn no_parser_falls_over_what_fuzzing_has_found() {
-    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("formats/fuzz/corpus");
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
     for (name, target) in targets::TARGETS {
         let inputs = fs::read_dir(corpora.join(name)).unwrap();
         let mut paths: Vec<_> = inputs.map(|entry| entry.unwrap().path()).collect();
@@ -24,7 +24,7 @@ fn no_parser_falls_over_what_fuzzing_has_found() {
 
 #[test]
 fn every_corpus_and_every_binary_is_a_target() {
-    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("formats/fuzz");
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
     let stems = |folder: &str| -> BTreeSet<String> {
         let entries = fs::read_dir(fuzz.join(folder)).unwrap();
         let stem = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();

@@ -6,7 +6,8 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::engine::{TokenId, logits, memory_group};
+use shardpack_engine::engine::{logits, memory_group};
+use shardpack_engine_api::TokenId;
 use tempfile::tempdir;
 
 use crate::{

@@ -3,7 +3,8 @@
 //! company, with drafts or without.
 
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{backend::KvType, engine::TokenId};
+use shardpack_engine::backend::KvType;
+use shardpack_engine_api::TokenId;
 use tempfile::tempdir;
 
 use crate::{

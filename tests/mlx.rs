@@ -11,11 +11,12 @@ use std::{
 };
 
 use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, KvType, Mlx},
-    engine::{LocalModel, TokenId, memory_group},
+    engine::{LocalModel, memory_group},
     open::{OpenOptions, Package},
 };
+use shardpack_engine_api::TokenId;
 use shardpack_mlx::{Device, runtime};
 use tempfile::tempdir;
 

@@ -14,18 +14,20 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shardpack_converter::push::{
-    Activation, NodeError, NodeProgress, PushMode, PushOptions, PushReport, Target, push,
-};
-use shardpack_loader::receive::{
-    Node, NodeClient, NodeOptions, ReceiveEvent, Shutdown, Store, bind,
-};
+use shardpack_identity::Endpoint;
 use shardpack_manifests::{
     CHUNK_BYTES, Manifest, PackageSet,
-    transfer::{ChunkMap, Intent, Join, Message, Offer, PackageKey, SendError, Timeouts, Wire},
     verify::{TensorCheck, VerifyOptions, verify_package, verify_set},
 };
-use shardpack_trust::Endpoint;
+use shardpack_transfer::protocol::{
+    ChunkMap, Intent, Join, Message, Offer, PackageKey, SendError, Timeouts, Wire,
+};
+use shardpack_transfer::push::{
+    Activation, NodeError, NodeProgress, PushMode, PushOptions, PushReport, Target, push,
+};
+use shardpack_transfer::receive::{
+    Node, NodeClient, NodeOptions, ReceiveEvent, Shutdown, Store, bind,
+};
 
 use crate::{
     harness::{convert, files},
@@ -72,7 +74,7 @@ impl TestNode {
             hook(event, &stop);
         });
         let start_rank =
-            Box::new(|package: &shardpack_loader::receive::PackageDir, with: Value| {
+            Box::new(|package: &shardpack_transfer::receive::PackageDir, with: Value| {
                 if with["fail"] == true {
                     return Err("no engine today".to_owned());
                 }

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{
+use shardpack_engine::{
     backend::KvType,
     engine::{LocalModel, memory_group},
 };

@@ -13,13 +13,13 @@ use std::{
 use serde_json::{Value, json};
 use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{
+use shardpack_engine::{
     backend::Cpu,
-    engine::{
-        Engine, EngineOptions, Event, FinishReason, GenerateRequest, RankEngine, RequestId,
-        Sampling, Speculate, StepOutcome, TokenId, TokenLogprobs, memory_group,
-    },
+    engine::{Engine, EngineOptions, RankEngine, Speculate, StepOutcome, memory_group},
     model::Model,
+};
+use shardpack_engine_api::{
+    Event, FinishReason, GenerateRequest, RequestId, Sampling, TokenId, TokenLogprobs,
 };
 use tempfile::tempdir;
 

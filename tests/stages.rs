@@ -11,15 +11,13 @@ use std::{
 use serde_json::Value;
 use shardpack_collectives::Group;
 use shardpack_converter::{ConvertOptions, Plan, Source, convert as convert_source};
-use shardpack_loader::{
+use shardpack_engine::{
     backend::Cpu,
-    engine::{
-        Engine, EngineOptions, Event, GenerateRequest, RankEngine, RequestId, TokenId, logits,
-        memory_group,
-    },
+    engine::{Engine, EngineOptions, RankEngine, logits, memory_group},
     model::Model,
     open::Package,
 };
+use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use shardpack_manifests::Cut;
 use tempfile::tempdir;
 

@@ -7,13 +7,13 @@ use std::{fs, sync::Arc, thread, time::Duration};
 use serde_json::{Value, json};
 use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
-use shardpack_formats::Spec;
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{Backend, Cpu, Ranks},
     engine::{CountedGroup, memory_group},
     model::{Batch, Model, Shard},
     open::Package,
 };
+use shardpack_formats::Spec;
 use tempfile::tempdir;
 
 use crate::{

@@ -3,7 +3,7 @@
 //! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers
 //! alone), [`convert()`] (carrying the plan out), [`report`] (what it did to the weights),
 //! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other people's
-//! programs), [`push`] (each node gets its package). The package directory is the whole contract with the loader.
+//! programs). The package directory is the whole contract with the loader.
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -16,7 +16,6 @@ mod joined;
 mod package;
 mod pieces;
 pub mod plan;
-pub mod push;
 pub mod recipe;
 pub mod report;
 mod reshard;

@@ -344,12 +344,12 @@ mod tests {
 
     #[test]
     fn published_templates_can_what_they_can() {
-        let qwen3 = probed(include_str!("../../loader/src/server/template/golden/qwen3.jinja"));
+        let qwen3 = probed(include_str!("../../loader/chat/src/template/golden/qwen3.jinja"));
         assert_eq!(qwen3.problem, None);
         assert!(qwen3.system && qwen3.tools && qwen3.tool_results && qwen3.parallel_calls);
         assert!(qwen3.arguments_object && qwen3.generation_prompt && qwen3.thinking_switch);
         assert!(qwen3.reasoning, "of the turn that is under way");
-        let llama = probed(include_str!("../../loader/src/server/template/golden/llama3.jinja"));
+        let llama = probed(include_str!("../../loader/chat/src/template/golden/llama3.jinja"));
         assert!(llama.system && llama.tools && llama.tool_results && llama.arguments_object);
         assert!(!llama.parallel_calls, "it refuses more than one call");
         assert!(!llama.thinking_switch && !llama.reasoning);

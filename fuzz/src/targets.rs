@@ -5,6 +5,7 @@
 use std::{collections::BTreeMap, fs, io::Cursor};
 
 use serde_json::Value;
+use shardpack_cluster::try_messages;
 use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
 use shardpack_converter::Source;
 use shardpack_formats::{
@@ -15,12 +16,9 @@ use shardpack_formats::{
     stored::{self, Documents, Logical, StoredConfig},
     tokenizer::{self, MAX_TOKENS, TokenizerError},
 };
-use shardpack_loader::cluster::try_messages;
-use shardpack_manifests::{
-    Manifest, PackageSet, canonical,
-    transfer::{ChunkMap, Receiver, SharedMap, Step, frame as transfer_frame},
-};
-use shardpack_trust::try_membership;
+use shardpack_identity::try_membership;
+use shardpack_manifests::{Manifest, PackageSet, canonical};
+use shardpack_transfer::protocol::{ChunkMap, Receiver, SharedMap, Step, frame as transfer_frame};
 
 /// A parser's test: panics when something is wrong.
 type Target = fn(&[u8]);

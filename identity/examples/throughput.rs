@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_trust::{Authority, Channel, Patience, Role, Service, Validity};
+use shardpack_identity::{Authority, Channel, Patience, Role, Service, Validity};
 
 const TOTAL_BYTES: usize = 2 << 30;
 const STEP_BYTES: usize = 4 << 20;

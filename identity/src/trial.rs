@@ -56,11 +56,11 @@ mod tests {
 
     #[test]
     fn the_fuzzers_seeds_are_messages() {
-        let join = include_bytes!("../../formats/fuzz/corpus/membership/join");
+        let join = include_bytes!("../../fuzz/corpus/membership/join");
         let Ok(Request::Join { grant, .. }) = parse(join) else { panic!("it is no request") };
         assert_eq!(grant.name, "studio-1");
         try_membership(join);
-        let token = include_str!("../../formats/fuzz/corpus/membership/token");
+        let token = include_str!("../../fuzz/corpus/membership/token");
         token.parse::<JoinToken>().unwrap();
     }
 }

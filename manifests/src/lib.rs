@@ -1,10 +1,8 @@
-//! Whose bytes: digests, manifests, cuts, verification and the transfer protocol without
-//! sockets.
+//! Whose bytes: digests, manifests, cuts, verification.
 //!
 //! Reading order: [`digest`] and [`canonical`] (how bytes and documents are named), [`manifest`]
 //! and [`set`] (what a package and a package set say of themselves), [`layout`] (which rank
-//! holds what), [`verify`] (do the bytes on disk agree), [`signature`] (who says so), [`transfer`]
-//! (how they reach a node).
+//! holds what), [`verify`] (do the bytes on disk agree), [`signature`] (who says so).
 #![forbid(unsafe_code)]
 
 pub mod canonical;
@@ -15,7 +13,6 @@ pub mod layout;
 pub mod manifest;
 pub mod set;
 pub mod signature;
-pub mod transfer;
 pub mod verify;
 
 pub use digest::{CHUNK_BYTES, ChunkHasher, Digest};

@@ -8,7 +8,7 @@ use shardpack_converter::{
     RankMemory,
     plan::{EngineLoad, KvType, PROCESS_BYTES, STEP_TOKENS},
 };
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{Backend, Cpu, TOKENS_PER_PAGE},
     bench::{Load, Speed, bench, bench_drafts, read_bandwidth, sum_latency},
     engine::{Engine, EngineOptions, Speculate, memory_group},

@@ -6,9 +6,9 @@ use std::{process::ExitCode, thread, time::Duration};
 
 use anyhow::anyhow;
 use serde_json::{Value, json};
-use shardpack_loader::receive::NodeClient;
-use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Home, HomeError, JoinToken, Member, date};
+use shardpack_identity::{Home, HomeError, JoinToken, Member, date};
+use shardpack_transfer::protocol::Timeouts;
+use shardpack_transfer::receive::NodeClient;
 
 use super::Outcome;
 use crate::{
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(discovered(&[]), json!({"ok": true, "nodes": []}));
         let key = "A".repeat(43);
         let node = |address: &str| Found {
-            key: shardpack_trust::PeerKey::parse(&key).unwrap(),
+            key: shardpack_identity::PeerKey::parse(&key).unwrap(),
             address: address.parse().unwrap(),
         };
         let found = [node("192.168.1.11:7420"), node("[2001:db8::7]:7421")];

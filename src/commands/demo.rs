@@ -6,11 +6,9 @@ pub(super) mod model;
 
 use std::{process::ExitCode, time::Instant};
 
-use shardpack_converter::{
-    ConvertOptions, Pickles,
-    push::{Activation, PushMode},
-};
-use shardpack_trust::Endpoint;
+use shardpack_converter::{ConvertOptions, Pickles};
+use shardpack_identity::Endpoint;
+use shardpack_transfer::push::{Activation, PushMode};
 
 use super::{Outcome, convert, push};
 use crate::{

@@ -18,12 +18,10 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
-use shardpack_loader::receive::NodeClient;
-use shardpack_manifests::{
-    Manifest,
-    transfer::{PackageKey, Timeouts},
-};
-use shardpack_trust::Endpoint;
+use shardpack_identity::Endpoint;
+use shardpack_manifests::Manifest;
+use shardpack_transfer::protocol::{PackageKey, Timeouts};
+use shardpack_transfer::receive::NodeClient;
 
 use super::{Outcome, package, ranks::RankParameters};
 use crate::{

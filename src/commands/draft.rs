@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use shardpack_loader::server;
 
 use super::package;
 use crate::{args::EngineChoice, failure::Failure};
@@ -41,6 +40,6 @@ pub(super) fn folder(set: &Path) -> Result<PathBuf, Failure> {
 
 /// Refuses a draft model with other tokens than the model in a package.
 pub(super) fn compare(draft: &Path, package: &Path) -> anyhow::Result<()> {
-    server::check_same_tokens(package, draft)
+    shardpack_chat::check_same_tokens(package, draft)
         .with_context(|| format!("the draft model in {}", draft.display()))
 }

@@ -4,11 +4,11 @@ use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
-use shardpack_loader::{
+use shardpack_chat::tokenize;
+use shardpack_engine::{
     engine::{LocalModel, memory_group},
     eval::{Estimate, EvalOptions, Evaluation, evaluate},
     open::{OpenOptions, Package},
-    server::tokenize,
 };
 
 use super::{Outcome, package, threads};

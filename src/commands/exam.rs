@@ -14,12 +14,13 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use shardpack_collectives::{Deadline, Group, join_on_loopback};
-use shardpack_loader::{
+use shardpack_engine::{
     backend::Backend,
     bench::{SumTimes, sum_in_graph},
-    engine::{LocalModel, TokenId},
+    engine::LocalModel,
     open::{OpenOptions, Package},
 };
+use shardpack_engine_api::TokenId;
 
 use super::Outcome;
 use crate::{args::ExamArgs, engines::Opened, failure::Failure, progress::result};

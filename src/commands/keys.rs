@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, io::Write, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
-use shardpack_loader::server::{ApiKeys, KEY_FILE_BYTES_MAX, KeyFile, KeyLimits, Scope};
+use shardpack_server::{ApiKeys, KEY_FILE_BYTES_MAX, KeyFile, KeyLimits, Scope};
 
 use super::Outcome;
 use crate::{

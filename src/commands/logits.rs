@@ -3,7 +3,8 @@
 use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
-use shardpack_loader::{engine::TokenId, open::Package};
+use shardpack_engine::open::Package;
+use shardpack_engine_api::TokenId;
 
 use super::{Outcome, package, threads};
 use crate::{args::LogitsArgs, failure::Failure};

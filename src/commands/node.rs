@@ -11,16 +11,12 @@ use std::{
 
 use anyhow::anyhow;
 use serde_json::{Value, json};
-use shardpack_loader::{
-    cluster::RankProcess,
-    receive::{
-        Node, NodeOptions, PackageDir, ReceiveEvent, ServeError, Shutdown, Store, bind,
-        bind_guarded,
-    },
-    server,
+use shardpack_cluster::RankProcess;
+use shardpack_identity::{Door, Guard, Joined, date, is_local};
+use shardpack_transfer::protocol::Timeouts;
+use shardpack_transfer::receive::{
+    Node, NodeOptions, PackageDir, ReceiveEvent, ServeError, Shutdown, Store, bind, bind_guarded,
 };
-use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Door, Guard, Joined, date, is_local};
 use tempfile::TempDir;
 
 use super::{
@@ -108,7 +104,7 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     let stopping = shutdown.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         // Without signals the node still ends with its process.
-        let _ = server::wait_for_termination();
+        let _ = shardpack_server::wait_for_termination();
         stopping.stop();
     })?;
     let node = Node::new(store, options);
@@ -142,7 +138,7 @@ fn start_rank(
     threads: usize,
     engine: EngineChoice,
     place: Place,
-) -> shardpack_loader::receive::StartRankHook {
+) -> shardpack_transfer::receive::StartRankHook {
     Box::new(move |package: &PackageDir, parameters| {
         let name = format!("rank {}", package.key.rank);
         let key = format!("{}-{}", package.key.layout, package.key.rank);

@@ -3,12 +3,12 @@
 use std::{process::ExitCode, sync::OnceLock};
 
 use serde_json::json;
-use shardpack_converter::push::{
+use shardpack_identity::Endpoint;
+use shardpack_transfer::protocol::{SendError, Timeouts};
+use shardpack_transfer::push::{
     Activation, NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushOptions, PushReport,
     WINDOW_CHUNKS, default_streams, push, rank_count, targets_for,
 };
-use shardpack_manifests::transfer::{SendError, Timeouts};
-use shardpack_trust::Endpoint;
 
 use super::Outcome;
 use crate::{

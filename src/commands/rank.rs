@@ -11,15 +11,12 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use shardpack_loader::{
-    cluster::{
-        Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
-    },
-    open::{OpenOptions, OpenProgress, Package},
-    server,
+use shardpack_cluster::{
+    Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
 };
+use shardpack_engine::open::{OpenOptions, OpenProgress, Package};
+use shardpack_identity::{Credentials, credentials_of_node, is_local};
 use shardpack_manifests::Manifest;
-use shardpack_trust::{Credentials, credentials_of_node, is_local};
 
 use super::{Outcome, draft, package, threads};
 use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result};
@@ -64,7 +61,7 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
         });
         let draft = draft.transpose()?;
         let constraints =
-            if leads { server::constraints(&folder, style).ok().flatten() } else { None };
+            if leads { shardpack_chat::constraints(&folder, style).ok().flatten() } else { None };
         opened.rank_engine(&package, draft.as_ref(), choice.options(), constraints)
     });
     end_for_sure();

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use shardpack_loader::cluster::{Announcement, LogSink, RankProcess};
+use shardpack_cluster::{Announcement, LogSink, RankProcess};
 use shardpack_mlx::distributed::{Distributed, FOREIGN_VARIABLES};
 
 use crate::{args::EngineChoice, progress::say};

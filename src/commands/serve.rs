@@ -15,14 +15,13 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
-use shardpack_loader::{
-    cluster::{ServeError, Supervisor},
-    engine::{EngineHandle, EngineState},
-    open::verify_documents,
-    server::{self, ChatModel, Server, ServerLimits, Stop, Tls},
-};
+use shardpack_chat::ChatModel;
+use shardpack_cluster::{ServeError, Supervisor};
+use shardpack_engine::open::verify_documents;
+use shardpack_engine_api::{EngineHandle, EngineState};
+use shardpack_identity::{Endpoint, is_local};
 use shardpack_manifests::Manifest;
-use shardpack_trust::{Endpoint, is_local};
+use shardpack_server::{Server, ServerLimits, Stop, Tls};
 
 use self::{layer::Layer, scripted::Scripted};
 use super::{Outcome, draft, keys, package};
@@ -99,10 +98,10 @@ fn serve(
     ready: impl FnOnce(),
 ) -> Outcome {
     let stop = Stop::default();
-    let stopped = server::termination_or(stop.clone());
+    let stopped = shardpack_server::termination_or(stop.clone());
     let serving = thread::Builder::new()
         .name("http".to_owned())
-        .spawn(move || server::run(listener, server, stopped))?;
+        .spawn(move || shardpack_server::run(listener, server, stopped))?;
     let outcome = watch(&engine, handle, || serving.is_finished(), ready);
     stop.stop();
     let served = serving.join().map_err(|_| anyhow!("the server's thread panicked"))?;

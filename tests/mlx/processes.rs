@@ -19,11 +19,12 @@ use std::{
 use serde_json::{Value, json};
 use shardpack_collectives::{Deadline, Group, GroupError, LinkedGroup, join_on_loopback};
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{Collectives, Mlx},
-    engine::{LocalModel, TokenId},
+    engine::LocalModel,
     open::{OpenOptions, Package},
 };
+use shardpack_engine_api::TokenId;
 use shardpack_mlx::Device;
 use tempfile::{TempDir, tempdir};
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use shardpack_converter::push::{NodeReport, PushEvent};
+use shardpack_transfer::push::{NodeReport, PushEvent};
 
 use super::*;
 use crate::{

@@ -18,8 +18,9 @@ mod watch;
 
 use std::{num::NonZero, path::Path, thread};
 
-use shardpack_manifests::transfer::{PackageKey, Timeouts};
-use shardpack_trust::Endpoint;
+use shardpack_identity::Endpoint;
+
+use crate::protocol::{PackageKey, Timeouts};
 
 pub use error::{NodeError, PushError};
 pub use event::{PushEvent, PushObserver};

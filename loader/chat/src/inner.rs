@@ -7,8 +7,8 @@ mod message;
 mod output;
 mod request;
 
-pub(super) use message::{Message, Role};
-pub(super) use output::{EndReason, OutputParser, Piece, PlainText};
-pub(super) use request::{
+pub use message::{Message, Role};
+pub use output::{EndReason, OutputParser, Piece, PlainText};
+pub use request::{
     ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest, Tool, ToolChoice, ToolKind,
 };

@@ -12,7 +12,7 @@ use serde_json::Number;
 
 /// A JSON value.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) enum Json {
+pub enum Json {
     /// `null`.
     #[default]
     Null,
@@ -30,17 +30,17 @@ pub(super) enum Json {
 
 /// Members of a JSON object in the order in which they came; no key twice.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Object(Vec<(String, Json)>);
+pub struct Object(Vec<(String, Json)>);
 
 impl Json {
     /// Parses text; nesting is bounded by the parser (128).
-    pub(super) fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
+    pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(text)
     }
 
     /// The string, if this is one.
     #[must_use]
-    pub(super) fn as_str(&self) -> Option<&str> {
+    pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(text) => Some(text),
             _ => None,
@@ -49,7 +49,7 @@ impl Json {
 
     /// The object, if this is one.
     #[must_use]
-    pub(super) const fn as_object(&self) -> Option<&Object> {
+    pub const fn as_object(&self) -> Option<&Object> {
         match self {
             Self::Object(object) => Some(object),
             _ => None,
@@ -58,7 +58,7 @@ impl Json {
 
     /// The items, if this is an array.
     #[must_use]
-    pub(super) fn as_array(&self) -> Option<&[Self]> {
+    pub fn as_array(&self) -> Option<&[Self]> {
         match self {
             Self::Array(items) => Some(items),
             _ => None,
@@ -67,7 +67,7 @@ impl Json {
 
     /// What this is, for messages.
     #[must_use]
-    pub(super) const fn kind(&self) -> &'static str {
+    pub const fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
             Self::Bool(_) => "a boolean",
@@ -81,7 +81,7 @@ impl Json {
 
 impl Json {
     /// About what it takes in memory.
-    pub(super) fn size_bytes(&self) -> usize {
+    pub fn size_bytes(&self) -> usize {
         let own = size_of::<Self>();
         own + match self {
             Self::String(text) => text.len(),
@@ -108,24 +108,24 @@ impl From<String> for Json {
 
 impl Object {
     /// Takes a member out.
-    pub(super) fn remove(&mut self, key: &str) -> Option<Json> {
+    pub fn remove(&mut self, key: &str) -> Option<Json> {
         let place = self.0.iter().position(|(name, _)| name == key)?;
         Some(self.0.remove(place).1)
     }
 
     /// The value of a key.
     #[must_use]
-    pub(super) fn get(&self, key: &str) -> Option<&Json> {
+    pub fn get(&self, key: &str) -> Option<&Json> {
         self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
     /// The value of a key, to change it in place.
-    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Json> {
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Json> {
         self.0.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
     /// Replaces a key's value where it stands, or adds it at the end.
-    pub(super) fn set(&mut self, key: &str, value: Json) {
+    pub fn set(&mut self, key: &str, value: Json) {
         match self.get_mut(key) {
             Some(place) => *place = value,
             None => self.0.push((key.to_owned(), value)),
@@ -133,13 +133,13 @@ impl Object {
     }
 
     /// Members in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Json)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Json)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// Members in order, taken out.
     #[must_use]
-    pub(super) fn into_members(self) -> Vec<(String, Json)> {
+    pub fn into_members(self) -> Vec<(String, Json)> {
         self.0
     }
 }

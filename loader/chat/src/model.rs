@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_formats::{OutputStyle, ThinkingStyle};
 
 use super::{
@@ -18,7 +19,6 @@ use super::{
     text::{Vocabulary, VocabularyError},
     tools::{Grammars, OutputFormat},
 };
-use crate::engine::{ConstraintFactory, TokenId};
 
 /// Bytes of `tokenizer.json`; the longest published ones have 35 MiB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
@@ -98,7 +98,7 @@ pub enum OpenModelError {
 
 /// A conversation that cannot become a prompt; all are the request's fault.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PromptError {
+pub enum PromptError {
     /// The package has no template.
     #[error("this model has no chat template: its package has no {TEMPLATE}")]
     NoTemplate,
@@ -198,18 +198,18 @@ impl ChatModel {
 
     /// The tokenizer.
     #[must_use]
-    pub(super) const fn vocabulary(&self) -> &Arc<Vocabulary> {
+    pub const fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
     /// How the model writes calls and thinking.
     #[must_use]
-    pub(super) const fn output(&self) -> &Arc<OutputFormat> {
+    pub const fn output(&self) -> &Arc<OutputFormat> {
         &self.output
     }
 
     /// The compiler of grammars for this model; nothing where its vocabulary allows none.
-    pub(super) fn grammars(&self) -> Option<&Grammars> {
+    pub fn grammars(&self) -> Option<&Grammars> {
         let make = || {
             let tokens = self.vocabulary.grammar_tokens(self.vocab_size);
             Grammars::new(Arc::clone(&self.output), tokens).ok()
@@ -219,7 +219,7 @@ impl ChatModel {
 
     /// Whether a prompt leaves thinking open, so that the answer begins within it.
     #[must_use]
-    pub(super) fn opens_thinking(&self, prompt: &[TokenId]) -> bool {
+    pub fn opens_thinking(&self, prompt: &[TokenId]) -> bool {
         // A marker that is no token has fewer tokens than letters.
         let tail = &prompt[prompt.len().saturating_sub(24)..];
         let bytes: Vec<u8> =
@@ -229,26 +229,26 @@ impl ChatModel {
 
     /// Tokens that end an answer: of the generation config, the config and the tokenizer's config.
     #[must_use]
-    pub(super) fn stop_tokens(&self) -> &[TokenId] {
+    pub fn stop_tokens(&self) -> &[TokenId] {
         &self.stop_tokens
     }
 
     /// The temperature of requests that name none: 0 where `generation_config.json` says
     /// `do_sample: false`, else its `temperature`, else 1.
     #[must_use]
-    pub(super) const fn default_temperature(&self) -> f32 {
+    pub const fn default_temperature(&self) -> f32 {
         self.default_temperature
     }
 
     /// Whether the template shows tools to the model.
     #[must_use]
-    pub(super) fn has_tools(&self) -> bool {
+    pub fn has_tools(&self) -> bool {
         self.template_source().contains("tools")
     }
 
     /// The template's text; empty where there is none.
     #[must_use]
-    pub(super) fn template_source(&self) -> &str {
+    pub fn template_source(&self) -> &str {
         self.templates
             .as_ref()
             .map_or("", |templates| templates.tools.as_ref().unwrap_or(&templates.default).source())
@@ -277,7 +277,7 @@ impl ChatModel {
     }
 
     /// The text of a conversation, as the model's template renders it.
-    pub(super) fn render(&self, request: &ChatRequest) -> Result<String, PromptError> {
+    pub fn render(&self, request: &ChatRequest) -> Result<String, PromptError> {
         let templates = self.templates.as_ref().ok_or(PromptError::NoTemplate)?;
         let tools = request.visible_tools();
         let template = match &templates.tools {
@@ -294,17 +294,17 @@ impl ChatModel {
     }
 
     /// The prompt of a conversation: at least one token, and room for one more.
-    pub(super) fn prompt(&self, request: &ChatRequest) -> Result<Vec<TokenId>, PromptError> {
+    pub fn prompt(&self, request: &ChatRequest) -> Result<Vec<TokenId>, PromptError> {
         self.check_prompt(self.encode(&self.render(request)?)?)
     }
 
     /// The tokens of a text.
-    pub(super) fn encode(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
         self.vocabulary.encode(text).map_err(PromptError::Encode)
     }
 
     /// Tokens that the model can continue: at least one, and room for one more.
-    pub(super) fn check_prompt(&self, prompt: Vec<TokenId>) -> Result<Vec<TokenId>, PromptError> {
+    pub fn check_prompt(&self, prompt: Vec<TokenId>) -> Result<Vec<TokenId>, PromptError> {
         if prompt.is_empty() {
             return Err(PromptError::Empty);
         }

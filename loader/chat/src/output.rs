@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use shardpack_engine_api::{ConstraintSource, TokenId};
 
 use super::{
-    error::{ApiError, ErrorKind},
     inner::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
     json::Json,
     model::ChatModel,
@@ -15,20 +15,44 @@ use super::{
         ParserOptions, TextForm, ToolSpec,
     },
 };
-use crate::engine::{ConstraintSource, TokenId};
+
+/// A request whose answer cannot be planned.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OutputPlanError {
+    /// A parameter that cannot be honoured.
+    #[error("{message}")]
+    Param {
+        /// The parameter, as a path.
+        param: String,
+        /// Why, for people.
+        message: String,
+    },
+    /// A parameter's value that no grammar and no check can enforce.
+    #[error("{message}")]
+    Unenforceable {
+        /// The parameter, as a path.
+        param: String,
+        /// Why, for people.
+        message: String,
+    },
+    /// Too many grammars are being compiled; the same request may succeed later.
+    #[error("{0}")]
+    Busy(String),
+}
 
 /// How one answer is read and constrained.
-pub(super) struct OutputPlan {
+pub struct OutputPlan {
     format: Arc<OutputFormat>,
     /// Absent for bare continuations, which are neither calls nor thinking.
     options: Option<ParserOptions>,
     /// For the engine.
-    pub(super) constraint: Option<ConstraintSource>,
+    pub constraint: Option<ConstraintSource>,
 }
 
 impl OutputPlan {
     /// The parser of one answer; `nonce` makes ids of calls unique among answers.
-    pub(super) fn parser(&self, nonce: u64) -> Box<dyn OutputParser> {
+    #[must_use]
+    pub fn parser(&self, nonce: u64) -> Box<dyn OutputParser> {
         match &self.options {
             Some(options) => {
                 let options = ParserOptions { nonce, ..options.clone() };
@@ -41,13 +65,13 @@ impl OutputPlan {
 
 /// Reads off a request how its answer, which continues `prompt`, is read and constrained: `is_raw`
 /// is a bare continuation. What cannot be enforced is refused by its parameter's name.
-pub(super) fn plan(
+pub fn plan(
     model: &ChatModel,
     request: &ChatRequest,
     prompt: &[TokenId],
     stop_tokens: &[TokenId],
     is_raw: bool,
-) -> Result<OutputPlan, ApiError> {
+) -> Result<OutputPlan, OutputPlanError> {
     let format = Arc::clone(model.output());
     let in_thinking = !is_raw && model.opens_thinking(prompt);
     let (tools, required, named) = callable(request)?;
@@ -79,7 +103,7 @@ fn specs(
     request: &ChatRequest,
     tools: &[&Tool],
     judged: &[(usize, GrammarError)],
-) -> Result<Vec<ToolSpec>, ApiError> {
+) -> Result<Vec<ToolSpec>, OutputPlanError> {
     let mut specs: Vec<ToolSpec> = tools
         .iter()
         .map(|tool| ToolSpec { name: tool.name.clone(), schema: schema(tool), check: None })
@@ -96,7 +120,7 @@ fn specs(
 }
 
 /// The tools that may be called, whether one must, and whether it was named.
-fn callable(request: &ChatRequest) -> Result<(Vec<&Tool>, bool, bool), ApiError> {
+fn callable(request: &ChatRequest) -> Result<(Vec<&Tool>, bool, bool), OutputPlanError> {
     let all = || request.tools.iter();
     let found = match &request.tool_choice {
         ToolChoice::None => (Vec::new(), false, false),
@@ -111,7 +135,10 @@ fn callable(request: &ChatRequest) -> Result<(Vec<&Tool>, bool, bool), ApiError>
     };
     if found.1 && found.0.is_empty() {
         let message = "tool_choice: it asks for a call, but no such tool is among the tools";
-        return Err(ApiError::param("tool_choice", message));
+        return Err(OutputPlanError::Param {
+            param: "tool_choice".to_owned(),
+            message: message.to_owned(),
+        });
     }
     Ok(found)
 }
@@ -153,7 +180,7 @@ fn compile(
     request: &ChatRequest,
     mut spec: ConstraintSpec,
     tools: &[&Tool],
-) -> Result<Compiled, ApiError> {
+) -> Result<Compiled, OutputPlanError> {
     let param = param(&spec, request);
     let is_demanded = spec.required || spec.text.is_some();
     if model.output().style().tools.is_none() && !is_demanded {
@@ -164,7 +191,10 @@ fn compile(
     let Some(grammars) = model.grammars() else {
         let reason = "this model's vocabulary cannot be constrained";
         if is_demanded || is_strict {
-            return Err(ApiError::param(param, format!("{param}: {reason}")));
+            return Err(OutputPlanError::Param {
+                param: param.to_owned(),
+                message: format!("{param}: {reason}"),
+            });
         }
         let error = GrammarError::Grammar(reason.to_owned());
         return Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect()));
@@ -205,9 +235,9 @@ fn param(spec: &ConstraintSpec, request: &ChatRequest) -> &'static str {
     }
 }
 
-fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> ApiError {
+fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> OutputPlanError {
     if *error == GrammarError::Busy {
-        return ApiError::new(ErrorKind::Unavailable, error.to_string()).with_code("queue_full");
+        return OutputPlanError::Busy(error.to_string());
     }
     let is_of = |tool: &&Tool| match error {
         GrammarError::Schema(error) => error.reason.ends_with(&format!("(tool {:?})", tool.name)),
@@ -224,8 +254,11 @@ fn place(request: &ChatRequest, tool: &Tool) -> String {
     format!("tools[{index}].function.parameters")
 }
 
-fn not_enforceable(place: &str, reason: &str) -> ApiError {
-    ApiError::param(place, format!("{place}: {reason}")).with_code("unsupported_value")
+fn not_enforceable(place: &str, reason: &str) -> OutputPlanError {
+    OutputPlanError::Unenforceable {
+        param: place.to_owned(),
+        message: format!("{place}: {reason}"),
+    }
 }
 
 /// What is left of a schema that cannot be enforced: an object, and what its members are called

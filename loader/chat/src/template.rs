@@ -4,25 +4,24 @@
 mod past_calls;
 
 pub use shardpack_formats::template::TemplateError;
-pub(super) use shardpack_formats::template::{RESERVED, RenderError};
+pub use shardpack_formats::template::{RESERVED, RenderError};
 
 use std::{sync::Arc, time::SystemTime};
 
 use shardpack_formats::template::{self, Next};
 
-use past_calls::PastCalls;
-
 use super::{
     inner::{Message, Role},
     json::{Json, Object},
 };
+use past_calls::PastCalls;
 
 /// Where a turn that goes on ends for now: private characters about a name.
 const OPEN_END: &str = "\u{f8fe}goes on\u{f8fe}";
 
 /// A compiled chat template.
 #[derive(Debug)]
-pub(super) struct ChatTemplate {
+pub struct ChatTemplate {
     template: template::ChatTemplate,
     source: String,
     knows_developer: bool,
@@ -40,7 +39,7 @@ const THINKING_KEYS: [(&str, [&str; 3]); 2] = [
 impl ChatTemplate {
     /// Compiles a template; `specials` are the tokenizer's named special tokens, which templates
     /// read as variables.
-    pub(super) fn parse(source: &str, specials: Object) -> Result<Self, TemplateError> {
+    pub fn parse(source: &str, specials: Object) -> Result<Self, TemplateError> {
         Self::parse_with_clock(source, specials, Arc::new(SystemTime::now))
     }
 
@@ -63,13 +62,13 @@ impl ChatTemplate {
     }
 
     /// Its text.
-    pub(super) fn source(&self) -> &str {
+    pub fn source(&self) -> &str {
         &self.source
     }
 
     /// The prompt of a conversation, up to where the assistant's next turn begins. `tools` may be
     /// empty, as may `kwargs`; [`RESERVED`] names in `kwargs` are not seen.
-    pub(super) fn render(
+    pub fn render(
         &self,
         messages: &[Message],
         tools: &[Json],
@@ -81,7 +80,7 @@ impl ChatTemplate {
 
     /// The prompt of a conversation whose last turn goes on: up to the end of what it says.
     /// Nothing where the template does not show that.
-    pub(super) fn render_open(
+    pub fn render_open(
         &self,
         messages: &[Message],
         tools: &[Json],

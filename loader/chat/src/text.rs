@@ -10,13 +10,13 @@ use tokenizers::Tokenizer;
 
 use decoding::Decoding;
 pub use decoding::DecodingError;
-pub(super) use stop::{Matched, StopMatcher};
+pub use stop::{Matched, StopMatcher};
 
 use super::{inner::PlainText, tools::TokenText};
-use crate::engine::TokenId;
+use shardpack_engine_api::TokenId;
 
 /// A tokenizer and what of its vocabulary is shown.
-pub(super) struct Vocabulary {
+pub struct Vocabulary {
     tokenizer: Tokenizer,
     decoding: Decoding,
     /// Tokens without text: the structure of a conversation rather than what is said in it.
@@ -53,7 +53,7 @@ pub enum VocabularyError {
 
 impl Vocabulary {
     /// Parses a `tokenizer.json`.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, VocabularyError> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, VocabularyError> {
         let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(VocabularyError::Parse)?;
         let decoding = Decoding::parse(bytes)?;
         // Left over from training: a prompt must be neither cut nor padded.
@@ -67,7 +67,7 @@ impl Vocabulary {
 
     /// Shows a special token as nothing. Special tokens are otherwise shown as their text, since
     /// markers of calls and of thinking are among them and must not be lost.
-    pub(super) fn hide(&mut self, token: &str) {
+    pub fn hide(&mut self, token: &str) {
         let special = self.tokenizer.get_added_vocabulary().is_special_token(token);
         if let Some(id) = self.token_id(token).filter(|_| special) {
             self.hidden.insert(id.0);
@@ -76,7 +76,7 @@ impl Vocabulary {
 
     /// The bytes of one token by itself, special or not.
     #[must_use]
-    pub(super) fn token_bytes(&self, token: TokenId) -> Vec<u8> {
+    pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         let mut bytes = Vec::new();
         let added = self.tokenizer.get_added_vocabulary();
         if let Some(text) = added.simple_id_to_token(token.0) {
@@ -89,19 +89,19 @@ impl Vocabulary {
 
     /// The token of exactly that text.
     #[must_use]
-    pub(super) fn token_id(&self, token: &str) -> Option<TokenId> {
+    pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.tokenizer.token_to_id(token).map(TokenId)
     }
 
     /// The token of exactly that text among those that were added to the vocabulary, which no text
     /// is cut into by chance.
     #[must_use]
-    pub(super) fn added_token(&self, token: &str) -> Option<TokenId> {
+    pub fn added_token(&self, token: &str) -> Option<TokenId> {
         self.tokenizer.get_added_vocabulary().get_vocab().get(token).copied().map(TokenId)
     }
 
     /// What every token of a vocabulary of that size is to a grammar.
-    pub(super) fn grammar_tokens(&self, vocab_size: u32) -> impl Iterator<Item = TokenText> {
+    pub fn grammar_tokens(&self, vocab_size: u32) -> impl Iterator<Item = TokenText> {
         let added = self.tokenizer.get_added_vocabulary();
         (0..vocab_size).map(move |id| match added.simple_id_to_token(id) {
             Some(name) => TokenText::Added(name),
@@ -113,7 +113,7 @@ impl Vocabulary {
     }
 
     /// Tokens of a rendered prompt; none are added, since templates write their own special tokens.
-    pub(super) fn encode(&self, text: &str) -> Result<Vec<TokenId>, tokenizers::Error> {
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, tokenizers::Error> {
         let encoding = self.tokenizer.encode_fast(text, false)?;
         Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
     }
@@ -137,7 +137,7 @@ impl Vocabulary {
 }
 
 /// The bytes of a sequence's tokens, one by one.
-pub(super) struct TokenBytes {
+pub struct TokenBytes {
     vocabulary: Arc<Vocabulary>,
     is_first: bool,
 }
@@ -145,12 +145,12 @@ pub(super) struct TokenBytes {
 impl TokenBytes {
     /// For a new sequence.
     #[must_use]
-    pub(super) const fn new(vocabulary: Arc<Vocabulary>) -> Self {
+    pub const fn new(vocabulary: Arc<Vocabulary>) -> Self {
         Self { vocabulary, is_first: true }
     }
 
     /// The next token's bytes; none for hidden ones and ids outside the vocabulary.
-    pub(super) fn next(&mut self, token: TokenId) -> Vec<u8> {
+    pub fn next(&mut self, token: TokenId) -> Vec<u8> {
         let mut bytes = Vec::new();
         if self.vocabulary.append_bytes(token, self.is_first, &mut bytes) {
             self.is_first = false;
@@ -163,7 +163,7 @@ impl TokenBytes {
 ///
 /// Invariant: what was handed out is a prefix of the text of all tokens so far, and together with
 /// [`Detokenizer::finish`] it is that text.
-pub(super) struct Detokenizer {
+pub struct Detokenizer {
     bytes: TokenBytes,
     text: PlainText,
 }
@@ -171,17 +171,17 @@ pub(super) struct Detokenizer {
 impl Detokenizer {
     /// For a new sequence.
     #[must_use]
-    pub(super) fn new(vocabulary: Arc<Vocabulary>) -> Self {
+    pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
         Self { bytes: TokenBytes::new(vocabulary), text: PlainText::default() }
     }
 
     /// The text that a token completes, perhaps none.
-    pub(super) fn push(&mut self, token: TokenId) -> String {
+    pub fn push(&mut self, token: TokenId) -> String {
         self.text.text(&self.bytes.next(token))
     }
 
     /// What is left at the end: the replacement character if one was cut off.
-    pub(super) fn finish(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         self.text.rest()
     }
 }

@@ -5,9 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use shardpack_engine_api::TokenId;
 use tokenizers::Tokenizer;
-
-use crate::engine::TokenId;
 
 /// A text has no tokens.
 #[derive(Debug, thiserror::Error)]

@@ -25,8 +25,8 @@ mod schema;
 mod section;
 mod value;
 
-pub(super) use calls::ToolSpec;
-pub(super) use check::Check;
-pub(super) use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
-pub(super) use grammar::{ConstrainedTool, TextForm};
-pub(super) use parser::{CallParser, OutputFormat, ParserOptions};
+pub use calls::ToolSpec;
+pub use check::Check;
+pub use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
+pub use grammar::{ConstrainedTool, TextForm};
+pub use parser::{CallParser, OutputFormat, ParserOptions};

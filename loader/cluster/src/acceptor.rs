@@ -13,7 +13,7 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
-use shardpack_trust::{Channel, Credentials, Patience, Place, Places, Role, Service};
+use shardpack_identity::{Channel, Credentials, Patience, Place, Places, Role, Service};
 
 use super::{
     message::{FromRank, Opening, PeerReply},

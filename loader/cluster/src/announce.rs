@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
-use shardpack_trust::PeerKey;
+use shardpack_identity::PeerKey;
 
 use super::token::Token;
 

@@ -9,6 +9,7 @@
 //! one is started again, and all form the group of the next epoch.
 //!
 //! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
+#![forbid(unsafe_code)]
 
 mod acceptor;
 mod announce;

@@ -15,7 +15,7 @@ use std::{
 };
 
 use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, TcpLink};
-use shardpack_trust::{
+use shardpack_identity::{
     Channel, Credentials, HandshakeError, Patience as Shaking, PeerKey, Role, Service, is_local,
 };
 

@@ -8,9 +8,9 @@
 //! submitted before it are forgotten.
 
 use serde::{Deserialize, Serialize};
+use shardpack_engine_api::{Event, GenerateRequest, RankVitals, RequestId};
 
 use super::{announce::Announcement, identity::Identity, token::Token};
-use crate::engine::{Event, GenerateRequest, RankVitals, RequestId};
 
 /// Version of the messages. Front and ranks must have the same one.
 pub const PROTOCOL: u32 = 4;
@@ -141,7 +141,7 @@ pub struct Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Sampling, TokenId};
+    use shardpack_engine_api::{Sampling, TokenId};
 
     #[test]
     fn messages_stand_as_documented() {

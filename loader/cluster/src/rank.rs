@@ -19,8 +19,10 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
+use shardpack_engine::engine::RankEngine;
+use shardpack_engine_api::Event;
+use shardpack_identity::{Channel, Credentials};
 use shardpack_sensors::Sensors;
-use shardpack_trust::{Channel, Credentials};
 
 use super::{
     acceptor::{Acceptor, refuse},
@@ -31,7 +33,6 @@ use super::{
     vitals::Pace,
     wire::{self, MAX_MESSAGE_BYTES, Sender, WireError},
 };
-use crate::engine::{Event, RankEngine};
 use orders::{NotTaken, Order, Orderer};
 use worker::{Current, Worker};
 

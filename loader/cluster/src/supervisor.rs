@@ -6,6 +6,7 @@
 mod core;
 mod recovery;
 
+use core::Core;
 use std::{
     io,
     net::TcpStream,
@@ -19,7 +20,8 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
-use shardpack_trust::{Channel, Credentials, HandshakeError, Patience, Role, Service, is_local};
+use shardpack_engine_api::{Command, EngineHandle, Event, RequestId};
+use shardpack_identity::{Channel, Credentials, HandshakeError, Patience, Role, Service, is_local};
 
 use super::{
     announce::Announcement,
@@ -28,8 +30,6 @@ use super::{
     process::RankProcess,
     wire::{self, MAX_MESSAGE_BYTES, MAX_OPENING_BYTES, Sender, Until, WireError},
 };
-use crate::engine::{Command, EngineHandle, Event, RequestId};
-use core::Core;
 pub use recovery::{RecoveryOptions, Survivors};
 
 /// Brings a node's rank up anew, on a thread of its own; ends what is left of the old one. Its

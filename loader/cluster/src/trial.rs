@@ -58,13 +58,13 @@ mod tests {
 
     #[test]
     fn the_fuzzers_seeds_are_messages() {
-        let orders = include_bytes!("../../../formats/fuzz/corpus/cluster/orders");
+        let orders = include_bytes!("../../../fuzz/corpus/cluster/orders");
         assert_eq!(stream::<ToRank>(orders, MAX_MESSAGE_BYTES).len(), 4);
-        let reports = include_bytes!("../../../formats/fuzz/corpus/cluster/reports");
+        let reports = include_bytes!("../../../fuzz/corpus/cluster/reports");
         assert_eq!(stream::<FromRank>(reports, MAX_MESSAGE_BYTES).len(), 9);
-        let peer = include_bytes!("../../../formats/fuzz/corpus/cluster/peer");
+        let peer = include_bytes!("../../../fuzz/corpus/cluster/peer");
         assert_eq!(stream::<Opening>(peer, MAX_OPENING_BYTES).len(), 2);
-        let line = include_str!("../../../formats/fuzz/corpus/cluster/line-tls");
+        let line = include_str!("../../../fuzz/corpus/cluster/line-tls");
         Announcement::parse(line).unwrap();
     }
 }

@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
+use shardpack_engine::engine::Counts;
+use shardpack_engine_api::RankVitals;
 use shardpack_sensors::Reading;
-
-use crate::engine::{Counts, RankVitals};
 
 /// Steps since the last report; one thread adds, another reports.
 #[derive(Default)]
@@ -67,7 +67,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Calls;
+    use shardpack_engine::engine::Calls;
 
     #[test]
     fn averages_are_those_since_the_last_report() {

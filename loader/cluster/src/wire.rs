@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 use shardpack_collectives::Deadline;
-use shardpack_trust::Channel;
+use shardpack_identity::Channel;
 
 /// Largest message: a prompt of two million tokens takes less.
 pub(super) const MAX_MESSAGE_BYTES: u32 = 16 << 20;

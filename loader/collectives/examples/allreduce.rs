@@ -16,7 +16,7 @@ use std::{
 };
 
 use shardpack_collectives::{Deadline, Group, Link, LinkedGroup, TcpLink};
-use shardpack_trust::{
+use shardpack_identity::{
     Channel, Credentials, Door, Guard, Home, Patience, Role, Service, credentials_of_node,
 };
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::request::TokenId;
+use crate::TokenId;
 
 /// A description of a constraint, as the front wrote it for the [`ConstraintFactory`] of rank 0.
 /// The engine passes it on and never looks inside.
@@ -132,7 +132,7 @@ impl TokenMask {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::*;
 
     #[test]
     fn masks_hold_exactly_the_vocabulary() {

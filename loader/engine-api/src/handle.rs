@@ -9,7 +9,7 @@ use std::sync::{
 
 use serde::{Deserialize, Serialize};
 
-use super::request::{Event, GenerateRequest, RequestId};
+use crate::{Event, GenerateRequest, RequestId};
 
 /// Takes a request's events, in order, on the engine's side; must not block.
 pub type EventSink = Box<dyn Fn(Event) + Send>;

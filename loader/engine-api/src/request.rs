@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::constraint::ConstraintSource;
+use crate::ConstraintSource;
 
 /// An index into the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

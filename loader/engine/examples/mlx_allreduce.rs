@@ -1,5 +1,5 @@
 //! Time that one sum between two processes adds to MLX's graph: ours and MLX's ring in the same
-//! processes, in turns. `cargo run --release -p shardpack-loader --example mlx_allreduce --
+//! processes, in turns. `cargo run --release -p shardpack-engine --example mlx_allreduce --
 //! FOLDER`, where FOLDER is where engines are installed, or the runtime itself.
 //!
 //! The limit: the exchange itself takes about 15 µs over loopback TCP, and a node of MLX's graph
@@ -18,7 +18,7 @@ use std::{
 };
 
 use shardpack_collectives::{Deadline, join_on_loopback};
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{Collectives, Mlx},
     bench::sum_in_graph,
 };

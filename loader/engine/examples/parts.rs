@@ -1,5 +1,5 @@
 //! Where the time of a step goes, part by part:
-//! `cargo run --release -p shardpack-loader --example parts -- SET [THREADS] [CONTEXT] [ROWS]`.
+//! `cargo run --release -p shardpack-engine --example parts -- SET [THREADS] [CONTEXT] [ROWS]`.
 //!
 //! Every operation of the backend is timed where the model calls it, so a product's time has in it
 //! the rounding of its activations, the waking of the threads and the waiting for the last one.
@@ -20,18 +20,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};
-use shardpack_kernels::Packing;
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{
         AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu,
         DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep,
         Qkv, Ranks, RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
     },
     bench::read_bandwidth,
-    engine::{LocalModel, TokenId, memory_group},
+    engine::{LocalModel, memory_group},
     open::{OpenOptions, Package, PackageTensor},
 };
+use shardpack_engine_api::TokenId;
+use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};
+use shardpack_kernels::Packing;
 
 /// Steps that are measured.
 const STEPS: usize = 32;

@@ -1,5 +1,5 @@
 //! Tokens per second of a package set on the `cpu` backend, and the machine's read limit beside
-//! it: `cargo run --release -p shardpack-loader --example speed -- SET [THREADS]`.
+//! it: `cargo run --release -p shardpack-engine --example speed -- SET [THREADS]`.
 //!
 //! The limit of decoding: every weight is read from memory once a token, so tokens per second
 //! times the weights' bytes stays below what the threads can read. Both are taken in turns, some
@@ -14,11 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_kernels::{Activations, Platform, Team, TeamOptions, memory};
-use shardpack_loader::{
-    engine::{LocalModel, TokenId, memory_group},
+use shardpack_engine::{
+    engine::{LocalModel, memory_group},
     open::{OpenOptions, Package},
 };
+use shardpack_engine_api::TokenId;
+use shardpack_kernels::{Activations, Platform, Team, TeamOptions, memory};
 
 const PROMPT: usize = 256;
 const STEPS: usize = 32;
@@ -43,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes: u64 = weights.clone().map(|tensor| tensor.size).sum();
     let held: Vec<&[u8]> = weights
         .filter_map(|tensor| package.tensor(&tensor.name))
-        .map(shardpack_loader::open::PackageTensor::bytes)
+        .map(shardpack_engine::open::PackageTensor::bytes)
         .collect();
     let tokens = |first: usize, count: usize| -> Vec<TokenId> {
         (first..first + count).map(|index| TokenId(((index * 7919 + 5) % 500) as u32)).collect()

@@ -19,6 +19,7 @@ use std::{
 use memmap2::MmapMut;
 use serde::Serialize;
 use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use shardpack_kernels::{
     Activations, Platform, Team, TeamOptions,
     memory::{self, Read},
@@ -26,10 +27,7 @@ use shardpack_kernels::{
 
 use crate::{
     backend::Backend,
-    engine::{
-        CountedGroup, Counts, Engine, Event, GenerateRequest, RankEngine, RequestId, StepOutcome,
-        TokenId,
-    },
+    engine::{CountedGroup, Counts, Engine, RankEngine, StepOutcome},
 };
 
 /// One measurement to take.

@@ -11,8 +11,9 @@ mod stats;
 use std::ops::Range;
 
 use serde::Serialize;
+use shardpack_engine_api::TokenId;
 
-use crate::engine::{LocalModel, LogitsError, TokenId};
+use crate::engine::{LocalModel, LogitsError};
 pub use stats::{Estimate, Quantiles};
 use stats::{LogSoftmax, Sums, quantiles};
 

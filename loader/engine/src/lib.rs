@@ -1,22 +1,17 @@
-//! From a package on disk to an answer: receive, open, model, engine, cluster, server.
+//! The engine: packages in memory, one definition of each model over two backends, and the steps
+//! that answer requests.
 //!
-//! Imports go down only: server → cluster → engine → model → backend → kernels and
-//! collectives. tokio and axum only below [`server`].
+//! Reading order: [`open`] (a package's bytes, checked), [`backend`] (operations on a machine),
+//! [`model`] (layers over a backend), [`engine`] (continuous batching, sampling, speculation),
+//! [`bench`] and [`eval`] (speed and quality). Knows token ids, not text; no sockets of its own.
 #![forbid(unsafe_code)]
 
 pub mod backend;
 pub mod bench;
-pub mod cluster;
 pub mod engine;
 pub mod eval;
 pub mod model;
 pub mod open;
-pub mod receive;
-pub mod server;
 
 #[cfg(test)]
 mod testing;
-// Test support, shared with the end-to-end tests.
-#[cfg(test)]
-#[path = "../../tests/package_set.rs"]
-mod package_set;

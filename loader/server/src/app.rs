@@ -19,6 +19,8 @@ use axum::{
     response::{Html, IntoResponse, Response},
     routing::{MethodRouter, delete, get, post},
 };
+use shardpack_chat::model::ChatModel;
+use shardpack_engine_api::{EngineHandle, EngineState};
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, watch},
@@ -31,13 +33,11 @@ use super::{
     generation::draining,
     keys::ApiKeys,
     metrics::Metrics,
-    model::ChatModel,
     openapi,
     routes::{ROUTES, Target},
     shelf::Shelf,
     tls::Tls,
 };
-use crate::engine::{EngineHandle, EngineState};
 
 /// What the server takes on, and how long it waits.
 #[derive(Clone, Copy, Debug)]

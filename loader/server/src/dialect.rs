@@ -21,11 +21,14 @@ pub(super) use params::parse_token;
 use super::{
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
     generation::{AnswerUsage, Step},
-    inner::ChatRequest,
-    json::{Json, Object},
     shelf::Shelf,
 };
-use crate::{engine::TokenId, server::error::ErrorKind};
+use crate::error::ErrorKind;
+use shardpack_chat::{
+    inner::ChatRequest,
+    json::{Json, Object},
+};
+use shardpack_engine_api::TokenId;
 
 /// How a client speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

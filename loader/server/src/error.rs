@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use shardpack_chat::output::OutputPlanError;
 
 /// The code of a prompt that the model has no room for.
 pub(super) const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
@@ -187,6 +188,20 @@ impl ApiError {
         }
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+impl From<OutputPlanError> for ApiError {
+    fn from(error: OutputPlanError) -> Self {
+        match error {
+            OutputPlanError::Param { param, message } => Self::param(param, message),
+            OutputPlanError::Unenforceable { param, message } => {
+                Self::param(param, message).with_code("unsupported_value")
+            }
+            OutputPlanError::Busy(message) => {
+                Self::new(ErrorKind::Unavailable, message).with_code("queue_full")
+            }
+        }
     }
 }
 

@@ -3,6 +3,13 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use shardpack_chat::{
+    inner::{EndReason, OutputParser, Piece},
+    text::{Matched, StopMatcher, TokenBytes, Vocabulary},
+};
+use shardpack_engine_api::{
+    EngineHandle, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs,
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, watch},
     time::{Instant, timeout_at},
@@ -10,13 +17,8 @@ use tokio::{
 
 use super::{
     error::{ApiError, ErrorKind},
-    inner::{EndReason, OutputParser, Piece},
     keys::KeyPlace,
     metrics::{AnswerClock, Metrics},
-    text::{Matched, StopMatcher, TokenBytes, Vocabulary},
-};
-use crate::engine::{
-    EngineHandle, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs,
 };
 
 /// What came of one of the answers.

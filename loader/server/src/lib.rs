@@ -5,36 +5,25 @@
 //! dialect writes the pieces of the answer (`stream`). Whatever the model says, the status is
 //! not a 5xx.
 
+#![forbid(unsafe_code)]
+
 mod app;
 mod dialect;
 mod error;
 mod front;
 mod generation;
-mod inner;
-mod json;
 mod keys;
 mod metrics;
-mod model;
 mod openapi;
-mod output;
 mod routes;
 mod scripted;
 mod serve;
 mod shelf;
 mod stream;
-mod template;
-mod text;
 mod tls;
-mod tokens;
-mod tools;
 
 pub use app::{LogSink, Server, ServerLimits};
 pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimits, Scope};
-pub use model::{ChatModel, OpenModelError, constraints};
 pub use scripted::{Script, ScriptError};
 pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
-pub use shardpack_formats::OutputStyle;
-pub use template::TemplateError;
-pub use text::{DecodingError, VocabularyError};
 pub use tls::{Report, Tls, TlsError};
-pub use tokens::{SameTokensError, TokenizeError, check_same_tokens, tokenize};

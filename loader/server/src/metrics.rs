@@ -14,12 +14,12 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+use shardpack_chat::inner::EndReason;
+use shardpack_engine_api::{EngineState, EngineStatus};
 
+use super::generation::AnswerUsage;
 use drafts::DraftCounters;
 use ranks::RankGauges;
-
-use super::{generation::AnswerUsage, inner::EndReason};
-use crate::engine::{EngineState, EngineStatus};
 
 /// Seconds, from a token's to a long answer's.
 const LATENCIES: [f64; 18] = [

@@ -34,12 +34,11 @@ use std::{
 };
 
 use serde::Deserialize;
-
-use super::{
+use shardpack_chat::{
     model::ChatModel,
     text::{Detokenizer, Vocabulary},
 };
-use crate::engine::{
+use shardpack_engine_api::{
     Command, EngineHandle, EngineState, Event, EventSink, FinishReason, GenerateRequest, RequestId,
     TokenId, Usage,
 };
@@ -318,10 +317,10 @@ impl Running {
     }
 
     /// A script is certain of itself.
-    fn logprobs(&self) -> Option<crate::engine::TokenLogprobs> {
+    fn logprobs(&self) -> Option<shardpack_engine_api::TokenLogprobs> {
         let count = self.request.logprobs?;
         let token = self.tokens[self.said - 1];
         let top = if count > 0 { vec![(token, 0.0)] } else { Vec::new() };
-        Some(crate::engine::TokenLogprobs { logprob: 0.0, top })
+        Some(shardpack_engine_api::TokenLogprobs { logprob: 0.0, top })
     }
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::json::Json;
+use shardpack_chat::json::Json;
 
 /// Bytes of all of them: some hundred long conversations.
 const BYTES_MAX: usize = 64 << 20;

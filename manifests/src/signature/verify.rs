@@ -8,6 +8,7 @@ use std::{
 
 use rayon::prelude::*;
 
+use super::MAX_SIGNATURE_BYTES;
 use super::{
     ReadObserver, SIGNATURE_FILE,
     bundle::{self, Refused},
@@ -15,10 +16,7 @@ use super::{
     key::VerifyingKey,
     statement,
 };
-use crate::{
-    transfer::MAX_SIGNATURE_BYTES,
-    verify::{Problem, read_document},
-};
+use crate::verify::{Problem, read_document};
 
 /// One thing wrong with a signature, or with what it signs.
 #[derive(Debug, thiserror::Error)]

@@ -14,8 +14,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
-use shardpack_loader::server;
-use shardpack_trust::JoinToken;
+use shardpack_identity::JoinToken;
 
 use crate::{
     failure::Failure,
@@ -125,7 +124,7 @@ fn prompt() -> anyhow::Result<String> {
     let before = echo.0.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         // Without this thread Ctrl-C would leave the terminal silent.
-        if server::wait_for_termination().is_ok() {
+        if shardpack_server::wait_for_termination().is_ok() {
             restore(&before);
             process::exit(INTERRUPTED);
         }

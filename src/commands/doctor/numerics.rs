@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use shardpack_converter::{ConvertOptions, Pickles};
-use shardpack_loader::{
+use shardpack_engine::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
-    engine::{LocalModel, TokenId, memory_group},
+    engine::{LocalModel, memory_group},
     open::{OpenOptions, Package},
 };
+use shardpack_engine_api::TokenId;
 use shardpack_mlx::Device;
 
 use super::report::Report;
@@ -162,7 +163,7 @@ fn wrapping(bundled: &Bundled<'_>, report: &mut Report) {
     let load = || -> anyhow::Result<_> {
         let (package, backend) = (bundled.package(4)?, open()?);
         let device = backend.library().device();
-        let model = shardpack_loader::model::Model::load(&package, &backend)?;
+        let model = shardpack_engine::model::Model::load(&package, &backend)?;
         let taken = backend.taken();
         drop(model);
         Ok((device, taken))

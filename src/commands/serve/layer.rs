@@ -6,8 +6,8 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use shardpack_identity::{Endpoint, is_local};
 use shardpack_mlx::distributed::{Distributed, DistributedError, HostFile};
-use shardpack_trust::{Endpoint, is_local};
 
 use crate::{
     args::{CollectivesName, EngineName, ServeArgs},

@@ -7,17 +7,13 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use serde_json::Value;
-use shardpack_loader::{
-    cluster::{
-        Announcement, Node, RankProcess, RecoveryOptions, Restart, SupervisorOptions, Survivors,
-    },
-    receive::{ClientError, NodeClient},
+use shardpack_cluster::{
+    Announcement, Node, RankProcess, RecoveryOptions, Restart, SupervisorOptions, Survivors,
 };
-use shardpack_manifests::{
-    Manifest,
-    transfer::{PackageKey, Timeouts},
-};
-use shardpack_trust::Endpoint;
+use shardpack_identity::Endpoint;
+use shardpack_manifests::Manifest;
+use shardpack_transfer::protocol::{PackageKey, Timeouts};
+use shardpack_transfer::receive::{ClientError, NodeClient};
 use tempfile::TempDir;
 
 use super::layer::Layer;

@@ -10,10 +10,9 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use serde_json::{Map, Value, json};
-use shardpack_loader::{
-    engine::{Command, EngineHandle, EngineState},
-    server::{ChatModel, Script},
-};
+use shardpack_chat::ChatModel;
+use shardpack_engine_api::{Command, EngineHandle, EngineState};
+use shardpack_server::Script;
 
 use crate::{
     args::{EngineName, ServeArgs},

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{
+use shardpack_manifests::{
     digest::{chunk_count, chunk_range},
     manifest::Manifest,
 };

@@ -1,6 +1,6 @@
 //! Fields of a payload, read and written.
 
-use crate::digest::Digest;
+use shardpack_manifests::digest::Digest;
 
 /// Takes fields from the front of a payload.
 pub(super) struct Fields<'a> {

@@ -2,17 +2,18 @@
 
 use std::{mem, sync::Arc};
 
-use super::{
-    failure::{Failure, FailureCode},
-    held::SharedMap,
-    message::{Intent, Join, Message, Offer, PROTOCOL, PackageKey, StartRank},
-};
-use crate::{
+use shardpack_manifests::{
     digest::{Digest, chunk_range, chunk_value},
     ids,
     manifest::Manifest,
     set::PackageSet,
     verify::check_member,
+};
+
+use super::{
+    failure::{Failure, FailureCode},
+    held::SharedMap,
+    message::{Intent, Join, Message, Offer, PROTOCOL, PackageKey, StartRank},
 };
 
 /// An offer that has been parsed and agrees with itself.

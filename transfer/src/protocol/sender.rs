@@ -7,12 +7,13 @@
 
 use std::{collections::BTreeSet, mem, ops::Range};
 
+use shardpack_manifests::{digest::chunk_range, manifest::Manifest};
+
 use super::{
     failure::Failure,
     held::ChunkMap,
     message::{Intent, Join, Message, Offer, PROTOCOL},
 };
-use crate::{digest::chunk_range, manifest::Manifest};
 
 /// What the driver of a [`Sender`] does next on a stream.
 #[derive(Debug, PartialEq, Eq)]

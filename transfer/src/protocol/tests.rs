@@ -3,14 +3,12 @@
 use std::{collections::VecDeque, fs, io::Cursor, sync::LazyLock};
 
 use proptest::prelude::*;
+use shardpack_manifests::{
+    CHUNK_BYTES, Digest, Manifest, digest::chunk_count, verify::read_document,
+};
 
 use super::*;
-use crate::{
-    CHUNK_BYTES, Digest, Manifest,
-    digest::chunk_count,
-    package_set::{SetPlan, write_set},
-    verify::read_document,
-};
+use crate::package_set::{SetPlan, write_set};
 
 mod streams;
 
@@ -254,7 +252,7 @@ proptest! {
 
 fn chunk_range_of(file: u32, chunk: u32) -> std::ops::Range<usize> {
     let size_bytes = SOURCE.manifest.files[file as usize].size;
-    let range = crate::digest::chunk_range(size_bytes, u64::from(chunk));
+    let range = shardpack_manifests::digest::chunk_range(size_bytes, u64::from(chunk));
     range.start as usize..range.end as usize
 }
 

@@ -2,13 +2,13 @@
 
 use std::thread;
 
-use shardpack_manifests::transfer::{Message, PROTOCOL, PackageKey, SendError};
-use shardpack_trust::Endpoint;
+use shardpack_identity::Endpoint;
 
 use super::{
     NodeError, NodeProgress, NodeReport, PushEvent, PushObserver, PushOptions,
     connect::{NodeWire, connect},
 };
+use crate::protocol::{Message, PROTOCOL, PackageKey, SendError};
 
 /// Activates every prepared node. All are reached before the first is told, so that a node that
 /// has vanished meanwhile leaves the others as they were; after that each is on its own.

@@ -2,10 +2,10 @@
 
 use std::{io, time::Duration};
 
-use shardpack_manifests::transfer::{Timeouts, Wire};
-use shardpack_trust::{Channel, Endpoint, Service};
+use shardpack_identity::{Channel, Endpoint, Service};
 
 use super::NodeError;
+use crate::protocol::{Timeouts, Wire};
 
 type SetTimeout = fn(&Channel, Duration) -> io::Result<()>;
 

@@ -2,11 +2,10 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use shardpack_manifests::{
-    transfer::{Failure, SendError, WireError},
-    verify::Problem,
-};
-use shardpack_trust::ConnectError;
+use shardpack_identity::ConnectError;
+use shardpack_manifests::verify::Problem;
+
+use crate::protocol::{Failure, SendError, WireError};
 
 /// A push that did not start.
 #[derive(Debug, thiserror::Error)]

@@ -9,11 +9,12 @@ use shardpack_manifests::{
     Digest, Manifest, PackageSet,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
     set::{MAX_SET_BYTES, SET_FILE},
-    transfer::{MAX_SIGNATURE_BYTES, PackageKey},
+    signature::{MAX_SIGNATURE_BYTES, SIGNATURE_FILE},
     verify::{Problem, check_member, read_document},
 };
 
 use super::PushError;
+use crate::protocol::PackageKey;
 
 /// A set's document.
 pub(super) struct Set {
@@ -69,7 +70,7 @@ pub(super) fn open_package(directory: &Path, set: &Set, rank: u32) -> Result<Pac
             Ok(_) => {}
         }
     }
-    let signature = match read_document(&path.join("model.sig"), MAX_SIGNATURE_BYTES) {
+    let signature = match read_document(&path.join(SIGNATURE_FILE), MAX_SIGNATURE_BYTES) {
         Ok(bytes) => bytes,
         Err(Problem::Missing { .. }) => Vec::new(),
         Err(problem) => return Err(wrong(problem)),

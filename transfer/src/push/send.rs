@@ -11,14 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_manifests::transfer::{Intent, Offer, Outgoing, SendError, Sender, Timeouts};
-
 use super::{
     NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushObserver, PushOptions, Target,
     Traffic,
     open::{Package, Set},
     stream::Stream,
 };
+use crate::protocol::{Intent, Offer, Outgoing, SendError, Sender, Timeouts};
 
 /// How often a stream with nothing to do looks up though nobody has called it.
 const LOOK_UP: Duration = Duration::from_secs(1);

@@ -4,10 +4,7 @@ use std::{
     fs::File, io, net::Shutdown as Direction, ops::Range, os::unix::fs::FileExt, time::Instant,
 };
 
-use shardpack_manifests::{
-    digest::{chunk_range, chunk_value},
-    transfer::{Heard, Message, SendError, WireError},
-};
+use shardpack_manifests::digest::{chunk_range, chunk_value};
 
 use super::{
     NodeError, PushEvent, Traffic,
@@ -15,6 +12,7 @@ use super::{
     send::NodePush,
     watch::{Stalled, Watch},
 };
+use crate::protocol::{Heard, Message, SendError, WireError};
 
 /// A stream, driven by one thread.
 pub(super) struct Stream<'a> {

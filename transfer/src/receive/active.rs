@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use shardpack_manifests::{Manifest, canonical, transfer::PackageKey};
+use shardpack_manifests::{Manifest, canonical};
 
 use super::{files, store::StoreError};
+use crate::protocol::PackageKey;
 
 /// Version of the record.
 const FORMAT: u32 = 1;

@@ -6,10 +6,11 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_manifests::transfer::{
+use shardpack_identity::{Channel, ConnectError, Endpoint, Service};
+
+use crate::protocol::{
     Failure, Message, PROTOCOL, PackageKey, StartRank, Timeouts, Wire, WireError,
 };
-use shardpack_trust::{Channel, ConnectError, Endpoint, Service};
 
 /// How long a node may say that it is at something before it answers what it knows.
 const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);

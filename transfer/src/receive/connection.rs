@@ -9,17 +9,17 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shardpack_manifests::transfer::{
-    Failure, FailureCode, FrameError, Incoming, Intent, Join, MAX_JSON_BYTES, Message, PackageKey,
-    Receiver, SharedMap, StartRank, Step, Wire, WireError,
-};
-use shardpack_trust::Channel;
+use shardpack_identity::Channel;
 
 use super::{
     event::ReceiveEvent,
     node::Node,
     stage::{Meter, Stage},
     store::StoreError,
+};
+use crate::protocol::{
+    Failure, FailureCode, FrameError, Incoming, Intent, Join, MAX_JSON_BYTES, Message, PackageKey,
+    Receiver, SharedMap, StartRank, Step, Wire, WireError,
 };
 
 /// How often a busy node says so: several times within any sensible patience of the other side.

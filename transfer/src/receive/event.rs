@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use shardpack_manifests::transfer::PackageKey;
-use shardpack_trust::Joined;
+use shardpack_identity::Joined;
+
+use crate::protocol::PackageKey;
 
 /// Hears what a node does, on the thread that does it: the node waits for its return.
 pub type Observer = Box<dyn Fn(&ReceiveEvent) + Send + Sync>;

@@ -6,9 +6,10 @@ use std::{
     path::Path,
 };
 
-use shardpack_manifests::{Digest, transfer::ChunkMap};
+use shardpack_manifests::Digest;
 
 use super::files;
+use crate::protocol::ChunkMap;
 
 /// First bytes of a journal; the last one is its version.
 const MAGIC: [u8; 8] = *b"SPTJRNL1";

@@ -16,14 +16,14 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Guard, HandshakeError, Place, Places, Visit, is_local};
+use shardpack_identity::{Guard, HandshakeError, Place, Places, Visit, is_local};
 
 use super::{
     connection::Connection,
     event::{Observer, ReceiveEvent},
     store::{PackageDir, Store},
 };
+use crate::protocol::Timeouts;
 
 /// Starts the engine of the rank whose package this is, with the controller's parameters, and
 /// answers what the controller needs to reach it, or a sentence why not.

@@ -16,7 +16,6 @@ use std::{
 use shardpack_manifests::{
     Digest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
-    transfer::{ChunkMap, Incoming, Join, SharedMap},
     verify::{Problem, TensorCheck, VerifyEvent, VerifyOptions, read_document, verify_package},
 };
 
@@ -26,6 +25,7 @@ use super::{
     reuse::{Donors, is_intact},
     store::{Claim, Store, StoreError},
 };
+use crate::protocol::{ChunkMap, Incoming, Join, SharedMap};
 
 /// Chunks between two syncs: 64 MiB are what a crash may cost, and enough that a sync's own cost
 /// does not show.

@@ -13,7 +13,6 @@ use std::{
 use shardpack_manifests::{
     Manifest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
-    transfer::{FailureCode, PackageKey},
     verify::read_document,
 };
 
@@ -21,6 +20,7 @@ use super::{
     active::{Active, model_name},
     stage::Stage,
 };
+use crate::protocol::{FailureCode, PackageKey};
 
 /// Free bytes that a push leaves: a full disk stops more than this program.
 const RESERVE_BYTES: u64 = 256 << 20;

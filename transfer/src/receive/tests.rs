@@ -10,13 +10,11 @@ use std::{
     time::Duration,
 };
 
-use shardpack_manifests::{
-    Digest, Manifest,
-    transfer::{ChunkMap, PackageKey, Timeouts},
-};
+use shardpack_manifests::{Digest, Manifest};
 
 use super::{journal::Journal, *};
 use crate::package_set::{SetPlan, write_set};
+use crate::protocol::{ChunkMap, PackageKey, Timeouts};
 
 fn manifest() -> Manifest {
     let directory = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
 //! One turn of a conversation, normalised: what the template renders. No HTTP, no tokens.
 
-use crate::server::json::{Json, Object};
+use crate::json::{Json, Object};
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Role {
+pub enum Role {
     /// Instructions of the application.
     System,
     /// Instructions of the developer; a system message for templates that do not know the role.
@@ -19,12 +19,12 @@ pub(in crate::server) enum Role {
 
 impl Role {
     /// Every role.
-    pub(in crate::server) const ALL: [Self; 5] =
+    pub const ALL: [Self; 5] =
         [Self::System, Self::Developer, Self::User, Self::Assistant, Self::Tool];
 
     /// The name that templates compare with.
     #[must_use]
-    pub(in crate::server) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::System => "system",
             Self::Developer => "developer",
@@ -36,7 +36,7 @@ impl Role {
 
     /// The role of that name.
     #[must_use]
-    pub(in crate::server) fn parse(name: &str) -> Option<Self> {
+    pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }
 }
@@ -46,7 +46,7 @@ impl Role {
 /// Invariant: `fields` holds `role`; `content` is a string; `tool_calls`, when present, is an
 /// array of objects with a `function` whose `arguments` are an object where they were JSON of one. Other keys, and the order of all keys, are as sent.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::server) struct Message {
+pub struct Message {
     role: Role,
     fields: Object,
 }
@@ -54,11 +54,11 @@ pub(in crate::server) struct Message {
 /// What is wrong with a message; `path` is below the message (`.content[1].type`).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub(in crate::server) struct MessageError {
+pub struct MessageError {
     /// The place, to be appended to the message's own.
-    pub(in crate::server) path: String,
+    pub path: String,
     /// A sentence for the client.
-    pub(in crate::server) message: String,
+    pub message: String,
 }
 
 impl MessageError {
@@ -69,7 +69,7 @@ impl MessageError {
 
 impl Message {
     /// Normalises a message as clients send it.
-    pub(in crate::server) fn normalise(value: Json) -> Result<Self, MessageError> {
+    pub fn normalise(value: Json) -> Result<Self, MessageError> {
         let Json::Object(mut fields) = value else {
             let message = format!("a message is an object, not {}", value.kind());
             return Err(MessageError::new("", message));
@@ -89,20 +89,20 @@ impl Message {
 
     /// Who speaks.
     #[must_use]
-    pub(in crate::server) const fn role(&self) -> Role {
+    pub const fn role(&self) -> Role {
         self.role
     }
 
     /// The same message from another role.
     #[must_use]
-    pub(in crate::server) fn with_role(mut self, role: Role) -> Self {
+    pub fn with_role(mut self, role: Role) -> Self {
         self.fields.set("role", role.name().into());
         Self { role, fields: self.fields }
     }
 
     /// What the model said in this turn, if a turn of its own holds text alone.
     #[must_use]
-    pub(in crate::server) fn own_text(&self) -> Option<&str> {
+    pub fn own_text(&self) -> Option<&str> {
         let has_calls = self.fields.get("tool_calls").is_some_and(|calls| *calls != Json::Null);
         let text = self.fields.get("content")?.as_str()?.trim_end();
         (self.role == Role::Assistant && !has_calls && !text.is_empty()).then_some(text)
@@ -110,14 +110,14 @@ impl Message {
 
     /// The same message with another text.
     #[must_use]
-    pub(in crate::server) fn with_text(mut self, text: &str) -> Self {
+    pub fn with_text(mut self, text: &str) -> Self {
         self.fields.set("content", text.into());
         self
     }
 
     /// The members that templates see.
     #[must_use]
-    pub(in crate::server) const fn fields(&self) -> &Object {
+    pub const fn fields(&self) -> &Object {
         &self.fields
     }
 }

@@ -1,12 +1,12 @@
 //! An answer in the making, as all dialects write it.
 
-use crate::engine::TokenId;
+use shardpack_engine_api::TokenId;
 
 /// A part of an answer, in the order in which it is to be written. Texts are not empty and never
 /// end within a character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "the parsers of calls make what the plain one does not")]
-pub(in crate::server) enum Piece {
+pub enum Piece {
     /// Thinking.
     Reasoning(String),
     /// The answer's text.
@@ -36,7 +36,7 @@ pub(in crate::server) enum Piece {
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum EndReason {
+pub enum EndReason {
     /// A stop token or a stop text.
     Stop,
     /// This text of the client's ended it.
@@ -51,7 +51,7 @@ pub(in crate::server) enum EndReason {
 ///
 /// Invariants: whatever the model says becomes pieces, never an error; pieces joined do not depend
 /// on how bytes were cut into tokens, except where a token itself is a marker.
-pub(in crate::server) trait OutputParser: Send {
+pub trait OutputParser: Send {
     /// Takes the next token and its bytes; tokens that show nothing (turn markers) have none.
     fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<Piece>;
 
@@ -63,14 +63,14 @@ pub(in crate::server) trait OutputParser: Send {
 /// Every byte is content; bytes that can still become a character are held back, bytes that no
 /// longer can are U+FFFD, as in `String::from_utf8_lossy`.
 #[derive(Clone, Debug, Default)]
-pub(in crate::server) struct PlainText {
+pub struct PlainText {
     /// The beginning of a character: at most three bytes between calls.
     pending: Vec<u8>,
 }
 
 impl PlainText {
     /// The text that these bytes complete, perhaps none.
-    pub(in crate::server) fn text(&mut self, bytes: &[u8]) -> String {
+    pub fn text(&mut self, bytes: &[u8]) -> String {
         // Nearly every token is whole characters.
         if self.pending.is_empty()
             && let Ok(text) = std::str::from_utf8(bytes)
@@ -97,7 +97,7 @@ impl PlainText {
     }
 
     /// What is left at the end: the replacement character if one was cut off.
-    pub(in crate::server) fn rest(&mut self) -> String {
+    pub fn rest(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()
     }
 }

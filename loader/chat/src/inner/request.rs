@@ -1,43 +1,42 @@
 //! What a client asks for, as all dialects have it.
 
+use shardpack_engine_api::TokenId;
+
 use super::Message;
-use crate::{
-    engine::TokenId,
-    server::json::{Json, Object},
-};
+use crate::json::{Json, Object};
 
 /// A conversation to continue, normalised; built by the dialects.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::server) struct ChatRequest {
+pub struct ChatRequest {
     /// Turns in order; not empty.
-    pub(in crate::server) messages: Vec<Message>,
+    pub messages: Vec<Message>,
     /// Whether the answer goes on with the last turn, which is the model's own.
-    pub(in crate::server) continues: bool,
+    pub continues: bool,
     /// Functions that the model may call, in the client's order. Under [`ToolChoice::None`] the
     /// template does not see them.
-    pub(in crate::server) tools: Vec<Tool>,
+    pub tools: Vec<Tool>,
     /// Whether it may, must or must not call one.
-    pub(in crate::server) tool_choice: ToolChoice,
+    pub tool_choice: ToolChoice,
     /// Whether one answer may hold several calls.
-    pub(in crate::server) parallel_tool_calls: bool,
+    pub parallel_tool_calls: bool,
     /// What form the text must have.
-    pub(in crate::server) response_format: ResponseFormat,
+    pub response_format: ResponseFormat,
     /// Whether and how much the model is to think first.
-    pub(in crate::server) reasoning: Reasoning,
+    pub reasoning: Reasoning,
     /// Variables for the template beyond the standard ones.
-    pub(in crate::server) template_kwargs: Object,
+    pub template_kwargs: Object,
     /// How tokens are chosen.
-    pub(in crate::server) sampling: SamplingRequest,
+    pub sampling: SamplingRequest,
     /// When the answer ends.
-    pub(in crate::server) limits: Limits,
+    pub limits: Limits,
     /// What the client expects the answer to be.
-    pub(in crate::server) prediction: Option<String>,
+    pub prediction: Option<String>,
 }
 
 impl ChatRequest {
     /// Definitions that the template shows the model, in the form of chat completions.
     #[must_use]
-    pub(in crate::server) fn visible_tools(&self) -> Vec<Json> {
+    pub fn visible_tools(&self) -> Vec<Json> {
         let is_visible = |tool: &&Tool| match &self.tool_choice {
             ToolChoice::None => false,
             ToolChoice::Allowed { names, .. } => names.contains(&tool.name),
@@ -49,23 +48,23 @@ impl ChatRequest {
 
 /// A function that the model may call.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::server) struct Tool {
+pub struct Tool {
     /// Its name, not empty; no two tools of a request share one.
-    pub(in crate::server) name: String,
+    pub name: String,
     /// As templates expect it: `{"type": "function", "function": {name, description,
     /// parameters}}`, members in the client's order.
-    pub(in crate::server) definition: Json,
+    pub definition: Json,
     /// JSON schema of its arguments; absent: any object.
-    pub(in crate::server) parameters: Option<Json>,
+    pub parameters: Option<Json>,
     /// Whether a schema that cannot be enforced to the letter must be refused.
-    pub(in crate::server) strict: bool,
+    pub strict: bool,
     /// What the client takes it for.
-    pub(in crate::server) kind: ToolKind,
+    pub kind: ToolKind,
 }
 
 /// What a client takes a tool for; to the model all are functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum ToolKind {
+pub enum ToolKind {
     /// A function with JSON arguments.
     Function,
     /// A tool that takes free text: to the model, a function with the one string `input`.
@@ -74,7 +73,7 @@ pub(in crate::server) enum ToolKind {
 
 /// Whether the model may, must or must not call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::server) enum ToolChoice {
+pub enum ToolChoice {
     /// As it likes.
     #[default]
     Auto,
@@ -95,7 +94,7 @@ pub(in crate::server) enum ToolChoice {
 
 /// What form an answer's text must have.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::server) enum ResponseFormat {
+pub enum ResponseFormat {
     /// Any.
     #[default]
     Text,
@@ -120,53 +119,53 @@ pub(in crate::server) enum ResponseFormat {
 
 /// Whether and how much a model is to think before it answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::server) struct Reasoning {
+pub struct Reasoning {
     /// Absent: as the template has it.
-    pub(in crate::server) enabled: Option<bool>,
+    pub enabled: Option<bool>,
     /// `none`, `minimal`, `low`, `medium`, `high`, … as the client said.
-    pub(in crate::server) effort: Option<String>,
+    pub effort: Option<String>,
     /// Most tokens of thinking.
-    pub(in crate::server) budget_tokens: Option<u32>,
+    pub budget_tokens: Option<u32>,
 }
 
 /// How tokens are chosen, as far as the client said; absent: the model's own default.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::server) struct SamplingRequest {
+pub struct SamplingRequest {
     /// 0 is greedy.
-    pub(in crate::server) temperature: Option<f32>,
+    pub temperature: Option<f32>,
     /// Absent: drawn by the server.
-    pub(in crate::server) seed: Option<u64>,
+    pub seed: Option<u64>,
     /// In (0, 1].
-    pub(in crate::server) top_p: Option<f32>,
+    pub top_p: Option<f32>,
     /// 0 is no limit.
-    pub(in crate::server) top_k: Option<u32>,
+    pub top_k: Option<u32>,
     /// In [0, 1].
-    pub(in crate::server) min_p: Option<f32>,
+    pub min_p: Option<f32>,
     /// In [-2, 2].
-    pub(in crate::server) presence_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
     /// In [-2, 2].
-    pub(in crate::server) frequency_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
     /// Above 0.
-    pub(in crate::server) repetition_penalty: Option<f32>,
+    pub repetition_penalty: Option<f32>,
     /// Added to logits, in [-100, 100].
-    pub(in crate::server) logit_bias: Vec<(TokenId, f32)>,
+    pub logit_bias: Vec<(TokenId, f32)>,
     /// Alternatives whose logarithmic probabilities are reported with each token's own.
-    pub(in crate::server) logprobs: Option<u32>,
+    pub logprobs: Option<u32>,
     /// Answers to the one conversation; absent: one.
-    pub(in crate::server) choices: Option<u32>,
+    pub choices: Option<u32>,
 }
 
 /// When an answer ends, besides the model's own stop tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::server) struct Limits {
+pub struct Limits {
     /// Most tokens to generate; absent: to the model's last position.
-    pub(in crate::server) max_tokens: Option<u32>,
+    pub max_tokens: Option<u32>,
     /// Tokens before which no stop token counts.
-    pub(in crate::server) min_tokens: u32,
+    pub min_tokens: u32,
     /// Whether the model's own stop tokens are ordinary ones (for measurements).
-    pub(in crate::server) ignore_stop_tokens: bool,
+    pub ignore_stop_tokens: bool,
     /// Texts that end the answer and are not part of it; none is empty.
-    pub(in crate::server) stop: Vec<String>,
+    pub stop: Vec<String>,
     /// Tokens that end the answer, besides the model's own.
-    pub(in crate::server) stop_tokens: Vec<TokenId>,
+    pub stop_tokens: Vec<TokenId>,
 }

@@ -3,8 +3,9 @@
 use std::{error::Error, fs, iter};
 
 use super::*;
+use crate::inner::{Message, Reasoning, Tool, ToolKind};
 
-const KJV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kjv-4m");
+const KJV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/kjv-4m");
 
 /// The real model's files with some replaced; an empty text removes the file.
 fn open(changes: &[(&str, &str)]) -> Result<ChatModel, OpenModelError> {
@@ -23,10 +24,21 @@ fn open(changes: &[(&str, &str)]) -> Result<ChatModel, OpenModelError> {
     ChatModel::open(folder.path())
 }
 
+fn user(content: &str) -> Vec<Message> {
+    let message = format!(r#"{{"role":"user","content":{content:?}}}"#);
+    vec![Message::normalise(Json::parse(message.as_bytes()).unwrap()).unwrap()]
+}
+
 fn request(tools: &[&str]) -> ChatRequest {
-    let tools = tools.join(",");
-    let text = format!(r#"{{"messages":[{{"role":"user","content":"hi"}}],"tools":[{tools}]}}"#);
-    super::super::dialect::Dialect::Chat.parse(text.as_bytes()).unwrap().request
+    let tool = |(index, definition): (usize, &&str)| Tool {
+        name: format!("f{index}"),
+        definition: Json::parse(definition.as_bytes()).unwrap(),
+        parameters: None,
+        strict: false,
+        kind: ToolKind::Function,
+    };
+    let tools = tools.iter().enumerate().map(tool).collect();
+    ChatRequest { messages: user("hi"), tools, ..ChatRequest::default() }
 }
 
 #[test]
@@ -59,20 +71,31 @@ fn faults_name_the_file_and_what_is_wrong_in_it() {
 /// Templates of MiniMax M3 do not read what others do.
 #[test]
 fn a_wish_to_think_is_told_in_a_templates_own_words() {
-    let variable = |body: &str, style| {
-        let request = super::super::dialect::Dialect::Chat.parse(body.as_bytes()).unwrap().request;
-        let kwargs = template_kwargs(&request, style);
+    let variable = |effort: Option<&str>, own: &str, style| {
+        let Json::Object(template_kwargs) = Json::parse(own.as_bytes()).unwrap() else {
+            panic!("{own}")
+        };
+        let reasoning = Reasoning {
+            enabled: effort.map(|effort| effort != "none"),
+            effort: effort.map(str::to_owned),
+            budget_tokens: None,
+        };
+        let request = ChatRequest {
+            messages: user("hi"),
+            reasoning,
+            template_kwargs,
+            ..ChatRequest::default()
+        };
+        let kwargs = super::template_kwargs(&request, style);
         let text = |name: &str| kwargs.get(name).and_then(Json::as_str).map(str::to_owned);
         text("thinking_mode")
     };
-    let body = |more: &str| format!(r#"{{"messages":[{{"role":"user","content":"hi"}}]{more}}}"#);
     let style = Some(ThinkingStyle::MinimaxTags);
-    let none = body(r#","reasoning_effort":"none""#);
-    assert_eq!(variable(&none, style).as_deref(), Some("disabled"));
-    assert_eq!(variable(&none, Some(ThinkingStyle::ThinkTags)), None);
-    assert_eq!(variable(&body(""), style), None);
-    let own = r#","reasoning_effort":"none","chat_template_kwargs":{"thinking_mode":"adaptive"}"#;
-    assert_eq!(variable(&body(own), style).as_deref(), Some("adaptive"));
+    assert_eq!(variable(Some("none"), "{}", style).as_deref(), Some("disabled"));
+    assert_eq!(variable(Some("none"), "{}", Some(ThinkingStyle::ThinkTags)), None);
+    assert_eq!(variable(None, "{}", style), None);
+    let own = r#"{"thinking_mode":"adaptive"}"#;
+    assert_eq!(variable(Some("none"), own, style).as_deref(), Some("adaptive"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use shardpack_formats::{
     template::{ChatTemplate, Next},
 };
 
-use crate::server::json::{Json, Object};
+use crate::json::{Json, Object};
 
 /// How the families write whose published templates leave their calls to the client: `SmolLM3` and
 /// others in tags, Granite 3, LFM2.

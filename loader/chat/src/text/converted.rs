@@ -9,7 +9,7 @@ use super::*;
 
 /// The converted tokenizer of a folder, and texts with their tokens.
 fn read(name: &str) -> (Arc<Vocabulary>, Vec<(String, Vec<u32>)>) {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/tokenizers");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tokenizers");
     let mut files: BTreeMap<String, Vec<u8>> = fs::read_dir(PathBuf::from(folder).join(name))
         .unwrap()
         .map(|entry| entry.unwrap().path())

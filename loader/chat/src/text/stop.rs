@@ -4,14 +4,14 @@
 ///
 /// Invariant: what is handed out does not depend on how the text was cut into pieces. The match
 /// that is complete first counts; of those complete at the same place, the longest.
-pub(crate) struct StopMatcher {
+pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
 }
 
 /// What came of a piece of text.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Matched {
+pub enum Matched {
     /// Text that is certainly part of the answer, perhaps none.
     Text(String),
     /// The rest of the answer, and the number of the stop text that follows it.
@@ -19,11 +19,14 @@ pub(crate) enum Matched {
 }
 
 impl StopMatcher {
-    pub(crate) fn new(stops: Vec<String>) -> Self {
+    /// Matches any of these texts.
+    #[must_use]
+    pub fn new(stops: Vec<String>) -> Self {
         Self { stops, held: String::new() }
     }
 
-    pub(crate) fn push(&mut self, piece: &str) -> Matched {
+    /// Takes the next piece of an answer.
+    pub fn push(&mut self, piece: &str) -> Matched {
         self.held.push_str(piece);
         let first = self
             .stops
@@ -42,7 +45,7 @@ impl StopMatcher {
     }
 
     /// What was held back, when nothing follows.
-    pub(crate) fn finish(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::check::Check;
-use crate::server::inner::Piece;
+use crate::inner::Piece;
 
 /// A tool that the model may call, as far as parsing needs it.
 #[derive(Clone, Debug)]
-pub(in crate::server) struct ToolSpec {
+pub struct ToolSpec {
     /// Its name.
-    pub(in crate::server) name: String,
+    pub name: String,
     /// Schema of its arguments; `true` where the client gave none.
-    pub(in crate::server) schema: Value,
+    pub schema: Value,
     /// Where no grammar holds the model to the schema: what a complete call is judged by.
-    pub(in crate::server) check: Option<Check>,
+    pub check: Option<Check>,
 }
 
 /// What ids look like.
@@ -47,7 +47,7 @@ pub(super) struct Calls {
     open: Option<Open>,
     /// How many were completed.
     completed: u32,
-    pub(super) pieces: Vec<Piece>,
+    pub pieces: Vec<Piece>,
 }
 
 impl Calls {

@@ -19,11 +19,11 @@ const PATTERN_BYTES_MAX: usize = 1 << 20;
 
 /// Judges the arguments of completed calls of one tool.
 #[derive(Clone, Debug)]
-pub(in crate::server) struct Check(Arc<Validator>);
+pub struct Check(Arc<Validator>);
 
 impl Check {
     /// For a client's schema; refused if judging by it could take long or is not defined.
-    pub(in crate::server) fn new(schema: &Value) -> Result<Self, SchemaError> {
+    pub fn new(schema: &Value) -> Result<Self, SchemaError> {
         let mut walk = Walk { root: schema, followed: Vec::new(), left: NODES_MAX };
         walk.visit(schema, 0)?;
         // Patterns without look-around, whose time is linear.
@@ -38,7 +38,8 @@ impl Check {
     }
 
     /// Whether arguments are what the schema asks for.
-    pub(super) fn accepts(&self, arguments: &Value) -> bool {
+    #[must_use]
+    pub fn accepts(&self, arguments: &Value) -> bool {
         self.0.is_valid(arguments)
     }
 }

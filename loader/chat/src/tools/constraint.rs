@@ -14,6 +14,9 @@ use llguidance::{
     toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv},
 };
 use serde::{Deserialize, Serialize};
+use shardpack_engine_api::{
+    Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenId, TokenMask,
+};
 use shardpack_formats::{ThinkingStyle, ToolFamily};
 
 use super::{
@@ -21,47 +24,43 @@ use super::{
     parser::OutputFormat,
     schema::SchemaError,
 };
-use crate::{
-    engine::{
-        Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenId, TokenMask,
-    },
-    server::inner::PlainText,
-};
+use crate::inner::PlainText;
 use cache::Cache;
 use compiler::{CompileError, Compiler};
 use trigger::{Trigger, Triggers};
 
 /// Longest time that a grammar may take to compile. Real ones take some milliseconds; while rank 0
 /// compiles, all requests wait.
-pub(in crate::server) const COMPILE_TIMEOUT: Duration = Duration::from_millis(1500);
+pub(crate) const COMPILE_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// What an answer is held to; the front writes it, rank 0 reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::server) struct ConstraintSpec {
+pub struct ConstraintSpec {
     /// What the model may call, by name and schema.
-    pub(in crate::server) tools: Vec<ConstrainedTool>,
+    pub tools: Vec<ConstrainedTool>,
     /// Whether it must.
-    pub(in crate::server) required: bool,
+    pub required: bool,
     /// Whether one call is all.
-    pub(in crate::server) one_call: bool,
+    pub one_call: bool,
     /// The form of the text, where there is no call.
-    pub(in crate::server) text: Option<TextForm>,
+    pub text: Option<TextForm>,
     /// Whether the answer begins within thinking.
-    pub(in crate::server) in_thinking: bool,
+    pub in_thinking: bool,
     /// Tokens that end the answer.
-    pub(in crate::server) stop_tokens: Vec<TokenId>,
+    pub stop_tokens: Vec<TokenId>,
 }
 
 impl ConstraintSpec {
     /// As it travels to rank 0.
-    pub(in crate::server) fn source(&self) -> ConstraintSource {
+    #[must_use]
+    pub fn source(&self) -> ConstraintSource {
         ConstraintSource(serde_json::to_string(self).expect("names and numbers are always JSON"))
     }
 }
 
 /// A grammar that cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::server) enum GrammarError {
+pub enum GrammarError {
     /// A schema says what cannot be enforced.
     #[error(transparent)]
     Schema(#[from] SchemaError),
@@ -95,7 +94,7 @@ impl TokenizerEnv for Tokens {
 }
 
 /// Compiles the grammars of one model.
-pub(in crate::server) struct Grammars {
+pub struct Grammars {
     format: Arc<OutputFormat>,
     compiler: Compiler,
     tokens: TokEnv,
@@ -106,7 +105,7 @@ pub(in crate::server) struct Grammars {
 
 /// One token of a vocabulary.
 #[derive(Clone, Debug)]
-pub(in crate::server) enum TokenText {
+pub enum TokenText {
     /// It stands for these bytes.
     Bytes(Vec<u8>),
     /// It was added to the vocabulary: a mark, not text, whatever its name spells.
@@ -117,7 +116,7 @@ pub(in crate::server) enum TokenText {
 
 impl Grammars {
     /// For a vocabulary in the order of its ids.
-    pub(in crate::server) fn new(
+    pub fn new(
         format: Arc<OutputFormat>,
         vocabulary: impl IntoIterator<Item = TokenText>,
     ) -> Result<Self, GrammarError> {
@@ -145,10 +144,7 @@ impl Grammars {
     }
 
     /// The constraint that a description asks for.
-    pub(in crate::server) fn constraint(
-        &self,
-        spec: &ConstraintSpec,
-    ) -> Result<GrammarConstraint, GrammarError> {
+    pub fn constraint(&self, spec: &ConstraintSpec) -> Result<GrammarConstraint, GrammarError> {
         let style = self.format.style();
         let thinking = style.thinking.and_then(ThinkingStyle::tags);
         let tags = thinking.map(|(open, close)| {
@@ -309,7 +305,7 @@ enum Phase {
 
 /// The state of one answer.
 #[derive(Clone)]
-pub(in crate::server) struct GrammarConstraint {
+pub struct GrammarConstraint {
     tokens: TokEnv,
     end: u32,
     stop_tokens: Vec<TokenId>,

@@ -28,7 +28,7 @@ const DEPTH_MAX: usize = 127;
 /// The format's markers.
 #[derive(Debug)]
 pub(super) struct GemmaFormat {
-    pub(super) openers: Vec<String>,
+    pub openers: Vec<String>,
     close: String,
     quote: String,
 }
@@ -87,7 +87,7 @@ impl GemmaSection {
     }
 
     /// Advances over what is at hand.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         format: &GemmaFormat,
         input: &mut Input,

@@ -20,15 +20,17 @@ mod minimax;
 
 /// A tool as a constraint knows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::server) struct ConstrainedTool {
-    pub(in crate::server) name: String,
-    pub(in crate::server) schema: Value,
+pub struct ConstrainedTool {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments.
+    pub schema: Value,
 }
 
 /// The form of an answer's text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::server) enum TextForm {
+pub enum TextForm {
     /// JSON of this schema.
     Schema(Value),
     /// Text that the expression matches in whole.

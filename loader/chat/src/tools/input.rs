@@ -9,7 +9,7 @@ pub(super) struct Input {
     /// Taken since [`Input::mark`]; if the call turns out to be none, this was text.
     raw: String,
     /// Whether nothing follows.
-    pub(super) ended: bool,
+    pub ended: bool,
 }
 
 impl Input {
@@ -84,7 +84,7 @@ impl Input {
 impl Input {
     /// Takes the text before the first of `ends`, and that end; `allowed` is the one marker that
     /// the text may hold. Longer texts and ones with other markers are none.
-    pub(super) fn until(
+    pub(crate) fn until(
         &mut self,
         ends: &[&str],
         max: usize,

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::engine::TokenId;
+use shardpack_engine_api::TokenId;
 
 const FIRST: u32 = 0xfdd0;
 const COUNT: u32 = 32;

@@ -32,7 +32,7 @@ const NAME_BYTES_MAX: usize = 256;
 /// The format's tags.
 #[derive(Debug)]
 pub(super) struct MinimaxFormat {
-    pub(super) openers: Vec<String>,
+    pub openers: Vec<String>,
     mark: String,
     section_close: String,
 }

@@ -19,7 +19,7 @@ pub(super) const DSML: &str = "｜DSML｜";
 #[derive(Debug)]
 pub(super) struct ParamFormat {
     /// What begins a section.
-    pub(super) openers: Vec<String>,
+    pub openers: Vec<String>,
     /// Begins a call within a section; empty: the section is the call.
     call_open: String,
     /// Ends the tool's name; empty: a line end or the next tag does.
@@ -187,7 +187,7 @@ impl ParamSection {
     }
 
     /// Advances over what is at hand.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         format: &ParamFormat,
         input: &mut Input,

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use shardpack_engine_api::TokenId;
 use shardpack_formats::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
@@ -16,14 +17,11 @@ use super::{
     pythonic::PythonicSection,
     section::{Section, SectionFormat},
 };
-use crate::{
-    engine::TokenId,
-    server::inner::{OutputParser, Piece, PlainText},
-};
+use crate::inner::{OutputParser, Piece, PlainText};
 
 /// How a model writes, resolved against its tokenizer; the same for all its answers.
 #[derive(Debug)]
-pub(in crate::server) struct OutputFormat {
+pub struct OutputFormat {
     style: OutputStyle,
     markers: Markers,
     calls: CallFormat,
@@ -57,7 +55,7 @@ enum CallFormat {
 }
 
 /// What begins calls in Python, and what ends them.
-pub(super) const fn pythonic_names(
+pub(crate) const fn pythonic_names(
     family: ToolFamily,
 ) -> Option<(&'static [&'static str], &'static str)> {
     Some(match family {
@@ -70,10 +68,7 @@ pub(super) const fn pythonic_names(
 
 impl OutputFormat {
     /// `token_id` looks a text up among the tokenizer's added tokens, which text cannot spell.
-    pub(in crate::server) fn new(
-        style: OutputStyle,
-        token_id: impl Fn(&str) -> Option<TokenId>,
-    ) -> Self {
+    pub fn new(style: OutputStyle, token_id: impl Fn(&str) -> Option<TokenId>) -> Self {
         let tags = style.thinking.and_then(ThinkingStyle::tags);
         let mut names: Vec<&'static str> = match style.tools {
             Some(ToolFamily::Harmony) => HarmonyFormat::marker_names(),
@@ -149,17 +144,19 @@ impl OutputFormat {
     }
 
     /// The style that it was made for.
-    pub(in crate::server) const fn style(&self) -> OutputStyle {
+    #[must_use]
+    pub const fn style(&self) -> OutputStyle {
         self.style
     }
 
     /// The token of a marker, if the tokenizer has one.
-    pub(in crate::server) fn marker_token(&self, name: &str) -> Option<TokenId> {
+    #[must_use]
+    pub fn marker_token(&self, name: &str) -> Option<TokenId> {
         self.markers.token(name)
     }
 
     /// Whether a rendered prompt leaves thinking open, so that the answer begins within it.
-    pub(in crate::server) fn prompt_opens_thinking(&self, prompt: &str) -> bool {
+    pub fn prompt_opens_thinking(&self, prompt: &str) -> bool {
         let Some((open, close)) = self.style.thinking.and_then(ThinkingStyle::tags) else {
             return false;
         };
@@ -189,15 +186,15 @@ impl OutputFormat {
 
 /// What an answer's parser is told of its request.
 #[derive(Clone, Debug)]
-pub(in crate::server) struct ParserOptions {
+pub struct ParserOptions {
     /// What the model may call; without any, calls are text.
-    pub(in crate::server) tools: Arc<[ToolSpec]>,
+    pub tools: Arc<[ToolSpec]>,
     /// Whether the answer begins within thinking.
-    pub(in crate::server) in_thinking: bool,
+    pub in_thinking: bool,
     /// Whether nothing counts after the first call.
-    pub(in crate::server) one_call: bool,
+    pub one_call: bool,
     /// Makes ids of calls unique among answers.
-    pub(in crate::server) nonce: u64,
+    pub nonce: u64,
 }
 
 #[derive(Debug)]
@@ -224,7 +221,7 @@ enum Frame {
 }
 
 /// Parses one answer.
-pub(in crate::server) struct CallParser {
+pub struct CallParser {
     format: Arc<OutputFormat>,
     text: PlainText,
     input: Input,
@@ -240,7 +237,8 @@ pub(in crate::server) struct CallParser {
 
 impl CallParser {
     /// For a new answer.
-    pub(in crate::server) fn new(format: Arc<OutputFormat>, options: ParserOptions) -> Self {
+    #[must_use]
+    pub fn new(format: Arc<OutputFormat>, options: ParserOptions) -> Self {
         let style = match format.style.tools {
             Some(ToolFamily::MistralJson | ToolFamily::MistralNames) => IdStyle::Nine,
             _ => IdStyle::Call,

@@ -96,7 +96,7 @@ impl PythonicSection {
     }
 
     /// Advances over what is at hand; `closers` may end it.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         closers: &[String],
         input: &mut Input,

@@ -19,15 +19,15 @@ const NODES_MAX: usize = 20_000;
 /// A schema that cannot be enforced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{keyword:?} cannot be enforced: {reason}")]
-pub(in crate::server) struct SchemaError {
+pub struct SchemaError {
     /// The keyword at fault.
-    pub(in crate::server) keyword: String,
+    pub keyword: String,
     /// Why, and what to do.
-    pub(in crate::server) reason: String,
+    pub reason: String,
 }
 
 impl SchemaError {
-    pub(super) fn new(keyword: &str, reason: impl Into<String>) -> Self {
+    pub fn new(keyword: &str, reason: impl Into<String>) -> Self {
         Self { keyword: keyword.to_owned(), reason: reason.into() }
     }
 }

@@ -20,7 +20,7 @@ const HEAD_BYTES_MAX: usize = 512;
 pub(super) struct SectionFormat {
     family: ToolFamily,
     /// What begins a section.
-    pub(super) openers: Vec<String>,
+    pub openers: Vec<String>,
     /// Begins a call within a section.
     call_open: Option<String>,
     /// Ends the head.
@@ -35,12 +35,12 @@ pub(super) struct SectionFormat {
 /// The names of a family's markers; each begins with the token that it is, if it is one, and may go on
 /// with letters.
 pub(super) struct Names {
-    pub(super) openers: &'static [&'static str],
-    pub(super) call_open: Option<&'static str>,
+    pub openers: &'static [&'static str],
+    pub call_open: Option<&'static str>,
     id_open: Option<&'static str>,
     argument_open: Option<&'static str>,
-    pub(super) call_close: Option<&'static str>,
-    pub(super) section_close: Option<&'static str>,
+    pub call_close: Option<&'static str>,
+    pub section_close: Option<&'static str>,
 }
 
 impl Names {
@@ -414,7 +414,7 @@ impl Section {
 }
 
 /// Passes one JSON object on as the open call's arguments; [`Progress::Leave`] after its end.
-pub(super) fn scan_arguments(
+pub(crate) fn scan_arguments(
     scan: &mut JsonScan,
     input: &mut Input,
     calls: &mut Calls,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::*;
-use crate::cluster::{PROTOCOL, token::Token};
+use crate::{PROTOCOL, token::Token};
 
 fn identity(rank: u32) -> Identity {
     Identity {

@@ -14,10 +14,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    cluster::announce::Announcement,
-    engine::{GenerateRequest, RequestId},
-};
+use shardpack_engine_api::{GenerateRequest, RequestId};
+
+use crate::announce::Announcement;
 
 /// Most requests that wait between two steps; the engine takes all of them at the next. A server
 /// admits fewer at a time (its queue is bounded), and a step is over within a second or two.
@@ -108,7 +107,7 @@ impl Orders {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::TokenId;
+    use shardpack_engine_api::TokenId;
 
     fn submit(id: u64) -> Order {
         let request = GenerateRequest::greedy(vec![TokenId(1)], 1);

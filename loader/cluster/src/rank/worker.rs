@@ -11,22 +11,21 @@ use std::{
 };
 
 use shardpack_collectives::{Group, GroupError, LinkedGroup};
-use shardpack_trust::Credentials;
+use shardpack_engine::engine::{CountedGroup, HEARTBEAT, RankEngine, StepOutcome};
+use shardpack_engine_api::Event;
+use shardpack_identity::Credentials;
 
 use super::{
     LoadError, RankError,
     orders::{Order, Orders},
 };
 use crate::{
-    cluster::{
-        announce::Announcement,
-        identity::Identity,
-        mesh::{self, Mailbox, Me},
-        message::{FromRank, Progress},
-        vitals::Pace,
-        wire::Sender,
-    },
-    engine::{CountedGroup, Event, HEARTBEAT, RankEngine, StepOutcome},
+    announce::Announcement,
+    identity::Identity,
+    mesh::{self, Mailbox, Me},
+    message::{FromRank, Progress},
+    vitals::Pace,
+    wire::Sender,
 };
 
 /// Between two reports of the same activity: people read them, and tensors are many.

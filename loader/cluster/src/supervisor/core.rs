@@ -14,16 +14,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shardpack_engine_api::{
+    Command, EngineHandle, EngineState, Event, EventSink, GenerateRequest, RequestId,
+};
+
 use super::{Node, Note, Outcome, ServeError, SupervisorOptions, Word, recovery::Attempts, refuse};
 use crate::{
-    cluster::{
-        identity::{self, Identity},
-        message::{FromRank, Progress, ToRank},
-        process::RankProcess,
-        rank::ALIVE_INTERVAL,
-        wire::WireError,
-    },
-    engine::{Command, EngineHandle, EngineState, Event, EventSink, GenerateRequest, RequestId},
+    identity::Identity,
+    message::{FromRank, Progress, ToRank},
+    process::RankProcess,
+    rank::ALIVE_INTERVAL,
+    wire::WireError,
 };
 use member::Member;
 
@@ -168,7 +169,7 @@ impl Core {
             return;
         };
         let names = self.members.iter().map(|member| member.node.name.as_str());
-        match identity::check_group(&names.zip(&identities).collect::<Vec<_>>()) {
+        match crate::identity::check_group(&names.zip(&identities).collect::<Vec<_>>()) {
             Ok(by_rank) => {
                 self.by_rank = by_rank;
                 self.form_when_loaded();

@@ -8,14 +8,13 @@ use std::{
 };
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-
-use crate::{
-    cluster::{Identity, LoadError, PROTOCOL, Progress},
-    engine::{
-        Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, PATIENCE,
-        RankEngine, RequestId, StepOutcome, TokenId, Usage,
-    },
+use shardpack_engine::engine::{PATIENCE, RankEngine, StepOutcome};
+use shardpack_engine_api::{
+    Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, RequestId, TokenId,
+    Usage,
 };
+
+use crate::{Identity, LoadError, PROTOCOL, Progress};
 
 /// Longer than any test may take; a wait that meets it has failed.
 pub(super) const LONG: Duration = Duration::from_secs(30);

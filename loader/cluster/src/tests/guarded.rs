@@ -8,19 +8,17 @@ use std::{
     time::Instant,
 };
 
-use shardpack_trust::{
+use shardpack_engine_api::FinishReason;
+use shardpack_identity::{
     Channel, Credentials, Door, Guard, Home, Patience, Role, Service, credentials_of_node,
 };
 
 use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
 use crate::{
-    cluster::{
-        Announcement, Node, RankOptions, Supervisor, SupervisorOptions, Token,
-        message::{FromRank, Opening, PROTOCOL, PeerReply, Way},
-        run_rank,
-        wire::{self, MAX_MESSAGE_BYTES, Sender},
-    },
-    engine::FinishReason,
+    Announcement, Node, RankOptions, Supervisor, SupervisorOptions, Token,
+    message::{FromRank, Opening, PROTOCOL, PeerReply, Way},
+    run_rank,
+    wire::{self, MAX_MESSAGE_BYTES, Sender},
 };
 
 /// A cluster with nodes.
@@ -231,8 +229,7 @@ fn a_member_with_another_ranks_token_is_not_that_rank() {
     front.set_read_timeout(Some(LONG)).unwrap();
     let sender = Sender::new(front.clone()).unwrap();
     sender.send(&Opening::Control { token: rank.token.clone(), protocol: PROTOCOL }).unwrap();
-    let form =
-        crate::cluster::message::ToRank::Form { epoch: 1, peers: vec![rank.clone(), expected] };
+    let form = crate::message::ToRank::Form { epoch: 1, peers: vec![rank.clone(), expected] };
     sender.send(&form).unwrap();
     let peer = |node: &Credentials, way: Way| -> PeerReply {
         let socket = TcpStream::connect(rank.address).unwrap();

@@ -9,13 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shardpack_engine_api::{EngineHandle, EngineState};
+
 use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
 use crate::{
-    cluster::{
-        Announcement, LogSink, Node, RankOptions, RankProcess, ServeError, SpawnError, Supervisor,
-        SupervisorOptions, Token, run_rank,
-    },
-    engine::{EngineHandle, EngineState},
+    Announcement, LogSink, Node, RankOptions, RankProcess, ServeError, SpawnError, Supervisor,
+    SupervisorOptions, Token, run_rank,
 };
 
 /// Says to a process of this test program that it is a rank, and which: `1/3`.

@@ -8,16 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shardpack_engine_api::{EngineHandle, EngineState, FinishReason};
+
 use super::{
     fake::{Answer, End, LONG, NOTICED, eventually, request},
     processes::{signal, spawn, supervise_nodes},
 };
 use crate::{
-    cluster::{
-        Node, RankProcess, RecoveryOptions, Restart, ServeError, Supervisor, SupervisorOptions,
-        Survivors,
-    },
-    engine::{EngineHandle, EngineState, FinishReason},
+    Node, RankProcess, RecoveryOptions, Restart, ServeError, Supervisor, SupervisorOptions,
+    Survivors,
 };
 
 /// Processes that were started after the first, by rank, in order.

@@ -9,19 +9,18 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
+use shardpack_engine::engine::RankEngine;
+use shardpack_engine_api::{EngineHandle, EngineState, Event, FinishReason, RequestId, TokenId};
 
 use super::fake::{
     Answer, End, FakeEngine, LONG, NOTICED, PANIC, eventually, handle, identity, load, request,
 };
 use crate::{
-    cluster::{
-        Announcement, Identity, LoadError, Node, Progress, RankError, RankOptions, ServeError,
-        Supervisor, SupervisorOptions, Token,
-        message::{FromRank, Opening, PROTOCOL, ToRank},
-        run_rank,
-        wire::{self, MAX_MESSAGE_BYTES, Sender},
-    },
-    engine::{EngineHandle, EngineState, Event, FinishReason, RankEngine, RequestId, TokenId},
+    Announcement, Identity, LoadError, Node, Progress, RankError, RankOptions, ServeError,
+    Supervisor, SupervisorOptions, Token,
+    message::{FromRank, Opening, PROTOCOL, ToRank},
+    run_rank,
+    wire::{self, MAX_MESSAGE_BYTES, Sender},
 };
 
 type Rank = (Announcement, JoinHandle<Result<(), RankError>>);
@@ -97,7 +96,7 @@ fn an_idle_group_lives_on_heartbeats_alone() {
     let (supervisor, handle) = supervise(&ranks);
     supervisor.wait_until_ready(LONG).unwrap();
     // Longer than a follower's patience: only time can show that it is not lost.
-    thread::sleep(crate::engine::PATIENCE + Duration::from_secs(1));
+    thread::sleep(shardpack_engine::engine::PATIENCE + Duration::from_secs(1));
     let (tokens, _) = Answer::submit(&handle, request(1, 2)).finish();
     assert_eq!(tokens, [2, 3]);
 }

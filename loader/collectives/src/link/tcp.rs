@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_trust::Channel;
+use shardpack_identity::Channel;
 
 use super::{Farewell, Link, LinkError};
 use crate::{

@@ -8,7 +8,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use shardpack_trust::{Authority, Channel, Credentials, Patience, Role, Service, Validity};
+use shardpack_identity::{Authority, Channel, Credentials, Patience, Role, Service, Validity};
 
 use super::{exchange::Exchange, *};
 use crate::{

@@ -9,14 +9,12 @@ use std::{
 
 use serde::Serialize;
 use shardpack_collectives::Group;
+use shardpack_engine_api::{Event, GenerateRequest, RequestId, Sampling, TokenId};
 
 use super::{BenchError, Load};
 use crate::{
     backend::Backend,
-    engine::{
-        Engine, Event, GenerateRequest, RankEngine, RequestId, Sampling, Speculate, StepOutcome,
-        TokenId,
-    },
+    engine::{Engine, RankEngine, Speculate, StepOutcome},
 };
 
 /// Turns of each measurement; the median counts.

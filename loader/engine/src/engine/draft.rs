@@ -15,7 +15,8 @@ mod model;
 mod odds;
 mod share;
 
-use super::request::TokenId;
+use shardpack_engine_api::TokenId;
+
 use lookup::{BREAK, Found, Lookup};
 pub use model::DraftModelError;
 pub(super) use model::{DraftModel, Guess, Guesser, Text};

@@ -3,9 +3,10 @@
 use std::{io, sync::Arc, thread};
 
 use shardpack_collectives::{Group, LinkedGroup};
+use shardpack_engine_api::TokenId;
 use shardpack_formats::Spec;
 
-use super::{request::TokenId, step::EngineOptions};
+use super::step::EngineOptions;
 use crate::{
     backend::{Backend, Cpu, CpuError, Ranks, StepError},
     model::{Batch, LoadError, Model},

@@ -2,7 +2,9 @@
 
 mod wire;
 
-use super::{constraint::TokenMask, request::RequestId, sample::Wishes};
+use shardpack_engine_api::{RequestId, TokenMask};
+
+use super::sample::Wishes;
 
 /// Most sequences of a group: far more than any machine runs at once.
 pub(super) const MAX_SEQUENCES: usize = 2048;

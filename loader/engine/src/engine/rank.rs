@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use shardpack_collectives::{Group, GroupError};
-
-use super::request::{Event, GenerateRequest, RequestId};
+use shardpack_engine_api::{Event, GenerateRequest, RequestId};
 
 /// How often an idle leader tells its followers that it lives.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);

@@ -6,10 +6,10 @@ use std::{
 };
 
 use shardpack_collectives::GroupError;
+use shardpack_engine_api::RequestId;
 
 use super::{
     plan::{Begin, PageId, Plan, Publish, Work},
-    request::RequestId,
     sample::{Chooser, Chosen, Logits, Row, sample},
 };
 use crate::{

@@ -25,8 +25,8 @@ use choose::{Choice, choose};
 pub(super) use chooser::{Chooser, Wishes};
 use part::Part;
 
-use super::{constraint::TokenMask, request::TokenLogprobs};
 use crate::backend::{Ranks, StepError};
+use shardpack_engine_api::{TokenLogprobs, TokenMask};
 
 /// Logits of a step's sampled sequences.
 pub(super) struct Logits<'a> {

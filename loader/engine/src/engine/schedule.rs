@@ -12,13 +12,15 @@ mod record;
 
 use std::{collections::VecDeque, time::Instant};
 
+use shardpack_engine_api::{
+    ConstraintFactory, Event, FinishReason, GenerateRequest, RequestId, TokenMask, Usage,
+};
+
 use super::{
-    constraint::{ConstraintFactory, TokenMask},
     draft::{Drafter, Guesser},
     hello::Agreed,
     pages::Pages,
     plan::{Begin, PageId, Plan, Publish, Work},
-    request::{Event, FinishReason, GenerateRequest, RequestId, Usage},
     sample::Wishes,
 };
 use crate::backend::{StepError, TOKENS_PER_PAGE};

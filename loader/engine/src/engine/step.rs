@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant};
 
 use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_engine_api::{ConstraintFactory, Event, GenerateRequest, RequestId};
 
 use super::{
-    constraint::ConstraintFactory,
     draft::{DraftModel, DraftModelError, Guesser, guess_cost},
     hello::Hello,
     plan::{MAX_PREFILL_TOKENS, MAX_SEQUENCES, Plan},
     rank::{PATIENCE, RankEngine, StepOutcome},
-    request::{Event, GenerateRequest, RequestId},
     runner::Runner,
     schedule::{Drafting, Limits, Schedule},
 };

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_engine_api::*;
 
 use super::*;
 

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use shardpack_engine_api::TokenId;
 use shardpack_manifests::{Cut, Layout, Manifest, canonical};
 
 use super::*;
 use crate::{
     backend::{Arithmetic, Cpu, CpuOptions},
-    engine::{LocalModel, TokenId, logits},
+    engine::{LocalModel, logits},
     open::{OpenOptions, Package},
     testing::{
         group::thread_groups,

@@ -21,7 +21,7 @@ pub(crate) struct Plain {
 }
 
 fn folder(model: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models").join(model)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(model)
 }
 
 pub(crate) fn tensors(model: &str) -> Vec<Plain> {

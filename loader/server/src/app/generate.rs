@@ -9,6 +9,13 @@ use axum::{
     http::{HeaderValue, Request, header},
     response::{IntoResponse, Response},
 };
+use shardpack_chat::{
+    inner::ChatRequest,
+    model::{ChatModel, PromptError},
+    output,
+    text::Detokenizer,
+};
+use shardpack_engine_api::{GenerateRequest, Sampling, TokenId};
 use tokio::{
     runtime::Handle,
     task::{JoinSet, spawn_blocking},
@@ -17,18 +24,11 @@ use tokio::{
 
 use super::{Front, ServerLimits, headers, random_u64, unix_seconds};
 use crate::{
-    engine::{GenerateRequest, Sampling, TokenId},
-    server::{
-        dialect::{Answer, Call, Dialect, Form, Identity, Prompt, RawPrompt, Writer},
-        error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
-        front::Asker,
-        generation::{Generation, GenerationContext, Place, Sequence},
-        inner::ChatRequest,
-        model::{ChatModel, PromptError},
-        output,
-        stream::{self, StreamOptions},
-        text::Detokenizer,
-    },
+    dialect::{Answer, Call, Dialect, Form, Identity, Prompt, RawPrompt, Writer},
+    error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
+    front::Asker,
+    generation::{Generation, GenerationContext, Place, Sequence},
+    stream::{self, StreamOptions},
 };
 
 /// Answers one request.

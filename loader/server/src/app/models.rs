@@ -13,12 +13,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use shardpack_chat::json::Json as OrderedJson;
 
 use super::Front;
-use crate::server::{
+use crate::{
     dialect::{parse_object, rfc3339},
     error::ApiError,
-    json::Json as OrderedJson,
 };
 
 impl Front {

@@ -10,9 +10,9 @@ use axum::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
+use shardpack_engine_api::EngineState;
 
 use super::Front;
-use crate::engine::EngineState;
 
 /// Whether the engine answers, and why not.
 pub(super) async fn health(State(front): State<Arc<Front>>) -> Response {

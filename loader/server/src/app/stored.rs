@@ -11,7 +11,7 @@ use axum::{
 use serde_json::json;
 
 use super::Front;
-use crate::server::{
+use crate::{
     error::{ApiError, ErrorKind},
     front::Asker,
 };

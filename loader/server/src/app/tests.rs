@@ -3,9 +3,9 @@
 use std::io::{BufRead, BufReader, Read};
 
 use serde_json::{Value, json};
+use shardpack_engine_api::{FinishReason, Sampling, TokenId};
 
 use super::*;
-use crate::engine::{FinishReason, Sampling, TokenId};
 
 mod dialects;
 mod families;
@@ -330,7 +330,7 @@ fn tools_reach_the_template_in_their_order() {
         r#""tools":[{"type":"function","function":{"parameters":{"type":"object"},"name":"f"}}]"#;
     server.chat(tools);
     let model = ChatModel::open(kjv()).unwrap();
-    let mut detokenizer = crate::server::text::Detokenizer::new(model.vocabulary().clone());
+    let mut detokenizer = shardpack_chat::text::Detokenizer::new(model.vocabulary().clone());
     let prompt: String =
         server.submitted().prompt.into_iter().map(|token| detokenizer.push(token)).collect();
     let line =

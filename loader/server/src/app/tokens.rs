@@ -10,15 +10,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use shardpack_chat::text::Detokenizer;
+use shardpack_engine_api::TokenId;
 
 use super::{Front, generate::prompt_error};
 use crate::{
-    engine::TokenId,
-    server::{
-        dialect::{Call, Dialect, Fields, parse_object, parse_token},
-        error::ApiError,
-        text::Detokenizer,
-    },
+    dialect::{Call, Dialect, Fields, parse_object, parse_token},
+    error::ApiError,
 };
 
 /// Runs `work` on a body, away from the threads that serve connections.

@@ -1,35 +1,34 @@
 //! A whole answer, collected from its steps.
 
-use crate::server::{
-    generation::{AnswerUsage, Part, Step, TokenLogprob},
-    inner::{EndReason, Piece},
-};
+use shardpack_chat::inner::{EndReason, Piece};
+
+use crate::generation::{AnswerUsage, Part, Step, TokenLogprob};
 
 /// One answer, complete.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::server) struct Answer {
-    pub(in crate::server) reasoning: String,
-    pub(in crate::server) content: String,
-    pub(in crate::server) calls: Vec<AnswerCall>,
+pub(crate) struct Answer {
+    pub(crate) reasoning: String,
+    pub(crate) content: String,
+    pub(crate) calls: Vec<AnswerCall>,
     /// Absent while it is being made.
-    pub(in crate::server) reason: Option<EndReason>,
-    pub(in crate::server) usage: AnswerUsage,
-    pub(in crate::server) logprobs: Vec<TokenLogprob>,
+    pub(crate) reason: Option<EndReason>,
+    pub(crate) usage: AnswerUsage,
+    pub(crate) logprobs: Vec<TokenLogprob>,
 }
 
 /// A call of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::server) struct AnswerCall {
-    pub(in crate::server) id: String,
-    pub(in crate::server) name: String,
+pub(crate) struct AnswerCall {
+    pub(crate) id: String,
+    pub(crate) name: String,
     /// JSON text; cut off where the call is not complete.
-    pub(in crate::server) arguments: String,
-    pub(in crate::server) is_complete: bool,
+    pub(crate) arguments: String,
+    pub(crate) is_complete: bool,
 }
 
 impl Answer {
     /// Adds a step to the answer that it belongs to.
-    pub(in crate::server) fn collect(answers: &mut [Self], step: Step) {
+    pub(crate) fn collect(answers: &mut [Self], step: Step) {
         let answer = &mut answers[step.choice as usize];
         answer.logprobs.extend(step.logprobs);
         match step.part {
@@ -39,7 +38,7 @@ impl Answer {
     }
 
     /// Adds a piece.
-    pub(in crate::server) fn push(&mut self, piece: Piece) {
+    pub(crate) fn push(&mut self, piece: Piece) {
         match piece {
             Piece::Reasoning(text) => self.reasoning.push_str(&text),
             Piece::Content(text) => self.content.push_str(&text),
@@ -61,7 +60,7 @@ impl Answer {
 
     /// Why it ended; an answer without an end was cut off.
     #[must_use]
-    pub(in crate::server) fn reason(&self) -> EndReason {
+    pub(crate) fn reason(&self) -> EndReason {
         self.reason.unwrap_or(EndReason::Length)
     }
 }

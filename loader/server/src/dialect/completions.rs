@@ -2,6 +2,10 @@
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use shardpack_chat::{
+    inner::{ChatRequest, Piece},
+    json::Json,
+};
 
 use super::{
     Answer, Call, Form, Identity, Prompt, RawPrompt, Writer,
@@ -14,11 +18,9 @@ use super::{
     },
     parse_object, push_data, to_json,
 };
-use crate::server::{
+use crate::{
     error::{ApiError, Shape},
     generation::{AnswerUsage, Part, Step, TokenLogprob},
-    inner::{ChatRequest, Piece},
-    json::Json,
 };
 
 /// Prompts of one request.
@@ -28,7 +30,7 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// What a client of completions chooses about the form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) struct Options {
+pub(crate) struct Options {
     include_usage: bool,
     /// Whether the answer begins with the prompt.
     pub(super) echo: bool,
@@ -95,7 +97,7 @@ fn tokens(items: &[Json], name: &str) -> Result<RawPrompt, ApiError> {
 }
 
 /// Writes completions.
-pub(in crate::server) struct CompletionsWriter {
+pub(crate) struct CompletionsWriter {
     identity: Identity,
     options: Options,
     usages: Vec<AnswerUsage>,
@@ -142,7 +144,7 @@ fn logprobs(tokens: &[TokenLogprob]) -> Option<Value> {
 }
 
 impl CompletionsWriter {
-    pub(in crate::server) fn new(identity: Identity, options: Options) -> Self {
+    pub(crate) fn new(identity: Identity, options: Options) -> Self {
         let identity = Identity { id: format!("cmpl-{}", identity.id), ..identity };
         Self { identity, options, usages: Vec::new() }
     }

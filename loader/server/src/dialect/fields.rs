@@ -1,26 +1,25 @@
 //! The members of a request's body, taken out one by one: each fault names its parameter, and what
 //! nobody took is known at the end.
 
-use crate::server::{
-    error::ApiError,
-    json::{Json, Object},
-};
+use shardpack_chat::json::{Json, Object};
+
+use crate::error::ApiError;
 
 /// What is left of a body. `null` is the same as absent.
-pub(in crate::server) struct Fields(Vec<(String, Json)>);
+pub(crate) struct Fields(Vec<(String, Json)>);
 
 impl Fields {
-    pub(in crate::server) fn new(object: Object) -> Self {
+    pub(crate) fn new(object: Object) -> Self {
         let members = object.into_members();
         Self(members.into_iter().filter(|(_, value)| *value != Json::Null).collect())
     }
 
-    pub(in crate::server) fn take(&mut self, name: &str) -> Option<Json> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<Json> {
         let place = self.0.iter().position(|(key, _)| key == name)?;
         Some(self.0.remove(place).1)
     }
 
-    pub(in crate::server) fn array(&mut self, name: &str) -> Result<Option<Vec<Json>>, ApiError> {
+    pub(crate) fn array(&mut self, name: &str) -> Result<Option<Vec<Json>>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::Array(items)) => Ok(Some(items)),
@@ -28,7 +27,7 @@ impl Fields {
         }
     }
 
-    pub(in crate::server) fn object(&mut self, name: &str) -> Result<Option<Object>, ApiError> {
+    pub(crate) fn object(&mut self, name: &str) -> Result<Option<Object>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::Object(object)) => Ok(Some(object)),
@@ -36,7 +35,7 @@ impl Fields {
         }
     }
 
-    pub(in crate::server) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+    pub(crate) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::String(text)) => Ok(Some(text)),
@@ -44,7 +43,7 @@ impl Fields {
         }
     }
 
-    pub(in crate::server) fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+    pub(crate) fn boolean(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(Json::Bool(value)) => Ok(Some(value)),
@@ -52,7 +51,7 @@ impl Fields {
         }
     }
 
-    pub(in crate::server) fn integer(&mut self, name: &str) -> Result<Option<i128>, ApiError> {
+    pub(crate) fn integer(&mut self, name: &str) -> Result<Option<i128>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(value) => {
@@ -61,7 +60,7 @@ impl Fields {
         }
     }
 
-    pub(in crate::server) fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
+    pub(crate) fn number(&mut self, name: &str) -> Result<Option<f64>, ApiError> {
         match self.take(name) {
             None => Ok(None),
             Some(value) => {
@@ -71,19 +70,19 @@ impl Fields {
     }
 
     /// Names that nobody took.
-    pub(in crate::server) fn into_names(self) -> Vec<String> {
+    pub(crate) fn into_names(self) -> Vec<String> {
         self.0.into_iter().map(|(name, _)| name).collect()
     }
 }
 
 /// A value of the wrong type.
-pub(in crate::server) fn mismatch(name: &str, expected: &str, found: &Json) -> ApiError {
+pub(crate) fn mismatch(name: &str, expected: &str, found: &Json) -> ApiError {
     let found = found.kind();
     ApiError::param(name, format!("{name}: expected {expected}, found {found}"))
 }
 
 /// An integer; `3.0` is one, since some clients know only floats.
-pub(in crate::server) fn integer(value: &Json) -> Option<i128> {
+pub(crate) fn integer(value: &Json) -> Option<i128> {
     let Json::Number(number) = value else { return None };
     number.as_i128().or_else(|| {
         let float = number.as_f64()?;
@@ -93,7 +92,7 @@ pub(in crate::server) fn integer(value: &Json) -> Option<i128> {
     })
 }
 
-pub(in crate::server) fn number(value: &Json) -> Option<f64> {
+pub(crate) fn number(value: &Json) -> Option<f64> {
     match value {
         Json::Number(number) => number.as_f64(),
         _ => None,

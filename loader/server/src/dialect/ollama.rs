@@ -4,5 +4,5 @@ mod request;
 mod writer;
 
 pub(super) use request::{parse_chat, parse_generate};
-pub(in crate::server) use writer::rfc3339;
+pub(crate) use writer::rfc3339;
 pub(super) use writer::{OllamaWriter, Options, Route};

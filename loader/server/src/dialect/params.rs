@@ -1,15 +1,14 @@
 //! Parameters that several dialects have under the same names.
 
-use super::fields::{Fields, integer, mismatch, number};
-use crate::{
-    engine::TokenId,
-    server::{
-        error::ApiError,
-        inner::{Limits, Message, ResponseFormat, SamplingRequest},
-        json::{Json, Object},
-        template::RESERVED,
-    },
+use shardpack_chat::{
+    inner::{Limits, Message, ResponseFormat, SamplingRequest},
+    json::{Json, Object},
+    template::RESERVED,
 };
+use shardpack_engine_api::TokenId;
+
+use super::fields::{Fields, integer, mismatch, number};
+use crate::error::ApiError;
 
 /// Messages of one request: more than any context holds of the shortest turns that agents write.
 pub(super) const MESSAGES_MAX: usize = 16_384;
@@ -267,11 +266,7 @@ fn parse_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
 }
 
 /// A token's number.
-pub(in crate::server) fn parse_token(
-    value: &Json,
-    name: &str,
-    index: usize,
-) -> Result<TokenId, ApiError> {
+pub(crate) fn parse_token(value: &Json, name: &str, index: usize) -> Result<TokenId, ApiError> {
     integer(value).and_then(|value| u32::try_from(value).ok()).map(TokenId).ok_or_else(|| {
         let path = format!("{name}[{index}]");
         ApiError::param(path.clone(), format!("{path}: expected the number of a token"))

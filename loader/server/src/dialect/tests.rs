@@ -1,12 +1,10 @@
 //! Answers with thinking and calls, in every dialect: what each writer makes of the same pieces.
 
 use serde_json::{Value, json};
+use shardpack_chat::inner::{EndReason, Piece};
 
 use super::*;
-use crate::server::{
-    generation::Part,
-    inner::{EndReason, Piece},
-};
+use crate::generation::Part;
 
 fn identity() -> Identity {
     Identity {

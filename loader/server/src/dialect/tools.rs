@@ -1,11 +1,12 @@
 //! Tools and the choice of them, in every form in which clients send them.
 
-use super::fields::mismatch;
-use crate::server::{
-    error::ApiError,
+use shardpack_chat::{
     inner::{Tool, ToolChoice, ToolKind},
     json::{Json, Object},
 };
+
+use super::fields::mismatch;
+use crate::error::ApiError;
 
 /// Tools of one request; clients with many servers of tools send some hundred.
 pub(super) const TOOLS_MAX: usize = 1024;

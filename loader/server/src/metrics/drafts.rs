@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-
-use crate::engine::EngineStatus;
+use shardpack_engine_api::EngineStatus;
 
 /// A total that an engine says, which begins anew with its process.
 #[derive(Default)]

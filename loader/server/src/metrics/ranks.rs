@@ -7,8 +7,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::Registry,
 };
-
-use crate::engine::{EngineStatus, RankVitals};
+use shardpack_engine_api::{EngineStatus, RankVitals};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Rank {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use shardpack_formats::{AnswerFrame, OutputStyle};
 
 use super::*;
-use crate::server::{
+use crate::{
     inner::{OutputParser, Piece},
     tools::{CallParser, ParserOptions, ToolSpec},
 };
@@ -577,7 +577,7 @@ fn schemas_hold_for_whatever_a_random_model_completes() {
 #[test]
 #[expect(clippy::print_stderr, reason = "a skipped test says why, and this one what was refused")]
 fn at_most_one_in_twenty_schemas_from_the_field_is_refused() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
     let file = ["shared", "../shared"]
         .map(|folder| root.join(folder).join("fixtures/schemas/schemas.jsonl"))
         .into_iter()

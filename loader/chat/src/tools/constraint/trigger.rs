@@ -3,16 +3,14 @@
 use std::sync::Arc;
 
 use llguidance::Matcher;
+use shardpack_engine_api::TokenId;
 use shardpack_formats::ToolFamily;
 
-use crate::{
-    engine::TokenId,
-    server::tools::{
-        gemma, minimax,
-        params::DSML,
-        parser::{OutputFormat, pythonic_names},
-        section,
-    },
+use crate::tools::{
+    gemma, minimax,
+    params::DSML,
+    parser::{OutputFormat, pythonic_names},
+    section,
 };
 
 /// Bytes of text kept to find a mark in; a header or the beginning of a bare call fits.
@@ -22,9 +20,9 @@ const TAIL_BYTES_MAX: usize = 1024;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Trigger {
     /// Which grammar goes on.
-    pub(super) matcher: usize,
+    pub matcher: usize,
     /// What the model has already written of it.
-    pub(super) feed: String,
+    pub feed: String,
 }
 
 #[derive(Clone, Debug)]
@@ -46,7 +44,7 @@ pub(super) struct Triggers {
     /// Whether the text is the turn from its beginning, or a header.
     watches_whole: bool,
     /// Each at the beginning of its grammar.
-    pub(super) matchers: Vec<Arc<Matcher>>,
+    pub matchers: Vec<Arc<Matcher>>,
 }
 
 impl Triggers {

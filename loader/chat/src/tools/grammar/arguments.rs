@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use serde_json::{Map, Value};
+use shardpack_engine_api::TokenId;
 use shardpack_formats::ToolFamily;
 
 use super::{
@@ -14,7 +15,6 @@ use super::{
     },
     ConstrainedTool, Writer, quoted,
 };
-use crate::engine::TokenId;
 
 /// Keywords of texts that a model writes bare which the grammar holds it to, and remarks.
 const FREE: [&str; 10] = [
@@ -198,10 +198,10 @@ impl Writer<'_> {
 /// What closes a bare text.
 pub(super) struct Close {
     /// Itself in the grammar.
-    pub(super) rule: String,
-    pub(super) ending: Ending,
+    pub rule: String,
+    pub ending: Ending,
     /// Letters that texts of a certain length may not hold.
-    pub(super) forbidden: &'static str,
+    pub forbidden: &'static str,
 }
 
 /// What a text without bounds is told from its end by.
@@ -216,14 +216,14 @@ pub(super) enum Ending {
 
 /// One of them.
 pub(super) struct Param<'a> {
-    pub(super) name: &'a str,
-    pub(super) schema: &'a Value,
-    pub(super) required: bool,
+    pub name: &'a str,
+    pub schema: &'a Value,
+    pub required: bool,
 }
 
 /// Arguments that are written one by one, and what their references point into.
 pub(super) struct Params<'a> {
-    pub(super) list: Vec<Param<'a>>,
+    pub list: Vec<Param<'a>>,
     definitions: Vec<(&'a str, &'a Value)>,
 }
 

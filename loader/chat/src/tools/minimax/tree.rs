@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{CALL_CLOSE, ITEM, NAME_BYTES_MAX};
-use crate::server::tools::{
+use crate::tools::{
     marker::{Found, find, is_code},
     value::{Reading, Types, allowed, reading, to_json},
 };

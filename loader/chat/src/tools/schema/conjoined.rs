@@ -69,7 +69,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::server::tools::schema::enforceable;
+    use crate::tools::schema::enforceable;
 
     fn text(number: usize) -> Value {
         json!({"type": "string", "pattern": format!("^.*[a-z]{{1,{}}}{number}.*$", 5 + number)})

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{Attempts, Identity, Node, Progress};
-use crate::cluster::wire::Sender;
+use crate::wire::Sender;
 
 /// A node and what is known of it.
 pub(super) struct Member {

@@ -12,11 +12,9 @@ use std::{
 };
 
 use shardpack_collectives::Group;
+use shardpack_engine_api::{RequestId, TokenId};
 
-use super::super::{
-    logits::memory_group,
-    request::{RequestId, TokenId},
-};
+use super::super::logits::memory_group;
 use crate::{
     backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
     model::{Batch, Model},

@@ -17,13 +17,10 @@
 //! allowed tokens follows), then, unless everything is allowed, size of the vocabulary (4) and the
 //! words or the tokens (list of 4).
 
+use shardpack_engine_api::{RequestId, Sampling, TokenId, TokenMask};
+
 use super::{
-    super::{
-        constraint::TokenMask,
-        draft::MAX_STEP_DRAFTS,
-        request::{RequestId, Sampling, TokenId},
-        sample::Wishes,
-    },
+    super::{draft::MAX_STEP_DRAFTS, sample::Wishes},
     Begin, MAX_PREFILL_TOKENS, MAX_SEQUENCES, PageId, Plan, Publish, Work,
 };
 
@@ -246,7 +243,9 @@ impl Reader<'_> {
         };
         let logprobs = match self.u8()? {
             NO_LOGPROBS => None,
-            count if u32::from(count) <= crate::engine::MAX_LOGPROBS => Some(u32::from(count)),
+            count if u32::from(count) <= shardpack_engine_api::MAX_LOGPROBS => {
+                Some(u32::from(count))
+            }
             _ => return Err(PlanError::Field),
         };
         Ok(Wishes {

@@ -1,5 +1,6 @@
 //! The choice, from what all ranks have brought.
 
+use shardpack_engine_api::{MIN_LOGPROB, TokenId, TokenLogprobs};
 use shardpack_kernels::exp::exp;
 
 use super::{
@@ -8,7 +9,6 @@ use super::{
     draw::Noise,
     part::{Candidate, LogSum, Part},
 };
-use crate::engine::{MIN_LOGPROB, TokenId, TokenLogprobs};
 
 /// A choice, or that the candidates do not suffice.
 #[derive(Debug, PartialEq)]

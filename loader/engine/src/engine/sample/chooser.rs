@@ -2,8 +2,10 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use super::{super::request::Sampling, Row};
-use crate::engine::TokenId;
+use shardpack_engine_api::Sampling;
+use shardpack_engine_api::TokenId;
+
+use super::Row;
 
 /// How a sequence's tokens are chosen; fixed when it begins, and the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,8 +2,11 @@
 
 use std::{thread, time::Duration};
 
-use super::{super::request::Sampling, *};
-use crate::{engine::TokenId, testing::group::thread_groups};
+use shardpack_engine_api::Sampling;
+use shardpack_engine_api::TokenId;
+
+use super::*;
+use crate::testing::group::thread_groups;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -211,7 +214,7 @@ fn logprobs_are_those_of_the_model() {
     mask.allow(TokenId(1));
     let found = choose_row(&lost, &chooser, 0, Some(&mask));
     assert_eq!(found.token, Some(1));
-    assert_eq!(found.logprobs.unwrap().logprob, crate::engine::MIN_LOGPROB);
+    assert_eq!(found.logprobs.unwrap().logprob, shardpack_engine_api::MIN_LOGPROB);
 }
 
 #[test]

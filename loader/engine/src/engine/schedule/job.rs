@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use shardpack_engine_api::{Constraint, GenerateRequest, RequestId, TokenId, TokenMask, Usage};
+
 use super::{
-    super::{
-        constraint::{Constraint, TokenMask},
-        draft::{Drafter, Guess},
-        request::{GenerateRequest, RequestId, TokenId, Usage},
-    },
+    super::draft::{Drafter, Guess},
     needed,
 };
 

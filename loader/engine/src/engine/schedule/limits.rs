@@ -1,7 +1,9 @@
 //! What bounds a schedule, and which requests are within it.
 
-use super::{super::request::GenerateRequest, Drafting, job::Job};
-use crate::engine::{MAX_LOGPROBS, Sampling};
+use shardpack_engine_api::GenerateRequest;
+use shardpack_engine_api::{MAX_LOGPROBS, Sampling};
+
+use super::{Drafting, job::Job};
 
 /// What bounds a schedule.
 #[derive(Clone, Debug)]

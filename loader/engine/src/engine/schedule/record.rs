@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use shardpack_engine_api::{Event, FinishReason, RequestId, TokenId};
+
 use super::{
     super::{
         pages::Pages,
         plan::{Plan, Publish},
-        request::{Event, FinishReason, RequestId, TokenId},
         runner::Sampled,
         sample::Chosen,
     },

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use shardpack_engine_api::*;
+
 use super::{
     super::{counted::CountedGroup, schedule::Forced, *},
     Answer, Ranks, STANDARD, engine, lead, request,

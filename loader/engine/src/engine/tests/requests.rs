@@ -1,6 +1,7 @@
 //! What requests may ask for, and how they share memory and steps.
 
 use shardpack_collectives::LinkedGroup;
+use shardpack_engine_api::*;
 
 use super::{
     super::{counted::CountedGroup, *},

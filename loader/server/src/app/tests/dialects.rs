@@ -1,12 +1,12 @@
 //! Every dialect over real sockets: requests as clients send them, answers as they parse them.
 
 use serde_json::{Value, json};
+use shardpack_engine_api::FinishReason;
 
 use super::{
     STOP,
     scripted::{Seen, Step, named_events, start},
 };
-use crate::engine::FinishReason;
 
 const LENGTH: Step = Step::Finish(FinishReason::Length);
 

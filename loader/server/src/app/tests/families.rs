@@ -2,13 +2,13 @@
 //! whole and streamed.
 
 use serde_json::{Value, json};
+use shardpack_chat::model::ChatModel;
 use shardpack_formats::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
     STOP, ServerLimits,
     scripted::{Reply, Scripted, Step, kjv, named_events, start_with},
 };
-use crate::server::model::ChatModel;
 
 /// What a client got.
 #[derive(Debug, Default, PartialEq)]

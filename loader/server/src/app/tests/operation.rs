@@ -9,12 +9,13 @@ use std::{
 };
 
 use serde_json::json;
+use shardpack_chat::ChatModel;
 
 use super::{
     STOP, Scripted, ServerLimits, kjv,
     scripted::{Reply, Seen, Step, start, start_changed},
 };
-use crate::server::{ApiKeys, ChatModel, KeyFile, KeyLimits, Scope, Server};
+use crate::{ApiKeys, KeyFile, KeyLimits, Scope, Server};
 
 const BODY: &str = r#"{"messages":[{"role":"user","content":"a"}],"max_tokens":5}"#;
 
@@ -138,7 +139,7 @@ fn readiness_follows_the_engine() {
     let server = start(vec![]);
     assert_eq!(ask(&server, "", "GET", "/readyz").status, 200);
     server.engine.update_status(|status| {
-        status.state = crate::engine::EngineState::Failed("rank 1 is gone".to_owned());
+        status.state = shardpack_engine_api::EngineState::Failed("rank 1 is gone".to_owned());
     });
     let reply = ask(&server, "", "GET", "/readyz");
     assert_eq!((reply.status, reply.header("retry-after")), (503, Some("2")));
@@ -179,7 +180,7 @@ fn nodes_are_shown_with_what_they_say_of_themselves() {
     let nodes = |server: &Scripted| ask(server, "", "GET", "/stats").json()["nodes"].clone();
     let bare = json!([{"rank": 0, "name": "rank 0"}, {"rank": 1, "name": "rank 1"}]);
     assert_eq!(nodes(&server), bare);
-    let said = |step_us| crate::engine::RankVitals {
+    let said = |step_us| shardpack_engine_api::RankVitals {
         memory_bytes: Some(1 << 30),
         step_us,
         sums_us: step_us.map(|step| step / 10),
@@ -215,7 +216,7 @@ fn nodes_are_shown_with_what_they_say_of_themselves() {
 fn drafts_are_counted_on_when_a_rank_begins_anew() {
     let server = start(vec![]);
     let says = |drafted, accepted| {
-        let vitals = crate::engine::RankVitals {
+        let vitals = shardpack_engine_api::RankVitals {
             drafted_tokens: Some(drafted),
             accepted_tokens: Some(accepted),
             ..Default::default()

@@ -24,13 +24,14 @@
 use std::io::{BufRead, BufReader};
 
 use serde_json::{Value, json};
+use shardpack_chat::model::ChatModel;
+use shardpack_engine_api::FinishReason;
 use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
     STOP, ServerLimits,
     scripted::{Scripted, Step, kjv, named_events, start, start_with},
 };
-use crate::{engine::FinishReason, server::model::ChatModel};
 
 const LENGTH: Step = Step::Finish(FinishReason::Length);
 const CALL: &str =

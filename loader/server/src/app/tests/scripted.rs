@@ -11,10 +11,12 @@ use std::{
 };
 
 use serde_json::Value;
+use shardpack_engine_api::{
+    Command, Event, FinishReason, GenerateRequest, RequestId, TokenId, Usage,
+};
 use tokio::sync::oneshot;
 
 use super::super::*;
-use crate::engine::{Command, Event, FinishReason, GenerateRequest, RequestId, TokenId, Usage};
 
 /// For everything that must happen soon; only a failing test waits that long.
 pub(super) const SOON: Duration = Duration::from_secs(20);
@@ -53,7 +55,7 @@ pub(super) struct Scripted {
 }
 
 pub(super) fn kjv() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/kjv-4m"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/kjv-4m"))
 }
 
 /// A front over an engine that plays the same steps for every request.
@@ -120,7 +122,7 @@ pub(super) fn start_changed(
         let stopped = async {
             let _ = stopped.await;
         };
-        crate::server::run(listener, server, stopped).unwrap();
+        crate::run(listener, server, stopped).unwrap();
     });
     Scripted { address, engine, seen, gate, stop: Some(stop), front: Some(front) }
 }

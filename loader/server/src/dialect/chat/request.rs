@@ -1,7 +1,12 @@
 //! A chat completion request to the inner form.
 
+use shardpack_chat::{
+    inner::{ChatRequest, Message, Reasoning},
+    json::Object,
+};
+
 use super::Options;
-use crate::server::{
+use crate::{
     dialect::{
         Call, Form, Prompt,
         fields::Fields,
@@ -13,12 +18,10 @@ use crate::server::{
         tools::{parse_tool_choice, parse_tools},
     },
     error::ApiError,
-    inner::{ChatRequest, Message, Reasoning},
-    json::Object,
 };
 
 /// Parses a body.
-pub(in crate::server) fn parse(body: Object) -> Result<Call, ApiError> {
+pub(crate) fn parse(body: Object) -> Result<Call, ApiError> {
     let mut fields = Fields::new(body);
     let messages = parse_messages(fields.array("messages")?.unwrap_or_default(), "messages")?;
     let mut ignored = Vec::new();

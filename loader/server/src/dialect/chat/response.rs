@@ -1,23 +1,23 @@
 //! Chat completions and their chunks as clients of the `OpenAI` API parse them.
 
 use serde::Serialize;
+use shardpack_chat::inner::{EndReason, Piece, Role};
 
-use crate::server::{
+use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, push_data, to_json},
     error::{ApiError, Shape},
     generation::{AnswerUsage, Part, Step, TokenLogprob},
-    inner::{EndReason, Piece, Role},
 };
 
 /// What a client of chat completions chooses about the form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) struct Options {
+pub(crate) struct Options {
     /// Whether a chunk with the usage follows the last.
-    pub(in crate::server) include_usage: bool,
+    pub(crate) include_usage: bool,
 }
 
 /// Writes chat completions.
-pub(in crate::server) struct ChatWriter {
+pub(crate) struct ChatWriter {
     identity: Identity,
     options: Options,
     /// What each answer cost, once it has ended.
@@ -133,7 +133,7 @@ struct TopLogprob<'a> {
 
 /// Usage as chat completions and completions report it.
 #[derive(Serialize)]
-pub(in crate::server::dialect) struct Usage {
+pub(in crate::dialect) struct Usage {
     prompt_tokens: u32,
     completion_tokens: u32,
     total_tokens: u32,
@@ -171,7 +171,7 @@ impl From<AnswerUsage> for Usage {
 }
 
 /// The API's name of an end.
-pub(in crate::server::dialect) const fn finish_reason(reason: EndReason) -> &'static str {
+pub(in crate::dialect) const fn finish_reason(reason: EndReason) -> &'static str {
     match reason {
         EndReason::Stop | EndReason::StopText(_) => "stop",
         EndReason::Length => "length",
@@ -195,7 +195,7 @@ fn logprobs(tokens: &[TokenLogprob]) -> Option<Logprobs<'_>> {
 }
 
 impl ChatWriter {
-    pub(in crate::server) fn new(identity: Identity, options: Options) -> Self {
+    pub(crate) fn new(identity: Identity, options: Options) -> Self {
         let identity = Identity { id: format!("chatcmpl-{}", identity.id), ..identity };
         Self { identity, options, usages: Vec::new() }
     }

@@ -1,7 +1,12 @@
 //! A messages request to the inner form.
 
+use shardpack_chat::{
+    inner::{ChatRequest, Reasoning, ResponseFormat},
+    json::{Json, Object},
+};
+
 use super::Options;
-use crate::server::{
+use crate::{
     dialect::{
         Call, Form, Prompt,
         fields::{Fields, mismatch},
@@ -12,8 +17,6 @@ use crate::server::{
         tools::{parse_tool_choice, parse_tools},
     },
     error::ApiError,
-    inner::{ChatRequest, Reasoning, ResponseFormat},
-    json::{Json, Object},
 };
 
 /// A block that one client changes in every request; with it no prefix would ever be found again.
@@ -26,7 +29,7 @@ const OF_THE_SERVICE: [&str; 5] =
 const UNSUPPORTED: [(&str, Neutral); 1] = [("n", Neutral::Numbers(&[1.0]))];
 
 /// Parses a body.
-pub(in crate::server::dialect) fn parse(body: Object) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse(body: Object) -> Result<Call, ApiError> {
     let mut fields = Fields::new(body);
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     let mut ignored = Vec::new();

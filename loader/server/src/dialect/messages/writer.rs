@@ -1,23 +1,23 @@
 //! Messages and their events as clients of the Anthropic API parse them.
 
 use serde_json::{Value, json};
+use shardpack_chat::inner::{EndReason, Piece};
 
-use crate::server::{
+use crate::{
     dialect::{Answer, Identity, Writer, to_json},
     error::{ApiError, Shape},
     generation::{AnswerUsage, Part, Step},
-    inner::{EndReason, Piece},
 };
 
 /// What a client of messages chose that its answer repeats.
 #[derive(Debug)]
-pub(in crate::server) struct Options {
+pub(crate) struct Options {
     /// Its stop texts.
     pub(super) stop: Vec<String>,
 }
 
 /// Writes messages.
-pub(in crate::server) struct MessagesWriter {
+pub(crate) struct MessagesWriter {
     identity: Identity,
     options: Options,
     /// Blocks that have begun.
@@ -37,7 +37,7 @@ enum Block {
 const SIGNATURE: &str = "unsigned";
 
 impl MessagesWriter {
-    pub(in crate::server) fn new(identity: Identity, options: Options) -> Self {
+    pub(crate) fn new(identity: Identity, options: Options) -> Self {
         Self { identity, options, blocks: 0, open: None, end: None }
     }
 
@@ -178,8 +178,8 @@ impl Writer for MessagesWriter {
         }
         // A call that was cut off has no input that could be shown as JSON.
         for call in answer.calls.iter().filter(|call| call.is_complete) {
-            let input: crate::server::json::Json =
-                crate::server::json::Json::parse(call.arguments.as_bytes()).unwrap_or_default();
+            let input: shardpack_chat::json::Json =
+                shardpack_chat::json::Json::parse(call.arguments.as_bytes()).unwrap_or_default();
             content.push(
                 json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}),
             );

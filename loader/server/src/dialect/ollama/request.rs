@@ -1,7 +1,12 @@
 //! Ollama's requests to the inner form.
 
+use shardpack_chat::{
+    inner::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},
+    json::{Json, Object},
+};
+
 use super::{Options, Route};
-use crate::server::{
+use crate::{
     dialect::{
         Call, Form, Prompt, RawPrompt,
         fields::Fields,
@@ -12,8 +17,6 @@ use crate::server::{
         tools::parse_tools,
     },
     error::ApiError,
-    inner::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},
-    json::{Json, Object},
 };
 
 /// Options that say how Ollama itself is to run.
@@ -37,7 +40,7 @@ const UNSUPPORTED: [(&str, Neutral); 4] = [
 ];
 
 /// Parses the body of `/api/chat`.
-pub(in crate::server::dialect) fn parse_chat(body: &[u8]) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<Call, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
     let mut messages = fields.array("messages")?.unwrap_or_default();
     for message in &mut messages {
@@ -52,7 +55,7 @@ pub(in crate::server::dialect) fn parse_chat(body: &[u8]) -> Result<Call, ApiErr
 }
 
 /// Parses the body of `/api/generate`.
-pub(in crate::server::dialect) fn parse_generate(body: &[u8]) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<Call, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
     let prompt = fields.string("prompt")?.unwrap_or_default();
     let system = fields.string("system")?;

@@ -3,24 +3,26 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-
-use crate::server::{
-    dialect::{Answer, Identity, Writer, to_json},
-    error::{ApiError, Shape},
-    generation::{AnswerUsage, Part, Step},
+use shardpack_chat::{
     inner::{EndReason, Piece},
     json::Json,
 };
 
+use crate::{
+    dialect::{Answer, Identity, Writer, to_json},
+    error::{ApiError, Shape},
+    generation::{AnswerUsage, Part, Step},
+};
+
 /// What a client of Ollama's API chooses about the form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) struct Options {
+pub(crate) struct Options {
     pub(super) route: Route,
 }
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Route {
+pub(crate) enum Route {
     /// `/api/chat`.
     Chat,
     /// `/api/generate`.
@@ -29,7 +31,7 @@ pub(in crate::server) enum Route {
 
 impl Options {
     /// The parameter that the prompt comes from.
-    pub(in crate::server::dialect) const fn prompt_param(self) -> &'static str {
+    pub(in crate::dialect) const fn prompt_param(self) -> &'static str {
         match self.route {
             Route::Chat => "messages",
             Route::Generate => "prompt",
@@ -38,7 +40,7 @@ impl Options {
 }
 
 /// Writes Ollama's answers.
-pub(in crate::server) struct OllamaWriter {
+pub(crate) struct OllamaWriter {
     identity: Identity,
     options: Options,
     begun: Instant,
@@ -49,7 +51,7 @@ pub(in crate::server) struct OllamaWriter {
 }
 
 impl OllamaWriter {
-    pub(in crate::server) fn new(identity: Identity, options: Options) -> Self {
+    pub(crate) fn new(identity: Identity, options: Options) -> Self {
         let begun = Instant::now();
         Self { identity, options, begun, first: None, call: None, end: None }
     }
@@ -167,7 +169,7 @@ impl Writer for OllamaWriter {
 }
 
 /// A time as RFC 3339 has it, in UTC.
-pub(in crate::server) fn rfc3339(time: SystemTime) -> String {
+pub(crate) fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     // Days to a date of the Gregorian calendar, whose eras have 146,097 days (Howard Hinnant,

@@ -1,10 +1,8 @@
 //! The items of a request's `input` as messages of a conversation.
 
-use crate::server::{
-    dialect::params::MESSAGES_MAX,
-    error::ApiError,
-    json::{Json, Object},
-};
+use shardpack_chat::json::{Json, Object};
+
+use crate::{dialect::params::MESSAGES_MAX, error::ApiError};
 
 /// Collects items; those that one turn of the model consists of become one message.
 struct Turns {

@@ -1,7 +1,12 @@
 //! A responses request to the inner form.
 
+use shardpack_chat::{
+    inner::{ChatRequest, Reasoning},
+    json::{Json, Object},
+};
+
 use super::{Options, input::parse_input};
-use crate::server::{
+use crate::{
     dialect::{
         Call, Earlier, Form, Prompt,
         fields::Fields,
@@ -12,15 +17,10 @@ use crate::server::{
         tools::{parse_tool_choice, parse_tools},
     },
     error::ApiError,
-    inner::{ChatRequest, Reasoning},
-    json::{Json, Object},
 };
 
 /// Parses a body.
-pub(in crate::server::dialect) fn parse(
-    body: Object,
-    earlier: Earlier<'_>,
-) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse(body: Object, earlier: Earlier<'_>) -> Result<Call, ApiError> {
     let mut options = Options::of(&body);
     let mut fields = Fields::new(body);
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;

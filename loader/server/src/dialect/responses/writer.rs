@@ -3,19 +3,21 @@
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
+use shardpack_chat::{
+    inner::{EndReason, Piece, ToolKind},
+    json::Json,
+};
 
-use crate::server::{
+use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, to_json},
     error::ApiError,
     generation::{AnswerUsage, Part, Step, TokenLogprob},
-    inner::{EndReason, Piece, ToolKind},
-    json::Json,
     shelf::{Kept, Shelf},
 };
 
 /// What a response repeats of its request, and what its tools are.
 #[derive(Debug)]
-pub(in crate::server) struct Options {
+pub(crate) struct Options {
     pub(super) kinds: BTreeMap<String, ToolKind>,
     /// Whether the client wants to go on from it.
     pub(super) store: bool,
@@ -38,13 +40,13 @@ pub(in crate::server) struct Options {
 
 impl Options {
     /// Keeps the response there when it is made, if its client did not forbid it.
-    pub(in crate::server::dialect) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
+    pub(in crate::dialect) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
         self.keeper = self.store.then(|| (Arc::clone(shelf), owner.map(str::to_owned)));
     }
 }
 
 /// Writes responses.
-pub(in crate::server) struct ResponsesWriter {
+pub(crate) struct ResponsesWriter {
     identity: Identity,
     options: Box<Options>,
     sequence: u64,
@@ -70,7 +72,7 @@ enum Kind {
 }
 
 impl ResponsesWriter {
-    pub(in crate::server) fn new(identity: Identity, options: Box<Options>) -> Self {
+    pub(crate) fn new(identity: Identity, options: Box<Options>) -> Self {
         let (output, open, end) = (Vec::new(), None, None);
         Self { identity, options, sequence: 0, output, open, end }
     }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::server::tools::minimax::MARK;
+use crate::tools::minimax::MARK;
 
 fn schema() -> Value {
     json!({"type": "object", "properties": {

@@ -1,17 +1,19 @@
 //! Bodies that are understood, and those that are refused.
 
 use proptest::prelude::*;
+use shardpack_chat::{
+    inner::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
+    json::Json,
+};
 
 use super::{parse as parse_body, *};
-use crate::server::dialect::parse_object;
-use crate::server::{
+use crate::dialect::parse_object;
+use crate::{
     dialect::{
         params::{MESSAGES_MAX, STOPS_MAX},
         tools::TOOLS_MAX,
     },
     error::ErrorKind,
-    inner::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
-    json::Json,
 };
 
 fn parse(body: &[u8]) -> Result<Call, ApiError> {

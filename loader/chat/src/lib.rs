@@ -1,0 +1,22 @@
+//! Text and messages: a conversation becomes a prompt's tokens, and a model's tokens become text,
+//! reasoning and tool calls.
+//!
+//! Reading order: [`inner`] (a conversation and an answer, the same for every dialect), [`model`]
+//! (what a package says of its text side), [`template`] (messages to text), [`text`] (text to
+//! tokens and back), [`tools`] (tool-call formats, grammars), [`output`] (how one answer is parsed
+//! and constrained). No HTTP, no tensors.
+#![forbid(unsafe_code)]
+
+pub mod inner;
+pub mod json;
+pub mod model;
+pub mod output;
+pub mod template;
+pub mod text;
+pub mod tokens;
+pub mod tools;
+
+pub use model::{ChatModel, OpenModelError, constraints};
+pub use template::TemplateError;
+pub use text::{DecodingError, VocabularyError};
+pub use tokens::{SameTokensError, TokenizeError, check_same_tokens, tokenize};
