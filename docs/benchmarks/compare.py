@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """shardpack against llama.cpp on one model, alternately, on the same two threads.
 
-    cargo build --release -p shardpack && cargo build --release -p shardpack-loader --example speed
+    cargo build --release -p shardpack && cargo build --release -p shardpack-engine --example speed
     docs/benchmarks/compare.py FOLDER [--rounds 5] [--threads 2]
 
 FOLDER keeps what takes long to make: the random 1.1 B model, its sets at 4, 6 and 8 bits, and
