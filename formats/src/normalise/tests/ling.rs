@@ -109,7 +109,7 @@ fn what_is_not_implemented_is_refused() {
     for (keys, expected) in [
         (
             json!({"architectures": ["BailingMoeV2_5ForCausalLM"]}),
-            "lightning attention beside latent attention",
+            "lightning attention (linear attention with a fixed decay per head)",
         ),
         (json!({"no_kda_lora": false}), "gates are projected at once"),
         (json!({"num_hidden_layers": 13}), "the last group of layers is not whole"),
