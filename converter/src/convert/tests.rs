@@ -15,11 +15,12 @@ use shardpack_manifests::manifest::MatrixFormat;
 
 use super::{convert, read::Rows};
 use crate::{
+    checkpoint::Pickles,
     export::{ExportForm, ExportOptions, export},
     joined::Joined,
     plan::{ConvertOptions, Plan},
     report::Carried,
-    source::{Pickles, RowBuffers, Source},
+    source::{RowBuffers, Source},
 };
 
 fn sources() -> PathBuf {
