@@ -179,7 +179,7 @@ impl Adapters {
 
 /// Rows of a tensor before any adapter, widened to f32: what [`Merge::rows`] asks for.
 pub(crate) fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    affine::widen(Platform::detect(), dtype, bytes, out);
+    affine::widen(Platform::detect_for_quantizing(), dtype, bytes, out);
 }
 
 /// A range of rows and a place for them.

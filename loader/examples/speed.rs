@@ -14,7 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_kernels::{Activations, Platform, Team, TeamOptions, memory};
+use shardpack_formats::Platform;
+use shardpack_kernels::{Activations, Team, TeamOptions, memory};
 use shardpack_loader::{
     engine::{LocalModel, TokenId, memory_group},
     open::{OpenOptions, Package},

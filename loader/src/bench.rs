@@ -19,8 +19,9 @@ use std::{
 use memmap2::MmapMut;
 use serde::Serialize;
 use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_formats::Platform;
 use shardpack_kernels::{
-    Activations, Platform, Team, TeamOptions,
+    Activations, Team, TeamOptions,
     memory::{self, Read},
 };
 
