@@ -178,7 +178,7 @@ fn circles_are_needed() {
 #[test]
 fn references_are_found_wherever_they_stand() {
     let check = |text: &str, expected: &[&str]| {
-        let tokens = without_tests(tokens(text));
+        let tokens = without_tests(&tokens(text));
         let found: Vec<String> =
             references(&tokens, &["own".to_owned()]).iter().map(|path| path.join("::")).collect();
         assert_eq!(found, expected, "{text}");
@@ -291,7 +291,7 @@ impl Crate {
 fn read(file: &Path) -> Vec<Token> {
     let text =
         fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    without_tests(tokens(&text))
+    without_tests(&tokens(&text))
 }
 
 /// The modules that a file declares and that stand in files of their own.
@@ -399,7 +399,7 @@ fn quoted(text: &str, quote: char) -> usize {
 }
 
 /// The tokens outside items that exist in tests alone.
-fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
+fn without_tests(tokens: &[Token]) -> Vec<Token> {
     let mut kept = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
