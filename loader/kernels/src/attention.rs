@@ -139,7 +139,7 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         match platform {
             #[cfg(target_arch = "x86_64")]
             Platform::Avx512 => {
-                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(at, out))
+                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(at, out));
             }
             #[cfg(target_arch = "x86_64")]
             Platform::Avx2 => platform::run(platform, Heads::<crate::avx2::Sixteen>::new(at, out)),

@@ -100,15 +100,15 @@ impl Index<'_> {
             match platform {
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx512 => {
-                    platform::run(platform, Scores::<crate::avx512::Sixteen>::new(at, out))
+                    platform::run(platform, Scores::<crate::avx512::Sixteen>::new(at, out));
                 }
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx2 => {
-                    platform::run(platform, Scores::<crate::avx2::Sixteen>::new(at, out))
+                    platform::run(platform, Scores::<crate::avx2::Sixteen>::new(at, out));
                 }
                 #[cfg(target_arch = "aarch64")]
                 Platform::Neon => {
-                    platform::run(platform, Scores::<crate::neon::Sixteen>::new(at, out))
+                    platform::run(platform, Scores::<crate::neon::Sixteen>::new(at, out));
                 }
                 _ => Plain::run(Scores::<Plain>::new(at, out)),
             }
