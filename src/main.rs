@@ -9,8 +9,6 @@ mod commands;
 mod discovery;
 mod engines;
 mod failure;
-#[cfg(feature = "hub")]
-mod hub;
 mod pause;
 mod progress;
 mod source;

@@ -1,5 +1,8 @@
 //! What the user calls a source: a folder, or a model's name on the hub.
 
+#[cfg(feature = "hub")]
+mod hub;
+
 use std::path::{Path, PathBuf};
 
 use shardpack_converter::{Pickles, Source, SourceError, Subfolder};
@@ -46,8 +49,8 @@ pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
 
 #[cfg(feature = "hub")]
 fn open_base(input: &Input, spool: &Path) -> Result<Source, Failure> {
-    match crate::hub::name(input.source) {
-        Some((name, gguf)) => crate::hub::open((&name, gguf), input, spool),
+    match hub::name(input.source) {
+        Some((name, gguf)) => hub::open((&name, gguf), input, spool),
         None => open_folder(input),
     }
 }

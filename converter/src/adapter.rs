@@ -26,6 +26,8 @@ use change::Change;
 pub(crate) use change::Merge;
 use file::AdapterFile;
 
+use crate::checkpoint::{TOKENIZER_FILES, read_text};
+
 /// Largest `adapter_config.json`: rank patterns of every module of the largest models have some
 /// 100,000 entries.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -110,11 +112,12 @@ impl Adapters {
             self.changes.entry(tensor).or_default().push(change);
         }
         self.files.push(file);
-        for name in crate::source::TOKENIZER_FILES {
+        for name in TOKENIZER_FILES {
             let path = folder.join(name);
             if path.is_file() {
-                let bytes = crate::source::read_text(&path).map_err(|error| {
-                    AdapterError::Refused { folder: folder.to_owned(), problem: error.to_string() }
+                let bytes = read_text(&path).map_err(|error| AdapterError::Refused {
+                    folder: folder.to_owned(),
+                    problem: error.to_string(),
                 })?;
                 self.texts.insert((*name).to_owned(), bytes);
             }
@@ -176,7 +179,7 @@ impl Adapters {
 
 /// Rows of a tensor before any adapter, widened to f32: what [`Merge::rows`] asks for.
 pub(crate) fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    affine::widen(Platform::detect(), dtype, bytes, out);
+    affine::widen(Platform::detect_for_quantizing(), dtype, bytes, out);
 }
 
 /// A range of rows and a place for them.

@@ -41,7 +41,7 @@ pub use options::{HubOptions, ModelName};
 pub(crate) use remote::{RemoteFile, WORKING_BYTES};
 pub use select::Selection;
 
-use crate::source::{Origin, Subfolder};
+use crate::checkpoint::{INDEX, Origin, Subfolder};
 
 /// Files that are downloaded at a time.
 const PARALLEL_FILES: usize = 4;
@@ -109,7 +109,7 @@ impl Hub {
         }
         let info = self.client.info(name)?;
         let files = self.client.tree(name, &info.commit)?;
-        let index = Subfolder::path_of(selection.subfolder.as_ref(), select::INDEX);
+        let index = Subfolder::path_of(selection.subfolder.as_ref(), INDEX);
         let index = files.iter().find(|file| file.path == index);
         let index = index.map(|index| self.small(name, &info.commit, index)).transpose()?;
         let files = select::needed(&files, selection, index.as_deref())

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod checkpoint;
 mod convert;
 mod cut;
 mod export;
@@ -24,6 +25,7 @@ pub mod source;
 mod staging;
 
 pub use adapter::AdapterError;
+pub use checkpoint::{Origin, Pickles, Subfolder};
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};
 pub use joined::{JoinError, Joined};
@@ -32,4 +34,4 @@ pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use reshard::{
     ReshardError, ReshardEvent, ReshardObserver, ReshardOptions, Resharded, reshard,
 };
-pub use source::{Pickles, Source, SourceError, Subfolder};
+pub use source::{Source, SourceError};

@@ -5,7 +5,6 @@ mod gguf;
 mod hashes;
 mod pickle;
 mod rows;
-mod subfolder;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -34,63 +33,25 @@ use shardpack_manifests::{
     manifest::{self, SourceFile},
 };
 
-use crate::adapter::{self, AdapterError, Adapters, Merge};
 #[cfg(feature = "hub")]
 use crate::hub::{Hub, HubError, Selection, Snapshot};
+use crate::{
+    adapter::{self, AdapterError, Adapters, Merge},
+    checkpoint::{
+        INDEX, Origin, PICKLE_INDEX, Pickles, Subfolder, TEXT_FILES, TextError, has_tokenizer,
+        is_tokenizer_file, read_text,
+    },
+};
 
 pub(crate) use hashes::{FileHashes, Follower, piece_count, pieces_within};
 pub(crate) use rows::RowBuffers;
-pub use subfolder::Subfolder;
 pub(crate) use weights::{WeightFile, Weights};
-#[cfg(feature = "hub")]
-pub(crate) use {
-    gguf::split as gguf_part,
-    pickle::{INDEX as PICKLE_INDEX, is_pickle},
-    subfolder::{has_tokenizer, is_tokenizer_file},
-};
-
-/// Largest JSON or text file that is read whole: the largest published `tokenizer.json` has
-/// 33 MB.
-const MAX_TEXT_BYTES: u64 = 256 << 20;
-
-/// Name of the file that says which weight file holds which tensor.
-const INDEX: &str = "model.safetensors.index.json";
 
 /// What is said of a folder that holds an adapter.
 const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but no config.json; give the folder of the model, and this one with --adapter";
 
 /// What is said of a folder that holds something else.
 const NO_CONFIG: &str = "not a model folder: it has no config.json";
-
-/// Files that are copied into every package when the source has them. Weights, configs and
-/// documentation have their own places.
-const TEXT_FILES: &[&str] = &[
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tekken.json",
-    "tiktoken.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-];
-
-/// Of those, the files that a fine-tune may bring along.
-pub(crate) const TOKENIZER_FILES: &[&str] = &[
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-];
 
 /// Why a folder is no usable source.
 #[derive(Debug, thiserror::Error)]
@@ -221,6 +182,15 @@ impl SourceError {
     }
 }
 
+impl From<TextError> for SourceError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::Read { path, source } => Self::Read { path, source },
+            TextError::TooLarge { path, problem } => Self::Json { path, problem },
+        }
+    }
+}
+
 /// An open model folder. Of the weight files only the headers have been read.
 pub struct Source {
     folder: PathBuf,
@@ -239,28 +209,6 @@ pub struct Source {
     pub(crate) tokenizer: Option<Result<Converted, String>>,
     pub(crate) adapters: Adapters,
     origin: Origin,
-}
-
-/// Whether files of `torch.save` are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pickles {
-    /// They are refused.
-    Refuse,
-    /// They are read where there are no `.safetensors`; nothing of them is run.
-    Read,
-}
-
-/// Where a source came from, as manifests record it.
-#[derive(Clone, Debug, Default)]
-pub struct Origin {
-    /// `org/model`; `None` for a folder.
-    pub repo: Option<String>,
-    /// The commit.
-    pub commit: Option<String>,
-    /// The part of the repository that it is.
-    pub subfolder: Option<String>,
-    /// SHA-256 of files for which the hub states it; the files were checked against it.
-    pub sha256: BTreeMap<String, [u8; 32]>,
 }
 
 impl Source {
@@ -288,7 +236,7 @@ impl Source {
             let open = |folder: &Path, precision: Option<&StoredConfig>| {
                 pickle::open(folder, files, precision)
             };
-            return Self::open_with(folder, pickle::INDEX, open);
+            return Self::open_with(folder, PICKLE_INDEX, open);
         }
         let open = |folder: &Path, precision: Option<&StoredConfig>| {
             let weights = Weights::open(folder, weight_files(folder)?)?;
@@ -366,6 +314,32 @@ impl Source {
             adapters: Adapters::default(),
             origin: Origin::default(),
         }
+    }
+
+    /// Opens a folder, or the model in a part of it.
+    pub fn open_part(
+        folder: &Path,
+        subfolder: Option<&Subfolder>,
+        pickles: Pickles,
+    ) -> Result<Self, SourceError> {
+        let Some(subfolder) = subfolder else { return Self::open_as(folder, pickles) };
+        let mut source = Self::open_as(&folder.join(subfolder.as_str()), pickles)?;
+        source.take_tokenizer_of(folder)?;
+        Ok(source)
+    }
+
+    /// Without a tokenizer of its own the part has that of the whole.
+    fn take_tokenizer_of(&mut self, whole: &Path) -> Result<(), SourceError> {
+        if has_tokenizer(self.text.keys().map(String::as_str)) {
+            return Ok(());
+        }
+        for (name, bytes) in read_texts(whole)? {
+            if is_tokenizer_file(&name) {
+                self.text.entry(name).or_insert(bytes);
+            }
+        }
+        self.tokenizer = converted_tokenizer(&self.text);
+        Ok(())
     }
 
     /// Opens a model of the hub whose files are in the cache.
@@ -708,16 +682,6 @@ fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
 fn read_texts(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
     let present = TEXT_FILES.iter().filter(|name| folder.join(name).is_file());
     present.map(|name| Ok(((*name).to_owned(), read_text(&folder.join(name))?))).collect()
-}
-
-pub(crate) fn read_text(path: &Path) -> Result<Vec<u8>, SourceError> {
-    let read = |source| SourceError::Read { path: path.to_owned(), source };
-    let size = fs::metadata(path).map_err(read)?.len();
-    if size > MAX_TEXT_BYTES {
-        let problem = format!("{size} bytes; at most {MAX_TEXT_BYTES} are read");
-        return Err(SourceError::Json { path: path.to_owned(), problem });
-    }
-    fs::read(path).map_err(read)
 }
 
 fn parse_object(path: &Path, bytes: &[u8]) -> Result<Value, SourceError> {

@@ -99,7 +99,7 @@ fn quantizers(platform: Platform, source: &[u8], dtype: Dtype, group_size: u32) 
 
 fn main() {
     let chosen: Vec<Platform> = std::env::args().filter_map(|name| name.parse().ok()).collect();
-    let platforms = if chosen.is_empty() { Platform::available() } else { chosen };
+    let platforms = if chosen.is_empty() { Platform::available_for_quantizing() } else { chosen };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("one thread");
     let values = weights();
     println!("| platform | work | ns/weight | GB/s of source |\n|---|---|---|---|");

@@ -1,5 +1,4 @@
-//! The source's `config.json`: which of its values may be left unread, and the one that goes
-//! into a package.
+//! The `config.json` that goes into a package.
 
 use std::collections::BTreeMap;
 
@@ -10,32 +9,6 @@ use crate::{
     rope::Spelling,
     spec::{Layer, Mask, NormKind, Spec},
 };
-
-/// Whether a configuration key that nobody knows may have this value: it then switches nothing
-/// on.
-///
-/// Every key that a family's reference implementation reads is listed in its rules, so a key
-/// that is not listed comes from a later version or from someone's own code, whose behaviour
-/// without the key is the one that the rules describe. Null, false and empty values ask for that
-/// behaviour. So does the number 0 (a count of none, a probability or a coefficient of nothing)
-/// and the float 1.0 (a factor). The integer 1 does not: it is a count of one (`"num_mtp_layers":
-/// 1`). An index that starts at 0 (`"first_dense_layer": 0`) would be missed, but comes with a
-/// count that is refused.
-#[must_use]
-pub fn is_neutral(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(flag) => !flag,
-        Value::Number(number) => {
-            let is =
-                |wanted: f64| number.as_f64().is_some_and(|found| found.total_cmp(&wanted).is_eq());
-            is(0.0) || is(-0.0) || number.is_f64() && is(1.0)
-        }
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
-    }
-}
 
 /// The quantization that a package's configuration states, in the terms of mlx-lm.
 #[derive(Clone, Debug, PartialEq, Eq)]

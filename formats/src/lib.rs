@@ -18,6 +18,7 @@ pub mod gguf;
 pub mod hex;
 pub mod imatrix;
 pub mod lowrank;
+mod neutral;
 pub mod normalise;
 pub mod pickle;
 pub mod python_json;

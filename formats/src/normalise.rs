@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::{
     dtype::Dtype,
     rope::RopeParameters,
-    rules::{CutRule, Role, RulePack},
+    rules::{Align, CutRule, Role, RulePack},
     spec::Spec,
 };
 
@@ -32,7 +32,7 @@ mod view;
 pub use draft::{Draft, draft};
 pub use error::{ResolveError, TensorList};
 pub use skeleton::expected_tensors;
-pub use view::{Run, Turn, View};
+pub use view::{Run, View};
 
 /// Most layers of a model: the deepest published one has under 200.
 pub const MAX_LAYERS: u32 = 4096;
@@ -101,17 +101,6 @@ pub struct Axis {
     /// Which other axis decides the cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follow: Option<Follow>,
-}
-
-/// What a cut must respect besides units.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Align {
-    /// Nothing.
-    #[default]
-    None,
-    /// Quantization groups of the matrices that have this axis as their inputs.
-    Group,
 }
 
 /// An axis that is cut as another one needs it.

@@ -71,12 +71,13 @@ mod parts;
 #[cfg(test)]
 mod tests;
 
+pub use file::{Align, CutRule, EXPERTS_AXIS, Role};
 pub(crate) use file::{
     AttentionRules, Family, HeadGateRules, IgnoreRule, LayerRules, Presence, RequireRule,
     RopeRules, SpecRules, TensorRule,
 };
-pub use file::{CutRule, EXPERTS_AXIS, Role};
 pub(crate) use from::FromRule;
+pub use from::Turn;
 pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
 pub(crate) use parts::{

@@ -24,17 +24,18 @@ mod tests;
 
 use std::{fmt, str::FromStr};
 
-/// An instruction set that the arithmetic is compiled for. Results are equal bit for bit on all.
+/// An instruction set that arithmetic is written or compiled for: that of this crate, and the
+/// kernels of the engine. Results are equal bit for bit on all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
     /// Plain Rust; runs everywhere.
     Portable,
-    /// x86-64 with AVX2 and FMA: 8 lanes.
-    Avx2,
-    /// x86-64 with AVX-512 F and BW: 16 lanes.
-    Avx512,
-    /// 64-bit Arm: 4 lanes.
+    /// 64-bit Arm with dot products of bytes: 4 lanes.
     Neon,
+    /// x86-64 with AVX2, FMA and F16C: 8 lanes.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL, VBMI and VNNI, and all of [`Self::Avx2`]: 16 lanes.
+    Avx512,
 }
 
 impl Platform {
@@ -53,9 +54,37 @@ impl Platform {
         Self::ALL.into_iter().filter(|platform| platform.is_available()).collect()
     }
 
-    /// Whether this machine has the instructions.
+    /// Whether this machine has all the instructions.
+    #[inline]
     #[must_use]
     pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::is_available(),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => neon::is_available(),
+            _ => false,
+        }
+    }
+
+    /// The fastest platform of this machine for the arithmetic of this crate, which needs fewer
+    /// instructions than kernels: AVX-512 F and BW, AVX2 and FMA, NEON. Kernels may refuse it.
+    #[must_use]
+    pub fn detect_for_quantizing() -> Self {
+        Self::ALL.into_iter().rfind(|platform| platform.has_lanes()).unwrap_or(Self::Portable)
+    }
+
+    /// The platforms on which the arithmetic of this crate runs on this machine, the fastest last.
+    #[must_use]
+    pub fn available_for_quantizing() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|platform| platform.has_lanes()).collect()
+    }
+
+    /// Whether this machine has the instructions of the platform's [`Lanes`].
+    fn has_lanes(self) -> bool {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
@@ -82,7 +111,7 @@ impl Platform {
     /// Runs a task compiled for this platform.
     ///
     /// # Panics
-    /// When the platform is not available on this machine.
+    /// When this machine does not have the instructions of the platform's [`Lanes`].
     #[inline]
     pub(crate) fn run<T: Task>(self, task: T) -> T::Output {
         match self {

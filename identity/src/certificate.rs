@@ -11,7 +11,7 @@ use rcgen::{
 use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName};
 use serde::{Deserialize, Serialize};
 
-use crate::{Credentials, CredentialsError, PeerKey};
+use crate::PeerKey;
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -24,6 +24,20 @@ const AUTHORITY_DAYS: u64 = 30 * 365;
 
 /// How far the clocks of two machines may be apart when a certificate is made.
 const BACKDATED_DAYS: u64 = 2;
+
+/// Keys or certificates that cannot be made or used.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// A key or certificate could not be made or read.
+    #[error("the key or certificate cannot be used")]
+    Make(#[source] rcgen::Error),
+    /// Certificate and key do not belong together, or are not what they should be.
+    #[error("the certificate and its key cannot be used")]
+    Use(#[source] rustls::Error),
+    /// The system gave no random bytes.
+    #[error("the system gave no random bytes")]
+    Random(#[source] getrandom::Error),
+}
 
 /// What a machine may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,14 +136,6 @@ impl Authority {
     /// The authority of a new cluster with this id.
     pub fn generate(cluster: &str) -> Result<Self, CredentialsError> {
         Ok(Self::new(cluster.to_owned(), generate_key()?))
-    }
-
-    /// A member whose key is made here and kept in memory: for measurements and tests, since
-    /// members make their own.
-    pub fn issue(&self, role: Role, validity: Validity) -> Result<Credentials, CredentialsError> {
-        let key = generate_key()?;
-        let certificate = self.sign(role, role.name(), PeerKey::of_pair(&key), validity)?;
-        Credentials::new(&self.certificate()?, &certificate, key.serialized_der())
     }
 
     /// The authority of the cluster with this id, by its key.

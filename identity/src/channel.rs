@@ -21,7 +21,7 @@ use std::{
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
 use crate::{
-    Credentials, HandshakeError, Patience, PeerKey, Role, Service,
+    Credentials, HandshakeError, Patience, Peer, PeerKey, Role, Service,
     credentials::{client_of_stranger, peer_of},
     handshake::{WELCOME, await_welcome, drive},
 };
@@ -32,15 +32,6 @@ const SEAL_BYTES: usize = 64 << 10;
 
 /// What one read takes from the socket.
 const READ_BYTES: usize = 64 << 10;
-
-/// Who is at the other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// What its certificate lets it do; none of one that has not joined.
-    pub role: Option<Role>,
-    /// Its key.
-    pub key: PeerKey,
-}
 
 /// A connection; clones are the same one.
 #[derive(Clone)]

@@ -20,21 +20,7 @@ use rustls::{
     version::TLS13,
 };
 
-use crate::{PeerKey, Role, certificate, channel::Peer};
-
-/// Keys or certificates that cannot be made or used.
-#[derive(Debug, thiserror::Error)]
-pub enum CredentialsError {
-    /// A key or certificate could not be made or read.
-    #[error("the key or certificate cannot be used")]
-    Make(#[source] rcgen::Error),
-    /// Certificate and key do not belong together, or are not what they should be.
-    #[error("the certificate and its key cannot be used")]
-    Use(#[source] rustls::Error),
-    /// The system gave no random bytes.
-    #[error("the system gave no random bytes")]
-    Random(#[source] getrandom::Error),
-}
+use crate::{Authority, CredentialsError, PeerKey, Role, Validity, certificate};
 
 /// What a connection is for; it is settled in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +62,15 @@ pub(crate) enum Mismatch {
     Key { expected: PeerKey, found: PeerKey },
     #[error("its key is not an Ed25519 key")]
     Kind,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// What its certificate lets it do; none of one that has not joined.
+    pub role: Option<Role>,
+    /// Its key.
+    pub key: PeerKey,
 }
 
 /// A certificate with its key, and the authority by which others are judged.
@@ -160,6 +155,16 @@ impl Credentials {
 
     fn private_key(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
+    }
+}
+
+impl Authority {
+    /// A member whose key is made here and kept in memory: for measurements and tests, since
+    /// members make their own.
+    pub fn issue(&self, role: Role, validity: Validity) -> Result<Credentials, CredentialsError> {
+        let key = certificate::generate_key()?;
+        let certificate = self.sign(role, role.name(), PeerKey::of_pair(&key), validity)?;
+        Credentials::new(&self.certificate()?, &certificate, key.serialized_der())
     }
 }
 

@@ -24,9 +24,9 @@ mod tests;
 mod token;
 mod trial;
 
-pub use certificate::{Authority, Role, Validity, date};
-pub use channel::{Channel, Peer};
-pub use credentials::{Credentials, CredentialsError, Service};
+pub use certificate::{Authority, CredentialsError, Role, Validity, date};
+pub use channel::Channel;
+pub use credentials::{Credentials, Peer, Service};
 pub use endpoint::{ConnectError, Endpoint, is_local};
 pub use files::FileError;
 pub use guard::{Door, Guard, GuardError, Joined, Visit, credentials_of_node};

@@ -247,7 +247,7 @@ impl<'a> Merge<'a> {
             step.apply(&rows, width, &mut block)?;
         }
         out.resize(block.len() * 4, 0);
-        affine::narrow(Platform::detect(), Dtype::F32, &block, out);
+        affine::narrow(Platform::detect_for_quantizing(), Dtype::F32, &block, out);
         Ok(())
     }
 }
@@ -286,7 +286,14 @@ impl Step<'_> {
         block: &mut [f32],
     ) -> Result<(), AdapterError> {
         let left = delta.left.read(self.file, rows.clone(), delta.rank, Order::OuterFirst)?;
-        lowrank::add(Platform::detect(), block, width, &left, &self.right, delta.scale);
+        lowrank::add(
+            Platform::detect_for_quantizing(),
+            block,
+            width,
+            &left,
+            &self.right,
+            delta.scale,
+        );
         if let Some(magnitude) = &delta.magnitude {
             let mut lengths = vec![0.0; (rows.end - rows.start) as usize];
             self.file.read(magnitude, rows.start, &mut lengths)?;

@@ -5,7 +5,8 @@ use std::{cell::RefCell, ops::Range};
 
 use shardpack_formats::{
     AffineFormat, Dtype, TensorPlan,
-    normalise::{Run, Turn},
+    normalise::Run,
+    rules::Turn,
     stored::{Logical, Repacked},
 };
 

@@ -220,7 +220,7 @@ impl Converter<'_> {
         scratch: &mut Scratch,
     ) -> Result<ErrorSums, ConvertError> {
         let dtype = self.plan.quantization.dtype;
-        let platform = Platform::detect();
+        let platform = Platform::detect_for_quantizing();
         let Scratch { source, cast, parts, .. } = scratch;
         let from = step.tensor.dtype;
         let first = row * step.tensor.columns();

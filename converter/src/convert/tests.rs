@@ -15,11 +15,12 @@ use shardpack_manifests::manifest::MatrixFormat;
 
 use super::{convert, read::Rows};
 use crate::{
+    checkpoint::Pickles,
     export::{ExportForm, ExportOptions, export},
     joined::Joined,
     plan::{ConvertOptions, Plan},
     report::Carried,
-    source::{Pickles, RowBuffers, Source},
+    source::{RowBuffers, Source},
 };
 
 fn sources() -> PathBuf {
@@ -186,7 +187,7 @@ fn values(source: &Source, plan: &Plan, name: &str) -> Vec<f32> {
     rows.read(0..step.tensor.rows(), &mut out, &mut stored, &mut RowBuffers::default()).unwrap();
     let dtype = step.tensor.dtype;
     let mut values = vec![0.0; out.len() / dtype.size_bytes()];
-    affine::widen(Platform::detect(), dtype, &out, &mut values);
+    affine::widen(Platform::detect_for_quantizing(), dtype, &out, &mut values);
     values
 }
 
@@ -194,9 +195,9 @@ fn values(source: &Source, plan: &Plan, name: &str) -> Vec<f32> {
 #[track_caller]
 fn check_rounded(found: &[f32], wanted: &[f32], dtype: Dtype, what: &str) {
     let mut narrow = vec![0; wanted.len() * dtype.size_bytes()];
-    affine::narrow(Platform::detect(), dtype, wanted, &mut narrow);
+    affine::narrow(Platform::detect_for_quantizing(), dtype, wanted, &mut narrow);
     let mut rounded = vec![0.0; wanted.len()];
-    affine::widen(Platform::detect(), dtype, &narrow, &mut rounded);
+    affine::widen(Platform::detect_for_quantizing(), dtype, &narrow, &mut rounded);
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     assert!(bits(found) == bits(&rounded), "{what}");
 }

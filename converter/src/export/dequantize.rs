@@ -32,7 +32,7 @@ impl Quantized<'_> {
         out: &mut Vec<u8>,
         floats: &mut Floats,
     ) -> Result<(), String> {
-        let platform = Platform::detect();
+        let platform = Platform::detect_for_quantizing();
         let [packed, scales, biases] = self.parts;
         let groups = scales.len() / self.dtype.size_bytes();
         let group = self.format.group_size() as usize;
@@ -70,7 +70,8 @@ pub(super) fn plain(from: Dtype, bytes: &[u8], to: Dtype, out: &mut Vec<u8>) -> 
         return Ok(());
     }
     out.resize(bytes.len() / from.size_bytes() * to.size_bytes(), 0);
-    cast(Platform::detect(), (from, bytes), (to, out)).map_err(|error| error.to_string())
+    cast(Platform::detect_for_quantizing(), (from, bytes), (to, out))
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use shardpack_formats::{
     Dtype, Published,
-    normalise::{Turn, View, rows_and_columns},
+    normalise::{View, rows_and_columns},
+    rules::Turn,
 };
 
 use crate::plan::Step;

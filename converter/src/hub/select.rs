@@ -4,12 +4,10 @@
 use serde_json::Value;
 
 use super::RepoFile;
-use crate::source::{
-    PICKLE_INDEX, Pickles, Subfolder, gguf_part, has_tokenizer, is_pickle, is_tokenizer_file,
+use crate::checkpoint::{
+    GGUF, INDEX, PICKLE_INDEX, PICTURES, Pickles, Subfolder, gguf_part, has_tokenizer, is_pickle,
+    is_tokenizer_file,
 };
-
-/// The file that says which weight file holds which tensor.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// Files beside the weights, where the repository has them.
 const SMALL: &[&str] = &[
@@ -34,12 +32,6 @@ const SMALL: &[&str] = &[
 
 /// Largest of those: more is no text.
 const MAX_SMALL_BYTES: u64 = 256 << 20;
-
-/// The ending of GGUF files.
-const GGUF: &str = ".gguf";
-
-/// GGUF files of this beginning are the picture part of a model.
-const PICTURES: &str = "mmproj";
 
 /// Endings of weights in other formats, for the message when there is nothing else.
 const OTHERS: &[&str] = &[".ckpt", ".onnx", ".h5", ".msgpack"];

@@ -430,6 +430,6 @@ fn figures_of_progress_add_up() {
     hub.fetch(&snapshot).unwrap();
     let total: u64 = snapshot.files.iter().map(|file| file.size).sum();
     // The index was read on the way to finding the others.
-    let index = snapshot.files.iter().find(|file| file.path == select::INDEX).unwrap().size;
+    let index = snapshot.files.iter().find(|file| file.path == INDEX).unwrap().size;
     assert_eq!(arrived.load(Ordering::Relaxed), total + index);
 }

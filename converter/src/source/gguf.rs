@@ -15,18 +15,13 @@ use shardpack_formats::{
 };
 
 use super::{
-    Source, SourceError, Weights, file_names, parse_object, read_text, read_texts, stored_config,
+    Source, SourceError, Weights, file_names, parse_object, read_texts, stored_config,
     weights::WeightFile,
 };
+use crate::checkpoint::{GGUF, PICTURES, gguf_part, read_text};
 
 /// Bytes of a file that are read at first: a header without a vocabulary fits.
 const FIRST_BYTES: u64 = 1 << 20;
-
-/// The ending of the format's files.
-const ENDING: &str = ".gguf";
-
-/// Files of this beginning are the picture part of a model, which is not read.
-const PICTURES: &str = "mmproj";
 
 /// Most frequencies of a rotary embedding: half of the largest head.
 const MAX_FREQUENCIES: u64 = 4096;
@@ -37,10 +32,10 @@ const TOKENIZERS: &[&str] = &["tekken.json", "tiktoken.model", "tokenizer.json",
 /// The GGUF file that a path stands for, if it is one or a folder with one and no `.safetensors`;
 /// of a model that is split into several, the first.
 pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
-    let is_gguf = |name: &str| name.ends_with(ENDING) && !name.starts_with(PICTURES);
+    let is_gguf = |name: &str| name.ends_with(GGUF) && !name.starts_with(PICTURES);
     if path.is_file() {
         let name = path.file_name().and_then(|name| name.to_str());
-        return Ok(name.filter(|name| name.ends_with(ENDING)).map(|_| path.to_owned()));
+        return Ok(name.filter(|name| name.ends_with(GGUF)).map(|_| path.to_owned()));
     }
     if !path.is_dir() {
         return Ok(None);
@@ -49,7 +44,7 @@ pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
     if names.iter().any(|name| name.ends_with(".safetensors")) {
         return Ok(None);
     }
-    let first = |name: &&String| split(name).is_none_or(|(_, index, _)| index == 1);
+    let first = |name: &&String| gguf_part(name).is_none_or(|(_, index, _)| index == 1);
     let found: Vec<&String> = names.iter().filter(|name| is_gguf(name)).filter(first).collect();
     match found.as_slice() {
         [] => Ok(None),
@@ -60,17 +55,6 @@ pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
             Err(SourceError::Folder { path: path.to_owned(), problem })
         }
     }
-}
-
-/// Beginning, number and count of a file's name such as `model-00001-of-00003.gguf`.
-pub(crate) fn split(name: &str) -> Option<(&str, u64, u64)> {
-    let (rest, count) = name.strip_suffix(ENDING)?.rsplit_once("-of-")?;
-    let (stem, index) = rest.rsplit_once('-')?;
-    let number = |digits: &str| {
-        let right = digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
-        right.then(|| digits.parse().ok()).flatten()
-    };
-    Some((stem, number(index)?, number(count)?))
 }
 
 /// Opens the model whose only or first file this is.
@@ -143,12 +127,12 @@ fn others(name: &str, count: u64, folder: &Path) -> Result<Vec<String>, SourceEr
         return Ok(Vec::new());
     }
     let problem = |problem: String| SourceError::Folder { path: folder.to_owned(), problem };
-    let Some((stem, 1, _)) = split(name).filter(|(_, _, stated)| *stated == count) else {
+    let Some((stem, 1, _)) = gguf_part(name).filter(|(_, _, stated)| *stated == count) else {
         return Err(problem(format!(
-            "{name:?} says that its model has {count} files; give the one that ends in -00001-of-{count:05}{ENDING}"
+            "{name:?} says that its model has {count} files; give the one that ends in -00001-of-{count:05}{GGUF}"
         )));
     };
-    let names = (2..=count).map(|index| format!("{stem}-{index:05}-of-{count:05}{ENDING}"));
+    let names = (2..=count).map(|index| format!("{stem}-{index:05}-of-{count:05}{GGUF}"));
     let names: Vec<String> = names.collect();
     match names.iter().find(|name| !folder.join(name).is_file()) {
         Some(missing) => Err(problem(format!("{missing:?} is missing; finish the download"))),

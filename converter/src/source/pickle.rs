@@ -15,22 +15,7 @@ use shardpack_formats::{
 };
 
 use super::{SourceError, Weights, file_names, foreign, indexed_files, weights::WeightFile};
-
-/// The index of a model that is split into several files.
-pub(crate) const INDEX: &str = "pytorch_model.bin.index.json";
-
-/// Endings of the format's files.
-const ENDINGS: &[&str] = &[".bin", ".pt", ".pth"];
-
-/// What `torch.save` writes beside models: the state of a training run.
-const OTHERS: &[&str] =
-    &["training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"];
-
-/// Whether a file of this name may hold weights.
-pub(crate) fn is_pickle(name: &str) -> bool {
-    let own = ENDINGS.iter().any(|ending| name.ends_with(ending));
-    own && !OTHERS.contains(&name) && !name.starts_with("rng_state")
-}
+use crate::checkpoint::{PICKLE_INDEX, is_pickle};
 
 /// The weight files of a folder, if it has files of `torch.save` and no `.safetensors`: those of
 /// the index; else those called `pytorch_model`; else the only one.
@@ -39,7 +24,7 @@ pub(super) fn files(folder: &Path) -> Result<Option<BTreeSet<String>>, SourceErr
     if present.iter().any(|name| name.ends_with(".safetensors")) {
         return Ok(None);
     }
-    let mut names = indexed_files(folder, INDEX, &present)?;
+    let mut names = indexed_files(folder, PICKLE_INDEX, &present)?;
     let all: Vec<&String> = present.iter().filter(|name| is_pickle(name)).collect();
     let usual = all.iter().filter(|name| name.starts_with("pytorch_model"));
     names.extend(usual.map(|name| (*name).clone()));

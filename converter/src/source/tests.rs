@@ -27,7 +27,7 @@ fn values(source: &Source, tensor: &Logical, block: u64) -> Vec<f32> {
         let end = (row + block).min(rows);
         let (dtype, bytes) = source.read_rows(tensor, row..end, &mut buffers).unwrap();
         let mut floats = vec![0.0; bytes.len() / dtype.size_bytes()];
-        widen(Platform::detect(), dtype, bytes, &mut floats);
+        widen(Platform::detect_for_quantizing(), dtype, bytes, &mut floats);
         all.extend(floats);
         row = end;
     }

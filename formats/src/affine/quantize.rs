@@ -84,7 +84,13 @@ impl QuantizeOptions<'_> {
     /// All columns alike, on this machine's fastest platform.
     #[must_use]
     pub fn new(format: AffineFormat, rounding: Rounding, store: Dtype) -> Self {
-        Self { format, rounding, store, importance: None, platform: Platform::detect() }
+        Self {
+            format,
+            rounding,
+            store,
+            importance: None,
+            platform: Platform::detect_for_quantizing(),
+        }
     }
 }
 

@@ -26,19 +26,6 @@ fn package_config(name: &str, quantization: Option<&ConfigQuantization>) -> (Val
 }
 
 #[test]
-fn only_values_that_switch_nothing_on_are_neutral() {
-    for value in [json!(null), json!(false), json!(0), json!(0.0), json!(-0.0), json!(1.0)] {
-        assert!(is_neutral(&value), "{value}");
-    }
-    for value in [json!(""), json!([]), json!({})] {
-        assert!(is_neutral(&value), "{value}");
-    }
-    for value in [json!(true), json!(1), json!(-1), json!(0.5), json!("0"), json!([0])] {
-        assert!(!is_neutral(&value), "{value}");
-    }
-}
-
-#[test]
 fn quantization_is_stated_as_mlx_does() {
     let quantization = ConfigQuantization {
         main: AffineConfig { group_size: 64, bits: 4 },

@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{
     expr::{Scope, Value},
-    rules::{EXPERTS_AXIS, FromRule, IgnoreRule, NamePattern, Presence, Role, TensorRule, matches},
+    rules::{
+        EXPERTS_AXIS, FromRule, IgnoreRule, NamePattern, Presence, Role, TensorRule, Turn, matches,
+    },
 };
 
 /// The source tensors by normalised name.
@@ -361,7 +363,7 @@ fn view(from: &FromRule, wanted: &Wanted<'_, '_>, shape: &[u64]) -> Result<View,
         return Err(wrong(expression, place, &expected, &blocks.to_string()));
     }
     rows /= blocks;
-    if from.transpose == super::Turn::Source {
+    if from.transpose == Turn::Source {
         std::mem::swap(&mut rows, &mut columns);
     }
     let mut view = View { blocks, turn: from.transpose, ..View::whole(rows, columns) };

@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 
 use super::{ResolveError, scopes::at_layer};
 use crate::{
-    config::is_neutral,
     expr::{self, Scope},
+    neutral::is_neutral,
     rules::{Family, Let, RequireRule, RulePack, refused},
 };
 

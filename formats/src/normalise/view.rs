@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use crate::rules::Turn;
+
 /// What a tensor takes of each of its sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
@@ -24,18 +26,6 @@ pub struct View {
     pub count: u64,
     /// What is turned.
     pub turn: Turn,
-}
-
-/// Which matrices are transposed on the way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Turn {
-    /// None.
-    #[default]
-    None,
-    /// The source's, before rows are taken of them.
-    Source,
-    /// The taken rows of each matrix.
-    Result,
 }
 
 /// Rows of one source that follow one another in the result.

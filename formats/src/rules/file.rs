@@ -11,7 +11,6 @@ use super::{
 };
 use crate::{
     expr::Expr,
-    normalise::Align,
     spec::{GateFunction, NormKind},
 };
 
@@ -469,6 +468,17 @@ pub(crate) struct AxisRule {
     pub(crate) align: Align,
     /// The axis whose cut decides this one's.
     pub(crate) follow: Option<String>,
+}
+
+/// What a cut must respect besides units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Align {
+    /// Nothing.
+    #[default]
+    None,
+    /// Quantization groups of the matrices that have this axis as their inputs.
+    Group,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, de};
 
 use super::name::NamePattern;
-use crate::{expr::Expr, normalise::Turn};
+use crate::expr::Expr;
 
 /// One way in which checkpoints store a tensor.
 #[derive(Clone, Debug, Deserialize)]
@@ -23,6 +23,18 @@ pub(crate) struct FromRule {
     /// Whether rows are single elements: the last dimension is what rows are taken of.
     #[serde(default)]
     pub(crate) elements: bool,
+}
+
+/// Which matrices are transposed on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Turn {
+    /// None.
+    #[default]
+    None,
+    /// The source's, before rows are taken of them.
+    Source,
+    /// The taken rows of each matrix.
+    Result,
 }
 
 #[derive(Clone, Debug, Deserialize)]

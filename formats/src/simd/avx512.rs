@@ -18,6 +18,20 @@ impl Proof {
     }
 }
 
+/// Whether this machine has all that kernels of this platform use.
+#[inline]
+pub(super) fn is_available() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+}
+
 /// Runs a task inside a function that has the instructions enabled.
 pub(super) fn run<T: Task>(task: T) -> T::Output {
     let proof = Proof::detect().expect("the caller chose a platform of this machine");

@@ -17,6 +17,13 @@ impl Proof {
     }
 }
 
+/// Whether this machine has all that kernels of this platform use.
+#[inline]
+pub(super) fn is_available() -> bool {
+    std::arch::is_aarch64_feature_detected!("neon")
+        && std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
 /// Runs a task inside a function that has the instructions enabled.
 pub(super) fn run<T: Task>(task: T) -> T::Output {
     let proof = Proof::detect().expect("the caller chose a platform of this machine");

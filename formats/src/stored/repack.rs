@@ -98,7 +98,7 @@ impl Integers {
 
 /// Narrows numbers and says whether nothing was lost.
 fn is_exact(store: Dtype, values: &[f32], out: &mut [u8]) -> bool {
-    let platform = Platform::detect();
+    let platform = Platform::detect_for_quantizing();
     affine::narrow(platform, store, values, out);
     let mut back = vec![0.0; values.len()];
     affine::widen(platform, store, out, &mut back);

@@ -19,7 +19,8 @@ use shardpack_engine::{
     open::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
-use shardpack_kernels::{Activations, Platform, Team, TeamOptions, memory};
+use shardpack_formats::Platform;
+use shardpack_kernels::{Activations, Team, TeamOptions, memory};
 
 const PROMPT: usize = 256;
 const STEPS: usize = 32;

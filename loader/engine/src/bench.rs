@@ -20,8 +20,9 @@ use memmap2::MmapMut;
 use serde::Serialize;
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
+use shardpack_formats::Platform;
 use shardpack_kernels::{
-    Activations, Platform, Team, TeamOptions,
+    Activations, Team, TeamOptions,
     memory::{self, Read},
 };
 

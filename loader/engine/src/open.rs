@@ -14,7 +14,8 @@ use std::{
     time::Instant,
 };
 
-use shardpack_kernels::{Activations, Platform, Repack};
+use shardpack_formats::Platform;
+use shardpack_kernels::{Activations, Repack};
 use shardpack_manifests::{
     Manifest,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, TensorEntry},

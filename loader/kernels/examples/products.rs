@@ -11,8 +11,9 @@
 use std::{env, error::Error, hint::black_box, time::Instant};
 
 use memmap2::MmapMut;
+use shardpack_formats::Platform;
 use shardpack_kernels::{
-    Activations, Floats, Matrix, Packing, Platform, Repack, Team, TeamOptions, matmul, memory,
+    Activations, Floats, Matrix, Packing, Repack, Team, TeamOptions, matmul, memory,
 };
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -10,7 +10,9 @@
 
 use std::{iter, ops::Range};
 
-use crate::{Floats, Platform, team};
+use shardpack_formats::Platform;
+
+use crate::{Floats, platform, team};
 
 mod ahead;
 mod block;
@@ -136,11 +138,13 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         let (at, platform) = ((q, attention, first_row), on.platform);
         match platform {
             #[cfg(target_arch = "x86_64")]
-            Platform::Avx512 => platform.run(Heads::<crate::avx512::Sixteen>::new(at, out)),
+            Platform::Avx512 => {
+                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(at, out));
+            }
             #[cfg(target_arch = "x86_64")]
-            Platform::Avx2 => platform.run(Heads::<crate::avx2::Sixteen>::new(at, out)),
+            Platform::Avx2 => platform::run(platform, Heads::<crate::avx2::Sixteen>::new(at, out)),
             #[cfg(target_arch = "aarch64")]
-            Platform::Neon => platform.run(Heads::<crate::neon::Sixteen>::new(at, out)),
+            Platform::Neon => platform::run(platform, Heads::<crate::neon::Sixteen>::new(at, out)),
             _ => Plain::run(Heads::<Plain>::new(at, out)),
         }
     });

@@ -5,6 +5,8 @@
 
 use std::arch::x86_64::*;
 
+use shardpack_formats::Platform;
+
 use crate::{floats::Floats, platform::Task};
 
 mod alone;
@@ -39,10 +41,11 @@ pub(crate) fn fetch_near(address: usize) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address) }
 }
 
+/// Whether this machine has every instruction that functions here enable: [`Platform::Avx2`] asks
+/// for them all.
+#[inline]
 pub(crate) fn is_available() -> bool {
-    is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
+    Platform::Avx2.is_available()
 }
 
 /// Runs a task inside a function that has the instructions enabled.

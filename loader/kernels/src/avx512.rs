@@ -5,6 +5,8 @@
 
 use std::arch::x86_64::*;
 
+use shardpack_formats::Platform;
+
 use crate::platform::Task;
 
 mod block;
@@ -18,16 +20,11 @@ pub(crate) use read::read;
 pub(crate) use repack::interleave;
 pub(crate) use rows::rows;
 
+/// Whether this machine has every instruction that functions here enable: [`Platform::Avx512`] asks
+/// for them all.
+#[inline]
 pub(crate) fn is_available() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512vbmi")
-        && is_x86_feature_detected!("avx512vnni")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
+    Platform::Avx512.is_available()
 }
 
 /// Runs a task inside a function that has the instructions enabled.

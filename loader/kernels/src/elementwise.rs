@@ -2,7 +2,7 @@
 
 use crate::{
     exp::{exp, tanh},
-    platform::Task,
+    platform::{self, Task},
     team,
 };
 
@@ -96,7 +96,7 @@ fn gelu_of(x: f32) -> f32 {
 fn each(x: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
     let on = team::current();
     let length = on.units_per_task(x.len(), COST);
-    team::chunks(&on, x, length, |_, x| on.platform.run(Each { x, f: &f }));
+    team::chunks(&on, x, length, |_, x| platform::run(on.platform, Each { x, f: &f }));
 }
 
 struct Each<'a, F> {
@@ -128,7 +128,7 @@ fn pieces(a: &mut [f32], b: &[f32], f: impl Fn(&mut f32, f32) + Sync) {
     let length = on.units_per_task(a.len(), COST);
     team::chunks(&on, a, length, |index, a| {
         let b = &b[index * length..][..a.len()];
-        on.platform.run(Pairs { a, b, f: &f });
+        platform::run(on.platform, Pairs { a, b, f: &f });
     });
 }
 

@@ -10,7 +10,7 @@
 //! checked what came from outside. They use the threads and instructions of the [`Team`] within
 //! whose [`Team::run`] they are called.
 //!
-//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), [`platform`], [`team`], [`pool`],
+//! Reading order: [`lanes`], [`floats`] and [`matrix`] (weights), `platform`, [`team`], [`pool`],
 //! [`repack`], [`mod@matmul`] (`quantized`, then `portable`, which `avx512`, `avx2` and `neon` equal bit for
 //! bit), [`mod@gather`], [`norm`], [`rope`], [`attention`], [`elementwise`].
 #![cfg_attr(
@@ -34,7 +34,7 @@ pub mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 pub mod norm;
-pub mod platform;
+mod platform;
 pub mod pool;
 mod portable;
 mod quantized;
@@ -47,7 +47,6 @@ pub use attention::{Attention, ChosenBlocks, KvBlock, KvHead, attend};
 pub use floats::Floats;
 pub use matmul::{Beginning, matmul, matmuls, matmuls_before};
 pub use matrix::Matrix;
-pub use platform::Platform;
 pub use repack::{Packing, Repack};
 pub use rope::Rotation;
 pub use team::{Activations, Team, TeamOptions};

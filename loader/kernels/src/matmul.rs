@@ -5,10 +5,12 @@
 
 use std::{marker::PhantomData, ops::Range};
 
+use shardpack_formats::Platform;
+
 use crate::{
     lanes::dot,
     matrix::Matrix,
-    platform::{Platform, Task},
+    platform::{self, Task},
     portable,
     quantized::{Order, Packed, Quantized},
     repack::Packing,
@@ -100,7 +102,7 @@ pub fn matmuls_before(
     }
     team::columns_of_all(&on, &mut parts, &sizes, |number, out| match &jobs[number] {
         Job::Int8(weights, number) => int8(on.platform, weights, &rounded[*number], out),
-        Job::Exact(matrix) => on.platform.run(Exact { x, matrix, out }),
+        Job::Exact(matrix) => platform::run(on.platform, Exact { x, matrix, out }),
     });
 }
 
@@ -217,7 +219,7 @@ fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<
 }
 
 fn tiled<S: Shape>(platform: Platform, weights: &Packed<'_>, x: &Panels, out: &mut Columns<'_>) {
-    platform.run(Products { weights, x, out, shape: PhantomData::<S> });
+    platform::run(platform, Products { weights, x, out, shape: PhantomData::<S> });
 }
 
 /// Products in f32 with some of the weight rows.

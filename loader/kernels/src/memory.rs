@@ -3,11 +3,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(target_arch = "x86_64")]
+use shardpack_formats::Platform;
 use zerocopy::FromBytes;
 
-#[cfg(target_arch = "x86_64")]
-use crate::platform::Platform;
-use crate::{platform::Task, team};
+use crate::{
+    platform::{self, Task},
+    team,
+};
 
 /// How memory is read. Which is faster depends on the processor; the limit is the faster one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +47,7 @@ pub fn read_all(pieces: &[&[u8]], how: Read) -> u64 {
             let sum = match (on.platform, how) {
                 #[cfg(target_arch = "x86_64")]
                 (Platform::Avx512, Read::Fetched) => crate::avx512::read(part),
-                (platform, _) => platform.run(Plain { bytes: part }),
+                (platform, _) => platform::run(platform, Plain { bytes: part }),
             };
             found.fetch_xor(sum, Ordering::Relaxed);
         }
@@ -113,7 +116,9 @@ impl Task for Plain<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Activations, Platform, Team, TeamOptions};
+    use shardpack_formats::Platform;
+
+    use crate::{Activations, Team, TeamOptions};
 
     #[test]
     fn every_whole_block_is_read_on_all_platforms() {

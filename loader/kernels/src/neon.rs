@@ -2,10 +2,9 @@
 
 #![expect(unsafe_code, reason = "instructions of one processor family, and their loads")]
 
-use std::arch::{
-    aarch64::{int8x16_t, int32x4_t},
-    is_aarch64_feature_detected,
-};
+use std::arch::aarch64::{int8x16_t, int32x4_t};
+
+use shardpack_formats::Platform;
 
 use crate::platform::Task;
 
@@ -17,8 +16,11 @@ pub(crate) use floats::Sixteen;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
 
+/// Whether this machine has every instruction that functions here enable: [`Platform::Neon`] asks
+/// for them all.
+#[inline]
 pub(crate) fn is_available() -> bool {
-    is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")
+    Platform::Neon.is_available()
 }
 
 /// Runs a task inside a function that has the instructions enabled.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     lanes::{dot, sum},
-    platform::Task,
+    platform::{self, Task},
     team,
 };
 
@@ -35,7 +35,7 @@ fn runs<'a, T: Task<Output = ()>>(
     let mut parts: Vec<_> = x.chunks(length).zip(out.chunks_mut(length)).map(Some).collect();
     team::chunks(&on, &mut parts, 1, |_, part| {
         if let Some((x, out)) = part[0].take() {
-            on.platform.run(task(x, out));
+            platform::run(on.platform, task(x, out));
         }
     });
 }

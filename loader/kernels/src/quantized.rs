@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::{
     floats::Floats,
-    platform::Task,
+    platform::{self, Task},
     pool::{Buffer, Pool},
     repack::Packing,
     team::{self, Current},
@@ -250,7 +250,7 @@ impl Quantized {
                 values.chunks_exact_mut(lines).zip(factors.chunks_exact_mut(runs)).enumerate()
             {
                 let x = &x[row * cols..][..cols];
-                on.platform.run(QuantizeRow { x, span, order, within, values, factors });
+                platform::run(on.platform, QuantizeRow { x, span, order, within, values, factors });
             }
         });
         drop(parts);

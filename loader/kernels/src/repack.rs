@@ -14,8 +14,9 @@
 //! other size, and a matrix is still cut between such fours. One whose rows are not a multiple of
 //! four stays as it is.
 
+use shardpack_formats::Platform;
+
 use crate::{
-    platform::Platform,
     quantized::{SPANS, has_kernels},
     team::Activations,
 };

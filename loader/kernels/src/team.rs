@@ -18,10 +18,10 @@ mod split;
 
 use std::sync::Arc;
 
+use shardpack_formats::Platform;
+
 use jobs::Jobs;
 pub(crate) use split::{Columns, chunks, columns_of_all, parts};
-
-use crate::platform::Platform;
 
 /// How long a thread without work spins before it sleeps: longer than what lies between two
 /// products of a step, shorter than what anybody notices in the processor's load.

@@ -122,7 +122,7 @@ fn rewrite(folder: &Path) {
             bytes: scales.iter().flat_map(scale).collect(),
         });
         let mut narrow = vec![0; stood.len() * 2];
-        affine::narrow(Platform::detect(), Dtype::BF16, &stood, &mut narrow);
+        affine::narrow(Platform::detect_for_quantizing(), Dtype::BF16, &stood, &mut narrow);
         values.push(Stored { bytes: narrow, ..stored_again(&tensor) });
         eight.push(Stored { dtype: Dtype::F8E4M3, bytes: codes, ..tensor });
     }

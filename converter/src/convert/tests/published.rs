@@ -63,7 +63,7 @@ pub(super) fn tensors(source: &Source) -> Vec<Stored> {
 
 pub(super) fn floats(tensor: &Stored) -> Vec<f32> {
     let mut values = vec![0.0; tensor.bytes.len() / tensor.dtype.size_bytes()];
-    affine::widen(Platform::detect(), tensor.dtype, &tensor.bytes, &mut values);
+    affine::widen(Platform::detect_for_quantizing(), tensor.dtype, &tensor.bytes, &mut values);
     values
 }
 
@@ -173,7 +173,7 @@ fn rewrite(folder: &Path) {
             bytes: scales,
         });
         let mut narrow = vec![0; values.len() * 2];
-        affine::narrow(Platform::detect(), Dtype::BF16, &values, &mut narrow);
+        affine::narrow(Platform::detect_for_quantizing(), Dtype::BF16, &values, &mut narrow);
         plain.push(copy(Dtype::BF16, narrow));
     }
     // Five matrices of attention and three of the shared expert in each of five layers, two of an

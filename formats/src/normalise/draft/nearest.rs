@@ -6,8 +6,8 @@ use serde_json::{Map, Value as Json};
 
 use super::{Group, groups, layer, pattern};
 use crate::{
-    config::is_neutral,
     expr::{Scope, Value},
+    neutral::is_neutral,
     normalise::{
         MAX_LAYERS, SourceTensor,
         accounting::expand,

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{config::is_neutral, stored::StoredError};
+use crate::{neutral::is_neutral, stored::StoredError};
 
 /// Longest value that a message shows.
 const MAX_SHOWN_BYTES: usize = 200;

@@ -4,12 +4,13 @@ use std::{io, ops::Range, sync::Arc};
 
 use shardpack_collectives::GroupError;
 use shardpack_formats::{
+    Platform,
     hex::HexF32,
     spec::{Activation, ClampedSwiglu, NormKind, Rope, RopeStyle, Router},
 };
 use shardpack_kernels::{
-    Activations, Matrix, Packing, Platform, Rotation, Team, TeamOptions, elementwise, gather,
-    matmuls_before, memory, norm,
+    Activations, Matrix, Packing, Rotation, Team, TeamOptions, elementwise, gather, matmuls_before,
+    memory, norm,
     pool::{Buffer, Pool},
 };
 use zerocopy::IntoBytes;

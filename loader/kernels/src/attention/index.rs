@@ -4,6 +4,8 @@
 
 use std::{borrow::Cow, marker::PhantomData, ops::Range};
 
+use shardpack_formats::Platform;
+
 use super::{
     KEYS_PER_BLOCK, KvBlock,
     ahead::Ahead,
@@ -12,9 +14,9 @@ use super::{
     vectors::{Plain, Vectors},
 };
 use crate::{
-    Floats, Platform,
+    Floats,
     lanes::LANES,
-    platform::Task,
+    platform::{self, Task},
     team::{self, Columns},
 };
 
@@ -97,11 +99,17 @@ impl Index<'_> {
             let (at, platform) = ((q, weights, self, first_row), on.platform);
             match platform {
                 #[cfg(target_arch = "x86_64")]
-                Platform::Avx512 => platform.run(Scores::<crate::avx512::Sixteen>::new(at, out)),
+                Platform::Avx512 => {
+                    platform::run(platform, Scores::<crate::avx512::Sixteen>::new(at, out));
+                }
                 #[cfg(target_arch = "x86_64")]
-                Platform::Avx2 => platform.run(Scores::<crate::avx2::Sixteen>::new(at, out)),
+                Platform::Avx2 => {
+                    platform::run(platform, Scores::<crate::avx2::Sixteen>::new(at, out));
+                }
                 #[cfg(target_arch = "aarch64")]
-                Platform::Neon => platform.run(Scores::<crate::neon::Sixteen>::new(at, out)),
+                Platform::Neon => {
+                    platform::run(platform, Scores::<crate::neon::Sixteen>::new(at, out));
+                }
                 _ => Plain::run(Scores::<Plain>::new(at, out)),
             }
         });

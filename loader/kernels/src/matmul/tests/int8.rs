@@ -2,7 +2,7 @@
 //! to the exact product as 8 bits allow.
 
 use super::*;
-use crate::{Platform, Team, TeamOptions, team::Activations};
+use crate::{Team, TeamOptions, team::Activations};
 
 fn team(threads: usize, platform: Platform) -> Team {
     Team::new(&TeamOptions { threads, platform, activations: Activations::Int8 }).unwrap()

@@ -12,10 +12,10 @@ use shardpack_converter::{
     hub::{Hub, HubError, HubEvent, HubObserver, HubOptions, ModelName, Selection},
 };
 
+use super::{Input, Keep, failure};
 use crate::{
     failure::Failure,
     progress::{Progress, say, size},
-    source::{Input, Keep, failure},
 };
 
 /// The ending of GGUF files.
