@@ -144,7 +144,7 @@ fn run<B: Backend>(
     loop {
         let (before, decoding) = (Instant::now(), all.is_some());
         let mut tokens = 0;
-        group.take();
+        group.observer().take();
         let outcome = leader.lead(group, &mut |event| match event {
             Event::Token { request, .. } => {
                 tokens += 1;
@@ -161,7 +161,7 @@ fn run<B: Backend>(
         }
         if decoding && tokens == load.batch {
             steps.push(before.elapsed());
-            counts.push(group.take());
+            counts.push(group.observer().take());
         }
         if !decoding {
             if tokens > 0 {

@@ -23,7 +23,7 @@ mod schedule;
 mod step;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenMask};
-pub use counted::{Calls, CountedGroup, Counts};
+pub use counted::{CallCounter, Calls, CountedGroup, Counts};
 pub use draft::DraftModelError;
 pub use handle::{
     Command, EngineHandle, EngineState, EngineStatus, EventSink, RankVitals, StatusWriter,

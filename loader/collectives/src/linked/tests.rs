@@ -312,7 +312,7 @@ fn check_parts(groups: &[LinkedGroup], first: u32) {
                 let bits: Vec<_> = values.iter().map(|value| value.to_bits()).collect();
                 assert!(bits == expected(&part, len), "rank {rank} of {size}, {len} values");
             }
-            group.at_work().unwrap();
+            group.keep_alive().unwrap();
             for to in first..size {
                 let from = (to - first) % first;
                 let bytes = vec![from as u8; len * 4];
@@ -351,7 +351,7 @@ fn nothing_is_sent_to_a_rank_that_does_not_take_it() {
 }
 
 #[test]
-fn who_says_that_it_is_at_work_is_waited_for() {
+fn keep_alives_extend_the_wait() {
     let (mine, theirs) = MemoryLink::pair();
     let group = LinkedGroup::new(0, 7, vec![None, Some(Box::new(mine))]).unwrap();
     let word = sum_frame(|it| (it.op, it.payload_bytes) = (Op::Alive, 0));
@@ -360,7 +360,7 @@ fn who_says_that_it_is_at_work_is_waited_for() {
     }
     theirs.send_now(&sum_frame(|_| ())).unwrap();
     group.all_reduce_sum(&mut [1.0; 4], Deadline::after(LONG)).unwrap();
-    // Each word prolongs the wait; in the end it is over.
+    // Each keep-alive extends the wait, up to a limit.
     let long_ago = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
     let wait = |seconds| Deadline::at(long_ago + Duration::from_secs(seconds));
     let exchange = |seconds| {
@@ -368,12 +368,12 @@ fn who_says_that_it_is_at_work_is_waited_for() {
         exchange.start = long_ago;
         exchange
     };
-    assert!(exchange(20).renewed().left() > Duration::from_secs(19));
-    assert!(exchange(2).renewed().left().is_zero(), "100 s are more than 45 times 2 s");
+    assert!(exchange(20).extended().left() > Duration::from_secs(19));
+    assert!(exchange(2).extended().left().is_zero(), "100 s are more than 45 times 2 s");
 }
 
 #[test]
-fn a_word_that_finds_no_room_leaves_no_half_frame_inside_tls() {
+fn a_keep_alive_that_does_not_fit_leaves_no_half_frame_inside_tls() {
     let members = members();
     let [(low, high), (low_farewell, high_farewell)] = [0, 1].map(|_| channels(&members));
     let low = TcpLink::new(low, low_farewell).unwrap();
@@ -383,7 +383,7 @@ fn a_word_that_finds_no_room_leaves_no_half_frame_inside_tls() {
     while low.send_now(&word).unwrap() == word.len() {
         sent += 1;
     }
-    // The last word is given up; what comes after it comes whole.
+    // The last keep-alive is dropped; the frame after it arrives whole.
     let last = sum_frame(|it| it.payload_bytes = 3_000_000);
     thread::scope(|scope| {
         let reading = scope.spawn(|| {
@@ -400,8 +400,8 @@ fn a_word_that_finds_no_room_leaves_no_half_frame_inside_tls() {
         let now = low.send_now(&last).unwrap();
         low.send_rest(&last[now..], Deadline::after(LONG)).unwrap();
         let (words, frame) = reading.join().unwrap();
-        // It may have been sealed before it was given up.
-        assert!(words == sent || words == sent + 1, "{words} words of {sent}");
+        // It may have been encrypted before it was dropped.
+        assert!(words == sent || words == sent + 1, "{words} keep-alives of {sent}");
         assert!(frame == last);
     });
 }
