@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod awake;
 mod cluster;
 mod commands;
 mod discovery;
@@ -11,8 +10,9 @@ mod engines;
 mod failure;
 #[cfg(feature = "hub")]
 mod hub;
-mod pause;
+mod kill_points;
 mod progress;
+mod sleep_inhibitor;
 mod source;
 
 use std::process::ExitCode;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => (commands::eval::run(&args), args.json),
         Command::Bench(args) => (commands::bench::run(&args), args.json),
         Command::Doctor(args) => (commands::doctor::run(&args), args.json),
-        Command::Exam(args) => (commands::exam::run(&args), true),
+        Command::Exam(args) => (commands::self_test::run(&args), true),
         Command::Engine(args) => (commands::engine::run(&args), commands::engine::json(&args)),
         Command::Chat(args) => (commands::chat::run(&args), false),
         Command::Keys(args) => (commands::keys::run(&args), false),

@@ -16,7 +16,7 @@ use super::{Outcome, plan, rules, sign, threads};
 use crate::{
     args::{ConvertArgs, FormatArgs},
     failure::Failure,
-    pause,
+    kill_points,
     progress::{Progress, result, say, size, table},
     source::{self, Input, Keep},
 };
@@ -132,7 +132,7 @@ impl Display {
         };
         match event {
             ConvertEvent::Planned(plan) => {
-                pause::at(|| "convert:planned".to_owned());
+                kill_points::at(|| "convert:planned".to_owned());
                 for warning in &plan.warnings {
                     say(&format!("note: {warning}"));
                 }
@@ -145,22 +145,22 @@ impl Display {
                 show(&|progress| progress.add(*source_bytes));
             }
             ConvertEvent::TensorStarted { name, index } => {
-                pause::at(|| format!("convert:tensor:{index}"));
+                kill_points::at(|| format!("convert:tensor:{index}"));
                 show(&|progress| progress.message(name));
             }
             ConvertEvent::Converted(bytes) => {
                 show(&|progress| progress.add(*bytes));
             }
             ConvertEvent::TensorFinished { index } => {
-                pause::at(|| format!("convert:finished:{index}"));
+                kill_points::at(|| format!("convert:finished:{index}"));
             }
             ConvertEvent::Hashing => {
                 show(&|progress| progress.message("hashing and syncing"));
-                pause::at(|| "convert:hashing".to_owned());
+                kill_points::at(|| "convert:hashing".to_owned());
             }
             ConvertEvent::Publishing => {
                 show(&Progress::finish);
-                pause::at(|| "convert:publishing".to_owned());
+                kill_points::at(|| "convert:publishing".to_owned());
             }
         }
     }

@@ -34,7 +34,7 @@ use crate::{
     args::{EngineChoice, NodeArgs},
     discovery::Announcer,
     failure::Failure,
-    pause,
+    kill_points,
     progress::{result, say, size},
 };
 
@@ -317,11 +317,11 @@ fn show(event: &ReceiveEvent) {
             size(*missing_bytes)
         )),
         ReceiveEvent::ChunkStored { file, chunk, .. } => {
-            pause::at(|| format!("node:stored:{file}:{chunk}"));
+            kill_points::at(|| format!("node:stored:{file}:{chunk}"));
         }
-        ReceiveEvent::Verifying { .. } => pause::at(|| "node:verifying".to_owned()),
-        ReceiveEvent::Prepared { .. } => pause::at(|| "node:prepared".to_owned()),
-        ReceiveEvent::Activating { .. } => pause::at(|| "node:activating".to_owned()),
+        ReceiveEvent::Verifying { .. } => kill_points::at(|| "node:verifying".to_owned()),
+        ReceiveEvent::Prepared { .. } => kill_points::at(|| "node:prepared".to_owned()),
+        ReceiveEvent::Activating { .. } => kill_points::at(|| "node:activating".to_owned()),
         ReceiveEvent::Activated { package, .. } => {
             say(&format!(
                 "node: rank {} of layout {} is active",

@@ -15,7 +15,7 @@ use crate::{
     args::PushArgs,
     cluster,
     failure::Failure,
-    pause,
+    kill_points,
     progress::{Progress, result, say, size, table},
 };
 
@@ -75,7 +75,7 @@ fn show(event: &PushEvent, progress: &[OnceLock<Progress>]) {
                 .get()
                 .into_iter()
                 .for_each(|progress| progress.add(*size_bytes));
-            pause::at(|| format!("push:chunk:{rank}:{file}:{chunk}"));
+            kill_points::at(|| format!("push:chunk:{rank}:{file}:{chunk}"));
         }
         // Without it the node is of an earlier version, or has enough to do; that is no fault.
         PushEvent::StreamLost { error: NodeError::Send(SendError::NotJoined(_)), .. } => {}
@@ -84,9 +84,9 @@ fn show(event: &PushEvent, progress: &[OnceLock<Progress>]) {
             let why = chain.join(": ");
             say(&format!("rank {rank}: one of its streams ended ({why}), the others go on"));
         }
-        PushEvent::Committing { rank } => pause::at(|| format!("push:committing:{rank}")),
-        PushEvent::Prepared { rank } => pause::at(|| format!("push:prepared:{rank}")),
-        PushEvent::Activating { rank } => pause::at(|| format!("push:activating:{rank}")),
+        PushEvent::Committing { rank } => kill_points::at(|| format!("push:committing:{rank}")),
+        PushEvent::Prepared { rank } => kill_points::at(|| format!("push:prepared:{rank}")),
+        PushEvent::Activating { rank } => kill_points::at(|| format!("push:activating:{rank}")),
         _ => {}
     }
 }

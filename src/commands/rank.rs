@@ -22,7 +22,7 @@ use shardpack_manifests::Manifest;
 use shardpack_trust::{Credentials, credentials_of_node, is_local};
 
 use super::{Outcome, draft, package, threads};
-use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result};
+use crate::{args::RankArgs, failure::Failure, progress::result, sleep_inhibitor::KeepAwake};
 
 /// Carries the command out.
 pub(crate) fn run(args: &RankArgs) -> Outcome {

@@ -9,7 +9,7 @@ use super::{Outcome, plan, threads};
 use crate::{
     args::ReshardArgs,
     failure::Failure,
-    pause,
+    kill_points,
     progress::{Progress, result, say, size, table},
 };
 
@@ -64,7 +64,7 @@ impl Display {
                 }
             }
             ReshardEvent::Hashing => progress.into_iter().for_each(Progress::finish),
-            ReshardEvent::Publishing => pause::at(|| format!("{}:publishing", self.label)),
+            ReshardEvent::Publishing => kill_points::at(|| format!("{}:publishing", self.label)),
         }
     }
 }

@@ -10,6 +10,7 @@
 
 mod certificate;
 mod channel;
+mod connection_slots;
 mod credentials;
 mod endpoint;
 mod files;
@@ -18,14 +19,14 @@ mod handshake;
 mod home;
 mod key;
 mod message;
-mod places;
+mod probe;
 #[cfg(test)]
 mod tests;
 mod token;
-mod trial;
 
 pub use certificate::{Authority, Role, Validity, date};
 pub use channel::{Channel, Peer};
+pub use connection_slots::{Place, Places};
 pub use credentials::{Credentials, CredentialsError, Service};
 pub use endpoint::{ConnectError, Endpoint, is_local};
 pub use files::FileError;
@@ -33,7 +34,6 @@ pub use guard::{Door, Guard, GuardError, Joined, Visit, credentials_of_node};
 pub use handshake::{HandshakeError, Patience};
 pub use home::{Home, HomeError, Member};
 pub use key::PeerKey;
-pub use places::{Place, Places};
-pub use token::{JoinToken, TokenError};
 #[doc(hidden)]
-pub use trial::try_membership;
+pub use probe::try_membership;
+pub use token::{JoinToken, TokenError};

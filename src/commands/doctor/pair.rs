@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use shardpack_mlx::distributed::{Distributed, FOREIGN_VARIABLES};
 
 use super::numerics::{self, Bundled};
-use crate::commands::exam::Task;
+use crate::commands::self_test::Task;
 
 const RANKS: u32 = 2;
 
