@@ -30,7 +30,7 @@ pub use handle::{
     SubmitError,
 };
 pub use logits::{LocalModel, LocalSequence, LogitsError, logits, memory_group};
-pub use rank::{HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
+pub use rank::{HEARTBEAT, HEARTBEAT_TIMEOUT, RankEngine, StepOutcome};
 pub use request::{
     Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, RequestId, Sampling, TokenId,
     TokenLogprobs, Usage,

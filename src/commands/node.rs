@@ -20,7 +20,7 @@ use shardpack_loader::{
     server,
 };
 use shardpack_manifests::transfer::Timeouts;
-use shardpack_trust::{Door, Guard, Joined, date, is_local};
+use shardpack_trust::{EnrollmentState, Guard, Joined, date, is_local};
 use tempfile::TempDir;
 
 use super::{
@@ -202,7 +202,7 @@ impl Showing {
     fn be_found(&self) {
         let waiting = match &self.guard {
             Some(guard) if self.announces => {
-                matches!(guard.door(), Door::Inviting { .. }).then(|| guard.key())
+                matches!(guard.enrollment(), EnrollmentState::Inviting { .. }).then(|| guard.key())
             }
             _ => None,
         };
@@ -222,16 +222,16 @@ impl Showing {
     /// Says that the node listens, and how it joins a cluster if it has none.
     fn announce(&self, args: &NodeArgs, listening: SocketAddr) {
         self.be_found();
-        let door = self.guard.as_ref().map(|guard| guard.door());
+        let door = self.guard.as_ref().map(|guard| guard.enrollment());
         if args.json {
             let mut json =
                 json!({ "listening": listening, "store": args.store, "tls": door.is_some() });
             match &door {
-                Some(Door::Joined(joined)) => {
+                Some(EnrollmentState::Joined(joined)) => {
                     json["cluster"] = joined.cluster.as_str().into();
                     json["name"] = joined.name.as_str().into();
                 }
-                Some(Door::Inviting { token, left }) => {
+                Some(EnrollmentState::Inviting { token, left }) => {
                     json["join"] = json!({
                         "token": token.to_string(),
                         "seconds": left.as_secs(),
@@ -245,10 +245,10 @@ impl Showing {
         }
         say(&format!("node: listening on {listening}, packages in {}", args.store.display()));
         match &door {
-            Some(Door::Joined(Joined { cluster, name, expires })) => {
+            Some(EnrollmentState::Joined(Joined { cluster, name, expires })) => {
                 say(&format!("node: {name} of cluster {cluster}, member until {}", date(*expires)));
             }
-            Some(Door::Inviting { .. }) => self.invite(),
+            Some(EnrollmentState::Inviting { .. }) => self.invite(),
             None => {}
         }
     }
@@ -260,7 +260,8 @@ impl Showing {
 
     /// What to say on the controlling machine.
     fn invite(&self) {
-        let Some(Door::Inviting { token, left }) = self.guard.as_ref().map(|guard| guard.door())
+        let Some(EnrollmentState::Inviting { token, left }) =
+            self.guard.as_ref().map(|guard| guard.enrollment())
         else {
             return;
         };

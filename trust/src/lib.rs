@@ -1,11 +1,12 @@
-//! Who is who between machines: keys, certificates with a role, joining a cluster, and the
-//! connections over which one knows who is at the other end.
+//! Identity between machines: keys, certificates with a role, joining a cluster, and authenticated
+//! connections.
 //!
-//! Reading order: [`PeerKey`] and [`Role`] (who), [`Credentials`] (how it is proven and checked),
-//! [`Channel`] (a connection in the clear or inside TLS), [`Endpoint`] (how a node is reached),
-//! [`Guard`] (a node's door), [`Places`] (room before it), [`Home`] (a controller's folder).
+//! Reading order: [`PeerKey`] and [`Role`] (identities), [`Credentials`] (certificates and their
+//! verification), [`Channel`] (a connection with or without TLS), [`Endpoint`] (how a node is
+//! reached), [`Guard`] (authenticates a node's callers), [`ConnectionSlots`] (limits unauthenticated
+//! connections), [`Home`] (a controller's folder).
 //!
-//! Knows keys, certificates and sockets; does not know what is said over them.
+//! Knows keys, certificates and sockets; does not know the protocols on them.
 #![forbid(unsafe_code)]
 
 mod certificate;
@@ -25,15 +26,17 @@ mod tests;
 mod token;
 
 pub use certificate::{Authority, Role, Validity, date};
-pub use channel::{Channel, Peer};
-pub use connection_slots::{Place, Places};
+pub use channel::{Channel, ExpectedPeer, Peer};
+pub use connection_slots::{ConnectionSlot, ConnectionSlots};
 pub use credentials::{Credentials, CredentialsError, Service};
-pub use endpoint::{ConnectError, Endpoint, is_local};
+pub use endpoint::{ConnectError, Endpoint, TlsPeer, is_local};
 pub use files::FileError;
-pub use guard::{Door, Guard, GuardError, Joined, Visit, credentials_of_node};
-pub use handshake::{HandshakeError, Patience};
+pub use guard::{
+    ConnectionOutcome, EnrollmentState, Guard, GuardError, Joined, credentials_of_node,
+};
+pub use handshake::{HandshakeDeadline, HandshakeError};
 pub use home::{Home, HomeError, Member};
 pub use key::PeerKey;
 #[doc(hidden)]
-pub use probe::try_membership;
+pub use probe::probe_membership;
 pub use token::{JoinToken, TokenError};

@@ -20,7 +20,7 @@ use shardpack_manifests::{
     Manifest, PackageSet, canonical,
     transfer::{ChunkMap, Receiver, SharedMap, Step, frame as transfer_frame},
 };
-use shardpack_trust::try_membership;
+use shardpack_trust::probe_membership;
 
 /// A parser's test: panics when something is wrong.
 type Target = fn(&[u8]);
@@ -239,7 +239,7 @@ fn cluster(data: &[u8]) {
 
 /// What nodes and controllers say about membership, tokens, keys and certificates.
 fn membership(data: &[u8]) {
-    try_membership(data);
+    probe_membership(data);
 }
 
 /// A frame between ranks, and the end of a group within it.

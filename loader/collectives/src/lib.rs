@@ -15,7 +15,7 @@ mod observed;
 mod sum;
 
 pub use group::{Deadline, Group, GroupError};
-pub use link::{Farewell, Link, LinkError, MemoryLink, TcpLink};
+pub use link::{Link, LinkEnd, LinkError, MemoryLink, TcpLink};
 pub use linked::LinkedGroup;
 pub use loopback::join_on_loopback;
 pub use observed::{GroupCall, GroupObserver, GroupOp, ObservedGroup};

@@ -19,7 +19,7 @@ use std::{
 
 use crate::{
     fate::Fate,
-    frame::{Circle, HEADER_BYTES, Op},
+    frame::{HEADER_BYTES, Op, Scope},
     group::{Deadline, Group, GroupError},
     link::{Link, MemoryLink},
     sum,
@@ -151,8 +151,8 @@ impl LinkedGroup {
         Ok(())
     }
 
-    fn circle(&self, members: &Range<u32>) -> Circle {
-        if *members == self.all() { Circle::All } else { Circle::Part }
+    fn scope(&self, members: &Range<u32>) -> Scope {
+        if *members == self.all() { Scope::All } else { Scope::Subgroup }
     }
 
     fn sum_direct(
@@ -162,7 +162,7 @@ impl LinkedGroup {
         values: &mut [f32],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let exchange = scratch.begin(Op::SumDirect, self.circle(members), deadline);
+        let exchange = scratch.begin(Op::SumDirect, self.scope(members), deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
         sum::store(self.frame(exchange, mine, values.len() * 4), values);
@@ -195,10 +195,10 @@ impl LinkedGroup {
         values: &mut [f32],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let (len, circle) = (values.len(), self.circle(members));
+        let (len, scope) = (values.len(), self.scope(members));
         let part = |rank| sum::part(len, rank - members.start, members.len() as u32);
         let own = part(self.rank);
-        let exchange = scratch.begin(Op::SumScatter, circle, deadline);
+        let exchange = scratch.begin(Op::SumScatter, scope, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         for rank in members.clone() {
             let values = &values[part(rank)];
@@ -212,7 +212,7 @@ impl LinkedGroup {
         let mine = &outgoing[self.rank as usize];
         self.add_up(members, &mut values[own.clone()], mine, incoming);
 
-        let exchange = scratch.begin(Op::SumGather, circle, deadline);
+        let exchange = scratch.begin(Op::SumGather, scope, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
         sum::store(self.frame(exchange, mine, own.len() * 4), &values[own]);
@@ -275,7 +275,7 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(vec![mine.to_vec()]);
             }
-            let exchange = scratch.begin(Op::Gather, Circle::All, deadline);
+            let exchange = scratch.begin(Op::Gather, Scope::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             let frame = &mut outgoing[0];
             self.frame(exchange, frame, mine.len()).copy_from_slice(mine);
@@ -304,7 +304,7 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(());
             }
-            let exchange = scratch.begin(Op::Broadcast, Circle::All, deadline);
+            let exchange = scratch.begin(Op::Broadcast, Scope::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             if self.rank != root {
                 self.exchange(exchange, &[], incoming, Some(root).into_iter(), |_| None)?;
@@ -325,7 +325,7 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(());
             }
-            let exchange = scratch.begin(Op::Barrier, Circle::All, deadline);
+            let exchange = scratch.begin(Op::Barrier, Scope::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             let frame = &mut outgoing[0];
             self.frame(exchange, frame, 0);

@@ -115,7 +115,7 @@ pub(super) fn remote(
             Ok((announcement, None))
         });
         let (name, restart) = (format!("node {node}"), Some(restart));
-        let credentials = node.guarded().map(|(credentials, _)| credentials.clone());
+        let credentials = node.tls().map(|tls| tls.credentials.clone());
         Ok(Node { name, announcement, credentials, process: None, restart })
     };
     nodes.iter().zip(manifests).map(start).collect()
@@ -149,7 +149,7 @@ fn invite(
         .with_context(|| format!("node {node} did not start a rank"))?;
     // Its ranks have its key and no other.
     ensure!(
-        announcement.key == node.guarded().map(|(_, key)| *key),
+        announcement.key == node.tls().map(|tls| tls.key),
         "node {node} answers with a rank that does not prove itself as the node does"
     );
     Ok(announcement)

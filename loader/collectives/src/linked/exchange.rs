@@ -9,7 +9,7 @@ use std::{
 use super::LinkedGroup;
 use crate::{
     fate::Fate,
-    frame::{Circle, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op},
+    frame::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op, Scope},
     group::{Deadline, GroupError},
     link::{Link, LinkError},
 };
@@ -48,7 +48,7 @@ const MAX_TIMEOUT_EXTENSION: u32 = 45;
 #[derive(Clone, Copy)]
 pub(super) struct Exchange {
     op: Op,
-    circle: Circle,
+    scope: Scope,
     sequence: u64,
     deadline: Deadline,
     pub(super) start: Instant,
@@ -72,21 +72,21 @@ impl Scratch {
         }
     }
 
-    pub(super) fn begin(&mut self, op: Op, circle: Circle, deadline: Deadline) -> Exchange {
-        let counter = match circle {
-            Circle::All => &mut self.sequence,
-            Circle::Part => &mut self.part_sequence,
+    pub(super) fn begin(&mut self, op: Op, scope: Scope, deadline: Deadline) -> Exchange {
+        let counter = match scope {
+            Scope::All => &mut self.sequence,
+            Scope::Subgroup => &mut self.part_sequence,
         };
         let sequence = *counter;
         *counter += 1;
-        Exchange { op, circle, sequence, deadline, start: Instant::now() }
+        Exchange { op, scope, sequence, deadline, start: Instant::now() }
     }
 }
 
 impl Exchange {
     /// One step of a pass between two ranks.
     pub(super) fn of_pass(op: Op, sequence: u64, deadline: Deadline) -> Self {
-        Self { op, circle: Circle::Part, sequence, deadline, start: Instant::now() }
+        Self { op, scope: Scope::Subgroup, sequence, deadline, start: Instant::now() }
     }
 
     /// A deadline with the same timeout, counted from now.
@@ -118,9 +118,9 @@ impl LinkedGroup {
     ) -> &'a mut [u8] {
         let size = u32::try_from(payload_bytes).ok().filter(|size| *size <= MAX_PAYLOAD_BYTES);
         let size = size.unwrap_or_else(|| panic!("a message of {payload_bytes} bytes"));
-        let Exchange { op, circle, sequence, .. } = exchange;
+        let Exchange { op, scope, sequence, .. } = exchange;
         let (from, epoch) = (self.rank, self.epoch);
-        let header = Header { op, circle, from, payload_bytes: size, epoch, sequence };
+        let header = Header { op, scope, from, payload_bytes: size, epoch, sequence };
         frame.resize(HEADER_BYTES + payload_bytes, 0);
         frame[..HEADER_BYTES].copy_from_slice(&header.encode());
         &mut frame[HEADER_BYTES..]
@@ -180,7 +180,7 @@ impl LinkedGroup {
         *last = Some(Instant::now());
         let exchange = Exchange {
             op: Op::Alive,
-            circle: Circle::All,
+            scope: Scope::All,
             sequence: 0,
             deadline: Deadline::after(KEEP_ALIVE_INTERVAL),
             start: Instant::now(),
@@ -215,7 +215,7 @@ impl LinkedGroup {
         loop {
             let header = link.receive_header(frame, deadline).map_err(failed)?;
             let stale = header.epoch < self.epoch;
-            let alive = Header { op: Op::Alive, circle: Circle::All, sequence: 0, ..header };
+            let alive = Header { op: Op::Alive, scope: Scope::All, sequence: 0, ..header };
             if !stale && header == alive && header.payload_bytes == 0 && header.from == from {
                 link.receive_payload(&header, frame, deadline).map_err(failed)?;
                 deadline = exchange.extended();
@@ -236,7 +236,7 @@ impl LinkedGroup {
 
     fn fits(&self, exchange: Exchange, from: u32, size: Option<usize>, found: &Header) -> bool {
         found.epoch == self.epoch
-            && (found.op, found.circle) == (exchange.op, exchange.circle)
+            && (found.op, found.scope) == (exchange.op, exchange.scope)
             && found.sequence == exchange.sequence
             && found.from == from
             && size.is_none_or(|size| size == found.payload_bytes as usize)
@@ -249,10 +249,10 @@ impl LinkedGroup {
         size: Option<usize>,
         found: String,
     ) -> GroupError {
-        let Exchange { op, circle, sequence, .. } = exchange;
+        let Exchange { op, scope, sequence, .. } = exchange;
         let payload_bytes = size.unwrap_or(0) as u32;
         let (from, epoch) = (rank, self.epoch);
-        let header = Header { op, circle, from, payload_bytes, epoch, sequence };
+        let header = Header { op, scope, from, payload_bytes, epoch, sequence };
         let expected = match size {
             Some(_) => header.to_string(),
             None => header.to_string().replace(", 0 bytes", ""),

@@ -12,7 +12,7 @@ use shardpack_collectives::{Deadline, Group, GroupError};
 use crate::{
     cluster::{Identity, LoadError, PROTOCOL, Progress},
     engine::{
-        Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, PATIENCE,
+        Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, HEARTBEAT_TIMEOUT,
         RankEngine, RequestId, StepOutcome, TokenId, Usage,
     },
 };
@@ -95,7 +95,7 @@ impl RankEngine for FakeEngine {
 
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError> {
         let mut bytes = Vec::new();
-        group.broadcast(0, &mut bytes, Deadline::after(PATIENCE))?;
+        group.broadcast(0, &mut bytes, Deadline::after(HEARTBEAT_TIMEOUT))?;
         let plan: Vec<u32> = serde_json::from_slice(&bytes).unwrap();
         assert!(!plan.contains(&PANIC), "this panic is part of a test");
         if !plan.is_empty() {
