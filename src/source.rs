@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use shardpack_converter::{Pickles, Source, SourceError, Subfolder};
 
-use crate::failure::Failure;
+use crate::{args::SourceArgs, failure::Failure};
 
 /// What happens to the weights of a model of the hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +31,17 @@ pub(crate) struct Input<'a> {
     pub(crate) keep: Keep,
 }
 
-/// Whether files of `torch.save` are read, by what the user allowed.
-pub(crate) const fn pickles(allowed: bool) -> Pickles {
-    if allowed { Pickles::Read } else { Pickles::Refuse }
+impl<'a> Input<'a> {
+    /// What the arguments say.
+    pub(crate) fn of(args: &'a SourceArgs, keep: Keep) -> Self {
+        Self {
+            source: &args.path,
+            subfolder: args.subfolder.as_ref(),
+            adapters: &args.adapters,
+            pickles: if args.allow_pickle { Pickles::Read } else { Pickles::Refuse },
+            keep,
+        }
+    }
 }
 
 /// Opens a source and merges adapters into it. `spool` is the folder for weights that are not
@@ -46,8 +54,8 @@ pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
 
 #[cfg(feature = "hub")]
 fn open_base(input: &Input, spool: &Path) -> Result<Source, Failure> {
-    match crate::hub::name(input.source) {
-        Some((name, gguf)) => crate::hub::open((&name, gguf), input, spool),
+    match crate::hub::parse(input.source) {
+        Some(model) => crate::hub::open(model, input, spool),
         None => open_folder(input),
     }
 }

@@ -160,7 +160,7 @@ fn read_answer(stream: impl BufRead) -> anyhow::Result<String> {
     let mut answer = String::new();
     let mut is_thinking = false;
     for line in stream.lines() {
-        let line = line.context("the stream broke off")?;
+        let line = line.context("the stream was interrupted")?;
         let Some(data) = line.strip_prefix("data: ") else { continue };
         if data == "[DONE]" {
             return Ok(answer);
@@ -191,7 +191,7 @@ fn read_answer(stream: impl BufRead) -> anyhow::Result<String> {
             show(call["function"]["arguments"].as_str().unwrap_or_default())?;
         }
     }
-    bail!("the stream ended before the answer did")
+    bail!("the stream ended before the answer was complete")
 }
 
 /// Text as it comes, on standard output.

@@ -59,7 +59,7 @@ fn init(args: &ClusterArgs) -> Outcome {
     let folder = cluster::folder(&args.cluster)?;
     let home = Home::init(&folder).map_err(|error| match error {
         HomeError::Exists { .. } => Failure::from(error)
-            .hint("it can be used as it is; another one goes into another folder: --cluster"),
+            .hint("use it as it is, or create another one in another folder with --cluster"),
         error => error.into(),
     })?;
     if args.json {
@@ -68,9 +68,11 @@ fn init(args: &ClusterArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     result(&format!("cluster {}, its keys in {}", home.cluster(), folder.display()));
-    say("On each machine that is to hold a part of the model:");
+    say("On each machine that is to hold a part of the model, run:");
     say("  shardpack node --listen ADDRESS:7420 --store FOLDER");
-    say("and here the `shardpack cluster add` line that it prints; it asks for the token.");
+    say(
+        "and on this machine the `shardpack cluster add` command that it prints; it asks for the token.",
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -95,9 +97,9 @@ fn add_found(home: &mut Home, token: &JoinToken, name: Option<&str>) -> Result<M
     Err(last.map_or_else(
         || {
             let seconds = SEARCH_TIMEOUT.as_secs();
-            Failure::from(anyhow!("no node with this token's key was heard within {seconds} s"))
+            Failure::from(anyhow!("no node with this token's key was found within {seconds} s"))
                 .hint(
-                    "start it with --announce, or say its address: shardpack cluster add HOST:PORT",
+                    "start it with --announce, or give its address: shardpack cluster add HOST:PORT",
                 )
         },
         explained,
@@ -111,8 +113,8 @@ fn discover(args: &ClusterArgs, seconds: u64) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     if found.is_empty() {
-        result("no node that waits for a cluster was heard");
-        say("hint: a node says where it is when it is started with --announce");
+        result("no node that waits for a cluster was found");
+        say("hint: only nodes started with --announce can be found");
         return Ok(ExitCode::SUCCESS);
     }
     let mut rows = vec![["address", "key"].map(str::to_owned).to_vec()];
@@ -132,7 +134,7 @@ fn discovered<'a>(found: impl IntoIterator<Item = &'a Found>) -> Value {
 fn explained(error: HomeError) -> Failure {
     match error {
         HomeError::Taken { .. } => Failure::from(error)
-            .hint("choose another --name, or put the old node out: shardpack cluster remove NAME"),
+            .hint("choose another --name, or remove the old node: shardpack cluster remove NAME"),
         HomeError::Unknown { .. } => Failure::from(error).hint("see `shardpack cluster list`"),
         error => error.into(),
     }
@@ -157,7 +159,7 @@ fn list(args: &ClusterArgs) -> Outcome {
 fn show_members(home: &Home, rows: &[Vec<String>]) {
     if home.members().is_empty() {
         result(&format!("cluster {} has no members yet", home.cluster()));
-        say("hint: see `shardpack cluster --help` for how a node gets in");
+        say("hint: see `shardpack cluster --help` for how to add a node");
     } else {
         result(table(rows).trim_end());
     }
@@ -222,7 +224,7 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
     }
     show_members(home, &rows);
     if rows.iter().flatten().any(|cell| cell.starts_with(NO_NAME)) {
-        say(&format!("{NO_NAME}: convert --name gives a model one"));
+        say(&format!("{NO_NAME}: set a name with convert --name"));
     }
     for (member, state) in home.members().iter().zip(states) {
         if let Err(problem) = state {
@@ -291,11 +293,11 @@ fn remove(args: &ClusterArgs, node: &str, force: bool) -> Outcome {
         Err(error @ HomeError::Unknown { .. }) => return Err(explained(error)),
         Err(error) if !force => {
             return Err(Failure::from(error).hint(
-                "--force puts it out here without telling it; it can then do no more than hold its certificate, since no controller calls it and no rank admits its key",
+                "--force removes it without contacting it; it keeps its certificate, but no controller connects to it and no rank accepts its key",
             ));
         }
         Err(error) => {
-            say(&format!("{node} was not told: {:#}", anyhow::Error::from(error)));
+            say(&format!("{node} was not contacted: {:#}", anyhow::Error::from(error)));
             false
         }
     };
@@ -303,7 +305,7 @@ fn remove(args: &ClusterArgs, node: &str, force: bool) -> Outcome {
     if args.json {
         result(&json!({ "ok": true, "removed": node, "told": told }).to_string());
     } else {
-        result(&format!("{node} is not in the cluster any more"));
+        result(&format!("{node} was removed from the cluster"));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &LogitsArgs) -> Outcome {
     }
     let tokens = read_tokens(&args.tokens)?;
     let set = package::read_set(&args.set)?;
-    let threads = threads::count(args.threads);
+    let threads = threads::count(args.threads.count);
     let options = args.engine.opening(threads).map_err(anyhow::Error::from)?;
     let packages = package::folders(&args.set, &set)
         .iter()

@@ -25,7 +25,7 @@ use tempfile::TempDir;
 
 use super::{
     Outcome, doctor, draft,
-    ranks::{self, Membership, Place, RankParameters},
+    ranks::{self, Membership, RankEndpoint, RankParameters, StartedRank},
     refusals::Refusals,
     serve::listen_hint,
     threads,
@@ -38,9 +38,16 @@ use crate::{
     progress::{result, say, size},
 };
 
-/// The ranks that run here, by package, each with the folder of the files that MLX reads when it
-/// joins a group of its own. A new start of the same package ends the old process.
-type Running = Arc<Mutex<HashMap<String, (RankProcess, Option<TempDir>)>>>;
+/// The ranks that run here, by package. Starting a package again ends its old process.
+type Running = Arc<Mutex<HashMap<String, RunningRank>>>;
+
+/// A rank process of this node.
+struct RunningRank {
+    /// Ends when it is dropped.
+    _process: RankProcess,
+    /// The files that MLX reads when the rank joins one of MLX's own groups.
+    _files: Option<TempDir>,
+}
 
 /// What a node keeps its key and membership in, below its store.
 const IDENTITY: &str = "identity";
@@ -84,7 +91,7 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     })?;
     let address = listener.local_addr()?;
     let running = Running::default();
-    let door = Showing {
+    let display = NodeDisplay {
         guard: guard.clone(),
         running: Arc::clone(&running),
         address: SocketAddr::new(ip, address.port()),
@@ -92,16 +99,16 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         announces: args.announce,
         announcer: Mutex::default(),
     };
-    door.announce(args, address);
-    let place = Place { ip, identity: guarded.then_some(identity) };
+    display.announce(args, address);
+    let endpoint = RankEndpoint { ip, identity: guarded.then_some(identity) };
     let options = NodeOptions {
         timeouts: Timeouts::default(),
-        observer: Box::new(move |event| door.show(event)),
+        observer: Box::new(move |event| display.show(event)),
         start_rank: start_rank(
             Arc::clone(&running),
             threads::count(args.threads),
             args.engine.clone(),
-            place,
+            endpoint,
         ),
     };
     let shutdown = Shutdown::new();
@@ -141,7 +148,7 @@ fn start_rank(
     running: Running,
     threads: usize,
     engine: EngineChoice,
-    place: Place,
+    endpoint: RankEndpoint,
 ) -> shardpack_loader::receive::StartRankHook {
     Box::new(move |package: &PackageDir, parameters| {
         let name = format!("rank {}", package.key.rank);
@@ -157,19 +164,20 @@ fn start_rank(
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
         running.remove(&key);
         let (started, files) = match member {
-            None => (ranks::start(&name, &package.path, threads, &engine, &place, None), None),
+            None => (ranks::start(&name, &package.path, threads, &engine, &endpoint, None), None),
             Some(distributed) => {
                 let engine = engine.over(&distributed)?;
                 let files = tempfile::tempdir().map_err(|error| error.to_string())?;
                 let folder = files.path().to_owned();
                 let member = Membership { distributed: &distributed, rank, folder };
                 let started =
-                    ranks::start(&name, &package.path, threads, &engine, &place, Some(member));
+                    ranks::start(&name, &package.path, threads, &engine, &endpoint, Some(member));
                 (started, Some(files))
             }
         };
-        let (process, announcement) = started.map_err(|error| format!("{error:#}"))?;
-        running.insert(key, (process, files));
+        let StartedRank { process, announcement } =
+            started.map_err(|error| format!("{error:#}"))?;
+        running.insert(key, RunningRank { _process: process, _files: files });
         serde_json::to_value(&announcement).map_err(|error| error.to_string())
     })
 }
@@ -186,7 +194,7 @@ fn parse_parameters(parameters: &Value) -> Result<Option<RankParameters>, String
 }
 
 /// What the node tells the people at its terminal.
-struct Showing {
+struct NodeDisplay {
     guard: Option<Arc<Guard>>,
     running: Running,
     /// How other machines reach it.
@@ -197,7 +205,7 @@ struct Showing {
     announcer: Mutex<Option<Announcer>>,
 }
 
-impl Showing {
+impl NodeDisplay {
     /// Starts or stops telling the local network where the node is.
     fn be_found(&self) {
         let waiting = match &self.guard {
@@ -222,11 +230,11 @@ impl Showing {
     /// Says that the node listens, and how it joins a cluster if it has none.
     fn announce(&self, args: &NodeArgs, listening: SocketAddr) {
         self.be_found();
-        let door = self.guard.as_ref().map(|guard| guard.enrollment());
+        let enrollment = self.guard.as_ref().map(|guard| guard.enrollment());
         if args.json {
             let mut json =
-                json!({ "listening": listening, "store": args.store, "tls": door.is_some() });
-            match &door {
+                json!({ "listening": listening, "store": args.store, "tls": enrollment.is_some() });
+            match &enrollment {
                 Some(EnrollmentState::Joined(joined)) => {
                     json["cluster"] = joined.cluster.as_str().into();
                     json["name"] = joined.name.as_str().into();
@@ -244,7 +252,7 @@ impl Showing {
             return;
         }
         say(&format!("node: listening on {listening}, packages in {}", args.store.display()));
-        match &door {
+        match &enrollment {
             Some(EnrollmentState::Joined(Joined { cluster, name, expires })) => {
                 say(&format!("node: {name} of cluster {cluster}, member until {}", date(*expires)));
             }

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &PushArgs) -> Outcome {
         if args.dry_run { PushMode::DryRun } else { PushMode::Send(Activation::WhenAllPrepared) };
     let streams = args.streams.map_or_else(default_streams, usize::from);
     let report = push_set(&args.set, &nodes, mode, streams)?;
-    if args.json {
+    if args.form.json {
         result(&json(&report).to_string());
     } else {
         result(text(&report, args.dry_run).trim_end());
@@ -82,7 +82,7 @@ fn show(event: &PushEvent, progress: &[OnceLock<Progress>]) {
         PushEvent::StreamLost { rank, error, .. } => {
             let chain: Vec<String> = anyhow::Chain::new(*error).map(ToString::to_string).collect();
             let why = chain.join(": ");
-            say(&format!("rank {rank}: one of its streams ended ({why}), the others go on"));
+            say(&format!("rank {rank}: one stream failed ({why}), the others continue"));
         }
         PushEvent::Committing { rank } => kill_points::at(|| format!("push:committing:{rank}")),
         PushEvent::Prepared { rank } => kill_points::at(|| format!("push:prepared:{rank}")),

@@ -16,24 +16,26 @@ use crate::{
 /// Carries the command out.
 pub(crate) fn run(args: &ReshardArgs) -> Outcome {
     let options = ReshardOptions {
-        output: args.output.clone(),
-        nodes: args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?,
-        stages: args.stages,
-        context: args.context,
-        memory_bytes: args.memory.0,
+        output: args.output.folder.clone(),
+        nodes: args.sharding.parse_nodes()?,
+        stages: args.sharding.stages,
+        context: args.sharding.context,
+        memory_bytes: args.budget.memory.0,
     };
     let display = Display::new("reshard");
-    let work = || reshard(&Joined::open(&args.paths)?, &options, &|event| display.show(event));
-    let resharded = threads::with(args.threads, work)?.map_err(|error: ReshardError| {
-        if error.is_wrong() { Failure::wrong(error) } else { error.into() }
-    })?;
+    let work =
+        || reshard(&Joined::open(&args.packages.paths)?, &options, &|event| display.show(event));
+    let resharded =
+        threads::with(args.budget.threads.count, work)?.map_err(|error: ReshardError| {
+            if error.is_wrong() { Failure::wrong(error) } else { error.into() }
+        })?;
     for memory in resharded.memory.iter().filter(|memory| !memory.fits()) {
         say(&format!("note: {}", plan::too_large(memory)));
     }
     if resharded.report.is_none() {
-        say("note: without the set's own report.json there is none of the result");
+        say("note: the set has no report.json, so none is written");
     }
-    if args.json {
+    if args.form.json {
         result(&json(&resharded).to_string());
     } else {
         result(summary(&resharded).trim_end());

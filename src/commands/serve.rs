@@ -1,6 +1,6 @@
 //! `shardpack serve`: the front process. It starts or finds one rank per package, and speaks HTTP.
 
-mod layer;
+mod mlx_group;
 mod nodes;
 mod scripted;
 
@@ -24,7 +24,7 @@ use shardpack_loader::{
 use shardpack_manifests::Manifest;
 use shardpack_trust::{Endpoint, is_local};
 
-use self::{layer::Layer, scripted::Scripted};
+use self::{mlx_group::MlxGroup, scripted::Scripted};
 use super::{Outcome, draft, keys, package};
 use crate::{
     args::ServeArgs,
@@ -33,7 +33,7 @@ use crate::{
     progress::{result, say},
 };
 
-/// Between two looks at what has become of the ranks and the server.
+/// Interval between two checks of the ranks and the server.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Carries the command out: serves until Ctrl-C or SIGTERM.
@@ -47,9 +47,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Some(set) => Served::open(set)?,
         None => Served::of_bytes()?,
     };
-    let remote = cluster::nodes(&args.nodes, &args.cluster)?;
-    let layer = match &scripted {
-        None => served.layer(args, &remote)?,
+    let remote = cluster::nodes(&args.nodes.names, &args.nodes.cluster)?;
+    let mlx_group = match &scripted {
+        None => served.mlx_group(args, &remote)?,
         Some(_) => None,
     };
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
@@ -65,9 +65,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Engine::Scripted(scripted::play(script, served.model_again()?, &handle, commands)?)
     } else {
         let nodes = if remote.is_empty() {
-            nodes::local(&served.folders, args.threads, &args.engine, layer)?
+            nodes::local(&served.folders, args.threads, &args.engine, mlx_group)?
         } else {
-            nodes::remote(&remote, &served.manifests, layer)?
+            nodes::remote(&remote, &served.manifests, mlx_group)?
         };
         let options = nodes::options(&args.engine);
         let names = nodes.iter().map(|node| node.name.clone()).collect();
@@ -145,9 +145,9 @@ impl Served {
         Ok(Self { model, folders, manifests, name: "scripted".to_owned() })
     }
 
-    /// What carries the ranks' sums, after a look at whether they can be had as asked for.
-    fn layer(&self, args: &ServeArgs, nodes: &[Endpoint]) -> Result<Option<Layer>, Failure> {
-        let layer = Layer::of(args, self.folders.len(), nodes)?;
+    /// The ranks' collectives, after checking the arguments.
+    fn mlx_group(&self, args: &ServeArgs, nodes: &[Endpoint]) -> Result<Option<MlxGroup>, Failure> {
+        let mlx_group = MlxGroup::of(args, self.folders.len(), nodes)?;
         // What runs elsewhere is installed elsewhere.
         if nodes.is_empty() {
             args.engine.check()?;
@@ -156,7 +156,7 @@ impl Served {
             args.engine.check_arguments()?;
             draft::check_elsewhere(&args.engine)?;
         }
-        Ok(layer)
+        Ok(mlx_group)
     }
 
     /// The same text side once more.
@@ -238,12 +238,12 @@ fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener
             let error =
                 anyhow!("{address} can be reached from other machines, and there are no API keys");
             return Err(Failure::from(error).hint(
-                "make keys (shardpack keys FILE add NAME) and serve with --keys FILE, and with --tls-cert and --tls-key so that nobody reads them on their way; or say --insecure",
+                "make keys (shardpack keys FILE add NAME) and serve with --keys FILE, and with --tls-cert and --tls-key so that keys are not sent in plain text; or allow it with --insecure",
             ));
         }
         if !has_tls {
             say(
-                "serve: no TLS: keys and conversations can be read on their way; see --tls-cert and --tls-key",
+                "serve: no TLS: keys and conversations are sent in plain text; see --tls-cert and --tls-key",
             );
         }
     }
@@ -265,10 +265,10 @@ pub(crate) const fn listen_hint(kind: io::ErrorKind) -> Option<&'static str> {
             "another program uses this port; choose another one with --listen, or port 0 for a free one",
         ),
         io::ErrorKind::AddrNotAvailable => {
-            Some("this machine has no such address; --listen takes one of its own")
+            Some("this machine has no such address; give one of its own with --listen")
         }
         io::ErrorKind::PermissionDenied => {
-            Some("ports below 1024 are not everybody's; choose another one with --listen")
+            Some("ports below 1024 need root; choose another one with --listen")
         }
         _ => None,
     }
@@ -333,6 +333,6 @@ fn ready(args: &ServeArgs, name: &str, url: &str, ranks: usize) {
     if args.json {
         result(&json!({ "serving": name, "url": url, "ranks": ranks }).to_string());
     } else {
-        say(&format!("serve: {name} on {ranks} ranks at {url} (Ctrl-C ends it)"));
+        say(&format!("serve: {name} on {ranks} ranks at {url} (Ctrl-C stops it)"));
     }
 }

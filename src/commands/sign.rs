@@ -27,12 +27,12 @@ pub(crate) fn run(args: &SignArgs) -> Outcome {
             .iter()
             .try_for_each(|package| sign_package(package, &key, &|bytes| progress.add(bytes)))
     };
-    threads::with(args.threads, sign)?.map_err(|error: SignError| {
+    threads::with(args.threads.count, sign)?.map_err(|error: SignError| {
         if error.is_wrong() { Failure::wrong(error) } else { error.into() }
     })?;
     progress.finish();
     let hint = key.verifying_key().hint();
-    if args.json {
+    if args.form.json {
         let signed: Vec<PathBuf> =
             packages.iter().map(|package| package.join(SIGNATURE_FILE)).collect();
         result(&json!({ "ok": true, "signatures": signed, "hint": hint }).to_string());

@@ -10,9 +10,9 @@ use std::{
 use anyhow::Context as _;
 use serde_json::json;
 
-use super::report::Report;
+use super::report::{Finding, Report};
 
-/// Enough that the clock does not matter, and no more than any disk has room for.
+/// Large enough for a stable measurement, small enough for any disk.
 const FILE_BYTES: usize = 256 << 20;
 
 /// What the loader reads at once.
@@ -25,19 +25,22 @@ const ALIGNMENT: usize = 16 << 10;
 pub(super) fn check(folder: &Path, report: &mut Report) {
     let path = folder.join("read-speed");
     if let Err(error) = write(&path) {
-        return report.tell("read speed", Err(error));
+        return report.add_result("read speed", Err(error));
     }
-    let figures = |rate: f64| (format!("{rate:.2} GB/s"), json!({ "gigabytes_per_second": rate }));
+    let figures = |rate: f64| Finding {
+        detail: format!("{rate:.2} GB/s"),
+        figures: json!({ "gigabytes_per_second": rate }),
+    };
     let cached = File::open(&path).map_err(anyhow::Error::from);
     // Once to have it in memory.
     let cached = cached.and_then(|mut file| read(&mut file)).and_then(|_| {
         let mut file = File::open(&path)?;
         read(&mut file)
     });
-    report.tell("read speed, cached", cached.map(figures));
+    report.add_result("read speed, cached", cached.map(figures));
     match open_uncached(&path) {
         Ok(mut file) => {
-            report.tell("read speed, uncached", read(&mut file).map(figures));
+            report.add_result("read speed, uncached", read(&mut file).map(figures));
         }
         Err(error) => report.skip(
             "read speed, uncached",

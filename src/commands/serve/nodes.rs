@@ -8,9 +8,7 @@ use std::{
 use anyhow::{Context, anyhow, ensure};
 use serde_json::Value;
 use shardpack_loader::{
-    cluster::{
-        Announcement, Node, RankProcess, RecoveryOptions, Restart, SupervisorOptions, Survivors,
-    },
+    cluster::{Announcement, Node, RecoveryOptions, Restart, SupervisorOptions, Survivors},
     receive::{ClientError, NodeClient},
 };
 use shardpack_manifests::{
@@ -20,19 +18,19 @@ use shardpack_manifests::{
 use shardpack_trust::Endpoint;
 use tempfile::TempDir;
 
-use super::layer::Layer;
+use super::mlx_group::MlxGroup;
 use crate::{
     args::EngineChoice,
     commands::{
-        ranks::{self, Membership, Place, RankParameters},
+        ranks::{self, Membership, RankEndpoint, RankParameters, StartedRank},
         threads,
     },
     failure::Failure,
 };
 
-/// How the ranks are watched over.
+/// How the ranks are supervised.
 pub(super) fn options(engine: &EngineChoice) -> SupervisorOptions {
-    // MLX's own collectives wait for ever for a lost rank.
+    // MLX's collectives have no timeout for a lost rank.
     let survivors = if engine.has_deadlines() { Survivors::Stay } else { Survivors::Restart };
     let recovery = RecoveryOptions { survivors, ..RecoveryOptions::default() };
     SupervisorOptions { recovery, ..SupervisorOptions::default() }
@@ -42,19 +40,15 @@ pub(super) fn options(engine: &EngineChoice) -> SupervisorOptions {
 struct Local {
     threads: usize,
     engine: EngineChoice,
-    layer: Option<Layer>,
+    mlx_group: Option<MlxGroup>,
     /// For the files that MLX reads when a rank joins.
     files: TempDir,
 }
 
 impl Local {
-    fn start(
-        &self,
-        rank: u32,
-        folder: &Path,
-        recovery: u32,
-    ) -> anyhow::Result<(RankProcess, Announcement)> {
-        let group = self.layer.as_ref().map(|layer| layer.group(recovery)).transpose()?;
+    fn start(&self, rank: u32, folder: &Path, recovery: u32) -> anyhow::Result<StartedRank> {
+        let group =
+            self.mlx_group.as_ref().map(|mlx_group| mlx_group.group(recovery)).transpose()?;
         let folder_of_rank = self.files.path().join(rank.to_string());
         let member = group.as_ref().map(|distributed| Membership {
             distributed,
@@ -62,7 +56,7 @@ impl Local {
             folder: folder_of_rank,
         });
         let name = format!("rank {rank}");
-        ranks::start(&name, folder, self.threads, &self.engine, &Place::LOOPBACK, member)
+        ranks::start(&name, folder, self.threads, &self.engine, &RankEndpoint::LOOPBACK, member)
     }
 }
 
@@ -71,17 +65,18 @@ pub(super) fn local(
     folders: &[PathBuf],
     asked: Option<usize>,
     engine: &EngineChoice,
-    layer: Option<Layer>,
+    mlx_group: Option<MlxGroup>,
 ) -> Result<Vec<Node>, Failure> {
     let threads = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
     let files = tempfile::Builder::new().prefix("shardpack-ranks-").tempdir()?;
-    let local = Arc::new(Local { threads, engine: engine.clone(), layer, files });
+    let local = Arc::new(Local { threads, engine: engine.clone(), mlx_group, files });
     let start = |(rank, folder): (u32, &PathBuf)| {
-        let (process, announcement) = local.start(rank, folder, 0)?;
+        let StartedRank { process, announcement } = local.start(rank, folder, 0)?;
         let (again, folder) = (Arc::clone(&local), folder.clone());
         let restart: Restart = Arc::new(move |recovery| {
             let started = again.start(rank, &folder, recovery);
-            let (process, announcement) = started.map_err(|error| format!("{error:#}"))?;
+            let StartedRank { process, announcement } =
+                started.map_err(|error| format!("{error:#}"))?;
             Ok((announcement, Some(process)))
         });
         let (name, restart) = (format!("rank {rank}"), Some(restart));
@@ -94,7 +89,7 @@ pub(super) fn local(
 pub(super) fn remote(
     nodes: &[Endpoint],
     manifests: &[Manifest],
-    layer: Option<Layer>,
+    mlx_group: Option<MlxGroup>,
 ) -> Result<Vec<Node>, Failure> {
     if nodes.len() != manifests.len() {
         let error = anyhow!(
@@ -104,11 +99,11 @@ pub(super) fn remote(
         );
         return Err(Failure::from(error).hint("give one node per package, in rank order"));
     }
-    let layer = Arc::new(layer);
+    let mlx_group = Arc::new(mlx_group);
     let start = |(node, manifest): (&Endpoint, &Manifest)| {
         let package = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
-        let (own, layer) = (node.clone(), Arc::clone(&layer));
-        let invite = move |recovery| invite(&own, package, layer.as_ref().as_ref(), recovery);
+        let (own, mlx_group) = (node.clone(), Arc::clone(&mlx_group));
+        let invite = move |recovery| invite(&own, package, mlx_group.as_ref().as_ref(), recovery);
         let announcement = invite(0).map_err(uninvited)?;
         let restart: Restart = Arc::new(move |recovery| {
             let announcement = invite(recovery).map_err(|error| format!("{error:#}"))?;
@@ -121,7 +116,7 @@ pub(super) fn remote(
     nodes.iter().zip(manifests).map(start).collect()
 }
 
-/// A node that was reached and does not start the rank lacks the package, mostly.
+/// A node that refuses to start a rank usually lacks the package.
 fn uninvited(error: anyhow::Error) -> Failure {
     let refused = matches!(error.downcast_ref(), Some(ClientError::Refused { .. }));
     let failure = Failure::from(error);
@@ -132,16 +127,18 @@ fn uninvited(error: anyhow::Error) -> Failure {
     }
 }
 
-/// Has a node start the rank of a package; an older process of it ends.
+/// Makes a node start the rank of a package; an older process of it ends.
 fn invite(
     node: &Endpoint,
     package: PackageKey,
-    layer: Option<&Layer>,
+    mlx_group: Option<&MlxGroup>,
     recovery: u32,
 ) -> anyhow::Result<Announcement> {
-    let parameters = match layer {
+    let parameters = match mlx_group {
         None => Value::Null,
-        Some(layer) => serde_json::to_value(RankParameters::Distributed(layer.group(recovery)?))?,
+        Some(mlx_group) => {
+            serde_json::to_value(RankParameters::Distributed(mlx_group.group(recovery)?))?
+        }
     };
     let mut client = NodeClient::connect(node, Timeouts::default())?;
     let answer = client.start_rank(package, &parameters)?;
@@ -150,7 +147,7 @@ fn invite(
     // Its ranks have its key and no other.
     ensure!(
         announcement.key == node.tls().map(|tls| tls.key),
-        "node {node} answers with a rank that does not prove itself as the node does"
+        "node {node} started a rank with another key than the node's"
     );
     Ok(announcement)
 }

@@ -39,7 +39,7 @@ impl Scripted {
         }
         let file = args.set.clone();
         if file.is_dir() {
-            let error = anyhow!("{}: a folder, and no file of answers", file.display());
+            let error = anyhow!("{}: a folder, not a file of answers", file.display());
             return Err(Failure::from(error)
                 .hint("serve SET --script FILE, or serve --engine scripted FILE"));
         }
@@ -68,7 +68,7 @@ pub(super) fn play(
     handle: &EngineHandle,
     commands: Receiver<Command>,
 ) -> anyhow::Result<thread::JoinHandle<()>> {
-    // Before anybody is told that it serves: what is asked waits for the player.
+    // Before the server is ready: requests wait for the player.
     handle.update_status(|status| status.state = EngineState::Ready);
     let handle = handle.clone();
     let play = move || script.play(&model, handle, &commands);
