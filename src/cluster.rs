@@ -13,7 +13,7 @@ use crate::{args::ClusterChoice, failure::Failure, progress::say};
 
 /// The folder that was chosen, or the user's own.
 pub(crate) fn folder(choice: &ClusterChoice) -> anyhow::Result<PathBuf> {
-    // A variable that is set to nothing is not set.
+    // An empty variable counts as not set.
     if let Some(folder) = choice.folder.as_ref().filter(|it| !it.as_os_str().is_empty()) {
         return Ok(folder.clone());
     }
@@ -46,7 +46,7 @@ pub(crate) fn nodes(texts: &[String], choice: &ClusterChoice) -> Result<Vec<Endp
     let mut home = match folder(choice).map(|folder| Home::open(&folder)) {
         Ok(Ok(home)) => Some(home),
         Ok(Err(HomeError::Missing { .. })) if choice.folder.is_none() => None,
-        // Nodes of this machine need neither a cluster nor a place for one.
+        // Nodes on this machine need no cluster, and no configuration folder either.
         _ if texts.iter().all(|text| names_this_machine(text)) && choice.folder.is_none() => None,
         Ok(Err(error)) => return Err(error.into()),
         Err(error) => return Err(error.into()),

@@ -19,7 +19,7 @@ use shardpack_trust::PeerKey;
 
 use crate::progress::say;
 
-/// What nodes are announced as.
+/// The DNS-SD service type of nodes.
 const SERVICE: &str = "_shardpack._tcp.local.";
 
 /// The property that holds the node's key.
@@ -71,7 +71,7 @@ impl Announcer {
                 }
             }
             let left = daemon.unregister(&name).map(|done| done.recv_timeout(LEAVE_TIMEOUT));
-            // The records of those who did not hear it expire by themselves.
+            // Records on machines that missed it expire by themselves.
             drop(left);
             end(&daemon);
         };
@@ -84,7 +84,7 @@ impl Drop for Announcer {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Nothing is left half done by a panic there.
+            // A panic there leaves nothing to clean up.
             let _ = thread.join();
         }
     }
@@ -92,7 +92,7 @@ impl Drop for Announcer {
 
 fn service(address: SocketAddr, key: PeerKey) -> anyhow::Result<ServiceInfo> {
     let text = key.to_string();
-    // Not the machine's own name, for which its system answers.
+    // Not the machine's own host name, which its system announces.
     let word: String = text.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
     let (instance, host) = (format!("shardpack {word}"), format!("shardpack-{word}.local."));
     let properties = [(KEY, text.as_str())];
@@ -156,14 +156,14 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// What an announcement says, if it is a node's.
+/// The nodes in an announcement; none if it is not a node's.
 fn nodes(service: &ResolvedService) -> Vec<Found> {
     let Some(key) = service.get_property_val_str(KEY).and_then(PeerKey::parse) else {
         return Vec::new();
     };
     let addresses = service.addresses.iter().map(|address| match address {
         mdns_sd::ScopedIp::V6(v6) if v6.addr().is_unicast_link_local() => {
-            // Such an address means something on one of this machine's interfaces only.
+            // A link-local address is valid on one of this machine's interfaces only.
             let scope = v6.scope_id().index;
             std::net::SocketAddrV6::new(*v6.addr(), service.port, 0, scope).into()
         }

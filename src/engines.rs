@@ -95,7 +95,7 @@ impl SpeculateName {
 }
 
 impl EngineChoice {
-    /// The same choice for another process of this program.
+    /// The same choice as arguments for another process of this program.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let engine = match self.engine {
             EngineName::Cpu => "cpu",
@@ -130,18 +130,18 @@ impl EngineChoice {
         arguments
     }
 
-    /// Whether a lost rank is an error to the others, and not a hang.
+    /// Whether collectives have timeouts, so that a lost rank is an error and not a hang.
     pub(crate) fn has_deadlines(&self) -> bool {
         !matches!(self.collectives, CollectivesName::Ring | CollectivesName::Jaccl)
     }
 
-    /// MLX for a rank, as asked for.
+    /// The MLX backend of a rank.
     fn mlx(&self, collectives: Collectives, place: [u32; 2]) -> anyhow::Result<Mlx> {
         let mlx = Mlx::open(&mlx_folder(None)?, None, collectives, place)?;
         Ok(mlx.with_kv(self.kv_type.stored())?)
     }
 
-    /// Our own kernels, as asked for.
+    /// The built-in backend.
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
         Ok(Cpu::with_options(&self.cpu_options(threads))?.with_kv(self.kv_type.stored()))
     }
@@ -151,7 +151,7 @@ impl EngineChoice {
         CpuOptions { threads, platform: self.platform.clone(), arithmetic }
     }
 
-    /// How a package is opened for this engine, by so many threads.
+    /// Options for opening a package for this engine with `threads`.
     pub(crate) fn opening(&self, threads: usize) -> Result<OpenOptions, CpuError> {
         let packing = match self.engine {
             EngineName::Cpu => self.cpu_options(threads).packing()?,
@@ -160,12 +160,12 @@ impl EngineChoice {
         Ok(OpenOptions { threads, packing })
     }
 
-    /// Refuses what cannot be, before anything is started.
+    /// Checks the choice before anything is started.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         anyhow::ensure!(self.engine != EngineName::Scripted, "{ONLY_SERVE}");
         self.check_arguments()?;
         if self.engine == EngineName::Cpu {
-            // No threads: what is asked for is only checked.
+            // One thread: the backend is only checked.
             self.cpu(1)?;
         } else {
             runtime::check(&mlx_folder(None)?)?;
@@ -173,7 +173,7 @@ impl EngineChoice {
         Ok(())
     }
 
-    /// Refuses what does not go together.
+    /// Refuses options that exclude each other.
     pub(crate) fn check_arguments(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             self.engine == EngineName::Mlx || self.has_deadlines(),
@@ -220,7 +220,7 @@ impl EngineChoice {
         EngineOptions { kv_bytes, speculate, ..EngineOptions::STANDARD }
     }
 
-    /// The same choice with one of MLX's own layers.
+    /// The same choice with one of MLX's own collectives.
     pub(crate) fn over(&self, distributed: &Distributed) -> Result<Self, String> {
         if self.engine != EngineName::Mlx {
             return Err("ring and jaccl need MLX: start this node with --engine mlx".to_owned());
@@ -247,8 +247,8 @@ impl EngineChoice {
         }
     }
 
-    /// What computes a rank, before its package is read: ranks of one of MLX's own groups wait
-    /// here for each other. `place` is rank and number of ranks.
+    /// Opens the backend of a rank, before its package is read: with MLX's own collectives, ranks
+    /// wait here for each other. `place` is rank and number of ranks.
     pub(crate) fn open(&self, threads: usize, place: [u32; 2]) -> Result<Opened, LoadError> {
         Ok(match self.engine {
             EngineName::Cpu => Opened::Cpu(self.cpu(threads)?),
@@ -285,7 +285,7 @@ impl EngineChoice {
     }
 }
 
-/// What computes a rank.
+/// The backend of a rank.
 pub(crate) enum Opened {
     Cpu(Cpu),
     Mlx(Mlx),

@@ -1,5 +1,4 @@
-//! The command line: arguments in, a command carried out, results and errors for people and
-//! machines.
+//! The command line: parses arguments, runs a command, prints its result or error as text or JSON.
 #![forbid(unsafe_code)]
 
 mod args;

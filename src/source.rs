@@ -1,4 +1,4 @@
-//! What the user calls a source: a folder, or a model's name on the hub.
+//! Opens a source: a local folder or file, or a model on the hub.
 
 use std::path::{Path, PathBuf};
 
@@ -6,33 +6,33 @@ use shardpack_converter::{Pickles, Source, SourceError, Subfolder};
 
 use crate::{args::SourceArgs, failure::Failure};
 
-/// What happens to the weights of a model of the hub.
+/// Which weights of a hub model are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// They are downloaded and stay in the cache.
+    /// All weights are downloaded and kept in the cache.
     All,
-    /// Their headers alone are read.
+    /// Only headers are read.
     Headers,
-    /// They are here only while they are needed.
+    /// Each file is deleted after use.
     Nothing,
 }
 
-/// What is to be opened.
+/// A source to open.
 pub(crate) struct Input<'a> {
     /// A folder, a file, or a model's name on the hub.
     pub(crate) source: &'a Path,
-    /// The part of it that the model stands in.
+    /// The subfolder that holds the model.
     pub(crate) subfolder: Option<&'a Subfolder>,
     /// Adapters to merge into it.
     pub(crate) adapters: &'a [PathBuf],
     /// Whether files of `torch.save` are read.
     pub(crate) pickles: Pickles,
-    /// What happens to weights that come from the hub.
+    /// Which weights of a hub model are kept.
     pub(crate) keep: Keep,
 }
 
 impl<'a> Input<'a> {
-    /// What the arguments say.
+    /// The source that the arguments name.
     pub(crate) fn of(args: &'a SourceArgs, keep: Keep) -> Self {
         Self {
             source: &args.path,
@@ -69,7 +69,7 @@ fn open_folder(input: &Input) -> Result<Source, Failure> {
     Source::open_part(input.source, input.subfolder, input.pickles).map_err(failure)
 }
 
-/// A source that was looked at and is wrong, or that could not be looked at.
+/// The failure for a source that is wrong, or that could not be read.
 pub(crate) fn failure(error: SourceError) -> Failure {
     if error.is_wrong() { Failure::wrong(error) } else { error.into() }
 }

@@ -24,7 +24,7 @@ use crate::{
     progress::{result, say, size},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let threads = threads::count(args.threads);
     let set = package::read_set(&args.set)?;

@@ -19,7 +19,7 @@ use crate::{
     progress::{result, say, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ClusterArgs) -> Outcome {
     match &args.action {
         ClusterAction::Init => init(args),
@@ -76,13 +76,13 @@ fn init(args: &ClusterArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How long a node is looked for whose key is known; it answers within a second.
+/// Timeout for finding a node whose key is known; it answers within a second.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most addresses that are tried for one node: it has one per announcement, and others may lie.
+/// Most addresses that are tried for one node: announcements are not authenticated.
 const MAX_TRIES: usize = 8;
 
-/// Adds the node whose token this is, wherever on the local network it says that it is.
+/// Adds the node that issued the token, at an address found on the local network.
 fn add_found(home: &mut Home, token: &JoinToken, name: Option<&str>) -> Result<Member, Failure> {
     let found = discovery::find(SEARCH_TIMEOUT, |node| node.key == token.key())?;
     let mut last = None;
@@ -130,7 +130,7 @@ fn discovered<'a>(found: impl IntoIterator<Item = &'a Found>) -> Value {
     json!({ "ok": true, "nodes": found.into_iter().map(node).collect::<Vec<_>>() })
 }
 
-/// What to do about it, where the sentence does not say so itself.
+/// Adds a hint to errors that do not say what to do.
 fn explained(error: HomeError) -> Failure {
     match error {
         HomeError::Taken { .. } => Failure::from(error)
@@ -155,7 +155,7 @@ fn list(args: &ClusterArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A table with a header, or that there is nothing to show.
+/// Prints a table with a header, or a line that says that there are no members.
 fn show_members(home: &Home, rows: &[Vec<String>]) {
     if home.members().is_empty() {
         result(&format!("cluster {} has no members yet", home.cluster()));
@@ -165,7 +165,7 @@ fn show_members(home: &Home, rows: &[Vec<String>]) {
     }
 }
 
-/// How a member is.
+/// The state of a member.
 struct State {
     program: String,
     listing: Value,
@@ -181,7 +181,7 @@ fn status(args: &ClusterArgs) -> Outcome {
         };
         asked().map_err(|error| format!("{error:#}"))
     };
-    // Silent ones are waited for at the same time.
+    // In parallel, so that timeouts do not add up.
     let states: Vec<Result<State, String>> = thread::scope(|scope| {
         let asking: Vec<_> =
             home.members().iter().map(|member| scope.spawn(|| ask(member))).collect();
@@ -233,13 +233,13 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
     }
 }
 
-/// What nodes call a model whose packages bear no name.
+/// Name that nodes report for a model without a name.
 const UNNAMED: &str = "default";
 
-/// How such a model is shown.
+/// How a model without a name is shown.
 const NO_NAME: &str = "(no name)";
 
-/// The current packages, one after the other.
+/// The active packages as one line.
 fn active(listing: &Value) -> String {
     let models = listing["active"].as_object().into_iter().flatten();
     let word = |(model, entry): (&String, &Value)| {

@@ -19,7 +19,7 @@ use crate::{
     source::{self, Input, Keep},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     let options = options(args)?;
     let keep = if args.no_keep_source { Keep::Nothing } else { Keep::All };

@@ -21,10 +21,10 @@ use crate::{
 };
 use children::{Child, node, serve};
 
-/// Nodes of the demo: the smallest group that shows what a group is.
+/// Nodes of the demo: the smallest tensor-parallel group.
 const NODES: u32 = 2;
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &DemoArgs) -> Outcome {
     args.engine.check()?;
     let folder = tempfile::Builder::new().prefix("shardpack-demo-").tempdir()?;

@@ -42,7 +42,7 @@ const MACHINE_TIMEOUT: Duration = Duration::from_mins(10);
 /// Longest report of a node; one has a few kilobytes.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &DoctorArgs) -> Outcome {
     let reports = match &args.set {
         Some(set) => of_nodes(set, args)?,

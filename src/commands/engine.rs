@@ -26,7 +26,7 @@ pub(crate) const fn json(args: &EngineArgs) -> bool {
     common.form.json
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &EngineArgs) -> Outcome {
     match &args.action {
         EngineAction::Install(args) => install(args),

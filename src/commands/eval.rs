@@ -18,7 +18,7 @@ use crate::{
     progress::{result, say},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &EvalArgs) -> Outcome {
     let threads = threads::count(args.threads.count);
     let shown = || args.text.display().to_string();

@@ -12,7 +12,7 @@ use crate::{
     progress::{result, size},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ExportArgs) -> Outcome {
     let form = if args.mlx {
         ExportForm::Mlx

@@ -14,7 +14,7 @@ use crate::{
     progress::{result, size, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &InspectArgs) -> Outcome {
     let manifests: Vec<Manifest> = if package::is_set(&args.path) {
         let set = package::read_set(&args.path)?;

@@ -8,7 +8,7 @@ use shardpack_manifests::signature::{SigningKey, public_path};
 use super::Outcome;
 use crate::{args::KeygenArgs, progress::result};
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &KeygenArgs) -> Outcome {
     let key = SigningKey::generate()?;
     key.write(&args.output)?;

@@ -8,7 +8,7 @@ use shardpack_loader::{engine::TokenId, open::Package};
 use super::{Outcome, package, threads};
 use crate::{args::LogitsArgs, failure::Failure};
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &LogitsArgs) -> Outcome {
     args.engine.check()?;
     if args.engine.kv_memory.is_some() {

@@ -52,21 +52,22 @@ struct RunningRank {
 /// What a node keeps its key and membership in, below its store.
 const IDENTITY: &str = "identity";
 
-/// Carries the command out: serves until Ctrl-C or SIGTERM.
+/// Runs the command: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &NodeArgs) -> Outcome {
     if !args.engine.has_deadlines() {
-        let error = anyhow!("ring and jaccl must know every rank of the set");
-        return Err(Failure::from(error).hint("say --collectives to `shardpack serve` instead"));
+        let error = anyhow!("ring and jaccl need every rank of the set");
+        return Err(Failure::from(error).hint("give --collectives to `shardpack serve` instead"));
     }
     args.engine.check()?;
     draft::check(&args.engine)?;
     let ip = reachable(args)?;
     let identity = args.store.join(IDENTITY);
-    // Ranks are reached at the second one.
+    // The second one is the address of the ranks.
     let stays_here = [args.listen.ip(), ip].into_iter().all(is_local);
     if args.announce && is_local(ip) {
-        let error = anyhow!("--announce: {ip} is an address that no other machine reaches");
-        return Err(Failure::from(error).hint("say --listen with an address of the network"));
+        let error =
+            anyhow!("--announce: {ip} is a loopback address, which other machines cannot reach");
+        return Err(Failure::from(error).hint("give an address of the network with --listen"));
     }
     let store = Arc::new(Store::open(&args.store)?);
     if args.reset {
@@ -132,13 +133,13 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
 fn reachable(args: &NodeArgs) -> Result<IpAddr, Failure> {
     match args.advertise {
         Some(ip) if ip.is_unspecified() => {
-            Err(anyhow!("--advertise {ip} is no address that others can reach").into())
+            Err(anyhow!("--advertise {ip} is not an address that other machines can reach").into())
         }
         Some(ip) => Ok(ip),
         None if args.listen.ip().is_unspecified() => {
             let error = anyhow!("{} stands for every address of this machine", args.listen.ip());
             Err(Failure::from(error)
-                .hint("say with --advertise at which of them the other machines reach it"))
+                .hint("give the address that other machines can reach with --advertise"))
         }
         None => Ok(args.listen.ip()),
     }
@@ -182,32 +183,32 @@ fn start_rank(
     })
 }
 
-/// What the front wants besides the rank itself.
+/// The front's parameters for a rank.
 fn parse_parameters(parameters: &Value) -> Result<Option<RankParameters>, String> {
     let parsed: Option<RankParameters> = serde_json::from_value(parameters.clone())
-        .map_err(|error| format!("the front's parameters are not understood: {error}"))?;
+        .map_err(|error| format!("the front sent invalid parameters: {error}"))?;
     if let Some(RankParameters::Distributed(distributed)) = &parsed {
-        // As many as it says itself; MLX compares the number with the package's.
+        // Checked against its own number of ranks; MLX compares that with the package's.
         distributed.check(distributed.ranks()).map_err(|error| error.to_string())?;
     }
     Ok(parsed)
 }
 
-/// What the node tells the people at its terminal.
+/// Messages on the node's terminal.
 struct NodeDisplay {
     guard: Option<Arc<Guard>>,
     running: Running,
-    /// How other machines reach it.
+    /// The node's address for other machines.
     address: SocketAddr,
     refusals: Mutex<Refusals>,
-    /// Whether it is to be found on the local network while it waits for a cluster.
+    /// Whether it is announced on the local network until it has joined a cluster.
     announces: bool,
     announcer: Mutex<Option<Announcer>>,
 }
 
 impl NodeDisplay {
-    /// Starts or stops telling the local network where the node is.
-    fn be_found(&self) {
+    /// Starts or stops the announcement on the local network.
+    fn update_announcement(&self) {
         let waiting = match &self.guard {
             Some(guard) if self.announces => {
                 matches!(guard.enrollment(), EnrollmentState::Inviting { .. }).then(|| guard.key())
@@ -222,14 +223,14 @@ impl NodeDisplay {
         if announcer.is_none() {
             match Announcer::start(self.address, key) {
                 Ok(started) => *announcer = Some(started),
-                Err(error) => say(&format!("node: {error:#}; it is not announced")),
+                Err(error) => say(&format!("node: {error:#}; the node is not announced")),
             }
         }
     }
 
-    /// Says that the node listens, and how it joins a cluster if it has none.
+    /// Prints the address, and how the node joins a cluster if it has none.
     fn announce(&self, args: &NodeArgs, listening: SocketAddr) {
-        self.be_found();
+        self.update_announcement();
         let enrollment = self.guard.as_ref().map(|guard| guard.enrollment());
         if args.json {
             let mut json =
@@ -261,28 +262,28 @@ impl NodeDisplay {
         }
     }
 
-    /// Without the token, which is not for command lines.
+    /// The command that adds this node; the token is not part of it.
     fn command(&self) -> String {
         format!("shardpack cluster add {}", self.address)
     }
 
-    /// What to say on the controlling machine.
+    /// Prints what to run on the controlling machine.
     fn invite(&self) {
         let Some(EnrollmentState::Inviting { token, left }) =
             self.guard.as_ref().map(|guard| guard.enrollment())
         else {
             return;
         };
-        say("node: in no cluster yet. On the machine that pushes and serves, say:");
+        say("node: in no cluster yet. On the machine that pushes and serves, run:");
         say("");
         say(&format!("  {}", self.command()));
         say("");
-        say("node: and when it asks, this token:");
+        say("node: and enter this token when it asks:");
         say("");
         say(&format!("  {token}"));
         say("");
         say(&format!(
-            "node: it works once, for {} minutes (there, `shardpack cluster init` comes first)",
+            "node: the token works once, for {} minutes (create a cluster there first with `shardpack cluster init`)",
             left.as_secs().div_ceil(60)
         ));
     }
@@ -294,16 +295,16 @@ impl NodeDisplay {
                     "node: joined cluster {cluster} as {name}, member until {}",
                     date(*expires)
                 ));
-                self.be_found();
+                self.update_announcement();
             }
             ReceiveEvent::Renewed(joined) => {
                 say(&format!("node: renewed, member until {}", date(joined.expires)));
             }
             ReceiveEvent::LeftCluster => {
-                // What runs for a cluster ends with it.
+                // Ranks end when the node leaves its cluster.
                 self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 say("node: left its cluster");
-                self.be_found();
+                self.update_announcement();
                 self.invite();
             }
             ReceiveEvent::Disconnected { peer, problem: Some(problem) } if self.guard.is_some() => {

@@ -18,7 +18,7 @@ use crate::{
     source::{self, Input, Keep},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Outcome {
     let options = convert::format_options(PathBuf::new(), &args.format)?;
     let source = source::open(&Input::of(&args.source, Keep::Headers), Path::new(""))?;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &PlanArgs) -> Outcome {
     Ok(if plan.fits() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Why a rank does not fit its node.
+/// The message for a rank that does not fit its node.
 pub(super) fn too_large(memory: &RankMemory) -> String {
     format!(
         "node {} needs {} and allows {}; use fewer bits, a shorter --context, or more nodes",

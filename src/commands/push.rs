@@ -19,7 +19,7 @@ use crate::{
     progress::{Progress, result, say, size, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &PushArgs) -> Outcome {
     let nodes = cluster::nodes(&args.to, &args.cluster)?;
     let mode =

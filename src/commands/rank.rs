@@ -1,4 +1,4 @@
-//! `shardpack rank`: one rank's process. Its first line on standard output says where it is.
+//! `shardpack rank`: the process of one rank. Its first line on standard output is its address.
 
 use std::{
     net::TcpListener,
@@ -24,7 +24,7 @@ use shardpack_trust::{Credentials, credentials_of_node, is_local};
 use super::{Outcome, draft, package, threads};
 use crate::{args::RankArgs, failure::Failure, progress::result, sleep_inhibitor::SleepInhibitor};
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &RankArgs) -> Outcome {
     let _inhibitor = SleepInhibitor::start();
     let manifest = package::read_manifest(&args.package)?;
@@ -78,7 +78,7 @@ fn credentials(identity: &Path) -> anyhow::Result<Credentials> {
     found.with_context(|| format!("{}: the node is in no cluster", identity.display()))
 }
 
-/// How long the process may take to leave.
+/// Timeout for the process to exit.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ends the process even if a library never returns from its exit handler, as MLX's collectives do
@@ -116,7 +116,7 @@ fn read(
     let package = thread::scope(|scope| {
         let opening = scope.spawn(move || {
             let note = |progress| {
-                // Whoever waits for notes waits for the package too.
+                // If nobody receives progress, nobody waits for the package either.
                 let _ = notes.send(progress);
             };
             Package::open(folder, &options, &note)

@@ -13,7 +13,7 @@ use crate::{
     progress::{Progress, result, say, size, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ReshardArgs) -> Outcome {
     let options = ReshardOptions {
         output: args.output.folder.clone(),

@@ -43,7 +43,7 @@ pub(super) struct Task {
     pub logits: PathBuf,
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &SelfTestArgs) -> Outcome {
     let manifest = super::package::read_manifest(&args.package)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;

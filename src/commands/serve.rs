@@ -36,7 +36,7 @@ use crate::{
 /// Interval between two checks of the ranks and the server.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Carries the command out: serves until Ctrl-C or SIGTERM.
+/// Runs the command: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let scripted = Scripted::of(args)?;
     let set = match &scripted {
@@ -117,7 +117,7 @@ fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whose text is served.
+/// The text side of a served model: tokenizer, template, packages.
 struct Served {
     model: ChatModel,
     /// The packages' folders and manifests, in rank order; none of a model of bytes.
@@ -148,7 +148,7 @@ impl Served {
     /// The ranks' collectives, after checking the arguments.
     fn mlx_group(&self, args: &ServeArgs, nodes: &[Endpoint]) -> Result<Option<MlxGroup>, Failure> {
         let mlx_group = MlxGroup::of(args, self.folders.len(), nodes)?;
-        // What runs elsewhere is installed elsewhere.
+        // Engines of nodes are installed on the nodes.
         if nodes.is_empty() {
             args.engine.check()?;
             draft::check(&args.engine)?;
@@ -159,7 +159,7 @@ impl Served {
         Ok(mlx_group)
     }
 
-    /// The same text side once more.
+    /// Opens the tokenizer and template a second time.
     fn model_again(&self) -> anyhow::Result<ChatModel> {
         match self.folders.first() {
             Some(folder) => ChatModel::open(folder).with_context(|| folder.display().to_string()),
@@ -168,7 +168,7 @@ impl Served {
     }
 }
 
-/// What answers.
+/// What computes the answers.
 enum Engine {
     /// Ranks, and what people call their nodes.
     Ranks(Supervisor, Vec<String>),
@@ -184,7 +184,7 @@ impl Engine {
         }
     }
 
-    /// Ready, not yet, or never.
+    /// Waits a moment until it is ready.
     fn wait_until_ready(&self) -> Result<(), ServeError> {
         match self {
             Self::Ranks(supervisor, _) => supervisor.wait_until_ready(LOOK_AGAIN),
@@ -209,7 +209,7 @@ fn limits(args: &ServeArgs) -> ServerLimits {
     }
 }
 
-/// Tokenizer and template, after their bytes were compared with the manifest.
+/// Opens tokenizer and template after verifying them against the manifest.
 fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
     let shown = || folder.display().to_string();
     verify_documents(folder, manifest).map_err(|error| {
@@ -258,7 +258,7 @@ fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener
     })
 }
 
-/// What to do where an address cannot be listened on.
+/// A hint for an address that cannot be listened on.
 pub(crate) const fn listen_hint(kind: io::ErrorKind) -> Option<&'static str> {
     match kind {
         io::ErrorKind::AddrInUse => Some(
@@ -279,8 +279,8 @@ fn folder_name(path: &Path) -> String {
     path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Shows how far the ranks are and what becomes of them, says once that they are ready, and
-/// returns when the server has ended (on purpose) or the ranks have (an error).
+/// Shows the state of the ranks, calls `ready` once they are ready, and returns when the server has
+/// stopped (no error) or the ranks have failed (an error).
 fn watch(
     engine: &Engine,
     handle: &EngineHandle,
@@ -309,7 +309,7 @@ fn watch(
     Ok(())
 }
 
-/// Packages that do not belong together are wrong; a rank that dies is not the input's fault.
+/// Packages that do not match are wrong input; a rank that dies is not.
 fn failed(error: ServeError) -> Failure {
     match error {
         ServeError::Identity(_) | ServeError::Package { .. } => Failure::wrong(error),
@@ -317,7 +317,7 @@ fn failed(error: ServeError) -> Failure {
     }
 }
 
-/// Says what has changed; `again` once requests have been served.
+/// Prints a change of state; `again` if it was ready before.
 fn show(state: &EngineState, shown: &mut Option<String>, again: bool) {
     match state {
         EngineState::Starting(text) if shown.as_ref() != Some(text) => {

@@ -17,7 +17,7 @@ use crate::{
     progress::{Progress, result},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &SignArgs) -> Outcome {
     let key = read_key(&args.key)?;
     let packages = packages(&args.path)?;
@@ -71,7 +71,7 @@ pub(super) fn read_public_key(path: &Path) -> Result<VerifyingKey, Failure> {
     VerifyingKey::read(path).map_err(key_failure)
 }
 
-/// A bad key is no verdict on the package: the command could not run.
+/// A bad key says nothing about the package: the command could not run.
 fn key_failure(error: KeyError) -> Failure {
     let is_key = error.is_wrong();
     let failure = Failure::from(error);

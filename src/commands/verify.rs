@@ -15,7 +15,7 @@ use crate::{
     progress::{Progress, result, say, size},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Outcome {
     if !args.path.is_dir() {
         return Err(Failure::from(anyhow::anyhow!("{}: no such folder", args.path.display())));

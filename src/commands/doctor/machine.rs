@@ -40,7 +40,7 @@ pub(super) fn look(report: &mut Report) -> bool {
     mlx(report)
 }
 
-/// Its name and version, as the system says.
+/// The operating system's name and version.
 fn operating_system() -> String {
     if cfg!(target_os = "macos") {
         let version = ask("sw_vers", &["-productVersion"]).unwrap_or_default();
@@ -140,7 +140,7 @@ fn mlx(report: &mut Report) -> bool {
     is_usable
 }
 
-/// Where MLX computes and what it may use there.
+/// MLX's device and its memory limit.
 fn device(folder: &Path) -> anyhow::Result<Finding> {
     let library = Library::open(folder, None)?;
     let working_set = library.device_figure("max_recommended_working_set_size");
@@ -166,7 +166,7 @@ fn device(folder: &Path) -> anyhow::Result<Finding> {
     Ok(Finding { detail, figures })
 }
 
-/// What a program prints.
+/// Runs a program and returns its output.
 fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -183,7 +183,7 @@ fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
         }
         thread::sleep(Duration::from_millis(10));
     }
-    // It has ended, and said less than a pipe holds.
+    // It has ended, and its output fits into the pipe.
     let output = child.wait_with_output()?;
     anyhow::ensure!(output.status.success(), "`{program}` failed ({})", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -21,11 +21,11 @@ use crate::{
     source::{Input, Keep},
 };
 
-/// Largest difference of a logit where both sides compute in f32.
+/// Largest difference of a logit if both sides compute in f32.
 const TOLERANCE: f32 = 1e-3;
 
-/// The same where the GPU multiplies in the 16-bit type of the scales: a part of the largest
-/// logit, eight bits of mantissa over a dozen layers.
+/// The same if the GPU multiplies in the 16-bit type of the scales, relative to the largest logit:
+/// eight bits of mantissa over a dozen layers.
 const TOLERANCE_16_BITS: f32 = 0.05;
 
 /// Instruction sets that a machine may have.
@@ -80,12 +80,12 @@ fn exact(platform: Option<&str>) -> CpuOptions {
     CpuOptions { threads: 1, platform, arithmetic: Arithmetic::Exact }
 }
 
-/// What `cpu` computes, without rounding activations.
+/// Logits of the `cpu` engine, with exact activations.
 pub(super) fn expected(package: &Package) -> anyhow::Result<Vec<f32>> {
     logits(package, Cpu::with_options(&exact(None))?)
 }
 
-/// Our own kernels give the same bits with every kind of instructions that the machine has.
+/// Checks that the built-in kernels give the same bits with every instruction set of the machine.
 pub(super) fn check_cpu(bundled: &Bundled<'_>, report: &mut Report) {
     let compare = || {
         let package = bundled.package(4)?;
@@ -104,7 +104,7 @@ pub(super) fn check_cpu(bundled: &Bundled<'_>, report: &mut Report) {
     report.add_result("cpu kernels", compare());
 }
 
-/// MLX against our own kernels.
+/// Compares MLX with the built-in kernels.
 pub(super) fn check_mlx(bundled: &Bundled<'_>, report: &mut Report) {
     for bits in [4, 8, 16] {
         report.add_result(&format!("MLX against cpu, {bits} bits"), compare_mlx(bundled, bits));
@@ -130,8 +130,7 @@ fn compare_mlx(bundled: &Bundled<'_>, bits: u32) -> anyhow::Result<Finding> {
     compare(&cpu, &mlx, limit)
 }
 
-/// The largest difference, which must be below `limit`, and how often the likeliest token is the
-/// same.
+/// The largest difference, which must be at most `limit`, and how often the top token is the same.
 pub(super) fn compare(expected: &[f32], found: &[f32], limit: f32) -> anyhow::Result<Finding> {
     ensure!(expected.len() == found.len(), "{} logits, not {}", found.len(), expected.len());
     let rows = tokens().len();
@@ -140,12 +139,12 @@ pub(super) fn compare(expected: &[f32], found: &[f32], limit: f32) -> anyhow::Re
     let pairs = expected.chunks(width).zip(found.chunks(width));
     let same = pairs.filter(|(a, b)| best(a) == best(b)).count();
     let differences = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
-    // One that is no number is the worst.
+    // NaN counts as the largest difference.
     let worst =
         differences.fold(0.0_f32, |worst, it| if it > worst || it.is_nan() { it } else { worst });
     let detail = format!(
-        "largest difference of a logit {worst:.1e} (at most {limit:.1e}), the likeliest token \
-         the same at {same} of {rows} places"
+        "largest difference of a logit {worst:.1e} (at most {limit:.1e}), same top token \
+         at {same} of {rows} positions"
     );
     let is_right = worst <= limit;
     ensure!(is_right, "{detail}");
@@ -181,7 +180,7 @@ fn wrapping(bundled: &Bundled<'_>, report: &mut Report) {
     }
 }
 
-/// Logits that a self-test's process wrote.
+/// Reads the logits that a self-test's process wrote.
 pub(super) fn read_logits(path: &Path) -> anyhow::Result<Vec<f32>> {
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
     let (values, rest) = bytes.as_chunks::<4>();

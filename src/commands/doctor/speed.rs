@@ -8,7 +8,7 @@ use serde_json::json;
 use super::report::Finding;
 use crate::commands::demo::{ask, children, model};
 
-/// A verse that the bundled model knows by heart.
+/// A verse that the bundled model has memorised.
 const QUESTION: &str = "John 3:16";
 
 /// Serves a set and asks it one question. `verse` says whether it is the bundled model, whose

@@ -1,5 +1,5 @@
-//! `serve --engine scripted`: a file of answers instead of ranks. Its words go through a package's
-//! tokenizer and template, or where no package is named through a tokenizer of bytes of our own.
+//! `serve --engine scripted`: a file of answers instead of ranks. The answers use a package's
+//! tokenizer and chat template, or a built-in byte tokenizer if no package is named.
 
 use std::{
     fs,
@@ -20,10 +20,10 @@ use crate::{
     failure::Failure,
 };
 
-/// A file of answers, and whose words they are.
+/// A file of answers, and the package set whose tokenizer they use.
 pub(super) struct Scripted {
     pub(super) file: PathBuf,
-    /// The package set; absent: ours.
+    /// The package set; `None` for the built-in byte tokenizer.
     pub(super) set: Option<PathBuf>,
 }
 
@@ -79,10 +79,10 @@ pub(super) fn play(
 const MARKS: [&str; 6] =
     ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"];
 
-/// Long enough for what agents send, byte by byte.
+/// Long enough for requests of coding tools, byte by byte.
 const MAX_POSITIONS: u32 = 1 << 20;
 
-/// A model whose tokens are bytes: every text can be said.
+/// A model whose tokens are bytes, so that it can produce any text.
 pub(super) fn model_of_bytes() -> anyhow::Result<ChatModel> {
     let folder = tempfile::tempdir().context("a temporary folder")?;
     let write = |file: &str, text: String| {
