@@ -1,4 +1,4 @@
-//! Where the cluster's folder is, and which nodes are meant.
+//! Finds the cluster's folder, and the nodes that arguments name.
 
 use std::{
     env,
@@ -13,13 +13,14 @@ use crate::{args::ClusterChoice, failure::Failure, progress::say};
 
 /// The folder that was chosen, or the user's own.
 pub(crate) fn folder(choice: &ClusterChoice) -> anyhow::Result<PathBuf> {
-    // A variable that is set to nothing is not set.
+    // An empty variable counts as not set.
     if let Some(folder) = choice.folder.as_ref().filter(|it| !it.as_os_str().is_empty()) {
         return Ok(folder.clone());
     }
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let config = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
-    let config = config.context("neither XDG_CONFIG_HOME nor HOME says where settings are")?;
+    let config =
+        config.context("no configuration folder: neither XDG_CONFIG_HOME nor HOME is set")?;
     Ok(config.join("shardpack/cluster"))
 }
 
@@ -31,13 +32,13 @@ pub(crate) fn open(choice: &ClusterChoice) -> Result<Home, Failure> {
 fn open_at(folder: &Path) -> Result<Home, Failure> {
     Home::open(folder).map_err(|error| match error {
         HomeError::Missing { .. } => Failure::from(error)
-            .hint("make one with `shardpack cluster init`, or say with --cluster where it is"),
+            .hint("create one with `shardpack cluster init`, or give its folder with --cluster"),
         error => error.into(),
     })
 }
 
-/// The nodes of these names and addresses. Members are called in TLS, and their certificates
-/// renewed where that is due; any other node must be on this machine.
+/// The nodes of these names and addresses. Members use TLS, and their certificates are renewed when
+/// that is due; any other node must be on this machine.
 pub(crate) fn nodes(texts: &[String], choice: &ClusterChoice) -> Result<Vec<Endpoint>, Failure> {
     if texts.is_empty() {
         return Ok(Vec::new());
@@ -45,7 +46,7 @@ pub(crate) fn nodes(texts: &[String], choice: &ClusterChoice) -> Result<Vec<Endp
     let mut home = match folder(choice).map(|folder| Home::open(&folder)) {
         Ok(Ok(home)) => Some(home),
         Ok(Err(HomeError::Missing { .. })) if choice.folder.is_none() => None,
-        // Nodes of this machine need neither a cluster nor a place for one.
+        // Nodes on this machine need no cluster, and no configuration folder either.
         _ if texts.iter().all(|text| names_this_machine(text)) && choice.folder.is_none() => None,
         Ok(Err(error)) => return Err(error.into()),
         Err(error) => return Err(error.into()),
@@ -65,7 +66,7 @@ fn node(text: &str, mut home: Option<&mut Home>) -> Result<Endpoint, Failure> {
         if member.wants_renewal()
             && let Err(error) = home.renew(&member.name)
         {
-            // It may be away, and is then missed soon enough.
+            // If it is offline, connecting to it fails later.
             let (name, end, error) =
                 (&member.name, date(member.expires), anyhow::Error::from(error));
             say(&format!("{name} is a member until {end} and could not be renewed: {error:#}"));
@@ -83,7 +84,7 @@ fn node(text: &str, mut home: Option<&mut Home>) -> Result<Endpoint, Failure> {
                 known => format!("its members are {}", known.join(", ")),
             };
             Failure::from(anyhow!("{text} is no node of cluster {}: {known}", home.cluster()))
-                .hint("start `shardpack node --listen ADDRESS:PORT --store FOLDER` on that machine, and say the `shardpack cluster add` line that it prints")
+                .hint("start `shardpack node --listen ADDRESS:PORT --store FOLDER` on that machine, and run the `shardpack cluster add` command that it prints")
         }
         None => Failure::from(anyhow!(
             "{text} is not a loopback address with a port, and there is no cluster on this machine"

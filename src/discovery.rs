@@ -1,9 +1,9 @@
-//! Finds nodes on the local network by multicast DNS (DNS-SD, `_shardpack._tcp`), and lets a node
-//! be found. What is found is an address to try and nothing else: the token and the key in it
-//! decide whether the node at that address is the right one.
+//! Finds nodes on the local network by multicast DNS (DNS-SD, `_shardpack._tcp`), and announces a
+//! node. The addresses found are not authenticated: the token and the key in it decide whether the
+//! node at an address is the right one.
 //!
-//! A node says where it is only when asked to, and only while it waits for a cluster: everybody
-//! on the network hears it, and the packets of everybody are read.
+//! A node is announced only on request, and only until it has joined a cluster: every machine on
+//! the network can read the announcement, and packets of every machine are parsed.
 
 use std::{
     collections::BTreeSet,
@@ -19,35 +19,35 @@ use shardpack_identity::PeerKey;
 
 use crate::progress::say;
 
-/// What nodes are announced as.
+/// The DNS-SD service type of nodes.
 const SERVICE: &str = "_shardpack._tcp.local.";
 
 /// The property that holds the node's key.
 const KEY: &str = "key";
 
-/// Most nodes that are told of, which is more than any cluster has members.
+/// Most nodes that are reported, more than any cluster has members.
 const MAX_FOUND: usize = 256;
 
-/// Most records of others that are kept, a few hundred bytes each. The library keeps whatever
-/// comes for as long as its sender wishes; beyond this, nothing more is listened to.
+/// Most cached records, a few hundred bytes each. The library keeps every record for as long as its
+/// sender asks; beyond this number, discovery stops.
 const MAX_RECORDS: i64 = 20_000;
 
-/// Between two looks at how many there are, and how long an answer to that may take.
+/// Interval between two checks of their number, and the timeout of a check.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long taking leave of the network may take.
+/// Timeout for withdrawing an announcement.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A node that said where it is.
+/// A node that was announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Found {
-    /// Whose address it says this is.
+    /// The node's key, as announced.
     pub(crate) key: PeerKey,
-    /// Where to try.
+    /// The node's address, as announced.
     pub(crate) address: SocketAddr,
 }
 
-/// Says where a node is, until dropped.
+/// Announces a node until it is dropped.
 pub(crate) struct Announcer {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -57,7 +57,7 @@ impl Announcer {
     /// Announces the node with this key at this address.
     pub(crate) fn start(address: SocketAddr, key: PeerKey) -> anyhow::Result<Self> {
         let service = service(address, key)?;
-        let daemon = ServiceDaemon::new().context("multicast DNS cannot be used here")?;
+        let daemon = ServiceDaemon::new().context("multicast DNS is not available")?;
         let name = service.get_fullname().to_owned();
         daemon.register(service).context("the node cannot be announced")?;
         let (stop, stopped) = mpsc::channel();
@@ -65,13 +65,13 @@ impl Announcer {
             while stopped.recv_timeout(LOOK_AGAIN) == Err(RecvTimeoutError::Timeout) {
                 if is_flooded(&daemon) {
                     say(
-                        "node: somebody floods the network with multicast DNS; not announced any more",
+                        "node: too many multicast DNS records on the network; not announced any more",
                     );
                     break;
                 }
             }
             let left = daemon.unregister(&name).map(|done| done.recv_timeout(LEAVE_TIMEOUT));
-            // The records of those who did not hear it expire by themselves.
+            // Records on machines that missed it expire by themselves.
             drop(left);
             end(&daemon);
         };
@@ -84,7 +84,7 @@ impl Drop for Announcer {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Nothing is left half done by a panic there.
+            // A panic there leaves nothing to clean up.
             let _ = thread.join();
         }
     }
@@ -92,7 +92,7 @@ impl Drop for Announcer {
 
 fn service(address: SocketAddr, key: PeerKey) -> anyhow::Result<ServiceInfo> {
     let text = key.to_string();
-    // Not the machine's own name, for which its system answers.
+    // Not the machine's own host name, which its system announces.
     let word: String = text.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
     let (instance, host) = (format!("shardpack {word}"), format!("shardpack-{word}.local."));
     let properties = [(KEY, text.as_str())];
@@ -101,7 +101,7 @@ fn service(address: SocketAddr, key: PeerKey) -> anyhow::Result<ServiceInfo> {
         .context("the node cannot be announced")
 }
 
-/// Whether more records of others are kept than any network needs, or nobody is left to ask.
+/// Whether more records are cached than any network needs, or the daemon does not answer.
 fn is_flooded(daemon: &ServiceDaemon) -> bool {
     let Ok(Ok(metrics)) = daemon.get_metrics().map(|answer| answer.recv_timeout(LOOK_AGAIN)) else {
         return true;
@@ -115,14 +115,14 @@ fn end(daemon: &ServiceDaemon) {
     let _ = daemon.shutdown().map(|done| done.recv_timeout(LEAVE_TIMEOUT));
 }
 
-/// Listens for nodes for so long, or until `is_enough`.
+/// Listens for nodes for `timeout`, or until `is_enough`.
 pub(crate) fn find(
-    patience: Duration,
+    timeout: Duration,
     is_enough: impl Fn(&Found) -> bool,
 ) -> anyhow::Result<BTreeSet<Found>> {
-    let deadline = Instant::now() + patience;
-    let daemon = ServiceDaemon::new().context("multicast DNS cannot be used here")?;
-    let events = daemon.browse(SERVICE).context("nodes cannot be looked for here")?;
+    let deadline = Instant::now() + timeout;
+    let daemon = ServiceDaemon::new().context("multicast DNS is not available")?;
+    let events = daemon.browse(SERVICE).context("multicast DNS cannot search for nodes")?;
     let mut found = BTreeSet::new();
     let mut look = Instant::now() + LOOK_AGAIN;
     loop {
@@ -130,7 +130,7 @@ pub(crate) fn find(
         if now >= look {
             if is_flooded(&daemon) {
                 end(&daemon);
-                return Err(anyhow!("somebody floods the network with multicast DNS"));
+                return Err(anyhow!("too many multicast DNS records on the network"));
             }
             look = now + LOOK_AGAIN;
         }
@@ -156,14 +156,14 @@ pub(crate) fn find(
     Ok(found)
 }
 
-/// What an announcement says, if it is a node's.
+/// The nodes in an announcement; none if it is not a node's.
 fn nodes(service: &ResolvedService) -> Vec<Found> {
     let Some(key) = service.get_property_val_str(KEY).and_then(PeerKey::parse) else {
         return Vec::new();
     };
     let addresses = service.addresses.iter().map(|address| match address {
         mdns_sd::ScopedIp::V6(v6) if v6.addr().is_unicast_link_local() => {
-            // Such an address means something on one of this machine's interfaces only.
+            // A link-local address is valid on one of this machine's interfaces only.
             let scope = v6.scope_id().index;
             std::net::SocketAddrV6::new(*v6.addr(), service.port, 0, scope).into()
         }

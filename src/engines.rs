@@ -1,4 +1,4 @@
-//! Which engine computes, where installed ones are kept, and how a rank gets one.
+//! Selects an engine, finds installed ones, and opens the engine of a rank.
 
 use std::{
     env,
@@ -46,11 +46,11 @@ fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         return Ok(engines);
     }
     let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
-    let data = data.context("no home folder: say where engines are kept with --dir FOLDER")?;
+    let data = data.context("no home folder: give the folder of engines with --dir FOLDER")?;
     Ok(data.join("shardpack/engines"))
 }
 
-const ONLY_SERVE: &str = "the scripted engine is the server's alone: serve --engine scripted FILE";
+const ONLY_SERVE: &str = "the scripted engine works with serve only: serve --engine scripted FILE";
 
 impl KvFormat {
     /// As the command line spells it.
@@ -95,7 +95,7 @@ impl SpeculateName {
 }
 
 impl EngineChoice {
-    /// The same choice for another process of this program.
+    /// The same choice as arguments for another process of this program.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         let engine = match self.engine {
             EngineName::Cpu => "cpu",
@@ -130,18 +130,18 @@ impl EngineChoice {
         arguments
     }
 
-    /// Whether a lost rank is an error to the others, and not a hang.
+    /// Whether collectives have timeouts, so that a lost rank is an error and not a hang.
     pub(crate) fn has_deadlines(&self) -> bool {
         !matches!(self.collectives, CollectivesName::Ring | CollectivesName::Jaccl)
     }
 
-    /// MLX for a rank, as asked for.
+    /// The MLX backend of a rank.
     fn mlx(&self, collectives: Collectives, place: [u32; 2]) -> anyhow::Result<Mlx> {
         let mlx = Mlx::open(&mlx_folder(None)?, None, collectives, place)?;
         Ok(mlx.with_kv(self.kv_type.stored())?)
     }
 
-    /// Our own kernels, as asked for.
+    /// The built-in backend.
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
         Ok(Cpu::with_options(&self.cpu_options(threads))?.with_kv(self.kv_type.stored()))
     }
@@ -151,7 +151,7 @@ impl EngineChoice {
         CpuOptions { threads, platform: self.platform.clone(), arithmetic }
     }
 
-    /// How a package is opened for this engine, by so many threads.
+    /// Options for opening a package for this engine with `threads`.
     pub(crate) fn opening(&self, threads: usize) -> Result<OpenOptions, CpuError> {
         let packing = match self.engine {
             EngineName::Cpu => self.cpu_options(threads).packing()?,
@@ -160,12 +160,12 @@ impl EngineChoice {
         Ok(OpenOptions { threads, packing })
     }
 
-    /// Refuses what cannot be, before anything is started.
+    /// Checks the choice before anything is started.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         anyhow::ensure!(self.engine != EngineName::Scripted, "{ONLY_SERVE}");
         self.check_arguments()?;
         if self.engine == EngineName::Cpu {
-            // No threads: what is asked for is only checked.
+            // One thread: the backend is only checked.
             self.cpu(1)?;
         } else {
             runtime::check(&mlx_folder(None)?)?;
@@ -173,51 +173,54 @@ impl EngineChoice {
         Ok(())
     }
 
-    /// Refuses what does not go together.
+    /// Refuses options that exclude each other.
     pub(crate) fn check_arguments(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             self.engine == EngineName::Mlx || self.has_deadlines(),
-            "ring and jaccl are MLX's own collectives: they go with --engine mlx"
+            "ring and jaccl are MLX's collectives: they need --engine mlx"
         );
         let of_cpu = self.exact || self.platform.is_some();
         anyhow::ensure!(
             self.engine == EngineName::Cpu || !of_cpu,
-            "--platform and --exact are the cpu engine's: leave them out with --engine mlx"
+            "--platform and --exact need --engine cpu: remove them"
         );
         anyhow::ensure!(
             self.engine == EngineName::Cpu || self.kv_type != KvFormat::Q8,
-            "--kv-type q8 is the cpu engine's: with --engine mlx it is f32, f16 or bf16"
+            "--kv-type q8 needs --engine cpu: with --engine mlx use f32, f16 or bf16"
         );
         anyhow::ensure!(
             self.engine == EngineName::Cpu || self.draft_model.is_none(),
-            "--draft-model is the cpu engine's, since MLX's results may depend on how many rows \
-             are computed together: leave it out with --engine mlx"
+            "--draft-model needs --engine cpu, since MLX's results may depend on the batch size: \
+             remove it with --engine mlx"
         );
         anyhow::ensure!(
             self.speculate == SpeculateName::Auto || self.draft_model.is_none(),
-            "--draft-model guesses, and --speculate off asks for no guesses: leave one of them out"
+            "--draft-model needs speculative decoding, and --speculate off disables it: remove one of \
+             them"
         );
         Ok(())
     }
 
-    /// Refuses a cut that the collectives cannot serve.
+    /// Refuses a layout that the collectives do not support.
     pub(crate) fn check_layout(&self, layout: &Layout) -> Result<(), LoadError> {
         if layout.stage_count() > 1 && !self.has_deadlines() {
-            return Err("MLX's ring and JACCL sum over all ranks, and this set has pipeline \
+            return Err(
+                "MLX's ring and JACCL all-reduce over all ranks, and this set has pipeline \
                         stages: use --collectives own"
-                .into());
+                    .into(),
+            );
         }
         Ok(())
     }
 
-    /// What an engine is told beside its standard.
+    /// The engine's options.
     pub(crate) fn options(&self) -> EngineOptions {
         let kv_bytes = self.kv_memory.map(|size| size.0);
         let speculate = self.speculate.when();
         EngineOptions { kv_bytes, speculate, ..EngineOptions::STANDARD }
     }
 
-    /// The same choice with one of MLX's own layers.
+    /// The same choice with one of MLX's own collectives.
     pub(crate) fn over(&self, distributed: &Distributed) -> Result<Self, String> {
         if self.engine != EngineName::Mlx {
             return Err("ring and jaccl need MLX: start this node with --engine mlx".to_owned());
@@ -229,7 +232,7 @@ impl EngineChoice {
         Ok(Self { collectives, ..self.clone() })
     }
 
-    /// Who carries the sums of a group of `ranks`, with the reason where we choose.
+    /// The collectives of a group; prints the reason if they were chosen automatically.
     fn collectives(&self, [rank, ranks]: [u32; 2]) -> Collectives {
         match self.collectives {
             CollectivesName::Own => Collectives::Own,
@@ -244,8 +247,8 @@ impl EngineChoice {
         }
     }
 
-    /// What computes a rank, before its package is read: ranks of one of MLX's own groups wait
-    /// here for each other. `place` is rank and number of ranks.
+    /// Opens the backend of a rank, before its package is read: with MLX's own collectives, ranks
+    /// wait here for each other. `place` is rank and number of ranks.
     pub(crate) fn open(&self, threads: usize, place: [u32; 2]) -> Result<Opened, LoadError> {
         Ok(match self.engine {
             EngineName::Cpu => Opened::Cpu(self.cpu(threads)?),
@@ -272,8 +275,8 @@ impl EngineChoice {
             return model.logits(tokens).map_err(Failure::wrong);
         }
         if packages.len() > 1 {
-            // Ranks that share a process wait for each other in MLX until the group gives up.
-            let error = anyhow::anyhow!("MLX computes one rank for each process");
+            // Ranks in one process would block each other in MLX until the group times out.
+            let error = anyhow::anyhow!("MLX supports one rank per process");
             return Err(Failure::from(error).hint("use --engine cpu, or a set for one node"));
         }
         let backends = vec![self.mlx(Collectives::Own, [0, 1])?];
@@ -282,7 +285,7 @@ impl EngineChoice {
     }
 }
 
-/// What computes a rank.
+/// The backend of a rank.
 pub(crate) enum Opened {
     Cpu(Cpu),
     Mlx(Mlx),
@@ -301,7 +304,7 @@ impl Opened {
         Ok(())
     }
 
-    /// This rank's engine over its open package, and over that of the model that guesses for it.
+    /// This rank's engine over its open package, and over that of its draft model.
     pub(crate) fn rank_engine(
         self,
         package: &Package,
@@ -329,7 +332,7 @@ impl Opened {
                 let need = MemoryNeed { weight_bytes: taken.bytes, kv_bytes, least_kv_bytes };
                 let plan = MemoryPlan::new(need, backend.working_set())?;
                 backend.set_limits(&plan)?;
-                // Ranks without keys and values leave them to others.
+                // Ranks without attention layers need no KV cache.
                 let kv_bytes = (kv_bytes > 0).then_some(plan.kv_bytes);
                 let options = EngineOptions { kv_bytes: kv_bytes.or(options.kv_bytes), ..options };
                 boxed(Engine::new(model, backend, options), constraints)
@@ -348,16 +351,13 @@ fn boxed<B: Backend + 'static>(
     }
 }
 
-/// One line where weights are in memory twice for a moment, and why.
+/// Prints one line if weights were copied, and why.
 fn say_copies(taken: &Taken, gpu: bool) {
     if taken.copied_tensors == 0 {
         return;
     }
-    let why = if gpu {
-        "Metal did not take them where they lie"
-    } else {
-        "MLX's build for processors always copies"
-    };
+    let why =
+        if gpu { "Metal could not use them in place" } else { "MLX's CPU build always copies" };
     say(&format!(
         "mlx: {} of {} tensors ({} of {}) were copied into MLX's memory: {why}",
         taken.copied_tensors,

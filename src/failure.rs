@@ -1,4 +1,4 @@
-//! How a command ends badly: what is printed and which exit code is returned.
+//! Errors of commands: what is printed and which exit code is returned.
 
 use std::{fmt::Display, process::ExitCode};
 
@@ -7,13 +7,13 @@ use crate::progress::printable;
 /// Why the command did not succeed, as the exit code tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The given model, package or set was looked at and is wrong.
+    /// The given model, package or set was read and is wrong.
     Wrong,
-    /// The command could not do its work.
+    /// The command could not run.
     CouldNotRun,
 }
 
-/// An error on its way to the terminal.
+/// An error with its exit code and a hint.
 #[derive(Debug)]
 pub(crate) struct Failure {
     kind: Kind,
@@ -32,7 +32,7 @@ impl Failure {
         self.error
     }
 
-    /// Says what to do about it.
+    /// Adds a hint: what to do about it.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Display) -> Self {
         self.hint = Some(hint.to_string());
@@ -40,7 +40,7 @@ impl Failure {
     }
 
     /// Prints the chain of causes on one line and returns the exit code. With `json`, the same
-    /// goes to standard output for machines.
+    /// goes to standard output as JSON.
     #[expect(
         clippy::print_stdout,
         clippy::print_stderr,
@@ -55,7 +55,7 @@ impl Failure {
                 causes.push(text);
             }
         }
-        // Some of it may be what another machine said.
+        // Some of the text may come from another machine.
         let message = printable(&causes.join(": "));
         eprintln!("error: {message}");
         if let Some(hint) = &self.hint {

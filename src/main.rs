@@ -1,16 +1,15 @@
-//! The command line: arguments in, a command carried out, results and errors for people and
-//! machines.
+//! The command line: parses arguments, runs a command, prints its result or error as text or JSON.
 #![forbid(unsafe_code)]
 
 mod args;
-mod awake;
 mod cluster;
 mod commands;
 mod discovery;
 mod engines;
 mod failure;
-mod pause;
+mod kill_points;
 mod progress;
+mod sleep_inhibitor;
 mod source;
 
 use std::process::ExitCode;
@@ -23,22 +22,22 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let (result, json) = match cli.command {
         Command::Demo(args) => (commands::demo::run(&args), false),
-        Command::Plan(args) => (commands::plan::run(&args), args.json),
-        Command::Convert(args) => (commands::convert::run(&args), args.json),
-        Command::Reshard(args) => (commands::reshard::run(&args), args.json),
-        Command::Export(args) => (commands::export::run(&args), args.json),
-        Command::Keygen(args) => (commands::keygen::run(&args), args.json),
-        Command::Sign(args) => (commands::sign::run(&args), args.json),
-        Command::Verify(args) => (commands::verify::run(&args), args.json),
-        Command::Inspect(args) => (commands::inspect::run(&args), args.json),
+        Command::Plan(args) => (commands::plan::run(&args), args.listing.form.json),
+        Command::Convert(args) => (commands::convert::run(&args), args.form.json),
+        Command::Reshard(args) => (commands::reshard::run(&args), args.form.json),
+        Command::Export(args) => (commands::export::run(&args), args.form.json),
+        Command::Keygen(args) => (commands::keygen::run(&args), args.form.json),
+        Command::Sign(args) => (commands::sign::run(&args), args.form.json),
+        Command::Verify(args) => (commands::verify::run(&args), args.form.json),
+        Command::Inspect(args) => (commands::inspect::run(&args), args.listing.form.json),
         Command::Node(args) => (commands::node::run(&args), args.json),
         Command::Cluster(args) => (commands::cluster::run(&args), args.json),
-        Command::Push(args) => (commands::push::run(&args), args.json),
+        Command::Push(args) => (commands::push::run(&args), args.form.json),
         Command::Serve(args) => (commands::serve::run(&args), args.json),
-        Command::Eval(args) => (commands::eval::run(&args), args.json),
-        Command::Bench(args) => (commands::bench::run(&args), args.json),
+        Command::Eval(args) => (commands::eval::run(&args), args.form.json),
+        Command::Bench(args) => (commands::bench::run(&args), args.form.json),
         Command::Doctor(args) => (commands::doctor::run(&args), args.json),
-        Command::Exam(args) => (commands::exam::run(&args), true),
+        Command::SelfTest(args) => (commands::self_test::run(&args), true),
         Command::Engine(args) => (commands::engine::run(&args), commands::engine::json(&args)),
         Command::Chat(args) => (commands::chat::run(&args), false),
         Command::Keys(args) => (commands::keys::run(&args), false),

@@ -1,4 +1,4 @@
-//! Signs of life: bars on a terminal, a line now and then elsewhere, nothing below a second.
+//! Progress: a bar on a terminal, otherwise a line at intervals; nothing within the first second.
 
 use std::{
     fmt::Write as _,
@@ -9,7 +9,7 @@ use std::{
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
-/// Between two lines where there is no terminal.
+/// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Progress through a known number of bytes. Goes to standard error.
@@ -55,7 +55,7 @@ impl Progress {
         }
     }
 
-    /// Takes note of bytes done.
+    /// Adds bytes that are done.
     pub(crate) fn add(&self, bytes: u64) {
         match &self.shown {
             Shown::Bar(bar) => bar.inc(bytes),
@@ -76,7 +76,7 @@ impl Progress {
         }
     }
 
-    /// Takes note that bytes have to be done again.
+    /// Subtracts bytes that have to be done again.
     pub(crate) fn take_back(&self, bytes: u64) {
         match &self.shown {
             Shown::Bar(bar) => bar.set_position(bar.position().saturating_sub(bytes)),
@@ -101,13 +101,13 @@ pub(crate) fn say(text: &str) {
     eprintln!("{}", printable(text));
 }
 
-/// A question, on standard error; the answer goes on in its line.
+/// A prompt, on standard error, without a line break.
 #[expect(clippy::print_stderr, reason = "the command line reports to people")]
 pub(crate) fn ask(text: &str) {
     eprint!("{text}");
 }
 
-/// A text without what would command a terminal; it may have come from another machine.
+/// Removes control characters from a text, which may come from another machine.
 pub(crate) fn printable(text: &str) -> String {
     let shown = |c: char| {
         if c.is_control() && !matches!(c, '\n' | '\t') { char::REPLACEMENT_CHARACTER } else { c }

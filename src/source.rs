@@ -1,4 +1,4 @@
-//! What the user calls a source: a folder, or a model's name on the hub.
+//! Opens a source: a local folder or file, or a model on the hub.
 
 #[cfg(feature = "hub")]
 mod hub;
@@ -7,36 +7,44 @@ use std::path::{Path, PathBuf};
 
 use shardpack_converter::{Pickles, Source, SourceError, Subfolder};
 
-use crate::failure::Failure;
+use crate::{args::SourceArgs, failure::Failure};
 
-/// What happens to the weights of a model of the hub.
+/// Which weights of a hub model are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// They are downloaded and stay in the cache.
+    /// All weights are downloaded and kept in the cache.
     All,
-    /// Their headers alone are read.
+    /// Only headers are read.
     Headers,
-    /// They are here only while they are needed.
+    /// Each file is deleted after use.
     Nothing,
 }
 
-/// What is to be opened.
+/// A source to open.
 pub(crate) struct Input<'a> {
     /// A folder, a file, or a model's name on the hub.
     pub(crate) source: &'a Path,
-    /// The part of it that the model stands in.
+    /// The subfolder that holds the model.
     pub(crate) subfolder: Option<&'a Subfolder>,
     /// Adapters to merge into it.
     pub(crate) adapters: &'a [PathBuf],
     /// Whether files of `torch.save` are read.
     pub(crate) pickles: Pickles,
-    /// What happens to weights that come from the hub.
+    /// Which weights of a hub model are kept.
     pub(crate) keep: Keep,
 }
 
-/// Whether files of `torch.save` are read, by what the user allowed.
-pub(crate) const fn pickles(allowed: bool) -> Pickles {
-    if allowed { Pickles::Read } else { Pickles::Refuse }
+impl<'a> Input<'a> {
+    /// The source that the arguments name.
+    pub(crate) fn of(args: &'a SourceArgs, keep: Keep) -> Self {
+        Self {
+            source: &args.path,
+            subfolder: args.subfolder.as_ref(),
+            adapters: &args.adapters,
+            pickles: if args.allow_pickle { Pickles::Read } else { Pickles::Refuse },
+            keep,
+        }
+    }
 }
 
 /// Opens a source and merges adapters into it. `spool` is the folder for weights that are not
@@ -49,8 +57,8 @@ pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
 
 #[cfg(feature = "hub")]
 fn open_base(input: &Input, spool: &Path) -> Result<Source, Failure> {
-    match hub::name(input.source) {
-        Some((name, gguf)) => hub::open((&name, gguf), input, spool),
+    match hub::parse(input.source) {
+        Some(model) => hub::open(model, input, spool),
         None => open_folder(input),
     }
 }
@@ -64,7 +72,7 @@ fn open_folder(input: &Input) -> Result<Source, Failure> {
     Source::open_part(input.source, input.subfolder, input.pickles).map_err(failure)
 }
 
-/// A source that was looked at and is wrong, or that could not be looked at.
+/// The failure for a source that is wrong, or that could not be read.
 pub(crate) fn failure(error: SourceError) -> Failure {
     if error.is_wrong() { Failure::wrong(error) } else { error.into() }
 }

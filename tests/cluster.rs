@@ -12,7 +12,9 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_identity::{Channel, Endpoint, Home, Patience, Role, Service, credentials_of_node};
+use shardpack_identity::{
+    Channel, Endpoint, ExpectedPeer, HandshakeDeadline, Home, Role, Service, credentials_of_node,
+};
 use shardpack_transfer::protocol::Timeouts;
 use shardpack_transfer::receive::NodeClient;
 use tempfile::{TempDir, tempdir};
@@ -405,8 +407,9 @@ fn whoever_is_no_controller_of_the_cluster_gets_nothing() {
     // A node of the cluster in a controller's place.
     let of_node = credentials_of_node(&scene.store("a").join("identity")).unwrap().unwrap();
     for service in [Service::Transfer, Service::Member] {
-        let expected = (Role::Node, Some(of_node.key()));
-        let error = Channel::call(socket(), &of_node, service, expected, Patience::of(LONG));
+        let expected = ExpectedPeer { role: Role::Node, key: Some(of_node.key()) };
+        let error =
+            Channel::call(socket(), &of_node, service, expected, HandshakeDeadline::after(LONG));
         let error = error.map(drop).unwrap_err().to_string();
         assert!(error.contains("refused this machine's role"), "{error}");
     }
@@ -428,8 +431,8 @@ fn whoever_is_no_controller_of_the_cluster_gets_nothing() {
         socket(),
         home.credentials(),
         Service::Member,
-        (Role::Node, Some(member)),
-        Patience::of(LONG),
+        ExpectedPeer { role: Role::Node, key: Some(member) },
+        HandshakeDeadline::after(LONG),
     );
     let error = called.map(drop).unwrap_err().to_string();
     assert!(error.contains("refused this machine's certificate"), "{error}");

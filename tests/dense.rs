@@ -13,7 +13,7 @@ use std::{
 
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
-use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_collectives::{Group, GroupCall, GroupObserver, ObservedGroup};
 use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
 use shardpack_engine::engine::{logits, memory_group};
 use shardpack_engine_api::TokenId;
@@ -64,55 +64,13 @@ fn joined_packages_are_the_package_of_one_node() {
     }
 }
 
-/// A rank's end that counts what is asked of it.
-struct Counted {
-    inner: Arc<dyn Group>,
-    calls: Arc<AtomicU64>,
-}
+/// Counts the collective calls of all ranks.
+struct SharedCounter(Arc<AtomicU64>);
 
-impl Counted {
-    fn count(&self) -> &Arc<dyn Group> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        &self.inner
-    }
-}
-
-impl Group for Counted {
-    fn rank(&self) -> u32 {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> u32 {
-        self.inner.size()
-    }
-
-    fn epoch(&self) -> u64 {
-        self.inner.epoch()
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32], deadline: Deadline) -> Result<(), GroupError> {
-        self.count().all_reduce_sum(values, deadline)
-    }
-
-    fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {
-        self.count().all_gather(mine, deadline)
-    }
-
-    fn broadcast(
-        &self,
-        root: u32,
-        bytes: &mut Vec<u8>,
-        deadline: Deadline,
-    ) -> Result<(), GroupError> {
-        self.count().broadcast(root, bytes, deadline)
-    }
-
-    fn barrier(&self, deadline: Deadline) -> Result<(), GroupError> {
-        self.count().barrier(deadline)
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
+impl GroupObserver for SharedCounter {
+    fn observe<T>(&self, _: GroupCall, run: impl FnOnce() -> T) -> T {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        run()
     }
 }
 
@@ -127,8 +85,8 @@ fn a_step_has_the_messages_that_its_architecture_needs() {
         assert!(cut || !tied, "{model}: a tied embedding is cut as the head is");
         let calls = Arc::new(AtomicU64::new(0));
         let counted = |inner| {
-            let calls = Arc::clone(&calls);
-            Arc::new(Counted { inner, calls }) as Arc<dyn Group>
+            let counter = SharedCounter(Arc::clone(&calls));
+            Arc::new(ObservedGroup::with_observer(inner, counter)) as Arc<dyn Group>
         };
         let groups: Vec<_> = memory_group(2).unwrap().into_iter().map(counted).collect();
         logits(&packages, &groups, &[TokenId(7), TokenId(300), TokenId(12)], 1).unwrap();

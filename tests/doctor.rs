@@ -71,7 +71,7 @@ fn the_self_test_computes_reads_and_sends() {
     for name in [
         "read speed, cached",
         "cpu kernels",
-        "sums between two processes, cpu, own",
+        "all-reduce between two processes, cpu, own",
         "tokens per second, cpu, ranks: 1",
         "tokens per second, cpu, ranks: 2",
     ] {
@@ -80,7 +80,7 @@ fn the_self_test_computes_reads_and_sends() {
     }
     let (_, detail) = check(report, "cpu kernels");
     assert!(detail.starts_with("portable"), "{detail}");
-    for name in ["MLX against cpu", "sums within MLX's graph", "JACCL"] {
+    for name in ["MLX against cpu", "all-reduce within MLX's graph", "JACCL"] {
         let (state, detail) = check(report, name);
         assert!(state == "skipped" && detail.contains("shardpack "), "{name}: {detail}");
     }
@@ -100,8 +100,8 @@ fn the_self_test_compares_mlx_with_cpu() {
         "MLX against cpu, 4 bits",
         "MLX against cpu, 8 bits",
         "MLX against cpu, 16 bits",
-        "sums between two processes, mlx, own",
-        "sums between two processes, mlx, ring",
+        "all-reduce between two processes, mlx, own",
+        "all-reduce between two processes, mlx, ring",
         "tokens per second, mlx, ranks: 2",
     ] {
         let (state, detail) = check(report, name);

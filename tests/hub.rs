@@ -202,7 +202,7 @@ fn a_killed_conversion_that_keeps_no_source_goes_on_to_identical_bytes() {
         assert!(!output.exists(), "{point}: half a result has the final name");
         hub.requests();
         let said = text(&hub.run(folder.path(), &args).stderr);
-        assert_eq!(said.contains("going on after"), taken_up, "{point}: {said}");
+        assert_eq!(said.contains("resuming after"), taken_up, "{point}: {said}");
         assert_eq!(hub.requests(), requests, "{point}: files that were verified stay away");
         assert!(files(&output) == expected, "{point}");
         let spool = folder.path().join(point.replace(':', "-") + ".source");

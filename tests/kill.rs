@@ -35,7 +35,7 @@ fn a_killed_conversion_leaves_no_result_and_goes_on_to_identical_bytes() {
         assert!(again.status.success(), "{said}");
         // The other threads went on while one was paused, so there may be more.
         let taken_up = said
-            .split("going on after ")
+            .split("resuming after ")
             .nth(1)
             .and_then(|rest| rest.split(' ').next()?.parse().ok());
         assert!(

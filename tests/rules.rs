@@ -53,13 +53,14 @@ fn a_draft_that_is_finished_converts_to_the_weights_of_the_known_architecture() 
     assert_eq!(refused.status.code(), Some(1));
     let said = text(&refused.stderr);
     assert!(said.contains("unknown architecture: model_type is \"driftwood\""), "{said}");
-    assert!(said.contains("--draft rules.toml"), "{said}");
-    let refused = run(&["plan", path(&model), "--draft", path(&rules)]);
+    assert!(said.contains("--scaffold-rules rules.toml"), "{said}");
+    let refused = run(&["plan", path(&model), "--scaffold-rules", path(&rules)]);
     assert_eq!(refused.status.code(), Some(1));
     let said = text(&refused.stderr);
-    assert!(said.contains("own.toml has a draft on olmo2 (olmo2)"), "{said}");
+    assert!(said.contains("own.toml has scaffolded rules based on olmo2 (olmo2)"), "{said}");
+    // The option's old name is still accepted.
     let again = text(&run(&["plan", path(&model), "--draft", path(&rules)]).stderr);
-    assert!(again.contains("there is no draft") && again.contains("own.toml"), "{again}");
+    assert!(again.contains("no rules were scaffolded") && again.contains("own.toml"), "{again}");
 
     // Nobody has decided anything yet.
     let open = fail(1, &["plan", path(&model), "--rules", path(&rules)]);

@@ -316,7 +316,7 @@ fn draft_models_that_cannot_be_are_refused() {
         let error = fail(code, &[&serve[..], more].concat());
         assert!(error.contains(expected), "{error}");
     };
-    refused(&served, &cut, 1, "cut for 2 nodes", &[]);
+    refused(&served, &cut, 1, "sharded for 2 nodes", &[]);
     refused(&served, &folder.path().join("none"), 2, "no such folder", &[]);
     refused(&served, &other, 1, "its tokens are not the model's", &[]);
     refused(&served, &served, 2, "asks for no guesses", &["--speculate", "off"]);

@@ -16,7 +16,7 @@ use shardpack_formats::{
     stored::{self, Documents, Logical, StoredConfig},
     tokenizer::{self, MAX_TOKENS, TokenizerError},
 };
-use shardpack_identity::try_membership;
+use shardpack_identity::probe_membership;
 use shardpack_manifests::{Manifest, PackageSet, canonical};
 use shardpack_transfer::protocol::{ChunkMap, Receiver, SharedMap, Step, frame as transfer_frame};
 
@@ -237,7 +237,7 @@ fn cluster(data: &[u8]) {
 
 /// What nodes and controllers say about membership, tokens, keys and certificates.
 fn membership(data: &[u8]) {
-    try_membership(data);
+    probe_membership(data);
 }
 
 /// A frame between ranks, and the end of a group within it.

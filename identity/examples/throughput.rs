@@ -11,7 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shardpack_identity::{Authority, Channel, Patience, Role, Service, Validity};
+use shardpack_identity::{
+    Authority, Channel, ExpectedPeer, HandshakeDeadline, Role, Service, Validity,
+};
 
 const TOTAL_BYTES: usize = 2 << 30;
 const STEP_BYTES: usize = 4 << 20;
@@ -23,15 +25,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let calling = TcpStream::connect(listener.local_addr()?)?;
         let answering = listener.accept()?.0;
-        let patience = || Patience::of(Duration::from_secs(10));
+        let deadline = || HandshakeDeadline::after(Duration::from_secs(10));
         let (near, far) = if secured {
             let answerer = node.clone();
             let far = thread::spawn(move || {
                 let (services, roles) = ([Service::Rank], [Role::Node]);
-                Channel::answer(answering, &answerer, &services, &roles, patience())
+                Channel::answer(answering, &answerer, &services, &roles, deadline())
             });
-            let expected = (Role::Node, Some(node.key()));
-            let near = Channel::call(calling, &node, Service::Rank, expected, patience())?;
+            let expected = ExpectedPeer { role: Role::Node, key: Some(node.key()) };
+            let near = Channel::call(calling, &node, Service::Rank, expected, deadline())?;
             (near, far.join().expect("handshakes do not panic")?)
         } else {
             (calling.into(), answering.into())

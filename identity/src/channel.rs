@@ -1,4 +1,4 @@
-//! A connection between two machines: in the clear within one machine, inside TLS otherwise.
+//! A connection between two machines: plain TCP within one machine, TLS otherwise.
 //!
 //! A channel behaves as the socket under it does, blocking or not, with its timeouts. One thread
 //! may read while another writes: the session is locked while bytes are sealed or opened, never
@@ -21,7 +21,7 @@ use std::{
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
 use crate::{
-    Credentials, HandshakeError, Patience, Peer, PeerKey, Role, Service,
+    Credentials, HandshakeDeadline, HandshakeError, Peer, PeerKey, Role, Service,
     credentials::{client_of_stranger, peer_of},
     handshake::{WELCOME, await_welcome, drive},
 };
@@ -32,6 +32,15 @@ const SEAL_BYTES: usize = 64 << 10;
 
 /// What one read takes from the socket.
 const READ_BYTES: usize = 64 << 10;
+
+/// The peer that a caller expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpectedPeer {
+    /// The role that its certificate must have.
+    pub role: Role,
+    /// Its key, if only one may answer.
+    pub key: Option<PeerKey>,
+}
 
 /// A connection; clones are the same one.
 #[derive(Clone)]
@@ -88,48 +97,48 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl From<TcpStream> for Channel {
-    /// In the clear.
+    /// Without TLS.
     fn from(socket: TcpStream) -> Self {
         Self(Arc::new(Inner { socket, secured: None }))
     }
 }
 
 impl Channel {
-    /// Calls a member in `role`, with `key` where only one may answer.
+    /// Connects to a member of the cluster, which must be the `expected` one.
     pub fn call(
         socket: TcpStream,
         credentials: &Credentials,
         service: Service,
-        (role, key): (Role, Option<PeerKey>),
-        patience: Patience<'_>,
+        expected: ExpectedPeer,
+        deadline: HandshakeDeadline<'_>,
     ) -> Result<Self, HandshakeError> {
-        let config = credentials.client(service, role, key).map_err(unusable)?;
-        Self::call_with(socket, config, service, patience)
+        let config = credentials.client(service, expected).map_err(unusable)?;
+        Self::call_with(socket, config, service, deadline)
     }
 
-    /// Calls a node that has not joined, known by its key alone.
+    /// Connects to a node that has not joined, authenticated by its key alone.
     pub(crate) fn call_stranger(
         socket: TcpStream,
         key: PeerKey,
-        patience: Patience<'_>,
+        deadline: HandshakeDeadline<'_>,
     ) -> Result<Self, HandshakeError> {
         let config = client_of_stranger(key).map_err(unusable)?;
-        Self::call_with(socket, config, Service::Join, patience)
+        Self::call_with(socket, config, Service::Join, deadline)
     }
 
     fn call_with(
         socket: TcpStream,
         config: Arc<rustls::ClientConfig>,
         service: Service,
-        patience: Patience<'_>,
+        deadline: HandshakeDeadline<'_>,
     ) -> Result<Self, HandshakeError> {
         // It is neither sent nor compared; the library wants one.
         let name = ServerName::try_from("shardpack.internal").expect("this is a DNS name");
         let session = ClientConnection::new(config, name).map_err(HandshakeError::Tls)?;
         let mut session = Connection::from(session);
         socket.set_nodelay(true).map_err(HandshakeError::Io)?;
-        drive(&socket, &mut session, patience, Some(service))?;
-        await_welcome(&socket, &mut session, patience, service)?;
+        drive(&socket, &mut session, deadline, Some(service))?;
+        await_welcome(&socket, &mut session, deadline, service)?;
         Self::secured(socket, session)
     }
 
@@ -139,23 +148,23 @@ impl Channel {
         credentials: &Credentials,
         services: &[Service],
         roles: &[Role],
-        patience: Patience<'_>,
+        deadline: HandshakeDeadline<'_>,
     ) -> Result<Self, HandshakeError> {
         let config = credentials.server(services, roles).map_err(unusable)?;
-        Self::answer_with(socket, config, patience)
+        Self::answer_with(socket, config, deadline)
     }
 
     pub(crate) fn answer_with(
         socket: TcpStream,
         config: Arc<ServerConfig>,
-        patience: Patience<'_>,
+        deadline: HandshakeDeadline<'_>,
     ) -> Result<Self, HandshakeError> {
         let session = ServerConnection::new(config).map_err(HandshakeError::Tls)?;
         let mut session = Connection::from(session);
         socket.set_nodelay(true).map_err(HandshakeError::Io)?;
-        drive(&socket, &mut session, patience, None)?;
+        drive(&socket, &mut session, deadline, None)?;
         session.writer().write_all(&[WELCOME]).map_err(HandshakeError::Io)?;
-        drive(&socket, &mut session, patience, None)?;
+        drive(&socket, &mut session, deadline, None)?;
         Self::secured(socket, session)
     }
 
@@ -177,13 +186,13 @@ impl Channel {
         Ok(Self(Arc::new(Inner { socket, secured: Some(secured) })))
     }
 
-    /// Who is at the other end; unknown in the clear, and of a caller who joins a node.
+    /// The peer; unknown without TLS, and of a caller that adds a node to a cluster.
     #[must_use]
     pub fn peer(&self) -> Option<Peer> {
         self.0.secured.as_ref()?.peer
     }
 
-    /// What the connection is for; unknown in the clear.
+    /// The purpose of the connection; unknown without TLS.
     #[must_use]
     pub fn service(&self) -> Option<Service> {
         self.0.secured.as_ref()?.service

@@ -1,5 +1,5 @@
-//! What a machine proves itself with, and how it judges others: TLS 1.3 alone, the cluster's own
-//! authority alone, then the role, then the key.
+//! A machine's certificate, and how it verifies the certificates of others: TLS 1.3 only, signed by
+//! the cluster's authority only, then the role, then the key.
 
 use std::{fmt, sync::Arc};
 
@@ -20,7 +20,7 @@ use rustls::{
     version::TLS13,
 };
 
-use crate::{Authority, CredentialsError, PeerKey, Role, Validity, certificate};
+use crate::{Authority, CredentialsError, ExpectedPeer, PeerKey, Role, Validity, certificate};
 
 /// What a connection is for; it is settled in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,16 +64,16 @@ pub(crate) enum Mismatch {
     Kind,
 }
 
-/// Who is at the other end.
+/// The peer of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// What its certificate lets it do; none of one that has not joined.
+    /// The role in its certificate; none for a node that has not joined.
     pub role: Option<Role>,
     /// Its key.
     pub key: PeerKey,
 }
 
-/// A certificate with its key, and the authority by which others are judged.
+/// A certificate with its key, and the authority by which others are verified.
 #[derive(Clone)]
 pub struct Credentials {
     roots: Arc<RootCertStore>,
@@ -112,28 +112,28 @@ impl Credentials {
 
     /// Whether others of the cluster would accept this certificate in this role.
     pub(crate) fn check_own(&self, role: Role) -> Result<(), CredentialsError> {
-        let judge = self.judge(vec![role], Some(self.public));
-        judge.check(&self.chain[0], &[], UnixTime::now()).map_err(CredentialsError::Use)
+        let verifier = self.verifier(vec![role], Some(self.public));
+        verifier.check(&self.chain[0], &[], UnixTime::now()).map_err(CredentialsError::Use)
     }
 
-    fn judge(&self, roles: Vec<Role>, key: Option<PeerKey>) -> Judge {
+    fn verifier(&self, roles: Vec<Role>, key: Option<PeerKey>) -> PeerVerifier {
         let algorithms = provider().signature_verification_algorithms;
-        Judge { roots: Some(Arc::clone(&self.roots)), roles, key, algorithms }
+        PeerVerifier { roots: Some(Arc::clone(&self.roots)), roles, key, algorithms }
     }
 
-    /// For calling a member in `role`, with `key` where only one may answer.
+    /// For connecting to a member, which must be the `expected` one.
     pub(crate) fn client(
         &self,
         service: Service,
-        role: Role,
-        key: Option<PeerKey>,
+        expected: ExpectedPeer,
     ) -> Result<Arc<ClientConfig>, CredentialsError> {
-        let judge = match key {
+        let ExpectedPeer { role, key } = expected;
+        let verifier = match key {
             // So that a certificate that has ended can be renewed.
-            Some(key) if service == Service::Member => Judge::of_key(key),
-            _ => self.judge(vec![role], key),
+            Some(key) if service == Service::Member => PeerVerifier::of_key(key),
+            _ => self.verifier(vec![role], key),
         };
-        let config = client_builder(Arc::new(judge))?
+        let config = client_builder(Arc::new(verifier))?
             .with_client_auth_cert(self.chain.clone(), self.private_key())
             .map_err(CredentialsError::Use)?;
         Ok(finish_client(config, service))
@@ -145,9 +145,9 @@ impl Credentials {
         services: &[Service],
         roles: &[Role],
     ) -> Result<Arc<ServerConfig>, CredentialsError> {
-        let judge = Arc::new(self.judge(roles.to_vec(), None));
+        let verifier = Arc::new(self.verifier(roles.to_vec(), None));
         let config = server_builder()?
-            .with_client_cert_verifier(judge)
+            .with_client_cert_verifier(verifier)
             .with_single_cert(self.chain.clone(), self.private_key())
             .map_err(CredentialsError::Use)?;
         Ok(finish_server(config, services))
@@ -174,12 +174,12 @@ fn provider() -> Arc<CryptoProvider> {
 
 type ClientBuilder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
 
-fn client_builder(judge: Arc<Judge>) -> Result<ClientBuilder, CredentialsError> {
+fn client_builder(verifier: Arc<PeerVerifier>) -> Result<ClientBuilder, CredentialsError> {
     Ok(ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(CredentialsError::Use)?
         .dangerous()
-        .with_custom_certificate_verifier(judge))
+        .with_custom_certificate_verifier(verifier))
 }
 
 fn server_builder()
@@ -191,7 +191,7 @@ fn server_builder()
 
 fn finish_client(mut config: ClientConfig, service: Service) -> Arc<ClientConfig> {
     config.alpn_protocols = vec![service.protocol().to_vec()];
-    // Names are not compared, and every connection is judged anew.
+    // Names are not compared, and every connection is verified anew.
     config.enable_sni = false;
     config.resumption = Resumption::disabled();
     Arc::new(config)
@@ -206,7 +206,7 @@ fn finish_server(mut config: ServerConfig, services: &[Service]) -> Arc<ServerCo
 
 /// For calling a node that has not joined, known by its key alone; the caller stays unknown.
 pub(crate) fn client_of_stranger(key: PeerKey) -> Result<Arc<ClientConfig>, CredentialsError> {
-    let config = client_builder(Arc::new(Judge::of_key(key)))?.with_no_client_auth();
+    let config = client_builder(Arc::new(PeerVerifier::of_key(key)))?.with_no_client_auth();
     Ok(finish_client(config, Service::Join))
 }
 
@@ -221,7 +221,7 @@ pub(crate) fn server_of_stranger(pkcs8: &[u8]) -> Result<Arc<ServerConfig>, Cred
     Ok(finish_server(config, &[Service::Join]))
 }
 
-/// Who a certificate, already judged, speaks for.
+/// Who a certificate, already verified, speaks for.
 pub(crate) fn peer_of(certificate: &CertificateDer<'_>) -> Option<Peer> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     let key = PeerKey::of_spki(&parsed.subject_public_key_info())?;
@@ -229,9 +229,9 @@ pub(crate) fn peer_of(certificate: &CertificateDer<'_>) -> Option<Peer> {
     Some(Peer { role: Role::ALL.into_iter().find(has), key })
 }
 
-/// Judges certificates.
+/// Verifies peer certificates.
 #[derive(Debug)]
-struct Judge {
+struct PeerVerifier {
     /// The cluster's authority; none where the key alone counts.
     roots: Option<Arc<RootCertStore>>,
     /// Any of these; empty where the key alone counts.
@@ -240,7 +240,7 @@ struct Judge {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Judge {
+impl PeerVerifier {
     /// The key counts and nothing else.
     fn of_key(key: PeerKey) -> Self {
         let algorithms = provider().signature_verification_algorithms;
@@ -296,7 +296,7 @@ fn no_tls12() -> rustls::Error {
     rustls::Error::General("TLS 1.2 is not spoken".to_owned())
 }
 
-impl ServerCertVerifier for Judge {
+impl ServerCertVerifier for PeerVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -331,7 +331,7 @@ impl ServerCertVerifier for Judge {
     }
 }
 
-impl ClientCertVerifier for Judge {
+impl ClientCertVerifier for PeerVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

@@ -1,4 +1,4 @@
-//! How a node is reached: in the clear within this machine, in TLS with its own key otherwise.
+//! How a node is reached: plain TCP on loopback, mutual TLS with the node's pinned key otherwise.
 
 use std::{
     fmt, io,
@@ -6,22 +6,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Channel, Credentials, HandshakeError, Patience, PeerKey, Role, Service};
+use crate::{
+    Channel, Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, PeerKey, Role, Service,
+};
 
 /// No connection to a node.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The address means nothing.
-    #[error("{address}: not an address with a port, or its host is not known")]
+    /// The address cannot be resolved.
+    #[error("{address}: not a HOST:PORT address, or the host name does not resolve")]
     Address {
         /// As given.
         address: String,
         /// What the system said.
         source: io::Error,
     },
-    /// Packages would cross a network in the clear.
+    /// Packages would cross a network without TLS.
     #[error(
-        "{address} is on another machine and is not in the cluster: nodes of other machines speak mutual TLS alone; start the node there and say the `shardpack cluster add` line that it prints"
+        "{address} is on another machine and is not a member of the cluster: nodes on other machines require mutual TLS; start the node there and run the `shardpack cluster add` command that it prints"
     )]
     NotLoopback {
         /// The address.
@@ -35,7 +37,7 @@ pub enum ConnectError {
         /// What the system said.
         source: io::Error,
     },
-    /// No agreement.
+    /// The handshake failed.
     #[error("{node}")]
     Handshake {
         /// The node.
@@ -45,26 +47,35 @@ pub enum ConnectError {
     },
 }
 
-/// Where a node is, and how one knows that it is the one.
+/// How the two ends of a TLS connection to a node prove their identity.
+#[derive(Clone, Debug)]
+pub struct TlsPeer {
+    /// The caller's credentials.
+    pub credentials: Credentials,
+    /// The key that the node must prove to have.
+    pub key: PeerKey,
+}
+
+/// Where a node is, and how it is authenticated.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     name: String,
     address: String,
-    guarded: Option<(Credentials, PeerKey)>,
+    tls: Option<TlsPeer>,
 }
 
-/// Whether an address is of this machine's loopback: no other is spoken to in the clear.
+/// Whether an address is a loopback address; all others require TLS.
 #[must_use]
 pub const fn is_local(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
 impl Endpoint {
-    /// A node of this machine, in the clear.
+    /// A node on this machine, without TLS.
     #[must_use]
     pub fn plain(address: impl Into<String>) -> Self {
         let address = address.into();
-        Self { name: address.clone(), address, guarded: None }
+        Self { name: address.clone(), address, tls: None }
     }
 
     /// A member of the cluster that answers with `key`.
@@ -75,7 +86,7 @@ impl Endpoint {
         credentials: Credentials,
         key: PeerKey,
     ) -> Self {
-        Self { name, address, guarded: Some((credentials, key)) }
+        Self { name, address, tls: Some(TlsPeer { credentials, key }) }
     }
 
     /// Host and port.
@@ -84,34 +95,35 @@ impl Endpoint {
         &self.address
     }
 
-    /// The caller's credentials and the node's key; none in the clear.
+    /// How the connection is authenticated; `None` without TLS.
     #[must_use]
-    pub const fn guarded(&self) -> Option<&(Credentials, PeerKey)> {
-        self.guarded.as_ref()
+    pub const fn tls(&self) -> Option<&TlsPeer> {
+        self.tls.as_ref()
     }
 
-    /// What the address stands for.
+    /// The socket addresses that the address resolves to.
     pub fn resolve(&self) -> Result<Vec<SocketAddr>, ConnectError> {
         resolve(&self.address)
     }
 
-    /// Connects to the first meaning of the address that answers.
+    /// Connects to the first resolved address that answers.
     pub fn connect(&self, service: Service, timeout: Duration) -> Result<Channel, ConnectError> {
         let resolved = self.resolve()?;
         let node = self.to_string();
-        let Some((credentials, key)) = &self.guarded else {
+        let Some(TlsPeer { credentials, key }) = &self.tls else {
             if let Some(address) = resolved.iter().find(|address| !is_local(address.ip())) {
                 return Err(ConnectError::NotLoopback { address: *address });
             }
             let socket = reach(&node, &resolved, Instant::now() + timeout)?;
             let failed = |source| ConnectError::Connect { node, source };
-            // What is awaited is small.
+            // Replies are small.
             socket.set_nodelay(true).map_err(failed)?;
             return Ok(socket.into());
         };
-        let patience = Patience::of(timeout);
-        let socket = reach(&node, &resolved, patience.deadline)?;
-        Channel::call(socket, credentials, service, (Role::Node, Some(*key)), patience)
+        let deadline = HandshakeDeadline::after(timeout);
+        let expected = ExpectedPeer { role: Role::Node, key: Some(*key) };
+        let socket = reach(&node, &resolved, deadline.at)?;
+        Channel::call(socket, credentials, service, expected, deadline)
             .map_err(|source| ConnectError::Handshake { node, source })
     }
 }

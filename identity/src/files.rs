@@ -1,5 +1,4 @@
-//! Files of keys and documents: written whole under their final name or not at all, and keys are
-//! nobody else's to read.
+//! Files of keys and documents: written atomically; private keys are readable by their owner only.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -15,11 +14,11 @@ use serde::{Serialize, de::DeserializeOwned};
 /// Largest file here: a document of some hundred members has 50 KB.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// How long the lock of a document is waited for: it is held while that is read and written.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for the lock of a document, which is held while the document is read and written.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between two looks at it.
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
+/// Interval between two tries to take a lock.
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A file of a cluster cannot be used. Each names its file.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +35,7 @@ pub enum FileError {
     },
     /// A private key that other users can read.
     #[error(
-        "{}: other users of this machine can read this private key (mode {mode:03o}); say `chmod 600` on it, and make a new one if somebody may have taken it", path.display()
+        "{}: other users of this machine can read this private key (mode {mode:03o}); run `chmod 600` on it, and make a new key if somebody may have copied it", path.display()
     )]
     Open {
         /// The file.
@@ -45,7 +44,7 @@ pub enum FileError {
         mode: u32,
     },
     /// Another process holds a lock.
-    #[error("{}: another shardpack command has held this lock for {} s; let it end, and try again", path.display(), .waited.as_secs())]
+    #[error("{}: another shardpack command has held this lock for {} s; wait for it to end and try again", path.display(), .waited.as_secs())]
     Locked {
         /// The lock.
         path: PathBuf,
@@ -72,12 +71,12 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> File
     move |source| FileError::Io { action, path: path.to_owned(), source }
 }
 
-/// Makes a folder that is its owner's alone.
+/// Creates a folder that only its owner can open.
 pub(crate) fn create_folder(path: &Path) -> Result<(), FileError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io_error("create", path))
 }
 
-/// Writes a file that its owner alone can read.
+/// Writes a file that only its owner can read.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut partial = path.as_os_str().to_owned();
@@ -105,7 +104,7 @@ pub(crate) fn write_json(path: &Path, document: &impl Serialize) -> Result<(), F
     write(path, &bytes)
 }
 
-/// Reads a private key; one that others can read counts as theirs.
+/// Reads a private key; one that other users can read is refused.
 pub(crate) fn read_private(path: &Path) -> Result<Vec<u8>, FileError> {
     let file = File::open(path).map_err(io_error("read", path))?;
     let mode = file.metadata().map_err(io_error("read", path))?.permissions().mode() & 0o777;
@@ -146,8 +145,8 @@ pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Holds the file for this process until dropped; waits so long for others.
-pub(crate) fn lock(path: &Path, patience: Duration) -> Result<File, FileError> {
+/// Locks the file for this process until dropped; waits at most `timeout` for other processes.
+pub(crate) fn lock(path: &Path, timeout: Duration) -> Result<File, FileError> {
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -155,13 +154,15 @@ pub(crate) fn lock(path: &Path, patience: Duration) -> Result<File, FileError> {
         .mode(0o600)
         .open(path)
         .map_err(io_error("open", path))?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                thread::sleep(LOCK_RETRY_INTERVAL);
+            }
             Err(TryLockError::WouldBlock) => {
-                return Err(FileError::Locked { path: path.to_owned(), waited: patience });
+                return Err(FileError::Locked { path: path.to_owned(), waited: timeout });
             }
             Err(TryLockError::Error(error)) => return Err(io_error("lock", path)(error)),
         }

@@ -1,11 +1,11 @@
-//! A node's door: who may come in, and the membership that decides it.
+//! Admission to a node: which callers are accepted, and the membership that decides it.
 //!
 //! ```text
 //! identity/node.key         the node's private key (PKCS #8), made at the first start
 //! identity/membership.json  its cluster's id, authority and certificate, once it has joined
 //! ```
-//! Without a membership the door takes nothing but a cluster, from whoever shows the token; with
-//! one it takes the cluster's controllers alone.
+//! Without a membership, the node accepts only a request to join a cluster, authenticated by the
+//! token; with one, it accepts only the cluster's controllers.
 
 use std::{
     net::TcpStream,
@@ -19,8 +19,8 @@ use rustls::ServerConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Channel, Credentials, CredentialsError, FileError, HandshakeError, JoinToken, Patience,
-    PeerKey, Role, Service,
+    Channel, Credentials, CredentialsError, FileError, HandshakeDeadline, HandshakeError,
+    JoinToken, PeerKey, Role, Service,
     certificate::{generate_key, parse_key},
     credentials::server_of_stranger,
     files,
@@ -34,18 +34,18 @@ const MEMBERSHIP_FILE: &str = "membership.json";
 /// Version of the membership's file.
 const FORMAT: u32 = 1;
 
-/// How long a caller may take to prove itself: for its handshake and, if it wants something of
-/// the membership, to say what. A slow machine over a bad radio needs one second.
+/// Timeout for a caller's handshake and, if it concerns the membership, its request. A slow machine
+/// over a bad wireless link needs one second.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a caller with a wrong token waits for its answer, in its place: a person does not
-/// mind, and whoever guesses gets no further than this times the places.
-pub(crate) const WRONG_TOKEN_PAUSE: Duration = Duration::from_millis(500);
+/// Delay before a caller with a wrong token gets its answer. It keeps its connection slot
+/// meanwhile, so the rate of guesses is limited to the number of slots per delay.
+pub(crate) const WRONG_TOKEN_DELAY: Duration = Duration::from_millis(500);
 
-/// Between two looks at whether a caller that waits has lost its place.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Interval between two checks whether a waiting caller has lost its connection slot.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long an answer may take to be sent.
+/// Timeout for sending an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A node's identity cannot be used.
@@ -63,7 +63,7 @@ pub enum GuardError {
         source: CredentialsError,
     },
     /// Written by a later version.
-    #[error("{}: of format {found}, this program knows {FORMAT}", folder.display())]
+    #[error("{}: unsupported format {found}, expected {FORMAT}", folder.display())]
     Format {
         /// The identity's folder.
         folder: PathBuf,
@@ -90,31 +90,31 @@ pub struct Joined {
     pub expires: u64,
 }
 
-/// How the door stands.
+/// Whether a node is in a cluster.
 #[derive(Clone, Debug)]
-pub enum Door {
-    /// Whoever shows the token may give the node a cluster, for as long as is left.
+pub enum EnrollmentState {
+    /// Not yet: a caller that has the token may add it to a cluster.
     Inviting {
-        /// To be told to the person at the terminal.
+        /// The token, to be shown at the node's terminal.
         token: JoinToken,
-        /// Until the token ends.
+        /// Time until the token expires.
         left: Duration,
     },
     /// The node is in a cluster.
     Joined(Joined),
 }
 
-/// What became of a caller that was let in.
-pub enum Visit {
+/// The outcome of an accepted connection.
+pub enum ConnectionOutcome {
     /// A controller, for the transfer protocol.
     Controller(Channel),
     /// The node has joined.
     Joined(Joined),
     /// The membership has a new certificate.
     Renewed(Joined),
-    /// The membership has ended; how the door stands now.
-    Left(Door),
-    /// It was refused, and has been told this.
+    /// The node has left its cluster; its state now.
+    Left(EnrollmentState),
+    /// The request was refused; the reason, which the caller has been sent.
     Refused(String),
 }
 
@@ -123,17 +123,17 @@ enum State {
     Joined(Membered),
 }
 
-/// A membership at work.
+/// A membership in use.
 struct Membered {
     joined: Joined,
-    /// The cluster's authority, by whose word callers are judged.
+    /// The certificate authority that callers are verified against.
     authority: Arc<Bytes>,
     config: Arc<ServerConfig>,
 }
 
 /// Why a request is not carried out.
 enum Denied {
-    /// After a pause.
+    /// After a delay.
     WrongToken(String),
     /// At once.
     Now(String),
@@ -155,7 +155,7 @@ impl From<NotInvited> for Denied {
     }
 }
 
-/// A node's door.
+/// Authenticates the callers of a node.
 pub struct Guard {
     folder: PathBuf,
     key: Vec<u8>,
@@ -166,10 +166,16 @@ pub struct Guard {
 
 /// A node's certificate and key, for the ranks that it runs.
 pub fn credentials_of_node(folder: &Path) -> Result<Option<Credentials>, GuardError> {
-    Ok(read_membership(folder)?.map(|(_, credentials)| credentials))
+    Ok(read_membership(folder)?.map(|stored| stored.credentials))
 }
 
-fn read_membership(folder: &Path) -> Result<Option<(Grant, Credentials)>, GuardError> {
+/// A membership on disk, and the credentials that it gives.
+struct StoredMembership {
+    grant: Grant,
+    credentials: Credentials,
+}
+
+fn read_membership(folder: &Path) -> Result<Option<StoredMembership>, GuardError> {
     let path = folder.join(MEMBERSHIP_FILE);
     let Some(Membership { format, grant }) = files::read_json(&path)? else { return Ok(None) };
     if format != FORMAT {
@@ -178,7 +184,8 @@ fn read_membership(folder: &Path) -> Result<Option<(Grant, Credentials)>, GuardE
     let key = files::read_private(&folder.join(KEY_FILE))?;
     let credentials = Credentials::new(&grant.authority.0, &grant.certificate.0, &key);
     let unusable = |source| GuardError::Credentials { folder: folder.to_owned(), source };
-    Ok(Some((grant, credentials.map_err(unusable)?)))
+    let credentials = credentials.map_err(unusable)?;
+    Ok(Some(StoredMembership { grant, credentials }))
 }
 
 fn joined(grant: &Grant) -> Joined {
@@ -200,8 +207,8 @@ impl Guard {
         Ok(files::remove(&folder.join(KEY_FILE))?)
     }
 
-    /// The door of the node whose identity is in `folder`; makes a key where there is none. A
-    /// token holds for `invitation_timeout`.
+    /// Opens the identity in `folder`; creates a key if there is none. A token is valid for
+    /// `invitation_timeout`.
     pub fn open(folder: &Path, invitation_timeout: Duration) -> Result<Self, GuardError> {
         let unusable = |source| GuardError::Credentials { folder: folder.to_owned(), source };
         files::create_folder(folder)?;
@@ -212,7 +219,7 @@ impl Guard {
         let key = files::read_private(&path)?;
         let public = PeerKey::of_pair(&parse_key(&key).map_err(unusable)?);
         let state = match read_membership(folder)? {
-            Some((grant, credentials)) => {
+            Some(StoredMembership { grant, credentials }) => {
                 State::Joined(Membered::new(grant, &credentials).map_err(unusable)?)
             }
             None => invite(&key, public, invitation_timeout).map_err(unusable)?,
@@ -233,15 +240,15 @@ impl Guard {
         self.public
     }
 
-    /// How the door stands.
+    /// Whether the node is in a cluster.
     #[must_use]
-    pub fn door(&self) -> Door {
+    pub fn enrollment(&self) -> EnrollmentState {
         match &*self.lock() {
-            State::Inviting(invitation, _) => Door::Inviting {
+            State::Inviting(invitation, _) => EnrollmentState::Inviting {
                 token: invitation.token.clone(),
                 left: invitation.left(Instant::now()),
             },
-            State::Joined(membered) => Door::Joined(membered.joined.clone()),
+            State::Joined(membered) => EnrollmentState::Joined(membered.joined.clone()),
         }
     }
 
@@ -249,43 +256,48 @@ impl Guard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds out who has connected and, but for the transfer protocol, does what they want.
-    /// Gives the caller up as soon as it has `lost` its place.
+    /// Authenticates a caller and carries out its request, except for the transfer protocol.
+    /// Drops the caller as soon as it has `lost` its connection slot.
     pub fn receive(
         &self,
         socket: TcpStream,
         lost: &dyn Fn() -> bool,
-    ) -> Result<Visit, HandshakeError> {
+    ) -> Result<ConnectionOutcome, HandshakeError> {
         let (config, authority) = match &*self.lock() {
             State::Inviting(_, config) => (Arc::clone(config), None),
             State::Joined(membered) => {
                 (Arc::clone(&membered.config), Some(Arc::clone(&membered.authority)))
             }
         };
-        let patience = Patience { deadline: Instant::now() + PROOF_TIMEOUT, given_up: lost };
-        let channel = Channel::answer_with(socket, config, patience)?;
+        let limit = HandshakeDeadline { at: Instant::now() + PROOF_TIMEOUT, is_cancelled: lost };
+        let channel = Channel::answer_with(socket, config, limit)?;
         match channel.service() {
-            Some(Service::Transfer) => Ok(Visit::Controller(channel)),
-            // Its certificate, or the lack of one, was judged in the handshake.
+            Some(Service::Transfer) => Ok(ConnectionOutcome::Controller(channel)),
+            // Its certificate, or the lack of one, was verified in the handshake.
             Some(Service::Join | Service::Member) => {
-                Ok(self.attend(&channel, authority.as_deref(), patience))
+                Ok(self.attend(&channel, authority.as_deref(), limit))
             }
             Some(Service::Rank) | None => {
-                Ok(Visit::Refused("it did not say what it wants".to_owned()))
+                Ok(ConnectionOutcome::Refused("it requested no service".to_owned()))
             }
         }
     }
 
     /// Reads a request about the membership, carries it out and answers.
-    fn attend(&self, channel: &Channel, judge: Option<&Bytes>, patience: Patience<'_>) -> Visit {
-        let done = match message::read(channel, patience.deadline) {
-            Ok(request) => self.carry_out(request, channel.service(), judge),
-            Err(error) => Err(Denied::Now(format!("it sent no request: {error}"))),
+    fn attend(
+        &self,
+        channel: &Channel,
+        authority: Option<&Bytes>,
+        limit: HandshakeDeadline<'_>,
+    ) -> ConnectionOutcome {
+        let done = match message::read(channel, limit.at) {
+            Ok(request) => self.carry_out(request, channel.service(), authority),
+            Err(error) => Err(Denied::Now(format!("it sent no valid request: {error}"))),
         };
         let done = done.map_err(|denied| match denied {
             Denied::Now(reason) => reason,
             Denied::WrongToken(reason) => {
-                pause(patience.given_up);
+                delay(limit.is_cancelled);
                 reason
             }
         });
@@ -295,17 +307,17 @@ impl Guard {
         };
         // What is done is done; a controller that did not hear it asks again.
         let _ = message::write(channel, &reply, Instant::now() + ANSWER_TIMEOUT);
-        done.unwrap_or_else(Visit::Refused)
+        done.unwrap_or_else(ConnectionOutcome::Refused)
     }
 
-    /// Does what is asked by a caller whom the authority `judge` let in, or nobody, before the
-    /// node had joined.
+    /// Carries out a request of a caller that was verified against `authority`; `None` if the node
+    /// had not joined when the connection began.
     fn carry_out(
         &self,
         request: Request,
         service: Option<Service>,
-        judge: Option<&Bytes>,
-    ) -> Result<Visit, Denied> {
+        authority: Option<&Bytes>,
+    ) -> Result<ConnectionOutcome, Denied> {
         let mut state = self.lock();
         match (&*state, request, service) {
             (
@@ -317,35 +329,36 @@ impl Guard {
                 let membered = self.take(grant)?;
                 let joined = membered.joined.clone();
                 *state = State::Joined(membered);
-                Ok(Visit::Joined(joined))
+                Ok(ConnectionOutcome::Joined(joined))
             }
             (State::Joined(known), Request::Renew(grant), Some(Service::Member)) => {
-                known.check_judge(judge)?;
+                known.check_authority(authority)?;
                 if grant.cluster != known.joined.cluster || grant.authority != *known.authority {
                     let cluster = &known.joined.cluster;
-                    let reason =
-                        format!("it is in cluster {cluster} and takes no other's certificate");
+                    let reason = format!(
+                        "it is in cluster {cluster} and does not accept another cluster's certificate"
+                    );
                     return Err(reason.into());
                 }
                 let membered = self.take(grant)?;
                 let joined = membered.joined.clone();
                 *state = State::Joined(membered);
-                Ok(Visit::Renewed(joined))
+                Ok(ConnectionOutcome::Renewed(joined))
             }
             (State::Joined(known), Request::Leave, Some(Service::Member)) => {
-                known.check_judge(judge)?;
+                known.check_authority(authority)?;
                 files::remove(&self.folder.join(MEMBERSHIP_FILE))
                     .map_err(|error| error.to_string())?;
                 *state = invite(&self.key, self.public, self.invitation_timeout)
                     .map_err(|error| error.to_string())?;
                 drop(state);
-                Ok(Visit::Left(self.door()))
+                Ok(ConnectionOutcome::Left(self.enrollment()))
             }
             (State::Joined(_), Request::Join { .. }, _) => {
-                Err("it has joined a cluster meanwhile".to_owned().into())
+                Err("it has joined a cluster since this connection began".to_owned().into())
             }
             (State::Inviting(..), Request::Renew(_) | Request::Leave, Some(Service::Member)) => {
-                Err("it has left its cluster meanwhile".to_owned().into())
+                Err("it has left its cluster since this connection began".to_owned().into())
             }
             _ => Err("the request does not fit the connection".to_owned().into()),
         }
@@ -380,26 +393,26 @@ impl Membered {
         Ok(Self { joined, authority: Arc::new(grant.authority), config })
     }
 
-    /// Whether a caller was let in by this cluster's authority: it may have called when the node
-    /// was in another cluster, and have waited.
-    fn check_judge(&self, judge: Option<&Bytes>) -> Result<(), String> {
-        if judge == Some(&*self.authority) {
+    /// Whether a caller was verified against this cluster's authority: the connection may have begun
+    /// when the node was in another cluster.
+    fn check_authority(&self, authority: Option<&Bytes>) -> Result<(), String> {
+        if authority == Some(&*self.authority) {
             return Ok(());
         }
         let cluster = &self.joined.cluster;
-        Err(format!("it is in cluster {cluster} by now, and was not when this call began"))
+        Err(format!("it has joined cluster {cluster} since this connection began; try again"))
     }
 }
 
-/// Lets a caller wait in its place.
-fn pause(lost: &dyn Fn() -> bool) {
-    let end = Instant::now() + WRONG_TOKEN_PAUSE;
+/// Delays an answer while the caller keeps its connection slot.
+fn delay(lost: &dyn Fn() -> bool) {
+    let end = Instant::now() + WRONG_TOKEN_DELAY;
     while !lost() {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        thread::sleep(left.min(LOOK_AGAIN));
+        thread::sleep(left.min(POLL_INTERVAL));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Handshakes within a time and a number of bytes, and their failures in plain words.
+//! TLS handshakes within a deadline and a byte limit, and their errors.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -12,45 +12,45 @@ use rustls::{
 
 use crate::{Service, certificate::date, credentials::Mismatch};
 
-/// Most bytes of the other side's handshake; ours have about one thousand.
+/// Most bytes of the peer's handshake; ours have about one thousand.
 const MAX_HANDSHAKE_BYTES: usize = 32 << 10;
 
-/// Between two looks at whether the handshake is still wanted.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Interval between two checks whether the handshake has been cancelled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long to go on with a handshake.
+/// The limits of a handshake: a deadline, and a way to cancel it.
 #[derive(Clone, Copy)]
-pub struct Patience<'a> {
-    /// The moment by which it must be done.
-    pub deadline: Instant,
-    /// Whether it is not wanted any more.
-    pub given_up: &'a dyn Fn() -> bool,
+pub struct HandshakeDeadline<'a> {
+    /// The moment by which it must be complete.
+    pub at: Instant,
+    /// Whether it has been cancelled.
+    pub is_cancelled: &'a dyn Fn() -> bool,
 }
 
-impl Patience<'_> {
-    /// So long from now.
+impl HandshakeDeadline<'_> {
+    /// A deadline `timeout` from now, which is not cancelled.
     #[must_use]
-    pub fn of(timeout: Duration) -> Self {
-        Self { deadline: Instant::now() + timeout, given_up: &|| false }
+    pub fn after(timeout: Duration) -> Self {
+        Self { at: Instant::now() + timeout, is_cancelled: &|| false }
     }
 
     pub(crate) fn slice(&self) -> io::Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || (self.given_up)() {
+        let left = self.at.saturating_duration_since(Instant::now());
+        if left.is_zero() || (self.is_cancelled)() {
             return Err(ErrorKind::TimedOut.into());
         }
-        Ok(left.min(LOOK_AGAIN))
+        Ok(left.min(POLL_INTERVAL))
     }
 }
 
-/// A socket whose reads and writes end with the patience, however slowly bytes trickle.
-pub(crate) struct Patiently<'a>(pub(crate) &'a TcpStream, pub(crate) Patience<'a>);
+/// A socket whose reads and writes fail at the deadline, however slowly bytes arrive.
+pub(crate) struct DeadlineStream<'a>(pub(crate) &'a TcpStream, pub(crate) HandshakeDeadline<'a>);
 
 fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-impl Read for Patiently<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             self.0.set_read_timeout(Some(self.1.slice()?))?;
@@ -62,7 +62,7 @@ impl Read for Patiently<'_> {
     }
 }
 
-impl Write for Patiently<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             self.0.set_write_timeout(Some(self.1.slice()?))?;
@@ -78,36 +78,35 @@ impl Write for Patiently<'_> {
     }
 }
 
-/// Why two machines do not speak with each other. The sentences go on after the other side's
-/// name, and say what to do.
+/// Why a handshake failed. The messages follow the peer's name, and say what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// Too slow.
-    #[error("it did not complete a handshake in time: is the program at that port a node?")]
+    #[error("it did not complete the TLS handshake in time: is the program at that port a node?")]
     Timeout,
     /// It hung up.
     #[error(
-        "it closed the connection during the handshake: a node has a limit of unproven callers, and a node without TLS closes at once"
+        "it closed the connection during the TLS handshake: a node limits unauthenticated connections, and a node without TLS closes at once"
     )]
     Closed,
     /// The socket failed.
-    #[error("the connection failed during the handshake: {0}")]
+    #[error("the connection failed during the TLS handshake: {0}")]
     Io(io::Error),
     /// It sent more than any handshake has.
-    #[error("it sent over {MAX_HANDSHAKE_BYTES} bytes of handshake")]
+    #[error("it sent more than {MAX_HANDSHAKE_BYTES} bytes of TLS handshake")]
     TooLarge,
     /// Something else than TLS 1.3.
     #[error(
-        "it does not speak TLS 1.3: a node on a loopback address speaks in the clear until it is started with --tls"
+        "it does not speak TLS 1.3: a node on a loopback address uses plain TCP unless it is started with --tls"
     )]
     NotTls,
     /// Its certificate is of another authority.
     #[error(
-        "it belongs to another cluster than this machine's: join it anew (`shardpack node --reset`, then `shardpack cluster add`), or choose its cluster with --cluster"
+        "it is a member of another cluster: join it again (`shardpack node --reset`, then `shardpack cluster add`), or select its cluster with --cluster"
     )]
     OtherCluster,
     /// Its certificate has ended.
-    #[error("its certificate is no longer valid{}: say `shardpack cluster renew`; if it was made lately, the clock of one of the two machines is wrong", since(*.until))]
+    #[error("its certificate has expired and is no longer valid{}: run `shardpack cluster renew`; if the certificate is new, the clock of one of the two machines is wrong", since(*.until))]
     Expired {
         /// Since when, in seconds since 1970, where that is known.
         until: Option<u64>,
@@ -122,34 +121,34 @@ pub enum HandshakeError {
     Mismatch(String),
     /// It has not joined.
     #[error(
-        "it has not joined a cluster, or has left it: say the `shardpack cluster add` line that it printed when it started"
+        "it has not joined a cluster, or has left it: run the `shardpack cluster add` command that it printed when it started"
     )]
     NotJoined,
     /// It needs no token.
     #[error(
-        "it is in a cluster already: if that is no longer wanted, end it and start it with --reset"
+        "it is in a cluster already: to remove it from that cluster, stop it and start it with --reset"
     )]
     AlreadyJoined,
     /// It knows another cluster.
     #[error(
-        "it refused this machine's certificate as another cluster's: join it anew (`shardpack node --reset`, then `shardpack cluster add`), or choose its cluster with --cluster"
+        "it refused this machine's certificate because it is of another cluster: join it again (`shardpack node --reset`, then `shardpack cluster add`), or select its cluster with --cluster"
     )]
     RefusedCluster,
     /// It takes this machine's certificate for expired or early.
     #[error(
-        "it refused this machine's certificate as expired or not yet valid: compare the clocks of the two machines, then say `shardpack cluster renew`"
+        "it refused this machine's certificate as expired or not yet valid: compare the clocks of the two machines, then run `shardpack cluster renew`"
     )]
     RefusedTime,
     /// This machine may not do that there.
     #[error(
-        "it refused this machine's role: nodes take orders from the cluster's controllers alone"
+        "it refused this machine's role: nodes accept commands only from the cluster's controllers"
     )]
     RefusedRole,
     /// It wants to see a certificate.
-    #[error("it wants a certificate of its cluster: this machine is not in one")]
+    #[error("it requires a client certificate of its cluster: this machine is not a member")]
     CertificateRequired,
     /// Anything else.
-    #[error("the handshake failed: {0}")]
+    #[error("the TLS handshake failed: {0}")]
     Tls(Error),
 }
 
@@ -208,7 +207,7 @@ impl HandshakeError {
                 let text = other.0.to_string();
                 match other.0.downcast_ref::<Mismatch>() {
                     Some(Mismatch::Key { .. }) => Self::Mismatch(format!(
-                        "{text}: another node answers there; if the machine was set up anew, say `shardpack cluster remove` and `shardpack cluster add`"
+                        "{text}: another node answers there; if the machine was set up again, run `shardpack cluster remove` and `shardpack cluster add`"
                     )),
                     _ => Self::Mismatch(text),
                 }
@@ -236,15 +235,15 @@ impl HandshakeError {
     }
 }
 
-/// Carries a handshake to its end. What was asked for is said with `service`, by the caller.
+/// Completes a handshake. The calling side passes the requested `service`.
 pub(crate) fn drive(
     socket: &TcpStream,
     session: &mut Connection,
-    patience: Patience<'_>,
+    deadline: HandshakeDeadline<'_>,
     service: Option<Service>,
 ) -> Result<(), HandshakeError> {
-    let mut stream = Patiently(socket, patience);
-    let mut heard = 0;
+    let mut stream = DeadlineStream(socket, deadline);
+    let mut received_bytes = 0;
     loop {
         while session.wants_write() {
             session.write_tls(&mut stream).map_err(HandshakeError::of_io)?;
@@ -252,16 +251,16 @@ pub(crate) fn drive(
         if !session.is_handshaking() {
             return Ok(());
         }
-        heard += hear(&mut stream, session, service)?;
-        if heard > MAX_HANDSHAKE_BYTES {
+        received_bytes += process(&mut stream, session, service)?;
+        if received_bytes > MAX_HANDSHAKE_BYTES {
             return Err(HandshakeError::TooLarge);
         }
     }
 }
 
-/// Takes what came and works on it. A refusal is told to the other side.
-fn hear(
-    stream: &mut Patiently<'_>,
+/// Processes received bytes; sends an alert to the peer if they are refused.
+fn process(
+    stream: &mut DeadlineStream<'_>,
     session: &mut Connection,
     service: Option<Service>,
 ) -> Result<usize, HandshakeError> {
@@ -277,19 +276,19 @@ fn hear(
     Ok(count)
 }
 
-/// The answering side's first byte: the caller's certificate was accepted. TLS 1.3 lets a caller
-/// believe itself connected before that.
+/// First byte from the answering side: it has accepted the caller's certificate. In TLS 1.3 the
+/// caller's handshake completes before that.
 pub(crate) const WELCOME: u8 = 1;
 
 /// Waits for the welcome.
 pub(crate) fn await_welcome(
     socket: &TcpStream,
     session: &mut Connection,
-    patience: Patience<'_>,
+    deadline: HandshakeDeadline<'_>,
     service: Service,
 ) -> Result<(), HandshakeError> {
-    let mut stream = Patiently(socket, patience);
-    let mut heard = 0;
+    let mut stream = DeadlineStream(socket, deadline);
+    let mut received_bytes = 0;
     loop {
         let mut word = [0];
         match session.reader().read(&mut word) {
@@ -299,8 +298,8 @@ pub(crate) fn await_welcome(
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(HandshakeError::of_io(error)),
         }
-        heard += hear(&mut stream, session, Some(service))?;
-        if heard > MAX_HANDSHAKE_BYTES {
+        received_bytes += process(&mut stream, session, Some(service))?;
+        if received_bytes > MAX_HANDSHAKE_BYTES {
             return Err(HandshakeError::TooLarge);
         }
     }

@@ -16,8 +16,8 @@ use base64ct::{Base64UrlUnpadded, Encoding as _};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Authority, Channel, ConnectError, Credentials, CredentialsError, Endpoint, FileError,
-    HandshakeError, JoinToken, Patience, PeerKey, Role, Service, Validity,
+    Authority, Channel, ConnectError, Credentials, CredentialsError, Endpoint, ExpectedPeer,
+    FileError, HandshakeDeadline, HandshakeError, JoinToken, PeerKey, Role, Service, Validity,
     certificate::{generate_key, now, parse_key},
     endpoint::{reach, resolve},
     files,
@@ -27,24 +27,24 @@ use crate::{
 const AUTHORITY_FILE: &str = "authority.key";
 const CONTROLLER_FILE: &str = "controller.key";
 const DOCUMENT_FILE: &str = "cluster.json";
-/// Held while the document is read and written.
+/// Locked while the document is read and written.
 const LOCK_FILE: &str = "lock";
-/// Held while a member is being added or moved, for its name and address must stay free until
-/// the node has answered.
+/// Locked while a member is added or moved: its name and address must stay free until the node has
+/// answered.
 const JOIN_LOCK_FILE: &str = "join.lock";
 
 /// Version of the document.
 const FORMAT: u32 = 1;
 
-/// How long a node may take to connect, to prove itself and to answer.
+/// Timeout for connecting to a node, for its handshake and for its answer.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long others that add or move members are waited for: several, each with a node that does
+/// Timeout for the join lock: several other commands may hold it, each waiting for a node that does
 /// not answer.
-const JOIN_PATIENCE: Duration = Duration::from_mins(1);
+const JOIN_LOCK_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Certificates that have less than this left are renewed: half of their time, so that a server
-/// that runs for months never meets their end.
+/// Certificates that expire within this time are renewed. It is half of their lifetime, so a server
+/// that runs for months never sees one expire.
 const RENEW_SECONDS: u64 = 365 * 24 * 60 * 60;
 
 /// Longest name of a node, which is also a host's longest.
@@ -53,7 +53,7 @@ const MAX_NAME_BYTES: usize = 63;
 /// Most members: beyond any group of ranks; bounds the document.
 const MAX_MEMBERS: usize = 256;
 
-/// A cluster's folder cannot be used, or a node did not do what was asked.
+/// A cluster's folder cannot be used, or a request to a node failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
     /// There is no cluster.
@@ -82,16 +82,16 @@ pub enum HomeError {
         source: CredentialsError,
     },
     /// Written by a later version.
-    #[error("{}: of format {found}, this program knows {FORMAT}", folder.display())]
+    #[error("{}: unsupported format {found}, expected {FORMAT}", folder.display())]
     Format {
         /// The folder.
         folder: PathBuf,
         /// What stands there.
         found: u32,
     },
-    /// A name that cannot be one.
+    /// An invalid name.
     #[error(
-        "{name:?} cannot be a node's name: letters, digits, `-`, `_` and `.`, at most {MAX_NAME_BYTES}"
+        "{name:?} is not a valid node name: use letters, digits, `-`, `_` and `.`, at most {MAX_NAME_BYTES}"
     )]
     Name {
         /// As given.
@@ -120,7 +120,7 @@ pub enum HomeError {
     Refused {
         /// The node.
         node: String,
-        /// Its sentence.
+        /// Its reason.
         reason: String,
     },
     /// The node did not answer.
@@ -128,7 +128,7 @@ pub enum HomeError {
     Silent {
         /// The node.
         node: String,
-        /// How.
+        /// What failed.
         problem: String,
     },
 }
@@ -136,7 +136,7 @@ pub enum HomeError {
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// What it is called here.
+    /// Its name in the cluster.
     pub name: String,
     /// Host and port.
     pub address: String,
@@ -147,7 +147,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Whether it is time for a new certificate.
+    /// Whether its certificate is due for renewal.
     #[must_use]
     pub fn wants_renewal(&self) -> bool {
         self.expires < now() + RENEW_SECONDS
@@ -174,15 +174,15 @@ pub struct Home {
 }
 
 impl Home {
-    /// Makes a cluster without members.
+    /// Creates a cluster without members.
     pub fn init(folder: &Path) -> Result<Self, HomeError> {
         files::create_folder(folder)?;
-        let lock = files::lock(&folder.join(LOCK_FILE), files::LOCK_PATIENCE)?;
+        let lock = files::lock(&folder.join(LOCK_FILE), files::LOCK_TIMEOUT)?;
         if let Some(Document { cluster, .. }) = files::read_json(&folder.join(DOCUMENT_FILE))? {
             return Err(HomeError::Exists { folder: folder.to_owned(), cluster });
         }
         let document = Self::make(folder)?;
-        // Last, since it is what makes the folder a cluster.
+        // Written last: a folder is a cluster once it has this file.
         files::write_json(&folder.join(DOCUMENT_FILE), &document)?;
         drop(lock);
         Self::open(folder)
@@ -220,7 +220,7 @@ impl Home {
         let authority_key = parse_key(&authority_key).map_err(unusable)?;
         let authority = Authority::new(document.cluster.clone(), authority_key);
         if document.expires < now() + RENEW_SECONDS {
-            let _lock = files::lock(&folder.join(LOCK_FILE), files::LOCK_PATIENCE)?;
+            let _lock = files::lock(&folder.join(LOCK_FILE), files::LOCK_TIMEOUT)?;
             document = Self::read(folder)?;
             let validity = Validity::from_now();
             let own = PeerKey::of_pair(&parse_key(&key).map_err(unusable)?);
@@ -296,17 +296,17 @@ impl Home {
         let expires = Validity::from_now().until;
         let mut member = Member { name, address: address.to_owned(), key: token.key, expires };
         check_free(self.members(), &member)?;
-        let patience = Patience::of(NODE_TIMEOUT);
-        let socket = reach(address, &resolved, patience.deadline)?;
-        match Channel::call_stranger(socket, token.key, patience) {
+        let deadline = HandshakeDeadline::after(NODE_TIMEOUT);
+        let socket = reach(address, &resolved, deadline.at)?;
+        match Channel::call_stranger(socket, token.key, deadline) {
             Ok(channel) => {
                 let secret = token.secret.clone();
                 let grant = self.grant(&member)?;
                 ask(address, &channel, &Request::Join { secret, grant })?;
             }
-            // Added once already, and this side did not hear or has forgotten it.
+            // It was added before, and this machine did not receive the answer or lost the entry.
             Err(HandshakeError::AlreadyJoined) if self.is_ours(&member, &resolved) => {
-                // Nobody knows when its certificate ends: it is renewed when it is named.
+                // Its certificate's end is unknown: it is renewed at the next use.
                 member.expires = Validity::from_now().from;
             }
             Err(source) => {
@@ -315,7 +315,7 @@ impl Home {
         }
         self.change(|document| {
             document.members.retain(|it| it.key != member.key);
-            // Again, where an earlier version of this program is at it too.
+            // Checked again: an earlier version of this program does not take the join lock.
             check_free(&document.members, &member)?;
             document.members.push(member.clone());
             Ok(())
@@ -323,23 +323,23 @@ impl Home {
         Ok(member)
     }
 
-    /// Waits for others that add or move members, and takes note of what they did.
+    /// Waits for other commands that add or move members, and reads the document again.
     fn lock_for_joining(&mut self) -> Result<File, HomeError> {
-        let lock = files::lock(&self.folder.join(JOIN_LOCK_FILE), JOIN_PATIENCE)?;
+        let lock = files::lock(&self.folder.join(JOIN_LOCK_FILE), JOIN_LOCK_TIMEOUT)?;
         self.document = Self::read(&self.folder)?;
         Ok(lock)
     }
 
     fn is_ours(&self, member: &Member, resolved: &[std::net::SocketAddr]) -> bool {
-        let patience = Patience::of(NODE_TIMEOUT);
-        let expected = (Role::Node, Some(member.key));
-        reach(&member.address, resolved, patience.deadline).is_ok_and(|socket| {
+        let deadline = HandshakeDeadline::after(NODE_TIMEOUT);
+        let expected = ExpectedPeer { role: Role::Node, key: Some(member.key) };
+        reach(&member.address, resolved, deadline.at).is_ok_and(|socket| {
             let service = Service::Transfer;
-            Channel::call(socket, &self.credentials, service, expected, patience).is_ok()
+            Channel::call(socket, &self.credentials, service, expected, deadline).is_ok()
         })
     }
 
-    /// The host's first word, or a number, with a further one where it is taken.
+    /// A free name: the host's first label, or `node`, with a number if that is taken.
     fn free_name(&self, address: &str) -> String {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let word = host.split('.').next().unwrap_or(host);
@@ -369,7 +369,7 @@ impl Home {
         })
     }
 
-    /// Gives a member a new certificate; returns it with its new end.
+    /// Renews a member's certificate; returns the member with its new expiry.
     pub fn renew(&mut self, name: &str) -> Result<Member, HomeError> {
         let mut member = self.known(name)?;
         member.expires = Validity::from_now().until;
@@ -384,7 +384,7 @@ impl Home {
         Ok(member)
     }
 
-    /// Takes note that a member is at another address, if it answers there with its key.
+    /// Changes a member's address, if it answers there with its key.
     pub fn relocate(&mut self, name: &str, address: &str) -> Result<Member, HomeError> {
         let _joining = self.lock_for_joining()?;
         let mut member = self.known(name)?;
@@ -401,14 +401,14 @@ impl Home {
         Ok(member)
     }
 
-    /// Tells a member that it is one no longer.
+    /// Tells a member to leave the cluster.
     pub fn dismiss(&self, name: &str) -> Result<(), HomeError> {
         let member = self.known(name)?;
         let channel = self.endpoint(&member).connect(Service::Member, NODE_TIMEOUT)?;
         ask(&member.name, &channel, &Request::Leave)
     }
 
-    /// Forgets a member: it is never called again, and no group takes it in.
+    /// Removes a member from the document: it is never connected to again, and no group accepts it.
     pub fn forget(&mut self, name: &str) -> Result<(), HomeError> {
         let member = self.known(name)?;
         self.change(|document| {
@@ -427,7 +427,7 @@ impl Home {
         &mut self,
         change: impl FnOnce(&mut Document) -> Result<(), HomeError>,
     ) -> Result<(), HomeError> {
-        let _lock: File = files::lock(&self.folder.join(LOCK_FILE), files::LOCK_PATIENCE)?;
+        let _lock: File = files::lock(&self.folder.join(LOCK_FILE), files::LOCK_TIMEOUT)?;
         let mut document = Self::read(&self.folder)?;
         change(&mut document)?;
         files::write_json(&self.folder.join(DOCUMENT_FILE), &document)?;
@@ -436,7 +436,7 @@ impl Home {
     }
 }
 
-/// Whether there is room for a member, and nobody else has its name or address.
+/// Checks that a member fits the limit, and that its name and address are free.
 fn check_free(members: &[Member], member: &Member) -> Result<(), HomeError> {
     let others: Vec<&Member> = members.iter().filter(|it| it.key != member.key).collect();
     if others.len() >= MAX_MEMBERS {
@@ -460,7 +460,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(allowed)
 }
 
-/// Says one thing to a node and hears its answer.
+/// Sends a request to a node and waits for its answer.
 fn ask(node: &str, channel: &Channel, request: &Request) -> Result<(), HomeError> {
     let deadline = Instant::now() + NODE_TIMEOUT;
     let silent = |error: MessageError| HomeError::Silent {

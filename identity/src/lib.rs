@@ -1,15 +1,17 @@
-//! Who is who between machines: keys, certificates with a role, joining a cluster, and the
-//! connections over which one knows who is at the other end.
+//! Identity between machines: keys, certificates with a role, joining a cluster, and authenticated
+//! connections.
 //!
-//! Reading order: [`PeerKey`] and [`Role`] (who), [`Credentials`] (how it is proven and checked),
-//! [`Channel`] (a connection in the clear or inside TLS), [`Endpoint`] (how a node is reached),
-//! [`Guard`] (a node's door), [`Places`] (room before it), [`Home`] (a controller's folder).
+//! Reading order: [`PeerKey`] and [`Role`] (identities), [`Credentials`] (certificates and their
+//! verification), [`Channel`] (a connection with or without TLS), [`Endpoint`] (how a node is
+//! reached), [`Guard`] (authenticates a node's callers), [`ConnectionSlots`] (limits unauthenticated
+//! connections), [`Home`] (a controller's folder).
 //!
-//! Knows keys, certificates and sockets; does not know what is said over them.
+//! Knows keys, certificates and sockets; does not know the protocols on them.
 #![forbid(unsafe_code)]
 
 mod certificate;
 mod channel;
+mod connection_slots;
 mod credentials;
 mod endpoint;
 mod files;
@@ -18,22 +20,23 @@ mod handshake;
 mod home;
 mod key;
 mod message;
-mod places;
+mod probe;
 #[cfg(test)]
 mod tests;
 mod token;
-mod trial;
 
 pub use certificate::{Authority, CredentialsError, Role, Validity, date};
-pub use channel::Channel;
+pub use channel::{Channel, ExpectedPeer};
+pub use connection_slots::{ConnectionSlot, ConnectionSlots};
 pub use credentials::{Credentials, Peer, Service};
-pub use endpoint::{ConnectError, Endpoint, is_local};
+pub use endpoint::{ConnectError, Endpoint, TlsPeer, is_local};
 pub use files::FileError;
-pub use guard::{Door, Guard, GuardError, Joined, Visit, credentials_of_node};
-pub use handshake::{HandshakeError, Patience};
+pub use guard::{
+    ConnectionOutcome, EnrollmentState, Guard, GuardError, Joined, credentials_of_node,
+};
+pub use handshake::{HandshakeDeadline, HandshakeError};
 pub use home::{Home, HomeError, Member};
 pub use key::PeerKey;
-pub use places::{Place, Places};
-pub use token::{JoinToken, TokenError};
 #[doc(hidden)]
-pub use trial::try_membership;
+pub use probe::probe_membership;
+pub use token::{JoinToken, TokenError};

@@ -1,4 +1,4 @@
-//! What a controller and a node say about membership, once the handshake is done.
+//! The membership protocol between a controller and a node, after the TLS handshake.
 //!
 //! A message is four bytes of length, little-endian, and that much JSON, at most
 //! [`MAX_MESSAGE_BYTES`]. The controller asks once, the node answers once.
@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, de::Deserializ
 
 use crate::{Channel, token::Secret};
 
-/// Largest message: two certificates of some 500 bytes and a few words.
+/// Largest message: two certificates of some 500 bytes and a few short fields.
 pub(crate) const MAX_MESSAGE_BYTES: u32 = 16 << 10;
 
 /// Bytes, in JSON as base64.
@@ -33,12 +33,12 @@ impl<'de> Deserialize<'de> for Bytes {
     }
 }
 
-/// What makes a node a member.
+/// A membership, as sent to a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Grant {
     /// The cluster's id.
     pub(crate) cluster: String,
-    /// What the controller calls the node.
+    /// The node's name in the cluster.
     pub(crate) name: String,
     /// The authority's certificate.
     pub(crate) authority: Bytes,
@@ -52,16 +52,16 @@ pub(crate) struct Grant {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Become a member; by whoever shows the token's secret.
+    /// Become a member; authenticated by the token's secret.
     Join {
-        /// What stands in the token.
+        /// The token's secret.
         secret: Secret,
         /// The membership.
         grant: Grant,
     },
-    /// Take a new certificate of the same cluster; by a controller.
+    /// Replace the certificate by a new one of the same cluster; from a controller.
     Renew(Grant),
-    /// Be a member no longer; by a controller.
+    /// Leave the cluster; from a controller.
     Leave,
 }
 
@@ -69,18 +69,18 @@ pub(crate) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reply {
-    /// It is done, and on disk.
+    /// Done, and written to disk.
     Done,
-    /// It is not; a sentence why, which goes on after the node's name.
+    /// Refused; the reason, which follows the node's name in messages.
     Refused(String),
 }
 
-/// Why no message came or went.
+/// Why a message was not sent or received.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MessageError {
     #[error("the connection failed")]
     Io(#[from] std::io::Error),
-    #[error("a message of {0} bytes, where {MAX_MESSAGE_BYTES} is the most")]
+    #[error("a message of {0} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")]
     TooLarge(u64),
     #[error("not a message of this protocol")]
     Malformed(#[source] serde_json::Error),
@@ -91,7 +91,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError
     serde_json::from_slice(bytes).map_err(MessageError::Malformed)
 }
 
-/// Reads a message by the deadline, however slowly bytes trickle in.
+/// Reads a message by the deadline, however slowly bytes arrive.
 pub(crate) fn read<T: DeserializeOwned>(
     channel: &Channel,
     deadline: Instant,

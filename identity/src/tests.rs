@@ -11,8 +11,8 @@ use std::{
 };
 
 use crate::{
-    Authority, Channel, Credentials, Endpoint, HandshakeError, Patience, PeerKey, Role, Service,
-    Validity, certificate::now,
+    Authority, Channel, Credentials, Endpoint, ExpectedPeer, HandshakeDeadline, HandshakeError,
+    PeerKey, Role, Service, Validity, certificate::now,
 };
 
 /// Longer than any test may take; a wait that meets it has failed.
@@ -71,12 +71,19 @@ fn meet(
         let answering = scope.spawn(move || {
             let (socket, _) = listener.accept().unwrap();
             let roles = [Role::Controller];
-            Channel::answer(socket, answerer, &[Service::Transfer], &roles, Patience::of(LONG))
+            Channel::answer(
+                socket,
+                answerer,
+                &[Service::Transfer],
+                &roles,
+                HandshakeDeadline::after(LONG),
+            )
         });
         let socket = TcpStream::connect(address).unwrap();
-        let expected = (Role::Node, key);
+        let expected = ExpectedPeer { role: Role::Node, key };
         let service = Service::Transfer;
-        let called = Channel::call(socket, caller, service, expected, Patience::of(LONG));
+        let called =
+            Channel::call(socket, caller, service, expected, HandshakeDeadline::after(LONG));
         (called, answering.join().unwrap())
     })
 }
@@ -138,13 +145,13 @@ fn whoever_is_not_who_it_should_be_is_told_why() {
         &theirs.member(Role::Controller),
         &node,
         None,
-        ["another cluster", "refused this machine's certificate as another cluster's"],
+        ["another cluster", "refused this machine's certificate because it is of another cluster"],
     );
     check(
         &Cluster::new("a").member(Role::Controller),
         &node,
         None,
-        ["another cluster", "another cluster's"],
+        ["another cluster", "because it is of another cluster"],
     );
     // Clocks.
     let past = Validity { from: now() - 9 * DAY, until: now() - DAY };
@@ -174,7 +181,8 @@ fn answer_noise(bytes: &[u8], timeout: Duration) -> (String, Duration) {
     let (answered, _) = listener.accept().unwrap();
     let begun = Instant::now();
     let (services, roles) = ([Service::Transfer], [Role::Controller]);
-    let answer = Channel::answer(answered, &node, &services, &roles, Patience::of(timeout));
+    let answer =
+        Channel::answer(answered, &node, &services, &roles, HandshakeDeadline::after(timeout));
     (told(answer), begun.elapsed())
 }
 
@@ -299,12 +307,17 @@ fn a_record_that_trickles_in_does_not_hold_its_reader() {
     let answering = thread::spawn(move || {
         let (socket, _) = listener.accept().unwrap();
         let (services, roles) = ([Service::Transfer], [Role::Controller]);
-        Channel::answer(socket, &node, &services, &roles, Patience::of(LONG)).unwrap()
+        Channel::answer(socket, &node, &services, &roles, HandshakeDeadline::after(LONG)).unwrap()
     });
     let socket = TcpStream::connect(front_address).unwrap();
-    let expected = (Role::Node, Some(node_key));
-    let caller =
-        Channel::call(socket, &controller, Service::Transfer, expected, Patience::of(LONG));
+    let expected = ExpectedPeer { role: Role::Node, key: Some(node_key) };
+    let caller = Channel::call(
+        socket,
+        &controller,
+        Service::Transfer,
+        expected,
+        HandshakeDeadline::after(LONG),
+    );
     let (caller, answerer) = (caller.unwrap(), answering.join().unwrap());
     (&mut &caller).write_all(&[7; 3000]).unwrap();
     let mut looks = 0;

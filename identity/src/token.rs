@@ -1,6 +1,6 @@
-//! The one-time token by which a node joins a cluster. The node shows it to the person at its
-//! terminal; it says which key the node has, so that no other machine can be taken for it, and
-//! holds a secret, so that nobody else can give the node a cluster.
+//! The one-time token with which a node joins a cluster. The node prints it on its terminal. It
+//! contains the node's key, so that no other machine can impersonate the node, and a secret, so that
+//! no other caller can add the node to a cluster.
 
 use std::{
     fmt,
@@ -20,9 +20,9 @@ const SECRET_BYTES: usize = 16;
 
 const KEY_BYTES: usize = 32;
 
-/// 128 unpredictable bits: at a million guesses a second, the hour of a token is long enough for
-/// one chance in 10^29. Wrong guesses therefore cost a node nothing but work, and do not end the
-/// token: otherwise anybody who reaches the port could keep a node from joining.
+/// 128 random bits: at a million guesses a second, the probability of a hit within the hour of a
+/// token is 10^-29. Wrong guesses therefore do not invalidate the token: otherwise anyone who can
+/// connect to the port could keep a node from joining.
 #[derive(Clone)]
 pub(crate) struct Secret([u8; SECRET_BYTES]);
 
@@ -33,7 +33,7 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// Whether both are the same; the time taken does not say where they differ.
+    /// Compares in constant time.
     fn matches(&self, other: &Self) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |bits, (a, b)| bits | (a ^ b));
         std::hint::black_box(differing) == 0
@@ -75,12 +75,12 @@ pub struct JoinToken {
 /// Text that is no token. The text is not repeated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "not a token: it is the word of 69 characters that begins with {PREFIX} and that the node printed when it started"
+    "not a token: expected the 69 characters that begin with {PREFIX}, which the node printed when it started"
 )]
 pub struct TokenError;
 
 impl JoinToken {
-    /// The key of the node that gave it out.
+    /// The key of the node that issued it.
     #[must_use]
     pub const fn key(&self) -> PeerKey {
         self.key
@@ -112,19 +112,19 @@ impl FromStr for JoinToken {
     }
 }
 
-/// A token that a node has given out, and until when it holds.
+/// A node's token and its expiry.
 #[derive(Debug)]
 pub(crate) struct Invitation {
     pub(crate) token: JoinToken,
     expires: Instant,
 }
 
-/// A token that does not open the door; a sentence why, which goes on after the node's name.
+/// Why a token is refused; the message follows the node's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotInvited {
-    #[error("its token has expired: start the node again for a new one")]
+    #[error("its token has expired: start the node again for a new token")]
     Expired,
-    #[error("the token is wrong: it is the one that the node printed when it last started")]
+    #[error("the token is wrong: use the token that the node printed when it last started")]
     Wrong,
 }
 

@@ -1,23 +1,16 @@
-//! Arguments of `cluster`, and the choice of a cluster that other commands share.
+//! Arguments of `cluster`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// Which cluster.
-#[derive(Args, Clone)]
-pub(crate) struct ClusterChoice {
-    /// Folder of the cluster's keys and members; shardpack/cluster in the user's configuration by
-    /// default.
-    #[arg(long = "cluster", env = "SHARDPACK_CLUSTER", value_name = "FOLDER", global = true)]
-    pub folder: Option<PathBuf>,
-}
+use super::ClusterChoice;
 
 /// `cluster`.
 #[derive(Args)]
 #[command(after_help = "\
-The machine that pushes and serves controls the cluster: its folder holds the keys. Whoever has the
-folder has the cluster; copy it to control it from a second machine.
+The machine that pushes and serves controls the cluster: its cluster folder holds the keys. Anyone
+who has the folder controls the cluster; copy it to control the cluster from a second machine.
 
 Examples:
   shardpack cluster init                                            once, where you push and serve
@@ -53,13 +46,13 @@ Examples:
 /// What to do with a cluster.
 #[derive(Subcommand)]
 pub(crate) enum ClusterAction {
-    /// Make a cluster: its authority and this machine's key.
+    /// Create a cluster: its certificate authority and this machine's key.
     Init,
-    /// Take in a node that waits for a cluster. Asks for the token that the node printed; from a
-    /// pipe it reads one line.
+    /// Add a node that waits for a cluster. Asks for the token that the node printed; from a pipe
+    /// it reads one line.
     #[command(after_help = TOKEN)]
     Add {
-        /// Where the node listens; without it, the local network is asked for a node that was
+        /// Address of the node. Without it, the local network is searched for a node that was
         /// started with --announce and has the token's key.
         #[arg(value_name = "HOST:PORT")]
         address: Option<String>,
@@ -69,42 +62,42 @@ pub(crate) enum ClusterAction {
         /// File whose first line is the token, or - for standard input.
         #[arg(long, value_name = "FILE", conflicts_with = "token")]
         token_file: Option<PathBuf>,
-        /// What to call it; from its host by default.
+        /// Name of the node in the cluster; derived from its host by default.
         #[arg(long)]
         name: Option<String>,
     },
-    /// Look for nodes on the local network that wait for a cluster and were started with
-    /// --announce. What they say of themselves is an address to try; their tokens decide.
+    /// Find nodes on the local network that wait for a cluster and were started with --announce.
+    /// The addresses found are not authenticated; the join token is.
     Discover {
         /// Seconds to listen.
         #[arg(long, default_value_t = 3, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=60))]
         seconds: u64,
     },
-    /// Show the members.
+    /// List the members.
     List,
-    /// Ask each member how it is and what it holds.
+    /// Show the state and the packages of each member.
     Status,
-    /// Give members new certificates, as push and serve do once a year; those that have ended too.
+    /// Renew certificates of members, expired ones included; push and serve do so once a year.
     Renew {
         /// Names or addresses; all members by default.
         #[arg(value_name = "NODE")]
         nodes: Vec<String>,
     },
-    /// Say that a member has another address now; it must answer there with its own key.
+    /// Change the address of a member; it must answer there with its own key.
     Move {
         /// Its name or old address.
         #[arg(value_name = "NODE")]
         node: String,
-        /// Where it listens.
+        /// Its new address.
         #[arg(value_name = "HOST:PORT")]
         address: String,
     },
-    /// Put a node out: it is told to forget the cluster, and is never called again.
+    /// Remove a node from the cluster; the node is told to forget the cluster.
     Remove {
         /// Its name or address.
         #[arg(value_name = "NODE")]
         node: String,
-        /// Also when it cannot be told.
+        /// Remove it even if it cannot be reached.
         #[arg(long)]
         force: bool,
     },

@@ -7,9 +7,10 @@ use std::{
 
 use clap::{Args, Subcommand};
 
-use shardpack_mlx::distributed::FIRST_PORT;
-
-use super::{ClusterChoice, EngineChoice};
+use super::{
+    EngineChoice,
+    shared::{MlxNetworkArgs, NodesArgs},
+};
 
 /// `serve`.
 #[derive(Args)]
@@ -21,74 +22,66 @@ Examples:
   shardpack serve llama-70b --engine mlx --collectives jaccl --hostfile macs.json --nodes a:7420,b:7420
   shardpack serve llama-70b --listen 0.0.0.0:8443 --keys keys.json \\
       --tls-cert cert.pem --tls-key key.pem                         for other machines
-  shardpack serve llama-70b --script answers.json                   canned answers in its words
-  shardpack serve --engine scripted answers.json                    canned answers, no model")]
+  shardpack serve llama-70b --script answers.json                   scripted answers, the set's tokenizer
+  shardpack serve --engine scripted answers.json                    scripted answers, no model")]
 pub(crate) struct ServeArgs {
     /// The package set; with --engine scripted, a file of answers.
     pub set: PathBuf,
-    /// Nodes that hold the packages, in rank order: members by name or address, or loopback
-    /// addresses; without it, this machine runs every rank.
-    #[arg(long, value_delimiter = ',', value_name = "NODE,…")]
-    pub nodes: Vec<String>,
-    /// Whose nodes.
+    /// The nodes.
     #[command(flatten)]
-    pub cluster: ClusterChoice,
+    pub nodes: NodesArgs,
     /// Address to serve on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "HOST:PORT")]
     pub listen: SocketAddr,
-    /// The host alone, as other servers have it; with the port of --listen's default.
+    /// Host to serve on, with the default port of --listen.
     #[arg(long, value_name = "IP", conflicts_with = "listen")]
     pub host: Option<IpAddr>,
-    /// The port alone; with --listen's default host.
+    /// Port to serve on, with the default host of --listen.
     #[arg(long, conflicts_with = "listen")]
     pub port: Option<u16>,
     /// Name of the model in the API; the set's name, or its folder's, by default.
     #[arg(long)]
     pub name: Option<String>,
-    /// Further names under which clients may ask for it.
+    /// Further names of the model in the API.
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     pub alias: Vec<String>,
-    /// File of answers to replay instead of computing any.
+    /// File of scripted answers to replay instead of computing any.
     #[arg(long, value_name = "FILE")]
     pub script: Option<PathBuf>,
-    /// Certificate to speak TLS with, and its chain, in PEM; read again on SIGHUP or when it changes.
+    /// TLS certificate and its chain in PEM; read again on SIGHUP or when the file changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key in PEM, not encrypted.
+    /// The TLS certificate's private key in PEM, not encrypted.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// File of API keys (`shardpack keys`); every request then needs one.
+    /// File of API keys (`shardpack keys`); every request then needs a key.
     #[arg(long, value_name = "FILE")]
     pub keys: Option<PathBuf>,
-    /// Serve other machines without keys.
+    /// Serve other machines without API keys.
     #[arg(long)]
     pub insecure: bool,
-    /// Origins whose web pages may ask; none by default.
+    /// Allowed CORS origins; none by default.
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN,…")]
     pub cors: Vec<String>,
-    /// Answers at once, waiting ones counted; more are turned away.
+    /// Most requests at once, waiting ones included; further requests are refused.
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub queue: u32,
-    /// Seconds that a request may take.
+    /// Seconds after which a request is aborted.
     #[arg(long, default_value_t = 14_400, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub request_timeout: u64,
-    /// Seconds that running requests get when the server is asked to stop.
+    /// Seconds that running requests may take to finish when the server stops.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub drain_timeout: u64,
-    /// Write a line of JSON for each request to standard error; nothing of what is said.
+    /// Write one line of JSON per request to standard error, without prompts and answers.
     #[arg(long)]
     pub log: bool,
-    /// What computes.
+    /// The engine.
     #[command(flatten)]
     pub engine: EngineChoice,
-    /// Addresses and RDMA devices of the ranks, as `mlx.distributed_config` writes them, for
-    /// --collectives ring or jaccl.
-    #[arg(long, value_name = "FILE")]
-    pub hostfile: Option<PathBuf>,
-    /// Port of rank 0 for --collectives ring or jaccl; of a ring, further ranks have the next ones.
-    #[arg(long, default_value_t = FIRST_PORT, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub collectives_port: u16,
-    /// Threads of each rank that runs here; the cores shared out by default.
+    /// The network of MLX's own collectives.
+    #[command(flatten)]
+    pub network: MlxNetworkArgs,
+    /// Threads of each rank that runs here; by default the cores divided by the ranks.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Print the address as JSON on standard output once serving.
@@ -102,25 +95,25 @@ pub(crate) struct ServeArgs {
 Lines go to the model; /clear forgets the conversation, /quit or Ctrl-D ends it.
 
 Examples:
-  shardpack chat llama-70b                          serves the set for as long as it lasts
+  shardpack chat llama-70b                          serves the set while the chat runs
   shardpack chat http://127.0.0.1:8080              talks to a running server
   echo 'John 3:16' | shardpack chat kjv             one answer for each line")]
 pub(crate) struct ChatArgs {
     /// A server's URL, or a package set.
     pub target: String,
-    /// What the model is told before the conversation.
+    /// System prompt.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// The model to ask for; whichever is served by default.
+    /// Name of the model; by default the one that is served.
     #[arg(long)]
     pub model: Option<String>,
     /// File that holds the API key.
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// File that keeps the conversation from one call to the next.
+    /// File that keeps the conversation between calls.
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
-    /// 0 is the likeliest answer; the model's own by default.
+    /// Sampling temperature; 0 is greedy. The model's own by default.
     #[arg(long)]
     pub temperature: Option<f64>,
     /// Most tokens of an answer.
@@ -137,7 +130,7 @@ Examples:
   shardpack keys keys.json list
   shardpack keys keys.json remove laptop")]
 pub(crate) struct KeysArgs {
-    /// The file; it holds the keys' hashes alone.
+    /// The file; it holds only hashes of the keys.
     pub file: PathBuf,
     /// What to do.
     #[command(subcommand)]
@@ -147,26 +140,26 @@ pub(crate) struct KeysArgs {
 /// What to do with a file of keys.
 #[derive(Subcommand)]
 pub(crate) enum KeyAction {
-    /// Make a key and print it; it cannot be shown again.
+    /// Create a key and print it; it cannot be shown again.
     Add {
-        /// Whose it is.
+        /// Name of the key.
         name: String,
-        /// What it opens: infer, admin, metrics.
+        /// Scopes of the key: infer, admin, metrics.
         #[arg(long, value_delimiter = ',', default_value = "infer", value_name = "SCOPE,…")]
         scopes: Vec<String>,
-        /// Requests in a minute.
+        /// Rate limit in requests per minute.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         requests_per_minute: Option<u32>,
-        /// Tokens in a minute, of prompts and answers together.
+        /// Rate limit in tokens per minute, prompts and answers together.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         tokens_per_minute: Option<u32>,
-        /// Requests at once.
+        /// Most requests at once.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         concurrency: Option<u32>,
     },
-    /// Take a key out.
+    /// Remove a key.
     Remove {
-        /// Whose it is.
+        /// Name of the key.
         name: String,
     },
     /// Show the keys' names, scopes and limits.

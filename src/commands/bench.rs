@@ -24,7 +24,7 @@ use crate::{
     progress::{result, say, size},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let threads = threads::count(args.threads);
     let set = package::read_set(&args.set)?;
@@ -35,12 +35,12 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let mut manifests = Vec::new();
     let mut loads = Vec::new();
     for folder in &folders {
-        let (package, backend, model) = open(folder, threads, each, args)?;
+        let Loaded { package, backend, model } = open(folder, threads, each, args)?;
         loads = self::loads(args, model.spec().max_positions as usize)?;
         let page = backend.page_bytes(&model.cache_shape());
         ranks.push(RankBytes::of(package.manifest(), page));
         manifests.push(package.manifest().clone());
-        // Steps are to be compared with what memory gives: one token each, of all requests at once.
+        // Steps are compared with the memory bandwidth: one token each, of all requests at once.
         let options = EngineOptions { speculate: Speculate::Off, ..EngineOptions::STANDARD };
         let [usual, _] = options.kv_bytes_of(&model, &backend);
         let kv_bytes = Some(usual.max(pages(&loads) * page));
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         if let Some(set) = args.draft_model.as_deref().filter(|_| engines.is_empty()) {
             let draft = draft::folder(set)?;
             draft::compare(&draft, folder).map_err(Failure::wrong)?;
-            let (_, _, model) = open(&draft, threads, each, args)?;
+            let Loaded { model, .. } = open(&draft, threads, each, args)?;
             engine = engine.with_draft_model(model).map_err(Failure::wrong)?;
         }
         engines.push(engine);
@@ -87,24 +87,26 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
         "loads": rows,
         "drafts": drafts,
     });
-    result(&if args.json { document.to_string() } else { table(&document) });
+    result(&if args.form.json { document.to_string() } else { table(&document) });
     Ok(ExitCode::SUCCESS)
 }
 
-/// A package, what computes it with `each` threads, and its model.
-fn open(
-    folder: &Path,
-    threads: usize,
-    each: usize,
-    args: &BenchArgs,
-) -> Result<(Package, Cpu, Model<Cpu>), Failure> {
+/// An open package, its backend, and its model.
+struct Loaded {
+    package: Package,
+    backend: Cpu,
+    model: Model<Cpu>,
+}
+
+/// Opens a package and loads its model for a backend with `each` threads.
+fn open(folder: &Path, threads: usize, each: usize, args: &BenchArgs) -> Result<Loaded, Failure> {
     let shown = || folder.display().to_string();
     let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
     let package = Package::open(folder, &OpenOptions::fast(threads), &|_| ())
         .map_err(|error| wrong(error.into()))?;
     let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.stored());
     let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
-    Ok((package, backend, model))
+    Ok(Loaded { package, backend, model })
 }
 
 /// Pages that the largest load takes.
@@ -116,26 +118,26 @@ fn pages(loads: &[Load]) -> u64 {
     loads.iter().map(of_load).max().unwrap_or(0)
 }
 
-/// What drafts give, if that was asked for.
+/// The effect of speculative decoding, if that was asked for.
 fn drafts(args: &BenchArgs, engines: &mut [Engine<Cpu>], loads: &[Load]) -> anyhow::Result<Value> {
     if args.speculate.when() == Speculate::Off && args.draft_model.is_none() {
         return Ok(Value::Null);
     }
-    say("bench: each load again, without drafts and with them");
+    say("bench: each load again, without and with draft tokens");
     let groups = memory_group(engines.len() as u32)?;
     Ok(json!(bench_drafts(engines, &groups, loads)?))
 }
 
-/// What a step reads on one rank.
+/// Bytes that a step reads on one rank.
 struct RankBytes {
     /// All weights.
     stored: u64,
     /// Weights that every token needs.
     always: u64,
-    /// Stacked experts, and which part of them one token needs.
+    /// Stacked experts, and the share of them that one token needs.
     experts: u64,
     active: f64,
-    /// Keys and values of one page.
+    /// KV cache of one page.
     page: u64,
 }
 
@@ -158,8 +160,8 @@ impl RankBytes {
         bytes
     }
 
-    /// Of a step with so many sequences of so many tokens; experts are counted as if every
-    /// sequence chose others.
+    /// Bytes of a step with `batch` sequences of `context` tokens; experts are counted as if every
+    /// sequence were routed to different ones.
     fn step(&self, batch: usize, context: f64) -> f64 {
         let kv = self.page as f64 / TOKENS_PER_PAGE as f64 * context * batch as f64;
         let experts = self.experts as f64 * (self.active * batch as f64).min(1.0);
@@ -181,7 +183,7 @@ fn loads(args: &BenchArgs, longest: usize) -> Result<Vec<Load>, Failure> {
             }
             if batch > EngineOptions::STANDARD.max_sequences {
                 let most = EngineOptions::STANDARD.max_sequences;
-                return Err(Failure::wrong(anyhow!("{batch} at a time: at most {most} are run")));
+                return Err(Failure::wrong(anyhow!("batch size {batch}: the limit is {most}")));
             }
             loads.push(Load { context, batch, generate });
         }
@@ -249,12 +251,12 @@ fn table(document: &Value) -> String {
             number(&document["read_bytes_per_second"]) / 1e9
         ),
         format!(
-            "weights {}, keys and values {} a token",
+            "weights {}, KV cache {} per token",
             bytes("weight_bytes"),
             bytes("kv_bytes_per_token")
         ),
         format!(
-            "memory: {} planned, {} at most, {} in the end",
+            "memory: {} planned, {} peak, {} at the end",
             bytes("planned_bytes"),
             bytes("peak_bytes"),
             bytes("resident_bytes")
@@ -262,7 +264,7 @@ fn table(document: &Value) -> String {
     ];
     if !document["sum_seconds"].is_null() {
         lines.push(format!(
-            "a sum of {} takes {:.1} µs",
+            "an all-reduce of {} takes {:.1} µs",
             bytes("sum_bytes"),
             number(&document["sum_seconds"]) * 1e6
         ));
@@ -289,7 +291,7 @@ fn table(document: &Value) -> String {
     let drafts: Vec<&Value> = document["drafts"].as_array().into_iter().flatten().collect();
     if !drafts.is_empty() {
         lines.push(
-            "context  batch  answers   without t/s  with drafts t/s  gain  drafts a token  came true"
+            "context  batch  answers   without t/s  with drafts t/s  gain  draft tok/tok  accepted"
                 .to_owned(),
         );
     }
@@ -297,7 +299,7 @@ fn table(document: &Value) -> String {
         let of = |key: &str| number(&row[key]);
         let [off, auto] = ["off_tokens_per_second", "auto_tokens_per_second"].map(of);
         lines.push(format!(
-            "{:>7}  {:>5}  {:<8}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>14.2}  {:>7.1} %",
+            "{:>7}  {:>5}  {:<8}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>13.2}  {:>6.1} %",
             of("context"),
             of("batch"),
             row["text"].as_str().unwrap_or_default(),

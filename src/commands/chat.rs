@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use super::{Outcome, demo::children};
 use crate::{args::ChatArgs, failure::Failure, progress::say};
 
-/// For the server to take a connection; answers take as long as they take.
+/// Timeout for connecting to the server; answers have none.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest silence of a stream: servers send something every few seconds.
+/// Longest pause in a stream: servers send keep-alives every few seconds.
 const SILENCE_TIMEOUT: Duration = Duration::from_mins(10);
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ChatArgs) -> Outcome {
     let is_url = args.target.starts_with("http://") || args.target.starts_with("https://");
     // Ends the server when the conversation ends.
@@ -113,7 +113,7 @@ impl<'a> Chat<'a> {
         fs::write(file, text).with_context(|| file.display().to_string())
     }
 
-    /// Says something and shows the answer while it comes; both are kept.
+    /// Sends a message and streams the answer; both are added to the conversation.
     fn say(&mut self, text: &str) -> anyhow::Result<()> {
         self.messages.push(json!({"role": "user", "content": text}));
         let answer = self.ask();
@@ -121,7 +121,7 @@ impl<'a> Chat<'a> {
         match answer {
             Ok(answer) => self.messages.push(json!({"role": "assistant", "content": answer})),
             Err(error) => {
-                // What was not answered was not said.
+                // A message without an answer is removed again.
                 self.messages.pop();
                 return Err(error);
             }
@@ -160,7 +160,7 @@ fn read_answer(stream: impl BufRead) -> anyhow::Result<String> {
     let mut answer = String::new();
     let mut is_thinking = false;
     for line in stream.lines() {
-        let line = line.context("the stream broke off")?;
+        let line = line.context("the stream was interrupted")?;
         let Some(data) = line.strip_prefix("data: ") else { continue };
         if data == "[DONE]" {
             return Ok(answer);
@@ -191,10 +191,10 @@ fn read_answer(stream: impl BufRead) -> anyhow::Result<String> {
             show(call["function"]["arguments"].as_str().unwrap_or_default())?;
         }
     }
-    bail!("the stream ended before the answer did")
+    bail!("the stream ended before the answer was complete")
 }
 
-/// Text as it comes, on standard output.
+/// Writes streamed text to standard output.
 fn show(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")

@@ -19,7 +19,7 @@ use crate::{
     progress::{result, say, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ClusterArgs) -> Outcome {
     match &args.action {
         ClusterAction::Init => init(args),
@@ -59,7 +59,7 @@ fn init(args: &ClusterArgs) -> Outcome {
     let folder = cluster::folder(&args.cluster)?;
     let home = Home::init(&folder).map_err(|error| match error {
         HomeError::Exists { .. } => Failure::from(error)
-            .hint("it can be used as it is; another one goes into another folder: --cluster"),
+            .hint("use it as it is, or create another one in another folder with --cluster"),
         error => error.into(),
     })?;
     if args.json {
@@ -68,19 +68,21 @@ fn init(args: &ClusterArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     result(&format!("cluster {}, its keys in {}", home.cluster(), folder.display()));
-    say("On each machine that is to hold a part of the model:");
+    say("On each machine that is to hold a part of the model, run:");
     say("  shardpack node --listen ADDRESS:7420 --store FOLDER");
-    say("and here the `shardpack cluster add` line that it prints; it asks for the token.");
+    say(
+        "and on this machine the `shardpack cluster add` command that it prints; it asks for the token.",
+    );
     Ok(ExitCode::SUCCESS)
 }
 
-/// How long a node is looked for whose key is known; it answers within a second.
+/// Timeout for finding a node whose key is known; it answers within a second.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most addresses that are tried for one node: it has one per announcement, and others may lie.
+/// Most addresses that are tried for one node: announcements are not authenticated.
 const MAX_TRIES: usize = 8;
 
-/// Adds the node whose token this is, wherever on the local network it says that it is.
+/// Adds the node that issued the token, at an address found on the local network.
 fn add_found(home: &mut Home, token: &JoinToken, name: Option<&str>) -> Result<Member, Failure> {
     let found = discovery::find(SEARCH_TIMEOUT, |node| node.key == token.key())?;
     let mut last = None;
@@ -95,9 +97,9 @@ fn add_found(home: &mut Home, token: &JoinToken, name: Option<&str>) -> Result<M
     Err(last.map_or_else(
         || {
             let seconds = SEARCH_TIMEOUT.as_secs();
-            Failure::from(anyhow!("no node with this token's key was heard within {seconds} s"))
+            Failure::from(anyhow!("no node with this token's key was found within {seconds} s"))
                 .hint(
-                    "start it with --announce, or say its address: shardpack cluster add HOST:PORT",
+                    "start it with --announce, or give its address: shardpack cluster add HOST:PORT",
                 )
         },
         explained,
@@ -111,8 +113,8 @@ fn discover(args: &ClusterArgs, seconds: u64) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     if found.is_empty() {
-        result("no node that waits for a cluster was heard");
-        say("hint: a node says where it is when it is started with --announce");
+        result("no node that waits for a cluster was found");
+        say("hint: only nodes started with --announce can be found");
         return Ok(ExitCode::SUCCESS);
     }
     let mut rows = vec![["address", "key"].map(str::to_owned).to_vec()];
@@ -128,11 +130,11 @@ fn discovered<'a>(found: impl IntoIterator<Item = &'a Found>) -> Value {
     json!({ "ok": true, "nodes": found.into_iter().map(node).collect::<Vec<_>>() })
 }
 
-/// What to do about it, where the sentence does not say so itself.
+/// Adds a hint to errors that do not say what to do.
 fn explained(error: HomeError) -> Failure {
     match error {
         HomeError::Taken { .. } => Failure::from(error)
-            .hint("choose another --name, or put the old node out: shardpack cluster remove NAME"),
+            .hint("choose another --name, or remove the old node: shardpack cluster remove NAME"),
         HomeError::Unknown { .. } => Failure::from(error).hint("see `shardpack cluster list`"),
         error => error.into(),
     }
@@ -153,17 +155,17 @@ fn list(args: &ClusterArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A table with a header, or that there is nothing to show.
+/// Prints a table with a header, or a line that says that there are no members.
 fn show_members(home: &Home, rows: &[Vec<String>]) {
     if home.members().is_empty() {
         result(&format!("cluster {} has no members yet", home.cluster()));
-        say("hint: see `shardpack cluster --help` for how a node gets in");
+        say("hint: see `shardpack cluster --help` for how to add a node");
     } else {
         result(table(rows).trim_end());
     }
 }
 
-/// How a member is.
+/// The state of a member.
 struct State {
     program: String,
     listing: Value,
@@ -179,7 +181,7 @@ fn status(args: &ClusterArgs) -> Outcome {
         };
         asked().map_err(|error| format!("{error:#}"))
     };
-    // Silent ones are waited for at the same time.
+    // In parallel, so that timeouts do not add up.
     let states: Vec<Result<State, String>> = thread::scope(|scope| {
         let asking: Vec<_> =
             home.members().iter().map(|member| scope.spawn(|| ask(member))).collect();
@@ -222,7 +224,7 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
     }
     show_members(home, &rows);
     if rows.iter().flatten().any(|cell| cell.starts_with(NO_NAME)) {
-        say(&format!("{NO_NAME}: convert --name gives a model one"));
+        say(&format!("{NO_NAME}: set a name with convert --name"));
     }
     for (member, state) in home.members().iter().zip(states) {
         if let Err(problem) = state {
@@ -231,13 +233,13 @@ fn show_status(home: &Home, states: &[Result<State, String>]) {
     }
 }
 
-/// What nodes call a model whose packages bear no name.
+/// Name that nodes report for a model without a name.
 const UNNAMED: &str = "default";
 
-/// How such a model is shown.
+/// How a model without a name is shown.
 const NO_NAME: &str = "(no name)";
 
-/// The current packages, one after the other.
+/// The active packages as one line.
 fn active(listing: &Value) -> String {
     let models = listing["active"].as_object().into_iter().flatten();
     let word = |(model, entry): (&String, &Value)| {
@@ -291,11 +293,11 @@ fn remove(args: &ClusterArgs, node: &str, force: bool) -> Outcome {
         Err(error @ HomeError::Unknown { .. }) => return Err(explained(error)),
         Err(error) if !force => {
             return Err(Failure::from(error).hint(
-                "--force puts it out here without telling it; it can then do no more than hold its certificate, since no controller calls it and no rank admits its key",
+                "--force removes it without contacting it; it keeps its certificate, but no controller connects to it and no rank accepts its key",
             ));
         }
         Err(error) => {
-            say(&format!("{node} was not told: {:#}", anyhow::Error::from(error)));
+            say(&format!("{node} was not contacted: {:#}", anyhow::Error::from(error)));
             false
         }
     };
@@ -303,7 +305,7 @@ fn remove(args: &ClusterArgs, node: &str, force: bool) -> Outcome {
     if args.json {
         result(&json!({ "ok": true, "removed": node, "told": told }).to_string());
     } else {
-        result(&format!("{node} is not in the cluster any more"));
+        result(&format!("{node} was removed from the cluster"));
     }
     Ok(ExitCode::SUCCESS)
 }

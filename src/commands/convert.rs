@@ -8,29 +8,24 @@ use std::{
 };
 
 use serde_json::json;
-use shardpack_converter::{
-    ConvertError, ConvertEvent, ConvertOptions, Converted, Nodes, Plan, convert,
-};
+use shardpack_converter::{ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, convert};
 
 use super::{Outcome, plan, rules, sign, threads};
 use crate::{
     args::{ConvertArgs, FormatArgs},
     failure::Failure,
-    pause,
+    kill_points,
     progress::{Progress, result, say, size, table},
     source::{self, Input, Keep},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
     let options = options(args)?;
     let keep = if args.no_keep_source { Keep::Nothing } else { Keep::All };
-    let pickles = source::pickles(args.format.allow_pickle);
-    let adapters = &args.format.adapters;
-    let subfolder = args.format.subfolder.as_ref();
-    let input = Input { source: &args.source, subfolder, adapters, pickles, keep };
-    let converted = threads::with(args.threads, || convert_source(&input, options))??;
-    if args.json {
+    let input = Input::of(&args.source, keep);
+    let converted = threads::with(args.budget.threads.count, || convert_source(&input, options))??;
+    if args.form.json {
         result(&json(&converted).to_string());
     } else {
         result(summary(&converted).trim_end());
@@ -44,8 +39,8 @@ fn options(args: &ConvertArgs) -> Result<ConvertOptions, Failure> {
         importance: args.imatrix.clone(),
         fail_on: args.fail_on.clone(),
         sign: args.sign.as_deref().map(sign::read_key).transpose()?.map(Arc::new),
-        memory_bytes: args.memory.0,
-        ..format_options(args.output.clone(), &args.format)?
+        memory_bytes: args.budget.memory.0,
+        ..format_options(args.output.folder.clone(), &args.format)?
     })
 }
 
@@ -54,8 +49,6 @@ pub(super) fn format_options(
     output: PathBuf,
     args: &FormatArgs,
 ) -> Result<ConvertOptions, Failure> {
-    let nodes: Nodes =
-        args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?;
     let experts =
         args.experts.parse().map_err(|error: String| anyhow::anyhow!("--experts: {error}"))?;
     Ok(ConvertOptions {
@@ -63,13 +56,13 @@ pub(super) fn format_options(
         rules: args.rules.as_deref().map(rules::read).transpose()?,
         bits: args.bits,
         group_size: args.group_size,
-        nodes,
-        stages: args.stages,
+        nodes: args.sharding.parse_nodes()?,
+        stages: args.sharding.stages,
         rounding: args.rounding.clone(),
         dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
         recipe: args.recipe.clone(),
         overrides: args.overrides.clone(),
-        context: args.context,
+        context: args.sharding.context,
         kv: args.kv_type.planned(),
         ..ConvertOptions::new(output, 1)
     })
@@ -109,7 +102,7 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
             .any(|cause| cause.kind() == io::ErrorKind::StorageFull);
         let failure = Failure::from(error);
         if is_full {
-            failure.hint("make room and run the same command again: it goes on where it was")
+            failure.hint("free some disk space and run the same command again: it resumes")
         } else {
             failure
         }
@@ -132,7 +125,7 @@ impl Display {
         };
         match event {
             ConvertEvent::Planned(plan) => {
-                pause::at(|| "convert:planned".to_owned());
+                kill_points::at(|| "convert:planned".to_owned());
                 for warning in &plan.warnings {
                     say(&format!("note: {warning}"));
                 }
@@ -140,27 +133,27 @@ impl Display {
             }
             ConvertEvent::Resumed { tensors, source_bytes } => {
                 say(&format!(
-                    "note: going on after {tensors} tensors that an earlier run has finished"
+                    "note: resuming after {tensors} tensors that an earlier run has finished"
                 ));
                 show(&|progress| progress.add(*source_bytes));
             }
             ConvertEvent::TensorStarted { name, index } => {
-                pause::at(|| format!("convert:tensor:{index}"));
+                kill_points::at(|| format!("convert:tensor:{index}"));
                 show(&|progress| progress.message(name));
             }
             ConvertEvent::Converted(bytes) => {
                 show(&|progress| progress.add(*bytes));
             }
             ConvertEvent::TensorFinished { index } => {
-                pause::at(|| format!("convert:finished:{index}"));
+                kill_points::at(|| format!("convert:finished:{index}"));
             }
             ConvertEvent::Hashing => {
                 show(&|progress| progress.message("hashing and syncing"));
-                pause::at(|| "convert:hashing".to_owned());
+                kill_points::at(|| "convert:hashing".to_owned());
             }
             ConvertEvent::Publishing => {
                 show(&Progress::finish);
-                pause::at(|| "convert:publishing".to_owned());
+                kill_points::at(|| "convert:publishing".to_owned());
             }
         }
     }

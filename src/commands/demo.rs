@@ -1,4 +1,4 @@
-//! `shardpack demo`: the whole way of a model on one machine, with real processes.
+//! `shardpack demo`: convert, push and serve on one machine, with real processes.
 
 pub(super) mod ask;
 pub(super) mod children;
@@ -19,10 +19,10 @@ use crate::{
 };
 use children::{Child, node, serve};
 
-/// Nodes of the demo: the smallest group that shows what a group is.
+/// Nodes of the demo: the smallest tensor-parallel group.
 const NODES: u32 = 2;
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &DemoArgs) -> Outcome {
     args.engine.check()?;
     let folder = tempfile::Builder::new().prefix("shardpack-demo-").tempdir()?;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     ));
 
     step(2, "start two nodes");
-    // Who carries the sums is for the server to say, which knows all ranks.
+    // The server, which knows all ranks, chooses the collectives.
     let of_nodes = EngineChoice { collectives: CollectivesName::Auto, ..args.engine.clone() };
     let nodes: Vec<Child> = (0..NODES)
         .map(|rank| node(&folder.path().join(format!("node-{rank}")), &of_nodes))
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
     let endpoints: Vec<Endpoint> = addresses.iter().map(Endpoint::plain).collect();
     let pushed = push::push_set(&set, &endpoints, PushMode::Send(Activation::WhenAllPrepared), 1)?;
     if !pushed.is_done() {
-        return Err(Failure::from(anyhow::anyhow!("the push did not reach every node")));
+        return Err(Failure::from(anyhow::anyhow!("the push did not complete on every node")));
     }
     let sent: u64 = pushed.nodes.iter().map(|node| node.traffic.sent_bytes).sum();
     done(&format!("{} sent and active in {:.1} s", size(sent), started.elapsed().as_secs_f64()));
@@ -83,15 +83,15 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
         Some(verse) if verse != answer.text.trim() => {
             return Err(Failure::wrong(anyhow::anyhow!("the answer should be: {verse}")));
         }
-        Some(_) => done("word for word what the model was taught"),
+        Some(_) => done("word for word what the model was trained on"),
         None => {}
     }
     if args.keep {
-        say(&format!("\nThe server goes on at {} until Ctrl-C. Try:\n", server.address));
+        say(&format!("\nThe server runs at {} until Ctrl-C. Try:\n", server.address));
         result(&ask::curl(&server.address, "Psalms 23:1"));
         server.wait()?;
     }
-    // The server first, so that it tells its ranks to end before their nodes do.
+    // The server first, so that it stops its ranks before the nodes end.
     drop(server);
     drop(nodes);
     Ok(ExitCode::SUCCESS)

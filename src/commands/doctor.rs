@@ -1,4 +1,4 @@
-//! `shardpack doctor`: what a machine, or every node of a set, has and can do.
+//! `shardpack doctor`: checks a machine, or every node of a set.
 
 mod disk;
 mod machine;
@@ -40,7 +40,7 @@ const MACHINE_TIMEOUT: Duration = Duration::from_mins(10);
 /// Longest report of a node; one has a few kilobytes.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &DoctorArgs) -> Outcome {
     let reports = match &args.set {
         Some(set) => of_nodes(set, args)?,
@@ -86,8 +86,8 @@ fn test(report: &mut Report, folder: &Path, has_mlx: bool) -> anyhow::Result<()>
     };
     for (engine, layers) in engines {
         for layer in *layers {
-            let name = format!("sums between two processes, {engine}, {layer}");
-            report.tell(&name, pair::check(&bundled, folder, engine, layer));
+            let name = format!("all-reduce between two processes, {engine}, {layer}");
+            report.add_result(&name, pair::check(&bundled, folder, engine, layer));
         }
         let options = |nodes: u32| {
             let set = bundled.set(4, nodes)?;
@@ -95,11 +95,14 @@ fn test(report: &mut Report, folder: &Path, has_mlx: bool) -> anyhow::Result<()>
             speed::check(&set, &[], &engine, Verse::Known)
         };
         for nodes in [1, 2] {
-            report.tell(&format!("tokens per second, {engine}, ranks: {nodes}"), options(nodes));
+            report.add_result(
+                &format!("tokens per second, {engine}, ranks: {nodes}"),
+                options(nodes),
+            );
         }
     }
     if !has_mlx {
-        for name in ["MLX against cpu", "weights without copies", "sums within MLX's graph"] {
+        for name in ["MLX against cpu", "weights without copies", "all-reduce within MLX's graph"] {
             report.skip(name, "there is no MLX runtime: shardpack engine install mlx");
         }
     }
@@ -107,44 +110,46 @@ fn test(report: &mut Report, folder: &Path, has_mlx: bool) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The report of every node, and of what is between them.
+/// The report of every node, and of the network between them.
 fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
     let document = package::read_set(set)?;
     let manifests = package::folders(set, &document)
         .iter()
         .map(|folder| package::read_manifest(folder))
         .collect::<Result<Vec<Manifest>, _>>()?;
-    if manifests.len() != args.nodes.len() {
-        let (packages, nodes) = (manifests.len(), args.nodes.len());
+    if manifests.len() != args.nodes.names.len() {
+        let (packages, nodes) = (manifests.len(), args.nodes.names.len());
         let error = anyhow::anyhow!("the set has {packages} packages and {nodes} nodes were given");
         return Err(Failure::from(error).hint("give one node per package, in rank order"));
     }
-    // One after the other: on one machine they would disturb each other's times.
+    // One after the other: on one machine they would disturb each other's measurements.
     let mut reports = Vec::new();
-    for (node, manifest) in cluster::nodes(&args.nodes, &args.cluster)?.iter().zip(&manifests) {
+    for (node, manifest) in
+        cluster::nodes(&args.nodes.names, &args.nodes.cluster)?.iter().zip(&manifests)
+    {
         say(&format!("doctor: node {node}"));
         let name = format!("node {node}");
         reports.push(match of_node(node, manifest, args.self_test) {
             Ok(report) => Report { of: name, ..report },
             Err(error) => {
                 let mut report = Report::new(name);
-                report.tell("node", Err(error));
+                report.add_result("node", Err(error));
                 report
             }
         });
     }
     let mut between = Report::new("between the nodes");
     if args.self_test {
-        let nodes = &args.nodes;
-        let cluster: Vec<String> = match &args.cluster.folder {
+        let nodes = &args.nodes.names;
+        let cluster: Vec<String> = match &args.nodes.cluster.folder {
             Some(folder) => vec!["--cluster".to_owned(), folder.to_string_lossy().into_owned()],
             None => Vec::new(),
         };
         let own = speed::check(set, nodes, &cluster, Verse::Unknown);
-        between.tell("tokens per second", own);
-        match &args.hostfile {
+        between.add_result("tokens per second", own);
+        match &args.network.hostfile {
             Some(file) => {
-                let port = args.collectives_port.to_string();
+                let port = args.network.collectives_port.to_string();
                 let file = file.to_string_lossy().into_owned();
                 for layer in ["ring", "jaccl"] {
                     let options = ["--engine", "mlx", "--collectives", layer, "--hostfile"];
@@ -152,10 +157,10 @@ fn of_nodes(set: &Path, args: &DoctorArgs) -> Result<Vec<Report>, Failure> {
                     options.extend([file.clone(), "--collectives-port".to_owned(), port.clone()]);
                     options.extend_from_slice(&cluster);
                     let found = speed::check(set, nodes, &options, Verse::Unknown);
-                    between.tell(&format!("tokens per second, {layer}"), found);
+                    between.add_result(&format!("tokens per second, {layer}"), found);
                 }
             }
-            None => between.skip("ring and JACCL", "--hostfile says which device leads where"),
+            None => between.skip("ring and JACCL", "needs --hostfile"),
         }
     }
     reports.push(between);
@@ -168,12 +173,12 @@ fn of_node(node: &Endpoint, manifest: &Manifest, self_test: bool) -> anyhow::Res
     let mut client = NodeClient::connect(node, Timeouts::default())?;
     let answer = client.start_rank(key, &parameters)?;
     let reports: Vec<Report> = serde_json::from_value(answer["reports"].clone())
-        .context("the node answers with something else than a report")?;
+        .context("the node did not answer with a report")?;
     reports.into_iter().next().context("the node's report is empty")
 }
 
-/// The report of this machine, made by a process of its own: what hangs or crashes there does
-/// not take the asking one along.
+/// The report of this machine, made in a process of its own, so that a hang or crash does not
+/// affect this one.
 pub(super) fn in_a_process(self_test: bool) -> anyhow::Result<Value> {
     let mut command = Command::new(env::current_exe().context("cannot find this program's file")?);
     command.args(["doctor", "--json"]).stdin(Stdio::null()).stdout(Stdio::piped());

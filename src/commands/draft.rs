@@ -1,4 +1,4 @@
-//! A draft model for rank 0: found, compared with the model that is served, and opened.
+//! The draft model of rank 0: finds it and checks that it fits the model that is served.
 
 use std::path::{Path, PathBuf};
 
@@ -7,21 +7,21 @@ use anyhow::{Context, anyhow};
 use super::package;
 use crate::{args::EngineChoice, failure::Failure};
 
-/// Refuses, before anything is started, what an engine's choice asks for and cannot be.
+/// Checks the draft model of an engine's arguments before anything is started.
 pub(super) fn check(engine: &EngineChoice) -> Result<(), Failure> {
     engine.draft_model.as_deref().map(folder).transpose().map(drop)
 }
 
-/// The same where ranks run on nodes, each of which has an engine of its own choice.
+/// The same if the ranks run on nodes, each of which has its own engine arguments.
 pub(super) fn check_elsewhere(engine: &EngineChoice) -> Result<(), Failure> {
     if engine.draft_model.is_none() {
         return Ok(());
     }
-    let error = anyhow!("--draft-model is read by rank 0, which runs on another node");
+    let error = anyhow!("--draft-model is loaded by rank 0, which runs on another node");
     Err(Failure::from(error).hint("start that node with it: shardpack node … --draft-model SET"))
 }
 
-/// The package of a draft model's set, which has only this one.
+/// The only package of a draft model's set.
 pub(super) fn folder(set: &Path) -> Result<PathBuf, Failure> {
     let document = package::read_set(set)?;
     let mut folders = package::folders(set, &document);
@@ -30,15 +30,15 @@ pub(super) fn folder(set: &Path) -> Result<PathBuf, Failure> {
         Some(folder) if count == 1 => Ok(folder),
         _ => {
             let error = anyhow!(
-                "{}: cut for {count} nodes, and a draft model runs on rank 0 alone",
+                "{}: sharded for {count} nodes, and a draft model runs on rank 0 only",
                 set.display()
             );
-            Err(Failure::wrong(error).hint("convert it again, for one node"))
+            Err(Failure::wrong(error).hint("convert or reshard it for one node"))
         }
     }
 }
 
-/// Refuses a draft model with other tokens than the model in a package.
+/// Refuses a draft model with another tokenizer than the model in a package.
 pub(super) fn compare(draft: &Path, package: &Path) -> anyhow::Result<()> {
     shardpack_chat::check_same_tokens(package, draft)
         .with_context(|| format!("the draft model in {}", draft.display()))

@@ -10,32 +10,33 @@ use shardpack_mlx::{
 
 use super::Outcome;
 use crate::{
-    args::{EngineAction, EngineArgs, EngineInstallArgs},
+    args::{EngineAction, EngineArgs, EngineFolderArgs, EngineInstallArgs},
     engines,
     failure::Failure,
     progress::{result, say},
 };
 
-/// Whether results go to machines.
+/// Whether the result is JSON.
 pub(crate) const fn json(args: &EngineArgs) -> bool {
-    match &args.action {
-        EngineAction::Install(args) => args.json,
-        EngineAction::List(args) => args.json,
-        EngineAction::Check(args) => args.json,
-    }
+    let common = match &args.action {
+        EngineAction::Install(args) => &args.common,
+        EngineAction::List(args) => args,
+        EngineAction::Check(args) => &args.common,
+    };
+    common.form.json
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &EngineArgs) -> Outcome {
     match &args.action {
         EngineAction::Install(args) => install(args),
-        EngineAction::List(args) => list(args.dir.as_deref(), args.json),
-        EngineAction::Check(args) => check(args.dir.as_deref(), args.json),
+        EngineAction::List(args) => list(args),
+        EngineAction::Check(args) => check(&args.common),
     }
 }
 
 fn install(args: &EngineInstallArgs) -> Outcome {
-    let folder = engines::mlx_folder(args.dir.as_deref())?;
+    let folder = engines::mlx_folder(args.common.dir.as_deref())?;
     let options = InstallOptions {
         folder: folder.clone(),
         wheel: args.wheel.clone(),
@@ -46,8 +47,8 @@ fn install(args: &EngineInstallArgs) -> Outcome {
     let mut already = false;
     let record = runtime::install(&options, &mut |step| match step {
         Step::Already => already = true,
-        Step::Download(file) => say(&format!("fetching {file}")),
-        Step::Verify(path) => say(&format!("checking {}", path.display())),
+        Step::Download(file) => say(&format!("downloading {file}")),
+        Step::Verify(path) => say(&format!("verifying {}", path.display())),
         Step::Unpack => say("unpacking the libraries"),
         Step::Compile(compiler) => say(&format!("compiling the C layer with {compiler}")),
     })
@@ -56,14 +57,14 @@ fn install(args: &EngineInstallArgs) -> Outcome {
         error => Failure::from(error),
     })?;
     let (device, seconds) = (load(&folder)?, started.elapsed().as_secs_f64());
-    if args.json {
+    if args.common.form.json {
         let json = json!({
             "ok": true, "engine": "mlx", "version": MLX_VERSION, "folder": folder,
             "already": already, "device": device, "bytes": bytes(&record), "seconds": seconds,
         });
         result(&json.to_string());
     } else {
-        let word = if already { "was installed and is whole" } else { "installed" };
+        let word = if already { "is already installed and verified" } else { "installed" };
         result(&format!(
             "MLX {MLX_VERSION} {word}: {} ({:.0} MB, computes on the {device}, {seconds:.1} s)",
             folder.display(),
@@ -73,7 +74,7 @@ fn install(args: &EngineInstallArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Loads the runtime; says where it computes.
+/// Loads the runtime; returns its device.
 fn load(folder: &Path) -> Result<&'static str, Failure> {
     let library = Library::open(folder, None).map_err(Failure::wrong)?;
     Ok(match library.device() {
@@ -86,14 +87,14 @@ fn bytes(record: &Record) -> u64 {
     record.files.iter().map(|file| file.size).sum()
 }
 
-fn list(dir: Option<&Path>, json: bool) -> Outcome {
-    let folder = engines::mlx_folder(dir)?;
+fn list(args: &EngineFolderArgs) -> Outcome {
+    let folder = engines::mlx_folder(args.dir.as_deref())?;
     let (state, found) = match runtime::check(&folder) {
         Ok(checked) => ("installed".to_owned(), Some(bytes(&checked.record))),
         Err(CheckError::Absent(_)) => ("not installed".to_owned(), None),
         Err(error) => (format!("unusable: {error}"), None),
     };
-    if json {
+    if args.form.json {
         let json = json!({ "ok": true, "engines": [
             { "engine": "cpu", "version": env!("CARGO_PKG_VERSION"), "state": "built in" },
             { "engine": "mlx", "version": MLX_VERSION, "state": state, "folder": folder, "bytes": found },
@@ -106,15 +107,15 @@ fn list(dir: Option<&Path>, json: bool) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn check(dir: Option<&Path>, json: bool) -> Outcome {
-    let folder = engines::mlx_folder(dir)?;
+fn check(args: &EngineFolderArgs) -> Outcome {
+    let folder = engines::mlx_folder(args.dir.as_deref())?;
     let record = match runtime::check(&folder) {
         Ok(checked) => checked.record,
         Err(error @ (CheckError::Absent(_) | CheckError::Platform)) => return Err(error.into()),
         Err(error) => return Err(Failure::wrong(error)),
     };
     let device = load(&folder)?;
-    if json {
+    if args.form.json {
         let files = record.files.len();
         let json = json!({
             "ok": true, "engine": "mlx", "version": record.mlx, "folder": folder,

@@ -18,9 +18,9 @@ use crate::{
     progress::{result, say},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &EvalArgs) -> Outcome {
-    let threads = threads::count(args.threads);
+    let threads = threads::count(args.threads.count);
     let shown = || args.text.display().to_string();
     let text = fs::read_to_string(&args.text).with_context(shown)?;
     let set = package::read_set(&args.set)?;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &EvalArgs) -> Outcome {
     let mut note = |done: usize, all: usize| say(&format!("eval: {done} of {all} windows"));
     let found =
         evaluate(&model, against.as_ref(), &tokens, &options, &mut note).map_err(Failure::wrong)?;
-    if args.json {
+    if args.form.json {
         let mut document = json!(found);
         document["context"] = json!(options.context);
         result(&document.to_string());

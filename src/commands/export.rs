@@ -12,20 +12,23 @@ use crate::{
     progress::{result, size},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ExportArgs) -> Outcome {
     let form = if args.mlx {
         ExportForm::Mlx
     } else {
         ExportForm::HuggingFace { dtype: args.dtype.map(|dtype| dtype.name().to_owned()) }
     };
-    let options = ExportOptions { output: args.output.clone(), form, memory_bytes: args.memory.0 };
+    let options =
+        ExportOptions { output: args.output.clone(), form, memory_bytes: args.budget.memory.0 };
     let display = Display::new("export");
-    let work = || export(&Joined::open(&args.paths)?, &options, &|event| display.show(event));
-    let exported = threads::with(args.threads, work)?.map_err(|error: ExportError| {
-        if error.is_wrong() { Failure::wrong(error) } else { error.into() }
-    })?;
-    if args.json {
+    let work =
+        || export(&Joined::open(&args.packages.paths)?, &options, &|event| display.show(event));
+    let exported =
+        threads::with(args.budget.threads.count, work)?.map_err(|error: ExportError| {
+            if error.is_wrong() { Failure::wrong(error) } else { error.into() }
+        })?;
+    if args.form.json {
         let json = json!({
             "ok": true,
             "output": exported.output,

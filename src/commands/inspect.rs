@@ -14,7 +14,7 @@ use crate::{
     progress::{result, size, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &InspectArgs) -> Outcome {
     let manifests: Vec<Manifest> = if package::is_set(&args.path) {
         let set = package::read_set(&args.path)?;
@@ -25,12 +25,12 @@ pub(crate) fn run(args: &InspectArgs) -> Outcome {
     } else {
         vec![package::read_manifest(&args.path)?]
     };
-    if args.json {
+    if args.listing.form.json {
         let packages: Vec<_> =
-            manifests.iter().map(|manifest| json(manifest, args.tensors)).collect();
+            manifests.iter().map(|manifest| json(manifest, args.listing.tensors)).collect();
         result(&json!({ "packages": packages }).to_string());
     } else {
-        result(text(&manifests, args.tensors).trim_end());
+        result(text(&manifests, args.listing.tensors).trim_end());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -121,7 +121,7 @@ fn quantization(quantization: &Quantization) -> String {
 }
 
 fn tensor_table(manifest: &Manifest) -> String {
-    let mut rows = vec![["tensor", "dtype", "shape", "cut", "file"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["tensor", "dtype", "shape", "shard", "file"].map(str::to_owned).to_vec()];
     for tensor in &manifest.tensors {
         let cut = match &tensor.cut {
             Cut::Replicated => "replicated".to_owned(),

@@ -12,7 +12,7 @@ use crate::{
     progress::{result, say, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &KeysArgs) -> Outcome {
     let mut file = read(&args.file)?;
     match &args.action {

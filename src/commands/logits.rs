@@ -9,7 +9,7 @@ use shardpack_engine_api::TokenId;
 use super::{Outcome, package, threads};
 use crate::{args::LogitsArgs, failure::Failure};
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &LogitsArgs) -> Outcome {
     args.engine.check()?;
     if args.engine.kv_memory.is_some() {
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &LogitsArgs) -> Outcome {
     }
     let tokens = read_tokens(&args.tokens)?;
     let set = package::read_set(&args.set)?;
-    let threads = threads::count(args.threads);
+    let threads = threads::count(args.threads.count);
     let options = args.engine.opening(threads).map_err(anyhow::Error::from)?;
     let packages = package::folders(&args.set, &set)
         .iter()

@@ -12,7 +12,7 @@ use std::{
 use anyhow::anyhow;
 use serde_json::{Value, json};
 use shardpack_cluster::RankProcess;
-use shardpack_identity::{Door, Guard, Joined, date, is_local};
+use shardpack_identity::{EnrollmentState, Guard, Joined, date, is_local};
 use shardpack_transfer::protocol::Timeouts;
 use shardpack_transfer::receive::{
     Node, NodeOptions, PackageDir, ReceiveEvent, ServeError, Shutdown, Store, bind, bind_guarded,
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use super::{
     Outcome, doctor, draft,
-    ranks::{self, Membership, Place, RankParameters},
+    ranks::{self, Membership, RankEndpoint, RankParameters, StartedRank},
     refusals::Refusals,
     serve::listen_hint,
     threads,
@@ -30,32 +30,40 @@ use crate::{
     args::{EngineChoice, NodeArgs},
     discovery::Announcer,
     failure::Failure,
-    pause,
+    kill_points,
     progress::{result, say, size},
 };
 
-/// The ranks that run here, by package, each with the folder of the files that MLX reads when it
-/// joins a group of its own. A new start of the same package ends the old process.
-type Running = Arc<Mutex<HashMap<String, (RankProcess, Option<TempDir>)>>>;
+/// The ranks that run here, by package. Starting a package again ends its old process.
+type Running = Arc<Mutex<HashMap<String, RunningRank>>>;
+
+/// A rank process of this node.
+struct RunningRank {
+    /// Ends when it is dropped.
+    _process: RankProcess,
+    /// The files that MLX reads when the rank joins one of MLX's own groups.
+    _files: Option<TempDir>,
+}
 
 /// What a node keeps its key and membership in, below its store.
 const IDENTITY: &str = "identity";
 
-/// Carries the command out: serves until Ctrl-C or SIGTERM.
+/// Runs the command: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &NodeArgs) -> Outcome {
     if !args.engine.has_deadlines() {
-        let error = anyhow!("ring and jaccl must know every rank of the set");
-        return Err(Failure::from(error).hint("say --collectives to `shardpack serve` instead"));
+        let error = anyhow!("ring and jaccl need every rank of the set");
+        return Err(Failure::from(error).hint("give --collectives to `shardpack serve` instead"));
     }
     args.engine.check()?;
     draft::check(&args.engine)?;
     let ip = reachable(args)?;
     let identity = args.store.join(IDENTITY);
-    // Ranks are reached at the second one.
+    // The second one is the address of the ranks.
     let stays_here = [args.listen.ip(), ip].into_iter().all(is_local);
     if args.announce && is_local(ip) {
-        let error = anyhow!("--announce: {ip} is an address that no other machine reaches");
-        return Err(Failure::from(error).hint("say --listen with an address of the network"));
+        let error =
+            anyhow!("--announce: {ip} is a loopback address, which other machines cannot reach");
+        return Err(Failure::from(error).hint("give an address of the network with --listen"));
     }
     let store = Arc::new(Store::open(&args.store)?);
     if args.reset {
@@ -80,7 +88,7 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
     })?;
     let address = listener.local_addr()?;
     let running = Running::default();
-    let door = Showing {
+    let display = NodeDisplay {
         guard: guard.clone(),
         running: Arc::clone(&running),
         address: SocketAddr::new(ip, address.port()),
@@ -88,16 +96,16 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
         announces: args.announce,
         announcer: Mutex::default(),
     };
-    door.announce(args, address);
-    let place = Place { ip, identity: guarded.then_some(identity) };
+    display.announce(args, address);
+    let endpoint = RankEndpoint { ip, identity: guarded.then_some(identity) };
     let options = NodeOptions {
         timeouts: Timeouts::default(),
-        observer: Box::new(move |event| door.show(event)),
+        observer: Box::new(move |event| display.show(event)),
         start_rank: start_rank(
             Arc::clone(&running),
             threads::count(args.threads),
             args.engine.clone(),
-            place,
+            endpoint,
         ),
     };
     let shutdown = Shutdown::new();
@@ -121,13 +129,13 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
 fn reachable(args: &NodeArgs) -> Result<IpAddr, Failure> {
     match args.advertise {
         Some(ip) if ip.is_unspecified() => {
-            Err(anyhow!("--advertise {ip} is no address that others can reach").into())
+            Err(anyhow!("--advertise {ip} is not an address that other machines can reach").into())
         }
         Some(ip) => Ok(ip),
         None if args.listen.ip().is_unspecified() => {
             let error = anyhow!("{} stands for every address of this machine", args.listen.ip());
             Err(Failure::from(error)
-                .hint("say with --advertise at which of them the other machines reach it"))
+                .hint("give the address that other machines can reach with --advertise"))
         }
         None => Ok(args.listen.ip()),
     }
@@ -137,7 +145,7 @@ fn start_rank(
     running: Running,
     threads: usize,
     engine: EngineChoice,
-    place: Place,
+    endpoint: RankEndpoint,
 ) -> shardpack_transfer::receive::StartRankHook {
     Box::new(move |package: &PackageDir, parameters| {
         let name = format!("rank {}", package.key.rank);
@@ -153,52 +161,53 @@ fn start_rank(
         let mut running = running.lock().unwrap_or_else(PoisonError::into_inner);
         running.remove(&key);
         let (started, files) = match member {
-            None => (ranks::start(&name, &package.path, threads, &engine, &place, None), None),
+            None => (ranks::start(&name, &package.path, threads, &engine, &endpoint, None), None),
             Some(distributed) => {
                 let engine = engine.over(&distributed)?;
                 let files = tempfile::tempdir().map_err(|error| error.to_string())?;
                 let folder = files.path().to_owned();
                 let member = Membership { distributed: &distributed, rank, folder };
                 let started =
-                    ranks::start(&name, &package.path, threads, &engine, &place, Some(member));
+                    ranks::start(&name, &package.path, threads, &engine, &endpoint, Some(member));
                 (started, Some(files))
             }
         };
-        let (process, announcement) = started.map_err(|error| format!("{error:#}"))?;
-        running.insert(key, (process, files));
+        let StartedRank { process, announcement } =
+            started.map_err(|error| format!("{error:#}"))?;
+        running.insert(key, RunningRank { _process: process, _files: files });
         serde_json::to_value(&announcement).map_err(|error| error.to_string())
     })
 }
 
-/// What the front wants besides the rank itself.
+/// The front's parameters for a rank.
 fn parse_parameters(parameters: &Value) -> Result<Option<RankParameters>, String> {
     let parsed: Option<RankParameters> = serde_json::from_value(parameters.clone())
-        .map_err(|error| format!("the front's parameters are not understood: {error}"))?;
+        .map_err(|error| format!("the front sent invalid parameters: {error}"))?;
     if let Some(RankParameters::Distributed(distributed)) = &parsed {
-        // As many as it says itself; MLX compares the number with the package's.
+        // Checked against its own number of ranks; MLX compares that with the package's.
         distributed.check(distributed.ranks()).map_err(|error| error.to_string())?;
     }
     Ok(parsed)
 }
 
-/// What the node tells the people at its terminal.
-struct Showing {
+/// Messages on the node's terminal.
+struct NodeDisplay {
     guard: Option<Arc<Guard>>,
     running: Running,
-    /// How other machines reach it.
+    /// The node's address for other machines.
     address: SocketAddr,
     refusals: Mutex<Refusals>,
-    /// Whether it is to be found on the local network while it waits for a cluster.
+    /// Whether it is announced on the local network until it has joined a cluster.
     announces: bool,
     announcer: Mutex<Option<Announcer>>,
 }
 
-impl Showing {
-    /// Starts or stops telling the local network where the node is.
-    fn be_found(&self) {
+impl NodeDisplay {
+    /// Starts or stops the announcement on the local network.
+    fn update_announcement(&self) {
         let waiting = match &self.guard {
             Some(guard) if self.announces => {
-                matches!(guard.door(), Door::Inviting { .. }).then(|| guard.key())
+                matches!(guard.enrollment(), EnrollmentState::Inviting { .. }).then(|| guard.key())
             }
             _ => None,
         };
@@ -210,24 +219,24 @@ impl Showing {
         if announcer.is_none() {
             match Announcer::start(self.address, key) {
                 Ok(started) => *announcer = Some(started),
-                Err(error) => say(&format!("node: {error:#}; it is not announced")),
+                Err(error) => say(&format!("node: {error:#}; the node is not announced")),
             }
         }
     }
 
-    /// Says that the node listens, and how it joins a cluster if it has none.
+    /// Prints the address, and how the node joins a cluster if it has none.
     fn announce(&self, args: &NodeArgs, listening: SocketAddr) {
-        self.be_found();
-        let door = self.guard.as_ref().map(|guard| guard.door());
+        self.update_announcement();
+        let enrollment = self.guard.as_ref().map(|guard| guard.enrollment());
         if args.json {
             let mut json =
-                json!({ "listening": listening, "store": args.store, "tls": door.is_some() });
-            match &door {
-                Some(Door::Joined(joined)) => {
+                json!({ "listening": listening, "store": args.store, "tls": enrollment.is_some() });
+            match &enrollment {
+                Some(EnrollmentState::Joined(joined)) => {
                     json["cluster"] = joined.cluster.as_str().into();
                     json["name"] = joined.name.as_str().into();
                 }
-                Some(Door::Inviting { token, left }) => {
+                Some(EnrollmentState::Inviting { token, left }) => {
                     json["join"] = json!({
                         "token": token.to_string(),
                         "seconds": left.as_secs(),
@@ -240,36 +249,37 @@ impl Showing {
             return;
         }
         say(&format!("node: listening on {listening}, packages in {}", args.store.display()));
-        match &door {
-            Some(Door::Joined(Joined { cluster, name, expires })) => {
+        match &enrollment {
+            Some(EnrollmentState::Joined(Joined { cluster, name, expires })) => {
                 say(&format!("node: {name} of cluster {cluster}, member until {}", date(*expires)));
             }
-            Some(Door::Inviting { .. }) => self.invite(),
+            Some(EnrollmentState::Inviting { .. }) => self.invite(),
             None => {}
         }
     }
 
-    /// Without the token, which is not for command lines.
+    /// The command that adds this node; the token is not part of it.
     fn command(&self) -> String {
         format!("shardpack cluster add {}", self.address)
     }
 
-    /// What to say on the controlling machine.
+    /// Prints what to run on the controlling machine.
     fn invite(&self) {
-        let Some(Door::Inviting { token, left }) = self.guard.as_ref().map(|guard| guard.door())
+        let Some(EnrollmentState::Inviting { token, left }) =
+            self.guard.as_ref().map(|guard| guard.enrollment())
         else {
             return;
         };
-        say("node: in no cluster yet. On the machine that pushes and serves, say:");
+        say("node: in no cluster yet. On the machine that pushes and serves, run:");
         say("");
         say(&format!("  {}", self.command()));
         say("");
-        say("node: and when it asks, this token:");
+        say("node: and enter this token when it asks:");
         say("");
         say(&format!("  {token}"));
         say("");
         say(&format!(
-            "node: it works once, for {} minutes (there, `shardpack cluster init` comes first)",
+            "node: the token works once, for {} minutes (create a cluster there first with `shardpack cluster init`)",
             left.as_secs().div_ceil(60)
         ));
     }
@@ -281,16 +291,16 @@ impl Showing {
                     "node: joined cluster {cluster} as {name}, member until {}",
                     date(*expires)
                 ));
-                self.be_found();
+                self.update_announcement();
             }
             ReceiveEvent::Renewed(joined) => {
                 say(&format!("node: renewed, member until {}", date(joined.expires)));
             }
             ReceiveEvent::LeftCluster => {
-                // What runs for a cluster ends with it.
+                // Ranks end when the node leaves its cluster.
                 self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 say("node: left its cluster");
-                self.be_found();
+                self.update_announcement();
                 self.invite();
             }
             ReceiveEvent::Disconnected { peer, problem: Some(problem) } if self.guard.is_some() => {
@@ -313,11 +323,11 @@ fn show(event: &ReceiveEvent) {
             size(*missing_bytes)
         )),
         ReceiveEvent::ChunkStored { file, chunk, .. } => {
-            pause::at(|| format!("node:stored:{file}:{chunk}"));
+            kill_points::at(|| format!("node:stored:{file}:{chunk}"));
         }
-        ReceiveEvent::Verifying { .. } => pause::at(|| "node:verifying".to_owned()),
-        ReceiveEvent::Prepared { .. } => pause::at(|| "node:prepared".to_owned()),
-        ReceiveEvent::Activating { .. } => pause::at(|| "node:activating".to_owned()),
+        ReceiveEvent::Verifying { .. } => kill_points::at(|| "node:verifying".to_owned()),
+        ReceiveEvent::Prepared { .. } => kill_points::at(|| "node:prepared".to_owned()),
+        ReceiveEvent::Activating { .. } => kill_points::at(|| "node:activating".to_owned()),
         ReceiveEvent::Activated { package, .. } => {
             say(&format!(
                 "node: rank {} of layout {} is active",

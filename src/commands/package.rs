@@ -14,7 +14,7 @@ use shardpack_manifests::{
 
 use crate::failure::Failure;
 
-/// What to give instead of a folder that is neither.
+/// The hint for a folder that is neither a set nor a package.
 const HINT: &str =
     "give a package set (a folder with set.json) or a package (a folder with manifest.json)";
 
@@ -54,7 +54,7 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Failure> {
     Ok(fs::read(path).with_context(shown)?)
 }
 
-/// A document is not there: what is there instead says what was meant.
+/// The error for a missing document, with a hint that depends on what is there instead.
 fn misplaced(path: &Path, error: io::Error) -> Failure {
     let folder = path.parent().unwrap_or(path);
     if !folder.exists() {

@@ -18,17 +18,10 @@ use crate::{
     source::{self, Input, Keep},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Outcome {
     let options = convert::format_options(PathBuf::new(), &args.format)?;
-    let input = Input {
-        source: &args.source,
-        subfolder: args.format.subfolder.as_ref(),
-        adapters: &args.format.adapters,
-        pickles: source::pickles(args.format.allow_pickle),
-        keep: Keep::Headers,
-    };
-    let source = source::open(&input, Path::new(""))?;
+    let source = source::open(&Input::of(&args.source, Keep::Headers), Path::new(""))?;
     let plan = match Plan::new(&source, options) {
         Ok(plan) => plan,
         Err(error @ PlanError::Resolve(_)) => return Err(rules::refuse(&source, error, args)),
@@ -37,18 +30,18 @@ pub(crate) fn run(args: &PlanArgs) -> Outcome {
             return Err(if error.is_wrong() { Failure::wrong(error) } else { error.into() });
         }
     };
-    if let Some(path) = &args.draft {
-        say(&format!("note: {} is not written: there are rules for this model", path.display()));
+    if let Some(path) = &args.scaffold_rules {
+        say(&format!("note: {} is not written: this model has rules already", path.display()));
     }
-    if args.json {
-        result(&json(&plan, args.tensors).to_string());
+    if args.listing.form.json {
+        result(&json(&plan, args.listing.tensors).to_string());
     } else {
-        result(text(&plan, args.tensors).trim_end());
+        result(text(&plan, args.listing.tensors).trim_end());
     }
     Ok(if plan.fits() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// Why a rank does not fit its node.
+/// The message for a rank that does not fit its node.
 pub(super) fn too_large(memory: &RankMemory) -> String {
     format!(
         "node {} needs {} and allows {}; use fewer bits, a shorter --context, or more nodes",
@@ -100,11 +93,11 @@ fn text(plan: &Plan, tensors: bool) -> String {
     let spec = &plan.normalised.spec;
     let cache = match plan.options.context {
         Some(context) => format!(
-            "KV cache for {context} tokens, which `serve --kv-memory {}m` keeps to",
+            "KV cache for {context} tokens, which `serve --kv-memory {}m` allows",
             plan.memory.iter().map(|it| it.cache_bytes).max().unwrap_or(0).div_ceil(1 << 20),
         ),
         None => format!(
-            "KV cache for one sequence of {} tokens, or 64 MiB where that is more",
+            "KV cache for one sequence of {} tokens, or 64 MiB if that is more",
             spec.max_positions
         ),
     };

@@ -15,18 +15,18 @@ use crate::{
     args::PushArgs,
     cluster,
     failure::Failure,
-    pause,
+    kill_points,
     progress::{Progress, result, say, size, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &PushArgs) -> Outcome {
     let nodes = cluster::nodes(&args.to, &args.cluster)?;
     let mode =
         if args.dry_run { PushMode::DryRun } else { PushMode::Send(Activation::WhenAllPrepared) };
     let streams = args.streams.map_or_else(default_streams, usize::from);
     let report = push_set(&args.set, &nodes, mode, streams)?;
-    if args.json {
+    if args.form.json {
         result(&json(&report).to_string());
     } else {
         result(text(&report, args.dry_run).trim_end());
@@ -75,18 +75,18 @@ fn show(event: &PushEvent, progress: &[OnceLock<Progress>]) {
                 .get()
                 .into_iter()
                 .for_each(|progress| progress.add(*size_bytes));
-            pause::at(|| format!("push:chunk:{rank}:{file}:{chunk}"));
+            kill_points::at(|| format!("push:chunk:{rank}:{file}:{chunk}"));
         }
         // Without it the node is of an earlier version, or has enough to do; that is no fault.
         PushEvent::StreamLost { error: NodeError::Send(SendError::NotJoined(_)), .. } => {}
         PushEvent::StreamLost { rank, error, .. } => {
             let chain: Vec<String> = anyhow::Chain::new(*error).map(ToString::to_string).collect();
             let why = chain.join(": ");
-            say(&format!("rank {rank}: one of its streams ended ({why}), the others go on"));
+            say(&format!("rank {rank}: one stream failed ({why}), the others continue"));
         }
-        PushEvent::Committing { rank } => pause::at(|| format!("push:committing:{rank}")),
-        PushEvent::Prepared { rank } => pause::at(|| format!("push:prepared:{rank}")),
-        PushEvent::Activating { rank } => pause::at(|| format!("push:activating:{rank}")),
+        PushEvent::Committing { rank } => kill_points::at(|| format!("push:committing:{rank}")),
+        PushEvent::Prepared { rank } => kill_points::at(|| format!("push:prepared:{rank}")),
+        PushEvent::Activating { rank } => kill_points::at(|| format!("push:activating:{rank}")),
         _ => {}
     }
 }

@@ -1,4 +1,4 @@
-//! `shardpack rank`: one rank's process. Its first line on standard output says where it is.
+//! `shardpack rank`: the process of one rank. Its first line on standard output is its address.
 
 use std::{
     net::TcpListener,
@@ -19,17 +19,17 @@ use shardpack_identity::{Credentials, credentials_of_node, is_local};
 use shardpack_manifests::Manifest;
 
 use super::{Outcome, draft, package, threads};
-use crate::{args::RankArgs, awake::KeepAwake, failure::Failure, progress::result};
+use crate::{args::RankArgs, failure::Failure, progress::result, sleep_inhibitor::SleepInhibitor};
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &RankArgs) -> Outcome {
-    let _awake = KeepAwake::start();
+    let _inhibitor = SleepInhibitor::start();
     let manifest = package::read_manifest(&args.package)?;
     let credentials = args.identity.as_deref().map(credentials).transpose()?;
     if credentials.is_none() && !is_local(args.bind) {
-        let error = anyhow!("{} is reached from other machines", args.bind);
+        let error = anyhow!("{} can be reached from other machines", args.bind);
         return Err(
-            Failure::from(error).hint("ranks speak with those in TLS alone: say --identity")
+            Failure::from(error).hint("ranks require TLS on such an address: give --identity")
         );
     }
     let listener = TcpListener::bind((args.bind, 0))
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
     let key = credentials.as_ref().map(Credentials::key);
     let announcement = Announcement { address: listener.local_addr()?, token: token.clone(), key };
     result(&announcement.line());
-    let (folder, threads) = (args.package.clone(), threads::count(args.threads));
+    let (folder, threads) = (args.package.clone(), threads::count(args.threads.count));
     let (choice, place) = (args.engine.clone(), [manifest.rank, manifest.layout.ranks]);
     let identity = identity(&manifest);
     let style = manifest.chat.as_ref().map(|chat| chat.output);
@@ -47,8 +47,8 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
         choice.check_layout(&manifest.layout)?;
         let opened = choice.open(threads, place)?;
         opened.check_memory(&manifest)?;
-        // Only rank 0 decides what may come next, and guesses; a package without a tokenizer is
-        // held to nothing.
+        // Only rank 0 samples under constraints and proposes draft tokens; a package without a
+        // tokenizer has no constraints.
         let leads = manifest.rank == 0;
         let draft = choice.draft_model.as_deref().filter(|_| leads).map(draft::folder);
         let draft = draft.transpose().map_err(Failure::into_error)?;
@@ -75,11 +75,11 @@ fn credentials(identity: &Path) -> anyhow::Result<Credentials> {
     found.with_context(|| format!("{}: the node is in no cluster", identity.display()))
 }
 
-/// How long the process may take to leave.
+/// Timeout for the process to exit.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ends the process even if a foreign library waits for ever when it is left, as MLX does in a
-/// group of its own that has lost a rank.
+/// Ends the process even if a library never returns from its exit handler, as MLX's collectives do
+/// after a rank was lost.
 fn end_for_sure() {
     thread::spawn(|| {
         thread::sleep(END_TIMEOUT);
@@ -98,7 +98,7 @@ fn identity(manifest: &Manifest) -> Identity {
     }
 }
 
-/// How often loading is reported: a front redraws no faster.
+/// Interval between two progress reports.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
 
 /// Reads and verifies the package.
@@ -108,12 +108,12 @@ fn read(
     doing: &str,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Package, LoadError> {
-    // The reading threads only leave notes; this one reports them.
+    // The reading threads send progress to this thread, which reports it.
     let (notes, noted) = mpsc::channel();
     let package = thread::scope(|scope| {
         let opening = scope.spawn(move || {
             let note = |progress| {
-                // Whoever waits for notes waits for the package too.
+                // If nobody receives progress, nobody waits for the package either.
                 let _ = notes.send(progress);
             };
             Package::open(folder, &options, &note)

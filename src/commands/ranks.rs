@@ -16,10 +16,10 @@ use shardpack_mlx::distributed::{Distributed, FOREIGN_VARIABLES};
 
 use crate::{args::EngineChoice, progress::say};
 
-/// For a rank to say where it listens; it does so before it loads.
+/// Timeout for a rank to report its address, which it does before it loads.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a front tells a node about a package, where its rank is not simply to be started.
+/// What a front sends a node with a request to start a rank, if it is not simply to be started.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum RankParameters {
@@ -32,7 +32,7 @@ pub(crate) enum RankParameters {
     },
 }
 
-/// A rank's place in one of MLX's own groups.
+/// A rank's membership in one of MLX's own groups.
 pub(crate) struct Membership<'a> {
     pub distributed: &'a Distributed,
     pub rank: u32,
@@ -40,37 +40,44 @@ pub(crate) struct Membership<'a> {
     pub folder: PathBuf,
 }
 
-/// Where a rank listens, and as whom.
+/// Where a rank listens, and its TLS identity.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct RankEndpoint {
     /// The address at which front and peers reach it.
     pub ip: IpAddr,
     /// The node's key and membership, for TLS.
     pub identity: Option<PathBuf>,
 }
 
-impl Place {
-    /// For a front on this machine alone.
+impl RankEndpoint {
+    /// For a front on this machine only.
     pub(crate) const LOOPBACK: Self = Self { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), identity: None };
 }
 
-/// Starts the rank of the package in `folder`. What it writes for people is passed on.
+/// A rank process that was started on this machine.
+pub(crate) struct StartedRank {
+    pub process: RankProcess,
+    /// Where it listens, with its token.
+    pub announcement: Announcement,
+}
+
+/// Starts the rank of the package in `folder`. Its log lines are passed on.
 pub(crate) fn start(
     name: &str,
     folder: &Path,
     threads: usize,
     engine: &EngineChoice,
-    place: &Place,
+    endpoint: &RankEndpoint,
     member: Option<Membership<'_>>,
-) -> anyhow::Result<(RankProcess, Announcement)> {
+) -> anyhow::Result<StartedRank> {
     let program = env::current_exe().context("cannot find this program's own file")?;
     let mut command = Command::new(program);
     command.arg("rank").arg(folder).args(["--threads", &threads.to_string()]);
-    command.args(engine.arguments()).args(["--bind", &place.ip.to_string()]);
-    if let Some(identity) = &place.identity {
+    command.args(engine.arguments()).args(["--bind", &endpoint.ip.to_string()]);
+    if let Some(identity) = &endpoint.identity {
         command.arg("--identity").arg(identity);
     }
-    // What stands in this process's environment was meant for another group.
+    // These variables of this process would configure another group.
     for name in FOREIGN_VARIABLES {
         command.env_remove(name);
     }
@@ -83,9 +90,10 @@ pub(crate) fn start(
     #[cfg(unix)]
     {
         use std::os::unix::process::CommandExt;
-        // Ctrl-C goes to a terminal's whole process group; ranks end when their front says so.
+        // Ctrl-C goes to a terminal's whole process group; ranks end on their front's request.
         command.process_group(0);
     }
     let log: LogSink = Arc::new(|name, line| say(&format!("{name}: {line}")));
-    Ok(RankProcess::spawn(name, command, START_TIMEOUT, log)?)
+    let (process, announcement) = RankProcess::spawn(name, command, START_TIMEOUT, log)?;
+    Ok(StartedRank { process, announcement })
 }

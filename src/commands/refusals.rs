@@ -1,15 +1,15 @@
-//! How many refused calls a node tells its terminal of: anybody can make them, and none of them
-//! should push everything else out of a log.
+//! Limits the log lines for refused connections, which any machine can cause, so that they do not
+//! flood the node's log.
 
 use std::time::{Duration, Instant};
 
 /// Lines in [`PERIOD`]: a mistake is repeated less often.
 const MOST: u32 = 20;
 
-/// After which refusals are told again.
+/// After this time refusals are logged again.
 const PERIOD: Duration = Duration::from_mins(1);
 
-/// What was told lately.
+/// Refusals of the current period.
 pub(super) struct Refusals {
     since: Instant,
     told: u32,
@@ -35,7 +35,7 @@ impl Refusals {
             self.told += 1;
             if self.told == MOST {
                 lines.push(format!(
-                    "node: more refused calls are counted and not shown for {} s",
+                    "node: further refused connections are counted but not shown for {} s",
                     PERIOD.as_secs()
                 ));
             }

@@ -9,31 +9,33 @@ use super::{Outcome, plan, threads};
 use crate::{
     args::ReshardArgs,
     failure::Failure,
-    pause,
+    kill_points,
     progress::{Progress, result, say, size, table},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &ReshardArgs) -> Outcome {
     let options = ReshardOptions {
-        output: args.output.clone(),
-        nodes: args.nodes.parse().map_err(|error: String| anyhow::anyhow!("--nodes: {error}"))?,
-        stages: args.stages,
-        context: args.context,
-        memory_bytes: args.memory.0,
+        output: args.output.folder.clone(),
+        nodes: args.sharding.parse_nodes()?,
+        stages: args.sharding.stages,
+        context: args.sharding.context,
+        memory_bytes: args.budget.memory.0,
     };
     let display = Display::new("reshard");
-    let work = || reshard(&Joined::open(&args.paths)?, &options, &|event| display.show(event));
-    let resharded = threads::with(args.threads, work)?.map_err(|error: ReshardError| {
-        if error.is_wrong() { Failure::wrong(error) } else { error.into() }
-    })?;
+    let work =
+        || reshard(&Joined::open(&args.packages.paths)?, &options, &|event| display.show(event));
+    let resharded =
+        threads::with(args.budget.threads.count, work)?.map_err(|error: ReshardError| {
+            if error.is_wrong() { Failure::wrong(error) } else { error.into() }
+        })?;
     for memory in resharded.memory.iter().filter(|memory| !memory.fits()) {
         say(&format!("note: {}", plan::too_large(memory)));
     }
     if resharded.report.is_none() {
-        say("note: without the set's own report.json there is none of the result");
+        say("note: the set has no report.json, so none is written");
     }
-    if args.json {
+    if args.form.json {
         result(&json(&resharded).to_string());
     } else {
         result(summary(&resharded).trim_end());
@@ -64,7 +66,7 @@ impl Display {
                 }
             }
             ReshardEvent::Hashing => progress.into_iter().for_each(Progress::finish),
-            ReshardEvent::Publishing => pause::at(|| format!("{}:publishing", self.label)),
+            ReshardEvent::Publishing => kill_points::at(|| format!("{}:publishing", self.label)),
         }
     }
 }

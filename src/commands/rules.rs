@@ -1,4 +1,4 @@
-//! Rules of the user's: reading them, and a draft for a model that no rules fit.
+//! The user's own rules: reads them, and scaffolds rules for a model that no rules match.
 
 use std::path::Path;
 
@@ -12,25 +12,25 @@ pub(super) fn read(path: &Path) -> Result<rules::OwnRules, Failure> {
         .map_err(|error| if error.is_wrong() { Failure::wrong(error) } else { error.into() })
 }
 
-/// What is said of a model that no rules fit; with `--draft`, a draft of some is written.
+/// The error for a model that no rules match; with `--scaffold-rules`, a first version is written.
 pub(super) fn refuse(source: &Source, error: PlanError, args: &PlanArgs) -> Failure {
     let failure = Failure::wrong(error);
-    let Some(path) = &args.draft else {
+    let Some(path) = &args.scaffold_rules else {
         return failure.hint(format!(
-            "shardpack plan {} --draft rules.toml writes down what was seen of it, for rules of your own",
-            args.source.display()
+            "shardpack plan {} --scaffold-rules rules.toml writes a first version of rules for it",
+            args.source.path.display()
         ));
     };
     match rules::write_draft(source, path) {
         Ok(draft) => failure.hint(format!(
-            "{0} has a draft on {1}; decide its {2} points of `todo`, then go on with --rules {0}",
+            "{0} has scaffolded rules based on {1}; decide its {2} points of `todo`, then continue with --rules {0}",
             path.display(),
             draft.nearest,
             draft.points
         )),
         Err(error) => {
             let error = anyhow::Error::from(error);
-            failure.hint(format!("there is no draft: {error:#}"))
+            failure.hint(format!("no rules were scaffolded: {error:#}"))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `shardpack serve`: the front process. It starts or finds one rank per package, and speaks HTTP.
 
-mod layer;
+mod mlx_group;
 mod nodes;
 mod scripted;
 
@@ -23,7 +23,7 @@ use shardpack_identity::{Endpoint, is_local};
 use shardpack_manifests::Manifest;
 use shardpack_server::{Server, ServerLimits, Stop, Tls};
 
-use self::{layer::Layer, scripted::Scripted};
+use self::{mlx_group::MlxGroup, scripted::Scripted};
 use super::{Outcome, draft, keys, package};
 use crate::{
     args::ServeArgs,
@@ -32,10 +32,10 @@ use crate::{
     progress::{result, say},
 };
 
-/// Between two looks at what has become of the ranks and the server.
+/// Interval between two checks of the ranks and the server.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Carries the command out: serves until Ctrl-C or SIGTERM.
+/// Runs the command: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let scripted = Scripted::of(args)?;
     let set = match &scripted {
@@ -46,9 +46,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Some(set) => Served::open(set)?,
         None => Served::of_bytes()?,
     };
-    let remote = cluster::nodes(&args.nodes, &args.cluster)?;
-    let layer = match &scripted {
-        None => served.layer(args, &remote)?,
+    let remote = cluster::nodes(&args.nodes.names, &args.nodes.cluster)?;
+    let mlx_group = match &scripted {
+        None => served.mlx_group(args, &remote)?,
         Some(_) => None,
     };
     let keys = args.keys.as_deref().map(keys::open).transpose()?;
@@ -64,9 +64,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Engine::Scripted(scripted::play(script, served.model_again()?, &handle, commands)?)
     } else {
         let nodes = if remote.is_empty() {
-            nodes::local(&served.folders, args.threads, &args.engine, layer)?
+            nodes::local(&served.folders, args.threads, &args.engine, mlx_group)?
         } else {
-            nodes::remote(&remote, &served.manifests, layer)?
+            nodes::remote(&remote, &served.manifests, mlx_group)?
         };
         let options = nodes::options(&args.engine);
         let names = nodes.iter().map(|node| node.name.clone()).collect();
@@ -116,7 +116,7 @@ fn serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whose text is served.
+/// The text side of a served model: tokenizer, template, packages.
 struct Served {
     model: ChatModel,
     /// The packages' folders and manifests, in rank order; none of a model of bytes.
@@ -144,10 +144,10 @@ impl Served {
         Ok(Self { model, folders, manifests, name: "scripted".to_owned() })
     }
 
-    /// What carries the ranks' sums, after a look at whether they can be had as asked for.
-    fn layer(&self, args: &ServeArgs, nodes: &[Endpoint]) -> Result<Option<Layer>, Failure> {
-        let layer = Layer::of(args, self.folders.len(), nodes)?;
-        // What runs elsewhere is installed elsewhere.
+    /// The ranks' collectives, after checking the arguments.
+    fn mlx_group(&self, args: &ServeArgs, nodes: &[Endpoint]) -> Result<Option<MlxGroup>, Failure> {
+        let mlx_group = MlxGroup::of(args, self.folders.len(), nodes)?;
+        // Engines of nodes are installed on the nodes.
         if nodes.is_empty() {
             args.engine.check()?;
             draft::check(&args.engine)?;
@@ -155,10 +155,10 @@ impl Served {
             args.engine.check_arguments()?;
             draft::check_elsewhere(&args.engine)?;
         }
-        Ok(layer)
+        Ok(mlx_group)
     }
 
-    /// The same text side once more.
+    /// Opens the tokenizer and template a second time.
     fn model_again(&self) -> anyhow::Result<ChatModel> {
         match self.folders.first() {
             Some(folder) => ChatModel::open(folder).with_context(|| folder.display().to_string()),
@@ -167,7 +167,7 @@ impl Served {
     }
 }
 
-/// What answers.
+/// What computes the answers.
 enum Engine {
     /// Ranks, and what people call their nodes.
     Ranks(Supervisor, Vec<String>),
@@ -183,7 +183,7 @@ impl Engine {
         }
     }
 
-    /// Ready, not yet, or never.
+    /// Waits a moment until it is ready.
     fn wait_until_ready(&self) -> Result<(), ServeError> {
         match self {
             Self::Ranks(supervisor, _) => supervisor.wait_until_ready(LOOK_AGAIN),
@@ -208,7 +208,7 @@ fn limits(args: &ServeArgs) -> ServerLimits {
     }
 }
 
-/// Tokenizer and template, after their bytes were compared with the manifest.
+/// Opens tokenizer and template after verifying them against the manifest.
 fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
     let shown = || folder.display().to_string();
     verify_documents(folder, manifest).map_err(|error| {
@@ -237,12 +237,12 @@ fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener
             let error =
                 anyhow!("{address} can be reached from other machines, and there are no API keys");
             return Err(Failure::from(error).hint(
-                "make keys (shardpack keys FILE add NAME) and serve with --keys FILE, and with --tls-cert and --tls-key so that nobody reads them on their way; or say --insecure",
+                "make keys (shardpack keys FILE add NAME) and serve with --keys FILE, and with --tls-cert and --tls-key so that keys are not sent in plain text; or allow it with --insecure",
             ));
         }
         if !has_tls {
             say(
-                "serve: no TLS: keys and conversations can be read on their way; see --tls-cert and --tls-key",
+                "serve: no TLS: keys and conversations are sent in plain text; see --tls-cert and --tls-key",
             );
         }
     }
@@ -257,17 +257,17 @@ fn listen(args: &ServeArgs, has_keys: bool, has_tls: bool) -> Result<TcpListener
     })
 }
 
-/// What to do where an address cannot be listened on.
+/// A hint for an address that cannot be listened on.
 pub(crate) const fn listen_hint(kind: io::ErrorKind) -> Option<&'static str> {
     match kind {
         io::ErrorKind::AddrInUse => Some(
             "another program uses this port; choose another one with --listen, or port 0 for a free one",
         ),
         io::ErrorKind::AddrNotAvailable => {
-            Some("this machine has no such address; --listen takes one of its own")
+            Some("this machine has no such address; give one of its own with --listen")
         }
         io::ErrorKind::PermissionDenied => {
-            Some("ports below 1024 are not everybody's; choose another one with --listen")
+            Some("ports below 1024 need root; choose another one with --listen")
         }
         _ => None,
     }
@@ -278,8 +278,8 @@ fn folder_name(path: &Path) -> String {
     path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Shows how far the ranks are and what becomes of them, says once that they are ready, and
-/// returns when the server has ended (on purpose) or the ranks have (an error).
+/// Shows the state of the ranks, calls `ready` once they are ready, and returns when the server has
+/// stopped (no error) or the ranks have failed (an error).
 fn watch(
     engine: &Engine,
     handle: &EngineHandle,
@@ -308,7 +308,7 @@ fn watch(
     Ok(())
 }
 
-/// Packages that do not belong together are wrong; a rank that dies is not the input's fault.
+/// Packages that do not match are wrong input; a rank that dies is not.
 fn failed(error: ServeError) -> Failure {
     match error {
         ServeError::Identity(_) | ServeError::Package { .. } => Failure::wrong(error),
@@ -316,7 +316,7 @@ fn failed(error: ServeError) -> Failure {
     }
 }
 
-/// Says what has changed; `again` once requests have been served.
+/// Prints a change of state; `again` if it was ready before.
 fn show(state: &EngineState, shown: &mut Option<String>, again: bool) {
     match state {
         EngineState::Starting(text) if shown.as_ref() != Some(text) => {
@@ -332,6 +332,6 @@ fn ready(args: &ServeArgs, name: &str, url: &str, ranks: usize) {
     if args.json {
         result(&json!({ "serving": name, "url": url, "ranks": ranks }).to_string());
     } else {
-        say(&format!("serve: {name} on {ranks} ranks at {url} (Ctrl-C ends it)"));
+        say(&format!("serve: {name} on {ranks} ranks at {url} (Ctrl-C stops it)"));
     }
 }

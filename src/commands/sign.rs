@@ -17,7 +17,7 @@ use crate::{
     progress::{Progress, result},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &SignArgs) -> Outcome {
     let key = read_key(&args.key)?;
     let packages = packages(&args.path)?;
@@ -27,12 +27,12 @@ pub(crate) fn run(args: &SignArgs) -> Outcome {
             .iter()
             .try_for_each(|package| sign_package(package, &key, &|bytes| progress.add(bytes)))
     };
-    threads::with(args.threads, sign)?.map_err(|error: SignError| {
+    threads::with(args.threads.count, sign)?.map_err(|error: SignError| {
         if error.is_wrong() { Failure::wrong(error) } else { error.into() }
     })?;
     progress.finish();
     let hint = key.verifying_key().hint();
-    if args.json {
+    if args.form.json {
         let signed: Vec<PathBuf> =
             packages.iter().map(|package| package.join(SIGNATURE_FILE)).collect();
         result(&json!({ "ok": true, "signatures": signed, "hint": hint }).to_string());
@@ -71,7 +71,7 @@ pub(super) fn read_public_key(path: &Path) -> Result<VerifyingKey, Failure> {
     VerifyingKey::read(path).map_err(key_failure)
 }
 
-/// A bad key is no verdict on the package: the command could not run.
+/// A bad key says nothing about the package: the command could not run.
 fn key_failure(error: KeyError) -> Failure {
     let is_key = error.is_wrong();
     let failure = Failure::from(error);

@@ -15,7 +15,7 @@ use crate::{
     progress::{Progress, result, say, size},
 };
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Outcome {
     if !args.path.is_dir() {
         return Err(Failure::from(anyhow::anyhow!("{}: no such folder", args.path.display())));
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Outcome {
             progress.get().into_iter().for_each(|progress| progress.add(size_bytes));
         }
     };
-    let report = threads::with(args.threads, || {
+    let report = threads::with(args.threads.count, || {
         if package::is_set(&args.path) {
             verify_set(&args.path, options, &show)
         } else {
@@ -41,9 +41,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Outcome {
     progress.get().into_iter().for_each(Progress::finish);
     let mut wrong: Vec<String> = report.findings.iter().map(message).collect();
     if let Some(key) = &key {
-        wrong.extend(threads::with(args.threads, || signatures(&args.path, key))?);
+        wrong.extend(threads::with(args.threads.count, || signatures(&args.path, key))?);
     }
-    if args.json {
+    if args.form.json {
         result(&json(&report, &wrong, key.is_some()).to_string());
     } else {
         for finding in &wrong {

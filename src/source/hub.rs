@@ -1,5 +1,4 @@
-//! Models by their name on the hub: the environment that everybody's tools read, and what is shown
-//! while files arrive.
+//! Models by their name on the hub: the usual environment variables, and progress of downloads.
 
 use std::{
     env, fs,
@@ -21,30 +20,41 @@ use crate::{
 /// The ending of GGUF files.
 const GGUF: &str = ".gguf";
 
-/// The name of a model on the hub, and of its GGUF file if it is one, unless the text is a path of
-/// this machine.
-pub(crate) fn name(source: &Path) -> Option<(ModelName, Option<String>)> {
+/// A model on the hub.
+pub(crate) struct HubModel {
+    name: ModelName,
+    /// The GGUF file, if one was named.
+    gguf: Option<String>,
+}
+
+/// Parses the name of a model on the hub; `None` if the text is a local path.
+pub(crate) fn parse(source: &Path) -> Option<HubModel> {
     let text = source.to_str()?;
     if source.exists() || text.starts_with(['.', '/', '~']) {
         return None;
     }
     // Before anything else: what follows a revision could be part of a branch's name.
     let file = text.match_indices('/').nth(1).filter(|_| text.ends_with(GGUF));
-    let Some((file, _)) = file else { return Some((text.parse().ok()?, None)) };
+    let Some((file, _)) = file else {
+        return Some(HubModel { name: text.parse().ok()?, gguf: None });
+    };
     let (name, file) = (text[..file].parse().ok()?, &text[file + 1..]);
     // The rules of a path below a repository are those of a folder below one.
-    file.parse::<Subfolder>().is_ok().then(|| (name, Some(file.to_owned())))
+    file.parse::<Subfolder>().is_ok().then(|| HubModel { name, gguf: Some(file.to_owned()) })
 }
 
 /// Opens a model of the hub. With [`Keep::Nothing`], `spool` is the folder for files that are
 /// needed.
 pub(crate) fn open(
-    (name, gguf): (&ModelName, Option<String>),
+    HubModel { name, gguf }: HubModel,
     input: &Input,
     spool: &Path,
 ) -> Result<Source, Failure> {
     if let (Some(file), true) = (&gguf, input.subfolder.is_some()) {
-        return Err(anyhow::anyhow!("--subfolder: {file:?} is a file and has its own path").into());
+        return Err(anyhow::anyhow!(
+            "--subfolder: not allowed with {file:?}, whose path is already complete"
+        )
+        .into());
     }
     let mut keep = input.keep;
     let selection = Selection { subfolder: input.subfolder.cloned(), gguf, pickles: input.pickles };
@@ -54,11 +64,11 @@ pub(crate) fn open(
     let hub = Arc::new(Hub::new(options(), observe)?);
     let wrong =
         |error: HubError| if error.is_wrong() { Failure::wrong(error) } else { error.into() };
-    let snapshot = hub.find(name, &selection).map_err(wrong)?;
+    let snapshot = hub.find(&name, &selection).map_err(wrong)?;
     if !snapshot.is_readable_from_afar() {
         if keep == Keep::Nothing {
             return Err(anyhow::anyhow!(
-                "--no-keep-source reads .safetensors alone; without it the files of {name} stay in the cache"
+                "--no-keep-source supports .safetensors only; without it the files of {name} are kept in the cache"
             )
             .into());
         }
@@ -92,7 +102,7 @@ impl Shown {
         Self { keep, bytes: OnceLock::new(), bar: OnceLock::new() }
     }
 
-    /// Files are fetched all the same.
+    /// Files are downloaded after all.
     fn keep(&self) {
         let bytes = self.bytes.get().copied().unwrap_or(0);
         self.bar.get_or_init(|| Progress::bytes("fetch", bytes));

@@ -17,7 +17,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shardpack_collectives::{Deadline, Group, GroupError, LinkedGroup, join_on_loopback};
+use shardpack_collectives::{
+    Deadline, Group, GroupCall, GroupObserver, GroupOp, LinkedGroup, ObservedGroup,
+    join_on_loopback,
+};
 use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
     backend::{Collectives, Mlx},
@@ -80,7 +83,7 @@ fn compute(job: &Value, group: &Arc<LinkedGroup>) -> Result<(), String> {
         None => Arc::clone(group) as Arc<dyn Group>,
         Some(seed) => {
             let state = AtomicU64::new(seed.wrapping_mul(31).wrapping_add(group.rank().into()));
-            Arc::new(Delayed { group: Arc::clone(group), state })
+            Arc::new(ObservedGroup::with_observer(Arc::clone(group), Delay(state)))
         }
     };
     let model = LocalModel::one_rank(&package, group, backend).map_err(|it| it.to_string())?;
@@ -90,59 +93,19 @@ fn compute(job: &Value, group: &Arc<LinkedGroup>) -> Result<(), String> {
     fs::write(text("output"), bytes).map_err(|error| error.to_string())
 }
 
-/// A group whose rank comes late to every call, by up to three milliseconds.
-struct Delayed {
-    group: Arc<LinkedGroup>,
-    state: AtomicU64,
-}
+/// Delays every all-reduce and all-gather of a rank by up to three milliseconds.
+struct Delay(AtomicU64);
 
-impl Delayed {
-    fn delay(&self) {
-        let old = self.state.load(Ordering::Relaxed);
-        let next = old.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
-        self.state.store(next, Ordering::Relaxed);
-        thread::sleep(Duration::from_micros((next >> 33) % 3000));
-    }
-}
-
-impl Group for Delayed {
-    fn rank(&self) -> u32 {
-        self.group.rank()
-    }
-
-    fn size(&self) -> u32 {
-        self.group.size()
-    }
-
-    fn epoch(&self) -> u64 {
-        self.group.epoch()
-    }
-
-    fn all_reduce_sum(&self, values: &mut [f32], deadline: Deadline) -> Result<(), GroupError> {
-        self.delay();
-        self.group.all_reduce_sum(values, deadline)
-    }
-
-    fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {
-        self.delay();
-        self.group.all_gather(mine, deadline)
-    }
-
-    fn broadcast(
-        &self,
-        root: u32,
-        bytes: &mut Vec<u8>,
-        deadline: Deadline,
-    ) -> Result<(), GroupError> {
-        self.group.broadcast(root, bytes, deadline)
-    }
-
-    fn barrier(&self, deadline: Deadline) -> Result<(), GroupError> {
-        self.group.barrier(deadline)
-    }
-
-    fn abort(&self, reason: &str) {
-        self.group.abort(reason);
+impl GroupObserver for Delay {
+    fn observe<T>(&self, call: GroupCall, run: impl FnOnce() -> T) -> T {
+        if matches!(call.op, GroupOp::AllReduce | GroupOp::AllGather) {
+            let old = self.0.load(Ordering::Relaxed);
+            let next =
+                old.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+            self.0.store(next, Ordering::Relaxed);
+            thread::sleep(Duration::from_micros((next >> 33) % 3000));
+        }
+        run()
     }
 }
 

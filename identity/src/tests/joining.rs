@@ -1,4 +1,4 @@
-//! Joining a cluster, leaving it, and everybody who tries to without being asked.
+//! Joining a cluster, leaving it, and callers that try to without a token.
 
 use std::{
     fs,
@@ -15,17 +15,19 @@ use std::{
 
 use super::{DAY, LONG, causes, listener, refusal};
 use crate::{
-    Authority, Channel, ConnectError, Door, Endpoint, Guard, Home, HomeError, JoinToken, Patience,
-    Role, Service, Validity, Visit,
+    Authority, Channel, ConnectError, ConnectionOutcome, Endpoint, EnrollmentState, Guard,
+    HandshakeDeadline, Home, HomeError, JoinToken, Role, Service, Validity,
     certificate::{now, parse_key},
     credentials_of_node,
     message::{self, Bytes, Grant, Reply, Request},
 };
 
-/// A node's door on a thread.
-fn open_door(folder: &Path, timeout: Duration) -> (String, JoinToken) {
+/// A node's guard on a thread.
+fn open_guard(folder: &Path, timeout: Duration) -> (String, JoinToken) {
     let guard = Guard::open(folder, timeout).unwrap();
-    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
+    let EnrollmentState::Inviting { token, .. } = guard.enrollment() else {
+        panic!("it has joined")
+    };
     (serve(guard), token)
 }
 
@@ -50,7 +52,7 @@ fn a_node_joins_once_and_is_known_from_then_on() {
     let (here, there) = (folder.path().join("cluster"), folder.path().join("node"));
     let mut home = Home::init(&here).unwrap();
     assert!(matches!(Home::init(&here), Err(HomeError::Exists { .. })));
-    let (address, token) = open_door(&there, LONG);
+    let (address, token) = open_guard(&there, LONG);
 
     // Not yet: the cluster's own way finds no member.
     let early =
@@ -92,8 +94,8 @@ fn a_node_joins_once_and_is_known_from_then_on() {
 fn tokens_that_are_wrong_late_or_anothers_join_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let mut home = Home::init(&folder.path().join("cluster")).unwrap();
-    let (address, token) = open_door(&folder.path().join("a"), LONG);
-    let (other_address, other) = open_door(&folder.path().join("b"), LONG);
+    let (address, token) = open_guard(&folder.path().join("a"), LONG);
+    let (other_address, other) = open_guard(&folder.path().join("b"), LONG);
     let mut add =
         |address: &str, token: &JoinToken| causes(&home.add(address, token, None).unwrap_err());
     // The token says which node it is of.
@@ -102,11 +104,11 @@ fn tokens_that_are_wrong_late_or_anothers_join_nobody() {
     let wrong = JoinToken { secret: other.secret.clone(), key: token.key };
     let error = add(&address, &wrong);
     assert!(error.contains("token is wrong"), "{error}");
-    let (late_address, late) = open_door(&folder.path().join("c"), Duration::ZERO);
+    let (late_address, late) = open_guard(&folder.path().join("c"), Duration::ZERO);
     let error = add(&late_address, &late);
     assert!(error.contains("expired"), "{error}");
     let error = add("no-such-host.invalid:1", &token);
-    assert!(error.contains("not an address"), "{error}");
+    assert!(error.contains("not a HOST:PORT address"), "{error}");
 }
 
 /// What a node answers to one request about its membership.
@@ -127,12 +129,13 @@ fn guess(token: &JoinToken) -> Request {
 fn wrong_guesses_wait_and_keep_nobody_from_joining() {
     let folder = tempfile::tempdir().unwrap();
     let mut home = Home::init(&folder.path().join("cluster")).unwrap();
-    let (address, token) = open_door(&folder.path().join("a"), LONG);
-    let (_, other) = open_door(&folder.path().join("b"), LONG);
+    let (address, token) = open_guard(&folder.path().join("a"), LONG);
+    let (_, other) = open_guard(&folder.path().join("b"), LONG);
     let guessing: Vec<Channel> = (0..20)
         .map(|_| {
             let socket = TcpStream::connect(&address).unwrap();
-            let channel = Channel::call_stranger(socket, token.key, Patience::of(LONG)).unwrap();
+            let channel =
+                Channel::call_stranger(socket, token.key, HandshakeDeadline::after(LONG)).unwrap();
             message::write(&channel, &guess(&other), Instant::now() + LONG).unwrap();
             channel
         })
@@ -142,7 +145,10 @@ fn wrong_guesses_wait_and_keep_nobody_from_joining() {
     for channel in guessing {
         let reply = message::read(&channel, Instant::now() + LONG).unwrap();
         let Reply::Refused(reason) = reply else { panic!("a wrong token was taken") };
-        assert!(reason.contains("token is wrong") || reason.contains("meanwhile"), "{reason}");
+        assert!(
+            reason.contains("token is wrong") || reason.contains("since this connection began"),
+            "{reason}"
+        );
     }
 }
 
@@ -150,8 +156,10 @@ fn wrong_guesses_wait_and_keep_nobody_from_joining() {
 fn a_guess_is_answered_late_unless_its_place_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let guard = Guard::open(&folder.path().join("node"), LONG).unwrap();
-    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
-    let (_, other) = open_door(&folder.path().join("b"), LONG);
+    let EnrollmentState::Inviting { token, .. } = guard.enrollment() else {
+        panic!("it has joined")
+    };
+    let (_, other) = open_guard(&folder.path().join("b"), LONG);
     let (listener, address) = listener();
     let considered = |loses: bool| -> Duration {
         let lost = AtomicBool::new(false);
@@ -163,7 +171,8 @@ fn a_guess_is_answered_late_unless_its_place_is_lost() {
                 Instant::now()
             });
             let socket = TcpStream::connect(address).unwrap();
-            let channel = Channel::call_stranger(socket, token.key, Patience::of(LONG)).unwrap();
+            let channel =
+                Channel::call_stranger(socket, token.key, HandshakeDeadline::after(LONG)).unwrap();
             // The handshake is done: from here on it is about the request.
             lost.store(loses, Ordering::SeqCst);
             let sent = Instant::now();
@@ -172,7 +181,7 @@ fn a_guess_is_answered_late_unless_its_place_is_lost() {
             receiving.join().unwrap().saturating_duration_since(sent)
         })
     };
-    assert!(considered(false) >= crate::guard::WRONG_TOKEN_PAUSE);
+    assert!(considered(false) >= crate::guard::WRONG_TOKEN_DELAY);
     considered(true);
 }
 
@@ -183,9 +192,9 @@ fn a_call_that_was_let_in_by_one_cluster_says_nothing_in_another() {
     let mut old = Home::init(&folder.path().join("old")).unwrap();
     let mut new = Home::init(&folder.path().join("new")).unwrap();
     let guard = Arc::new(Guard::open(&there, LONG).unwrap());
-    let invited = |guard: &Guard| match guard.door() {
-        Door::Inviting { token, .. } => token,
-        Door::Joined(_) => panic!("it has joined"),
+    let invited = |guard: &Guard| match guard.enrollment() {
+        EnrollmentState::Inviting { token, .. } => token,
+        EnrollmentState::Joined(_) => panic!("it has joined"),
     };
     let address = serve_shared(Arc::clone(&guard));
     old.add(&address, &invited(&guard), Some("n")).unwrap();
@@ -201,14 +210,14 @@ fn a_call_that_was_let_in_by_one_cluster_says_nothing_in_another() {
         Grant { cluster: new.cluster().to_owned(), ..old.grant(old.member("n").unwrap()).unwrap() };
     for (channel, request) in waiting.iter().zip([Request::Renew(forged.clone()), Request::Leave]) {
         let Reply::Refused(reason) = say(channel, &request) else { panic!("it was obeyed") };
-        assert!(reason.contains("was not when this call began"), "{reason}");
+        assert!(reason.contains("since this connection began"), "{reason}");
     }
     // Nor does the right controller make it another cluster's by renewing.
     let channel = member(&new).connect(Service::Member, LONG).unwrap();
     let Reply::Refused(reason) = say(&channel, &Request::Renew(forged)) else { panic!("taken") };
-    assert!(reason.contains("takes no other's certificate"), "{reason}");
+    assert!(reason.contains("does not accept another cluster's certificate"), "{reason}");
     new.renew("n").unwrap();
-    let Door::Joined(joined) = guard.door() else { panic!("it has left") };
+    let EnrollmentState::Joined(joined) = guard.enrollment() else { panic!("it has left") };
     assert_eq!(joined.cluster, new.cluster());
 }
 
@@ -217,32 +226,32 @@ fn members_that_are_added_at_once_have_names_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path().join("cluster");
     Home::init(&here).unwrap();
-    let doors: Vec<(String, JoinToken)> =
-        (0..6).map(|n| open_door(&folder.path().join(n.to_string()), LONG)).collect();
-    let barrier = Barrier::new(doors.len());
+    let guards: Vec<(String, JoinToken)> =
+        (0..6).map(|n| open_guard(&folder.path().join(n.to_string()), LONG)).collect();
+    let barrier = Barrier::new(guards.len());
     // Each as a process of its own would: with what it read before the others had begun.
     let add = |(address, token): &(String, JoinToken), name: Option<&str>| {
         let mut home = Home::open(&here).unwrap();
         barrier.wait();
         home.add(address, token, name).map(|member| member.name)
     };
-    let at_once = |doors: &[(String, JoinToken)], name| -> Vec<Result<String, HomeError>> {
+    let at_once = |guards: &[(String, JoinToken)], name| -> Vec<Result<String, HomeError>> {
         thread::scope(|scope| {
             let running: Vec<_> =
-                doors.iter().map(|door| scope.spawn(move || add(door, name))).collect();
+                guards.iter().map(|guard| scope.spawn(move || add(guard, name))).collect();
             running.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     };
-    let named = at_once(&doors, Some("studio"));
+    let named = at_once(&guards, Some("studio"));
     assert_eq!(named.iter().filter(|name| name.is_ok()).count(), 1, "{named:?}");
     for error in named.iter().filter_map(|name| name.as_ref().err()) {
         assert!(matches!(error, HomeError::Taken { taken } if taken == "studio"), "{error}");
     }
     // Those who were refused have not joined: their tokens still hold.
-    let mut left: Vec<(String, JoinToken)> = doors.clone();
+    let mut left: Vec<(String, JoinToken)> = guards.clone();
     left.retain(|(address, _)| Home::open(&here).unwrap().member(address).is_none());
     assert_eq!(left.len(), 5);
-    left.push(open_door(&folder.path().join("last"), LONG));
+    left.push(open_guard(&folder.path().join("last"), LONG));
     let mut names: Vec<String> = at_once(&left, None).into_iter().map(Result::unwrap).collect();
     names.sort();
     assert_eq!(names, ["node-1", "node-2", "node-3", "node-4", "node-5", "node-6"]);
@@ -254,13 +263,13 @@ fn a_node_that_is_started_again_is_still_a_member_until_it_is_reset() {
     let folder = tempfile::tempdir().unwrap();
     let there = folder.path().join("node");
     let mut home = Home::init(&folder.path().join("cluster")).unwrap();
-    let (address, token) = open_door(&there, LONG);
+    let (address, token) = open_guard(&there, LONG);
     home.add(&address, &token, Some("n")).unwrap();
     let again = Guard::open(&there, LONG).unwrap();
-    let Door::Joined(joined) = again.door() else { panic!("it has not joined") };
+    let EnrollmentState::Joined(joined) = again.enrollment() else { panic!("it has not joined") };
     assert_eq!((joined.cluster.as_str(), joined.name.as_str()), (home.cluster(), "n"));
     Guard::reset(&there).unwrap();
-    let (_, fresh) = open_door(&there, LONG);
+    let (_, fresh) = open_guard(&there, LONG);
     assert_ne!(fresh.key, token.key);
 }
 
@@ -268,7 +277,9 @@ fn a_node_that_is_started_again_is_still_a_member_until_it_is_reset() {
 fn requests_about_membership_that_are_noise_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let guard = Guard::open(&folder.path().join("node"), LONG).unwrap();
-    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
+    let EnrollmentState::Inviting { token, .. } = guard.enrollment() else {
+        panic!("it has joined")
+    };
     let (listener, address) = listener();
     let noises: [&[u8]; 5] = [
         b"\xff\xff\xff\xff",
@@ -282,12 +293,13 @@ fn requests_about_membership_that_are_noise_are_refused() {
         scope.spawn(move || {
             for _ in noises {
                 let visit = guard.receive(listener.accept().unwrap().0, &|| false).unwrap();
-                assert!(matches!(visit, Visit::Refused(_)));
+                assert!(matches!(visit, ConnectionOutcome::Refused(_)));
             }
         });
         for noise in noises {
             let socket = TcpStream::connect(address).unwrap();
-            let channel = Channel::call_stranger(socket, token.key, Patience::of(LONG)).unwrap();
+            let channel =
+                Channel::call_stranger(socket, token.key, HandshakeDeadline::after(LONG)).unwrap();
             (&mut &channel).write_all(noise).unwrap();
             let mut answer = String::new();
             (&mut &channel).read_to_string(&mut answer).unwrap();
@@ -327,7 +339,7 @@ fn a_certificate_that_has_ended_is_renewed_all_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let (here, there) = (folder.path().join("cluster"), folder.path().join("node"));
     let mut home = Home::init(&here).unwrap();
-    let (address, token) = open_door(&there, LONG);
+    let (address, token) = open_guard(&there, LONG);
     home.add(&address, &token, Some("n")).unwrap();
     // As the node's file would be two years later.
     let path = there.join("membership.json");
@@ -362,9 +374,9 @@ fn a_member_that_moves_is_found_again_by_its_key() {
     let folder = tempfile::tempdir().unwrap();
     let mut home = Home::init(&folder.path().join("cluster")).unwrap();
     let there = folder.path().join("node");
-    let (address, token) = open_door(&there, LONG);
+    let (address, token) = open_guard(&there, LONG);
     home.add(&address, &token, Some("n")).unwrap();
-    let (elsewhere, _) = open_door(&folder.path().join("other"), LONG);
+    let (elsewhere, _) = open_guard(&folder.path().join("other"), LONG);
     let error = causes(&home.relocate("n", &elsewhere).unwrap_err());
     assert!(error.contains("has not joined"), "{error}");
     let moved = serve(Guard::open(&there, LONG).unwrap());

@@ -13,7 +13,9 @@ use std::{
 };
 
 use shardpack_collectives::Deadline;
-use shardpack_identity::{Channel, Credentials, Patience, Place, Places, Role, Service};
+use shardpack_identity::{
+    Channel, ConnectionSlot, ConnectionSlots, Credentials, HandshakeDeadline, Role, Service,
+};
 
 use super::{
     message::{FromRank, Opening, PeerReply},
@@ -89,7 +91,7 @@ fn accept_all<F>(listener: &TcpListener, door: &Arc<Door>, admit: &Arc<F>, stop:
 where
     F: Fn(Opening, Channel) + Send + Sync + 'static,
 {
-    let undecided = Places::new(UNDECIDED_PLACES, UNDECIDED_PLACES_OF_ONE);
+    let undecided = ConnectionSlots::new(UNDECIDED_PLACES, UNDECIDED_PLACES_OF_ONE);
     loop {
         let accepted = listener.accept();
         if stop.load(Ordering::SeqCst) {
@@ -115,14 +117,14 @@ where
 
 impl Door {
     /// How the connection begins, if it shows what it must; others are told no more than that.
-    fn open(&self, stream: TcpStream, place: &Place) -> Option<(Opening, Channel)> {
+    fn open(&self, stream: TcpStream, place: &ConnectionSlot) -> Option<(Opening, Channel)> {
         let deadline = Deadline::after(OPENING_TIMEOUT);
         stream.set_nodelay(true).ok()?;
         let channel = match &self.credentials {
             None => Channel::from(stream),
             Some(credentials) => {
                 let patience =
-                    Patience { deadline: deadline.moment(), given_up: &|| place.is_lost() };
+                    HandshakeDeadline { at: deadline.moment(), is_cancelled: &|| place.is_lost() };
                 let roles = [Role::Controller, Role::Node];
                 Channel::answer(stream, credentials, &[Service::Rank], &roles, patience).ok()?
             }

@@ -16,7 +16,8 @@ use std::{
 
 use shardpack_collectives::{Deadline, Group as _, GroupError, Link, LinkedGroup, TcpLink};
 use shardpack_identity::{
-    Channel, Credentials, HandshakeError, Patience as Shaking, PeerKey, Role, Service, is_local,
+    Channel, Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, PeerKey, Role, Service,
+    is_local,
 };
 
 use super::{
@@ -277,9 +278,11 @@ fn connect(
     let stream = match (credentials, peer.key) {
         (None, None) if is_local(peer.address.ip()) => Channel::from(socket),
         (Some(credentials), Some(key)) => {
-            let given_up = || patience.slice(LOOK_AGAIN).is_none();
-            let shaking = Shaking { deadline: patience.deadline.moment(), given_up: &given_up };
-            Channel::call(socket, credentials, Service::Rank, (Role::Node, Some(key)), shaking)
+            let is_cancelled = || patience.slice(LOOK_AGAIN).is_none();
+            let at = patience.deadline.moment();
+            let limit = HandshakeDeadline { at, is_cancelled: &is_cancelled };
+            let expected = ExpectedPeer { role: Role::Node, key: Some(key) };
+            Channel::call(socket, credentials, Service::Rank, expected, limit)
                 .map_err(|source| patience.or_superseded(FormError::Handshake { rank, source }))?
         }
         (_, None) => {

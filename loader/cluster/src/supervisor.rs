@@ -21,7 +21,9 @@ use std::{
 
 use shardpack_collectives::Deadline;
 use shardpack_engine_api::{Command, EngineHandle, Event, RequestId};
-use shardpack_identity::{Channel, Credentials, HandshakeError, Patience, Role, Service, is_local};
+use shardpack_identity::{
+    Channel, Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, Role, Service, is_local,
+};
 
 use super::{
     announce::Announcement,
@@ -396,9 +398,9 @@ fn connect(
         (None, _) => return Err(ConnectError::InTheClear),
         (Some(_), None) => return Err(ConnectError::NoCluster),
         (Some(key), Some(credentials)) => {
-            let patience = Patience { deadline: deadline.moment(), given_up: &|| false };
-            let expected = (Role::Node, Some(key));
-            Channel::call(socket, credentials, Service::Rank, expected, patience)?
+            let limit = HandshakeDeadline { at: deadline.moment(), is_cancelled: &|| false };
+            let expected = ExpectedPeer { role: Role::Node, key: Some(key) };
+            Channel::call(socket, credentials, Service::Rank, expected, limit)?
         }
     };
     let sender = Sender::new(stream.clone()).map_err(ConnectError::Connect)?;

@@ -17,7 +17,8 @@ use std::{
 
 use shardpack_collectives::{Deadline, Group, Link, LinkedGroup, TcpLink};
 use shardpack_identity::{
-    Channel, Credentials, Door, Guard, Home, Patience, Role, Service, credentials_of_node,
+    Channel, Credentials, EnrollmentState, ExpectedPeer, Guard, HandshakeDeadline, Home, Role,
+    Service, credentials_of_node,
 };
 
 const SIZES_BYTES: [usize; 4] = [8 << 10, 16 << 10, 64 << 10, 1 << 20];
@@ -55,7 +56,7 @@ fn main() -> io::Result<()> {
 fn make_member(cluster: &Path, identity: &Path) -> io::Result<()> {
     let mut home = Home::init(cluster).map_err(io::Error::other)?;
     let guard = Guard::open(identity, TIMEOUT).map_err(io::Error::other)?;
-    let Door::Inviting { token, .. } = guard.door() else { return Ok(()) };
+    let EnrollmentState::Inviting { token, .. } = guard.enrollment() else { return Ok(()) };
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?.to_string();
     thread::scope(|scope| {
@@ -130,12 +131,18 @@ fn join(
 
 /// The connection inside TLS, if there are credentials; the higher rank calls.
 fn secure(socket: TcpStream, with: Option<&Credentials>, calls: bool) -> io::Result<Channel> {
-    let (service, patience) = (Service::Rank, Patience::of(TIMEOUT));
+    let (service, deadline) = (Service::Rank, HandshakeDeadline::after(TIMEOUT));
     let Some(with) = with else { return Ok(socket.into()) };
     let channel = if calls {
-        Channel::call(socket, with, service, (Role::Node, Some(with.key())), patience)
+        Channel::call(
+            socket,
+            with,
+            service,
+            ExpectedPeer { role: Role::Node, key: Some(with.key()) },
+            deadline,
+        )
     } else {
-        Channel::answer(socket, with, &[service], &[Role::Node], patience)
+        Channel::answer(socket, with, &[service], &[Role::Node], deadline)
     };
     channel.map_err(io::Error::other)
 }

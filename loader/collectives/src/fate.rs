@@ -1,4 +1,5 @@
-//! How a group ends: the first cause wins, is told to every other rank, and wakes whoever waits.
+//! How a group ends: the first cause wins, is sent to every other rank, and wakes every waiting
+//! thread.
 
 use std::{
     sync::{
@@ -11,14 +12,14 @@ use std::{
 use crate::{
     frame::Notice,
     group::GroupError,
-    link::{Farewell, Link},
+    link::{Link, LinkEnd},
 };
 
-/// How long the computing thread, having seen a connection close, waits for the watching one to
-/// say why. Both closed at the same moment, so more than a moment means that nobody knows.
+/// After a data connection closes, the computing thread waits this long for the watching thread to
+/// receive the reason. Both connections close at the same moment, so a short wait is enough.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// What the computing thread, the watching threads and whoever aborts have in common.
+/// State shared by the computing thread, the watching threads and callers of abort.
 pub(crate) struct Fate {
     rank: u32,
     epoch: u64,
@@ -27,9 +28,17 @@ pub(crate) struct Fate {
     cause: Mutex<Option<GroupError>>,
     sealed: AtomicBool,
     known: Condvar,
-    /// Held while the others are told: whoever then closes the links waits, since a link that
-    /// closes without a word puts the blame on this rank.
+    /// Held while the other ranks are notified, so that the links are closed only after that: a link
+    /// that closes without a notice blames this rank.
     telling: Mutex<()>,
+}
+
+/// The result of ending a group.
+struct Sealed {
+    /// Whether this call ended it.
+    is_first: bool,
+    /// The first cause.
+    cause: GroupError,
 }
 
 impl Fate {
@@ -47,7 +56,7 @@ impl Fate {
         self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Why the group has ended, where something is known to have happened just now.
+    /// Why the group has ended; waits up to [`GRACE`] for the cause.
     pub(crate) fn cause_soon(&self) -> Option<GroupError> {
         let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         let (cause, _) = self
@@ -57,52 +66,52 @@ impl Fate {
         cause.clone()
     }
 
-    /// Ends the group, unless it has ended: tells the other ranks and closes the links. Returns
+    /// Ends the group, unless it has ended: notifies the other ranks and closes the links. Returns
     /// the first cause.
     pub(crate) fn end(&self, error: GroupError) -> GroupError {
         let notice = Notice { blamed: blamed(&error), reason: reason(&error) };
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
-        let (first, cause) = self.seal(error);
-        if first {
+        let Sealed { is_first, cause } = self.seal(error);
+        if is_first {
             let frame = notice.frame(self.rank, self.epoch);
             self.links.iter().flatten().for_each(|link| link.abort(&frame));
         }
         cause
     }
 
-    /// Ends the group without a word: the owner lets go of it.
+    /// Ends the group without a notice, when its owner drops it.
     pub(crate) fn close(&self) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         self.seal(GroupError::Aborted("this rank left the group".to_owned()));
         self.links.iter().flatten().for_each(|link| link.close());
     }
 
-    fn seal(&self, error: GroupError) -> (bool, GroupError) {
+    fn seal(&self, error: GroupError) -> Sealed {
         let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = cause.is_none();
+        let is_first = cause.is_none();
         let cause = cause.get_or_insert(error).clone();
         self.sealed.store(true, Ordering::Release);
         self.known.notify_all();
-        (first, cause)
+        Sealed { is_first, cause }
     }
 
     /// Waits for the end of the link to `rank`, and ends the group with it.
     pub(crate) fn watch(&self, rank: u32, link: &dyn Link) {
         let error = loop {
             match link.watch() {
-                Farewell::Notice { epoch, .. } if epoch < self.epoch => {}
-                Farewell::Notice { notice, .. } => break self.told(rank, notice),
-                Farewell::Closed(reason) => break GroupError::Lost { rank, reason },
+                LinkEnd::Notice { epoch, .. } if epoch < self.epoch => {}
+                LinkEnd::Notice { notice, .. } => break self.error_of(rank, notice),
+                LinkEnd::Closed(reason) => break GroupError::Lost { rank, reason },
             }
         };
         self.end(error);
     }
 
-    fn told(&self, by: u32, notice: Notice) -> GroupError {
+    fn error_of(&self, by: u32, notice: Notice) -> GroupError {
         let Notice { blamed, reason } = notice;
         match blamed {
             Some(rank) if rank == self.rank => {
-                GroupError::Aborted(format!("rank {by} gave this rank up: {reason}"))
+                GroupError::Aborted(format!("rank {by} reported this rank as lost: {reason}"))
             }
             Some(rank) => GroupError::Lost { rank, reason },
             None => GroupError::Aborted(reason),
@@ -119,7 +128,7 @@ fn blamed(error: &GroupError) -> Option<u32> {
     }
 }
 
-/// What the other ranks are told; the blamed rank stands beside it.
+/// The reason sent to the other ranks, next to the blamed rank.
 fn reason(error: &GroupError) -> String {
     match error {
         GroupError::Timeout { waited, .. } => {

@@ -1,4 +1,4 @@
-//! What stands on a link: one frame per message. Knows bytes, not sockets or sums.
+//! The wire format of a link: one frame per message. Knows bytes, not sockets or collectives.
 //!
 //! Version 1, all integers little-endian:
 //!
@@ -7,12 +7,12 @@
 //! | 0 | 4 | magic | `SPCF` |
 //! | 4 | 1 | version | 1 |
 //! | 5 | 1 | operation | [`Op`]'s numbers |
-//! | 6 | 2 | whom it concerns | 0: all ranks; 1: a part of the group, or two ranks |
+//! | 6 | 2 | scope | 0: all ranks; 1: a subgroup, or two ranks |
 //! | 8 | 4 | rank of the sender | checked against the link by the group |
 //! | 12 | 4 | size of the payload in bytes | at most [`MAX_PAYLOAD_BYTES`] |
 //! | 16 | 8 | epoch of the group | older ones are dropped by the group |
-//! | 24 | 8 | sequence number of the exchange | counted by every rank of the group, of the part, or of the two alike; 0 for [`Op::Alive`] and [`Op::Abort`] |
-//! | 32 | … | payload | `f32` little-endian for sums, the caller's bytes otherwise |
+//! | 24 | 8 | sequence number of the exchange | counted by every rank of the scope in the same way; 0 for [`Op::Alive`] and [`Op::Abort`] |
+//! | 32 | … | payload | `f32` little-endian for all-reduces, the caller's bytes otherwise |
 //!
 //! The payload of [`Op::Abort`] is the blamed rank (4 bytes, `0xffff_ffff` for none) and a
 //! reason in UTF-8.
@@ -22,40 +22,40 @@ use std::fmt;
 /// Size of a frame's header.
 pub const HEADER_BYTES: usize = 32;
 
-/// Largest payload. A gather of whole rows of logits is the largest message there is: 64 rows
+/// Largest payload. An all-gather of whole rows of logits is the largest message: 64 rows
 /// of a vocabulary of 262,144 in `f32` are 64 MiB; four times that leaves room.
 pub const MAX_PAYLOAD_BYTES: u32 = 256 << 20;
 
-/// Largest payload of an abort: a reason is a sentence.
+/// Largest payload of an abort, whose reason is a sentence.
 pub(crate) const MAX_ABORT_BYTES: u32 = 1024;
 
 const MAGIC: [u8; 4] = *b"SPCF";
 const VERSION: u8 = 1;
-const NOBODY: u32 = u32::MAX;
+const NO_RANK: u32 = u32::MAX;
 
 /// What a frame is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// A sum's whole vector, from everyone to everyone.
+    /// All-reduce: a whole vector, from every rank to every rank.
     SumDirect = 1,
-    /// A part of a sum's vector, to the rank that adds this part up.
+    /// All-reduce: a part of the vector, to the rank that reduces it (reduce-scatter).
     SumScatter = 2,
-    /// A part that has been added up, from its rank to everyone.
+    /// All-reduce: a reduced part, from its rank to every rank (all-gather).
     SumGather = 3,
-    /// A gather's bytes.
+    /// The bytes of an all-gather.
     Gather = 4,
-    /// A broadcast's bytes.
+    /// The bytes of a broadcast.
     Broadcast = 5,
     /// A barrier.
     Barrier = 6,
     /// The group has ended.
     Abort = 7,
-    /// What one rank gives another.
+    /// A point-to-point message.
     Pass = 8,
-    /// A rank waits for a [`Op::Pass`].
+    /// A rank is ready to receive an [`Op::Pass`].
     Ready = 9,
-    /// A rank is at work on what others wait for; no part of any exchange.
+    /// A keep-alive: the sender is still computing. It belongs to no exchange.
     Alive = 10,
 }
 
@@ -79,28 +79,28 @@ impl Op {
 
     const fn name(self) -> &'static str {
         match self {
-            Self::SumDirect => "sum (direct)",
-            Self::SumScatter => "sum (scatter)",
-            Self::SumGather => "sum (gather)",
-            Self::Gather => "gather",
+            Self::SumDirect => "all-reduce (direct)",
+            Self::SumScatter => "all-reduce (scatter)",
+            Self::SumGather => "all-reduce (gather)",
+            Self::Gather => "all-gather",
             Self::Broadcast => "broadcast",
             Self::Barrier => "barrier",
             Self::Abort => "abort",
-            Self::Pass => "pass",
+            Self::Pass => "send",
             Self::Ready => "ready",
-            Self::Alive => "alive",
+            Self::Alive => "keep-alive",
         }
     }
 }
 
-/// Whom an exchange concerns; each circle counts its exchanges by itself.
+/// The ranks that take part in an exchange; each scope numbers its exchanges separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum Circle {
+pub enum Scope {
     /// All ranks of the group.
     All = 0,
-    /// A fixed part of it, or two ranks.
-    Part = 1,
+    /// A fixed subgroup, or two ranks.
+    Subgroup = 1,
 }
 
 /// Why bytes are not a frame's header.
@@ -110,16 +110,16 @@ pub enum FrameError {
     #[error("not a frame (it begins with {0:02x?})")]
     Magic([u8; 4]),
     /// Another version of the format.
-    #[error("a frame of version {0}")]
+    #[error("a frame of the unsupported version {0}")]
     Version(u8),
     /// An operation that version 1 does not have.
     #[error("a frame with the unknown operation {0}")]
     Op(u8),
-    /// Neither all ranks nor a part of them.
-    #[error("a frame for the unknown circle {0}")]
-    Circle(u16),
+    /// A scope that version 1 does not have.
+    #[error("a frame with the unknown scope {0}")]
+    Scope(u16),
     /// The payload is larger than any message.
-    #[error("a frame of {found} bytes where {most} is the most")]
+    #[error("a frame payload of {found} bytes exceeds the limit of {most}")]
     TooLarge {
         /// Size that the header states, in bytes.
         found: u32,
@@ -127,7 +127,7 @@ pub enum FrameError {
         most: u32,
     },
     /// An abort without a blamed rank, or in something else than UTF-8.
-    #[error("an abort that says nothing")]
+    #[error("a malformed abort frame")]
     Abort,
 }
 
@@ -136,8 +136,8 @@ pub enum FrameError {
 pub struct Header {
     /// What the frame is part of.
     pub op: Op,
-    /// Whom that concerns.
-    pub circle: Circle,
+    /// The ranks that take part.
+    pub scope: Scope,
     /// The sender.
     pub from: u32,
     /// Size of the payload.
@@ -163,10 +163,10 @@ impl Header {
             return Err(FrameError::Version(bytes[4]));
         }
         let op = Op::parse(bytes[5]).ok_or(FrameError::Op(bytes[5]))?;
-        let circle = match u16::from_le_bytes([bytes[6], bytes[7]]) {
-            0 => Circle::All,
-            1 => Circle::Part,
-            other => return Err(FrameError::Circle(other)),
+        let scope = match u16::from_le_bytes([bytes[6], bytes[7]]) {
+            0 => Scope::All,
+            1 => Scope::Subgroup,
+            other => return Err(FrameError::Scope(other)),
         };
         let payload_bytes = u32::from_le_bytes(four(12));
         let most = if op == Op::Abort { MAX_ABORT_BYTES } else { MAX_PAYLOAD_BYTES };
@@ -174,7 +174,7 @@ impl Header {
             return Err(FrameError::TooLarge { found: payload_bytes, most });
         }
         let from = u32::from_le_bytes(four(8));
-        Ok(Self { op, circle, from, payload_bytes, epoch: eight(16), sequence: eight(24) })
+        Ok(Self { op, scope, from, payload_bytes, epoch: eight(16), sequence: eight(24) })
     }
 
     /// The header's bytes.
@@ -184,7 +184,7 @@ impl Header {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = VERSION;
         bytes[5] = self.op as u8;
-        bytes[6..8].copy_from_slice(&(self.circle as u16).to_le_bytes());
+        bytes[6..8].copy_from_slice(&(self.scope as u16).to_le_bytes());
         bytes[8..12].copy_from_slice(&self.from.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.epoch.to_le_bytes());
@@ -195,25 +195,22 @@ impl Header {
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, circle, from, payload_bytes, epoch, sequence } = self;
+        let Self { op, scope, from, payload_bytes, epoch, sequence } = self;
         let op = op.name();
-        let circle = match circle {
-            Circle::All => "",
-            Circle::Part => " within a part",
+        let scope = match scope {
+            Scope::All => "",
+            Scope::Subgroup => " within a subgroup",
         };
-        write!(
-            f,
-            "{op} {sequence}{circle} of epoch {epoch} from rank {from}, {payload_bytes} bytes"
-        )
+        write!(f, "{op} {sequence}{scope} of epoch {epoch} from rank {from}, {payload_bytes} bytes")
     }
 }
 
-/// Why a group ends, as told to the other ranks.
+/// Why a group ends, as sent to the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The rank whose fault it is, if it is one's.
+    /// The rank that caused it, if there is one.
     pub blamed: Option<u32>,
-    /// A sentence for people.
+    /// The reason, for people.
     pub reason: String,
 }
 
@@ -221,21 +218,21 @@ impl Notice {
     /// Parses an abort's payload.
     pub fn parse(payload: &[u8]) -> Result<Self, FrameError> {
         let (blamed, reason) = payload.split_first_chunk::<4>().ok_or(FrameError::Abort)?;
-        let blamed = Some(u32::from_le_bytes(*blamed)).filter(|rank| *rank != NOBODY);
+        let blamed = Some(u32::from_le_bytes(*blamed)).filter(|rank| *rank != NO_RANK);
         let reason = str::from_utf8(reason).map_err(|_| FrameError::Abort)?.to_owned();
         Ok(Self { blamed, reason })
     }
 
-    /// The whole frame that tells it.
+    /// The whole abort frame.
     #[must_use]
     pub fn frame(&self, from: u32, epoch: u64) -> Vec<u8> {
         let room = MAX_ABORT_BYTES as usize - 4;
         let reason = &self.reason[..self.reason.floor_char_boundary(room)];
         let payload_bytes = 4 + reason.len() as u32;
-        let (op, circle) = (Op::Abort, Circle::All);
-        let header = Header { op, circle, from, payload_bytes, epoch, sequence: 0 };
+        let (op, scope) = (Op::Abort, Scope::All);
+        let header = Header { op, scope, from, payload_bytes, epoch, sequence: 0 };
         let mut frame = header.encode().to_vec();
-        frame.extend_from_slice(&self.blamed.unwrap_or(NOBODY).to_le_bytes());
+        frame.extend_from_slice(&self.blamed.unwrap_or(NO_RANK).to_le_bytes());
         frame.extend_from_slice(reason.as_bytes());
         frame
     }
@@ -248,7 +245,7 @@ mod tests {
 
     const HEADER: Header = Header {
         op: Op::Gather,
-        circle: Circle::All,
+        scope: Scope::All,
         from: 3,
         payload_bytes: 0x0102_0304,
         epoch: 0x1112_1314_1516_1718,
@@ -276,8 +273,8 @@ mod tests {
         check_refused(4, 2, &FrameError::Version(2));
         check_refused(5, 0, &FrameError::Op(0));
         check_refused(5, 11, &FrameError::Op(11));
-        check_refused(6, 2, &FrameError::Circle(2));
-        check_refused(7, 1, &FrameError::Circle(256));
+        check_refused(6, 2, &FrameError::Scope(2));
+        check_refused(7, 1, &FrameError::Scope(256));
         let most = MAX_PAYLOAD_BYTES;
         check_refused(15, 0xff, &FrameError::TooLarge { found: 0xff02_0304, most });
         let found = HEADER.payload_bytes;
@@ -285,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn notices_round_trip_and_long_reasons_are_cut_between_characters() {
+    fn notices_round_trip_and_long_reasons_are_truncated_between_characters() {
         for blamed in [None, Some(0), Some(7)] {
             let notice = Notice { blamed, reason: "é".repeat(2000) };
             let frame = notice.frame(1, 9);

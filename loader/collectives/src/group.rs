@@ -1,9 +1,9 @@
-//! What a rank may ask of its group. Every call is collective: all ranks make the same calls in
-//! the same order with the same sizes, and every call ends by its deadline.
+//! The operations of a rank group. Every call is collective: all ranks make the same calls in the
+//! same order with the same sizes, and every call ends by its deadline.
 //!
-//! A group may be cut into parts that do different work one after the other (pipeline stages):
-//! then each part has sums of its own, and values pass from rank to rank. Those calls are made by
-//! the ranks that they name, in an order that is the same for each two of them.
+//! With pipeline stages a group is divided into subgroups: each stage has its own all-reduce, and
+//! hidden states are sent from rank to rank. Only the ranks that such a call names make it, in the
+//! same order on both sides.
 
 use std::{
     ops::Range,
@@ -43,7 +43,7 @@ impl Deadline {
 /// forms a new one with the next epoch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    /// Nothing came from a rank in time.
+    /// A rank sent nothing before the deadline.
     #[error("rank {rank} did not answer within {} ms", .waited.as_millis())]
     Timeout {
         /// Who was waited for.
@@ -85,11 +85,11 @@ pub trait Group: Send + Sync {
     /// Generation of this group; frames of an older one are dropped.
     fn epoch(&self) -> u64;
 
-    /// Replaces `values` by the sum over ranks, added in rank order (rank 0 first), so that
-    /// every rank holds the same bits whatever the timing.
+    /// Deterministic all-reduce: replaces `values` by the sum over ranks. Partial sums are added
+    /// in rank order (rank 0 first), so every rank holds the same bits whatever the timing.
     fn all_reduce_sum(&self, values: &mut [f32], deadline: Deadline) -> Result<(), GroupError>;
 
-    /// Every rank's bytes in rank order; lengths may differ between ranks.
+    /// All-gather: every rank's bytes in rank order; lengths may differ between ranks.
     fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError>;
 
     /// Rank `root`'s bytes on every rank; the others' `bytes` are replaced.
@@ -103,8 +103,8 @@ pub trait Group: Send + Sync {
     /// Returns once every rank has called it.
     fn barrier(&self, deadline: Deadline) -> Result<(), GroupError>;
 
-    /// As [`Group::all_reduce_sum`], over the ranks `members` alone, of which this is one. The
-    /// parts of a group are fixed: a rank always sums among the same.
+    /// All-reduce over the subgroup `members`, which contains this rank. Subgroups are fixed: a
+    /// rank always calls this with the same members.
     fn sum_among(
         &self,
         members: Range<u32>,
@@ -112,17 +112,17 @@ pub trait Group: Send + Sync {
         deadline: Deadline,
     ) -> Result<(), GroupError> {
         let _ = (members, values, deadline);
-        Err(without_parts())
+        Err(no_subgroups())
     }
 
-    /// Gives bytes to rank `to`, once it is there to [`Group::receive`] them: nothing is sent
-    /// ahead of a rank that is still at work on what it got before.
+    /// Sends bytes to rank `to`, once that rank has called [`Group::receive`]: a rank that is still
+    /// computing is not sent anything ahead of time.
     fn send(&self, to: u32, bytes: &[u8], deadline: Deadline) -> Result<(), GroupError> {
         let _ = (to, bytes, deadline);
-        Err(without_parts())
+        Err(no_subgroups())
     }
 
-    /// Takes what rank `from` gives; `bytes` are replaced.
+    /// Receives what rank `from` sends; `bytes` are replaced.
     fn receive(
         &self,
         from: u32,
@@ -130,14 +130,20 @@ pub trait Group: Send + Sync {
         deadline: Deadline,
     ) -> Result<(), GroupError> {
         let _ = (from, bytes, deadline);
-        Err(without_parts())
+        Err(no_subgroups())
     }
 
-    /// Tells the other ranks that this one is at work, at most once a second: one that waits for
-    /// it then waits as long as it would from now on. Without it, work between two calls would
-    /// have to be shorter than every deadline.
-    fn at_work(&self) -> Result<(), GroupError> {
+    /// Sends a keep-alive to the other ranks, at most one a second: a rank that waits for this one
+    /// restarts its timeout when it receives it. Without keep-alives, the work between two calls
+    /// would have to be shorter than every deadline.
+    fn keep_alive(&self) -> Result<(), GroupError> {
         Ok(())
+    }
+
+    /// Another name of [`Group::keep_alive`].
+    #[doc(hidden)]
+    fn at_work(&self) -> Result<(), GroupError> {
+        self.keep_alive()
     }
 
     /// Ends the group: calls in progress and later ones fail with [`GroupError::Aborted`], here
@@ -145,7 +151,7 @@ pub trait Group: Send + Sync {
     fn abort(&self, reason: &str);
 }
 
-/// What a group says that knows only calls of all ranks.
-fn without_parts() -> GroupError {
-    GroupError::Aborted("this kind of group has no parts".to_owned())
+/// The error of a group that implements only the collectives of all ranks.
+fn no_subgroups() -> GroupError {
+    GroupError::Aborted("this group does not support subgroups, send and receive".to_owned())
 }

@@ -1,9 +1,10 @@
-//! The way between two ranks: whole frames in order, and a second, quiet way on which either
-//! side says that it is over. Knows nothing of groups and sums.
+//! A link between two ranks: a data channel for whole frames in order, and a control channel for the
+//! notice that the group has ended. Knows nothing of groups and collectives.
 //!
-//! The second way is why a lost or stuck rank is noticed at once: it is never behind a large
-//! frame that is half sent, and a thread waits on it while the data way is read by the thread
-//! that computes. RDMA, whose queue pairs do not tell that the other side died, needs it anyway.
+//! The control channel is why a lost or stuck rank is noticed at once: a notice never waits behind a
+//! large frame that is half sent, and a thread of its own watches the channel while the computing
+//! thread reads the data channel. RDMA needs a control channel anyway, since a queue pair does not
+//! report that the peer has died.
 
 mod memory;
 mod tcp;
@@ -16,38 +17,38 @@ use crate::{
     group::Deadline,
 };
 
-/// Why a link did not do what was asked.
+/// Why an operation on a link failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// The deadline passed.
-    #[error("nothing moved in time")]
+    #[error("the link made no progress before the deadline")]
     Timeout,
-    /// It was closed, here or there.
+    /// The link was closed, by this side or the other.
     #[error("{0}")]
     Closed(String),
-    /// What came is not a frame.
+    /// The received bytes are not a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
 }
 
 /// How a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Farewell {
-    /// The other side said why.
+pub enum LinkEnd {
+    /// The other side sent the reason.
     Notice {
-        /// Generation of the group that it spoke for.
+        /// Generation of the group that it concerns.
         epoch: u64,
         /// Why.
         notice: Notice,
     },
-    /// The other side is gone, or this one closed the link.
+    /// The link was closed without a notice.
     Closed(String),
 }
 
-/// A way to one other rank. One thread sends and receives (a second one may finish sending),
+/// A link to one other rank. One thread sends and receives (a second one may finish sending),
 /// another one watches, and any may abort or close.
 pub trait Link: Send + Sync {
-    /// Takes as much of `frame` as needs no waiting, and says how many bytes that was.
+    /// Sends as much of `frame` as possible without blocking; returns the number of bytes.
     fn send_now(&self, frame: &[u8]) -> Result<usize, LinkError>;
 
     /// Sends what [`Link::send_now`] left of a frame; waits for room.
@@ -66,13 +67,13 @@ pub trait Link: Send + Sync {
         deadline: Deadline,
     ) -> Result<(), LinkError>;
 
-    /// Waits, without a deadline of its own, until the link ends: the other side takes leave or
-    /// dies, or [`Link::close`] is called here.
-    fn watch(&self) -> Farewell;
+    /// Waits without a deadline until the link ends: the other side aborts, closes or dies, or
+    /// [`Link::close`] is called here.
+    fn watch(&self) -> LinkEnd;
 
-    /// Tells the other side that it is over (`frame` is a whole [`Notice::frame`]), then closes.
+    /// Sends the other side a notice (`frame` is a whole [`Notice::frame`]), then closes.
     fn abort(&self, frame: &[u8]);
 
-    /// Ends the link: everything that waits on it, on both sides, wakes.
+    /// Closes the link and wakes everything that waits on it, on both sides.
     fn close(&self);
 }

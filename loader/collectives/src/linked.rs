@@ -1,10 +1,10 @@
 //! The one implementation of [`Group`], over any links.
 //!
-//! A sum takes one of two ways. Up to [`DIRECT_MAX_BYTES`] (every step of decoding) each rank
-//! sends its vector to every other one: one hop, the least latency. Longer vectors (prefill)
-//! are cut into one part per rank; each rank adds its part up and sends the result round, so a
-//! rank sends `2 (N-1) / N` vectors and not `N-1`. Both ways add rank 0's value first, then
-//! rank 1's and so on, with the same loop, so the bits are the same.
+//! An all-reduce uses one of two algorithms. Up to [`DIRECT_MAX_BYTES`] (every decode step) each
+//! rank sends its vector to every other one: one hop, the least latency. Longer vectors (prefill)
+//! use reduce-scatter and all-gather: each rank reduces one part of the vector and sends the result
+//! to the others, so a rank sends `2 (N-1) / N` vectors instead of `N-1`. Both algorithms add the
+//! partial sums in rank order with the same loop, so the result has the same bits.
 
 mod exchange;
 mod pass;
@@ -19,18 +19,18 @@ use std::{
 
 use crate::{
     fate::Fate,
-    frame::{Circle, HEADER_BYTES, Op},
+    frame::{HEADER_BYTES, Op, Scope},
     group::{Deadline, Group, GroupError},
     link::{Link, MemoryLink},
     sum,
 };
-use exchange::Scratch;
+use exchange::{Outgoing, Scratch};
 
 /// Largest vector that goes directly to every rank: the hidden vectors of a decode step.
 const DIRECT_MAX_BYTES: usize = 64 << 10;
 
-/// Longest vector summed at once, in elements (4 MiB): bounds the frames' memory, and the sum
-/// of one piece still lies in the cache when it is added up.
+/// Longest vector reduced at once, in elements (4 MiB): bounds the frames' memory, and one piece
+/// stays in the cache while it is reduced.
 const PIECE_LEN: usize = 1 << 20;
 
 /// Most ranks of one group; a frame's rank is checked against the links, so this only bounds
@@ -43,14 +43,14 @@ pub struct LinkedGroup {
     epoch: u64,
     fate: Arc<Fate>,
     scratch: Mutex<Scratch>,
-    /// When the others last heard that this rank is at work.
-    told: Mutex<Option<Instant>>,
+    /// When this rank last sent a keep-alive.
+    last_keep_alive: Mutex<Option<Instant>>,
     watchers: Vec<JoinHandle<()>>,
 }
 
 impl LinkedGroup {
-    /// The group of `links`, by rank, with none in this rank's own place. One thread per link
-    /// waits for its end; a group of one has none.
+    /// The group over `links`, indexed by rank; this rank's own entry is `None`. One thread per link
+    /// waits for the link to close; a group of one rank starts none.
     pub fn new(rank: u32, epoch: u64, links: Vec<Option<Box<dyn Link>>>) -> io::Result<Self> {
         assert!(links.len() <= MAX_RANKS, "a group has at most {MAX_RANKS} ranks");
         for (other, link) in links.iter().enumerate() {
@@ -59,8 +59,9 @@ impl LinkedGroup {
         assert!((rank as usize) < links.len(), "rank {rank} of {}", links.len());
         let size = links.len();
         let fate = Arc::new(Fate::new(rank, epoch, links));
-        let (scratch, told) = (Mutex::new(Scratch::new(size)), Mutex::default());
-        let mut group = Self { rank, epoch, fate, scratch, told, watchers: Vec::new() };
+        let scratch = Mutex::new(Scratch::new(size));
+        let (last_keep_alive, watchers) = (Mutex::default(), Vec::new());
+        let mut group = Self { rank, epoch, fate, scratch, last_keep_alive, watchers };
         for other in group.others() {
             let fate = Arc::clone(&group.fate);
             let watch = move || fate.watch(other, fate.link(other));
@@ -139,19 +140,19 @@ impl LinkedGroup {
             return self.sum_direct(scratch, members, values, deadline);
         }
         for piece in values.chunks_mut(PIECE_LEN) {
-            // Between two ranks both ways carry the same bytes, and the direct one is a hop
-            // shorter.
+            // Between two ranks both algorithms send the same bytes, and the direct one takes one
+            // hop less.
             if members.len() == 2 || piece.len() * 4 <= DIRECT_MAX_BYTES {
                 self.sum_direct(scratch, members, piece, deadline)?;
             } else {
-                self.sum_by_parts(scratch, members, piece, deadline)?;
+                self.sum_scatter_gather(scratch, members, piece, deadline)?;
             }
         }
         Ok(())
     }
 
-    fn circle(&self, members: &Range<u32>) -> Circle {
-        if *members == self.all() { Circle::All } else { Circle::Part }
+    fn scope(&self, members: &Range<u32>) -> Scope {
+        if *members == self.all() { Scope::All } else { Scope::Subgroup }
     }
 
     fn sum_direct(
@@ -161,12 +162,13 @@ impl LinkedGroup {
         values: &mut [f32],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let exchange = scratch.begin(Op::SumDirect, self.circle(members), deadline);
+        let exchange = scratch.begin(Op::SumDirect, self.scope(members), deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
         sum::store(self.frame(exchange, mine, values.len() * 4), values);
         let mine = mine.as_slice();
-        let to_all: Vec<_> = self.others_of(members).map(|to| (to, mine)).collect();
+        let to_all: Vec<_> =
+            self.others_of(members).map(|to| Outgoing { to, frame: mine }).collect();
         let others = self.others_of(members);
         self.exchange(exchange, &to_all, incoming, others, |_| Some(values.len() * 4))?;
         self.add_up(members, values, mine, incoming);
@@ -186,17 +188,17 @@ impl LinkedGroup {
         }
     }
 
-    fn sum_by_parts(
+    fn sum_scatter_gather(
         &self,
         scratch: &mut Scratch,
         members: &Range<u32>,
         values: &mut [f32],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let (len, circle) = (values.len(), self.circle(members));
+        let (len, scope) = (values.len(), self.scope(members));
         let part = |rank| sum::part(len, rank - members.start, members.len() as u32);
         let own = part(self.rank);
-        let exchange = scratch.begin(Op::SumScatter, circle, deadline);
+        let exchange = scratch.begin(Op::SumScatter, scope, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         for rank in members.clone() {
             let values = &values[part(rank)];
@@ -204,17 +206,18 @@ impl LinkedGroup {
             sum::store(self.frame(exchange, frame, values.len() * 4), values);
         }
         let others = || self.others_of(members);
-        let to_each: Vec<_> = others().map(|to| (to, outgoing[to as usize].as_slice())).collect();
+        let to_each: Vec<_> =
+            others().map(|to| Outgoing { to, frame: outgoing[to as usize].as_slice() }).collect();
         self.exchange(exchange, &to_each, incoming, others(), |_| Some(own.len() * 4))?;
         let mine = &outgoing[self.rank as usize];
         self.add_up(members, &mut values[own.clone()], mine, incoming);
 
-        let exchange = scratch.begin(Op::SumGather, circle, deadline);
+        let exchange = scratch.begin(Op::SumGather, scope, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
         sum::store(self.frame(exchange, mine, own.len() * 4), &values[own]);
         let mine = mine.as_slice();
-        let to_all: Vec<_> = others().map(|to| (to, mine)).collect();
+        let to_all: Vec<_> = others().map(|to| Outgoing { to, frame: mine }).collect();
         let size = |rank| Some(part(rank).len() * 4);
         self.exchange(exchange, &to_all, incoming, others(), size)?;
         for rank in others() {
@@ -251,7 +254,7 @@ impl Group for LinkedGroup {
     }
 
     fn send(&self, to: u32, bytes: &[u8], deadline: Deadline) -> Result<(), GroupError> {
-        self.call(|scratch| self.give(scratch, to, bytes, deadline))
+        self.call(|scratch| self.send_to(scratch, to, bytes, deadline))
     }
 
     fn receive(
@@ -260,11 +263,11 @@ impl Group for LinkedGroup {
         bytes: &mut Vec<u8>,
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        self.call(|scratch| self.take(scratch, from, bytes, deadline))
+        self.call(|scratch| self.recv_from(scratch, from, bytes, deadline))
     }
 
-    fn at_work(&self) -> Result<(), GroupError> {
-        self.call(|_| self.say_at_work(None))
+    fn keep_alive(&self) -> Result<(), GroupError> {
+        self.call(|_| self.send_keep_alive(None))
     }
 
     fn all_gather(&self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, GroupError> {
@@ -272,12 +275,12 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(vec![mine.to_vec()]);
             }
-            let exchange = scratch.begin(Op::Gather, Circle::All, deadline);
+            let exchange = scratch.begin(Op::Gather, Scope::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             let frame = &mut outgoing[0];
             self.frame(exchange, frame, mine.len()).copy_from_slice(mine);
             let frame = frame.as_slice();
-            let to_all: Vec<_> = self.others().map(|to| (to, frame)).collect();
+            let to_all: Vec<_> = self.others().map(|to| Outgoing { to, frame }).collect();
             self.exchange(exchange, &to_all, incoming, self.others(), |_| None)?;
             let gathered = incoming.iter().enumerate().map(|(rank, theirs)| {
                 if rank == self.rank as usize {
@@ -301,7 +304,7 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(());
             }
-            let exchange = scratch.begin(Op::Broadcast, Circle::All, deadline);
+            let exchange = scratch.begin(Op::Broadcast, Scope::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             if self.rank != root {
                 self.exchange(exchange, &[], incoming, Some(root).into_iter(), |_| None)?;
@@ -312,7 +315,7 @@ impl Group for LinkedGroup {
             let frame = &mut outgoing[0];
             self.frame(exchange, frame, bytes.len()).copy_from_slice(bytes);
             let frame = frame.as_slice();
-            let to_all: Vec<_> = self.others().map(|to| (to, frame)).collect();
+            let to_all: Vec<_> = self.others().map(|to| Outgoing { to, frame }).collect();
             self.exchange(exchange, &to_all, incoming, None.into_iter(), |_| None)
         })
     }
@@ -322,12 +325,12 @@ impl Group for LinkedGroup {
             if self.size() == 1 {
                 return Ok(());
             }
-            let exchange = scratch.begin(Op::Barrier, Circle::All, deadline);
+            let exchange = scratch.begin(Op::Barrier, Scope::All, deadline);
             let Scratch { outgoing, incoming, .. } = scratch;
             let frame = &mut outgoing[0];
             self.frame(exchange, frame, 0);
             let frame = frame.as_slice();
-            let to_all: Vec<_> = self.others().map(|to| (to, frame)).collect();
+            let to_all: Vec<_> = self.others().map(|to| Outgoing { to, frame }).collect();
             self.exchange(exchange, &to_all, incoming, self.others(), |_| Some(0))
         })
     }

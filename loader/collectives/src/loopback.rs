@@ -1,5 +1,5 @@
-//! A group of processes of one machine, for measurements and self-tests: whoever connects is
-//! taken for the rank that it says it is. Ranks that serve are joined by others' rules.
+//! A group of processes on one machine, for measurements and self-tests. A process that connects is
+//! trusted to be the rank that it claims; ranks that serve authenticate each other.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -14,8 +14,8 @@ use crate::{
     linked::LinkedGroup,
 };
 
-/// Between two looks for a connection.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Interval between two tries to accept a connection.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Rank `rank` of the group of processes that listen at `addresses`, this one at `listener`. Each
 /// connects to those below it, twice.
@@ -27,13 +27,15 @@ pub fn join_on_loopback(
 ) -> io::Result<LinkedGroup> {
     let size = addresses.len();
     if rank as usize >= size || !addresses.iter().all(|address| address.ip().is_loopback()) {
-        let problem = format!("rank {rank} of {addresses:?} on this machine");
+        let problem = format!(
+            "rank {rank} of {addresses:?}: the rank must be below the number of addresses, and every address a loopback address"
+        );
         return Err(io::Error::new(ErrorKind::InvalidInput, problem));
     }
     let mut streams: Vec<Vec<TcpStream>> = (0..size).map(|_| Vec::new()).collect();
     for (streams, address) in streams.iter_mut().zip(addresses).take(rank as usize) {
         for _ in 0..2 {
-            let left = deadline.left().max(LOOK_AGAIN);
+            let left = deadline.left().max(POLL_INTERVAL);
             let mut stream = TcpStream::connect_timeout(address, left)?;
             stream.write_all(&rank.to_le_bytes())?;
             streams.push(stream);
@@ -43,19 +45,24 @@ pub fn join_on_loopback(
     for _ in 0..2 * (size - 1 - rank as usize) {
         let (mut stream, mut from) = (accept(listener, deadline)?, [0; 4]);
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(deadline.left().max(LOOK_AGAIN)))?;
+        stream.set_read_timeout(Some(deadline.left().max(POLL_INTERVAL)))?;
         stream.read_exact(&mut from)?;
         stream.set_read_timeout(None)?;
         let from = u32::from_le_bytes(from);
         let place = streams.get_mut(from as usize).filter(|it| from > rank && it.len() < 2);
-        let problem = || io::Error::new(ErrorKind::InvalidData, format!("a second rank {from}"));
+        let problem = || {
+            io::Error::new(
+                ErrorKind::InvalidData,
+                format!("an unexpected or third connection from rank {from}"),
+            )
+        };
         place.ok_or_else(problem)?.push(stream);
     }
     let links = streams.into_iter().map(|mut streams| {
-        let (Some(farewell), Some(data)) = (streams.pop(), streams.pop()) else {
+        let (Some(control), Some(data)) = (streams.pop(), streams.pop()) else {
             return Ok(None);
         };
-        Ok(Some(Box::new(TcpLink::new(data, farewell)?) as Box<dyn Link>))
+        Ok(Some(Box::new(TcpLink::new(data, control)?) as Box<dyn Link>))
     });
     LinkedGroup::new(rank, 1, links.collect::<io::Result<_>>()?)
 }
@@ -70,7 +77,7 @@ fn accept(listener: &TcpListener, deadline: Deadline) -> io::Result<TcpStream> {
         if deadline.left().is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        thread::sleep(LOOK_AGAIN);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Sums of vectors that stand in frames: leaf loops over slices, the same for every way a sum
-//! can take, because the bits must not depend on the way.
+//! Adds partial sums that are stored in frames. Both all-reduce algorithms use the same loops, so
+//! the result has the same bits with either.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(crate) fn add(values: &mut [f32], bytes: &[u8]) {
     }
 }
 
-/// The elements of a vector of `len` that rank `part` of `parts` adds up.
+/// The elements of a vector of `len` that rank `part` of `parts` reduces.
 pub(crate) fn part(len: usize, part: u32, parts: u32) -> Range<usize> {
     let (part, parts) = (part as usize, parts as usize);
     let (base, more) = (len / parts, len % parts);

@@ -143,7 +143,7 @@ fn run<B: Backend>(
     loop {
         let (before, decoding) = (Instant::now(), all.is_some());
         let mut tokens = 0;
-        group.take();
+        group.observer().take();
         let outcome = leader.lead(group, &mut |event| match event {
             Event::Token { request, .. } => {
                 tokens += 1;
@@ -160,7 +160,7 @@ fn run<B: Backend>(
         }
         if decoding && tokens == load.batch {
             steps.push(before.elapsed());
-            counts.push(group.take());
+            counts.push(group.observer().take());
         }
         if !decoding {
             if tokens > 0 {

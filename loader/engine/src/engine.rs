@@ -18,10 +18,10 @@ mod sample;
 mod schedule;
 mod step;
 
-pub use counted::{Calls, CountedGroup, Counts};
+pub use counted::{CallCounter, Calls, CountedGroup, Counts};
 pub use draft::DraftModelError;
 pub use logits::{LocalModel, LocalSequence, LogitsError, logits, memory_group};
-pub use rank::{HEARTBEAT, PATIENCE, RankEngine, StepOutcome};
+pub use rank::{HEARTBEAT, HEARTBEAT_TIMEOUT, RankEngine, StepOutcome};
 pub use step::{Engine, EngineOptions, Speculate};
 
 #[cfg(test)]

@@ -249,6 +249,12 @@ impl Library {
     }
 }
 
+/// Bounds of a slice, one per axis.
+struct SliceBounds {
+    from: Vec<i32>,
+    to: Vec<i32>,
+}
+
 impl Array {
     pub(crate) const fn raw(&self) -> In {
         self.raw
@@ -329,7 +335,7 @@ impl Array {
     /// The part from `start` to `stop` of one axis.
     #[must_use]
     pub fn slice(&self, axis: usize, start: usize, stop: usize) -> Self {
-        let (from, to) = self.bounds(axis, start, stop);
+        let SliceBounds { from, to } = self.bounds(axis, start, stop);
         // SAFETY: a live array and as many bounds as axes.
         self.make(|table| unsafe {
             (table.sp_slice)(self.raw, from.as_ptr(), to.as_ptr(), from.len())
@@ -339,18 +345,18 @@ impl Array {
     /// With `part` in place of `start` to `stop` of one axis.
     #[must_use]
     pub fn with_slice(&self, axis: usize, start: usize, stop: usize, part: &Self) -> Self {
-        let (from, to) = self.bounds(axis, start, stop);
+        let SliceBounds { from, to } = self.bounds(axis, start, stop);
         // SAFETY: live arrays and as many bounds as axes.
         self.make(|table| unsafe {
             (table.sp_slice_update)(self.raw, part.raw, from.as_ptr(), to.as_ptr(), from.len())
         })
     }
 
-    fn bounds(&self, axis: usize, start: usize, stop: usize) -> (Vec<i32>, Vec<i32>) {
+    fn bounds(&self, axis: usize, start: usize, stop: usize) -> SliceBounds {
         let mut to = self.shape();
         let mut from = vec![0; to.len()];
         (from[axis], to[axis]) = (start, stop);
-        (Self::dims(&from), Self::dims(&to))
+        SliceBounds { from: Self::dims(&from), to: Self::dims(&to) }
     }
 
     /// The entries of `axis` that `indices` name.

@@ -26,12 +26,19 @@ pub(crate) struct Machine {
     counters: Vec<Counter>,
 }
 
+/// A reading of an energy counter.
+struct EnergySample {
+    /// Microjoules.
+    energy: u64,
+    at: Instant,
+}
+
 /// A counter of energy.
 struct Counter {
     folder: PathBuf,
     /// Microjoules after which it begins again.
     range: u64,
-    last: Option<(u64, Instant)>,
+    last: Option<EnergySample>,
 }
 
 impl Machine {
@@ -68,7 +75,8 @@ impl Counter {
     /// The average since the last time.
     fn watts(&mut self, now: Instant) -> Option<f64> {
         let energy: u64 = number(&self.folder.join("energy_uj"))?;
-        let (before, at) = self.last.replace((energy, now))?;
+        let EnergySample { energy: before, at } =
+            self.last.replace(EnergySample { energy, at: now })?;
         let spent = match energy.checked_sub(before) {
             Some(spent) => spent,
             None => (self.range.checked_sub(before)?).checked_add(energy)?,
@@ -119,15 +127,14 @@ fn temperatures(root: &Path) -> Vec<PathBuf> {
 
 /// The whole platform's counter if there is one, else one for each processor.
 fn counters(root: &Path) -> Vec<Counter> {
-    let mut found: Vec<(String, PathBuf)> = folders(&root.join("sys/class/powercap"))
-        .into_iter()
-        .filter_map(|folder| Some((text(&folder.join("name"))?, folder)))
-        .filter(|(name, _)| name == "psys" || name.starts_with("package-"))
-        .collect();
-    if found.iter().any(|(name, _)| name == "psys") {
-        found.retain(|(name, _)| name == "psys");
-    }
-    let counter = |(_, folder): (String, PathBuf)| {
+    let named = |is_wanted: fn(&str) -> bool| -> Vec<PathBuf> {
+        let folders = folders(&root.join("sys/class/powercap")).into_iter();
+        folders.filter(|it| text(&it.join("name")).is_some_and(|name| is_wanted(&name))).collect()
+    };
+    let platform = named(|name| name == "psys");
+    let packages = || named(|name| name.starts_with("package-"));
+    let found = if platform.is_empty() { packages() } else { platform };
+    let counter = |folder: PathBuf| {
         let range = number(&folder.join("max_energy_range_uj")).unwrap_or(0);
         Counter { folder, range, last: None }
     };

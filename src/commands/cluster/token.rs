@@ -86,9 +86,10 @@ fn read_pipe() -> anyhow::Result<String> {
     thread::spawn(move || sender.send(read_text(&mut io::stdin().lock())));
     match receiver.recv_timeout(PIPE_TIMEOUT) {
         Ok(text) => text.context("could not read standard input"),
-        Err(RecvTimeoutError::Timeout) => {
-            Err(anyhow!("no token came on standard input within {} s", PIPE_TIMEOUT.as_secs()))
-        }
+        Err(RecvTimeoutError::Timeout) => Err(anyhow!(
+            "no token was read from standard input within {} s",
+            PIPE_TIMEOUT.as_secs()
+        )),
         Err(RecvTimeoutError::Disconnected) => Err(anyhow!("could not read standard input")),
     }
 }
@@ -120,7 +121,7 @@ fn restore(before: &Termios) {
 
 /// Asks the person at the terminal.
 fn prompt() -> anyhow::Result<String> {
-    let echo = Echo::off().context("could not ask without showing what is typed")?;
+    let echo = Echo::off().context("could not disable terminal echo")?;
     let before = echo.0.clone();
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         // Without this thread Ctrl-C would leave the terminal silent.
@@ -129,7 +130,7 @@ fn prompt() -> anyhow::Result<String> {
             process::exit(INTERRUPTED);
         }
     })?;
-    ask("token, as the node printed it (it is not shown here): ");
+    ask("join token that the node printed (not echoed): ");
     let text = read_text(&mut io::stdin().lock()).context("could not read the terminal");
     drop(echo);
     say("");

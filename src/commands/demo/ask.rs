@@ -55,14 +55,15 @@ pub(in crate::commands) fn ask(
     let mut first = None;
     show("   ")?;
     for line in BufReader::new(response.body_mut().as_reader()).lines() {
-        let line = line.context("the answer broke off")?;
+        let line = line.context("the answer was interrupted")?;
         let Some(data) = line.strip_prefix("data: ") else { continue };
         if data == "[DONE]" {
             break;
         }
-        let event: Value = serde_json::from_str(data).context("the server sent no JSON")?;
+        let event: Value =
+            serde_json::from_str(data).context("the server sent an event that is not JSON")?;
         if let Some(message) = event["error"]["message"].as_str() {
-            bail!("the server gave up: {message}");
+            bail!("the server reported an error: {message}");
         }
         if let Some(text) =
             event["choices"][0]["delta"]["content"].as_str().filter(|text| !text.is_empty())

@@ -23,7 +23,7 @@ const START_TIMEOUT: Duration = Duration::from_mins(1);
 /// For a process to end after it was asked to.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Lines of a process's errors that are told when it does not start: what is wrong and what to do.
+/// Lines of a process's standard error that are shown if it does not start.
 const LAST_WORDS: usize = 3;
 
 /// Between two looks at a process that is to end.

@@ -1,4 +1,4 @@
-//! How fast files are read: from the system's memory, and from the disk itself.
+//! Read speed: from the page cache, and from the disk itself.
 
 use std::{
     fs::{File, OpenOptions},
@@ -10,34 +10,37 @@ use std::{
 use anyhow::Context as _;
 use serde_json::json;
 
-use super::report::Report;
+use super::report::{Finding, Report};
 
-/// Enough that the clock does not matter, and no more than any disk has room for.
+/// Large enough for a stable measurement, small enough for any disk.
 const FILE_BYTES: usize = 256 << 20;
 
-/// What the loader reads at once.
+/// Size of the loader's reads.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// Alignment that every disk accepts for reads past the cache.
+/// Alignment that every disk accepts for uncached reads.
 const ALIGNMENT: usize = 16 << 10;
 
 /// Reads a file of its own in `folder` both ways.
 pub(super) fn check(folder: &Path, report: &mut Report) {
     let path = folder.join("read-speed");
     if let Err(error) = write(&path) {
-        return report.tell("read speed", Err(error));
+        return report.add_result("read speed", Err(error));
     }
-    let figures = |rate: f64| (format!("{rate:.2} GB/s"), json!({ "gigabytes_per_second": rate }));
+    let figures = |rate: f64| Finding {
+        detail: format!("{rate:.2} GB/s"),
+        figures: json!({ "gigabytes_per_second": rate }),
+    };
     let cached = File::open(&path).map_err(anyhow::Error::from);
-    // Once to have it in memory.
+    // The first read fills the page cache.
     let cached = cached.and_then(|mut file| read(&mut file)).and_then(|_| {
         let mut file = File::open(&path)?;
         read(&mut file)
     });
-    report.tell("read speed, cached", cached.map(figures));
+    report.add_result("read speed, cached", cached.map(figures));
     match open_uncached(&path) {
         Ok(mut file) => {
-            report.tell("read speed, uncached", read(&mut file).map(figures));
+            report.add_result("read speed, uncached", read(&mut file).map(figures));
         }
         Err(error) => report.skip(
             "read speed, uncached",
@@ -51,7 +54,7 @@ fn write(path: &Path) -> anyhow::Result<()> {
     let mut file = File::create(path).with_context(shown)?;
     let mut block = vec![0_u8; BLOCK_BYTES];
     for index in 0..FILE_BYTES / BLOCK_BYTES {
-        // No block is like another, since file systems may store equal ones once.
+        // Every block differs, since file systems may deduplicate equal ones.
         for (place, byte) in block.iter_mut().enumerate().step_by(512) {
             *byte = (place >> 9 ^ index) as u8;
         }

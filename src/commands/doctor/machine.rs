@@ -1,4 +1,4 @@
-//! What this machine is and has; nothing is computed.
+//! What hardware and software this machine has; nothing is computed.
 
 use std::{
     fs,
@@ -9,22 +9,22 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use serde_json::{Value, json};
+use serde_json::json;
 use shardpack_mlx::{
     Device, Library,
     runtime::{self, CheckError},
 };
 use shardpack_sensors::Sensors;
 
-use super::report::Report;
+use super::report::{Finding, Report};
 use crate::{commands::threads, engines, progress::size};
 
-/// Longest run of a program that only tells something.
+/// Timeout for a program that prints information.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two looks at counters of energy.
+/// Interval between two readings of energy counters.
 const SENSORS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Looks at everything. Returns whether MLX can be used.
+/// Runs all checks. Returns whether MLX can be used.
 pub(super) fn look(report: &mut Report) -> bool {
     let (os, arch) = (operating_system(), std::env::consts::ARCH);
     let cores = threads::count(None);
@@ -40,7 +40,7 @@ pub(super) fn look(report: &mut Report) -> bool {
     mlx(report)
 }
 
-/// Its name and version, as the system says.
+/// The operating system's name and version.
 fn operating_system() -> String {
     if cfg!(target_os = "macos") {
         let version = ask("sw_vers", &["-productVersion"]).unwrap_or_default();
@@ -60,28 +60,28 @@ fn memory_bytes() -> Option<u64> {
     kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Power and temperature, as far as they are told without root.
+/// Power and temperature, as far as they are readable without root.
 fn sensors(report: &mut Report) {
     const NAME: &str = "sensors";
     let mut sensors = Sensors::open();
-    // Energy is counted: power needs two looks.
+    // The counters count energy: power needs two readings.
     sensors.read();
     thread::sleep(SENSORS_INTERVAL);
     let found = sensors.read();
-    let told = [(found.power_watts, "W"), (found.temperature_celsius, "°C")];
-    let told: Vec<String> = told
+    let shown = [(found.power_watts, "W"), (found.temperature_celsius, "°C")];
+    let shown: Vec<String> = shown
         .into_iter()
         .filter_map(|(value, unit)| value.map(|value| format!("{value:.1} {unit}")))
         .collect();
-    if told.is_empty() {
-        report.skip(NAME, "neither power nor temperature is told without root here");
+    if shown.is_empty() {
+        report.skip(NAME, "neither power nor temperature is readable without root on this machine");
         return;
     }
     let facts = json!({
         "power_watts": found.power_watts,
         "temperature_celsius": found.temperature_celsius,
     });
-    report.pass(NAME, told.join(", "), facts);
+    report.pass(NAME, shown.join(", "), facts);
 }
 
 /// RDMA devices, as the system lists them.
@@ -125,7 +125,7 @@ fn mlx(report: &mut Report) -> bool {
             return false;
         }
         Err(error) => {
-            report.tell(NAME, Err(error.into()));
+            report.add_result(NAME, Err(error.into()));
             return false;
         }
         Ok(checked) => {
@@ -136,12 +136,12 @@ fn mlx(report: &mut Report) -> bool {
     }
     let opened = device(&folder);
     let is_usable = opened.is_ok();
-    report.tell("MLX device", opened);
+    report.add_result("MLX device", opened);
     is_usable
 }
 
-/// Where MLX computes and what it may use there.
-fn device(folder: &Path) -> anyhow::Result<(String, Value)> {
+/// MLX's device and its memory limit.
+fn device(folder: &Path) -> anyhow::Result<Finding> {
     let library = Library::open(folder, None)?;
     let working_set = library.device_figure("max_recommended_working_set_size");
     let layers: Vec<&str> =
@@ -149,7 +149,7 @@ fn device(folder: &Path) -> anyhow::Result<(String, Value)> {
     let (name, limit) = match library.device() {
         Device::Cpu => ("the processor", String::new()),
         Device::Gpu => {
-            let bytes = working_set.context("Metal does not say what the GPU may use")?;
+            let bytes = working_set.context("Metal does not report the GPU's working-set limit")?;
             ("the GPU", format!(", which may use {}", size(bytes as u64)))
         }
     };
@@ -163,10 +163,10 @@ fn device(folder: &Path) -> anyhow::Result<(String, Value)> {
         "device": name, "working_set_bytes": working_set, "collectives": layers,
         "iogpu_wired_limit_mb": wired,
     });
-    Ok((detail, figures))
+    Ok(Finding { detail, figures })
 }
 
-/// What a program prints.
+/// Runs a program and returns its output.
 fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -179,11 +179,11 @@ fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             let _ = child.kill();
-            bail!("`{program}` does not answer");
+            bail!("`{program}` did not end in time");
         }
         thread::sleep(Duration::from_millis(10));
     }
-    // It has ended, and said less than a pipe holds.
+    // It has ended, and its output fits into the pipe.
     let output = child.wait_with_output()?;
     anyhow::ensure!(output.status.success(), "`{program}` failed ({})", output.status);
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

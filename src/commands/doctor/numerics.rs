@@ -1,10 +1,10 @@
-//! Whether the engines compute what they should, on the bundled model, and how its weights got
-//! to the GPU.
+//! Whether the engines compute correct logits for the bundled model, and whether its weights are
+//! used without copies.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use shardpack_converter::{ConvertOptions, Pickles};
 use shardpack_engine::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
@@ -14,7 +14,7 @@ use shardpack_engine::{
 use shardpack_engine_api::TokenId;
 use shardpack_mlx::Device;
 
-use super::report::Report;
+use super::report::{Finding, Report};
 use crate::{
     commands::{convert, demo},
     engines,
@@ -22,14 +22,14 @@ use crate::{
     source::{Input, Keep},
 };
 
-/// Largest difference of a logit where both sides compute in f32.
+/// Largest difference of a logit if both sides compute in f32.
 const TOLERANCE: f32 = 1e-3;
 
-/// The same where the GPU multiplies in the 16-bit type of the scales: a part of the largest
-/// logit, eight bits of mantissa over a dozen layers.
+/// The same if the GPU multiplies in the 16-bit type of the scales, relative to the largest logit:
+/// eight bits of mantissa over a dozen layers.
 const TOLERANCE_16_BITS: f32 = 0.05;
 
-/// Instructions that a machine may have.
+/// Instruction sets that a machine may have.
 const PLATFORMS: [&str; 4] = ["portable", "neon", "avx2", "avx512"];
 
 /// The bundled model in a folder of its own, and what is made of it.
@@ -43,7 +43,7 @@ impl<'a> Bundled<'a> {
         Ok(Self { folder })
     }
 
-    /// The model at so many bits for so many nodes; converted when first asked for.
+    /// The model with these bits and nodes; converted at first use.
     pub(super) fn set(&self, bits: u32, nodes: u32) -> anyhow::Result<PathBuf> {
         let set = self.folder.join(format!("set-{bits}-{nodes}"));
         if !set.exists() {
@@ -81,12 +81,12 @@ fn exact(platform: Option<&str>) -> CpuOptions {
     CpuOptions { threads: 1, platform, arithmetic: Arithmetic::Exact }
 }
 
-/// What `cpu` computes, without rounding activations.
+/// Logits of the `cpu` engine, with exact activations.
 pub(super) fn expected(package: &Package) -> anyhow::Result<Vec<f32>> {
     logits(package, Cpu::with_options(&exact(None))?)
 }
 
-/// Our own kernels give the same bits with every kind of instructions that the machine has.
+/// Checks that the built-in kernels give the same bits with every instruction set of the machine.
 pub(super) fn check_cpu(bundled: &Bundled<'_>, report: &mut Report) {
     let compare = || {
         let package = bundled.package(4)?;
@@ -96,19 +96,19 @@ pub(super) fn check_cpu(bundled: &Bundled<'_>, report: &mut Report) {
             let Ok(backend) = Cpu::with_options(&exact(Some(platform))) else { continue };
             let found = logits(&package, backend)?;
             let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
-            ensure!(same, "{platform} gives other bits than portable");
+            ensure!(same, "{platform} gives different bits than portable");
             compared.push(platform);
         }
         let detail = format!("{} give the same bits", compared.join(", "));
-        Ok((detail, json!({ "platforms": compared })))
+        Ok(Finding { detail, figures: json!({ "platforms": compared }) })
     };
-    report.tell("cpu kernels", compare());
+    report.add_result("cpu kernels", compare());
 }
 
-/// MLX against our own kernels.
+/// Compares MLX with the built-in kernels.
 pub(super) fn check_mlx(bundled: &Bundled<'_>, report: &mut Report) {
     for bits in [4, 8, 16] {
-        report.tell(&format!("MLX against cpu, {bits} bits"), compare_mlx(bundled, bits));
+        report.add_result(&format!("MLX against cpu, {bits} bits"), compare_mlx(bundled, bits));
     }
     wrapping(bundled, report);
 }
@@ -117,7 +117,7 @@ fn open() -> anyhow::Result<Mlx> {
     Ok(Mlx::open(&engines::mlx_folder(None)?, None, Collectives::Own, [0, 1])?)
 }
 
-fn compare_mlx(bundled: &Bundled<'_>, bits: u32) -> anyhow::Result<(String, Value)> {
+fn compare_mlx(bundled: &Bundled<'_>, bits: u32) -> anyhow::Result<Finding> {
     let package = bundled.package(bits)?;
     let cpu = expected(&package)?;
     let backend = open()?;
@@ -131,13 +131,8 @@ fn compare_mlx(bundled: &Bundled<'_>, bits: u32) -> anyhow::Result<(String, Valu
     compare(&cpu, &mlx, limit)
 }
 
-/// The largest difference, which must be below `limit`, and how often the likeliest token is the
-/// same.
-pub(super) fn compare(
-    expected: &[f32],
-    found: &[f32],
-    limit: f32,
-) -> anyhow::Result<(String, Value)> {
+/// The largest difference, which must be at most `limit`, and how often the top token is the same.
+pub(super) fn compare(expected: &[f32], found: &[f32], limit: f32) -> anyhow::Result<Finding> {
     ensure!(expected.len() == found.len(), "{} logits, not {}", found.len(), expected.len());
     let rows = tokens().len();
     let width = expected.len() / rows;
@@ -145,19 +140,20 @@ pub(super) fn compare(
     let pairs = expected.chunks(width).zip(found.chunks(width));
     let same = pairs.filter(|(a, b)| best(a) == best(b)).count();
     let differences = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
-    // One that is no number is the worst.
+    // NaN counts as the largest difference.
     let worst =
         differences.fold(0.0_f32, |worst, it| if it > worst || it.is_nan() { it } else { worst });
-    let words = format!(
-        "largest difference of a logit {worst:.1e} (at most {limit:.1e}), the likeliest token \
-         the same at {same} of {rows} places"
+    let detail = format!(
+        "largest difference of a logit {worst:.1e} (at most {limit:.1e}), same top token \
+         at {same} of {rows} positions"
     );
     let is_right = worst <= limit;
-    ensure!(is_right, "{words}");
-    Ok((words, json!({ "worst": worst, "limit": limit, "same_tokens": same, "tokens": rows })))
+    ensure!(is_right, "{detail}");
+    let figures = json!({ "worst": worst, "limit": limit, "same_tokens": same, "tokens": rows });
+    Ok(Finding { detail, figures })
 }
 
-/// Whether MLX uses weights where they lie.
+/// Whether MLX uses weights without copies.
 fn wrapping(bundled: &Bundled<'_>, report: &mut Report) {
     const NAME: &str = "weights without copies";
     let load = || -> anyhow::Result<_> {
@@ -170,27 +166,27 @@ fn wrapping(bundled: &Bundled<'_>, report: &mut Report) {
     };
     match load() {
         Ok((Device::Cpu, _)) => {
-            report.skip(NAME, "MLX's build for processors always copies; Metal need not");
+            report.skip(NAME, "MLX's CPU build always copies");
         }
-        Ok((Device::Gpu, taken)) => report.tell(NAME, {
+        Ok((Device::Gpu, taken)) => report.add_result(NAME, {
             let figures = json!({
                 "tensors": taken.tensors, "copied_tensors": taken.copied_tensors,
                 "bytes": taken.bytes, "copied_bytes": taken.copied_bytes,
             });
             let (copied, all) = (taken.copied_tensors, taken.tensors);
-            let words = format!("{copied} of {all} tensors copied ({})", size(taken.copied_bytes));
-            if copied == 0 { Ok((words, figures)) } else { Err(anyhow::anyhow!(words)) }
+            let detail = format!("{copied} of {all} tensors copied ({})", size(taken.copied_bytes));
+            if copied == 0 { Ok(Finding { detail, figures }) } else { Err(anyhow::anyhow!(detail)) }
         }),
-        Err(error) => report.tell(NAME, Err(error)),
+        Err(error) => report.add_result(NAME, Err(error)),
     }
 }
 
-/// Logits that a self-test's process wrote.
+/// Reads the logits that a self-test's process wrote.
 pub(super) fn read_logits(path: &Path) -> anyhow::Result<Vec<f32>> {
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
     let (values, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
-        bail!("{}: {} bytes are no logits", path.display(), bytes.len());
+        bail!("{}: {} bytes are not a list of f32 logits", path.display(), bytes.len());
     }
     Ok(values.iter().map(|four| f32::from_le_bytes(*four)).collect())
 }

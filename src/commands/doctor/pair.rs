@@ -1,5 +1,5 @@
-//! Two ranks of the bundled model as processes of this machine: whether their sums are right, and
-//! what one costs.
+//! Two ranks of the bundled model as processes on this machine: whether their all-reduce is correct,
+//! and its latency.
 
 use std::{
     env,
@@ -16,17 +16,20 @@ use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Value, json};
 use shardpack_mlx::distributed::{Distributed, FOREIGN_VARIABLES};
 
-use super::numerics::{self, Bundled};
-use crate::commands::exam::Task;
+use super::{
+    numerics::{self, Bundled},
+    report::Finding,
+};
+use crate::commands::self_test::Task;
 
 const RANKS: u32 = 2;
 
-/// Sizes of decoding's sums: what a token costs on them is what users wait for.
+/// Sizes of all-reduces in decoding, which the latency of a token depends on.
 const SIZES_BYTES: [usize; 2] = [16 << 10, 64 << 10];
 
 const ROUNDS: usize = 10;
 
-/// For everything that the pair does; a ring that waits for ever ends with it.
+/// Timeout for the whole test; MLX's ring itself has none.
 const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Sums between two processes with an engine and its collectives.
@@ -35,7 +38,7 @@ pub(super) fn check(
     folder: &Path,
     engine: &str,
     collectives: &str,
-) -> anyhow::Result<(String, Value)> {
+) -> anyhow::Result<Finding> {
     let set = bundled.set(4, RANKS)?;
     let folder = folder.join(format!("pair-{engine}-{collectives}"));
     std::fs::create_dir_all(&folder)?;
@@ -44,7 +47,7 @@ pub(super) fn check(
     let mut ranks = Vec::new();
     for rank in 0..RANKS {
         let mut command = Command::new(env::current_exe()?);
-        command.arg("exam").arg(set.join(format!("node-{rank}")));
+        command.arg("self-test").arg(set.join(format!("node-{rank}")));
         command.args(["--engine", engine, "--collectives", collectives]);
         if engine == "cpu" {
             command.arg("--exact");
@@ -61,7 +64,8 @@ pub(super) fn check(
         .iter()
         .map(|rank| {
             let said = rank.hear(deadline)?;
-            serde_json::from_value(said["address"].clone()).context("a rank says where it is")
+            serde_json::from_value(said["address"].clone())
+                .context("a rank did not report its address")
         })
         .collect::<anyhow::Result<Vec<SocketAddr>>>()?;
     let logits = |rank: usize| folder.join(format!("logits-{rank}"));
@@ -81,20 +85,20 @@ pub(super) fn check(
         .collect::<anyhow::Result<Vec<bool>>>()?;
     anyhow::ensure!(is_alike.into_iter().all(|same| same), "the ranks have different logits");
     // Sums round differently on two ranks than on one.
-    let (words, numbers) =
-        numerics::compare(&numerics::expected(&bundled.package(4)?)?, &found, 2e-3)?;
+    let compared = numerics::compare(&numerics::expected(&bundled.package(4)?)?, &found, 2e-3)?;
     let times = &said[0]["sums"];
     let shown: Vec<String> = times
         .as_array()
-        .context("a rank gives its times")?
+        .context("a rank did not report its times")?
         .iter()
         .map(|it| {
             let kib = it["size_bytes"].as_u64().unwrap_or(0) >> 10;
             format!("{kib} KiB in {:.0} µs", it["median_us"].as_f64().unwrap_or(f64::NAN))
         })
         .collect();
-    let figures = json!({ "sums": times, "logits": numbers });
-    Ok((format!("a sum of {}; {words}", shown.join(", ")), figures))
+    let figures = json!({ "sums": times, "logits": compared.figures });
+    let detail = format!("all-reduce of {}; {}", shown.join(", "), compared.detail);
+    Ok(Finding { detail, figures })
 }
 
 fn local_ring() -> anyhow::Result<Distributed> {
@@ -149,7 +153,7 @@ impl Rank {
         writeln!(input, "{line}").map_err(|error| anyhow!("{error}: {}", self.last_words()))
     }
 
-    /// Its next word.
+    /// Its next line of JSON.
     fn hear(&self, deadline: Instant) -> anyhow::Result<Value> {
         let left = deadline.saturating_duration_since(Instant::now());
         let json = match self.said.recv_timeout(left) {
@@ -171,6 +175,6 @@ impl Rank {
         // Its pipe closes a moment after its input.
         let first = self.errors.recv_timeout(Duration::from_millis(200));
         let lines: Vec<String> = first.into_iter().chain(self.errors.try_iter()).collect();
-        lines.last().cloned().unwrap_or_else(|| "without a word".to_owned())
+        lines.last().cloned().unwrap_or_else(|| "without an error message".to_owned())
     }
 }

@@ -1,4 +1,4 @@
-//! What the checks found: for people as Markdown, for machines as JSON.
+//! The results of the checks, as Markdown and as JSON.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(super) enum State {
     Passed,
     Failed,
-    /// It could not be made here.
+    /// It cannot run on this machine.
     Skipped,
 }
 
@@ -20,17 +20,25 @@ pub(super) enum State {
 pub(super) struct Check {
     pub name: String,
     pub state: State,
-    /// What was seen, or why it was skipped.
+    /// What was found, or why it was skipped.
     pub detail: String,
     /// The same in numbers.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub figures: Value,
 }
 
-/// The checks of one place: a machine, or what is between the nodes.
+/// The result of a check that passed.
+pub(super) struct Finding {
+    /// What was found, for people.
+    pub detail: String,
+    /// The same in numbers.
+    pub figures: Value,
+}
+
+/// The checks of one machine, or of the network between the nodes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Report {
-    /// Whose.
+    /// The machine, or `between the nodes`.
     pub of: String,
     pub checks: Vec<Check>,
 }
@@ -48,10 +56,10 @@ impl Report {
         self.add(name, State::Skipped, why.into(), Value::Null);
     }
 
-    /// With what a check found, or why it failed.
-    pub(super) fn tell(&mut self, name: &str, found: anyhow::Result<(String, Value)>) {
+    /// Adds a check with its finding, or with the reason why it failed.
+    pub(super) fn add_result(&mut self, name: &str, found: anyhow::Result<Finding>) {
         match found {
-            Ok((detail, figures)) => self.pass(name, detail, figures),
+            Ok(Finding { detail, figures }) => self.pass(name, detail, figures),
             Err(error) => {
                 self.add(name, State::Failed, format!("{error:#}"), Value::Null);
             }
@@ -68,7 +76,7 @@ impl Report {
     }
 }
 
-/// All reports as a page.
+/// All reports as a Markdown page.
 pub(super) fn markdown(reports: &[Report]) -> String {
     let mut page = format!("# shardpack {} doctor\n", env!("CARGO_PKG_VERSION"));
     for Report { of, checks } in reports {
@@ -86,7 +94,7 @@ pub(super) fn markdown(reports: &[Report]) -> String {
     page
 }
 
-/// Text that stays in its cell.
+/// Escapes text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace(['\n', '\r'], " ")
 }
@@ -100,7 +108,7 @@ mod tests {
         let mut report = Report::new("this machine");
         report.pass("memory", "16 GB", Value::Null);
         report.skip("RDMA", "no device");
-        report.tell("logits", Err(anyhow::anyhow!("a | b\nc")));
+        report.add_result("logits", Err(anyhow::anyhow!("a | b\nc")));
         assert!(report.has_failed());
         let page = markdown(&[report]);
         let rows: Vec<_> = page.lines().skip(2).collect();

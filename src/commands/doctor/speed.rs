@@ -1,13 +1,14 @@
-//! Tokens per second through the whole program: server, ranks, words.
+//! Tokens per second through the whole program: server, ranks, text.
 
 use std::path::Path;
 
 use anyhow::ensure;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::report::Finding;
 use crate::commands::demo::{ask, children, model};
 
-/// A verse that the bundled model knows by heart.
+/// A verse that the bundled model has memorised.
 const QUESTION: &str = "John 3:16";
 
 /// Serves a set and asks it one question. `verse` says whether it is the bundled model, whose
@@ -17,7 +18,7 @@ pub(super) fn check(
     nodes: &[String],
     options: &[String],
     verse: Verse,
-) -> anyhow::Result<(String, Value)> {
+) -> anyhow::Result<Finding> {
     let server = children::serve(set, nodes, options)?;
     let answer = ask::ask(&server.address, None, QUESTION, &mut |_| Ok(()))?;
     if let (Verse::Known, Some(expected)) = (verse, model::known(QUESTION)) {
@@ -34,7 +35,7 @@ pub(super) fn check(
         "first_token_seconds": answer.first_token_seconds,
         "tokens": answer.tokens,
     });
-    Ok((detail, figures))
+    Ok(Finding { detail, figures })
 }
 
 /// Whether the answer is known.

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, anyhow, ensure};
 use serde_json::Value;
 use shardpack_cluster::{
-    Announcement, Node, RankProcess, RecoveryOptions, Restart, SupervisorOptions, Survivors,
+    Announcement, Node, RecoveryOptions, Restart, SupervisorOptions, Survivors,
 };
 use shardpack_identity::Endpoint;
 use shardpack_manifests::Manifest;
@@ -16,19 +16,19 @@ use shardpack_transfer::protocol::{PackageKey, Timeouts};
 use shardpack_transfer::receive::{ClientError, NodeClient};
 use tempfile::TempDir;
 
-use super::layer::Layer;
+use super::mlx_group::MlxGroup;
 use crate::{
     args::EngineChoice,
     commands::{
-        ranks::{self, Membership, Place, RankParameters},
+        ranks::{self, Membership, RankEndpoint, RankParameters, StartedRank},
         threads,
     },
     failure::Failure,
 };
 
-/// How the ranks are watched over.
+/// How the ranks are supervised.
 pub(super) fn options(engine: &EngineChoice) -> SupervisorOptions {
-    // MLX's own collectives wait for ever for a lost rank.
+    // MLX's collectives have no timeout for a lost rank.
     let survivors = if engine.has_deadlines() { Survivors::Stay } else { Survivors::Restart };
     let recovery = RecoveryOptions { survivors, ..RecoveryOptions::default() };
     SupervisorOptions { recovery, ..SupervisorOptions::default() }
@@ -38,19 +38,15 @@ pub(super) fn options(engine: &EngineChoice) -> SupervisorOptions {
 struct Local {
     threads: usize,
     engine: EngineChoice,
-    layer: Option<Layer>,
+    mlx_group: Option<MlxGroup>,
     /// For the files that MLX reads when a rank joins.
     files: TempDir,
 }
 
 impl Local {
-    fn start(
-        &self,
-        rank: u32,
-        folder: &Path,
-        recovery: u32,
-    ) -> anyhow::Result<(RankProcess, Announcement)> {
-        let group = self.layer.as_ref().map(|layer| layer.group(recovery)).transpose()?;
+    fn start(&self, rank: u32, folder: &Path, recovery: u32) -> anyhow::Result<StartedRank> {
+        let group =
+            self.mlx_group.as_ref().map(|mlx_group| mlx_group.group(recovery)).transpose()?;
         let folder_of_rank = self.files.path().join(rank.to_string());
         let member = group.as_ref().map(|distributed| Membership {
             distributed,
@@ -58,7 +54,7 @@ impl Local {
             folder: folder_of_rank,
         });
         let name = format!("rank {rank}");
-        ranks::start(&name, folder, self.threads, &self.engine, &Place::LOOPBACK, member)
+        ranks::start(&name, folder, self.threads, &self.engine, &RankEndpoint::LOOPBACK, member)
     }
 }
 
@@ -67,17 +63,18 @@ pub(super) fn local(
     folders: &[PathBuf],
     asked: Option<usize>,
     engine: &EngineChoice,
-    layer: Option<Layer>,
+    mlx_group: Option<MlxGroup>,
 ) -> Result<Vec<Node>, Failure> {
     let threads = asked.unwrap_or_else(|| (threads::count(None) / folders.len()).max(1));
     let files = tempfile::Builder::new().prefix("shardpack-ranks-").tempdir()?;
-    let local = Arc::new(Local { threads, engine: engine.clone(), layer, files });
+    let local = Arc::new(Local { threads, engine: engine.clone(), mlx_group, files });
     let start = |(rank, folder): (u32, &PathBuf)| {
-        let (process, announcement) = local.start(rank, folder, 0)?;
+        let StartedRank { process, announcement } = local.start(rank, folder, 0)?;
         let (again, folder) = (Arc::clone(&local), folder.clone());
         let restart: Restart = Arc::new(move |recovery| {
             let started = again.start(rank, &folder, recovery);
-            let (process, announcement) = started.map_err(|error| format!("{error:#}"))?;
+            let StartedRank { process, announcement } =
+                started.map_err(|error| format!("{error:#}"))?;
             Ok((announcement, Some(process)))
         });
         let (name, restart) = (format!("rank {rank}"), Some(restart));
@@ -90,7 +87,7 @@ pub(super) fn local(
 pub(super) fn remote(
     nodes: &[Endpoint],
     manifests: &[Manifest],
-    layer: Option<Layer>,
+    mlx_group: Option<MlxGroup>,
 ) -> Result<Vec<Node>, Failure> {
     if nodes.len() != manifests.len() {
         let error = anyhow!(
@@ -100,24 +97,24 @@ pub(super) fn remote(
         );
         return Err(Failure::from(error).hint("give one node per package, in rank order"));
     }
-    let layer = Arc::new(layer);
+    let mlx_group = Arc::new(mlx_group);
     let start = |(node, manifest): (&Endpoint, &Manifest)| {
         let package = PackageKey { layout: manifest.ids.layout, rank: manifest.rank };
-        let (own, layer) = (node.clone(), Arc::clone(&layer));
-        let invite = move |recovery| invite(&own, package, layer.as_ref().as_ref(), recovery);
+        let (own, mlx_group) = (node.clone(), Arc::clone(&mlx_group));
+        let invite = move |recovery| invite(&own, package, mlx_group.as_ref().as_ref(), recovery);
         let announcement = invite(0).map_err(uninvited)?;
         let restart: Restart = Arc::new(move |recovery| {
             let announcement = invite(recovery).map_err(|error| format!("{error:#}"))?;
             Ok((announcement, None))
         });
         let (name, restart) = (format!("node {node}"), Some(restart));
-        let credentials = node.guarded().map(|(credentials, _)| credentials.clone());
+        let credentials = node.tls().map(|tls| tls.credentials.clone());
         Ok(Node { name, announcement, credentials, process: None, restart })
     };
     nodes.iter().zip(manifests).map(start).collect()
 }
 
-/// A node that was reached and does not start the rank lacks the package, mostly.
+/// A node that refuses to start a rank usually lacks the package.
 fn uninvited(error: anyhow::Error) -> Failure {
     let refused = matches!(error.downcast_ref(), Some(ClientError::Refused { .. }));
     let failure = Failure::from(error);
@@ -128,16 +125,18 @@ fn uninvited(error: anyhow::Error) -> Failure {
     }
 }
 
-/// Has a node start the rank of a package; an older process of it ends.
+/// Makes a node start the rank of a package; an older process of it ends.
 fn invite(
     node: &Endpoint,
     package: PackageKey,
-    layer: Option<&Layer>,
+    mlx_group: Option<&MlxGroup>,
     recovery: u32,
 ) -> anyhow::Result<Announcement> {
-    let parameters = match layer {
+    let parameters = match mlx_group {
         None => Value::Null,
-        Some(layer) => serde_json::to_value(RankParameters::Distributed(layer.group(recovery)?))?,
+        Some(mlx_group) => {
+            serde_json::to_value(RankParameters::Distributed(mlx_group.group(recovery)?))?
+        }
     };
     let mut client = NodeClient::connect(node, Timeouts::default())?;
     let answer = client.start_rank(package, &parameters)?;
@@ -145,8 +144,8 @@ fn invite(
         .with_context(|| format!("node {node} did not start a rank"))?;
     // Its ranks have its key and no other.
     ensure!(
-        announcement.key == node.guarded().map(|(_, key)| *key),
-        "node {node} answers with a rank that does not prove itself as the node does"
+        announcement.key == node.tls().map(|tls| tls.key),
+        "node {node} started a rank with another key than the node's"
     );
     Ok(announcement)
 }

@@ -1,5 +1,5 @@
-//! `serve --engine scripted`: a file of answers instead of ranks. Its words go through a package's
-//! tokenizer and template, or where no package is named through a tokenizer of bytes of our own.
+//! `serve --engine scripted`: a file of answers instead of ranks. The answers use a package's
+//! tokenizer and chat template, or a built-in byte tokenizer if no package is named.
 
 use std::{
     fs,
@@ -19,10 +19,10 @@ use crate::{
     failure::Failure,
 };
 
-/// A file of answers, and whose words they are.
+/// A file of answers, and the package set whose tokenizer they use.
 pub(super) struct Scripted {
     pub(super) file: PathBuf,
-    /// The package set; absent: ours.
+    /// The package set; `None` for the built-in byte tokenizer.
     pub(super) set: Option<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ impl Scripted {
         }
         let file = args.set.clone();
         if file.is_dir() {
-            let error = anyhow!("{}: a folder, and no file of answers", file.display());
+            let error = anyhow!("{}: a folder, not a file of answers", file.display());
             return Err(Failure::from(error)
                 .hint("serve SET --script FILE, or serve --engine scripted FILE"));
         }
@@ -67,7 +67,7 @@ pub(super) fn play(
     handle: &EngineHandle,
     commands: Receiver<Command>,
 ) -> anyhow::Result<thread::JoinHandle<()>> {
-    // Before anybody is told that it serves: what is asked waits for the player.
+    // Before the server is ready: requests wait for the player.
     handle.update_status(|status| status.state = EngineState::Ready);
     let handle = handle.clone();
     let play = move || script.play(&model, handle, &commands);
@@ -78,10 +78,10 @@ pub(super) fn play(
 const MARKS: [&str; 6] =
     ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>"];
 
-/// Long enough for what agents send, byte by byte.
+/// Long enough for requests of coding tools, byte by byte.
 const MAX_POSITIONS: u32 = 1 << 20;
 
-/// A model whose tokens are bytes: every text can be said.
+/// A model whose tokens are bytes, so that it can produce any text.
 pub(super) fn model_of_bytes() -> anyhow::Result<ChatModel> {
     let folder = tempfile::tempdir().context("a temporary folder")?;
     let write = |file: &str, text: String| {

@@ -1,4 +1,4 @@
-//! Why a push does not start, and why a node comes no further.
+//! Why a push does not start, and why the push to one node fails.
 
 use std::{io, path::PathBuf, time::Duration};
 
@@ -21,7 +21,7 @@ pub enum PushError {
     },
     /// More or fewer nodes than ranks.
     #[error(
-        "the set has {ranks} packages and {found} nodes were given: one for each, in rank order"
+        "the set has {ranks} packages and {found} nodes were given: give one node per package, in rank order"
     )]
     Count {
         /// Nodes given.
@@ -59,7 +59,7 @@ pub enum PushError {
     },
 }
 
-/// A node that came no further.
+/// Why the push to a node failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// No connection.
@@ -68,12 +68,12 @@ pub enum NodeError {
     /// The connection failed.
     #[error("the connection to the node ended")]
     Wire(#[from] WireError),
-    /// The node, or the conversation, refused.
+    /// The node refused, or the protocol failed.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// The node says that it is at work, and is not.
+    /// The node sends keep-alives but makes no progress.
     #[error(
-        "the node says that it is at work and has come no further than {done_bytes} of {total_bytes} bytes for {} s: see how its machine and disk are, and push again", waited.as_secs_f32()
+        "the node sends keep-alives but made no progress: no further than {done_bytes} of {total_bytes} bytes for {} s; check its machine and disk, and push again", waited.as_secs_f32()
     )]
     Stalled {
         /// For how long.
@@ -84,7 +84,9 @@ pub enum NodeError {
         total_bytes: u64,
     },
     /// A chunk was refused because this side's copy is damaged.
-    #[error("{file}: chunk {chunk} is damaged in the set itself; verify the set")]
+    #[error(
+        "{file}: chunk {chunk} is damaged in the set itself; run `shardpack verify` on the set"
+    )]
     SourceDamaged {
         /// The file.
         file: String,

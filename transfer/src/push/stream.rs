@@ -14,13 +14,19 @@ use super::{
 };
 use crate::protocol::{Heard, Message, SendError, WireError};
 
+/// An open file of the package.
+struct OpenFile {
+    index: u32,
+    file: File,
+}
+
 /// A stream, driven by one thread.
 pub(super) struct Stream<'a> {
     push: &'a NodePush<'a>,
     number: usize,
     wire: NodeWire,
-    /// The file that was read last, and its index.
-    open: Option<(u32, File)>,
+    /// The file that was read last.
+    open: Option<OpenFile>,
     watch: Watch,
 }
 
@@ -40,7 +46,7 @@ impl<'a> Stream<'a> {
         Ok(Self { push, number, wire, open: None, watch })
     }
 
-    /// Sends a message. When the node has hung up, its last word says why better than the socket.
+    /// Sends a message. If the node has closed the connection, its last message is the error.
     pub(super) fn say(&mut self, message: &Message) -> Result<(), NodeError> {
         if *message == Message::Commit {
             (self.push.observer)(&PushEvent::Committing { rank: self.rank() });
@@ -51,7 +57,7 @@ impl<'a> Stream<'a> {
                 match self.hear() {
                     Ok(()) => {}
                     Err(NodeError::Wire(_)) => break,
-                    Err(last_word) => return Err(last_word),
+                    Err(error) => return Err(error),
                 }
             }
         }
@@ -86,8 +92,8 @@ impl<'a> Stream<'a> {
         if let Heard::Working { done_bytes, total_bytes } = heard {
             (self.push.observer)(&PushEvent::Working { rank, done_bytes, total_bytes });
             return self.watch.working(done_bytes, total_bytes, now).map_err(
-                |Stalled { patience, done_bytes, total_bytes }| NodeError::Stalled {
-                    waited: patience,
+                |Stalled { timeout, done_bytes, total_bytes }| NodeError::Stalled {
+                    waited: timeout,
                     done_bytes,
                     total_bytes,
                 },
@@ -159,12 +165,12 @@ impl<'a> Stream<'a> {
         let path = self.push.package.path.join(self.name(file));
         let mut read = || -> io::Result<Vec<u8>> {
             let opened = match self.open.take() {
-                Some((index, opened)) if index == file => opened,
+                Some(opened) if opened.index == file => opened.file,
                 _ => File::open(&path)?,
             };
             let mut bytes = vec![0; (range.end - range.start) as usize];
             opened.read_exact_at(&mut bytes, range.start)?;
-            self.open = Some((file, opened));
+            self.open = Some(OpenFile { index: file, file: opened });
             Ok(bytes)
         };
         read().map_err(|source| NodeError::Read { path: path.clone(), source })

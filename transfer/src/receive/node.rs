@@ -16,7 +16,9 @@ use std::{
 };
 
 use serde_json::Value;
-use shardpack_identity::{Guard, HandshakeError, Place, Places, Visit, is_local};
+use shardpack_identity::{
+    ConnectionOutcome, ConnectionSlot, ConnectionSlots, Guard, HandshakeError, is_local,
+};
 
 use super::{
     connection::Connection,
@@ -124,7 +126,7 @@ struct Served {
     address: Mutex<Option<SocketAddr>>,
     connections: Mutex<Connections>,
     next: AtomicU64,
-    unproven: Arc<Places>,
+    unproven: Arc<ConnectionSlots>,
 }
 
 impl Default for Served {
@@ -134,7 +136,7 @@ impl Default for Served {
             address: Mutex::default(),
             connections: Mutex::default(),
             next: AtomicU64::default(),
-            unproven: Places::new(UNPROVEN_PLACES, UNPROVEN_PLACES_OF_ONE),
+            unproven: ConnectionSlots::new(UNPROVEN_PLACES, UNPROVEN_PLACES_OF_ONE),
         }
     }
 }
@@ -148,7 +150,7 @@ struct Connections {
 /// Whether a connection has proven who it is; until then it has a place that others may take.
 enum Standing {
     Proven,
-    Unproven(Place),
+    Unproven(ConnectionSlot),
 }
 
 impl Shutdown {
@@ -324,16 +326,16 @@ impl Node {
             if lost { "it made room for others".to_owned() } else { error.to_string() }
         };
         let event = match received.map_err(why)? {
-            Visit::Controller(channel) if registration.prove() => {
+            ConnectionOutcome::Controller(channel) if registration.prove() => {
                 return Connection::new(self, channel).run();
             }
-            Visit::Controller(_) => {
+            ConnectionOutcome::Controller(_) => {
                 return Err(format!("there are {MAX_CONNECTIONS} connections already"));
             }
-            Visit::Refused(reason) => return Err(reason),
-            Visit::Joined(joined) => ReceiveEvent::JoinedCluster(joined),
-            Visit::Renewed(joined) => ReceiveEvent::Renewed(joined),
-            Visit::Left(_) => {
+            ConnectionOutcome::Refused(reason) => return Err(reason),
+            ConnectionOutcome::Joined(joined) => ReceiveEvent::JoinedCluster(joined),
+            ConnectionOutcome::Renewed(joined) => ReceiveEvent::Renewed(joined),
+            ConnectionOutcome::Left(_) => {
                 // They are of the controller that it has left.
                 registration.close_others();
                 ReceiveEvent::LeftCluster

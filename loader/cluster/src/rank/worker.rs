@@ -226,7 +226,7 @@ impl Worker {
             }
             let begun = Instant::now();
             let outcome = engine.lead(&counted, &mut say)?;
-            let counts = counted.take();
+            let counts = counted.observer().take();
             if outcome == StepOutcome::Worked {
                 self.pace.add(begun.elapsed(), &counts);
                 self.pace.drafts(engine.drafts());
@@ -250,7 +250,7 @@ impl Worker {
         loop {
             let begun = Instant::now();
             engine.follow(&counted)?;
-            let counts = counted.take();
+            let counts = counted.observer().take();
             // A heartbeat asks for nothing.
             if counts.sums.count + counts.gathers.count > 0 {
                 self.pace.add(begun.elapsed(), &counts);

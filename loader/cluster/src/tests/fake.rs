@@ -8,7 +8,7 @@ use std::{
 };
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-use shardpack_engine::engine::{PATIENCE, RankEngine, StepOutcome};
+use shardpack_engine::engine::{HEARTBEAT_TIMEOUT, RankEngine, StepOutcome};
 use shardpack_engine_api::{
     Command, EngineHandle, Event, EventSink, FinishReason, GenerateRequest, RequestId, TokenId,
     Usage,
@@ -94,7 +94,7 @@ impl RankEngine for FakeEngine {
 
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError> {
         let mut bytes = Vec::new();
-        group.broadcast(0, &mut bytes, Deadline::after(PATIENCE))?;
+        group.broadcast(0, &mut bytes, Deadline::after(HEARTBEAT_TIMEOUT))?;
         let plan: Vec<u32> = serde_json::from_slice(&bytes).unwrap();
         assert!(!plan.contains(&PANIC), "this panic is part of a test");
         if !plan.is_empty() {

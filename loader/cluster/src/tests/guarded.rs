@@ -10,7 +10,8 @@ use std::{
 
 use shardpack_engine_api::FinishReason;
 use shardpack_identity::{
-    Channel, Credentials, Door, Guard, Home, Patience, Role, Service, credentials_of_node,
+    Channel, Credentials, EnrollmentState, ExpectedPeer, Guard, HandshakeDeadline, Home, Role,
+    Service, credentials_of_node,
 };
 
 use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
@@ -30,7 +31,9 @@ struct Members {
 
 fn join(home: &mut Home, folder: &Path) -> Credentials {
     let guard = Guard::open(folder, LONG).unwrap();
-    let Door::Inviting { token, .. } = guard.door() else { panic!("it has joined") };
+    let EnrollmentState::Inviting { token, .. } = guard.enrollment() else {
+        panic!("it has joined")
+    };
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     thread::scope(|scope| {
@@ -134,9 +137,9 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
     assert!(answer.len() < 50 && !String::from_utf8_lossy(&answer).contains("identity"));
     let call = |credentials: &Credentials| {
         let socket = TcpStream::connect(rank.address).unwrap();
-        let expected = (Role::Node, rank.key);
-        let patience = Patience::of(LONG);
-        Channel::call(socket, credentials, Service::Rank, expected, patience).unwrap()
+        let expected = ExpectedPeer { role: Role::Node, key: rank.key };
+        let deadline = HandshakeDeadline::after(LONG);
+        Channel::call(socket, credentials, Service::Rank, expected, deadline).unwrap()
     };
     // A controller is no peer, and needs the token too.
     let mut channel = call(&members.controller);
@@ -224,8 +227,9 @@ fn a_member_with_another_ranks_token_is_not_that_rank() {
     let rank = start_rank((0, 2), &members.nodes[0]);
     let expected = Announcement { key: Some(members.nodes[1].key()), ..rank.clone() };
     let socket = TcpStream::connect(rank.address).unwrap();
-    let (patience, role) = (Patience::of(LONG), (Role::Node, rank.key));
-    let front = Channel::call(socket, &members.controller, Service::Rank, role, patience).unwrap();
+    let (deadline, role) =
+        (HandshakeDeadline::after(LONG), ExpectedPeer { role: Role::Node, key: rank.key });
+    let front = Channel::call(socket, &members.controller, Service::Rank, role, deadline).unwrap();
     front.set_read_timeout(Some(LONG)).unwrap();
     let sender = Sender::new(front.clone()).unwrap();
     sender.send(&Opening::Control { token: rank.token.clone(), protocol: PROTOCOL }).unwrap();
@@ -233,8 +237,8 @@ fn a_member_with_another_ranks_token_is_not_that_rank() {
     sender.send(&form).unwrap();
     let peer = |node: &Credentials, way: Way| -> PeerReply {
         let socket = TcpStream::connect(rank.address).unwrap();
-        let patience = Patience::of(LONG);
-        let mut peer = Channel::call(socket, node, Service::Rank, role, patience).unwrap();
+        let deadline = HandshakeDeadline::after(LONG);
+        let mut peer = Channel::call(socket, node, Service::Rank, role, deadline).unwrap();
         peer.set_read_timeout(Some(LONG)).unwrap();
         let token = rank.token.clone();
         let opening = Opening::Peer { token, epoch: 1, identity: identity(1, 2), way };

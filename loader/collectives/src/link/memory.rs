@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Farewell, Link, LinkError};
+use super::{Link, LinkEnd, LinkError};
 use crate::{
     frame::{FrameError, HEADER_BYTES, Header, Notice},
     group::Deadline,
@@ -46,7 +46,7 @@ struct Pipe {
 struct PipeState {
     frames: VecDeque<Vec<u8>>,
     spare: Vec<Vec<u8>>,
-    end: Option<Farewell>,
+    end: Option<LinkEnd>,
 }
 
 impl Pipe {
@@ -66,10 +66,10 @@ impl Pipe {
         self.filled.notify_one();
     }
 
-    fn end(&self, farewell: Farewell) {
+    fn end(&self, end: LinkEnd) {
         let mut state = self.lock();
         if state.end.is_none() {
-            state.end = Some(farewell);
+            state.end = Some(end);
             self.ready.fetch_add(1, Ordering::Release);
         }
         self.filled.notify_all();
@@ -148,7 +148,7 @@ impl Link for MemoryLink {
         pipe.drained.notify_one();
         *frame = next;
         let header = frame.first_chunk::<HEADER_BYTES>();
-        let header = header.ok_or_else(|| LinkError::Closed("a frame was cut off".to_owned()))?;
+        let header = header.ok_or_else(|| LinkError::Closed("a frame was truncated".to_owned()))?;
         Ok(Header::parse(header)?)
     }
 
@@ -161,11 +161,11 @@ impl Link for MemoryLink {
         if frame.len() - HEADER_BYTES == header.payload_bytes as usize {
             Ok(())
         } else {
-            Err(LinkError::Closed("a frame was cut off".to_owned()))
+            Err(LinkError::Closed("a frame was truncated".to_owned()))
         }
     }
 
-    fn watch(&self) -> Farewell {
+    fn watch(&self) -> LinkEnd {
         let pipe = &self.incoming;
         let state = pipe
             .ended
@@ -176,22 +176,22 @@ impl Link for MemoryLink {
     }
 
     fn abort(&self, frame: &[u8]) {
-        let farewell = match frame.split_first_chunk::<HEADER_BYTES>() {
+        let end = match frame.split_first_chunk::<HEADER_BYTES>() {
             Some((header, payload)) => {
                 Header::parse(header).and_then(|header| Ok((header.epoch, Notice::parse(payload)?)))
             }
             None => Err(FrameError::Abort),
         };
-        self.outgoing.end(match farewell {
-            Ok((epoch, notice)) => Farewell::Notice { epoch, notice },
-            Err(error) => Farewell::Closed(error.to_string()),
+        self.outgoing.end(match end {
+            Ok((epoch, notice)) => LinkEnd::Notice { epoch, notice },
+            Err(error) => LinkEnd::Closed(error.to_string()),
         });
         self.close();
     }
 
     fn close(&self) {
-        self.outgoing.end(Farewell::Closed("it closed the link".to_owned()));
-        self.incoming.end(Farewell::Closed("the link was closed here".to_owned()));
+        self.outgoing.end(LinkEnd::Closed("it closed the link".to_owned()));
+        self.incoming.end(LinkEnd::Closed("the link was closed here".to_owned()));
     }
 }
 

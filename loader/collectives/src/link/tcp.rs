@@ -1,4 +1,4 @@
-//! Links over TCP, in the clear or inside TLS: one connection for frames, one for taking leave.
+//! Links over TCP, with or without TLS: one connection for data, one for control.
 //!
 //! Two ranks that both write a large frame before they read would wait for each other once the
 //! sockets' buffers are full. So [`Link::send_now`] never waits, and the group finishes large
@@ -19,7 +19,7 @@ use std::{
 
 use shardpack_identity::Channel;
 
-use super::{Farewell, Link, LinkError};
+use super::{Link, LinkEnd, LinkError};
 use crate::{
     frame::{FrameError, HEADER_BYTES, Header, Notice, Op},
     group::Deadline,
@@ -33,7 +33,7 @@ const SPIN: Duration = Duration::from_micros(200);
 /// Memory that a header alone may claim; the rest is claimed as bytes arrive.
 const GROWTH_BYTES: usize = 1 << 20;
 
-/// How long an abort may take: its connection carries nothing else, so only a dead path is slow.
+/// Timeout of an abort: its connection carries nothing else, so only a dead path is slow.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Smallest socket timeout; zero would mean none.
@@ -42,7 +42,7 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_millis(1);
 /// A link over two connections to the same rank.
 pub struct TcpLink {
     data: Channel,
-    farewell: Channel,
+    control: Channel,
     blocking: AtomicBool,
     /// A second thread is finishing a frame, so the socket must stay blocking.
     sending: AtomicBool,
@@ -50,16 +50,16 @@ pub struct TcpLink {
 
 impl TcpLink {
     /// A link over two fresh connections to one rank, in the same roles on both sides.
-    pub fn new(data: impl Into<Channel>, farewell: impl Into<Channel>) -> io::Result<Self> {
-        let (data, farewell) = (data.into(), farewell.into());
-        for channel in [&data, &farewell] {
+    pub fn new(data: impl Into<Channel>, control: impl Into<Channel>) -> io::Result<Self> {
+        let (data, control) = (data.into(), control.into());
+        for channel in [&data, &control] {
             channel.socket().set_nodelay(true)?;
             channel.socket().set_nonblocking(false)?;
         }
-        farewell.set_read_timeout(None)?;
-        farewell.set_write_timeout(Some(ABORT_TIMEOUT))?;
+        control.set_read_timeout(None)?;
+        control.set_write_timeout(Some(ABORT_TIMEOUT))?;
         let (blocking, sending) = (AtomicBool::new(true), AtomicBool::new(false));
-        Ok(Self { data, farewell, blocking, sending })
+        Ok(Self { data, control, blocking, sending })
     }
 
     fn set_blocking(&self, blocking: bool) -> Result<(), LinkError> {
@@ -182,19 +182,18 @@ impl Link for TcpLink {
         Ok(())
     }
 
-    fn watch(&self) -> Farewell {
-        read_farewell(&mut &self.farewell)
-            .unwrap_or_else(|error| Farewell::Closed(error.to_string()))
+    fn watch(&self) -> LinkEnd {
+        read_notice(&mut &self.control).unwrap_or_else(|error| LinkEnd::Closed(error.to_string()))
     }
 
     fn abort(&self, frame: &[u8]) {
-        // A rank that cannot be told sees the connection close.
-        let _ = (&self.farewell).write_all(frame);
+        // A rank that cannot be notified sees the connection close.
+        let _ = (&self.control).write_all(frame);
         self.close();
     }
 
     fn close(&self) {
-        for stream in [&self.farewell, &self.data] {
+        for stream in [&self.control, &self.data] {
             // It may be closed from the other side already.
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -207,7 +206,7 @@ impl Drop for TcpLink {
     }
 }
 
-fn read_farewell(from: &mut impl Read) -> Result<Farewell, LinkError> {
+fn read_notice(from: &mut impl Read) -> Result<LinkEnd, LinkError> {
     let mut header = [0; HEADER_BYTES];
     read_exact(from, &mut header)?;
     let header = Header::parse(&header)?;
@@ -216,7 +215,7 @@ fn read_farewell(from: &mut impl Read) -> Result<Farewell, LinkError> {
     }
     let mut payload = vec![0; header.payload_bytes as usize];
     read_exact(from, &mut payload)?;
-    Ok(Farewell::Notice { epoch: header.epoch, notice: Notice::parse(&payload)? })
+    Ok(LinkEnd::Notice { epoch: header.epoch, notice: Notice::parse(&payload)? })
 }
 
 fn read_exact(from: &mut impl Read, into: &mut [u8]) -> Result<(), LinkError> {

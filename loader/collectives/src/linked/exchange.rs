@@ -9,41 +9,56 @@ use std::{
 use super::LinkedGroup;
 use crate::{
     fate::Fate,
-    frame::{Circle, HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op},
+    frame::{HEADER_BYTES, Header, MAX_PAYLOAD_BYTES, Op, Scope},
     group::{Deadline, GroupError},
     link::{Link, LinkError},
 };
 
-/// Frames kept between calls, so that a step allocates nothing.
+/// Point-to-point messages exchanged with one rank.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Passes {
+    /// Sent to it.
+    pub(super) sent: u64,
+    /// Received from it.
+    pub(super) received: u64,
+}
+
+/// Buffers kept between calls, so that a step allocates nothing.
 pub(super) struct Scratch {
     /// Exchanges of all ranks so far.
     sequence: u64,
-    /// Exchanges of this rank's part of the group.
+    /// Exchanges of this rank's subgroup.
     part_sequence: u64,
-    /// Passes to each rank, and from each.
-    pub(super) passes: Vec<[u64; 2]>,
+    /// Point-to-point messages so far, by the other rank.
+    pub(super) passes: Vec<Passes>,
     /// By receiver; only the first is used where all receive the same.
     pub(super) outgoing: Vec<Vec<u8>>,
     /// By sender.
     pub(super) incoming: Vec<Vec<u8>>,
 }
 
-/// How often the other ranks are told that this one is at work.
-const WORD_INTERVAL: Duration = Duration::from_secs(1);
+/// Least time between two keep-alives of one rank.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Most times as long as its deadline says that a call waits for a rank that keeps saying that it
-/// is at work: a quarter of an hour for the 20 seconds of a step, which no step of a machine that
-/// is worth waiting for takes.
-const MOST_PATIENCE: u32 = 45;
+/// Keep-alives extend the wait of a call to at most this many times its timeout: 15 minutes for
+/// the 20 seconds of a step. A step that takes longer counts as a failure.
+const MAX_TIMEOUT_EXTENSION: u32 = 45;
 
 /// One exchange of frames, which all its ranks do alike.
 #[derive(Clone, Copy)]
 pub(super) struct Exchange {
     op: Op,
-    circle: Circle,
+    scope: Scope,
     sequence: u64,
     deadline: Deadline,
     pub(super) start: Instant,
+}
+
+/// A frame, and the rank that it is sent to.
+#[derive(Clone, Copy)]
+pub(super) struct Outgoing<'a> {
+    pub(super) to: u32,
+    pub(super) frame: &'a [u8],
 }
 
 impl Scratch {
@@ -51,38 +66,38 @@ impl Scratch {
         Self {
             sequence: 0,
             part_sequence: 0,
-            passes: vec![[0; 2]; size],
+            passes: vec![Passes::default(); size],
             outgoing: vec![Vec::new(); size],
             incoming: vec![Vec::new(); size],
         }
     }
 
-    pub(super) fn begin(&mut self, op: Op, circle: Circle, deadline: Deadline) -> Exchange {
-        let counter = match circle {
-            Circle::All => &mut self.sequence,
-            Circle::Part => &mut self.part_sequence,
+    pub(super) fn begin(&mut self, op: Op, scope: Scope, deadline: Deadline) -> Exchange {
+        let counter = match scope {
+            Scope::All => &mut self.sequence,
+            Scope::Subgroup => &mut self.part_sequence,
         };
         let sequence = *counter;
         *counter += 1;
-        Exchange { op, circle, sequence, deadline, start: Instant::now() }
+        Exchange { op, scope, sequence, deadline, start: Instant::now() }
     }
 }
 
 impl Exchange {
     /// One step of a pass between two ranks.
     pub(super) fn of_pass(op: Op, sequence: u64, deadline: Deadline) -> Self {
-        Self { op, circle: Circle::Part, sequence, deadline, start: Instant::now() }
+        Self { op, scope: Scope::Subgroup, sequence, deadline, start: Instant::now() }
     }
 
-    /// As long a wait as this one's, from now on.
-    pub(super) fn again(&self) -> Deadline {
+    /// A deadline with the same timeout, counted from now.
+    pub(super) fn restarted(&self) -> Deadline {
         Deadline::after(self.deadline.moment().saturating_duration_since(self.start))
     }
 
-    /// The deadline for a rank that has just said that it is at work.
-    pub(super) fn renewed(&self) -> Deadline {
+    /// The deadline for a rank that has just sent a keep-alive.
+    pub(super) fn extended(&self) -> Deadline {
         let wait = self.deadline.moment().saturating_duration_since(self.start);
-        let last = self.start + wait * MOST_PATIENCE;
+        let last = self.start + wait * MAX_TIMEOUT_EXTENSION;
         Deadline::at((Instant::now() + wait).min(last))
     }
 }
@@ -103,9 +118,9 @@ impl LinkedGroup {
     ) -> &'a mut [u8] {
         let size = u32::try_from(payload_bytes).ok().filter(|size| *size <= MAX_PAYLOAD_BYTES);
         let size = size.unwrap_or_else(|| panic!("a message of {payload_bytes} bytes"));
-        let Exchange { op, circle, sequence, .. } = exchange;
+        let Exchange { op, scope, sequence, .. } = exchange;
         let (from, epoch) = (self.rank, self.epoch);
-        let header = Header { op, circle, from, payload_bytes: size, epoch, sequence };
+        let header = Header { op, scope, from, payload_bytes: size, epoch, sequence };
         frame.resize(HEADER_BYTES + payload_bytes, 0);
         frame[..HEADER_BYTES].copy_from_slice(&header.encode());
         &mut frame[HEADER_BYTES..]
@@ -116,20 +131,20 @@ impl LinkedGroup {
     pub(super) fn exchange(
         &self,
         exchange: Exchange,
-        outgoing: &[(u32, &[u8])],
+        outgoing: &[Outgoing<'_>],
         incoming: &mut [Vec<u8>],
         senders: impl Iterator<Item = u32>,
         size: impl Fn(u32) -> Option<usize>,
     ) -> Result<(), GroupError> {
         let mut rests = Vec::new();
-        for &(to, frame) in outgoing {
+        for &Outgoing { to, frame } in outgoing {
             let sent = self.fate.link(to).send_now(frame);
             let sent = sent.map_err(|error| self.failed(exchange, to, error))?;
             if sent < frame.len() {
-                rests.push((to, &frame[sent..]));
+                rests.push(Outgoing { to, frame: &frame[sent..] });
             }
         }
-        // A word between the halves of a frame would tear it.
+        // A keep-alive between the halves of a frame would corrupt it.
         let relays = rests.is_empty();
         let receive = || {
             for from in senders {
@@ -141,7 +156,7 @@ impl LinkedGroup {
             return receive();
         }
         thread::scope(|scope| {
-            for (to, rest) in rests {
+            for Outgoing { to, frame: rest } in rests {
                 scope.spawn(move || {
                     let sent = self.fate.link(to).send_rest(rest, exchange.deadline);
                     if let Err(error) = sent {
@@ -155,19 +170,19 @@ impl LinkedGroup {
         self.fate.cause().map_or(Ok(()), Err)
     }
 
-    /// Tells the other ranks, but for the one that this is known from, that this one is at work,
-    /// unless they have just heard it.
-    pub(super) fn say_at_work(&self, heard_from: Option<u32>) -> Result<(), GroupError> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_some_and(|told| told.elapsed() < WORD_INTERVAL) {
+    /// Sends a keep-alive to every rank except `heard_from`, unless one was sent within the last
+    /// [`KEEP_ALIVE_INTERVAL`].
+    pub(super) fn send_keep_alive(&self, heard_from: Option<u32>) -> Result<(), GroupError> {
+        let mut last = self.last_keep_alive.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|sent| sent.elapsed() < KEEP_ALIVE_INTERVAL) {
             return Ok(());
         }
-        *told = Some(Instant::now());
+        *last = Some(Instant::now());
         let exchange = Exchange {
             op: Op::Alive,
-            circle: Circle::All,
+            scope: Scope::All,
             sequence: 0,
-            deadline: Deadline::after(WORD_INTERVAL),
+            deadline: Deadline::after(KEEP_ALIVE_INTERVAL),
             start: Instant::now(),
         };
         let mut frame = Vec::new();
@@ -175,7 +190,7 @@ impl LinkedGroup {
         for to in self.others().filter(|to| Some(*to) != heard_from) {
             let link = self.fate.link(to);
             let failed = |error| self.failed(exchange, to, error);
-            // A link without room holds words that were not heard yet.
+            // A link whose buffer is full still holds keep-alives that were not read.
             let sent = link.send_now(&frame).map_err(failed)?;
             if (1..frame.len()).contains(&sent) {
                 link.send_rest(&frame[sent..], exchange.deadline).map_err(failed)?;
@@ -184,8 +199,8 @@ impl LinkedGroup {
         Ok(())
     }
 
-    /// Receives `from`'s frame of this exchange. While that rank says that it is at work, so do
-    /// those who wait for it, where `relays` says that their links are free.
+    /// Receives `from`'s frame of this exchange. A keep-alive from that rank is passed on to the
+    /// ranks that wait for this one, if `relays` says that the links are free.
     fn receive(
         &self,
         exchange: Exchange,
@@ -200,12 +215,12 @@ impl LinkedGroup {
         loop {
             let header = link.receive_header(frame, deadline).map_err(failed)?;
             let stale = header.epoch < self.epoch;
-            let alive = Header { op: Op::Alive, circle: Circle::All, sequence: 0, ..header };
+            let alive = Header { op: Op::Alive, scope: Scope::All, sequence: 0, ..header };
             if !stale && header == alive && header.payload_bytes == 0 && header.from == from {
                 link.receive_payload(&header, frame, deadline).map_err(failed)?;
-                deadline = exchange.renewed();
+                deadline = exchange.extended();
                 if relays {
-                    self.say_at_work(Some(from))?;
+                    self.send_keep_alive(Some(from))?;
                 }
                 continue;
             }
@@ -221,7 +236,7 @@ impl LinkedGroup {
 
     fn fits(&self, exchange: Exchange, from: u32, size: Option<usize>, found: &Header) -> bool {
         found.epoch == self.epoch
-            && (found.op, found.circle) == (exchange.op, exchange.circle)
+            && (found.op, found.scope) == (exchange.op, exchange.scope)
             && found.sequence == exchange.sequence
             && found.from == from
             && size.is_none_or(|size| size == found.payload_bytes as usize)
@@ -234,10 +249,10 @@ impl LinkedGroup {
         size: Option<usize>,
         found: String,
     ) -> GroupError {
-        let Exchange { op, circle, sequence, .. } = exchange;
+        let Exchange { op, scope, sequence, .. } = exchange;
         let payload_bytes = size.unwrap_or(0) as u32;
         let (from, epoch) = (rank, self.epoch);
-        let header = Header { op, circle, from, payload_bytes, epoch, sequence };
+        let header = Header { op, scope, from, payload_bytes, epoch, sequence };
         let expected = match size {
             Some(_) => header.to_string(),
             None => header.to_string().replace(", 0 bytes", ""),

@@ -1,50 +1,65 @@
-//! Bytes from one rank to another.
+//! Point-to-point messages between two ranks.
 //!
-//! The taker says that it is there, and the giver waits for that word: so nobody's memory fills
-//! with what it has no time for, and a giver's wait for a taker at work is a wait like any other,
-//! which the taker's word prolongs. Where the taker came first, as it does in decoding, the word
-//! costs no time.
+//! The receiver sends a ready frame, and the sender waits for it before it sends. So a busy
+//! receiver's memory does not fill with messages, and its keep-alives extend the sender's wait as
+//! they extend any other. Where the receiver is ready first, as in decoding, the ready frame costs
+//! no time.
 
-use super::{LinkedGroup, Scratch, exchange::Exchange};
+use super::{
+    LinkedGroup, Scratch,
+    exchange::{Exchange, Outgoing},
+};
 use crate::{
     frame::{HEADER_BYTES, Op},
     group::{Deadline, GroupError},
 };
 
 impl LinkedGroup {
-    pub(super) fn give(
+    pub(super) fn send_to(
         &self,
         scratch: &mut Scratch,
         to: u32,
         bytes: &[u8],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let sequence = scratch.passes[to as usize][0];
-        scratch.passes[to as usize][0] += 1;
+        let sequence = scratch.passes[to as usize].sent;
+        scratch.passes[to as usize].sent += 1;
         let Scratch { outgoing, incoming, .. } = scratch;
         let ready = Exchange::of_pass(Op::Ready, sequence, deadline);
         self.exchange(ready, &[], incoming, Some(to).into_iter(), |_| Some(0))?;
-        // From here on the taker does nothing but take.
-        let pass = Exchange::of_pass(Op::Pass, sequence, ready.again());
+        // From here on the receiver does nothing but receive.
+        let pass = Exchange::of_pass(Op::Pass, sequence, ready.restarted());
         let frame = &mut outgoing[0];
         self.frame(pass, frame, bytes.len()).copy_from_slice(bytes);
-        self.exchange(pass, &[(to, frame.as_slice())], incoming, None.into_iter(), |_| None)
+        self.exchange(
+            pass,
+            &[Outgoing { to, frame: frame.as_slice() }],
+            incoming,
+            None.into_iter(),
+            |_| None,
+        )
     }
 
-    pub(super) fn take(
+    pub(super) fn recv_from(
         &self,
         scratch: &mut Scratch,
         from: u32,
         bytes: &mut Vec<u8>,
         deadline: Deadline,
     ) -> Result<(), GroupError> {
-        let sequence = scratch.passes[from as usize][1];
-        scratch.passes[from as usize][1] += 1;
+        let sequence = scratch.passes[from as usize].received;
+        scratch.passes[from as usize].received += 1;
         let Scratch { outgoing, incoming, .. } = scratch;
         let ready = Exchange::of_pass(Op::Ready, sequence, deadline);
         let frame = &mut outgoing[0];
         self.frame(ready, frame, 0);
-        self.exchange(ready, &[(from, frame.as_slice())], incoming, None.into_iter(), |_| None)?;
+        self.exchange(
+            ready,
+            &[Outgoing { to: from, frame: frame.as_slice() }],
+            incoming,
+            None.into_iter(),
+            |_| None,
+        )?;
         let pass = Exchange::of_pass(Op::Pass, sequence, deadline);
         self.exchange(pass, &[], incoming, Some(from).into_iter(), |_| None)?;
         bytes.clear();

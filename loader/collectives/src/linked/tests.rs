@@ -8,12 +8,14 @@ use std::{
 };
 
 use proptest::prelude::*;
-use shardpack_identity::{Authority, Channel, Credentials, Patience, Role, Service, Validity};
+use shardpack_identity::{
+    Authority, Channel, Credentials, ExpectedPeer, HandshakeDeadline, Role, Service, Validity,
+};
 
 use super::{exchange::Exchange, *};
 use crate::{
     frame::{Header, Notice},
-    link::{Farewell, LinkError, TcpLink},
+    link::{LinkEnd, LinkError, TcpLink},
 };
 
 /// Longer than any test may take; a wait that meets it has failed.
@@ -84,7 +86,7 @@ impl Link for Jitter {
     ) -> Result<(), LinkError> {
         self.link.receive_payload(header, frame, deadline)
     }
-    fn watch(&self) -> Farewell {
+    fn watch(&self) -> LinkEnd {
         self.link.watch()
     }
     fn abort(&self, frame: &[u8]) {
@@ -116,7 +118,7 @@ impl Link for SlowAbort {
     ) -> Result<(), LinkError> {
         self.0.receive_payload(header, frame, deadline)
     }
-    fn watch(&self) -> Farewell {
+    fn watch(&self) -> LinkEnd {
         self.0.watch()
     }
     fn abort(&self, frame: &[u8]) {
@@ -163,22 +165,22 @@ fn sockets() -> (TcpStream, TcpStream) {
 
 fn over_tcp(size: u32) -> Vec<LinkedGroup> {
     groups(size, || {
-        let ((low, high), (low_farewell, high_farewell)) = (sockets(), sockets());
-        let low = TcpLink::new(low, low_farewell).unwrap();
-        (Box::new(low), Box::new(TcpLink::new(high, high_farewell).unwrap()))
+        let ((low, high), (low_control, high_control)) = (sockets(), sockets());
+        let low = TcpLink::new(low, low_control).unwrap();
+        (Box::new(low), Box::new(TcpLink::new(high, high_control).unwrap()))
     })
 }
 
 /// Both ends of a connection inside TLS.
 fn channels(members: &[Credentials; 2]) -> (Channel, Channel) {
     let (low, high) = sockets();
-    let ([of_low, of_high], patience) = (members, || Patience::of(LONG));
+    let ([of_low, of_high], deadline) = (members, || HandshakeDeadline::after(LONG));
     thread::scope(|scope| {
         let services = [Service::Rank];
         let low =
-            scope.spawn(move || Channel::answer(low, of_low, &services, &[Role::Node], patience()));
-        let expected = (Role::Node, Some(of_low.key()));
-        let high = Channel::call(high, of_high, Service::Rank, expected, patience());
+            scope.spawn(move || Channel::answer(low, of_low, &services, &[Role::Node], deadline()));
+        let expected = ExpectedPeer { role: Role::Node, key: Some(of_low.key()) };
+        let high = Channel::call(high, of_high, Service::Rank, expected, deadline());
         (low.join().unwrap().unwrap(), high.unwrap())
     })
 }
@@ -191,9 +193,9 @@ fn members() -> [Credentials; 2] {
 fn over_tls(size: u32) -> Vec<LinkedGroup> {
     let members = members();
     groups(size, || {
-        let [(low, high), (low_farewell, high_farewell)] = [0, 1].map(|_| channels(&members));
-        let low = TcpLink::new(low, low_farewell).unwrap();
-        (Box::new(low), Box::new(TcpLink::new(high, high_farewell).unwrap()))
+        let [(low, high), (low_control, high_control)] = [0, 1].map(|_| channels(&members));
+        let low = TcpLink::new(low, low_control).unwrap();
+        (Box::new(low), Box::new(TcpLink::new(high, high_control).unwrap()))
     })
 }
 
@@ -312,7 +314,7 @@ fn check_parts(groups: &[LinkedGroup], first: u32) {
                 let bits: Vec<_> = values.iter().map(|value| value.to_bits()).collect();
                 assert!(bits == expected(&part, len), "rank {rank} of {size}, {len} values");
             }
-            group.at_work().unwrap();
+            group.keep_alive().unwrap();
             for to in first..size {
                 let from = (to - first) % first;
                 let bytes = vec![from as u8; len * 4];
@@ -351,7 +353,7 @@ fn nothing_is_sent_to_a_rank_that_does_not_take_it() {
 }
 
 #[test]
-fn who_says_that_it_is_at_work_is_waited_for() {
+fn keep_alives_extend_the_wait() {
     let (mine, theirs) = MemoryLink::pair();
     let group = LinkedGroup::new(0, 7, vec![None, Some(Box::new(mine))]).unwrap();
     let word = sum_frame(|it| (it.op, it.payload_bytes) = (Op::Alive, 0));
@@ -360,7 +362,7 @@ fn who_says_that_it_is_at_work_is_waited_for() {
     }
     theirs.send_now(&sum_frame(|_| ())).unwrap();
     group.all_reduce_sum(&mut [1.0; 4], Deadline::after(LONG)).unwrap();
-    // Each word prolongs the wait; in the end it is over.
+    // Each keep-alive extends the wait, up to a limit.
     let long_ago = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
     let wait = |seconds| Deadline::at(long_ago + Duration::from_secs(seconds));
     let exchange = |seconds| {
@@ -368,22 +370,22 @@ fn who_says_that_it_is_at_work_is_waited_for() {
         exchange.start = long_ago;
         exchange
     };
-    assert!(exchange(20).renewed().left() > Duration::from_secs(19));
-    assert!(exchange(2).renewed().left().is_zero(), "100 s are more than 45 times 2 s");
+    assert!(exchange(20).extended().left() > Duration::from_secs(19));
+    assert!(exchange(2).extended().left().is_zero(), "100 s are more than 45 times 2 s");
 }
 
 #[test]
-fn a_word_that_finds_no_room_leaves_no_half_frame_inside_tls() {
+fn a_keep_alive_that_does_not_fit_leaves_no_half_frame_inside_tls() {
     let members = members();
-    let [(low, high), (low_farewell, high_farewell)] = [0, 1].map(|_| channels(&members));
-    let low = TcpLink::new(low, low_farewell).unwrap();
-    let high = TcpLink::new(high, high_farewell).unwrap();
+    let [(low, high), (low_control, high_control)] = [0, 1].map(|_| channels(&members));
+    let low = TcpLink::new(low, low_control).unwrap();
+    let high = TcpLink::new(high, high_control).unwrap();
     let word = sum_frame(|it| (it.op, it.payload_bytes) = (Op::Alive, 0));
     let mut sent = 0;
     while low.send_now(&word).unwrap() == word.len() {
         sent += 1;
     }
-    // The last word is given up; what comes after it comes whole.
+    // The last keep-alive is dropped; the frame after it arrives whole.
     let last = sum_frame(|it| it.payload_bytes = 3_000_000);
     thread::scope(|scope| {
         let reading = scope.spawn(|| {
@@ -400,8 +402,8 @@ fn a_word_that_finds_no_room_leaves_no_half_frame_inside_tls() {
         let now = low.send_now(&last).unwrap();
         low.send_rest(&last[now..], Deadline::after(LONG)).unwrap();
         let (words, frame) = reading.join().unwrap();
-        // It may have been sealed before it was given up.
-        assert!(words == sent || words == sent + 1, "{words} words of {sent}");
+        // It may have been encrypted before it was dropped.
+        assert!(words == sent || words == sent + 1, "{words} keep-alives of {sent}");
         assert!(frame == last);
     });
 }
@@ -481,7 +483,7 @@ fn a_group_that_is_dropped_after_a_loss_has_told_whose_it_was() {
     drop(lost);
     group.barrier(Deadline::after(LONG)).unwrap_err();
     drop(group);
-    let Farewell::Notice { notice, .. } = other.watch() else { panic!("closed without a word") };
+    let LinkEnd::Notice { notice, .. } = other.watch() else { panic!("closed without a word") };
     assert_eq!(notice.blamed, Some(1));
 }
 
@@ -567,8 +569,8 @@ fn check_foreign(frame: &[u8], expected: &str) {
 
 fn sum_frame(change: impl FnOnce(&mut Header)) -> Vec<u8> {
     let op = Op::SumDirect;
-    let circle = Circle::All;
-    let mut header = Header { op, circle, from: 1, payload_bytes: 16, epoch: 7, sequence: 0 };
+    let scope = Scope::All;
+    let mut header = Header { op, scope, from: 1, payload_bytes: 16, epoch: 7, sequence: 0 };
     change(&mut header);
     let mut frame = header.encode().to_vec();
     frame.resize(HEADER_BYTES + header.payload_bytes as usize, 0);
@@ -578,31 +580,32 @@ fn sum_frame(change: impl FnOnce(&mut Header)) -> Vec<u8> {
 #[test]
 fn frames_of_another_step_are_refused() {
     let check = |change: fn(&mut Header), found: &str| {
-        let expected = "rank 1 is out of step: expected sum (direct) 0 of epoch 7 from rank 1, \
+        let expected = "rank 1 is out of step: expected all-reduce (direct) 0 of epoch 7 from rank 1, \
                         16 bytes, found ";
         check_foreign(&sum_frame(change), &format!("{expected}{found}"));
     };
     check(|it| it.op = Op::Barrier, "barrier 0 of epoch 7 from rank 1, 16 bytes");
-    check(|it| it.sequence = 1, "sum (direct) 1 of epoch 7 from rank 1, 16 bytes");
-    check(|it| it.payload_bytes = 20, "sum (direct) 0 of epoch 7 from rank 1, 20 bytes");
-    check(|it| it.payload_bytes = 0, "sum (direct) 0 of epoch 7 from rank 1, 0 bytes");
-    check(|it| it.from = 2, "sum (direct) 0 of epoch 7 from rank 2, 16 bytes");
-    let part = "sum (direct) 0 within a part of epoch 7 from rank 1, 16 bytes";
-    check(|it| it.circle = Circle::Part, part);
-    // A word that says more than that its rank is at work.
-    check(|it| it.op = Op::Alive, "alive 0 of epoch 7 from rank 1, 16 bytes");
-    check(|it| it.epoch = 8, "sum (direct) 0 of epoch 8 from rank 1, 16 bytes");
+    check(|it| it.sequence = 1, "all-reduce (direct) 1 of epoch 7 from rank 1, 16 bytes");
+    check(|it| it.payload_bytes = 20, "all-reduce (direct) 0 of epoch 7 from rank 1, 20 bytes");
+    check(|it| it.payload_bytes = 0, "all-reduce (direct) 0 of epoch 7 from rank 1, 0 bytes");
+    check(|it| it.from = 2, "all-reduce (direct) 0 of epoch 7 from rank 2, 16 bytes");
+    let part = "all-reduce (direct) 0 within a subgroup of epoch 7 from rank 1, 16 bytes";
+    check(|it| it.scope = Scope::Subgroup, part);
+    // A keep-alive with a payload.
+    check(|it| it.op = Op::Alive, "keep-alive 0 of epoch 7 from rank 1, 16 bytes");
+    check(|it| it.epoch = 8, "all-reduce (direct) 0 of epoch 8 from rank 1, 16 bytes");
 }
 
 #[test]
 fn bytes_that_are_no_frame_are_refused() {
-    let expected = "rank 1 is out of step: expected sum (direct) 0 of epoch 7 from rank 1, found ";
+    let expected =
+        "rank 1 is out of step: expected all-reduce (direct) 0 of epoch 7 from rank 1, found ";
     let garbage = format!("{expected}not a frame (it begins with [47, 45, 54, 20])");
     check_foreign(b"GET / HTTP/1.1\r\nHost: shardpack\r\n\r\n", &garbage);
-    check_foreign(b"SPCF", "rank 1 is gone: a frame was cut off");
-    let mut cut = sum_frame(|_| ());
-    cut.pop();
-    check_foreign(&cut, "rank 1 is gone: a frame was cut off");
+    check_foreign(b"SPCF", "rank 1 is gone: a frame was truncated");
+    let mut short = sum_frame(|_| ());
+    short.pop();
+    check_foreign(&short, "rank 1 is gone: a frame was truncated");
 }
 
 #[test]
@@ -620,18 +623,18 @@ fn frames_of_an_older_epoch_are_dropped() {
 
 /// Rank 0 of a pair over TCP, and the other end's two sockets.
 fn rank_0_and_raw_sockets() -> (LinkedGroup, TcpStream, TcpStream) {
-    let ((data, raw), (farewell, raw_farewell)) = (sockets(), sockets());
-    let link = TcpLink::new(data, farewell).unwrap();
+    let ((data, raw), (control, raw_control)) = (sockets(), sockets());
+    let link = TcpLink::new(data, control).unwrap();
     let group = LinkedGroup::new(0, 7, vec![None, Some(Box::new(link))]).unwrap();
-    (group, raw, raw_farewell)
+    (group, raw, raw_control)
 }
 
 #[test]
 fn a_socket_that_closes_within_a_frame_is_a_loss() {
-    for cut in [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 15] {
-        let (group, mut raw, farewell) = rank_0_and_raw_sockets();
-        raw.write_all(&sum_frame(|_| ())[..cut]).unwrap();
-        drop((raw, farewell));
+    for sent in [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 15] {
+        let (group, mut raw, control) = rank_0_and_raw_sockets();
+        raw.write_all(&sum_frame(|_| ())[..sent]).unwrap();
+        drop((raw, control));
         let error = group.all_reduce_sum(&mut [1.0; 4], Deadline::after(LONG)).unwrap_err();
         assert!(matches!(error, GroupError::Lost { rank: 1, .. }), "{error}");
     }
@@ -639,7 +642,7 @@ fn a_socket_that_closes_within_a_frame_is_a_loss() {
 
 #[test]
 fn a_promised_size_claims_no_memory() {
-    let (group, mut raw, farewell) = rank_0_and_raw_sockets();
+    let (group, mut raw, control) = rank_0_and_raw_sockets();
     let mut header = sum_frame(|it| it.op = Op::Gather);
     header.truncate(HEADER_BYTES);
     header[12..16].copy_from_slice(&crate::frame::MAX_PAYLOAD_BYTES.to_le_bytes());
@@ -648,25 +651,25 @@ fn a_promised_size_claims_no_memory() {
     assert!(matches!(error, GroupError::Timeout { rank: 1, .. }), "{error}");
     let claimed = group.scratch.lock().unwrap().incoming[1].capacity();
     assert!(claimed <= 4 << 20, "{claimed} bytes");
-    drop((raw, farewell));
+    drop((raw, control));
 }
 
 #[test]
-fn a_notice_on_the_farewell_way_ends_a_call() {
-    let (group, raw, mut farewell) = rank_0_and_raw_sockets();
+fn a_notice_on_the_control_connection_ends_a_call() {
+    let (group, raw, mut control) = rank_0_and_raw_sockets();
     let told =
         |epoch, reason: &str| Notice { blamed: Some(5), reason: reason.to_owned() }.frame(1, epoch);
-    farewell.write_all(&told(6, "long ago")).unwrap();
-    farewell.write_all(&told(7, "it is on fire")).unwrap();
+    control.write_all(&told(6, "long ago")).unwrap();
+    control.write_all(&told(7, "it is on fire")).unwrap();
     let error = group.barrier(Deadline::after(LONG)).unwrap_err();
     assert_eq!(error, GroupError::Lost { rank: 5, reason: "it is on fire".to_owned() });
     drop(raw);
 }
 
 #[test]
-fn garbage_on_the_farewell_way_ends_the_group() {
-    let (group, raw, mut farewell) = rank_0_and_raw_sockets();
-    farewell.write_all(&[0x55; 64]).unwrap();
+fn garbage_on_the_control_connection_ends_the_group() {
+    let (group, raw, mut control) = rank_0_and_raw_sockets();
+    control.write_all(&[0x55; 64]).unwrap();
     let error = group.barrier(Deadline::after(LONG)).unwrap_err();
     let expected = "rank 1 is gone: not a frame (it begins with [55, 55, 55, 55])";
     assert_eq!(error.to_string(), expected);

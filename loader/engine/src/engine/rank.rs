@@ -11,7 +11,7 @@ pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long a follower waits for the leader's next plan or heartbeat. Several heartbeats, so
 /// that a busy machine is not taken for a dead one.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a step came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub trait RankEngine: Send {
     /// Leader, with nothing to do: tells the followers that it lives.
     fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
-    /// Follower: waits at most [`PATIENCE`] for one plan or heartbeat and carries it out.
+    /// Follower: waits at most [`HEARTBEAT_TIMEOUT`] for one plan or heartbeat and carries it out.
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
     /// Leader: drafts that were run since the engine began, and those of them that were kept.

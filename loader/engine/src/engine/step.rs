@@ -9,7 +9,7 @@ use super::{
     draft::{DraftModel, DraftModelError, Guesser, guess_cost},
     hello::Hello,
     plan::{MAX_PREFILL_TOKENS, MAX_SEQUENCES, Plan},
-    rank::{PATIENCE, RankEngine, StepOutcome},
+    rank::{HEARTBEAT_TIMEOUT, RankEngine, StepOutcome},
     runner::Runner,
     schedule::{Drafting, Limits, Schedule},
 };
@@ -61,7 +61,7 @@ impl EngineOptions {
         mixed_tokens: 64,
         kv_bytes: None,
         speculate: Speculate::Auto,
-        heartbeat_timeout: PATIENCE,
+        heartbeat_timeout: HEARTBEAT_TIMEOUT,
         collective_timeout: Duration::from_secs(20),
     };
 

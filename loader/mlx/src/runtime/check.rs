@@ -71,11 +71,12 @@ pub fn check(folder: &Path) -> Result<Checked, CheckError> {
         if !file.is_inside() {
             return Err(problem("its path leaves the folder".to_owned()));
         }
-        let (size, digest) = digest(&path).map_err(|error| problem(error.to_string()))?;
+        let FileDigest { size, blake3 } =
+            digest(&path).map_err(|error| problem(error.to_string()))?;
         if size != file.size {
             return Err(problem(format!("{size} bytes, expected {}", file.size)));
         }
-        if digest != file.blake3 {
+        if blake3 != file.blake3 {
             return Err(problem("its content was changed".to_owned()));
         }
     }
@@ -154,8 +155,16 @@ fn compare(folder: &Path, record: &Record, platform: Platform) -> Result<(), Che
     Ok(())
 }
 
-/// Size and BLAKE3 of a file.
-pub(crate) fn digest(path: &Path) -> io::Result<(u64, String)> {
+/// Size and digest of a file.
+pub(crate) struct FileDigest {
+    /// Size in bytes.
+    pub(crate) size: u64,
+    /// BLAKE3, in hex.
+    pub(crate) blake3: String,
+}
+
+/// Reads a file for its size and digest.
+pub(crate) fn digest(path: &Path) -> io::Result<FileDigest> {
     let mut file = File::open(path)?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 20];
@@ -163,7 +172,7 @@ pub(crate) fn digest(path: &Path) -> io::Result<(u64, String)> {
     loop {
         let read = file.read(&mut buffer)?;
         if read == 0 {
-            return Ok((size, hasher.finalize().to_hex().to_string()));
+            return Ok(FileDigest { size, blake3: hasher.finalize().to_hex().to_string() });
         }
         hasher.update(&buffer[..read]);
         size += read as u64;

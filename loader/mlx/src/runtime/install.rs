@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     MLX_VERSION, Platform,
-    check::{CheckError, check, digest},
+    check::{CheckError, FileDigest, check, digest},
     platform::Wheel,
     record::{self, FileRecord, Record},
 };
@@ -134,7 +134,7 @@ pub fn install(
     let write = |source| InstallError::Write { path: parent.to_owned(), source };
     fs::create_dir_all(parent).map_err(write)?;
     let staging = tempfile::Builder::new().prefix(".mlx-").tempdir_in(parent).map_err(write)?;
-    let (wheel, path) = obtain(platform, options, staging.path(), report)?;
+    let ObtainedWheel { wheel, path } = obtain(platform, options, staging.path(), report)?;
     report(Step::Unpack);
     let runtime = staging.path().join("runtime");
     let headers = staging.path().join("headers");
@@ -167,20 +167,26 @@ fn publish(runtime: &Path, folder: &Path, staging: &Path) -> Result<(), InstallE
     File::open(parent).and_then(|parent| parent.sync_all()).map_err(write)
 }
 
-/// The wheel for this machine, given or fetched, with its digest compared.
+/// A wheel whose digest is the pinned one.
+struct ObtainedWheel {
+    wheel: &'static Wheel,
+    path: PathBuf,
+}
+
+/// The wheel for this machine, given or downloaded, with its digest verified.
 fn obtain(
     platform: Platform,
     options: &InstallOptions,
     staging: &Path,
     report: &mut dyn FnMut(Step),
-) -> Result<(&'static Wheel, PathBuf), InstallError> {
+) -> Result<ObtainedWheel, InstallError> {
     if let Some(path) = &options.wheel {
         report(Step::Verify(path.clone()));
         let found = sha256(path)?;
         let wheel = platform.wheels().iter().find(|wheel| wheel.sha256 == found);
         let expected = platform.wheels()[0].sha256.to_owned();
         let error = InstallError::Wheel { path: path.clone(), expected, found };
-        return wheel.map(|wheel| (wheel, path.clone())).ok_or(error);
+        return wheel.map(|wheel| ObtainedWheel { wheel, path: path.clone() }).ok_or(error);
     }
     let wheel = match platform {
         Platform::Macos => macos_wheel()?,
@@ -198,7 +204,7 @@ fn obtain(
     report(Step::Verify(path.clone()));
     let found = sha256(&path)?;
     if found == wheel.sha256 {
-        return Ok((wheel, path));
+        return Ok(ObtainedWheel { wheel, path });
     }
     Err(InstallError::Wheel { path, expected: wheel.sha256.to_owned(), found })
 }
@@ -360,7 +366,7 @@ fn list(folder: &Path) -> Result<Vec<FileRecord>, InstallError> {
                 folders.push(name);
                 continue;
             }
-            let (size, blake3) = digest(&entry.path()).map_err(write)?;
+            let FileDigest { size, blake3 } = digest(&entry.path()).map_err(write)?;
             let path = name.to_string_lossy().replace('\\', "/");
             files.push(FileRecord { path, size, blake3 });
         }

@@ -233,7 +233,7 @@ fn a_step_with_drafts_takes_the_messages_of_one_without() {
             let group = CountedGroup::new(group);
             leader.submit(RequestId(1), plain.clone());
             while lead(leader, &group, &mut Vec::new()) == StepOutcome::Worked {
-                let counts = group.take();
+                let counts = group.observer().take();
                 all.push([counts.broadcasts, counts.sums, counts.gathers].map(|it| it.count));
             }
         });

@@ -352,9 +352,9 @@ fn a_step_takes_as_many_messages_as_the_architecture_needs() {
             leader.submit(RequestId(1), GenerateRequest { sampling, ..request(&[5, 6], 9) });
             let mut events = Vec::new();
             lead(leader, &group, &mut events);
-            group.take();
+            group.observer().take();
             lead(leader, &group, &mut events);
-            let counts = group.take();
+            let counts = group.observer().take();
             assert_eq!(counts.broadcasts.count, 1, "the plan");
             assert_eq!(counts.sums.count, 2 * layers + u64::from(cut));
             assert_eq!(counts.gathers.count, 1, "the logits");

@@ -1,4 +1,4 @@
-//! `shardpack exam`: one rank of a self-test, told by `doctor` what to do and with whom.
+//! `shardpack self-test`: one rank of a self-test, which `doctor` starts and controls.
 
 use std::{
     fs,
@@ -23,18 +23,18 @@ use shardpack_engine::{
 use shardpack_engine_api::TokenId;
 
 use super::Outcome;
-use crate::{args::ExamArgs, engines::Opened, failure::Failure, progress::result};
+use crate::{args::SelfTestArgs, engines::Opened, failure::Failure, progress::result};
 
-/// For all ranks to find each other.
+/// Time for all ranks to connect to each other.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the ranks are told.
+/// What the ranks compute; sent on standard input.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Task {
     /// Where the ranks listen, in rank order.
     pub addresses: Vec<SocketAddr>,
-    /// Sizes of the sums to measure.
+    /// Sizes of the all-reduces to measure.
     pub sizes_bytes: Vec<usize>,
     /// Rounds of each.
     pub rounds: usize,
@@ -44,31 +44,31 @@ pub(super) struct Task {
     pub logits: PathBuf,
 }
 
-/// Carries the command out.
-pub(crate) fn run(args: &ExamArgs) -> Outcome {
+/// Runs the command.
+pub(crate) fn run(args: &SelfTestArgs) -> Outcome {
     let manifest = super::package::read_manifest(&args.package)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;
     result(&json!({ "address": listener.local_addr()? }).to_string());
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;
-    let task: Task = serde_json::from_str(&line).context("the task is no JSON")?;
+    let task: Task = serde_json::from_str(&line).context("the task is not JSON")?;
     let deadline = Deadline::after(JOIN_TIMEOUT);
     let group = join_on_loopback(manifest.rank, &listener, &task.addresses, deadline)
-        .context("the other ranks do not come")?;
+        .context("the other ranks did not connect")?;
     let package =
         Package::open(&args.package, &OpenOptions::stored(1), &|_| ()).map_err(Failure::wrong)?;
     let place = [manifest.rank, manifest.layout.ranks];
     let opened = args.engine.open(1, place).map_err(|error| anyhow::anyhow!("{error}"))?;
     let group: Arc<dyn Group> = Arc::new(group);
     let times = match opened {
-        Opened::Cpu(backend) => sit(&package, backend, &group, &task),
-        Opened::Mlx(backend) => sit(&package, backend, &group, &task),
+        Opened::Cpu(backend) => compute(&package, backend, &group, &task),
+        Opened::Mlx(backend) => compute(&package, backend, &group, &task),
     }?;
     result(&json!({ "sums": times }).to_string());
     Ok(ExitCode::SUCCESS)
 }
 
-fn sit<B: Backend>(
+fn compute<B: Backend>(
     package: &Package,
     backend: B,
     group: &Arc<dyn Group>,

@@ -1,4 +1,4 @@
-//! Which of MLX's own layers carries the sums of a served set, and who is where in it.
+//! The collectives of MLX's own that a served set uses, and the addresses of its ranks.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -14,16 +14,22 @@ use crate::{
     failure::Failure,
 };
 
-/// A layer of MLX's own.
-pub(super) enum Layer {
-    /// As described, for ever.
-    Fixed(Distributed),
-    /// A ring on this machine, on ports that are free when the group is formed.
-    Local { ranks: usize, last: Mutex<Option<(u32, Distributed)>> },
+/// A ring on this machine that was formed in a recovery.
+pub(super) struct FormedRing {
+    recovery: u32,
+    distributed: Distributed,
 }
 
-impl Layer {
-    /// What the arguments ask for; none where the sums are our own.
+/// A group of MLX's own.
+pub(super) enum MlxGroup {
+    /// Described by the arguments.
+    Fixed(Distributed),
+    /// A ring on this machine, on ports that are free when the group is formed.
+    Local { ranks: usize, last: Mutex<Option<FormedRing>> },
+}
+
+impl MlxGroup {
+    /// The group that the arguments ask for; `None` with the built-in collectives.
     pub(super) fn of(
         args: &ServeArgs,
         ranks: usize,
@@ -33,7 +39,7 @@ impl Layer {
             Failure::from(error).hint("see `shardpack serve --help` on --hostfile")
         };
         let is_jaccl = match args.engine.collectives {
-            CollectivesName::Auto | CollectivesName::Own if args.hostfile.is_none() => {
+            CollectivesName::Auto | CollectivesName::Own if args.network.hostfile.is_none() => {
                 return Ok(None);
             }
             CollectivesName::Auto | CollectivesName::Own => {
@@ -43,19 +49,19 @@ impl Layer {
             CollectivesName::Jaccl => true,
         };
         if args.engine.engine != EngineName::Mlx {
-            return Err(anyhow!(
-                "ring and jaccl are MLX's own collectives: they go with --engine mlx"
-            )
-            .into());
+            return Err(
+                anyhow!("ring and jaccl are MLX's collectives: they need --engine mlx").into()
+            );
         }
-        let file = args.hostfile.as_deref().map(HostFile::read).transpose().map_err(wrong)?;
-        let port = args.collectives_port;
-        let layer = match (file, is_jaccl) {
+        let file =
+            args.network.hostfile.as_deref().map(HostFile::read).transpose().map_err(wrong)?;
+        let port = args.network.collectives_port;
+        let mlx_group = match (file, is_jaccl) {
             (Some(file), true) => Self::Fixed(file.jaccl(port).map_err(wrong)?),
             (Some(file), false) => Self::Fixed(file.ring(port).map_err(wrong)?),
             (None, true) => {
                 return Err(Failure::from(anyhow!(
-                    "jaccl must be told which RDMA device leads from each rank to each other"
+                    "jaccl needs the RDMA device from each rank to every other rank"
                 ))
                 .hint(
                     "let `mlx.distributed_config` write a host file and give it with --hostfile",
@@ -71,7 +77,7 @@ impl Layer {
                 let ips = nodes.iter().map(ip).collect::<anyhow::Result<Vec<_>>>()?;
                 if let Some(ip) = ips.iter().find(|ip| !is_local(**ip)) {
                     return Err(Failure::from(anyhow!(
-                        "MLX's ring neither encrypts nor asks who calls: it would listen on {ip}"
+                        "MLX's ring has no encryption and no authentication, and would listen on {ip}"
                     ))
                     .hint(
                         "name the cables' own addresses in a host file and give it with --hostfile",
@@ -80,10 +86,10 @@ impl Layer {
                 Self::Fixed(Distributed::ring_over(&ips, port).map_err(wrong)?)
             }
         };
-        if let Self::Fixed(distributed) = &layer {
+        if let Self::Fixed(distributed) = &mlx_group {
             distributed.check(ranks).map_err(wrong)?;
         }
-        Ok(Some(layer))
+        Ok(Some(mlx_group))
     }
 
     /// The group of a recovery; the same for all ranks that are started in it.
@@ -93,17 +99,17 @@ impl Layer {
             Self::Local { ranks, last } => (*ranks, last),
         };
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, distributed)) = last.as_ref().filter(|(of, _)| *of == recovery) {
-            return Ok(distributed.clone());
+        if let Some(formed) = last.as_ref().filter(|formed| formed.recovery == recovery) {
+            return Ok(formed.distributed.clone());
         }
-        // All are held until each has its own.
+        // All ports are held until every rank has one.
         let listeners = (0..ranks)
             .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
             .collect::<Result<Vec<_>, _>>()
             .context("no free port on 127.0.0.1")?;
         let hosts = listeners.iter().map(|it| it.local_addr().map(|address| vec![address]));
         let distributed = Distributed::Ring { hosts: hosts.collect::<Result<_, _>>()? };
-        *last = Some((recovery, distributed.clone()));
+        *last = Some(FormedRing { recovery, distributed: distributed.clone() });
         Ok(distributed)
     }
 }

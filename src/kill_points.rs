@@ -1,4 +1,4 @@
-//! Named points at which a test may stop the program to kill it.
+//! Kill points: named places at which a test can stop the program in order to kill it.
 //!
 //! `SHARDPACK_PAUSE_AT=NAME` makes the program print `paused at NAME` on standard error when it
 //! first gets there, and wait to be killed.
@@ -12,7 +12,7 @@ fn wanted() -> Option<&'static str> {
         .as_deref()
 }
 
-/// Waits here for ever if this is the point that was asked for.
+/// Waits here for ever if `SHARDPACK_PAUSE_AT` names this point.
 #[expect(clippy::print_stderr, reason = "the test reads it")]
 pub(crate) fn at(name: impl FnOnce() -> String) {
     if let Some(wanted) = wanted()

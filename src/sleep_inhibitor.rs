@@ -1,31 +1,31 @@
-//! Keeps a Mac awake while one of its ranks answers: a desk machine that nobody touches would fall
-//! asleep in the middle of an answer, and nothing wakes it over Thunderbolt.
+//! Prevents a Mac from sleeping while one of its ranks runs: an idle desktop would fall asleep in
+//! the middle of an answer, and nothing wakes it over Thunderbolt.
 
 use std::process::{Child, Command, Stdio};
 
-/// Held while the machine must not sleep.
-pub(crate) struct KeepAwake(Option<Child>);
+/// Keeps the machine awake until it is dropped.
+pub(crate) struct SleepInhibitor(Option<Child>);
 
-impl KeepAwake {
-    /// Until it is dropped or this process ends, however it ends. Where there is nothing to be
-    /// asked, or it cannot be started, the machine's own settings stand.
+impl SleepInhibitor {
+    /// Starts it. It also ends with this process, however that ends. On other systems, or if it
+    /// cannot be started, it does nothing.
     pub(crate) fn start() -> Self {
-        Self(guard(std::env::consts::OS, std::process::id()).and_then(spawn))
+        Self(inhibitor(std::env::consts::OS, std::process::id()).and_then(spawn))
     }
 }
 
-impl Drop for KeepAwake {
+impl Drop for SleepInhibitor {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
-            // It has nothing to finish, and may have ended by itself.
+            // It may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// What keeps a machine awake until `process` ends.
-fn guard(system: &str, process: u32) -> Option<Command> {
+/// The program that keeps a machine awake until `process` ends.
+fn inhibitor(system: &str, process: u32) -> Option<Command> {
     // caffeinate(8): no idle sleep, no sleep of disks, no sleep of the system on mains power, and
     // an end when the process ends.
     (system == "macos").then(|| {
@@ -44,21 +44,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mac_is_asked_to_stay_awake_as_long_as_the_process() {
-        let command = guard("macos", 42).expect("macOS has a program for it");
+    fn a_mac_is_kept_awake_until_the_process_ends() {
+        let command = inhibitor("macos", 42).expect("macOS has a program for it");
         let arguments: Vec<_> = command.get_args().collect();
         assert_eq!(command.get_program(), "/usr/bin/caffeinate");
         assert_eq!(arguments, ["-ims", "-w", "42"]);
-        assert!(guard("linux", 42).is_none(), "servers do not sleep by themselves");
+        assert!(inhibitor("linux", 42).is_none(), "servers do not sleep by themselves");
     }
 
     #[test]
-    fn the_guard_ends_with_its_owner() {
+    fn the_inhibitor_ends_with_its_owner() {
         let mut command = Command::new("sleep");
         command.arg("600");
         let child = spawn(command).expect("sleep is everywhere");
         let process = child.id().to_string();
-        drop(KeepAwake(Some(child)));
+        drop(SleepInhibitor(Some(child)));
         let alive = Command::new("kill").args(["-0", &process]).stderr(Stdio::null()).status();
         assert!(!alive.expect("kill is everywhere").success(), "{process} still runs");
     }

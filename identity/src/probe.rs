@@ -1,4 +1,4 @@
-//! What the fuzzer tries: everything about membership that a stranger can send.
+//! The fuzz target of membership: every message that an unauthenticated caller can send.
 
 use std::sync::OnceLock;
 
@@ -10,17 +10,17 @@ use crate::{
     message::{Grant, Reply, Request, parse},
 };
 
-/// Takes bytes for a request, an answer, a token and a key. Whatever is taken says the same when
-/// it is written and read again.
+/// Parses bytes as a request, an answer, a token and a key. What parses must be the same after it
+/// is written and parsed again.
 ///
 /// # Panics
-/// When that is not so.
-pub fn try_membership(bytes: &[u8]) {
-    match again::<Request>(bytes) {
-        Some(Request::Join { grant, .. } | Request::Renew(grant)) => try_grant(&grant),
+/// If it is not.
+pub fn probe_membership(bytes: &[u8]) {
+    match round_trip::<Request>(bytes) {
+        Some(Request::Join { grant, .. } | Request::Renew(grant)) => probe_grant(&grant),
         Some(Request::Leave) | None => {}
     }
-    again::<Reply>(bytes);
+    round_trip::<Reply>(bytes);
     let Ok(text) = str::from_utf8(bytes) else { return };
     if let Ok(token) = text.parse::<JoinToken>() {
         assert_eq!(token.to_string(), text.trim());
@@ -30,7 +30,7 @@ pub fn try_membership(bytes: &[u8]) {
     }
 }
 
-fn again<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+fn round_trip<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let message: T = parse(bytes).ok()?;
     let written = serde_json::to_vec(&message).expect("a message is always JSON");
     let read: T = parse(&written).expect("what is written is read");
@@ -38,8 +38,8 @@ fn again<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     Some(message)
 }
 
-/// Certificates that somebody hands to a node: taken or refused, nothing else.
-fn try_grant(grant: &Grant) {
+/// A certificate sent to a node is accepted or refused; nothing else may happen.
+fn probe_grant(grant: &Grant) {
     static KEY: OnceLock<Vec<u8>> = OnceLock::new();
     let key = KEY.get_or_init(|| {
         generate_key().expect("the system has random bytes").serialized_der().to_vec()
@@ -59,7 +59,7 @@ mod tests {
         let join = include_bytes!("../../fuzz/corpus/membership/join");
         let Ok(Request::Join { grant, .. }) = parse(join) else { panic!("it is no request") };
         assert_eq!(grant.name, "studio-1");
-        try_membership(join);
+        probe_membership(join);
         let token = include_str!("../../fuzz/corpus/membership/token");
         token.parse::<JoinToken>().unwrap();
     }

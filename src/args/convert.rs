@@ -1,0 +1,93 @@
+//! Arguments of `convert`, and the format of packages, which `plan` takes too.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::shared::{
+    BudgetArgs, FloatType, KvFormat, OutputForm, SetOutputArgs, ShardingArgs, SourceArgs,
+};
+
+/// What a conversion writes; `convert` and `plan` share it.
+#[derive(Args)]
+#[command(mut_arg("nodes", |nodes| nodes.required(false).default_value("1")))]
+pub(crate) struct FormatArgs {
+    /// Bits per weight: 4, 6 or 8 (2, 3 and 5 too), or 16 for not quantized.
+    #[arg(long, default_value_t = 4)]
+    pub bits: u32,
+    /// Weights that share a scale: 32, 64 or 128.
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub group_size: u32,
+    /// How the model is sharded.
+    #[command(flatten)]
+    pub sharding: ShardingArgs,
+    /// Which matrices get more bits: uniform, or sensitive (down projections and values of the
+    /// first and last layers one step up, embedding and LM head at 6 bits at least).
+    #[arg(long, default_value = "uniform", value_name = "NAME")]
+    pub recipe: String,
+    /// Exceptions by tensor name; `*` matches any characters, the last match wins.
+    #[arg(long = "override", value_name = "PATTERN=BITS[:GROUP]")]
+    pub overrides: Vec<String>,
+    /// How weights are rounded: refined is the most accurate; mlx-cpu and mlx-metal give the same
+    /// bytes as MLX.
+    #[arg(long, default_value = "refined", value_name = "RULE")]
+    pub rounding: String,
+    /// Type of scales and unquantized weights; the source's own (bf16 for f32 sources) by default.
+    #[arg(long, value_enum)]
+    pub dtype: Option<FloatType>,
+    /// How mixtures of experts are sharded: inside (every expert over all nodes), whole (each node
+    /// gets whole experts), or auto (whole only if inside is more than 12 % uneven and each node
+    /// gets at least 4 experts).
+    #[arg(long, default_value = "auto", value_name = "FORM")]
+    pub experts: String,
+    /// Type of the KV cache in the memory estimate.
+    #[arg(long, value_enum, default_value_t = KvFormat::F32)]
+    pub kv_type: KvFormat,
+    /// Rules for an architecture of your own, in the format of formats/rules/*.toml. They come
+    /// before the built-in ones, may extend one of them with `extends`, and are stored in the
+    /// packages.
+    #[arg(long, value_name = "FILE")]
+    pub rules: Option<PathBuf>,
+}
+
+/// `convert`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  shardpack convert ~/models/Llama-3.3-70B-Instruct -o llama-70b --bits 4 --nodes 2
+  shardpack convert ./my-fine-tune -o tuned --bits 8 --group-size 32 --nodes 3 --json
+  shardpack convert ./model -o staged --nodes 4 --stages 2     two stages of two nodes
+  shardpack convert org/model -o out --subfolder text_model    a model in a subfolder")]
+pub(crate) struct ConvertArgs {
+    /// The model.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Where the set goes.
+    #[command(flatten)]
+    pub output: SetOutputArgs,
+    /// What is written.
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Importance matrix of llama.cpp (imatrix) that weights the search for scales.
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
+    /// Fail if a figure of the report exceeds a limit, such as 'rmse>0.1'; may be given more than
+    /// once.
+    #[arg(long, value_name = "FIGURE>LIMIT")]
+    pub fail_on: Vec<String>,
+    /// Name to serve the model under.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Memory and threads.
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+    /// Sign every package with this private key, as `sign` does.
+    #[arg(long, value_name = "KEY")]
+    pub sign: Option<PathBuf>,
+    /// Do not keep the downloaded weights of a hub model: each file is deleted after use.
+    #[arg(long)]
+    pub no_keep_source: bool,
+    /// The form of the result.
+    #[command(flatten)]
+    pub form: OutputForm,
+}

@@ -1,0 +1,155 @@
+//! The choice of an engine, which many commands share, and arguments of `engine`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::shared::{KvFormat, OutputForm, Size};
+
+/// The engine, and the collectives between its ranks.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct EngineChoice {
+    /// Engine that computes.
+    #[arg(long, value_enum, default_value_t, value_name = "ENGINE")]
+    pub engine: EngineName,
+    /// Collectives between ranks; `ring` and `jaccl` are MLX's own.
+    #[arg(long, value_enum, default_value_t, value_name = "WHICH")]
+    pub collectives: CollectivesName,
+    /// Instruction set of the cpu engine: portable, neon, avx2 or avx512; the machine's best by
+    /// default. Results are the same on all.
+    #[arg(long, value_name = "NAME")]
+    pub platform: Option<String>,
+    /// Do not quantize activations to 8 bits before multiplying by quantized weights: more exact
+    /// and slower.
+    #[arg(long)]
+    pub exact: bool,
+    /// Type of the KV cache; f32, f16 or bf16 with mlx. 16 bits take half the memory.
+    #[arg(long, value_enum, default_value_t = KvFormat::F32)]
+    pub kv_type: KvFormat,
+    /// Memory of each rank for the KV cache, such as 8g; by default enough for one sequence of the
+    /// model's longest context, and at least 64m.
+    #[arg(long, value_name = "BYTES")]
+    pub kv_memory: Option<Size>,
+    /// Speculative decoding by prompt lookup: propose draft tokens from the request's own text and
+    /// verify them in the next step. The output is the same in fewer steps. Off with mlx, whose
+    /// results may depend on the batch size.
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub speculate: SpeculateName,
+    /// Speculative decoding with a draft model: a package set for one node of a smaller model with
+    /// the same tokenizer. The output is the same in fewer steps. Rank 0 loads it (give it to the
+    /// node of rank 0 if the ranks run on nodes).
+    #[arg(long, value_name = "SET")]
+    pub draft_model: Option<PathBuf>,
+}
+
+/// When draft tokens are proposed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SpeculateName {
+    /// As many as pay off.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+}
+
+/// Engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineName {
+    /// The built-in kernels.
+    #[default]
+    Cpu,
+    /// Apple's MLX; `shardpack engine install mlx` installs it.
+    Mlx,
+    /// A file of answers; only with `serve`.
+    #[value(hide = true)]
+    Scripted,
+}
+
+/// Collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CollectivesName {
+    /// The same as own.
+    #[default]
+    Auto,
+    /// The built-in collectives: a lost rank is an error.
+    Own,
+    /// MLX's ring over TCP, for ranks on this machine.
+    Ring,
+    /// MLX's JACCL over RDMA.
+    Jaccl,
+}
+
+/// `engine`.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  shardpack engine install mlx          Apple's MLX: on the GPU of a Mac, elsewhere on the CPU
+  shardpack engine list
+  shardpack engine check mlx            compare every byte with what was installed
+
+An installed engine is one folder; copy it whole to other machines of the same kind.")]
+pub(crate) struct EngineArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: EngineAction,
+}
+
+/// What `engine` does.
+#[derive(Subcommand)]
+pub(crate) enum EngineAction {
+    /// Download, verify and compile an engine.
+    Install(EngineInstallArgs),
+    /// List the engines.
+    List(EngineFolderArgs),
+    /// Verify every byte of an installed engine, and load it.
+    Check(EngineCheckArgs),
+}
+
+/// Engines that can be installed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InstalledEngine {
+    /// Apple's MLX.
+    Mlx,
+}
+
+/// What every `engine` command takes.
+#[derive(Args)]
+pub(crate) struct EngineFolderArgs {
+    /// Folder of installed engines.
+    #[arg(long, value_name = "FOLDER", env = "SHARDPACK_ENGINES")]
+    pub dir: Option<PathBuf>,
+    /// The form of the result.
+    #[command(flatten)]
+    pub form: OutputForm,
+}
+
+/// `engine install`.
+#[derive(Args)]
+pub(crate) struct EngineInstallArgs {
+    /// Which engine.
+    #[arg(value_enum)]
+    pub engine: InstalledEngine,
+    /// Folder and form of the result.
+    #[command(flatten)]
+    pub common: EngineFolderArgs,
+    /// MLX's wheel, if it is already downloaded; otherwise pip downloads it.
+    #[arg(long, value_name = "FILE")]
+    pub wheel: Option<PathBuf>,
+    /// Python whose pip downloads the wheel.
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    pub python: String,
+    /// C++ compiler.
+    #[arg(long, default_value = "c++", value_name = "PROGRAM")]
+    pub cxx: String,
+}
+
+/// `engine check`.
+#[derive(Args)]
+pub(crate) struct EngineCheckArgs {
+    /// Which engine.
+    #[arg(value_enum)]
+    pub engine: InstalledEngine,
+    /// Folder and form of the result.
+    #[command(flatten)]
+    pub common: EngineFolderArgs,
+}

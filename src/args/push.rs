@@ -1,0 +1,42 @@
+//! Arguments of `push`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{ClusterChoice, shared::OutputForm};
+
+/// `push`.
+#[derive(Args)]
+#[command(after_help = "\
+Run it again after an interruption: what has arrived is not sent again.
+
+Examples:
+  shardpack push llama-70b --to studio-1,studio-2                 members of the cluster, by name
+  shardpack push llama-70b --to 192.168.1.11:7420,192.168.1.12:7420   or by address
+  shardpack push llama-70b --to 127.0.0.1:7420,127.0.0.1:7421     nodes on this machine")]
+pub(crate) struct PushArgs {
+    /// The package set.
+    pub set: PathBuf,
+    /// One node per package, in rank order: members by name or address, or loopback addresses.
+    #[arg(
+        long,
+        visible_alias = "nodes",
+        required = true,
+        value_delimiter = ',',
+        value_name = "NODE,…"
+    )]
+    pub to: Vec<String>,
+    /// The cluster of the nodes.
+    #[command(flatten)]
+    pub cluster: ClusterChoice,
+    /// Connections to each node, 1 to 8; by default one for every two cores of this machine.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub streams: Option<u8>,
+    /// Show what would be sent and send nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The form of the result.
+    #[command(flatten)]
+    pub form: OutputForm,
+}
