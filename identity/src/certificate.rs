@@ -52,7 +52,7 @@ pub enum Role {
 impl Role {
     pub(crate) const ALL: [Self; 2] = [Self::Controller, Self::Node];
 
-    /// The role's word.
+    /// The role's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -159,7 +159,7 @@ impl Authority {
         params
     }
 
-    /// A certificate for whoever has `key`.
+    /// A certificate for the holder of `key`.
     pub fn sign(
         &self,
         role: Role,
@@ -181,7 +181,7 @@ impl Authority {
     }
 }
 
-/// A certificate that nobody signed but its key: all that a node has before it joins.
+/// A self-signed certificate, which a node uses until it joins a cluster.
 pub(crate) fn self_signed(key: &KeyPair) -> Result<CertificateDer<'static>, CredentialsError> {
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name("shardpack node that has not joined");

@@ -4,12 +4,12 @@
 //! may read while another writes: the session is locked while bytes are sealed or opened, never
 //! while the socket waits. Two rules differ from a socket's:
 //! - A read that took bytes which do not complete a record ends with [`ErrorKind::Interrupted`],
-//!   so that whoever keeps a deadline looks at it; `read_exact` and its kin go on by themselves.
-//! - A write that fails for want of room or time may have sealed its bytes already; it is to be
-//!   repeated with the same bytes, and [`Channel::begin`] says that it will not be.
+//!   so that a caller with a deadline can check it; `read_exact` and the like retry by themselves.
+//! - A write that fails for want of room or time may have sealed its bytes already; repeat
+//!   it with the same bytes, or call [`Channel::begin`] if it will not be repeated.
 //!
-//! A connection that ends without TLS's own farewell has simply ended: everything said over a
-//! channel is framed, so that a cut is seen.
+//! A connection that ends without TLS's close_notify counts as an ordinary end: the protocols on a
+//! channel are framed, so they detect truncation.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -30,7 +30,7 @@ use crate::{
 /// the other direction gets its turns.
 const SEAL_BYTES: usize = 64 << 10;
 
-/// What one read takes from the socket.
+/// Bytes that one read takes from the socket.
 const READ_BYTES: usize = 64 << 10;
 
 /// The peer that a caller expects.
@@ -204,7 +204,7 @@ impl Channel {
         &self.0.socket
     }
 
-    /// Says that what comes next is not the repetition of a failed write.
+    /// Declares that the next write is not a repetition of a failed one.
     pub fn begin(&self) {
         if let Some(secured) = &self.0.secured {
             lock(&secured.outgoing).carried = 0;

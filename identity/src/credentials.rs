@@ -25,7 +25,7 @@ use crate::{Authority, CredentialsError, ExpectedPeer, PeerKey, Role, Validity, 
 /// What a connection is for; it is settled in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// A node without a cluster takes one.
+    /// A node joins a cluster.
     Join,
     /// A controller renews or ends a membership.
     Member,
@@ -210,7 +210,7 @@ pub(crate) fn client_of_stranger(key: PeerKey) -> Result<Arc<ClientConfig>, Cred
     Ok(finish_client(config, Service::Join))
 }
 
-/// For answering as a node that has not joined: whoever calls must show the token afterwards.
+/// For answering as a node that has not joined: the caller must send the token afterwards.
 pub(crate) fn server_of_stranger(pkcs8: &[u8]) -> Result<Arc<ServerConfig>, CredentialsError> {
     let certificate = certificate::self_signed(&certificate::parse_key(pkcs8)?)?;
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(pkcs8.to_vec()));
@@ -221,7 +221,7 @@ pub(crate) fn server_of_stranger(pkcs8: &[u8]) -> Result<Arc<ServerConfig>, Cred
     Ok(finish_server(config, &[Service::Join]))
 }
 
-/// Who a certificate, already verified, speaks for.
+/// The peer of a verified certificate.
 pub(crate) fn peer_of(certificate: &CertificateDer<'_>) -> Option<Peer> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     let key = PeerKey::of_spki(&parsed.subject_public_key_info())?;

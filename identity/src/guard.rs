@@ -84,7 +84,7 @@ struct Membership {
 pub struct Joined {
     /// Its id.
     pub cluster: String,
-    /// What its controller calls the node.
+    /// The node's name in the cluster.
     pub name: String,
     /// Last second of the node's certificate, since 1970.
     pub expires: u64,

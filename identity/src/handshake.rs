@@ -134,7 +134,7 @@ pub enum HandshakeError {
         "it refused this machine's certificate because it is of another cluster: join it again (`shardpack node --reset`, then `shardpack cluster add`), or select its cluster with --cluster"
     )]
     RefusedCluster,
-    /// It takes this machine's certificate for expired or early.
+    /// It refused this machine's certificate as expired or not yet valid.
     #[error(
         "it refused this machine's certificate as expired or not yet valid: compare the clocks of the two machines, then run `shardpack cluster renew`"
     )]

@@ -1,7 +1,7 @@
 //! A controller's folder: the cluster's authority, the controller's own key, the members.
 //!
 //! ```text
-//! authority.key   signs members; whoever has it is the cluster
+//! authority.key   signs members; anyone who has it controls the cluster
 //! controller.key  this controller's own
 //! cluster.json    the cluster's id, both certificates, the members with their keys
 //! ```
