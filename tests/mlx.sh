@@ -8,4 +8,4 @@ export SHARDPACK_ENGINES=${SHARDPACK_ENGINES:-$PWD/target/engines}
 cargo run --release -- engine install mlx
 cargo run --release -- demo --engine mlx
 # One command, so that nothing is built again with other features.
-cargo test --release --test runtime --test e2e -- mlx runtime
+cargo test --release --test runtime --test cli --test conformance -- mlx runtime

@@ -17,9 +17,9 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
-    company::changed,
-    experts::{open, write},
+    batch_invariance::changed,
     harness::{convert, data, fail, path},
+    moe_families::{open, write},
 };
 
 #[test]

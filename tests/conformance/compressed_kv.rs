@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
-    company::{changed, check_company, check_steps},
+    batch_invariance::{changed, check_company, check_steps},
     harness::{convert, fail, path},
 };
 

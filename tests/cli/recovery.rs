@@ -8,12 +8,13 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use shardpack_mlx::runtime;
 use tempfile::tempdir;
 
 use crate::{
     harness::{convert, path, succeed},
-    mlx::runtime_folder,
     running::{Running, ask, get, lives},
+    skip::mlx_runtime,
 };
 
 /// By when a request of a lost group has its error: the deadline of a call between ranks.
@@ -99,7 +100,7 @@ fn a_rank_killed_in_the_middle_of_an_answer_is_replaced() {
 
 #[test]
 fn a_rank_with_mlx_killed_in_the_middle_of_an_answer_is_replaced() {
-    let Some(_) = runtime_folder() else { return };
+    let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     check_local(&set, &["--threads", "1", "--engine", "mlx", "--collectives", "own"]);
@@ -126,7 +127,7 @@ fn a_rank_on_a_node_is_invited_again() {
 
 #[test]
 fn ranks_of_an_mlx_ring_are_replaced_together() {
-    let Some(_) = runtime_folder() else { return };
+    let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let options = ["--threads", "1", "--engine", "mlx", "--collectives", "ring"];

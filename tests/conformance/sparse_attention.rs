@@ -12,9 +12,9 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
-    company::{backends, changed, check_company, check_steps, expected, in_steps},
-    experts::{open, write},
+    batch_invariance::{backends, changed, check_company, check_steps, expected, in_steps},
     harness::{convert, data, fail, path, succeed},
+    moe_families::{open, write},
 };
 
 /// Reference models that choose eight keys.

@@ -1,7 +1,7 @@
 //! Apple's MLX against our own kernels, on the processor, for every family: the same packages,
 //! the same logits. Without an installed runtime (`SHARDPACK_ENGINES` names the folder;
 //! `tests/mlx.sh` installs one) there is nothing to compare, and the tests say so.
-#![expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+#![expect(clippy::print_stdout, reason = "what was measured is worth a line")]
 
 mod processes;
 
@@ -20,23 +20,13 @@ use shardpack_mlx::{Device, runtime};
 use tempfile::tempdir;
 
 use crate::{
-    experts::{open_with, write},
     harness::{convert, data, fail, path, run, shardpack, text},
+    moe_families::{open_with, write},
+    skip::{mlx_runtime, skip},
 };
 
 /// Largest difference of a logit, in f32 on both sides.
 const TOLERANCE: f32 = 1e-3;
-
-/// The installed runtime; without one says that there is none.
-pub(crate) fn runtime_folder() -> Option<PathBuf> {
-    let found = std::env::var_os("SHARDPACK_ENGINES")
-        .map(|engines| Path::new(&engines).join(runtime::FOLDER))
-        .filter(|folder| folder.is_dir());
-    if found.is_none() {
-        println!("skipped: no MLX runtime in $SHARDPACK_ENGINES; tests/mlx.sh installs one");
-    }
-    found
-}
 
 fn tokens(model: &Path) -> Vec<TokenId> {
     let file = fs::read(model.join("expected.safetensors")).unwrap();
@@ -103,7 +93,7 @@ fn families() -> Vec<PathBuf> {
 
 #[test]
 fn mlx_computes_what_cpu_computes() {
-    let Some(runtime) = runtime_folder() else { return };
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
     let mut compared = 0;
     for model in &families() {
         if let Err(reason) = converts(model, 1) {
@@ -131,7 +121,7 @@ fn mlx_computes_what_cpu_computes() {
 /// window or a chunk only those keys are read that some row sees.
 #[test]
 fn mlx_attends_to_some_keys_in_steps_of_any_length() {
-    let Some(runtime) = runtime_folder() else { return };
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
     let chosen =
         ["deepseek_v32", "deepseek_v4", "glm_moe_dsa_shared", "hy_v4", "minimax_m3_vl_text"];
     let near = ["mistral", "gemma2", "gpt_oss", "llama4_text", "mimo_v2_flash"];
@@ -154,7 +144,7 @@ fn mlx_attends_to_some_keys_in_steps_of_any_length() {
 /// Rounded once, as `cpu` does, whether MLX has a kernel for the width of the heads or not.
 #[test]
 fn mlx_keeps_keys_and_values_in_16_bits() {
-    let Some(runtime) = runtime_folder() else { return };
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
     let with_kernel = ["llama-tied", "qwen3", "deepseek_v3"];
     let without = ["mistral", "gemma2", "gpt_oss", "deepseek_v32", "hy_v4"];
     let special = ["minimax_m3_vl_text", "deepseek_v4", "qwen3_next"];
@@ -267,9 +257,9 @@ fn run_error(args: &[&str]) -> String {
 /// A set's own description of its devices reaches MLX, which has no JACCL on Linux.
 #[test]
 fn jaccl_without_rdma_is_a_plain_sentence() {
-    let Some(_) = runtime_folder() else { return };
+    let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
     if cfg!(target_os = "macos") {
-        return println!("skipped: this machine may have JACCL");
+        return skip("no-jaccl", "this machine may have JACCL");
     }
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);

@@ -24,13 +24,14 @@ use shardpack_loader::{
     engine::{LocalModel, TokenId},
     open::{OpenOptions, Package},
 };
-use shardpack_mlx::Device;
+use shardpack_mlx::{Device, runtime};
 use tempfile::{TempDir, tempdir};
 
-use super::{TOLERANCE, converts, families, on_cpu, runtime_folder, tokens};
+use super::{TOLERANCE, converts, families, on_cpu, tokens};
 use crate::{
-    experts::{open, write},
     harness::path,
+    moe_families::{open, write},
+    skip::mlx_runtime,
 };
 
 /// Says to a process of this test program that it is a rank, and which: `1/3`.
@@ -72,8 +73,8 @@ fn compute(job: &Value, group: &Arc<LinkedGroup>) -> Result<(), String> {
         _ => Collectives::Own,
     };
     let place = [group.rank(), group.size()];
-    let runtime = runtime_folder().ok_or("no runtime")?;
-    let backend = Mlx::open(&runtime, Some(Device::Cpu), collectives, place)
+    let folder = mlx_runtime(runtime::FOLDER).ok_or("no runtime")?;
+    let backend = Mlx::open(&folder, Some(Device::Cpu), collectives, place)
         .map_err(|error| error.to_string())?;
     let group: Arc<dyn Group> = match job["delays"].as_u64() {
         None => Arc::clone(group) as Arc<dyn Group>,
@@ -276,7 +277,7 @@ fn few() -> impl Iterator<Item = PathBuf> {
 
 #[test]
 fn mlx_on_two_processes_computes_what_cpu_computes() {
-    let Some(_) = runtime_folder() else { return };
+    let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
     let mut ranks = Ranks::start(2);
     let mut compared = 0;
     for model in families() {
@@ -298,7 +299,7 @@ fn mlx_on_two_processes_computes_what_cpu_computes() {
 
 #[test]
 fn mlx_on_three_processes_computes_what_cpu_computes() {
-    let Some(_) = runtime_folder() else { return };
+    let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
     let mut ranks = Ranks::start(3);
     for model in few() {
         for (bits, collectives) in [(4, "own"), (16, "own"), (4, "ring")] {
@@ -309,7 +310,7 @@ fn mlx_on_three_processes_computes_what_cpu_computes() {
 
 #[test]
 fn own_sums_give_the_same_bits_whatever_the_timing() {
-    let Some(_) = runtime_folder() else { return };
+    let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
     let mut ranks = Ranks::start(3);
     let (model, folder) = (few().next().unwrap(), tempdir().unwrap());
     let (set, tokens) = (folder.path().join("set"), tokens(&model));

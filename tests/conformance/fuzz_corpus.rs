@@ -1,7 +1,7 @@
 //! The committed corpora of the fuzzer, through the same functions: what was once found, or is
 //! known to be worth a try, is tried on every run.
 
-#[path = "../formats/fuzz/src/targets.rs"]
+#[path = "../../formats/fuzz/src/targets.rs"]
 mod targets;
 
 use std::{collections::BTreeSet, fs, path::Path};

@@ -19,8 +19,8 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
-    experts::{open, write},
     harness::data,
+    moe_families::{open, write},
 };
 
 /// A copy of a reference model with some other keys in its configuration, and without some tensors.

@@ -5,10 +5,7 @@ use std::{fs, path::Path};
 use safetensors::SafeTensors;
 use tempfile::tempdir;
 
-use crate::{
-    convert::MODELS,
-    harness::{convert, data, fail, path, succeed},
-};
+use crate::harness::{MODELS, convert, data, fail, path, succeed};
 
 /// A float32 engine stays this close to transformers' logits (the fixtures' own statement; 1e-4
 /// is typical).

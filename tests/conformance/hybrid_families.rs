@@ -7,10 +7,10 @@ use shardpack_loader::{backend::KvType, engine::TokenId};
 use tempfile::tempdir;
 
 use crate::{
-    company::{check_company, in_steps},
-    experts::{check_families, check_joined, open, write},
+    batch_invariance::{check_company, in_steps},
     harness::data,
-    speculation::check_drafts,
+    moe_families::{check_families, check_joined, open, write},
+    speculative_decoding::check_drafts,
 };
 
 /// Folders of the reference models, and whether they have experts.

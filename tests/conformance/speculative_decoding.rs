@@ -24,9 +24,9 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
-    company::changed,
-    experts::{open, write},
+    batch_invariance::changed,
     harness::{convert, copy_folder, data, fail, path, succeed},
+    moe_families::{open, write},
     running::{Running, get, post},
 };
 

@@ -9,6 +9,10 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
+/// Models that most commands are tried on.
+pub(crate) const MODELS: [&str; 4] =
+    ["kjv-4m", "models/llama", "models/llama-tied", "models/qwen3"];
+
 /// The program under test.
 pub(crate) fn shardpack() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shardpack"));

@@ -24,8 +24,8 @@ use shardpack_manifests::Cut;
 use tempfile::tempdir;
 
 use crate::{
-    experts::{join, open},
     harness::{convert, data, fail, files, path, succeed},
+    moe_families::{join, open},
     running::{Running, ask, post},
 };
 

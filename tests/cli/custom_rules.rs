@@ -168,7 +168,7 @@ fn with_its_own_rules_hidden_a_model_is_drafted_on_the_next_ones() {
 
 #[test]
 fn the_page_of_architectures_is_complete() {
-    let page = include_str!("../docs/families.md");
+    let page = include_str!("../../docs/families.md");
     let has = |row: &dyn Fn(&str) -> bool| page.lines().any(row);
     let mut known = 0;
     for pack in RulePack::builtin() {
@@ -184,7 +184,7 @@ fn the_page_of_architectures_is_complete() {
         }
     }
     assert!(known > 80, "{known}");
-    let refused = include_str!("../formats/rules/refused.toml");
+    let refused = include_str!("../../formats/rules/refused.toml");
     let refused = refused.split_once("[refused]\n").unwrap().1;
     for line in refused.lines() {
         let (model_type, reason) = line.split_once(" = ").unwrap();

@@ -9,9 +9,9 @@ use shardpack_loader::backend::KvType;
 use tempfile::tempdir;
 
 use crate::{
-    company::{changed, check_company, check_steps, expected, in_steps},
-    experts::{open, write},
+    batch_invariance::{changed, check_company, check_steps, expected, in_steps},
     harness::data,
+    moe_families::{open, write},
 };
 
 /// Two of its four layers choose two blocks of eight keys for each of two key-value heads.

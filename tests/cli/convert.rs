@@ -5,11 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use serde_json::Value;
 use tempfile::tempdir;
 
-use crate::harness::{convert, copy_folder, data, files, path, run, succeed, text};
-
-/// The models of the parity tests.
-pub(crate) const MODELS: [&str; 4] =
-    ["kjv-4m", "models/llama", "models/llama-tied", "models/qwen3"];
+use crate::harness::{MODELS, convert, copy_folder, data, files, path, run, succeed, text};
 
 /// A stored tensor: dtype, shape, bytes.
 type Tensor = (String, Vec<u64>, Vec<u8>);

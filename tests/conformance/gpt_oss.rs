@@ -10,8 +10,8 @@ use shardpack_loader::engine::{TokenId, logits, memory_group};
 use tempfile::tempdir;
 
 use crate::{
-    experts::{join, open, write},
     harness::{convert, data, path, succeed},
+    moe_families::{join, open, write},
 };
 
 const SOURCE: &str = "sources/mxfp4_gpt_oss";

@@ -9,8 +9,8 @@ use tempfile::tempdir;
 
 use crate::{
     harness::{convert, path, shardpack, succeed, text},
-    mlx::runtime_folder,
     running::Running,
+    skip::mlx_runtime,
 };
 
 /// Runs `doctor` with engines in a folder of the test's own.
@@ -90,7 +90,7 @@ fn the_self_test_computes_reads_and_sends() {
 
 #[test]
 fn the_self_test_compares_mlx_with_cpu() {
-    let Some(runtime) = runtime_folder() else { return };
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
     let output = doctor(runtime.parent().unwrap(), &["--self-test", "--json"]);
     let report = &reports(&output)[0];
     assert_eq!(output.status.code(), Some(0), "{report:#}");

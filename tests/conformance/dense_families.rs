@@ -19,8 +19,8 @@ use shardpack_loader::engine::{TokenId, logits, memory_group};
 use tempfile::tempdir;
 
 use crate::{
-    experts::{check_against_transformers, check_joined, open, write},
     harness::{causes, copy_folder, data},
+    moe_families::{check_against_transformers, check_joined, open, write},
 };
 
 /// Folders of the reference models, their layers, sums between ranks in each, and whether the
