@@ -21,6 +21,7 @@ use crate::{
     harness::{convert, fail, path, run, shardpack, succeed, text},
     recovery::lose,
     running::{Running, ask},
+    skip::skip,
 };
 
 /// Longer than any step may take.
@@ -191,11 +192,9 @@ fn own_address() -> Option<IpAddr> {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a check that cannot be made here says so")]
 fn an_address_of_the_network_serves_the_whole_way() {
     let Some(ip) = own_address() else {
-        eprintln!("skipped: this machine has no address but its loopback's");
-        return;
+        return skip("network", "this machine has no address but its loopback's");
     };
     let scene = Scene::new();
     let listen = SocketAddr::new(ip, 0).to_string();
@@ -219,7 +218,6 @@ fn an_address_of_the_network_serves_the_whole_way() {
 
 #[test]
 #[cfg(target_os = "linux")]
-#[expect(clippy::print_stderr, reason = "a check that cannot be made here says so")]
 fn nodes_with_networks_of_their_own_survive_a_pulled_cable() {
     const NAMESPACES: [&str; 7] =
         ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
@@ -228,8 +226,7 @@ fn nodes_with_networks_of_their_own_survive_a_pulled_cable() {
     };
     let try_out = "ip link add near0 type veth peer name far0 && curl --version";
     if !unshare(&["sh", "-c", try_out]).is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no network namespaces for users, or no ip or curl, on this machine");
-        return;
+        return skip("netns", "no network namespaces for users, or no ip or curl, on this machine");
     }
     let scene = Scene::new();
     let (set, room) = (set(&scene), scene.store("net"));
@@ -318,7 +315,6 @@ fn a_token_comes_by_pipe_file_variable_or_argument() {
 
 #[test]
 #[cfg(target_os = "linux")]
-#[expect(clippy::print_stderr, reason = "a check that cannot be made here says so")]
 fn a_terminal_does_not_show_the_token() {
     let scene = Scene::new();
     let node = scene.start("a", &TLS);
@@ -334,8 +330,7 @@ fn a_terminal_does_not_show_the_token() {
     command.args(["--quiet", "--flush", "--return", "--command", &line, path(&log)]);
     command.env_remove("SHARDPACK_JOIN_TOKEN");
     let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
-        eprintln!("skipped: there is no `script` on this machine, which gives a terminal");
-        return;
+        return skip("script", "there is no `script` on this machine, which gives a terminal");
     };
     let (mut shown, mut output) = (Vec::new(), child.stdout.take().unwrap());
     let mut byte = [0];
