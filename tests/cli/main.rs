@@ -16,8 +16,10 @@ mod harness;
 mod hub;
 mod kill;
 mod memory_plan;
+mod mlx;
 #[path = "../package_set.rs"]
 mod package_set;
+mod pipeline_stages;
 mod push;
 mod recovery;
 mod reshard;
@@ -30,6 +32,7 @@ mod signature;
 #[path = "../harness/skip.rs"]
 mod skip;
 mod source_formats;
+mod speculative_decoding;
 mod tool_calls;
 mod verify;
 mod vision_language;

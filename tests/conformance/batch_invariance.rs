@@ -1,10 +1,9 @@
 //! What a sequence's tokens must not depend on: other sequences of the step, how a prompt is cut into
 //! steps, pages of others, threads.
 
-use std::{fs, path::Path, sync::Arc, thread};
+use std::{sync::Arc, thread};
 
-use safetensors::{SafeTensors, tensor::TensorView};
-use serde_json::{Value, json};
+use serde_json::json;
 use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
 use shardpack_loader::{
@@ -20,34 +19,8 @@ use tempfile::tempdir;
 
 use crate::{
     harness::data,
-    moe_families::{open, write},
+    reference_models::{changed, expected, open, write},
 };
-
-/// A copy of a reference model with some other keys in its configuration, and without some tensors.
-pub(crate) fn changed(model: &str, out: &Path, keys: &Value, without: &str) {
-    let from = data("models").join(model);
-    fs::create_dir_all(out).unwrap();
-    let mut config: Value =
-        serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
-    for (key, value) in keys.as_object().unwrap() {
-        config[key] = value.clone();
-    }
-    fs::write(out.join("config.json"), config.to_string()).unwrap();
-    let file = fs::read(from.join("model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let kept = tensors.tensors().into_iter().filter(|(name, _)| !name.contains(without));
-    let kept: Vec<(String, TensorView<'_>)> = kept.collect();
-    fs::write(out.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
-}
-
-/// Tokens of a reference model's golden logits.
-pub(crate) fn expected(model: &str, name: &str) -> Vec<TokenId> {
-    let file = fs::read(data("models").join(model).join("expected.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap();
-    let bytes = tensors.tensor(name).unwrap().data().to_vec();
-    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
-    bytes.chunks_exact(4).map(token).collect()
-}
 
 /// A reference model gives the same bits in steps of any length, on any number of threads, whatever
 /// keys and values are stored as.

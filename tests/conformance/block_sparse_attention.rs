@@ -9,9 +9,9 @@ use shardpack_loader::backend::KvType;
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::{changed, check_company, check_steps, expected, in_steps},
+    batch_invariance::{check_company, check_steps, in_steps},
     harness::data,
-    moe_families::{open, write},
+    reference_models::{changed, expected, open, write},
 };
 
 /// Two of its four layers choose two blocks of eight keys for each of two key-value heads.

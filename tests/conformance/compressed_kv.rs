@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::{changed, check_company, check_steps},
+    batch_invariance::{check_company, check_steps},
     harness::{convert, fail, path},
+    reference_models::changed,
 };
 
 const MODEL: &str = "deepseek_v4";

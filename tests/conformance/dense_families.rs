@@ -20,7 +20,7 @@ use tempfile::tempdir;
 
 use crate::{
     harness::{causes, copy_folder, data},
-    moe_families::{check_against_transformers, check_joined, open, write},
+    reference_models::{check_against_transformers, check_joined, open, write},
 };
 
 /// Folders of the reference models, their layers, sums between ranks in each, and whether the

@@ -11,7 +11,7 @@ use tempfile::tempdir;
 
 use crate::{
     harness::{convert, data, path, succeed},
-    moe_families::{join, open, write},
+    reference_models::{join, open, write},
 };
 
 const SOURCE: &str = "sources/mxfp4_gpt_oss";

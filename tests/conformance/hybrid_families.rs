@@ -9,7 +9,7 @@ use tempfile::tempdir;
 use crate::{
     batch_invariance::{check_company, in_steps},
     harness::data,
-    moe_families::{check_families, check_joined, open, write},
+    reference_models::{check_families, check_joined, open, write},
     speculative_decoding::check_drafts,
 };
 

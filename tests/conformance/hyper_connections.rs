@@ -17,9 +17,8 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::changed,
     harness::{convert, data, fail, path},
-    moe_families::{open, write},
+    reference_models::{changed, open, write},
 };
 
 #[test]

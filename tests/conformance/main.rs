@@ -22,9 +22,7 @@ mod moe_families;
 mod other_families;
 mod pipeline_stages;
 mod quantization_error;
-#[path = "../harness/running.rs"]
-#[allow(dead_code, reason = "shared with tests/cli, which uses the rest")]
-mod running;
+mod reference_models;
 #[path = "../harness/skip.rs"]
 mod skip;
 mod sparse_attention;

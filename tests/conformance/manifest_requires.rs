@@ -9,7 +9,7 @@ use shardpack_formats::{Spec, normalise::resolve, rules::RulePack};
 use shardpack_manifests::{Manifest, ManifestError, PackageSet};
 use tempfile::tempdir;
 
-use crate::{harness::data, moe_families::write};
+use crate::{harness::data, reference_models::write};
 
 /// Places in architectures that programs of the first version do not know, and what a package that
 /// has them requires. Every later one stands here.

@@ -1,7 +1,7 @@
 //! Further families, in one process: what `convert` writes of them computes what transformers
 //! computes, and joined packages are the one-node package.
 
-use crate::moe_families::{check_families, check_families_joined};
+use crate::reference_models::{check_families, check_families_joined};
 
 /// Folders of the reference models, and whether they have experts.
 const FAMILIES: &[(&str, bool)] = &[

@@ -12,9 +12,9 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::{backends, changed, check_company, check_steps, expected, in_steps},
+    batch_invariance::{backends, check_company, check_steps, in_steps},
     harness::{convert, data, fail, path, succeed},
-    moe_families::{open, write},
+    reference_models::{changed, expected, open, write},
 };
 
 /// Reference models that choose eight keys.

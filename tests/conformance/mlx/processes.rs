@@ -30,7 +30,7 @@ use tempfile::{TempDir, tempdir};
 use super::{TOLERANCE, converts, families, on_cpu, tokens};
 use crate::{
     harness::path,
-    moe_families::{open, write},
+    reference_models::{open, write},
     skip::mlx_runtime,
 };
 
