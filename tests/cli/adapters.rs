@@ -72,7 +72,7 @@ fn new_tokens_make_the_vocabulary_grow() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_is_written() {
+fn adapters_that_do_not_match_the_model_are_refused_before_anything_is_written() {
     let folder = tempdir().unwrap();
     let output = folder.path().join("set");
     let base = data("sources/bf16_sharded");

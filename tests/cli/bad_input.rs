@@ -33,7 +33,7 @@ fn change_config(model: &Path, change: impl FnOnce(&mut Value)) {
 }
 
 #[test]
-fn a_folder_that_is_no_model() {
+fn a_folder_without_a_model_is_refused() {
     check(
         |model| fs::remove_file(model.join("config.json")).unwrap(),
         &["not a model folder", "config.json"],
@@ -59,7 +59,7 @@ fn a_folder_that_is_no_model() {
 }
 
 #[test]
-fn a_truncated_weight_file() {
+fn a_truncated_weight_file_is_refused() {
     let truncate = |model: &Path| {
         let file = fs::File::options().write(true).open(model.join("model.safetensors")).unwrap();
         file.set_len(1_000_000).unwrap();
@@ -68,7 +68,7 @@ fn a_truncated_weight_file() {
 }
 
 #[test]
-fn an_index_that_names_what_is_not_there() {
+fn an_index_that_names_missing_files_or_tensors_is_refused() {
     let index = |tensor: &'static str, file: &'static str| {
         move |model: &Path| {
             let index = serde_json::json!({ "weight_map": { tensor: file } });
@@ -90,7 +90,7 @@ fn an_index_that_names_what_is_not_there() {
 }
 
 #[test]
-fn a_weight_that_is_no_number() {
+fn a_weight_that_is_not_a_number_is_refused() {
     let poison = |model: &Path| {
         let file = model.join("model.safetensors");
         let mut bytes = fs::read(&file).unwrap();
@@ -102,7 +102,7 @@ fn a_weight_that_is_no_number() {
 }
 
 #[test]
-fn an_unknown_architecture_or_key() {
+fn unknown_architectures_and_config_keys_are_refused() {
     check(
         |model| change_config(model, |config| config["model_type"] = "frontier".into()),
         &["frontier", "llama", "qwen3"],
@@ -126,7 +126,7 @@ fn an_unknown_architecture_or_key() {
 }
 
 #[test]
-fn options_that_are_not_possible() {
+fn impossible_options_are_refused() {
     let folder = tempdir().unwrap();
     let (source, output) = (data("models/llama"), folder.path().join("set"));
     for (option, value) in [
@@ -212,7 +212,7 @@ fn change_weights(
 }
 
 #[test]
-fn a_tensor_too_many_or_too_few_or_a_swapped_shape() {
+fn surplus_missing_and_transposed_tensors_are_refused() {
     let name = "model.layers.1.mlp.up_proj.weight";
     let at = |tensors: &[(String, safetensors::Dtype, Vec<usize>, Vec<u8>)]| {
         tensors.iter().position(|(found, ..)| found == name).unwrap()

@@ -125,7 +125,7 @@ fn check_whole_way(scene: &Scene, options: &[&str]) -> ([Running; 2], Running) {
 }
 
 #[test]
-fn every_member_is_asked_how_it_is() {
+fn cluster_status_asks_every_member() {
     let scene = Scene::new();
     let set = set(&scene);
     let [a, b] = scene.pair(&TLS);
@@ -192,7 +192,7 @@ fn own_address() -> Option<IpAddr> {
 }
 
 #[test]
-fn an_address_of_the_network_serves_the_whole_way() {
+fn a_non_loopback_address_serves_end_to_end() {
     let Some(ip) = own_address() else {
         return skip("network", "this machine has no address but its loopback's");
     };
@@ -218,7 +218,7 @@ fn an_address_of_the_network_serves_the_whole_way() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn nodes_with_networks_of_their_own_survive_a_pulled_cable() {
+fn nodes_in_network_namespaces_recover_from_a_pulled_cable() {
     const NAMESPACES: [&str; 7] =
         ["--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let unshare = |command: &[&str]| {
@@ -349,7 +349,7 @@ fn a_terminal_does_not_show_the_token() {
 }
 
 #[test]
-fn strangers_that_fill_a_nodes_places_keep_nobody_from_joining() {
+fn idle_connections_in_every_slot_keep_nobody_from_joining() {
     let scene = Scene::new();
     let node = scene.start("a", &TLS);
     let silent = || -> Vec<TcpStream> {
@@ -369,7 +369,7 @@ fn strangers_that_fill_a_nodes_places_keep_nobody_from_joining() {
 }
 
 #[test]
-fn whoever_is_no_controller_of_the_cluster_gets_nothing() {
+fn only_a_controller_of_the_cluster_is_served() {
     let scene = Scene::new();
     let node = scene.start("a", &TLS);
     scene.add(&node, "a");
@@ -443,7 +443,7 @@ fn whoever_is_no_controller_of_the_cluster_gets_nothing() {
 }
 
 #[test]
-fn what_is_missing_is_said_with_what_to_do() {
+fn errors_name_what_is_missing_and_what_to_do() {
     let scene = Scene::new();
     let set = set(&scene);
     let missing = scene.store("no-cluster");
@@ -467,7 +467,7 @@ fn what_is_missing_is_said_with_what_to_do() {
 }
 
 #[test]
-fn a_node_that_is_reset_is_nobodys_member() {
+fn a_reset_node_belongs_to_no_cluster() {
     let scene = Scene::new();
     let node = scene.start("a", &TLS);
     scene.add(&node, "a");

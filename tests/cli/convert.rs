@@ -130,7 +130,7 @@ fn eight_nodes_and_other_group_sizes_join_too() {
 }
 
 #[test]
-fn six_heads_of_half_a_group_are_cut_four_and_two() {
+fn six_heads_of_half_a_group_are_sharded_four_and_two() {
     let folder = tempdir().unwrap();
     let set = convert("models/llama", &folder.path().join("set"), &["--nodes", "2"]);
     let axes = &manifest(&set.join("node-1"))["layout"]["axes"];

@@ -44,7 +44,7 @@ fn weights(set: &Path) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn a_draft_that_is_finished_converts_to_the_weights_of_the_known_architecture() {
+fn a_completed_rule_scaffold_converts_to_the_weights_of_the_known_architecture() {
     let folder = tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let (model, rules) = (at("model"), at("own.toml"));
@@ -104,7 +104,7 @@ fn a_draft_that_is_finished_converts_to_the_weights_of_the_known_architecture() 
 }
 
 #[test]
-fn slips_in_rules_are_told_with_file_line_and_key() {
+fn errors_in_rules_name_file_line_and_key() {
     let folder = tempdir().unwrap();
     let (model, rules) = (folder.path().join("model"), folder.path().join("own.toml"));
     rename("llama", &model);
@@ -131,7 +131,7 @@ fn slips_in_rules_are_told_with_file_line_and_key() {
 }
 
 #[test]
-fn with_its_own_rules_hidden_a_model_is_drafted_on_the_next_ones() {
+fn an_unknown_architecture_is_scaffolded_on_the_nearest_known_rules() {
     let folder = tempdir().unwrap();
     let model = folder.path().join("model");
     rename("olmo2", &model);
@@ -167,7 +167,7 @@ fn with_its_own_rules_hidden_a_model_is_drafted_on_the_next_ones() {
 }
 
 #[test]
-fn the_page_of_architectures_is_complete() {
+fn the_families_page_lists_every_architecture() {
     let page = include_str!("../../docs/families.md");
     let has = |row: &dyn Fn(&str) -> bool| page.lines().any(row);
     let mut known = 0;

@@ -35,7 +35,7 @@ fn check(report: &Value, name: &str) -> (String, String) {
 }
 
 #[test]
-fn a_machine_without_mlx_is_well_and_that_is_said() {
+fn a_machine_without_mlx_passes_and_reports_the_check_as_skipped() {
     let folder = tempdir().unwrap();
     let output = doctor(folder.path(), &["--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -111,7 +111,7 @@ fn the_self_test_compares_mlx_with_cpu() {
 }
 
 #[test]
-fn every_node_of_a_set_is_asked() {
+fn doctor_asks_every_node_of_a_set() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let node = |rank| Running::node(&folder.path().join(format!("store-{rank}")), None);

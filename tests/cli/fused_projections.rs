@@ -1,5 +1,5 @@
-//! Families that publish fused projections: packages cut them apart, and files hold them in one
-//! piece all the same, so that other programs find what they look for.
+//! Fused projections (`qkv_proj`, `gate_up_proj`): packages shard their parts separately, and files hold
+//! them fused, under the names that other programs look for.
 
 use std::{fs, path::Path};
 
@@ -34,7 +34,7 @@ fn id(set: &Path) -> Value {
 }
 
 #[test]
-fn files_of_one_node_name_what_the_source_names() {
+fn the_one_node_package_keeps_the_fused_tensors_of_the_source() {
     for (model, ..) in FAMILIES {
         let folder = tempdir().unwrap();
         let set = convert(model, &folder.path().join("set"), &["--bits", "16"]);

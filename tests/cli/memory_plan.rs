@@ -1,4 +1,4 @@
-//! What `plan` says of memory is what the engine takes.
+//! The memory that `plan` states is the memory that the engine uses.
 
 use std::{fs, path::Path};
 
@@ -71,7 +71,7 @@ fn write_model(folder: &Path) {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_engine_takes_what_was_planned() {
+fn the_engine_uses_the_planned_memory() {
     let folder = tempdir().unwrap();
     let (source, set) = (folder.path().join("source"), folder.path().join("set"));
     write_model(&source);
@@ -98,7 +98,7 @@ fn planned(model: &str, options: &[&str], what: &str) -> u64 {
 }
 
 #[test]
-fn plans_count_what_the_engine_keeps_of_a_sequence() {
+fn plan_counts_kv_pages_and_linear_attention_states() {
     let cache = |model: &str, options: &[&str]| {
         planned(model, &[&["--context", "300"], options].concat(), "cache_bytes")
     };
@@ -127,7 +127,7 @@ fn plans_count_what_the_engine_keeps_of_a_sequence() {
 }
 
 #[test]
-fn serve_bounds_keys_and_values_as_it_is_told() {
+fn serve_keeps_the_kv_cache_within_kv_memory() {
     let folder = tempdir().unwrap();
     let (set, source) = (folder.path().join("set"), data("kjv-4m"));
     succeed(&["convert", path(&source), "-o", path(&set)]);

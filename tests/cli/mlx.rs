@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[test]
-fn mlx_that_is_not_installed_is_a_plain_sentence() {
+fn a_missing_mlx_runtime_says_how_to_install_it() {
     let folder = tempdir().unwrap();
     let engines = folder.path().join("engines");
     let check = ["engine", "check", "mlx", "--dir", engines.to_str().unwrap()];
@@ -23,7 +23,7 @@ fn mlx_that_is_not_installed_is_a_plain_sentence() {
 }
 
 #[test]
-fn a_damaged_runtime_serves_nothing() {
+fn a_damaged_runtime_is_refused_by_every_command() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &[]);
     let damaged = folder.path().join("engines").join(runtime::FOLDER);
@@ -45,7 +45,7 @@ fn a_damaged_runtime_serves_nothing() {
 
 /// How `serve` refuses what MLX would wait for for ever.
 #[test]
-fn collectives_of_mlx_that_could_not_work_are_refused() {
+fn mlx_collectives_that_cannot_work_are_refused() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let refused = |options: &[&str], words: &[&str]| {
@@ -84,7 +84,7 @@ fn run_error(args: &[&str]) -> String {
 
 /// A set's own description of its devices reaches MLX, which has no JACCL on Linux.
 #[test]
-fn jaccl_without_rdma_is_a_plain_sentence() {
+fn jaccl_without_rdma_is_refused_by_name() {
     let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
     if cfg!(target_os = "macos") {
         return skip("no-jaccl", "this machine may have JACCL");

@@ -44,7 +44,7 @@ fn resharding_to_and_from_stages_gives_the_bytes_of_conversions() {
 }
 
 #[test]
-fn plan_and_inspect_show_who_runs_what() {
+fn plan_and_inspect_show_the_layers_of_each_stage() {
     let source = data("kjv-4m");
     let plan = |options: &[&str]| {
         let args = [&["plan", path(&source), "--json", "--context", "1024"], options].concat();
@@ -68,7 +68,7 @@ fn plan_and_inspect_show_who_runs_what() {
 }
 
 #[test]
-fn limits_move_layers_between_stages() {
+fn memory_limits_move_layers_between_stages() {
     let source = data("kjv-4m");
     let layers = |nodes: &str| {
         let args = ["plan", path(&source), "--json", "--stages", "2", "--context", "256"];
@@ -89,7 +89,7 @@ fn limits_move_layers_between_stages() {
 }
 
 #[test]
-fn stages_that_cannot_be_are_refused_with_the_nearest_that_can() {
+fn impossible_stage_counts_are_refused_with_the_nearest_possible() {
     let (source, folder) = (data("kjv-4m"), tempdir().unwrap());
     let out = folder.path().join("out");
     let check = |nodes: &str, stages: &str, words: &[&str]| {
@@ -107,7 +107,7 @@ fn stages_that_cannot_be_are_refused_with_the_nearest_that_can() {
 }
 
 #[test]
-fn staged_sets_say_what_others_say() {
+fn staged_sets_give_the_answers_of_unstaged_ones() {
     let folder = tempdir().unwrap();
     let set = |name: &str, options: &[&str]| {
         convert("kjv-4m", &folder.path().join(name), &[&["--bits", "16"], options].concat())

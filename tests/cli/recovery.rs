@@ -107,7 +107,7 @@ fn a_rank_with_mlx_killed_in_the_middle_of_an_answer_is_replaced() {
 }
 
 #[test]
-fn a_rank_on_a_node_is_invited_again() {
+fn a_killed_rank_on_a_node_is_replaced() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let nodes: Vec<Running> = (0..2)

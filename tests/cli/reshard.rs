@@ -50,7 +50,7 @@ pub(crate) fn check_chain(model: &str, options: &[&str]) {
 }
 
 #[test]
-fn two_three_one_two_gives_the_bytes_of_conversions() {
+fn resharding_gives_the_bytes_of_a_conversion() {
     for model in MODELS {
         for bits in ["4", "6", "8", "16"] {
             check_chain(model, &["--bits", bits, "--rounding", "mlx-cpu"]);
@@ -66,7 +66,7 @@ fn names_float_types_groups_and_recipes_survive() {
 }
 
 #[test]
-fn nodes_of_unequal_memory_are_cut_for_as_by_convert() {
+fn nodes_of_unequal_memory_are_sharded_as_by_convert() {
     let folder = tempdir().unwrap();
     let options = ["--nodes", "a=512m:100m,b=512m:27m", "--context", "64"];
     let expected = convert("kjv-4m", &folder.path().join("converted"), &options);

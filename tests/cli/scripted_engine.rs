@@ -60,7 +60,7 @@ fn a_file_of_answers_is_served_without_a_model() {
 }
 
 #[test]
-fn what_a_server_cannot_do_is_said_before_it_listens() {
+fn impossible_server_options_are_refused_before_it_listens() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("answers.json");
     fs::write(&file, r#"{"answers": [{"text": "Hello."}]}"#).unwrap();

@@ -107,7 +107,7 @@ fn the_same_seed_gives_the_same_words() {
 }
 
 #[test]
-fn what_cannot_be_served_is_said_in_one_line() {
+fn unservable_sets_and_options_are_refused_in_one_line() {
     let folder = tempdir().unwrap();
     let set = |name: &str, options: &[&str]| convert("kjv-4m", &folder.path().join(name), options);
     let (two, other) = (set("two", &["--nodes", "2"]), set("three", &["--nodes", "3"]));
@@ -169,7 +169,7 @@ fn replace(package: &std::path::Path, by: &std::path::Path) {
 }
 
 #[test]
-fn a_killed_push_goes_on_where_it_was() {
+fn a_killed_push_resumes() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let file = "model-00001-of-00001.safetensors";
@@ -201,7 +201,7 @@ fn a_killed_push_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_killed_node_goes_on_where_it_was() {
+fn a_killed_node_resumes_its_push() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "1"]);
     let file = "model-00001-of-00001.safetensors";

@@ -1,4 +1,4 @@
-//! What a running server tells of its ranks.
+//! `/stats` of a running server: memory, step time and all-reduce time of every rank.
 
 use std::{
     thread,
@@ -17,7 +17,7 @@ use crate::{
 const SOON: Duration = Duration::from_secs(30);
 
 #[test]
-fn every_rank_tells_its_memory_its_steps_and_its_sums() {
+fn every_rank_reports_memory_step_time_and_all_reduce_time() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let server = Running::serve(&set, &[]);

@@ -31,7 +31,7 @@ fn counter(server: &Running, name: &str) -> f64 {
 }
 
 #[test]
-fn a_server_says_the_same_with_drafts() {
+fn a_server_answers_the_same_with_speculative_decoding() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2"]);
     let [off, auto] =
@@ -130,7 +130,7 @@ fn deepen(source: &Path, output: &Path, layers: usize) {
 
 /// The same model at fewer bits, and without what adds nothing, guesses for it.
 #[test]
-fn a_server_says_the_same_with_a_draft_model() {
+fn a_server_answers_the_same_with_a_draft_model() {
     let folder = tempdir().unwrap();
     let deep = folder.path().join("deep");
     deepen(&data("kjv-4m"), &deep, 40);
@@ -156,7 +156,7 @@ fn a_server_says_the_same_with_a_draft_model() {
 }
 
 #[test]
-fn draft_models_that_cannot_be_are_refused() {
+fn unusable_draft_models_are_refused() {
     let folder = tempdir().unwrap();
     let set = |model: &str, name: &str, options: &[&str]| {
         convert(model, &folder.path().join(name), options)
@@ -206,7 +206,7 @@ fn turn_tokens(file: &Path) {
 }
 
 #[test]
-fn bench_says_what_drafts_give() {
+fn bench_reports_acceptance_rates() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &[]);
     let load = ["--contexts", "16", "--batches", "1", "--generate", "40", "--threads", "1"];

@@ -279,7 +279,7 @@ impl Dialect {
 /// The sensitive recipe, since some of the last words are close to a tie: see
 /// [`last_words_that_hang_on_a_tie_are_lost_at_four_bits_throughout`].
 #[test]
-fn every_known_call_is_made_and_its_result_is_told() {
+fn every_known_tool_call_is_made_and_its_result_answered() {
     let folder = tempdir().unwrap();
     let options = ["--nodes", "2", "--bits", "4", "--recipe", "sensitive"];
     let set = convert("kjv-4m", &folder.path().join("set"), &options);
@@ -313,7 +313,7 @@ fn last_words(server: &Running, known: &Value, case: &Value) -> (String, Value) 
 /// Not quantized and in the arithmetic of the reference, every last sentence is the reference's
 /// word for word: the turn with the call and its result is rendered as the model learned it.
 #[test]
-fn last_words_are_those_of_the_reference_at_sixteen_bits() {
+fn answers_at_16_bits_match_the_reference() {
     let folder = tempdir().unwrap();
     let set = convert("kjv-4m", &folder.path().join("set"), &["--nodes", "2", "--bits", "16"]);
     let server = Running::serve(&set, &["--exact"]);
@@ -330,7 +330,7 @@ const TIE: f64 = 0.1;
 /// With every matrix at four bits the calls are right, and so are the last words, but for one
 /// answer that is a coin's toss to the reference itself.
 #[test]
-fn last_words_that_hang_on_a_tie_are_lost_at_four_bits_throughout() {
+fn answers_that_depend_on_a_tie_differ_at_4_bits() {
     let folder = tempdir().unwrap();
     let set = |bits: &str| {
         let options = ["--nodes", "2", "--bits", bits, "--recipe", "uniform"];

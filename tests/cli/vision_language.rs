@@ -1,5 +1,5 @@
-//! Text models within others: checkpoints that read pictures too give the packages of the text
-//! model by itself, and say what they leave out.
+//! Vision-language checkpoints: they convert to the packages of their text model, and the report says
+//! that the vision tower is left out.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -89,7 +89,7 @@ fn check(model: &str, wrapper: (&str, Option<&str>), prefix: &str, vision: &str)
 }
 
 #[test]
-fn text_models_are_taken_out_of_what_wraps_them() {
+fn text_models_are_extracted_from_vision_language_checkpoints() {
     check("mistral", ("mistral3", None), "language_model.model", "vision_tower.patch_conv");
     check("ministral3", ("mistral3", None), "model.language_model", "model.vision_tower.ln");
     check("gemma3_text", ("gemma3", None), "language_model.model", "multi_modal_projector.x");
@@ -98,7 +98,7 @@ fn text_models_are_taken_out_of_what_wraps_them() {
 }
 
 #[test]
-fn experts_of_qwen3_vl_are_turned() {
+fn transposed_experts_of_qwen3_vl_are_read() {
     let folder = tempdir().unwrap();
     let (plain, turned) = (folder.path().join("plain"), folder.path().join("turned"));
     let wrapper = ("qwen3_vl_moe", Some("qwen3_vl_moe_text"));

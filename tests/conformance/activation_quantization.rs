@@ -1,4 +1,4 @@
-//! What rounding activations to 8 bits costs, and that `--exact` does not round them.
+//! Quantization of activations to 8 bits: how far logits are off, and that `--exact` does without.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,10 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use tempfile::tempdir;
 
-use crate::harness::{convert, data, fail, path, succeed};
+use crate::{
+    harness::{convert, data, fail, path, succeed},
+    reference_models::all_models,
+};
 
 /// Tokens of the comparison.
 const TOKENS: &str = "[5, 17, 200, 33, 8, 411, 90, 2, 77, 301, 12, 64]";
@@ -96,15 +99,10 @@ fn check(model: &str, bits: &str) {
 }
 
 #[test]
-fn exact_logits_are_those_of_the_plain_weights_and_fast_ones_are_near() {
-    let folders = fs::read_dir(data("models")).unwrap().map(|entry| entry.unwrap().path());
-    let names = folders.filter(|path| path.is_dir());
-    let mut models: Vec<_> = names.map(|path| path.file_name().unwrap().to_owned()).collect();
-    models.sort();
-    assert!(models.len() >= 88, "{}", models.len());
+fn exact_logits_match_dequantized_weights_and_8_bit_activations_stay_near() {
     // Kernels know bits, models do not: each family with one of the three, some with all.
-    for (model, bits) in models.iter().zip(["4", "6", "8"].iter().cycle()) {
-        check(model.to_str().unwrap(), bits);
+    for (model, bits) in all_models().iter().zip(["4", "6", "8"].iter().cycle()) {
+        check(model, bits);
     }
     for model in ["llama", "mixtral", "qwen3_5"] {
         for bits in ["4", "6", "8"] {
@@ -114,7 +112,7 @@ fn exact_logits_are_those_of_the_plain_weights_and_fast_ones_are_near() {
 }
 
 #[test]
-fn platforms_compute_the_same_bits() {
+fn simd_and_portable_kernels_compute_the_same_bits() {
     let folder = tempdir().unwrap();
     for bits in ["4", "6", "8"] {
         let set = convert("models/llama", &folder.path().join(bits), &["--bits", bits]);
@@ -129,7 +127,7 @@ fn platforms_compute_the_same_bits() {
 }
 
 #[test]
-fn instructions_that_there_are_not_are_refused_by_name() {
+fn unknown_platforms_are_refused_by_name() {
     let folder = tempdir().unwrap();
     let set = convert("models/llama", &folder.path().join("set"), &[]);
     let (ids, out) = (folder.path().join("ids.json"), folder.path().join("out"));

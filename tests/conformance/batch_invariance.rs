@@ -1,5 +1,5 @@
-//! What a sequence's tokens must not depend on: other sequences of the step, how a prompt is cut into
-//! steps, pages of others, threads.
+//! Batch invariance: the tokens of a sequence do not depend on the other sequences of its batch, on
+//! the chunks of its prompt, on a hit in the prefix cache, or on the number of threads.
 
 use std::{sync::Arc, thread};
 
@@ -22,9 +22,9 @@ use crate::{
     reference_models::{changed, expected, open, write},
 };
 
-/// A reference model gives the same bits in steps of any length, on any number of threads, whatever
-/// keys and values are stored as.
-pub(crate) fn check_steps(model: &str) {
+/// A reference model gives the same bits in chunks of any length, on any number of threads, with every
+/// type of KV cache.
+pub(crate) fn check_chunking_invariance(model: &str) {
     let folder = tempdir().unwrap();
     let tokens = expected(model, "tokens_b");
     for (bits, nodes) in [(16, 1), (4, 2)] {
@@ -118,9 +118,10 @@ fn answers(
     })
 }
 
-/// Eight prompts alone, together and after one another, on one, two and five ranks; `cached` are the
-/// tokens that a long one finds computed by nobody, by itself, and by another one that begins alike.
-pub(crate) fn check_company(model: &str, cached: [u32; 3]) {
+/// Eight prompts alone, in one batch and after one another, on one, two and five ranks. `cached` are
+/// the tokens that a long prompt finds in the prefix cache: at first, again, and after another one
+/// with the same beginning.
+pub(crate) fn check_batch_invariance(model: &str, cached: [u32; 3]) {
     let folder = tempdir().unwrap();
     let source = folder.path().join(model);
     changed(model, &source, &json!({"max_position_embeddings": 1024}), "?");
@@ -160,16 +161,16 @@ pub(crate) fn check_company(model: &str, cached: [u32; 3]) {
 }
 
 #[test]
-fn company_chunks_and_pages_of_others_change_no_token_of_unlike_layers() {
+fn batch_chunking_and_prefix_cache_change_no_token() {
     for model in ["gemma4_text", "gemma4_moe", "llama4_text", "mimo_v2_flash", "phimoe", "laguna"] {
-        check_company(model, [0, 512, 256]);
+        check_batch_invariance(model, [0, 512, 256]);
     }
     // States are sums over all tokens, of which pages hold nothing.
-    check_company("nemotron_h", [0, 0, 0]);
+    check_batch_invariance("nemotron_h", [0, 0, 0]);
 }
 
 #[test]
-fn logits_of_unlike_layers_do_not_depend_on_steps_and_threads() {
+fn chunking_and_threads_change_no_logit_bit() {
     let folder = tempdir().unwrap();
     let tokens: Vec<_> = (0..90).map(|at| TokenId(3 + (at * at + at / 3) % 61)).collect();
     for model in ["gemma4_text", "gemma4_moe", "llama4_text", "nemotron_h", "apertus", "nanochat"] {

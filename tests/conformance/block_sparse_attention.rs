@@ -1,5 +1,5 @@
-//! Attention to chosen blocks of keys: what the choice must not depend on, and what it is while all
-//! are chosen. What it computes is compared with transformers among the other families.
+//! Block-sparse attention: batch invariance, and full attention while every block is selected. Its
+//! logits are compared with transformers in `other_families`.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use shardpack_loader::backend::KvType;
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::{check_company, check_steps, in_steps},
+    batch_invariance::{check_batch_invariance, check_chunking_invariance, in_steps},
     harness::data,
     reference_models::{changed, expected, open, write},
 };
@@ -18,17 +18,17 @@ use crate::{
 const MODEL: &str = "minimax_m3_vl_text";
 
 #[test]
-fn a_choice_of_blocks_does_not_depend_on_steps_and_threads() {
-    check_steps(MODEL);
+fn chunking_and_threads_change_no_logit_bit() {
+    check_chunking_invariance(MODEL);
 }
 
 #[test]
-fn company_chunks_and_pages_of_others_change_no_choice_of_blocks() {
-    check_company(MODEL, [0, 512, 256]);
+fn batch_chunking_and_prefix_cache_change_no_token() {
+    check_batch_invariance(MODEL, [0, 512, 256]);
 }
 
 #[test]
-fn while_all_blocks_are_chosen_the_bits_are_those_without_a_choice() {
+fn selecting_every_block_equals_full_attention_bit_for_bit() {
     let folder = tempdir().unwrap();
     let tokens = expected(MODEL, "tokens_b");
     let dense = folder.path().join("dense");

@@ -1,5 +1,5 @@
-//! Attention to entries of far tokens: what it must not depend on, and how it is kept. What it
-//! computes is compared with transformers among the other families.
+//! Compressed KV entries: batch invariance, and how compressors and entries are stored. Logits are
+//! compared with transformers in `other_families`.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::{check_company, check_steps},
+    batch_invariance::{check_batch_invariance, check_chunking_invariance},
     harness::{convert, fail, path},
     reference_models::changed,
 };
@@ -15,18 +15,18 @@ use crate::{
 const MODEL: &str = "deepseek_v4";
 
 #[test]
-fn entries_do_not_depend_on_steps_and_threads() {
-    check_steps(MODEL);
+fn chunking_and_threads_change_no_logit_bit() {
+    check_chunking_invariance(MODEL);
 }
 
 /// Pages carry the numbers of which the next page's first entries are made.
 #[test]
-fn company_chunks_and_pages_of_others_change_no_token() {
-    check_company(MODEL, [0, 512, 256]);
+fn batch_chunking_and_prefix_cache_change_no_token() {
+    check_batch_invariance(MODEL, [0, 512, 256]);
 }
 
 #[test]
-fn entries_and_tables_stand_whole_on_every_rank_and_groups_of_heads_are_cut() {
+fn compressors_and_hash_routing_tables_are_replicated_and_head_groups_sharded() {
     let folder = tempdir().unwrap();
     let set = convert(
         &format!("models/{MODEL}"),
@@ -59,7 +59,7 @@ fn entries_and_tables_stand_whole_on_every_rank_and_groups_of_heads_are_cut() {
 }
 
 #[test]
-fn entries_that_no_page_holds_are_refused() {
+fn compression_ratios_that_do_not_divide_a_kv_page_are_refused() {
     let folder = tempdir().unwrap();
     let source = folder.path().join("source");
     let rates = json!({"compressed_sparse_attention": 4, "heavily_compressed_attention": 12});

@@ -1,6 +1,5 @@
-//! Dense decoders of every kind, in one process: what `convert` writes of them computes what
-//! transformers computes with the messages that the architecture needs, joined packages are the
-//! one-node package, and what does not fit is refused before a byte is written.
+//! Dense families: logits of transformers with no more collectives than the architecture needs, packages
+//! that join to the one-node package, and checkpoints that do not match their config.
 
 use std::{
     fs,
@@ -25,7 +24,7 @@ use crate::{
 
 /// Folders of the reference models, their layers, sums between ranks in each, and whether the
 /// output head is the embedding.
-const FAMILIES: &[(&str, u64, u64, bool)] = &[
+pub(crate) const FAMILIES: &[(&str, u64, u64, bool)] = &[
     ("llama", 3, 2, false),
     ("llama-tied", 3, 2, true),
     ("mistral", 3, 2, false),
@@ -46,7 +45,7 @@ const FAMILIES: &[(&str, u64, u64, bool)] = &[
 ];
 
 #[test]
-fn sixteen_bits_compute_what_transformers_computes() {
+fn logits_at_16_bits_match_transformers() {
     for (model, ..) in FAMILIES {
         for nodes in 1..=3 {
             check_against_transformers(model, nodes, ExpertCut::Inside);
@@ -55,8 +54,8 @@ fn sixteen_bits_compute_what_transformers_computes() {
 }
 
 #[test]
-fn joined_packages_are_the_package_of_one_node() {
-    // Those of tests/convert.rs apart, which are joined there.
+fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
+    // Those of tests/cli/convert.rs apart, which are joined there.
     let here = |model: &&str| !["llama", "llama-tied", "qwen3"].contains(model);
     for model in FAMILIES.iter().map(|(model, ..)| *model).filter(here) {
         check_joined(model, &[2, 3, 4].map(|nodes| (nodes, ExpertCut::Inside)));
@@ -116,7 +115,7 @@ impl Group for Counted {
 }
 
 #[test]
-fn a_step_has_the_messages_that_its_architecture_needs() {
+fn a_step_makes_only_the_collectives_that_its_architecture_needs() {
     for (model, layers, per_layer, tied) in FAMILIES {
         let folder = tempdir().unwrap();
         let set = folder.path().join("set");
@@ -168,7 +167,7 @@ fn rewrite(source: &Path, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_a_byte_is_written() {
+fn checkpoints_that_do_not_match_their_config_are_refused_before_a_byte_is_written() {
     for (model, ..) in FAMILIES {
         let missing = refused(model, |source| {
             rewrite(source, |all| all.retain(|(name, ..)| name != "model.norm.weight"));

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 #[test]
 #[expect(clippy::print_stdout, reason = "names the input; shown only when its target panics")]
-fn no_parser_falls_over_what_fuzzing_has_found() {
+fn no_parser_panics_on_the_fuzz_corpus() {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("formats/fuzz/corpus");
     for (name, target) in targets::TARGETS {
         let inputs = fs::read_dir(corpora.join(name)).unwrap();
@@ -23,7 +23,7 @@ fn no_parser_falls_over_what_fuzzing_has_found() {
 }
 
 #[test]
-fn every_corpus_and_every_binary_is_a_target() {
+fn every_corpus_and_every_fuzz_binary_has_a_target() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("formats/fuzz");
     let stems = |folder: &str| -> BTreeSet<String> {
         let entries = fs::read_dir(fuzz.join(folder)).unwrap();

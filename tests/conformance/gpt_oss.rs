@@ -24,7 +24,7 @@ fn json(file: &Path) -> Value {
 }
 
 #[test]
-fn published_experts_compute_what_transformers_computes() {
+fn logits_of_mxfp4_experts_match_transformers() {
     let file = fs::read(data(SOURCE).join("logits.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
     let words = |name: &str| -> Vec<[u8; 4]> {
@@ -79,7 +79,7 @@ fn published(tensors: &SafeTensors, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn published_experts_are_read_bit_for_bit() {
+fn mxfp4_experts_are_dequantized_bit_for_bit() {
     let folder = tempdir().unwrap();
     let set = convert(SOURCE, &folder.path().join("set"), &["--bits", "16", "--nodes", "2"]);
     let floats = folder.path().join("floats");
@@ -99,7 +99,7 @@ fn published_experts_are_read_bit_for_bit() {
 }
 
 #[test]
-fn published_experts_are_requantized_or_carried_over() {
+fn mxfp4_experts_are_repacked_or_requantized() {
     let folder = tempdir().unwrap();
     let carried = |bits: &str, group: &str| {
         let to = folder.path().join(format!("{bits}-{group}"));

@@ -1,20 +1,20 @@
-//! Families whose layers carry states from token to token, in place of attention or beside it: what
-//! `convert` writes of them computes what transformers computes, on any number of nodes, in any
-//! company, with drafts or without.
+//! Hybrid families, whose layers carry recurrent states (Mamba-2, KDA, short convolutions) in place of
+//! attention or beside it: logits of transformers on any number of nodes, batch invariance, and the
+//! same tokens with speculative decoding.
 
 use shardpack_converter::plan::ExpertCut;
 use shardpack_loader::{backend::KvType, engine::TokenId};
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::{check_company, in_steps},
+    batch_invariance::{check_batch_invariance, in_steps},
     harness::data,
     reference_models::{check_families, check_joined, open, write},
     speculative_decoding::check_drafts,
 };
 
 /// Folders of the reference models, and whether they have experts.
-const FAMILIES: &[(&str, bool)] = &[
+pub(crate) const FAMILIES: &[(&str, bool)] = &[
     ("bailing_hybrid", true),
     ("falcon_h1", false),
     ("falcon_h1_norm", false),
@@ -26,28 +26,28 @@ const FAMILIES: &[(&str, bool)] = &[
 ];
 
 #[test]
-fn sixteen_bits_compute_what_transformers_computes() {
+fn logits_at_16_bits_match_transformers() {
     check_families(FAMILIES, 4);
 }
 
 #[test]
-fn joined_packages_are_the_package_of_one_node() {
+fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
     for (model, _) in FAMILIES {
         check_joined(model, &[(2, ExpertCut::Inside), (3, ExpertCut::Inside)]);
     }
 }
 
 #[test]
-fn company_and_chunks_change_no_token() {
+fn batch_and_chunking_change_no_token() {
     for model in ["bailing_hybrid", "falcon_h1_norm", "granitemoehybrid", "kimi_linear", "lfm2_moe"]
     {
         // Pages hold nothing of states.
-        check_company(model, [0, 0, 0]);
+        check_batch_invariance(model, [0, 0, 0]);
     }
 }
 
 #[test]
-fn logits_do_not_depend_on_steps_and_threads() {
+fn chunking_and_threads_change_no_logit_bit() {
     let folder = tempdir().unwrap();
     let tokens: Vec<_> = (0..90).map(|at| TokenId(3 + (at * at + at / 3) % 61)).collect();
     for (model, _) in FAMILIES {
@@ -65,7 +65,7 @@ fn logits_do_not_depend_on_steps_and_threads() {
 }
 
 #[test]
-fn drafts_change_no_bit() {
+fn speculative_decoding_changes_no_token_or_logprob() {
     for model in ["bailing_hybrid", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2"] {
         check_drafts(model, true);
     }

@@ -1,6 +1,5 @@
-//! Several residual streams (hyper-connections): how their parameters are kept, what they cost between
-//! ranks, and what is refused. What they compute is compared with transformers among the other
-//! families.
+//! Hyper-connections (several residual streams): how their parameters are stored, what they add to the
+//! all-reduces, and what is refused. Logits are compared with transformers in `other_families`.
 
 use std::{fs, sync::Arc, thread, time::Duration};
 
@@ -22,7 +21,7 @@ use crate::{
 };
 
 #[test]
-fn parameters_of_streams_stay_as_they_are_on_every_rank() {
+fn hyper_connection_parameters_stay_f32_and_replicated() {
     let folder = tempdir().unwrap();
     let set = convert("models/hy_v4", &folder.path().join("set"), &["--bits", "4", "--nodes", "2"]);
     for rank in 0..2 {
@@ -72,7 +71,7 @@ fn sums(model: &str) -> [u64; 2] {
 }
 
 #[test]
-fn several_streams_take_no_more_sums_between_ranks_than_one() {
+fn several_residual_streams_need_no_more_all_reduces_than_one() {
     // Two in each of four layers, over rows of 32 floats.
     let one = sums("glm_moe_dsa_shared");
     assert_eq!(one, [8, 3 * 32 * 4]);
@@ -103,7 +102,7 @@ fn settings_that_are_not_implemented_are_refused() {
 }
 
 #[test]
-fn a_checkpoint_without_its_connections_is_refused_with_what_is_missing() {
+fn a_checkpoint_without_hyper_connection_tensors_is_refused_by_name() {
     let folder = tempdir().unwrap();
     let source = folder.path().join("source");
     changed("hy_v4", &source, &json!({}), ".hc_mlp_layer.");
@@ -116,7 +115,7 @@ fn a_checkpoint_without_its_connections_is_refused_with_what_is_missing() {
 /// A package that says that its streams stand in a block of another kind is refused as it is opened,
 /// not computed otherwise.
 #[test]
-fn blocks_of_other_kinds_do_not_go_with_streams() {
+fn hyper_connections_in_other_block_layouts_are_refused() {
     let folder = tempdir().unwrap();
     let set = folder.path().join("set");
     write(&data("models/hy_v4"), &set, 16, 1, ExpertCut::Inside);

@@ -1,4 +1,4 @@
-//! Against transformers, and among our own numbers of ranks.
+//! Logits of the program against transformers, and the same greedy tokens on any number of ranks.
 
 use std::{fs, path::Path};
 
@@ -45,7 +45,7 @@ fn greedy_from(logits: &[f32], vocab: usize, prompt: usize) -> Vec<i32> {
 }
 
 #[test]
-fn sixteen_bits_agree_with_transformers_on_any_number_of_ranks() {
+fn logits_at_16_bits_match_transformers_on_any_number_of_ranks() {
     let folder = tempdir().unwrap();
     for model in ["llama", "llama-tied", "qwen3"] {
         let expected = fs::read(data("models").join(model).join("expected.safetensors")).unwrap();
@@ -112,7 +112,7 @@ fn greedy_tokens_are_the_same_on_any_number_of_ranks() {
 }
 
 #[test]
-fn tokens_that_the_model_does_not_have_are_refused() {
+fn tokens_outside_the_vocabulary_are_refused() {
     let folder = tempdir().unwrap();
     let set = convert("models/llama", &folder.path().join("set"), &[]);
     let out = folder.path().join("out");

@@ -1,5 +1,5 @@
-//! What a package requires of its reader: everything that a program of the first version would pass
-//! over in the architecture is declared.
+//! `requires` of the manifest: it declares every part of an architecture that a reader of version 1
+//! would ignore.
 
 use std::{collections::BTreeSet, fs};
 
@@ -157,7 +157,7 @@ fn architectures() -> Vec<(String, Spec)> {
 }
 
 #[test]
-fn what_programs_of_the_first_version_do_not_know_is_required() {
+fn every_feature_that_version_1_lacks_is_required() {
     let of = |spec: &Spec| {
         let mut found = BTreeSet::new();
         places(&serde_json::to_value(spec).unwrap(), "", &mut found);
@@ -201,7 +201,7 @@ fn what_programs_of_the_first_version_do_not_know_is_required() {
 }
 
 #[test]
-fn a_program_without_a_feature_refuses_the_package() {
+fn a_reader_without_a_required_feature_refuses_the_package() {
     let folder = tempdir().unwrap();
     for (model, features) in [
         ("qwen3", &[][..]),

@@ -1,6 +1,5 @@
-//! Mixtures of experts, MLA and linear attention, in one process: what `convert`
-//! writes of them computes what transformers computes, and joined packages are the one-node
-//! package.
+//! Families with mixtures of experts, MLA or linear attention: logits of transformers, and packages that
+//! join to the one-node package.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -15,7 +14,7 @@ use crate::{
 };
 
 /// Folders of the reference models, and whether they have experts.
-const FAMILIES: &[(&str, bool)] = &[
+pub(crate) const FAMILIES: &[(&str, bool)] = &[
     ("qwen3_moe", true),
     ("mixtral", true),
     ("glm4_moe", true),
@@ -30,12 +29,12 @@ const FAMILIES: &[(&str, bool)] = &[
 ];
 
 #[test]
-fn sixteen_bits_compute_what_transformers_computes() {
+fn logits_at_16_bits_match_transformers() {
     check_families(FAMILIES, 3);
 }
 
 #[test]
-fn joined_packages_are_the_package_of_one_node() {
+fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
     check_families_joined(FAMILIES);
 }
 
@@ -88,7 +87,7 @@ fn fuse(model: &Path, out: &Path, block: &str, [gate, up, down]: [&str; 3]) {
 }
 
 #[test]
-fn fused_experts_give_the_same_packages() {
+fn fused_expert_tensors_give_the_same_packages() {
     let folder = tempdir().unwrap();
     for (model, block, names) in [
         ("qwen3_moe", "mlp", ["gate_proj", "up_proj", "down_proj"]),

@@ -1,7 +1,12 @@
-//! Further families, in one process: what `convert` writes of them computes what transformers
-//! computes, and joined packages are the one-node package.
+//! Families whose forms have tests of their own elsewhere, or none: logits of transformers, and packages
+//! that join to the one-node package.
 
-use crate::reference_models::{check_families, check_families_joined};
+use std::collections::BTreeSet;
+
+use crate::{
+    dense_families, hybrid_families, moe_families,
+    reference_models::{all_models, check_families, check_families_joined},
+};
 
 /// Folders of the reference models, and whether they have experts.
 const FAMILIES: &[(&str, bool)] = &[
@@ -67,11 +72,22 @@ const FAMILIES: &[(&str, bool)] = &[
 ];
 
 #[test]
-fn sixteen_bits_compute_what_transformers_computes() {
+fn logits_at_16_bits_match_transformers() {
     check_families(FAMILIES, 3);
 }
 
 #[test]
-fn joined_packages_are_the_package_of_one_node() {
+fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
     check_families_joined(FAMILIES);
+}
+
+#[test]
+fn every_reference_model_is_compared_with_transformers() {
+    let dense = dense_families::FAMILIES.iter().map(|(model, ..)| *model);
+    let lists = [FAMILIES, moe_families::FAMILIES, hybrid_families::FAMILIES];
+    let others = lists.iter().copied().flatten().map(|(model, _)| *model);
+    let compared: BTreeSet<&str> = dense.chain(others).collect();
+    let models = all_models();
+    assert!(models.len() >= 93, "{} models", models.len());
+    assert_eq!(compared, models.iter().map(String::as_str).collect());
 }

@@ -1,4 +1,4 @@
-//! How far quantized models are from the 16-bit one.
+//! KL divergence of quantized models from the 16-bit one.
 #![allow(clippy::format_collect, clippy::print_stdout, reason = "a test that shows its figures")]
 
 use std::{fs, path::Path};
@@ -42,7 +42,7 @@ fn evaluate(set: &Path, text: &Path, against: &Path) -> Value {
 
 /// The search for scales has to be worth its time where it counts: in what the model says.
 #[test]
-fn refined_rounding_is_closer_to_16_bits_than_mlx() {
+fn refined_rounding_has_a_lower_kl_divergence_than_mlx_rounding() {
     let folder = tempdir().unwrap();
     let text = folder.path().join("heldout.txt");
     fs::write(&text, held_out()).unwrap();

@@ -19,6 +19,16 @@ const TOLERANCE: f32 = 5e-4;
 
 const CUTS: [ExpertCut; 2] = [ExpertCut::Inside, ExpertCut::Whole];
 
+/// The folders of all reference models.
+pub(crate) fn all_models() -> Vec<String> {
+    let entries = fs::read_dir(data("models")).unwrap().map(Result::unwrap);
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    let mut models: Vec<_> =
+        folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    models.sort();
+    models
+}
+
 /// Converts a reference model into `output`.
 pub(crate) fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertCut) {
     let source = Source::open(model).unwrap();

@@ -1,5 +1,6 @@
-//! Attention to chosen keys: what the choice must not depend on, and what it was before there was
-//! one. What it computes is compared with transformers among the other families.
+//! Sparse attention (top-k indices of an indexer): batch invariance, full attention while every key is
+//! selected, and packages and checkpoints without an indexer. Its logits are compared with
+//! transformers in `other_families`.
 
 use std::{fs, path::Path};
 
@@ -12,7 +13,7 @@ use shardpack_loader::{
 use tempfile::tempdir;
 
 use crate::{
-    batch_invariance::{backends, check_company, check_steps, in_steps},
+    batch_invariance::{backends, check_batch_invariance, check_chunking_invariance, in_steps},
     harness::{convert, data, fail, path, succeed},
     reference_models::{changed, expected, open, write},
 };
@@ -21,19 +22,19 @@ use crate::{
 const MODELS: [&str; 3] = ["deepseek_v32", "glm_moe_dsa_shared", "hy_v4"];
 
 #[test]
-fn a_choice_does_not_depend_on_steps_and_threads() {
-    MODELS.into_iter().for_each(check_steps);
+fn chunking_and_threads_change_no_logit_bit() {
+    MODELS.into_iter().for_each(check_chunking_invariance);
 }
 
 #[test]
-fn company_chunks_and_pages_of_others_change_no_token() {
+fn batch_chunking_and_prefix_cache_change_no_token() {
     for model in MODELS {
-        check_company(model, [0, 512, 256]);
+        check_batch_invariance(model, [0, 512, 256]);
     }
 }
 
 #[test]
-fn while_all_keys_are_chosen_the_bits_are_those_without_a_choice() {
+fn selecting_every_key_equals_full_attention_bit_for_bit() {
     let folder = tempdir().unwrap();
     let (model, tokens) = ("deepseek_v32", expected("deepseek_v32", "tokens_b"));
     let dense = folder.path().join("dense");
@@ -61,7 +62,7 @@ fn while_all_keys_are_chosen_the_bits_are_those_without_a_choice() {
 }
 
 #[test]
-fn stages_begin_where_keys_are_chosen() {
+fn pipeline_stages_begin_at_layers_with_their_own_indexer() {
     let folder = tempdir().unwrap();
     let source = data("models/glm_moe_dsa_shared");
     let out = folder.path().join("set");
@@ -75,7 +76,7 @@ fn stages_begin_where_keys_are_chosen() {
 }
 
 #[test]
-fn what_chooses_keys_has_eight_bits_at_least_and_stands_on_every_rank() {
+fn indexers_are_replicated_and_have_at_least_8_bits() {
     let folder = tempdir().unwrap();
     let model = "models/glm_moe_dsa_shared";
     let set = convert(model, &folder.path().join("set"), &["--bits", "4", "--nodes", "2"]);
@@ -100,7 +101,7 @@ fn what_chooses_keys_has_eight_bits_at_least_and_stands_on_every_rank() {
 }
 
 #[test]
-fn a_checkpoint_without_its_index_is_refused_with_what_is_missing() {
+fn a_checkpoint_without_its_indexer_is_refused_by_tensor_name() {
     let folder = tempdir().unwrap();
     let source = folder.path().join("source");
     changed("deepseek_v32", &source, &serde_json::json!({}), ".indexer.");
@@ -113,7 +114,7 @@ fn a_checkpoint_without_its_index_is_refused_with_what_is_missing() {
 /// A package of before the index was read: the same tensors as those of a dense model, in whose
 /// manifest the family stands with a context that ends where a choice would begin.
 #[test]
-fn packages_without_an_index_open_and_say_why_they_are_short() {
+fn packages_without_an_indexer_open_with_a_short_context() {
     let folder = tempdir().unwrap();
     let dense = folder.path().join("dense");
     let keys = serde_json::json!({

@@ -102,7 +102,7 @@ fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<Gen
 }
 
 #[test]
-fn drafts_change_no_bit_on_any_kind_of_architecture() {
+fn speculative_decoding_changes_no_token_or_logprob() {
     // Dense, tied; latent attention with experts; windows; windows, sinks and experts; experts;
     // linear attention, whose states are made anew; chosen keys; Mamba; heads of two sizes; chunks;
     // several residual streams; entries of far tokens; chosen blocks.

@@ -97,7 +97,7 @@ fn stream_that_dies_alone_leaves_its_chunks_to_the_others() {
 }
 
 #[test]
-fn stream_that_cannot_join_is_done_without() {
+fn stream_that_cannot_join_does_not_fail_the_push() {
     let scene = scene();
     let node = scene.node(0);
     // Greeted, and gone while it joins.
