@@ -47,7 +47,7 @@ fn was_rank() -> bool {
     let (rank, size) = which.split_once('/').unwrap();
     let (rank, size): (u32, u32) = (rank.parse().unwrap(), size.parse().unwrap());
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    writeln!(io::stdout(), "\n{}", json!({ "address": listener.local_addr().unwrap() })).unwrap();
+    println!("\n{}", json!({ "address": listener.local_addr().unwrap() }));
     let mut lines = io::stdin().lock().lines().map_while(Result::ok);
     let addresses: Vec<SocketAddr> = serde_json::from_str(&lines.next().unwrap()).unwrap();
     assert_eq!(addresses.len() as u32, size);
@@ -59,7 +59,7 @@ fn was_rank() -> bool {
             Ok(()) => json!({ "done": true }),
             Err(error) => json!({ "error": error }),
         };
-        writeln!(io::stdout(), "{answer}").unwrap();
+        println!("{answer}");
     }
     true
 }

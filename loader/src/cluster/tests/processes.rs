@@ -1,8 +1,7 @@
 //! Groups of real processes.
 
 use std::{
-    env, io,
-    io::Write as _,
+    env,
     net::TcpListener,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -22,6 +21,7 @@ use crate::{
 const RANK_VARIABLE: &str = "SHARDPACK_TEST_RANK";
 
 /// Whether this process is a rank of another process's test, in which case it has served as one.
+#[expect(clippy::print_stdout, reason = "a rank announces itself on standard output")]
 fn was_rank() -> bool {
     let Ok(which) = env::var(RANK_VARIABLE) else { return false };
     let (rank, ranks) = which.split_once('/').unwrap();
@@ -29,7 +29,7 @@ fn was_rank() -> bool {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
     let announcement = Announcement { address, token: token.clone(), key: None };
-    writeln!(io::stdout(), "\n{}", announcement.line()).unwrap();
+    println!("\n{}", announcement.line());
     run_rank(listener, token, identity, RankOptions::default(), load).unwrap();
     true
 }
