@@ -46,7 +46,7 @@ interop:
 # Fifty kills of a conversion; every parser under the fuzzer for a minute each (needs nightly and
 # cargo-fuzz).
 soak:
-    SHARDPACK_KILLS=50 cargo test --release --test e2e killed_at_random_moments -- --nocapture
+    SHARDPACK_KILLS=50 cargo test --release --test cli killed_at_random_moments -- --nocapture
     tests/fuzz.sh 60
 
 # Licences, advisories, sources (needs cargo-deny).

@@ -5,18 +5,19 @@
 #   tests/neon.sh [arguments for cargo test]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/skip.sh
 target=aarch64-unknown-linux-gnu
 case "$(uname -s)-$(uname -m)" in
     *-aarch64 | *-arm64) exec cargo test --release -p shardpack-formats -p shardpack-kernels "$@" ;;
     Linux-*) ;;
-    *) echo "skipped: qemu-user runs on Linux only" && exit 0 ;;
+    *) skip qemu-user "qemu-user runs on Linux only" ;;
 esac
 linker=aarch64-linux-gnu-gcc
 have() { command -v "$linker" >/dev/null && command -v qemu-aarch64 >/dev/null; }
 if ! have && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq && apt-get install -y -qq gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null || true
 fi
-have || { echo "skipped: needs $linker and qemu-aarch64 (Debian: gcc-aarch64-linux-gnu qemu-user)" && exit 0; }
+have || skip qemu-user "needs $linker and qemu-aarch64 (Debian: gcc-aarch64-linux-gnu qemu-user)"
 rustup target add "$target"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER="$linker"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"

@@ -7,6 +7,7 @@ a small trained model says verses of its own.
 """
 
 import json
+import os
 import pathlib
 import ssl
 import subprocess
@@ -162,6 +163,14 @@ def structured_output(client):
     raises(openai.BadRequestError, refused, "uniqueItems")
 
 
+def skip(capability, reason):
+    """Says why something is not tested; fails where $SHARDPACK_SKIPS does not name the capability."""
+    print(f"skipped: {reason} [{capability}]", file=sys.stderr)
+    announced = os.environ.get("SHARDPACK_SKIPS")
+    if announced is not None and capability not in announced.replace(",", " ").split():
+        sys.exit(f"error: $SHARDPACK_SKIPS does not announce {capability!r}")
+
+
 def encrypted(set_, script, folder):
     """The same over TLS, with a certificate that the client checks."""
     certificate, key = folder / "cert.pem", folder / "key.pem"
@@ -171,8 +180,7 @@ def encrypted(set_, script, folder):
     try:
         subprocess.run([*map(str, make)], check=True, capture_output=True)
     except FileNotFoundError:
-        print("clients: TLS skipped: there is no openssl to make a certificate")
-        return
+        return skip("openssl", "clients: TLS: there is no openssl to make a certificate")
     with Served(set_, "--script", script, "--name", "m", "--tls-cert", certificate, "--tls-key", key) as server:
         assert server.url.startswith("https://")
         body = json.dumps({"messages": user("Hi")}).encode()

@@ -6,21 +6,18 @@
 #   tests/interop/run.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+source tests/skip.sh
 cargo build --release --quiet
 program=target/release/shardpack
-skip() {
-    echo "interop: skipped $1"
-    exit 0
-}
 # Makes the environment "$1" with the packages "$3…", unless "$2" can be imported there already.
 environment() {
     local venv=$1 module=$2
     shift 2
     if ! "$venv/bin/python" -c "import $module" 2>/dev/null; then
-        python3 -m venv "$venv" || skip "$module: python3 cannot make a virtual environment"
+        python3 -m venv "$venv" || skip python-venv "$module: python3 cannot make a virtual environment"
         "$venv/bin/pip" install --quiet "$@" 2>"$venv/pip.log" || {
             cat "$venv/pip.log" >&2
-            skip "$module: PyPI does not give it"
+            skip pypi "$module: PyPI does not give it"
         }
     fi
 }
@@ -34,7 +31,7 @@ mlx() (
     case "$(uname -s)-$(uname -m)" in
         Linux-x86_64 | Linux-aarch64) mlx='mlx[cpu]==0.32.4' ;;
         Darwin-arm64) mlx='mlx==0.32.4' ;;
-        *) skip "mlx_lm: MLX has no wheels for $(uname -s) on $(uname -m)" ;;
+        *) skip mlx-wheels "mlx_lm: MLX has no wheels for $(uname -s) on $(uname -m)" ;;
     esac
     environment target/interop mlx_lm "$mlx" 'mlx-lm==0.32.2'
     target/interop/bin/python tests/interop/mlx_loads_packages.py "$program"
@@ -65,7 +62,7 @@ page() (
         deps=$([ "$(id -u)" = 0 ] && echo --with-deps || true)
         target/interop-page/bin/playwright install $deps chromium >target/interop-page/browser.log 2>&1 || {
             tail -5 target/interop-page/browser.log >&2
-            skip "page: there is no Chromium, and playwright cannot install it"
+            skip chromium "page: there is no Chromium, and playwright cannot install it"
         }
     fi
     target/interop-page/bin/python tests/interop/page.py "$program" "$chromium" target/interop-page/shots
@@ -74,7 +71,7 @@ load() (
     # Says what it measures; how long a busy machine takes is no failure.
     python3 tests/interop/load.py "$program"
 )
-command -v python3 >/dev/null || skip "everything: there is no python3"
+command -v python3 >/dev/null || skip python3 "interop: there is no python3"
 clients
 api
 page

@@ -2,11 +2,10 @@
 //! one (`SHARDPACK_ENGINES` names the folder; `tests/mlx.sh` installs it) there is nothing to
 //! test, and each test says so.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "a test fails by panic, and says why it was skipped"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+#[path = "../../../tests/harness/skip.rs"]
+mod skip;
 
 use std::{
     fs,
@@ -17,16 +16,6 @@ use shardpack_mlx::{
     Array, Binary, Collective, Device, Element, Library, OpenError, Quantized, Unary,
     runtime::{self, CheckError, FOLDER, InstallError, InstallOptions},
 };
-
-fn runtime_folder() -> Option<PathBuf> {
-    let found = std::env::var_os("SHARDPACK_ENGINES")
-        .map(|engines| Path::new(&engines).join(FOLDER))
-        .filter(|folder| folder.is_dir());
-    if found.is_none() {
-        println!("skipped: no MLX runtime in $SHARDPACK_ENGINES; tests/mlx.sh installs one");
-    }
-    found
-}
 
 /// Files are links to the installed ones, so that a test can put its own in their place.
 fn copy(folder: &Path) -> tempfile::TempDir {
@@ -49,7 +38,7 @@ fn copy(folder: &Path) -> tempfile::TempDir {
 
 #[track_caller]
 fn check(damage: impl FnOnce(&Path), words: &[&str]) {
-    let Some(folder) = runtime_folder() else { return };
+    let Some(folder) = skip::mlx_runtime(FOLDER) else { return };
     let copy = copy(&folder);
     damage(copy.path());
     let error = runtime::check(copy.path()).unwrap_err();
@@ -124,8 +113,8 @@ fn runtime_of_another_version_or_machine_is_refused() {
 }
 
 #[test]
-fn what_copying_leaves_behind_does_no_harm() {
-    let Some(folder) = runtime_folder() else { return };
+fn a_runtime_with_files_that_copying_leaves_behind_is_whole() {
+    let Some(folder) = skip::mlx_runtime(FOLDER) else { return };
     let copy = copy(&folder);
     fs::write(copy.path().join("mlx/.DS_Store"), "").unwrap();
     runtime::check(copy.path()).unwrap();
@@ -153,8 +142,8 @@ fn a_wheel_that_is_not_the_published_one_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn limits_are_taken() {
-    let Some(folder) = runtime_folder() else { return };
+fn a_runtime_takes_limits_of_memory() {
+    let Some(folder) = skip::mlx_runtime(FOLDER) else { return };
     let library = Library::open(&folder, Some(Device::Cpu)).unwrap();
     library.set_limits(usize::MAX, 512 << 20, None).unwrap();
     assert_eq!(library.device_figure("max_recommended_working_set_size"), None);
@@ -164,7 +153,7 @@ fn limits_are_taken() {
 
 #[test]
 fn runtime_that_is_whole_computes() {
-    let Some(folder) = runtime_folder() else { return };
+    let Some(folder) = skip::mlx_runtime(FOLDER) else { return };
     let library = match Library::open(&folder, Some(Device::Cpu)) {
         Ok(library) => library,
         Err(error @ OpenError::Runtime(_)) => panic!("the installed runtime: {error}"),

@@ -1,8 +1,7 @@
 //! Groups of real processes.
 
 use std::{
-    env, io,
-    io::Write as _,
+    env,
     net::TcpListener,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -20,29 +19,32 @@ use crate::{
 /// Says to a process of this test program that it is a rank, and which: `1/3`.
 const RANK_VARIABLE: &str = "SHARDPACK_TEST_RANK";
 
-/// Not a test by itself: the rank processes of the others.
-#[test]
-fn child_rank() {
-    let Ok(which) = env::var(RANK_VARIABLE) else { return };
+/// Whether this process is a rank of another process's test, in which case it has served as one.
+#[expect(clippy::print_stdout, reason = "a rank announces itself on standard output")]
+fn was_rank() -> bool {
+    let Ok(which) = env::var(RANK_VARIABLE) else { return false };
     let (rank, ranks) = which.split_once('/').unwrap();
     let identity = identity(rank.parse().unwrap(), ranks.parse().unwrap());
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, token) = (listener.local_addr().unwrap(), Token::generate().unwrap());
     let announcement = Announcement { address, token: token.clone(), key: None };
-    writeln!(io::stdout(), "\n{}", announcement.line()).unwrap();
+    println!("\n{}", announcement.line());
     run_rank(listener, token, identity, RankOptions::default(), load).unwrap();
+    true
 }
 
 fn silent() -> LogSink {
     Arc::new(|_, _| ())
 }
 
+/// Starts a rank in a process of its own: this test program again, with one test that begins with
+/// [`was_rank`].
 pub(super) fn spawn(rank: u32, ranks: u32) -> Node {
     let name = format!("node-{rank}");
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let test = format!("{module}::a_dropped_process_is_killed");
     let mut command = Command::new(env::current_exe().unwrap());
-    command
-        .args(["--exact", "cluster::tests::processes::child_rank", "--nocapture"])
-        .env(RANK_VARIABLE, format!("{rank}/{ranks}"));
+    command.args(["--exact", &test, "--nocapture"]).env(RANK_VARIABLE, format!("{rank}/{ranks}"));
     let (process, announcement) = RankProcess::spawn(&name, command, LONG, silent()).unwrap();
     Node { name, announcement, credentials: None, process: Some(process), restart: None }
 }
@@ -183,6 +185,9 @@ fn a_process_that_does_not_announce_itself_is_named() {
 
 #[test]
 fn a_dropped_process_is_killed() {
+    if was_rank() {
+        return;
+    }
     let node = spawn(0, 1);
     let process = node.process.as_ref().unwrap().id();
     assert!(signal(process, "-0"));

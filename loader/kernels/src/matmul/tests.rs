@@ -162,7 +162,7 @@ fn check_same_bits(matrix: &Matrix<'_>, rows: usize, threads: usize) {
 }
 
 #[test]
-fn a_row_has_the_same_bits_alone_and_among_others_on_any_threads() {
+fn a_row_has_the_same_bits_in_any_batch_on_any_threads() {
     // Large enough that several threads get work.
     let affine = Stored::new([520, 512], [4, 64], 1);
     let plain = numbers(520 * 131, 2);
@@ -174,7 +174,7 @@ fn a_row_has_the_same_bits_alone_and_among_others_on_any_threads() {
 
 proptest! {
     #[test]
-    fn any_shape_gives_the_same_bits_in_any_company(
+    fn any_shape_gives_the_same_bits_in_any_batch(
         rows in 1_usize..12, outputs in 1_usize..40, inputs in 1_usize..300, seed: u32,
     ) {
         let weights = numbers(outputs * inputs, u64::from(seed));

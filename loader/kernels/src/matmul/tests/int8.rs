@@ -1,4 +1,4 @@
-//! Products of 8-bit activations: the same bits on all platforms and in any company, and as close
+//! Products of 8-bit activations: the same bits on all platforms and in any batch, and as close
 //! to the exact product as 8 bits allow.
 
 use super::*;
@@ -65,7 +65,7 @@ fn check_bits(form: [u32; 2], shape: [usize; 2], rows: &[usize]) {
 }
 
 #[test]
-fn all_platforms_give_the_same_bits_alone_and_in_any_company() {
+fn all_platforms_give_the_same_bits_in_any_batch() {
     for bits in [4, 6, 8] {
         for group in [32, 64, 128] {
             check_bits([bits, group], [3, 128], &[1, 2, 5]);

@@ -1,0 +1,38 @@
+//! Tests that start the program: real processes, files, sockets and kills. One target, so one link.
+#![expect(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
+
+mod adapters;
+mod bad_input;
+mod cluster;
+mod convert;
+mod custom_rules;
+mod demo;
+mod doctor;
+mod export;
+mod fused_projections;
+#[path = "../harness/program.rs"]
+mod harness;
+#[cfg(feature = "hub")]
+mod hub;
+mod kill;
+mod memory_plan;
+mod mlx;
+#[path = "../package_set.rs"]
+mod package_set;
+mod pipeline_stages;
+mod push;
+mod recovery;
+mod reshard;
+#[path = "../harness/running.rs"]
+mod running;
+mod scripted_engine;
+mod serve;
+mod server_stats;
+mod signature;
+#[path = "../harness/skip.rs"]
+mod skip;
+mod source_formats;
+mod speculative_decoding;
+mod tool_calls;
+mod verify;
+mod vision_language;

@@ -1,0 +1,166 @@
+//! Apple's MLX against our own kernels, on the processor, for every family: the same packages,
+//! the same logits. Without an installed runtime (`SHARDPACK_ENGINES` names the folder;
+//! `tests/mlx.sh` installs one) the tests are skipped.
+#![expect(clippy::print_stdout, reason = "what was measured is worth a line")]
+
+mod processes;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use shardpack_converter::plan::ExpertCut;
+use shardpack_engine::{
+    backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, KvType, Mlx},
+    engine::{LocalModel, memory_group},
+    open::{OpenOptions, Package},
+};
+use shardpack_engine_api::TokenId;
+use shardpack_mlx::{Device, runtime};
+use tempfile::tempdir;
+
+use crate::{
+    harness::data,
+    reference_models::{all_models, open_with, write},
+    skip::mlx_runtime,
+};
+
+/// Largest difference of a logit, in f32 on both sides.
+const TOLERANCE: f32 = 1e-3;
+
+fn tokens(model: &Path) -> Vec<TokenId> {
+    let file = fs::read(model.join("expected.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let bytes = tensors.tensor("tokens_a").unwrap().data().to_vec();
+    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
+    bytes.chunks_exact(4).map(token).collect()
+}
+
+fn on_cpu(packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
+    let options = CpuOptions { threads: 1, platform: None, arithmetic: Arithmetic::Exact };
+    let backends = packages.iter().map(|_| Cpu::with_options(&options).unwrap()).collect();
+    let groups = memory_group(packages.len() as u32).unwrap();
+    LocalModel::over(packages, &groups, backends).unwrap().logits(tokens).unwrap()
+}
+
+/// MLX computes one rank for each process.
+fn on_mlx(runtime: &Path, packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {
+    in_steps(mlx(runtime, KvType::F32), packages, tokens, &[tokens.len()])
+}
+
+fn mlx(runtime: &Path, kv: KvType) -> Mlx {
+    let mlx = Mlx::open(runtime, Some(Device::Cpu), Collectives::Own, [0, 1]);
+    mlx.unwrap_or_else(|error| panic!("{error}")).with_kv(kv).unwrap()
+}
+
+/// Logits after each token, in steps of so many; the last length is that of all further ones.
+fn in_steps<B: Backend>(
+    backend: B,
+    packages: &[Package],
+    tokens: &[TokenId],
+    steps: &[usize],
+) -> Vec<f32> {
+    let groups = memory_group(1).unwrap();
+    let local = LocalModel::over(packages, &groups, vec![backend]).unwrap();
+    let mut sequence = local.sequence(tokens.len());
+    let (mut found, mut rest) = (Vec::new(), tokens);
+    let last = *steps.last().unwrap();
+    for step in steps.iter().copied().chain(std::iter::repeat(last)) {
+        let (now, later) = rest.split_at(step.min(rest.len()));
+        if now.is_empty() {
+            break;
+        }
+        found.extend(local.extend(&mut sequence, now, 0).unwrap());
+        rest = later;
+    }
+    found
+}
+
+/// The largest difference.
+fn apart(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// The reference models.
+fn families() -> Vec<PathBuf> {
+    all_models().iter().map(|model| data("models").join(model)).collect()
+}
+
+#[test]
+fn mlx_logits_match_the_cpu_engine() {
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
+    for model in &families() {
+        let tokens = tokens(model);
+        for (bits, nodes) in [4, 8, 16].map(|bits| (bits, 1)) {
+            let folder = tempdir().unwrap();
+            let set = folder.path().join("set");
+            write(model, &set, bits, nodes, ExpertCut::Inside);
+            let packages = open_with(&set, nodes, OpenOptions::stored(1));
+            let (cpu, mlx) = (on_cpu(&packages, &tokens), on_mlx(&runtime, &packages, &tokens));
+            let worst = apart(&cpu, &mlx);
+            let name = model.file_name().unwrap().display();
+            println!("{name}, {bits} bits, {nodes} nodes: {worst:.2e}");
+            assert!(worst < TOLERANCE, "{name}, {bits} bits, {nodes} nodes: {worst}");
+        }
+    }
+}
+
+/// Rows by themselves gather their top-k keys, rows in a batch hide the others'; of a
+/// window or a chunk only those keys are read that some row sees.
+#[test]
+fn mlx_sparse_and_windowed_attention_match_cpu_in_chunks_of_any_length() {
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
+    let chosen =
+        ["deepseek_v32", "deepseek_v4", "glm_moe_dsa_shared", "hy_v4", "minimax_m3_vl_text"];
+    let near = ["mistral", "gemma2", "gpt_oss", "llama4_text", "mimo_v2_flash"];
+    for model in chosen.into_iter().chain(near) {
+        let folder = tempdir().unwrap();
+        let set = folder.path().join("set");
+        let model = data("models").join(model);
+        write(&model, &set, 16, 1, ExpertCut::Inside);
+        let packages = open_with(&set, 1, OpenOptions::stored(1));
+        let tokens = [tokens(&model), tokens(&model)].concat();
+        let expected = on_cpu(&packages, &tokens);
+        for steps in [&[1][..], &[5, 11, 1]] {
+            let found = in_steps(mlx(&runtime, KvType::F32), &packages, &tokens, steps);
+            let worst = apart(&found, &expected);
+            assert!(worst < TOLERANCE, "{}, steps of {steps:?}: {worst}", model.display());
+        }
+    }
+}
+
+/// Rounded once, as `cpu` does, whether MLX has a kernel for the width of the heads or not.
+#[test]
+fn mlx_f16_and_bf16_kv_caches_match_cpu() {
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
+    let with_kernel = ["llama-tied", "qwen3", "deepseek_v3"];
+    let without = ["mistral", "gemma2", "gpt_oss", "deepseek_v32", "hy_v4"];
+    let special = ["minimax_m3_vl_text", "deepseek_v4", "qwen3_next"];
+    for name in with_kernel.into_iter().chain(without).chain(special) {
+        let folder = tempdir().unwrap();
+        let set = folder.path().join("set");
+        let model = data("models").join(name);
+        write(&model, &set, 16, 1, ExpertCut::Inside);
+        let packages = open_with(&set, 1, OpenOptions::stored(1));
+        let tokens = tokens(&model);
+        let exact = CpuOptions { threads: 1, platform: None, arithmetic: Arithmetic::Exact };
+        // On a processor MLX rounds scores as well where it has a kernel; its kernels do not.
+        let scores = if with_kernel.contains(&name) { 8.0 } else { 1.0 };
+        for (kv, bound) in [(KvType::F16, 2e-3), (KvType::Bf16, 1.2e-2)] {
+            let bound = bound * scores;
+            let cpu = Cpu::with_options(&exact).unwrap().with_kv(kv);
+            let expected = in_steps(cpu, &packages, &tokens, &[tokens.len()]);
+            for steps in [&[tokens.len()][..], &[7, 1]] {
+                let found = in_steps(mlx(&runtime, kv), &packages, &tokens, steps);
+                let worst = apart(&found, &expected);
+                println!("{name}, {kv:?}, steps of {steps:?}: {worst:.2e}");
+                assert!(worst < bound, "{name}, {kv:?}, steps of {steps:?}: {worst}");
+            }
+        }
+    }
+    let mlx = Mlx::open(&runtime, Some(Device::Cpu), Collectives::Own, [0, 1]).unwrap();
+    let error = mlx.with_kv(KvType::Q8).map(drop).unwrap_err().to_string();
+    assert!(error.contains("f32, f16 or bf16"), "{error}");
+}
