@@ -32,6 +32,7 @@ mod package_set;
 mod parity;
 mod push;
 mod recovery;
+mod reference_docs;
 mod reshard;
 mod rules;
 mod running;

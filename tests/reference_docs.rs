@@ -154,13 +154,15 @@ fn the_command_line_page_is_what_the_program_says() {
 fn every_environment_variable_is_on_the_files_page() {
     let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
     let reads = |text: &str| {
-        ["env::var", "env = \"", "_VARIABLE", "variables", ".env("].iter().any(|it| text.contains(it))
+        ["env::var", "env = \"", "_VARIABLE", "variables", ".env("]
+            .iter()
+            .any(|it| text.contains(it))
     };
     let sources = sources();
     let mut names = BTreeSet::new();
     for (_, text) in sources.iter().filter(|(_, text)| reads(text)) {
         let found = literals(text, |c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
-        names.extend(found.into_iter().filter(|name| name.len() > 3 && !name.starts_with('_')));
+        names.extend(found.into_iter().filter(|name| *name == "HOME" || name[1..].contains('_')));
     }
     // Proxies are known by their lower-case names too; prefixes tell ours and the hub's anywhere.
     for (_, text) in &sources {
@@ -179,7 +181,9 @@ fn every_environment_variable_is_on_the_files_page() {
 fn every_route_and_parameter_is_on_the_http_page() {
     let routes = sources_at("server", &["routes.rs"]);
     let paths = literals(&routes, |c| c.is_ascii_alphanumeric() || "/{}*._-".contains(c));
-    demand("http-api.md", "routes", paths.into_iter().filter(|path| path.starts_with('/')));
+    // `/api/` alone is a prefix.
+    let is_route = |path: &&str| path.starts_with('/') && (*path == "/" || !path.ends_with('/'));
+    demand("http-api.md", "routes", paths.into_iter().filter(is_route));
 
     let first_of_tuple = |text: &'static str| -> BTreeSet<&'static str> {
         text.split("(\"").skip(1).filter_map(|rest| rest.split_once("\",")).map(|it| it.0).collect()
@@ -205,7 +209,7 @@ fn every_metric_is_on_the_metrics_page() {
     let page = page("metrics.md");
     let is_missing = |name: &&str| {
         let forms = ["shardpack_", "shardpack_rank_", "vllm:", ""];
-        !forms.iter().any(|prefix| page.contains(&format!("`{prefix}{name}`")))
+        !name.ends_with('_') && !forms.iter().any(|it| page.contains(&format!("`{it}{name}`")))
     };
     assert!(names.len() > 20, "{names:?}");
     let missing: Vec<&str> = names.into_iter().filter(is_missing).collect();
@@ -224,9 +228,16 @@ fn every_feature_and_field_is_on_the_package_page() {
     run(&["convert", source.to_str().unwrap(), "-o", set.to_str().unwrap(), "--nodes", "2"]);
     let mut keys = BTreeSet::new();
     for file in ["set.json", "node-1/manifest.json"] {
-        collect_keys(&serde_json::from_slice(&fs::read(set.join(file)).unwrap()).unwrap(), &mut keys);
+        collect_keys(
+            &serde_json::from_slice(&fs::read(set.join(file)).unwrap()).unwrap(),
+            &mut keys,
+        );
     }
-    demand("package-format.md", "fields of set.json and manifest.json", keys.iter().map(String::as_str));
+    demand(
+        "package-format.md",
+        "fields of set.json and manifest.json",
+        keys.iter().map(String::as_str),
+    );
 }
 
 /// Names of fields; what `architecture` has is the documentation of its own types.
@@ -295,7 +306,11 @@ fn every_key_of_rule_files_is_on_their_page() {
         }
     }
     assert!(keys.len() > 80, "{keys:?}");
-    demand("rule-files.md", "keys", keys.into_iter().chain(["extends", "parts", "without", "after"]));
+    demand(
+        "rule-files.md",
+        "keys",
+        keys.into_iter().chain(["extends", "parts", "without", "after"]),
+    );
 }
 
 #[test]
