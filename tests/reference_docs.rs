@@ -240,7 +240,27 @@ fn every_feature_and_field_is_on_the_package_page() {
     );
 }
 
-/// Names of fields; what `architecture` has is the documentation of its own types.
+#[test]
+fn every_field_of_the_architecture_is_on_the_package_page() {
+    let fields = sources_at("spec", &[".rs"]) + &sources_at("formats", &["src/spec.rs"]);
+    let mut names = BTreeSet::new();
+    let mut renamed = None;
+    for line in fields.lines() {
+        if let Some((_, rest)) = line.split_once("rename = \"") {
+            renamed = rest.split_once('"').map(|it| it.0);
+        }
+        let item = line.strip_prefix("    ").unwrap_or_default();
+        let field = item.strip_prefix("pub ").and_then(|it| it.split_once(": ")).map(|it| it.0);
+        let is_variant = item.starts_with(char::is_uppercase);
+        if field.is_some() || is_variant {
+            names.extend(renamed.take().or(field));
+        }
+    }
+    assert!(names.len() > 100, "{names:?}");
+    demand("package-format.md", "fields of the architecture", names);
+}
+
+/// Names of fields; what `architecture` has stands in its types.
 fn collect_keys(value: &Value, keys: &mut BTreeSet<String>) {
     match value {
         Value::Object(members) => {
