@@ -122,7 +122,9 @@ fn render_command(command: &[&str], text: &mut String) {
     let level = "#".repeat(2 + command.len().saturating_sub(1));
     let name = [&["shardpack"], command].concat().join(" ");
     write!(text, "\n{level} {name}\n\n```text\n").unwrap();
-    help.trim_end().lines().for_each(|line| writeln!(text, "{}", line.trim_end()).unwrap());
+    for line in help.trim_end().lines() {
+        writeln!(text, "{}", line.trim_end()).unwrap();
+    }
     text.push_str("```\n");
     for inner in commands_in(&help) {
         render_command(&[command, &[inner]].concat(), text);
@@ -185,12 +187,12 @@ fn every_route_and_parameter_is_on_the_http_page() {
     let is_route = |path: &&str| path.starts_with('/') && (*path == "/" || !path.ends_with('/'));
     demand("http-api.md", "routes", paths.into_iter().filter(is_route));
 
-    let first_of_tuple = |text: &'static str| -> BTreeSet<&'static str> {
-        text.split("(\"").skip(1).filter_map(|rest| rest.split_once("\",")).map(|it| it.0).collect()
-    };
-    let described = sources_at("server", &["openapi.rs"]).leak();
+    let described = sources_at("server", &["openapi.rs"]);
     let is_field = |c: char| c.is_ascii_lowercase() || c == '_';
-    let fields = first_of_tuple(described).into_iter().filter(|it| it.chars().all(is_field));
+    // `("temperature", TEMPERATURE, false),`
+    let first_of_tuples =
+        described.split("(\"").skip(1).filter_map(|rest| rest.split_once("\",")).map(|it| it.0);
+    let fields = first_of_tuples.filter(|it| it.chars().all(is_field));
     demand("http-api.md", "fields of the OpenAPI description", fields);
 
     let dialects = sources_at("dialect", &[".rs"]);
@@ -271,7 +273,11 @@ fn collect_keys(value: &Value, keys: &mut BTreeSet<String>) {
                 }
             }
         }
-        Value::Array(items) => items.iter().for_each(|item| collect_keys(item, keys)),
+        Value::Array(items) => {
+            for item in items {
+                collect_keys(item, keys);
+            }
+        }
         _ => {}
     }
 }
