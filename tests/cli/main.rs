@@ -22,6 +22,7 @@ mod package_set;
 mod pipeline_stages;
 mod push;
 mod recovery;
+mod reference_docs;
 mod reshard;
 #[path = "../harness/running.rs"]
 mod running;

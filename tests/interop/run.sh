@@ -67,11 +67,16 @@ page() (
     fi
     target/interop-page/bin/python tests/interop/page.py "$program" "$chromium" target/interop-page/shots
 )
+package_format() (
+    # Needs nothing but Python: its BLAKE3 is its own.
+    python3 tests/interop/read_package.py "$program"
+)
 load() (
     # Says what it measures; how long a busy machine takes is no failure.
     python3 tests/interop/load.py "$program"
 )
 command -v python3 >/dev/null || skip python3 "interop: there is no python3"
+package_format
 clients
 api
 page
