@@ -20,6 +20,7 @@ mod features;
 mod fused;
 mod fuzz_corpus;
 mod gpt_oss;
+mod guide;
 mod harness;
 #[cfg(feature = "hub")]
 mod hub;
