@@ -155,7 +155,6 @@ fn every_shell_block_says_whether_it_runs_here() {
             if block.has("test") { tested += 1 } else { others += 1 }
         }
     }
-    println!("{tested} blocks run here, {others} need a Mac, the hub or other software");
     assert!(tested >= 30, "only {tested} blocks run here: was a mark lost?");
     assert!(others >= 10, "only {others} blocks are marked as not running here");
 }
@@ -369,8 +368,10 @@ fn commands(text: &str) -> Vec<Vec<String>> {
         let line = line.split(" #").next().unwrap_or_default();
         for part in line.split(['|', ';', '(', ')', '&']) {
             let part = part.replace("cargo run --release --", "shardpack");
-            let words: Vec<String> =
-                part.split_whitespace().map(|word| word.trim_matches(['\'', '"']).to_owned()).collect();
+            let words: Vec<String> = part
+                .split_whitespace()
+                .map(|word| word.trim_matches(['\'', '"']).to_owned())
+                .collect();
             let start = words.iter().position(|word| word == "shardpack");
             // Only where a command may begin: first, or behind `sudo` and variables.
             let Some(start) = start else { continue };
@@ -411,8 +412,11 @@ fn check_command(words: &[String], place: &str, helps: &mut BTreeMap<Vec<String>
 
 fn help(call: &[String], place: &str, helps: &mut BTreeMap<Vec<String>, String>) -> String {
     let ask = || {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_shardpack")).args(call).arg("--help").output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_shardpack"))
+            .args(call)
+            .arg("--help")
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{place}: no help of {call:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
@@ -446,11 +450,8 @@ fn links(prose: &str) -> Vec<String> {
 
 fn resolve(page: &Path, link: &str) -> Result<(), String> {
     let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
-    let target = if file.is_empty() {
-        page.to_owned()
-    } else {
-        plain(&page.parent().unwrap().join(file))
-    };
+    let target =
+        if file.is_empty() { page.to_owned() } else { plain(&page.parent().unwrap().join(file)) };
     if page.starts_with(book()) && !target.starts_with(book()) {
         return Err("leaves the book".to_owned());
     }
@@ -516,7 +517,8 @@ fn every_place_for_a_contribution_exists() {
         let text = fs::read_to_string(page).unwrap();
         // Every second part stands between backticks.
         for span in text.split('`').skip(1).step_by(2) {
-            let is_path = span.contains('/') && (span.ends_with('/') || span.ends_with(".rs"));
+            let is_code = Path::new(span).extension().is_some_and(|it| it == "rs");
+            let is_path = span.contains('/') && (span.ends_with('/') || is_code);
             if is_path && !span.contains(' ') {
                 places += 1;
                 assert!(root().join(span).exists(), "{}: there is no {span}", shown(page));
@@ -542,7 +544,9 @@ fn the_summary_names_every_page_once() {
 fn every_message_in_troubleshooting_is_in_the_code() {
     let page = book().join("operate/troubleshooting.md");
     let mut code = String::new();
-    for folder in ["src", "formats", "manifests", "converter", "transfer", "loader", "identity", "trust"] {
+    for folder in
+        ["src", "formats", "manifests", "converter", "transfer", "loader", "identity", "trust"]
+    {
         read_code(&root().join(folder), &mut code);
     }
     let text = fs::read_to_string(&page).unwrap();
