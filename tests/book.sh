@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the guide with mdBook. Where mdBook is not installed, pip fetches a pinned build of it into
-# target/; where that is not possible either, it says so: tests/guide.rs checks pages, links and
+# target/; where that is not possible either, it is skipped: tests/guide.rs checks pages, links and
 # commands without it. `cargo install mdbook --locked` takes minutes and is left to whoever wants it.
 #
 #   tests/book.sh
@@ -8,20 +8,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 version=0.5.4
 tools=target/book-tools
-skip() {
-    echo "skipped: the guide was not built: $1"
-    exit 0
-}
+. tests/skip.sh
 mdbook=$(command -v mdbook || true)
 if [ -z "$mdbook" ]; then
     mdbook=$tools/bin/mdbook
     if ! "$mdbook" --version 2>/dev/null | grep -q "$version"; then
-        command -v python3 >/dev/null || skip "there is no mdbook, and no python3 to fetch it with"
-        python3 -m venv "$tools" || skip "there is no mdbook, and python3 cannot make a virtual environment"
+        command -v python3 >/dev/null || skip mdbook "there is no mdbook, and no python3 to fetch it with"
+        python3 -m venv "$tools" || skip mdbook "there is no mdbook, and python3 cannot make a virtual environment"
         "$tools/bin/pip" install --quiet --require-hashes --no-deps -r tests/book-requirements.txt \
             2>"$tools/pip.log" || {
             cat "$tools/pip.log" >&2
-            skip "there is no mdbook, and pip cannot fetch it"
+            skip mdbook "there is no mdbook, and pip cannot fetch it"
         }
     fi
 fi
