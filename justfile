@@ -1,7 +1,7 @@
 # The same recipes everywhere: here, in CI, on a newcomer's machine.
 
 # Everything that a change must pass.
-ci: fmt lint doc demo test mlx darwin neon interop
+ci: fmt lint doc book demo test mlx darwin neon interop
 
 # Formatting.
 fmt:
@@ -14,6 +14,10 @@ lint:
 # Documentation, warnings as errors.
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --release
+
+# The guide as a book, in target/guide.
+book:
+    tests/book.sh
 
 # The main job, end to end.
 demo:

@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 mod export;
 mod fused_projections;
+mod guide;
 #[path = "../harness/program.rs"]
 mod harness;
 #[cfg(feature = "hub")]
