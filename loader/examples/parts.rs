@@ -20,13 +20,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shardpack_formats::memory::KvType;
 use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};
 use shardpack_kernels::Packing;
 use shardpack_loader::{
     backend::{
         AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu,
-        DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep,
-        Qkv, Ranks, RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+        DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, NormStep, PoolStep, Qkv, Ranks,
+        RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, TokenId, memory_group},

@@ -12,6 +12,8 @@ mod record;
 
 use std::{collections::VecDeque, time::Instant};
 
+use shardpack_formats::memory::TOKENS_PER_PAGE;
+
 use super::{
     constraint::{ConstraintFactory, TokenMask},
     draft::{Drafter, Guesser},
@@ -21,7 +23,7 @@ use super::{
     request::{Event, FinishReason, GenerateRequest, RequestId, Usage},
     sample::Wishes,
 };
-use crate::backend::{StepError, TOKENS_PER_PAGE};
+use crate::backend::StepError;
 pub(super) use drafting::Drafting;
 #[cfg(test)]
 pub(super) use drafting::Forced;

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 use shardpack_collectives::{Deadline, Group, GroupError};
+use shardpack_formats::memory::KvType;
 
 use super::*;
 
@@ -10,7 +11,7 @@ mod drafts;
 mod requests;
 
 use crate::{
-    backend::{Cpu, KvType},
+    backend::Cpu,
     model::Model,
     open::Package,
     testing::{

@@ -12,13 +12,14 @@ use std::{
 };
 
 use shardpack_collectives::Group;
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::super::{
     logits::memory_group,
     request::{RequestId, TokenId},
 };
 use crate::{
-    backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
+    backend::{Backend, Ranks, StepError},
     model::{Batch, Model},
 };
 

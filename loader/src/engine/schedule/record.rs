@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use shardpack_formats::memory::TOKENS_PER_PAGE;
+
 use super::{
     super::{
         pages::Pages,
@@ -13,7 +15,6 @@ use super::{
     Active, Schedule,
     job::Taken,
 };
-use crate::backend::TOKENS_PER_PAGE;
 
 impl Schedule {
     /// Takes what a step brought.

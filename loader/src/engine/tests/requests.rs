@@ -1,13 +1,14 @@
 //! What requests may ask for, and how they share memory and steps.
 
 use shardpack_collectives::LinkedGroup;
+use shardpack_formats::memory::KvType;
 
 use super::{
     super::{counted::CountedGroup, *},
     Answer, Ranks, STANDARD, collect, engine, lead, request,
 };
 use crate::{
-    backend::{Backend, Cpu, KvType},
+    backend::{Backend, Cpu},
     model::{Batch, Model},
     testing::{
         models::Expected,
