@@ -28,5 +28,8 @@ pub use verify::{SignatureProblem, verify_signature};
 /// Name of the signature within a package.
 pub const SIGNATURE_FILE: &str = "model.sig";
 
+/// Largest `model.sig` that is read: a bundle holds a certificate and a digest per file.
+pub const MAX_SIGNATURE_BYTES: u64 = 16 << 20;
+
 /// Told of bytes as they are read and hashed, from any thread.
 pub type ReadObserver<'a> = &'a (dyn Fn(u64) + Sync);

@@ -56,10 +56,7 @@ mod wire;
 pub use failure::{Failure, FailureCode};
 pub use frame::FrameError;
 pub use held::{ChunkMap, SharedMap};
-pub use message::{
-    Intent, Join, MAX_JSON_BYTES, MAX_SIGNATURE_BYTES, Message, Offer, PROTOCOL, PackageKey,
-    StartRank,
-};
+pub use message::{Intent, Join, MAX_JSON_BYTES, Message, Offer, PROTOCOL, PackageKey, StartRank};
 pub use receiver::{Incoming, Receiver, Step};
 pub use sender::{Heard, Outgoing, SendError, Sender};
 pub use wire::{Timeouts, Wire, WireError};

@@ -16,7 +16,7 @@ use shardpack_manifests::transfer::{Intent, Offer, Outgoing, SendError, Sender, 
 use super::{
     NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushObserver, PushOptions, Target,
     Traffic,
-    open::{Package, Set},
+    open::{OpenSet, Package},
     stream::Stream,
 };
 
@@ -25,7 +25,7 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Pushes one package, or asks what a push would send.
 pub(super) fn send(
-    set: &Set,
+    set: &OpenSet,
     package: &Package,
     target: &Target,
     options: &PushOptions,

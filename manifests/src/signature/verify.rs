@@ -9,16 +9,13 @@ use std::{
 use rayon::prelude::*;
 
 use super::{
-    ReadObserver, SIGNATURE_FILE,
+    MAX_SIGNATURE_BYTES, ReadObserver, SIGNATURE_FILE,
     bundle::{self, Refused},
     hash::hash_file,
     key::VerifyingKey,
     statement,
 };
-use crate::{
-    transfer::MAX_SIGNATURE_BYTES,
-    verify::{Problem, read_document},
-};
+use crate::verify::{Problem, read_document};
 
 /// One thing wrong with a signature, or with what it signs.
 #[derive(Debug, thiserror::Error)]

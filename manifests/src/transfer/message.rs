@@ -11,6 +11,7 @@ use crate::{
     digest::{CHUNK_BYTES, Digest},
     manifest::{MAX_MANIFEST_BYTES, Manifest},
     set::MAX_SET_BYTES,
+    signature::MAX_SIGNATURE_BYTES,
 };
 
 /// Version of the conversation. Both sides must say the same.
@@ -18,8 +19,6 @@ pub const PROTOCOL: u16 = 1;
 
 /// Most bytes of a program's name and version.
 const MAX_PROGRAM_BYTES: u64 = 64;
-/// Most bytes of `model.sig`: an `OpenSSF` bundle holds a certificate and a digest per file.
-pub const MAX_SIGNATURE_BYTES: u64 = 16 << 20;
 /// Most bytes of a bitmap: one bit per chunk of a manifest of the largest size, whose chunks take
 /// at least 67 bytes of text each, rounded up per file.
 const MAX_HELD_BYTES: u64 = 4 << 20;
