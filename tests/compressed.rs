@@ -45,10 +45,10 @@ fn entries_and_tables_stand_whole_on_every_rank_and_groups_of_heads_are_cut() {
             let found = named(part);
             assert!(!found.is_empty(), "{part}");
             for tensor in found {
-                assert_eq!([&tensor["cut"], &tensor["dtype"]], ["replicated", dtype], "{tensor}");
+                assert_eq!([&tensor["shard"], &tensor["dtype"]], ["replicated", dtype], "{tensor}");
             }
         }
-        assert!(named(".compressor.").iter().all(|it| it["cut"] == "replicated"));
+        assert!(named(".compressor.").iter().all(|it| it["shard"] == "replicated"));
         groups += named("layers.0.self_attn.o_a_proj.weight")[0]["shape"][0].as_u64().unwrap();
         let eight =
             &manifest["quantization"]["overrides"]["model.layers.1.self_attn.compressor.kv_proj"];

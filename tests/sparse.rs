@@ -93,7 +93,7 @@ fn what_chooses_keys_has_eight_bits_at_least_and_stands_on_every_rank() {
         // Of two layers that choose: two matrices of three tensors each, a matrix of floats and two
         // vectors.
         assert_eq!(found.len(), 2 * 9, "{found:?}");
-        assert!(found.iter().all(|tensor| tensor["cut"] == "replicated"), "{found:?}");
+        assert!(found.iter().all(|tensor| tensor["shard"] == "replicated"), "{found:?}");
         let file = |tensor: &Value| tensor["file"].as_str().unwrap().to_owned();
         assert!(found.iter().all(|tensor| file(tensor).contains("shared")), "{found:?}");
     }
