@@ -7,8 +7,9 @@ use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
+use shardpack_formats::memory::KvType;
 use shardpack_loader::{
-    backend::{Arithmetic, Cpu, CpuOptions, KvType},
+    backend::{Arithmetic, Cpu, CpuOptions},
     engine::{
         Engine, EngineOptions, Event, GenerateRequest, LocalModel, RankEngine, RequestId,
         StepOutcome, TokenId, memory_group,

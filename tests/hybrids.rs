@@ -3,7 +3,8 @@
 //! company, with drafts or without.
 
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{backend::KvType, engine::TokenId};
+use shardpack_formats::memory::KvType;
+use shardpack_loader::engine::TokenId;
 use tempfile::tempdir;
 
 use crate::{

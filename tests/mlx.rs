@@ -11,8 +11,9 @@ use std::{
 };
 
 use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
+use shardpack_formats::memory::KvType;
 use shardpack_loader::{
-    backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, KvType, Mlx},
+    backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
     engine::{LocalModel, TokenId, memory_group},
     open::{OpenOptions, Package},
 };

@@ -5,10 +5,8 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 use shardpack_converter::plan::ExpertCut;
-use shardpack_loader::{
-    backend::KvType,
-    engine::{LocalModel, memory_group},
-};
+use shardpack_formats::memory::KvType;
+use shardpack_loader::engine::{LocalModel, memory_group};
 use tempfile::tempdir;
 
 use crate::{
