@@ -8,10 +8,9 @@ use std::{
 
 use anyhow::Context as _;
 use shardpack_cluster::LoadError;
-use shardpack_converter::plan;
 use shardpack_engine::{
     backend::{
-        self, Arithmetic, Backend, Collectives, Cpu, CpuError, CpuOptions, Mlx,
+        Arithmetic, Backend, Collectives, Cpu, CpuError, CpuOptions, Mlx,
         mlx::{MemoryNeed, MemoryPlan, Taken},
     },
     engine::{
@@ -21,6 +20,7 @@ use shardpack_engine::{
     open::{OpenOptions, Package, Packing},
 };
 use shardpack_engine_api::{ConstraintFactory, TokenId};
+use shardpack_formats::memory::KvType;
 use shardpack_manifests::{Layout, Manifest};
 use shardpack_mlx::{distributed::Distributed, runtime};
 
@@ -63,23 +63,13 @@ impl KvFormat {
         }
     }
 
-    /// The engine's.
-    pub(crate) const fn stored(self) -> backend::KvType {
+    /// As planner and engine know it.
+    pub(crate) const fn kv_type(self) -> KvType {
         match self {
-            Self::F32 => backend::KvType::F32,
-            Self::F16 => backend::KvType::F16,
-            Self::Bf16 => backend::KvType::Bf16,
-            Self::Q8 => backend::KvType::Q8,
-        }
-    }
-
-    /// The planner's.
-    pub(crate) const fn planned(self) -> plan::KvType {
-        match self {
-            Self::F32 => plan::KvType::F32,
-            Self::F16 => plan::KvType::F16,
-            Self::Bf16 => plan::KvType::Bf16,
-            Self::Q8 => plan::KvType::Q8,
+            Self::F32 => KvType::F32,
+            Self::F16 => KvType::F16,
+            Self::Bf16 => KvType::Bf16,
+            Self::Q8 => KvType::Q8,
         }
     }
 }
@@ -138,12 +128,12 @@ impl EngineChoice {
     /// The MLX backend of a rank.
     fn mlx(&self, collectives: Collectives, place: [u32; 2]) -> anyhow::Result<Mlx> {
         let mlx = Mlx::open(&mlx_folder(None)?, None, collectives, place)?;
-        Ok(mlx.with_kv(self.kv_type.stored())?)
+        Ok(mlx.with_kv(self.kv_type.kv_type())?)
     }
 
     /// The built-in backend.
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
-        Ok(Cpu::with_options(&self.cpu_options(threads))?.with_kv(self.kv_type.stored()))
+        Ok(Cpu::with_options(&self.cpu_options(threads))?.with_kv(self.kv_type.kv_type()))
     }
 
     fn cpu_options(&self, threads: usize) -> CpuOptions {

@@ -167,7 +167,7 @@ fn architecture() -> serde_json::Value {
             "heads": 8, "kv_heads": 1, "head_dim": 8, "scale": "3eb504f3", "qkv_bias": false,
             "o_bias": false, "qk_norm": "none",
         },
-        "ropes": [], "ffn": {"size": 128, "activation": "silu_glu", "bias": false},
+        "ropes": [], "ffn": {"intermediate_size": 128, "activation": "silu_glu", "bias": false},
         "layers": [], "tied_embeddings": true,
     })
 }

@@ -31,7 +31,7 @@ use crate::{
 pub(crate) use files::{Destination, PackageFiles};
 pub(crate) use formats::{format_of, module_name};
 use layout::RankGroup;
-pub use memory::{EngineLoad, KvType, PROCESS_BYTES, RankMemory, STEP_TOKENS};
+pub use memory::{EngineLoad, PROCESS_BYTES, RankMemory};
 use options::Choice;
 pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 pub(crate) use stacks::stacks;

@@ -48,13 +48,23 @@ pub struct TensorReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cosine: Option<f64>,
     /// Share of integers at either end of their range.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        rename = "saturation",
+        alias = "at_ends",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
     pub at_ends: Option<f64>,
     /// What the source stores it as, when that is not plain floats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
     /// What became of the source's quantized weights.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        rename = "prequantized",
+        alias = "carried",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
     pub carried: Option<Carried>,
 }
 

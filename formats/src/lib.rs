@@ -6,7 +6,7 @@
 //! [`spec`]
 //! (what the engine computes), [`stored`] (quantized checkpoints as sources), [`gguf`] (llama.cpp's files), [`pickle`] (torch's), [`normalise`] (how
 //! it is found out), [`rules`] and [`expr`] (the data behind that), [`template`] (conversations as
-//! text), [`tokenizer`] (other programs' as `tokenizer.json`), [`tool_family`] (how calls are written). This crate does no network and writes no files.
+//! text), [`tokenizer`] (other programs' as `tokenizer.json`), [`tool_family`] (how calls are written), [`memory`] (sizes of the KV cache and of steps). This crate does no network and writes no files.
 
 pub mod affine;
 pub mod chat;
@@ -18,6 +18,7 @@ pub mod gguf;
 pub mod hex;
 pub mod imatrix;
 pub mod lowrank;
+pub mod memory;
 mod neutral;
 pub mod normalise;
 pub mod pickle;

@@ -4,6 +4,8 @@
 //! The canonical JSON of [`Spec`] is part of the weights id. A field that is added later must be
 //! skipped while it has its neutral value, or every existing id changes; and it belongs to what a
 //! package requires of its reader ([`Spec::features`]), or programs that do not know it pass it over.
+//!
+//! Names in JSON are those of model configs and papers, and are fixed by the package format.
 
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +79,7 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "is_false")]
     pub embedding_norm: bool,
     /// Whether the output head has a bias.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "lm_head_bias", default, skip_serializing_if = "is_false")]
     pub head_bias: bool,
     /// Factor on logits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -92,16 +94,16 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mla: Option<Mla>,
     /// Attention to near tokens and to entries of far ones in place of grouped-query attention.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "compressed_attention", default, skip_serializing_if = "Option::is_none")]
     pub compressed: Option<Compressed>,
     /// Linear attention in place of attention in some layers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "linear_attention", default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<Delta>,
     /// Short convolutions in place of attention in some layers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "short_convolution", default, skip_serializing_if = "Option::is_none")]
     pub convolution: Option<Convolution>,
     /// Several residual streams in place of one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "hyper_connections", default, skip_serializing_if = "Option::is_none")]
     pub streams: Option<Streams>,
 }
 
@@ -169,40 +171,40 @@ pub struct Layer {
     #[serde(default, skip_serializing_if = "is_false")]
     pub moe: bool,
     /// Whether it has linear attention ([`Spec::delta`]).
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "linear_attention", default, skip_serializing_if = "is_false")]
     pub delta: bool,
     /// Whether attention stands beside its linear attention: both read the same, and what they give
     /// is added up.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "parallel_attention", default, skip_serializing_if = "is_false")]
     pub both: bool,
     /// Whether it has a short convolution ([`Spec::convolution`]).
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "short_convolution", default, skip_serializing_if = "is_false")]
     pub convolution: bool,
     /// Whether it attends to the keys that the layer before it attends to, and chooses none
     /// ([`Mla::index`]).
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "reuses_top_k", default, skip_serializing_if = "is_false")]
     pub shares_keys: bool,
     /// Whether it attends to the blocks of keys that its index chooses ([`Attention::blocks`]).
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "block_sparse", default, skip_serializing_if = "is_false")]
     pub chooses_blocks: bool,
     /// Whether its attention is [`Spec::second_attention`].
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "second_attention", default, skip_serializing_if = "is_false")]
     pub second: bool,
     /// Entries of far tokens ([`Spec::compressed`]); absent where it attends to its window alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "compressed_kv", default, skip_serializing_if = "Option::is_none")]
     pub entries: Option<Entries>,
     /// Whether a table says which experts a token goes to (`gate.tid2eid`, `[vocab_size, top_k]`);
     /// the router weighs them alone.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "hash_routing", default, skip_serializing_if = "is_false")]
     pub experts_by_token: bool,
     /// Whether it has attention alone, or a feed-forward part alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<LayerPart>,
     /// Of its experts, largest `silu(gate)` and largest magnitude of `up`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "expert_swiglu_limit", default, skip_serializing_if = "Option::is_none")]
     pub clamp: Option<HexF32>,
     /// The same of its dense feed-forward part or shared expert.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "dense_swiglu_limit", default, skip_serializing_if = "Option::is_none")]
     pub dense_clamp: Option<HexF32>,
 }
 

@@ -11,7 +11,7 @@ pub use stage::{STAGES_FEATURE, Stage, Stages};
 /// A half-open range of an axis's units.
 pub type UnitRange = [u64; 2];
 
-/// How a model is cut over the ranks; the same in every package of a set.
+/// How a model is sharded over the ranks; the same in every package of a set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
     /// Number of ranks.
@@ -25,7 +25,8 @@ pub struct Layout {
     pub axes: BTreeMap<String, Axis>,
     /// For every query head of the model, the key-value head that it reads.
     pub q_to_kv: Vec<u32>,
-    /// Whether the embedding is cut by vocabulary (else every rank holds it whole).
+    /// Whether the embedding is sharded by vocabulary (else every rank holds it whole).
+    #[serde(rename = "embedding_sharded")]
     pub embedding_cut: bool,
 }
 
@@ -93,26 +94,26 @@ impl Axis {
     }
 }
 
-/// Which part of an uncut tensor a package holds.
+/// Which part of a whole tensor a package holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
     /// All of it, on every rank of the stages that have it.
     Replicated,
-    /// All of it, on its stage's first rank alone; the bias of a row-cut matrix is added once.
+    /// All of it, on its stage's first rank alone; the bias of a row-sharded matrix is added once.
     Once,
-    /// Elements `start..end` of dimension `dim`, which has `full` elements in the uncut tensor.
+    /// Elements `start..end` of dimension `dim`, which has `full` elements in the whole tensor.
     /// Counted in stored elements: words of a packed dimension, groups of scales.
     Range {
         /// The axis that decides the range.
         axis: String,
-        /// The dimension that is cut.
+        /// The dimension that is sharded.
         dim: u32,
         /// First element.
         start: u64,
         /// One past the last element.
         end: u64,
-        /// Elements of the uncut dimension.
+        /// Elements of the whole dimension.
         full: u64,
     },
 }

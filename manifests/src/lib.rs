@@ -8,6 +8,7 @@
 pub mod canonical;
 pub mod cut;
 pub mod digest;
+mod format1;
 pub mod ids;
 pub mod layout;
 pub mod manifest;

@@ -7,14 +7,19 @@ use shardpack_formats::{Dtype, Spec, chat::Chat};
 
 use crate::{
     digest::{Digest, chunk_count, merge_chunks},
+    format1::{self, FORMAT_1},
     ids::Ids,
     layout::{Cut, Layout, STAGES_FEATURE},
 };
 
 /// Version of the package format.
 ///
-/// 1: first version.
-pub const FORMAT: u32 = 1;
+/// 1: first version. `requires` named collections of features.
+///
+/// 2: `requires` names one feature per operator, and the architecture and the layout use the names
+/// that model configs and papers use. Weight files are those of format 1. A package of format 1 is
+/// not loaded, pushed or verified: its ids cover the old names. `reshard` rewrites it.
+pub const FORMAT: u32 = 2;
 
 /// Name of the manifest within a package.
 pub const MANIFEST_FILE: &str = "manifest.json";
@@ -22,7 +27,7 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 /// Whether this version knows a feature; a manifest that requires another one is refused.
 #[must_use]
 pub fn is_known_feature(feature: &str) -> bool {
-    feature == STAGES_FEATURE || Spec::FEATURES.contains(&feature)
+    feature == STAGES_FEATURE || Spec::known_features().any(|known| known == feature)
 }
 
 /// Largest manifest that is read: a trillion-parameter package has about 300,000 chunks and as
@@ -32,7 +37,7 @@ pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// The document of one package.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Format version, [`FORMAT`].
+    /// Format version of the document that it was read from or is written to, usually [`FORMAT`].
     pub format: u32,
     /// Features a reader must know.
     #[serde(default)]
@@ -51,7 +56,7 @@ pub struct Manifest {
     /// What the chat template can do; absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat: Option<Chat>,
-    /// How the model is cut.
+    /// How the model is sharded.
     pub layout: Layout,
     /// Which rank this package is for.
     pub rank: u32,
@@ -178,7 +183,8 @@ pub struct TensorEntry {
     pub offset: u64,
     /// Bytes.
     pub size: u64,
-    /// Which part of the uncut tensor this is.
+    /// Which part of the whole tensor this is.
+    #[serde(rename = "shard")]
     pub cut: Cut,
     /// BLAKE3 of these bytes: the key under which a node finds what it already holds.
     pub blake3: Digest,
@@ -190,6 +196,16 @@ pub enum ManifestError {
     /// Not JSON of this shape.
     #[error("not a manifest")]
     Json(#[from] serde_json::Error),
+    /// Made by an earlier version.
+    #[error(
+        "package format {found}, this program reads {FORMAT}; rewrite the package set with \
+         `shardpack reshard SET -o NEW --nodes N` (its weights stay as they are), or convert the \
+         model again"
+    )]
+    Earlier {
+        /// Its version.
+        found: u32,
+    },
     /// Made by a later version.
     #[error("package format {found}, this program reads {FORMAT}; a newer shardpack is needed")]
     Format {
@@ -231,10 +247,30 @@ impl Manifest {
         let preamble: Preamble = serde_json::from_slice(bytes)?;
         check_version(preamble.format, &preamble.requires)?;
         let manifest: Self = serde_json::from_slice(bytes)?;
-        manifest.check_layout()?;
-        manifest.check_files()?;
-        manifest.check_tensors()?;
-        Ok(manifest)
+        manifest.check()
+    }
+
+    /// [`Manifest::parse`], for what rewrites packages: a manifest of format 1 is read too. Its
+    /// `format` stays 1, since its ids do not cover what it says now, and the names in `requires`
+    /// are those of this format.
+    pub fn parse_any_format(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let preamble: Preamble = serde_json::from_slice(bytes)?;
+        if preamble.format != FORMAT_1 {
+            return Self::parse(bytes);
+        }
+        check_features(&preamble.requires, format1::is_feature)?;
+        let mut document = serde_json::from_slice(bytes)?;
+        format1::rename(&mut document);
+        let mut manifest: Self = serde_json::from_value(document)?;
+        manifest.requires = requires(&manifest.architecture, &manifest.layout);
+        manifest.check()
+    }
+
+    fn check(self) -> Result<Self, ManifestError> {
+        self.check_layout()?;
+        self.check_files()?;
+        self.check_tensors()?;
+        Ok(self)
     }
 
     /// The entry of a file.
@@ -318,7 +354,7 @@ impl Manifest {
                 if start > end || end > full || held != Some(end - start) {
                     return invalid(
                         &what(),
-                        format!("{:?} is not a cut {start}..{end} of {full}", tensor.shape),
+                        format!("{:?} is not the shard {start}..{end} of {full}", tensor.shape),
                     );
                 }
             }
@@ -329,13 +365,28 @@ impl Manifest {
 
 /// Refuses a format version or a feature that this program does not know.
 pub fn check_version(format: u32, requires: &[String]) -> Result<(), ManifestError> {
-    if format != FORMAT {
-        return Err(ManifestError::Format { found: format });
+    match format {
+        FORMAT => check_features(requires, is_known_feature),
+        FORMAT_1 => Err(ManifestError::Earlier { found: format }),
+        found => Err(ManifestError::Format { found }),
     }
-    match requires.iter().find(|feature| !is_known_feature(feature)) {
+}
+
+pub(crate) fn check_features(
+    requires: &[String],
+    is_known: fn(&str) -> bool,
+) -> Result<(), ManifestError> {
+    match requires.iter().find(|feature| !is_known(feature)) {
         Some(feature) => Err(ManifestError::Feature { feature: feature.clone() }),
         None => Ok(()),
     }
+}
+
+/// What a reader must know of a package with this architecture and layout.
+#[must_use]
+pub fn requires(spec: &Spec, layout: &Layout) -> Vec<String> {
+    let of_layout = (!layout.stages.is_empty()).then_some(STAGES_FEATURE);
+    of_layout.into_iter().chain(spec.features()).map(str::to_owned).collect()
 }
 
 /// Says why `name` may not be the name of a file in a package, if so: it must be one plain

@@ -6,8 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     digest::Digest,
+    format1::{self, FORMAT_1},
     ids::Ids,
-    manifest::{ManifestError, Quantization, Source, check_file_name, check_version},
+    manifest::{
+        ManifestError, Quantization, Source, check_features, check_file_name, check_version,
+    },
 };
 
 /// Name of the document within the directory of a set.
@@ -62,15 +65,29 @@ impl PackageSet {
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let preamble: Preamble = serde_json::from_slice(bytes)?;
         check_version(preamble.format, &preamble.requires)?;
-        let set: Self = serde_json::from_slice(bytes)?;
+        serde_json::from_slice::<Self>(bytes)?.check()
+    }
+
+    /// [`PackageSet::parse`], for what rewrites packages: a set of format 1 is read too. Its `format`
+    /// and its `requires` stay as they are.
+    pub fn parse_any_format(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let preamble: Preamble = serde_json::from_slice(bytes)?;
+        if preamble.format != FORMAT_1 {
+            return Self::parse(bytes);
+        }
+        check_features(&preamble.requires, format1::is_feature)?;
+        serde_json::from_slice::<Self>(bytes)?.check()
+    }
+
+    fn check(self) -> Result<Self, ManifestError> {
         let invalid = |what: String, problem: &str| {
             Err(ManifestError::Invalid { what, problem: problem.to_owned() })
         };
-        if set.packages.is_empty() {
+        if self.packages.is_empty() {
             return invalid("packages".to_owned(), "a set has at least one package");
         }
         let mut seen = BTreeSet::new();
-        for package in &set.packages {
+        for package in &self.packages {
             let what = || format!("directory {:?}", package.directory);
             if let Err(problem) = check_file_name(&package.directory) {
                 return invalid(what(), problem);
@@ -79,6 +96,6 @@ impl PackageSet {
                 return invalid(what(), "listed twice");
             }
         }
-        Ok(set)
+        Ok(self)
     }
 }

@@ -12,13 +12,9 @@ mod tests;
 use std::{path::Path, time::Instant};
 
 pub use problem::{Finding, Problem};
-pub use survey::{EXTRA_FILES, check_member, read_document};
+pub use survey::{EXTRA_FILES, check_member, read_document, read_set};
 
-use crate::{
-    digest::Digest,
-    manifest::Manifest,
-    set::{MAX_SET_BYTES, PackageSet, SET_FILE},
-};
+use crate::{digest::Digest, manifest::Manifest};
 use survey::Survey;
 
 /// Whether tensors are hashed beside the chunks that hold them.
@@ -102,12 +98,8 @@ pub fn verify_package(
 pub fn verify_set(directory: &Path, options: VerifyOptions, observer: VerifyObserver) -> Report {
     let start = Instant::now();
     let mut report = Report::default();
-    let set = read_document(&directory.join(SET_FILE), MAX_SET_BYTES).and_then(|bytes| {
-        PackageSet::parse(&bytes)
-            .map_err(|source| Problem::Document { file: SET_FILE.to_owned(), source })
-    });
-    let set = match set {
-        Ok(set) => set,
+    let set = match read_set(directory) {
+        Ok((set, _)) => set,
         Err(problem) => {
             report.findings.push(Finding { package: None, problem });
             report.seconds = start.elapsed().as_secs_f64();

@@ -6,15 +6,16 @@ use anyhow::anyhow;
 use serde_json::{Value, json};
 use shardpack_converter::{
     RankMemory,
-    plan::{EngineLoad, KvType, PROCESS_BYTES, STEP_TOKENS},
+    plan::{EngineLoad, PROCESS_BYTES},
 };
 use shardpack_engine::{
-    backend::{Backend, Cpu, TOKENS_PER_PAGE},
+    backend::{Backend, Cpu},
     bench::{Load, Speed, bench, bench_drafts, read_bandwidth, sum_latency},
     engine::{Engine, EngineOptions, Speculate, memory_group},
     model::Model,
     open::{OpenOptions, Package},
 };
+use shardpack_formats::memory::{KvType, MIN_KV_BYTES, PREFILL_TOKENS, TOKENS_PER_PAGE};
 use shardpack_manifests::Manifest;
 
 use super::{Outcome, draft, package, threads};
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let speeds = bench(&mut engines, &groups, &loads, &mut note).map_err(anyhow::Error::from)?;
     let drafts = drafts(args, &mut engines, &loads)?;
     let [resident, peak] = resident_bytes();
-    let planned = planned_bytes(&manifests, &ranks, &loads, args.kv_type.planned());
+    let planned = planned_bytes(&manifests, &ranks, &loads, args.kv_type.kv_type());
     // Only now: it takes memory of its own.
     let bandwidth = read_bandwidth(threads).map_err(anyhow::Error::from)?;
     let sums = memory_group(engines.len() as u32)?;
@@ -104,7 +105,7 @@ fn open(folder: &Path, threads: usize, each: usize, args: &BenchArgs) -> Result<
     let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
     let package = Package::open(folder, &OpenOptions::fast(threads), &|_| ())
         .map_err(|error| wrong(error.into()))?;
-    let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.stored());
+    let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.kv_type());
     let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
     Ok(Loaded { package, backend, model })
 }
@@ -215,12 +216,12 @@ fn planned_bytes(manifests: &[Manifest], ranks: &[RankBytes], loads: &[Load], kv
         step_tokens = step_tokens.max(batch * load.context as u64);
     }
     let largest = ranks.iter().map(|rank| rank.page).max().unwrap_or(0);
-    let least = EngineOptions::LEAST_KV_BYTES.checked_div(largest).unwrap_or(0);
+    let least = MIN_KV_BYTES.checked_div(largest).unwrap_or(0);
     let most = u64::from(spec.max_positions).div_ceil(page).max(least).max(pages(loads)) * page;
     let load = EngineLoad {
         tokens: (kept + own).min(most),
         sequences,
-        step_tokens: step_tokens.min(STEP_TOKENS),
+        step_tokens: step_tokens.min(PREFILL_TOKENS as u64),
         kv,
     };
     let rank = |(manifest, rank): (&Manifest, &RankBytes)| {

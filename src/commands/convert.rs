@@ -63,7 +63,7 @@ pub(super) fn format_options(
         recipe: args.recipe.clone(),
         overrides: args.overrides.clone(),
         context: args.sharding.context,
-        kv: args.kv_type.planned(),
+        kv: args.kv_type.kv_type(),
         ..ConvertOptions::new(output, 1)
     })
 }

@@ -6,8 +6,8 @@ use serde_json::json;
 use shardpack_identity::Endpoint;
 use shardpack_transfer::protocol::{SendError, Timeouts};
 use shardpack_transfer::push::{
-    Activation, NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushOptions, PushReport,
-    WINDOW_CHUNKS, default_streams, push, rank_count, targets_for,
+    Activation, NodeError, NodeProgress, NodeReport, OpenSet, PushEvent, PushMode, PushOptions,
+    PushReport, WINDOW_CHUNKS, default_streams, push,
 };
 
 use super::Outcome;
@@ -41,13 +41,13 @@ pub(crate) fn push_set(
     mode: PushMode,
     streams: usize,
 ) -> Result<PushReport, Failure> {
-    let ranks = rank_count(set).map_err(Failure::wrong)?;
-    let targets = targets_for(nodes, ranks).map_err(Failure::from)?;
+    let set = OpenSet::open(set).map_err(Failure::wrong)?;
+    let targets = set.targets(nodes).map_err(Failure::from)?;
     let (timeouts, window_chunks) = (Timeouts::default(), WINDOW_CHUNKS);
     let options = PushOptions { mode, timeouts, window_chunks, streams };
     let progress: Vec<OnceLock<Progress>> = targets.iter().map(|_| OnceLock::new()).collect();
     let report =
-        push(set, &targets, &options, &|event| show(event, &progress)).map_err(Failure::wrong)?;
+        push(&set, &targets, &options, &|event| show(event, &progress)).map_err(Failure::wrong)?;
     progress.iter().filter_map(OnceLock::get).for_each(Progress::finish);
     for node in &report.nodes {
         if let Some(error) = &node.error {

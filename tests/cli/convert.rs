@@ -31,7 +31,7 @@ fn join(set: &Path, nodes: usize) -> BTreeMap<String, Tensor> {
             let name = entry["name"].as_str().unwrap().to_owned();
             let dtype = entry["dtype"].as_str().unwrap().to_owned();
             let shape = numbers(&entry["shape"]);
-            let range = &entry["cut"]["range"];
+            let range = &entry["shard"]["range"];
             let (dim, start, full) = match range.as_object() {
                 Some(_) => (
                     range["dim"].as_u64().unwrap() as usize,

@@ -23,7 +23,7 @@ use shardpack_transfer::protocol::{
     ChunkMap, Intent, Join, Message, Offer, PackageKey, SendError, Timeouts, Wire,
 };
 use shardpack_transfer::push::{
-    Activation, NodeError, NodeProgress, PushMode, PushOptions, PushReport, Target, push,
+    Activation, NodeError, NodeProgress, OpenSet, PushMode, PushOptions, PushReport, Target, push,
 };
 use shardpack_transfer::receive::{
     Node, NodeClient, NodeOptions, ReceiveEvent, Shutdown, Store, bind,
@@ -123,6 +123,10 @@ impl Scene {
         Self { directory, set }
     }
 
+    fn opened(&self) -> OpenSet {
+        OpenSet::open(&self.set_dir()).unwrap()
+    }
+
     fn set_dir(&self) -> PathBuf {
         self.directory.path().join("set")
     }
@@ -143,7 +147,8 @@ impl Scene {
 fn push_set(set: &Path, addresses: &[SocketAddr], mode: PushMode) -> PushReport {
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let options = PushOptions { mode, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
-    push(set, &Target::in_rank_order(&addresses), &options, &|_| {}).unwrap()
+    push(&OpenSet::open(set).unwrap(), &Target::in_rank_order(&addresses), &options, &|_| {})
+        .unwrap()
 }
 
 fn progress(report: &PushReport) -> Vec<NodeProgress> {
@@ -259,7 +264,7 @@ fn part_of_a_set_is_pushed_by_rank_and_not_activated_by_itself() {
     let node = scene.node(1);
     let targets = [Target { rank: 1, node: node.address.into() }];
     let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
-    let report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
+    let report = push(&scene.opened(), &targets, &options, &|_| {}).unwrap();
     assert_eq!(progress(&report), [NodeProgress::Prepared]);
     assert_clean(&node.package(&scene.set, 1));
 }
@@ -499,7 +504,7 @@ fn targets_must_fit_the_set() {
             .map(|(rank, address)| Target { rank: *rank, node: Endpoint::plain(*address) })
             .collect();
         let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 2, streams: 1 };
-        let error = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap_err();
+        let error = push(&scene.opened(), &targets, &options, &|_| {}).unwrap_err();
         assert_eq!(error.to_string(), expected);
     };
     check(&[], "no node was given for any of the 2 packages");
@@ -525,7 +530,7 @@ fn silent_node_is_given_up_in_time() {
     let targets = [Target { rank: 0, node: silent.local_addr().unwrap().into() }];
     let timeouts = Timeouts { idle: Duration::from_millis(50), ..TIMEOUTS };
     let options = PushOptions { mode: ALL, timeouts, window_chunks: 2, streams: 1 };
-    let report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
+    let report = push(&scene.opened(), &targets, &options, &|_| {}).unwrap();
     let Some(NodeError::Wire(error)) = &report.nodes[0].error else {
         panic!("expected a timeout, found {:?}", report.nodes[0].error);
     };
@@ -568,7 +573,7 @@ fn node_that_works_for_ever_is_given_up_and_named() {
             let timeouts = Timeouts { progress: Duration::from_millis(300), ..TIMEOUTS };
             let options = PushOptions { mode: ALL, timeouts, window_chunks: 2, streams: 1 };
             let targets = [Target { rank: 0, node }];
-            let mut report = push(&scene.set_dir(), &targets, &options, &|_| {}).unwrap();
+            let mut report = push(&scene.opened(), &targets, &options, &|_| {}).unwrap();
             report.nodes.remove(0)
         });
         assert_eq!(node.progress, NodeProgress::NotPrepared);
@@ -606,7 +611,7 @@ fn observer_hears_every_step_in_order() {
     let heard = Mutex::new(Vec::new());
     let targets = Target::in_rank_order(&[node.address.to_string()]);
     let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 1, streams: 1 };
-    push(&scene.set_dir(), &targets, &options, &|event| {
+    push(&scene.opened(), &targets, &options, &|event| {
         let name = format!("{event:?}");
         heard.lock().unwrap().push(name.split(' ').next().unwrap().to_owned());
     })

@@ -286,3 +286,32 @@ fn an_export_for_mlx_is_the_one_node_package() {
     let args = ["export", path(&set), "--hf", "-o", path(&hf)];
     assert!(fail(1, &args).contains("lm_head.biases"));
 }
+
+/// A package set that format 1 wrote, and the documents of the same set in format 2.
+#[test]
+fn a_set_of_format_1_is_refused_and_rewritten_with_its_weights_untouched() {
+    let (old, golden) = (data("packages/format-1"), data("packages/format-2"));
+    let folder = tempdir().unwrap();
+    let verified = run(&["verify", path(&old)]);
+    assert_eq!(verified.status.code(), Some(1));
+    for said in [text(&verified.stderr), fail(1, &["inspect", path(&old)])] {
+        assert!(said.contains("package format 1, this program reads 2"), "{said}");
+        assert!(said.contains("shardpack reshard SET -o NEW --nodes N"), "{said}");
+    }
+    let new = reshard(&[&old], &folder.path().join("new"), "1");
+    succeed(&["verify", path(&new)]);
+    let (old, new) = (files(&old), files(&new));
+    for (name, bytes) in files(&golden) {
+        assert!(new[&name] == bytes, "{name}");
+    }
+    for (name, bytes) in old.iter().filter(|(name, _)| name.starts_with("node-0/")) {
+        assert_eq!(new[name] == *bytes, !name.ends_with("manifest.json"), "{name}");
+    }
+    // A conversion of the source by this program gives the same.
+    let options = ["--bits", "4", "--nodes", "1"];
+    let converted = convert("models/granitemoe", &folder.path().join("converted"), &options);
+    let documents = |name: &String| name.starts_with("node-0/") || name == "set.json";
+    for (name, bytes) in files(&converted).iter().filter(|(name, _)| documents(name)) {
+        assert!(new[name] == *bytes, "{name}");
+    }
+}

@@ -20,7 +20,7 @@ fn carried(model: &str, options: &[&str], ending: &str) -> (Option<String>, f64)
     let report = json(&set.join("report.json"));
     let tensors = report["tensors"].as_object().unwrap();
     let (_, tensor) = tensors.iter().find(|(name, _)| name.ends_with(ending)).unwrap();
-    let carried = tensor["carried"].as_str().map(str::to_owned);
+    let carried = tensor["prequantized"].as_str().map(str::to_owned);
     assert_eq!(carried.is_some(), tensor["source"].is_string(), "{model}: {tensor}");
     (carried, tensor["relative_rmse"].as_f64().unwrap_or(-1.0))
 }

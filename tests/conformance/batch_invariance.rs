@@ -7,12 +7,13 @@ use serde_json::json;
 use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
-    backend::{Arithmetic, Cpu, CpuOptions, KvType},
+    backend::{Arithmetic, Cpu, CpuOptions},
     engine::{Engine, EngineOptions, LocalModel, RankEngine, StepOutcome, memory_group},
     model::Model,
     open::Package,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
+use shardpack_formats::memory::KvType;
 use tempfile::tempdir;
 
 use crate::{

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 use shardpack_converter::plan::ExpertCut;
-use shardpack_engine::backend::KvType;
+use shardpack_formats::memory::KvType;
 use tempfile::tempdir;
 
 use crate::{

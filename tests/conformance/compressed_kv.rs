@@ -46,10 +46,10 @@ fn compressors_and_hash_routing_tables_are_replicated_and_head_groups_sharded() 
             let found = named(part);
             assert!(!found.is_empty(), "{part}");
             for tensor in found {
-                assert_eq!([&tensor["cut"], &tensor["dtype"]], ["replicated", dtype], "{tensor}");
+                assert_eq!([&tensor["shard"], &tensor["dtype"]], ["replicated", dtype], "{tensor}");
             }
         }
-        assert!(named(".compressor.").iter().all(|it| it["cut"] == "replicated"));
+        assert!(named(".compressor.").iter().all(|it| it["shard"] == "replicated"));
         groups += named("layers.0.self_attn.o_a_proj.weight")[0]["shape"][0].as_u64().unwrap();
         let eight =
             &manifest["quantization"]["overrides"]["model.layers.1.self_attn.compressor.kv_proj"];

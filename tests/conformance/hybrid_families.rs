@@ -3,8 +3,8 @@
 //! same tokens with speculative decoding.
 
 use shardpack_converter::plan::ExpertCut;
-use shardpack_engine::backend::KvType;
 use shardpack_engine_api::TokenId;
+use shardpack_formats::memory::KvType;
 use tempfile::tempdir;
 
 use crate::{

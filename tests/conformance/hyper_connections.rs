@@ -27,14 +27,14 @@ fn hyper_connection_parameters_stay_f32_and_replicated() {
     for rank in 0..2 {
         let text = fs::read(set.join(format!("node-{rank}/manifest.json"))).unwrap();
         let manifest: Value = serde_json::from_slice(&text).unwrap();
-        assert_eq!(manifest["architecture"]["streams"]["count"], 3);
+        assert_eq!(manifest["architecture"]["hyper_connections"]["expansion_rate"], 3);
         let tensors = manifest["tensors"].as_array().unwrap();
         let of_streams = |tensor: &&Value| tensor["name"].as_str().unwrap().contains("hc");
         let found: Vec<&Value> = tensors.iter().filter(of_streams).collect();
         // Three for each part of four layers, and three at the end.
         assert_eq!(found.len(), 3 * 2 * 4 + 3, "{found:?}");
         for tensor in found {
-            assert_eq!([&tensor["cut"], &tensor["dtype"]], ["replicated", "F32"], "{tensor}");
+            assert_eq!([&tensor["shard"], &tensor["dtype"]], ["replicated", "F32"], "{tensor}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `requires` of the manifest: it declares every part of an architecture that a reader of version 1
-//! would ignore.
+//! What a package requires of its reader: every operator beyond the plain decoder is named, so that a
+//! program without it refuses the package.
 
 use std::{collections::BTreeSet, fs};
 
@@ -11,112 +11,105 @@ use tempfile::tempdir;
 
 use crate::{harness::data, reference_models::write};
 
-/// Places in architectures that programs of the first version do not know, and what a package that
-/// has them requires. Every later one stands here.
-const LATER: &[(&str, &str)] = &[
-    ("attention.head_gate", "attention-forms"),
-    ("attention.head_gate.function", "further-forms"),
-    ("attention.limit", "further-forms"),
-    ("attention.blocks", "chosen-blocks"),
-    ("attention.position_scale.from_one", "attention-forms"),
-    ("attention.position_scale.unrotated", "attention-forms"),
-    ("attention.qk_norm=plain_after_rope", "attention-forms"),
-    ("attention.sinks_in", "attention-forms"),
-    ("attention.value_dim", "attention-forms"),
-    ("attention.value_norm", "attention-forms"),
-    ("attention.value_scale", "attention-forms"),
-    ("block.layer_scale", "layer-forms"),
-    ("compressed", "compressed-attention"),
-    ("convolution", "short-convolution"),
-    ("embedding_norm", "further-forms"),
-    ("ffn.activation=xielu", "further-forms"),
-    ("head_bias", "further-forms"),
-    ("delta.conv_bias", "mamba2"),
-    ("delta.direct", "direct-delta"),
-    ("delta.factors", "hybrid-forms"),
-    ("delta.fade_limit", "direct-delta"),
-    ("delta.rule=kimi_delta", "kimi-delta"),
-    ("delta.rule=mamba2", "mamba2"),
-    ("delta.unnormed", "hybrid-forms"),
-    ("ffn.clamped", "chosen-blocks"),
-    ("ffn.gate_scale", "hybrid-forms"),
-    ("ffn.out_scale", "hybrid-forms"),
-    ("compressed", "compressed-attention"),
-    ("layers.both", "hybrid-forms"),
-    ("layers.chooses_blocks", "chosen-blocks"),
-    ("layers.clamp", "layer-forms"),
-    ("layers.convolution", "short-convolution"),
-    ("layers.dense_clamp", "layer-forms"),
-    ("layers.entries", "compressed-attention"),
-    ("layers.experts_by_token", "compressed-attention"),
-    ("layers.mask.chunked", "attention-forms"),
-    ("layers.only", "layer-forms"),
-    ("layers.second", "attention-forms"),
-    ("layers.shares_keys", "chosen-keys"),
-    ("mla.index", "chosen-keys"),
-    ("mla.kv_scale", "deferred-experts"),
-    ("moe.deferred", "deferred-experts"),
-    ("moe.identities", "deferred-experts"),
-    ("mla.index.rotated_last", "latent-forms"),
-    ("moe.activation=relu_squared", "expert-forms"),
-    ("moe.after", "further-forms"),
-    ("moe.beside", "expert-forms"),
-    ("moe.clamped.plain", "expert-limits"),
-    ("moe.latent", "expert-forms"),
-    ("moe.router.expert_scales", "expert-forms"),
-    ("moe.router.input", "expert-forms"),
-    ("moe.router.jitter", "further-forms"),
-    ("moe.router.scores=sigmoid_of_taken", "expert-forms"),
-    ("moe.router.scores=sparse_mixer", "further-forms"),
-    ("moe.router.scores=sqrt_softplus", "compressed-attention"),
-    ("moe.router.softcap", "further-forms"),
-    ("moe.shared.limit", "compressed-attention"),
-    ("moe.shared.scale", "further-forms"),
-    ("moe.weighs_inputs", "expert-forms"),
-    ("norm.plain", "further-forms"),
-    ("second_attention", "attention-forms"),
-    ("second_attention.head_gate.function", "further-forms"),
-    ("second_attention.values_are_keys", "attention-forms"),
-    ("streams", "hyper-connections"),
-    ("streams.mixed", "compressed-attention"),
+/// Fields of architectures that the plain decoder does not have, and the operator that a package with
+/// them requires; of several the last one counts.
+const OPERATORS: &[(&str, &str)] = &[
+    ("attention.block_sparse", "block-sparse-attention"),
+    ("attention.clip_qkv", "qkv-clipping"),
+    ("attention.output_gate", "attention-output-gate"),
+    ("attention.output_gate_in_q", "attention-output-gate"),
+    ("attention.qk_norm=plain_after_rope", "unweighted-norm"),
+    ("attention.sinks", "attention-sinks"),
+    ("attention.sinks_tensor", "attention-sinks"),
+    ("attention.temperature_tuning", "attention-temperature-tuning"),
+    ("attention.v_head_dim", "asymmetric-head-dims"),
+    ("attention.v_norm", "value-norm"),
+    ("attention.v_scale", "value-scale"),
+    ("block.layer_scale", "layer-scale"),
+    ("compressed_attention", "compressed-kv"),
+    ("embedding_norm", "embedding-norm"),
+    ("ffn.activation=xielu", "xielu"),
+    ("ffn.clamped_swiglu", "clamped-swiglu"),
+    ("ffn.gate_scale", "mup-multipliers"),
+    ("ffn.out_scale", "mup-multipliers"),
+    ("hyper_connections", "hyper-connections"),
+    ("layers.block_sparse", "block-sparse-attention"),
+    ("layers.compressed_kv", "compressed-kv"),
+    ("layers.dense_swiglu_limit", "clamped-swiglu"),
+    ("layers.expert_swiglu_limit", "clamped-swiglu"),
+    ("layers.hash_routing", "hash-routing"),
+    ("layers.linear_attention", "linear-attention"),
+    ("layers.mask.chunked", "chunked-attention"),
+    ("layers.moe", "moe"),
+    ("layers.only", "single-block-layers"),
+    ("layers.parallel_attention", "parallel-linear-attention"),
+    ("layers.reuses_top_k", "sparse-attention"),
+    ("layers.second_attention", "heterogeneous-attention"),
+    ("layers.short_convolution", "short-convolution"),
+    ("linear_attention", "linear-attention"),
+    ("linear_attention.kind=kimi_delta_attention", "kimi-delta-attention"),
+    ("linear_attention.kind=mamba2", "mamba2"),
+    ("linear_attention.multipliers", "mup-multipliers"),
+    ("lm_head_bias", "lm-head-bias"),
+    ("mla", "mla"),
+    ("mla.indexer", "sparse-attention"),
+    ("moe", "moe"),
+    ("moe.clamped_swiglu", "clamped-swiglu"),
+    ("moe.latent_size", "latent-moe"),
+    ("moe.parallel_dense", "parallel-dense-moe"),
+    ("moe.shared_expert.swiglu_limit", "clamped-swiglu"),
+    ("moe.shortcut", "shortcut-moe"),
+    ("moe.zero_experts", "zero-computation-experts"),
+    ("norm.unweighted", "unweighted-norm"),
+    ("second_attention", "heterogeneous-attention"),
+    ("second_attention.k_eq_v", "k-eq-v"),
+    ("second_attention.output_gate", "attention-output-gate"),
+    ("second_attention.sinks", "attention-sinks"),
+    ("second_attention.sinks_tensor", "attention-sinks"),
+    ("second_attention.v_head_dim", "asymmetric-head-dims"),
+    ("second_attention.v_norm", "value-norm"),
+    ("second_attention.v_scale", "value-scale"),
+    ("short_convolution", "short-convolution"),
 ];
 
-/// Families of the first version: between them they have every place that it knows.
-fn is_first(model: &str) -> bool {
-    const LATER_FAMILIES: [&str; 31] = [
-        "afmoe",
-        "apertus",
-        "axk1",
-        "bailing_hybrid",
-        "cohere2_moe",
-        "deepseek_v32",
-        "deepseek_v4",
-        "falcon_h1",
-        "falcon_h1_norm",
-        "gemma4_moe",
-        "gemma4_text",
-        "kolibri1",
-        "laguna",
-        "nanochat",
-        "olmo",
-        "phi",
-        "phimoe",
-        "glm_moe_dsa",
-        "glm_moe_dsa_shared",
-        "granitemoehybrid",
-        "granitemoehybrid_dense",
-        "hy_v4",
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "llama4_text",
-        "longcat_flash",
-        "mimo_v2_flash",
-        "minimax_m3_vl_text",
-        "nemotron_h",
-        "step3p5",
+/// Families of the plain decoder: between them they have every field that needs no feature.
+fn is_plain(model: &str) -> bool {
+    const PLAIN: [&str; 33] = [
+        "arcee",
+        "cohere",
+        "cohere2",
+        "cwm",
+        "ernie4_5",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "granite",
+        "helium",
+        "hunyuan_v1_dense",
+        "hyperclovax",
+        "internlm3",
+        "iquestcoder",
+        "jais2",
+        "llama-tied",
+        "llama",
+        "ministral",
+        "mistral",
+        "nemotron",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+        "vaultgemma",
     ];
-    !LATER_FAMILIES.contains(&model)
+    PLAIN.contains(&model)
 }
 
 /// All places of a document with a value, and the values that are words.
@@ -125,16 +118,13 @@ fn places(value: &Value, at: &str, found: &mut BTreeSet<String>) {
         Value::Object(object) => {
             for (key, value) in object {
                 let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
-                // Every rule has a name of its own.
-                if key != "rule" || at == *key {
-                    found.insert(at.clone());
-                }
+                found.insert(at.clone());
                 places(value, &at, found);
             }
         }
         Value::Array(list) => list.iter().for_each(|value| places(value, at, found)),
         Value::String(word)
-            if ["qk_norm", "scores", "activation", ".rule"].iter().any(|it| at.ends_with(it)) =>
+            if ["qk_norm", "scoring", "activation", ".kind"].iter().any(|it| at.ends_with(it)) =>
         {
             found.insert(format!("{at}={word}"));
         }
@@ -157,7 +147,7 @@ fn architectures() -> Vec<(String, Spec)> {
 }
 
 #[test]
-fn every_feature_that_version_1_lacks_is_required() {
+fn every_operator_beyond_the_plain_decoder_is_required() {
     let of = |spec: &Spec| {
         let mut found = BTreeSet::new();
         places(&serde_json::to_value(spec).unwrap(), "", &mut found);
@@ -165,39 +155,37 @@ fn every_feature_that_version_1_lacks_is_required() {
     };
     let all = architectures();
     assert!(all.len() >= 64, "{}", all.len());
-    let (first, later): (Vec<_>, Vec<_>) = all.iter().partition(|(model, _)| is_first(model));
-    let mut known: BTreeSet<String> = first.iter().flat_map(|(_, spec)| of(spec)).collect();
-    // Experts with these gates were computed before a family had them.
-    known.extend(["gelu_glu", "gelu_tanh_glu"].map(|word| format!("moe.activation={word}")));
-    for (model, spec) in first {
+    let (plain, others): (Vec<_>, Vec<_>) = all.iter().partition(|(model, _)| is_plain(model));
+    let known: BTreeSet<String> = plain.iter().flat_map(|(_, spec)| of(spec)).collect();
+    for (model, spec) in plain {
         assert!(spec.features().is_empty(), "{model}: {:?}", spec.features());
     }
     let is_part = |place: &str, whole: &str| {
         place.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
     let mut unclear = BTreeSet::new();
+    let mut declared_by_all = BTreeSet::new();
     let mut used: BTreeSet<(&str, &str)> = BTreeSet::new();
-    for (model, spec) in later {
+    for (model, spec) in others {
         let mut required = BTreeSet::new();
         for place in of(spec) {
-            let declared = LATER.iter().rev().find(|(later, _)| is_part(&place, later));
+            let declared = OPERATORS.iter().rev().find(|(whole, _)| is_part(&place, whole));
             if declared.is_some() == known.contains(&place) {
                 unclear.insert(place);
             }
             required.extend(declared.map(|(_, feature)| *feature));
             used.extend(declared);
         }
-        // These of other attention came later to attention over a latent.
-        let attention = &spec.attention;
-        if spec.mla.is_some() && (attention.sinks || attention.head_gate.is_some()) {
-            required.insert("latent-forms");
-        }
         let features: BTreeSet<&str> = spec.features().into_iter().collect();
         assert_eq!(features, required, "{model}");
+        declared_by_all.extend(features);
     }
-    assert!(unclear.is_empty(), "either of the first version or declared: {unclear:?}");
-    let unused: Vec<_> = LATER.iter().filter(|later| !used.contains(later)).collect();
+    assert!(unclear.is_empty(), "either plain or an operator's: {unclear:?}");
+    let unused: Vec<_> = OPERATORS.iter().filter(|row| !used.contains(row)).collect();
     assert!(unused.is_empty(), "no reference model has {unused:?}");
+    let features: Vec<&str> = Spec::known_features().collect();
+    assert!(features.is_sorted());
+    assert_eq!(features, declared_by_all.into_iter().collect::<Vec<_>>());
 }
 
 #[test]
@@ -205,26 +193,50 @@ fn a_reader_without_a_required_feature_refuses_the_package() {
     let folder = tempdir().unwrap();
     for (model, features) in [
         ("qwen3", &[][..]),
-        ("nemotron_h", &["expert-forms", "layer-forms", "mamba2"]),
-        ("apertus", &["further-forms"]),
-        ("gemma4_text", &["attention-forms", "layer-forms"]),
-        ("deepseek_v32", &["chosen-keys"]),
-        ("deepseek_v4", &["compressed-attention", "expert-limits", "hyper-connections"]),
-        ("bailing_hybrid", &["attention-forms", "direct-delta", "kimi-delta", "latent-forms"]),
-        ("falcon_h1", &["attention-forms", "hybrid-forms", "mamba2"]),
+        ("nemotron_h", &["latent-moe", "linear-attention", "mamba2", "moe", "single-block-layers"]),
+        ("apertus", &["xielu"]),
+        ("gemma4_text", &["heterogeneous-attention", "k-eq-v", "layer-scale", "value-norm"]),
+        ("deepseek_v32", &["mla", "moe", "sparse-attention"]),
+        (
+            "deepseek_v4",
+            &[
+                "attention-sinks",
+                "clamped-swiglu",
+                "compressed-kv",
+                "hash-routing",
+                "hyper-connections",
+                "moe",
+            ],
+        ),
+        (
+            "bailing_hybrid",
+            &["attention-output-gate", "kimi-delta-attention", "linear-attention", "mla", "moe"],
+        ),
+        (
+            "falcon_h1",
+            &[
+                "linear-attention",
+                "mamba2",
+                "mup-multipliers",
+                "parallel-linear-attention",
+                "value-scale",
+            ],
+        ),
         (
             "hy_v4",
             &[
-                "attention-forms",
-                "chosen-keys",
-                "expert-limits",
+                "attention-output-gate",
+                "attention-sinks",
+                "clamped-swiglu",
                 "hyper-connections",
-                "latent-forms",
+                "mla",
+                "moe",
+                "sparse-attention",
             ],
         ),
         ("lfm2", &["short-convolution"]),
-        ("longcat_flash", &["deferred-experts"]),
-        ("minimax_m3_vl_text", &["chosen-blocks"]),
+        ("longcat_flash", &["mla", "moe", "shortcut-moe", "zero-computation-experts"]),
+        ("minimax_m3_vl_text", &["block-sparse-attention", "clamped-swiglu", "moe"]),
     ] {
         let set = folder.path().join(model);
         write(&data("models").join(model), &set, 4, 2, ExpertCut::Inside);

@@ -12,11 +12,12 @@ use std::{
 
 use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
-    backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, KvType, Mlx},
+    backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
     engine::{LocalModel, memory_group},
     open::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
+use shardpack_formats::memory::KvType;
 use shardpack_mlx::{Device, runtime};
 use tempfile::tempdir;
 

@@ -188,7 +188,7 @@ pub(crate) fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
                 assert_eq!(place.2, bytes, "every rank holds the same number");
                 continue;
             }
-            let range = &entry["cut"]["range"];
+            let range = &entry["shard"]["range"];
             let (dim, start, full) = if range.is_object() {
                 (number(&range["dim"]) as usize, number(&range["start"]), number(&range["full"]))
             } else {

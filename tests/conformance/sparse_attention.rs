@@ -6,10 +6,8 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 use shardpack_converter::plan::ExpertCut;
-use shardpack_engine::{
-    backend::KvType,
-    engine::{LocalModel, memory_group},
-};
+use shardpack_engine::engine::{LocalModel, memory_group};
+use shardpack_formats::memory::KvType;
 use tempfile::tempdir;
 
 use crate::{
@@ -94,7 +92,7 @@ fn indexers_are_replicated_and_have_at_least_8_bits() {
         // Of two layers that choose: two matrices of three tensors each, a matrix of floats and two
         // vectors.
         assert_eq!(found.len(), 2 * 9, "{found:?}");
-        assert!(found.iter().all(|tensor| tensor["cut"] == "replicated"), "{found:?}");
+        assert!(found.iter().all(|tensor| tensor["shard"] == "replicated"), "{found:?}");
         let file = |tensor: &Value| tensor["file"].as_str().unwrap().to_owned();
         assert!(found.iter().all(|tensor| file(tensor).contains("shared")), "{found:?}");
     }

@@ -16,7 +16,7 @@ mod send;
 mod stream;
 mod watch;
 
-use std::{num::NonZero, path::Path, thread};
+use std::{num::NonZero, thread};
 
 use shardpack_identity::Endpoint;
 
@@ -24,6 +24,7 @@ use crate::protocol::{PackageKey, Timeouts};
 
 pub use error::{NodeError, PushError};
 pub use event::{PushEvent, PushObserver};
+pub use open::OpenSet;
 
 use open::Package;
 
@@ -166,20 +167,19 @@ pub struct Traffic {
     pub seconds: f64,
 }
 
-/// Pushes the set in `directory`. Fails as a whole only before the first byte is sent; what
-/// becomes of each node stands in the report.
+/// Pushes packages of a set. Fails as a whole only before the first byte is sent; what becomes of
+/// each node stands in the report.
 pub fn push(
-    directory: &Path,
+    set: &OpenSet,
     targets: &[Target],
     options: &PushOptions,
     observer: PushObserver,
 ) -> Result<PushReport, PushError> {
-    let set = open::open_set(directory)?;
-    let ranks = set.document.packages.len() as u32;
+    let ranks = set.ranks();
     check_targets(targets, ranks)?;
     let packages = targets
         .iter()
-        .map(|target| open::open_package(directory, &set, target.rank))
+        .map(|target| open::open_package(set, target.rank))
         .collect::<Result<Vec<Package>, PushError>>()?;
     let mut report = PushReport { nodes: Vec::with_capacity(targets.len()) };
     thread::scope(|scope| {
@@ -187,7 +187,6 @@ pub fn push(
             .iter()
             .zip(&packages)
             .map(|(target, package)| {
-                let set = &set;
                 scope.spawn(move || send::send(set, package, target, options, observer))
             })
             .collect();
@@ -234,18 +233,4 @@ fn check_targets(targets: &[Target], ranks: u32) -> Result<(), PushError> {
         }
     }
     Ok(())
-}
-
-/// One target per node in rank order, for a set of `ranks` packages.
-pub fn targets_for(nodes: &[Endpoint], ranks: u32) -> Result<Vec<Target>, PushError> {
-    if nodes.len() == ranks as usize {
-        Ok(Target::in_rank_order(nodes))
-    } else {
-        Err(PushError::Count { found: nodes.len(), ranks })
-    }
-}
-
-/// Number of packages of the set in `directory`.
-pub fn rank_count(directory: &Path) -> Result<u32, PushError> {
-    Ok(open::open_set(directory)?.document.packages.len() as u32)
 }

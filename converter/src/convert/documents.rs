@@ -14,9 +14,9 @@ use shardpack_manifests::{
     Digest, Manifest, PackageSet,
     canonical::{self, CanonicalError},
     ids::{self, Ids, TensorIdentity},
-    layout::STAGES_FEATURE,
     manifest::{
         FORMAT, FileEntry, MANIFEST_FILE, MatrixFormat, Source as SourceRecord, TensorEntry,
+        requires,
     },
     set::{PackageEntry, SET_FILE},
     signature::{FileHasher, SignError, sign_hashed},
@@ -97,7 +97,7 @@ pub(crate) fn write(
         let size_bytes = files.iter().map(|file| file.size).sum();
         let manifest = Manifest {
             format: FORMAT,
-            requires: requires(plan),
+            requires: requires(&plan.normalised.spec, &plan.layout),
             name: plan.options.name.clone(),
             ids: ids.clone(),
             source: record.clone(),
@@ -124,7 +124,7 @@ pub(crate) fn write(
     }
     let set = PackageSet {
         format: FORMAT,
-        requires: requires(plan),
+        requires: requires(&plan.normalised.spec, &plan.layout),
         name: plan.options.name.clone(),
         ids,
         source: record,
@@ -159,14 +159,6 @@ fn plan_ids(plan: &Plan, finished: &[Finished], texts: &Texts) -> Result<Ids, Ca
     let weights = ids::weights_id(&identities, &plan.normalised.spec)?;
     let model = ids::model_id(weights, &digests)?;
     Ok(Ids { weights, model, layout: ids::layout_id(model, &plan.layout)? })
-}
-
-/// What a reader of the set must know.
-fn requires(plan: &Plan) -> Vec<String> {
-    let staged = !plan.layout.stages.is_empty();
-    let of_layout = staged.then_some(STAGES_FEATURE);
-    let of_spec = plan.normalised.spec.features();
-    of_layout.into_iter().chain(of_spec).map(str::to_owned).collect()
 }
 
 /// The tensors of one rank's package, by file and place.

@@ -45,7 +45,7 @@ pub(super) fn open(paths: &[PathBuf]) -> Result<Opened, JoinError> {
 fn open_set(folder: &Path) -> Result<Opened, JoinError> {
     let wrong = |source| JoinError::Package { package: folder.to_owned(), source };
     let bytes = read_document(&folder.join(SET_FILE), MAX_SET_BYTES).map_err(wrong)?;
-    let set = PackageSet::parse(&bytes)
+    let set = PackageSet::parse_any_format(&bytes)
         .map_err(|source| wrong(Problem::Document { file: SET_FILE.to_owned(), source }))?;
     let directories: Vec<PathBuf> =
         set.packages.iter().map(|entry| folder.join(&entry.directory)).collect();
@@ -91,7 +91,7 @@ fn arrange(directories: Vec<PathBuf>) -> Result<Vec<Member>, JoinError> {
             return Err(JoinError::NoPackages(directory));
         }
         let bytes = read(&directory, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
-        let manifest = Manifest::parse(&bytes).map_err(|source| JoinError::Package {
+        let manifest = Manifest::parse_any_format(&bytes).map_err(|source| JoinError::Package {
             package: directory.clone(),
             source: Problem::Document { file: MANIFEST_FILE.to_owned(), source },
         })?;

@@ -12,20 +12,15 @@ use std::ops::Range;
 use serde::Serialize;
 use shardpack_formats::{
     Spec,
+    memory::{KvType, MIN_KV_BYTES, PREFILL_TOKENS, TOKENS_PER_PAGE},
     spec::{Delta, Mla, Moe, StateRule},
 };
 use shardpack_manifests::Layout;
 
 use super::{NodeLimit, Nodes};
 
-/// Tokens of a page of keys and values, which the engine takes memory for.
-const PAGE_TOKENS: u64 = 256;
-
-/// Memory for keys and values that the engine takes at least, unless it is told.
-const LEAST_KV_BYTES: u64 = 64 << 20;
-
-/// Prompt tokens that the engine runs in one step.
-pub const STEP_TOKENS: u64 = 512;
+/// Tokens of a page of the KV cache.
+const PAGE_TOKENS: u64 = TOKENS_PER_PAGE as u64;
 
 /// Longest piece of a vector that ranks exchange at once.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -36,39 +31,6 @@ pub const PROCESS_BYTES: u64 = 24 << 20;
 
 /// Bytes of a number as the engine computes with it.
 const F32_BYTES: u64 = 4;
-
-/// How the engine will store keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KvType {
-    /// As computed.
-    #[default]
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an f32.
-    Bf16,
-    /// 8-bit integers, with one scale for each head of each token.
-    Q8,
-}
-
-impl KvType {
-    /// Bytes of a head's key or value.
-    const fn head_bytes(self, width: u64) -> u64 {
-        match self {
-            Self::F32 => width * 4,
-            Self::F16 | Self::Bf16 => width * 2,
-            Self::Q8 => width + 4,
-        }
-    }
-
-    /// Bytes of the key of an index, which are no integers.
-    const fn index_bytes(self, width: u64) -> u64 {
-        match self {
-            Self::F32 => width * 4,
-            Self::F16 | Self::Bf16 | Self::Q8 => width * 2,
-        }
-    }
-}
 
 /// What one rank needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -173,7 +135,7 @@ pub(super) fn layer_caches(
 /// The load that is planned for.
 fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> EngineLoad {
     let tokens = u64::from(context.unwrap_or(spec.max_positions)).next_multiple_of(PAGE_TOKENS);
-    let mut load = EngineLoad { tokens, sequences: 1, step_tokens: STEP_TOKENS, kv };
+    let mut load = EngineLoad { tokens, sequences: 1, step_tokens: PREFILL_TOKENS as u64, kv };
     load.step_tokens = load.step_tokens.min(tokens);
     if context.is_none() {
         // All ranks have as many pages as the one whose pages are largest.
@@ -184,7 +146,7 @@ fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> En
             layers.map(|layer| keys_and_values(spec, &part, layer, &page)).sum::<u64>()
         });
         let largest = pages.max().unwrap_or(0);
-        let least = LEAST_KV_BYTES.checked_div(largest).unwrap_or(0) * PAGE_TOKENS;
+        let least = MIN_KV_BYTES.checked_div(largest).unwrap_or(0) * PAGE_TOKENS;
         load.tokens = tokens.max(least);
     }
     load
@@ -276,7 +238,7 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
         (Some(mla), _) => {
             let width = u64::from(mla.kv_rank + mla.rope);
             let index = mla.index.as_ref().filter(|_| !spec.layers[layer].shares_keys);
-            let index = index.map_or(0, |index| load.kv.index_bytes(index.width.into()));
+            let index = index.map_or(0, |index| load.kv.indexer_bytes(index.width.into()));
             load.tokens * (load.kv.head_bytes(width) + index)
         }
     }

@@ -2,10 +2,10 @@
 
 use std::{path::PathBuf, str::FromStr, sync::Arc};
 
-use shardpack_formats::{Dtype, OwnRules, Rounding};
+use shardpack_formats::{Dtype, OwnRules, Rounding, memory::KvType};
 use shardpack_manifests::signature::SigningKey;
 
-use super::{KvType, PlanError};
+use super::PlanError;
 use crate::{
     recipe::{MainFormat, Overrides, Recipe},
     report::Threshold,

@@ -30,34 +30,34 @@ pub struct Attention {
     #[serde(default, skip_serializing_if = "is_false")]
     pub sinks: bool,
     /// Whether each head has a gate behind its query: heads go through by its sigmoid.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "output_gate_in_q", default, skip_serializing_if = "is_false")]
     pub gated: bool,
     /// The tensor of the sinks, where it is not `sinks`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "sinks_tensor", default, skip_serializing_if = "Option::is_none")]
     pub sinks_in: Option<String>,
     /// Factor on rotated queries that grows with the position.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "temperature_tuning", default, skip_serializing_if = "Option::is_none")]
     pub position_scale: Option<PositionScale>,
     /// Width of a head's values, where it is less than `head_dim`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "v_head_dim", default, skip_serializing_if = "Option::is_none")]
     pub value_dim: Option<u32>,
     /// Factor on values.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "v_scale", default, skip_serializing_if = "Option::is_none")]
     pub value_scale: Option<HexF32>,
     /// Whether values are the keys before their norm, without a projection of their own.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "k_eq_v", default, skip_serializing_if = "is_false")]
     pub values_are_keys: bool,
     /// Whether each head's values are normalised, without gains.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "v_norm", default, skip_serializing_if = "is_false")]
     pub value_norm: bool,
     /// Queries, keys and values are cut off at this magnitude, after norms and before positions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "clip_qkv", default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<HexF32>,
     /// What heads are multiplied by before the output projection.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "output_gate", default, skip_serializing_if = "Option::is_none")]
     pub head_gate: Option<HeadGate>,
     /// What chooses blocks of keys in the layers that attend to some alone.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "block_sparse", default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<BlockIndex>,
 }
 
@@ -125,12 +125,13 @@ pub struct PositionScale {
     /// How fast it grows.
     pub beta: HexF32,
     /// Longest sequence before the extension, in tokens.
+    #[serde(rename = "original_max_positions")]
     pub original: u32,
     /// Whether the first position counts as 1.
     #[serde(default, skip_serializing_if = "is_false")]
     pub from_one: bool,
     /// Whether only layers without position embedding have it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "nope_only", default, skip_serializing_if = "is_false")]
     pub unrotated: bool,
 }
 

@@ -13,17 +13,17 @@ use crate::hex::HexF32;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block {
     /// Norm of what goes into attention.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "pre_attention_norm", default, skip_serializing_if = "Option::is_none")]
     pub before_attention: Option<String>,
     /// Norm of what comes out of attention.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "post_attention_norm", default, skip_serializing_if = "Option::is_none")]
     pub after_attention: Option<String>,
     /// Norm of what goes into the feed-forward part; in a parallel block without it, that part
     /// reads what attention reads.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "pre_ffn_norm", default, skip_serializing_if = "Option::is_none")]
     pub before_ffn: Option<String>,
     /// Norm of what comes out of the feed-forward part.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "post_ffn_norm", default, skip_serializing_if = "Option::is_none")]
     pub after_ffn: Option<String>,
     /// Whether both parts read the same state. Their sums over ranks are then one.
     #[serde(default, skip_serializing_if = "is_false")]

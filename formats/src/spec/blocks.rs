@@ -13,11 +13,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockIndex {
     /// Tokens of a block, counted from a sequence's beginning.
+    #[serde(rename = "block_size")]
     pub tokens: u32,
     /// Blocks that a query attends to.
     pub top_k: u32,
     /// Blocks up to the query's own that it attends to in any case; at least one.
+    #[serde(rename = "local_blocks")]
     pub local: u32,
     /// Width of a short query and of the key.
+    #[serde(rename = "head_dim")]
     pub width: u32,
 }

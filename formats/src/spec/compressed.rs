@@ -17,18 +17,22 @@ use crate::hex::HexF32;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compressed {
     /// Width of the queries' latent (`q_lora_rank`).
+    #[serde(rename = "q_lora_rank")]
     pub q_rank: u32,
     /// Width of the rotated part, the last one of a head (`qk_rope_head_dim`).
+    #[serde(rename = "qk_rope_head_dim")]
     pub rope: u32,
     /// Epsilon of the norms within attention.
     pub eps: HexF32,
     /// Groups of consecutive heads (`o_groups`).
+    #[serde(rename = "o_groups")]
     pub groups: u32,
     /// What a group gives (`o_lora_rank`).
+    #[serde(rename = "o_lora_rank")]
     pub group_rank: u32,
     /// What chooses entries in the layers that say so ([`Entries::chosen`]). Its keys are made as
     /// entries are, with weights of their own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "indexer", default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Index>,
 }
 
@@ -40,10 +44,11 @@ pub struct Compressed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entries {
     /// Tokens of an entry.
+    #[serde(rename = "compression_ratio")]
     pub every: u32,
     /// Whether an entry also stands for as many tokens before its own, for which there are numbers
     /// `c` and `z` apart (the first half of what is projected), and whether a query attends only to
     /// the entries that the index chooses.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "sparse", default, skip_serializing_if = "is_false")]
     pub chosen: bool,
 }

@@ -9,5 +9,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Convolution {
     /// Tokens that it sees.
+    #[serde(rename = "kernel_size")]
     pub kernel: u32,
 }

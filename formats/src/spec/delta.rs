@@ -23,26 +23,27 @@ pub struct Delta {
     /// Width of a value head.
     pub value_dim: u32,
     /// Tokens that the convolution sees.
+    #[serde(rename = "conv_kernel_size")]
     pub kernel: u32,
     /// Epsilon of the result's norm.
     pub eps: HexF32,
     /// How the state moves on.
-    #[serde(default, skip_serializing_if = "StateRule::is_delta")]
+    #[serde(rename = "kind", default, skip_serializing_if = "StateRule::is_delta")]
     pub rule: StateRule,
     /// Whether the convolutions have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub conv_bias: bool,
     /// Whether what heads give is not normalised.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "no_output_norm", default, skip_serializing_if = "is_false")]
     pub unnormed: bool,
     /// Factors on what is projected.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "multipliers", default, skip_serializing_if = "Option::is_none")]
     pub factors: Option<DeltaFactors>,
     /// By Kimi's rule, whether what makes `g` and `z` is projected at once, without latents.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "full_rank_gates", default, skip_serializing_if = "is_false")]
     pub direct: bool,
     /// By Kimi's rule, what fading is bounded by: `g = −limit·sigmoid(exp(A_log)·(a + dt_bias))`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "decay_limit", default, skip_serializing_if = "Option::is_none")]
     pub fade_limit: Option<HexF32>,
 }
 
@@ -69,6 +70,7 @@ pub struct DeltaFactors {
 pub enum StateRule {
     /// As [`Delta`] says.
     #[default]
+    #[serde(rename = "gated_delta_net", alias = "gated_delta")]
     GatedDelta,
     /// Mamba 2: with `dt = softplus(a + dt_bias)`, `S ← S·exp(−exp(A_log)·dt) + k·(dt·v)ᵀ`, and the
     /// result is `Sᵀq + D·v`. It is multiplied by `silu(z)` and then normalised over all value
@@ -78,6 +80,7 @@ pub enum StateRule {
     /// are as wide as the keys, `A_log` aside. What makes `g` and `z` goes through latents, as wide as
     /// a key and as a value, but for [`Delta::direct`]; the result is multiplied by `sigmoid(z)`
     /// (Kimi Linear).
+    #[serde(rename = "kimi_delta_attention", alias = "kimi_delta")]
     KimiDelta,
 }
 

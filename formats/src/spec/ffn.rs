@@ -9,6 +9,7 @@ use crate::hex::HexF32;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ffn {
     /// Inner width.
+    #[serde(rename = "intermediate_size")]
     pub size: u32,
     /// What stands between the input and output projections.
     pub activation: Activation,
@@ -24,7 +25,7 @@ pub struct Ffn {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_scale: Option<HexF32>,
     /// Limits in place of the activation, of dense parts and of shared experts alike.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "clamped_swiglu", default, skip_serializing_if = "Option::is_none")]
     pub clamped: Option<ClampedSwiglu>,
 }
 

@@ -14,15 +14,19 @@ use crate::hex::HexF32;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mla {
     /// Width of the queries' latent; none where queries are projected at once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "q_lora_rank", default, skip_serializing_if = "Option::is_none")]
     pub q_rank: Option<u32>,
     /// Width of the latent of keys and values.
+    #[serde(rename = "kv_lora_rank")]
     pub kv_rank: u32,
     /// Width of a head's part without position.
+    #[serde(rename = "qk_nope_head_dim")]
     pub nope: u32,
     /// Width of a head's rotated part.
+    #[serde(rename = "qk_rope_head_dim")]
     pub rope: u32,
     /// Width of a head's values.
+    #[serde(rename = "v_head_dim")]
     pub value: u32,
     /// Epsilon of the norms of both latents.
     pub eps: HexF32,
@@ -33,7 +37,7 @@ pub struct Mla {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_scale: Option<HexF32>,
     /// What chooses the keys that queries attend to; none where they attend to all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "indexer", default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Index>,
 }
 
@@ -47,14 +51,16 @@ pub struct Index {
     /// Short queries of a token.
     pub heads: u32,
     /// Width of a short query and of the key, of which the first part is rotated as the heads'.
+    #[serde(rename = "head_dim")]
     pub width: u32,
     /// Keys that a query attends to.
     pub top_k: u32,
     /// How the rotated part is laid out.
+    #[serde(rename = "rope_style")]
     pub style: RopeStyle,
     /// Epsilon of the key's norm.
     pub eps: HexF32,
     /// Whether the last part is what is rotated.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "rope_last", default, skip_serializing_if = "is_false")]
     pub rotated_last: bool,
 }

@@ -11,40 +11,41 @@ pub struct Moe {
     /// Experts of a layer.
     pub experts: u32,
     /// Experts behind those that give what they read and have no weights.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(rename = "zero_experts", default, skip_serializing_if = "is_zero")]
     pub identities: u32,
     /// Experts that a token goes to.
     pub top_k: u32,
     /// Inner width of an expert.
+    #[serde(rename = "intermediate_size")]
     pub size: u32,
     /// What stands between an expert's projections.
     pub activation: Activation,
     /// In place of the activation.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "clamped_swiglu", default, skip_serializing_if = "Option::is_none")]
     pub clamped: Option<ClampedSwiglu>,
     /// Whether the projections of experts have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
     /// Width of the vectors that experts read and give, where it is not that of the residual stream.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "latent_size", default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<u32>,
     /// What chooses experts.
     pub router: Router,
     /// An expert that every token goes to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "shared_expert", default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedExpert>,
     /// Whether weights count for the inputs of experts, not for their outputs.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "router_weights_on_input", default, skip_serializing_if = "is_false")]
     pub weighs_inputs: bool,
     /// Norm of what comes out of the block, by its module within the layer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "post_norm", default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
     /// A dense feed-forward part beside the experts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "parallel_dense", default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<Beside>,
     /// Whether the experts stand beside a dense feed-forward part that reads the same, and what they
     /// give is added with what the next layer's dense part gives.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "shortcut", default, skip_serializing_if = "is_false")]
     pub deferred: bool,
     /// What its modules are called.
     #[serde(default, skip_serializing_if = "MoeNames::is_usual")]
@@ -74,7 +75,7 @@ pub struct ClampedSwiglu {
     /// Largest gate and largest magnitude of `up`.
     pub limit: HexF32,
     /// Whether nothing is added to `up`.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "no_offset", default, skip_serializing_if = "is_false")]
     pub plain: bool,
 }
 
@@ -84,10 +85,13 @@ pub struct ClampedSwiglu {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beside {
     /// Norm of what comes out of the dense part.
+    #[serde(rename = "post_dense_norm", alias = "after_dense")]
     pub after_dense: String,
     /// Norm of what goes into the experts.
+    #[serde(rename = "pre_experts_norm", alias = "before_experts")]
     pub before_experts: String,
     /// Norm of what comes out of them.
+    #[serde(rename = "post_experts_norm", alias = "after_experts")]
     pub after_experts: String,
 }
 
@@ -105,6 +109,7 @@ pub struct RouterInput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Router {
     /// From logits to scores.
+    #[serde(rename = "scoring")]
     pub scores: Scores,
     /// Logits become `cap · tanh(logit / cap)` before that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -116,10 +121,10 @@ pub struct Router {
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
     /// Whether there is a correction, which counts for the choice alone.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "correction_bias", default, skip_serializing_if = "is_false")]
     pub correction: bool,
     /// Only experts of the best groups are taken.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "expert_groups", default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<ExpertGroups>,
     /// Whether the weights are divided by their sum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,10 +132,10 @@ pub struct Router {
     /// Factor on the weights, after that.
     pub scale: HexF32,
     /// What it reads, if not what experts read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "input_norm", default, skip_serializing_if = "Option::is_none")]
     pub input: Option<RouterInput>,
     /// The tensor, within the block, of a factor for each expert's weight.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "per_expert_scale", default, skip_serializing_if = "Option::is_none")]
     pub expert_scales: Option<String>,
 }
 
@@ -141,12 +146,14 @@ pub enum Scores {
     /// Softmax over all experts.
     Softmax,
     /// The logits themselves; the weights are the softmax over those that were taken.
+    #[serde(rename = "softmax_of_top_k")]
     SoftmaxOfTaken,
     /// Sigmoid of each.
     Sigmoid,
     /// `sqrt(ln(1 + exp(logit)))` of each.
     SqrtSoftplus,
     /// The logits themselves; the weights are the sigmoids of those that were taken.
+    #[serde(rename = "sigmoid_of_top_k")]
     SigmoidOfTaken,
     /// The logits themselves. The weight of each expert that is taken is its share in the softmax
     /// over those that were not taken before it and whose distance from it, divided by the larger of
@@ -160,8 +167,10 @@ pub struct ExpertGroups {
     /// Groups.
     pub count: u32,
     /// Groups of which experts are taken.
+    #[serde(rename = "top_k")]
     pub kept: u32,
     /// What makes a group good.
+    #[serde(rename = "scoring")]
     pub by: GroupScore,
 }
 
@@ -170,8 +179,10 @@ pub struct ExpertGroups {
 #[serde(rename_all = "snake_case")]
 pub enum GroupScore {
     /// Its best expert.
+    #[serde(rename = "max")]
     Best,
     /// The sum of its two best experts.
+    #[serde(rename = "top_2_sum")]
     BestTwo,
 }
 
@@ -188,6 +199,7 @@ pub struct Renormalise {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedExpert {
     /// Inner width.
+    #[serde(rename = "intermediate_size")]
     pub size: u32,
     /// Whether it counts `sigmoid(gate · x)` instead of one.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -196,7 +208,7 @@ pub struct SharedExpert {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale: Option<HexF32>,
     /// Largest gate, before the activation, and largest magnitude of `up`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "swiglu_limit", default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<HexF32>,
 }
 

@@ -19,7 +19,7 @@ pub struct Norm {
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
     /// Whether there are no gains.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(rename = "unweighted", default, skip_serializing_if = "is_false")]
     pub plain: bool,
 }
 

@@ -22,6 +22,7 @@ pub struct Rope {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LongRope {
     /// Sequences of more tokens than this, counted at their end, are long.
+    #[serde(rename = "original_max_positions")]
     pub beyond: u32,
     /// Inverse frequencies, as many as the short ones.
     pub inv_freq: Vec<HexF32>,

@@ -20,6 +20,7 @@ use crate::hex::HexF32;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Streams {
     /// Streams (`hc_mult`).
+    #[serde(rename = "expansion_rate")]
     pub count: u32,
     /// Factor on `post` (`hc_magnitude`).
     pub magnitude: HexF32,
@@ -27,6 +28,6 @@ pub struct Streams {
     pub eps: HexF32,
     /// How often the columns of the matrix that mixes streams are divided (`hc_sinkhorn_iters`);
     /// absent where streams are not mixed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "sinkhorn_iterations", default, skip_serializing_if = "Option::is_none")]
     pub mixed: Option<u32>,
 }

@@ -23,14 +23,15 @@ use std::{
 use shardpack_engine::{
     backend::{
         AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu,
-        DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep,
-        Qkv, Ranks, RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+        DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, NormStep, PoolStep, Qkv, Ranks,
+        RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, memory_group},
     open::{OpenOptions, Package, PackageTensor},
 };
 use shardpack_engine_api::TokenId;
+use shardpack_formats::memory::KvType;
 use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};
 use shardpack_kernels::Packing;
 

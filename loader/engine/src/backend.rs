@@ -8,7 +8,10 @@
 use std::{ops::Range, time::Duration};
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-use shardpack_formats::spec::{Activation, ClampedSwiglu, Rope, Router};
+use shardpack_formats::{
+    memory::KvType,
+    spec::{Activation, ClampedSwiglu, Rope, Router},
+};
 
 use crate::open::{PackageTensor, Packing};
 
@@ -132,7 +135,7 @@ pub struct CacheShape {
 /// Entries of one layer, each of several tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryShape {
-    /// Tokens of an entry, a divisor of [`TOKENS_PER_PAGE`].
+    /// Tokens of an entry, a divisor of [`shardpack_formats::memory::TOKENS_PER_PAGE`].
     pub every: usize,
     /// Width of an entry.
     pub width: usize,
@@ -197,24 +200,6 @@ pub struct LayerShape {
     pub head_dim: usize,
 }
 
-/// Tokens of a page of keys and values: what sequences that begin alike share, and the unit of
-/// the memory for keys and values.
-pub const TOKENS_PER_PAGE: usize = 256;
-
-/// How keys and values are stored. What is stored is rounded once, so a token's bits do not
-/// depend on how its sequence was cut into steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvType {
-    /// As computed.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an f32.
-    Bf16,
-    /// 8-bit integers, with one scale for each head of each token.
-    Q8,
-}
-
 /// Arithmetic of one rank. Activations are `[rows, width]`, one row per token of the step.
 pub trait Backend: Send + Sync {
     /// Activations; cheap to pass by value, perhaps not computed yet.
@@ -231,7 +216,7 @@ pub trait Backend: Send + Sync {
     type Chosen: Send;
     /// Keys and values of one sequence in all layers; grows with it.
     type Cache: Send;
-    /// A handle to a full page of a cache, [`TOKENS_PER_PAGE`] tokens in all layers; cheap to
+    /// A handle to a full page of a cache, [`shardpack_formats::memory::TOKENS_PER_PAGE`] tokens in all layers; cheap to
     /// clone. The page lives as long as a cache or a handle holds it.
     type Page: Clone + Send + Sync;
 

@@ -8,9 +8,8 @@ use std::{
 
 use rayon::prelude::*;
 
-use super::MAX_SIGNATURE_BYTES;
 use super::{
-    ReadObserver, SIGNATURE_FILE,
+    MAX_SIGNATURE_BYTES, ReadObserver, SIGNATURE_FILE,
     bundle::{self, Refused},
     hash::hash_file,
     key::VerifyingKey,

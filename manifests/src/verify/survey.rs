@@ -13,7 +13,7 @@ use crate::{
     digest::Digest,
     ids::{self, TEXT_FILES, TextFiles},
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest},
-    set::PackageSet,
+    set::{MAX_SET_BYTES, PackageSet, SET_FILE},
 };
 
 /// Files that a package may hold beside those that its manifest lists. Names that start with a
@@ -147,6 +147,15 @@ pub fn read_document(path: &Path, limit: u64) -> Result<Vec<u8>, Problem> {
         Ok((_, bytes)) => Ok(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Problem::Missing { file }),
         Err(source) => Err(Problem::Unreadable { file, source }),
+    }
+}
+
+/// Reads the document of the set in `directory`, parsed and as it is stored.
+pub fn read_set(directory: &Path) -> Result<(PackageSet, Vec<u8>), Problem> {
+    let bytes = read_document(&directory.join(SET_FILE), MAX_SET_BYTES)?;
+    match PackageSet::parse(&bytes) {
+        Ok(set) => Ok((set, bytes)),
+        Err(source) => Err(Problem::Document { file: SET_FILE.to_owned(), source }),
     }
 }
 

@@ -9,8 +9,9 @@ use std::{
 
 use super::*;
 use crate::{
-    CHUNK_BYTES,
+    CHUNK_BYTES, PackageSet,
     package_set::{OWN_FILE, SHARED_FILE, SetPlan, write_set},
+    set::SET_FILE,
 };
 
 const CHUNKS: VerifyOptions = VerifyOptions { tensors: TensorCheck::Skip };

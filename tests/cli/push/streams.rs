@@ -24,7 +24,7 @@ fn spread(scene: &Scene, address: SocketAddr) -> (NodeReport, Vec<(usize, String
     let options = PushOptions { mode: ALL, timeouts: TIMEOUTS, window_chunks: 6, streams: STREAMS };
     let targets = Target::in_rank_order(&[address.to_string()]);
     let lost = Mutex::new(Vec::new());
-    let mut report = push(&scene.set_dir(), &targets, &options, &|event| {
+    let mut report = push(&scene.opened(), &targets, &options, &|event| {
         if let PushEvent::StreamLost { stream, error, .. } = event {
             lost.lock().unwrap().push((*stream, error.to_string()));
         }

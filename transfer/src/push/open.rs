@@ -5,21 +5,48 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use shardpack_identity::Endpoint;
 use shardpack_manifests::{
     Digest, Manifest, PackageSet,
     manifest::{MANIFEST_FILE, MAX_MANIFEST_BYTES},
-    set::{MAX_SET_BYTES, SET_FILE},
     signature::{MAX_SIGNATURE_BYTES, SIGNATURE_FILE},
-    verify::{Problem, check_member, read_document},
+    verify::{Problem, check_member, read_document, read_set},
 };
 
-use super::PushError;
+use super::{PushError, Target};
 use crate::protocol::PackageKey;
 
-/// A set's document.
-pub(super) struct Set {
-    pub(super) document: PackageSet,
+/// The set in a directory, its document read and parsed once.
+#[derive(Debug)]
+pub struct OpenSet {
+    directory: PathBuf,
+    document: PackageSet,
+    /// The document as it is stored, which every node gets.
     pub(super) bytes: Vec<u8>,
+}
+
+impl OpenSet {
+    /// Reads the document of the set in `directory`.
+    pub fn open(directory: &Path) -> Result<Self, PushError> {
+        let (document, bytes) = read_set(directory)
+            .map_err(|problem| PushError::Set { path: directory.to_owned(), problem })?;
+        Ok(Self { directory: directory.to_owned(), document, bytes })
+    }
+
+    /// Number of its packages.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.document.packages.len() as u32
+    }
+
+    /// One target per node in rank order.
+    pub fn targets(&self, nodes: &[Endpoint]) -> Result<Vec<Target>, PushError> {
+        if nodes.len() == self.document.packages.len() {
+            Ok(Target::in_rank_order(nodes))
+        } else {
+            Err(PushError::Count { found: nodes.len(), ranks: self.ranks() })
+        }
+    }
 }
 
 /// A package to be sent.
@@ -32,17 +59,9 @@ pub(super) struct Package {
     pub(super) signature: Vec<u8>,
 }
 
-pub(super) fn open_set(directory: &Path) -> Result<Set, PushError> {
-    let wrong = |problem| PushError::Set { path: directory.to_owned(), problem };
-    let bytes = read_document(&directory.join(SET_FILE), MAX_SET_BYTES).map_err(wrong)?;
-    let document = PackageSet::parse(&bytes)
-        .map_err(|source| wrong(Problem::Document { file: SET_FILE.to_owned(), source }))?;
-    Ok(Set { document, bytes })
-}
-
-pub(super) fn open_package(directory: &Path, set: &Set, rank: u32) -> Result<Package, PushError> {
+pub(super) fn open_package(set: &OpenSet, rank: u32) -> Result<Package, PushError> {
     let entry = &set.document.packages[rank as usize];
-    let path = directory.join(&entry.directory);
+    let path = set.directory.join(&entry.directory);
     let wrong = |problem| PushError::Set { path: path.clone(), problem };
     let manifest_bytes =
         read_document(&path.join(MANIFEST_FILE), MAX_MANIFEST_BYTES).map_err(wrong)?;

@@ -14,7 +14,7 @@ use std::{
 use super::{
     NodeError, NodeProgress, NodeReport, PushEvent, PushMode, PushObserver, PushOptions, Target,
     Traffic,
-    open::{Package, Set},
+    open::{OpenSet, Package},
     stream::Stream,
 };
 use crate::protocol::{Intent, Offer, Outgoing, SendError, Sender, Timeouts};
@@ -24,7 +24,7 @@ const LOOK_UP: Duration = Duration::from_secs(1);
 
 /// Pushes one package, or asks what a push would send.
 pub(super) fn send(
-    set: &Set,
+    set: &OpenSet,
     package: &Package,
     target: &Target,
     options: &PushOptions,

@@ -1,11 +1,8 @@
 //! What an index that chooses blocks of keys takes.
 
-use shardpack_formats::Spec;
+use shardpack_formats::{Spec, memory::MAX_INDEX_SCORES};
 
 use super::{EngineLoad, Part};
-
-/// Scores that the engine holds at the same time.
-const MAX_SCORES: u64 = 8 << 20;
 
 /// Key-value heads of a layer that chooses blocks on a rank, and the width of its index's keys.
 fn index(spec: &Spec, part: &Part, layer: usize) -> Option<[u64; 2]> {
@@ -16,7 +13,7 @@ fn index(spec: &Spec, part: &Part, layer: usize) -> Option<[u64; 2]> {
 
 /// Keys of the index: every rank with heads holds all of them.
 pub(super) fn keys(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
-    index(spec, part, layer).map_or(0, |[_, width]| load.tokens * load.kv.index_bytes(width))
+    index(spec, part, layer).map_or(0, |[_, width]| load.tokens * load.kv.indexer_bytes(width))
 }
 
 /// Floats for each row of a step.
@@ -35,16 +32,17 @@ pub(super) fn scores(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) 
     if index(spec, part, layer).is_none() || load.tokens <= all {
         return 0;
     }
-    (load.step_tokens * load.tokens).min(MAX_SCORES)
+    (load.step_tokens * load.tokens).min(MAX_INDEX_SCORES as u64)
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use super::MAX_SCORES;
+    use shardpack_formats::memory::{KvType, MAX_INDEX_SCORES};
+
     use crate::{
-        plan::{ConvertOptions, KvType, Plan, RankMemory, memory::EngineLoad},
+        plan::{ConvertOptions, Plan, RankMemory, memory::EngineLoad},
         source::Source,
     };
 
@@ -79,7 +77,7 @@ mod tests {
         // While two blocks of eight are all there is, nothing is scored; then 64 rows are, with all
         // keys, up to a bound.
         assert_eq!(scores(24) - scores(16), 64 * 24 * 4);
-        assert_eq!(scores(1 << 20) - scores(16), MAX_SCORES * 4);
+        assert_eq!(scores(1 << 20) - scores(16), MAX_INDEX_SCORES as u64 * 4);
         check(1, &[2]);
         check(2, &[1, 1]);
         check(3, &[1, 1, 0]);

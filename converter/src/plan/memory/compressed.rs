@@ -27,7 +27,7 @@ pub(super) fn pages(spec: &Spec, compressed: &Compressed, layer: usize, load: &E
     let every = u64::from(entries.every);
     let [_, raw] = raw_widths(spec, compressed, entries);
     let index = raw / 2;
-    let each = load.kv.head_bytes(head) + if index > 0 { load.kv.index_bytes(index) } else { 0 };
+    let each = load.kv.head_bytes(head) + if index > 0 { load.kv.indexer_bytes(index) } else { 0 };
     // An entry that is chosen stands for tokens of the page before its own too: those that may go on
     // elsewhere keep what their last tokens gave.
     let tail = if entries.chosen { every * (head + index) * 2 * F32_BYTES } else { 0 };
@@ -70,8 +70,10 @@ pub(super) fn working(spec: &Spec, compressed: &Compressed, part: &Part, layer: 
 mod tests {
     use std::path::Path;
 
+    use shardpack_formats::memory::KvType;
+
     use crate::{
-        plan::{ConvertOptions, KvType, Plan, RankMemory, memory::EngineLoad},
+        plan::{ConvertOptions, Plan, RankMemory, memory::EngineLoad},
         source::Source,
     };
 

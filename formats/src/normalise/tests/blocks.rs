@@ -90,7 +90,7 @@ fn a_published_configuration_is_described_in_full() {
     let shared = moe.shared.as_ref().unwrap();
     assert_eq!((moe.experts, moe.size, shared.size, shared.limit), (8, 32, 64, None));
     assert_eq!((moe.router.correction, moe.router.scale.0), (true, 2.0));
-    assert!(spec.norm.plus_one && spec.features().contains(&"chosen-blocks"));
+    assert!(spec.norm.plus_one && spec.features().contains(&"block-sparse-attention"));
     assert_eq!((spec.ropes[0].inv_freq.len(), spec.max_positions), (8, 1_048_576));
 }
 

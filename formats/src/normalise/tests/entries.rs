@@ -106,7 +106,7 @@ fn a_published_configuration_is_described_in_full() {
     assert_eq!((moe.router.scale.0, moe.router.renormalise.unwrap().added.0), (1.5, 1e-20));
     let streams = spec.streams.as_ref().unwrap();
     assert_eq!((streams.count, streams.magnitude.0, streams.mixed), (4, 2.0, Some(20)));
-    assert!(spec.features().contains(&"compressed-attention"));
+    assert!(spec.features().contains(&"compressed-kv"));
 }
 
 #[test]

@@ -58,7 +58,10 @@ fn the_last_layer_of_each_group_attends() {
     assert_eq!((gate.module.as_str(), gate.per_head, mla.q_rank), ("g_proj", true, None));
     // The part that is rotated is rotated whole.
     assert_eq!(spec.ropes[0].inv_freq.len(), 8);
-    assert_eq!(spec.features(), ["attention-forms", "direct-delta", "kimi-delta", "latent-forms"]);
+    assert_eq!(
+        spec.features(),
+        ["attention-output-gate", "kimi-delta-attention", "linear-attention", "mla", "moe"]
+    );
     // As Ling 3.0 tiny has them.
     let tiny = json!({"layer_group_size": 4, "first_k_dense_replace": 1, "q_lora_rank": 16});
     let tiny = resolved(&tiny).unwrap();
@@ -84,7 +87,7 @@ fn limits_of_inner_values_are_those_of_the_layer() {
         [limits(9), limits(10), limits(11)],
         [[None, None], [None, Some(5.0)], [Some(4.0), Some(7.0)]]
     );
-    assert!(spec.features().contains(&"layer-forms"));
+    assert!(spec.features().contains(&"clamped-swiglu"));
 }
 
 /// transformers writes the same under other names, and the width of what is rotated as `head_dim`.

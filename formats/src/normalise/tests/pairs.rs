@@ -51,7 +51,7 @@ fn a_published_layer_is_two() {
     // Of latents of 32 and 16 in a width of 64, and of heads of 32.
     assert_eq!(spec.attention.scale, HexF32(0.25));
     assert_eq!(spec.mla.as_ref().unwrap().kv_scale, Some(HexF32(2.0)));
-    assert_eq!(spec.features(), ["deferred-experts"]);
+    assert_eq!(spec.features(), ["mla", "moe", "shortcut-moe", "zero-computation-experts"]);
     let begins: Vec<usize> = (0..6).filter(|layer| spec.may_begin(*layer)).collect();
     assert_eq!(begins, [0, 2, 4]);
     assert_eq!(model.ignored.len(), 1);

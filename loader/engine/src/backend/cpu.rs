@@ -3,6 +3,7 @@
 use std::{io, ops::Range, sync::Arc};
 
 use shardpack_collectives::GroupError;
+use shardpack_formats::memory::KvType;
 use shardpack_formats::{
     Platform,
     hex::HexF32,
@@ -17,8 +18,8 @@ use zerocopy::IntoBytes;
 
 use super::{
     AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs,
-    DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks,
-    RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+    DeltaStep, ExpertStep, IndexInputs, IndexStep, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
+    StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 

@@ -7,6 +7,7 @@
 use std::{ops::Range, path::Path, sync::mpsc, time::Duration};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use shardpack_formats::memory::KvType;
 use shardpack_formats::{
     hex::HexF32,
     spec::{Activation, ClampedSwiglu, NormKind, Rope, RopeStyle, Router},
@@ -15,8 +16,8 @@ use shardpack_mlx::{Array, Binary, Device, Element, Library, OpenError, Reduce, 
 
 use super::{
     AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, DeltaInputs,
-    DeltaStep, ExpertStep, IndexInputs, IndexStep, KvType, NormStep, PoolStep, Qkv, Ranks,
-    RouterVectors, StepError, StoredMatrix, StreamStep, Xielu,
+    DeltaStep, ExpertStep, IndexInputs, IndexStep, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
+    StepError, StoredMatrix, StreamStep, Xielu,
 };
 use crate::open::PackageTensor;
 

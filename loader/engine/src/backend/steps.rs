@@ -62,7 +62,7 @@ pub struct BlockStep<'a> {
     pub heads: usize,
     /// Their width, and that of the keys.
     pub width: usize,
-    /// Tokens of a block: a divisor of [`super::TOKENS_PER_PAGE`].
+    /// Tokens of a block: a divisor of [`shardpack_formats::memory::TOKENS_PER_PAGE`].
     pub tokens: usize,
     /// Blocks that are chosen.
     pub top_k: usize,

@@ -10,8 +10,7 @@
 //! | 8 | pages of keys and values that there is memory for |
 
 use shardpack_collectives::{Deadline, Group, GroupError};
-
-use crate::backend::KvType;
+use shardpack_formats::memory::KvType;
 
 /// Version of plans and of what ranks gather in a step.
 const VERSION: u32 = 3;

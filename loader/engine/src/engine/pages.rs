@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use shardpack_formats::memory::TOKENS_PER_PAGE;
+
 use super::plan::PageId;
-use crate::backend::TOKENS_PER_PAGE;
 
 /// What pages of a sequence can be shared with: positions are computed differently for sequences
 /// of another kind.

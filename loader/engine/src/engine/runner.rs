@@ -7,13 +7,14 @@ use std::{
 
 use shardpack_collectives::GroupError;
 use shardpack_engine_api::RequestId;
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
     plan::{Begin, PageId, Plan, Publish, Work},
     sample::{Chooser, Chosen, Logits, Row, sample},
 };
 use crate::{
-    backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
+    backend::{Backend, Ranks, StepError},
     model::{Batch, Model},
 };
 

@@ -15,6 +15,7 @@ use std::{collections::VecDeque, time::Instant};
 use shardpack_engine_api::{
     ConstraintFactory, Event, FinishReason, GenerateRequest, RequestId, TokenMask, Usage,
 };
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
     draft::{Drafter, Guesser},
@@ -23,7 +24,7 @@ use super::{
     plan::{Begin, PageId, Plan, Publish, Work},
     sample::Wishes,
 };
-use crate::backend::{StepError, TOKENS_PER_PAGE};
+use crate::backend::StepError;
 pub(super) use drafting::Drafting;
 #[cfg(test)]
 pub(super) use drafting::Forced;

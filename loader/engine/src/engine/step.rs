@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_engine_api::{ConstraintFactory, Event, GenerateRequest, RequestId};
+use shardpack_formats::memory::{
+    MIN_KV_BYTES, PREFILL_TOKENS, PREFILL_TOKENS_BESIDE_DECODE, TOKENS_PER_PAGE,
+};
 
 use super::{
     draft::{DraftModel, DraftModelError, Guesser, guess_cost},
@@ -14,7 +17,7 @@ use super::{
     schedule::{Drafting, Limits, Schedule},
 };
 use crate::{
-    backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
+    backend::{Backend, Ranks, StepError},
     model::Model,
 };
 
@@ -41,7 +44,7 @@ pub struct EngineOptions {
     /// long for their next token.
     pub mixed_tokens: usize,
     /// Memory of each rank for keys and values. By default one sequence of the model's longest
-    /// context, or [`EngineOptions::LEAST_KV_BYTES`] where that is more.
+    /// context, or [`MIN_KV_BYTES`] where that is more.
     pub kv_bytes: Option<u64>,
     /// Whether likely next tokens are run as further rows of a step.
     pub speculate: Speculate,
@@ -57,16 +60,13 @@ impl EngineOptions {
     pub const STANDARD: Self = Self {
         max_sequences: 32,
         max_waiting: 1024,
-        prefill_tokens: 512,
-        mixed_tokens: 64,
+        prefill_tokens: PREFILL_TOKENS,
+        mixed_tokens: PREFILL_TOKENS_BESIDE_DECODE,
         kv_bytes: None,
         speculate: Speculate::Auto,
         heartbeat_timeout: HEARTBEAT_TIMEOUT,
         collective_timeout: Duration::from_secs(20),
     };
-
-    /// Memory for keys and values of small models, so that several sequences fit.
-    pub const LEAST_KV_BYTES: u64 = 64 << 20;
 
     /// Memory that one rank would take for keys and values, and that of one page of them.
     pub fn kv_bytes_of<B: Backend>(&self, model: &Model<B>, backend: &B) -> [u64; 2] {
@@ -86,7 +86,7 @@ impl EngineOptions {
         let longest = u64::from(model.spec().max_positions).div_ceil(TOKENS_PER_PAGE as u64);
         match self.kv_bytes {
             Some(bytes) => bytes / page_bytes,
-            None => longest.max(Self::LEAST_KV_BYTES / page_bytes),
+            None => longest.max(MIN_KV_BYTES / page_bytes),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_engine_api::*;
+use shardpack_formats::memory::KvType;
 
 use super::*;
 
@@ -11,7 +12,7 @@ mod drafts;
 mod requests;
 
 use crate::{
-    backend::{Cpu, KvType},
+    backend::Cpu,
     model::Model,
     open::Package,
     testing::{

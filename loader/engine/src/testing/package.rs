@@ -14,7 +14,7 @@ use shardpack_manifests::{
     digest::ChunkHasher,
     ids::Ids,
     layout::{Axis, Stages},
-    manifest::{FileEntry, Quantization, Source, TensorEntry},
+    manifest::{FORMAT, FileEntry, Quantization, Source, TensorEntry},
 };
 
 use super::models::{self, Plain};
@@ -306,7 +306,7 @@ pub(crate) fn write_package(
     }
     let files = [("config.json", b"{}\n".to_vec()), (WEIGHTS, file)];
     let manifest = Manifest {
-        format: 1,
+        format: FORMAT,
         requires: vec![],
         name: None,
         ids: Ids { weights: Digest([1; 32]), model: Digest([2; 32]), layout: Digest([3; 32]) },

@@ -1,10 +1,11 @@
 //! Attention to chosen blocks of keys: the choice, by the best key of each block.
 
+use shardpack_formats::memory::MAX_INDEX_SCORES;
 use shardpack_kernels::attention::{Index, KEYS_PER_BLOCK, largest};
 
 use super::{
     Cache, Tensor,
-    index::{Choice, Chosen, MAX_SCORES},
+    index::{Choice, Chosen},
 };
 use crate::backend::BlockStep;
 
@@ -43,7 +44,7 @@ fn best(
     let blocks = cache.index(step.layer);
     // Rows that see no more blocks than are chosen.
     let all = (step.top_k * step.tokens).saturating_sub(first).min(length);
-    let at_once = (MAX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
+    let at_once = (MAX_INDEX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
     let mut from = all;
     while from < length {
         let until = length.min(from + at_once);
@@ -75,8 +76,10 @@ const LEAST: f32 = f32::NEG_INFINITY;
 
 #[cfg(test)]
 mod tests {
+    use shardpack_formats::memory::KvType;
+
     use super::*;
-    use crate::backend::{CacheShape, KvType, LayerShape};
+    use crate::backend::{CacheShape, LayerShape};
 
     const WIDTH: usize = 16;
 

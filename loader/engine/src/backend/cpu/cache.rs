@@ -4,6 +4,7 @@
 use std::{ops::Range, sync::Arc};
 
 use half::{bf16, f16};
+use shardpack_formats::memory::{KvType, TOKENS_PER_PAGE};
 use shardpack_kernels::{
     Floats, KvBlock, KvHead,
     attention::{KEYS_PER_BLOCK, Order, Row, TOGETHER_BF16, TOGETHER_Q8},
@@ -15,7 +16,7 @@ use super::{
     entries::{self, EntryPage, Pending},
 };
 use crate::{
-    backend::{CacheShape, EntryShape, KvType, LayerShape, TOKENS_PER_PAGE},
+    backend::{CacheShape, EntryShape, LayerShape},
     open::Memory,
 };
 
@@ -80,7 +81,7 @@ impl Indexes {
 
     /// Bytes of the keys of all of them in a page.
     const fn bytes(self, kind: KvType) -> usize {
-        self.count * TOKENS_PER_PAGE * self.width * number_bytes(index_kind(kind))
+        self.count * TOKENS_PER_PAGE * self.width * kind.of_indexer().element_bytes()
     }
 }
 
@@ -150,7 +151,7 @@ impl Page {
         Self {
             kind,
             places: Arc::clone(places),
-            numbers: memory(end.first_number * number_bytes(kind)),
+            numbers: memory(end.first_number * kind.element_bytes()),
             scales: vec![0.0; if kind == KvType::Q8 { rows } else { 0 }],
             index_width: indexes.width,
             index: memory(indexes.bytes(kind)),
@@ -160,17 +161,17 @@ impl Page {
 
     /// A row of an index is given its numbers.
     fn write_index(&mut self, (index, row): (usize, usize), values: &[f32]) {
-        let kind = index_kind(self.kind);
-        let bytes = values.len() * number_bytes(kind);
+        let kind = self.kind.of_indexer();
+        let bytes = values.len() * kind.element_bytes();
         let first = (index * TOKENS_PER_PAGE + row) * bytes;
         write_floats(kind, &mut self.index.bytes_mut()[first..first + bytes], values);
     }
 
     /// Keys of an index.
     fn index(&self, index: usize) -> Floats<'_> {
-        let bytes = TOKENS_PER_PAGE * self.index_width * number_bytes(index_kind(self.kind));
+        let bytes = TOKENS_PER_PAGE * self.index_width * self.kind.of_indexer().element_bytes();
         let bytes = &self.index.bytes()[index * bytes..(index + 1) * bytes];
-        match index_kind(self.kind) {
+        match self.kind.of_indexer() {
             KvType::F32 => Floats::F32(<[f32]>::ref_from_bytes(bytes).expect(ALIGNED)),
             KvType::Bf16 => Floats::BF16(<[u16]>::ref_from_bytes(bytes).expect(ALIGNED)),
             KvType::F16 | KvType::Q8 => Floats::F16(<[u16]>::ref_from_bytes(bytes).expect(ALIGNED)),
@@ -182,7 +183,7 @@ impl Page {
         let Place { first_number, first_row, order, .. } = self.places[layer];
         let first = first_number + head_row * values.len();
         let numbers = first..first + TOKENS_PER_PAGE * values.len();
-        let width = number_bytes(self.kind);
+        let width = self.kind.element_bytes();
         let block = &mut self.numbers.bytes_mut()[numbers.start * width..numbers.end * width];
         match self.kind {
             KvType::F32 => {
@@ -212,8 +213,8 @@ impl Page {
     /// Rows of one head.
     fn block(&self, layer: usize, rows: Range<usize>) -> KvBlock<'_> {
         let Place { shape, first_number, first_row, .. } = self.places[layer];
-        let width = shape.head_dim * number_bytes(self.kind);
-        let first = first_number * number_bytes(self.kind);
+        let width = shape.head_dim * self.kind.element_bytes();
+        let first = first_number * self.kind.element_bytes();
         let bytes = &self.numbers.bytes()[first + rows.start * width..first + rows.end * width];
         let rows = first_row + rows.start..first_row + rows.end;
         let halves = || <[u16]>::ref_from_bytes(bytes).expect(ALIGNED);
@@ -232,14 +233,6 @@ impl Page {
 }
 
 const ALIGNED: &str = "memory begins on a line, and rows are whole numbers";
-
-/// How an index's keys are stored: integers are too coarse for scores that decide.
-pub(super) const fn index_kind(kind: KvType) -> KvType {
-    match kind {
-        KvType::Q8 => KvType::F16,
-        kind => kind,
-    }
-}
 
 /// A row's scale and its integers.
 pub(super) fn integers(values: &[f32]) -> (f32, impl ExactSizeIterator<Item = i8>) {
@@ -265,26 +258,13 @@ fn halves(place: &mut [u8], values: &[f32], bits: fn(f32) -> u16) {
     }
 }
 
-pub(super) const fn number_bytes(kind: KvType) -> usize {
-    match kind {
-        KvType::F32 => 4,
-        KvType::F16 | KvType::Bf16 => 2,
-        KvType::Q8 => 1,
-    }
-}
-
 /// Bytes of one page.
 pub(super) fn page_bytes(shape: &CacheShape, kind: KvType) -> u64 {
     let places = places(shape);
     let end = places.last().expect("a place behind all layers");
-    let [rows, values] = [end.first_row, end.first_number].map(|count| count as u64);
-    let numbers = match kind {
-        KvType::F32 => values * 4,
-        KvType::F16 | KvType::Bf16 => values * 2,
-        KvType::Q8 => values + rows * 4,
-    };
+    let numbers = end.first_number * kind.element_bytes() + end.first_row * kind.scale_bytes();
     let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape, kind));
-    numbers + Indexes::of(shape).bytes(kind) as u64 + entries.sum::<u64>()
+    numbers as u64 + Indexes::of(shape).bytes(kind) as u64 + entries.sum::<u64>()
 }
 
 impl Cache {

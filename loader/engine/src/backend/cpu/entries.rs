@@ -4,16 +4,17 @@
 
 use std::ops::Range;
 
+use shardpack_formats::memory::{KvType, TOKENS_PER_PAGE};
 use shardpack_kernels::{Attention, Floats, KvBlock, KvHead, attend, attention::Order, exp::exp};
 use zerocopy::FromBytes;
 
 use super::{
     Cache, Tensor,
-    cache::{LINE, index_kind, integers, number_bytes, write_floats},
+    cache::{LINE, integers, write_floats},
     index::{Choice, Gathered},
 };
 use crate::{
-    backend::{AttentionStep, EntryPart, EntryShape, KvType, PoolStep, Qkv, TOKENS_PER_PAGE},
+    backend::{AttentionStep, EntryPart, EntryShape, PoolStep, Qkv},
     open::Memory,
 };
 
@@ -45,13 +46,13 @@ impl EntryPage {
             Rows {
                 kind,
                 width,
-                numbers: Memory::zeroed(count * width * number_bytes(kind), LINE),
+                numbers: Memory::zeroed(count * width * kind.element_bytes(), LINE),
                 scales: vec![0.0; if kind == KvType::Q8 { count } else { 0 }],
             }
         };
         let tail = |part| vec![0.0; tail_len(shape, part)];
         Self {
-            parts: [rows(EntryPart::Entries, kind), rows(EntryPart::Keys, index_kind(kind))],
+            parts: [rows(EntryPart::Entries, kind), rows(EntryPart::Keys, kind.of_indexer())],
             tails: [tail(EntryPart::Entries), tail(EntryPart::Keys)],
         }
     }
@@ -88,8 +89,8 @@ fn floats(kind: KvType, bytes: &[u8]) -> Floats<'_> {
 
 impl Rows {
     fn write(&mut self, row: usize, values: &[f32]) {
-        let span = row * self.width * number_bytes(self.kind)
-            ..(row + 1) * self.width * number_bytes(self.kind);
+        let span = row * self.width * self.kind.element_bytes()
+            ..(row + 1) * self.width * self.kind.element_bytes();
         let place = &mut self.numbers.bytes_mut()[span];
         if self.kind != KvType::Q8 {
             return write_floats(self.kind, place, values);
@@ -105,9 +106,9 @@ impl Rows {
 /// Bytes of a layer's entries in a page.
 pub(super) fn page_bytes(shape: EntryShape, kind: KvType) -> u64 {
     let count = TOKENS_PER_PAGE / shape.every;
-    let row = shape.width(EntryPart::Entries) * number_bytes(kind)
-        + if kind == KvType::Q8 { size_of::<f32>() } else { 0 }
-        + shape.width(EntryPart::Keys) * number_bytes(index_kind(kind));
+    let row = shape.width(EntryPart::Entries) * kind.element_bytes()
+        + kind.scale_bytes()
+        + shape.width(EntryPart::Keys) * kind.of_indexer().element_bytes();
     let tails = [EntryPart::Entries, EntryPart::Keys].map(|part| tail_len(shape, part));
     (count * row + tails.iter().sum::<usize>() * size_of::<f32>()) as u64
 }

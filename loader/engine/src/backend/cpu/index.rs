@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use shardpack_formats::memory::MAX_INDEX_SCORES;
 use shardpack_kernels::{
     Attention, Floats, KvBlock, KvHead, attend,
     attention::{Index, KEYS_PER_BLOCK, Order, largest},
@@ -9,9 +10,6 @@ use shardpack_kernels::{
 
 use super::{Cache, Tensor};
 use crate::backend::{AttentionStep, EntryPart, IndexInputs, IndexStep, Qkv};
-
-/// Scores that are held at the same time: 32 MiB. Rows beyond follow one after the other.
-pub(super) const MAX_SCORES: usize = 8 << 20;
 
 /// What a row attends to, counted from its sequence's beginning, in ascending order; none where this
 /// is everything.
@@ -82,7 +80,7 @@ fn best(
     // Rows that see no more keys than are chosen.
     let all = ((step.top_k + 1) * every - 1).saturating_sub(first).min(length);
     let mut chosen = vec![None; all];
-    let at_once = (MAX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
+    let at_once = (MAX_INDEX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
     let mut from = all;
     while from < length {
         let until = length.min(from + at_once);

@@ -3,10 +3,11 @@
 //! A page is a copy: a sequence that begins with pages of another one is spared their
 //! computation, but not their memory, since MLX's attention wants one array per sequence.
 
+use shardpack_formats::memory::{KvType, TOKENS_PER_PAGE};
 use shardpack_mlx::{Array, Element, Library};
 
 use super::entries::{self, Entries, EntryPage};
-use crate::backend::{CacheShape, EntryShape, KvType, TOKENS_PER_PAGE};
+use crate::backend::{CacheShape, EntryShape};
 
 /// Keys and values of one sequence; grows by pages.
 pub struct Cache {

@@ -1,6 +1,7 @@
 //! Entries of far tokens within the graph: how many are complete follows from positions alone, so
 //! nothing is read before the step's end.
 
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce};
 
 use super::{
@@ -8,9 +9,7 @@ use super::{
     cache::Held,
     index::{Choice, scores},
 };
-use crate::backend::{
-    AttentionStep, EntryPart, EntryShape, IndexInputs, IndexStep, PoolStep, Qkv, TOKENS_PER_PAGE,
-};
+use crate::backend::{AttentionStep, EntryPart, EntryShape, IndexInputs, IndexStep, PoolStep, Qkv};
 
 /// What a sequence keeps in one layer with entries.
 #[derive(Clone)]

@@ -13,10 +13,11 @@ use std::{
 
 use shardpack_collectives::Group;
 use shardpack_engine_api::{RequestId, TokenId};
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::super::logits::memory_group;
 use crate::{
-    backend::{Backend, Ranks, StepError, TOKENS_PER_PAGE},
+    backend::{Backend, Ranks, StepError},
     model::{Batch, Model},
 };
 

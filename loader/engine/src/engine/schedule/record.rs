@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use shardpack_engine_api::{Event, FinishReason, RequestId, TokenId};
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
     super::{
@@ -14,7 +15,6 @@ use super::{
     Active, Schedule,
     job::Taken,
 };
-use crate::backend::TOKENS_PER_PAGE;
 
 impl Schedule {
     /// Takes what a step brought.

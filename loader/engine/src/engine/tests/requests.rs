@@ -2,13 +2,14 @@
 
 use shardpack_collectives::LinkedGroup;
 use shardpack_engine_api::*;
+use shardpack_formats::memory::KvType;
 
 use super::{
     super::{counted::CountedGroup, *},
     Answer, Ranks, STANDARD, collect, engine, lead, request,
 };
 use crate::{
-    backend::{Backend, Cpu, KvType},
+    backend::{Backend, Cpu},
     model::{Batch, Model},
     testing::{
         models::Expected,

@@ -1,9 +1,9 @@
 //! What must hold of attention to chosen blocks of keys.
 
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 use shardpack_formats::{Spec, spec::BlockIndex};
 
 use super::{LoadError, MAX_WIDTH, layout_error};
-use crate::backend::TOKENS_PER_PAGE;
 
 /// The index of blocks, and that layers which choose some have one.
 pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {

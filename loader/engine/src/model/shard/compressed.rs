@@ -1,12 +1,12 @@
 //! What must hold in attention to entries of far tokens.
 
+use shardpack_formats::memory::TOKENS_PER_PAGE;
 use shardpack_formats::{
     Spec,
     spec::{Compressed, Mask, RopeStyle},
 };
 
 use super::{LoadError, MAX_WIDTH, layout_error};
-use crate::backend::TOKENS_PER_PAGE;
 
 /// Widths of such attention, and that its layers have what they name.
 pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {

@@ -39,8 +39,8 @@ mod tests {
     /// Experts in these layers.
     fn spec(experts: &[bool]) -> Spec {
         let moe: Moe = serde_json::from_value(json!({
-            "experts": 4, "identities": 2, "top_k": 2, "size": 32, "activation": "silu_glu",
-            "router": {"scores": "softmax", "scale": "3f800000"}, "deferred": true,
+            "experts": 4, "zero_experts": 2, "top_k": 2, "intermediate_size": 32, "activation": "silu_glu",
+            "router": {"scoring": "softmax", "scale": "3f800000"}, "shortcut": true,
         }))
         .unwrap();
         let layers = experts.iter().map(|moe| Layer { moe: *moe, ..Layer::plain() }).collect();
