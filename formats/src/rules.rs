@@ -94,54 +94,8 @@ pub const SCHEMA: u32 = 1;
 /// What packs build on and no model has by itself.
 const BASES: &[(&str, &str)] = &[("decoder.toml", include_str!("../rules/decoder.toml"))];
 
-/// The packs that are compiled in, by file name.
-const BUILTIN: &[(&str, &str)] = &[
-    ("dense-gqa.toml", include_str!("../rules/dense-gqa.toml")),
-    ("delta-hybrid.toml", include_str!("../rules/delta-hybrid.toml")),
-    ("phi3.toml", include_str!("../rules/phi3.toml")),
-    ("glm.toml", include_str!("../rules/glm.toml")),
-    ("glm4.toml", include_str!("../rules/glm4.toml")),
-    ("gemma.toml", include_str!("../rules/gemma.toml")),
-    ("gemma2.toml", include_str!("../rules/gemma2.toml")),
-    ("gemma3.toml", include_str!("../rules/gemma3.toml")),
-    ("post-norm.toml", include_str!("../rules/post-norm.toml")),
-    ("olmo2.toml", include_str!("../rules/olmo2.toml")),
-    ("olmo3.toml", include_str!("../rules/olmo3.toml")),
-    ("cohere.toml", include_str!("../rules/cohere.toml")),
-    ("plain-ffn.toml", include_str!("../rules/plain-ffn.toml")),
-    ("nemotron.toml", include_str!("../rules/nemotron.toml")),
-    ("jais2.toml", include_str!("../rules/jais2.toml")),
-    ("hyperclovax.toml", include_str!("../rules/hyperclovax.toml")),
-    ("starcoder2.toml", include_str!("../rules/starcoder2.toml")),
-    ("mla.toml", include_str!("../rules/mla.toml")),
-    ("moe-gqa.toml", include_str!("../rules/moe-gqa.toml")),
-    ("step.toml", include_str!("../rules/step.toml")),
-    ("nemotron-h.toml", include_str!("../rules/nemotron-h.toml")),
-    ("granite-hybrid.toml", include_str!("../rules/granite-hybrid.toml")),
-    ("lfm2.toml", include_str!("../rules/lfm2.toml")),
-    ("kimi-linear.toml", include_str!("../rules/kimi-linear.toml")),
-    ("bailing-hybrid.toml", include_str!("../rules/bailing-hybrid.toml")),
-    ("falcon-h1.toml", include_str!("../rules/falcon-h1.toml")),
-    ("gemma4.toml", include_str!("../rules/gemma4.toml")),
-    ("afmoe.toml", include_str!("../rules/afmoe.toml")),
-    ("vaultgemma.toml", include_str!("../rules/vaultgemma.toml")),
-    ("granite-swa.toml", include_str!("../rules/granite-swa.toml")),
-    ("apertus.toml", include_str!("../rules/apertus.toml")),
-    ("olmo.toml", include_str!("../rules/olmo.toml")),
-    ("nanochat.toml", include_str!("../rules/nanochat.toml")),
-    ("stablelm.toml", include_str!("../rules/stablelm.toml")),
-    ("phi.toml", include_str!("../rules/phi.toml")),
-    ("flex-olmo.toml", include_str!("../rules/flex-olmo.toml")),
-    ("kolibri1.toml", include_str!("../rules/kolibri1.toml")),
-    ("laguna.toml", include_str!("../rules/laguna.toml")),
-    ("cohere2-moe.toml", include_str!("../rules/cohere2-moe.toml")),
-    ("phimoe.toml", include_str!("../rules/phimoe.toml")),
-    ("axk1.toml", include_str!("../rules/axk1.toml")),
-    ("longcat.toml", include_str!("../rules/longcat.toml")),
-    ("hy-v4.toml", include_str!("../rules/hy-v4.toml")),
-    ("deepseek-v4.toml", include_str!("../rules/deepseek-v4.toml")),
-    ("minimax-m3.toml", include_str!("../rules/minimax-m3.toml")),
-];
+/// The packs that are compiled in, by file name: every other file of `rules/` but the refusals.
+const BUILTIN: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/packs.rs"));
 
 /// What several packs add to those that they extend.
 const PARTS: &[(&str, &str)] = &[("mamba", include_str!("../rules/parts/mamba.toml"))];

@@ -1,0 +1,31 @@
+//! Compiles in every rule pack of `rules/`, so that adding one is adding its file.
+//!
+//! Writes `packs.rs`, an array of file names and texts in the order of the names. It knows nothing
+//! of what the files say.
+
+use std::{env, fs, path::Path};
+
+/// What stands in the same folder and is no model's pack: `src/rules.rs` names these itself.
+const OTHERS: [&str; 2] = ["decoder.toml", "refused.toml"];
+
+#[expect(clippy::print_stdout, reason = "that is how a build script speaks to Cargo")]
+fn main() {
+    let package = env::var("CARGO_MANIFEST_DIR").expect("Cargo sets it");
+    let folder = Path::new(&package).join("rules");
+    let entries = fs::read_dir(&folder).expect("the package has rules");
+    let names = entries.map(|entry| entry.expect("it can be listed").file_name());
+    let mut names: Vec<String> =
+        names.map(|name| name.into_string().expect("names are ASCII")).collect();
+    names.retain(|name| name.ends_with(".toml") && !OTHERS.contains(&name.as_str()));
+    names.sort();
+    let pack = |name: &String| {
+        let path = folder.join(name);
+        format!("    ({name:?}, include_str!({path:?})),\n")
+    };
+    let packs: String = names.iter().map(pack).collect();
+    let out = env::var("OUT_DIR").expect("Cargo sets it");
+    fs::write(Path::new(&out).join("packs.rs"), format!("&[\n{packs}]\n"))
+        .expect("Cargo's folder can be written");
+    println!("cargo::rerun-if-changed=rules");
+    println!("cargo::rerun-if-changed=build.rs");
+}
