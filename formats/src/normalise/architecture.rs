@@ -287,7 +287,10 @@ fn block(rules: &SpecRules, scope: &Scope<'_>) -> Result<Block, ResolveError> {
         after_attention: rules.after_attention.clone(),
         before_ffn: rules.before_ffn.clone(),
         after_ffn: rules.after_ffn.clone(),
-        parallel: rules.parallel,
+        parallel: match &rules.parallel {
+            Some(rule) => flag(rule, scope, "block.parallel")?,
+            None => false,
+        },
         layer_scale: rules.layer_scale.clone(),
         residual_scale: factor(rules.residual_scale.as_ref(), scope, "block.residual_scale")?,
     })

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     rope::{Scaling, Spelling},
-    spec::{Activation, Layer, Mask, NormKind, QkNorm},
+    spec::{Activation, Block, Layer, Mask, NormKind, QkNorm},
 };
 
 mod blocks;
@@ -331,6 +331,27 @@ fn rules_of_the_user_come_first_and_may_differ_by_layer() {
     let layers: Vec<_> = spec.layers.iter().map(|layer| (layer.mask, layer.rope)).collect();
     let (sliding, full) = (Mask::Sliding(16), Mask::Full);
     assert_eq!(layers, [(sliding, Some(0)), (full, None), (sliding, Some(0))]);
+}
+
+#[test]
+fn a_configuration_may_state_whether_blocks_are_parallel() {
+    let text = "schema = 1\nid = 'mine'\nextends = 'dense-gqa'\n[families.llama]\n\
+                architectures = ['LlamaForCausalLM']\n\
+                used = ['mlp_bias', 'pretraining_tp', 'use_parallel_residual']\n\
+                [families.llama.let]\nffn_biases = 'mlp_bias ?? false'\n\
+                [spec.block]\nbefore_attention = 'input_layernorm'\n\
+                before_ffn = 'post_attention_layernorm'\n\
+                parallel = 'use_parallel_residual ?? true'\n";
+    let packs = [RulePack::parse(text).unwrap()];
+    let (mut config, sources) = model("llama");
+    for (stated, parallel) in [(Value::Null, true), (true.into(), true), (false.into(), false)] {
+        config["use_parallel_residual"] = stated;
+        let spec = resolve(&config, &sources, &packs).unwrap().spec;
+        assert_eq!(spec.block, Block { parallel, ..Block::pre_norm() });
+    }
+    config["use_parallel_residual"] = json!(2);
+    let error = resolve(&config, &sources, &packs).unwrap_err();
+    assert!(error.to_string().contains("block.parallel"), "{error}");
 }
 
 #[test]

@@ -176,6 +176,7 @@ impl SpecRules {
                 .into_iter()
                 .flatten(),
         )
+        .chain(self.block.iter().flat_map(|block| &block.parallel))
         .chain(self.block.iter().flat_map(|block| &block.residual_scale))
         .chain(
             [&ffn.gate_scale, &ffn.out_scale, &ffn.clamped_alpha, &ffn.clamped_limit]
@@ -249,8 +250,8 @@ pub(crate) struct BlockRules {
     pub(crate) after_attention: Option<String>,
     pub(crate) before_ffn: Option<String>,
     pub(crate) after_ffn: Option<String>,
-    #[serde(default)]
-    pub(crate) parallel: bool,
+    /// Whether both parts read the same state; absent: no.
+    pub(crate) parallel: Option<Expr>,
     /// A tensor by which the residual stream is multiplied after each layer.
     pub(crate) layer_scale: Option<String>,
     /// Null and absent for none.
