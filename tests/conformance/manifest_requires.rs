@@ -133,7 +133,7 @@ fn places(value: &Value, at: &str, found: &mut BTreeSet<String>) {
 }
 
 /// The architectures of all reference models, by name.
-fn architectures() -> Vec<(String, Spec)> {
+pub(crate) fn architectures() -> Vec<(String, Spec)> {
     let packs = RulePack::builtin();
     let folders = fs::read_dir(data("models")).unwrap().map(|entry| entry.unwrap().path());
     folders
