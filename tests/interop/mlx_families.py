@@ -61,6 +61,7 @@ WITHOUT = {
     "flex_olmo": "mlx-lm does not have it",
     "gemma4_moe": "packages have Gemma's experts under another name",
     "glm_moe_dsa_shared": "mlx-lm has no layers that go by the keys of an earlier one",
+    "gpt_neox": "mlx-lm keeps queries, keys and values of each head in one matrix, which packages hold apart",
     "granite_swa": "mlx-lm does not have it",
     "granitemoe_swa": "mlx-lm does not have it",
     "granitemoehybrid": "mlx-lm keeps the projections of Mamba in one matrix, which packages cut apart",
