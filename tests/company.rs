@@ -10,8 +10,8 @@ use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
     backend::{Arithmetic, Cpu, CpuOptions, KvType},
     engine::{Engine, EngineOptions, LocalModel, RankEngine, StepOutcome, memory_group},
+    loading::Package,
     model::Model,
-    open::Package,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use tempfile::tempdir;

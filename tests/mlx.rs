@@ -14,7 +14,7 @@ use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
 use shardpack_engine::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, KvType, Mlx},
     engine::{LocalModel, memory_group},
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 use shardpack_mlx::{Device, runtime};

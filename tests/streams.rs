@@ -10,8 +10,8 @@ use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
     backend::{Backend, Cpu, Ranks},
     engine::{CountedGroup, memory_group},
+    loading::Package,
     model::{Batch, Model, Shard},
-    open::Package,
 };
 use shardpack_formats::Spec;
 use tempfile::tempdir;

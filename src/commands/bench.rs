@@ -12,8 +12,8 @@ use shardpack_engine::{
     backend::{Backend, Cpu, TOKENS_PER_PAGE},
     bench::{Load, Speed, bench, bench_drafts, read_bandwidth, sum_latency},
     engine::{Engine, EngineOptions, Speculate, memory_group},
+    loading::{OpenOptions, Package},
     model::Model,
-    open::{OpenOptions, Package},
 };
 use shardpack_manifests::Manifest;
 

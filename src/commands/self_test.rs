@@ -18,7 +18,7 @@ use shardpack_engine::{
     backend::Backend,
     bench::{SumTimes, sum_in_graph},
     engine::LocalModel,
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 

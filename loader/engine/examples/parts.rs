@@ -28,7 +28,7 @@ use shardpack_engine::{
     },
     bench::read_bandwidth,
     engine::{LocalModel, memory_group},
-    open::{OpenOptions, Package, PackageTensor},
+    loading::{OpenOptions, Package, PackageTensor},
 };
 use shardpack_engine_api::TokenId;
 use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};

@@ -1,11 +1,11 @@
 //! How fast a set runs: prompts and answers of given lengths, alone and several at a time, with
 //! random tokens, so that it does not matter what the model says.
 
+mod all_reduce;
 mod drafts;
-mod graph;
 
+pub use all_reduce::{SumTimes, sum_in_graph};
 pub use drafts::{DraftSpeed, Text, bench_drafts};
-pub use graph::{SumTimes, sum_in_graph};
 
 use std::{
     collections::BTreeSet,
@@ -252,8 +252,8 @@ mod tests {
     use crate::{
         backend::Cpu,
         engine::{EngineOptions, memory_group},
+        loading::Package,
         model::Model,
-        open::Package,
         testing::package::Recipe,
     };
 

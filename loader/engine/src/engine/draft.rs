@@ -7,21 +7,21 @@
 //! compared with what then comes, run or not, so a request whose guesses are wrong costs nothing
 //! and one that begins to repeat itself is noticed.
 //!
-//! Reading order: [`lookup`] (where a text has been before), [`model`] (what a small model would
-//! say), [`odds`] (how often guesses come true), [`share`] (which of them are worth their rows).
+//! Reading order: [`prompt_lookup`] (where a text has been before), [`model`] (what a small model would
+//! say), [`acceptance`] (how often guesses come true), [`budget`] (which of them are worth their rows).
 
-mod lookup;
+mod acceptance;
+mod budget;
 mod model;
-mod odds;
-mod share;
+mod prompt_lookup;
 
 use shardpack_engine_api::TokenId;
 
-use lookup::{BREAK, Found, Lookup};
+use acceptance::{Odds, Trust};
+pub(super) use budget::{Costs, MAX_STEP_DRAFTS, guess_cost};
 pub use model::DraftModelError;
 pub(super) use model::{DraftModel, Guess, Guesser, Text};
-use odds::{Odds, Trust};
-pub(super) use share::{Costs, MAX_STEP_DRAFTS, guess_cost};
+use prompt_lookup::{BREAK, Found, Lookup};
 
 /// Most drafts of one sequence in a step: more than pay except beside a prompt that is being read.
 pub(super) const MAX_DRAFTS: usize = 15;

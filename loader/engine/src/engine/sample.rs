@@ -11,19 +11,19 @@
 //! Reading order: [`Chooser`] (a sequence's wishes and history), [`Part`] (what a rank brings),
 //! `choose`, `draw` (noise).
 
-mod choose;
-mod chooser;
-mod draw;
-mod part;
+mod candidates;
+mod gumbel;
+mod sampler;
+mod select;
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 use shardpack_collectives::GroupError;
 
-use choose::{Choice, choose};
-pub(super) use chooser::{Chooser, Wishes};
-use part::Part;
+use candidates::Part;
+pub(super) use sampler::{Chooser, Wishes};
+use select::{Choice, choose};
 
 use crate::backend::{Ranks, StepError};
 use shardpack_engine_api::{TokenLogprobs, TokenMask};

@@ -6,9 +6,9 @@
 //! that it would have had.
 
 mod drafting;
-mod job;
 mod limits;
 mod record;
+mod sequence;
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -27,8 +27,8 @@ use crate::backend::{StepError, TOKENS_PER_PAGE};
 pub(super) use drafting::Drafting;
 #[cfg(test)]
 pub(super) use drafting::Forced;
-use job::Job;
 pub(super) use limits::Limits;
+use sequence::Job;
 
 /// Requests between submission and end.
 pub(super) struct Schedule {

@@ -12,8 +12,8 @@ mod requests;
 
 use crate::{
     backend::{Cpu, KvType},
+    loading::Package,
     model::Model,
-    open::Package,
     testing::{
         group::thread_groups,
         models::Expected,

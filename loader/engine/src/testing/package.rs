@@ -18,7 +18,7 @@ use shardpack_manifests::{
 };
 
 use super::models::{self, Plain};
-use crate::open::{OpenOptions, Package};
+use crate::loading::{OpenOptions, Package};
 
 /// What to make of a reference model.
 #[derive(Clone, Copy)]

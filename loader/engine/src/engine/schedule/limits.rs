@@ -3,7 +3,7 @@
 use shardpack_engine_api::GenerateRequest;
 use shardpack_engine_api::{MAX_LOGPROBS, Sampling};
 
-use super::{Drafting, job::Job};
+use super::{Drafting, sequence::Job};
 
 /// What bounds a schedule.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use super::{
         sample::Chosen,
     },
     Active, Schedule,
-    job::Taken,
+    sequence::Taken,
 };
 use crate::backend::TOKENS_PER_PAGE;
 

@@ -12,7 +12,7 @@ use std::{cmp::Ordering, collections::BinaryHeap, ops::Range};
 
 use shardpack_kernels::exp::exp;
 
-use super::{Row, chooser::Way, draw::Noise};
+use super::{Row, gumbel::Noise, sampler::Way};
 
 /// Candidates that filters look at before they ask for the whole row: more than usual filters
 /// keep, and little beside a hidden vector.

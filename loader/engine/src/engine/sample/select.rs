@@ -5,9 +5,9 @@ use shardpack_kernels::exp::exp;
 
 use super::{
     Chosen, Row,
-    chooser::Way,
-    draw::Noise,
-    part::{Candidate, LogSum, Part},
+    candidates::{Candidate, LogSum, Part},
+    gumbel::Noise,
+    sampler::Way,
 };
 
 /// A choice, or that the candidates do not suffice.

@@ -73,7 +73,7 @@ impl fmt::Debug for PageBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::open::memory::LARGE_PAGE_BYTES;
+    use crate::loading::memory::LARGE_PAGE_BYTES;
 
     #[test]
     fn runs_begin_on_pages_and_own_their_last_one() {

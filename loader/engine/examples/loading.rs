@@ -1,5 +1,5 @@
 //! Opening a package beside what limits it, alternately, best of some rounds:
-//! `cargo run --release -p shardpack-engine --example opening -- PACKAGE [THREADS] [ROUNDS] [B3SUM]`.
+//! `cargo run --release -p shardpack-engine --example loading -- PACKAGE [THREADS] [ROUNDS] [B3SUM]`.
 //!
 //! Opened is a package as the processor's kernels read it, its integers rearranged where they are
 //! faster so; beside it one that is left as it is stored, as MLX takes it.
@@ -20,7 +20,7 @@ use std::{
     time::Instant,
 };
 
-use shardpack_engine::open::{OpenOptions, Package};
+use shardpack_engine::loading::{OpenOptions, Package};
 
 /// Bytes of one plain read.
 const READ: u64 = 4 << 20;
