@@ -158,7 +158,7 @@ pub(crate) fn check_company(model: &str, cached: [u32; 3]) {
     eight.extend([long, begins_alike]);
     let chunks = |prefill_tokens| EngineOptions {
         prefill_tokens,
-        mixed_tokens: prefill_tokens.min(64),
+        chunked_prefill_tokens: prefill_tokens.min(64),
         ..EngineOptions::STANDARD
     };
     // On five ranks one at least has no heads.

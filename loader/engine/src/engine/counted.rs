@@ -27,7 +27,7 @@ pub struct Counts {
     pub gathers: Calls,
     /// Broadcasts.
     pub broadcasts: Calls,
-    /// Sends to the next stage's ranks, and receives from the previous stage's.
+    /// Sends to the next pipeline stage, and receives from the previous one.
     pub passes: Calls,
 }
 

@@ -1,5 +1,5 @@
-//! Memory for keys and values, as rank 0 counts it, and which pages of it hold what: sequences
-//! that begin with the same tokens share full pages. The pages themselves are the ranks'.
+//! The paged KV cache as rank 0 accounts for it, with the prefix cache: sequences that begin with the
+//! same tokens share full pages. The pages themselves are the ranks'.
 
 use std::collections::{BTreeMap, HashMap};
 

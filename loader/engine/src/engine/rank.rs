@@ -6,7 +6,7 @@ use std::time::Duration;
 use shardpack_collectives::{Group, GroupError};
 use shardpack_engine_api::{Event, GenerateRequest, RequestId};
 
-/// How often an idle leader tells its followers that it lives.
+/// How often an idle leader sends its followers a heartbeat.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long a follower waits for the leader's next plan or heartbeat. Several heartbeats, so
@@ -41,18 +41,18 @@ pub trait RankEngine: Send {
         events: &mut dyn FnMut(Event),
     ) -> Result<StepOutcome, GroupError>;
 
-    /// Leader, with nothing to do: tells the followers that it lives.
+    /// Leader, with nothing to do: sends the followers a heartbeat.
     fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
     /// Follower: waits at most [`HEARTBEAT_TIMEOUT`] for one plan or heartbeat and carries it out.
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
-    /// Leader: drafts that were run since the engine began, and those of them that were kept.
+    /// Leader: draft tokens that were run since the engine began, and those that were accepted.
     fn drafts(&self) -> [u64; 2] {
         [0; 2]
     }
 
-    /// The group is gone: forgets every request without a word, since the front has already
-    /// told its clients. Weights and prefix caches stay.
+    /// The group is gone: drops every request without an event, since the front has already
+    /// failed them. Weights and prefix caches stay.
     fn reset(&mut self);
 }

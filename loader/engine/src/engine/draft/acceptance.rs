@@ -1,52 +1,51 @@
-//! How often guesses of one request come true: of those from its text, by how much of the text
-//! before them was alike; of a draft model's, by how sure it was.
+//! Acceptance rates of one request's draft tokens: of prompt lookup by the length of the match, of
+//! the draft model by the probability that it gives a token.
 
-/// Kinds of matches: of 2 tokens, of 3, of 4 to 7, of 8 to 15, of more.
-const KINDS: usize = 5;
+/// Bins of match lengths: of 2 tokens, of 3, of 4 to 7, of 8 to 15, of more.
+const BINS: usize = 5;
 
-/// What is believed before anything was seen.
-const FIRST: [f32; KINDS] = [0.15, 0.3, 0.5, 0.8, 0.9];
+/// Rates before anything was observed.
+const INITIAL: [f32; BINS] = [0.15, 0.3, 0.5, 0.8, 0.9];
 
-/// How much the latest guess counts: the last ten or so decide.
+/// Weight of the latest draft token in the moving average: the last ten or so decide.
 const RATE: f32 = 0.1;
 
-/// What is believed of a draft model's guesses: up to each of these chances by its own account, and
-/// above the last one.
-const SURE: [f32; KINDS - 1] = [0.2, 0.4, 0.6, 0.8];
+/// Upper bounds of the bins of the draft model's probabilities; the last bin has none.
+const MODEL_BINS: [f32; BINS - 1] = [0.2, 0.4, 0.6, 0.8];
 
-/// The middle of each of those.
-const FIRST_OF_MODEL: [f32; KINDS] = [0.1, 0.3, 0.5, 0.7, 0.9];
+/// Initial rates: the middle of each bin.
+const INITIAL_OF_MODEL: [f32; BINS] = [0.1, 0.3, 0.5, 0.7, 0.9];
 
-/// One figure for each kind of match.
+/// Acceptance rate of prompt lookup by match length.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Odds([f32; KINDS]);
+pub(super) struct LookupAcceptance([f32; BINS]);
 
-impl Default for Odds {
+impl Default for LookupAcceptance {
     fn default() -> Self {
-        Self(FIRST)
+        Self(INITIAL)
     }
 }
 
-/// One figure for each part of the chances that a draft model gives its guesses.
+/// Acceptance rate of the draft model by the probability that it gives a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Trust([f32; KINDS]);
+pub(super) struct ModelAcceptance([f32; BINS]);
 
-impl Default for Trust {
+impl Default for ModelAcceptance {
     fn default() -> Self {
-        Self(FIRST_OF_MODEL)
+        Self(INITIAL_OF_MODEL)
     }
 }
 
-fn part(chance: f32) -> usize {
-    SURE.iter().filter(|most| chance > **most).count()
+fn model_bin(probability: f32) -> usize {
+    MODEL_BINS.iter().filter(|most| probability > **most).count()
 }
 
-/// Moves a figure towards what has been seen.
-fn learn(odds: &mut f32, is_right: bool) {
-    *odds += RATE * (f32::from(u8::from(is_right)) - *odds);
+/// Moves a rate towards what was observed.
+fn update(rate: &mut f32, is_accepted: bool) {
+    *rate += RATE * (f32::from(u8::from(is_accepted)) - *rate);
 }
 
-const fn kind(matched: usize) -> usize {
+const fn match_bin(matched: usize) -> usize {
     match matched {
         0..=2 => 0,
         3 => 1,
@@ -56,26 +55,26 @@ const fn kind(matched: usize) -> usize {
     }
 }
 
-impl Odds {
-    /// How likely a guess after a match of this length is right.
-    pub(super) const fn of(&self, matched: usize) -> f32 {
-        self.0[kind(matched)]
+impl LookupAcceptance {
+    /// Acceptance rate after a match of this length.
+    pub(super) const fn rate(&self, matched: usize) -> f32 {
+        self.0[match_bin(matched)]
     }
 
-    /// A guess has come true or not.
-    pub(super) fn learn(&mut self, matched: usize, is_right: bool) {
-        learn(&mut self.0[kind(matched)], is_right);
+    /// A draft token was accepted or rejected.
+    pub(super) fn learn(&mut self, matched: usize, is_accepted: bool) {
+        update(&mut self.0[match_bin(matched)], is_accepted);
     }
 }
 
-impl Trust {
-    /// How likely a guess is right that the model gives this chance.
-    pub(super) fn of(&self, chance: f32) -> f32 {
-        self.0[part(chance)]
+impl ModelAcceptance {
+    /// Acceptance rate of a token that the model gives this probability.
+    pub(super) fn rate(&self, probability: f32) -> f32 {
+        self.0[model_bin(probability)]
     }
 
-    /// A guess has come true or not.
-    pub(super) fn learn(&mut self, chance: f32, is_right: bool) {
-        learn(&mut self.0[part(chance)], is_right);
+    /// A draft token was accepted or rejected.
+    pub(super) fn learn(&mut self, probability: f32, is_accepted: bool) {
+        update(&mut self.0[model_bin(probability)], is_accepted);
     }
 }

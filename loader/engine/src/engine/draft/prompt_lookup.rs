@@ -1,4 +1,5 @@
-//! Where the end of a text has stood in it before. Grows with the text; nothing is read twice.
+//! Prompt lookup: an n-gram index that finds earlier occurrences of a text's last tokens. Grows
+//! with the text; no token is indexed twice.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ const PLACES_MAX: usize = 64;
 /// Tokens that are compared at each: longer matches are as good as certain.
 const MATCH_MAX: usize = 16;
 
-/// A text, with the places of all its pairs of tokens.
+/// A text with an index of its bigrams.
 #[derive(Default)]
 pub(super) struct Lookup {
     text: Vec<u32>,
@@ -26,12 +27,12 @@ pub(super) struct Lookup {
     preferred: usize,
 }
 
-/// An earlier place that is like the end.
+/// An earlier occurrence of the last tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     /// The token after it.
     pub(super) next: usize,
-    /// Tokens that are alike: 2 or more.
+    /// Length of the match: 2 or more.
     pub(super) matched: usize,
 }
 

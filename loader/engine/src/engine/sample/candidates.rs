@@ -1,4 +1,4 @@
-//! What one rank's logits have to say about the next token.
+//! The candidates of one rank's vocabulary shard for the next token, and their wire format.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -12,7 +12,7 @@ use std::{cmp::Ordering, collections::BinaryHeap, ops::Range};
 
 use shardpack_kernels::exp::exp;
 
-use super::{Row, gumbel::Noise, sampler::Way};
+use super::{Row, gumbel::GumbelNoise, sampler::SamplingMethod};
 
 /// Candidates that filters look at before they ask for the whole row: more than usual filters
 /// keep, and little beside a hidden vector.
@@ -69,9 +69,9 @@ impl LogSum {
     }
 }
 
-/// What one rank brings for one row.
+/// One rank's candidates for one row.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct ShardCandidates {
     /// The most likely first; one with the highest noisy logit where only that is asked for.
     pub(super) candidates: Vec<Candidate>,
     /// Whether there are more.
@@ -84,19 +84,20 @@ pub(super) struct Part {
 
 impl Row<'_> {
     pub(super) fn temperature(&self) -> f32 {
-        self.chooser.wishes.sampling.temperature
+        self.sampler.params.sampling.temperature
     }
 
     /// Whether probabilities among all tokens decide: `top_p` counts among `top_k`'s where both
     /// are given.
-    fn needs_sum(&self) -> bool {
-        self.chooser.way() == Way::Filtered && self.chooser.wishes.sampling.top_p < 1.0
+    fn needs_log_sum(&self) -> bool {
+        self.sampler.method() == SamplingMethod::Filtered
+            && self.sampler.params.sampling.top_p < 1.0
     }
 
-    fn candidates(&self) -> usize {
-        match self.chooser.way() {
-            Way::Greedy | Way::Noise => 1,
-            Way::Filtered => match self.chooser.wishes.sampling.top_k as usize {
+    fn candidate_count(&self) -> usize {
+        match self.sampler.method() {
+            SamplingMethod::Greedy | SamplingMethod::Gumbel => 1,
+            SamplingMethod::Filtered => match self.sampler.params.sampling.top_k as usize {
                 0 => FILTER_CANDIDATES,
                 top_k => top_k.min(FILTER_CANDIDATES),
             },
@@ -104,10 +105,10 @@ impl Row<'_> {
     }
 }
 
-impl Part {
-    /// What the logits of the tokens from `first` on say.
+impl ShardCandidates {
+    /// The candidates among the tokens from `first` on.
     pub(super) fn of(row: &Row<'_>, raw: &[f32], first: u32) -> Self {
-        Self::with(row, raw, first, row.candidates())
+        Self::with(row, raw, first, row.candidate_count())
     }
 
     /// A whole row, with everything that may be chosen.
@@ -121,11 +122,11 @@ impl Part {
         let temperature = row.temperature();
         let scaled = || logits.iter().map(|logit| logit / temperature);
         let mut listed = top(&logits, count);
-        if row.chooser.way() == Way::Noise
+        if row.sampler.method() == SamplingMethod::Gumbel
             && let Some(&(token, logit)) = listed.first()
             && logit.is_finite()
         {
-            let noise = Noise::new(row.chooser.wishes.sampling.seed, row.index);
+            let noise = GumbelNoise::new(row.sampler.params.sampling.seed, row.index);
             let start = (first + token, logit / temperature);
             let token = noise.best(scaled(), start, first) - first;
             listed = vec![(token, logits[token as usize])];
@@ -136,11 +137,11 @@ impl Part {
             logit: logit + 0.0,
             raw: raw[index as usize],
         };
-        let reported = row.chooser.wishes.logprobs;
+        let reported = row.sampler.params.logprobs;
         Self {
             more: numbers > listed.len(),
             candidates: listed.into_iter().map(candidate).collect(),
-            sum: row.needs_sum().then(|| LogSum::of(scaled())),
+            sum: row.needs_log_sum().then(|| LogSum::of(scaled())),
             raw_sum: reported.map(|_| LogSum::of(raw.iter().copied())),
             raw_top: reported.map_or(Vec::new(), |count| {
                 let top = top(raw, count as usize);
@@ -156,7 +157,7 @@ impl Part {
                 bytes.extend(sum.to_le_bytes());
             }
         };
-        assert_eq!(self.sum.is_some(), row.needs_sum(), "a sum where it counts");
+        assert_eq!(self.sum.is_some(), row.needs_log_sum(), "a sum where it counts");
         bytes.push(u8::from(self.more));
         bytes.extend((self.candidates.len() as u16).to_le_bytes());
         for Candidate { token, logit, raw } in &self.candidates {
@@ -195,7 +196,7 @@ impl Part {
         let float = |bytes: &mut &[u8]| Some(f32::from_le_bytes(take(bytes)?));
         let more = take::<1>(bytes)? != [0];
         let count = usize::from(u16::from_le_bytes(take(bytes)?));
-        if count > row.candidates() {
+        if count > row.candidate_count() {
             return None;
         }
         let number = |bytes: &mut &[u8]| float(bytes).filter(|logit| !logit.is_nan());
@@ -203,9 +204,9 @@ impl Part {
             Some(Candidate { token: token(bytes)?, logit: number(bytes)?, raw: float(bytes)? })
         };
         let candidates = (0..count).map(|_| candidate(bytes)).collect::<Option<Vec<_>>>()?;
-        let scaled = if row.needs_sum() { Some(sum(bytes)?) } else { None };
+        let scaled = if row.needs_log_sum() { Some(sum(bytes)?) } else { None };
         let (mut raw_sum, mut raw_top) = (None, Vec::new());
-        if let Some(most) = row.chooser.wishes.logprobs {
+        if let Some(most) = row.sampler.params.logprobs {
             raw_sum = Some(sum(bytes)?);
             let count = u16::from_le_bytes(take(bytes)?);
             if u32::from(count) > most {

@@ -1,4 +1,4 @@
-//! Noise: Gumbel's distribution per token, from a counter.
+//! Counter-based Gumbel noise per token.
 
 use shardpack_kernels::exp::exp;
 
@@ -12,11 +12,11 @@ const fn mix(z: u64) -> u64 {
 
 /// The noise of one token of a sequence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Noise {
+pub(super) struct GumbelNoise {
     key: u64,
 }
 
-impl Noise {
+impl GumbelNoise {
     /// The noise after `index` tokens.
     pub(super) const fn new(seed: u64, index: u32) -> Self {
         Self { key: mix(mix(seed) ^ index as u64) }
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn shortcuts_choose_what_all_scores_would() {
         for index in 0..300 {
-            let noise = Noise::new(17, index);
+            let noise = GumbelNoise::new(17, index);
             let spread = [0.0, 1.0, 8.0, 60.0][index as usize % 4];
             let logits: Vec<f32> =
                 (0..700).map(|i| ((i * 37 + index) as f32 * 0.61).sin() * spread).collect();
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn seed_index_and_token_decide() {
-        let draw = |seed, index, token| Noise::new(seed, index).uniform(token);
+        let draw = |seed, index, token| GumbelNoise::new(seed, index).uniform(token);
         assert_eq!(draw(5, 9, 3).to_bits(), draw(5, 9, 3).to_bits());
         for other in [draw(6, 9, 3), draw(5, 10, 3), draw(5, 9, 4)] {
             assert_ne!(draw(5, 9, 3).to_bits(), other.to_bits());

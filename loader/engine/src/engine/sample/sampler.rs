@@ -1,4 +1,4 @@
-//! What a sequence asks of its tokens, and what of its history that depends on.
+//! Sampling parameters of a sequence, and the token counts that penalties need.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -7,9 +7,9 @@ use shardpack_engine_api::TokenId;
 
 use super::Row;
 
-/// How a sequence's tokens are chosen; fixed when it begins, and the same on all ranks.
+/// Sampling parameters of a sequence; fixed when it begins, and the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::engine) struct Wishes {
+pub(in crate::engine) struct SamplingParams {
     pub(in crate::engine) sampling: Sampling,
     /// Alternatives that are reported with each token.
     pub(in crate::engine) logprobs: Option<u32>,
@@ -20,8 +20,8 @@ pub(in crate::engine) struct Wishes {
     pub(in crate::engine) forbidden_before: u32,
 }
 
-impl Wishes {
-    /// Whether the choice depends on what came before.
+impl SamplingParams {
+    /// Whether penalties need the counts of earlier tokens.
     pub(in crate::engine) fn needs_history(&self) -> bool {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } =
             self.sampling;
@@ -29,59 +29,59 @@ impl Wishes {
     }
 }
 
-/// Which way a token is chosen.
+/// How a token is sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum SamplingMethod {
     /// The highest logit.
     Greedy,
     /// The highest noisy logit.
-    Noise,
+    Gumbel,
     /// The highest noisy logit of those that the filters keep.
     Filtered,
 }
 
-/// A sequence's wishes and history.
+/// A sequence's sampling parameters and token counts.
 #[derive(Clone, Debug)]
-pub(in crate::engine) struct Chooser {
-    pub(super) wishes: Wishes,
-    seen: BTreeMap<u32, Seen>,
+pub(in crate::engine) struct Sampler {
+    pub(super) params: SamplingParams,
+    seen: BTreeMap<u32, TokenCount>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct TokenCount {
     in_answer: u32,
 }
 
-impl Chooser {
-    pub(in crate::engine) const fn new(wishes: Wishes) -> Self {
-        Self { wishes, seen: BTreeMap::new() }
+impl Sampler {
+    pub(in crate::engine) const fn new(params: SamplingParams) -> Self {
+        Self { params, seen: BTreeMap::new() }
     }
 
     /// Takes tokens of the sequence, the first at `position`.
     pub(in crate::engine) fn take(&mut self, position: u32, tokens: &[u32]) {
-        if !self.wishes.needs_history() {
+        if !self.params.needs_history() {
             return;
         }
         for (position, token) in (position..).zip(tokens) {
             let seen = self.seen.entry(*token).or_default();
-            seen.in_answer += u32::from(position >= self.wishes.prompt_len);
+            seen.in_answer += u32::from(position >= self.params.prompt_len);
         }
     }
 
-    pub(super) fn way(&self) -> Way {
-        let Sampling { temperature, top_k, top_p, min_p, .. } = self.wishes.sampling;
+    pub(super) fn method(&self) -> SamplingMethod {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.params.sampling;
         if temperature == 0.0 {
-            Way::Greedy
+            SamplingMethod::Greedy
         } else if top_k == 0 && top_p >= 1.0 && min_p <= 0.0 {
-            Way::Noise
+            SamplingMethod::Gumbel
         } else {
-            Way::Filtered
+            SamplingMethod::Filtered
         }
     }
 
-    fn penalise(&self, seen: Seen, logit: f32) -> f32 {
+    fn penalise(&self, seen: TokenCount, logit: f32) -> f32 {
         let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } =
-            self.wishes.sampling;
+            self.params.sampling;
         let logit =
             if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
         let presence = if seen.in_answer > 0 { presence_penalty } else { 0.0 };
@@ -90,12 +90,12 @@ impl Chooser {
 }
 
 impl Row<'_> {
-    /// What the chooser will have seen of the drafts' tokens once they count.
-    fn seen_ahead(&self) -> BTreeMap<u32, Seen> {
+    /// Token counts with the row's draft tokens included.
+    fn counts_with_drafts(&self) -> BTreeMap<u32, TokenCount> {
         let mut ahead = BTreeMap::new();
-        if self.chooser.wishes.needs_history() {
-            for token in self.ahead {
-                let seen = || self.chooser.seen.get(token).copied().unwrap_or_default();
+        if self.sampler.params.needs_history() {
+            for token in self.drafts {
+                let seen = || self.sampler.seen.get(token).copied().unwrap_or_default();
                 // Drafts are of the answer.
                 ahead.entry(*token).or_insert_with(seen).in_answer += 1;
             }
@@ -103,13 +103,13 @@ impl Row<'_> {
         ahead
     }
 
-    /// The logits of the tokens from `first` on as they count for the choice: what may not come
-    /// is not a number.
+    /// The logits of the tokens from `first` on after bias, penalties and masks: a forbidden token
+    /// is NaN.
     pub(super) fn adjusted<'a>(&self, logits: &'a [f32], first: u32) -> Cow<'a, [f32]> {
-        let Wishes { sampling, forbidden, forbidden_before, .. } = &self.chooser.wishes;
+        let SamplingParams { sampling, forbidden, forbidden_before, .. } = &self.sampler.params;
         let forbidden = if self.index < *forbidden_before { forbidden.as_slice() } else { &[] };
-        let seen = &self.chooser.seen;
-        let ahead = self.seen_ahead();
+        let seen = &self.sampler.seen;
+        let ahead = self.counts_with_drafts();
         if self.mask.is_none()
             && forbidden.is_empty()
             && sampling.logit_bias.is_empty()
@@ -129,7 +129,7 @@ impl Row<'_> {
         let before = seen.range(here.clone()).filter(|(token, _)| !ahead.contains_key(token));
         for (token, seen) in before.chain(ahead.range(here)) {
             let logit = &mut adjusted[(token - first) as usize];
-            *logit = self.chooser.penalise(*seen, *logit);
+            *logit = self.sampler.penalise(*seen, *logit);
         }
         for token in forbidden {
             if let Some(logit) = place(*token).and_then(|index| adjusted.get_mut(index)) {

@@ -1,47 +1,47 @@
-//! The choice, from what all ranks have brought.
+//! Selects the token from the candidates of all ranks: top-k, top-p, min-p, then Gumbel-max.
 
 use shardpack_engine_api::{MIN_LOGPROB, TokenId, TokenLogprobs};
 use shardpack_kernels::exp::exp;
 
 use super::{
-    Chosen, Row,
-    candidates::{Candidate, LogSum, Part},
-    gumbel::Noise,
-    sampler::Way,
+    Row, SampledToken,
+    candidates::{Candidate, LogSum, ShardCandidates},
+    gumbel::GumbelNoise,
+    sampler::SamplingMethod,
 };
 
-/// A choice, or that the candidates do not suffice.
+/// The sampled token, or that the candidates do not suffice.
 #[derive(Debug, PartialEq)]
-pub(super) enum Choice {
-    Chosen(Chosen),
-    NeedsRow,
+pub(super) enum Selection {
+    Token(SampledToken),
+    NeedsFullRow,
 }
 
-/// Chooses from the parts of all ranks.
-pub(super) fn choose(row: &Row<'_>, parts: &[Part]) -> Choice {
+/// Selects a token from the candidates of all ranks.
+pub(super) fn select(row: &Row<'_>, parts: &[ShardCandidates]) -> Selection {
     let mut candidates: Vec<Candidate> =
         parts.iter().flat_map(|part| part.candidates.iter().copied()).collect();
     candidates.sort_by(Candidate::order);
-    let chosen = match row.chooser.way() {
+    let chosen = match row.sampler.method() {
         // What is infinite leaves nothing to chance.
         _ if candidates.first().is_none_or(|best| best.logit.is_infinite()) => {
             candidates.first().copied()
         }
-        Way::Greedy => candidates.first().copied(),
-        Way::Noise => drawn(row, &candidates),
-        Way::Filtered => match kept(row, parts, &candidates) {
-            Some(kept) => drawn(row, kept),
-            None => return Choice::NeedsRow,
+        SamplingMethod::Greedy => candidates.first().copied(),
+        SamplingMethod::Gumbel => gumbel_max(row, &candidates),
+        SamplingMethod::Filtered => match filtered(row, parts, &candidates) {
+            Some(kept) => gumbel_max(row, kept),
+            None => return Selection::NeedsFullRow,
         },
     };
     let token = chosen.map(|chosen| chosen.token);
     let logprobs = chosen.and_then(|chosen| logprobs(row, parts, &chosen));
-    Choice::Chosen(Chosen { token, logprobs })
+    Selection::Token(SampledToken { token, logprobs })
 }
 
 /// The one with the highest noisy logit; ties go to the lower token.
-fn drawn(row: &Row<'_>, candidates: &[Candidate]) -> Option<Candidate> {
-    let noise = Noise::new(row.chooser.wishes.sampling.seed, row.index);
+fn gumbel_max(row: &Row<'_>, candidates: &[Candidate]) -> Option<Candidate> {
+    let noise = GumbelNoise::new(row.sampler.params.sampling.seed, row.index);
     let score = |it: &Candidate| noise.score(it.token, it.logit / row.temperature());
     let better = |a: (Candidate, f64), b: (Candidate, f64)| {
         let wins = b.1 > a.1 || (b.1 == a.1 && b.0.token < a.0.token);
@@ -51,8 +51,12 @@ fn drawn(row: &Row<'_>, candidates: &[Candidate]) -> Option<Candidate> {
 }
 
 /// What the filters leave of `sorted`; `None` where more than the candidates may be left.
-fn kept<'a>(row: &Row<'_>, parts: &[Part], sorted: &'a [Candidate]) -> Option<&'a [Candidate]> {
-    let sampling = &row.chooser.wishes.sampling;
+fn filtered<'a>(
+    row: &Row<'_>,
+    parts: &[ShardCandidates],
+    sorted: &'a [Candidate],
+) -> Option<&'a [Candidate]> {
+    let sampling = &row.sampler.params.sampling;
     // What a rank has not listed comes after its last candidate.
     let last = parts.iter().filter(|part| part.more).filter_map(|part| part.candidates.last());
     let unknown = last.min_by(|a, b| a.order(b));
@@ -98,8 +102,8 @@ fn kept<'a>(row: &Row<'_>, parts: &[Part], sorted: &'a [Candidate]) -> Option<&'
     closed.then_some(kept)
 }
 
-fn logprobs(row: &Row<'_>, parts: &[Part], chosen: &Candidate) -> Option<TokenLogprobs> {
-    let count = row.chooser.wishes.logprobs? as usize;
+fn logprobs(row: &Row<'_>, parts: &[ShardCandidates], chosen: &Candidate) -> Option<TokenLogprobs> {
+    let count = row.sampler.params.logprobs? as usize;
     let sums = || parts.iter().filter_map(|part| part.raw_sum);
     let maximum = sums().map(|sum| sum.maximum).fold(f32::NEG_INFINITY, f32::max);
     let total = LogSum::total(sums(), maximum);

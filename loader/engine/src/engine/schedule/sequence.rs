@@ -1,23 +1,23 @@
-//! One request with the tokens that it has so far.
+//! A sequence: one request with the tokens that it has so far.
 
 use std::time::{Duration, Instant};
 
 use shardpack_engine_api::{Constraint, GenerateRequest, RequestId, TokenId, TokenMask, Usage};
 
 use super::{
-    super::draft::{Drafter, Guess},
+    super::draft::{DraftToken, Drafter},
     needed,
 };
 
-pub(super) struct Job {
+pub(super) struct Sequence {
     pub(super) id: RequestId,
     pub(super) request: GenerateRequest,
     /// Prompt and answer.
     pub(super) tokens: Vec<u32>,
     constraint: Option<Box<dyn Constraint>>,
-    /// What guesses its next tokens, where that is done.
+    /// Proposes draft tokens, where speculative decoding is on.
     drafter: Option<Drafter>,
-    /// Drafts that were run, and those that were kept.
+    /// Draft tokens that were run, and those that were accepted.
     drafted: [u32; 2],
     deadline: Option<Instant>,
     /// When it was first admitted, and how many tokens were cached then.
@@ -26,17 +26,17 @@ pub(super) struct Job {
     answered: Option<[Instant; 2]>,
 }
 
-/// What a sampled token means.
-pub(super) enum Taken {
+/// The effect of a sampled token on its sequence.
+pub(super) enum TokenEffect {
     /// It ends the answer and is no part of it.
     Stop,
-    /// It belongs to the answer, perhaps as the last one that its constraint lets pass.
+    /// It belongs to the answer; `ends` where the constraint allows nothing after it.
     Token { ends: bool },
-    /// The constraint does not know what to do with it.
+    /// The constraint rejects it.
     Fault(String),
 }
 
-impl Job {
+impl Sequence {
     pub(super) fn new(
         id: RequestId,
         request: GenerateRequest,
@@ -78,7 +78,8 @@ impl Job {
         self.admitted.get_or_insert((now, cached));
     }
 
-    /// Tokens that may not come before enough have; a constraint knows itself when it may end.
+    /// Stop tokens that are masked until `min_tokens` is reached; a constraint decides itself when
+    /// it may end.
     pub(super) fn forbidden(&self) -> Vec<u32> {
         if self.request.min_tokens == 0 || self.constraint.is_some() {
             return Vec::new();
@@ -86,9 +87,9 @@ impl Job {
         self.request.stop_tokens.iter().map(|token| token.0).collect()
     }
 
-    /// What the token in the place of each draft, and the one after them, may be: everything where
-    /// there is no mask. Empty without a constraint. Drafts that may not come are dropped, with
-    /// all after them.
+    /// The token mask at the position of each draft token and of the one after them; `None` allows
+    /// every token. Empty without a constraint. Drafts that the constraint forbids are dropped,
+    /// with all after them.
     pub(super) fn masks(
         &mut self,
         vocab_size: u32,
@@ -114,54 +115,56 @@ impl Job {
         Ok(masks)
     }
 
-    /// Guesses the next tokens by what the request has said.
+    /// Proposes draft tokens by prompt lookup.
     pub(super) fn propose(&mut self) {
         if let Some(drafter) = &mut self.drafter {
             drafter.propose(&self.tokens, &self.request.stop_tokens);
         }
     }
 
-    /// Whether a draft model may know better.
-    pub(super) fn asks_model(&self) -> bool {
-        self.drafter.as_ref().is_some_and(Drafter::asks_model)
+    /// Whether the draft model is worth asking.
+    pub(super) fn wants_draft_model(&self) -> bool {
+        self.drafter.as_ref().is_some_and(Drafter::wants_draft_model)
     }
 
-    /// What a draft model would say.
-    pub(super) fn take_guesses(&mut self, guesses: Vec<Guess>) {
+    /// Sets the draft model's tokens.
+    pub(super) fn set_model_drafts(&mut self, drafts: Vec<DraftToken>) {
         if let Some(drafter) = &mut self.drafter {
-            drafter.take_guesses(guesses);
+            drafter.set_model_drafts(drafts);
         }
     }
 
-    /// How likely each of up to `most` guesses comes true with those before it.
-    pub(super) fn chances(&self, most: usize) -> Vec<f32> {
-        self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.chances(most))
+    /// The probability that each of up to `most` draft tokens is accepted with those before it.
+    pub(super) fn probabilities(&self, most: usize) -> Vec<f32> {
+        self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.probabilities(most))
     }
 
-    /// The first of the guesses.
+    /// The first draft tokens.
     pub(super) fn drafts(&self, count: usize) -> Vec<u32> {
         self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.drafts(count))
     }
 
-    /// Takes what came after the guesses, of which so many were run and kept.
-    pub(super) fn learn(&mut self, [run, kept]: [u32; 2], came: &[u32]) {
+    /// Updates acceptance rates with the sampled tokens; `run` drafts were run and `kept` accepted.
+    pub(super) fn learn(&mut self, [run, kept]: [u32; 2], sampled: &[u32]) {
         self.drafted[0] += run;
         self.drafted[1] += kept;
         if let Some(drafter) = &mut self.drafter {
-            drafter.learn(came);
+            drafter.learn(sampled);
         }
     }
 
-    pub(super) fn take(&mut self, token: u32, now: Instant) -> Taken {
+    pub(super) fn take(&mut self, token: u32, now: Instant) -> TokenEffect {
         self.answered.get_or_insert([now, now])[1] = now;
         if self.request.stop_tokens.contains(&TokenId(token)) {
-            return Taken::Stop;
+            return TokenEffect::Stop;
         }
         self.tokens.push(token);
-        let Some(constraint) = &mut self.constraint else { return Taken::Token { ends: false } };
+        let Some(constraint) = &mut self.constraint else {
+            return TokenEffect::Token { ends: false };
+        };
         match constraint.accept(TokenId(token)) {
-            Ok(()) => Taken::Token { ends: constraint.must_stop() },
-            Err(error) => Taken::Fault(error.to_string()),
+            Ok(()) => TokenEffect::Token { ends: constraint.must_stop() },
+            Err(error) => TokenEffect::Fault(error.to_string()),
         }
     }
 
@@ -174,19 +177,19 @@ impl Job {
             completion_tokens: self.generated() as u32,
             drafted_tokens: self.drafted[0],
             accepted_tokens: self.drafted[1],
-            prediction_tokens: self.drafter.as_ref().map_or([0; 2], Drafter::told),
+            prediction_tokens: self.drafter.as_ref().map_or([0; 2], Drafter::prediction_tokens),
             prefill_seconds: first.saturating_duration_since(admitted).as_secs_f64(),
             decode_seconds: (last - first).as_secs_f64(),
         }
     }
 }
 
-/// What may come next; everything where there is none.
+/// The mask of the next token; `None` allows every token.
 fn mask(constraint: &mut dyn Constraint, vocab_size: u32) -> Result<Option<TokenMask>, String> {
     let mut mask = TokenMask::all(vocab_size);
     constraint.mask(&mut mask).map_err(|error| error.to_string())?;
     if mask.vocab_size() != vocab_size || mask.count() == 0 {
-        return Err("nothing may follow here that would meet the constraint".to_owned());
+        return Err("the constraint allows no token here".to_owned());
     }
     Ok(needed(mask))
 }

@@ -75,7 +75,7 @@ pub(super) fn without_cached(mut answers: Vec<Answer>) -> Vec<Answer> {
 /// Alone and among seven others, in chunks of two sizes, cold and from the prefix cache: the
 /// same tokens with the same log probabilities, bit for bit.
 #[test]
-fn a_requests_bits_do_not_depend_on_its_company() {
+fn outputs_are_batch_invariant() {
     let cold: Vec<_> = requests()
         .iter()
         .map(|request| {
@@ -90,7 +90,7 @@ fn a_requests_bits_do_not_depend_on_its_company() {
     let warm = ranks.answers_again(&requests());
     assert!(warm.iter().all(|answer| answer.cached == 256), "from the prefix cache");
     assert_eq!(without_cached(warm), cold);
-    let small = EngineOptions { prefill_tokens: 37, mixed_tokens: 5, ..STANDARD };
+    let small = EngineOptions { prefill_tokens: 37, chunked_prefill_tokens: 5, ..STANDARD };
     let mut ranks = Ranks::new(affine(2), small);
     assert_eq!(without_cached(ranks.answers(&requests())), cold, "in small chunks");
 }
@@ -145,7 +145,7 @@ impl Alone {
 }
 
 #[test]
-fn all_logits_are_the_same_bits_whatever_the_company() {
+fn logits_are_batch_invariant() {
     let prompt = long_prompt();
     for kv in [KvType::F32, KvType::Bf16, KvType::Q8] {
         let one = Alone::new(affine(1), 1, kv);
@@ -172,7 +172,7 @@ fn all_logits_are_the_same_bits_whatever_the_company() {
 }
 
 #[test]
-fn requests_that_give_way_get_the_same_tokens() {
+fn preempted_sequences_get_the_same_tokens() {
     let requests = long_requests();
     let expected = Ranks::new(affine(2), STANDARD).answers(&requests);
     let ranks = Ranks::new(affine(2), STANDARD);
@@ -286,7 +286,7 @@ fn constraints_hold_on_all_ranks() {
     assert_eq!(answers[1].end, Some(Ok((FinishReason::Length, 30, 12))));
     assert!(answers[..2].iter().flat_map(|it| &it.tokens).all(|token| token % 3 == 0));
     assert_eq!(answers[2].end, Some(Err("\"x\" is no number".to_owned())));
-    assert!(answers[3].end.clone().unwrap().unwrap_err().contains("nothing may follow"));
+    assert!(answers[3].end.clone().unwrap().unwrap_err().contains("allows no token"));
     assert!(answers[4].tokens.iter().any(|token| token % 3 != 0));
     let mut plain = Ranks::new(affine(1), STANDARD);
     let refused = plain.answers(&[with("5", Sampling::GREEDY)]).remove(0);
