@@ -16,25 +16,25 @@ mod announce;
 mod identity;
 mod mesh;
 mod message;
+mod probe;
 mod process;
 mod rank;
 mod supervisor;
 mod token;
-mod trial;
 mod vitals;
 mod wire;
 
 pub use announce::{Announcement, AnnouncementError};
 pub use identity::{Identity, IdentityError};
 pub use message::{PROTOCOL, Progress};
+#[doc(hidden)]
+pub use probe::try_messages;
 pub use process::{LogSink, RankProcess, SpawnError};
 pub use rank::{LoadError, RankError, RankOptions, run_rank};
 pub use supervisor::{
     Node, RecoveryOptions, Restart, Restarted, ServeError, Supervisor, SupervisorOptions, Survivors,
 };
 pub use token::Token;
-#[doc(hidden)]
-pub use trial::try_messages;
 pub use wire::WireError;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! The calling thread keeps the connection to the front and says every second that the process
 //! lives; a second thread loads, connects to the peers and runs the engine ([`worker`]).
 
-mod orders;
+mod commands;
 mod worker;
 
 use std::{
@@ -33,7 +33,7 @@ use super::{
     vitals::Pace,
     wire::{self, MAX_MESSAGE_BYTES, Sender, WireError},
 };
-use orders::{NotTaken, Order, Orderer};
+use commands::{NotTaken, Order, Orderer};
 use worker::{Current, Worker};
 
 /// How often the front hears that the process runs.
@@ -124,7 +124,7 @@ where
     let result = (|| {
         sender.send(&FromRank::Identity(identity.clone())).map_err(RankError::FrontGone)?;
         read_front(front, notes.clone())?;
-        let (orders, ordered) = orders::orders();
+        let (orders, ordered) = commands::orders();
         let current = Arc::new(Current::default());
         let pace = Arc::new(Pace::default());
         let worker = Worker {
@@ -278,7 +278,7 @@ fn keep(
         match orders.give(order) {
             Ok(()) => {}
             Err(NotTaken::Request(request)) => {
-                let most = orders::MAX_WAITING_REQUESTS;
+                let most = commands::MAX_WAITING_REQUESTS;
                 let message = format!("{most} requests wait for the model already");
                 let event = Event::Failed { request, message, retryable: true };
                 // A front that is gone need not be told.

@@ -17,7 +17,7 @@ use shardpack_identity::Credentials;
 
 use super::{
     LoadError, RankError,
-    orders::{Order, Orders},
+    commands::{Order, Orders},
 };
 use crate::{
     announce::Announcement,
