@@ -1,6 +1,6 @@
-//! The line by which a rank process says where it is:
+//! The line by which a rank process announces its address:
 //! `{"rank_ready":{"address":"127.0.0.1:49152","token":"<32 hex digits>"}}`, and of a rank that
-//! speaks TLS its node's `"key"`.
+//! uses TLS its node's `"key"`.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ pub struct Announcement {
     pub address: SocketAddr,
     /// What each of them must show.
     pub token: Token,
-    /// The key that it shows inside TLS; none where it speaks in the clear.
+    /// The key that it shows inside TLS; none without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PeerKey>,
 }

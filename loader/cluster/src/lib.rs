@@ -4,8 +4,7 @@
 //! A rank announces its address and a one-time token on its standard output (`announce`). The
 //! front connects to each ([`Supervisor`]), learns who they are and that they belong together
 //! ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
-//! to each other (`mesh`). Then rank 0 takes requests and gives events. Everything is said in
-//! the messages of `message`. A rank ends when its front does; a front outlives its ranks: a lost
+//! to each other (`mesh`). Then rank 0 takes requests and gives events. The protocol is in `message`. A rank ends when its front does; a front outlives its ranks: a lost
 //! one is started again, and all form the group of the next epoch.
 //!
 //! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
@@ -28,7 +27,7 @@ pub use announce::{Announcement, AnnouncementError};
 pub use identity::{Identity, IdentityError};
 pub use message::{PROTOCOL, Progress};
 #[doc(hidden)]
-pub use probe::try_messages;
+pub use probe::probe_messages;
 pub use process::{LogSink, RankProcess, SpawnError};
 pub use rank::{LoadError, RankError, RankOptions, run_rank};
 pub use supervisor::{

@@ -1,21 +1,21 @@
-//! What the fuzzer tries: everything that fronts and ranks say to each other.
+//! The entry point of the fuzz target: all messages between fronts and ranks.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     announce::Announcement,
     identity::{Identity, check_group},
-    message::{FromRank, Opening, PeerReply, ToRank},
-    wire::{self, MAX_MESSAGE_BYTES, MAX_OPENING_BYTES},
+    message::{FromRank, Hello, PeerReply, ToRank},
+    wire::{self, MAX_HELLO_BYTES, MAX_MESSAGE_BYTES},
 };
 
 /// Takes bytes for a stream of each kind of message, and for the line by which a rank is found.
 ///
 /// # Panics
 /// When what was taken is not written and read alike.
-pub fn try_messages(bytes: &[u8]) {
-    stream::<Opening>(bytes, MAX_OPENING_BYTES);
-    stream::<PeerReply>(bytes, MAX_OPENING_BYTES);
+pub fn probe_messages(bytes: &[u8]) {
+    stream::<Hello>(bytes, MAX_HELLO_BYTES);
+    stream::<PeerReply>(bytes, MAX_HELLO_BYTES);
     stream::<ToRank>(bytes, MAX_MESSAGE_BYTES);
     let mut identities: Vec<Identity> = Vec::new();
     for message in stream::<FromRank>(bytes, MAX_MESSAGE_BYTES) {
@@ -63,7 +63,7 @@ mod tests {
         let reports = include_bytes!("../../../fuzz/corpus/cluster/reports");
         assert_eq!(stream::<FromRank>(reports, MAX_MESSAGE_BYTES).len(), 9);
         let peer = include_bytes!("../../../fuzz/corpus/cluster/peer");
-        assert_eq!(stream::<Opening>(peer, MAX_OPENING_BYTES).len(), 2);
+        assert_eq!(stream::<Hello>(peer, MAX_HELLO_BYTES).len(), 2);
         let line = include_str!("../../../fuzz/corpus/cluster/line-tls");
         Announcement::parse(line).unwrap();
     }

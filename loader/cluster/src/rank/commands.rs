@@ -1,6 +1,5 @@
-//! What the front wants of the engine's thread, until that has time for it. Few things wait at a
-//! time: a front that asks for more is told so, request by request, and one that does not stop is
-//! no front.
+//! The bounded queue of commands for the engine's thread. Requests beyond the bound are refused one
+//! by one; a front that floods the queue is disconnected.
 
 use std::{
     sync::{
@@ -22,85 +21,88 @@ use crate::announce::Announcement;
 /// admits fewer at a time (its queue is bounded), and a step is over within a second or two.
 pub(super) const MAX_WAITING_REQUESTS: usize = 1024;
 
-/// Most orders of all kinds: every waiting request may have been cancelled and the group formed
+/// Most commands of all kinds: every waiting request may have been cancelled and the group formed
 /// anew in between.
 const MAX_WAITING: usize = 4 * MAX_WAITING_REQUESTS;
 
-/// What the worker is told to do.
-pub(super) enum Order {
+/// A command for the worker.
+pub(super) enum Command {
     Form { epoch: u64, peers: Vec<Announcement> },
     Submit(RequestId, Box<GenerateRequest>),
     Cancel(RequestId),
 }
 
-/// Why an order is not passed on.
+/// Why a command is rejected.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum NotTaken {
-    /// Too many requests wait; this one is forgotten.
+pub(super) enum Rejected {
+    /// Too many requests wait; this one is dropped.
     Request(RequestId),
-    /// Too much of everything.
+    /// Too many commands of all kinds wait.
     Flood,
 }
 
-/// The giving end.
-pub(super) struct Orderer {
-    sender: SyncSender<Order>,
+/// The sending end.
+pub(super) struct CommandSender {
+    sender: SyncSender<Command>,
     requests: Arc<AtomicUsize>,
 }
 
 /// The receiving end.
-pub(super) struct Orders {
-    receiver: Receiver<Order>,
+pub(super) struct CommandReceiver {
+    receiver: Receiver<Command>,
     requests: Arc<AtomicUsize>,
 }
 
-pub(super) fn orders() -> (Orderer, Orders) {
+pub(super) fn channel() -> (CommandSender, CommandReceiver) {
     let (sender, receiver) = sync_channel(MAX_WAITING);
     let requests = Arc::<AtomicUsize>::default();
-    (Orderer { sender, requests: Arc::clone(&requests) }, Orders { receiver, requests })
+    (
+        CommandSender { sender, requests: Arc::clone(&requests) },
+        CommandReceiver { receiver, requests },
+    )
 }
 
-impl Orderer {
-    /// Passes an order on; never waits. A worker that is gone has left its note elsewhere.
-    pub(super) fn give(&self, order: Order) -> Result<(), NotTaken> {
-        let request = match &order {
-            Order::Submit(id, _) => Some(*id),
+impl CommandSender {
+    /// Queues a command; never waits. A worker that is gone reports it by an event.
+    pub(super) fn send(&self, command: Command) -> Result<(), Rejected> {
+        let request = match &command {
+            Command::Submit(id, _) => Some(*id),
             _ => None,
         };
         if let Some(id) = request
             && self.requests.fetch_add(1, Ordering::SeqCst) >= MAX_WAITING_REQUESTS
         {
             self.requests.fetch_sub(1, Ordering::SeqCst);
-            return Err(NotTaken::Request(id));
+            return Err(Rejected::Request(id));
         }
-        match self.sender.try_send(order) {
+        match self.sender.try_send(command) {
             Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
-            Err(TrySendError::Full(_)) => Err(NotTaken::Flood),
+            Err(TrySendError::Full(_)) => Err(Rejected::Flood),
         }
     }
 }
 
-impl Orders {
-    fn taken(&self, order: Order) -> Order {
-        if matches!(order, Order::Submit(..)) {
+impl CommandReceiver {
+    fn taken(&self, command: Command) -> Command {
+        if matches!(command, Command::Submit(..)) {
             self.requests.fetch_sub(1, Ordering::SeqCst);
         }
-        order
+        command
     }
 
     /// See [`Receiver::recv`].
-    pub(super) fn recv(&self) -> Result<Order, RecvError> {
-        self.receiver.recv().map(|order| self.taken(order))
+    pub(super) fn recv(&self) -> Result<Command, RecvError> {
+        self.receiver.recv().map(|command| self.taken(command))
     }
 
     /// See [`Receiver::try_recv`].
-    pub(super) fn try_recv(&self) -> Result<Order, TryRecvError> {
-        self.receiver.try_recv().map(|order| self.taken(order))
+    pub(super) fn try_recv(&self) -> Result<Command, TryRecvError> {
+        self.receiver.try_recv().map(|command| self.taken(command))
     }
 
     /// See [`Receiver::recv_timeout`].
-    pub(super) fn recv_timeout(&self, timeout: Duration) -> Result<Order, RecvTimeoutError> {
-        self.receiver.recv_timeout(timeout).map(|order| self.taken(order))
+    pub(super) fn recv_timeout(&self, timeout: Duration) -> Result<Command, RecvTimeoutError> {
+        self.receiver.recv_timeout(timeout).map(|command| self.taken(command))
     }
 }
 
@@ -109,32 +111,32 @@ mod tests {
     use super::*;
     use shardpack_engine_api::TokenId;
 
-    fn submit(id: u64) -> Order {
+    fn submit(id: u64) -> Command {
         let request = GenerateRequest::greedy(vec![TokenId(1)], 1);
-        Order::Submit(RequestId(id), Box::new(request))
+        Command::Submit(RequestId(id), Box::new(request))
     }
 
     #[test]
     fn requests_that_wait_are_bounded_and_counted_out_again() {
-        let (orderer, orders) = orders();
+        let (sender, commands) = channel();
         for id in 0..MAX_WAITING_REQUESTS as u64 {
-            assert_eq!(orderer.give(submit(id)), Ok(()));
+            assert_eq!(sender.send(submit(id)), Ok(()));
         }
-        assert_eq!(orderer.give(submit(9999)), Err(NotTaken::Request(RequestId(9999))));
+        assert_eq!(sender.send(submit(9999)), Err(Rejected::Request(RequestId(9999))));
         // What ends requests goes through all the same.
-        assert_eq!(orderer.give(Order::Cancel(RequestId(3))), Ok(()));
-        assert!(matches!(orders.recv(), Ok(Order::Submit(RequestId(0), _))));
-        assert_eq!(orderer.give(submit(10_000)), Ok(()));
-        assert!(orderer.give(submit(10_001)).is_err());
-        while orders.try_recv().is_ok() {}
-        assert_eq!(orders.requests.load(Ordering::SeqCst), 0);
+        assert_eq!(sender.send(Command::Cancel(RequestId(3))), Ok(()));
+        assert!(matches!(commands.recv(), Ok(Command::Submit(RequestId(0), _))));
+        assert_eq!(sender.send(submit(10_000)), Ok(()));
+        assert!(sender.send(submit(10_001)).is_err());
+        while commands.try_recv().is_ok() {}
+        assert_eq!(commands.requests.load(Ordering::SeqCst), 0);
     }
 
     #[test]
     fn a_flood_is_noticed() {
-        let (orderer, _orders) = orders();
-        let given = (0..).take_while(|_| orderer.give(Order::Cancel(RequestId(1))).is_ok());
+        let (sender, _commands) = channel();
+        let given = (0..).take_while(|_| sender.send(Command::Cancel(RequestId(1))).is_ok());
         assert_eq!(given.count(), MAX_WAITING);
-        assert_eq!(orderer.give(Order::Cancel(RequestId(1))), Err(NotTaken::Flood));
+        assert_eq!(sender.send(Command::Cancel(RequestId(1))), Err(Rejected::Flood));
     }
 }

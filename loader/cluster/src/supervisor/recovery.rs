@@ -57,7 +57,7 @@ impl Attempts {
         Some((pause, self.0))
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.0 = 0;
     }
 }
@@ -81,7 +81,7 @@ mod tests {
             assert_eq!(number as usize, pauses.len());
         }
         assert_eq!(pauses, [100, 200, 400, 500, 500]);
-        attempts.forget();
+        attempts.reset();
         assert_eq!(attempts.next(&options), Some((Duration::from_millis(100), 1)));
         let endless = RecoveryOptions { attempts: u32::MAX, ..options };
         (0..100).for_each(|_| assert!(attempts.next(&endless).is_some()));
