@@ -57,5 +57,5 @@ deny:
 # beside the memory's own speed.
 bench:
     cargo run --release -p shardpack-collectives --example allreduce
-    cargo run --release -p shardpack-kernels --example products
+    cargo run --release -p shardpack-kernels --example matmul
     cargo run --release -p shardpack-engine --example mlx_allreduce -- "${SHARDPACK_ENGINES:-target/engines}"

@@ -14,25 +14,25 @@ use shardpack_formats::Platform;
 
 use crate::{Floats, platform, team};
 
-mod ahead;
+mod prefetch;
 mod block;
-mod chosen;
-mod forms;
+mod block_sparse;
+mod lane_types;
 mod heads;
-mod in_lanes;
-mod index;
+mod lane_products;
+mod indexer;
 mod integers;
 mod keys;
-mod order;
+mod kv_layout;
 mod queries;
 mod softmax;
-mod stored;
+mod kv_types;
 mod values;
 mod vectors;
 
 use heads::{Heads, ROWS_AT_ONCE};
-pub use index::{Index, largest};
-pub use order::{Order, Row, TOGETHER_BF16, TOGETHER_Q8};
+pub use indexer::{Index, largest};
+pub use kv_layout::{Order, Row, TOGETHER_BF16, TOGETHER_Q8};
 use vectors::Plain;
 pub(crate) use vectors::Vectors;
 

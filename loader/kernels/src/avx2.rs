@@ -9,21 +9,21 @@ use shardpack_formats::Platform;
 
 use crate::{floats::Floats, platform::Task};
 
-mod alone;
+mod gemv;
 mod factors;
 mod floats;
-mod forms;
+mod unpack;
 mod repack;
 mod rows;
 mod tile;
-mod turn;
-mod words;
+mod transpose;
+mod packed_gemm;
 
 pub(crate) use floats::{Sixteen, four_of_eight, four_sums};
 pub(crate) use repack::interleave;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
-pub(crate) use words::words;
+pub(crate) use packed_gemm::words;
 
 /// Has the line of an address brought to the second cache. All processors of the family can.
 #[inline]

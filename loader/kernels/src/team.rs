@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-mod ahead;
+mod prefetch;
 mod jobs;
 mod split;
 

@@ -6,10 +6,10 @@ use std::{marker::PhantomData, ops::Range};
 
 use super::{
     Attention, KEYS_PER_BLOCK, KvBlock, Order,
-    ahead::Ahead,
-    chosen::Runs,
+    prefetch::Ahead,
+    block_sparse::Runs,
     groups,
-    order::LINES_AT_ONCE,
+    kv_layout::LINES_AT_ONCE,
     queries::Room,
     softmax::{Block, Softmax, Sums, finish, one_block},
     vectors::Vectors,

@@ -8,7 +8,7 @@ use std::{array, marker::PhantomData};
 
 use super::{
     KEYS_PER_BLOCK,
-    ahead::{Ahead, Fetch},
+    prefetch::{Ahead, Fetch},
     keys::Line,
     vectors::Vectors,
 };

@@ -6,13 +6,13 @@ use std::ops::Range;
 
 use super::{
     HEADS_AT_ONCE, KEYS_PER_BLOCK, KvBlock,
-    ahead::Ahead,
-    forms::Spread,
-    in_lanes,
+    prefetch::Ahead,
+    lane_types::Spread,
+    lane_products,
     integers::{self, STEP, Scaled},
     keys::{self, Line},
     queries::{InLanes, Queries, shorts},
-    stored::{Bf16, F16, F32, Q8, Rows, Stored},
+    kv_types::{Bf16, F16, F32, Q8, Rows, Stored},
     values,
     vectors::{self, Vectors},
 };
@@ -112,17 +112,17 @@ fn products_in_lanes<V: Vectors>(
 ) {
     match (keys, q) {
         (KvBlock::Floats(Floats::F32(keys)), InLanes::Floats(q)) => {
-            in_lanes::products::<V, F32>(q, keys, at, ahead, scores);
+            lane_products::products::<V, F32>(q, keys, at, ahead, scores);
         }
         (KvBlock::Floats(Floats::F16(keys)), InLanes::Floats(q)) => {
-            in_lanes::products::<V, F16>(q, keys, at, ahead, scores);
+            lane_products::products::<V, F16>(q, keys, at, ahead, scores);
         }
         (KvBlock::Floats(Floats::BF16(keys)), InLanes::Floats(q)) => {
-            in_lanes::products::<V, Bf16>(Bf16::factors(q), keys, at, ahead, scores);
+            lane_products::products::<V, Bf16>(Bf16::factors(q), keys, at, ahead, scores);
         }
         (KvBlock::Q8 { values: keys, scales }, InLanes::Integers { factors, worth }) => {
             let seen = at.1.clone();
-            in_lanes::products::<V, Q8>(factors.as_chunks().0, keys, at, ahead, scores);
+            lane_products::products::<V, Q8>(factors.as_chunks().0, keys, at, ahead, scores);
             for (scores, worth) in scores.chunks_exact_mut(KEYS_PER_BLOCK).zip(worth) {
                 for (score, scale) in scores[seen.clone()].iter_mut().zip(&scales[seen.clone()]) {
                     *score *= worth * scale;
@@ -144,13 +144,13 @@ fn sums_in_lanes<V: Vectors>(
 ) {
     match values {
         KvBlock::Floats(Floats::F32(values)) => {
-            in_lanes::weighted_sums::<V, F32>(weights, values, at, ahead, sums);
+            lane_products::weighted_sums::<V, F32>(weights, values, at, ahead, sums);
         }
         KvBlock::Floats(Floats::F16(values)) => {
-            in_lanes::weighted_sums::<V, F16>(weights, values, at, ahead, sums);
+            lane_products::weighted_sums::<V, F16>(weights, values, at, ahead, sums);
         }
         KvBlock::Floats(Floats::BF16(values)) => {
-            in_lanes::weighted_sums::<V, Bf16>(Bf16::factors(weights), values, at, ahead, sums);
+            lane_products::weighted_sums::<V, Bf16>(Bf16::factors(weights), values, at, ahead, sums);
         }
         KvBlock::Q8 { values, scales } => {
             let (width, seen) = at.clone();
@@ -167,7 +167,7 @@ fn sums_in_lanes<V: Vectors>(
                 *worth = rounded::<V>(weights, &held, to);
             }
             let factors = integers[..heads].as_flattened().as_chunks().0;
-            in_lanes::weighted_sums::<V, Q8>(factors, values, at, ahead, sums);
+            lane_products::weighted_sums::<V, Q8>(factors, values, at, ahead, sums);
             for (sums, worth) in sums.chunks_exact_mut(width).zip(worth) {
                 for sum in sums {
                     *sum *= worth;

@@ -6,8 +6,8 @@ use std::{marker::PhantomData, ops::Range};
 
 use super::{
     KEYS_PER_BLOCK,
-    ahead::{Ahead, Fetch},
-    stored::{Rows, Stored, load},
+    prefetch::{Ahead, Fetch},
+    kv_types::{Rows, Stored, load},
     vectors::Vectors,
 };
 use crate::{lanes::LANES, platform::Task};

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{
     floats_at,
-    forms::Form,
+    unpack::Form,
     rows::{load, load_words},
 };
 use crate::{

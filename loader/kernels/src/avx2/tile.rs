@@ -89,7 +89,7 @@ impl Lanes for V {
         visits: &[usize],
         words: &mut [u32],
     ) {
-        value!(super::turn::turn(weights, rows, visits, words));
+        value!(super::transpose::turn(weights, rows, visits, words));
     }
 
     #[inline(always)]

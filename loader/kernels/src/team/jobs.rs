@@ -22,7 +22,7 @@ use std::{
 };
 
 use super::{
-    ahead::{Ahead, Cursor},
+    prefetch::{Ahead, Cursor},
     has_lasted,
 };
 

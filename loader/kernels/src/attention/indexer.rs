@@ -8,7 +8,7 @@ use shardpack_formats::Platform;
 
 use super::{
     KEYS_PER_BLOCK, KvBlock,
-    ahead::Ahead,
+    prefetch::Ahead,
     keys::Line,
     softmax::products,
     vectors::{Plain, Vectors},

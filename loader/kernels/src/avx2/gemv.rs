@@ -4,9 +4,9 @@ use std::{arch::x86_64::*, hint::black_box};
 
 use super::{
     factors::{Factors, HALF, Halves, Row, of_run},
-    forms::Form,
+    unpack::Form,
     four_trees,
-    words::{Block, Panel, Place, dots},
+    packed_gemm::{Block, Panel, Place, dots},
 };
 use crate::{
     quantized::{Line, Packed, Quantized, SPANS},

@@ -3,8 +3,8 @@
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
 use super::{
-    order::{TOGETHER_BF16, TOGETHER_Q8},
-    stored::{Bf16, F16, F32, Q8},
+    kv_layout::{TOGETHER_BF16, TOGETHER_Q8},
+    kv_types::{Bf16, F16, F32, Q8},
     vectors::Vectors,
 };
 use crate::lanes::LANES;

@@ -1,5 +1,5 @@
 //! Products beside the machine's read limit, in one run and alternately:
-//! `cargo run --release -p shardpack-kernels --example products -- [THREADS] [ROUNDS] [BITS] [PLATFORM]
+//! `cargo run --release -p shardpack-kernels --example matmul -- [THREADS] [ROUNDS] [BITS] [PLATFORM]
 //! [ROWS] [OUTPUTS INPUTS] [stored]`; `stored` leaves weights as packages have them.
 //!
 //! The limit of few rows: weights are read from memory once, so bytes per second stay below those

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::{
-    forms::{Bytes, Form, Nibbles, SixBits},
+    unpack::{Bytes, Form, Nibbles, SixBits},
     load_some,
     repack::four_turned,
 };

@@ -1,5 +1,5 @@
 //! Attention of one new token to long contexts beside plain reads of the same keys and values,
-//! alternately: `cargo run --release -p shardpack-kernels --example attending -- [THREADS] [ROUNDS]
+//! alternately: `cargo run --release -p shardpack-kernels --example attention -- [THREADS] [ROUNDS]
 //! [PLATFORM] [TYPE] [HEAD_DIM] [SHARING] [rows]`.
 //!
 //! The limit: a step reads every cached key and value once, so a context costs at least the time of

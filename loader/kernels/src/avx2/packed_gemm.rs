@@ -7,9 +7,9 @@
 use std::{arch::x86_64::*, hint::black_box};
 
 use super::{
-    alone::alone,
+    gemv::alone,
     factors::{Factors, HALF, OfSpans, Row},
-    forms::{Bytes, Form, Nibbles, SixBits},
+    unpack::{Bytes, Form, Nibbles, SixBits},
     four_trees, load_some,
 };
 use crate::{

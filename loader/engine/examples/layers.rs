@@ -1,5 +1,5 @@
 //! Where the time of a step goes, part by part:
-//! `cargo run --release -p shardpack-engine --example parts -- SET [THREADS] [CONTEXT] [ROWS]`.
+//! `cargo run --release -p shardpack-engine --example layers -- SET [THREADS] [CONTEXT] [ROWS]`.
 //!
 //! Every operation of the backend is timed where the model calls it, so a product's time has in it
 //! the rounding of its activations, the waking of the threads and the waiting for the last one.

@@ -7,9 +7,9 @@ use std::{array, marker::PhantomData, ops::Range};
 
 use super::{
     KEYS_PER_BLOCK,
-    ahead::Ahead,
-    forms::Form,
-    order::{LINES_AT_ONCE, panels},
+    prefetch::Ahead,
+    lane_types::Form,
+    kv_layout::{LINES_AT_ONCE, panels},
     vectors::Vectors,
 };
 use crate::{lanes::LANES, platform::Task};
