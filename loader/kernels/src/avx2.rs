@@ -9,21 +9,21 @@ use shardpack_formats::Platform;
 
 use crate::{floats::Floats, platform::Task};
 
-mod gemv;
 mod factors;
 mod floats;
-mod unpack;
+mod gemv;
+mod packed_gemm;
 mod repack;
 mod rows;
 mod tile;
 mod transpose;
-mod packed_gemm;
+mod unpack;
 
 pub(crate) use floats::{Sixteen, four_of_eight, four_sums};
+pub(crate) use packed_gemm::packed_gemm;
 pub(crate) use repack::interleave;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
-pub(crate) use packed_gemm::words;
 
 /// Has the line of an address brought to the second cache. All processors of the family can.
 #[inline]

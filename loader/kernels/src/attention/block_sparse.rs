@@ -1,4 +1,5 @@
-//! The keys of a block that one row sees, where it sees those of some smaller blocks alone.
+//! Block-sparse attention: the keys of a block that one row attends to, as runs of selected smaller
+//! blocks.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 

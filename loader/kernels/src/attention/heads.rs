@@ -1,4 +1,4 @@
-//! Query heads that share keys and values, block after block of these.
+//! Attention of query heads that share a KV head (GQA), block by block.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -6,17 +6,17 @@ use std::{marker::PhantomData, ops::Range};
 
 use super::{
     Attention, KEYS_PER_BLOCK, KvBlock, Order,
-    prefetch::Ahead,
     block_sparse::Runs,
     groups,
     kv_layout::LINES_AT_ONCE,
-    queries::Room,
+    prefetch::Prefetch,
+    queries::QueryBuffer,
     softmax::{Block, Softmax, Sums, finish, one_block},
     vectors::Vectors,
 };
 use crate::{Floats, lanes::LANES, platform::Task, team::Columns};
 
-/// Rows of queries that meet a block of keys together.
+/// Rows of queries that are computed with a block of keys at a time.
 pub(super) const ROWS_AT_ONCE: usize = 8;
 
 /// Some query heads of some rows.
@@ -60,7 +60,7 @@ impl<V: Vectors> Task for Heads<'_, '_, V> {
 /// Room for keys and values as floats, and for what is summed.
 #[derive(Default)]
 struct Scratch {
-    q: Room,
+    q: QueryBuffer,
     keys: Vec<f32>,
     values: Vec<f32>,
     softmax: Vec<Softmax>,
@@ -148,7 +148,7 @@ struct Held<'a> {
     /// The first of them in the block.
     first: usize,
     width: usize,
-    ahead: [Ahead; 2],
+    prefetch: [Prefetch; 2],
 }
 
 impl<'a> Held<'a> {
@@ -165,7 +165,7 @@ impl<'a> Held<'a> {
         let width = head_dim.next_multiple_of(LANES);
         let both = both.map(|block| block.part(held.clone(), head_dim));
         let [keys, values] = both.map(|part| part.addresses(held.len(), head_dim));
-        let ahead = [Ahead::new(&keys, &values), Ahead::new(&values, &next)];
+        let prefetch = [Prefetch::new(&keys, &values), Prefetch::new(&values, &next)];
         let [mut keys, mut values] = both;
         let [keys_scratch, values_scratch] = scratch;
         if rows > 1 || width > head_dim {
@@ -176,7 +176,7 @@ impl<'a> Held<'a> {
                 values = values.widened([head_dim, width], values_scratch);
             }
         }
-        Self { both: [keys, values], order: Order::Rows, first: held.start, width, ahead }
+        Self { both: [keys, values], order: Order::Rows, first: held.start, width, prefetch }
     }
 
     /// Of lanes: the whole block. Floats that are not dear to convert stay as they are. Floats of
@@ -192,11 +192,11 @@ impl<'a> Held<'a> {
         scratch: [&'a mut Vec<f32>; 2],
     ) -> Self {
         let floats = matches!(both, [KvBlock::Floats(Floats::F32(_)), _]);
-        let ahead = if floats && V::VALUE_VECTORS >= LINES_AT_ONCE {
-            <[Ahead; 2]>::default()
+        let prefetch = if floats && V::VALUE_VECTORS >= LINES_AT_ONCE {
+            <[Prefetch; 2]>::default()
         } else {
             let [keys, values] = both.map(|block| block.addresses(held.end, width));
-            [Ahead::new(&keys, &values), Ahead::new(&values, &next)]
+            [Prefetch::new(&keys, &values), Prefetch::new(&values, &next)]
         };
         let [mut keys, mut values] = both;
         let [keys_scratch, values_scratch] = scratch;
@@ -204,13 +204,13 @@ impl<'a> Held<'a> {
             keys = keys.widened([width, width], keys_scratch);
             values = values.widened([width, width], values_scratch);
         }
-        Self { both: [keys, values], order: Order::Lanes, first: 0, width, ahead }
+        Self { both: [keys, values], order: Order::Lanes, first: 0, width, prefetch }
     }
 
     /// As one row sees them. While the first row reads them, what comes next is fetched.
     #[inline(always)]
     fn seen(&mut self, visible: Range<usize>) -> Block<'a> {
-        let (width, ahead) = (self.width, std::mem::take(&mut self.ahead));
+        let (width, prefetch) = (self.width, std::mem::take(&mut self.prefetch));
         let (seen, [keys, values]) = match self.order {
             Order::Rows => {
                 let part = visible.start - self.first..visible.end - self.first;
@@ -218,7 +218,7 @@ impl<'a> Held<'a> {
             }
             Order::Lanes => (visible, self.both),
         };
-        Block { keys, values, seen, width, ahead }
+        Block { keys, values, seen, width, prefetch }
     }
 }
 

@@ -8,8 +8,8 @@ use shardpack_formats::Platform;
 
 use super::{
     KEYS_PER_BLOCK, KvBlock,
-    prefetch::Ahead,
     keys::Line,
+    prefetch::Prefetch,
     softmax::products,
     vectors::{Plain, Vectors},
 };
@@ -163,7 +163,7 @@ impl<V: Vectors> Task for Scores<'_, '_, V> {
                 if padded > width {
                     part = part.widened([width, padded], &mut widened);
                 }
-                products::<V>(&lines, part, padded, Ahead::default(), &mut dots);
+                products::<V>(&lines, part, padded, Prefetch::default(), &mut dots);
                 match weights {
                     Some(weights) => weighted::<V>(&dots, weights, scores),
                     None => scores.copy_from_slice(&dots),
@@ -189,7 +189,7 @@ fn weighted<V: Vectors>(dots: &[f32], weights: &[f32], scores: &mut [f32; KEYS_P
 }
 
 /// The positions of the `count` largest scores, in ascending order; of equal ones those of the
-/// earlier keys. What is not a number is less than everything.
+/// earlier keys. NaN is less than everything.
 #[must_use]
 pub fn largest(scores: &[f32], count: usize) -> Vec<u32> {
     /// In the order of the floats, with both zeros the same.
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use crate::{Activations, Team, TeamOptions, lanes::dot};
 
-    fn numbers(len: usize, seed: u32) -> Vec<f32> {
+    fn elements(len: usize, seed: u32) -> Vec<f32> {
         (0..len).map(|i| ((i as f32 + seed as f32 * 11.7) * 0.613).sin()).collect()
     }
 
@@ -264,8 +264,8 @@ mod tests {
             (4, 32, 4, 1020, 9),
             (2, 16, 128, 500, 30),
         ] {
-            let keys = numbers((first + rows) / every * width, 1);
-            let (q, weights) = (numbers(rows * heads * width, 2), numbers(rows * heads, 3));
+            let keys = elements((first + rows) / every * width, 1);
+            let (q, weights) = (elements(rows * heads * width, 2), elements(rows * heads, 3));
             let what = (heads, width, every, keys.as_slice());
             let expected: Vec<Vec<f32>> = (0..rows)
                 .map(|row| {
@@ -301,8 +301,8 @@ mod tests {
     #[test]
     fn without_weights_scores_are_products() {
         let (width, first, rows) = (24, 250, 9);
-        let keys = numbers((first + rows) * width, 1);
-        let q = numbers(rows * width, 2);
+        let keys = elements((first + rows) * width, 1);
+        let q = elements(rows * width, 2);
         let blocks: Vec<_> = keys.chunks(KEYS_PER_BLOCK * width).map(Floats::F32).collect();
         let index = Index { heads: 1, width, every: 1, keys: &blocks, first_position: first };
         let mut out = vec![f32::NAN; rows * index.columns()];

@@ -1,4 +1,4 @@
-//! Rows of numbers in the forms in which they are stored.
+//! Rows of keys and values in the element types of the KV cache.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -7,13 +7,13 @@ use std::ops::Range;
 use super::vectors::Vectors;
 use crate::lanes::LANES;
 
-/// A form in which numbers are stored.
+/// An element type of the KV cache.
 pub(super) trait Stored: Copy {
-    type Number: Copy;
+    type Element: Copy;
     /// Whether each row has a scale.
     const SCALED: bool;
 
-    fn load<V: Vectors>(from: &[Self::Number; LANES]) -> V::Floats;
+    fn load<V: Vectors>(from: &[Self::Element; LANES]) -> V::Floats;
 }
 
 /// 32-bit floats.
@@ -33,7 +33,7 @@ pub(super) struct Bf16;
 pub(super) struct Q8;
 
 impl Stored for F32 {
-    type Number = f32;
+    type Element = f32;
     const SCALED: bool = false;
 
     #[inline(always)]
@@ -43,7 +43,7 @@ impl Stored for F32 {
 }
 
 impl Stored for F16 {
-    type Number = u16;
+    type Element = u16;
     const SCALED: bool = false;
 
     #[inline(always)]
@@ -53,7 +53,7 @@ impl Stored for F16 {
 }
 
 impl Stored for Bf16 {
-    type Number = u16;
+    type Element = u16;
     const SCALED: bool = false;
 
     #[inline(always)]
@@ -63,7 +63,7 @@ impl Stored for Bf16 {
 }
 
 impl Stored for Q8 {
-    type Number = i8;
+    type Element = i8;
     const SCALED: bool = true;
 
     #[inline(always)]
@@ -75,7 +75,7 @@ impl Stored for Q8 {
 /// Rows `[count, width]`; `width` is a multiple of [`LANES`].
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, S: Stored> {
-    pub(super) numbers: &'a [S::Number],
+    pub(super) elements: &'a [S::Element],
     /// One for each row, if they are scaled.
     pub(super) scales: &'a [f32],
     pub(super) width: usize,
@@ -83,13 +83,13 @@ pub(super) struct Rows<'a, S: Stored> {
 
 impl<'a, S: Stored> Rows<'a, S> {
     pub(super) fn count(self) -> usize {
-        self.numbers.len() / self.width
+        self.elements.len() / self.width
     }
 
     /// Vectors of some rows.
     #[inline(always)]
-    pub(super) fn rows(self, rows: Range<usize>) -> &'a [[S::Number; LANES]] {
-        self.numbers[rows.start * self.width..rows.end * self.width].as_chunks().0
+    pub(super) fn rows(self, rows: Range<usize>) -> &'a [[S::Element; LANES]] {
+        self.elements[rows.start * self.width..rows.end * self.width].as_chunks().0
     }
 
     #[inline(always)]
@@ -100,7 +100,7 @@ impl<'a, S: Stored> Rows<'a, S> {
 
 #[inline(always)]
 pub(super) fn load<V: Vectors, S: Stored>(
-    from: &[S::Number; LANES],
+    from: &[S::Element; LANES],
     scale: V::Floats,
 ) -> V::Floats {
     let floats = S::load::<V>(from);

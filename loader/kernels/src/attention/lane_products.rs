@@ -1,5 +1,4 @@
-//! Products with keys and weighted sums of values that lie in [`super::Order::Lanes`]: one loop for
-//! every form of numbers.
+//! Scores and weighted sums of values in [`super::Order::Lanes`]: one loop for every element type.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -7,9 +6,9 @@ use std::{array, marker::PhantomData, ops::Range};
 
 use super::{
     KEYS_PER_BLOCK,
-    prefetch::Ahead,
-    lane_types::Form,
     kv_layout::{LINES_AT_ONCE, panels},
+    lane_types::LaneType,
+    prefetch::Prefetch,
     vectors::Vectors,
 };
 use crate::{lanes::LANES, platform::Task};
@@ -17,32 +16,32 @@ use crate::{lanes::LANES, platform::Task};
 /// `q · key` of each query with the keys of a whole block of which some are `seen`, element after
 /// element, products fused with the sums: `q` is `[heads, width / together]`, `out`
 /// `[heads, KEYS_PER_BLOCK]`. Products with neighbours of those keys are computed too.
-pub(super) fn products<V: Vectors, S: Form>(
+pub(super) fn products<V: Vectors, S: LaneType>(
     q: &[S::Factors],
-    keys: &[S::Number],
+    keys: &[S::Element],
     (width, seen): (usize, Range<usize>),
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &mut [f32],
 ) {
-    V::run(Products::<V, S> { q, keys, width, seen, ahead, out, vectors: PhantomData });
+    V::run(Products::<V, S> { q, keys, width, seen, prefetch, out, vectors: PhantomData });
 }
 
-struct Products<'a, V, S: Form> {
+struct Products<'a, V, S: LaneType> {
     q: &'a [S::Factors],
-    keys: &'a [S::Number],
+    keys: &'a [S::Element],
     width: usize,
     seen: Range<usize>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &'a mut [f32],
     vectors: PhantomData<V>,
 }
 
-impl<V: Vectors, S: Form> Task for Products<'_, V, S> {
+impl<V: Vectors, S: LaneType> Task for Products<'_, V, S> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { q, keys, width, seen, mut ahead, out, .. } = self;
+        let Self { q, keys, width, seen, mut prefetch, out, .. } = self;
         let steps = width / S::TOGETHER;
         let out = out.as_chunks_mut::<KEYS_PER_BLOCK>().0;
         let (lines, heads) = (S::lines(keys), out.len());
@@ -53,12 +52,12 @@ impl<V: Vectors, S: Form> Task for Products<'_, V, S> {
             let lines = &lines[group * steps * LINES_AT_ONCE..][..steps * LINES_AT_ONCE];
             let mut head = 0;
             while head < heads {
-                let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
+                let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
                 let (of, out) = ((&q[head * steps..], lines), &mut out[head..]);
                 head += match heads - head {
-                    4.. if V::KEY_HEADS >= 4 => some_heads::<V, S, 4>(of, group, ahead, out),
-                    2.. if V::KEY_HEADS >= 2 => some_heads::<V, S, 2>(of, group, ahead, out),
-                    _ => some_heads::<V, S, 1>(of, group, ahead, out),
+                    4.. if V::KEY_HEADS >= 4 => some_heads::<V, S, 4>(of, group, prefetch, out),
+                    2.. if V::KEY_HEADS >= 2 => some_heads::<V, S, 2>(of, group, prefetch, out),
+                    _ => some_heads::<V, S, 1>(of, group, prefetch, out),
                 };
             }
         }
@@ -67,19 +66,19 @@ impl<V: Vectors, S: Form> Task for Products<'_, V, S> {
 
 /// The first `HEADS` of the queries with a group of keys; returns `HEADS`.
 #[inline(always)]
-fn some_heads<V: Vectors, S: Form, const HEADS: usize>(
+fn some_heads<V: Vectors, S: LaneType, const HEADS: usize>(
     of: (&[S::Factors], &[S::Line]),
     group: usize,
-    ahead: &mut Ahead,
+    prefetch: &mut Prefetch,
     out: &mut [[f32; KEYS_PER_BLOCK]],
 ) -> usize {
     let mut line = 0;
     while line < LINES_AT_ONCE {
         let at = (group * LINES_AT_ONCE, line);
         line += if V::KEYS >= 4 {
-            some_keys::<V, S, HEADS, 4>(of, at, ahead, out)
+            some_keys::<V, S, HEADS, 4>(of, at, prefetch, out)
         } else {
-            some_keys::<V, S, HEADS, 2>(of, at, ahead, out)
+            some_keys::<V, S, HEADS, 2>(of, at, prefetch, out)
         };
     }
     HEADS
@@ -87,17 +86,17 @@ fn some_heads<V: Vectors, S: Form, const HEADS: usize>(
 
 /// The same for `LINES` times sixteen of the keys, from `line` on; returns `LINES`.
 #[inline(always)]
-fn some_keys<V: Vectors, S: Form, const HEADS: usize, const LINES: usize>(
+fn some_keys<V: Vectors, S: LaneType, const HEADS: usize, const LINES: usize>(
     (q, lines): (&[S::Factors], &[S::Line]),
     (first, line): (usize, usize),
-    ahead: &mut Ahead,
+    prefetch: &mut Prefetch,
     out: &mut [[f32; KEYS_PER_BLOCK]],
 ) -> usize {
     let rows = lines.as_chunks::<LINES_AT_ONCE>().0;
     let q: [_; HEADS] = array::from_fn(|head| &q[head * rows.len()..][..rows.len()]);
     let mut sums = [[S::nothing::<V>(); LINES]; HEADS];
     for (step, row) in rows.iter().enumerate() {
-        ahead.far(LINES * size_of::<S::Line>()).lines(LINES * size_of::<S::Line>());
+        prefetch.far(LINES * size_of::<S::Line>()).lines(LINES * size_of::<S::Line>());
         let row: &[_; LINES] = row[line..].first_chunk().expect("some lines");
         add::<V, S, HEADS, LINES>(&mut sums, (q, step), row, 0..S::PARTS);
     }
@@ -112,7 +111,7 @@ fn some_keys<V: Vectors, S: Form, const HEADS: usize, const LINES: usize>(
 
 /// Adds the products of some lines with every head's factors for them.
 #[inline(always)]
-fn add<V: Vectors, S: Form, const HEADS: usize, const LINES: usize>(
+fn add<V: Vectors, S: LaneType, const HEADS: usize, const LINES: usize>(
     sums: &mut [[S::Sums<V>; LINES]; HEADS],
     (factors, at): ([&[S::Factors]; HEADS], usize),
     lines: &[S::Line; LINES],
@@ -135,32 +134,40 @@ fn add<V: Vectors, S: Form, const HEADS: usize, const LINES: usize>(
 /// `Σ weight · value` over the values of a whole block of which some are `seen`, value after value,
 /// products fused with the sums: `weights` is `[heads, KEYS_PER_BLOCK / together]`, `out`
 /// `[heads, width]`. Integers beside those seen count too: they have no weight.
-pub(super) fn weighted_sums<V: Vectors, S: Form>(
+pub(super) fn weighted_sums<V: Vectors, S: LaneType>(
     weights: &[S::Factors],
-    values: &[S::Number],
+    values: &[S::Element],
     (width, seen): (usize, Range<usize>),
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &mut [f32],
 ) {
-    V::run(WeightedSums::<V, S> { weights, values, width, seen, ahead, out, vectors: PhantomData });
+    V::run(WeightedSums::<V, S> {
+        weights,
+        values,
+        width,
+        seen,
+        prefetch,
+        out,
+        vectors: PhantomData,
+    });
 }
 
-struct WeightedSums<'a, V, S: Form> {
+struct WeightedSums<'a, V, S: LaneType> {
     weights: &'a [S::Factors],
-    values: &'a [S::Number],
+    values: &'a [S::Element],
     width: usize,
     seen: Range<usize>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &'a mut [f32],
     vectors: PhantomData<V>,
 }
 
-impl<V: Vectors, S: Form> Task for WeightedSums<'_, V, S> {
+impl<V: Vectors, S: LaneType> Task for WeightedSums<'_, V, S> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { weights, values, width, seen, mut ahead, out, .. } = self;
+        let Self { weights, values, width, seen, mut prefetch, out, .. } = self;
         let steps = KEYS_PER_BLOCK / S::TOGETHER;
         let heads = weights.len() / steps;
         assert_eq!(out.len(), heads * width, "sums");
@@ -172,8 +179,8 @@ impl<V: Vectors, S: Form> Task for WeightedSums<'_, V, S> {
                 let weights = &weights[head * steps..];
                 let at = (width / LANES, panel.start / LANES..panel.end / LANES);
                 let out = &mut out.as_chunks_mut().0[head * at.0..];
-                let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
-                let (of, on) = ((weights, lines), (&seen, ahead));
+                let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
+                let (of, on) = ((weights, lines), (&seen, prefetch));
                 head += match heads - head {
                     4.. if V::HEADS >= 4 => panel_of_heads::<V, S, 4>(of, at, on, out),
                     2.. if V::HEADS >= 2 => panel_of_heads::<V, S, 2>(of, at, on, out),
@@ -187,16 +194,16 @@ impl<V: Vectors, S: Form> Task for WeightedSums<'_, V, S> {
 /// The sums of the first `HEADS` heads in one panel, which is `at` some of the lines of a row of
 /// `out`; returns `HEADS`.
 #[inline(always)]
-fn panel_of_heads<V: Vectors, S: Form, const HEADS: usize>(
+fn panel_of_heads<V: Vectors, S: LaneType, const HEADS: usize>(
     of: (&[S::Factors], &[S::Line]),
     (row, at): (usize, Range<usize>),
-    (seen, ahead): (&Range<usize>, &mut Ahead),
+    (seen, prefetch): (&Range<usize>, &mut Prefetch),
     out: &mut [[f32; LANES]],
 ) -> usize {
     let lines = at.len();
     let mut line = 0;
     while line < lines {
-        let (place, on) = (((lines, line), (row, at.start + line)), (seen, &mut *ahead));
+        let (place, on) = (((lines, line), (row, at.start + line)), (seen, &mut *prefetch));
         line += match lines - line {
             4.. if V::VALUE_VECTORS >= 4 => columns::<V, S, HEADS, 4>(of, place, on, out),
             2.. if V::VALUE_VECTORS >= 2 => columns::<V, S, HEADS, 2>(of, place, on, out),
@@ -208,10 +215,10 @@ fn panel_of_heads<V: Vectors, S: Form, const HEADS: usize>(
 
 /// The same for `LINES` of the panel's lines, from `line` on; returns `LINES`.
 #[inline(always)]
-fn columns<V: Vectors, S: Form, const HEADS: usize, const LINES: usize>(
+fn columns<V: Vectors, S: LaneType, const HEADS: usize, const LINES: usize>(
     (weights, values): (&[S::Factors], &[S::Line]),
     ((lines, line), (row, at)): ((usize, usize), (usize, usize)),
-    (seen, ahead): (&Range<usize>, &mut Ahead),
+    (seen, prefetch): (&Range<usize>, &mut Prefetch),
     out: &mut [[f32; LANES]],
 ) -> usize {
     let steps = KEYS_PER_BLOCK / S::TOGETHER;
@@ -227,7 +234,7 @@ fn columns<V: Vectors, S: Form, const HEADS: usize, const LINES: usize>(
     let half = S::APART && !some.is_empty() && !seen.end.is_multiple_of(S::TOGETHER);
     some.end -= usize::from(half);
     for (step, values) in some.clone().zip(values[some.start * lines..].chunks_exact(lines)) {
-        ahead.far(LINES * size_of::<S::Line>()).lines(LINES * size_of::<S::Line>());
+        prefetch.far(LINES * size_of::<S::Line>()).lines(LINES * size_of::<S::Line>());
         let values: &[_; LINES] = values[line..].first_chunk().expect("some lines");
         add::<V, S, HEADS, LINES>(&mut sums, (weights, step), values, 0..S::PARTS);
     }

@@ -1,4 +1,4 @@
-//! Numbers that lie in [`super::Order::Lanes`], and what is computed with them.
+//! Element types of [`super::Order::Lanes`], and their multiply-add.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -9,25 +9,25 @@ use super::{
 };
 use crate::lanes::LANES;
 
-/// Numbers of [`Order::Lanes`] and what is computed with them.
-pub(super) trait Form {
-    type Number: Copy;
-    /// Numbers of sixteen lanes.
+/// An element type of [`Order::Lanes`] and its multiply-add.
+pub(super) trait LaneType {
+    type Element: Copy;
+    /// Elements of sixteen lanes.
     type Line;
-    /// What the numbers of a lane are multiplied with.
+    /// The factors of the elements of a lane.
     type Factors: Copy;
-    /// One number of every lane, or what is multiplied at a time.
+    /// One element of every lane, or what is multiplied at a time.
     type Part<V: Vectors>: Copy;
     /// Sums of every lane.
     type Sums<V: Vectors>: Copy;
-    /// Numbers of a lane.
+    /// Elements of a lane.
     const TOGETHER: usize;
     /// Parts of a line: one or two.
     const PARTS: usize;
-    /// Whether each part is a number, which may have to be left out.
+    /// Whether each part is an element, which may have to be left out.
     const APART: bool;
 
-    fn lines(numbers: &[Self::Number]) -> &[Self::Line];
+    fn lines(elements: &[Self::Element]) -> &[Self::Line];
     fn parts<V: Vectors>(line: &Self::Line) -> [Self::Part<V>; 2];
     fn splat<V: Vectors>(factors: Self::Factors) -> [Self::Part<V>; 2];
     fn nothing<V: Vectors>() -> Self::Sums<V>;
@@ -40,32 +40,32 @@ pub(super) trait Form {
     fn floats<V: Vectors>(sums: Self::Sums<V>) -> V::Floats;
 }
 
-/// Forms whose numbers are floats.
-pub(super) trait Spread {
-    type Number: Copy;
+/// Float element types.
+pub(super) trait FloatLanes {
+    type Element: Copy;
     type Line;
     type Factors: Copy;
     const TOGETHER: usize;
 
-    fn lines(numbers: &[Self::Number]) -> &[Self::Line];
+    fn lines(elements: &[Self::Element]) -> &[Self::Line];
     fn parts<V: Vectors>(line: &Self::Line) -> [V::Floats; 2];
     fn splat<V: Vectors>(factors: Self::Factors) -> [V::Floats; 2];
-    /// Factors of numbers that follow one another.
+    /// Factors of consecutive elements.
     fn factors(floats: &[f32]) -> &[Self::Factors];
 }
 
-/// Forms of which a lane has one number.
+/// Types with one element per lane.
 macro_rules! one_in_a_lane {
     ($form:ident, $number:ident, $load:ident) => {
-        impl Spread for $form {
-            type Number = $number;
+        impl FloatLanes for $form {
+            type Element = $number;
             type Line = [$number; LANES];
             type Factors = f32;
             const TOGETHER: usize = 1;
 
             #[inline(always)]
-            fn lines(numbers: &[$number]) -> &[[$number; LANES]] {
-                numbers.as_chunks().0
+            fn lines(elements: &[$number]) -> &[[$number; LANES]] {
+                elements.as_chunks().0
             }
 
             #[inline(always)]
@@ -88,15 +88,15 @@ macro_rules! one_in_a_lane {
 one_in_a_lane!(F32, f32, load);
 one_in_a_lane!(F16, u16, load_f16);
 
-impl Spread for Bf16 {
-    type Number = u16;
+impl FloatLanes for Bf16 {
+    type Element = u16;
     type Line = [u16; TOGETHER_BF16 * LANES];
     type Factors = [f32; TOGETHER_BF16];
     const TOGETHER: usize = TOGETHER_BF16;
 
     #[inline(always)]
-    fn lines(numbers: &[u16]) -> &[Self::Line] {
-        numbers.as_chunks().0
+    fn lines(elements: &[u16]) -> &[Self::Line] {
+        elements.as_chunks().0
     }
 
     #[inline(always)]
@@ -115,8 +115,8 @@ impl Spread for Bf16 {
     }
 }
 
-impl<S: Spread> Form for S {
-    type Number = S::Number;
+impl<S: FloatLanes> LaneType for S {
+    type Element = S::Element;
     type Line = S::Line;
     type Factors = S::Factors;
     type Part<V: Vectors> = V::Floats;
@@ -126,8 +126,8 @@ impl<S: Spread> Form for S {
     const APART: bool = S::TOGETHER > 1;
 
     #[inline(always)]
-    fn lines(numbers: &[Self::Number]) -> &[Self::Line] {
-        S::lines(numbers)
+    fn lines(elements: &[Self::Element]) -> &[Self::Line] {
+        S::lines(elements)
     }
 
     #[inline(always)]
@@ -158,8 +158,8 @@ impl<S: Spread> Form for S {
 
 /// Products with 16-bit integers are added in pairs, of which both factors are one number of 32 bits:
 /// so they come from memory to all lanes at once.
-impl Form for Q8 {
-    type Number = i8;
+impl LaneType for Q8 {
+    type Element = i8;
     type Line = [i8; TOGETHER_Q8 * LANES];
     type Factors = [i32; 2];
     type Part<V: Vectors> = V::Shorts;
@@ -169,8 +169,8 @@ impl Form for Q8 {
     const APART: bool = false;
 
     #[inline(always)]
-    fn lines(numbers: &[i8]) -> &[Self::Line] {
-        numbers.as_chunks().0
+    fn lines(elements: &[i8]) -> &[Self::Line] {
+        elements.as_chunks().0
     }
 
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! What is read next, fetched while something else is computed: line for line, since more at once
-//! would fill what the processor keeps of reads under way.
+//! Software prefetch of what is read next, cache line by cache line, since more at once would fill
+//! the processor's line fill buffers.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -18,7 +18,7 @@ const NEAR: usize = 2 << 10;
 
 /// Addresses that are fetched while rows are read: the first run, then the other.
 #[derive(Default)]
-pub(super) struct Ahead {
+pub(super) struct Prefetch {
     next: usize,
     end: usize,
     other: Range<usize>,
@@ -33,7 +33,7 @@ pub(super) struct Fetch(Option<[usize; 2]>);
 #[derive(Clone, Copy)]
 pub(super) struct FetchFar(Option<usize>);
 
-impl Ahead {
+impl Prefetch {
     /// What follows in the rows themselves, then the beginning of what is read after them.
     pub(super) fn new(rows: &Range<usize>, after: &Range<usize>) -> Self {
         let next = rows.end.min(rows.start + DISTANCE);

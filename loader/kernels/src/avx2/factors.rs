@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{
     floats_at,
-    unpack::Form,
     rows::{load, load_words},
+    unpack::Unpack,
 };
 use crate::{
     floats::Floats,
@@ -128,7 +128,7 @@ impl OfSpans<'_> {
     /// Lanes of an element and the exact sums of eight spans of weights with this scale and bias.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn add<F: Form>(
+    pub(super) fn add<F: Unpack>(
         &self,
         lanes: __m256,
         (scale, bias): (__m256, __m256),

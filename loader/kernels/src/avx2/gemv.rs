@@ -1,12 +1,12 @@
-//! One row of activations with interleaved weights, which it meets as fast as memory gives them.
+//! GEMV: one row of activations times interleaved weights, bound by memory bandwidth.
 
 use std::{arch::x86_64::*, hint::black_box};
 
 use super::{
     factors::{Factors, HALF, Halves, Row, of_run},
-    unpack::Form,
     four_trees,
     packed_gemm::{Block, Panel, Place, dots},
+    unpack::Unpack,
 };
 use crate::{
     quantized::{Line, Packed, Quantized, SPANS},
@@ -24,7 +24,7 @@ type Lanes = [[__m256; 2]; QUAD];
 /// Weight rows with the row of activations of number `m`; results go to `place` on.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn alone<F: Form>(
+pub(super) fn gemv<F: Unpack>(
     weights: &Packed<'_>,
     x: &Quantized,
     Block { first, packed, .. }: Block<'_>,
@@ -69,7 +69,12 @@ pub(super) fn alone<F: Form>(
 /// Adds the sums of all whole runs of four weight rows to the lanes; how many runs these are.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn whole_runs<F: Form>(quad: &[u8], factors: &Halves<'_>, x: &Row<'_>, lanes: &mut Lanes) -> usize {
+fn whole_runs<F: Unpack>(
+    quad: &[u8],
+    factors: &Halves<'_>,
+    x: &Row<'_>,
+    lanes: &mut Lanes,
+) -> usize {
     let of = [factors.scales, factors.biases];
     match (factors.bf16, factors.shared) {
         (true, false) => with_halves::<F, true, false>(quad, of, x, lanes),
@@ -82,7 +87,7 @@ fn whole_runs<F: Form>(quad: &[u8], factors: &Halves<'_>, x: &Row<'_>, lanes: &m
 /// The same with such scales and biases.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn with_halves<F: Form, const BF16: bool, const SHARED: bool>(
+fn with_halves<F: Unpack, const BF16: bool, const SHARED: bool>(
     quad: &[u8],
     [scales, biases]: [&[u16]; 2],
     x: &Row<'_>,
@@ -111,7 +116,7 @@ fn with_halves<F: Form, const BF16: bool, const SHARED: bool>(
 /// cache is met once, so that lines keep coming.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn whole_dots<F: Form>(
+fn whole_dots<F: Unpack>(
     packed: &[u8],
     [steps, together]: [usize; 2],
     values: &[Line],

@@ -1,4 +1,4 @@
-//! Products with interleaved weights ([`crate::repack`]): as on AVX-512, with half as wide vectors.
+//! GEMM with packed, interleaved weights ([`crate::repack`]): as on AVX-512, with half as wide vectors.
 //! Bytes are multiplied in pairs whose sums have 16 bits; as many of these are added as cannot
 //! overflow before they are widened.
 //!
@@ -7,28 +7,29 @@
 use std::{arch::x86_64::*, hint::black_box};
 
 use super::{
-    gemv::alone,
     factors::{Factors, HALF, OfSpans, Row},
-    unpack::{Bytes, Form, Nibbles, SixBits},
-    four_trees, load_some,
+    four_trees,
+    gemv::gemv,
+    load_some,
+    unpack::{Bytes, Nibbles, SixBits, Unpack},
 };
 use crate::{
-    quantized::{Order, Packed, Quantized, SPANS},
+    quantized::{ActivationLayout, Packed, Quantized, SPANS},
     repack::{Packing, QUAD},
     team::Columns,
 };
 
-/// Fours of weight rows that meet a run of several rows of activations in turn, which stay in the
-/// first cache meanwhile.
+/// Fours of weight rows that are multiplied with a run of several rows of activations, which stay
+/// in the first cache meanwhile.
 const MOST_QUADS: usize = 8;
 
 /// Lines of a span's activations, at most.
 const MOST_LINES: usize = 16;
 
-/// All rows of `x`, in [`Order::Words`], with the weight rows of `out`.
-pub(crate) fn words(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
+/// All rows of `x`, in [`ActivationLayout::Interleaved`], with the weight rows of `out`.
+pub(crate) fn packed_gemm(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(
-        super::is_available() && x.fits(weights, Order::Words),
+        super::is_available() && x.fits(weights, ActivationLayout::Interleaved),
         "activations for these weights"
     );
     assert_eq!(weights.packing, Packing::Planes, "weights for these products");
@@ -59,7 +60,7 @@ pub(super) struct Block<'a> {
 
 /// All rows, by groups of at most so many.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn all<F: Form>(
+fn all<F: Unpack>(
     weights: &Packed<'_>,
     x: &Quantized,
     out: &mut Columns<'_>,
@@ -76,7 +77,7 @@ fn all<F: Form>(
             let of_x = x.rows() * group / groups..x.rows() * (group + 1) / groups;
             let at = [of_x.start, of_x.len(), first - range.start];
             if of_x.len() == 1 {
-                alone::<F>(weights, x, block, (at[0], at[2]), out);
+                gemv::<F>(weights, x, block, (at[0], at[2]), out);
             } else {
                 // SAFETY: the features are enabled here.
                 unsafe { group_of(weights, x, block, at, out) };
@@ -87,7 +88,7 @@ fn all<F: Form>(
 
 /// One weight row with up to eight rows of activations.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn few<F: Form>(
+fn few<F: Unpack>(
     weights: &Packed<'_>,
     x: &Quantized,
     block: Block<'_>,
@@ -183,7 +184,7 @@ impl<const M: usize> Panel<M> {
 /// Weight rows, `W` at a time, with up to `M` rows of activations.
 #[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn some_rows<F: Form, const W: usize, const M: usize>(
+fn some_rows<F: Unpack, const W: usize, const M: usize>(
     weights: &Packed<'_>,
     x: &Quantized,
     block: Block<'_>,
@@ -249,7 +250,7 @@ pub(super) struct Place<'a> {
 /// span.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn dots<F: Form, const W: usize, const M: usize>(
+pub(super) fn dots<F: Unpack, const W: usize, const M: usize>(
     place: Place<'_>,
     x: &Panel<M>,
     half: usize,
@@ -267,7 +268,7 @@ pub(super) fn dots<F: Form, const W: usize, const M: usize>(
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx2")]
-fn dots_at_end<F: Form, const W: usize, const M: usize>(
+fn dots_at_end<F: Unpack, const W: usize, const M: usize>(
     place: Place<'_>,
     x: &Panel<M>,
     half: usize,
@@ -279,7 +280,7 @@ fn dots_at_end<F: Form, const W: usize, const M: usize>(
 #[expect(clippy::needless_range_loop, reason = "sums of a weight row and a row of activations")]
 #[inline]
 #[target_feature(enable = "avx2")]
-fn dots_at<F: Form, const W: usize, const M: usize, const END: bool>(
+fn dots_at<F: Unpack, const W: usize, const M: usize, const END: bool>(
     Place { packed, size, ahead }: Place<'_>,
     x: &Panel<M>,
     half: usize,

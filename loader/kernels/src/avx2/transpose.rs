@@ -1,12 +1,12 @@
-//! Interleaved weights unpacked and turned for tiles ([`crate::tiles`]): eight rows by eight spans
+//! Interleaved weights unpacked and transposed for tiles ([`crate::tiles`]): eight rows by eight spans
 //! at a time, a unit of each.
 
 use std::arch::x86_64::*;
 
 use super::{
-    unpack::{Bytes, Form, Nibbles, SixBits},
     load_some,
-    repack::four_turned,
+    repack::transpose_four,
+    unpack::{Bytes, Nibbles, SixBits, Unpack},
 };
 use crate::{
     quantized::{Packed, SPANS},
@@ -22,22 +22,22 @@ const EIGHT: usize = 8;
 /// # Safety
 /// The processor has AVX2.
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn turn(
+pub(super) unsafe fn transpose(
     weights: &Packed<'_>,
     rows: [usize; 3],
     visits: &[usize],
     words: &mut [u32],
 ) {
     match weights.bits {
-        4 => turn_all::<Nibbles>(weights, rows, visits, words),
-        6 => turn_all::<SixBits>(weights, rows, visits, words),
-        8 => turn_all::<Bytes>(weights, rows, visits, words),
+        4 => transpose_all::<Nibbles>(weights, rows, visits, words),
+        6 => transpose_all::<SixBits>(weights, rows, visits, words),
+        8 => transpose_all::<Bytes>(weights, rows, visits, words),
         other => unreachable!("the constructor admits no {other} bits"),
     }
 }
 
 #[target_feature(enable = "avx2")]
-fn turn_all<F: Form>(
+fn transpose_all<F: Unpack>(
     weights: &Packed<'_>,
     [first, held, outputs]: [usize; 3],
     visits: &[usize],
@@ -64,8 +64,8 @@ fn turn_all<F: Form>(
                             let at = of_row + word * size + half * EIGHT * 4;
                             *block = load_some(&weights.bytes[at..]);
                         }
-                        for (all, turned) in all.iter_mut().zip(turned(blocks)) {
-                            all[word] = turned;
+                        for (all, transposed) in all.iter_mut().zip(transposed(blocks)) {
+                            all[word] = transposed;
                         }
                     }
                     for (visit, words_of_rows) in visits.iter().zip(all) {
@@ -97,12 +97,12 @@ fn store(words: __m256i, to: &mut [u32]) {
 /// Word `j` of vector `i` to word `i` of vector `j`.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn turned([a, b, c, d, e, f, g, h]: [__m256i; EIGHT]) -> [__m256i; EIGHT] {
-    let (left, right) = (four_turned([a, b, c, d]), four_turned([e, f, g, h]));
-    let mut turned = [_mm256_setzero_si256(); EIGHT];
+fn transposed([a, b, c, d, e, f, g, h]: [__m256i; EIGHT]) -> [__m256i; EIGHT] {
+    let (left, right) = (transpose_four([a, b, c, d]), transpose_four([e, f, g, h]));
+    let mut transposed = [_mm256_setzero_si256(); EIGHT];
     for (index, (left, right)) in left.into_iter().zip(right).enumerate() {
-        turned[index] = _mm256_permute2x128_si256::<0x20>(left, right);
-        turned[4 + index] = _mm256_permute2x128_si256::<0x31>(left, right);
+        transposed[index] = _mm256_permute2x128_si256::<0x20>(left, right);
+        transposed[4 + index] = _mm256_permute2x128_si256::<0x31>(left, right);
     }
-    turned
+    transposed
 }

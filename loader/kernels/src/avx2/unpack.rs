@@ -1,4 +1,5 @@
-//! Interleaved weights of eight spans at a time, and their products with activations.
+//! Unpacks interleaved 4-, 6- and 8-bit weights, eight spans at a time, and multiplies them with
+//! activations.
 
 #![expect(clippy::inline_always, reason = "compiled inside the function that has the features")]
 
@@ -10,12 +11,12 @@ macro_rules! value {
         unsafe { $instruction }
     };
 }
-/// A form of interleaved weights. Its functions are called within functions that have the
+/// The unpacking of one bit width of interleaved weights. Its functions are called within functions that have the
 /// instructions, and nowhere else.
 ///
 /// A step is some words of eight spans, a vector for each word, which unpack to lines of four
 /// weights of each span.
-pub(super) trait Form {
+pub(super) trait Unpack {
     /// Words of a step, at most three.
     const WORDS: usize;
     /// Lines of a step.
@@ -45,7 +46,7 @@ fn masked(bytes: __m256i, mask: i8) -> __m256i {
 /// Two weights of 4 bits to a byte: those with even numbers, then those with odd ones.
 pub(super) struct Nibbles;
 
-impl Form for Nibbles {
+impl Unpack for Nibbles {
     const WORDS: usize = 1;
     const LINES: usize = 2;
     // 8 · 2 · 15 · 127 fits 16 bits.
@@ -64,7 +65,7 @@ impl Form for Nibbles {
 /// times.
 pub(super) struct SixBits;
 
-impl Form for SixBits {
+impl Unpack for SixBits {
     const WORDS: usize = 3;
     const LINES: usize = 4;
     // 2 · 2 · 63 · 127 fits 16 bits.
@@ -95,7 +96,7 @@ impl Form for SixBits {
 /// sign, since there is no product of signed bytes.
 pub(super) struct Bytes;
 
-impl Form for Bytes {
+impl Unpack for Bytes {
     const WORDS: usize = 1;
     const LINES: usize = 1;
     // 2 · 128 · 127 fits 16 bits, twice as much does not.

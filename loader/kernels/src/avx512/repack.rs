@@ -170,7 +170,7 @@ fn part<const UNITS: usize, const UNIT: usize>(from: &[u8], row: usize, to: &mut
     // Of each span held, so many units.
     let size = from.len() / UNITS;
     let places = to.chunks_exact_mut(size).skip(row).step_by(QUAD);
-    for (words, bytes) in turned(words).iter().zip(places) {
+    for (words, bytes) in transposed(words).iter().zip(places) {
         let words =
             if UNIT == 3 { _mm512_permutexvar_epi8(line(&CLOSE[0]), *words) } else { *words };
         // SAFETY: the mask admits what there is.
@@ -187,7 +187,7 @@ const fn first(count: usize) -> __mmask64 {
 /// for each span.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn turned<const UNITS: usize>(words: [__m512i; UNITS]) -> [__m512i; UNITS] {
+fn transposed<const UNITS: usize>(words: [__m512i; UNITS]) -> [__m512i; UNITS] {
     // Of every four vectors: word `w` of each quarter of all four.
     let mut fours = words;
     for quad in 0..UNITS / 4 {

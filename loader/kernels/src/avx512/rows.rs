@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     floats::Floats,
-    quantized::{Lane, Line, Order, Packed, Quantized},
+    quantized::{ActivationLayout, Lane, Line, Packed, Quantized},
     repack::{Packing, QUAD},
     team::Columns,
 };
@@ -78,10 +78,10 @@ const fn unit_bytes(bits: usize) -> usize {
     if bits == 6 { 48 } else { 64 }
 }
 
-/// All rows of `x`, in [`Order::Words`], with the weight rows of `out`.
+/// All rows of `x`, in [`ActivationLayout::Interleaved`], with the weight rows of `out`.
 pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(
-        super::is_available() && x.fits(weights, Order::Words),
+        super::is_available() && x.fits(weights, ActivationLayout::Interleaved),
         "activations for these weights"
     );
     assert_eq!(weights.packing, Packing::Interleaved, "weights for these products");
@@ -102,7 +102,7 @@ pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
 fn all<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     if x.rows() == 1 {
-        return alone::<BITS>(weights, x, out);
+        return gemv::<BITS>(weights, x, out);
     }
     let range = out.range();
     let groups = x.rows().div_ceil(MOST_ROWS);
@@ -180,7 +180,7 @@ fn unpack<'a>(packed: &[u8], bytes: &'a mut [Line]) -> &'a [u8] {
 /// One row of activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn alone<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
+fn gemv<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     let range = out.range();
     let x = Rows::<1>::new(weights.span, x, 0);
     for (first, out) in range.clone().step_by(16).zip(out.row(0).chunks_mut(16)) {

@@ -1,4 +1,4 @@
-//! What a job after this one will read first, fetched by threads that wait for it.
+//! Prefetch of what the next job will read first, by threads that wait for it.
 //!
 //! Between two products of a step one thread computes what lies between them, and memory would
 //! stand still. The others then fetch the beginning of their own shares of the next matrices.
@@ -23,12 +23,12 @@ const LINE: usize = 64;
 /// they point to, so they need not be of one moment.
 #[repr(align(128))]
 #[derive(Default)]
-pub(super) struct Ahead {
+pub(super) struct Prefetch {
     number: AtomicU32,
     runs: [[AtomicUsize; 2]; RUNS],
 }
 
-impl Ahead {
+impl Prefetch {
     /// Names the bytes that the thread will read next.
     pub(super) fn announce(&self, runs: &[Range<usize>]) {
         for (index, place) in self.runs.iter().enumerate() {
@@ -50,13 +50,13 @@ pub(super) struct Cursor {
 
 impl Cursor {
     /// Fetches some lines of what was announced; whether there were any left.
-    pub(super) fn fetch(&mut self, ahead: &Ahead) -> bool {
-        let number = ahead.number.load(Ordering::Acquire);
+    pub(super) fn fetch(&mut self, prefetch: &Prefetch) -> bool {
+        let number = prefetch.number.load(Ordering::Acquire);
         if self.number != number {
             *self = Self { number, run: 0, rest: 0..0 };
         }
         if self.rest.is_empty() {
-            let Some([start, end]) = ahead.runs.get(self.run) else { return false };
+            let Some([start, end]) = prefetch.runs.get(self.run) else { return false };
             self.run += 1;
             self.rest = start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed);
         }
@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     /// How often a cursor finds something to fetch.
-    fn fetches(cursor: &mut Cursor, ahead: &Ahead) -> usize {
-        (0..100).take_while(|_| cursor.fetch(ahead)).count()
+    fn fetches(cursor: &mut Cursor, prefetch: &Prefetch) -> usize {
+        (0..100).take_while(|_| cursor.fetch(prefetch)).count()
     }
 
     #[test]
@@ -83,13 +83,13 @@ mod tests {
         const AT_ONCE: usize = LINES_AT_ONCE * LINE;
         let bytes = vec![0_u8; 8 * AT_ONCE];
         let start = bytes.as_ptr().addr();
-        let (ahead, mut cursor) = (Ahead::default(), Cursor::default());
-        assert_eq!(fetches(&mut cursor, &ahead), RUNS, "nothing but empty runs");
+        let (prefetch, mut cursor) = (Prefetch::default(), Cursor::default());
+        assert_eq!(fetches(&mut cursor, &prefetch), RUNS, "nothing but empty runs");
         for runs in 1..=2 {
             let run = |index: usize| start + index..start + index + 3 * AT_ONCE;
-            ahead.announce(&(0..runs).map(run).collect::<Vec<_>>());
-            assert_eq!(fetches(&mut cursor, &ahead), 3 * runs + RUNS - runs);
-            assert_eq!(fetches(&mut cursor, &ahead), 0);
+            prefetch.announce(&(0..runs).map(run).collect::<Vec<_>>());
+            assert_eq!(fetches(&mut cursor, &prefetch), 3 * runs + RUNS - runs);
+            assert_eq!(fetches(&mut cursor, &prefetch), 0);
         }
     }
 }
