@@ -1,5 +1,5 @@
 //! Time that one sum between two processes adds to MLX's graph: ours and MLX's ring in the same
-//! processes, in turns. `cargo run --release -p shardpack-engine --example mlx_allreduce --
+//! processes, in turns. `cargo run --release -p shardpack-engine --example mlx_all_reduce --
 //! FOLDER`, where FOLDER is where engines are installed, or the runtime itself.
 //!
 //! The limit: the exchange itself takes about 15 µs over loopback TCP, and a node of MLX's graph
