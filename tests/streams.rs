@@ -62,7 +62,7 @@ fn sums(model: &str) -> [u64; 2] {
         let ranks = Ranks::all(&group, Duration::from_mins(1));
         let step = || model.forward(&backend, batch, &mut [&mut cache], &ranks).map(|_| ());
         backend.run(step).unwrap();
-        group.observer().take().sums
+        group.observer().take().all_reduces
     };
     thread::scope(|scope| {
         let start = |rank| scope.spawn(move || on_rank(rank));

@@ -26,13 +26,13 @@ impl StepStats {
     /// Adds a step that took so long, and what the group was asked for meanwhile. Waiting for the
     /// leader's plan is no part of a step.
     pub(super) fn add(&self, took: Duration, counts: &Counts) {
-        let sums = counts.sums.time + counts.gathers.time;
+        let sums = counts.all_reduces.time + counts.all_gathers.time;
         let step = took.saturating_sub(counts.broadcasts.time);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.steps.fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(nanos(step), Ordering::Relaxed);
         self.sum_nanos.fetch_add(nanos(sums), Ordering::Relaxed);
-        self.sums.fetch_add(counts.sums.count + counts.gathers.count, Ordering::Relaxed);
+        self.sums.fetch_add(counts.all_reduces.count + counts.all_gathers.count, Ordering::Relaxed);
     }
 
     /// The drafts so far.
@@ -73,7 +73,8 @@ mod tests {
     fn averages_are_those_since_the_last_report() {
         let stats = StepStats::default();
         let calls = |count, millis| Calls { count, time: Duration::from_millis(millis), bytes: 0 };
-        let counts = Counts { sums: calls(8, 2), broadcasts: calls(1, 5), ..Counts::default() };
+        let counts =
+            Counts { all_reduces: calls(8, 2), broadcasts: calls(1, 5), ..Counts::default() };
         stats.add(Duration::from_millis(15), &counts);
         stats.add(Duration::from_millis(25), &counts);
         let machine = Reading {

@@ -1,4 +1,4 @@
-//! Median latency of a sum between ranks: `cargo run --release --example all_reduce -- 2`.
+//! Median latency of an all-reduce: `cargo run --release --example all_reduce -- 2`.
 //!
 //! The limit: 16 KiB pass a core's cache in about 1 µs and loopback TCP in about 10 µs (two
 //! system calls a side and one wake), so more than a few times that is our own waste. Inside TLS

@@ -1,4 +1,4 @@
-//! Where the time of a step goes, part by part:
+//! Profile of a step by operation:
 //! `cargo run --release -p shardpack-engine --example layers -- SET [THREADS] [CONTEXT] [ROWS]`.
 //!
 //! Every operation of the backend is timed where the model calls it, so a product's time has in it

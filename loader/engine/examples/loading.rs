@@ -1,8 +1,7 @@
-//! Opening a package beside what limits it, alternately, best of some rounds:
+//! Loading a package next to the limits of disk and memory, alternately, best of some rounds:
 //! `cargo run --release -p shardpack-engine --example loading -- PACKAGE [THREADS] [ROUNDS] [B3SUM]`.
 //!
-//! Opened is a package as the processor's kernels read it, its integers rearranged where they are
-//! faster so; beside it one that is left as it is stored, as MLX takes it.
+//! A package is loaded in the interleaved layout of the CPU kernels, and as stored, as MLX takes it.
 //! From the disk: plain reads of the same files by as many threads, after the system has been told
 //! to forget them. From the system's memory: the same, and `b3sum` as a process of its own.
 #![expect(clippy::print_stdout, reason = "a measurement prints its numbers")]
@@ -50,9 +49,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         forget(&files)?;
         note("disk: plain reads", read(&files, threads)?);
         forget(&files)?;
-        note("disk: opened and verified", opened(OpenOptions::fast(threads))?);
+        note("disk: loaded and verified", opened(OpenOptions::fast(threads))?);
         note("memory: plain reads", read(&files, threads)?);
-        note("memory: opened and verified", opened(OpenOptions::fast(threads))?);
+        note("memory: loaded and verified", opened(OpenOptions::fast(threads))?);
         note("memory: and left as stored", opened(OpenOptions::stored(threads))?);
         if let Some(b3sum) = arguments.get(3) {
             let begun = Instant::now();
@@ -70,8 +69,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let seconds = |name: &str| best.iter().find(|it| it.0 == name).map(|it| it.1);
     for (limit, ours) in [
-        ("disk: plain reads", "disk: opened and verified"),
-        ("memory: b3sum", "memory: opened and verified"),
+        ("disk: plain reads", "disk: loaded and verified"),
+        ("memory: b3sum", "memory: loaded and verified"),
     ] {
         if let (Some(limit_seconds), Some(seconds)) = (seconds(limit), seconds(ours)) {
             println!("{ours}: {:.2} of {limit}", limit_seconds / seconds);

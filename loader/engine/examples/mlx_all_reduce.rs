@@ -1,4 +1,4 @@
-//! Time that one sum between two processes adds to MLX's graph: ours and MLX's ring in the same
+//! Time that one all-reduce between two processes adds to MLX's graph: ours and MLX's ring in the same
 //! processes, in turns. `cargo run --release -p shardpack-engine --example mlx_all_reduce --
 //! FOLDER`, where FOLDER is where engines are installed, or the runtime itself.
 //!
@@ -20,7 +20,7 @@ use std::{
 use shardpack_collectives::{Deadline, join_on_loopback};
 use shardpack_engine::{
     backend::{Collectives, Mlx},
-    bench::sum_in_graph,
+    bench::all_reduce_in_graph,
 };
 use shardpack_mlx::runtime::FOLDER;
 
@@ -109,7 +109,7 @@ fn child(runtime: &Path, rank: u32) -> Result<()> {
     for size_bytes in [16 << 10, 64 << 10] {
         for _ in 0..TURNS {
             for (name, backend) in &backends {
-                let times = sum_in_graph(backend, &group, size_bytes, ROUNDS)?;
+                let times = all_reduce_in_graph(backend, &group, size_bytes, ROUNDS)?;
                 println!(
                     "{name:4} {:3} KiB: median {:7.1} µs, p10 {:7.1}, p90 {:7.1}",
                     size_bytes >> 10,

@@ -1,4 +1,4 @@
-//! From a package's directory to verified bytes in memory.
+//! Loading: from a package's directory to verified bytes in memory.
 //!
 //! Weight files are read in whole chunks by several threads with positional reads (page faults
 //! through a mapping are much slower on macOS). The thread that read a chunk hashes it, compares
@@ -49,18 +49,18 @@ const MAX_KEPT_FILE_BYTES: u64 = 256 << 20;
 pub struct OpenOptions {
     /// Threads that read and hash; each has one chunk in flight.
     pub threads: usize,
-    /// How packed integers shall stand in memory, where their form allows it.
+    /// Weight layout in memory, where the format supports it.
     pub packing: Packing,
 }
 
 impl OpenOptions {
-    /// Everything as it is stored.
+    /// Every tensor in its stored layout.
     #[must_use]
     pub const fn stored(threads: usize) -> Self {
         Self { threads, packing: Packing::Stored }
     }
 
-    /// As this machine's best kernels with 8-bit activations read it.
+    /// The interleaved layout of this machine's best kernels with 8-bit activations.
     #[must_use]
     pub fn fast(threads: usize) -> Self {
         let packing = Packing::best(Platform::detect(), Activations::Int8);
@@ -68,7 +68,7 @@ impl OpenOptions {
     }
 }
 
-/// How far reading has come.
+/// Progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenProgress {
     /// Bytes read and verified.
@@ -77,7 +77,7 @@ pub struct OpenProgress {
     pub total_bytes: u64,
 }
 
-/// What opening did.
+/// Statistics of loading.
 #[derive(Clone, Debug)]
 pub struct OpenReport {
     /// Bytes read and verified.
@@ -170,7 +170,7 @@ impl Package {
         self.files.get(name).map(PageBytes::bytes)
     }
 
-    /// What opening did.
+    /// Statistics of loading.
     #[must_use]
     pub const fn report(&self) -> &OpenReport {
         &self.report
@@ -190,7 +190,7 @@ enum Places {
 /// A tensor of a file.
 struct Held {
     entry: TensorEntry,
-    /// How its integers are interleaved, if they are.
+    /// Its interleaved layout, if it has one.
     repack: Option<Repack>,
 }
 
@@ -229,7 +229,7 @@ impl Places {
         Ok(Self::Tensors(held.collect(), region))
     }
 
-    /// Interleaves what could not be while it arrived.
+    /// Interleaves the rows that two chunks share.
     fn interleave_divided(&mut self) {
         let Self::Tensors(held, region) = self else { return };
         for (held, bytes) in held.iter().zip(region.runs_mut()) {

@@ -1,4 +1,4 @@
-//! Attention of one new token to long contexts beside plain reads of the same keys and values,
+//! Decode attention over long contexts next to plain reads of the same keys and values,
 //! alternately: `cargo run --release -p shardpack-kernels --example attention -- [THREADS] [ROUNDS]
 //! [PLATFORM] [TYPE] [HEAD_DIM] [SHARING] [rows]`.
 //!

@@ -1,4 +1,4 @@
-//! Products beside the machine's read limit, in one run and alternately:
+//! GEMV and GEMM next to the machine's read limit, in one run and alternately:
 //! `cargo run --release -p shardpack-kernels --example matmul -- [THREADS] [ROUNDS] [BITS] [PLATFORM]
 //! [ROWS] [OUTPUTS INPUTS] [stored]`; `stored` leaves weights as packages have them.
 //!

@@ -261,7 +261,7 @@ impl Worker {
             engine.follow(&counted)?;
             let counts = counted.observer().take();
             // A heartbeat asks for nothing.
-            if counts.sums.count + counts.gathers.count > 0 {
+            if counts.all_reduces.count + counts.all_gathers.count > 0 {
                 self.stats.add(begun.elapsed(), &counts);
             }
             match self.commands.try_recv() {

@@ -1,5 +1,5 @@
-//! What a sum between ranks costs within a backend's own work: for MLX, as a node of its graph,
-//! with the hand-overs between its streams that go with it.
+//! The cost of an all-reduce within a backend's work: for MLX as a node of its graph, with the
+//! synchronisation between its streams.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,16 @@ use shardpack_collectives::{Deadline, Group};
 
 use crate::backend::{Backend, Ranks, StepError};
 
-/// Sums in a row, so that one reading of the clock does not matter: about as many as a token of a
+/// All-reduces in a row, so that one reading of the clock does not matter: about as many as a token of a
 /// large model takes.
 const CHAIN: usize = 100;
 
 /// Longest wait of one call.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Time that one sum adds, in microseconds, over all rounds.
+/// Time that one all-reduce adds, in microseconds, over all rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct SumTimes {
+pub struct AllReduceTimes {
     /// Bytes summed.
     pub size_bytes: usize,
     /// Half of the rounds are faster.
@@ -28,14 +28,14 @@ pub struct SumTimes {
     pub p90_us: f64,
 }
 
-/// Measures a sum of `size_bytes` as one of a hundred in a row, against the same work without
+/// Measures an all-reduce of `size_bytes` as one of a hundred in a row, against the same work without
 /// sums. All ranks of `group` call it; rank 0's figures count.
-pub fn sum_in_graph<B: Backend>(
+pub fn all_reduce_in_graph<B: Backend>(
     backend: &B,
     group: &dyn Group,
     size_bytes: usize,
     rounds: usize,
-) -> Result<SumTimes, StepError> {
+) -> Result<AllReduceTimes, StepError> {
     let ranks = Ranks::all(group, TIMEOUT);
     let chain = |with_sums: bool| -> Result<f64, StepError> {
         group.barrier(Deadline::after(TIMEOUT))?;
@@ -64,7 +64,7 @@ pub fn sum_in_graph<B: Backend>(
     without.sort_unstable_by(f64::total_cmp);
     let base = without[without.len() / 2];
     let at = |share: usize| (times[(times.len() - 1) * share / 100] - base).max(0.0);
-    Ok(SumTimes { size_bytes, median_us: at(50), p10_us: at(10), p90_us: at(90) })
+    Ok(AllReduceTimes { size_bytes, median_us: at(50), p10_us: at(10), p90_us: at(90) })
 }
 
 #[cfg(test)]
@@ -75,10 +75,11 @@ mod tests {
     #[test]
     fn ranks_measure_together() {
         let groups = memory_group(2).unwrap();
-        let times: Vec<SumTimes> = std::thread::scope(|scope| {
+        let times: Vec<AllReduceTimes> = std::thread::scope(|scope| {
             let ranks = groups.iter().map(|group| {
-                let measure =
-                    move || sum_in_graph(&Cpu::new(1).unwrap(), group.as_ref(), 1024, 3).unwrap();
+                let measure = move || {
+                    all_reduce_in_graph(&Cpu::new(1).unwrap(), group.as_ref(), 1024, 3).unwrap()
+                };
                 scope.spawn(measure)
             });
             let ranks: Vec<_> = ranks.collect();

@@ -1,5 +1,5 @@
-//! A package's documents (tokenizer, template, configs) verified without its weights: what a
-//! front needs, which holds no rank.
+//! Verifies a package's documents (tokenizer, template, configs) without its weights, for a front
+//! that holds no rank.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

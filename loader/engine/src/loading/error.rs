@@ -1,4 +1,4 @@
-//! Why a package could not be opened.
+//! Errors of loading a package.
 
 use std::{fmt, io, ops::Range, path::PathBuf};
 
@@ -7,7 +7,7 @@ use shardpack_manifests::{Digest, ManifestError};
 /// Entries of a list that a message spells out.
 const SHOWN: usize = 4;
 
-/// A package could not be opened.
+/// A package could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// A file or the directory could not be read.
@@ -33,7 +33,7 @@ pub enum OpenError {
         source: ManifestError,
     },
     /// Files are not as listed.
-    #[error("the package is not as its manifest says: {}", shown(.problems, |(name, problem)| format!("{name} {problem}")))]
+    #[error("the package does not match its manifest: {}", shown(.problems, |(name, problem)| format!("{name} {problem}")))]
     Files {
         /// Each file and what is wrong with it.
         problems: Vec<(String, FileProblem)>,

@@ -1,4 +1,4 @@
-//! Packed integers rearranged where they lie while they arrive: see [`shardpack_kernels::repack`].
+//! Packed weights are interleaved in place while they are read: see [`shardpack_kernels::repack`].
 //!
 //! Bytes are hashed before they are rearranged, and given away only when every chunk was right.
 
@@ -12,8 +12,7 @@ use shardpack_manifests::{
 
 use super::chunks::Destination;
 
-/// How a tensor's integers can be interleaved; none where it has none, or has a form that is read
-/// as it is stored.
+/// The interleaved layout of a tensor; none where it is not quantized or its format has none.
 pub(super) fn repack_of(
     manifest: &Manifest,
     tensor: &TensorEntry,

@@ -45,13 +45,13 @@ impl PackageTensor {
         &self.shape
     }
 
-    /// Which part of the uncut tensor this is.
+    /// Which shard of the whole tensor this is.
     #[must_use]
     pub const fn cut(&self) -> &Cut {
         &self.cut
     }
 
-    /// How packed integers stand; everything else is as it is stored.
+    /// Layout of packed weights; all other tensors are as stored.
     #[must_use]
     pub const fn packing(&self) -> Packing {
         self.packing

@@ -1,4 +1,4 @@
-//! Packages that open, and damaged ones.
+//! Packages that load, and damaged ones.
 
 use std::{error::Error, fs, path::PathBuf, sync::Mutex};
 

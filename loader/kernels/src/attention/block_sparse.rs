@@ -9,10 +9,10 @@ use super::{Attention, KEYS_PER_BLOCK};
 
 /// Runs of keys within one block of [`KEYS_PER_BLOCK`], in ascending order.
 pub(super) struct Runs<'a> {
-    /// Where nothing was chosen: all that is visible, once.
+    /// Without block selection: all that is visible, once.
     all: bool,
-    /// Smaller blocks that are left.
-    chosen: &'a [u32],
+    /// Selected blocks that are left.
+    selected: &'a [u32],
     /// Keys of one.
     keys: usize,
     /// The first one of the block.
@@ -21,7 +21,7 @@ pub(super) struct Runs<'a> {
 }
 
 impl<'a> Runs<'a> {
-    /// Of the keys of a block that a row would see those that it sees with a head's choice.
+    /// The keys of a block that a row sees under a head's block selection.
     #[inline(always)]
     pub(super) fn new(
         attention: &Attention<'a>,
@@ -34,12 +34,12 @@ impl<'a> Runs<'a> {
             Some((chosen.keys, list.as_slice()))
         });
         let Some((keys, list)) = list else {
-            return Self { all: !visible.is_empty(), chosen: &[], keys: 1, first: 0, visible };
+            return Self { all: !visible.is_empty(), selected: &[], keys: 1, first: 0, visible };
         };
         let each = KEYS_PER_BLOCK / keys;
-        let at = |block: usize| list.partition_point(|chosen| (*chosen as usize) < block * each);
-        let chosen = if visible.is_empty() { &[][..] } else { &list[at(block)..at(block + 1)] };
-        Self { all: false, chosen, keys, first: block * each, visible }
+        let at = |block: usize| list.partition_point(|chosen| (*selected as usize) < block * each);
+        let selected = if visible.is_empty() { &[][..] } else { &list[at(block)..at(block + 1)] };
+        Self { all: false, selected, keys, first: block * each, visible }
     }
 
     /// Whether nothing is left.
@@ -52,20 +52,20 @@ impl<'a> Runs<'a> {
 impl Iterator for Runs<'_> {
     type Item = Range<usize>;
 
-    /// Neighbours are one run, so that a choice of all blocks sums as no choice does.
+    /// Neighbours are one run, so that a selection of all blocks gives the bits of none.
     #[inline(always)]
     fn next(&mut self) -> Option<Range<usize>> {
         if std::mem::take(&mut self.all) {
             return Some(self.visible.clone());
         }
-        let (first, mut rest) = self.chosen.split_first()?;
+        let (first, mut rest) = self.selected.split_first()?;
         let mut last = *first;
         while let Some((next, after)) = rest.split_first()
             && *next == last + 1
         {
             (last, rest) = (*next, after);
         }
-        self.chosen = rest;
+        self.selected = rest;
         let start = (*first as usize - self.first) * self.keys;
         let end = (last as usize + 1 - self.first) * self.keys;
         let run = start.max(self.visible.start)..end.min(self.visible.end);

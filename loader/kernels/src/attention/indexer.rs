@@ -1,4 +1,4 @@
-//! Scores by which a query chooses the keys that it attends to, and the choice.
+//! Sparse-attention indexer: scores by which a query selects its top-k keys.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -26,14 +26,14 @@ const ROWS_PER_TASK: usize = 4;
 /// Blocks of keys in one task.
 const BLOCKS_PER_TASK: usize = 2;
 
-/// What the queries of one sequence choose keys by.
+/// The indexer of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Index<'a> {
-    /// Short queries of a row.
+    /// Indexer query heads of a row.
     pub heads: usize,
     /// Their width, and that of the keys.
     pub width: usize,
-    /// Tokens of a key; a query sees the keys whose last token is not after its own. A divisor of
+    /// Compression ratio: tokens of a key; a query sees the keys whose last token is not after its own. A divisor of
     /// [`KEYS_PER_BLOCK`].
     pub every: usize,
     /// Keys `[keys, width]`, those of [`KEYS_PER_BLOCK`] tokens in each block, up to the last that a
@@ -50,7 +50,7 @@ impl Index<'_> {
         self.keys.len() * KEYS_PER_BLOCK
     }
 
-    /// The scores of the keys that a query at `position` sees, in their order, from its row.
+    /// The scores of the keys that a query at `position` sees, in order, from its row.
     #[must_use]
     pub fn seen<'b>(&self, row: &'b [f32], position: usize) -> Cow<'b, [f32]> {
         let count = (position + 1) / self.every;
@@ -62,11 +62,11 @@ impl Index<'_> {
         keys.take(count).copied().collect()
     }
 
-    /// `Σ weight · max(q · key, 0)` over the short queries of each of some rows at consecutive
+    /// `Σ weight · max(q · key, 0)` over the indexer heads of each of some rows at consecutive
     /// positions, in their order, for every key up to the row's own; without weights `q · key` of
     /// each row's one query. `q` is `[rows, heads, width]`, `weights` `[rows, heads]`, `out`
     /// `[rows, columns]`, where the keys of a block stand at its beginning ([`Self::seen`]); further
-    /// columns hold any numbers.
+    /// columns hold any values.
     pub fn scores(&self, q: &[f32], weights: Option<&[f32]>, out: &mut [f32]) {
         let (heads, width) = (self.heads, self.width);
         let rows = q.len() / (heads * width);
@@ -209,7 +209,7 @@ pub fn largest(scores: &[f32], count: usize) -> Vec<u32> {
     let (larger, least, _) = ranks.select_nth_unstable_by(count - 1, |a, b| b.cmp(a));
     let least = *least;
     let mut equal = count - larger.iter().filter(|rank| **rank > least).count();
-    let mut chosen = Vec::with_capacity(count);
+    let mut selected = Vec::with_capacity(count);
     for (position, score) in (0..).zip(scores) {
         let rank = rank(*score);
         if rank < least {
@@ -221,9 +221,9 @@ pub fn largest(scores: &[f32], count: usize) -> Vec<u32> {
             }
             equal -= 1;
         }
-        chosen.push(position);
+        selected.push(position);
     }
-    chosen
+    selected
 }
 
 #[cfg(test)]
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_earlier_of_equal_scores_is_chosen() {
+    fn ties_select_the_earlier_key() {
         let scores = [1.0, 0.0, 2.0, 1.0, -0.0, 1.0, f32::NAN, -3.0, f32::NEG_INFINITY];
         for (count, expected) in [
             (0, vec![]),

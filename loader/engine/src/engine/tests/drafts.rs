@@ -233,7 +233,9 @@ fn a_step_with_drafts_needs_no_extra_collectives() {
             leader.submit(RequestId(1), plain.clone());
             while lead(leader, &group, &mut Vec::new()) == StepOutcome::Worked {
                 let counts = group.observer().take();
-                all.push([counts.broadcasts, counts.sums, counts.gathers].map(|it| it.count));
+                all.push(
+                    [counts.broadcasts, counts.all_reduces, counts.all_gathers].map(|it| it.count),
+                );
             }
         });
         (all, ranks.leader.drafts())

@@ -356,10 +356,10 @@ fn a_step_takes_as_many_messages_as_the_architecture_needs() {
             lead(leader, &group, &mut events);
             let counts = group.observer().take();
             assert_eq!(counts.broadcasts.count, 1, "the plan");
-            assert_eq!(counts.sums.count, 2 * layers + u64::from(cut));
-            assert_eq!(counts.gathers.count, 1, "the logits");
+            assert_eq!(counts.all_reduces.count, 2 * layers + u64::from(cut));
+            assert_eq!(counts.all_gathers.count, 1, "the logits");
             // Candidates, not a part of the vocabulary.
-            assert!(counts.gathers.bytes < most_bytes, "{} bytes", counts.gathers.bytes);
+            assert!(counts.all_gathers.bytes < most_bytes, "{} bytes", counts.all_gathers.bytes);
         });
     }
 }
