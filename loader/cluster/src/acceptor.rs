@@ -1,5 +1,5 @@
-//! The acceptor of a rank process: accepts connections, reads their hello, and admits those with the
-//! right token and certificate. What they are for is not known here.
+//! The acceptor of a rank process: accepts connections, reads their hello, and admits those with
+//! the right token and certificate. What they are for is not known here.
 
 use std::{
     io::Write as _,

@@ -36,7 +36,7 @@ pub enum IdentityError {
         /// The node's value.
         found: String,
     },
-    /// A node's package was cut for another number of nodes.
+    /// A node's package was sharded for another number of nodes.
     #[error(
         "{node} holds rank {rank} of {found}, the others are of a {expected}-node set of the model"
     )]

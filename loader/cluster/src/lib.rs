@@ -2,10 +2,11 @@
 //! process per package, which holds the weights.
 //!
 //! A rank announces its address and a one-time token on its standard output (`announce`). The
-//! front connects to each ([`Supervisor`]), learns who they are and that they belong together
-//! ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
-//! to each other (`mesh`). Then rank 0 takes requests and gives events. The protocol is in `message`. A rank ends when its front does; a front outlives its ranks: a lost
-//! one is started again, and all form the group of the next epoch.
+//! front connects to each ([`Supervisor`]), receives their identities and checks that they form one
+//! group ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
+//! to each other (`mesh`). Then rank 0 takes requests and returns events. The protocol is in
+//! `message`. A rank ends when its front does; a front outlives its ranks: a lost rank is started
+//! again, and all form the group of the next epoch.
 //!
 //! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
 #![forbid(unsafe_code)]

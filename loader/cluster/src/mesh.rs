@@ -209,8 +209,8 @@ pub(super) struct LocalRank<'a> {
     pub(super) credentials: Option<&'a Credentials>,
 }
 
-/// The group of `epoch`, with `peers` in rank order, which [`rendezvous`] when all have it. Given up
-/// as soon as it is `superseded`.
+/// Forms the group of `epoch` with `peers` in rank order; [`rendezvous`] completes it. Stops as soon
+/// as it is `superseded`.
 pub(super) fn form(
     LocalRank { identity: me, credentials }: LocalRank<'_>,
     epoch: u64,

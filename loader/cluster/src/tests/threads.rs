@@ -95,7 +95,7 @@ fn an_idle_group_lives_on_heartbeats_alone() {
     let ranks = [start_rank(identity(0, 2)), start_rank(identity(1, 2))];
     let (supervisor, handle) = supervise(&ranks);
     supervisor.wait_until_ready(LONG).unwrap();
-    // Longer than a follower's patience: only time can show that it is not lost.
+    // Longer than a follower's heartbeat timeout: only time can show that it is not lost.
     thread::sleep(shardpack_engine::engine::HEARTBEAT_TIMEOUT + Duration::from_secs(1));
     let (tokens, _) = Answer::submit(&handle, request(1, 2)).finish();
     assert_eq!(tokens, [2, 3]);

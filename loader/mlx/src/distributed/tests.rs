@@ -94,9 +94,9 @@ fn what_would_hang_is_refused_by_name() {
     refused(mesh().ring(0), 3, "10.0.0.1:0 is not a usable address");
     let with = |from: &str, to: &str| parse(&MESH.replacen(from, to, 1));
     refused(with("\"rdma_en5\"", "null").jaccl(1), 3, "rank 0 has no RDMA device to rank 1");
-    refused(with("\"rdma_en5\"", "\"../en5\"").jaccl(1), 3, "\"../en5\" is no name");
+    refused(with("\"rdma_en5\"", "\"../en5\"").jaccl(1), 3, "\"../en5\" is not the name");
     refused(with("null, \"rdma_en5\"", "\"rdma_en5\"").jaccl(1), 3, "2 hosts");
-    refused(with("10.0.0.1", "fe80::1").jaccl(1), 3, "no IPv4 address");
+    refused(with("10.0.0.1", "fe80::1").jaccl(1), 3, "not an IPv4 address");
     refused(with("\"10.0.0.1\"", "").jaccl(1), 3, "rank 0: has no address");
     refused(with("\"10.0.0.2\"", "").ring(1), 3, "rank 1: has no address");
     let ring = |second: &str| {

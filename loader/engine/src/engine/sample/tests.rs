@@ -20,7 +20,7 @@ fn params_of(sampling: Sampling) -> SamplingParams {
     }
 }
 
-/// The same row on every cut of the vocabulary, which has to make no difference.
+/// Samples a row on one rank.
 fn sample_row(
     logits: &[f32],
     sampler: &Sampler,

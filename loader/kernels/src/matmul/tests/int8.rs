@@ -1,4 +1,4 @@
-//! Products of 8-bit activations: the same bits on all platforms and in any company, and as close
+//! Products of 8-bit activations: the same bits on all platforms and in any batch, and as close
 //! to the exact product as 8 bits allow.
 
 use super::*;
