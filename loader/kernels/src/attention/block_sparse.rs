@@ -37,7 +37,8 @@ impl<'a> Runs<'a> {
             return Self { all: !visible.is_empty(), selected: &[], keys: 1, first: 0, visible };
         };
         let each = KEYS_PER_BLOCK / keys;
-        let at = |block: usize| list.partition_point(|selected| (*selected as usize) < block * each);
+        let at =
+            |block: usize| list.partition_point(|selected| (*selected as usize) < block * each);
         let selected = if visible.is_empty() { &[][..] } else { &list[at(block)..at(block + 1)] };
         Self { all: false, selected, keys, first: block * each, visible }
     }

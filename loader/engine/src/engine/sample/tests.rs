@@ -99,7 +99,7 @@ fn frequencies_follow_the_softmax_of_what_the_filters_keep() {
     check_frequencies(&logits, &all, &softmax(&[3]));
 }
 
-fn logit_values(len: usize, seed: u32, spread: f32) -> Vec<f32> {
+fn noise(len: usize, seed: u32, spread: f32) -> Vec<f32> {
     (0..len as u32)
         .map(|i| {
             let x = (i.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(40_503)) >> 8;
@@ -157,8 +157,7 @@ fn any_number_of_ranks_samples_the_same_tokens() {
             mask: (i % 4 == 1).then_some(&mask),
         })
         .collect();
-    let logits: Vec<f32> =
-        (0..rows.len()).flat_map(|i| logit_values(vocab, i as u32, 16.0)).collect();
+    let logits: Vec<f32> = (0..rows.len()).flat_map(|i| noise(vocab, i as u32, 16.0)).collect();
     let run = |cuts: &[usize]| {
         let bounds = [&[0], cuts, &[vocab]].concat();
         let ranges: Vec<_> = bounds.windows(2).map(|pair| pair[0]..pair[1]).collect();
@@ -263,7 +262,7 @@ fn candidates_of_other_ranks_are_validated() {
         ..params_of(Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::GREEDY })
     });
     let row = Row { sampler: &sampler, index: 0, drafts: &[], mask: None };
-    let logits = logit_values(20, 3, 4.0);
+    let logits = noise(20, 3, 4.0);
     let mut bytes = Vec::new();
     let part = ShardCandidates::of(&row, &logits, 100);
     part.encode(&row, &mut bytes);
