@@ -30,7 +30,7 @@ mod softmax;
 mod values;
 mod vectors;
 
-use heads::{Heads, ROWS_AT_ONCE};
+use heads::{Heads, HeadsInput, ROWS_AT_ONCE};
 pub use indexer::{Index, largest};
 pub use kv_layout::{Order, Row, TOGETHER_BF16, TOGETHER_Q8};
 use vectors::Plain;
@@ -135,17 +135,21 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         (ROWS_AT_ONCE, groups.map(columns).collect())
     };
     team::parts(&on, out, width, (length, &ranges), |first_row, out| {
-        let (at, platform) = ((q, attention, first_row), on.platform);
+        let (input, platform) = (HeadsInput { q, attention, first_row }, on.platform);
         match platform {
             #[cfg(target_arch = "x86_64")]
             Platform::Avx512 => {
-                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(at, out));
+                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(input, out));
             }
             #[cfg(target_arch = "x86_64")]
-            Platform::Avx2 => platform::run(platform, Heads::<crate::avx2::Sixteen>::new(at, out)),
+            Platform::Avx2 => {
+                platform::run(platform, Heads::<crate::avx2::Sixteen>::new(input, out))
+            }
             #[cfg(target_arch = "aarch64")]
-            Platform::Neon => platform::run(platform, Heads::<crate::neon::Sixteen>::new(at, out)),
-            _ => Plain::run(Heads::<Plain>::new(at, out)),
+            Platform::Neon => {
+                platform::run(platform, Heads::<crate::neon::Sixteen>::new(input, out))
+            }
+            _ => Plain::run(Heads::<Plain>::new(input, out)),
         }
     });
 }

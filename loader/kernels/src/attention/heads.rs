@@ -10,7 +10,7 @@ use super::{
     groups,
     kv_layout::LINES_AT_ONCE,
     prefetch::Prefetch,
-    queries::QueryBuffer,
+    queries::{QueryBuffer, QueryShape},
     softmax::{Block, Softmax, Sums, finish, one_block},
     vectors::Vectors,
 };
@@ -19,21 +19,26 @@ use crate::{Floats, lanes::LANES, platform::Task, team::Columns};
 /// Rows of queries that are computed with a block of keys at a time.
 pub(super) const ROWS_AT_ONCE: usize = 8;
 
+/// Queries of some rows and their attention.
+#[derive(Clone, Copy)]
+pub(super) struct HeadsInput<'a> {
+    /// `[queries, heads, head_dim]`.
+    pub(super) q: &'a [f32],
+    pub(super) attention: &'a Attention<'a>,
+    /// The row of `q` that the output begins with.
+    pub(super) first_row: usize,
+}
+
 /// Some query heads of some rows.
 pub(super) struct Heads<'a, 'b, V> {
-    q: &'a [f32],
-    attention: &'a Attention<'a>,
-    first_row: usize,
+    input: HeadsInput<'a>,
     out: Columns<'b>,
     vectors: PhantomData<V>,
 }
 
 impl<'a, 'b, V> Heads<'a, 'b, V> {
-    pub(super) const fn new(
-        (q, attention, first_row): (&'a [f32], &'a Attention<'a>, usize),
-        out: Columns<'b>,
-    ) -> Self {
-        Self { q, attention, first_row, out, vectors: PhantomData }
+    pub(super) const fn new(input: HeadsInput<'a>, out: Columns<'b>) -> Self {
+        Self { input, out, vectors: PhantomData }
     }
 }
 
@@ -42,7 +47,7 @@ impl<V: Vectors> Task for Heads<'_, '_, V> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { q, attention, first_row, mut out, .. } = self;
+        let Self { input: HeadsInput { q, attention, first_row }, mut out, .. } = self;
         let head_dim = attention.head_dim;
         let range = out.range();
         let heads = range.start / head_dim..range.end / head_dim;
@@ -50,7 +55,7 @@ impl<V: Vectors> Task for Heads<'_, '_, V> {
         for first in (0..out.rows()).step_by(ROWS_AT_ONCE) {
             let rows = first..out.rows().min(first + ROWS_AT_ONCE);
             for group in groups(attention.q_to_kv, heads.clone()) {
-                let at = (first_row, rows.clone(), group);
+                let at = HeadBlock { first_row, rows: rows.clone(), group };
                 several_heads::<V>(q, attention, at, &mut out, &mut scratch);
             }
         }
@@ -67,13 +72,23 @@ struct Scratch {
     sums: Sums,
 }
 
-/// The query heads `group` of some `rows` of `out`, of which the first is row `first_row` of `q`.
+/// Some query heads of some rows.
+struct HeadBlock {
+    /// The row of `q` that the output begins with.
+    first_row: usize,
+    /// Rows of the output.
+    rows: Range<usize>,
+    /// Query heads that share a KV head.
+    group: Range<usize>,
+}
+
+/// Attention of a block of query heads.
 /// Every block of keys and values is read once for all of them.
 #[inline(always)]
 fn several_heads<V: Vectors>(
     q: &[f32],
     attention: &Attention<'_>,
-    (first_row, rows, group): (usize, Range<usize>, Range<usize>),
+    HeadBlock { first_row, rows, group }: HeadBlock,
     out: &mut Columns<'_>,
     scratch: &mut Scratch,
 ) {
@@ -95,7 +110,8 @@ fn several_heads<V: Vectors>(
         &q[first..][..group.len() * head_dim]
     });
     let (order, scale) = (attention.order, attention.scale);
-    queries.fill::<V>(each, (group.len(), head_dim, scale), (order, kv.keys[0]));
+    let shape = QueryShape { heads: group.len(), width: head_dim, scale };
+    queries.fill::<V>(each, shape, (order, kv.keys[0]));
     softmax.clear();
     let none = Softmax { maximum: f32::NEG_INFINITY, total: 0.0 };
     softmax.resize(rows.len() * group.len(), none);

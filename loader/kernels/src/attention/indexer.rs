@@ -96,42 +96,49 @@ impl Index<'_> {
         let ranges: Vec<Range<usize>> =
             starts.map(|at| at..all.end.min(at + blocks * KEYS_PER_BLOCK)).collect();
         team::parts(&on, out, self.columns(), (length, &ranges), |first_row, out| {
-            let (at, platform) = ((q, weights, self, first_row), on.platform);
+            let input = ScoresInput { q, weights, index: self, first_row };
+            let platform = on.platform;
             match platform {
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx512 => {
-                    platform::run(platform, Scores::<crate::avx512::Sixteen>::new(at, out));
+                    platform::run(platform, Scores::<crate::avx512::Sixteen>::new(input, out));
                 }
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx2 => {
-                    platform::run(platform, Scores::<crate::avx2::Sixteen>::new(at, out));
+                    platform::run(platform, Scores::<crate::avx2::Sixteen>::new(input, out));
                 }
                 #[cfg(target_arch = "aarch64")]
                 Platform::Neon => {
-                    platform::run(platform, Scores::<crate::neon::Sixteen>::new(at, out));
+                    platform::run(platform, Scores::<crate::neon::Sixteen>::new(input, out));
                 }
-                _ => Plain::run(Scores::<Plain>::new(at, out)),
+                _ => Plain::run(Scores::<Plain>::new(input, out)),
             }
         });
     }
 }
 
-/// Scores of some rows with some blocks of keys.
-struct Scores<'a, 'b, V> {
+/// Queries of some rows and their indexer.
+#[derive(Clone, Copy)]
+struct ScoresInput<'a> {
+    /// `[rows, heads, width]`.
     q: &'a [f32],
+    /// `[rows, heads]`.
     weights: Option<&'a [f32]>,
     index: &'a Index<'a>,
+    /// The row of `q` that the output begins with.
     first_row: usize,
+}
+
+/// Scores of some rows with some blocks of keys.
+struct Scores<'a, 'b, V> {
+    input: ScoresInput<'a>,
     out: Columns<'b>,
     vectors: PhantomData<V>,
 }
 
 impl<'a, 'b, V> Scores<'a, 'b, V> {
-    const fn new(
-        (q, weights, index, first_row): (&'a [f32], Option<&'a [f32]>, &'a Index<'a>, usize),
-        out: Columns<'b>,
-    ) -> Self {
-        Self { q, weights, index, first_row, out, vectors: PhantomData }
+    const fn new(input: ScoresInput<'a>, out: Columns<'b>) -> Self {
+        Self { input, out, vectors: PhantomData }
     }
 }
 
@@ -140,7 +147,7 @@ impl<V: Vectors> Task for Scores<'_, '_, V> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { q, weights, index, first_row, mut out, .. } = self;
+        let Self { input: ScoresInput { q, weights, index, first_row }, mut out, .. } = self;
         let Index { heads, width, every, keys, first_position } = *index;
         let per_block = KEYS_PER_BLOCK / every;
         let range = out.range();

@@ -134,7 +134,8 @@ impl<V: Vectors> Products<'_, V> {
         while head < heads {
             let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
             let (q, worth) = (&integers[head * steps..], &worth[head..]);
-            let (rows, out) = ((rows, steps, keys.scales), &mut out[head..]);
+            let rows = KeyRows { rows, steps, scales: keys.scales };
+            let out = &mut out[head..];
             head += match heads - head {
                 4.. if V::KEY_HEADS >= 4 => some_heads::<V, 4>((q, worth), rows, prefetch, out),
                 2.. if V::KEY_HEADS >= 4 => some_heads::<V, 2>((q, worth), rows, prefetch, out),
@@ -144,11 +145,21 @@ impl<V: Vectors> Products<'_, V> {
     }
 }
 
+/// Keys in steps of [`STEP`] integers, with their scales.
+#[derive(Clone, Copy)]
+struct KeyRows<'a> {
+    rows: &'a [[i8; STEP]],
+    /// Steps of a key.
+    steps: usize,
+    /// One for each key.
+    scales: &'a [f32],
+}
+
 /// The first `HEADS` of the queries with all keys; returns `HEADS`.
 #[inline(always)]
 fn some_heads<V: Vectors, const HEADS: usize>(
     (q, worth): (&[[i16; STEP]], &[f32]),
-    (rows, steps, scales): (&[[i8; STEP]], usize, &[f32]),
+    KeyRows { rows, steps, scales }: KeyRows<'_>,
     prefetch: &mut Prefetch,
     out: &mut [[f32; KEYS_PER_BLOCK]],
 ) -> usize {

@@ -38,6 +38,16 @@ pub(super) enum InLanes<'a> {
     },
 }
 
+/// The queries of a row.
+#[derive(Clone, Copy)]
+pub(super) struct QueryShape {
+    pub(super) heads: usize,
+    /// Elements of a head.
+    pub(super) width: usize,
+    /// Factor on scores.
+    pub(super) scale: f32,
+}
+
 /// Room for the queries of several rows.
 #[derive(Default)]
 pub(super) struct QueryBuffer {
@@ -55,7 +65,7 @@ impl QueryBuffer {
     pub(super) fn fill<'a, V: Vectors>(
         &mut self,
         rows: impl Iterator<Item = &'a [f32]>,
-        (heads, width, scale): (usize, usize, f32),
+        QueryShape { heads, width, scale }: QueryShape,
         (order, keys): (Order, KvBlock<'_>),
     ) {
         let Self { lines, floats, integers, worth, .. } = self;
