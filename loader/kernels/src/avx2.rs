@@ -25,7 +25,7 @@ pub(crate) use repack::interleave;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
 
-/// Has the line of an address brought to the second cache. All processors of the family can.
+/// Has the line of an address brought to the L2 cache. All processors of the family can.
 #[inline]
 pub(crate) fn fetch(address: usize) {
     let address = std::ptr::without_provenance::<i8>(address);
@@ -33,7 +33,7 @@ pub(crate) fn fetch(address: usize) {
     unsafe { _mm_prefetch::<_MM_HINT_T1>(address) }
 }
 
-/// The same to the first cache.
+/// The same to the L1 cache.
 #[inline]
 pub(crate) fn fetch_near(address: usize) {
     let address = std::ptr::without_provenance::<i8>(address);

@@ -19,10 +19,10 @@ use crate::{
 };
 
 /// Weight rows that are made f32 at once: enough to use a row of activations several times while
-/// it is in the first cache.
+/// it is in the L1 cache.
 const ROWS_AT_ONCE: usize = 8;
 
-/// Bytes of weights that a thread fetches before they are asked for: half of a small second cache.
+/// Bytes of weights that a thread fetches before they are asked for: half of a small L2 cache.
 const FETCHED_BYTES: usize = 256 << 10;
 
 /// Weight rows of a task are a multiple of this: whole lines of results, and whole tiles.

@@ -30,12 +30,12 @@ const ROUNDER: f32 = 12_582_912.0;
 /// Largest activation below which a span counts as zero; its reciprocal must be finite.
 const SMALLEST: f32 = 1e-30;
 
-/// 64 bytes that lie in one line of the cache.
+/// 64 bytes that lie in one cache line.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [i8; LINE]);
 
-/// 16 floats that lie in one line of the cache.
+/// 16 floats that lie in one cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Lane(pub(crate) [f32; SPANS]);

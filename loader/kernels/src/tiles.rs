@@ -104,7 +104,7 @@ const fn lane_of(visit: usize) -> usize {
     visit.reverse_bits() >> (usize::BITS as usize - DEPTH)
 }
 
-/// Words that begin on a line of the cache: vectors are read faster than across two lines.
+/// Words that begin on a cache line: vectors are read faster than across two lines.
 pub(crate) struct Words(Buffer<Line>);
 
 impl Words {

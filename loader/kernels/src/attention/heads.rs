@@ -62,7 +62,7 @@ impl<V: Vectors> Task for Heads<'_, '_, V> {
     }
 }
 
-/// Room for keys and values as floats, and for what is summed.
+/// Scratch buffers: keys and values as floats, and sums.
 #[derive(Default)]
 struct Scratch {
     q: QueryBuffer,
@@ -195,7 +195,7 @@ impl<'a> Held<'a> {
         Self { both: [keys, values], order: Order::Rows, first: held.start, width, prefetch }
     }
 
-    /// Of lanes: the whole block. Floats that are not dear to convert stay as they are. Floats of
+    /// Of lanes: the whole block. Floats that are cheap to convert stay as they are. Floats of
     /// 32 bits that are read from beginning to end are not fetched ahead: less is computed with a
     /// line of them than the processor takes to read it, and it does so faster when it is left to
     /// itself.

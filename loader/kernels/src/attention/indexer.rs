@@ -33,8 +33,8 @@ pub struct Index<'a> {
     pub heads: usize,
     /// Their width, and that of the keys.
     pub width: usize,
-    /// Compression ratio: tokens of a key; a query sees the keys whose last token is not after its own. A divisor of
-    /// [`KEYS_PER_BLOCK`].
+    /// Compression ratio: tokens of a key; a query sees the keys whose last token is not after its
+    /// own. A divisor of [`KEYS_PER_BLOCK`].
     pub every: usize,
     /// Keys `[keys, width]`, those of [`KEYS_PER_BLOCK`] tokens in each block, up to the last that a
     /// query sees.

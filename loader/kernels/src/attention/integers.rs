@@ -23,7 +23,7 @@ pub(super) const STEP: usize = 2 * LANES;
 /// Query heads at a time, as many as a group has.
 const HEADS: usize = super::HEADS_AT_ONCE;
 
-/// Stands for a number of steps in a row that is known only when it is asked for.
+/// Marks a number of steps in a row that is known only at run time.
 const ANY: usize = 0;
 
 /// Rows `[count, width]` of integers times the row's scale; `width` is a multiple of [`STEP`].
@@ -35,7 +35,7 @@ pub(super) struct Scaled<'a> {
 }
 
 /// Floats as 16-bit integers of at most `limit`, which stands for the largest magnitude; returns
-/// what one is worth. Where a float is no number the worth is none either.
+/// what one is worth. Where a float is NaN the worth is NaN too.
 #[inline(always)]
 pub(super) fn rounded<'a, V: Vectors>(
     floats: impl Iterator<Item = &'a [f32; LANES]> + Clone,
@@ -195,7 +195,7 @@ fn some_heads<V: Vectors, const HEADS: usize>(
     HEADS
 }
 
-/// The sums for each query and the keys at four places.
+/// The sums for each query and four keys.
 #[inline(always)]
 fn four_keys<V: Vectors, const HEADS: usize>(
     q: &[[i16; STEP]],

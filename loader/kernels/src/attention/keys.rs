@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{lanes::LANES, platform::Task};
 
-/// Keys that meet some query heads before others: what is read again is in the first cache.
+/// Keys that are multiplied with some query heads before others: they stay in the L1 cache.
 const KEYS_AT_ONCE: usize = 64;
 
-/// Stands for a number of vectors in a row that is known only when it is asked for.
+/// Marks a number of vectors in a row that is known only at run time.
 const ANY: usize = 0;
 
-/// Sixteen floats in one line of the cache: vectors that lie in two take two reads each.
+/// Sixteen floats in one cache line: vectors that lie in two take two reads each.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Line([f32; LANES]);
@@ -151,7 +151,7 @@ fn some_heads<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     HEADS
 }
 
-/// The sums for each query and the keys at four places, of at most four queries.
+/// The sums for each query and four keys, of at most four queries.
 #[inline(always)]
 fn four_keys<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     (q, parts): Parts<'_, Line, LINES>,

@@ -104,5 +104,5 @@ pub(super) fn panels(width: usize) -> impl Iterator<Item = Range<usize>> {
     (0..width).step_by(AT_ONCE).map(move |first| first..width.min(first + AT_ONCE))
 }
 
-/// Lines of keys or of elements that are met at a time.
+/// Lines of keys or of elements that are computed at a time.
 pub(super) const LINES_AT_ONCE: usize = AT_ONCE / LANES;

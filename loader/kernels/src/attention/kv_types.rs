@@ -20,11 +20,11 @@ pub(super) trait Stored: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct F32;
 
-/// IEEE half-precision floats.
+/// IEEE f16.
 #[derive(Clone, Copy)]
 pub(super) struct F16;
 
-/// Upper halves of f32.
+/// bf16: the upper half of an f32.
 #[derive(Clone, Copy)]
 pub(super) struct Bf16;
 

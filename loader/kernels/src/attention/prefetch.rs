@@ -7,13 +7,13 @@ use std::ops::Range;
 
 use crate::memory;
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
-/// How far ahead of what is read is fetched to the second cache.
+/// How far ahead of what is read is fetched to the L2 cache.
 const DISTANCE: usize = 16 << 10;
 
-/// How far ahead of what is read is fetched to the first cache.
+/// How far ahead of what is read is fetched to the L1 cache.
 const NEAR: usize = 2 << 10;
 
 /// Addresses that are fetched while rows are read: the first run, then the other.
@@ -28,7 +28,7 @@ pub(super) struct Prefetch {
 #[derive(Clone, Copy)]
 pub(super) struct Fetch(Option<[usize; 2]>);
 
-/// The same, to the second cache alone: what is read from beginning to end comes from there by
+/// The same, to the L2 cache alone: what is read from beginning to end comes from there by
 /// itself.
 #[derive(Clone, Copy)]
 pub(super) struct FetchFar(Option<usize>);

@@ -303,7 +303,7 @@ fn weights<V: Vectors>(scores: &mut [f32], highest: f32) -> f32 {
 }
 
 /// Weights, none of which is below zero, times their `scales` as integers of 16 bits; returns what
-/// one is worth. A weight that is no number has made the softmax's sum none.
+/// one is worth. A NaN weight has made the softmax's sum none.
 #[inline(always)]
 fn rounded<V: Vectors>(
     weights: &[f32; KEYS_PER_BLOCK],

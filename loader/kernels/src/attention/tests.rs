@@ -303,7 +303,7 @@ struct Stored {
 const KINDS: [&str; 4] = ["f32", "f16", "bf16", "q8"];
 
 impl Stored {
-    /// All of them the same numbers, up to the rounding of halves.
+    /// All of them the same values, up to the rounding of f16 and bf16.
     fn new(kind: &str, keys: usize, head_dim: usize, seed: u32) -> Self {
         let q8: Vec<i8> =
             elements(keys * head_dim, seed).iter().map(|x| (x * 127.0) as i8).collect();

@@ -12,10 +12,10 @@ use super::{
 };
 use crate::{lanes::LANES, platform::Task};
 
-/// Stands for a number of vectors in a row that is known only when it is asked for.
+/// Marks a number of vectors in a row that is known only at run time.
 const ANY: usize = 0;
 
-/// Values that are summed for some heads before others: what is read again is in the first cache.
+/// Values that are summed for some heads before others: they stay in the L1 cache.
 const VALUES_AT_ONCE: usize = 64;
 
 /// `Σ weight · value`, value after value, products fused with the sums: `weights` is

@@ -14,7 +14,7 @@ use crate::{
     team::Columns,
 };
 
-/// Bytes ahead that are fetched into the first cache: without it Zen 3 reads a fifth more slowly,
+/// Bytes ahead that are fetched into the L1 cache: without it Zen 3 reads a fifth more slowly,
 /// with twice or half as much somewhat.
 const NEAR: usize = 2048;
 
@@ -112,8 +112,8 @@ fn with_halves<F: Unpack, const BF16: bool, const SHARED: bool>(
     count
 }
 
-/// The exact dot products of a whole run of four weight rows, in both halves. Every line of the
-/// cache is met once, so that lines keep coming.
+/// The exact dot products of a whole run of four weight rows, in both halves. Every cache
+/// line is read once, in sequence.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn whole_dots<F: Unpack>(

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Fours of weight rows that are multiplied with a run of several rows of activations, which stay
-/// in the first cache meanwhile.
+/// in the L1 cache meanwhile.
 const MOST_QUADS: usize = 8;
 
 /// Lines of a span's activations, at most.
@@ -50,7 +50,7 @@ pub(crate) fn packed_gemm(weights: &Packed<'_>, x: &Quantized, out: &mut Columns
 /// Products of weight rows with `count` rows of activations from `first` on, to `place` on.
 type Group = unsafe fn(&Packed<'_>, &Quantized, Block<'_>, [usize; 3], &mut Columns<'_>);
 
-/// Weight rows that meet some rows of activations.
+/// Weight rows and the rows of activations that they are multiplied with.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'a> {
     pub(super) first: usize,
@@ -121,7 +121,7 @@ fn fewer(
     }
 }
 
-/// Rows of activations as a run of weights meets them, side by side.
+/// Rows of activations side by side, as a run of weights needs them.
 pub(super) struct Panel<const M: usize> {
     /// `[line][half][row]`.
     values: [[[__m256i; M]; 2]; MOST_LINES],

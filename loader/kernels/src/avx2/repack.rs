@@ -24,7 +24,7 @@ pub(crate) fn interleave(repack: &Repack, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Rows of words, of which so many are turned at a time: three where bytes are put to planes. The
+/// Rows of words, of which so many are transposed at a time: three where bytes are put to planes. The
 /// last run may have fewer spans than others.
 #[target_feature(enable = "avx2")]
 fn rows<const WORDS: usize>(repack: &Repack, from: &[u8], to: &mut [u8]) {
@@ -60,7 +60,7 @@ fn rows<const WORDS: usize>(repack: &Repack, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Some words of each of eight spans of `span` bytes, turned: a vector for each, with a lane for
+/// Some words of each of eight spans of `span` bytes, transposed: a vector for each, with a lane for
 /// each span.
 #[inline]
 #[target_feature(enable = "avx2")]

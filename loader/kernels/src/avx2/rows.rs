@@ -12,9 +12,9 @@ use crate::{
     team::Columns,
 };
 
-/// Bytes ahead that are fetched into the second cache.
+/// Bytes ahead that are fetched into the L2 cache.
 const FAR: usize = 4096;
-/// Bytes ahead that are fetched into the first cache.
+/// Bytes ahead that are fetched into the L1 cache.
 const NEAR: usize = 768;
 
 /// As [`crate::portable::rows`].

@@ -11,8 +11,8 @@ macro_rules! value {
         unsafe { $instruction }
     };
 }
-/// The unpacking of one bit width of interleaved weights. Its functions are called within functions that have the
-/// instructions, and nowhere else.
+/// The unpacking of one bit width of interleaved weights. Its functions are called within functions
+/// that have the instructions, and nowhere else.
 ///
 /// A step is some words of eight spans, a vector for each word, which unpack to lines of four
 /// weights of each span.

@@ -49,7 +49,7 @@ fn rows<const UNITS: usize, const UNIT: usize>(from: &[u8], to: &mut [u8]) {
 
 /// Puts a whole run of four rows into its place; `from` begins with that of the first.
 ///
-/// Words are turned by fours: few enough for the registers, and half of the work is loads, which
+/// Words are transposed by fours: few enough for the registers, and half of the work is loads, which
 /// go beside the shuffles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
@@ -79,7 +79,7 @@ fn closed(rows: [__m512i; QUAD], number: usize) -> __m512i {
     _mm512_permutex2var_epi8(rows[number], line(&CLOSE[number]), rows[number + 1])
 }
 
-/// Four words of each of 16 spans, turned: a vector for each, with a lane for each span. `from`
+/// Four words of each of 16 spans, transposed: a vector for each, with a lane for each span. `from`
 /// begins with those of the first.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -183,7 +183,7 @@ const fn first(count: usize) -> __mmask64 {
     u64::MAX >> (64 - count)
 }
 
-/// The words of 16 spans, span after span, turned: a vector for each word of a span, with a lane
+/// The words of 16 spans, span after span, transposed: a vector for each word of a span, with a lane
 /// for each span.
 #[inline]
 #[target_feature(enable = "avx512f")]

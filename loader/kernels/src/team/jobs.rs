@@ -50,7 +50,7 @@ pub(super) struct Jobs {
 }
 
 /// Number of the job in the upper half, then the end of what nobody has taken, then its first
-/// task. Two lines of the cache, which processors fetch together.
+/// task. Two cache lines, which processors fetch together.
 #[repr(align(128))]
 #[derive(Default)]
 struct Share(AtomicU64);

@@ -16,7 +16,7 @@ const RUNS: usize = 9;
 /// Lines that are fetched between two looks at whether there is work.
 const LINES_AT_ONCE: usize = 8;
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
 /// One thread's next bytes: addresses, of which nothing is read. Fetching cannot fail, whatever
