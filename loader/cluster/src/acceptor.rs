@@ -47,7 +47,7 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// Gives every connection that shows `token` to `admit`, on a thread of its own. With
-    /// `credentials`, that is inside TLS and of whoever has the role for what it wants.
+    /// `credentials`, that is inside TLS, and only for peers whose role allows the connection.
     pub(super) fn start(
         listener: TcpListener,
         token: Token,

@@ -12,7 +12,7 @@ use super::token::Token;
 /// Longest announcement; one is about 100 bytes.
 pub(super) const MAX_LINE_BYTES: usize = 1024;
 
-/// Where a rank listens, and what it wants to be shown.
+/// The address and the token of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Announcement {
     /// Where it accepts its front and its peers.

@@ -1,4 +1,4 @@
-//! The processes that serve one model together: one *front*, which speaks HTTP, and one *rank*
+//! The processes that serve one model together: one *front*, which serves HTTP, and one *rank*
 //! process per package, which holds the weights.
 //!
 //! A rank announces its address and a one-time token on its standard output (`announce`). The

@@ -28,7 +28,7 @@ use super::{
     wire::{self, MAX_HELLO_BYTES, WireError},
 };
 
-/// How long ranks may take to find each other; all are told at about the same time.
+/// How long ranks may take to find each other; the front starts all at about the same time.
 pub(super) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Between two looks at whether the group that is being formed is still wanted.
@@ -100,8 +100,8 @@ impl FormError {
     }
 }
 
-/// Connections that came while ranks were awaited and were not theirs. They end nothing: whoever
-/// has learned a rank's token could keep the group from forming otherwise.
+/// Connections that were refused while the group formed. They do not fail it: otherwise anyone with
+/// a rank's token could keep the group from forming.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     reported: Vec<String>,
@@ -322,7 +322,7 @@ fn write(mut stream: &Channel, message: &impl serde::Serialize) -> Result<(), Wi
     Ok(stream.write_all(&wire::encode(message)?)?)
 }
 
-/// Whether `found` is rank `rank` of my group; what it is otherwise.
+/// Checks that `found` is rank `rank` of my group; otherwise describes it.
 fn check(me: &Identity, rank: u32, found: &Identity) -> Result<(), String> {
     let expected = Identity { rank, ..me.clone() };
     if *found == expected {

@@ -1,8 +1,8 @@
 //! The control protocol between the front and the ranks. No I/O.
 //!
 //! Every connection to a rank begins with a [`Hello`]. On a control connection the rank
-//! answers with [`FromRank::Identity`], and both sides then speak when they have something to
-//! say. On a peer connection it answers with a [`PeerReply`]; frames of the group follow.
+//! answers with [`FromRank::Identity`], and both sides then send messages at any
+//! time. On a peer connection it answers with a [`PeerReply`]; frames of the group follow.
 //!
 //! [`FromRank::Formed`] is a fence: what rank 0 sends after it belongs to its epoch, and requests
 //! submitted before it are forgotten.

@@ -71,7 +71,7 @@ pub struct RankProcess {
 
 impl RankProcess {
     /// Starts `command`, whose program and arguments the caller chose, and waits for its
-    /// [`Announcement`]. What it writes besides goes to `log`, line by line.
+    /// [`Announcement`]. Other output goes to `log`, line by line.
     pub fn spawn(
         name: &str,
         mut command: Command,

@@ -47,13 +47,13 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// not read from until there is room, so that it waits itself, and other callers are refused.
 const MAX_EVENTS: usize = 64;
 
-/// Why a package could not be loaded; the chain of sources is told to the front.
+/// Why a package could not be loaded; the front receives the chain of sources.
 pub type LoadError = Box<dyn Error + Send + Sync>;
 
-/// How a rank deals with what is outside its group.
+/// Options of a rank process.
 #[derive(Clone, Debug)]
 pub struct RankOptions {
-    /// How long it waits for a front to connect, before it takes it for dead.
+    /// How long it waits for a front to connect.
     pub front_timeout: Duration,
     /// Its node's certificate and key: front and peers are then spoken to inside TLS alone.
     pub credentials: Option<Credentials>,
@@ -69,7 +69,7 @@ impl Default for RankOptions {
 /// Why a rank process ended otherwise than by the front's wish.
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
-    /// Nobody came.
+    /// No front connected.
     #[error("no front connected within {} s", .waited.as_secs())]
     NoFront {
         /// How long was waited.
@@ -146,8 +146,8 @@ where
     result
 }
 
-/// Passes connections on; those that nobody has time for are refused, since whoever has the token
-/// could otherwise take all memory with them.
+/// Queues connections; when a queue is full they are refused, since a peer with the token could
+/// otherwise exhaust the memory.
 fn admit(
     events: SyncSender<RankThreadEvent>,
     peers: SyncSender<PeerConnection>,
@@ -173,7 +173,7 @@ fn admit(
     }
 }
 
-/// The connection of a front that speaks this protocol.
+/// Waits for the connection of a front with this protocol version.
 fn wait_for_front(
     events: &Receiver<RankThreadEvent>,
     timeout: Duration,
@@ -195,7 +195,7 @@ fn wait_for_front(
     }
 }
 
-/// Passes on what the front says, from a thread that ends with the connection.
+/// Forwards the front's messages, on a thread that ends with the connection.
 fn read_front(mut front: Channel, events: SyncSender<RankThreadEvent>) -> io::Result<()> {
     front.set_read_timeout(None)?;
     let read = move || {
@@ -213,7 +213,7 @@ fn read_front(mut front: Channel, events: SyncSender<RankThreadEvent>) -> io::Re
     thread::Builder::new().name("front".to_owned()).spawn(read).map(drop)
 }
 
-/// Says that the worker is done, however its thread ends.
+/// Reports that the worker is done, however its thread ends.
 struct Done {
     events: SyncSender<RankThreadEvent>,
     result: Option<Result<(), RankError>>,
@@ -269,7 +269,7 @@ fn supervise_worker(
             Ok(RankThreadEvent::FrontGone(error)) => return Some(Err(RankError::FrontGone(error))),
             Ok(RankThreadEvent::WorkerDone(result)) => {
                 if let Err(error) = &result {
-                    // A front that is gone need not be told.
+                    // The front may have disconnected.
                     let _ = front.send(&FromRank::Failed(error.to_string()));
                 }
                 return Some(result);
@@ -290,7 +290,7 @@ fn supervise_worker(
                 let most = commands::MAX_WAITING_REQUESTS;
                 let message = format!("{most} requests are already waiting for the model");
                 let event = Event::Failed { request, message, retryable: true };
-                // A front that is gone need not be told.
+                // The front may have disconnected.
                 let _ = front.send(&FromRank::Event(event));
             }
             Err(Rejected::Flood) => return Some(Err(RankError::Flooded)),

@@ -34,7 +34,7 @@ use super::{
 };
 pub use recovery::{RecoveryOptions, Survivors};
 
-/// Brings a node's rank up anew, on a thread of its own; ends what is left of the old one. Its
+/// Restarts a node's rank, on a thread of its own; ends what is left of the old one. Its
 /// argument counts the recoveries of the group: ranks that are started in the same one may
 /// agree on things by it.
 pub type Restart = Arc<dyn Fn(u32) -> Result<Restarted, String> + Send + Sync>;
@@ -48,7 +48,7 @@ pub struct Node {
     pub name: String,
     /// Where it is.
     pub announcement: Announcement,
-    /// What the front proves itself with, where the rank speaks TLS.
+    /// The front's TLS credentials, where the rank uses TLS.
     pub credentials: Option<Credentials>,
     /// The process, where it is a child of this one.
     pub process: Option<RankProcess>,
@@ -59,13 +59,13 @@ pub struct Node {
 /// How long the supervisor waits.
 #[derive(Clone, Copy, Debug)]
 pub struct SupervisorOptions {
-    /// For a rank to accept a connection and say who it is.
+    /// For a rank to accept a connection and send its identity.
     pub connect_timeout: Duration,
     /// For all ranks to load.
     pub load_timeout: Duration,
     /// For all ranks to connect to each other.
     pub form_timeout: Duration,
-    /// For ranks to end when they are told to; then children are killed.
+    /// For ranks to end after a shutdown message; then children are killed.
     pub stop_timeout: Duration,
     /// After a lost rank.
     pub recovery: RecoveryOptions,
@@ -116,7 +116,7 @@ pub enum ServeError {
         rank: Option<u32>,
         /// Its node, where that is known.
         node: Option<String>,
-        /// What it said.
+        /// Its error.
         reason: String,
     },
     /// Something took too long.
@@ -214,7 +214,7 @@ pub struct Supervisor {
 impl Supervisor {
     /// Connects to `nodes`, in any order, watches them load, forms their group and serves what
     /// comes through `commands`, the other end of `handle`. Returns at once; until the group
-    /// is formed, requests fail with a sentence that says so.
+    /// is formed, requests fail with an error that says so.
     pub fn start(
         nodes: Vec<Node>,
         handle: EngineHandle,

@@ -41,7 +41,7 @@ impl StepStats {
         self.accepted.store(accepted, Ordering::Relaxed);
     }
 
-    /// What the machine says, and the averages since the last report. A step that is added
+    /// The machine's sensors, and the averages since the last report. A step that is added
     /// meanwhile may count in the next.
     pub(super) fn report(&self, machine: Reading) -> RankVitals {
         let steps = self.steps.swap(0, Ordering::Relaxed);

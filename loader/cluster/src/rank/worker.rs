@@ -127,7 +127,7 @@ impl Worker {
                 None => match self.commands.recv() {
                     Err(_) => return Ok(()),
                     Ok(Command::Form { epoch, peers }) => (epoch, peers),
-                    // Meant for a group that is gone; the front has told the client.
+                    // For a group that is gone; the front has failed the request.
                     Ok(Command::Submit(..) | Command::Cancel(_)) => continue,
                 },
             };
@@ -260,7 +260,7 @@ impl Worker {
             let begun = Instant::now();
             engine.follow(&counted)?;
             let counts = counted.observer().take();
-            // A heartbeat asks for nothing.
+            // A heartbeat has no collectives.
             if counts.all_reduces.count + counts.all_gathers.count > 0 {
                 self.stats.add(begun.elapsed(), &counts);
             }

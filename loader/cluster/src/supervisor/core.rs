@@ -31,7 +31,7 @@ use crate::{
 };
 use member::Member;
 
-/// Heartbeat timeout in ticks without a message, after which a rank counts as lost. They are counted and not
+/// Heartbeat timeout: ticks without a message after which a rank counts as lost. They are counted and not
 /// measured, so that a front which was itself stopped for a while does not blame its ranks.
 const SILENT_TICKS: u32 = 5;
 
@@ -252,7 +252,7 @@ impl Core {
             return;
         }
         let message = error.to_string();
-        // First the status, so that whoever learns of the failure finds it there.
+        // First the status, so that a client that sees the failure finds it there.
         self.handle.update_status(|status| {
             status.state = EngineState::Failed(message.clone());
             status.active_requests = 0;
@@ -338,7 +338,7 @@ impl Core {
         // One that has been failed already may still have had events on their way.
         if over {
             let events = self.requests.remove(&id);
-            // First the status, so that whoever learns of the end finds it there.
+            // First the status, so that a client that sees the end finds it there.
             self.count_requests();
             if let Some(events) = events {
                 events(event);

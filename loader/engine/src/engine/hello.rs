@@ -13,7 +13,7 @@ use shardpack_collectives::{Deadline, Group, GroupError};
 
 use crate::backend::KvType;
 
-/// Version of plans and of what ranks gather in a step.
+/// Version of plans and of the candidates that ranks gather.
 const VERSION: u32 = 3;
 
 /// One rank's part of the handshake.
@@ -25,7 +25,7 @@ pub(super) struct Hello {
     pub(super) pages: u64,
 }
 
-/// What all ranks can do.
+/// What every rank supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreed {
     /// Whether every rank's KV cache can be rolled back.

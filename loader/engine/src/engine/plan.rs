@@ -1,4 +1,4 @@
-//! What rank 0 broadcasts for each step. Its bytes are in [`wire`].
+//! The plan of a step, which rank 0 broadcasts. Its wire format is in [`wire`].
 
 mod wire;
 
@@ -16,19 +16,19 @@ pub(super) const MAX_PREFILL_TOKENS: usize = 1 << 14;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct PageId(pub(super) u64);
 
-/// What all ranks do in one step, in the order of the fields.
+/// The work of all ranks in one step, in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Plan {
     pub(super) step: u64,
     pub(super) publish: Vec<Publish>,
     pub(super) end: Vec<RequestId>,
-    /// Shared pages that no longer have a name.
+    /// Pages that the prefix cache evicted.
     pub(super) drop: Vec<PageId>,
     pub(super) begin: Vec<NewSequence>,
     pub(super) scheduled: Vec<ScheduledSequence>,
 }
 
-/// A full page of a sequence gets a name.
+/// A full page of a sequence enters the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Publish {
     pub(super) id: RequestId,

@@ -13,7 +13,7 @@ pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// that a busy machine is not taken for a dead one.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
     /// Some request went on; there may be more to do.
@@ -28,7 +28,7 @@ pub enum StepOutcome {
 /// After a [`GroupError`] the group is gone: [`RankEngine::reset`] is called, then the same
 /// engine gets another group of a higher epoch.
 pub trait RankEngine: Send {
-    /// Leader: takes a request; what is wrong with it is said by an event of the next step.
+    /// Leader: takes a request; an invalid one fails by an event of the next step.
     fn submit(&mut self, id: RequestId, request: GenerateRequest);
 
     /// Leader: ends a request within one step; unknown ids are ignored.

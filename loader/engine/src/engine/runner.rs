@@ -35,7 +35,7 @@ struct CachedSequence<C> {
     total: u32,
     /// Tokens in the cache.
     len: u32,
-    /// The token that was sampled after them, which must come next.
+    /// The token that was sampled after them, which must be the next input.
     next: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ impl<B: Backend> Runner<B> {
         self.steps = 0;
     }
 
-    /// Number of the step that comes next.
+    /// Number of the next step.
     pub(super) const fn next_step(&self) -> u64 {
         self.steps + 1
     }

@@ -41,7 +41,7 @@ pub(super) struct Schedule {
     waiting: VecDeque<Sequence>,
     /// In the order of their admission.
     running: Vec<RunningSequence>,
-    /// Pages that the ranks are to name, of sequences that may have ended.
+    /// Pages that enter the ranks' prefix caches, of sequences that may have ended.
     publish: Vec<Publish>,
     /// Sequences that the ranks still hold but no request needs.
     ended: Vec<RequestId>,

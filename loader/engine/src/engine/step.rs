@@ -65,10 +65,10 @@ impl EngineOptions {
         collective_timeout: Duration::from_secs(20),
     };
 
-    /// Memory for keys and values of small models, so that several sequences fit.
+    /// KV cache memory of small models, so that several sequences fit.
     pub const LEAST_KV_BYTES: u64 = 64 << 20;
 
-    /// Memory that one rank would take for keys and values, and that of one page of them.
+    /// KV cache memory of one rank, and of one page.
     pub fn kv_bytes_of<B: Backend>(&self, model: &Model<B>, backend: &B) -> [u64; 2] {
         match backend.page_bytes(&model.cache_shape()) {
             0 => [0, 0],
@@ -76,7 +76,7 @@ impl EngineOptions {
         }
     }
 
-    /// Pages of keys and values of one rank.
+    /// KV pages of one rank.
     fn pages<B: Backend>(&self, model: &Model<B>, backend: &B) -> u64 {
         let page_bytes = backend.page_bytes(&model.cache_shape());
         if page_bytes == 0 {
@@ -93,8 +93,8 @@ impl EngineOptions {
 
 /// One rank's engine over a backend.
 ///
-/// With a group of another epoch it begins all its sequences anew from the tokens that it has,
-/// and they go on with the tokens that they would have had; [`RankEngine::reset`] drops them
+/// With a group of another epoch it recomputes all its sequences from their tokens, and they
+/// continue with the same output; [`RankEngine::reset`] drops them
 /// instead.
 pub struct Engine<B: Backend> {
     options: EngineOptions,
@@ -303,7 +303,7 @@ impl<B: Backend> RankEngine for Engine<B> {
 fn group_error(error: StepError) -> GroupError {
     match error {
         StepError::Group(error) => error,
-        // The ranks no longer hold the same sequences: the group ends, and begins anew.
+        // The ranks no longer hold the same sequences: the group ends and is formed again.
         StepError::Backend(message) => GroupError::Aborted(message),
     }
 }

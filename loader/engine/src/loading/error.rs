@@ -35,7 +35,7 @@ pub enum OpenError {
     /// Files are not as listed.
     #[error("the package does not match its manifest: {}", shown(.problems, |(name, problem)| format!("{name} {problem}")))]
     Files {
-        /// Each file and what is wrong with it.
+        /// Each file and its problem.
         problems: Vec<(String, FileProblem)>,
     },
     /// Two tensors claim the same bytes.
@@ -68,7 +68,7 @@ pub enum OpenError {
     },
 }
 
-/// What is wrong with a listed file.
+/// The problem of a listed file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileProblem {
     /// It does not exist.

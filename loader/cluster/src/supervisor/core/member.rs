@@ -17,7 +17,7 @@ pub(super) struct Member {
     /// None until connected, and once gone.
     pub(super) sender: Option<Arc<Sender>>,
     pub(super) identity: Option<Identity>,
-    /// The rank that it held when last heard of.
+    /// Its last known rank.
     pub(super) rank: Option<u32>,
     pub(super) progress: Option<Progress>,
     pub(super) loaded: bool,

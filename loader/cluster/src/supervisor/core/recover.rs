@@ -93,7 +93,7 @@ impl Core {
     /// Ends the running requests; until there is a group again, others are refused.
     fn interrupt(&mut self, error: &ServeError, doing: &str) {
         let message = error.to_string();
-        // First the status, so that whoever learns of the loss finds it there.
+        // First the status, so that a client that sees the loss finds it there.
         self.handle.update_status(|status| {
             status.state = EngineState::Starting(format!("{message}; {doing}"));
             status.active_requests = 0;

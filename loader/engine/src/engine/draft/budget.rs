@@ -18,10 +18,10 @@ const MARGIN: f32 = 1.2;
 /// Assumed acceptance probability of a draft-model token before the model is asked.
 const MAX_PROBABILITY: f32 = 0.9;
 
-/// Most drafts of all sequences in a step; bounds what a plan holds.
+/// Most draft tokens of all sequences in a step; bounds the size of a plan.
 pub(in crate::engine) const MAX_STEP_DRAFTS: usize = 256;
 
-/// What a row costs, in steps of one row.
+/// The cost of a row, in steps of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::engine) struct RowCosts {
     /// Part of a row's weights that are experts which another row does not read too.
@@ -64,7 +64,7 @@ impl RowCosts {
         of_rows.max(self.fresh)
     }
 
-    /// What a step of so many rows takes.
+    /// The cost of a step of so many rows.
     fn step(self, rows: usize) -> f32 {
         1.0 + (1..rows).map(|rows| self.next(rows)).sum::<f32>()
     }

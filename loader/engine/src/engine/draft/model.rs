@@ -257,7 +257,7 @@ impl<B: Backend> DraftModel<B> {
         parts
     }
 
-    /// A sequence that begins with what another has in common with it.
+    /// A new sequence that shares the longest cached prefix.
     fn begin(&self, backend: &B, tokens: &[u32]) -> DraftSequence<B::Cache> {
         let shape = self.model.cache_shape();
         let ended = self.kept.iter().map(|seen| (seen, seen.tokens.len()));
@@ -303,7 +303,7 @@ impl<B: Backend> DraftModel<B> {
         }
         let mut caches: Vec<_> = sequences.iter_mut().map(|seen| &mut seen.cache).collect();
         let (model, ranks) = (&self.model, Ranks::all(self.group.as_ref(), TIMEOUT));
-        // Sequences that an error leaves behind are begun anew.
+        // Sequences that an error leaves behind are recomputed.
         let logits = backend.run(|| {
             let logits = match model.forward(backend, &batch, &mut caches, &ranks)? {
                 Some(part) => {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-/// No token: nothing goes on beyond it.
+/// A separator: no match extends beyond it.
 pub(super) const BREAK: u32 = u32::MAX;
 
 /// Marks that there is no earlier place.
@@ -42,7 +42,7 @@ impl Lookup {
         self.preferred = end;
     }
 
-    /// The text goes on.
+    /// Appends tokens.
     pub(super) fn extend(&mut self, tokens: &[u32]) {
         for token in tokens {
             self.push(*token);
@@ -86,8 +86,8 @@ impl Lookup {
         backwards(at).zip(backwards(end)).take_while(|(a, b)| a == b && **a != BREAK).count()
     }
 
-    /// Up to `most` tokens from a place on. At the text's end it goes on with what it has given:
-    /// a text that turns in a circle is followed round.
+    /// Up to `most` tokens from a position on. At the text's end it continues with the tokens that
+    /// it has returned, so a loop is followed round.
     pub(super) fn follow(&self, next: usize, most: usize) -> Vec<u32> {
         let mut found: Vec<u32> = Vec::with_capacity(most);
         for place in next..next + most {

@@ -4,9 +4,9 @@
 //! | bytes | field |
 //! |---|---|
 //! | 8 | number of the step in its epoch, from 1 |
-//! | list of 20 | pages that get a name: request (8), index (4), page (8) |
+//! | list of 20 | pages that enter the prefix cache: request (8), index (4), page (8) |
 //! | list of 8 | sequences that ended: request |
-//! | list of 8 | pages that lose their name |
+//! | list of 8 | pages that the prefix cache evicted |
 //! | list | new sequences: request (8), total (4), sampling parameters, pages (list of 8), history (list of 4) |
 //! | list | scheduled sequences: request (8), position (4), flags (1: a token is sampled, 2: masks follow), drafts among the tokens (4), tokens (list of 4), masks |
 //!

@@ -48,7 +48,7 @@ impl GumbelNoise {
             // Most tokens need no noise, and most of the others no logarithm: what they lack,
             // the noise exceeds with a probability below exp(-lack).
             let lack = score as f32 - scaled;
-            // What is not a number lacks no number either.
+            // A NaN logit gives a NaN lack.
             if lack.is_nan() || lack >= MOST_NOISE || other == start.0 {
                 continue;
             }

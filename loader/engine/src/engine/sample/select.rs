@@ -23,7 +23,7 @@ pub(super) fn select(row: &Row<'_>, parts: &[ShardCandidates]) -> Selection {
         parts.iter().flat_map(|part| part.candidates.iter().copied()).collect();
     candidates.sort_by(Candidate::order);
     let chosen = match row.sampler.method() {
-        // What is infinite leaves nothing to chance.
+        // An infinite logit needs no noise.
         _ if candidates.first().is_none_or(|best| best.logit.is_infinite()) => {
             candidates.first().copied()
         }
@@ -57,7 +57,7 @@ fn filtered<'a>(
     sorted: &'a [Candidate],
 ) -> Option<&'a [Candidate]> {
     let sampling = &row.sampler.params.sampling;
-    // What a rank has not listed comes after its last candidate.
+    // Unlisted tokens of a rank come after its last candidate.
     let last = parts.iter().filter(|part| part.more).filter_map(|part| part.candidates.last());
     let unknown = last.min_by(|a, b| a.order(b));
     let known =
@@ -109,7 +109,7 @@ fn logprobs(row: &Row<'_>, parts: &[ShardCandidates], chosen: &Candidate) -> Opt
     let total = LogSum::total(sums(), maximum);
     let logprob = |logit: f32| {
         let value = f64::from(logit) - f64::from(maximum) - libm::log(total);
-        // What is not a number, or infinite, has no probability to speak of.
+        // NaN and infinite values have no probability.
         let value = if value.is_finite() { value as f32 } else { MIN_LOGPROB };
         value.clamp(MIN_LOGPROB, 0.0)
     };

@@ -83,8 +83,8 @@ impl Schedule {
     }
 }
 
-/// Names the pages of a sequence that are full. Where another sequence was first, later pages
-/// stay its own: a chain has one owner per page.
+/// Adds the full pages of a sequence to the prefix cache. Where another sequence was first, later
+/// pages stay private: a chain has one owner per page.
 fn publish(
     running: &mut RunningSequence,
     pages: &mut Pages,
