@@ -282,7 +282,7 @@ impl Quantized {
 
     /// Whether the rows were rounded for such weights and stand in this order.
     pub(crate) fn fits(&self, weights: &Packed<'_>, layout: ActivationLayout) -> bool {
-        self.layout == order
+        self.layout == layout
             && self.span == weights.span
             && self.within == SpanLayout::of(weights)
             && self.runs() == weights.spans.div_ceil(SPANS)

@@ -46,7 +46,7 @@ impl<'a> Runs<'a> {
     /// Whether nothing is left.
     #[inline(always)]
     pub(super) const fn is_empty(&self) -> bool {
-        !self.all && self.chosen.is_empty()
+        !self.all && self.selected.is_empty()
     }
 }
 
