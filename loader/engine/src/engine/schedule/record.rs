@@ -58,11 +58,11 @@ impl Schedule {
     }
 
     /// Takes the next token of a sequence.
-    fn take(&mut self, index: usize, token: SampledToken, now: Instant) {
+    fn take(&mut self, index: usize, sampled: SampledToken, now: Instant) {
         let positions = self.positions();
         let running = &mut self.running[index];
         let id: RequestId = running.sequence.id;
-        let Some(token) = token.token else {
+        let Some(token) = sampled.token else {
             return self.fail(id, "the model computed NaN logits".to_owned());
         };
         match running.sequence.take(token, now) {
@@ -70,7 +70,7 @@ impl Schedule {
             TokenEffect::Token { ends } => {
                 let is_full =
                     running.sequence.tokens.len() >= positions || running.sequence.is_complete();
-                let (token, logprobs) = (TokenId(token), token.logprobs);
+                let (token, logprobs) = (TokenId(token), sampled.logprobs);
                 self.events.push(Event::Token { request: id, token, logprobs });
                 if ends {
                     self.finish(id, FinishReason::Stop, now);

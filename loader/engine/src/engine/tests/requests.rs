@@ -119,7 +119,7 @@ impl Alone {
             batch.totals.push(512);
             batch.logit_rows.push(batch.tokens.len() - 1);
         }
-        let group = LinkedGroup::alone(1);
+        let group = LinkedGroup::single(1);
         let timeout = STANDARD.collective_timeout;
         let ranks = crate::backend::Ranks::all(&group, timeout);
         let logits = self.backend.run(|| {
