@@ -281,9 +281,9 @@ fn connect(
         (Some(credentials), Some(key)) => {
             let is_cancelled = || limit.slice(POLL_INTERVAL).is_none();
             let at = limit.deadline.moment();
-            let limit = HandshakeDeadline { at, is_cancelled: &is_cancelled };
+            let handshake = HandshakeDeadline { at, is_cancelled: &is_cancelled };
             let expected = ExpectedPeer { role: Role::Node, key: Some(key) };
-            Channel::call(socket, credentials, Service::Rank, expected, limit)
+            Channel::call(socket, credentials, Service::Rank, expected, handshake)
                 .map_err(|source| limit.or_superseded(FormError::Handshake { rank, source }))?
         }
         (_, None) => {
