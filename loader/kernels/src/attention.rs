@@ -143,11 +143,11 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
             }
             #[cfg(target_arch = "x86_64")]
             Platform::Avx2 => {
-                platform::run(platform, Heads::<crate::avx2::Sixteen>::new(input, out))
+                platform::run(platform, Heads::<crate::avx2::Sixteen>::new(input, out));
             }
             #[cfg(target_arch = "aarch64")]
             Platform::Neon => {
-                platform::run(platform, Heads::<crate::neon::Sixteen>::new(input, out))
+                platform::run(platform, Heads::<crate::neon::Sixteen>::new(input, out));
             }
             _ => Plain::run(Heads::<Plain>::new(input, out)),
         }

@@ -1,5 +1,5 @@
-//! CPU kernels: GEMV, GEMM over quantized weights, attention, norms, RoPE. Activations are f32, weights
-//! as they are stored in a package.
+//! CPU kernels: GEMV and GEMM over quantized weights, attention, norms, rotary embeddings.
+//! Activations are f32, weights as they are stored in a package.
 //!
 //! Every output element's order of summation depends on its length alone ([`lanes`]), never on
 //! rows, batch, chunking or threads: results are batch-invariant, bit for bit. Nothing here is left to the compiler's or the platform's choice: products

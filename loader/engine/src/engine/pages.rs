@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::plan::PageId;
 use crate::backend::TOKENS_PER_PAGE;
 
-/// The kind of sequences that can share pages: RoPE differs for sequences of another kind.
+/// The kind of sequences that can share pages: rotary embeddings differ for sequences of another kind.
 pub(super) type Kind = u32;
 
 /// The prefix cache and the free KV memory.
