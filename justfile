@@ -60,6 +60,6 @@ deny:
 # All-reduce latency between threads, over loopback and in MLX's graph (`just mlx` first); products
 # beside the memory's own speed.
 bench:
-    cargo run --release -p shardpack-collectives --example allreduce
-    cargo run --release -p shardpack-kernels --example products
-    cargo run --release -p shardpack-engine --example mlx_allreduce -- "${SHARDPACK_ENGINES:-target/engines}"
+    cargo run --release -p shardpack-collectives --example all_reduce
+    cargo run --release -p shardpack-kernels --example matmul
+    cargo run --release -p shardpack-engine --example mlx_all_reduce -- "${SHARDPACK_ENGINES:-target/engines}"

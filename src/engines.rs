@@ -16,8 +16,8 @@ use shardpack_engine::{
     engine::{
         DraftModelError, Engine, EngineOptions, LocalModel, RankEngine, Speculate, memory_group,
     },
+    loading::{OpenOptions, Package, Packing},
     model::Model,
-    open::{OpenOptions, Package, Packing},
 };
 use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_formats::memory::KvType;

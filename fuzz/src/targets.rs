@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fs, io::Cursor};
 
 use serde_json::Value;
-use shardpack_cluster::try_messages;
+use shardpack_cluster::probe_messages;
 use shardpack_collectives::frame::{self as group_frame, HEADER_BYTES, Notice};
 use shardpack_converter::Source;
 use shardpack_formats::{
@@ -236,7 +236,7 @@ fn transfer(data: &[u8]) {
 
 /// What fronts and ranks say to each other, and where ranks say they are.
 fn cluster(data: &[u8]) {
-    try_messages(data);
+    probe_messages(data);
 }
 
 /// What nodes and controllers say about membership, tokens, keys and certificates.

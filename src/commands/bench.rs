@@ -10,10 +10,10 @@ use shardpack_converter::{
 };
 use shardpack_engine::{
     backend::{Backend, Cpu},
-    bench::{Load, Speed, bench, bench_drafts, read_bandwidth, sum_latency},
+    bench::{Speed, Workload, all_reduce_latency, bench, bench_drafts, read_bandwidth},
     engine::{Engine, EngineOptions, Speculate, memory_group},
+    loading::{OpenOptions, Package},
     model::Model,
-    open::{OpenOptions, Package},
 };
 use shardpack_formats::memory::{KvType, MIN_KV_BYTES, PREFILL_TOKENS, TOKENS_PER_PAGE};
 use shardpack_manifests::Manifest;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let bandwidth = read_bandwidth(threads).map_err(anyhow::Error::from)?;
     let sums = memory_group(engines.len() as u32)?;
     let latency = (sums.len() > 1)
-        .then(|| sum_latency(&sums, spec.hidden_size as usize))
+        .then(|| all_reduce_latency(&sums, spec.hidden_size as usize))
         .transpose()
         .map_err(anyhow::Error::from)?;
     let rows: Vec<Value> =
@@ -111,8 +111,8 @@ fn open(folder: &Path, threads: usize, each: usize, args: &BenchArgs) -> Result<
 }
 
 /// Pages that the largest load takes.
-fn pages(loads: &[Load]) -> u64 {
-    let of_load = |load: &Load| {
+fn pages(loads: &[Workload]) -> u64 {
+    let of_load = |load: &Workload| {
         let tokens = load.context + load.generate + 1;
         (load.batch * (tokens + 1).div_ceil(TOKENS_PER_PAGE)) as u64
     };
@@ -120,7 +120,11 @@ fn pages(loads: &[Load]) -> u64 {
 }
 
 /// The effect of speculative decoding, if that was asked for.
-fn drafts(args: &BenchArgs, engines: &mut [Engine<Cpu>], loads: &[Load]) -> anyhow::Result<Value> {
+fn drafts(
+    args: &BenchArgs,
+    engines: &mut [Engine<Cpu>],
+    loads: &[Workload],
+) -> anyhow::Result<Value> {
     if args.speculate.when() == Speculate::Off && args.draft_model.is_none() {
         return Ok(Value::Null);
     }
@@ -170,7 +174,7 @@ impl RankBytes {
     }
 }
 
-fn loads(args: &BenchArgs, longest: usize) -> Result<Vec<Load>, Failure> {
+fn loads(args: &BenchArgs, longest: usize) -> Result<Vec<Workload>, Failure> {
     let mut loads = Vec::new();
     for &context in &args.contexts {
         for &batch in &args.batches {
@@ -186,7 +190,7 @@ fn loads(args: &BenchArgs, longest: usize) -> Result<Vec<Load>, Failure> {
                 let most = EngineOptions::STANDARD.max_sequences;
                 return Err(Failure::wrong(anyhow!("batch size {batch}: the limit is {most}")));
             }
-            loads.push(Load { context, batch, generate });
+            loads.push(Workload { context, batch, generate });
         }
     }
     Ok(loads)
@@ -202,7 +206,12 @@ fn row(speed: &Speed, generate: usize, ranks: &[RankBytes], bandwidth: f64) -> V
 }
 
 /// What `plan` reckons that these ranks take in one process after these loads.
-fn planned_bytes(manifests: &[Manifest], ranks: &[RankBytes], loads: &[Load], kv: KvType) -> u64 {
+fn planned_bytes(
+    manifests: &[Manifest],
+    ranks: &[RankBytes],
+    loads: &[Workload],
+    kv: KvType,
+) -> u64 {
     let Some(spec) = manifests.first().map(|manifest| &manifest.architecture) else { return 0 };
     let page = TOKENS_PER_PAGE as u64;
     let [mut kept, mut own, mut sequences, mut step_tokens] = [0; 4];

@@ -8,7 +8,7 @@ use shardpack_chat::tokenize;
 use shardpack_engine::{
     engine::{LocalModel, memory_group},
     eval::{Estimate, EvalOptions, Evaluation, evaluate},
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 
 use super::{Outcome, package, threads};

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, process::ExitCode};
 
 use anyhow::{Context, anyhow};
-use shardpack_engine::open::Package;
+use shardpack_engine::loading::Package;
 use shardpack_engine_api::TokenId;
 
 use super::{Outcome, package, threads};

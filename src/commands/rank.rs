@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow};
 use shardpack_cluster::{
     Announcement, Identity, LoadError, PROTOCOL, Progress, RankOptions, Token, run_rank,
 };
-use shardpack_engine::open::{OpenOptions, OpenProgress, Package};
+use shardpack_engine::loading::{OpenOptions, OpenProgress, Package};
 use shardpack_identity::{Credentials, credentials_of_node, is_local};
 use shardpack_manifests::Manifest;
 

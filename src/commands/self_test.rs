@@ -16,9 +16,9 @@ use serde_json::json;
 use shardpack_collectives::{Deadline, Group, join_on_loopback};
 use shardpack_engine::{
     backend::Backend,
-    bench::{SumTimes, sum_in_graph},
+    bench::{AllReduceTimes, all_reduce_in_graph},
     engine::LocalModel,
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 
@@ -73,8 +73,8 @@ fn compute<B: Backend>(
     backend: B,
     group: &Arc<dyn Group>,
     task: &Task,
-) -> anyhow::Result<Vec<SumTimes>> {
-    let measure = |size: &usize| sum_in_graph(&backend, group.as_ref(), *size, task.rounds);
+) -> anyhow::Result<Vec<AllReduceTimes>> {
+    let measure = |size: &usize| all_reduce_in_graph(&backend, group.as_ref(), *size, task.rounds);
     let times = task.sizes_bytes.iter().map(measure).collect::<Result<_, _>>()?;
     let model = LocalModel::one_rank(package, Arc::clone(group), backend)?;
     let logits = model.logits(&task.tokens)?;

@@ -17,7 +17,7 @@ use anyhow::{Context, anyhow};
 use serde_json::json;
 use shardpack_chat::ChatModel;
 use shardpack_cluster::{ServeError, Supervisor};
-use shardpack_engine::open::verify_documents;
+use shardpack_engine::loading::verify_documents;
 use shardpack_engine_api::{EngineHandle, EngineState};
 use shardpack_identity::{Endpoint, is_local};
 use shardpack_manifests::Manifest;

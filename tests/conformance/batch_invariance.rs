@@ -9,8 +9,8 @@ use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
     backend::{Arithmetic, Cpu, CpuOptions},
     engine::{Engine, EngineOptions, LocalModel, RankEngine, StepOutcome, memory_group},
+    loading::Package,
     model::Model,
-    open::Package,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use shardpack_formats::memory::KvType;
@@ -133,7 +133,7 @@ pub(crate) fn check_batch_invariance(model: &str, cached: [u32; 3]) {
     eight.extend([long, begins_alike]);
     let chunks = |prefill_tokens| EngineOptions {
         prefill_tokens,
-        mixed_tokens: prefill_tokens.min(64),
+        chunked_prefill_tokens: prefill_tokens.min(64),
         ..EngineOptions::STANDARD
     };
     // On five ranks one at least has no heads.

@@ -9,8 +9,8 @@ use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
     backend::{Backend, Cpu, Ranks},
     engine::{CountedGroup, memory_group},
+    loading::Package,
     model::{Batch, Model, Shard},
-    open::Package,
 };
 use shardpack_formats::Spec;
 use tempfile::tempdir;
@@ -60,7 +60,7 @@ fn sums(model: &str) -> [u64; 2] {
         let ranks = Ranks::all(&group, Duration::from_mins(1));
         let step = || model.forward(&backend, batch, &mut [&mut cache], &ranks).map(|_| ());
         backend.run(step).unwrap();
-        group.observer().take().sums
+        group.observer().take().all_reduces
     };
     thread::scope(|scope| {
         let start = |rank| scope.spawn(move || on_rank(rank));

@@ -9,7 +9,7 @@ use shardpack_engine::{
     backend::Cpu,
     engine::{Engine, EngineOptions, RankEngine, logits, memory_group},
     model::Model,
-    open::Package,
+    loading::Package,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use shardpack_manifests::Cut;

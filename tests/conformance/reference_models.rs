@@ -8,7 +8,7 @@ use serde_json::Value;
 use shardpack_converter::{ConvertOptions, Plan, Source, convert, plan::ExpertCut};
 use shardpack_engine::{
     engine::{logits, memory_group},
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 use tempfile::tempdir;

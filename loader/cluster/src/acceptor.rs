@@ -1,5 +1,5 @@
-//! The door of a rank process: takes connections, reads how they begin, and lets in whoever
-//! shows the token. What they want is for others to say.
+//! The acceptor of a rank process: accepts connections, reads their hello, and admits those with
+//! the right token and certificate. What they are for is not known here.
 
 use std::{
     io::Write as _,
@@ -18,21 +18,21 @@ use shardpack_identity::{
 };
 
 use super::{
-    message::{FromRank, Opening, PeerReply},
+    message::{FromRank, Hello, PeerReply},
     token::Token,
-    wire::{self, MAX_OPENING_BYTES, Until},
+    wire::{self, MAX_HELLO_BYTES, Until},
 };
 
-/// How long a connection may take to say what it is; a front or peer says it at once.
-const OPENING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of a connection's TLS handshake and hello; a front or peer sends it at once.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Places for connections that have not said what they are: two of every peer and the front's,
-/// and room for strangers, each of which costs a thread until [`OPENING_TIMEOUT`] or until
-/// somebody new needs the place.
-const UNDECIDED_PLACES: usize = 64;
+/// Slots for connections that have not sent their hello: two of every peer and the front's, and
+/// room for unknown clients, each of which costs a thread until [`HELLO_TIMEOUT`] or until a new
+/// connection needs the slot.
+const PENDING_CONNECTIONS: usize = 64;
 
-/// Of these for one address: ranks of one machine come together.
-const UNDECIDED_PLACES_OF_ONE: usize = 32;
+/// Slots for one address: ranks of one machine connect at the same time.
+const PENDING_CONNECTIONS_PER_ADDRESS: usize = 32;
 
 /// How long to rest when the system has no connection to give, which is a shortage of
 /// descriptors or memory.
@@ -47,18 +47,18 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// Gives every connection that shows `token` to `admit`, on a thread of its own. With
-    /// `credentials`, that is inside TLS and of whoever has the role for what it wants.
+    /// `credentials`, that is inside TLS, and only for peers whose role allows the connection.
     pub(super) fn start(
         listener: TcpListener,
         token: Token,
         credentials: Option<Credentials>,
-        admit: impl Fn(Opening, Channel) + Send + Sync + 'static,
+        admit: impl Fn(Hello, Channel) + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let address = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let door = Arc::new(Door { token, credentials });
-        let accept = move || accept_all(&listener, &door, &Arc::new(admit), &stopped);
+        let admission = Arc::new(Admission { token, credentials });
+        let accept = move || accept_all(&listener, &admission, &Arc::new(admit), &stopped);
         let thread = thread::Builder::new().name("accept".to_owned()).spawn(accept)?;
         Ok(Self { stop, address, thread: Some(thread) })
     }
@@ -73,7 +73,7 @@ impl Drop for Acceptor {
         }
         // A blocked accept has no other way to be woken. Where even this fails, the thread is
         // left to the end of the process.
-        let woken = TcpStream::connect_timeout(&address, OPENING_TIMEOUT).is_ok();
+        let woken = TcpStream::connect_timeout(&address, HELLO_TIMEOUT).is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {
             // It holds nothing that a panic could leave half done.
             let _ = thread.join();
@@ -81,17 +81,21 @@ impl Drop for Acceptor {
     }
 }
 
-/// What whoever comes in must show.
-struct Door {
+/// What a connection is checked against before it is admitted.
+struct Admission {
     token: Token,
     credentials: Option<Credentials>,
 }
 
-fn accept_all<F>(listener: &TcpListener, door: &Arc<Door>, admit: &Arc<F>, stop: &AtomicBool)
-where
-    F: Fn(Opening, Channel) + Send + Sync + 'static,
+fn accept_all<F>(
+    listener: &TcpListener,
+    admission: &Arc<Admission>,
+    admit: &Arc<F>,
+    stop: &AtomicBool,
+) where
+    F: Fn(Hello, Channel) + Send + Sync + 'static,
 {
-    let undecided = ConnectionSlots::new(UNDECIDED_PLACES, UNDECIDED_PLACES_OF_ONE);
+    let pending = ConnectionSlots::new(PENDING_CONNECTIONS, PENDING_CONNECTIONS_PER_ADDRESS);
     loop {
         let accepted = listener.accept();
         if stop.load(Ordering::SeqCst) {
@@ -101,60 +105,59 @@ where
             thread::sleep(SHORTAGE_PAUSE);
             continue;
         };
-        let Some(place) = undecided.enter(peer.ip(), &stream) else { continue };
-        let (door, admit) = (Arc::clone(door), Arc::clone(admit));
+        let Some(slot) = pending.enter(peer.ip(), &stream) else { continue };
+        let (admission, admit) = (Arc::clone(admission), Arc::clone(admit));
         let decide = move || {
-            let opened = door.open(stream, &place);
-            drop(place);
-            if let Some((opening, channel)) = opened {
-                admit(opening, channel);
+            let opened = admission.handshake(stream, &slot);
+            drop(slot);
+            if let Some((hello, channel)) = opened {
+                admit(hello, channel);
             }
         };
-        // Without a thread the place is free again, and the connection closed.
-        let _ = thread::Builder::new().name("opening".to_owned()).spawn(decide);
+        // Without a thread the slot is free again, and the connection closed.
+        let _ = thread::Builder::new().name("hello".to_owned()).spawn(decide);
     }
 }
 
-impl Door {
-    /// How the connection begins, if it shows what it must; others are told no more than that.
-    fn open(&self, stream: TcpStream, place: &ConnectionSlot) -> Option<(Opening, Channel)> {
-        let deadline = Deadline::after(OPENING_TIMEOUT);
+impl Admission {
+    /// Reads and checks the hello; a refused connection learns the reason and nothing else.
+    fn handshake(&self, stream: TcpStream, slot: &ConnectionSlot) -> Option<(Hello, Channel)> {
+        let deadline = Deadline::after(HELLO_TIMEOUT);
         stream.set_nodelay(true).ok()?;
         let channel = match &self.credentials {
             None => Channel::from(stream),
             Some(credentials) => {
-                let patience =
-                    HandshakeDeadline { at: deadline.moment(), is_cancelled: &|| place.is_lost() };
+                let limit =
+                    HandshakeDeadline { at: deadline.moment(), is_cancelled: &|| slot.is_lost() };
                 let roles = [Role::Controller, Role::Node];
-                Channel::answer(stream, credentials, &[Service::Rank], &roles, patience).ok()?
+                Channel::answer(stream, credentials, &[Service::Rank], &roles, limit).ok()?
             }
         };
-        let opening: Opening =
-            wire::read(&mut Until(&channel, deadline), MAX_OPENING_BYTES).ok()?;
+        let hello: Hello = wire::read(&mut Until(&channel, deadline), MAX_HELLO_BYTES).ok()?;
         // A front is a controller's, a rank a node's.
-        let role = match opening {
-            Opening::Control { .. } => Role::Controller,
-            Opening::Peer { .. } => Role::Node,
+        let role = match hello {
+            Hello::Control { .. } => Role::Controller,
+            Hello::Peer { .. } => Role::Node,
         };
         if channel.peer().is_some_and(|peer| peer.role != Some(role)) {
-            refuse(&channel, &opening, "its certificate has not the role for that");
+            refuse(&channel, &hello, "its certificate does not have the required role");
             return None;
         }
-        if !opening.token().matches(&self.token) {
-            refuse(&channel, &opening, "the token is wrong");
+        if !hello.token().matches(&self.token) {
+            refuse(&channel, &hello, "the token is wrong");
             return None;
         }
-        // Its socket is closed where it has lost its place in the last moment.
-        (!place.is_lost()).then_some((opening, channel))
+        // Its socket is closed where it has just lost its slot.
+        (!slot.is_lost()).then_some((hello, channel))
     }
 }
 
-/// Says why a connection is not wanted, and closes it.
-pub(super) fn refuse(mut stream: &Channel, opening: &Opening, reason: &str) {
+/// Refuses a connection with a reason, and closes it.
+pub(super) fn refuse(mut stream: &Channel, hello: &Hello, reason: &str) {
     let reason = reason.to_owned();
-    let reply = match opening {
-        Opening::Control { .. } => wire::encode(&FromRank::Refused(reason)),
-        Opening::Peer { .. } => wire::encode(&PeerReply::Refused(reason)),
+    let reply = match hello {
+        Hello::Control { .. } => wire::encode(&FromRank::Refused(reason)),
+        Hello::Peer { .. } => wire::encode(&PeerReply::Refused(reason)),
     };
     // One that does not listen is not wanted either; a sentence fits any socket's buffer.
     let _ = reply.map(|reply| stream.write_all(&reply));

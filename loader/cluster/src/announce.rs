@@ -1,6 +1,6 @@
-//! The line by which a rank process says where it is:
+//! The line by which a rank process announces its address:
 //! `{"rank_ready":{"address":"127.0.0.1:49152","token":"<32 hex digits>"}}`, and of a rank that
-//! speaks TLS its node's `"key"`.
+//! uses TLS its node's `"key"`.
 
 use std::net::SocketAddr;
 
@@ -12,14 +12,14 @@ use super::token::Token;
 /// Longest announcement; one is about 100 bytes.
 pub(super) const MAX_LINE_BYTES: usize = 1024;
 
-/// Where a rank listens, and what it wants to be shown.
+/// The address and the token of a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Announcement {
     /// Where it accepts its front and its peers.
     pub address: SocketAddr,
     /// What each of them must show.
     pub token: Token,
-    /// The key that it shows inside TLS; none where it speaks in the clear.
+    /// The key that it shows inside TLS; none without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PeerKey>,
 }

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 pub struct Identity {
     /// The model, with its tokenizer and template.
     pub model_id: String,
-    /// The model and how it is cut.
+    /// The model and its sharding.
     pub layout_id: String,
-    /// Which part of the cut this is, `0..ranks`.
+    /// The rank, `0..ranks`.
     pub rank: u32,
-    /// Parts of the cut.
+    /// Ranks of the set.
     pub ranks: u32,
     /// Version of the program; engines of different versions may differ in bits.
     pub engine_version: String,
@@ -36,7 +36,7 @@ pub enum IdentityError {
         /// The node's value.
         found: String,
     },
-    /// A node's package was cut for another number of nodes.
+    /// A node's package was sharded for another number of nodes.
     #[error(
         "{node} holds rank {rank} of {found}, the others are of a {expected}-node set of the model"
     )]
@@ -73,7 +73,7 @@ pub enum IdentityError {
         ranks: u32,
     },
     /// A package has no node.
-    #[error("nobody holds rank {rank} of {ranks}")]
+    #[error("no node holds rank {rank} of {ranks}")]
     Missing {
         /// The rank.
         rank: u32,
@@ -194,13 +194,13 @@ mod tests {
             "b holds rank 1 of 2, the others are of a 3-node set of the model",
         );
         check(&[zero.clone(), two.clone(), two.clone()], "b and c both hold rank 2 of 3");
-        check(&[zero.clone(), two.clone()], "nobody holds rank 1 of 3");
-        check(&[], "nobody holds rank 0 of 0");
+        check(&[zero.clone(), two.clone()], "no node holds rank 1 of 3");
+        check(&[], "no node holds rank 0 of 0");
         check(
             &[identity(3, 3), one.clone(), two.clone()],
             "a claims rank 3 of 3, and ranks count from 0",
         );
-        check(&[identity(0, u32::MAX)], "nobody holds rank 1 of 4294967295");
+        check(&[identity(0, u32::MAX)], "no node holds rank 1 of 4294967295");
         let odd = |change: fn(&mut Identity), expected: &str| {
             let mut odd = one.clone();
             change(&mut odd);

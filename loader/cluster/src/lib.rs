@@ -1,12 +1,12 @@
-//! The processes that serve one model together: one *front*, which speaks HTTP, and one *rank*
+//! The processes that serve one model together: one *front*, which serves HTTP, and one *rank*
 //! process per package, which holds the weights.
 //!
 //! A rank announces its address and a one-time token on its standard output (`announce`). The
-//! front connects to each ([`Supervisor`]), learns who they are and that they belong together
-//! ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
-//! to each other (`mesh`). Then rank 0 takes requests and gives events. Everything is said in
-//! the messages of `message`. A rank ends when its front does; a front outlives its ranks: a lost
-//! one is started again, and all form the group of the next epoch.
+//! front connects to each ([`Supervisor`]), receives their identities and checks that they form one
+//! group ([`Identity`]), watches them load, and tells them to form a group of an epoch; they connect
+//! to each other (`mesh`). Then rank 0 takes requests and returns events. The protocol is in
+//! `message`. A rank ends when its front does; a front outlives its ranks: a lost rank is started
+//! again, and all form the group of the next epoch.
 //!
 //! Plain threads and blocking sockets: a handful of connections, none of them in a hurry.
 #![forbid(unsafe_code)]
@@ -16,25 +16,25 @@ mod announce;
 mod identity;
 mod mesh;
 mod message;
+mod probe;
 mod process;
 mod rank;
 mod supervisor;
 mod token;
-mod trial;
 mod vitals;
 mod wire;
 
 pub use announce::{Announcement, AnnouncementError};
 pub use identity::{Identity, IdentityError};
 pub use message::{PROTOCOL, Progress};
+#[doc(hidden)]
+pub use probe::probe_messages;
 pub use process::{LogSink, RankProcess, SpawnError};
 pub use rank::{LoadError, RankError, RankOptions, run_rank};
 pub use supervisor::{
     Node, RecoveryOptions, Restart, Restarted, ServeError, Supervisor, SupervisorOptions, Survivors,
 };
 pub use token::Token;
-#[doc(hidden)]
-pub use trial::try_messages;
 pub use wire::WireError;
 
 #[cfg(test)]

@@ -24,18 +24,18 @@ use super::{
     acceptor::refuse,
     announce::Announcement,
     identity::Identity,
-    message::{Opening, PeerReply, Way},
-    wire::{self, MAX_OPENING_BYTES, WireError},
+    message::{Hello, PeerReply, StreamKind},
+    wire::{self, MAX_HELLO_BYTES, WireError},
 };
 
-/// How long ranks may take to find each other; all are told at about the same time.
+/// How long ranks may take to find each other; the front starts all at about the same time.
 pub(super) const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Between two looks at whether the group that is being formed is still wanted.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long one try to connect may take: longer than a lost packet takes to be sent again.
-const CONNECT_TRY: Duration = Duration::from_millis(1500);
+const CONNECT_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Most ranks of a group.
 pub(super) const MAX_RANKS: u32 = 64;
@@ -44,22 +44,22 @@ pub(super) const MAX_RANKS: u32 = 64;
 /// before their epoch: two of every rank, which is all that one forming can bring.
 pub(super) const MAX_WAITING_PEERS: usize = 2 * MAX_RANKS as usize;
 
-/// Why ranks did not come together.
+/// Why a group could not be formed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FormError {
-    #[error("the front named {found} ranks, and the package is of {expected}")]
+    #[error("the front listed {found} ranks, but the package set has {expected}")]
     Ranks { expected: u32, found: usize },
     #[error("rank {rank} cannot be reached")]
     Connect { rank: u32, source: io::Error },
     #[error("rank {rank} cannot be connected to")]
     Handshake { rank: u32, source: HandshakeError },
-    #[error("rank {rank} speaks {found}, and this rank {expected}")]
-    Manner { rank: u32, found: &'static str, expected: &'static str },
+    #[error("rank {rank} uses {found}, and this rank uses {expected}")]
+    Encryption { rank: u32, found: &'static str, expected: &'static str },
     #[error("rank {rank} did not answer")]
     Reply { rank: u32, source: WireError },
     #[error("rank {rank} refused: {reason}")]
     Refused { rank: u32, reason: String },
-    #[error("rank {rank} is another than the front said: {found}")]
+    #[error("rank {rank} has another identity than the front listed: {found}")]
     Mismatch { rank: u32, found: String },
     #[error("rank {rank} did not connect in time{refused}")]
     Missing { rank: u32, refused: Refused },
@@ -72,7 +72,7 @@ pub(super) enum FormError {
 }
 
 impl FormError {
-    /// Whether the other side hung up without a word.
+    /// Whether the other side closed the connection without a message.
     fn is_hung_up(&self) -> bool {
         match self {
             Self::Handshake { source: HandshakeError::Closed, .. }
@@ -84,12 +84,12 @@ impl FormError {
         }
     }
 
-    /// Whose fault it is, if it is one's.
+    /// The rank that is at fault, if it is one.
     pub(super) fn rank(&self) -> Option<u32> {
         match self {
             Self::Connect { rank, .. }
             | Self::Handshake { rank, .. }
-            | Self::Manner { rank, .. }
+            | Self::Encryption { rank, .. }
             | Self::Reply { rank, .. }
             | Self::Refused { rank, .. }
             | Self::Mismatch { rank, .. }
@@ -100,34 +100,34 @@ impl FormError {
     }
 }
 
-/// Connections that came while ranks were awaited and were not theirs. They end nothing: whoever
-/// has learned a rank's token could keep the group from forming otherwise.
+/// Connections that were refused while the group formed. They do not fail it: otherwise anyone with
+/// a rank's token could keep the group from forming.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
-    told: Vec<String>,
+    reported: Vec<String>,
     more: u64,
 }
 
-/// Refused connections that an error tells of.
-const MOST_TOLD: usize = 3;
+/// Refused connections that an error lists.
+const MAX_REPORTED: usize = 3;
 
 impl Refused {
     fn add(&mut self, stream: &Channel, reason: &str) {
-        if self.told.len() == MOST_TOLD {
+        if self.reported.len() == MAX_REPORTED {
             self.more += 1;
             return;
         }
         let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |it| it.to_string());
-        self.told.push(format!("{from}: {reason}"));
+        self.reported.push(format!("{from}: {reason}"));
     }
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.told.is_empty() {
+        if self.reported.is_empty() {
             return Ok(());
         }
-        write!(f, "; refused meanwhile ({}", self.told.join("; "))?;
+        write!(f, "; refused meanwhile ({}", self.reported.join("; "))?;
         if self.more > 0 {
             write!(f, "; and {} more", self.more)?;
         }
@@ -149,9 +149,9 @@ pub(super) fn blame(error: GroupError) -> (Option<u32>, String) {
     }
 }
 
-/// A peer's connection whose opening has been read.
+/// A peer's connection whose hello has been read.
 pub(super) struct PeerConnection {
-    pub(super) opening: Opening,
+    pub(super) hello: Hello,
     pub(super) stream: Channel,
 }
 
@@ -164,35 +164,35 @@ pub(super) struct Mailbox {
 
 type Streams = Vec<[Option<Channel>; 2]>;
 
-/// How long to go on forming a group.
+/// The deadline of forming a group, which a newer group cuts short.
 #[derive(Clone, Copy)]
-struct Patience<'a> {
+struct FormDeadline<'a> {
     deadline: Deadline,
     /// Whether another group is wanted by now.
     superseded: &'a dyn Fn() -> bool,
 }
 
-impl Patience<'_> {
-    /// The time until the next look; none when there is nothing to wait for any more.
+impl FormDeadline<'_> {
+    /// The time until the next poll; none when there is nothing to wait for any more.
     fn slice(&self, most: Duration) -> Option<Duration> {
         let left = self.deadline.left().min(most);
         (!left.is_zero() && !(self.superseded)()).then_some(left)
     }
 
-    /// What a failed wait came from.
+    /// The error of a failed wait.
     fn or_superseded(&self, error: FormError) -> FormError {
         if (self.superseded)() { FormError::Superseded } else { error }
     }
 }
 
-/// Reads from a channel as long as there is patience, however slowly bytes trickle in.
-struct Patiently<'a>(&'a Channel, Patience<'a>);
+/// Reads from a channel until the deadline, however slowly bytes arrive.
+struct DeadlineReader<'a>(&'a Channel, FormDeadline<'a>);
 
-impl Read for Patiently<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let Self(mut stream, patience) = *self;
+        let Self(mut stream, limit) = *self;
         loop {
-            let slice = patience.slice(LOOK_AGAIN).ok_or(ErrorKind::TimedOut)?;
+            let slice = limit.slice(POLL_INTERVAL).ok_or(ErrorKind::TimedOut)?;
             stream.set_read_timeout(Some(slice.max(Duration::from_millis(1))))?;
             match stream.read(into) {
                 Err(error)
@@ -203,34 +203,35 @@ impl Read for Patiently<'_> {
     }
 }
 
-/// Who a rank is, and with what it proves it: inside TLS, or nothing in the clear.
-pub(super) struct Me<'a> {
+/// This rank's identity and its TLS credentials; none without TLS.
+pub(super) struct LocalRank<'a> {
     pub(super) identity: &'a Identity,
     pub(super) credentials: Option<&'a Credentials>,
 }
 
-/// The group of `epoch`, with `peers` in rank order, which [`meet`] when all have it. Given up
-/// as soon as it is `superseded`.
+/// Forms the group of `epoch` with `peers` in rank order; [`rendezvous`] completes it. Stops as soon
+/// as it is `superseded`.
 pub(super) fn form(
-    Me { identity: me, credentials }: Me<'_>,
+    LocalRank { identity: me, credentials }: LocalRank<'_>,
     epoch: u64,
     peers: &[Announcement],
     mailbox: &mut Mailbox,
     superseded: &dyn Fn() -> bool,
 ) -> Result<LinkedGroup, FormError> {
-    let patience = Patience { deadline: Deadline::after(FORM_TIMEOUT), superseded };
+    let limit = FormDeadline { deadline: Deadline::after(FORM_TIMEOUT), superseded };
     if peers.len() != me.ranks as usize || me.ranks > MAX_RANKS {
         return Err(FormError::Ranks { expected: me.ranks, found: peers.len() });
     }
     let mut streams: Streams = peers.iter().map(|_| [None, None]).collect();
     for (rank, peer) in (0..me.rank).zip(peers) {
-        for way in [Way::Data, Way::Farewell] {
-            let connected =
-                persist(patience, || connect((me, credentials), epoch, rank, peer, way, patience))?;
+        for way in [StreamKind::Data, StreamKind::Farewell] {
+            let connected = retry_hang_ups(limit, || {
+                connect((me, credentials), epoch, rank, peer, way, limit)
+            })?;
             streams[rank as usize][way as usize] = Some(connected);
         }
     }
-    accept(me, epoch, peers, &mut streams, mailbox, patience)?;
+    accept(me, epoch, peers, &mut streams, mailbox, limit)?;
     let mut links: Vec<Option<Box<dyn Link>>> = Vec::new();
     for ways in streams {
         let [Some(data), Some(farewell)] = ways else {
@@ -243,20 +244,20 @@ pub(super) fn form(
 }
 
 /// Waits until every rank has its end of the group.
-pub(super) fn meet(group: &LinkedGroup) -> Result<(), FormError> {
+pub(super) fn rendezvous(group: &LinkedGroup) -> Result<(), FormError> {
     Ok(group.barrier(Deadline::after(FORM_TIMEOUT))?)
 }
 
-/// Tries again where the other side hung up: it does so to make room for others when strangers
-/// fill its door. A process that has ended does not answer at all, and is not tried again.
-fn persist(
-    patience: Patience<'_>,
+/// Retries where the other side closed the connection: it does so to free a slot when unknown
+/// clients hold them all. A process that has ended does not answer at all, and is not tried again.
+fn retry_hang_ups(
+    limit: FormDeadline<'_>,
     connect: impl Fn() -> Result<Channel, FormError>,
 ) -> Result<Channel, FormError> {
     loop {
         match connect() {
             Err(error) if error.is_hung_up() => {
-                let Some(slice) = patience.slice(LOOK_AGAIN) else { return Err(error) };
+                let Some(slice) = limit.slice(POLL_INTERVAL) else { return Err(error) };
                 thread::sleep(slice);
             }
             result => return result,
@@ -269,34 +270,34 @@ fn connect(
     epoch: u64,
     rank: u32,
     peer: &Announcement,
-    way: Way,
-    patience: Patience<'_>,
+    way: StreamKind,
+    limit: FormDeadline<'_>,
 ) -> Result<Channel, FormError> {
-    let socket = reach(peer, patience)
-        .map_err(|source| patience.or_superseded(FormError::Connect { rank, source }))?;
+    let socket = reach(peer, limit)
+        .map_err(|source| limit.or_superseded(FormError::Connect { rank, source }))?;
     socket.set_nodelay(true)?;
     let stream = match (credentials, peer.key) {
         (None, None) if is_local(peer.address.ip()) => Channel::from(socket),
         (Some(credentials), Some(key)) => {
-            let is_cancelled = || patience.slice(LOOK_AGAIN).is_none();
-            let at = patience.deadline.moment();
-            let limit = HandshakeDeadline { at, is_cancelled: &is_cancelled };
+            let is_cancelled = || limit.slice(POLL_INTERVAL).is_none();
+            let at = limit.deadline.moment();
+            let handshake = HandshakeDeadline { at, is_cancelled: &is_cancelled };
             let expected = ExpectedPeer { role: Role::Node, key: Some(key) };
-            Channel::call(socket, credentials, Service::Rank, expected, limit)
-                .map_err(|source| patience.or_superseded(FormError::Handshake { rank, source }))?
+            Channel::call(socket, credentials, Service::Rank, expected, handshake)
+                .map_err(|source| limit.or_superseded(FormError::Handshake { rank, source }))?
         }
         (_, None) => {
-            return Err(FormError::Manner { rank, found: "in the clear", expected: "TLS" });
+            return Err(FormError::Encryption { rank, found: "no TLS", expected: "TLS" });
         }
         (None, Some(_)) => {
-            return Err(FormError::Manner { rank, found: "TLS", expected: "in the clear" });
+            return Err(FormError::Encryption { rank, found: "TLS", expected: "no TLS" });
         }
     };
     let (token, identity) = (peer.token.clone(), me.clone());
-    let opening = Opening::Peer { token, epoch, identity, way };
-    let failed = |source| patience.or_superseded(FormError::Reply { rank, source });
-    write(&stream, &opening).map_err(failed)?;
-    let reply = wire::read(&mut Patiently(&stream, patience), MAX_OPENING_BYTES);
+    let hello = Hello::Peer { token, epoch, identity, way };
+    let failed = |source| limit.or_superseded(FormError::Reply { rank, source });
+    write(&stream, &hello).map_err(failed)?;
+    let reply = wire::read(&mut DeadlineReader(&stream, limit), MAX_HELLO_BYTES);
     match reply.map_err(failed)? {
         PeerReply::Welcome(identity) => match check(me, rank, &identity) {
             Ok(()) => Ok(stream),
@@ -306,9 +307,9 @@ fn connect(
     }
 }
 
-fn reach(peer: &Announcement, patience: Patience<'_>) -> io::Result<TcpStream> {
+fn reach(peer: &Announcement, limit: FormDeadline<'_>) -> io::Result<TcpStream> {
     loop {
-        let slice = patience.slice(CONNECT_TRY).ok_or(ErrorKind::TimedOut)?;
+        let slice = limit.slice(CONNECT_ATTEMPT_TIMEOUT).ok_or(ErrorKind::TimedOut)?;
         match TcpStream::connect_timeout(&peer.address, slice) {
             Err(error) if error.kind() == ErrorKind::TimedOut => {}
             result => return result,
@@ -321,7 +322,7 @@ fn write(mut stream: &Channel, message: &impl serde::Serialize) -> Result<(), Wi
     Ok(stream.write_all(&wire::encode(message)?)?)
 }
 
-/// Whether `found` is rank `rank` of my group; what it is otherwise.
+/// Checks that `found` is rank `rank` of my group; otherwise describes it.
 fn check(me: &Identity, rank: u32, found: &Identity) -> Result<(), String> {
     let expected = Identity { rank, ..me.clone() };
     if *found == expected {
@@ -341,7 +342,7 @@ fn accept(
     peers: &[Announcement],
     streams: &mut Streams,
     mailbox: &mut Mailbox,
-    patience: Patience<'_>,
+    limit: FormDeadline<'_>,
 ) -> Result<(), FormError> {
     let first = me.rank as usize + 1;
     let mut refused = Refused::default();
@@ -349,46 +350,46 @@ fn accept(
         let missing = |ways: &[Option<Channel>; 2]| ways.iter().any(Option::is_none);
         let Some(index) = streams[first..].iter().position(missing) else { return Ok(()) };
         let rank = (first + index) as u32;
-        let Some(PeerConnection { opening, stream }) = mailbox.next(epoch, patience) else {
-            return Err(patience.or_superseded(FormError::Missing { rank, refused }));
+        let Some(PeerConnection { hello, stream }) = mailbox.next(epoch, limit) else {
+            return Err(limit.or_superseded(FormError::Missing { rank, refused }));
         };
-        let place = place_of(me, &opening, stream.peer().map(|peer| peer.key), peers, streams);
+        let place = slot_of(me, &hello, stream.peer().map(|peer| peer.key), peers, streams);
         match place {
             Ok(place) => match write(&stream, &PeerReply::Welcome(me.clone())) {
                 Ok(()) => *place = Some(stream),
-                Err(_) => refused.add(&stream, "it hung up when it was answered"),
+                Err(_) => refused.add(&stream, "it closed the connection"),
             },
             Err(reason) => {
-                refuse(&stream, &opening, &format!("it does not belong to this group: {reason}"));
+                refuse(&stream, &hello, &format!("it does not belong to this group: {reason}"));
                 refused.add(&stream, &reason);
             }
         }
     }
 }
 
-/// Where the connection of a higher rank belongs; why it does not belong anywhere otherwise.
-fn place_of<'a>(
+/// The slot of a higher rank's connection, or why it has none.
+fn slot_of<'a>(
     me: &Identity,
-    opening: &Opening,
+    hello: &Hello,
     key: Option<PeerKey>,
     peers: &[Announcement],
     streams: &'a mut Streams,
 ) -> Result<&'a mut Option<Channel>, String> {
-    let Opening::Peer { identity, way, .. } = opening else {
-        return Err("it is no rank".to_owned());
+    let Hello::Peer { identity, way, .. } = hello else {
+        return Err("it is not a rank".to_owned());
     };
     let rank = identity.rank;
     check(me, rank, identity).map_err(|found| format!("it is {found}"))?;
     let Some(ways) = streams.get_mut(rank as usize).filter(|_| rank > me.rank) else {
-        return Err(format!("rank {rank} has no place above rank {}", me.rank));
+        return Err(format!("rank {rank} does not connect to rank {}", me.rank));
     };
-    // A member with another's token is not that other.
+    // A node with another node's token is not that node.
     if peers.get(rank as usize).and_then(|peer| peer.key) != key {
-        return Err(format!("it called itself rank {rank}, with another node's key"));
+        return Err(format!("it claims to be rank {rank} with another node's key"));
     }
     match &mut ways[*way as usize] {
         place @ None => Ok(place),
-        Some(_) => Err(format!("rank {rank} has connected already")),
+        Some(_) => Err(format!("rank {rank} is already connected")),
     }
 }
 
@@ -398,13 +399,13 @@ impl Mailbox {
     }
 
     /// The next connection for `epoch`; older ones are dropped, later ones kept for their time.
-    fn next(&mut self, epoch: u64, patience: Patience<'_>) -> Option<PeerConnection> {
+    fn next(&mut self, epoch: u64, limit: FormDeadline<'_>) -> Option<PeerConnection> {
         self.early.retain(|it| it.epoch() >= epoch);
         if let Some(index) = self.early.iter().position(|it| it.epoch() == epoch) {
             return self.early.remove(index);
         }
         loop {
-            let next = match self.receiver.recv_timeout(patience.slice(LOOK_AGAIN)?) {
+            let next = match self.receiver.recv_timeout(limit.slice(POLL_INTERVAL)?) {
                 Ok(next) => next,
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -413,7 +414,7 @@ impl Mailbox {
                 std::cmp::Ordering::Less => {}
                 std::cmp::Ordering::Equal => return Some(next),
                 std::cmp::Ordering::Greater => {
-                    // The oldest makes room: those who hold on to their places came early.
+                    // The oldest makes room: connections that are held on purpose came early.
                     if self.early.len() >= MAX_WAITING_PEERS {
                         self.early.pop_front();
                     }
@@ -426,9 +427,9 @@ impl Mailbox {
 
 impl PeerConnection {
     fn epoch(&self) -> u64 {
-        match self.opening {
-            Opening::Peer { epoch, .. } => epoch,
-            Opening::Control { .. } => 0,
+        match self.hello {
+            Hello::Peer { epoch, .. } => epoch,
+            Hello::Control { .. } => 0,
         }
     }
 }

@@ -1,10 +1,10 @@
-//! What front and ranks say to each other. No I/O.
+//! The control protocol between the front and the ranks. No I/O.
 //!
-//! Every connection to a rank begins with an [`Opening`]. On a control connection the rank
-//! answers with [`FromRank::Identity`], and both sides then speak when they have something to
-//! say. On a peer connection it answers with a [`PeerReply`]; frames of the group follow.
+//! Every connection to a rank begins with a [`Hello`]. On a control connection the rank
+//! answers with [`FromRank::Identity`], and both sides then send messages at any
+//! time. On a peer connection it answers with a [`PeerReply`]; frames of the group follow.
 //!
-//! [`FromRank::Formed`] is a fence: what rank 0 says after it belongs to its epoch, and requests
+//! [`FromRank::Formed`] is a fence: what rank 0 sends after it belongs to its epoch, and requests
 //! submitted before it are forgotten.
 
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,10 @@ use super::{announce::Announcement, identity::Identity, token::Token};
 /// Version of the messages. Front and ranks must have the same one.
 pub const PROTOCOL: u32 = 4;
 
-/// How a connection to a rank begins.
+/// The first message of a connection to a rank.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Opening {
+pub(super) enum Hello {
     /// By the front.
     Control {
         /// The rank's token.
@@ -35,11 +35,11 @@ pub(super) enum Opening {
         /// Who connects.
         identity: Identity,
         /// What the connection is for.
-        way: Way,
+        way: StreamKind,
     },
 }
 
-impl Opening {
+impl Hello {
     pub(super) fn token(&self) -> &Token {
         match self {
             Self::Control { token, .. } | Self::Peer { token, .. } => token,
@@ -50,10 +50,10 @@ impl Opening {
 /// The two connections of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Way {
+pub(super) enum StreamKind {
     /// For frames.
     Data,
-    /// For taking leave.
+    /// For abort notices.
     Farewell,
 }
 

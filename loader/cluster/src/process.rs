@@ -20,11 +20,11 @@ use super::announce::{Announcement, MAX_LINE_BYTES};
 pub type LogSink = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
 /// Last lines kept of a child, to say why it did not start.
-const KEPT_LINES: usize = 5;
+const TAIL_LINES: usize = 5;
 
 /// Between two looks at whether a child has ended: the standard library cannot wait for both an
 /// end and a deadline.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long a killed process may take to be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ pub enum SpawnError {
         /// Why.
         source: io::Error,
     },
-    /// It ended before it said where it is.
+    /// It ended before it announced its address.
     #[error("{name} ended before it was ready ({status}){last_words}")]
     Ended {
         /// The child's name.
@@ -53,8 +53,8 @@ pub enum SpawnError {
         /// Its last lines, each on a new line; may be empty.
         last_words: String,
     },
-    /// It did not say in time where it is.
-    #[error("{name} did not say where it listens within {} s", .waited.as_secs())]
+    /// It did not announce its address in time.
+    #[error("{name} did not announce its address within {} s", .waited.as_secs())]
     Timeout {
         /// The child's name.
         name: String,
@@ -71,7 +71,7 @@ pub struct RankProcess {
 
 impl RankProcess {
     /// Starts `command`, whose program and arguments the caller chose, and waits for its
-    /// [`Announcement`]. What it writes besides goes to `log`, line by line.
+    /// [`Announcement`]. Other output goes to `log`, line by line.
     pub fn spawn(
         name: &str,
         mut command: Command,
@@ -106,7 +106,7 @@ impl RankProcess {
             let take = move |name: &str, line: &str| {
                 let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
                 tail.push_back(line.to_owned());
-                if tail.len() > KEPT_LINES {
+                if tail.len() > TAIL_LINES {
                     tail.pop_front();
                 }
                 drop(tail);
@@ -158,7 +158,7 @@ impl RankProcess {
             if deadline.left().is_zero() {
                 return None;
             }
-            thread::sleep(LOOK_AGAIN.min(deadline.left()));
+            thread::sleep(POLL_INTERVAL.min(deadline.left()));
         }
     }
 

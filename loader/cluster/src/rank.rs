@@ -1,9 +1,9 @@
-//! A rank process's life: be found by a front, load, form groups, serve, end with the front.
+//! The lifecycle of a rank process: wait for a front, load, form groups, serve, end with the front.
 //!
-//! The calling thread keeps the connection to the front and says every second that the process
-//! lives; a second thread loads, connects to the peers and runs the engine ([`worker`]).
+//! The calling thread keeps the connection to the front and sends a heartbeat every second; a
+//! second thread loads, connects to the peers and runs the engine ([`worker`]).
 
-mod orders;
+mod commands;
 mod worker;
 
 use std::{
@@ -28,32 +28,32 @@ use super::{
     acceptor::{Acceptor, refuse},
     identity::Identity,
     mesh::{MAX_WAITING_PEERS, Mailbox, PeerConnection},
-    message::{FromRank, Opening, PROTOCOL, Progress, ToRank},
+    message::{FromRank, Hello, PROTOCOL, Progress, ToRank},
     token::Token,
-    vitals::Pace,
+    vitals::StepStats,
     wire::{self, MAX_MESSAGE_BYTES, Sender, WireError},
 };
-use orders::{NotTaken, Order, Orderer};
-use worker::{Current, Worker};
+use commands::{Command, CommandSender, Rejected};
+use worker::{CurrentGroup, Worker};
 
-/// How often the front hears that the process runs.
+/// Heartbeat interval to the front.
 pub(super) const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the engine may take to leave its step when the process ends. Loading is not waited
 /// for: the process's end ends it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Most notes that wait for the calling thread, which takes each at once. Beyond that a front is
+/// Most events that wait for the calling thread, which takes each at once. Beyond that a front is
 /// not read from until there is room, so that it waits itself, and other callers are refused.
-const MAX_NOTES: usize = 64;
+const MAX_EVENTS: usize = 64;
 
-/// Why a package could not be loaded; the chain of sources is told to the front.
+/// Why a package could not be loaded; the front receives the chain of sources.
 pub type LoadError = Box<dyn Error + Send + Sync>;
 
-/// How a rank deals with what is outside its group.
+/// Options of a rank process.
 #[derive(Clone, Debug)]
 pub struct RankOptions {
-    /// How long it waits for a front to connect, before it takes it for dead.
+    /// How long it waits for a front to connect.
     pub front_timeout: Duration,
     /// Its node's certificate and key: front and peers are then spoken to inside TLS alone.
     pub credentials: Option<Credentials>,
@@ -69,17 +69,17 @@ impl Default for RankOptions {
 /// Why a rank process ended otherwise than by the front's wish.
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
-    /// Nobody came.
+    /// No front connected.
     #[error("no front connected within {} s", .waited.as_secs())]
     NoFront {
         /// How long was waited.
         waited: Duration,
     },
     /// The front's connection ended or made no sense.
-    #[error("the front is gone")]
+    #[error("lost the connection to the front")]
     FrontGone(#[source] WireError),
-    /// The front sent more orders than any could mean.
-    #[error("the front does not stop giving orders; thousands wait")]
+    /// The front sent more commands than a working front could.
+    #[error("the front sent too many commands: thousands are queued")]
     Flooded,
     /// The package could not be loaded.
     #[error("the package cannot be loaded: {0}")]
@@ -92,9 +92,9 @@ pub enum RankError {
     System(#[from] io::Error),
 }
 
-/// What the calling thread learns.
-enum Note {
-    Control { opening: Opening, stream: Channel },
+/// An event for the calling thread.
+enum RankThreadEvent {
+    Control { hello: Hello, stream: Channel },
     FromFront(ToRank),
     FrontGone(WireError),
     WorkerDone(Result<(), RankError>),
@@ -114,91 +114,98 @@ pub fn run_rank<L>(
 where
     L: FnOnce(&mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError> + Send + 'static,
 {
-    let (notes, noted) = sync_channel(MAX_NOTES);
+    let (events, received) = sync_channel(MAX_EVENTS);
     let (peers, peer_connections) = sync_channel(MAX_WAITING_PEERS);
-    let admit = admit(notes.clone(), peers);
+    let admit = admit(events.clone(), peers);
     let RankOptions { front_timeout, credentials } = options;
     let _acceptor = Acceptor::start(listener, token, credentials.clone(), admit)?;
-    let front = wait_for_front(&noted, front_timeout)?;
+    let front = wait_for_front(&received, front_timeout)?;
     let sender = Arc::new(Sender::new(front.clone())?);
     let result = (|| {
         sender.send(&FromRank::Identity(identity.clone())).map_err(RankError::FrontGone)?;
-        read_front(front, notes.clone())?;
-        let (orders, ordered) = orders::orders();
-        let current = Arc::new(Current::default());
-        let pace = Arc::new(Pace::default());
+        read_front(front, events.clone())?;
+        let (commands, receiver) = commands::channel();
+        let current = Arc::new(CurrentGroup::default());
+        let stats = Arc::new(StepStats::default());
         let worker = Worker {
             identity,
             credentials,
-            orders: ordered,
+            commands: receiver,
             mailbox: Mailbox::new(peer_connections),
             front: Arc::clone(&sender),
             current: Arc::clone(&current),
-            pace: Arc::clone(&pace),
+            stats: Arc::clone(&stats),
         };
-        start_worker(worker, load, notes)?;
-        let result = keep(&noted, &sender, &orders, &current, &pace);
+        start_worker(worker, load, events)?;
+        let result = supervise_worker(&received, &sender, &commands, &current, &stats);
         current.end("the rank ends");
-        drop(orders);
-        result.unwrap_or_else(|| wait_for_worker(&noted))
+        drop(commands);
+        result.unwrap_or_else(|| wait_for_worker(&received))
     })();
     sender.close();
     result
 }
 
-/// Passes connections on; those that nobody has time for are refused, since whoever has the token
-/// could otherwise take all memory with them.
+/// Queues connections; when a queue is full they are refused, since a peer with the token could
+/// otherwise exhaust the memory.
 fn admit(
-    notes: SyncSender<Note>,
+    events: SyncSender<RankThreadEvent>,
     peers: SyncSender<PeerConnection>,
-) -> impl Fn(Opening, Channel) + Send + Sync {
+) -> impl Fn(Hello, Channel) + Send + Sync {
     // Who comes after the end is not served.
-    move |opening, stream| {
-        let turned_away = match opening {
-            Opening::Control { .. } => match notes.try_send(Note::Control { opening, stream }) {
-                Err(TrySendError::Full(Note::Control { opening, stream })) => (opening, stream),
-                Ok(()) | Err(_) => return,
-            },
-            Opening::Peer { .. } => match peers.try_send(PeerConnection { opening, stream }) {
-                Err(TrySendError::Full(PeerConnection { opening, stream })) => (opening, stream),
+    move |hello, stream| {
+        let turned_away = match hello {
+            Hello::Control { .. } => {
+                match events.try_send(RankThreadEvent::Control { hello, stream }) {
+                    Err(TrySendError::Full(RankThreadEvent::Control { hello, stream })) => {
+                        (hello, stream)
+                    }
+                    Ok(()) | Err(_) => return,
+                }
+            }
+            Hello::Peer { .. } => match peers.try_send(PeerConnection { hello, stream }) {
+                Err(TrySendError::Full(PeerConnection { hello, stream })) => (hello, stream),
                 Ok(()) | Err(_) => return,
             },
         };
-        let (opening, stream) = turned_away;
-        refuse(&stream, &opening, "as many connections as any group has wait here already");
+        let (hello, stream) = turned_away;
+        refuse(&stream, &hello, "too many connections are pending");
     }
 }
 
-/// The connection of a front that speaks this protocol.
-fn wait_for_front(notes: &Receiver<Note>, timeout: Duration) -> Result<Channel, RankError> {
+/// Waits for the connection of a front with this protocol version.
+fn wait_for_front(
+    events: &Receiver<RankThreadEvent>,
+    timeout: Duration,
+) -> Result<Channel, RankError> {
     let deadline = Deadline::after(timeout);
     loop {
-        let Ok(note) = notes.recv_timeout(deadline.left()) else {
+        let Ok(event) = events.recv_timeout(deadline.left()) else {
             return Err(RankError::NoFront { waited: timeout });
         };
-        let Note::Control { opening, stream } = note else { continue };
-        match opening {
-            Opening::Control { protocol, .. } if protocol != PROTOCOL => {
+        let RankThreadEvent::Control { hello, stream } = event else { continue };
+        match hello {
+            Hello::Control { protocol, .. } if protocol != PROTOCOL => {
                 let reason =
                     format!("this rank speaks protocol version {PROTOCOL}, not {protocol}");
-                refuse(&stream, &opening, &reason);
+                refuse(&stream, &hello, &reason);
             }
             _ => return Ok(stream),
         }
     }
 }
 
-/// Passes on what the front says, from a thread that ends with the connection.
-fn read_front(mut front: Channel, notes: SyncSender<Note>) -> io::Result<()> {
+/// Forwards the front's messages, on a thread that ends with the connection.
+fn read_front(mut front: Channel, events: SyncSender<RankThreadEvent>) -> io::Result<()> {
     front.set_read_timeout(None)?;
     let read = move || {
         loop {
-            let note = match wire::read(&mut front, MAX_MESSAGE_BYTES) {
-                Ok(message) => Note::FromFront(message),
-                Err(error) => Note::FrontGone(error),
+            let event = match wire::read(&mut front, MAX_MESSAGE_BYTES) {
+                Ok(message) => RankThreadEvent::FromFront(message),
+                Err(error) => RankThreadEvent::FrontGone(error),
             };
-            let last = matches!(note, Note::FrontGone(_));
-            if notes.send(note).is_err() || last {
+            let last = matches!(event, RankThreadEvent::FrontGone(_));
+            if events.send(event).is_err() || last {
                 return;
             }
         }
@@ -206,9 +213,9 @@ fn read_front(mut front: Channel, notes: SyncSender<Note>) -> io::Result<()> {
     thread::Builder::new().name("front".to_owned()).spawn(read).map(drop)
 }
 
-/// Says that the worker is done, however its thread ends.
+/// Reports that the worker is done, however its thread ends.
 struct Done {
-    notes: SyncSender<Note>,
+    events: SyncSender<RankThreadEvent>,
     result: Option<Result<(), RankError>>,
 }
 
@@ -216,86 +223,90 @@ impl Drop for Done {
     fn drop(&mut self) {
         let result = self.result.take().unwrap_or(Err(RankError::Panicked));
         // Nobody waits when the front has gone.
-        let _ = self.notes.send(Note::WorkerDone(result));
+        let _ = self.events.send(RankThreadEvent::WorkerDone(result));
     }
 }
 
-fn start_worker<L>(worker: Worker, load: L, notes: SyncSender<Note>) -> io::Result<()>
+fn start_worker<L>(worker: Worker, load: L, events: SyncSender<RankThreadEvent>) -> io::Result<()>
 where
     L: FnOnce(&mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError> + Send + 'static,
 {
     let run = move || {
-        let mut done = Done { notes, result: None };
+        let mut done = Done { events, result: None };
         done.result = Some(worker.run(load));
     };
     thread::Builder::new().name("engine".to_owned()).spawn(run).map(drop)
 }
 
-/// Carries out what the front says. Returns once the process is to end: with the result, or none
+/// Executes the front's messages. Returns once the process is to end: with the result, or none
 /// where the worker's is to be waited for.
-fn keep(
-    notes: &Receiver<Note>,
+fn supervise_worker(
+    events: &Receiver<RankThreadEvent>,
     front: &Sender,
-    orders: &Orderer,
-    current: &Current,
-    pace: &Pace,
+    commands: &CommandSender,
+    current: &CurrentGroup,
+    stats: &StepStats,
 ) -> Option<Result<(), RankError>> {
     let mut next_alive = Instant::now() + ALIVE_INTERVAL;
     // Looking for sensors takes a moment on some machines; nobody waits for it.
     let mut sensors = None;
     loop {
         let left = next_alive.saturating_duration_since(Instant::now());
-        let order = match notes.recv_timeout(left) {
+        let command = match events.recv_timeout(left) {
             Err(RecvTimeoutError::Timeout) => {
                 // A connection that fails here fails the reading thread too, which says so.
                 let _ = front.send(&FromRank::Alive);
                 let machine = sensors.get_or_insert_with(Sensors::open).read();
-                let _ = front.send(&FromRank::Vitals(pace.report(machine)));
+                let _ = front.send(&FromRank::Vitals(stats.report(machine)));
                 next_alive = Instant::now() + ALIVE_INTERVAL;
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return Some(Err(RankError::Panicked)),
-            Ok(Note::Control { opening, stream }) => {
-                refuse(&stream, &opening, "this rank has a front already");
+            Ok(RankThreadEvent::Control { hello, stream }) => {
+                refuse(&stream, &hello, "this rank has a front already");
                 continue;
             }
-            Ok(Note::FrontGone(error)) => return Some(Err(RankError::FrontGone(error))),
-            Ok(Note::WorkerDone(result)) => {
+            Ok(RankThreadEvent::FrontGone(error)) => return Some(Err(RankError::FrontGone(error))),
+            Ok(RankThreadEvent::WorkerDone(result)) => {
                 if let Err(error) = &result {
-                    // A front that is gone need not be told.
+                    // The front may have disconnected.
                     let _ = front.send(&FromRank::Failed(error.to_string()));
                 }
                 return Some(result);
             }
-            Ok(Note::FromFront(ToRank::Shutdown)) => return None,
-            Ok(Note::FromFront(ToRank::Form { epoch, peers })) => {
+            Ok(RankThreadEvent::FromFront(ToRank::Shutdown)) => return None,
+            Ok(RankThreadEvent::FromFront(ToRank::Form { epoch, peers })) => {
                 current.supersede(epoch);
-                Order::Form { epoch, peers }
+                Command::Form { epoch, peers }
             }
-            Ok(Note::FromFront(ToRank::Submit { id, request })) => Order::Submit(id, request),
-            Ok(Note::FromFront(ToRank::Cancel(id))) => Order::Cancel(id),
+            Ok(RankThreadEvent::FromFront(ToRank::Submit { id, request })) => {
+                Command::Submit(id, request)
+            }
+            Ok(RankThreadEvent::FromFront(ToRank::Cancel(id))) => Command::Cancel(id),
         };
-        match orders.give(order) {
+        match commands.send(command) {
             Ok(()) => {}
-            Err(NotTaken::Request(request)) => {
-                let most = orders::MAX_WAITING_REQUESTS;
-                let message = format!("{most} requests wait for the model already");
+            Err(Rejected::Request(request)) => {
+                let most = commands::MAX_WAITING_REQUESTS;
+                let message = format!("{most} requests are already waiting for the model");
                 let event = Event::Failed { request, message, retryable: true };
-                // A front that is gone need not be told.
+                // The front may have disconnected.
                 let _ = front.send(&FromRank::Event(event));
             }
-            Err(NotTaken::Flood) => return Some(Err(RankError::Flooded)),
+            Err(Rejected::Flood) => return Some(Err(RankError::Flooded)),
         }
     }
 }
 
-fn wait_for_worker(notes: &Receiver<Note>) -> Result<(), RankError> {
+fn wait_for_worker(events: &Receiver<RankThreadEvent>) -> Result<(), RankError> {
     let deadline = Deadline::after(LEAVE_TIMEOUT);
     loop {
-        match notes.recv_timeout(deadline.left()) {
-            Ok(Note::WorkerDone(Err(RankError::Panicked))) => return Err(RankError::Panicked),
+        match events.recv_timeout(deadline.left()) {
+            Ok(RankThreadEvent::WorkerDone(Err(RankError::Panicked))) => {
+                return Err(RankError::Panicked);
+            }
             // The front wanted the end, so a worker that is busy, or failed now, is no news.
-            Ok(Note::WorkerDone(_)) | Err(_) => return Ok(()),
+            Ok(RankThreadEvent::WorkerDone(_)) | Err(_) => return Ok(()),
             Ok(_) => {}
         }
     }

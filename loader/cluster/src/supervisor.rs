@@ -28,13 +28,13 @@ use shardpack_identity::{
 use super::{
     announce::Announcement,
     identity::{Identity, IdentityError},
-    message::{FromRank, Opening, PROTOCOL},
+    message::{FromRank, Hello, PROTOCOL},
     process::RankProcess,
-    wire::{self, MAX_MESSAGE_BYTES, MAX_OPENING_BYTES, Sender, Until, WireError},
+    wire::{self, MAX_HELLO_BYTES, MAX_MESSAGE_BYTES, Sender, Until, WireError},
 };
 pub use recovery::{RecoveryOptions, Survivors};
 
-/// Brings a node's rank up anew, on a thread of its own; ends what is left of the old one. Its
+/// Restarts a node's rank, on a thread of its own; ends what is left of the old one. Its
 /// argument counts the recoveries of the group: ranks that are started in the same one may
 /// agree on things by it.
 pub type Restart = Arc<dyn Fn(u32) -> Result<Restarted, String> + Send + Sync>;
@@ -48,7 +48,7 @@ pub struct Node {
     pub name: String,
     /// Where it is.
     pub announcement: Announcement,
-    /// What the front proves itself with, where the rank speaks TLS.
+    /// The front's TLS credentials, where the rank uses TLS.
     pub credentials: Option<Credentials>,
     /// The process, where it is a child of this one.
     pub process: Option<RankProcess>,
@@ -59,13 +59,13 @@ pub struct Node {
 /// How long the supervisor waits.
 #[derive(Clone, Copy, Debug)]
 pub struct SupervisorOptions {
-    /// For a rank to accept a connection and say who it is.
+    /// For a rank to accept a connection and send its identity.
     pub connect_timeout: Duration,
     /// For all ranks to load.
     pub load_timeout: Duration,
     /// For all ranks to connect to each other.
     pub form_timeout: Duration,
-    /// For ranks to end when they are told to; then children are killed.
+    /// For ranks to end after a shutdown message; then children are killed.
     pub stop_timeout: Duration,
     /// After a lost rank.
     pub recovery: RecoveryOptions,
@@ -116,7 +116,7 @@ pub enum ServeError {
         rank: Option<u32>,
         /// Its node, where that is known.
         node: Option<String>,
-        /// What it said.
+        /// Its error.
         reason: String,
     },
     /// Something took too long.
@@ -128,7 +128,7 @@ pub enum ServeError {
         limit: Duration,
     },
     /// The group was formed again too often.
-    #[error("given up after {attempts} attempts to form the group again: {last}")]
+    #[error("gave up after {attempts} attempts to form the group again: {last}")]
     GivenUp {
         /// How often.
         attempts: u32,
@@ -152,31 +152,31 @@ fn culprit(rank: Option<u32>, node: Option<&str>) -> String {
     }
 }
 
-/// Before another try at a rank that hung up.
-const HUNG_UP: Duration = Duration::from_millis(20);
+/// Interval between attempts to connect to a rank that closed the connection.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What the supervisor's thread learns.
-enum Note {
-    /// Of one node, in one of its lives: a rank that was started again has another.
+/// An event for the supervisor's thread.
+enum SupervisorEvent {
+    /// Of one node, in one incarnation: a rank that was started again has another.
     Rank {
         node: usize,
-        life: u32,
-        word: Word,
+        incarnation: u32,
+        event: RankEvent,
     },
     Command(Command),
     Stop,
 }
 
-/// What is learnt of a node.
-enum Word {
+/// An event of a rank.
+enum RankEvent {
     Connected { sender: Arc<Sender>, identity: Identity },
     Unreachable(String),
-    Said(FromRank),
-    Gone(String),
+    Message(FromRank),
+    Disconnected(String),
     Restarted(Result<Restarted, String>),
 }
 
-/// What has become of the group, for whoever asks.
+/// The outcome of starting the group, for threads that wait.
 #[derive(Default)]
 struct Outcome {
     state: Mutex<Option<Result<(), ServeError>>>,
@@ -195,16 +195,16 @@ impl Outcome {
     }
 }
 
-/// Most notes that wait for the supervisor's thread, which takes each at once: some for each rank,
+/// Most events that wait for the supervisor's thread, which takes each at once: some for each rank,
 /// and far more requests than the server admits. Beyond that nothing is lost: a rank is not read
 /// from until there is room, so that it waits itself, within its own deadlines, and requests wait
 /// in their own queue.
-const MAX_NOTES: usize = 1024;
+const MAX_EVENTS: usize = 1024;
 
 /// The running supervisor; stops when dropped.
 pub struct Supervisor {
     handle: EngineHandle,
-    notes: SyncSender<Note>,
+    events: SyncSender<SupervisorEvent>,
     stopping: Arc<AtomicBool>,
     outcome: Arc<Outcome>,
     pump: Option<JoinHandle<()>>,
@@ -214,27 +214,28 @@ pub struct Supervisor {
 impl Supervisor {
     /// Connects to `nodes`, in any order, watches them load, forms their group and serves what
     /// comes through `commands`, the other end of `handle`. Returns at once; until the group
-    /// is formed, requests fail with a sentence that says so.
+    /// is formed, requests fail with an error that says so.
     pub fn start(
         nodes: Vec<Node>,
         handle: EngineHandle,
         commands: Receiver<Command>,
         options: SupervisorOptions,
     ) -> io::Result<Self> {
-        let (notes, noted) = mpsc::sync_channel(MAX_NOTES);
+        let (events, received) = mpsc::sync_channel(MAX_EVENTS);
         let (stopping, outcome) = (Arc::<AtomicBool>::default(), Arc::<Outcome>::default());
         for (index, node) in nodes.iter().enumerate() {
-            start_attending((index, 0), node, options.connect_timeout, &notes)?;
+            start_reader((index, 0), node, options.connect_timeout, &events)?;
         }
-        let core = Core::new(nodes, handle.clone(), options, Arc::clone(&outcome), notes.clone());
-        let core =
-            thread::Builder::new().name("supervisor".to_owned()).spawn(move || core.run(&noted))?;
-        let (to_core, stopped) = (notes.clone(), Arc::clone(&stopping));
+        let core = Core::new(nodes, handle.clone(), options, Arc::clone(&outcome), events.clone());
+        let core = thread::Builder::new()
+            .name("supervisor".to_owned())
+            .spawn(move || core.run(&received))?;
+        let (to_core, stopped) = (events.clone(), Arc::clone(&stopping));
         let pump = thread::Builder::new()
             .name("commands".to_owned())
             .spawn(move || pump(&commands, &to_core, &stopped))?;
         let (pump, core) = (Some(pump), Some(core));
-        Ok(Self { handle, notes, stopping, outcome, pump, core })
+        Ok(Self { handle, events, stopping, outcome, pump, core })
     }
 
     /// Waits until requests are served, or never will be.
@@ -272,17 +273,19 @@ impl Drop for Supervisor {
         // Their own panics have been printed; there is nothing to add.
         let _ = self.pump.take().map(JoinHandle::join);
         // The pump is gone, so no command comes after this and is forgotten.
-        let _ = self.notes.send(Note::Stop);
+        let _ = self.events.send(SupervisorEvent::Stop);
         let _ = self.core.take().map(JoinHandle::join);
     }
 }
 
 /// Passes commands to the supervisor's thread, since a thread cannot wait for two channels.
-fn pump(commands: &Receiver<Command>, notes: &SyncSender<Note>, stopping: &AtomicBool) {
+fn pump(commands: &Receiver<Command>, events: &SyncSender<SupervisorEvent>, stopping: &AtomicBool) {
     while !stopping.load(Ordering::SeqCst)
         && let Ok(command) = commands.recv()
     {
-        if let Err(mpsc::SendError(Note::Command(command))) = notes.send(Note::Command(command)) {
+        if let Err(mpsc::SendError(SupervisorEvent::Command(command))) =
+            events.send(SupervisorEvent::Command(command))
+        {
             refuse(command, "the server has stopped");
         }
     }
@@ -299,42 +302,43 @@ fn refuse(command: Command, message: &str) {
     }
 }
 
-/// Starts the thread of one life of a node: it connects, then reads until the connection ends.
-fn start_attending(
+/// Starts the thread of one incarnation of a node: it connects, then reads until the connection
+/// ends.
+fn start_reader(
     place: (usize, u32),
     node: &Node,
     timeout: Duration,
-    notes: &SyncSender<Note>,
+    events: &SyncSender<SupervisorEvent>,
 ) -> io::Result<()> {
-    let (announcement, notes) = (node.announcement.clone(), notes.clone());
+    let (announcement, events) = (node.announcement.clone(), events.clone());
     let credentials = node.credentials.clone();
-    let attend = move || attend(place, (&announcement, credentials.as_ref()), timeout, &notes);
+    let attend = move || attend(place, (&announcement, credentials.as_ref()), timeout, &events);
     thread::Builder::new().name(format!("rank-{}", node.name)).spawn(attend).map(drop)
 }
 
 fn attend(
-    (node, life): (usize, u32),
+    (node, incarnation): (usize, u32),
     (announcement, credentials): (&Announcement, Option<&Credentials>),
     timeout: Duration,
-    notes: &SyncSender<Note>,
+    events: &SyncSender<SupervisorEvent>,
 ) {
-    // A supervisor that is gone needs no notes.
-    let say = |word| notes.send(Note::Rank { node, life, word }).is_ok();
+    // A supervisor that is gone needs no events.
+    let send = |event| events.send(SupervisorEvent::Rank { node, incarnation, event }).is_ok();
     let mut stream = match reach(announcement, credentials, Deadline::after(timeout)) {
         Ok((stream, sender, identity)) => {
             let sender = Arc::new(sender);
-            say(Word::Connected { sender, identity });
+            send(RankEvent::Connected { sender, identity });
             stream
         }
         Err(error) => {
-            say(Word::Unreachable(error.to_string()));
+            send(RankEvent::Unreachable(error.to_string()));
             return;
         }
     };
     loop {
         let error = match wire::read(&mut stream, MAX_MESSAGE_BYTES) {
             Ok(message) => {
-                if say(Word::Said(message)) {
+                if send(RankEvent::Message(message)) {
                     continue;
                 }
                 return;
@@ -345,7 +349,7 @@ fn attend(
             WireError::Closed | WireError::Io(_) => "its connection ended".to_owned(),
             other => format!("it sent {other}"),
         };
-        say(Word::Gone(reason));
+        send(RankEvent::Disconnected(reason));
         return;
     }
 }
@@ -356,20 +360,22 @@ enum ConnectError {
     Connect(io::Error),
     #[error("{0}")]
     Handshake(#[from] HandshakeError),
-    #[error("it speaks TLS, and this front has no cluster; say `shardpack cluster init`")]
+    #[error(
+        "it requires TLS, and this front has no cluster credentials: run `shardpack cluster init`"
+    )]
     NoCluster,
-    #[error("it speaks in the clear, where TLS was expected")]
+    #[error("it does not use TLS, which this front requires")]
     InTheClear,
     #[error("it refused: {0}")]
     Refused(String),
     #[error("its first message is not its identity")]
     NoIdentity,
-    #[error("it did not say who it is: {0}")]
+    #[error("it sent no identity: {0}")]
     Reply(#[from] WireError),
 }
 
-/// Connects, again where the rank hung up before a word was said: it does so to make room when
-/// strangers fill its door. A process that has ended does not answer at all.
+/// Connects, and retries where the rank closed the connection before its first message: it does so
+/// to free a slot when unknown clients hold them all. A process that has ended does not answer.
 fn reach(
     to: &Announcement,
     credentials: Option<&Credentials>,
@@ -377,8 +383,10 @@ fn reach(
 ) -> Result<(Channel, Sender, Identity), ConnectError> {
     loop {
         match connect(to, credentials, deadline) {
-            Err(ConnectError::Handshake(HandshakeError::Closed)) if deadline.left() > HUNG_UP => {
-                thread::sleep(HUNG_UP);
+            Err(ConnectError::Handshake(HandshakeError::Closed))
+                if deadline.left() > RECONNECT_INTERVAL =>
+            {
+                thread::sleep(RECONNECT_INTERVAL);
             }
             result => return result,
         }
@@ -404,8 +412,8 @@ fn connect(
         }
     };
     let sender = Sender::new(stream.clone()).map_err(ConnectError::Connect)?;
-    sender.send(&Opening::Control { token: to.token.clone(), protocol: PROTOCOL })?;
-    match wire::read(&mut Until(&stream, deadline), MAX_OPENING_BYTES)? {
+    sender.send(&Hello::Control { token: to.token.clone(), protocol: PROTOCOL })?;
+    match wire::read(&mut Until(&stream, deadline), MAX_HELLO_BYTES)? {
         FromRank::Identity(identity) => {
             stream.set_read_timeout(None).map_err(ConnectError::Connect)?;
             Ok((stream, sender, identity))

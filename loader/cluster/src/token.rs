@@ -1,4 +1,4 @@
-//! The one-time secret of a rank process: whoever connects to it must show it.
+//! The one-time secret of a rank process: every connection must present it.
 
 use std::{fmt, hint};
 
@@ -25,7 +25,7 @@ impl Token {
         hex::decode(text)?.try_into().ok().map(Self)
     }
 
-    /// Whether both are the same; the time taken does not say where they differ.
+    /// Whether both are the same; in constant time.
     #[must_use]
     pub fn matches(&self, other: &Self) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |bits, (a, b)| bits | (a ^ b));

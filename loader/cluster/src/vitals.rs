@@ -1,5 +1,5 @@
-//! What a rank says of itself once in a while: how much memory its process takes, what its machine
-//! draws and how hot it is, how long its steps are and how much of them goes to sums between ranks.
+//! What a rank reports periodically: its process's memory, its machine's power and temperature, the
+//! length of its steps and the share of all-reduces in them.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -12,27 +12,27 @@ use shardpack_sensors::Reading;
 
 /// Steps since the last report; one thread adds, another reports.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(super) struct StepStats {
     steps: AtomicU64,
     nanos: AtomicU64,
     sum_nanos: AtomicU64,
     sums: AtomicU64,
-    /// Drafts that were run and kept, since the engine began.
+    /// Draft tokens that were run and accepted, since the engine began.
     drafted: AtomicU64,
     accepted: AtomicU64,
 }
 
-impl Pace {
+impl StepStats {
     /// Adds a step that took so long, and what the group was asked for meanwhile. Waiting for the
     /// leader's plan is no part of a step.
     pub(super) fn add(&self, took: Duration, counts: &Counts) {
-        let sums = counts.sums.time + counts.gathers.time;
+        let sums = counts.all_reduces.time + counts.all_gathers.time;
         let step = took.saturating_sub(counts.broadcasts.time);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.steps.fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(nanos(step), Ordering::Relaxed);
         self.sum_nanos.fetch_add(nanos(sums), Ordering::Relaxed);
-        self.sums.fetch_add(counts.sums.count + counts.gathers.count, Ordering::Relaxed);
+        self.sums.fetch_add(counts.all_reduces.count + counts.all_gathers.count, Ordering::Relaxed);
     }
 
     /// The drafts so far.
@@ -41,7 +41,7 @@ impl Pace {
         self.accepted.store(accepted, Ordering::Relaxed);
     }
 
-    /// What the machine says, and the averages since the last report. A step that is added
+    /// The machine's sensors, and the averages since the last report. A step that is added
     /// meanwhile may count in the next.
     pub(super) fn report(&self, machine: Reading) -> RankVitals {
         let steps = self.steps.swap(0, Ordering::Relaxed);
@@ -71,30 +71,31 @@ mod tests {
 
     #[test]
     fn averages_are_those_since_the_last_report() {
-        let pace = Pace::default();
+        let stats = StepStats::default();
         let calls = |count, millis| Calls { count, time: Duration::from_millis(millis), bytes: 0 };
-        let counts = Counts { sums: calls(8, 2), broadcasts: calls(1, 5), ..Counts::default() };
-        pace.add(Duration::from_millis(15), &counts);
-        pace.add(Duration::from_millis(25), &counts);
+        let counts =
+            Counts { all_reduces: calls(8, 2), broadcasts: calls(1, 5), ..Counts::default() };
+        stats.add(Duration::from_millis(15), &counts);
+        stats.add(Duration::from_millis(25), &counts);
         let machine = Reading {
             memory_bytes: Some(7),
             power_watts: Some(38.5),
             temperature_celsius: Some(61.25),
         };
-        let found = pace.report(machine);
+        let found = stats.report(machine);
         assert_eq!((found.step_us, found.sums_us), (Some(15_000), Some(2_000)));
         let of_machine = (found.memory_bytes, found.power_mw, found.temperature_mc);
         assert_eq!(of_machine, (Some(7), Some(38_500), Some(61_250)));
         assert_eq!(
-            (pace.report(Reading::default()).step_us, pace.report(Reading::default()).sums_us),
+            (stats.report(Reading::default()).step_us, stats.report(Reading::default()).sums_us),
             (None, None)
         );
         assert_eq!(found.drafted_tokens, None);
-        pace.drafts([9, 4]);
-        let drafts = pace.report(Reading::default());
+        stats.drafts([9, 4]);
+        let drafts = stats.report(Reading::default());
         assert_eq!((drafts.drafted_tokens, drafts.accepted_tokens), (Some(9), Some(4)));
-        pace.add(Duration::from_millis(3), &Counts::default());
-        let alone = pace.report(Reading::default());
+        stats.add(Duration::from_millis(3), &Counts::default());
+        let alone = stats.report(Reading::default());
         assert_eq!((alone.step_us, alone.sums_us), (Some(3_000), None));
     }
 }

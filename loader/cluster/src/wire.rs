@@ -15,7 +15,7 @@ use shardpack_identity::Channel;
 pub(super) const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 
 /// Largest message from someone who has not shown the token yet.
-pub(super) const MAX_OPENING_BYTES: u32 = 4 << 10;
+pub(super) const MAX_HELLO_BYTES: u32 = 4 << 10;
 
 /// How long a message may wait for room: the other side always reads, so longer means it hangs.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);

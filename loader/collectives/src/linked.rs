@@ -73,7 +73,7 @@ impl LinkedGroup {
 
     /// The group of one rank: every call returns at once.
     #[must_use]
-    pub fn alone(epoch: u64) -> Self {
+    pub fn single(epoch: u64) -> Self {
         Self::new(0, epoch, vec![None]).expect("a group of one starts no threads")
     }
 

@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn every_call_is_forwarded_once_through_the_observer() {
-        let inner: Arc<dyn Group> = Arc::new(LinkedGroup::alone(7));
+        let inner: Arc<dyn Group> = Arc::new(LinkedGroup::single(7));
         let group = ObservedGroup::<_, Calls>::new(inner);
         let deadline = Deadline::after(Duration::from_secs(5));
         assert_eq!((group.rank(), group.size(), group.epoch()), (0, 1, 7));

@@ -16,7 +16,7 @@ use std::{
 
 use shardpack_engine::{
     engine::{LocalModel, memory_group},
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 use shardpack_formats::Platform;
@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes: u64 = weights.clone().map(|tensor| tensor.size).sum();
     let held: Vec<&[u8]> = weights
         .filter_map(|tensor| package.tensor(&tensor.name))
-        .map(shardpack_engine::open::PackageTensor::bytes)
+        .map(shardpack_engine::loading::PackageTensor::bytes)
         .collect();
     let tokens = |first: usize, count: usize| -> Vec<TokenId> {
         (first..first + count).map(|index| TokenId(((index * 7919 + 5) % 500) as u32)).collect()

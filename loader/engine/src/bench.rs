@@ -1,11 +1,11 @@
-//! How fast a set runs: prompts and answers of given lengths, alone and several at a time, with
-//! random tokens, so that it does not matter what the model says.
+//! Benchmark of a package set: prefill and decode speed for prompts and answers of given lengths, at
+//! several batch sizes, with random tokens.
 
+mod all_reduce;
 mod drafts;
-mod graph;
 
-pub use drafts::{DraftSpeed, Text, bench_drafts};
-pub use graph::{SumTimes, sum_in_graph};
+pub use all_reduce::{AllReduceTimes, all_reduce_in_graph};
+pub use drafts::{AnswerKind, DraftSpeed, bench_drafts};
 
 use std::{
     collections::BTreeSet,
@@ -33,7 +33,7 @@ use crate::{
 
 /// One measurement to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct Workload {
     /// Tokens of each prompt.
     pub context: usize,
     /// Requests at a time.
@@ -57,11 +57,11 @@ pub struct Speed {
     pub decode_tokens_per_second: f64,
     /// Median of a step in which all requests get a token.
     pub step_seconds: f64,
-    /// Sums between ranks in such a step.
+    /// All-reduces in such a step.
     pub sums_per_step: f64,
-    /// Gathers between ranks in such a step.
+    /// All-gathers in such a step.
     pub gathers_per_step: f64,
-    /// Hidden vectors that rank 0 gives to the next stage in such a step.
+    /// Hidden states that rank 0 sends to the next pipeline stage in such a step.
     pub passes_per_step: f64,
     /// Time in all of them and in the plan's broadcast, waiting for other ranks included.
     pub communication_seconds: f64,
@@ -74,7 +74,7 @@ pub enum BenchError {
     #[error(transparent)]
     Group(#[from] GroupError),
     /// The engine would not or could not run the request.
-    #[error("the engine says: {0}")]
+    #[error("the engine failed: {0}")]
     Request(String),
     /// There was no step to measure.
     #[error(
@@ -83,7 +83,7 @@ pub enum BenchError {
     )]
     Apart {
         /// What was to be measured.
-        load: Load,
+        load: Workload,
     },
 }
 
@@ -92,7 +92,7 @@ pub enum BenchError {
 pub fn bench<B: Backend>(
     engines: &mut [Engine<B>],
     groups: &[Arc<dyn Group>],
-    loads: &[Load],
+    loads: &[Workload],
     note: &mut dyn FnMut(&Speed),
 ) -> Result<Vec<Speed>, BenchError> {
     let (leader, followers) = engines.split_first_mut().expect("a group has at least one rank");
@@ -119,7 +119,7 @@ pub fn bench<B: Backend>(
 fn run<B: Backend>(
     leader: &mut Engine<B>,
     group: &CountedGroup<'_>,
-    load: Load,
+    load: Workload,
     next_id: &mut u64,
 ) -> Result<Speed, BenchError> {
     let vocab = u64::from(leader.model().spec().vocab_size);
@@ -185,9 +185,9 @@ fn run<B: Backend>(
         first_token_seconds: seconds(first),
         decode_tokens_per_second: (steps.len() * load.batch) as f64 / time.as_secs_f64(),
         step_seconds: median(&mut steps).as_secs_f64(),
-        sums_per_step: each(counts.iter().map(|it| it.sums.count as f64).sum()),
-        gathers_per_step: each(counts.iter().map(|it| it.gathers.count as f64).sum()),
-        passes_per_step: each(counts.iter().map(|it| it.passes.count as f64).sum()),
+        sums_per_step: each(counts.iter().map(|it| it.all_reduces.count as f64).sum()),
+        gathers_per_step: each(counts.iter().map(|it| it.all_gathers.count as f64).sum()),
+        passes_per_step: each(counts.iter().map(|it| it.transfers.count as f64).sum()),
         communication_seconds: each(communication.as_secs_f64()),
     })
 }
@@ -197,8 +197,8 @@ fn median(times: &mut [Duration]) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Median time of a sum of `len` floats over all ranks of a group.
-pub fn sum_latency(groups: &[Arc<dyn Group>], len: usize) -> Result<Duration, GroupError> {
+/// Median latency of an all-reduce of `len` floats.
+pub fn all_reduce_latency(groups: &[Arc<dyn Group>], len: usize) -> Result<Duration, GroupError> {
     /// Enough for a median that stays.
     const ROUNDS: usize = 2000;
     let sum = |group: &Arc<dyn Group>| {
@@ -252,8 +252,8 @@ mod tests {
     use crate::{
         backend::Cpu,
         engine::{EngineOptions, memory_group},
+        loading::Package,
         model::Model,
-        open::Package,
         testing::package::Recipe,
     };
 
@@ -273,7 +273,7 @@ mod tests {
         let mut engines = engines();
         let layers = engines[0].model().spec().layers.len();
         let groups = memory_group(2).unwrap();
-        let load = |context, batch| Load { context, batch, generate: 3 };
+        let load = |context, batch| Workload { context, batch, generate: 3 };
         let mut heard = Vec::new();
         let mut note = |speed: &Speed| heard.push((speed.context, speed.batch));
         let speeds = bench(&mut engines, &groups, &[load(5, 1), load(9, 3)], &mut note).unwrap();
@@ -285,6 +285,6 @@ mod tests {
             assert!((speed.gathers_per_step - 1.0).abs() < 1e-9, "{speed:?}");
         }
         let groups = memory_group(2).unwrap();
-        assert!(sum_latency(&groups, 64).unwrap() > Duration::ZERO);
+        assert!(all_reduce_latency(&groups, 64).unwrap() > Duration::ZERO);
     }
 }

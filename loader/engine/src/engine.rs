@@ -2,9 +2,11 @@
 //!
 //! Every rank has one [`Engine`]. Rank 0 leads: it decides each step and broadcasts it as a plan;
 //! all ranks carry the plan out and sample the same tokens. Requests and events are
-//! `shardpack_engine_api`'s. Reading order: [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (what rank 0 decides, with
-//! the memory counted by `pages` and the next tokens guessed by `draft`), `plan` (what it
-//! broadcasts), `runner` (what every rank does) and `sample`.
+//! `shardpack_engine_api`'s.
+//!
+//! Reading order: [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (continuous
+//! batching on rank 0, with the KV memory counted by `pages` and draft tokens proposed by `draft`),
+//! `plan` (what it broadcasts), `runner` (runs a plan on every rank) and `sample`.
 
 mod counted;
 mod draft;

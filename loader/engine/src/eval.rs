@@ -1,9 +1,9 @@
 //! How well a model predicts a text, and how far its predictions are from another's: perplexity,
 //! Kullback-Leibler divergence and agreement, counted as llama.cpp's `perplexity` does.
 //!
-//! The text is cut into windows of the context's length, each beginning with the model's first
+//! The text is split into windows of the context's length, each beginning with the model's first
 //! token if it has one. Only the second half of each window counts, so that every counted token
-//! has at least half a context before it; what is left at the end is not looked at. A text
+//! has at least half a context before it; a rest at the end is ignored. A text
 //! shorter than a window is one window of which every token counts.
 
 mod stats;
@@ -71,10 +71,8 @@ pub enum EvalError {
         /// The model's longest sequence.
         most: usize,
     },
-    /// The models do not speak of the same tokens.
-    #[error(
-        "the sets have vocabularies of {found} and {other} tokens: they are of different models"
-    )]
+    /// The models have different vocabularies.
+    #[error("the sets have vocabularies of {found} and {other} tokens: they are different models")]
     Vocabulary {
         /// Of the set.
         found: u32,

@@ -1,7 +1,7 @@
 //! The engine: packages in memory, one definition of each model over two backends, and the steps
 //! that answer requests.
 //!
-//! Reading order: [`open`] (a package's bytes, checked), [`backend`] (operations on a machine),
+//! Reading order: [`loading`] (a package's bytes, checked), [`backend`] (operations on a machine),
 //! [`model`] (layers over a backend), [`engine`] (continuous batching, sampling, speculation),
 //! [`bench`] and [`eval`] (speed and quality). Knows token ids, not text; no sockets of its own.
 #![forbid(unsafe_code)]
@@ -10,8 +10,10 @@ pub mod backend;
 pub mod bench;
 pub mod engine;
 pub mod eval;
+pub mod loading;
 pub mod model;
-pub mod open;
+
+pub use loading as open;
 
 #[cfg(test)]
 mod testing;

@@ -2,8 +2,8 @@
 //!
 //! Keys are taken in fixed blocks of 256 counted from position 0, with a running maximum and
 //! sum (online softmax), so the order of summation depends on a query's position and window
-//! alone. The cache is stored in the same blocks. Within one they lie row by row, or so that every
-//! key has a lane of its own ([`Order`]): the order decides in what order products are summed.
+//! alone. The cache is stored in the same blocks. Within one they lie row by row, or with every
+//! key in a SIMD lane of its own ([`Order`]): the layout decides the order of summation.
 //!
 //! Products and their sums are fused: an element is rounded once, with the same bits wherever it
 //! is computed.
@@ -14,25 +14,25 @@ use shardpack_formats::Platform;
 
 use crate::{Floats, platform, team};
 
-mod ahead;
 mod block;
-mod chosen;
-mod forms;
+mod block_sparse;
 mod heads;
-mod in_lanes;
-mod index;
+mod indexer;
 mod integers;
 mod keys;
-mod order;
+mod kv_layout;
+mod kv_types;
+mod lane_products;
+mod lane_types;
+mod prefetch;
 mod queries;
 mod softmax;
-mod stored;
 mod values;
 mod vectors;
 
-use heads::{Heads, ROWS_AT_ONCE};
-pub use index::{Index, largest};
-pub use order::{Order, Row, TOGETHER_BF16, TOGETHER_Q8};
+use heads::{Heads, HeadsInput, ROWS_AT_ONCE};
+pub use indexer::{Index, largest};
+pub use kv_layout::{Order, Row, TOGETHER_BF16, TOGETHER_Q8};
 use vectors::Plain;
 pub(crate) use vectors::Vectors;
 
@@ -49,7 +49,7 @@ pub struct KvHead<'a> {
     pub values: &'a [KvBlock<'a>],
 }
 
-/// Keys or values as they are cached, in the order that the [`Attention`] names.
+/// Keys or values as they are cached, in the layout that the [`Attention`] names.
 #[derive(Clone, Copy, Debug)]
 pub enum KvBlock<'a> {
     /// Floats.
@@ -64,7 +64,7 @@ pub enum KvBlock<'a> {
     },
 }
 
-/// The blocks of keys that queries see.
+/// The key blocks that queries attend to in block-sparse attention.
 #[derive(Clone, Copy, Debug)]
 pub struct ChosenBlocks<'a> {
     /// Keys of a block, counted from position 0: a divisor of [`KEYS_PER_BLOCK`].
@@ -74,7 +74,7 @@ pub struct ChosenBlocks<'a> {
     pub blocks: &'a [Option<Vec<u32>>],
 }
 
-/// What is computed for one sequence in one layer.
+/// Attention of one sequence in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
     /// Width of a head.
@@ -89,11 +89,11 @@ pub struct Attention<'a> {
     pub window: Option<u32>,
     /// A query sees keys of its own chunk: `query / chunk = key / chunk`; of all if absent.
     pub chunk: Option<u32>,
-    /// Of the keys that it would see, a query sees those of some blocks; of all if absent.
+    /// Block-sparse attention: a query sees the keys of its selected blocks; of all if absent.
     pub chosen: Option<ChosenBlocks<'a>>,
     /// The entry of `heads` that each query head reads.
     pub q_to_kv: &'a [usize],
-    /// How keys and values lie.
+    /// The KV layout.
     pub order: Order,
     /// Cached keys and values, those of the queries' own positions included.
     pub heads: &'a [KvHead<'a>],
@@ -121,7 +121,7 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
     if let Some(chosen) = attention.chosen {
         assert!(KEYS_PER_BLOCK.is_multiple_of(chosen.keys), "blocks of {} keys", chosen.keys);
         let lists = q.len() / width * attention.heads.len();
-        assert_eq!(chosen.blocks.len(), lists, "a choice of every query for every head");
+        assert_eq!(chosen.blocks.len(), lists, "selected blocks of every query for every head");
     }
     let on = team::current();
     let units = q.len() / head_dim;
@@ -135,22 +135,26 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         (ROWS_AT_ONCE, groups.map(columns).collect())
     };
     team::parts(&on, out, width, (length, &ranges), |first_row, out| {
-        let (at, platform) = ((q, attention, first_row), on.platform);
+        let (input, platform) = (HeadsInput { q, attention, first_row }, on.platform);
         match platform {
             #[cfg(target_arch = "x86_64")]
             Platform::Avx512 => {
-                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(at, out));
+                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(input, out));
             }
             #[cfg(target_arch = "x86_64")]
-            Platform::Avx2 => platform::run(platform, Heads::<crate::avx2::Sixteen>::new(at, out)),
+            Platform::Avx2 => {
+                platform::run(platform, Heads::<crate::avx2::Sixteen>::new(input, out));
+            }
             #[cfg(target_arch = "aarch64")]
-            Platform::Neon => platform::run(platform, Heads::<crate::neon::Sixteen>::new(at, out)),
-            _ => Plain::run(Heads::<Plain>::new(at, out)),
+            Platform::Neon => {
+                platform::run(platform, Heads::<crate::neon::Sixteen>::new(input, out));
+            }
+            _ => Plain::run(Heads::<Plain>::new(input, out)),
         }
     });
 }
 
-/// Query heads that meet a block of keys together; several groups for the threads remain where
+/// Query heads that are computed with a block of keys together; several groups for the threads remain where
 /// all heads read the same keys.
 const HEADS_AT_ONCE: usize = 8;
 

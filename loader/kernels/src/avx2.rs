@@ -9,23 +9,23 @@ use shardpack_formats::Platform;
 
 use crate::{floats::Floats, platform::Task};
 
-mod alone;
 mod factors;
 mod floats;
-mod forms;
+mod gemv;
+mod packed_gemm;
 mod repack;
 mod rows;
 mod tile;
-mod turn;
-mod words;
+mod transpose;
+mod unpack;
 
 pub(crate) use floats::{Sixteen, four_of_eight, four_sums};
+pub(crate) use packed_gemm::packed_gemm;
 pub(crate) use repack::interleave;
 pub(crate) use rows::rows;
 pub(crate) use tile::Tiles;
-pub(crate) use words::words;
 
-/// Has the line of an address brought to the second cache. All processors of the family can.
+/// Has the line of an address brought to the L2 cache. All processors of the family can.
 #[inline]
 pub(crate) fn fetch(address: usize) {
     let address = std::ptr::without_provenance::<i8>(address);
@@ -33,7 +33,7 @@ pub(crate) fn fetch(address: usize) {
     unsafe { _mm_prefetch::<_MM_HINT_T1>(address) }
 }
 
-/// The same to the first cache.
+/// The same to the L1 cache.
 #[inline]
 pub(crate) fn fetch_near(address: usize) {
     let address = std::ptr::without_provenance::<i8>(address);

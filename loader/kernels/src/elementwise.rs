@@ -118,7 +118,7 @@ impl<F: Fn(f32) -> f32> Task for Each<'_, F> {
 
 /// `a += b`.
 pub fn add(a: &mut [f32], b: &[f32]) {
-    assert_eq!(a.len(), b.len(), "summands");
+    assert_eq!(a.len(), b.len(), "operands");
     pieces(a, b, |a, b| *a += b);
 }
 

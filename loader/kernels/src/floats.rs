@@ -7,9 +7,9 @@
 pub enum Floats<'a> {
     /// 32-bit floats.
     F32(&'a [f32]),
-    /// IEEE half-precision floats.
+    /// IEEE f16.
     F16(&'a [u16]),
-    /// Upper halves of f32.
+    /// bf16: the upper half of an f32.
     BF16(&'a [u16]),
 }
 

@@ -1,8 +1,8 @@
-//! Arithmetic on the CPU: f32 activations, weights as they lie in a package.
+//! CPU kernels: GEMV and GEMM over quantized weights, attention, norms, rotary embeddings.
+//! Activations are f32, weights as they are stored in a package.
 //!
 //! Every output element's order of summation depends on its length alone ([`lanes`]), never on
-//! rows, batch, chunking or threads, so a token gives the same bits whether it is computed alone
-//! or among others. Nothing here is left to the compiler's or the platform's choice: products
+//! rows, batch, chunking or threads: results are batch-invariant, bit for bit. Nothing here is left to the compiler's or the platform's choice: products
 //! and sums are separate operations or fused ones as it is written, and the transcendental
 //! functions are our own or `libm`'s.
 //!

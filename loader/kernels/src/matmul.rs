@@ -1,7 +1,7 @@
-//! Products of activations with a weight matrix.
+//! Matrix multiplication (GEMV and GEMM) of activations with a weight matrix.
 //!
-//! Quantized weights meet activations of 8 bits where the team says so, all others f32. Either
-//! way a row of activations gives the same bits alone and among others.
+//! Quantized weights take 8-bit activations where the team says so, all others f32. Either way the
+//! result is batch-invariant: a row gives the same bits in every batch.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -12,30 +12,30 @@ use crate::{
     matrix::Matrix,
     platform::{self, Task},
     portable,
-    quantized::{Order, Packed, Quantized},
+    quantized::{ActivationLayout, Packed, Quantized},
     repack::Packing,
     team::{self, Activations, Columns, Current},
     tiles::{self, Panels, Products, Shape},
 };
 
 /// Weight rows that are made f32 at once: enough to use a row of activations several times while
-/// it is in the first cache.
+/// it is in the L1 cache.
 const ROWS_AT_ONCE: usize = 8;
 
-/// Bytes of weights that a thread fetches before they are asked for: half of a small second cache.
+/// Bytes of weights that a thread fetches before they are asked for: half of a small L2 cache.
 const FETCHED_BYTES: usize = 256 << 10;
 
 /// Weight rows of a task are a multiple of this: whole lines of results, and whole tiles.
 const ROWS_PER_UNIT: usize = 32;
 
 /// Rows of activations up to which weights are read row by row rather than in tiles: until then
-/// turning a tile costs more than it saves.
+/// transposing a tile costs more than it saves.
 const MOST_UNTILED_ROWS: usize = 8;
 
 /// The same where weights are interleaved.
 const MOST_UNTILED_ROWS_INTERLEAVED: usize = 12;
 
-/// Rows of activations up to which weights are not turned to tiles.
+/// Rows of activations up to which weights are not transposed to tiles.
 fn most_untiled_rows(platform: Platform, packing: Packing) -> usize {
     match (platform, packing) {
         (_, Packing::Stored) => MOST_UNTILED_ROWS,
@@ -136,7 +136,7 @@ impl Beginning {
     }
 }
 
-/// What is to be done with one matrix.
+/// The multiplication with one matrix.
 enum Job<'a> {
     /// With the activations of this number in 8 bits.
     Int8(Packed<'a>, usize),
@@ -161,8 +161,12 @@ impl Rounded {
         let rows = x.len() / weights.cols();
         let interleaved = weights.packing != Packing::Stored;
         let tiles = rows > most_untiled_rows(on.platform, weights.packing);
-        let order = if interleaved && !tiles { Order::Words } else { Order::Spans };
-        let x = Quantized::new(on, x, weights, order);
+        let layout = if interleaved && !tiles {
+            ActivationLayout::Interleaved
+        } else {
+            ActivationLayout::Spans
+        };
+        let x = Quantized::new(on, x, weights, layout);
         let values = if tiles {
             Values::Tiles(match on.platform {
                 #[cfg(target_arch = "x86_64")]
@@ -203,7 +207,7 @@ fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<
         }
         #[cfg(target_arch = "x86_64")]
         (Values::Rows(x), Platform::Avx2) if weights.packing == Packing::Planes => {
-            crate::avx2::words(weights, x, &mut out);
+            crate::avx2::packed_gemm(weights, x, &mut out);
         }
         (Values::Rows(_), _) if weights.packing != Packing::Stored => {
             unreachable!("weights that {platform} has no products with")

@@ -17,7 +17,7 @@ use crate::{
 
 const _: () = assert!(cfg!(target_endian = "little"), "words are read as bytes");
 
-/// Inputs decoded at once: the largest group, and small enough for the first cache.
+/// Inputs decoded at once: the largest group, and small enough for the L1 cache.
 const SPAN: usize = 128;
 
 /// Weights that one run of `bits` words holds, for any number of bits.

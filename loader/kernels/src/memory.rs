@@ -71,7 +71,7 @@ pub fn give_back_large_pieces() {
     }
 }
 
-/// Has the line of an address brought to the second cache, where the platform can; nothing is read,
+/// Has the line of an address brought to the L2 cache, where the platform can; nothing is read,
 /// so the address need not be one of ours.
 #[inline]
 pub(crate) fn fetch(address: usize) {
@@ -81,7 +81,7 @@ pub(crate) fn fetch(address: usize) {
     let _ = address;
 }
 
-/// The same to the first cache.
+/// The same to the L1 cache.
 #[inline]
 pub(crate) fn fetch_near(address: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -18,7 +18,7 @@ const MOST_KEPT: usize = 12;
 /// How many times as large as needed a piece may be.
 const MOST_SPARE: usize = 4;
 
-/// Pieces of memory that nobody uses at the moment.
+/// Buffers that are free at the moment.
 pub struct Pool<T: 'static> {
     /// The one that was used last stands last.
     free: Mutex<Vec<Vec<T>>>,

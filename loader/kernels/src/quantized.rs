@@ -30,12 +30,12 @@ const ROUNDER: f32 = 12_582_912.0;
 /// Largest activation below which a span counts as zero; its reciprocal must be finite.
 const SMALLEST: f32 = 1e-30;
 
-/// 64 bytes that lie in one line of the cache.
+/// 64 bytes that lie in one cache line.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [i8; LINE]);
 
-/// 16 floats that lie in one line of the cache.
+/// 16 floats that lie in one cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Lane(pub(crate) [f32; SPANS]);
@@ -65,21 +65,21 @@ static LANES: Pool<Lane> = Pool::new();
 static TOTALS: Pool<i32> = Pool::new();
 static FACTORS: Pool<Factors> = Pool::new();
 
-/// In which order the activations of a row stand.
+/// The layout of a row of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ActivationLayout {
     /// Span after span; before 4-bit weights, which unpack so, of each 128 those with even numbers
     /// first.
     Spans,
     /// As interleaved weights stand: runs of [`SPANS`] spans, of each the first four
     /// of every span, then the next four; before 4-bit weights of every eight those with even
     /// numbers, then those with odd ones.
-    Words,
+    Interleaved,
 }
 
-/// In which order the activations of a span meet what is unpacked at a time.
+/// The layout of a span's activations, which matches what is unpacked at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Within {
+enum SpanLayout {
     /// As they follow each other.
     Straight,
     /// Before 4-bit weights: those with even numbers apart from those with odd ones.
@@ -88,7 +88,7 @@ enum Within {
     Quartered,
 }
 
-impl Within {
+impl SpanLayout {
     const fn of(weights: &Packed<'_>) -> Self {
         match (weights.bits, weights.packing) {
             (4, _) => Self::Halved,
@@ -199,8 +199,8 @@ impl<'a> Packed<'a> {
 pub(crate) struct Quantized {
     rows: usize,
     span: usize,
-    order: Order,
-    within: Within,
+    layout: ActivationLayout,
+    within: SpanLayout,
     /// Lines of a row: whole runs of [`SPANS`] spans, zero beyond the row's end.
     lines: usize,
     values: Buffer<Line>,
@@ -222,13 +222,18 @@ struct Factors {
 
 impl Quantized {
     /// Rounds `x` `[rows, inputs]` for products with `weights`.
-    pub(crate) fn new(on: &Current, x: &[f32], weights: &Packed<'_>, order: Order) -> Self {
+    pub(crate) fn new(
+        on: &Current,
+        x: &[f32],
+        weights: &Packed<'_>,
+        layout: ActivationLayout,
+    ) -> Self {
         let (cols, span) = (weights.cols(), weights.span);
         let rows = x.len() / cols;
         assert_eq!(x.len(), rows * cols, "activations of {cols} inputs");
         let runs = weights.spans.div_ceil(SPANS);
         let lines = runs * SPANS * span / LINE;
-        let within = Within::of(weights);
+        let within = SpanLayout::of(weights);
         let mut values = LINES.take(rows * lines);
         let mut factors = FACTORS.take(rows * runs);
         if !weights.spans.is_multiple_of(SPANS) {
@@ -250,7 +255,10 @@ impl Quantized {
                 values.chunks_exact_mut(lines).zip(factors.chunks_exact_mut(runs)).enumerate()
             {
                 let x = &x[row * cols..][..cols];
-                platform::run(on.platform, QuantizeRow { x, span, order, within, values, factors });
+                platform::run(
+                    on.platform,
+                    QuantizeRow { x, span, layout, within, values, factors },
+                );
             }
         });
         drop(parts);
@@ -260,7 +268,7 @@ impl Quantized {
         for (factors, ((scales, sums), totals)) in factors.iter().zip(places) {
             (*scales, *sums, *totals) = (factors.scales, factors.sums, factors.totals);
         }
-        Self { rows, span, order, within, lines, values, scales, sums, totals }
+        Self { rows, span, layout, within, lines, values, scales, sums, totals }
     }
 
     pub(crate) const fn rows(&self) -> usize {
@@ -273,10 +281,10 @@ impl Quantized {
     }
 
     /// Whether the rows were rounded for such weights and stand in this order.
-    pub(crate) fn fits(&self, weights: &Packed<'_>, order: Order) -> bool {
-        self.order == order
+    pub(crate) fn fits(&self, weights: &Packed<'_>, layout: ActivationLayout) -> bool {
+        self.layout == layout
             && self.span == weights.span
-            && self.within == Within::of(weights)
+            && self.within == SpanLayout::of(weights)
             && self.runs() == weights.spans.div_ceil(SPANS)
     }
 
@@ -307,11 +315,11 @@ impl Quantized {
         <[u32]>::ref_from_bytes(self.values(row).as_bytes()).expect("lines are aligned words")
     }
 
-    /// The words of a span among the `words` of a row in [`Order::Spans`]: the first half, then
+    /// The words of a span among the `words` of a row in [`ActivationLayout::Spans`]: the first half, then
     /// the second; of halved values those with even numbers, then those with odd ones.
     pub(crate) fn halves<'a>(&self, words: &'a [u32], span: usize) -> [&'a [u32]; 2] {
         let (half, first) = (self.span / 8, span * self.span);
-        if self.within != Within::Halved {
+        if self.within != SpanLayout::Halved {
             return [&words[first / 4..][..half], &words[first / 4 + half..][..half]];
         }
         let at = first / 128 * 32 + first % 128 / 8;
@@ -322,8 +330,8 @@ impl Quantized {
 struct QuantizeRow<'a> {
     x: &'a [f32],
     span: usize,
-    order: Order,
-    within: Within,
+    layout: ActivationLayout,
+    within: SpanLayout,
     values: &'a mut [Line],
     factors: &'a mut [Factors],
 }
@@ -334,7 +342,7 @@ impl Task for QuantizeRow<'_> {
     #[expect(clippy::inline_always, reason = "compiled within the function of each platform")]
     #[inline(always)]
     fn run(self) {
-        let form = (self.order, self.within);
+        let form = (self.layout, self.within);
         if self.span == 32 {
             quantize_row::<32>(self.x, form, self.values, self.factors);
         } else {
@@ -347,7 +355,7 @@ impl Task for QuantizeRow<'_> {
 #[inline(always)]
 fn quantize_row<const SPAN: usize>(
     x: &[f32],
-    (order, within): (Order, Within),
+    (layout, within): (ActivationLayout, SpanLayout),
     values: &mut [Line],
     factors: &mut [Factors],
 ) {
@@ -368,7 +376,7 @@ fn quantize_row<const SPAN: usize>(
             *rounded = bits;
             sum += i32::from(bits);
         }
-        if within == Within::Quartered {
+        if within == SpanLayout::Quartered {
             for sixteen in rounded.as_chunks_mut().0 {
                 *sixteen = quartered(*sixteen);
             }
@@ -377,9 +385,9 @@ fn quantize_row<const SPAN: usize>(
         run.scales.0[index % SPANS] = scale;
         run.sums.0[index % SPANS] = sum as f32 * scale;
         run.totals[index % SPANS] = sum;
-        match order {
-            Order::Spans => place_span(&rounded, within, index, values),
-            Order::Words => {
+        match layout {
+            ActivationLayout::Spans => place_span(&rounded, within, index, values),
+            ActivationLayout::Interleaved => {
                 let lines = SPANS * SPAN / LINE;
                 let run = &mut values[index / SPANS * lines..][..lines];
                 place_words(&rounded, within, index % SPANS, run);
@@ -393,12 +401,12 @@ fn quantize_row<const SPAN: usize>(
 #[inline(always)]
 fn place_span<const SPAN: usize>(
     rounded: &[i8; SPAN],
-    within: Within,
+    within: SpanLayout,
     index: usize,
     values: &mut [Line],
 ) {
     let first = index * SPAN;
-    if within == Within::Halved {
+    if within == SpanLayout::Halved {
         let (line, at) = (first / 128 * 2, first % 128 / 2);
         let [even, odd] = &mut values[line..line + 2] else { unreachable!("two lines") };
         let places = even.0[at..].iter_mut().zip(&mut odd.0[at..]);
@@ -417,14 +425,14 @@ fn place_span<const SPAN: usize>(
 #[inline(always)]
 fn place_words<const SPAN: usize>(
     rounded: &[i8; SPAN],
-    within: Within,
+    within: SpanLayout,
     lane: usize,
     run: &mut [Line],
 ) {
     let mut put = |line: usize, word: [i8; 4]| {
         run[line].0.as_chunks_mut::<4>().0[lane] = word;
     };
-    if within == Within::Halved {
+    if within == SpanLayout::Halved {
         for (index, [a, b, c, d, e, f, g, h]) in rounded.as_chunks::<8>().0.iter().enumerate() {
             put(2 * index, [*a, *c, *e, *g]);
             put(2 * index + 1, [*b, *d, *f, *h]);

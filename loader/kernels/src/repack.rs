@@ -1,4 +1,5 @@
-//! Packed integers rearranged once, when they are loaded, as a platform's products read them best.
+//! The interleaved weight layout: packed weights are rearranged once, while they are loaded, for a
+//! platform's GEMV and GEMM.
 //!
 //! A package keeps MLX's order: a row is one stream of bits, group after group. Products multiply
 //! bytes four at a time into the lanes of a vector, so in that order every group ends with adding
@@ -11,7 +12,7 @@
 //! is still read in one stream, which several rows at a distance would not be.
 //!
 //! The bytes stay within their four rows, so they are rearranged in place: no second copy, no
-//! other size, and a matrix is still cut between such fours. One whose rows are not a multiple of
+//! other size, and a matrix is still sharded between such fours. One whose rows are not a multiple of
 //! four stays as it is.
 
 use shardpack_formats::Platform;
@@ -21,7 +22,7 @@ use crate::{
     team::Activations,
 };
 
-/// How packed integers stand within a row.
+/// Layout of packed weights within a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Packing {
     /// As packages have them.

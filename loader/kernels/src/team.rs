@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-mod ahead;
 mod jobs;
+mod prefetch;
 mod split;
 
 use std::sync::Arc;
@@ -155,9 +155,9 @@ impl Current {
     /// Tells each of the other threads which addresses it will read in the job after the next one,
     /// so that it fetches them while it waits.
     pub(crate) fn announce(&self, runs: &[Vec<Range<usize>>]) {
-        let aheads = self.team.iter().flat_map(|team| team.inner.jobs.aheads());
-        for (ahead, runs) in aheads.zip(runs) {
-            ahead.announce(runs);
+        let prefetches = self.team.iter().flat_map(|team| team.inner.jobs.prefetches());
+        for (prefetch, runs) in prefetches.zip(runs) {
+            prefetch.announce(runs);
         }
     }
 

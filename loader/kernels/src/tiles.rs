@@ -1,10 +1,10 @@
-//! Many rows of activations: the weights are unpacked once per tile and met by all rows.
+//! Tiled GEMM for many rows of activations: weights are unpacked once per tile and used by all rows.
 //!
-//! A tile is a handful of weight rows, turned so that a vector holds one 4-byte word (four
+//! A tile is a handful of weight rows, transposed so that a vector holds one 4-byte word (four
 //! inputs) of each; a panel is a handful of rows of activations, whose words are spread to all
 //! lanes. The sums of integers stay in registers for a whole span. Spans are visited lane by lane
 //! (see [`crate::portable`]), and the lanes are added as they complete, as the tree wants them: a
-//! binary counter of partial trees. So the bits are those of a row alone.
+//! binary counter of partial trees. So the bits are those of a GEMV.
 
 #![expect(
     clippy::inline_always,
@@ -64,7 +64,7 @@ pub(crate) trait Lanes: Copy {
     fn plus_pairs(self, pairs: Self::Pairs) -> Self;
     /// Puts the words of interleaved weights to their places in a tile: of weight rows from the
     /// first on, so many of places for so many, each span's to its visit.
-    fn turn_interleaved(
+    fn transpose_interleaved(
         _weights: &Packed<'_>,
         _rows: [usize; 3],
         _visits: &[usize],
@@ -104,7 +104,7 @@ const fn lane_of(visit: usize) -> usize {
     visit.reverse_bits() >> (usize::BITS as usize - DEPTH)
 }
 
-/// Words that begin on a line of the cache: vectors are read faster than across two lines.
+/// Words that begin on a cache line: vectors are read faster than across two lines.
 pub(crate) struct Words(Buffer<Line>);
 
 impl Words {

@@ -1,4 +1,5 @@
-//! Collectives inside MLX's graph: what MLX's stream thread calls when a sum's turn has come.
+//! Collectives as primitives of MLX's graph: MLX's stream thread calls them when their inputs are
+//! ready.
 
 #![expect(unsafe_code, reason = "calls into a foreign library")]
 
@@ -14,13 +15,13 @@ use crate::{
     library::{Library, MlxError},
 };
 
-/// What carries out the collectives of an evaluation. It is called on MLX's stream thread, must
+/// The collectives of an evaluation. It is called on MLX's stream thread, must
 /// return by its own deadline and must not use MLX.
 pub trait Collective: Send {
-    /// Replaces the values by their sums over the ranks. An error ends the evaluation.
+    /// All-reduce: replaces the values by their sums over the ranks. An error ends the evaluation.
     fn sum(&mut self, values: &mut [f32]) -> bool;
 
-    /// Every rank's values, in rank order, into `all`.
+    /// All-gather: every rank's values, in rank order, into `all`.
     fn gather(&mut self, mine: &[f32], all: &mut [f32]) -> bool;
 }
 
@@ -110,7 +111,7 @@ impl Library {
         // SAFETY: no function, no context.
         unsafe { (self.table.sp_set_collective)(self.context, None, std::ptr::null_mut()) };
         if failed != 0 {
-            return Err(MlxError("a sum over the ranks failed".to_owned()));
+            return Err(MlxError("an all-reduce failed".to_owned()));
         }
         result
     }

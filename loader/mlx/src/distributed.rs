@@ -1,6 +1,6 @@
-//! What MLX's own distributed layers are told: who is where, by which device. Checked here, since
-//! MLX waits for ever where a host or a cable is missing, and written as the environment
-//! variables and files that it reads once, when a process joins.
+//! Configuration of MLX's own distributed layers (ring over TCP, JACCL over RDMA): hosts, ports and
+//! RDMA devices of the ranks. Checked here, since MLX waits for ever where a host or a cable is
+//! missing, and written as the environment variables and files that it reads when a process joins.
 
 use std::{
     collections::BTreeSet,
@@ -30,16 +30,16 @@ const MAX_DEVICE_BYTES: usize = 63;
 /// ports above it.
 pub const FIRST_PORT: u16 = 32323;
 
-/// One of MLX's own layers, with all that it must know.
+/// One of MLX's own distributed layers, with its configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Distributed {
-    /// Sums over TCP, from each rank to the next.
+    /// Ring all-reduce over TCP.
     Ring {
         /// Where each rank listens, by rank; several addresses are several connections.
         hosts: Vec<Vec<SocketAddr>>,
     },
-    /// Sums over RDMA.
+    /// JACCL: all-reduce over RDMA.
     Jaccl {
         /// For each rank its devices to each other rank: one for each cable, none to itself.
         devices: Vec<Vec<Vec<String>>>,
@@ -77,7 +77,7 @@ pub enum DistributedError {
         problem: String,
     },
     /// Another number of ranks.
-    #[error("{found} hosts are described, and the set has {expected} ranks")]
+    #[error("the host file has {found} hosts, and the set has {expected} ranks")]
     Ranks {
         /// Ranks of the set.
         expected: usize,
@@ -105,7 +105,7 @@ pub enum DistributedError {
         to: usize,
     },
     /// A name that no device can have.
-    #[error("rank {rank}: {name:?} is no name of an RDMA device")]
+    #[error("rank {rank}: {name:?} is not the name of an RDMA device")]
     Device {
         /// The rank.
         rank: usize,
@@ -181,7 +181,7 @@ impl HostFile {
         };
         let devices = self.0.iter().map(|host| host.rdma.iter().map(names).collect()).collect();
         let ip = self.0.first().and_then(|host| host.ips.first());
-        let problem = "has no address, where JACCL's ranks find each other".to_owned();
+        let problem = "has no address, which JACCL's ranks need to connect".to_owned();
         let ip = *ip.ok_or(DistributedError::Address { rank: 0, problem })?;
         Ok(Distributed::Jaccl { devices, coordinator: SocketAddr::new(ip, port) })
     }
@@ -229,7 +229,8 @@ impl Distributed {
             Self::Ring { hosts } => check_hosts(hosts),
             Self::Jaccl { devices, coordinator } => {
                 if !coordinator.is_ipv4() {
-                    let problem = format!("{coordinator} is no IPv4 address, which JACCL needs");
+                    let problem =
+                        format!("{coordinator} is not an IPv4 address, which JACCL needs");
                     return Err(DistributedError::Address { rank: 0, problem });
                 }
                 check_names(devices)?;
@@ -248,7 +249,7 @@ impl Distributed {
             path.into_os_string().into_string().map_err(|path| {
                 io::Error::new(
                     io::ErrorKind::InvalidInput,
-                    format!("{} is no UTF-8", path.display()),
+                    format!("{} is not UTF-8", path.display()),
                 )
             })
         };
@@ -299,10 +300,10 @@ fn check_hosts(hosts: &[Vec<SocketAddr>]) -> Result<(), DistributedError> {
         }
         for address in addresses {
             if address.port() == 0 || address.ip().is_unspecified() {
-                return Err(problem(format!("{address} is nowhere")));
+                return Err(problem(format!("{address} is not a usable address")));
             }
             if !seen.insert(*address) {
-                return Err(problem(format!("{address} is another rank's too")));
+                return Err(problem(format!("{address} is also another rank's")));
             }
         }
     }

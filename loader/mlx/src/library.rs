@@ -1,4 +1,4 @@
-//! The loaded library: opened once per process, used from one thread.
+//! The MLX library: loaded once per process, used from one thread.
 
 #![expect(unsafe_code, reason = "calls into a foreign library")]
 
@@ -26,7 +26,7 @@ pub enum OpenError {
     Load {
         /// The library.
         path: PathBuf,
-        /// What the loader said.
+        /// The loader's error.
         reason: String,
     },
     /// It is of another version.
@@ -45,11 +45,11 @@ pub enum OpenError {
         found: String,
     },
     /// MLX could not begin.
-    #[error("MLX cannot begin: {0}")]
+    #[error("MLX cannot start: {0}")]
     Start(#[from] MlxError),
 }
 
-/// What MLX said.
+/// MLX's error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MlxError(pub(crate) String);

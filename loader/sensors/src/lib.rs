@@ -1,5 +1,4 @@
-//! What a machine says of itself without asking for root: the power it draws, how hot it is, and
-//! how much memory this process takes.
+//! Sensors that need no root: the machine's power and temperature, and the memory of this process.
 //!
 //! Reading order: `smc` (the controller of Macs, as bytes), then the two systems: `linux` (files
 //! of the kernel) and `macos` (calls into `IOKit`; the one home of unsafe code here).
@@ -14,13 +13,13 @@ use linux::Machine;
 #[cfg(target_os = "macos")]
 use macos::Machine;
 
-/// One look at the machine; what it does not say is absent.
+/// One reading; a sensor that the machine lacks is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reading {
     /// Memory of this process in bytes: its footprint on macOS, its resident pages on Linux.
     pub memory_bytes: Option<u64>,
-    /// Watts: of the whole Mac; on Linux of its platform or its processors, on average since the
-    /// look before.
+    /// Watts: of the whole Mac; on Linux of the platform or the processors, averaged since the
+    /// previous reading.
     pub power_watts: Option<f64>,
     /// The hottest sensor of the processor, and of the GPU on Macs, in degrees Celsius.
     pub temperature_celsius: Option<f64>,

@@ -49,7 +49,8 @@ pub struct ServerLimits {
     pub active_requests: u32,
     /// Time in which a body must arrive.
     pub body_timeout: Duration,
-    /// Longest silence of the engine within a request; a long prompt on slow machines takes minutes.
+    /// Longest silence of the engine within a request; a long prompt on slow machines takes
+    /// minutes.
     pub event_timeout: Duration,
     /// Longest life of a request, from its body to its end.
     pub request_timeout: Duration,

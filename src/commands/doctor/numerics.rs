@@ -9,7 +9,7 @@ use shardpack_converter::{ConvertOptions, Pickles};
 use shardpack_engine::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
     engine::{LocalModel, memory_group},
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 use shardpack_mlx::Device;

@@ -25,7 +25,7 @@ use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
     backend::{Collectives, Mlx},
     engine::LocalModel,
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 use shardpack_mlx::{Device, runtime};

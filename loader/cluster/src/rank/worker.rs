@@ -17,14 +17,14 @@ use shardpack_identity::Credentials;
 
 use super::{
     LoadError, RankError,
-    orders::{Order, Orders},
+    commands::{Command, CommandReceiver},
 };
 use crate::{
     announce::Announcement,
     identity::Identity,
-    mesh::{self, Mailbox, Me},
+    mesh::{self, LocalRank, Mailbox},
     message::{FromRank, Progress},
-    vitals::Pace,
+    vitals::StepStats,
     wire::Sender,
 };
 
@@ -33,7 +33,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The group that the worker is in, for others to end.
 #[derive(Default)]
-pub(super) struct Current(Mutex<State>);
+pub(super) struct CurrentGroup(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -43,7 +43,7 @@ struct State {
     ended: Option<String>,
 }
 
-impl Current {
+impl CurrentGroup {
     /// Ends the present group, formed or not, because that of `epoch` is wanted.
     pub(super) fn supersede(&self, epoch: u64) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,8 +85,8 @@ impl Current {
     }
 }
 
-/// Why a group was left.
-enum Left {
+/// Why the worker left a group.
+enum GroupExit {
     /// The process ends.
     End,
     /// The group broke.
@@ -95,7 +95,7 @@ enum Left {
     Form { epoch: u64, peers: Vec<Announcement> },
 }
 
-impl From<GroupError> for Left {
+impl From<GroupError> for GroupExit {
     fn from(error: GroupError) -> Self {
         Self::Broken(error)
     }
@@ -104,15 +104,15 @@ impl From<GroupError> for Left {
 pub(super) struct Worker {
     pub(super) identity: Identity,
     pub(super) credentials: Option<Credentials>,
-    pub(super) orders: Orders,
+    pub(super) commands: CommandReceiver,
     pub(super) mailbox: Mailbox,
     pub(super) front: Arc<Sender>,
-    pub(super) current: Arc<Current>,
-    pub(super) pace: Arc<Pace>,
+    pub(super) current: Arc<CurrentGroup>,
+    pub(super) stats: Arc<StepStats>,
 }
 
 impl Worker {
-    /// Loads, then serves until the orders end.
+    /// Loads, then serves until the commands end.
     pub(super) fn run(
         mut self,
         load: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<Box<dyn RankEngine>, LoadError>,
@@ -124,20 +124,20 @@ impl Worker {
         loop {
             let (epoch, peers) = match next.take() {
                 Some(form) => form,
-                None => match self.orders.recv() {
+                None => match self.commands.recv() {
                     Err(_) => return Ok(()),
-                    Ok(Order::Form { epoch, peers }) => (epoch, peers),
-                    // Meant for a group that is gone; the front has told the client.
-                    Ok(Order::Submit(..) | Order::Cancel(_)) => continue,
+                    Ok(Command::Form { epoch, peers }) => (epoch, peers),
+                    // For a group that is gone; the front has failed the request.
+                    Ok(Command::Submit(..) | Command::Cancel(_)) => continue,
                 },
             };
             let left = self.serve(engine.as_mut(), epoch, &peers);
             self.current.leave();
             engine.reset();
             match left {
-                Left::End => return Ok(()),
-                Left::Form { epoch, peers } => next = Some((epoch, peers)),
-                Left::Broken(error) => {
+                GroupExit::End => return Ok(()),
+                GroupExit::Form { epoch, peers } => next = Some((epoch, peers)),
+                GroupExit::Broken(error) => {
                     let (rank, reason) = mesh::blame(error);
                     self.say(&FromRank::GroupLost { epoch, rank, reason });
                 }
@@ -169,20 +169,25 @@ impl Worker {
     }
 
     /// Forms a group and stays in it to its end.
-    fn serve(&mut self, engine: &mut dyn RankEngine, epoch: u64, peers: &[Announcement]) -> Left {
+    fn serve(
+        &mut self,
+        engine: &mut dyn RankEngine,
+        epoch: u64,
+        peers: &[Announcement],
+    ) -> GroupExit {
         let superseded = || self.current.is_superseded(epoch);
-        let me = Me { identity: &self.identity, credentials: self.credentials.as_ref() };
+        let me = LocalRank { identity: &self.identity, credentials: self.credentials.as_ref() };
         let formed = mesh::form(me, epoch, peers, &mut self.mailbox, &superseded);
         let formed = formed.and_then(|group| {
             let group = Arc::new(group);
             self.current.enter(&group);
-            mesh::meet(&group).map(|()| group)
+            mesh::rendezvous(&group).map(|()| group)
         });
         let group = match formed {
             Ok(group) => group,
             Err(error) => {
                 let (rank, reason) = (error.rank(), chain(&error));
-                return Left::Broken(match rank {
+                return GroupExit::Broken(match rank {
                     Some(rank) => GroupError::Lost { rank, reason },
                     None => GroupError::Aborted(reason),
                 });
@@ -195,48 +200,48 @@ impl Worker {
             self.follow(engine, group.as_ref())
         };
         match served {
-            Ok(left) | Err(left @ (Left::End | Left::Form { .. })) => left,
-            Err(Left::Broken(error)) => self.why(error),
+            Ok(left) | Err(left @ (GroupExit::End | GroupExit::Form { .. })) => left,
+            Err(GroupExit::Broken(error)) => self.why(error),
         }
     }
 
-    /// A group that broke because of an order is left by that order.
-    fn why(&self, error: GroupError) -> Left {
+    /// A group that broke because of a command is left for that command.
+    fn why(&self, error: GroupError) -> GroupExit {
         loop {
-            match self.orders.try_recv() {
-                Ok(Order::Form { epoch, peers }) => return Left::Form { epoch, peers },
-                Ok(Order::Submit(..) | Order::Cancel(_)) => {}
-                Err(TryRecvError::Disconnected) => return Left::End,
-                Err(TryRecvError::Empty) => return Left::Broken(error),
+            match self.commands.try_recv() {
+                Ok(Command::Form { epoch, peers }) => return GroupExit::Form { epoch, peers },
+                Ok(Command::Submit(..) | Command::Cancel(_)) => {}
+                Err(TryRecvError::Disconnected) => return GroupExit::End,
+                Err(TryRecvError::Empty) => return GroupExit::Broken(error),
             }
         }
     }
 
-    fn lead(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<Left, Left> {
+    fn lead(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<GroupExit, GroupExit> {
         let mut say = |event: Event| self.say(&FromRank::Event(event));
         let mut beat = Instant::now() + HEARTBEAT;
         let counted = CountedGroup::new(group);
         loop {
             loop {
-                match self.orders.try_recv() {
-                    Ok(order) => obey(engine, order)?,
+                match self.commands.try_recv() {
+                    Ok(command) => apply(engine, command)?,
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return Ok(Left::End),
+                    Err(TryRecvError::Disconnected) => return Ok(GroupExit::End),
                 }
             }
             let begun = Instant::now();
             let outcome = engine.lead(&counted, &mut say)?;
             let counts = counted.observer().take();
             if outcome == StepOutcome::Worked {
-                self.pace.add(begun.elapsed(), &counts);
-                self.pace.drafts(engine.drafts());
+                self.stats.add(begun.elapsed(), &counts);
+                self.stats.drafts(engine.drafts());
                 beat = Instant::now() + HEARTBEAT;
                 continue;
             }
             let left = beat.saturating_duration_since(Instant::now());
-            match self.orders.recv_timeout(left) {
-                Ok(order) => obey(engine, order)?,
-                Err(RecvTimeoutError::Disconnected) => return Ok(Left::End),
+            match self.commands.recv_timeout(left) {
+                Ok(command) => apply(engine, command)?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(GroupExit::End),
                 Err(RecvTimeoutError::Timeout) => {
                     engine.heartbeat(&counted)?;
                     beat = Instant::now() + HEARTBEAT;
@@ -245,31 +250,35 @@ impl Worker {
         }
     }
 
-    fn follow(&self, engine: &mut dyn RankEngine, group: &dyn Group) -> Result<Left, Left> {
+    fn follow(
+        &self,
+        engine: &mut dyn RankEngine,
+        group: &dyn Group,
+    ) -> Result<GroupExit, GroupExit> {
         let counted = CountedGroup::new(group);
         loop {
             let begun = Instant::now();
             engine.follow(&counted)?;
             let counts = counted.observer().take();
-            // A heartbeat asks for nothing.
-            if counts.sums.count + counts.gathers.count > 0 {
-                self.pace.add(begun.elapsed(), &counts);
+            // A heartbeat has no collectives.
+            if counts.all_reduces.count + counts.all_gathers.count > 0 {
+                self.stats.add(begun.elapsed(), &counts);
             }
-            match self.orders.try_recv() {
+            match self.commands.try_recv() {
                 // Only the leader has requests.
-                Err(TryRecvError::Empty) | Ok(Order::Submit(..) | Order::Cancel(_)) => {}
-                Err(TryRecvError::Disconnected) => return Ok(Left::End),
-                Ok(Order::Form { epoch, peers }) => return Ok(Left::Form { epoch, peers }),
+                Err(TryRecvError::Empty) | Ok(Command::Submit(..) | Command::Cancel(_)) => {}
+                Err(TryRecvError::Disconnected) => return Ok(GroupExit::End),
+                Ok(Command::Form { epoch, peers }) => return Ok(GroupExit::Form { epoch, peers }),
             }
         }
     }
 }
 
-fn obey(engine: &mut dyn RankEngine, order: Order) -> Result<(), Left> {
-    match order {
-        Order::Submit(id, request) => engine.submit(id, *request),
-        Order::Cancel(id) => engine.cancel(id),
-        Order::Form { epoch, peers } => return Err(Left::Form { epoch, peers }),
+fn apply(engine: &mut dyn RankEngine, command: Command) -> Result<(), GroupExit> {
+    match command {
+        Command::Submit(id, request) => engine.submit(id, *request),
+        Command::Cancel(id) => engine.cancel(id),
+        Command::Form { epoch, peers } => return Err(GroupExit::Form { epoch, peers }),
     }
     Ok(())
 }

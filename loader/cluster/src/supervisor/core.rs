@@ -1,5 +1,5 @@
-//! The supervisor's decisions: which phase the group is in, who runs which request, and what
-//! follows from each note. One thread; blocks only to send.
+//! The supervisor's state machine: the group's phase, the running requests, and the reaction to each
+//! event. One thread; blocks only to send.
 
 mod member;
 mod recover;
@@ -18,7 +18,10 @@ use shardpack_engine_api::{
     Command, EngineHandle, EngineState, Event, EventSink, GenerateRequest, RequestId,
 };
 
-use super::{Node, Note, Outcome, ServeError, SupervisorOptions, Word, recovery::Attempts, refuse};
+use super::{
+    Node, Outcome, RankEvent, ServeError, SupervisorEvent, SupervisorOptions, recovery::Attempts,
+    refuse,
+};
 use crate::{
     identity::Identity,
     message::{FromRank, Progress, ToRank},
@@ -28,7 +31,7 @@ use crate::{
 };
 use member::Member;
 
-/// Ticks without a word from a rank after which it counts as lost. They are counted and not
+/// Heartbeat timeout: ticks without a message after which a rank counts as lost. They are counted and not
 /// measured, so that a front which was itself stopped for a while does not blame its ranks.
 const SILENT_TICKS: u32 = 5;
 
@@ -59,11 +62,12 @@ pub(super) struct Core {
     recoveries: u32,
     /// To form it again without a lost rank.
     attempts: Attempts,
-    /// A loss that nobody is blamed for yet: until when that is waited for, who told it, and what.
-    unexplained: Option<(Instant, usize, String)>,
+    /// A reported loss whose rank is not known yet: the deadline for learning it, the reporting
+    /// member, and the reason.
+    pending_loss: Option<(Instant, usize, String)>,
     /// Ranks that are being started, on threads of their own.
     starting: u32,
-    notes: SyncSender<Note>,
+    events: SyncSender<SupervisorEvent>,
     requests: BTreeMap<RequestId, EventSink>,
     handle: EngineHandle,
     options: SupervisorOptions,
@@ -76,7 +80,7 @@ impl Core {
         handle: EngineHandle,
         options: SupervisorOptions,
         outcome: Arc<Outcome>,
-        notes: SyncSender<Note>,
+        events: SyncSender<SupervisorEvent>,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -89,9 +93,9 @@ impl Core {
             has_served: false,
             recoveries: 0,
             attempts: Attempts::default(),
-            unexplained: None,
+            pending_loss: None,
             starting: 0,
-            notes,
+            events,
             requests: BTreeMap::new(),
             handle,
             options,
@@ -99,16 +103,16 @@ impl Core {
         }
     }
 
-    pub(super) fn run(mut self, notes: &Receiver<Note>) {
+    pub(super) fn run(mut self, events: &Receiver<SupervisorEvent>) {
         if self.members.is_empty() {
-            self.learn();
+            self.check_identities();
         }
         let mut next_tick = Instant::now() + ALIVE_INTERVAL;
         loop {
             let next = self.next_due().map_or(next_tick, |due| due.min(next_tick));
-            match notes.recv_timeout(next.saturating_duration_since(Instant::now())) {
-                Ok(Note::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(note) => self.take(note),
+            match events.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(SupervisorEvent::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.do_due();
@@ -117,53 +121,53 @@ impl Core {
                 next_tick = Instant::now() + ALIVE_INTERVAL;
             }
         }
-        self.stop(notes);
+        self.stop(events);
     }
 
-    fn take(&mut self, note: Note) {
-        match note {
-            Note::Rank { node, life, word } => {
-                self.starting -= u32::from(matches!(word, Word::Restarted(_)));
-                if self.members[node].life == life {
-                    self.learn_of(node, word);
-                } else if let Word::Connected { sender, .. } = word {
+    fn handle(&mut self, event: SupervisorEvent) {
+        match event {
+            SupervisorEvent::Rank { node, incarnation, event } => {
+                self.starting -= u32::from(matches!(event, RankEvent::Restarted(_)));
+                if self.members[node].incarnation == incarnation {
+                    self.handle_rank_event(node, event);
+                } else if let RankEvent::Connected { sender, .. } = event {
                     sender.close();
                 }
             }
-            Note::Command(Command::Submit { id, request, events }) => {
+            SupervisorEvent::Command(Command::Submit { id, request, events }) => {
                 self.submit(id, request, events);
             }
-            Note::Command(Command::Cancel(id)) => {
+            SupervisorEvent::Command(Command::Cancel(id)) => {
                 if self.requests.contains_key(&id) {
                     self.tell(self.by_rank.first().copied(), &ToRank::Cancel(id));
                 }
             }
-            Note::Stop => {}
+            SupervisorEvent::Stop => {}
         }
     }
 
-    fn learn_of(&mut self, node: usize, word: Word) {
-        match word {
-            Word::Connected { sender, identity } => {
+    fn handle_rank_event(&mut self, node: usize, event: RankEvent) {
+        match event {
+            RankEvent::Connected { sender, identity } => {
                 self.members[node].sender = Some(sender);
                 self.members[node].identity = Some(identity);
-                self.learn();
+                self.check_identities();
             }
-            Word::Unreachable(reason) => {
+            RankEvent::Unreachable(reason) => {
                 let name = self.members[node].node.name.clone();
                 self.give_up_or_recover(node, ServeError::Unreachable { node: name, reason });
             }
-            Word::Said(message) => self.hear(node, message),
-            Word::Gone(reason) => {
+            RankEvent::Message(message) => self.handle_message(node, message),
+            RankEvent::Disconnected(reason) => {
                 self.members[node].sender = None;
                 self.lose(node, reason);
             }
-            Word::Restarted(restarted) => self.attend_restarted(node, restarted),
+            RankEvent::Restarted(restarted) => self.read_restarted(node, restarted),
         }
     }
 
-    /// Once all have said who they are: do they belong together?
-    fn learn(&mut self) {
+    /// Checks that the ranks form one group, once all have sent their identity.
+    fn check_identities(&mut self) {
         let known = |member: &'_ Member| member.identity.clone();
         let Some(identities) = self.members.iter().map(known).collect::<Option<Vec<_>>>() else {
             return;
@@ -178,7 +182,7 @@ impl Core {
         }
     }
 
-    fn hear(&mut self, index: usize, message: FromRank) {
+    fn handle_message(&mut self, index: usize, message: FromRank) {
         let member = &mut self.members[index];
         member.silent_ticks = 0;
         match message {
@@ -223,7 +227,7 @@ impl Core {
                 self.give_up_or_recover(index, error);
             }
             FromRank::Identity(_) | FromRank::Refused(_) | FromRank::Event(_) => {
-                self.lose(index, "it said what it may not say now".to_owned());
+                self.lose(index, "it sent an unexpected message".to_owned());
             }
         }
     }
@@ -248,14 +252,14 @@ impl Core {
             return;
         }
         let message = error.to_string();
-        // First the status, so that whoever learns of the failure finds it there.
+        // First the status, so that a client that sees the failure finds it there.
         self.handle.update_status(|status| {
             status.state = EngineState::Failed(message.clone());
             status.active_requests = 0;
         });
         self.outcome.set(Err(error.clone()));
         self.fail_requests(&message);
-        self.unexplained = None;
+        self.pending_loss = None;
         self.enter(Phase::Failed(error));
     }
 
@@ -323,7 +327,7 @@ impl Core {
             events(Event::Failed { request: id, message, retryable: false });
             return;
         }
-        // Any other failure has closed the connection, of which a note is on its way.
+        // Any other failure has closed the connection, of which an event is on its way.
         self.requests.insert(id, events);
         self.count_requests();
     }
@@ -334,7 +338,7 @@ impl Core {
         // One that has been failed already may still have had events on their way.
         if over {
             let events = self.requests.remove(&id);
-            // First the status, so that whoever learns of the end finds it there.
+            // First the status, so that a client that sees the end finds it there.
             self.count_requests();
             if let Some(events) = events {
                 events(event);
@@ -364,7 +368,7 @@ impl Core {
             Phase::Failed(_) => return,
         };
         if self.phase_start.elapsed() > limit {
-            self.be_slow(ServeError::Slow { doing: doing.to_owned(), limit });
+            self.handle_timeout(ServeError::Slow { doing: doing.to_owned(), limit });
         }
         for index in 0..self.members.len() {
             let member = &mut self.members[index];
@@ -373,13 +377,13 @@ impl Core {
             }
             if member.silent_ticks >= SILENT_TICKS {
                 let silence = ALIVE_INTERVAL * SILENT_TICKS;
-                self.lose(index, format!("it said nothing for {} s", silence.as_secs()));
+                self.lose(index, format!("no heartbeat for {} s", silence.as_secs()));
             }
         }
     }
 
     /// Ends the ranks: asks, waits, then kills those that are children.
-    fn stop(mut self, notes: &Receiver<Note>) {
+    fn stop(mut self, events: &Receiver<SupervisorEvent>) {
         self.fail(ServeError::Stopped);
         self.handle.update_status(|status| {
             status.state = EngineState::Failed(ServeError::Stopped.to_string());
@@ -388,18 +392,18 @@ impl Core {
         let deadline = Instant::now() + self.options.stop_timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
         while (self.starting > 0 || self.members.iter().any(|member| member.sender.is_some()))
-            && let Ok(note) = notes.recv_timeout(left())
+            && let Ok(event) = events.recv_timeout(left())
         {
-            let Note::Rank { node, life, word } = note else { continue };
-            let is_present = self.members[node].life == life;
-            match word {
-                Word::Gone(_) if is_present => self.members[node].sender = None,
-                Word::Connected { sender, .. } if is_present => {
+            let SupervisorEvent::Rank { node, incarnation, event } = event else { continue };
+            let is_present = self.members[node].incarnation == incarnation;
+            match event {
+                RankEvent::Disconnected(_) if is_present => self.members[node].sender = None,
+                RankEvent::Connected { sender, .. } if is_present => {
                     self.members[node].sender = Some(sender);
                     self.tell(Some(node), &ToRank::Shutdown);
                 }
                 // A child ends when it is dropped.
-                Word::Restarted(_) => self.starting -= 1,
+                RankEvent::Restarted(_) => self.starting -= 1,
                 _ => {}
             }
         }

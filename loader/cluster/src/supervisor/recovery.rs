@@ -1,25 +1,25 @@
-//! When a lost rank is started again, and when that is given up. Numbers only.
+//! Recovery policy: restarts with exponential backoff, and their limit. No I/O.
 
 use std::time::Duration;
 
-/// What is done when a group that served has lost a rank.
+/// Recovery policy of a group that served and lost a rank.
 #[derive(Clone, Copy, Debug)]
 pub struct RecoveryOptions {
     /// Attempts, for each rank and for the group, that may follow each other without
     /// [`RecoveryOptions::steady`] service between them; then the group is given up.
     pub attempts: u32,
-    /// Before the first attempt: what is lost together is seen to be lost within it. It doubles
-    /// from attempt to attempt.
+    /// Backoff before the first attempt: ranks that are lost together are seen to be lost within
+    /// it. It doubles from attempt to attempt.
     pub first_pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
     /// Service without a loss after which attempts are counted anew.
     pub steady: Duration,
-    /// What becomes of the ranks that are not lost.
+    /// Whether the ranks that are not lost are restarted too.
     pub survivors: Survivors,
 }
 
-/// What becomes of the ranks that are not lost when one is.
+/// Whether the ranks that are not lost are restarted when one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survivors {
     /// They keep their weights and form the next group.
@@ -57,7 +57,7 @@ impl Attempts {
         Some((pause, self.0))
     }
 
-    pub(super) fn forget(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.0 = 0;
     }
 }
@@ -81,7 +81,7 @@ mod tests {
             assert_eq!(number as usize, pauses.len());
         }
         assert_eq!(pauses, [100, 200, 400, 500, 500]);
-        attempts.forget();
+        attempts.reset();
         assert_eq!(attempts.next(&options), Some((Duration::from_millis(100), 1)));
         let endless = RecoveryOptions { attempts: u32::MAX, ..options };
         (0..100).for_each(|_| assert!(attempts.next(&endless).is_some()));

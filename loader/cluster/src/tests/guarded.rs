@@ -17,7 +17,7 @@ use shardpack_identity::{
 use super::fake::{Answer, End, LONG, NOTICED, handle, identity, load, request};
 use crate::{
     Announcement, Node, RankOptions, Supervisor, SupervisorOptions, Token,
-    message::{FromRank, Opening, PROTOCOL, PeerReply, Way},
+    message::{FromRank, Hello, PROTOCOL, PeerReply, StreamKind},
     run_rank,
     wire::{self, MAX_MESSAGE_BYTES, Sender},
 };
@@ -115,12 +115,12 @@ fn a_rank_in_the_clear_is_not_taken_for_a_member_nor_a_member_for_another() {
     let found = why(&other, Some(&members.controller));
     assert!(found.contains("another node answers there"), "{found}");
     let found = why(&Announcement { key: None, ..rank.clone() }, Some(&members.controller));
-    assert!(found.contains("in the clear"), "{found}");
+    assert!(found.contains("does not use TLS"), "{found}");
     let found = why(&rank, None);
     assert!(found.contains("no cluster"), "{found}");
     // A node is no front.
     let found = why(&rank, Some(&members.nodes[1]));
-    assert!(found.contains("has not the role for that"), "{found}");
+    assert!(found.contains("does not have the required role"), "{found}");
 }
 
 #[test]
@@ -130,8 +130,8 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
     // In the clear, with the right token.
     let socket = TcpStream::connect(rank.address).unwrap();
     socket.set_read_timeout(Some(LONG)).unwrap();
-    let opening = Opening::Control { token: rank.token.clone(), protocol: PROTOCOL };
-    Sender::new(socket.try_clone().unwrap()).unwrap().send(&opening).unwrap();
+    let hello = Hello::Control { token: rank.token.clone(), protocol: PROTOCOL };
+    Sender::new(socket.try_clone().unwrap()).unwrap().send(&hello).unwrap();
     let mut answer = Vec::new();
     let _ = (&socket).read_to_end(&mut answer);
     assert!(answer.len() < 50 && !String::from_utf8_lossy(&answer).contains("identity"));
@@ -143,8 +143,8 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
     };
     // A controller is no peer, and needs the token too.
     let mut channel = call(&members.controller);
-    let (token, way) = (rank.token.clone(), Way::Data);
-    let peer = Opening::Peer { token, epoch: 1, identity: identity(1, 2), way };
+    let (token, way) = (rank.token.clone(), StreamKind::Data);
+    let peer = Hello::Peer { token, epoch: 1, identity: identity(1, 2), way };
     channel.write_all(&wire::encode(&peer).unwrap()).unwrap();
     let Ok(PeerReply::Refused(reason)) = wire::read(&mut channel, MAX_MESSAGE_BYTES) else {
         panic!("no refusal")
@@ -152,8 +152,8 @@ fn strangers_get_nothing_from_a_rank_inside_tls() {
     assert!(reason.contains("role"), "{reason}");
     let mut channel = call(&members.controller);
     let token = Token::generate().unwrap();
-    let opening = Opening::Control { token, protocol: PROTOCOL };
-    channel.write_all(&wire::encode(&opening).unwrap()).unwrap();
+    let hello = Hello::Control { token, protocol: PROTOCOL };
+    channel.write_all(&wire::encode(&hello).unwrap()).unwrap();
     let Ok(FromRank::Refused(reason)) = wire::read(&mut channel, MAX_MESSAGE_BYTES) else {
         panic!("no refusal")
     };
@@ -232,25 +232,25 @@ fn a_member_with_another_ranks_token_is_not_that_rank() {
     let front = Channel::call(socket, &members.controller, Service::Rank, role, deadline).unwrap();
     front.set_read_timeout(Some(LONG)).unwrap();
     let sender = Sender::new(front.clone()).unwrap();
-    sender.send(&Opening::Control { token: rank.token.clone(), protocol: PROTOCOL }).unwrap();
+    sender.send(&Hello::Control { token: rank.token.clone(), protocol: PROTOCOL }).unwrap();
     let form = crate::message::ToRank::Form { epoch: 1, peers: vec![rank.clone(), expected] };
     sender.send(&form).unwrap();
-    let peer = |node: &Credentials, way: Way| -> PeerReply {
+    let peer = |node: &Credentials, way: StreamKind| -> PeerReply {
         let socket = TcpStream::connect(rank.address).unwrap();
         let deadline = HandshakeDeadline::after(LONG);
         let mut peer = Channel::call(socket, node, Service::Rank, role, deadline).unwrap();
         peer.set_read_timeout(Some(LONG)).unwrap();
         let token = rank.token.clone();
-        let opening = Opening::Peer { token, epoch: 1, identity: identity(1, 2), way };
-        peer.write_all(&wire::encode(&opening).unwrap()).unwrap();
+        let hello = Hello::Peer { token, epoch: 1, identity: identity(1, 2), way };
+        peer.write_all(&wire::encode(&hello).unwrap()).unwrap();
         wire::read(&mut peer, MAX_MESSAGE_BYTES).unwrap()
     };
-    let PeerReply::Refused(reason) = peer(&members.nodes[2], Way::Data) else {
+    let PeerReply::Refused(reason) = peer(&members.nodes[2], StreamKind::Data) else {
         panic!("it was taken for rank 1")
     };
     assert!(reason.contains("another node's key"), "{reason}");
     // That ends nothing: the right one is still waited for.
-    for way in [Way::Data, Way::Farewell] {
+    for way in [StreamKind::Data, StreamKind::Farewell] {
         assert!(matches!(peer(&members.nodes[1], way), PeerReply::Welcome(_)));
     }
 }

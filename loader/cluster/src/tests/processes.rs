@@ -177,7 +177,7 @@ fn a_process_that_does_not_announce_itself_is_named() {
     check_spawn(
         shell("exec sleep 1000"),
         Duration::from_millis(50),
-        "node-7 did not say where it listens within 0 s",
+        "node-7 did not announce its address within 0 s",
     );
     let missing = Command::new("/does/not/exist");
     check_spawn(missing, LONG, "node-7 cannot be started");

@@ -18,7 +18,7 @@ use super::fake::{
 use crate::{
     Announcement, Identity, LoadError, Node, Progress, RankError, RankOptions, ServeError,
     Supervisor, SupervisorOptions, Token,
-    message::{FromRank, Opening, PROTOCOL, ToRank},
+    message::{FromRank, Hello, PROTOCOL, ToRank},
     run_rank,
     wire::{self, MAX_MESSAGE_BYTES, Sender},
 };
@@ -95,7 +95,7 @@ fn an_idle_group_lives_on_heartbeats_alone() {
     let ranks = [start_rank(identity(0, 2)), start_rank(identity(1, 2))];
     let (supervisor, handle) = supervise(&ranks);
     supervisor.wait_until_ready(LONG).unwrap();
-    // Longer than a follower's patience: only time can show that it is not lost.
+    // Longer than a follower's heartbeat timeout: only time can show that it is not lost.
     thread::sleep(shardpack_engine::engine::HEARTBEAT_TIMEOUT + Duration::from_secs(1));
     let (tokens, _) = Answer::submit(&handle, request(1, 2)).finish();
     assert_eq!(tokens, [2, 3]);
@@ -129,7 +129,7 @@ fn packages_that_do_not_belong_together_are_refused() {
 }
 
 #[test]
-fn a_wrong_token_opens_nothing() {
+fn a_wrong_token_is_refused() {
     let (announcement, _rank) = start_rank(identity(0, 1));
     let (handle, commands) = handle(1);
     let wrong = Announcement { token: Token::generate().unwrap(), ..announcement.clone() };
@@ -248,7 +248,7 @@ impl Front {
         let stream = TcpStream::connect(to.address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         let sender = Sender::new(stream.try_clone().unwrap()).unwrap();
-        sender.send(&Opening::Control { token: to.token.clone(), protocol }).unwrap();
+        sender.send(&Hello::Control { token: to.token.clone(), protocol }).unwrap();
         Self { stream, sender }
     }
 

@@ -21,7 +21,7 @@ use super::{
     DeltaStep, ExpertStep, IndexInputs, IndexStep, NormStep, PoolStep, Qkv, Ranks, RouterVectors,
     StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
 };
-use crate::open::PackageTensor;
+use crate::loading::PackageTensor;
 
 mod attention;
 mod blocks;

@@ -1,4 +1,4 @@
-//! What drafts give: the same requests with and without them, in turns.
+//! Speculative decoding: the same requests with and without drafts, in turns.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use serde::Serialize;
 use shardpack_collectives::Group;
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, Sampling, TokenId};
 
-use super::{BenchError, Load};
+use super::{BenchError, Workload};
 use crate::{
     backend::Backend,
     engine::{Engine, RankEngine, Speculate, StepOutcome},
@@ -23,20 +23,21 @@ const TURNS: usize = 3;
 /// What the answers are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Text {
-    /// Drawn at a temperature of 1: what has not been said before, as far as the model allows.
+pub enum AnswerKind {
+    /// Sampled at a temperature of 1: new text, as far as the model allows.
     New,
     /// The most likely tokens, which small and untrained models repeat.
     Likely,
-    /// Foretold by the client to the letter, like a file that is to be written again.
-    Foretold,
+    /// Predicted by the client word for word, like a file that is rewritten (predicted outputs).
+    #[serde(rename = "foretold")]
+    Predicted,
 }
 
 /// Speed with and without drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DraftSpeed {
     /// What the answers were like.
-    pub text: Text,
+    pub text: AnswerKind,
     /// Tokens of each prompt.
     pub context: usize,
     /// Requests at a time.
@@ -45,9 +46,9 @@ pub struct DraftSpeed {
     pub off_tokens_per_second: f64,
     /// The same with drafts.
     pub auto_tokens_per_second: f64,
-    /// Drafts that were run for each token of the answers.
+    /// Draft tokens that were run for each token of the answers.
     pub drafted_per_token: f64,
-    /// Of all drafts, the part that came true.
+    /// Acceptance rate: accepted drafts of all drafts that were run.
     pub accepted_share: f64,
 }
 
@@ -56,7 +57,7 @@ pub struct DraftSpeed {
 pub fn bench_drafts<B: Backend>(
     engines: &mut [Engine<B>],
     groups: &[Arc<dyn Group>],
-    loads: &[Load],
+    loads: &[Workload],
 ) -> Result<Vec<DraftSpeed>, BenchError> {
     let (leader, followers) = engines.split_first_mut().expect("a group has at least one rank");
     thread::scope(|scope| {
@@ -66,7 +67,7 @@ pub fn bench_drafts<B: Backend>(
         }
         let group = groups[0].as_ref();
         let mut next_id = 0;
-        let texts = [Text::New, Text::Likely, Text::Foretold];
+        let texts = [AnswerKind::New, AnswerKind::Likely, AnswerKind::Predicted];
         let speeds = loads
             .iter()
             .flat_map(|load| texts.map(|text| (*load, text)))
@@ -88,7 +89,7 @@ struct Run {
 fn compare<B: Backend>(
     leader: &mut Engine<B>,
     group: &dyn Group,
-    (load, text): (Load, Text),
+    (load, text): (Workload, AnswerKind),
     next_id: &mut u64,
 ) -> Result<DraftSpeed, BenchError> {
     let (mut off, mut auto) = (Vec::new(), Vec::new());
@@ -127,15 +128,15 @@ fn median(speeds: &mut [f64]) -> f64 {
 fn run<B: Backend>(
     leader: &mut Engine<B>,
     group: &dyn Group,
-    (load, text): (Load, Text),
-    told: Option<&BTreeMap<u64, Vec<TokenId>>>,
+    (load, text): (Workload, AnswerKind),
+    predictions: Option<&BTreeMap<u64, Vec<TokenId>>>,
     next_id: &mut u64,
 ) -> Result<Run, BenchError> {
     let first_id = *next_id;
     *next_id += load.batch as u64;
     let vocab = leader.model().spec().vocab_size;
     for number in 0..load.batch as u64 {
-        let request = request(vocab, (load, text), number, told);
+        let request = request(vocab, (load, text), number, predictions);
         leader.submit(RequestId(first_id + number), request);
     }
     let mut answers: BTreeMap<u64, Vec<TokenId>> = BTreeMap::new();
@@ -174,9 +175,9 @@ fn run<B: Backend>(
 /// One of a load's requests: the same in every turn.
 fn request(
     vocab: u32,
-    (load, text): (Load, Text),
+    (load, text): (Workload, AnswerKind),
     number: u64,
-    told: Option<&BTreeMap<u64, Vec<TokenId>>>,
+    predictions: Option<&BTreeMap<u64, Vec<TokenId>>>,
 ) -> GenerateRequest {
     let token = |index: usize| {
         let mixed = ((number + 1) << 32 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -185,13 +186,13 @@ fn request(
     let prompt = (0..load.context).map(token).collect();
     let mut request = GenerateRequest::greedy(prompt, load.generate as u32 + 1);
     match text {
-        Text::New => {
+        AnswerKind::New => {
             request.sampling = Sampling { temperature: 1.0, seed: number, ..Sampling::GREEDY };
         }
-        Text::Likely => {}
-        Text::Foretold => {
-            let told = told.and_then(|answers| answers.get(&number));
-            request.prediction = told.cloned().unwrap_or_default();
+        AnswerKind::Likely => {}
+        AnswerKind::Predicted => {
+            let predictions = predictions.and_then(|answers| answers.get(&number));
+            request.prediction = predictions.cloned().unwrap_or_default();
         }
     }
     request
@@ -203,20 +204,20 @@ mod tests {
     use crate::engine::memory_group;
 
     #[test]
-    fn foretold_answers_are_drafted_and_new_ones_hardly() {
+    fn predicted_outputs_are_drafted_and_new_text_hardly() {
         let mut engines = engines();
-        let load = |batch| Load { context: 5, batch, generate: 40 };
+        let load = |batch| Workload { context: 5, batch, generate: 40 };
         let groups = memory_group(2).unwrap();
         let speeds = bench_drafts(&mut engines, &groups, &[load(1), load(3)]).unwrap();
         let texts: Vec<_> = speeds.iter().map(|speed| (speed.batch, speed.text)).collect();
-        let each = [Text::New, Text::Likely, Text::Foretold];
+        let each = [AnswerKind::New, AnswerKind::Likely, AnswerKind::Predicted];
         assert_eq!(texts, [1, 3].map(|batch| each.map(|text| (batch, text))).concat());
         for speed in speeds {
             assert!(speed.off_tokens_per_second > 0.0 && speed.auto_tokens_per_second > 0.0);
-            if speed.text == Text::Foretold {
+            if speed.text == AnswerKind::Predicted {
                 assert!(speed.drafted_per_token > 0.3, "{speed:?}");
                 assert!(speed.accepted_share > 0.9, "{speed:?}");
-            } else if speed.text == Text::New {
+            } else if speed.text == AnswerKind::New {
                 assert!(speed.drafted_per_token < 0.2, "{speed:?}");
             }
         }

@@ -22,30 +22,30 @@ pub struct Calls {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// All-reduces.
-    pub sums: Calls,
+    pub all_reduces: Calls,
     /// All-gathers.
-    pub gathers: Calls,
+    pub all_gathers: Calls,
     /// Broadcasts.
     pub broadcasts: Calls,
-    /// Sends to the next stage's ranks, and receives from the previous stage's.
-    pub passes: Calls,
+    /// Sends to the next pipeline stage, and receives from the previous one.
+    pub transfers: Calls,
 }
 
 impl Counts {
     /// Time spent in all of them.
     #[must_use]
     pub fn time(&self) -> Duration {
-        self.sums.time + self.gathers.time + self.broadcasts.time + self.passes.time
+        self.all_reduces.time + self.all_gathers.time + self.broadcasts.time + self.transfers.time
     }
 }
 
 impl Counts {
     fn of(&mut self, op: GroupOp) -> Option<&mut Calls> {
         match op {
-            GroupOp::AllReduce => Some(&mut self.sums),
-            GroupOp::AllGather => Some(&mut self.gathers),
+            GroupOp::AllReduce => Some(&mut self.all_reduces),
+            GroupOp::AllGather => Some(&mut self.all_gathers),
             GroupOp::Broadcast => Some(&mut self.broadcasts),
-            GroupOp::Send | GroupOp::Receive => Some(&mut self.passes),
+            GroupOp::Send | GroupOp::Receive => Some(&mut self.transfers),
             GroupOp::Barrier => None,
         }
     }

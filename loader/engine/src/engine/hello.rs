@@ -1,34 +1,34 @@
-//! What ranks tell each other before their first step: whether they compute alike, and how much
-//! memory each has for keys and values.
+//! The handshake of the ranks before their first step: whether they compute alike, and how much KV
+//! memory each has.
 //!
 //! | bytes | field |
 //! |---|---|
 //! | 4 | version of the steps |
 //! | 4 | tokens of the vocabulary |
-//! | 1 | how keys and values are stored |
-//! | 1 | whether it can take back what a step has put into a sequence |
-//! | 8 | pages of keys and values that there is memory for |
+//! | 1 | KV cache type |
+//! | 1 | whether its KV cache can be rolled back |
+//! | 8 | KV pages that there is memory for |
 
 use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_formats::memory::KvType;
 
-/// Version of plans and of what ranks gather in a step.
+/// Version of plans and of the candidates that ranks gather.
 const VERSION: u32 = 3;
 
-/// One rank's word.
+/// One rank's part of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) vocab_size: u32,
     pub(super) kv: KvType,
-    pub(super) rewinds: bool,
+    pub(super) can_roll_back: bool,
     pub(super) pages: u64,
 }
 
-/// What all ranks can do.
+/// What every rank supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreed {
-    /// Whether every rank can take back what a step has put into a sequence.
-    pub(super) rewinds: bool,
+    /// Whether every rank's KV cache can be rolled back.
+    pub(super) can_roll_back: bool,
     /// Pages that every rank has memory for.
     pub(super) pages: u64,
 }
@@ -47,12 +47,12 @@ impl Hello {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         bytes.extend(self.vocab_size.to_le_bytes());
         bytes.push(kv);
-        bytes.push(u8::from(self.rewinds));
+        bytes.push(u8::from(self.can_roll_back));
         bytes.extend(self.pages.to_le_bytes());
         bytes
     }
 
-    /// Hears all ranks and returns what every one of them can do.
+    /// Exchanges handshakes and returns what all ranks can do.
     pub(super) fn exchange(
         self,
         group: &dyn Group,
@@ -60,23 +60,24 @@ impl Hello {
     ) -> Result<Agreed, GroupError> {
         let mine = self.encode();
         let (same, _) = mine.split_at(mine.len() - OWN_BYTES);
-        let mut agreed = Agreed { rewinds: self.rewinds, pages: self.pages };
+        let mut agreed = Agreed { can_roll_back: self.can_roll_back, pages: self.pages };
         for (rank, bytes) in group.all_gather(&mine, deadline)?.iter().enumerate() {
             let theirs = bytes.split_at_checked(same.len()).filter(|(it, _)| *it == same);
             let own = theirs.and_then(|(_, own)| own.split_first());
-            let own = own.and_then(|(rewinds, pages)| Some((*rewinds, pages.try_into().ok()?)));
-            let Some((rewinds @ 0..=1, pages)) = own else {
+            let own = own
+                .and_then(|(can_roll_back, pages)| Some((*can_roll_back, pages.try_into().ok()?)));
+            let Some((can_roll_back @ 0..=1, pages)) = own else {
                 return Err(GroupError::OutOfStep {
                     rank: rank as u32,
                     expected: format!(
-                        "an engine that stores keys and values as {:?} (--kv-type), and {} bytes",
-                        self.kv,
-                        mine.len()
+                        "a handshake of {} bytes with KV type {:?} (--kv-type)",
+                        mine.len(),
+                        self.kv
                     ),
                     found: format!("{bytes:?}"),
                 });
             };
-            agreed.rewinds &= rewinds == 1;
+            agreed.can_roll_back &= can_roll_back == 1;
             agreed.pages = agreed.pages.min(u64::from_le_bytes(pages));
         }
         Ok(agreed)

@@ -9,8 +9,8 @@ use shardpack_formats::Spec;
 use super::step::EngineOptions;
 use crate::{
     backend::{Backend, Cpu, CpuError, Ranks, StepError},
+    loading::Package,
     model::{Batch, LoadError, Model},
-    open::Package,
 };
 
 /// Logits could not be computed.

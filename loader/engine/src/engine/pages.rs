@@ -1,5 +1,5 @@
-//! Memory for keys and values, as rank 0 counts it, and which pages of it hold what: sequences
-//! that begin with the same tokens share full pages. The pages themselves are the ranks'.
+//! The paged KV cache as rank 0 accounts for it, with the prefix cache: sequences that begin with the
+//! same tokens share full pages. The pages themselves are the ranks'.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,37 +7,36 @@ use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::plan::PageId;
 
-/// What pages of a sequence can be shared with: positions are computed differently for sequences
-/// of another kind.
+/// The kind of sequences that can share pages: rotary embeddings differ for sequences of another kind.
 pub(super) type Kind = u32;
 
-/// Named pages, and how much memory is left.
+/// The prefix cache and the free KV memory.
 pub(super) struct Pages {
     /// Pages that all ranks have memory for.
     capacity: u64,
-    /// Pages of single sequences, which have no name.
+    /// Private pages of running sequences.
     private: u64,
-    named: BTreeMap<PageId, Named>,
-    /// Each page by what comes before it and its tokens.
-    chains: HashMap<(Before, Box<[u32]>), PageId>,
+    cached: BTreeMap<PageId, CachedPage>,
+    /// Cached pages by their parent and their tokens.
+    chains: HashMap<(Parent, Box<[u32]>), PageId>,
     next: u64,
     /// Counts uses.
     clock: u64,
-    /// Pages that have lost their name and that the ranks still hold.
+    /// Evicted pages that the ranks still hold.
     dropped: Vec<PageId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Before {
-    Nothing(Kind),
+enum Parent {
+    Root(Kind),
     Page(PageId),
 }
 
-struct Named {
-    key: (Before, Box<[u32]>),
+struct CachedPage {
+    key: (Parent, Box<[u32]>),
     /// Sequences that use it.
     users: u32,
-    /// Named pages that follow it.
+    /// Cached pages that follow it.
     followers: u32,
     last_use: u64,
 }
@@ -47,7 +46,7 @@ impl Pages {
         Self {
             capacity,
             private: 0,
-            named: BTreeMap::new(),
+            cached: BTreeMap::new(),
             chains: HashMap::new(),
             next: 0,
             clock: 0,
@@ -62,10 +61,10 @@ impl Pages {
     /// Pages that hold something.
     #[cfg(test)]
     pub(super) fn used(&self) -> u64 {
-        self.private + self.named.len() as u64
+        self.private + self.cached.len() as u64
     }
 
-    /// Forgets everything that ranks held; names are not given again.
+    /// Clears the prefix cache; page ids are not reused.
     pub(super) fn forget(&mut self, capacity: u64) {
         *self = Self { next: self.next, ..Self::new(capacity) };
     }
@@ -75,16 +74,16 @@ impl Pages {
         std::mem::take(&mut self.dropped)
     }
 
-    /// Named pages with the beginning of `tokens`, which are then used by one more sequence. At
+    /// Cached pages with the longest prefix of `tokens`, which one more sequence then uses. At
     /// least one token stays without a page, since the last one's logits are wanted.
     pub(super) fn find(&mut self, kind: Kind, tokens: &[u32]) -> Vec<PageId> {
         let most = tokens.len().saturating_sub(1) / TOKENS_PER_PAGE;
-        let mut before = Before::Nothing(kind);
+        let mut before = Parent::Root(kind);
         let mut found = Vec::new();
         for page in tokens.chunks_exact(TOKENS_PER_PAGE).take(most) {
             let Some(page) = self.chains.get(&(before, page.into())) else { break };
             found.push(*page);
-            before = Before::Page(*page);
+            before = Parent::Page(*page);
         }
         self.touch(&found);
         for page in &found {
@@ -110,12 +109,12 @@ impl Pages {
         }
     }
 
-    fn entry(&mut self, page: PageId) -> &mut Named {
-        self.named.get_mut(&page).expect("a page in use has a name")
+    fn entry(&mut self, page: PageId) -> &mut CachedPage {
+        self.cached.get_mut(&page).expect("a page in use is cached")
     }
 
-    /// Names a full page of the sequence that holds `before`, all its pages so far; it is then a
-    /// user of it. `None` where another page holds the same.
+    /// Adds a full page of the sequence that holds `before`, all its pages so far, to the cache; the
+    /// sequence then uses it. `None` where another page holds the same.
     pub(super) fn publish(
         &mut self,
         kind: Kind,
@@ -124,7 +123,7 @@ impl Pages {
     ) -> Option<PageId> {
         assert_eq!(tokens.len(), TOKENS_PER_PAGE, "tokens of a page");
         let parent = before.last().copied();
-        let key = (parent.map_or(Before::Nothing(kind), Before::Page), tokens.into());
+        let key = (parent.map_or(Parent::Root(kind), Parent::Page), tokens.into());
         if self.chains.contains_key(&key) {
             return None;
         }
@@ -135,18 +134,18 @@ impl Pages {
         if let Some(parent) = parent {
             self.entry(parent).followers += 1;
         }
-        let named = Named { key, users: 1, followers: 0, last_use: self.clock };
-        self.named.insert(page, named);
+        let cached = CachedPage { key, users: 1, followers: 0, last_use: self.clock };
+        self.cached.insert(page, cached);
         self.private -= 1;
         Some(page)
     }
 
-    /// Takes memory for so many pages of a sequence, from pages that none uses if need be, the
-    /// least recently used first.
+    /// Allocates so many private pages; unused cached pages are evicted if needed, the least recently
+    /// used first.
     pub(super) fn take(&mut self, pages: u64) -> bool {
-        let used = self.private + self.named.len() as u64;
+        let used = self.private + self.cached.len() as u64;
         let lacking = (used + pages).saturating_sub(self.capacity);
-        let idle = self.named.values().filter(|named| named.users == 0).count() as u64;
+        let idle = self.cached.values().filter(|cached| cached.users == 0).count() as u64;
         if lacking > idle {
             return false;
         }
@@ -155,21 +154,22 @@ impl Pages {
         true
     }
 
-    /// Gives memory of a sequence's own pages back.
+    /// Frees private pages of a sequence.
     pub(super) fn give(&mut self, pages: u64) {
         self.private -= pages;
     }
 
     fn evict(&mut self) {
         // A page in use is followed only by pages in use, so there is one to be found.
-        let idle = self.named.iter().filter(|(_, named)| named.users == 0 && named.followers == 0);
-        let (page, _) = idle.min_by_key(|(_, named)| named.last_use).expect("an idle page");
+        let idle =
+            self.cached.iter().filter(|(_, cached)| cached.users == 0 && cached.followers == 0);
+        let (page, _) = idle.min_by_key(|(_, cached)| cached.last_use).expect("an idle page");
         let page = *page;
-        let named = self.named.remove(&page).expect("found above");
-        if let Before::Page(parent) = named.key.0 {
+        let cached = self.cached.remove(&page).expect("found above");
+        if let Parent::Page(parent) = cached.key.0 {
             self.entry(parent).followers -= 1;
         }
-        self.chains.remove(&named.key);
+        self.chains.remove(&cached.key);
         self.dropped.push(page);
     }
 }
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(pages.find(0, &[tokens(&[1, 7, 3]), vec![9]].concat()), held[..1]);
         assert_eq!(pages.find(0, &tokens(&[2, 3])), []);
         assert_eq!(pages.find(1, &tokens(&[1, 2])), [], "of another kind");
-        // What another sequence has computed meanwhile has its name already.
+        // Another sequence has cached the page meanwhile.
         assert!(pages.take(1));
         assert_eq!(pages.publish(0, &[], &tokens(&[1])), None);
         assert_eq!(pages.used(), 4);

@@ -6,14 +6,14 @@ use std::time::Duration;
 use shardpack_collectives::{Group, GroupError};
 use shardpack_engine_api::{Event, GenerateRequest, RequestId};
 
-/// How often an idle leader tells its followers that it lives.
+/// How often an idle leader sends its followers a heartbeat.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// How long a follower waits for the leader's next plan or heartbeat. Several heartbeats, so
 /// that a busy machine is not taken for a dead one.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
     /// Some request went on; there may be more to do.
@@ -28,7 +28,7 @@ pub enum StepOutcome {
 /// After a [`GroupError`] the group is gone: [`RankEngine::reset`] is called, then the same
 /// engine gets another group of a higher epoch.
 pub trait RankEngine: Send {
-    /// Leader: takes a request; what is wrong with it is said by an event of the next step.
+    /// Leader: takes a request; an invalid one fails by an event of the next step.
     fn submit(&mut self, id: RequestId, request: GenerateRequest);
 
     /// Leader: ends a request within one step; unknown ids are ignored.
@@ -41,18 +41,18 @@ pub trait RankEngine: Send {
         events: &mut dyn FnMut(Event),
     ) -> Result<StepOutcome, GroupError>;
 
-    /// Leader, with nothing to do: tells the followers that it lives.
+    /// Leader, with nothing to do: sends the followers a heartbeat.
     fn heartbeat(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
     /// Follower: waits at most [`HEARTBEAT_TIMEOUT`] for one plan or heartbeat and carries it out.
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError>;
 
-    /// Leader: drafts that were run since the engine began, and those of them that were kept.
+    /// Leader: draft tokens that were run since the engine began, and those that were accepted.
     fn drafts(&self) -> [u64; 2] {
         [0; 2]
     }
 
-    /// The group is gone: forgets every request without a word, since the front has already
-    /// told its clients. Weights and prefix caches stay.
+    /// The group is gone: drops every request without an event, since the front has already
+    /// failed them. Weights and prefix caches stay.
     fn reset(&mut self);
 }

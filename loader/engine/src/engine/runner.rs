@@ -1,4 +1,4 @@
-//! What every rank does with a plan: the same step on its part of the model.
+//! Runs a plan on every rank: the same step on its shard of the model.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -10,8 +10,8 @@ use shardpack_engine_api::RequestId;
 use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
-    plan::{Begin, PageId, Plan, Publish, Work},
-    sample::{Chooser, Chosen, Logits, Row, sample},
+    plan::{NewSequence, PageId, Plan, Publish, ScheduledSequence},
+    sample::{Logits, Row, SampledToken, Sampler, sample},
 };
 use crate::{
     backend::{Backend, Ranks, StepError},
@@ -22,37 +22,36 @@ use crate::{
 pub(super) struct Runner<B: Backend> {
     model: Model<B>,
     backend: B,
-    sequences: BTreeMap<RequestId, Sequence<B::Cache>>,
+    sequences: BTreeMap<RequestId, CachedSequence<B::Cache>>,
     /// Pages that sequences share.
     pages: BTreeMap<PageId, B::Page>,
     /// Steps run in this epoch.
     steps: u64,
 }
 
-struct Sequence<C> {
+struct CachedSequence<C> {
     cache: C,
-    chooser: Chooser,
+    sampler: Sampler,
     /// Tokens that it may have in the end.
     total: u32,
     /// Tokens in the cache.
     len: u32,
-    /// The token that was sampled after them, which must come next.
+    /// The token that was sampled after them, which must be the next input.
     next: Option<u32>,
 }
 
-/// The tokens after a sequence's certain ones: its drafts as far as sampling came to them, and the
-/// one that it came to then.
+/// The new tokens of a sequence: its accepted draft tokens, and the one that was sampled after them.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Sampled {
+pub(super) struct SampledSequence {
     pub(super) id: RequestId,
     /// Not empty.
-    pub(super) chosen: Vec<Chosen>,
+    pub(super) tokens: Vec<SampledToken>,
 }
 
-impl<C> Sequence<C> {
+impl<C> CachedSequence<C> {
     /// These tokens are the next ones of the sequence.
     fn take(&mut self, tokens: &[u32]) {
-        self.chooser.take(self.len, tokens);
+        self.sampler.take(self.len, tokens);
         self.len += tokens.len() as u32;
     }
 }
@@ -78,7 +77,7 @@ impl<B: Backend> Runner<B> {
         self.steps = 0;
     }
 
-    /// Number of the step that comes next.
+    /// Number of the next step.
     pub(super) const fn next_step(&self) -> u64 {
         self.steps + 1
     }
@@ -89,7 +88,7 @@ impl<B: Backend> Runner<B> {
         &mut self,
         plan: &Plan,
         ranks: &Ranks<'_>,
-    ) -> Result<Vec<Sampled>, StepError> {
+    ) -> Result<Vec<SampledSequence>, StepError> {
         if plan.step != self.next_step() {
             return Err(out_of_step(&format!("step {}", self.next_step()), &plan.step));
         }
@@ -106,42 +105,42 @@ impl<B: Backend> Runner<B> {
             }
         }
         plan.begin.iter().try_for_each(|begin| self.begin(begin))?;
-        if plan.work.is_empty() {
+        if plan.scheduled.is_empty() {
             return Ok(Vec::new());
         }
         // Sequences leave the map while they are worked on; after an error all are forgotten.
-        let mut sequences = Vec::with_capacity(plan.work.len());
-        for work in &plan.work {
-            let Some(mut sequence) = self.sequences.remove(&work.id) else {
-                return Err(out_of_step(&"work on a known sequence", &work.id.0));
+        let mut sequences = Vec::with_capacity(plan.scheduled.len());
+        for scheduled in &plan.scheduled {
+            let Some(mut sequence) = self.sequences.remove(&scheduled.id) else {
+                return Err(out_of_step(&"tokens of a known sequence", &scheduled.id.0));
             };
-            self.check(work, &sequence)?;
-            sequence.take(work.known());
+            self.check(scheduled, &sequence)?;
+            sequence.take(scheduled.known());
             sequences.push(sequence);
         }
-        let mut chosen = self.step(plan, &mut sequences, ranks)?.into_iter();
+        let mut sampled_tokens = self.step(plan, &mut sequences, ranks)?.into_iter();
         let mut sampled = Vec::new();
-        for (work, mut sequence) in plan.work.iter().zip(sequences) {
+        for (scheduled, mut sequence) in plan.scheduled.iter().zip(sequences) {
             sequence.next = None;
-            if work.sample {
-                let rows = chosen.by_ref().take(work.drafts as usize + 1).collect();
-                let chosen = self.keep(work, &mut sequence, rows);
-                sampled.push(Sampled { id: work.id, chosen });
+            if scheduled.sample {
+                let rows = sampled_tokens.by_ref().take(scheduled.drafts as usize + 1).collect();
+                let sampled_tokens = self.keep(scheduled, &mut sequence, rows);
+                sampled.push(SampledSequence { id: scheduled.id, tokens: sampled_tokens });
             }
-            self.sequences.insert(work.id, sequence);
+            self.sequences.insert(scheduled.id, sequence);
         }
         Ok(sampled)
     }
 
-    /// Takes the drafts that sampling came to as well, and the token after them. What the caches
-    /// have of the others is taken back.
+    /// Accepts the draft tokens that sampling gave too, and the token after them. The KV cache is
+    /// rolled back to them.
     fn keep(
         &self,
-        work: &Work,
-        sequence: &mut Sequence<B::Cache>,
-        mut rows: Vec<Chosen>,
-    ) -> Vec<Chosen> {
-        let drafts = work.drafted();
+        scheduled: &ScheduledSequence,
+        sequence: &mut CachedSequence<B::Cache>,
+        mut rows: Vec<SampledToken>,
+    ) -> Vec<SampledToken> {
+        let drafts = scheduled.drafted();
         let kept = rows.iter().zip(drafts).take_while(|(row, draft)| row.token == Some(**draft));
         let kept = kept.count();
         if !drafts.is_empty() {
@@ -169,7 +168,7 @@ impl<B: Backend> Runner<B> {
         }
     }
 
-    fn begin(&mut self, begin: &Begin) -> Result<(), StepError> {
+    fn begin(&mut self, begin: &NewSequence) -> Result<(), StepError> {
         let mut pages = Vec::with_capacity(begin.pages.len());
         for page in &begin.pages {
             let Some(page) = self.pages.get(page) else {
@@ -184,78 +183,84 @@ impl<B: Backend> Runner<B> {
             let found = format!("{} of {cached} cached", begin.history.len());
             return Err(out_of_step(&"the tokens of the cached pages", &found));
         }
-        let mut chooser = Chooser::new(begin.wishes.clone());
-        chooser.take(0, &begin.history);
+        let mut sampler = Sampler::new(begin.params.clone());
+        sampler.take(0, &begin.history);
         let cache = self.backend.cache(&self.model.cache_shape(), &pages);
         let (total, len) = (begin.total, cached as u32);
-        let sequence = Sequence { cache, chooser, total, len, next: None };
+        let sequence = CachedSequence { cache, sampler, total, len, next: None };
         match self.sequences.insert(begin.id, sequence) {
             Some(_) => Err(out_of_step(&"a new sequence", &begin.id.0)),
             None => Ok(()),
         }
     }
 
-    fn check(&self, work: &Work, sequence: &Sequence<B::Cache>) -> Result<(), StepError> {
+    fn check(
+        &self,
+        scheduled: &ScheduledSequence,
+        sequence: &CachedSequence<B::Cache>,
+    ) -> Result<(), StepError> {
         let spec = self.model.spec();
-        let end = work.position as usize + work.tokens.len();
-        if work.position != sequence.len || end > spec.max_positions as usize {
-            let expected = format!("position {} of sequence {}", sequence.len, work.id.0);
-            return Err(out_of_step(&expected, &work.position));
+        let end = scheduled.position as usize + scheduled.tokens.len();
+        if scheduled.position != sequence.len || end > spec.max_positions as usize {
+            let expected = format!("position {} of sequence {}", sequence.len, scheduled.id.0);
+            return Err(out_of_step(&expected, &scheduled.position));
         }
-        if let Some(next) = sequence.next.filter(|next| work.known() != [*next]) {
-            return Err(out_of_step(&format!("token {next}"), &format!("{:?}", work.known())));
+        if let Some(next) = sequence.next.filter(|next| scheduled.known() != [*next]) {
+            return Err(out_of_step(&format!("token {next}"), &format!("{:?}", scheduled.known())));
         }
-        if work.drafts > 0 && !self.backend.rewinds() {
-            return Err(out_of_step(&"no drafts", &work.drafts));
+        if scheduled.drafts > 0 && !self.backend.rewinds() {
+            return Err(out_of_step(&"no drafts", &scheduled.drafts));
         }
-        let mut masks = work.masks.iter().flatten();
+        let mut masks = scheduled.masks.iter().flatten();
         if let Some(mask) = masks.find(|it| it.vocab_size() != spec.vocab_size) {
             let expected = format!("a mask of {} tokens", spec.vocab_size);
             return Err(out_of_step(&expected, &mask.vocab_size()));
         }
-        match work.tokens.iter().find(|token| **token >= spec.vocab_size) {
+        match scheduled.tokens.iter().find(|token| **token >= spec.vocab_size) {
             Some(token) => Err(out_of_step(&format!("a token below {}", spec.vocab_size), token)),
             None => Ok(()),
         }
     }
 
-    /// What was sampled in the place of each draft and after the last token, in the order of the
-    /// work.
+    /// The tokens sampled at the position of each draft token and after the last token, in the
+    /// order of the plan.
     fn step(
         &self,
         plan: &Plan,
-        sequences: &mut [Sequence<B::Cache>],
+        sequences: &mut [CachedSequence<B::Cache>],
         ranks: &Ranks<'_>,
-    ) -> Result<Vec<Chosen>, StepError> {
+    ) -> Result<Vec<SampledToken>, StepError> {
         let mut batch = Batch::default();
-        for (work, sequence) in plan.work.iter().zip(sequences.iter()) {
-            batch.tokens.extend(&work.tokens);
-            batch.positions.extend(work.position..work.position + work.tokens.len() as u32);
-            batch.lengths.push(work.tokens.len());
-            batch.drafts.push(work.drafts as usize);
+        for (scheduled, sequence) in plan.scheduled.iter().zip(sequences.iter()) {
+            batch.tokens.extend(&scheduled.tokens);
+            batch
+                .positions
+                .extend(scheduled.position..scheduled.position + scheduled.tokens.len() as u32);
+            batch.lengths.push(scheduled.tokens.len());
+            batch.drafts.push(scheduled.drafts as usize);
             batch.totals.push(sequence.total.max(sequence.len));
-            if work.sample {
+            if scheduled.sample {
                 let end = batch.tokens.len();
-                batch.logit_rows.extend(end - 1 - work.drafts as usize..end);
+                batch.logit_rows.extend(end - 1 - scheduled.drafts as usize..end);
             }
         }
         let mut rows = Vec::new();
         let mut caches = Vec::with_capacity(sequences.len());
-        for (work, sequence) in plan.work.iter().zip(sequences) {
-            if work.sample {
-                let (chooser, len, drafts) = (&sequence.chooser, sequence.len, work.drafted());
+        for (scheduled, sequence) in plan.scheduled.iter().zip(sequences) {
+            if scheduled.sample {
+                let (sampler, len, drafts) = (&sequence.sampler, sequence.len, scheduled.drafted());
                 rows.extend((0..=drafts.len()).map(|place| Row {
-                    chooser,
+                    sampler,
                     index: len + place as u32,
-                    ahead: &drafts[..place],
-                    mask: work.masks.get(place).and_then(Option::as_ref),
+                    drafts: &drafts[..place],
+                    mask: scheduled.masks.get(place).and_then(Option::as_ref),
                 }));
             }
             caches.push(&mut sequence.cache);
         }
         let (model, backend) = (&self.model, &self.backend);
         backend.run(|| {
-            // What was deferred until now sums among these.
+            // Deferred work is flushed among these ranks.
             let own = model.own_ranks(ranks);
             let Some(part) = model.forward(backend, &batch, &mut caches, ranks)? else {
                 backend.settle(&mut caches, &own)?;

@@ -1,29 +1,30 @@
 //! From logits to a token: the same on every rank and machine.
 //!
-//! Each rank looks at its own part of the vocabulary and brings what the choice can depend on: a
-//! few candidates, and sums of exponentials where probabilities are asked for. One gather later
-//! every rank makes the same choice. Only filters that keep more tokens than the candidates need
-//! a second gather, of the whole rows.
+//! Logits are vocabulary-parallel. Each rank brings the top candidates of its shard, and a
+//! log-sum-exp where probabilities are needed. After one all-gather every rank samples the same
+//! token. Only filters that keep more tokens than the candidates need a second all-gather, of the
+//! whole rows.
 //!
-//! Noise is a function of seed, index and token (Gumbel's: the highest noisy logit is a sample of
-//! the softmax), so neither company nor the number of ranks plays a part in it.
+//! Sampling uses the Gumbel-max trick: the highest noisy logit is a sample of the softmax. The noise
+//! is a function of seed, token index and token id, so the result depends neither on the batch nor
+//! on the number of ranks.
 //!
-//! Reading order: [`Chooser`] (a sequence's wishes and history), [`Part`] (what a rank brings),
-//! `choose`, `draw` (noise).
+//! Reading order: [`Sampler`] (a sequence's parameters and token counts), [`ShardCandidates`] (what a
+//! rank brings), `select`, `gumbel` (noise).
 
-mod choose;
-mod chooser;
-mod draw;
-mod part;
+mod candidates;
+mod gumbel;
+mod sampler;
+mod select;
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 use shardpack_collectives::GroupError;
 
-use choose::{Choice, choose};
-pub(super) use chooser::{Chooser, Wishes};
-use part::Part;
+use candidates::ShardCandidates;
+pub(super) use sampler::{Sampler, SamplingParams};
+use select::{Selection, select};
 
 use crate::backend::{Ranks, StepError};
 use shardpack_engine_api::{TokenLogprobs, TokenMask};
@@ -43,79 +44,80 @@ pub(super) struct Logits<'a> {
 /// One row of logits and whose it is.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
-    pub(super) chooser: &'a Chooser,
+    pub(super) sampler: &'a Sampler,
     /// Tokens before the one that is chosen.
     pub(super) index: u32,
-    /// The last of them, as far as they are drafts, which the chooser has not seen.
-    pub(super) ahead: &'a [u32],
-    /// What may come; everything where there is none.
+    /// The last of them, as far as they are drafts, which the sampler has not seen.
+    pub(super) drafts: &'a [u32],
+    /// The token mask; `None` allows every token.
     pub(super) mask: Option<&'a TokenMask>,
 }
 
-/// A chosen token; none where the model computed no numbers.
+/// A sampled token; none where all logits are NaN.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Chosen {
+pub(super) struct SampledToken {
     pub(super) token: Option<u32>,
     pub(super) logprobs: Option<TokenLogprobs>,
 }
 
-/// Chooses a token for each row, with at most two gathers.
+/// Samples a token for each row, with at most two all-gathers.
 pub(super) fn sample(
     logits: &Logits<'_>,
     rows: &[Row<'_>],
     ranks: &Ranks<'_>,
-) -> Result<Vec<Chosen>, StepError> {
+) -> Result<Vec<SampledToken>, StepError> {
     let width = logits.range.len();
     assert_eq!(logits.values.len(), rows.len() * width, "logits of every row");
     let row_of = |index: usize| &logits.values[index * width..(index + 1) * width];
-    let mine: Vec<Part> = rows
+    let mine: Vec<ShardCandidates> = rows
         .par_iter()
         .enumerate()
-        .map(|(index, row)| Part::of(row, row_of(index), logits.range.start as u32))
+        .map(|(index, row)| ShardCandidates::of(row, row_of(index), logits.range.start as u32))
         .collect();
     let parts = match logits.ranges {
         None => mine.into_iter().map(|part| vec![part]).collect(),
-        Some(ranges) => gather_parts(&mine, rows, ranges, ranks)?,
+        Some(ranges) => gather_candidates(&mine, rows, ranges, ranks)?,
     };
-    let choices: Vec<Choice> =
-        rows.iter().zip(&parts).map(|(row, parts)| choose(row, parts)).collect();
-    let wide: Vec<usize> =
-        (0..rows.len()).filter(|index| matches!(choices[*index], Choice::NeedsRow)).collect();
+    let choices: Vec<Selection> =
+        rows.iter().zip(&parts).map(|(row, parts)| select(row, parts)).collect();
+    let wide: Vec<usize> = (0..rows.len())
+        .filter(|index| matches!(choices[*index], Selection::NeedsFullRow))
+        .collect();
     let mut whole = match logits.ranges {
         Some(ranges) if !wide.is_empty() => gather_rows(&wide, row_of, ranges, ranks)?,
         _ => wide.iter().map(|index| row_of(*index).to_vec()).collect(),
     }
     .into_iter();
     let chosen = choices.into_iter().zip(rows).map(|(choice, row)| match choice {
-        Choice::Chosen(chosen) => chosen,
-        Choice::NeedsRow => {
+        Selection::Token(chosen) => chosen,
+        Selection::NeedsFullRow => {
             let values = whole.next().expect("a row for each that needs one");
             assert_eq!(values.len(), logits.vocab_size, "a whole row");
-            match choose(row, &[Part::whole(row, &values)]) {
-                Choice::Chosen(chosen) => chosen,
-                Choice::NeedsRow => unreachable!("a whole row is all there is"),
+            match select(row, &[ShardCandidates::whole(row, &values)]) {
+                Selection::Token(chosen) => chosen,
+                Selection::NeedsFullRow => unreachable!("a whole row is all there is"),
             }
         }
     });
     Ok(chosen.collect())
 }
 
-/// Every rank's parts of each row.
-fn gather_parts(
-    mine: &[Part],
+/// Every rank's candidates of each row.
+fn gather_candidates(
+    mine: &[ShardCandidates],
     rows: &[Row<'_>],
     ranges: &[Range<usize>],
     ranks: &Ranks<'_>,
-) -> Result<Vec<Vec<Part>>, StepError> {
+) -> Result<Vec<Vec<ShardCandidates>>, StepError> {
     let mut bytes = Vec::new();
     for (part, row) in mine.iter().zip(rows) {
         part.encode(row, &mut bytes);
     }
     let all = ranks.group.all_gather(&bytes, ranks.deadline())?;
-    let mut parts: Vec<Vec<Part>> = rows.iter().map(|_| Vec::new()).collect();
+    let mut parts: Vec<Vec<ShardCandidates>> = rows.iter().map(|_| Vec::new()).collect();
     for (rank, (mut bytes, range)) in all.iter().map(Vec::as_slice).zip(ranges).enumerate() {
         for (row, parts) in rows.iter().zip(&mut parts) {
-            let part = Part::parse(row, range, &mut bytes);
+            let part = ShardCandidates::parse(row, range, &mut bytes);
             parts.push(part.ok_or_else(|| foreign(rank, "candidates of every row"))?);
         }
         if !bytes.is_empty() {

@@ -1,14 +1,14 @@
-//! What rank 0 decides: who is run in the next step, and what its tokens mean for each request.
+//! The scheduler on rank 0: continuous batching with chunked prefill, and the effect of each sampled
+//! token on its request.
 //!
-//! Requests are admitted in the order in which they came, as far as there is memory for their
-//! keys and values. When a running sequence needs more than there is, the one that was admitted
-//! last gives way: it waits at the head of the queue, is computed anew later and gets the tokens
-//! that it would have had.
+//! Requests are admitted in order of arrival, as far as there is KV memory. When a running sequence
+//! needs more than there is, the one that was admitted last is preempted: it waits at the head of
+//! the queue, is recomputed later and gets the same tokens.
 
 mod drafting;
-mod job;
 mod limits;
 mod record;
+mod sequence;
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -18,44 +18,44 @@ use shardpack_engine_api::{
 use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
-    draft::{Drafter, Guesser},
+    draft::{DraftProposer, Drafter},
     hello::Agreed,
     pages::Pages,
-    plan::{Begin, PageId, Plan, Publish, Work},
-    sample::Wishes,
+    plan::{NewSequence, PageId, Plan, Publish, ScheduledSequence},
+    sample::SamplingParams,
 };
 use crate::backend::StepError;
 pub(super) use drafting::Drafting;
 #[cfg(test)]
 pub(super) use drafting::Forced;
-use job::Job;
 pub(super) use limits::Limits;
+use sequence::Sequence;
 
 /// Requests between submission and end.
 pub(super) struct Schedule {
     limits: Limits,
     factory: Option<Box<dyn ConstraintFactory>>,
     pages: Pages,
-    /// Whether the ranks can take back drafts.
-    rewinds: bool,
-    /// In the order of their admission to be.
-    waiting: VecDeque<Job>,
+    /// Whether every rank's KV cache can be rolled back.
+    can_roll_back: bool,
+    /// In order of arrival.
+    waiting: VecDeque<Sequence>,
     /// In the order of their admission.
-    active: Vec<Active>,
-    /// Pages that the ranks are to name, of sequences that may have ended.
+    running: Vec<RunningSequence>,
+    /// Pages that enter the ranks' prefix caches, of sequences that may have ended.
     publish: Vec<Publish>,
     /// Sequences that the ranks still hold but no request needs.
     ended: Vec<RequestId>,
     events: Vec<Event>,
-    /// Drafts that were run, and those of them that were kept.
+    /// Draft tokens that were run, and those that were accepted.
     drafted: [u64; 2],
 }
 
-/// A sequence for which there is memory.
-struct Active {
-    job: Job,
-    /// Tokens that the ranks have in their caches.
-    fed: usize,
+/// A sequence that was admitted: it has KV memory.
+struct RunningSequence {
+    sequence: Sequence,
+    /// Tokens that are in the ranks' KV caches.
+    computed: usize,
     /// Pages that it shares, from its beginning on.
     shared: Vec<PageId>,
     /// Pages of its own after them.
@@ -66,14 +66,14 @@ struct Active {
     begun: bool,
 }
 
-impl Active {
+impl RunningSequence {
     fn left(&self) -> usize {
-        self.job.tokens.len() - self.fed
+        self.sequence.tokens.len() - self.computed
     }
 
     /// Whether only the token that was sampled last is left.
     fn is_decoding(&self) -> bool {
-        self.fed > 0 && self.left() == 1 && self.job.generated() > 0
+        self.computed > 0 && self.left() == 1 && self.sequence.generated() > 0
     }
 
     fn room(&self) -> usize {
@@ -87,9 +87,9 @@ impl Schedule {
             limits,
             factory: None,
             pages: Pages::new(0),
-            rewinds: false,
+            can_roll_back: false,
             waiting: VecDeque::new(),
-            active: Vec::new(),
+            running: Vec::new(),
             publish: Vec::new(),
             ended: Vec::new(),
             events: Vec::new(),
@@ -112,13 +112,13 @@ impl Schedule {
             return self.events.push(fail(message, false));
         }
         if self.waiting.len() >= self.limits.max_waiting {
-            let message = format!("{} requests are waiting already", self.waiting.len());
+            let message = format!("{} requests are already waiting", self.waiting.len());
             return self.events.push(fail(message, true));
         }
         let constraint = match (&request.constraint, &self.factory) {
             (None, _) => None,
             (Some(_), None) => {
-                let message = "this engine takes no constraints".to_owned();
+                let message = "this engine supports no constrained decoding".to_owned();
                 return self.events.push(fail(message, false));
             }
             (Some(source), Some(factory)) => match factory.build(source) {
@@ -126,13 +126,15 @@ impl Schedule {
                 Err(error) => return self.events.push(fail(error.to_string(), false)),
             },
         };
-        let drafter = self.limits.guesses().then(|| Drafter::new(&request.prediction));
-        let job = Job::new(id, request, constraint, drafter, now);
-        if job.request.max_tokens == 0 || job.tokens.len() >= self.limits.max_positions as usize {
-            let (reason, usage) = (FinishReason::Length, job.usage(now));
+        let drafter = self.limits.drafts_tokens().then(|| Drafter::new(&request.prediction));
+        let sequence = Sequence::new(id, request, constraint, drafter, now);
+        if sequence.request.max_tokens == 0
+            || sequence.tokens.len() >= self.limits.max_positions as usize
+        {
+            let (reason, usage) = (FinishReason::Length, sequence.usage(now));
             return self.events.push(Event::Finished { request: id, reason, usage });
         }
-        self.waiting.push_back(job);
+        self.waiting.push_back(sequence);
     }
 
     pub(super) fn cancel(&mut self, id: RequestId, now: Instant) {
@@ -150,52 +152,51 @@ impl Schedule {
         self.ended.clear();
         self.publish.clear();
         self.pages.forget(agreed.pages);
-        self.rewinds = agreed.rewinds;
-        for active in self.active.drain(..).rev() {
-            self.waiting.push_front(active.job);
+        self.can_roll_back = agreed.can_roll_back;
+        for running in self.running.drain(..).rev() {
+            self.waiting.push_front(running.sequence);
         }
     }
 
-    /// The next step: one token for every sequence that is decoding, and the next tokens of
-    /// prompts, of which each that is being read gets its share. A draft model that was asked may
-    /// fail.
+    /// The next step: one token for every sequence that is decoding, and the next chunk of each
+    /// prompt that is being prefilled, within the token budget. Fails when the draft model does.
     pub(super) fn plan(
         &mut self,
         step: u64,
         now: Instant,
-        guesser: Option<&mut dyn Guesser>,
+        proposer: Option<&mut dyn DraftProposer>,
     ) -> Result<Plan, StepError> {
         self.expire(now);
         self.refuse_too_long();
         self.extend();
         self.admit(now);
         let counts = self.counts();
-        let drafts = self.drafts(&counts, guesser)?;
+        let drafts = self.drafts(&counts, proposer)?;
         let mut begin = Vec::new();
-        let mut work = Vec::new();
+        let mut scheduled = Vec::new();
         let mut faults = Vec::new();
-        for ((active, count), mut drafts) in self.active.iter_mut().zip(counts).zip(drafts) {
+        for ((running, count), mut drafts) in self.running.iter_mut().zip(counts).zip(drafts) {
             if count == 0 {
                 continue;
             }
-            let sample = count == active.left();
+            let sample = count == running.left();
             let vocab_size = self.limits.vocab_size;
-            let masks = sample.then(|| active.job.masks(vocab_size, &mut drafts));
+            let masks = sample.then(|| running.sequence.masks(vocab_size, &mut drafts));
             let masks = match masks.transpose() {
                 Ok(masks) => masks.unwrap_or_default(),
                 Err(fault) => {
-                    faults.push((active.job.id, fault));
+                    faults.push((running.sequence.id, fault));
                     continue;
                 }
             };
-            if !active.begun {
-                active.begun = true;
-                begin.push(self.limits.begin(active));
+            if !running.begun {
+                running.begun = true;
+                begin.push(self.limits.begin(running));
             }
-            let known = &active.job.tokens[active.fed..active.fed + count];
-            work.push(Work {
-                id: active.job.id,
-                position: active.fed as u32,
+            let known = &running.sequence.tokens[running.computed..running.computed + count];
+            scheduled.push(ScheduledSequence {
+                id: running.sequence.id,
+                position: running.computed as u32,
                 tokens: [known, &drafts].concat(),
                 drafts: drafts.len() as u32,
                 sample,
@@ -205,7 +206,7 @@ impl Schedule {
         for (id, message) in faults {
             self.fail(id, message);
         }
-        Ok(Plan { begin, work, ..self.endings(step) })
+        Ok(Plan { begin, scheduled, ..self.endings(step) })
     }
 
     /// A step that only ends sequences.
@@ -221,24 +222,28 @@ impl Schedule {
 
     /// Ends requests whose time is over.
     fn expire(&mut self, now: Instant) {
-        let jobs = self.waiting.iter().chain(self.active.iter().map(|active| &active.job));
-        let late: Vec<_> = jobs.filter(|job| job.is_late(now)).map(|job| job.id).collect();
+        let sequences =
+            self.waiting.iter().chain(self.running.iter().map(|running| &running.sequence));
+        let late: Vec<_> = sequences
+            .filter(|sequence| sequence.is_late(now))
+            .map(|sequence| sequence.id)
+            .collect();
         for id in late {
             self.finish(id, FinishReason::Deadline, now);
         }
     }
 
-    /// Fails prompts that no memory of these ranks could hold.
+    /// Fails prompts that do not fit the KV memory even alone.
     fn refuse_too_long(&mut self) {
         let room = self.room();
-        let long = |job: &&Job| job.tokens.len() >= room;
-        while let Some(job) = self.waiting.iter().find(long) {
+        let long = |sequence: &&Sequence| sequence.tokens.len() >= room;
+        while let Some(sequence) = self.waiting.iter().find(long) {
             let (id, message) = (
-                job.id,
+                sequence.id,
                 format!(
-                    "the sequence has {} tokens, and the memory for keys and values holds {room}: \
-                     give the ranks more of it (--kv-memory), or a smaller type (--kv-type)",
-                    job.tokens.len()
+                    "the sequence has {} tokens, and the KV cache holds {room}: \
+                     raise --kv-memory, or use a smaller --kv-type",
+                    sequence.tokens.len()
                 ),
             );
             self.fail(id, message);
@@ -250,72 +255,79 @@ impl Schedule {
         usize::try_from(self.pages.capacity()).unwrap_or(usize::MAX).saturating_mul(TOKENS_PER_PAGE)
     }
 
-    /// Makes room for the next token of every sequence that is decoding; those admitted last
-    /// give way.
+    /// Allocates a page for the next token of every sequence that needs one; those admitted last
+    /// are preempted.
     fn extend(&mut self) {
         let mut index = 0;
-        while index < self.active.len() {
-            let active = &mut self.active[index];
-            if active.job.tokens.len() <= active.room() {
+        while index < self.running.len() {
+            let running = &mut self.running[index];
+            if running.sequence.tokens.len() <= running.room() {
                 index += 1;
             } else if self.pages.take(1) {
-                active.own += 1;
+                running.own += 1;
                 index += 1;
             } else {
-                let active = self.active.pop().expect("there is one at the index");
-                self.preempt(active);
+                let running = self.running.pop().expect("there is one at the index");
+                self.preempt(running);
             }
         }
     }
 
-    fn preempt(&mut self, active: Active) {
-        self.pages.release(&active.shared);
-        self.pages.give(active.own);
-        if active.begun {
-            self.ended.push(active.job.id);
+    fn preempt(&mut self, running: RunningSequence) {
+        self.pages.release(&running.shared);
+        self.pages.give(running.own);
+        if running.begun {
+            self.ended.push(running.sequence.id);
         }
-        self.waiting.push_front(active.job);
+        self.waiting.push_front(running.sequence);
     }
 
     fn admit(&mut self, now: Instant) {
-        while self.active.len() < self.limits.max_sequences
-            && let Some(job) = self.waiting.front_mut()
+        while self.running.len() < self.limits.max_sequences
+            && let Some(sequence) = self.waiting.front_mut()
         {
-            let kind = self.limits.kind(job);
+            let kind = self.limits.kind(sequence);
             let found = if self.limits.prefix_reuse {
-                self.pages.find(kind, &job.tokens)
+                self.pages.find(kind, &sequence.tokens)
             } else {
                 Vec::new()
             };
-            // Room for the next token too, so that it need not give way at once.
-            let needed = (job.tokens.len() + 1).div_ceil(TOKENS_PER_PAGE);
+            // Room for the next token too, so that it is not preempted at once.
+            let needed = (sequence.tokens.len() + 1).div_ceil(TOKENS_PER_PAGE);
             let own = (needed.min(self.pages.capacity() as usize) - found.len()) as u64;
             if !self.pages.take(own) {
                 self.pages.release(&found);
                 return;
             }
-            let fed = found.len() * TOKENS_PER_PAGE;
-            job.admit(fed as u32, now);
-            let job = self.waiting.pop_front().expect("looked at above");
+            let computed = found.len() * TOKENS_PER_PAGE;
+            sequence.admit(computed as u32, now);
+            let sequence = self.waiting.pop_front().expect("looked at above");
             let publishes = self.limits.prefix_reuse;
-            self.active.push(Active { job, fed, shared: found, own, publishes, begun: false });
+            self.running.push(RunningSequence {
+                sequence,
+                computed,
+                shared: found,
+                own,
+                publishes,
+                begun: false,
+            });
         }
     }
 
-    /// How many tokens of each active sequence are run.
+    /// How many tokens of each running sequence are run.
     fn counts(&self) -> Vec<usize> {
-        let decoding = self.active.iter().any(Active::is_decoding);
-        let budget = if decoding { self.limits.mixed_tokens } else { usize::MAX };
+        let decoding = self.running.iter().any(RunningSequence::is_decoding);
+        let budget = if decoding { self.limits.chunked_prefill_tokens } else { usize::MAX };
         let mut budget = budget.min(self.limits.prefill_tokens);
         let mut counts: Vec<usize> =
-            self.active.iter().map(|active| usize::from(active.is_decoding())).collect();
+            self.running.iter().map(|running| usize::from(running.is_decoding())).collect();
         let reading = counts.iter().filter(|count| **count == 0).count();
         // First each its share, so that a short prompt does not wait for the end of a long one,
         // then the oldest what is left.
         for share in [(budget / reading.max(1)).max(1), usize::MAX] {
-            for (active, count) in self.active.iter().zip(&mut counts) {
-                if !active.is_decoding() {
-                    let more = (active.left() - *count).min(share).min(budget);
+            for (running, count) in self.running.iter().zip(&mut counts) {
+                if !running.is_decoding() {
+                    let more = (running.left() - *count).min(share).min(budget);
                     *count += more;
                     budget -= more;
                 }
@@ -326,8 +338,8 @@ impl Schedule {
 
     /// Ends a request; unknown ones are ignored.
     fn finish(&mut self, id: RequestId, reason: FinishReason, now: Instant) {
-        if let Some(job) = self.remove(id) {
-            let usage: Usage = job.usage(now);
+        if let Some(sequence) = self.remove(id) {
+            let usage: Usage = sequence.usage(now);
             self.events.push(Event::Finished { request: id, reason, usage });
         }
     }
@@ -338,36 +350,39 @@ impl Schedule {
         }
     }
 
-    fn remove(&mut self, id: RequestId) -> Option<Job> {
-        if let Some(index) = self.waiting.iter().position(|job| job.id == id) {
+    fn remove(&mut self, id: RequestId) -> Option<Sequence> {
+        if let Some(index) = self.waiting.iter().position(|sequence| sequence.id == id) {
             return self.waiting.remove(index);
         }
-        let index = self.active.iter().position(|active| active.job.id == id)?;
-        let active = self.active.remove(index);
-        self.pages.release(&active.shared);
-        self.pages.give(active.own);
-        if active.begun {
+        let index = self.running.iter().position(|running| running.sequence.id == id)?;
+        let running = self.running.remove(index);
+        self.pages.release(&running.shared);
+        self.pages.give(running.own);
+        if running.begun {
             self.ended.push(id);
         }
-        Some(active.job)
+        Some(running.sequence)
     }
 }
 
 impl Limits {
-    fn begin(&self, active: &Active) -> Begin {
-        let job = &active.job;
-        let wishes = Wishes {
-            sampling: job.request.sampling.clone(),
-            logprobs: job.request.logprobs,
-            prompt_len: job.request.prompt.len() as u32,
-            forbidden: job.forbidden(),
-            forbidden_before: (job.request.prompt.len() as u32)
-                .saturating_add(job.request.min_tokens),
+    fn begin(&self, running: &RunningSequence) -> NewSequence {
+        let sequence = &running.sequence;
+        let params = SamplingParams {
+            sampling: sequence.request.sampling.clone(),
+            logprobs: sequence.request.logprobs,
+            prompt_len: sequence.request.prompt.len() as u32,
+            forbidden: sequence.forbidden(),
+            forbidden_before: (sequence.request.prompt.len() as u32)
+                .saturating_add(sequence.request.min_tokens),
         };
-        let history =
-            if wishes.needs_history() { job.tokens[..active.fed].to_vec() } else { Vec::new() };
-        let total = self.total(job);
-        Begin { id: job.id, total, wishes, pages: active.shared.clone(), history }
+        let history = if params.needs_history() {
+            sequence.tokens[..running.computed].to_vec()
+        } else {
+            Vec::new()
+        };
+        let total = self.total(sequence);
+        NewSequence { id: sequence.id, total, params, pages: running.shared.clone(), history }
     }
 }
 

@@ -9,7 +9,7 @@ use shardpack_formats::memory::{
 };
 
 use super::{
-    draft::{DraftModel, DraftModelError, Guesser, guess_cost},
+    draft::{DraftModel, DraftModelError, DraftProposer, draft_token_cost},
     hello::Hello,
     plan::{MAX_PREFILL_TOKENS, MAX_SEQUENCES, Plan},
     rank::{HEARTBEAT_TIMEOUT, RankEngine, StepOutcome},
@@ -21,7 +21,7 @@ use crate::{
     model::Model,
 };
 
-/// Whether likely next tokens are run as further rows of a step, which changes no token.
+/// Whether speculative decoding is on; it does not change the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculate {
     /// Where every backend of the group computes a row the same whatever else is computed: as
@@ -36,22 +36,22 @@ pub enum Speculate {
 pub struct EngineOptions {
     /// Sequences that are run together; further requests wait.
     pub max_sequences: usize,
-    /// Requests that may wait; more are refused, with the word that they may come again.
+    /// Requests that may wait; more are refused as retryable.
     pub max_waiting: usize,
-    /// Prompt tokens of one step, which bounds its activations.
+    /// Prefill token budget of one step, which bounds its activations.
     pub prefill_tokens: usize,
-    /// Prompt tokens of a step in which other sequences are decoding, so that these never wait
-    /// long for their next token.
-    pub mixed_tokens: usize,
-    /// Memory of each rank for keys and values. By default one sequence of the model's longest
+    /// Chunked-prefill token budget: prompt tokens of a step in which other sequences decode, so
+    /// that these never wait long for their next token.
+    pub chunked_prefill_tokens: usize,
+    /// KV cache memory of each rank. By default one sequence of the model's longest
     /// context, or [`MIN_KV_BYTES`] where that is more.
     pub kv_bytes: Option<u64>,
-    /// Whether likely next tokens are run as further rows of a step.
+    /// Whether speculative decoding is on.
     pub speculate: Speculate,
     /// Longest silence of the leader.
     pub heartbeat_timeout: Duration,
     /// Longest wait of one call on the group within a step: more than the ranks' work between
-    /// two sums can differ on the slowest machines, a layer's part of `prefill_tokens`.
+    /// two all-reduces can differ on the slowest machines, a layer's part of `prefill_tokens`.
     pub collective_timeout: Duration,
 }
 
@@ -61,14 +61,14 @@ impl EngineOptions {
         max_sequences: 32,
         max_waiting: 1024,
         prefill_tokens: PREFILL_TOKENS,
-        mixed_tokens: PREFILL_TOKENS_BESIDE_DECODE,
+        chunked_prefill_tokens: PREFILL_TOKENS_BESIDE_DECODE,
         kv_bytes: None,
         speculate: Speculate::Auto,
         heartbeat_timeout: HEARTBEAT_TIMEOUT,
         collective_timeout: Duration::from_secs(20),
     };
 
-    /// Memory that one rank would take for keys and values, and that of one page of them.
+    /// KV cache memory of one rank, and of one page.
     pub fn kv_bytes_of<B: Backend>(&self, model: &Model<B>, backend: &B) -> [u64; 2] {
         match backend.page_bytes(&model.cache_shape()) {
             0 => [0, 0],
@@ -76,7 +76,7 @@ impl EngineOptions {
         }
     }
 
-    /// Pages of keys and values of one rank.
+    /// KV pages of one rank.
     fn pages<B: Backend>(&self, model: &Model<B>, backend: &B) -> u64 {
         let page_bytes = backend.page_bytes(&model.cache_shape());
         if page_bytes == 0 {
@@ -93,14 +93,14 @@ impl EngineOptions {
 
 /// One rank's engine over a backend.
 ///
-/// With a group of another epoch it begins all its sequences anew from the tokens that it has,
-/// and they go on with the tokens that they would have had; [`RankEngine::reset`] drops them
+/// With a group of another epoch it recomputes all its sequences from their tokens, and they
+/// continue with the same output; [`RankEngine::reset`] drops them
 /// instead.
 pub struct Engine<B: Backend> {
     options: EngineOptions,
     schedule: Schedule,
     runner: Runner<B>,
-    /// What rank 0 asks for guesses.
+    /// The draft model, on rank 0.
     draft: Option<DraftModel<B>>,
     epoch: Option<u64>,
 }
@@ -114,7 +114,7 @@ impl<B: Backend> Engine<B> {
     pub fn new(model: Model<B>, backend: B, options: EngineOptions) -> Self {
         assert!((1..=MAX_SEQUENCES).contains(&options.max_sequences), "{options:?}");
         assert!((1..=MAX_PREFILL_TOKENS).contains(&options.prefill_tokens), "{options:?}");
-        assert!((1..=MAX_PREFILL_TOKENS).contains(&options.mixed_tokens), "{options:?}");
+        assert!((1..=MAX_PREFILL_TOKENS).contains(&options.chunked_prefill_tokens), "{options:?}");
         let spec = model.spec();
         let long = spec.ropes.iter().filter_map(|rope| rope.long.as_ref());
         let limits = Limits {
@@ -124,7 +124,7 @@ impl<B: Backend> Engine<B> {
             max_sequences: options.max_sequences,
             max_waiting: options.max_waiting,
             prefill_tokens: options.prefill_tokens,
-            mixed_tokens: options.mixed_tokens,
+            chunked_prefill_tokens: options.chunked_prefill_tokens,
             prefix_reuse: model.reuses_prefixes(),
             long_beyond: long.map(|long| long.beyond).collect(),
             drafting: Drafting::new(options.speculate, spec),
@@ -140,15 +140,14 @@ impl<B: Backend> Engine<B> {
         self
     }
 
-    /// The same, with a small model that is asked what comes next; only rank 0 needs it. It has the
-    /// tokens of the large one, all of itself on this rank, and as much memory for keys and values
-    /// as the large one's tokens take in it.
+    /// The same, with a draft model; only rank 0 needs it. It has the tokenizer of the target model, is not
+    /// sharded, and has as much KV memory as the target model's tokens take in it.
     pub fn with_draft_model(mut self, draft: Model<B>) -> Result<Self, DraftModelError> {
         if !self.runner.backend().rewinds() {
             return Err(DraftModelError::Backend);
         }
         let model = self.runner.model();
-        let cost = guess_cost(draft.spec(), model.spec(), model.shard().logits.len());
+        let cost = draft_token_cost(draft.spec(), model.spec(), model.shard().logits.len());
         self.draft = Some(DraftModel::new(draft, model.spec().vocab_size, cost)?);
         // Other ranks' sequences and ours begin with its room.
         self.epoch = None;
@@ -168,7 +167,7 @@ impl<B: Backend> Engine<B> {
         self
     }
 
-    /// The same with a draft model, a guess of which takes so many steps as far as is known.
+    /// The same with a fixed cost of a draft token.
     #[cfg(test)]
     pub(super) fn with_draft_cost(mut self, cost: f32) -> Self {
         self.draft.as_mut().expect("it has a draft model").set_cost(cost);
@@ -190,7 +189,7 @@ impl<B: Backend> Engine<B> {
         let hello = Hello {
             vocab_size: model.spec().vocab_size,
             kv: backend.kv_type(),
-            rewinds: backend.rewinds(),
+            can_roll_back: backend.rewinds(),
             pages: self.options.pages(model, backend),
         };
         let agreed = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {
@@ -234,9 +233,9 @@ impl<B: Backend> RankEngine for Engine<B> {
     ) -> Result<StepOutcome, GroupError> {
         self.enter(group, self.options.collective_timeout)?;
         let backend = self.runner.backend();
-        let mut asked = self.draft.as_mut().map(|draft| draft.over(backend));
-        let guesser = asked.as_mut().map(|asked| asked as &mut dyn Guesser);
-        let plan = self.schedule.plan(self.runner.next_step(), Instant::now(), guesser);
+        let mut bound = self.draft.as_mut().map(|draft| draft.bind(backend));
+        let proposer = bound.as_mut().map(|bound| bound as &mut dyn DraftProposer);
+        let plan = self.schedule.plan(self.runner.next_step(), Instant::now(), proposer);
         let plan = plan.map_err(group_error)?;
         let mut outcome = StepOutcome::Idle;
         let mut deliver = |schedule: &mut Schedule| {
@@ -254,10 +253,10 @@ impl<B: Backend> RankEngine for Engine<B> {
         let started = Instant::now();
         let sampled = self.runner.run(&plan, &ranks).map_err(group_error)?;
         if let Some(draft) = &mut self.draft
-            && !plan.work.is_empty()
+            && !plan.scheduled.is_empty()
         {
-            let rows = plan.work.iter().map(|work| work.tokens.len()).sum();
-            draft.saw_step(rows, started.elapsed());
+            let rows = plan.scheduled.iter().map(|scheduled| scheduled.tokens.len()).sum();
+            draft.record_step_time(rows, started.elapsed());
         }
         self.schedule.record(&plan, sampled, Instant::now());
         deliver(&mut self.schedule);
@@ -304,7 +303,7 @@ impl<B: Backend> RankEngine for Engine<B> {
 fn group_error(error: StepError) -> GroupError {
     match error {
         StepError::Group(error) => error,
-        // The ranks no longer hold the same sequences: the group ends, and begins anew.
+        // The ranks no longer hold the same sequences: the group ends and is formed again.
         StepError::Backend(message) => GroupError::Aborted(message),
     }
 }

@@ -13,8 +13,8 @@ mod requests;
 
 use crate::{
     backend::Cpu,
+    loading::Package,
     model::Model,
-    open::Package,
     testing::{
         group::thread_groups,
         models::Expected,
@@ -45,7 +45,7 @@ impl Ranks {
     }
 
     /// Forms a group of the next epoch for `work` and returns how each follower ended.
-    fn formed(&mut self, work: impl FnOnce(&mut Engine<Cpu>, &dyn Group)) -> Vec<GroupError> {
+    fn formed(&mut self, body: impl FnOnce(&mut Engine<Cpu>, &dyn Group)) -> Vec<GroupError> {
         self.epoch += 1;
         let mut groups = thread_groups(1 + self.followers.len() as u32, self.epoch);
         let mine = groups.remove(0);
@@ -64,7 +64,7 @@ impl Ranks {
                     })
                 })
                 .collect();
-            work(&mut self.leader, mine.as_ref());
+            body(&mut self.leader, mine.as_ref());
             mine.abort("done");
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
@@ -186,7 +186,8 @@ fn a_request_gets_the_same_tokens_alone_and_among_others() {
     assert!(alone.iter().all(|answer| !answer.tokens.is_empty()));
     assert_eq!(ranks.answers(&mixed()), alone, "together");
     for (max_sequences, prefill_tokens) in [(32, 7), (2, 512), (1, 1), (3, 33)] {
-        let options = EngineOptions { max_sequences, prefill_tokens, mixed_tokens: 7, ..STANDARD };
+        let options =
+            EngineOptions { max_sequences, prefill_tokens, chunked_prefill_tokens: 7, ..STANDARD };
         let answers = Ranks::new(recipe, options).answers(&mixed());
         assert_eq!(answers, alone, "{max_sequences} sequences, chunks of {prefill_tokens}");
     }
@@ -233,7 +234,7 @@ fn a_reset_engine_knows_no_request() {
 #[test]
 fn others_decode_while_a_long_prompt_is_read() {
     let [short, long] = Expected::of("qwen3").tokens;
-    let options = EngineOptions { prefill_tokens: 8, mixed_tokens: 8, ..STANDARD };
+    let options = EngineOptions { prefill_tokens: 8, chunked_prefill_tokens: 8, ..STANDARD };
     let mut ranks = Ranks::new(Recipe::plain("qwen3", 2), options);
     ranks.formed(|leader, group| {
         leader.submit(RequestId(1), request(&short[..3], 100));
@@ -300,7 +301,7 @@ fn requests_that_cannot_be_run_fail_and_full_ones_end() {
     check(request(&[5, 512], 1), Err("token 512"));
     for temperature in [-1.0, f32::NAN, f32::INFINITY] {
         let sampling = Sampling { temperature, ..Sampling::GREEDY };
-        check(GenerateRequest { sampling, ..request(&[5], 1) }, Err("is no temperature"));
+        check(GenerateRequest { sampling, ..request(&[5], 1) }, Err("is out of range"));
     }
 }
 
@@ -342,7 +343,8 @@ fn refuse(plan: &plan::Plan, cut_bytes: usize) -> String {
     let deadline = Deadline::after(STANDARD.collective_timeout);
     thread::scope(|scope| {
         let follower = scope.spawn(move || engine.follow(mine.as_ref()).unwrap_err());
-        let hello = hello::Hello { vocab_size: 512, kv: KvType::F32, rewinds: true, pages: 9 };
+        let hello =
+            hello::Hello { vocab_size: 512, kv: KvType::F32, can_roll_back: true, pages: 9 };
         hello.exchange(leaders.as_ref(), deadline).unwrap();
         leaders.broadcast(0, &mut bytes, deadline).unwrap();
         let error = follower.join().unwrap();
@@ -354,17 +356,17 @@ fn refuse(plan: &plan::Plan, cut_bytes: usize) -> String {
 
 #[test]
 fn a_plan_that_does_not_fit_ends_the_group() {
-    use plan::{Begin, PageId, Plan, Publish, Work};
+    use plan::{NewSequence, PageId, Plan, Publish, ScheduledSequence};
     let id = RequestId(4);
-    let wishes = sample::Wishes {
+    let params = sample::SamplingParams {
         sampling: Sampling::GREEDY,
         logprobs: None,
         prompt_len: 1,
         forbidden: vec![],
         forbidden_before: 0,
     };
-    let begin = Begin { id, total: 9, wishes, pages: vec![], history: vec![] };
-    let work = |position, tokens: &[u32]| Work {
+    let begin = NewSequence { id, total: 9, params, pages: vec![], history: vec![] };
+    let scheduled = |position, tokens: &[u32]| ScheduledSequence {
         id,
         position,
         tokens: tokens.to_vec(),
@@ -372,10 +374,10 @@ fn a_plan_that_does_not_fit_ends_the_group() {
         sample: true,
         masks: vec![],
     };
-    let plan = |begin: &[Begin], work: &[Work]| Plan {
+    let plan = |begin: &[NewSequence], scheduled: &[ScheduledSequence]| Plan {
         step: 1,
         begin: begin.to_vec(),
-        work: work.to_vec(),
+        scheduled: scheduled.to_vec(),
         ..Plan::default()
     };
     let check = |plan: Plan, reason: &str| {
@@ -384,18 +386,24 @@ fn a_plan_that_does_not_fit_ends_the_group() {
     };
     check(Plan { step: 2, ..Plan::default() }, "expected step 1, found 2");
     check(Plan { step: 1, end: vec![id], ..Plan::default() }, "known sequence");
-    check(plan(&[], &[work(0, &[1])]), "known sequence");
+    check(plan(&[], &[scheduled(0, &[1])]), "known sequence");
     check(plan(&[begin.clone(), begin.clone()], &[]), "a new sequence");
-    check(plan(std::slice::from_ref(&begin), &[work(1, &[1])]), "position 0");
-    check(plan(std::slice::from_ref(&begin), &[work(0, &[1]), work(1, &[2])]), "known sequence");
-    check(plan(std::slice::from_ref(&begin), &[work(0, &[512])]), "a token below 512");
-    check(plan(std::slice::from_ref(&begin), &[work(0, &[1; 513])]), "position 0");
+    check(plan(std::slice::from_ref(&begin), &[scheduled(1, &[1])]), "position 0");
+    check(
+        plan(std::slice::from_ref(&begin), &[scheduled(0, &[1]), scheduled(1, &[2])]),
+        "known sequence",
+    );
+    check(plan(std::slice::from_ref(&begin), &[scheduled(0, &[512])]), "a token below 512");
+    check(plan(std::slice::from_ref(&begin), &[scheduled(0, &[1; 513])]), "position 0");
     let masks = vec![Some(TokenMask::all(500))];
-    check(plan(std::slice::from_ref(&begin), &[Work { masks, ..work(0, &[1]) }]), "a mask of 512");
-    let paged = Begin { pages: vec![PageId(3)], ..begin.clone() };
+    check(
+        plan(std::slice::from_ref(&begin), &[ScheduledSequence { masks, ..scheduled(0, &[1]) }]),
+        "a mask of 512",
+    );
+    let paged = NewSequence { pages: vec![PageId(3)], ..begin.clone() };
     check(plan(&[paged], &[]), "a known page");
-    let told = Begin { history: vec![1], ..begin.clone() };
-    check(plan(&[told], &[]), "the tokens of the cached pages");
+    let with_history = NewSequence { history: vec![1], ..begin.clone() };
+    check(plan(&[with_history], &[]), "the tokens of the cached pages");
     check(Plan { step: 1, drop: vec![PageId(3)], ..Plan::default() }, "a known page");
     let publish = vec![Publish { id, index: 0, page: PageId(3) }];
     check(Plan { step: 1, publish, ..Plan::default() }, "a full page of a known sequence");

@@ -51,8 +51,8 @@ fn a_model_agrees_with_itself_on_any_number_of_ranks() {
     let tokens: Vec<_> = a.iter().chain(&b).map(|token| TokenId(*token)).collect();
     let options = EvalOptions { context: 24, first: None };
     let plain = load(Recipe::plain("llama", 1));
-    let cut = load(Recipe::plain("llama", 2));
-    let found = evaluate(&cut, Some(&plain), &tokens, &options, &mut |_, _| {}).unwrap();
+    let sharded = load(Recipe::plain("llama", 2));
+    let found = evaluate(&sharded, Some(&plain), &tokens, &options, &mut |_, _| {}).unwrap();
     let against = found.against.unwrap();
     assert_eq!(found.tokens, tokens.len() / 24 * 11);
     assert!(against.kl_mean.value < 1e-9 && against.same_top.value > 0.999);

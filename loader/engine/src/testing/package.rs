@@ -1,4 +1,4 @@
-//! Packages of the reference models, cut and quantized here in the plainest way, so that the
+//! Packages of the reference models, sharded and quantized here in the plainest way, so that the
 //! loader is not tested against the converter's own ideas.
 
 use std::{
@@ -18,14 +18,14 @@ use shardpack_manifests::{
 };
 
 use super::models::{self, Plain};
-use crate::open::{OpenOptions, Package};
+use crate::loading::{OpenOptions, Package};
 
 /// What to make of a reference model.
 #[derive(Clone, Copy)]
 pub(crate) struct Recipe {
     pub(crate) model: &'static str,
     pub(crate) ranks: u32,
-    /// Inputs of `o_proj` and `down_proj` are cut at multiples of this.
+    /// Inputs of `o_proj` and `down_proj` are sharded at multiples of this.
     pub(crate) align: u64,
     pub(crate) embedding_cut: bool,
     pub(crate) weights: Weights,
@@ -74,7 +74,7 @@ impl Recipe {
             .map(|rank| {
                 let directory = out.join(format!("node-{rank}"));
                 let tensors =
-                    stored.iter().filter_map(|stored| stored.cut(&layout, rank)).collect();
+                    stored.iter().filter_map(|stored| stored.shard(&layout, rank)).collect();
                 let about = About { spec: &spec, layout: &layout, quantization: &quantization };
                 write_package(&directory, &about, rank, tensors);
                 directory
@@ -169,7 +169,7 @@ enum Rule {
     Axis(&'static str, u32),
 }
 
-/// An uncut tensor as it is stored.
+/// A whole tensor as it is stored.
 struct Stored {
     tensor: Plain,
     rule: Rule,
@@ -178,7 +178,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn cut(&self, layout: &Layout, rank: u32) -> Option<(Plain, Cut)> {
+    fn shard(&self, layout: &Layout, rank: u32) -> Option<(Plain, Cut)> {
         let (axis, dim) = match self.rule {
             Rule::Replicated => return Some((self.tensor.clone(), Cut::Replicated)),
             Rule::Once => return (rank == 0).then(|| (self.tensor.clone(), Cut::Once)),

@@ -66,7 +66,7 @@ impl<'a> KvBlock<'a> {
         }
     }
 
-    /// Where the numbers of the first keys lie.
+    /// Addresses of the elements of the first keys.
     pub(super) fn addresses(self, keys: usize, head_dim: usize) -> Range<usize> {
         match self {
             Self::Floats(floats) => floats.addresses(0..floats.len().min(keys * head_dim)),

@@ -1,4 +1,4 @@
-//! Query heads that share keys and values, block after block of these.
+//! Attention of query heads that share a KV head (GQA), block by block.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -6,34 +6,39 @@ use std::{marker::PhantomData, ops::Range};
 
 use super::{
     Attention, KEYS_PER_BLOCK, KvBlock, Order,
-    ahead::Ahead,
-    chosen::Runs,
+    block_sparse::Runs,
     groups,
-    order::LINES_AT_ONCE,
-    queries::Room,
+    kv_layout::LINES_AT_ONCE,
+    prefetch::Prefetch,
+    queries::{QueryBuffer, QueryShape},
     softmax::{Block, Softmax, Sums, finish, one_block},
     vectors::Vectors,
 };
 use crate::{Floats, lanes::LANES, platform::Task, team::Columns};
 
-/// Rows of queries that meet a block of keys together.
+/// Rows of queries that are computed with a block of keys at a time.
 pub(super) const ROWS_AT_ONCE: usize = 8;
+
+/// Queries of some rows and their attention.
+#[derive(Clone, Copy)]
+pub(super) struct HeadsInput<'a> {
+    /// `[queries, heads, head_dim]`.
+    pub(super) q: &'a [f32],
+    pub(super) attention: &'a Attention<'a>,
+    /// The row of `q` that the output begins with.
+    pub(super) first_row: usize,
+}
 
 /// Some query heads of some rows.
 pub(super) struct Heads<'a, 'b, V> {
-    q: &'a [f32],
-    attention: &'a Attention<'a>,
-    first_row: usize,
+    input: HeadsInput<'a>,
     out: Columns<'b>,
     vectors: PhantomData<V>,
 }
 
 impl<'a, 'b, V> Heads<'a, 'b, V> {
-    pub(super) const fn new(
-        (q, attention, first_row): (&'a [f32], &'a Attention<'a>, usize),
-        out: Columns<'b>,
-    ) -> Self {
-        Self { q, attention, first_row, out, vectors: PhantomData }
+    pub(super) const fn new(input: HeadsInput<'a>, out: Columns<'b>) -> Self {
+        Self { input, out, vectors: PhantomData }
     }
 }
 
@@ -42,7 +47,7 @@ impl<V: Vectors> Task for Heads<'_, '_, V> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { q, attention, first_row, mut out, .. } = self;
+        let Self { input: HeadsInput { q, attention, first_row }, mut out, .. } = self;
         let head_dim = attention.head_dim;
         let range = out.range();
         let heads = range.start / head_dim..range.end / head_dim;
@@ -50,30 +55,40 @@ impl<V: Vectors> Task for Heads<'_, '_, V> {
         for first in (0..out.rows()).step_by(ROWS_AT_ONCE) {
             let rows = first..out.rows().min(first + ROWS_AT_ONCE);
             for group in groups(attention.q_to_kv, heads.clone()) {
-                let at = (first_row, rows.clone(), group);
+                let at = HeadBlock { first_row, rows: rows.clone(), group };
                 several_heads::<V>(q, attention, at, &mut out, &mut scratch);
             }
         }
     }
 }
 
-/// Room for keys and values as floats, and for what is summed.
+/// Scratch buffers: keys and values as floats, and sums.
 #[derive(Default)]
 struct Scratch {
-    q: Room,
+    q: QueryBuffer,
     keys: Vec<f32>,
     values: Vec<f32>,
     softmax: Vec<Softmax>,
     sums: Sums,
 }
 
-/// The query heads `group` of some `rows` of `out`, of which the first is row `first_row` of `q`.
+/// Some query heads of some rows.
+struct HeadBlock {
+    /// The row of `q` that the output begins with.
+    first_row: usize,
+    /// Rows of the output.
+    rows: Range<usize>,
+    /// Query heads that share a KV head.
+    group: Range<usize>,
+}
+
+/// Attention of a block of query heads.
 /// Every block of keys and values is read once for all of them.
 #[inline(always)]
 fn several_heads<V: Vectors>(
     q: &[f32],
     attention: &Attention<'_>,
-    (first_row, rows, group): (usize, Range<usize>, Range<usize>),
+    HeadBlock { first_row, rows, group }: HeadBlock,
     out: &mut Columns<'_>,
     scratch: &mut Scratch,
 ) {
@@ -95,7 +110,8 @@ fn several_heads<V: Vectors>(
         &q[first..][..group.len() * head_dim]
     });
     let (order, scale) = (attention.order, attention.scale);
-    queries.fill::<V>(each, (group.len(), head_dim, scale), (order, kv.keys[0]));
+    let shape = QueryShape { heads: group.len(), width: head_dim, scale };
+    queries.fill::<V>(each, shape, (order, kv.keys[0]));
     softmax.clear();
     let none = Softmax { maximum: f32::NEG_INFINITY, total: 0.0 };
     softmax.resize(rows.len() * group.len(), none);
@@ -148,7 +164,7 @@ struct Held<'a> {
     /// The first of them in the block.
     first: usize,
     width: usize,
-    ahead: [Ahead; 2],
+    prefetch: [Prefetch; 2],
 }
 
 impl<'a> Held<'a> {
@@ -165,7 +181,7 @@ impl<'a> Held<'a> {
         let width = head_dim.next_multiple_of(LANES);
         let both = both.map(|block| block.part(held.clone(), head_dim));
         let [keys, values] = both.map(|part| part.addresses(held.len(), head_dim));
-        let ahead = [Ahead::new(&keys, &values), Ahead::new(&values, &next)];
+        let prefetch = [Prefetch::new(&keys, &values), Prefetch::new(&values, &next)];
         let [mut keys, mut values] = both;
         let [keys_scratch, values_scratch] = scratch;
         if rows > 1 || width > head_dim {
@@ -176,10 +192,10 @@ impl<'a> Held<'a> {
                 values = values.widened([head_dim, width], values_scratch);
             }
         }
-        Self { both: [keys, values], order: Order::Rows, first: held.start, width, ahead }
+        Self { both: [keys, values], order: Order::Rows, first: held.start, width, prefetch }
     }
 
-    /// Of lanes: the whole block. Floats that are not dear to convert stay as they are. Floats of
+    /// Of lanes: the whole block. Floats that are cheap to convert stay as they are. Floats of
     /// 32 bits that are read from beginning to end are not fetched ahead: less is computed with a
     /// line of them than the processor takes to read it, and it does so faster when it is left to
     /// itself.
@@ -192,11 +208,11 @@ impl<'a> Held<'a> {
         scratch: [&'a mut Vec<f32>; 2],
     ) -> Self {
         let floats = matches!(both, [KvBlock::Floats(Floats::F32(_)), _]);
-        let ahead = if floats && V::VALUE_VECTORS >= LINES_AT_ONCE {
-            <[Ahead; 2]>::default()
+        let prefetch = if floats && V::VALUE_VECTORS >= LINES_AT_ONCE {
+            <[Prefetch; 2]>::default()
         } else {
             let [keys, values] = both.map(|block| block.addresses(held.end, width));
-            [Ahead::new(&keys, &values), Ahead::new(&values, &next)]
+            [Prefetch::new(&keys, &values), Prefetch::new(&values, &next)]
         };
         let [mut keys, mut values] = both;
         let [keys_scratch, values_scratch] = scratch;
@@ -204,13 +220,13 @@ impl<'a> Held<'a> {
             keys = keys.widened([width, width], keys_scratch);
             values = values.widened([width, width], values_scratch);
         }
-        Self { both: [keys, values], order: Order::Lanes, first: 0, width, ahead }
+        Self { both: [keys, values], order: Order::Lanes, first: 0, width, prefetch }
     }
 
     /// As one row sees them. While the first row reads them, what comes next is fetched.
     #[inline(always)]
     fn seen(&mut self, visible: Range<usize>) -> Block<'a> {
-        let (width, ahead) = (self.width, std::mem::take(&mut self.ahead));
+        let (width, prefetch) = (self.width, std::mem::take(&mut self.prefetch));
         let (seen, [keys, values]) = match self.order {
             Order::Rows => {
                 let part = visible.start - self.first..visible.end - self.first;
@@ -218,7 +234,7 @@ impl<'a> Held<'a> {
             }
             Order::Lanes => (visible, self.both),
         };
-        Block { keys, values, seen, width, ahead }
+        Block { keys, values, seen, width, prefetch }
     }
 }
 

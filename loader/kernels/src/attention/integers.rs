@@ -8,8 +8,8 @@ use std::{array, marker::PhantomData};
 
 use super::{
     KEYS_PER_BLOCK,
-    ahead::{Ahead, Fetch},
     keys::Line,
+    prefetch::{Fetch, Prefetch},
     vectors::Vectors,
 };
 use crate::{
@@ -23,19 +23,19 @@ pub(super) const STEP: usize = 2 * LANES;
 /// Query heads at a time, as many as a group has.
 const HEADS: usize = super::HEADS_AT_ONCE;
 
-/// Stands for a number of steps in a row that is known only when it is asked for.
+/// Marks a number of steps in a row that is known only at run time.
 const ANY: usize = 0;
 
 /// Rows `[count, width]` of integers times the row's scale; `width` is a multiple of [`STEP`].
 #[derive(Clone, Copy)]
 pub(super) struct Scaled<'a> {
-    pub(super) numbers: &'a [i8],
+    pub(super) elements: &'a [i8],
     pub(super) scales: &'a [f32],
     pub(super) width: usize,
 }
 
 /// Floats as 16-bit integers of at most `limit`, which stands for the largest magnitude; returns
-/// what one is worth. Where a float is no number the worth is none either.
+/// what one is worth. Where a float is NaN the worth is NaN too.
 #[inline(always)]
 pub(super) fn rounded<'a, V: Vectors>(
     floats: impl Iterator<Item = &'a [f32; LANES]> + Clone,
@@ -79,14 +79,19 @@ pub(super) fn limit(width: usize) -> f32 {
 }
 
 /// `q · key` of each query with each key: `q` is `[heads, width]`, `out` `[heads, KEYS_PER_BLOCK]`.
-pub(super) fn products<V: Vectors>(q: &[Line], keys: Scaled<'_>, ahead: Ahead, out: &mut [f32]) {
-    V::run(Products::<V> { q, keys, ahead, out, vectors: PhantomData });
+pub(super) fn products<V: Vectors>(
+    q: &[Line],
+    keys: Scaled<'_>,
+    prefetch: Prefetch,
+    out: &mut [f32],
+) {
+    V::run(Products::<V> { q, keys, prefetch, out, vectors: PhantomData });
 }
 
 struct Products<'a, V> {
     q: &'a [Line],
     keys: Scaled<'a>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &'a mut [f32],
     vectors: PhantomData<V>,
 }
@@ -107,10 +112,10 @@ impl<V: Vectors> Task for Products<'_, V> {
 impl<V: Vectors> Products<'_, V> {
     #[inline(always)]
     fn in_steps<const STEPS: usize>(self) {
-        let Self { q, keys, mut ahead, out, .. } = self;
+        let Self { q, keys, mut prefetch, out, .. } = self;
         let steps = if STEPS == ANY { keys.width / STEP } else { STEPS };
         let out = out.as_chunks_mut::<KEYS_PER_BLOCK>().0;
-        let rows = keys.numbers.as_chunks::<STEP>().0;
+        let rows = keys.elements.as_chunks::<STEP>().0;
         let heads = out.len();
         assert!(q.len() == heads * 2 * steps && heads <= HEADS, "queries and scores");
         assert!(rows.len() == keys.scales.len() * steps, "keys and scales");
@@ -127,24 +132,35 @@ impl<V: Vectors> Products<'_, V> {
         }
         let mut head = 0;
         while head < heads {
-            let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
+            let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
             let (q, worth) = (&integers[head * steps..], &worth[head..]);
-            let (rows, out) = ((rows, steps, keys.scales), &mut out[head..]);
+            let rows = KeyRows { rows, steps, scales: keys.scales };
+            let out = &mut out[head..];
             head += match heads - head {
-                4.. if V::KEY_HEADS >= 4 => some_heads::<V, 4>((q, worth), rows, ahead, out),
-                2.. if V::KEY_HEADS >= 4 => some_heads::<V, 2>((q, worth), rows, ahead, out),
-                _ => some_heads::<V, 1>((q, worth), rows, ahead, out),
+                4.. if V::KEY_HEADS >= 4 => some_heads::<V, 4>((q, worth), rows, prefetch, out),
+                2.. if V::KEY_HEADS >= 4 => some_heads::<V, 2>((q, worth), rows, prefetch, out),
+                _ => some_heads::<V, 1>((q, worth), rows, prefetch, out),
             };
         }
     }
+}
+
+/// Keys in steps of [`STEP`] integers, with their scales.
+#[derive(Clone, Copy)]
+struct KeyRows<'a> {
+    rows: &'a [[i8; STEP]],
+    /// Steps of a key.
+    steps: usize,
+    /// One for each key.
+    scales: &'a [f32],
 }
 
 /// The first `HEADS` of the queries with all keys; returns `HEADS`.
 #[inline(always)]
 fn some_heads<V: Vectors, const HEADS: usize>(
     (q, worth): (&[[i16; STEP]], &[f32]),
-    (rows, steps, scales): (&[[i8; STEP]], usize, &[f32]),
-    ahead: &mut Ahead,
+    KeyRows { rows, steps, scales }: KeyRows<'_>,
+    prefetch: &mut Prefetch,
     out: &mut [[f32; KEYS_PER_BLOCK]],
 ) -> usize {
     let (q, worth) = (&q[..HEADS * steps], worth.first_chunk::<HEADS>().expect("as many heads"));
@@ -152,7 +168,7 @@ fn some_heads<V: Vectors, const HEADS: usize>(
     let (fours, rest) = scales.as_chunks::<4>();
     // Until all keys have been met these are the bits of integers.
     for (index, rows) in rows.chunks_exact(4 * steps).enumerate() {
-        let fetch = ahead.stretch(rows.as_ptr().addr(), 4 * steps * STEP);
+        let fetch = prefetch.stretch(rows.as_ptr().addr(), 4 * steps * STEP);
         let sums = four_keys::<V, HEADS>(q, (rows, [0, 1, 2, 3]), steps, fetch);
         for (out, sums) in out.iter_mut().zip(sums) {
             out.as_chunks_mut::<4>().0[index] = sums.map(|sum| f32::from_bits(sum.cast_unsigned()));
@@ -162,7 +178,7 @@ fn some_heads<V: Vectors, const HEADS: usize>(
         // The last key is taken again.
         let (first, last) = (4 * fours.len(), rest.len() - 1);
         let rows = &rows[first * steps..];
-        let fetch = ahead.stretch(rows.as_ptr().addr(), rest.len() * steps * STEP);
+        let fetch = prefetch.stretch(rows.as_ptr().addr(), rest.len() * steps * STEP);
         let places = [0, last.min(1), last, last];
         let sums = four_keys::<V, HEADS>(q, (rows, places), steps, fetch);
         for (out, sums) in out.iter_mut().zip(sums) {
@@ -179,7 +195,7 @@ fn some_heads<V: Vectors, const HEADS: usize>(
     HEADS
 }
 
-/// The sums for each query and the keys at four places.
+/// The sums for each query and four keys.
 #[inline(always)]
 fn four_keys<V: Vectors, const HEADS: usize>(
     q: &[[i16; STEP]],
@@ -212,16 +228,16 @@ fn four_keys<V: Vectors, const HEADS: usize>(
 pub(super) fn weighted_sums<V: Vectors>(
     weights: &[f32],
     values: Scaled<'_>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &mut [f32],
 ) {
-    V::run(WeightedSums::<V> { weights, values, ahead, out, vectors: PhantomData });
+    V::run(WeightedSums::<V> { weights, values, prefetch, out, vectors: PhantomData });
 }
 
 struct WeightedSums<'a, V> {
     weights: &'a [f32],
     values: Scaled<'a>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &'a mut [f32],
     vectors: PhantomData<V>,
 }
@@ -245,10 +261,10 @@ impl<V: Vectors> Task for WeightedSums<'_, V> {
 impl<V: Vectors> WeightedSums<'_, V> {
     #[inline(always)]
     fn in_lines<const LINES: usize>(self) {
-        let Self { weights, values, mut ahead, out, .. } = self;
+        let Self { weights, values, mut prefetch, out, .. } = self;
         let lines = if LINES == ANY { values.width / LANES } else { LINES };
         let weights = weights.as_chunks::<KEYS_PER_BLOCK>().0;
-        let (rows, heads) = (values.numbers.as_chunks::<LANES>().0, weights.len());
+        let (rows, heads) = (values.elements.as_chunks::<LANES>().0, weights.len());
         assert!(out.len() == heads * lines * LANES && heads <= HEADS, "sums");
         assert!(rows.len() == values.scales.len() * lines, "values and scales");
         let mut integers = [[0; KEYS_PER_BLOCK]; HEADS];
@@ -266,22 +282,26 @@ impl<V: Vectors> WeightedSums<'_, V> {
         while head < heads {
             let mut line = 0;
             while line < lines {
-                let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
+                let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
                 let weights = (&integers[head..], &worth[head..]);
                 let (at, out) = ((lines, line), &mut out[head * lines..]);
                 line += match (heads - head, lines - line) {
                     (4.., 4..) if V::VALUE_VECTORS >= 4 => {
-                        columns::<V, 4, 4>(weights, rows, at, ahead, out)
+                        columns::<V, 4, 4>(weights, rows, at, prefetch, out)
                     }
-                    (4.., _) if V::HEADS >= 4 => columns::<V, 4, 1>(weights, rows, at, ahead, out),
+                    (4.., _) if V::HEADS >= 4 => {
+                        columns::<V, 4, 1>(weights, rows, at, prefetch, out)
+                    }
                     (2.., 2..) if V::VALUE_VECTORS >= 2 => {
-                        columns::<V, 2, 2>(weights, rows, at, ahead, out)
+                        columns::<V, 2, 2>(weights, rows, at, prefetch, out)
                     }
-                    (2.., _) if V::HEADS >= 2 => columns::<V, 2, 1>(weights, rows, at, ahead, out),
+                    (2.., _) if V::HEADS >= 2 => {
+                        columns::<V, 2, 1>(weights, rows, at, prefetch, out)
+                    }
                     (_, 4..) if V::VALUE_VECTORS >= 4 => {
-                        columns::<V, 1, 4>(weights, rows, at, ahead, out)
+                        columns::<V, 1, 4>(weights, rows, at, prefetch, out)
                     }
-                    _ => columns::<V, 1, 1>(weights, rows, at, ahead, out),
+                    _ => columns::<V, 1, 1>(weights, rows, at, prefetch, out),
                 };
             }
             head += match heads - head {
@@ -300,7 +320,7 @@ fn columns<V: Vectors, const HEADS: usize, const VECTORS: usize>(
     (weights, worth): (&[[i16; KEYS_PER_BLOCK]], &[f32]),
     rows: &[[i8; LANES]],
     (lines, line): (usize, usize),
-    ahead: &mut Ahead,
+    prefetch: &mut Prefetch,
     out: &mut [[f32; LANES]],
 ) -> usize {
     let weights = weights.first_chunk::<HEADS>().expect("as many heads");
@@ -311,7 +331,7 @@ fn columns<V: Vectors, const HEADS: usize, const VECTORS: usize>(
         // The last one alone is taken with itself, which has no weight then.
         let second = if two.len() > lines { &two[lines + line..] } else { first };
         let second: &[_; VECTORS] = second.first_chunk().expect("some vectors");
-        ahead.stretch(first.as_ptr().addr(), 2 * VECTORS * LANES).lines(0..2 * VECTORS * LANES);
+        prefetch.stretch(first.as_ptr().addr(), 2 * VECTORS * LANES).lines(0..2 * VECTORS * LANES);
         let mut values = [V::pairs(&first[0], &second[0]); VECTORS];
         for (value, (a, b)) in values.iter_mut().zip(first.iter().zip(second)) {
             *value = V::pairs(a, b);

@@ -6,19 +6,19 @@ use std::{array, marker::PhantomData, ops::Range};
 
 use super::{
     KEYS_PER_BLOCK,
-    ahead::{Ahead, Fetch},
-    stored::{Rows, Stored, load},
+    kv_types::{Rows, Stored, load},
+    prefetch::{Fetch, Prefetch},
     vectors::Vectors,
 };
 use crate::{lanes::LANES, platform::Task};
 
-/// Keys that meet some query heads before others: what is read again is in the first cache.
+/// Keys that are multiplied with some query heads before others: they stay in the L1 cache.
 const KEYS_AT_ONCE: usize = 64;
 
-/// Stands for a number of vectors in a row that is known only when it is asked for.
+/// Marks a number of vectors in a row that is known only at run time.
 const ANY: usize = 0;
 
-/// Sixteen floats in one line of the cache: vectors that lie in two take two reads each.
+/// Sixteen floats in one cache line: vectors that lie in two take two reads each.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Line([f32; LANES]);
@@ -51,16 +51,16 @@ impl Line {
 pub(super) fn products<V: Vectors, S: Stored>(
     q: &[Line],
     keys: Rows<'_, S>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &mut [f32],
 ) {
-    V::run(Products::<V, S> { q, keys, ahead, out, vectors: PhantomData });
+    V::run(Products::<V, S> { q, keys, prefetch, out, vectors: PhantomData });
 }
 
 struct Products<'a, V, S: Stored> {
     q: &'a [Line],
     keys: Rows<'a, S>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &'a mut [f32],
     vectors: PhantomData<V>,
 }
@@ -84,7 +84,7 @@ impl<V: Vectors, S: Stored> Products<'_, V, S> {
     /// Rows in `PARTS` parts of `LINES` vectors.
     #[inline(always)]
     fn in_parts<const LINES: usize, const PARTS: usize>(self) {
-        let Self { q, keys, mut ahead, out, .. } = self;
+        let Self { q, keys, mut prefetch, out, .. } = self;
         let parts = if PARTS == ANY { keys.width / LANES / LINES } else { PARTS };
         let (count, heads) = (keys.count(), q.len() / LINES / parts);
         assert!(q.len() == heads * parts * LINES && out.len() == heads * KEYS_PER_BLOCK, "scores");
@@ -93,12 +93,12 @@ impl<V: Vectors, S: Stored> Products<'_, V, S> {
             let some = (keys, first..count.min(first + KEYS_AT_ONCE));
             let mut head = 0;
             while head < heads {
-                let ahead = if head == 0 { &mut ahead } else { &mut Ahead::default() };
+                let prefetch = if head == 0 { &mut prefetch } else { &mut Prefetch::default() };
                 let (q, out) = ((&q[head * parts..], parts), &mut out[head..]);
                 head += match heads - head {
-                    4.. if V::HEADS >= 4 => some_heads::<V, S, 4, LINES>(q, &some, ahead, out),
-                    2.. if V::HEADS >= 2 => some_heads::<V, S, 2, LINES>(q, &some, ahead, out),
-                    _ => some_heads::<V, S, 1, LINES>(q, &some, ahead, out),
+                    4.. if V::HEADS >= 4 => some_heads::<V, S, 4, LINES>(q, &some, prefetch, out),
+                    2.. if V::HEADS >= 2 => some_heads::<V, S, 2, LINES>(q, &some, prefetch, out),
+                    _ => some_heads::<V, S, 1, LINES>(q, &some, prefetch, out),
                 };
             }
         }
@@ -113,13 +113,13 @@ type Parts<'a, N, const LINES: usize> = (&'a [[N; LINES]], usize);
 fn some_heads<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     (q, parts): Parts<'_, Line, LINES>,
     (keys, some): &(Rows<'_, S>, Range<usize>),
-    ahead: &mut Ahead,
+    prefetch: &mut Prefetch,
     out: &mut [[f32; KEYS_PER_BLOCK]],
 ) -> usize {
     let q = (&q[..HEADS * parts], parts);
     let out = out.first_chunk_mut::<HEADS>().expect("as many heads");
     let rows = keys.rows(some.clone()).as_chunks::<LINES>().0;
-    let bytes = keys.width * size_of::<S::Number>();
+    let bytes = keys.width * size_of::<S::Element>();
     let mut scales = [V::splat(1.0); 4];
     let fours = rows.chunks_exact(4 * parts);
     let rest = fours.remainder();
@@ -128,7 +128,7 @@ fn some_heads<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
         for (place, scale) in scales.iter_mut().enumerate() {
             *scale = keys.scale::<V>(first + place);
         }
-        let fetch = ahead.stretch(rows.as_ptr().addr(), 4 * bytes);
+        let fetch = prefetch.stretch(rows.as_ptr().addr(), 4 * bytes);
         let rows = ((rows, parts), [0, 1, 2, 3], scales);
         let sums = four_keys::<V, S, HEADS, LINES>(q, rows, fetch);
         for (out, sums) in out.iter_mut().zip(sums.as_chunks::<4>().0) {
@@ -142,7 +142,7 @@ fn some_heads<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
         for (scale, place) in scales.iter_mut().zip(places) {
             *scale = keys.scale::<V>(some.end - held + place);
         }
-        let fetch = ahead.stretch(rest.as_ptr().addr(), held * bytes);
+        let fetch = prefetch.stretch(rest.as_ptr().addr(), held * bytes);
         let sums = four_keys::<V, S, HEADS, LINES>(q, ((rest, parts), places, scales), fetch);
         for (out, sums) in out.iter_mut().zip(sums.as_chunks::<4>().0) {
             out[some.end - held..some.end].copy_from_slice(&sums[..held]);
@@ -151,7 +151,7 @@ fn some_heads<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     HEADS
 }
 
-/// The sums for each query and the keys at four places, of at most four queries.
+/// The sums for each query and four keys, of at most four queries.
 #[inline(always)]
 fn four_keys<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
     (q, parts): Parts<'_, Line, LINES>,
@@ -174,7 +174,7 @@ fn four_keys<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
 
 /// Rows, the places of four, and their scales.
 type FourKeys<'a, V, S, const LINES: usize> =
-    (Parts<'a, [<S as Stored>::Number; LANES], LINES>, [usize; 4], [<V as Vectors>::Floats; 4]);
+    (Parts<'a, [<S as Stored>::Element; LANES], LINES>, [usize; 4], [<V as Vectors>::Floats; 4]);
 
 /// The first `HEADS` of the queries with four keys; returns `HEADS`.
 #[inline(always)]
@@ -193,7 +193,7 @@ fn quarter<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
         return HEADS;
     }
     let ([a, b, c, d], [e, f, g, h]) = (places, scales);
-    let half = 2 * rows.1 * LINES * LANES * size_of::<S::Number>();
+    let half = 2 * rows.1 * LINES * LANES * size_of::<S::Element>();
     let first = lanes::<V, S, HEADS, 2, LINES>(q, rows, ([a, b], [e, f]), (fetch, 0));
     let mut pairs = [V::pair([V::splat(0.0); 2]); HEADS];
     for (pair, sums) in pairs.iter_mut().zip(first) {
@@ -210,7 +210,7 @@ fn quarter<V: Vectors, S: Stored, const HEADS: usize, const LINES: usize>(
 #[inline(always)]
 fn lanes<V: Vectors, S: Stored, const HEADS: usize, const KEYS: usize, const LINES: usize>(
     (q, parts): Parts<'_, Line, LINES>,
-    (rows, _): Parts<'_, [S::Number; LANES], LINES>,
+    (rows, _): Parts<'_, [S::Element; LANES], LINES>,
     (places, scales): ([usize; KEYS], [V::Floats; KEYS]),
     (fetch, mut at): (Fetch, usize),
 ) -> [[V::Floats; KEYS]; HEADS] {
@@ -219,7 +219,7 @@ fn lanes<V: Vectors, S: Stored, const HEADS: usize, const KEYS: usize, const LIN
         let q: [_; HEADS] = array::from_fn(|head| &q[head * parts + part]);
         let rows = places.map(|place| &rows[place * parts + part]);
         for line in 0..LINES {
-            let bytes = KEYS * LANES * size_of::<S::Number>();
+            let bytes = KEYS * LANES * size_of::<S::Element>();
             fetch.lines(at..at + bytes);
             at += bytes;
             let mut keys = scales;

@@ -1,4 +1,4 @@
-//! Queries of some rows, times the scale of scores, as they meet keys.
+//! Queries of some rows, times the score scale, in the layout that the keys need.
 
 #![expect(clippy::inline_always, reason = "compiled within the function of each platform")]
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::lanes::LANES;
 
-/// Numbers as pairs of 16 bits.
+/// Integers as pairs of 16 bits.
 #[inline(always)]
-pub(super) fn shorts(numbers: &mut [i32]) -> &mut [i16] {
-    <[i16]>::mut_from_bytes(numbers.as_mut_bytes()).expect("half as long")
+pub(super) fn shorts(elements: &mut [i32]) -> &mut [i16] {
+    <[i16]>::mut_from_bytes(elements.as_mut_bytes()).expect("half as long")
 }
 
 /// Queries of one row.
@@ -38,9 +38,19 @@ pub(super) enum InLanes<'a> {
     },
 }
 
+/// The queries of a row.
+#[derive(Clone, Copy)]
+pub(super) struct QueryShape {
+    pub(super) heads: usize,
+    /// Elements of a head.
+    pub(super) width: usize,
+    /// Factor on scores.
+    pub(super) scale: f32,
+}
+
 /// Room for the queries of several rows.
 #[derive(Default)]
-pub(super) struct Room {
+pub(super) struct QueryBuffer {
     heads: usize,
     width: usize,
     lines: Vec<Line>,
@@ -49,13 +59,13 @@ pub(super) struct Room {
     worth: Vec<f32>,
 }
 
-impl Room {
+impl QueryBuffer {
     /// Takes rows of `heads` queries of `width`.
     #[inline(always)]
     pub(super) fn fill<'a, V: Vectors>(
         &mut self,
         rows: impl Iterator<Item = &'a [f32]>,
-        (heads, width, scale): (usize, usize, f32),
+        QueryShape { heads, width, scale }: QueryShape,
         (order, keys): (Order, KvBlock<'_>),
     ) {
         let Self { lines, floats, integers, worth, .. } = self;

@@ -6,13 +6,13 @@ use std::ops::Range;
 
 use super::{
     HEADS_AT_ONCE, KEYS_PER_BLOCK, KvBlock,
-    ahead::Ahead,
-    forms::Spread,
-    in_lanes,
     integers::{self, STEP, Scaled},
     keys::{self, Line},
+    kv_types::{Bf16, F16, F32, Q8, Rows, Stored},
+    lane_products,
+    lane_types::FloatLanes,
+    prefetch::Prefetch,
     queries::{InLanes, Queries, shorts},
-    stored::{Bf16, F16, F32, Q8, Rows, Stored},
     values,
     vectors::{self, Vectors},
 };
@@ -43,7 +43,7 @@ pub(super) struct Block<'a> {
     pub(super) values: KvBlock<'a>,
     pub(super) seen: Range<usize>,
     pub(super) width: usize,
-    pub(super) ahead: [Ahead; 2],
+    pub(super) prefetch: [Prefetch; 2],
 }
 
 /// Query heads of one row, times the scale of scores, with keys and values of a block.
@@ -56,7 +56,8 @@ pub(super) fn one_block<V: Vectors>(
     sums: &mut Sums,
     out: &mut [f32],
 ) {
-    let Block { keys, values, seen, width, ahead: [ahead_of_keys, ahead_of_values] } = block;
+    let Block { keys, values, seen, width, prefetch: [prefetch_of_keys, prefetch_of_values] } =
+        block;
     let heads = softmax.len();
     let head_dim = out.len() / heads;
     sums.scores.resize(heads * KEYS_PER_BLOCK, 0.0);
@@ -65,9 +66,9 @@ pub(super) fn one_block<V: Vectors>(
     let partial = &mut sums.partial[..heads * width];
     let at = (width, seen.clone());
     match q {
-        Queries::Rows(q) => products::<V>(q, keys, width, ahead_of_keys, scores),
+        Queries::Rows(q) => products::<V>(q, keys, width, prefetch_of_keys, scores),
         Queries::Lanes(q) => {
-            products_in_lanes::<V>(q, keys, at.clone(), ahead_of_keys, scores);
+            products_in_lanes::<V>(q, keys, at.clone(), prefetch_of_keys, scores);
         }
     }
     for ((scores, softmax), out) in
@@ -89,9 +90,9 @@ pub(super) fn one_block<V: Vectors>(
         softmax.maximum = raised;
     }
     match q {
-        Queries::Rows(_) => weighted_sums::<V>(scores, values, width, ahead_of_values, partial),
+        Queries::Rows(_) => weighted_sums::<V>(scores, values, width, prefetch_of_values, partial),
         Queries::Lanes(_) => {
-            sums_in_lanes::<V>(scores, values, at, ahead_of_values, partial);
+            sums_in_lanes::<V>(scores, values, at, prefetch_of_values, partial);
         }
     }
     for (out, partial) in out.chunks_exact_mut(head_dim).zip(partial.chunks_exact(width)) {
@@ -107,22 +108,22 @@ fn products_in_lanes<V: Vectors>(
     q: InLanes<'_>,
     keys: KvBlock<'_>,
     at: (usize, Range<usize>),
-    ahead: Ahead,
+    prefetch: Prefetch,
     scores: &mut [f32],
 ) {
     match (keys, q) {
         (KvBlock::Floats(Floats::F32(keys)), InLanes::Floats(q)) => {
-            in_lanes::products::<V, F32>(q, keys, at, ahead, scores);
+            lane_products::products::<V, F32>(q, keys, at, prefetch, scores);
         }
         (KvBlock::Floats(Floats::F16(keys)), InLanes::Floats(q)) => {
-            in_lanes::products::<V, F16>(q, keys, at, ahead, scores);
+            lane_products::products::<V, F16>(q, keys, at, prefetch, scores);
         }
         (KvBlock::Floats(Floats::BF16(keys)), InLanes::Floats(q)) => {
-            in_lanes::products::<V, Bf16>(Bf16::factors(q), keys, at, ahead, scores);
+            lane_products::products::<V, Bf16>(Bf16::factors(q), keys, at, prefetch, scores);
         }
         (KvBlock::Q8 { values: keys, scales }, InLanes::Integers { factors, worth }) => {
             let seen = at.1.clone();
-            in_lanes::products::<V, Q8>(factors.as_chunks().0, keys, at, ahead, scores);
+            lane_products::products::<V, Q8>(factors.as_chunks().0, keys, at, prefetch, scores);
             for (scores, worth) in scores.chunks_exact_mut(KEYS_PER_BLOCK).zip(worth) {
                 for (score, scale) in scores[seen.clone()].iter_mut().zip(&scales[seen.clone()]) {
                     *score *= worth * scale;
@@ -139,18 +140,24 @@ fn sums_in_lanes<V: Vectors>(
     weights: &mut [f32],
     values: KvBlock<'_>,
     at: (usize, Range<usize>),
-    ahead: Ahead,
+    prefetch: Prefetch,
     sums: &mut [f32],
 ) {
     match values {
         KvBlock::Floats(Floats::F32(values)) => {
-            in_lanes::weighted_sums::<V, F32>(weights, values, at, ahead, sums);
+            lane_products::weighted_sums::<V, F32>(weights, values, at, prefetch, sums);
         }
         KvBlock::Floats(Floats::F16(values)) => {
-            in_lanes::weighted_sums::<V, F16>(weights, values, at, ahead, sums);
+            lane_products::weighted_sums::<V, F16>(weights, values, at, prefetch, sums);
         }
         KvBlock::Floats(Floats::BF16(values)) => {
-            in_lanes::weighted_sums::<V, Bf16>(Bf16::factors(weights), values, at, ahead, sums);
+            lane_products::weighted_sums::<V, Bf16>(
+                Bf16::factors(weights),
+                values,
+                at,
+                prefetch,
+                sums,
+            );
         }
         KvBlock::Q8 { values, scales } => {
             let (width, seen) = at.clone();
@@ -167,7 +174,7 @@ fn sums_in_lanes<V: Vectors>(
                 *worth = rounded::<V>(weights, &held, to);
             }
             let factors = integers[..heads].as_flattened().as_chunks().0;
-            in_lanes::weighted_sums::<V, Q8>(factors, values, at, ahead, sums);
+            lane_products::weighted_sums::<V, Q8>(factors, values, at, prefetch, sums);
             for (sums, worth) in sums.chunks_exact_mut(width).zip(worth) {
                 for sum in sums {
                     *sum *= worth;
@@ -183,24 +190,24 @@ pub(super) fn products<V: Vectors>(
     q: &[Line],
     keys: KvBlock<'_>,
     width: usize,
-    ahead: Ahead,
+    prefetch: Prefetch,
     scores: &mut [f32],
 ) {
     match keys {
         KvBlock::Floats(Floats::F32(keys)) => {
-            keys::products::<V, F32>(q, plain(keys, width), ahead, scores);
+            keys::products::<V, F32>(q, plain(keys, width), prefetch, scores);
         }
         KvBlock::Floats(Floats::F16(keys)) => {
-            keys::products::<V, F16>(q, plain(keys, width), ahead, scores);
+            keys::products::<V, F16>(q, plain(keys, width), prefetch, scores);
         }
         KvBlock::Floats(Floats::BF16(keys)) => {
-            keys::products::<V, Bf16>(q, plain(keys, width), ahead, scores);
+            keys::products::<V, Bf16>(q, plain(keys, width), prefetch, scores);
         }
-        KvBlock::Q8 { values: numbers, scales } if width.is_multiple_of(STEP) => {
-            integers::products::<V>(q, Scaled { numbers, scales, width }, ahead, scores);
+        KvBlock::Q8 { values: elements, scales } if width.is_multiple_of(STEP) => {
+            integers::products::<V>(q, Scaled { elements, scales, width }, prefetch, scores);
         }
-        KvBlock::Q8 { values: numbers, scales } => {
-            keys::products::<V, Q8>(q, Rows { numbers, scales, width }, ahead, scores);
+        KvBlock::Q8 { values: elements, scales } => {
+            keys::products::<V, Q8>(q, Rows { elements, scales, width }, prefetch, scores);
         }
     }
 }
@@ -211,24 +218,34 @@ fn weighted_sums<V: Vectors>(
     weights: &[f32],
     values: KvBlock<'_>,
     width: usize,
-    ahead: Ahead,
+    prefetch: Prefetch,
     sums: &mut [f32],
 ) {
     match values {
         KvBlock::Floats(Floats::F32(values)) => {
-            values::weighted_sums::<V, F32>(weights, plain(values, width), ahead, sums);
+            values::weighted_sums::<V, F32>(weights, plain(values, width), prefetch, sums);
         }
         KvBlock::Floats(Floats::F16(values)) => {
-            values::weighted_sums::<V, F16>(weights, plain(values, width), ahead, sums);
+            values::weighted_sums::<V, F16>(weights, plain(values, width), prefetch, sums);
         }
         KvBlock::Floats(Floats::BF16(values)) => {
-            values::weighted_sums::<V, Bf16>(weights, plain(values, width), ahead, sums);
+            values::weighted_sums::<V, Bf16>(weights, plain(values, width), prefetch, sums);
         }
-        KvBlock::Q8 { values: numbers, scales } if width.is_multiple_of(STEP) => {
-            integers::weighted_sums::<V>(weights, Scaled { numbers, scales, width }, ahead, sums);
+        KvBlock::Q8 { values: elements, scales } if width.is_multiple_of(STEP) => {
+            integers::weighted_sums::<V>(
+                weights,
+                Scaled { elements, scales, width },
+                prefetch,
+                sums,
+            );
         }
-        KvBlock::Q8 { values: numbers, scales } => {
-            values::weighted_sums::<V, Q8>(weights, Rows { numbers, scales, width }, ahead, sums);
+        KvBlock::Q8 { values: elements, scales } => {
+            values::weighted_sums::<V, Q8>(
+                weights,
+                Rows { elements, scales, width },
+                prefetch,
+                sums,
+            );
         }
     }
 }
@@ -286,7 +303,7 @@ fn weights<V: Vectors>(scores: &mut [f32], highest: f32) -> f32 {
 }
 
 /// Weights, none of which is below zero, times their `scales` as integers of 16 bits; returns what
-/// one is worth. A weight that is no number has made the softmax's sum none.
+/// one is worth. A NaN weight has made the softmax's sum none.
 #[inline(always)]
 fn rounded<V: Vectors>(
     weights: &[f32; KEYS_PER_BLOCK],
@@ -310,8 +327,8 @@ fn rounded<V: Vectors>(
 }
 
 /// Rows without scales.
-const fn plain<S: Stored>(numbers: &[S::Number], width: usize) -> Rows<'_, S> {
-    Rows { numbers, scales: &[], width }
+const fn plain<S: Stored>(elements: &[S::Element], width: usize) -> Rows<'_, S> {
+    Rows { elements, scales: &[], width }
 }
 
 /// Divides by the softmax's sum.

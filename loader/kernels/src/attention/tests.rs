@@ -6,7 +6,7 @@ use crate::{Activations, Team, TeamOptions};
 /// f32 sums of some hundred terms below 1, with our own exponential.
 const TOLERANCE: f64 = 2e-6;
 
-fn numbers(len: usize, seed: u32) -> Vec<f32> {
+fn elements(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|i| ((i as f32 + seed as f32 * 17.3) * 0.7371).sin()).collect()
 }
 
@@ -89,7 +89,7 @@ impl Cache {
     fn new(heads: usize, keys: usize, head_dim: usize) -> Self {
         let flat = (0..heads as u32)
             .map(|head| {
-                [numbers(keys * head_dim, head * 2 + 1), numbers(keys * head_dim, head * 2 + 2)]
+                [elements(keys * head_dim, head * 2 + 1), elements(keys * head_dim, head * 2 + 2)]
             })
             .collect();
         Self { head_dim, order: Order::fastest(head_dim), flat }
@@ -176,7 +176,7 @@ fn check(first_position: usize, queries: usize, variant: Variant) {
 
 fn check_width(head_dim: usize, first_position: usize, queries: usize, variant: Variant) {
     let cache = Cache::new(2, first_position + queries, head_dim);
-    let q = numbers(queries * 3 * head_dim, 99);
+    let q = elements(queries * 3 * head_dim, 99);
     let found = cache.attend(&q, first_position, variant);
     for (index, (q, found)) in
         q.chunks_exact(head_dim).zip(found.chunks_exact(head_dim)).enumerate()
@@ -226,7 +226,7 @@ fn selecting_every_block_has_the_bits_of_full_attention() {
     let cache = Cache::new(2, position + 1, head_dim);
     let blocks = cache.blocks(position + 1);
     let [keys, values] = &blocks[0].each_ref().map(|all| views(all));
-    let q = numbers(head_dim, 3);
+    let q = elements(head_dim, 3);
     let run = |chosen: Option<ChosenBlocks<'_>>| {
         let attention = Attention {
             head_dim,
@@ -274,7 +274,7 @@ fn prefill_and_decode_have_the_same_bits() {
         [16, 96].into_iter().flat_map(|dim| spans.map(|s| (dim, s)))
     {
         let cache = Cache::new(2, queries, head_dim);
-        let q = numbers(queries * 3 * head_dim, 5);
+        let q = elements(queries * 3 * head_dim, 5);
         let sinks = Some([0.1, 1.0, -1.0]);
         let variant = Variant { window, chunk: span, softcap: Some(3.0), sinks, blocks };
         let whole = cache.attend(&q, 0, variant);
@@ -303,10 +303,10 @@ struct Stored {
 const KINDS: [&str; 4] = ["f32", "f16", "bf16", "q8"];
 
 impl Stored {
-    /// All of them the same numbers, up to the rounding of halves.
+    /// All of them the same values, up to the rounding of f16 and bf16.
     fn new(kind: &str, keys: usize, head_dim: usize, seed: u32) -> Self {
         let q8: Vec<i8> =
-            numbers(keys * head_dim, seed).iter().map(|x| (x * 127.0) as i8).collect();
+            elements(keys * head_dim, seed).iter().map(|x| (x * 127.0) as i8).collect();
         let scales: Vec<f32> = (0..keys).map(|key| 0.01 + key as f32 * 1e-5).collect();
         let value = |(i, value): (usize, &i8)| f32::from(*value) * scales[i / head_dim];
         let exact: Vec<f32> = q8.iter().enumerate().map(value).collect();
@@ -410,7 +410,7 @@ fn platforms_types_and_chunks_have_the_same_bits() {
 }
 
 fn check_bits(stored: &[[Stored; 2]; 2], kind: &str, keys: usize, head_dim: usize) {
-    let q = numbers(keys * 9 * head_dim, 7);
+    let q = elements(keys * 9 * head_dim, 7);
     let run = |platform, kind: &str, sizes: &[[usize; 2]]| {
         let options = TeamOptions { threads: 2, platform, activations: Activations::Int8 };
         let team = Team::new(&options).unwrap();
@@ -445,8 +445,8 @@ fn whole_vectors_have_the_bits_of_the_plain_loops() {
         let pad = |rows: &[f32]| -> Vec<f32> {
             rows.chunks(head_dim).flat_map(|row| row.iter().copied().chain([0.0; 8])).collect()
         };
-        let q = numbers(6 * head_dim, 3);
-        let [k, v] = [1, 2].map(|seed| numbers(KEYS * head_dim, seed));
+        let q = elements(6 * head_dim, 3);
+        let [k, v] = [1, 2].map(|seed| elements(KEYS * head_dim, seed));
         let attend_to = |q: &[f32], k: &[f32], v: &[f32], head_dim: usize| {
             let cut = KEYS_PER_BLOCK * head_dim;
             let attention = Attention {
@@ -488,7 +488,7 @@ fn stored_types_are_read_exactly() {
         let value = |(i, value): (usize, &i8)| f32::from(*value) * scales[i / head_dim];
         values.iter().enumerate().map(value).collect()
     };
-    let q = numbers(3 * head_dim, 4);
+    let q = elements(3 * head_dim, 4);
     let attend_to = |keys_in_blocks: &[KvBlock<'_>], values: &[KvBlock<'_>]| {
         let attention = Attention {
             head_dim,

@@ -6,16 +6,16 @@ use std::{marker::PhantomData, ops::Range};
 
 use super::{
     KEYS_PER_BLOCK,
-    ahead::{Ahead, Fetch},
-    stored::{Rows, Stored, load},
+    kv_types::{Rows, Stored, load},
+    prefetch::{Fetch, Prefetch},
     vectors::Vectors,
 };
 use crate::{lanes::LANES, platform::Task};
 
-/// Stands for a number of vectors in a row that is known only when it is asked for.
+/// Marks a number of vectors in a row that is known only at run time.
 const ANY: usize = 0;
 
-/// Values that are summed for some heads before others: what is read again is in the first cache.
+/// Values that are summed for some heads before others: they stay in the L1 cache.
 const VALUES_AT_ONCE: usize = 64;
 
 /// `Σ weight · value`, value after value, products fused with the sums: `weights` is
@@ -23,16 +23,16 @@ const VALUES_AT_ONCE: usize = 64;
 pub(super) fn weighted_sums<V: Vectors, S: Stored>(
     weights: &[f32],
     values: Rows<'_, S>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &mut [f32],
 ) {
-    V::run(WeightedSums::<V, S> { weights, values, ahead, out, vectors: PhantomData });
+    V::run(WeightedSums::<V, S> { weights, values, prefetch, out, vectors: PhantomData });
 }
 
 struct WeightedSums<'a, V, S: Stored> {
     weights: &'a [f32],
     values: Rows<'a, S>,
-    ahead: Ahead,
+    prefetch: Prefetch,
     out: &'a mut [f32],
     vectors: PhantomData<V>,
 }
@@ -54,7 +54,7 @@ impl<V: Vectors, S: Stored> Task for WeightedSums<'_, V, S> {
 impl<V: Vectors, S: Stored> WeightedSums<'_, V, S> {
     #[inline(always)]
     fn with_lines<const LINES: usize>(self) {
-        let Self { weights, values, mut ahead, out, .. } = self;
+        let Self { weights, values, mut prefetch, out, .. } = self;
         let lines = if LINES == ANY { values.width / LANES } else { LINES };
         let (count, heads) = (values.count(), weights.len() / KEYS_PER_BLOCK);
         assert!(out.len() == heads * lines * LANES, "sums");
@@ -64,17 +64,17 @@ impl<V: Vectors, S: Stored> WeightedSums<'_, V, S> {
             let some = first..count.min(first + VALUES_AT_ONCE);
             let mut head = 0;
             while head < heads {
-                let ahead = (head == 0).then_some(&mut ahead);
+                let prefetch = (head == 0).then_some(&mut prefetch);
                 let (weights, out) = (&weights[head..], &mut out[head * lines..]);
                 let values = (values, &some);
                 head += match heads - head {
                     4.. if V::HEADS >= 4 => {
-                        some_heads::<V, S, 4>(weights, values, lines, ahead, out)
+                        some_heads::<V, S, 4>(weights, values, lines, prefetch, out)
                     }
                     2.. if V::HEADS >= 2 => {
-                        some_heads::<V, S, 2>(weights, values, lines, ahead, out)
+                        some_heads::<V, S, 2>(weights, values, lines, prefetch, out)
                     }
-                    _ => some_heads::<V, S, 1>(weights, values, lines, ahead, out),
+                    _ => some_heads::<V, S, 1>(weights, values, lines, prefetch, out),
                 };
             }
         }
@@ -87,21 +87,21 @@ fn some_heads<V: Vectors, S: Stored, const HEADS: usize>(
     weights: &[[f32; KEYS_PER_BLOCK]],
     values: (Rows<'_, S>, &Range<usize>),
     lines: usize,
-    mut ahead: Option<&mut Ahead>,
+    mut prefetch: Option<&mut Prefetch>,
     out: &mut [[f32; LANES]],
 ) -> usize {
     let weights = weights.first_chunk::<HEADS>().expect("as many heads");
     let mut line = 0;
     while line < lines {
-        let (at, ahead) = ((lines, line), &mut ahead);
+        let (at, prefetch) = ((lines, line), &mut prefetch);
         line += match lines - line {
             4.. if V::VALUE_VECTORS >= 4 => {
-                columns::<V, S, HEADS, 4>(weights, values, at, ahead, out)
+                columns::<V, S, HEADS, 4>(weights, values, at, prefetch, out)
             }
             2.. if V::VALUE_VECTORS >= 2 => {
-                columns::<V, S, HEADS, 2>(weights, values, at, ahead, out)
+                columns::<V, S, HEADS, 2>(weights, values, at, prefetch, out)
             }
-            _ => columns::<V, S, HEADS, 1>(weights, values, at, ahead, out),
+            _ => columns::<V, S, HEADS, 1>(weights, values, at, prefetch, out),
         };
     }
     HEADS
@@ -113,7 +113,7 @@ fn columns<V: Vectors, S: Stored, const HEADS: usize, const VECTORS: usize>(
     weights: &[[f32; KEYS_PER_BLOCK]; HEADS],
     (values, some): (Rows<'_, S>, &Range<usize>),
     (lines, line): (usize, usize),
-    ahead: &mut Option<&mut Ahead>,
+    prefetch: &mut Option<&mut Prefetch>,
     out: &mut [[f32; LANES]],
 ) -> usize {
     let mut sums = [[V::splat(0.0); VECTORS]; HEADS];
@@ -123,12 +123,13 @@ fn columns<V: Vectors, S: Stored, const HEADS: usize, const VECTORS: usize>(
             *sum = V::load(out);
         }
     }
-    let bytes = VECTORS * LANES * size_of::<S::Number>();
+    let bytes = VECTORS * LANES * size_of::<S::Element>();
     let rows = values.rows(some.clone());
     for (key, row) in some.clone().zip(rows.chunks_exact(lines)) {
         let row: &[_; VECTORS] = row[line..].first_chunk().expect("some vectors");
-        let fetch =
-            ahead.as_mut().map_or(Fetch::NONE, |ahead| ahead.stretch(row.as_ptr().addr(), bytes));
+        let fetch = prefetch
+            .as_mut()
+            .map_or(Fetch::NONE, |prefetch| prefetch.stretch(row.as_ptr().addr(), bytes));
         fetch.lines(0..bytes);
         let mut parts = [values.scale::<V>(key); VECTORS];
         for (part, row) in parts.iter_mut().zip(row) {

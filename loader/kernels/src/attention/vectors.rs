@@ -26,11 +26,11 @@ pub(crate) trait Vectors {
     type Shorts: Copy;
     /// Query heads whose products with [`Self::KEYS`] keys stay in registers.
     const KEY_HEADS: usize;
-    /// Keys that meet so many heads: two or four.
+    /// Keys that are computed with so many heads: two or four.
     const KEYS: usize;
     /// Vectors of a value whose weighted sums for four query heads stay in registers.
     const VALUE_VECTORS: usize;
-    /// Most query heads that meet keys and values together: one, two or four.
+    /// Most query heads that are computed with keys and values together: one, two or four.
     const HEADS: usize;
     /// Whether loops are compiled for the usual widths of heads too.
     const USUAL_WIDTHS: bool;
@@ -40,9 +40,9 @@ pub(crate) trait Vectors {
     fn run<T: Task>(task: T) -> T::Output;
 
     fn load(from: &[f32; LANES]) -> Self::Floats;
-    /// Of IEEE half-precision floats.
+    /// Of IEEE f16.
     fn load_f16(from: &[u16; LANES]) -> Self::Floats;
-    /// Of upper halves of f32.
+    /// Of bf16.
     fn load_bf16(from: &[u16; LANES]) -> Self::Floats;
     /// The same in pairs: first the first of each, then the second.
     fn load_bf16_pairs(from: &[u16; 2 * LANES]) -> [Self::Floats; 2];

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::{
     floats_at,
-    forms::Form,
     rows::{load, load_words},
+    unpack::Unpack,
 };
 use crate::{
     floats::Floats,
@@ -29,7 +29,7 @@ pub(super) struct Factors<'a> {
 pub(super) struct Halves<'a> {
     pub(super) scales: &'a [u16],
     pub(super) biases: &'a [u16],
-    /// Upper halves of f32 or IEEE half-precision floats.
+    /// bf16 or IEEE f16.
     pub(super) bf16: bool,
     /// Whether two spans share each.
     pub(super) shared: bool,
@@ -128,7 +128,7 @@ impl OfSpans<'_> {
     /// Lanes of an element and the exact sums of eight spans of weights with this scale and bias.
     #[inline]
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn add<F: Form>(
+    pub(super) fn add<F: Unpack>(
         &self,
         lanes: __m256,
         (scale, bias): (__m256, __m256),
@@ -159,7 +159,7 @@ impl<'a> Row<'a> {
         Self { values: x.values(row), scales: x.scales(row), sums: x.sums(row), totals, lines }
     }
 
-    /// The lines that a run meets.
+    /// The lines of a run.
     #[inline]
     pub(super) fn of_run(&self, run: usize) -> &'a [Line] {
         &self.values[run * self.lines..][..self.lines]

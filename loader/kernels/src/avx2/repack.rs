@@ -24,7 +24,7 @@ pub(crate) fn interleave(repack: &Repack, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Rows of words, of which so many are turned at a time: three where bytes are put to planes. The
+/// Rows of words, of which so many are transposed at a time: three where bytes are put to planes. The
 /// last run may have fewer spans than others.
 #[target_feature(enable = "avx2")]
 fn rows<const WORDS: usize>(repack: &Repack, from: &[u8], to: &mut [u8]) {
@@ -60,7 +60,7 @@ fn rows<const WORDS: usize>(repack: &Repack, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Some words of each of eight spans of `span` bytes, turned: a vector for each, with a lane for
+/// Some words of each of eight spans of `span` bytes, transposed: a vector for each, with a lane for
 /// each span.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -77,13 +77,13 @@ fn some_words<const WORDS: usize>(from: &[u8], span: usize) -> [__m256i; WORDS] 
             *spans = _mm256_shuffle_epi8(*spans, _mm256_broadcastsi128_si256(planes));
         }
     }
-    *four_turned(spans).first_chunk().expect("four words at most")
+    *transpose_four(spans).first_chunk().expect("four words at most")
 }
 
 /// Word `j` of each half of vector `i` to word `i` of that half of vector `j`.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn four_turned([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+pub(super) fn transpose_four([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
     let low = [_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d)];
     let high = [_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d)];
     [

@@ -8,19 +8,19 @@ use std::arch::x86_64::*;
 
 use super::{floats_at, tree};
 use crate::{
-    quantized::{Line, Order, Packed, Quantized, SPANS, lines_of_run},
+    quantized::{ActivationLayout, Line, Packed, Quantized, SPANS, lines_of_run},
     team::Columns,
 };
 
-/// Bytes ahead that are fetched into the second cache.
+/// Bytes ahead that are fetched into the L2 cache.
 const FAR: usize = 4096;
-/// Bytes ahead that are fetched into the first cache.
+/// Bytes ahead that are fetched into the L1 cache.
 const NEAR: usize = 768;
 
 /// As [`crate::portable::rows`].
 pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(
-        super::is_available() && x.fits(weights, Order::Spans),
+        super::is_available() && x.fits(weights, ActivationLayout::Spans),
         "activations for these weights"
     );
     assert!(out.range().end <= weights.rows() && out.rows() == x.rows(), "rows of the weights");

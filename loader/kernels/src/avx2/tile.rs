@@ -83,13 +83,13 @@ impl Lanes for V {
     }
 
     #[inline(always)]
-    fn turn_interleaved(
+    fn transpose_interleaved(
         weights: &Packed<'_>,
         rows: [usize; 3],
         visits: &[usize],
         words: &mut [u32],
     ) {
-        value!(super::turn::turn(weights, rows, visits, words));
+        value!(super::transpose::transpose(weights, rows, visits, words));
     }
 
     #[inline(always)]

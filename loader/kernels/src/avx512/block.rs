@@ -1,4 +1,4 @@
-//! What products with one row and with several have in common: blocks of 64 bytes as they come
+//! Shared by GEMV and GEMM: blocks of 64 bytes as they come
 //! from memory, and how exact sums of a run of spans are added to an element's lanes.
 
 use std::arch::x86_64::*;
@@ -9,16 +9,16 @@ use crate::{
     repack::QUAD,
 };
 
-/// Bytes ahead that are fetched into the second cache. Without fetches Zen 4 reads 8-bit weights
+/// Bytes ahead that are fetched into the L2 cache. Without fetches Zen 4 reads 8-bit weights
 /// at half the speed; where memory is fast 16 and 32 KiB ahead are a tenth better than 8, and 4
 /// lose a quarter.
 pub(super) const FAR: usize = 16384;
-/// Bytes ahead that are fetched into the first cache.
+/// Bytes ahead that are fetched into the L1 cache.
 pub(super) const NEAR: usize = 2048;
 /// Scales of a run whose spans share them.
 const HALF: usize = SPANS / 2;
 
-/// Fetches `LINES` lines of the cache some distance behind some bytes.
+/// Fetches `LINES` cache lines some distance behind some bytes.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn fetch_behind<const LINES: usize>(bytes: &[u8]) {
@@ -29,7 +29,7 @@ pub(super) fn fetch_behind<const LINES: usize>(bytes: &[u8]) {
     }
 }
 
-/// Fetches `LINES` lines of the cache a short distance behind some bytes into the second cache.
+/// Fetches `LINES` cache lines a short distance behind some bytes into the L2 cache.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn fetch_far<const LINES: usize>(bytes: &[u8]) {

@@ -49,7 +49,7 @@ fn rows<const UNITS: usize, const UNIT: usize>(from: &[u8], to: &mut [u8]) {
 
 /// Puts a whole run of four rows into its place; `from` begins with that of the first.
 ///
-/// Words are turned by fours: few enough for the registers, and half of the work is loads, which
+/// Words are transposed by fours: few enough for the registers, and half of the work is loads, which
 /// go beside the shuffles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
@@ -79,7 +79,7 @@ fn closed(rows: [__m512i; QUAD], number: usize) -> __m512i {
     _mm512_permutex2var_epi8(rows[number], line(&CLOSE[number]), rows[number + 1])
 }
 
-/// Four words of each of 16 spans, turned: a vector for each, with a lane for each span. `from`
+/// Four words of each of 16 spans, transposed: a vector for each, with a lane for each span. `from`
 /// begins with those of the first.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -170,7 +170,7 @@ fn part<const UNITS: usize, const UNIT: usize>(from: &[u8], row: usize, to: &mut
     // Of each span held, so many units.
     let size = from.len() / UNITS;
     let places = to.chunks_exact_mut(size).skip(row).step_by(QUAD);
-    for (words, bytes) in turned(words).iter().zip(places) {
+    for (words, bytes) in transposed(words).iter().zip(places) {
         let words =
             if UNIT == 3 { _mm512_permutexvar_epi8(line(&CLOSE[0]), *words) } else { *words };
         // SAFETY: the mask admits what there is.
@@ -183,11 +183,11 @@ const fn first(count: usize) -> __mmask64 {
     u64::MAX >> (64 - count)
 }
 
-/// The words of 16 spans, span after span, turned: a vector for each word of a span, with a lane
+/// The words of 16 spans, span after span, transposed: a vector for each word of a span, with a lane
 /// for each span.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn turned<const UNITS: usize>(words: [__m512i; UNITS]) -> [__m512i; UNITS] {
+fn transposed<const UNITS: usize>(words: [__m512i; UNITS]) -> [__m512i; UNITS] {
     // Of every four vectors: word `w` of each quarter of all four.
     let mut fours = words;
     for quad in 0..UNITS / 4 {

@@ -1,7 +1,7 @@
 //! Products with interleaved weights ([`crate::repack`]): every 16 spans become 16 exact sums, one
 //! in each lane of a vector, by nothing but multiplying and adding bytes.
 //!
-//! One row of activations meets the weights as fast as memory gives them. Several share what is
+//! One row (GEMV) is bound by memory bandwidth. Several (GEMM) share what is
 //! unpacked: four weight rows by four rows of activations, whose sums registers hold.
 
 use std::{arch::x86_64::*, ops::Range};
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     floats::Floats,
-    quantized::{Lane, Line, Order, Packed, Quantized},
+    quantized::{ActivationLayout, Lane, Line, Packed, Quantized},
     repack::{Packing, QUAD},
     team::Columns,
 };
@@ -25,10 +25,10 @@ const MOST_ROWS: usize = 4;
 /// Rows of activations for which factors are read where they are used.
 const MOST_ON_THE_WAY: usize = 2;
 
-/// Bytes of activations that stay in a first cache of 32 KiB through which weights go, measured.
+/// Bytes of activations that stay in an L1 cache of 32 KiB through which weights go, measured.
 const MOST_THAT_STAY: usize = 8 << 10;
 
-/// Bytes of weight rows that all rows of activations meet in turn: half of a small second cache.
+/// Bytes of weight rows that all rows of activations are multiplied with in turn: half of a small L2 cache.
 const BLOCK_BYTES: usize = 128 << 10;
 
 /// Groups of rows of activations up to which four weight rows meet all of them in turn: then
@@ -78,10 +78,10 @@ const fn unit_bytes(bits: usize) -> usize {
     if bits == 6 { 48 } else { 64 }
 }
 
-/// All rows of `x`, in [`Order::Words`], with the weight rows of `out`.
+/// All rows of `x`, in [`ActivationLayout::Interleaved`], with the weight rows of `out`.
 pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(
-        super::is_available() && x.fits(weights, Order::Words),
+        super::is_available() && x.fits(weights, ActivationLayout::Interleaved),
         "activations for these weights"
     );
     assert_eq!(weights.packing, Packing::Interleaved, "weights for these products");
@@ -102,7 +102,7 @@ pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
 fn all<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     if x.rows() == 1 {
-        return alone::<BITS>(weights, x, out);
+        return gemv::<BITS>(weights, x, out);
     }
     let range = out.range();
     let groups = x.rows().div_ceil(MOST_ROWS);
@@ -180,7 +180,7 @@ fn unpack<'a>(packed: &[u8], bytes: &'a mut [Line]) -> &'a [u8] {
 /// One row of activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c,fma")]
-fn alone<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
+fn gemv<const BITS: usize>(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     let range = out.range();
     let x = Rows::<1>::new(weights.span, x, 0);
     for (first, out) in range.clone().step_by(16).zip(out.row(0).chunks_mut(16)) {
@@ -232,7 +232,7 @@ fn some<const BITS: usize, const M: usize>(
 struct Rows<'a, const M: usize> {
     /// Lines that meet a run of weights.
     lines: usize,
-    /// Whether the values stay in the first cache while weights go through it.
+    /// Whether the values stay in the L1 cache while weights go through it.
     stay: bool,
     values: [&'a [Line]; M],
     scales: [&'a [Lane]; M],
@@ -363,8 +363,8 @@ fn with_halves<const BITS: usize, const M: usize, const BF16: bool, const SHARED
 }
 
 /// Fetches what comes after some weights. Zen 4 reads ahead by itself for one row, and for two as
-/// long as they stay in the first cache beside the weights: fetches of ours then take a quarter of
-/// its speed; eight bits, whose lines come fastest, gain from those that go to the second cache
+/// long as they stay in the L1 cache beside the weights: fetches of ours then take a quarter of
+/// its speed; eight bits, whose lines come fastest, gain from those that go to the L2 cache
 /// only. Where more is computed for each line it looks ahead too little.
 #[inline]
 #[target_feature(enable = "avx512f")]

@@ -8,14 +8,14 @@ use std::arch::aarch64::*;
 use super::sdot;
 use crate::{
     lanes::tree,
-    quantized::{Line, Order, Packed, Quantized, SPANS, lines_of_run},
+    quantized::{ActivationLayout, Line, Packed, Quantized, SPANS, lines_of_run},
     team::Columns,
 };
 
 /// As [`crate::portable::rows`].
 pub(crate) fn rows(weights: &Packed<'_>, x: &Quantized, out: &mut Columns<'_>) {
     assert!(
-        super::is_available() && x.fits(weights, Order::Spans),
+        super::is_available() && x.fits(weights, ActivationLayout::Spans),
         "activations for these weights"
     );
     assert!(out.range().end <= weights.rows() && out.rows() == x.rows(), "rows of the weights");

@@ -22,8 +22,8 @@ use std::{
 };
 
 use super::{
-    ahead::{Ahead, Cursor},
     has_lasted,
+    prefetch::{Cursor, Prefetch},
 };
 
 /// Looks at the shares between two looks at the clock.
@@ -44,13 +44,13 @@ pub(super) struct Jobs {
     stopped: AtomicBool,
     sleepers: Box<[Sleeper]>,
     /// What each of the other threads will read next.
-    aheads: Box<[Ahead]>,
+    prefetches: Box<[Prefetch]>,
     /// Held by who hands out a job; the number of the last one.
     turn: Mutex<u32>,
 }
 
 /// Number of the job in the upper half, then the end of what nobody has taken, then its first
-/// task. Two lines of the cache, which processors fetch together.
+/// task. Two cache lines, which processors fetch together.
 #[repr(align(128))]
 #[derive(Default)]
 struct Share(AtomicU64);
@@ -110,7 +110,7 @@ impl Jobs {
             finished: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             sleepers: (0..threads).map(|_| Sleeper::default()).collect(),
-            aheads: (0..threads).map(|_| Ahead::default()).collect(),
+            prefetches: (0..threads).map(|_| Prefetch::default()).collect(),
             turn: Mutex::new(0),
         }
     }
@@ -168,8 +168,8 @@ impl Jobs {
     }
 
     /// Of each thread but the caller what it will read next.
-    pub(super) fn aheads(&self) -> &[Ahead] {
-        &self.aheads
+    pub(super) fn prefetches(&self) -> &[Prefetch] {
+        &self.prefetches
     }
 
     fn take(&self, own: usize) -> Option<usize> {
@@ -193,7 +193,7 @@ impl Jobs {
                 if self.carry_out_all(index + 1) {
                     idle_since = None;
                     looks = 0;
-                } else if !cursor.fetch(&self.aheads[index]) {
+                } else if !cursor.fetch(&self.prefetches[index]) {
                     looks += 1;
                     std::hint::spin_loop();
                 }

@@ -1,4 +1,4 @@
-//! A handful of weight rows, unpacked and turned.
+//! A tile: a handful of weight rows, unpacked and transposed.
 
 #![expect(
     clippy::inline_always,
@@ -8,7 +8,7 @@
 use super::{FACTORS, Lanes, MOST_WORDS, Words, visits};
 use crate::{pool::Buffer, quantized::Packed, repack::Packing};
 
-/// A tile of weights, turned.
+/// A tile of weights, transposed.
 pub(super) struct Tile {
     /// `[span as visited][word][output]`.
     pub(super) words: Words,
@@ -48,10 +48,15 @@ impl Tile {
             for (span, visit) in self.visits.iter().enumerate() {
                 let packed = &weights.bytes[first * row_bytes + span * span_bytes..];
                 let rows = SpanRows { packed, row_bytes, span_bytes, held, outputs };
-                turn::<BITS>(&rows, L::SIGNED, &mut self.words[visit * words..][..words]);
+                transpose::<BITS>(&rows, L::SIGNED, &mut self.words[visit * words..][..words]);
             }
         } else {
-            L::turn_interleaved(weights, [first, held, outputs], &self.visits, &mut self.words);
+            L::transpose_interleaved(
+                weights,
+                [first, held, outputs],
+                &self.visits,
+                &mut self.words,
+            );
         }
         let each = weights.spans_per_scale;
         for (place, floats) in [weights.scales, weights.biases].iter().enumerate() {
@@ -128,7 +133,7 @@ impl SpanRows<'_> {
 /// Unpacks a span of the weight rows of a tile and turns it: word `w` of row `i` goes to
 /// `out[w · outputs + i]`.
 #[inline(always)]
-fn turn<const BITS: usize>(from: &SpanRows<'_>, signed: bool, out: &mut [u32]) {
+fn transpose<const BITS: usize>(from: &SpanRows<'_>, signed: bool, out: &mut [u32]) {
     let mut words = [0; MOST_WORDS];
     for index in 0..from.held {
         unpack::<BITS>(from.row(index), &mut words, signed);

@@ -88,23 +88,23 @@ fn refused(distributed: Result<Distributed, DistributedError>, ranks: usize, exp
 #[test]
 fn what_would_hang_is_refused_by_name() {
     let mesh = || parse(MESH);
-    refused(mesh().ring(1), 2, "3 hosts are described, and the set has 2 ranks");
-    refused(mesh().jaccl(1), 4, "3 hosts are described, and the set has 4 ranks");
+    refused(mesh().ring(1), 2, "the host file has 3 hosts, and the set has 2 ranks");
+    refused(mesh().jaccl(1), 4, "the host file has 3 hosts, and the set has 4 ranks");
     refused(mesh().ring(65_535), 3, "rank 1: there is no port 1 above 65535");
-    refused(mesh().ring(0), 3, "10.0.0.1:0 is nowhere");
+    refused(mesh().ring(0), 3, "10.0.0.1:0 is not a usable address");
     let with = |from: &str, to: &str| parse(&MESH.replacen(from, to, 1));
     refused(with("\"rdma_en5\"", "null").jaccl(1), 3, "rank 0 has no RDMA device to rank 1");
-    refused(with("\"rdma_en5\"", "\"../en5\"").jaccl(1), 3, "\"../en5\" is no name");
+    refused(with("\"rdma_en5\"", "\"../en5\"").jaccl(1), 3, "\"../en5\" is not the name");
     refused(with("null, \"rdma_en5\"", "\"rdma_en5\"").jaccl(1), 3, "2 hosts");
-    refused(with("10.0.0.1", "fe80::1").jaccl(1), 3, "no IPv4 address");
+    refused(with("10.0.0.1", "fe80::1").jaccl(1), 3, "not an IPv4 address");
     refused(with("\"10.0.0.1\"", "").jaccl(1), 3, "rank 0: has no address");
     refused(with("\"10.0.0.2\"", "").ring(1), 3, "rank 1: has no address");
     let ring = |second: &str| {
         let hosts = ["127.0.0.1:5", second, "127.0.0.1:7"];
         Ok(Distributed::Ring { hosts: hosts.map(|it| vec![it.parse().unwrap()]).to_vec() })
     };
-    refused(ring("127.0.0.1:5"), 3, "rank 1: 127.0.0.1:5 is another rank's too");
-    refused(ring("0.0.0.0:6"), 3, "rank 1: 0.0.0.0:6 is nowhere");
+    refused(ring("127.0.0.1:5"), 3, "rank 1: 127.0.0.1:5 is also another rank's");
+    refused(ring("0.0.0.0:6"), 3, "rank 1: 0.0.0.0:6 is not a usable address");
 }
 
 #[test]

@@ -15,13 +15,13 @@ const INSTALL: &str = "run `shardpack engine install mlx`";
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// There is none.
-    #[error("no MLX runtime in {}; {INSTALL}, or go on with `--engine cpu`", .0.display())]
+    #[error("no MLX runtime in {}; {INSTALL}, or use `--engine cpu`", .0.display())]
     Absent(PathBuf),
     /// MLX has no build for this machine.
-    #[error("MLX has no build for this kind of machine; go on with `--engine cpu`")]
+    #[error("MLX has no build for this platform; use `--engine cpu`")]
     Platform,
     /// The record cannot be understood.
-    #[error("{}: not a runtime's record ({problem}); {INSTALL} again", .path.display())]
+    #[error("{}: not a runtime record ({problem}); {INSTALL} again", .path.display())]
     Record {
         /// The file.
         path: PathBuf,

@@ -1,4 +1,4 @@
-//! A node and what its supervisor knows of it.
+//! The state of one node in its supervisor.
 
 use std::{
     process::ExitStatus,
@@ -9,15 +9,15 @@ use std::{
 use super::{Attempts, Identity, Node, Progress};
 use crate::wire::Sender;
 
-/// A node and what is known of it.
+/// A node and its state.
 pub(super) struct Member {
     pub(super) node: Node,
-    /// How often its rank was started again; tells old notes from new ones.
-    pub(super) life: u32,
+    /// How often its rank was started again; distinguishes old events from new ones.
+    pub(super) incarnation: u32,
     /// None until connected, and once gone.
     pub(super) sender: Option<Arc<Sender>>,
     pub(super) identity: Option<Identity>,
-    /// The rank that it held when last heard of.
+    /// Its last known rank.
     pub(super) rank: Option<u32>,
     pub(super) progress: Option<Progress>,
     pub(super) loaded: bool,
@@ -32,7 +32,7 @@ impl Member {
     pub(super) fn new(node: Node) -> Self {
         Self {
             node,
-            life: 0,
+            incarnation: 0,
             sender: None,
             identity: None,
             rank: None,
@@ -69,7 +69,7 @@ impl Member {
         self.loaded = false;
         self.formed_epoch = 0;
         self.silent_ticks = 0;
-        self.life += 1;
+        self.incarnation += 1;
         self.restart_at = Some(restart_at);
     }
 }

@@ -1,21 +1,21 @@
-//! What follows from the loss of a rank: the requests end, the rank is started again, and all
-//! form the group of the next epoch; or, before the group has served and after too many attempts,
-//! the end.
+//! Recovery from a lost rank: its requests fail, the rank is started again, and all ranks form the
+//! group of the next epoch. Before the group has served, and after too many attempts, the group
+//! fails.
 
 use std::{thread, time::Instant};
 
 use super::{
-    super::{Note, Restarted, ServeError, Survivors, Word, start_attending},
+    super::{RankEvent, Restarted, ServeError, SupervisorEvent, Survivors, start_reader},
     Core, EXIT_TIMEOUT, EngineState, Phase,
 };
 
 impl Core {
-    /// A rank says that the group is lost; the one that it blames is the better name.
+    /// A rank reports that the group is lost; the error names the rank that it blames.
     pub(super) fn blame(&mut self, by: usize, rank: Option<u32>, reason: String) {
         let culprit = rank.and_then(|rank| self.by_rank.get(rank as usize).copied());
         if culprit.is_none() && self.ends_with_a_loss() {
-            // Whose fault it was is about to be said by another connection.
-            self.unexplained.get_or_insert((Instant::now() + EXIT_TIMEOUT, by, reason));
+            // Another connection is about to report which rank it was.
+            self.pending_loss.get_or_insert((Instant::now() + EXIT_TIMEOUT, by, reason));
             return;
         }
         let named = culprit.unwrap_or(by);
@@ -54,7 +54,7 @@ impl Core {
         if !self.can_recover() {
             return self.fail(error);
         }
-        self.count_anew_when_steady();
+        self.reset_attempts_when_steady();
         let options = self.options.recovery;
         let Some((pause, attempt)) = self.members[index].attempts.next(&options) else {
             let attempts = options.attempts;
@@ -71,7 +71,7 @@ impl Core {
 
     /// The group is lost and no rank is: they form the next one.
     fn form_again(&mut self, error: ServeError) {
-        self.count_anew_when_steady();
+        self.reset_attempts_when_steady();
         let options = self.options.recovery;
         let Some((pause, attempt)) = self.attempts.next(&options) else {
             let attempts = options.attempts;
@@ -82,18 +82,18 @@ impl Core {
         self.interrupt(&error, &format!("the ranks connect again (attempt {attempt} of {most})"));
     }
 
-    fn count_anew_when_steady(&mut self) {
+    fn reset_attempts_when_steady(&mut self) {
         let is_steady = self.phase_start.elapsed() >= self.options.recovery.steady;
         if matches!(self.phase, Phase::Ready) && is_steady {
-            self.attempts.forget();
-            self.members.iter_mut().for_each(|member| member.attempts.forget());
+            self.attempts.reset();
+            self.members.iter_mut().for_each(|member| member.attempts.reset());
         }
     }
 
     /// Ends the running requests; until there is a group again, others are refused.
     fn interrupt(&mut self, error: &ServeError, doing: &str) {
         let message = error.to_string();
-        // First the status, so that whoever learns of the loss finds it there.
+        // First the status, so that a client that sees the loss finds it there.
         self.handle.update_status(|status| {
             status.state = EngineState::Starting(format!("{message}; {doing}"));
             status.active_requests = 0;
@@ -101,12 +101,12 @@ impl Core {
         self.outcome.clear();
         self.fail_requests(&message);
         self.recoveries += 1;
-        self.unexplained = None;
+        self.pending_loss = None;
         self.enter(Phase::Loading);
     }
 
     /// Loading or forming took too long.
-    pub(super) fn be_slow(&mut self, error: ServeError) {
+    pub(super) fn handle_timeout(&mut self, error: ServeError) {
         if !self.can_recover() || matches!(self.phase, Phase::Loading) {
             return self.fail(error);
         }
@@ -121,14 +121,14 @@ impl Core {
     pub(super) fn next_due(&self) -> Option<Instant> {
         let forming = matches!(self.phase, Phase::Loading) && self.form_at > Instant::now();
         let restarts = self.members.iter().filter_map(|member| member.restart_at);
-        let unexplained = self.unexplained.as_ref().map(|(at, ..)| *at);
-        restarts.chain(forming.then_some(self.form_at)).chain(unexplained).min()
+        let pending_loss = self.pending_loss.as_ref().map(|(at, ..)| *at);
+        restarts.chain(forming.then_some(self.form_at)).chain(pending_loss).min()
     }
 
     /// Does what is due.
     pub(super) fn do_due(&mut self) {
         let now = Instant::now();
-        if let Some((_, by, reason)) = self.unexplained.take_if(|(at, ..)| *at <= now) {
+        if let Some((_, by, reason)) = self.pending_loss.take_if(|(at, ..)| *at <= now) {
             self.lose(by, reason);
         }
         for index in 0..self.members.len() {
@@ -145,11 +145,16 @@ impl Core {
     fn restart(&mut self, node: usize) {
         let member = &self.members[node];
         let Some(restart) = member.node.restart.clone() else { return };
-        let (life, recovery, notes) = (member.life, self.recoveries, self.notes.clone());
+        let (incarnation, recovery, events) =
+            (member.incarnation, self.recoveries, self.events.clone());
         let start = move || {
             let restarted = restart(recovery);
-            // A supervisor that is gone drops the note, and with it ends the process.
-            let _ = notes.send(Note::Rank { node, life, word: Word::Restarted(restarted) });
+            // A supervisor that is gone drops the event, and with it ends the process.
+            let _ = events.send(SupervisorEvent::Rank {
+                node,
+                incarnation,
+                event: RankEvent::Restarted(restarted),
+            });
         };
         let name = format!("start-{}", member.node.name);
         match thread::Builder::new().name(name).spawn(start) {
@@ -158,7 +163,7 @@ impl Core {
         }
     }
 
-    pub(super) fn attend_restarted(&mut self, node: usize, restarted: Result<Restarted, String>) {
+    pub(super) fn read_restarted(&mut self, node: usize, restarted: Result<Restarted, String>) {
         let (announcement, process) = match restarted {
             Ok(restarted) => restarted,
             Err(reason) => return self.lose(node, format!("it cannot be started again: {reason}")),
@@ -167,9 +172,9 @@ impl Core {
         let member = &mut self.members[node];
         member.node.announcement = announcement;
         member.node.process = process;
-        let place = (node, member.life);
-        if let Err(error) = start_attending(place, &member.node, timeout, &self.notes) {
-            self.lose(node, format!("no thread to attend it: {error}"));
+        let place = (node, member.incarnation);
+        if let Err(error) = start_reader(place, &member.node, timeout, &self.events) {
+            self.lose(node, format!("no thread to read from it: {error}"));
         }
     }
 }

@@ -7,7 +7,7 @@ use shardpack_mlx::{Array, Binary, Device, Element, Library, Quantized};
 
 use crate::{
     backend::{StoredMatrix, StoredWeights},
-    open::PackageTensor,
+    loading::PackageTensor,
 };
 
 /// A weight matrix `[outputs, inputs]`.

@@ -1,8 +1,8 @@
-//! A draft model: a small model with the tokens of the large one, which rank 0 asks what it would
-//! say (speculative decoding, arXiv 2211.17192, with the choice of tokens left to the large model).
+//! The draft model: a small model with the tokenizer of the target model, run on rank 0
+//! (speculative decoding, arXiv 2211.17192, where the target model alone chooses the tokens).
 //!
-//! It has a cache of its own for each sequence. What it has guessed lies there too and is taken
-//! back where something else came.
+//! It has a KV cache of its own for each sequence. Draft tokens lie there too and are rolled back
+//! where they are rejected.
 
 use std::{
     collections::BTreeMap,
@@ -21,18 +21,18 @@ use crate::{
     model::{Batch, Model},
 };
 
-/// Tokens of prompts that it reads in one step, so that nobody waits long for the next token.
-const READ_TOKENS: usize = 256;
+/// Prefill token budget of one step, so that no sequence waits long for its next token.
+const PREFILL_TOKENS: usize = 256;
 
 /// Longest wait within a group of one, in which there is nobody to wait for.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How much the latest time counts.
+/// Weight of the latest time in the moving average.
 const RATE: f64 = 0.1;
 
-/// A time that is not measured because it was too long becomes shorter from step to step, until it is
-/// measured once more.
-const FADING: f64 = 0.99;
+/// Decay per step of a time that is not measured because it was too long, until it is measured
+/// again.
+const DECAY: f64 = 0.99;
 
 /// Logits that are further below the largest than this add nothing that matters, however many tokens
 /// there are: 200 000 of them less than a thousandth.
@@ -41,59 +41,60 @@ const UNLIKELY: f32 = -20.0;
 /// Rows of a step that takes about as long as one row.
 const FEW_ROWS: usize = 4;
 
-/// A next token, and how likely the model holds it to be.
+/// A draft token and its probability under the draft model.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::engine) struct Guess {
+pub(in crate::engine) struct DraftToken {
     pub(in crate::engine) token: u32,
-    pub(in crate::engine) chance: f32,
+    pub(in crate::engine) probability: f32,
 }
 
 /// A sequence as it stands.
-pub(in crate::engine) struct Text<'a> {
+pub(in crate::engine) struct DraftInput<'a> {
     pub(in crate::engine) id: RequestId,
     /// Not empty.
     pub(in crate::engine) tokens: &'a [u32],
     /// Tokens that it may have in the end.
     pub(in crate::engine) total: u32,
-    /// Guesses that are wanted.
+    /// Most draft tokens that are wanted.
     pub(in crate::engine) most: usize,
-    /// Tokens beyond which nothing is guessed.
+    /// Stop tokens: nothing is drafted beyond them.
     pub(in crate::engine) stop: &'a [TokenId],
 }
 
-/// Who guesses, as the schedule sees it.
-pub(in crate::engine) trait Guesser {
-    /// What one more guess for a few sequences takes, in steps of the large model.
+/// A draft proposer, as the schedule sees it.
+pub(in crate::engine) trait DraftProposer {
+    /// Cost of one more draft token for a few sequences, in steps of the target model.
     fn cost(&self) -> f32;
 
-    /// It was not asked, since that would not pay.
-    fn pass(&mut self);
+    /// It is not asked in this step, since that would not pay.
+    fn skip(&mut self);
 
-    /// Guesses for each of the texts, all that are active; none for one that it has not read yet.
-    /// It goes on with a sequence while `pays` says so of the guesses that there are.
-    fn guess(
+    /// Draft tokens for each of the inputs, which are all running sequences; none for one whose
+    /// prompt is not yet prefilled. Goes on with a sequence while `pays` holds for its drafts.
+    fn propose(
         &mut self,
-        texts: &[Text<'_>],
-        pays: &dyn Fn(&[Guess]) -> bool,
-    ) -> Result<Vec<Vec<Guess>>, StepError>;
+        inputs: &[DraftInput<'_>],
+        pays: &dyn Fn(&[DraftToken]) -> bool,
+    ) -> Result<Vec<Vec<DraftToken>>, StepError>;
 }
 
-/// A model cannot guess for this engine.
+/// A model cannot be the draft model of this engine.
 #[derive(Debug, thiserror::Error)]
 pub enum DraftModelError {
-    /// The large model's backend never runs guesses.
+    /// The target model's backend cannot run drafts.
     #[error(
-        "this engine runs no guesses, since its results may depend on how many rows are computed \
-         together"
+        "this engine does not support speculative decoding: its results may depend on the batch size"
     )]
     Backend,
-    /// It is one of several parts.
-    #[error("the draft model is cut for {0} nodes and has to be whole: convert it for one node")]
-    Ranks(usize),
-    /// What it has read cannot be taken back.
+    /// It is sharded.
     #[error(
-        "a draft model has to forget wrong guesses, and this one sums up what it reads \
-         (recurrent layers or compressed attention)"
+        "the draft model is sharded for {0} nodes and must run on one: convert it for one node"
+    )]
+    Ranks(usize),
+    /// Its cache cannot be rolled back.
+    #[error(
+        "the draft model's KV cache cannot be rolled back: it has recurrent layers or compressed \
+         attention"
     )]
     States,
     /// The system gave no group of one.
@@ -101,18 +102,18 @@ pub enum DraftModelError {
     Group(#[from] io::Error),
 }
 
-/// A small model, with what it has read.
+/// A draft model with its KV caches.
 pub(in crate::engine) struct DraftModel<B: Backend> {
     model: Model<B>,
     group: Arc<dyn Group>,
     /// Tokens that both models know.
     vocab_size: usize,
-    sequences: BTreeMap<RequestId, Seen<B::Cache>>,
+    sequences: BTreeMap<RequestId, DraftSequence<B::Cache>>,
     /// Sequences that have ended, for those that begin alike; the latest last.
-    kept: Vec<Seen<B::Cache>>,
-    /// Tokens for which there is memory.
+    kept: Vec<DraftSequence<B::Cache>>,
+    /// Tokens that the KV memory holds.
     room: usize,
-    /// Seconds of a guess and of a step of the large model, once they were seen.
+    /// Seconds of a draft token and of a step of the target model, once they were measured.
     times: [Option<f64>; 2],
     /// What the first of these by the second is, as long as they were not.
     expected_cost: f32,
@@ -120,27 +121,27 @@ pub(in crate::engine) struct DraftModel<B: Backend> {
     measures: bool,
 }
 
-/// What the model has read of a sequence.
-struct Seen<C> {
+/// The draft model's KV cache of a sequence.
+struct DraftSequence<C> {
     cache: C,
-    /// The tokens in the cache, guesses among them.
+    /// The tokens in the cache, drafts among them.
     tokens: Vec<u32>,
     /// How many of them are the sequence's for certain.
     known: usize,
 }
 
 /// The next tokens of one sequence.
-struct Part {
-    /// Which text.
+struct NewTokens {
+    /// Which input.
     index: usize,
     tokens: Vec<u32>,
-    /// Whether a guess is wanted after them.
-    ends: bool,
+    /// Whether a draft token is sampled after them.
+    samples: bool,
 }
 
 impl<B: Backend> DraftModel<B> {
-    /// Takes a model of one rank. `cost` is what a guess is expected to take, in steps of the
-    /// large model, whose vocabulary has `vocab_size` tokens.
+    /// Takes a model of one rank. `cost` is the estimated cost of a draft token, in steps of the
+    /// target model, whose vocabulary has `vocab_size` tokens.
     pub(in crate::engine) fn new(
         model: Model<B>,
         vocab_size: u32,
@@ -175,34 +176,37 @@ impl<B: Backend> DraftModel<B> {
         self.room = room;
     }
 
-    /// A guess always takes so many steps of the large model.
+    /// Fixes the cost of a draft token, in steps of the target model.
     #[cfg(test)]
     pub(in crate::engine) const fn set_cost(&mut self, cost: f32) {
         (self.expected_cost, self.measures) = (cost, false);
     }
 
-    /// A step of the large model with so many rows has taken so long.
-    pub(in crate::engine) fn saw_step(&mut self, rows: usize, time: Duration) {
+    /// Records the time of a step of the target model with so many rows.
+    pub(in crate::engine) fn record_step_time(&mut self, rows: usize, time: Duration) {
         if rows <= FEW_ROWS {
-            see(&mut self.times[1], time);
+            update_average(&mut self.times[1], time);
         }
     }
 
-    /// The same model with the means to compute.
-    pub(in crate::engine) const fn over<'a>(&'a mut self, backend: &'a B) -> Asked<'a, B> {
-        Asked { draft: self, backend }
+    /// The draft model with its backend.
+    pub(in crate::engine) const fn bind<'a>(
+        &'a mut self,
+        backend: &'a B,
+    ) -> BoundDraftModel<'a, B> {
+        BoundDraftModel { draft: self, backend }
     }
 
-    /// Sequences that are not among the texts have ended. The oldest of those make room.
-    fn keep_ended(&mut self, texts: &[Text<'_>]) {
+    /// Sequences that are not among the inputs have ended. The oldest of those make room.
+    fn keep_ended(&mut self, inputs: &[DraftInput<'_>]) {
         let ended: Vec<_> = self
             .sequences
             .keys()
-            .filter(|id| texts.iter().all(|text| text.id != **id))
+            .filter(|id| inputs.iter().all(|text| text.id != **id))
             .copied()
             .collect();
         self.kept.extend(ended.iter().filter_map(|id| self.sequences.remove(id)));
-        let active: usize = texts.iter().map(|text| text.tokens.len()).sum();
+        let active: usize = inputs.iter().map(|text| text.tokens.len()).sum();
         let mut held = active + self.kept.iter().map(|seen| seen.tokens.len()).sum::<usize>();
         let too_many = self.kept.iter().take_while(|seen| {
             let is_over = held > self.room;
@@ -213,14 +217,14 @@ impl<B: Backend> DraftModel<B> {
         self.kept.drain(..too_many);
     }
 
-    /// What comes next of each text that can be guessed about: all that is new, as far as the
-    /// tokens of a step reach, the shortest first.
-    fn next_parts(&mut self, backend: &B, texts: &[Text<'_>]) -> Vec<Part> {
+    /// The uncached tokens of each input that drafts are wanted for, within the prefill budget, the
+    /// shortest first.
+    fn next_tokens(&mut self, backend: &B, inputs: &[DraftInput<'_>]) -> Vec<NewTokens> {
         let spec = self.model.spec();
         let (longest, vocab) = (spec.max_positions as usize, self.vocab_size as u32);
         let mut room = self.room;
         let mut parts = Vec::new();
-        for (index, text) in texts.iter().enumerate() {
+        for (index, text) in inputs.iter().enumerate() {
             let needed = text.tokens.len() + text.most;
             let fits = needed <= longest && needed <= room;
             if !fits || text.tokens.iter().any(|token| *token >= vocab) {
@@ -241,12 +245,12 @@ impl<B: Backend> DraftModel<B> {
             seen.tokens.truncate(known);
             seen.known = known;
             self.sequences.insert(text.id, seen);
-            parts.push(Part { index, tokens: text.tokens[known..].to_vec(), ends: true });
+            parts.push(NewTokens { index, tokens: text.tokens[known..].to_vec(), samples: true });
         }
         parts.sort_by_key(|part| part.tokens.len());
-        let mut left = READ_TOKENS;
+        let mut left = PREFILL_TOKENS;
         for part in &mut parts {
-            part.ends = part.tokens.len() <= left;
+            part.samples = part.tokens.len() <= left;
             part.tokens.truncate(left);
             left -= part.tokens.len();
         }
@@ -254,40 +258,45 @@ impl<B: Backend> DraftModel<B> {
         parts
     }
 
-    /// A sequence that begins with what another has in common with it.
-    fn begin(&self, backend: &B, tokens: &[u32]) -> Seen<B::Cache> {
+    /// A new sequence that shares the longest cached prefix.
+    fn begin(&self, backend: &B, tokens: &[u32]) -> DraftSequence<B::Cache> {
         let shape = self.model.cache_shape();
         let ended = self.kept.iter().map(|seen| (seen, seen.tokens.len()));
-        // Guesses may still be taken back.
+        // Draft tokens may still be rolled back.
         let active = self.sequences.values().map(|seen| (seen, seen.known));
-        let alike = |(seen, len): (&'_ Seen<B::Cache>, usize)| common(&seen.tokens[..len], tokens);
+        let alike =
+            |(seen, len): (&'_ DraftSequence<B::Cache>, usize)| common(&seen.tokens[..len], tokens);
         let best = ended.chain(active).max_by_key(|it| alike(*it));
         let full = best.map_or(0, |it| alike(it).min(tokens.len() - 1) / TOKENS_PER_PAGE);
         let page = |index| best.map(|(seen, _)| backend.page(&seen.cache, index));
         let pages: Vec<_> = (0..full).filter_map(page).collect();
         let known = full * TOKENS_PER_PAGE;
-        Seen { cache: backend.cache(&shape, &pages), tokens: tokens[..known].to_vec(), known }
+        DraftSequence {
+            cache: backend.cache(&shape, &pages),
+            tokens: tokens[..known].to_vec(),
+            known,
+        }
     }
 
     /// Reads the parts and returns the most likely token after each that ends.
     fn forward(
         &mut self,
         backend: &B,
-        texts: &[Text<'_>],
-        parts: &[Part],
-    ) -> Result<Vec<Guess>, StepError> {
+        inputs: &[DraftInput<'_>],
+        parts: &[NewTokens],
+    ) -> Result<Vec<DraftToken>, StepError> {
         let longest = self.model.spec().max_positions;
         let mut batch = Batch::default();
         let mut sequences = Vec::with_capacity(parts.len());
         for part in parts {
-            let text = &texts[part.index];
+            let text = &inputs[part.index];
             let mut seen = self.sequences.remove(&text.id).expect("begun with its first part");
             let end = (seen.tokens.len() + part.tokens.len()) as u32;
             batch.positions.extend(seen.tokens.len() as u32..end);
             batch.tokens.extend(&part.tokens);
             batch.lengths.push(part.tokens.len());
             batch.totals.push(text.total.min(longest).max(end));
-            if part.ends {
+            if part.samples {
                 batch.logit_rows.push(batch.tokens.len() - 1);
             }
             seen.tokens.extend(&part.tokens);
@@ -295,7 +304,7 @@ impl<B: Backend> DraftModel<B> {
         }
         let mut caches: Vec<_> = sequences.iter_mut().map(|seen| &mut seen.cache).collect();
         let (model, ranks) = (&self.model, Ranks::all(self.group.as_ref(), TIMEOUT));
-        // Sequences that an error leaves behind are begun anew.
+        // Sequences that an error leaves behind are recomputed.
         let logits = backend.run(|| {
             let logits = match model.forward(backend, &batch, &mut caches, &ranks)? {
                 Some(part) => {
@@ -308,73 +317,73 @@ impl<B: Backend> DraftModel<B> {
             Ok::<_, StepError>(logits)
         })?;
         for (part, seen) in parts.iter().zip(sequences) {
-            self.sequences.insert(texts[part.index].id, seen);
+            self.sequences.insert(inputs[part.index].id, seen);
         }
         let rows = logits.chunks_exact(self.model.spec().vocab_size as usize);
-        Ok(rows.map(|row| most_likely(&row[..self.vocab_size])).collect())
+        Ok(rows.map(|row| argmax(&row[..self.vocab_size])).collect())
     }
 }
 
-/// A draft model that can be asked.
-pub(in crate::engine) struct Asked<'a, B: Backend> {
+/// A draft model bound to its backend.
+pub(in crate::engine) struct BoundDraftModel<'a, B: Backend> {
     draft: &'a mut DraftModel<B>,
     backend: &'a B,
 }
 
-impl<B: Backend> Guesser for Asked<'_, B> {
+impl<B: Backend> DraftProposer for BoundDraftModel<'_, B> {
     fn cost(&self) -> f32 {
         match self.draft.times {
-            [Some(guess), Some(step)] if self.draft.measures => (guess / step) as f32,
+            [Some(draft), Some(step)] if self.draft.measures => (draft / step) as f32,
             _ => self.draft.expected_cost,
         }
     }
 
-    fn pass(&mut self) {
+    fn skip(&mut self) {
         if let Some(time) = &mut self.draft.times[0] {
-            *time *= FADING;
+            *time *= DECAY;
         }
     }
 
-    fn guess(
+    fn propose(
         &mut self,
-        texts: &[Text<'_>],
-        pays: &dyn Fn(&[Guess]) -> bool,
-    ) -> Result<Vec<Vec<Guess>>, StepError> {
+        inputs: &[DraftInput<'_>],
+        pays: &dyn Fn(&[DraftToken]) -> bool,
+    ) -> Result<Vec<Vec<DraftToken>>, StepError> {
         let Self { draft, backend } = self;
-        draft.keep_ended(texts);
-        let mut guesses = vec![Vec::new(); texts.len()];
-        let mut parts = draft.next_parts(backend, texts);
+        draft.keep_ended(inputs);
+        let mut drafts = vec![Vec::new(); inputs.len()];
+        let mut parts = draft.next_tokens(backend, inputs);
         while !parts.is_empty() {
             let start = Instant::now();
-            let found = draft.forward(backend, texts, &parts)?;
+            let found = draft.forward(backend, inputs, &parts)?;
             if parts.len() <= FEW_ROWS && parts.iter().all(|part| part.tokens.len() == 1) {
-                see(&mut draft.times[0], start.elapsed());
+                update_average(&mut draft.times[0], start.elapsed());
             }
             for part in &parts {
-                let text = &texts[part.index];
+                let text = &inputs[part.index];
                 let seen = draft.sequences.get_mut(&text.id).expect("it was read just now");
                 seen.known = common(&seen.tokens, text.tokens);
             }
-            let ended = parts.into_iter().filter(|part| part.ends);
+            let ended = parts.into_iter().filter(|part| part.samples);
             let mut next = Vec::new();
-            for (Part { index, .. }, guess) in ended.zip(found) {
-                let (text, guesses) = (&texts[index], &mut guesses[index]);
-                if text.stop.contains(&TokenId(guess.token)) {
+            for (NewTokens { index, .. }, token) in ended.zip(found) {
+                let (text, drafts) = (&inputs[index], &mut drafts[index]);
+                if text.stop.contains(&TokenId(token.token)) {
                     continue;
                 }
-                guesses.push(guess);
-                if guesses.len() < text.most && pays(guesses) {
-                    next.push(Part { index, tokens: vec![guess.token], ends: true });
+                drafts.push(token);
+                if drafts.len() < text.most && pays(drafts) {
+                    next.push(NewTokens { index, tokens: vec![token.token], samples: true });
                 }
             }
             parts = next;
         }
-        Ok(guesses)
+        Ok(drafts)
     }
 }
 
 /// Moves a time towards the latest one.
-fn see(known: &mut Option<f64>, time: Duration) {
+fn update_average(known: &mut Option<f64>, time: Duration) {
     let time = time.as_secs_f64();
     *known = Some(known.map_or(time, |known| known + RATE * (time - known)));
 }
@@ -384,14 +393,14 @@ fn common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// The token of the largest logit, the first of several, and its chance at a temperature of 1.
-fn most_likely(logits: &[f32]) -> Guess {
+/// The token of the largest logit, the first of several, and its probability at a temperature of 1.
+fn argmax(logits: &[f32]) -> DraftToken {
     let larger = |best: (usize, f32), it: (usize, f32)| if it.1 > best.1 { it } else { best };
     let all = logits.iter().copied().enumerate();
     let (token, largest) = all.fold((0, f32::NEG_INFINITY), larger);
     let likely = logits.iter().map(|logit| logit - largest).filter(|it| *it > UNLIKELY);
     let sum: f32 = likely.map(f32::exp).sum();
-    Guess { token: token as u32, chance: 1.0 / sum }
+    DraftToken { token: token as u32, probability: 1.0 / sum }
 }
 
 #[cfg(test)]
@@ -403,12 +412,12 @@ mod tests {
         let logits: Vec<f32> = (0..200_000_u32)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 4096.0)
             .collect();
-        let Guess { token, chance } = most_likely(&logits);
+        let DraftToken { token, probability } = argmax(&logits);
         let largest = f64::from(logits[token as usize]);
         assert!(logits.iter().all(|logit| f64::from(*logit) <= largest));
         let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
-        assert!((f64::from(chance) * sum - 1.0).abs() < 1e-3, "{chance} {sum}");
-        assert_eq!(most_likely(&[1.0, 3.0, 3.0]).token, 1);
-        assert!((most_likely(&[-2.0]).chance - 1.0).abs() < f32::EPSILON);
+        assert!((f64::from(probability) * sum - 1.0).abs() < 1e-3, "{probability} {sum}");
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]).token, 1);
+        assert!((argmax(&[-2.0]).probability - 1.0).abs() < f32::EPSILON);
     }
 }

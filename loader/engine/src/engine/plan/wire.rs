@@ -4,13 +4,13 @@
 //! | bytes | field |
 //! |---|---|
 //! | 8 | number of the step in its epoch, from 1 |
-//! | list of 20 | pages that get a name: request (8), index (4), page (8) |
+//! | list of 20 | pages that enter the prefix cache: request (8), index (4), page (8) |
 //! | list of 8 | sequences that ended: request |
-//! | list of 8 | pages that lose their name |
-//! | list | sequences that begin: request (8), total (4), wishes, pages (list of 8), history (list of 4) |
-//! | list | work: request (8), position (4), flags (1: a token is sampled, 2: masks follow), drafts among the tokens (4), tokens (list of 4), masks |
+//! | list of 8 | pages that the prefix cache evicted |
+//! | list | new sequences: request (8), total (4), sampling parameters, pages (list of 8), history (list of 4) |
+//! | list | scheduled sequences: request (8), position (4), flags (1: a token is sampled, 2: masks follow), drafts among the tokens (4), tokens (list of 4), masks |
 //!
-//! Wishes: temperature, `top_k`, `top_p`, `min_p`, repetition, presence and frequency penalty (4
+//! Sampling parameters: temperature, `top_k`, `top_p`, `min_p`, repetition, presence and frequency penalty (4
 //! each), seed (8), biases (list of 8: token, bias), reported alternatives (1; 255: none), length
 //! of the prompt (4), forbidden tokens (list of 4) and the length before which they are (4).
 //! Masks, one more than there are drafts: form (1: 0 allows everything, 2: bits follow, 4: a list of
@@ -20,8 +20,8 @@
 use shardpack_engine_api::{RequestId, Sampling, TokenId, TokenMask};
 
 use super::{
-    super::{draft::MAX_STEP_DRAFTS, sample::Wishes},
-    Begin, MAX_PREFILL_TOKENS, MAX_SEQUENCES, PageId, Plan, Publish, Work,
+    super::{draft::MAX_STEP_DRAFTS, sample::SamplingParams},
+    MAX_PREFILL_TOKENS, MAX_SEQUENCES, NewSequence, PageId, Plan, Publish, ScheduledSequence,
 };
 
 /// Entries of the lists of sequences. Those that ended may be as many as those that replaced
@@ -57,7 +57,7 @@ impl Plan {
     /// # Panics
     /// When the plan exceeds the limits that [`Plan::parse`] checks.
     pub(in crate::engine) fn encode(&self) -> Vec<u8> {
-        let tokens: usize = self.work.iter().map(|work| work.tokens.len()).sum();
+        let tokens: usize = self.scheduled.iter().map(|scheduled| scheduled.tokens.len()).sum();
         assert!(tokens <= MAX_TOKENS, "{tokens} tokens in a plan");
         let mut out = Writer(self.step.to_le_bytes().to_vec());
         out.list(&self.publish, MAX_LEN, |out, publish| {
@@ -70,11 +70,11 @@ impl Plan {
         out.list(&self.begin, MAX_ENTRIES, |out, begin| {
             out.u64(begin.id.0);
             out.u32(begin.total);
-            out.wishes(&begin.wishes);
+            out.params(&begin.params);
             out.list(&begin.pages, MAX_LEN, |out, page| out.u64(page.0));
             out.list(&begin.history, MAX_LEN, |out, token| out.u32(*token));
         });
-        out.list(&self.work, MAX_ENTRIES, Writer::work);
+        out.list(&self.scheduled, MAX_ENTRIES, Writer::scheduled);
         out.0
     }
 
@@ -91,15 +91,15 @@ impl Plan {
             end: rest.list(MAX_ENTRIES, |rest| rest.u64().map(RequestId))?,
             drop: rest.list(MAX_LEN, |rest| rest.u64().map(PageId))?,
             begin: rest.list(MAX_ENTRIES, |rest| {
-                Ok(Begin {
+                Ok(NewSequence {
                     id: RequestId(rest.u64()?),
                     total: rest.u32()?,
-                    wishes: rest.wishes()?,
+                    params: rest.params()?,
                     pages: rest.list(MAX_LEN, |rest| rest.u64().map(PageId))?,
                     history: rest.list(MAX_LEN, Reader::u32)?,
                 })
             })?,
-            work: rest.list(MAX_ENTRIES, Reader::work)?,
+            scheduled: rest.list(MAX_ENTRIES, Reader::scheduled)?,
         };
         if rest.bytes.is_empty() { Ok(plan) } else { Err(PlanError::Long) }
     }
@@ -128,8 +128,8 @@ impl Writer {
         }
     }
 
-    fn wishes(&mut self, wishes: &Wishes) {
-        let sampling = &wishes.sampling;
+    fn params(&mut self, params: &SamplingParams) {
+        let sampling = &params.sampling;
         self.f32(sampling.temperature);
         self.u32(sampling.top_k);
         self.f32(sampling.top_p);
@@ -142,21 +142,21 @@ impl Writer {
             out.u32(token.0);
             out.f32(*bias);
         });
-        self.0.push(wishes.logprobs.map_or(NO_LOGPROBS, |count| count as u8));
-        self.u32(wishes.prompt_len);
-        self.list(&wishes.forbidden, MAX_LEN, |out, token| out.u32(*token));
-        self.u32(wishes.forbidden_before);
+        self.0.push(params.logprobs.map_or(NO_LOGPROBS, |count| count as u8));
+        self.u32(params.prompt_len);
+        self.list(&params.forbidden, MAX_LEN, |out, token| out.u32(*token));
+        self.u32(params.forbidden_before);
     }
 
-    fn work(&mut self, work: &Work) {
-        let places = [0, work.drafts as usize + 1];
-        assert!(places.contains(&work.masks.len()), "{} masks", work.masks.len());
-        self.u64(work.id.0);
-        self.u32(work.position);
-        self.0.push(u8::from(work.sample) | if work.masks.is_empty() { 0 } else { 2 });
-        self.u32(work.drafts);
-        self.list(&work.tokens, MAX_TOKENS, |out, token| out.u32(*token));
-        work.masks.iter().for_each(|mask| self.mask(mask.as_ref()));
+    fn scheduled(&mut self, scheduled: &ScheduledSequence) {
+        let places = [0, scheduled.drafts as usize + 1];
+        assert!(places.contains(&scheduled.masks.len()), "{} masks", scheduled.masks.len());
+        self.u64(scheduled.id.0);
+        self.u32(scheduled.position);
+        self.0.push(u8::from(scheduled.sample) | if scheduled.masks.is_empty() { 0 } else { 2 });
+        self.u32(scheduled.drafts);
+        self.list(&scheduled.tokens, MAX_TOKENS, |out, token| out.u32(*token));
+        scheduled.masks.iter().for_each(|mask| self.mask(mask.as_ref()));
     }
 
     fn mask(&mut self, mask: Option<&TokenMask>) {
@@ -182,7 +182,7 @@ fn allowed(mask: &TokenMask) -> impl Iterator<Item = u32> {
 
 struct Reader<'a> {
     bytes: &'a [u8],
-    /// Tokens of work that may still come.
+    /// Tokens of scheduled sequences that may still come.
     tokens_left: usize,
 }
 
@@ -228,7 +228,7 @@ impl Reader<'_> {
         Ok(entries)
     }
 
-    fn wishes(&mut self) -> Result<Wishes, PlanError> {
+    fn params(&mut self) -> Result<SamplingParams, PlanError> {
         let sampling = Sampling {
             temperature: self.f32(0.0, f32::MAX)?,
             top_k: self.u32()?,
@@ -248,7 +248,7 @@ impl Reader<'_> {
             }
             _ => return Err(PlanError::Field),
         };
-        Ok(Wishes {
+        Ok(SamplingParams {
             sampling,
             logprobs,
             prompt_len: self.u32()?,
@@ -257,7 +257,7 @@ impl Reader<'_> {
         })
     }
 
-    fn work(&mut self) -> Result<Work, PlanError> {
+    fn scheduled(&mut self) -> Result<ScheduledSequence, PlanError> {
         let (id, position) = (RequestId(self.u64()?), self.u32()?);
         let flags = self.u8()?;
         let drafts = self.u32()?;
@@ -271,7 +271,7 @@ impl Reader<'_> {
         }
         let masks = if has_masks { drafts + 1 } else { 0 };
         let masks = (0..masks).map(|_| self.mask()).collect::<Result<_, _>>()?;
-        Ok(Work { id, position, tokens, drafts, sample, masks })
+        Ok(ScheduledSequence { id, position, tokens, drafts, sample, masks })
     }
 
     fn mask(&mut self) -> Result<Option<TokenMask>, PlanError> {
@@ -308,14 +308,15 @@ mod tests {
         few.allow(TokenId(99));
         let mut many = TokenMask::all(100);
         many.forbid(TokenId(3));
-        let work = |id, position, tokens: &[u32], sample, masks: &[Option<TokenMask>]| Work {
-            id: RequestId(id),
-            position,
-            tokens: tokens.to_vec(),
-            drafts: masks.len().saturating_sub(1) as u32,
-            sample,
-            masks: masks.to_vec(),
-        };
+        let scheduled =
+            |id, position, tokens: &[u32], sample, masks: &[Option<TokenMask>]| ScheduledSequence {
+                id: RequestId(id),
+                position,
+                tokens: tokens.to_vec(),
+                drafts: masks.len().saturating_sub(1) as u32,
+                sample,
+                masks: masks.to_vec(),
+            };
         let sampling = Sampling {
             temperature: 0.7,
             top_k: 40,
@@ -327,7 +328,7 @@ mod tests {
             logit_bias: vec![(TokenId(4), -100.0)],
             seed: 9,
         };
-        let wishes = Wishes {
+        let params = SamplingParams {
             sampling,
             logprobs: Some(3),
             prompt_len: 7,
@@ -340,12 +341,12 @@ mod tests {
             publish: vec![Publish { id: RequestId(1), index: 4, page: PageId(11) }],
             end: vec![RequestId(1), RequestId(u64::MAX)],
             drop: vec![PageId(5)],
-            begin: vec![Begin { id, total: 600, wishes, pages, history: vec![1, 2] }],
-            work: vec![
-                work(3, 0, &[5, 6, 7], false, &[]),
-                work(2, 40, &[511], true, &[Some(few.clone())]),
-                work(4, 40, &[511, 3, 4], true, &[Some(many), None, Some(few)]),
-                Work { drafts: 2, ..work(5, 9, &[8, 3, 4], true, &[]) },
+            begin: vec![NewSequence { id, total: 600, params, pages, history: vec![1, 2] }],
+            scheduled: vec![
+                scheduled(3, 0, &[5, 6, 7], false, &[]),
+                scheduled(2, 40, &[511], true, &[Some(few.clone())]),
+                scheduled(4, 40, &[511, 3, 4], true, &[Some(many), None, Some(few)]),
+                ScheduledSequence { drafts: 2, ..scheduled(5, 9, &[8, 3, 4], true, &[]) },
             ],
         }
     }
@@ -375,17 +376,17 @@ mod tests {
             change(&mut plan);
             assert_eq!(Plan::parse(&plan.encode()), Err(PlanError::Field));
         };
-        check(|plan| plan.begin[0].wishes.sampling.temperature = f32::NAN);
-        check(|plan| plan.begin[0].wishes.sampling.temperature = -1.0);
-        check(|plan| plan.begin[0].wishes.sampling.top_p = 1.5);
-        check(|plan| plan.begin[0].wishes.sampling.min_p = -0.1);
-        check(|plan| plan.begin[0].wishes.sampling.repetition_penalty = 0.0);
-        check(|plan| plan.begin[0].wishes.sampling.logit_bias[0].1 = f32::INFINITY);
-        check(|plan| plan.begin[0].wishes.logprobs = Some(21));
-        check(|plan| plan.work[0].tokens.clear());
-        check(|plan| plan.work[1].sample = false);
-        check(|plan| plan.work[3].sample = false);
-        check(|plan| plan.work[3].drafts = 3);
+        check(|plan| plan.begin[0].params.sampling.temperature = f32::NAN);
+        check(|plan| plan.begin[0].params.sampling.temperature = -1.0);
+        check(|plan| plan.begin[0].params.sampling.top_p = 1.5);
+        check(|plan| plan.begin[0].params.sampling.min_p = -0.1);
+        check(|plan| plan.begin[0].params.sampling.repetition_penalty = 0.0);
+        check(|plan| plan.begin[0].params.sampling.logit_bias[0].1 = f32::INFINITY);
+        check(|plan| plan.begin[0].params.logprobs = Some(21));
+        check(|plan| plan.scheduled[0].tokens.clear());
+        check(|plan| plan.scheduled[1].sample = false);
+        check(|plan| plan.scheduled[3].sample = false);
+        check(|plan| plan.scheduled[3].drafts = 3);
         // More entries are announced than a list may have.
         let mut bytes = plan().encode();
         bytes[8..12].fill(0xff);

@@ -1,4 +1,4 @@
-//! Choices against plain arithmetic, and between ranks.
+//! Sampling against plain arithmetic, and between ranks.
 
 use std::{thread, time::Duration};
 
@@ -10,13 +10,24 @@ use crate::testing::group::thread_groups;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-fn wishes(sampling: Sampling) -> Wishes {
-    Wishes { sampling, logprobs: None, prompt_len: 0, forbidden: vec![], forbidden_before: 0 }
+fn params_of(sampling: Sampling) -> SamplingParams {
+    SamplingParams {
+        sampling,
+        logprobs: None,
+        prompt_len: 0,
+        forbidden: vec![],
+        forbidden_before: 0,
+    }
 }
 
-/// The same row on every cut of the vocabulary, which has to make no difference.
-fn choose_row(logits: &[f32], chooser: &Chooser, index: u32, mask: Option<&TokenMask>) -> Chosen {
-    let row = Row { chooser, index, ahead: &[], mask };
+/// Samples a row on one rank.
+fn sample_row(
+    logits: &[f32],
+    sampler: &Sampler,
+    index: u32,
+    mask: Option<&TokenMask>,
+) -> SampledToken {
+    let row = Row { sampler, index, drafts: &[], mask };
     let alone = thread_groups(1, 1).remove(0);
     let ranks = Ranks::all(alone.as_ref(), TIMEOUT);
     let vocab_size = logits.len();
@@ -25,7 +36,7 @@ fn choose_row(logits: &[f32], chooser: &Chooser, index: u32, mask: Option<&Token
 }
 
 fn token(logits: &[f32], sampling: Sampling, index: u32) -> Option<u32> {
-    choose_row(logits, &Chooser::new(wishes(sampling)), index, None).token
+    sample_row(logits, &Sampler::new(params_of(sampling)), index, None).token
 }
 
 #[test]
@@ -88,7 +99,7 @@ fn frequencies_follow_the_softmax_of_what_the_filters_keep() {
     check_frequencies(&logits, &all, &softmax(&[3]));
 }
 
-fn numbers(len: usize, seed: u32, spread: f32) -> Vec<f32> {
+fn noise(len: usize, seed: u32, spread: f32) -> Vec<f32> {
     (0..len as u32)
         .map(|i| {
             let x = (i.wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(40_503)) >> 8;
@@ -118,35 +129,35 @@ fn samplings() -> Vec<Sampling> {
 
 /// Rows of every kind, chosen by ranks that hold parts of the vocabulary.
 #[test]
-fn any_number_of_ranks_chooses_the_same_tokens() {
+fn any_number_of_ranks_samples_the_same_tokens() {
     let vocab = 900;
     let mut mask = TokenMask::all(vocab as u32);
     (0..vocab as u32).filter(|token| token % 3 == 0).for_each(|token| mask.forbid(TokenId(token)));
-    let choosers: Vec<_> = samplings()
+    let samplers: Vec<_> = samplings()
         .into_iter()
         .map(|sampling| {
             let (forbidden, forbidden_before) = (vec![5, 899], 60);
-            let wishes = Wishes {
+            let params = SamplingParams {
                 logprobs: Some(4),
                 prompt_len: 10,
                 forbidden,
                 forbidden_before,
-                ..wishes(sampling)
+                ..params_of(sampling)
             };
-            let mut chooser = Chooser::new(wishes);
-            chooser.take(0, &(0..50).map(|i| i * 17 % 900).collect::<Vec<_>>());
-            chooser
+            let mut sampler = Sampler::new(params);
+            sampler.take(0, &(0..50).map(|i| i * 17 % 900).collect::<Vec<_>>());
+            sampler
         })
         .collect();
-    let rows: Vec<_> = (0..choosers.len() * 6)
+    let rows: Vec<_> = (0..samplers.len() * 6)
         .map(|i| Row {
-            chooser: &choosers[i % choosers.len()],
+            sampler: &samplers[i % samplers.len()],
             index: 50 + i as u32,
-            ahead: &[],
+            drafts: &[],
             mask: (i % 4 == 1).then_some(&mask),
         })
         .collect();
-    let logits: Vec<f32> = (0..rows.len()).flat_map(|i| numbers(vocab, i as u32, 16.0)).collect();
+    let logits: Vec<f32> = (0..rows.len()).flat_map(|i| noise(vocab, i as u32, 16.0)).collect();
     let run = |cuts: &[usize]| {
         let bounds = [&[0], cuts, &[vocab]].concat();
         let ranges: Vec<_> = bounds.windows(2).map(|pair| pair[0]..pair[1]).collect();
@@ -183,7 +194,7 @@ fn any_number_of_ranks_chooses_the_same_tokens() {
         assert!(row.mask.is_none_or(|mask| mask.is_allowed(TokenId(token))));
         assert!(row.index >= 60 || ![5, 899].contains(&token));
     }
-    let tokens = |chosen: &[Chosen]| chosen.iter().map(|it| it.token).collect::<Vec<_>>();
+    let tokens = |chosen: &[SampledToken]| chosen.iter().map(|it| it.token).collect::<Vec<_>>();
     for cuts in [&[450][..], &[1, 600], &[0, 300, 300]] {
         let ranks = run(cuts);
         assert!(ranks.iter().all(|chosen| *chosen == ranks[0]), "ranks agree");
@@ -198,8 +209,8 @@ fn logprobs_are_those_of_the_model() {
     let logprob = |token: usize| (f64::from(logits[token]).exp() / total).ln() as f32;
     let bias = vec![(TokenId(3), 50.0)];
     let sampling = Sampling { logit_bias: bias, ..Sampling::GREEDY };
-    let chooser = Chooser::new(Wishes { logprobs: Some(3), ..wishes(sampling) });
-    let chosen = choose_row(&logits, &chooser, 0, None);
+    let sampler = Sampler::new(SamplingParams { logprobs: Some(3), ..params_of(sampling) });
+    let chosen = sample_row(&logits, &sampler, 0, None);
     assert_eq!(chosen.token, Some(3));
     let found = chosen.logprobs.unwrap();
     // Two roundings of an f32.
@@ -208,11 +219,11 @@ fn logprobs_are_those_of_the_model() {
     let order: Vec<_> = found.top.iter().map(|(token, _)| token.0).collect();
     assert_eq!(order, [1, 2, 4]);
     assert!(found.top.iter().all(|(token, it)| near(*it, logprob(token.0 as usize))));
-    let chooser = Chooser::new(Wishes { logprobs: Some(0), ..wishes(Sampling::GREEDY) });
+    let sampler = Sampler::new(SamplingParams { logprobs: Some(0), ..params_of(Sampling::GREEDY) });
     let lost = [0.0, f32::NEG_INFINITY];
     let mut mask = TokenMask::none(2);
     mask.allow(TokenId(1));
-    let found = choose_row(&lost, &chooser, 0, Some(&mask));
+    let found = sample_row(&lost, &sampler, 0, Some(&mask));
     assert_eq!(found.token, Some(1));
     assert_eq!(found.logprobs.unwrap().logprob, shardpack_engine_api::MIN_LOGPROB);
 }
@@ -220,10 +231,10 @@ fn logprobs_are_those_of_the_model() {
 #[test]
 fn penalties_count_prompt_and_answer_as_documented() {
     let penalised = |sampling: Sampling| {
-        let mut chooser = Chooser::new(Wishes { prompt_len: 2, ..wishes(sampling) });
-        chooser.take(0, &[0, 1]);
-        chooser.take(2, &[1, 2, 2]);
-        let row = Row { chooser: &chooser, index: 5, ahead: &[], mask: None };
+        let mut sampler = Sampler::new(SamplingParams { prompt_len: 2, ..params_of(sampling) });
+        sampler.take(0, &[0, 1]);
+        sampler.take(2, &[1, 2, 2]);
+        let row = Row { sampler: &sampler, index: 5, drafts: &[], mask: None };
         row.adjusted(&[1.0, -1.0, 2.0, 4.0], 0).into_owned()
     };
     let base = Sampling::GREEDY;
@@ -245,19 +256,19 @@ fn penalties_count_prompt_and_answer_as_documented() {
 }
 
 #[test]
-fn what_ranks_bring_is_not_trusted() {
-    let chooser = Chooser::new(Wishes {
+fn candidates_of_other_ranks_are_validated() {
+    let sampler = Sampler::new(SamplingParams {
         logprobs: Some(2),
-        ..wishes(Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::GREEDY })
+        ..params_of(Sampling { temperature: 1.0, top_p: 0.5, ..Sampling::GREEDY })
     });
-    let row = Row { chooser: &chooser, index: 0, ahead: &[], mask: None };
-    let logits = numbers(20, 3, 4.0);
+    let row = Row { sampler: &sampler, index: 0, drafts: &[], mask: None };
+    let logits = noise(20, 3, 4.0);
     let mut bytes = Vec::new();
-    let part = Part::of(&row, &logits, 100);
+    let part = ShardCandidates::of(&row, &logits, 100);
     part.encode(&row, &mut bytes);
     let parse = |bytes: &[u8], range| {
         let mut rest = bytes;
-        Part::parse(&row, &range, &mut rest).filter(|_| rest.is_empty())
+        ShardCandidates::parse(&row, &range, &mut rest).filter(|_| rest.is_empty())
     };
     assert_eq!(parse(&bytes, 100..120), Some(part));
     assert_eq!(parse(&bytes, 101..120), None, "tokens of another rank");

@@ -1,15 +1,15 @@
-//! Which drafts go into a step.
+//! Speculative decoding in the schedule: which draft tokens go into a step.
 
 use shardpack_formats::Spec;
 
 use super::{
     super::{
-        draft::{Costs, Guess, Guesser, MAX_DRAFTS, Text},
-        plan::Work,
-        runner::Sampled,
+        draft::{DraftInput, DraftProposer, DraftToken, MAX_DRAFTS, RowCosts},
+        plan::ScheduledSequence,
+        runner::SampledSequence,
         step::Speculate,
     },
-    Active, Limits, Schedule,
+    Limits, RunningSequence, Schedule,
 };
 use crate::backend::StepError;
 
@@ -18,9 +18,9 @@ use crate::backend::StepError;
 pub(in crate::engine) enum Drafting {
     /// There are none.
     Off,
-    /// Guessed from each request's own text or by a draft model, and run where that pays.
-    Guessed(Costs),
-    /// Chosen by a test.
+    /// Proposed by prompt lookup or a draft model, and run where that pays.
+    Proposed(RowCosts),
+    /// Set by a test.
     #[cfg(test)]
     Forced(Forced),
 }
@@ -29,7 +29,7 @@ pub(in crate::engine) enum Drafting {
 #[cfg(test)]
 type Source = dyn Fn(&[u32]) -> Vec<u32> + Send + Sync;
 
-/// What a test has for drafts.
+/// Draft tokens that a test supplies.
 #[cfg(test)]
 #[derive(Clone)]
 pub(in crate::engine) struct Forced(pub(in crate::engine) std::sync::Arc<Source>);
@@ -45,7 +45,7 @@ impl Drafting {
     /// As asked for, on a model.
     pub(in crate::engine) fn new(when: Speculate, spec: &Spec) -> Self {
         match when {
-            Speculate::Auto => Self::Guessed(Costs::of(spec)),
+            Speculate::Auto => Self::Proposed(RowCosts::of(spec)),
             Speculate::Off => Self::Off,
         }
     }
@@ -57,84 +57,88 @@ impl Schedule {
         self.limits.drafting = drafting;
     }
 
-    /// Drafts of each active sequence, of which `counts` tokens are run.
+    /// Drafts of each running sequence, of which `counts` tokens are run.
     pub(super) fn drafts(
         &mut self,
         counts: &[usize],
-        guesser: Option<&mut dyn Guesser>,
+        proposer: Option<&mut dyn DraftProposer>,
     ) -> Result<Vec<Vec<u32>>, StepError> {
-        let mut drafts = vec![Vec::new(); self.active.len()];
-        if !self.rewinds {
+        let mut drafts = vec![Vec::new(); self.running.len()];
+        if !self.can_roll_back {
             return Ok(drafts);
         }
         let positions = self.positions();
-        let most = |active: &Active| most_drafts(active, positions);
+        let most = |running: &RunningSequence| max_drafts(running, positions);
         match &self.limits.drafting {
             Drafting::Off => {}
-            Drafting::Guessed(costs) => {
+            Drafting::Proposed(costs) => {
                 let costs = *costs;
-                let is_sampled = |index: &usize| counts[*index] == self.active[*index].left();
-                let sampled: Vec<usize> = (0..self.active.len()).filter(is_sampled).collect();
+                let is_sampled = |index: &usize| counts[*index] == self.running[*index].left();
+                let sampled: Vec<usize> = (0..self.running.len()).filter(is_sampled).collect();
                 for index in &sampled {
-                    self.active[*index].job.propose();
+                    self.running[*index].sequence.propose();
                 }
                 let rows = counts.iter().sum();
-                if let Some(guesser) = guesser
+                if let Some(proposer) = proposer
                     && costs.has_room(rows, sampled.len())
                 {
-                    self.ask(guesser, costs, positions)?;
+                    self.ask_draft_model(proposer, costs, positions)?;
                 }
-                let chances = sampled.iter().map(|index| {
-                    let active = &self.active[*index];
-                    active.job.chances(most(active))
+                let probabilities = sampled.iter().map(|index| {
+                    let running = &self.running[*index];
+                    running.sequence.probabilities(most(running))
                 });
-                let shares = costs.share(rows, &chances.collect::<Vec<_>>());
+                let shares = costs.allocate(rows, &probabilities.collect::<Vec<_>>());
                 for (index, count) in sampled.into_iter().zip(shares) {
-                    drafts[index] = self.active[index].job.drafts(count);
+                    drafts[index] = self.running[index].sequence.drafts(count);
                 }
             }
             #[cfg(test)]
             Drafting::Forced(Forced(source)) => {
-                for (active, drafts) in self.active.iter().zip(&mut drafts) {
-                    *drafts = source(&active.job.tokens);
-                    drafts.truncate(most(active));
+                for (running, drafts) in self.running.iter().zip(&mut drafts) {
+                    *drafts = source(&running.sequence.tokens);
+                    drafts.truncate(most(running));
                 }
             }
         }
         Ok(drafts)
     }
 
-    /// Asks a draft model about all sequences of which the text itself says little.
-    fn ask(
+    /// Asks the draft model for tokens of all sequences for which prompt lookup has no likely match.
+    fn ask_draft_model(
         &mut self,
-        guesser: &mut dyn Guesser,
-        costs: Costs,
+        proposer: &mut dyn DraftProposer,
+        costs: RowCosts,
         positions: usize,
     ) -> Result<(), StepError> {
-        let texts = self.active.iter().map(|active| Text {
-            id: active.job.id,
-            tokens: &active.job.tokens,
-            total: self.limits.total(&active.job),
-            most: if active.job.asks_model() { most_drafts(active, positions) } else { 0 },
-            stop: &active.job.request.stop_tokens,
+        let inputs = self.running.iter().map(|running| DraftInput {
+            id: running.sequence.id,
+            tokens: &running.sequence.tokens,
+            total: self.limits.total(&running.sequence),
+            most: if running.sequence.wants_draft_model() {
+                max_drafts(running, positions)
+            } else {
+                0
+            },
+            stop: &running.sequence.request.stop_tokens,
         });
-        let texts: Vec<_> = texts.collect();
-        let cost = guesser.cost();
-        let pays = |guesses: &[Guess]| {
-            let mut chance = 1.0;
-            let together = |guess: &Guess| {
-                chance *= guess.chance;
-                chance
+        let inputs: Vec<_> = inputs.collect();
+        let cost = proposer.cost();
+        let pays = |drafts: &[DraftToken]| {
+            let mut probability = 1.0;
+            let together = |draft: &DraftToken| {
+                probability *= draft.probability;
+                probability
             };
-            costs.guesses_on(cost, &guesses.iter().map(together).collect::<Vec<_>>())
+            costs.extends_draft(cost, &drafts.iter().map(together).collect::<Vec<_>>())
         };
         if !pays(&[]) {
-            guesser.pass();
+            proposer.skip();
             return Ok(());
         }
-        let guesses = guesser.guess(&texts, &pays)?;
-        for (active, guesses) in self.active.iter_mut().zip(guesses) {
-            active.job.take_guesses(guesses);
+        let drafts = proposer.propose(&inputs, &pays)?;
+        for (running, drafts) in self.running.iter_mut().zip(drafts) {
+            running.sequence.set_model_drafts(drafts);
         }
         Ok(())
     }
@@ -144,38 +148,42 @@ impl Schedule {
         self.room().min(self.limits.max_positions as usize)
     }
 
-    /// Drafts that were run, and those of them that were kept.
+    /// Draft tokens that were run, and those that were accepted.
     pub(in crate::engine) const fn drafted(&self) -> [u64; 2] {
         self.drafted
     }
 
-    /// What the guesses came to.
-    pub(super) fn learn(&mut self, work: &Work, sampled: &Sampled) {
-        let drafted = [work.drafts, sampled.chosen.len() as u32 - 1];
+    /// Updates acceptance rates with the tokens that were sampled.
+    pub(super) fn learn(&mut self, scheduled: &ScheduledSequence, sampled: &SampledSequence) {
+        let drafted = [scheduled.drafts, sampled.tokens.len() as u32 - 1];
         self.drafted[0] += u64::from(drafted[0]);
         self.drafted[1] += u64::from(drafted[1]);
-        let came: Vec<u32> = sampled.chosen.iter().filter_map(|chosen| chosen.token).collect();
-        let active = self.active.iter_mut().find(|active| active.job.id == work.id);
-        active.expect("tokens are sampled for active requests").job.learn(drafted, &came);
+        let sampled_tokens: Vec<u32> =
+            sampled.tokens.iter().filter_map(|token| token.token).collect();
+        let running = self.running.iter_mut().find(|running| running.sequence.id == scheduled.id);
+        running
+            .expect("tokens are sampled for running requests")
+            .sequence
+            .learn(drafted, &sampled_tokens);
     }
 }
 
 impl Limits {
-    /// Whether guesses are made.
-    pub(super) const fn guesses(&self) -> bool {
-        matches!(self.drafting, Drafting::Guessed(_))
+    /// Whether draft tokens are proposed.
+    pub(super) const fn drafts_tokens(&self) -> bool {
+        matches!(self.drafting, Drafting::Proposed(_))
     }
 }
 
-/// How many drafts a sequence can have: all of them and one token more must fit its end, and its
-/// rows the memory that it has.
-fn most_drafts(active: &Active, positions: usize) -> usize {
-    if !active.is_decoding() {
+/// The most draft tokens of a sequence: they and one more token must fit its maximum length, and
+/// its rows its KV pages.
+fn max_drafts(running: &RunningSequence, positions: usize) -> usize {
+    if !running.is_decoding() {
         return 0;
     }
-    let job = &active.job;
-    let tokens = job.tokens.len();
-    let wanted = (job.request.max_tokens as usize).saturating_sub(job.generated() + 1);
-    let fit = positions.saturating_sub(tokens + 1).min(active.room().saturating_sub(tokens));
+    let sequence = &running.sequence;
+    let tokens = sequence.tokens.len();
+    let wanted = (sequence.request.max_tokens as usize).saturating_sub(sequence.generated() + 1);
+    let fit = positions.saturating_sub(tokens + 1).min(running.room().saturating_sub(tokens));
     wanted.min(fit).min(MAX_DRAFTS)
 }

@@ -3,7 +3,7 @@
 use shardpack_engine_api::GenerateRequest;
 use shardpack_engine_api::{MAX_LOGPROBS, Sampling};
 
-use super::{Drafting, job::Job};
+use super::{Drafting, sequence::Sequence};
 
 /// What bounds a schedule.
 #[derive(Clone, Debug)]
@@ -15,10 +15,10 @@ pub(in crate::engine) struct Limits {
     pub(in crate::engine) shortened: Option<&'static str>,
     pub(in crate::engine) max_sequences: usize,
     pub(in crate::engine) max_waiting: usize,
-    /// Prompt tokens of one step, and of one in which other sequences are decoding.
+    /// Prefill token budget of a step, and of one in which other sequences decode.
     pub(in crate::engine) prefill_tokens: usize,
-    pub(in crate::engine) mixed_tokens: usize,
-    /// Whether what a sequence leaves behind can be used by another.
+    pub(in crate::engine) chunked_prefill_tokens: usize,
+    /// Whether sequences share KV pages through the prefix cache.
     pub(in crate::engine) prefix_reuse: bool,
     /// Sequences that may become longer than this are computed with other positions.
     pub(in crate::engine) long_beyond: Vec<u32>,
@@ -27,14 +27,14 @@ pub(in crate::engine) struct Limits {
 
 impl Limits {
     /// Tokens that a sequence may have in the end.
-    pub(super) fn total(&self, job: &Job) -> u32 {
-        let prompt = job.request.prompt.len() as u32;
-        prompt.saturating_add(job.request.max_tokens).min(self.max_positions)
+    pub(super) fn total(&self, sequence: &Sequence) -> u32 {
+        let prompt = sequence.request.prompt.len() as u32;
+        prompt.saturating_add(sequence.request.max_tokens).min(self.max_positions)
     }
 
     /// Which sequences it can share pages with.
-    pub(super) fn kind(&self, job: &Job) -> u32 {
-        self.long_beyond.iter().filter(|beyond| self.total(job) > **beyond).count() as u32
+    pub(super) fn kind(&self, sequence: &Sequence) -> u32 {
+        self.long_beyond.iter().filter(|beyond| self.total(sequence) > **beyond).count() as u32
     }
 
     pub(super) fn check(&self, request: &GenerateRequest) -> Result<(), String> {
@@ -54,12 +54,12 @@ impl Limits {
         let mut named = prompt.iter().chain(prediction).chain(&request.stop_tokens).chain(biased);
         if let Some(token) = named.find(|token| token.0 >= self.vocab_size) {
             return Err(format!(
-                "token {} is not below the vocabulary's {}",
+                "token {} is not below the vocabulary size {}",
                 token.0, self.vocab_size
             ));
         }
         if let Some(count) = logprobs.filter(|count| *count > MAX_LOGPROBS) {
-            return Err(format!("{count} alternatives of a token: at most {MAX_LOGPROBS}"));
+            return Err(format!("{count} logprobs per token: at most {MAX_LOGPROBS}"));
         }
         check_sampling(sampling)
     }
@@ -76,16 +76,16 @@ fn check_sampling(sampling: &Sampling) -> Result<(), String> {
     ];
     for (name, value, least, most) in figures {
         if !(value >= least && value <= most) {
-            return Err(format!("{value} is no {name}"));
+            return Err(format!("{name} {value} is out of range"));
         }
     }
     let mut biased: Vec<_> = sampling.logit_bias.iter().map(|(token, _)| token).collect();
     biased.sort();
     if let Some(pair) = biased.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("token {} has two biases", pair[0].0));
+        return Err(format!("token {} has two logit biases", pair[0].0));
     }
     match sampling.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
-        Some((token, bias)) => Err(format!("{bias} is no bias (of token {})", token.0)),
+        Some((token, bias)) => Err(format!("logit bias {bias} of token {} is not finite", token.0)),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What a step's tokens mean for each request.
+//! Applies the sampled tokens of a step to its sequences.
 
 use std::time::Instant;
 
@@ -9,58 +9,68 @@ use super::{
     super::{
         pages::Pages,
         plan::{Plan, Publish},
-        runner::Sampled,
-        sample::Chosen,
+        runner::SampledSequence,
+        sample::SampledToken,
     },
-    Active, Schedule,
-    job::Taken,
+    RunningSequence, Schedule,
+    sequence::TokenEffect,
 };
 
 impl Schedule {
-    /// Takes what a step brought.
-    pub(in crate::engine) fn record(&mut self, plan: &Plan, sampled: Vec<Sampled>, now: Instant) {
-        for work in &plan.work {
+    /// Takes the sampled tokens of a step.
+    pub(in crate::engine) fn record(
+        &mut self,
+        plan: &Plan,
+        sampled: Vec<SampledSequence>,
+        now: Instant,
+    ) {
+        for scheduled in &plan.scheduled {
             // Cancelling happens between steps, so it is still there.
-            let place = self.active.iter().position(|active| active.job.id == work.id);
-            self.fed(place.expect("work is on active requests"), work.known().len());
+            let place = self.running.iter().position(|running| running.sequence.id == scheduled.id);
+            self.advance(
+                place.expect("only running sequences are scheduled"),
+                scheduled.known().len(),
+            );
         }
-        let works = plan.work.iter().filter(|work| work.sample);
-        for (work, sampled) in works.zip(sampled) {
-            self.learn(work, &sampled);
-            for (place, chosen) in sampled.chosen.into_iter().enumerate() {
+        let sampled_sequences = plan.scheduled.iter().filter(|scheduled| scheduled.sample);
+        for (scheduled, sampled) in sampled_sequences.zip(sampled) {
+            self.learn(scheduled, &sampled);
+            for (place, token) in sampled.tokens.into_iter().enumerate() {
                 // A token may end its request before the last of them.
-                let Some(index) = self.active.iter().position(|it| it.job.id == work.id) else {
+                let Some(index) = self.running.iter().position(|it| it.sequence.id == scheduled.id)
+                else {
                     break;
                 };
                 if place > 0 {
-                    // The one before was a draft: only now it is known to belong to the sequence.
-                    self.fed(index, 1);
+                    // The one before was a draft token, which is accepted only now.
+                    self.advance(index, 1);
                 }
-                self.take(index, chosen, now);
+                self.take(index, token, now);
             }
         }
     }
 
-    /// The ranks have so many more tokens of a sequence in their caches.
-    fn fed(&mut self, index: usize, count: usize) {
-        let active = &mut self.active[index];
-        active.fed += count;
-        publish(active, &mut self.pages, self.limits.kind(&active.job), &mut self.publish);
+    /// So many more tokens of a sequence are in the KV caches.
+    fn advance(&mut self, index: usize, count: usize) {
+        let running = &mut self.running[index];
+        running.computed += count;
+        publish(running, &mut self.pages, self.limits.kind(&running.sequence), &mut self.publish);
     }
 
     /// Takes the next token of a sequence.
-    fn take(&mut self, index: usize, chosen: Chosen, now: Instant) {
+    fn take(&mut self, index: usize, sampled: SampledToken, now: Instant) {
         let positions = self.positions();
-        let active = &mut self.active[index];
-        let id: RequestId = active.job.id;
-        let Some(token) = chosen.token else {
-            return self.fail(id, "the model computed values that are not numbers".to_owned());
+        let running = &mut self.running[index];
+        let id: RequestId = running.sequence.id;
+        let Some(token) = sampled.token else {
+            return self.fail(id, "the model computed NaN logits".to_owned());
         };
-        match active.job.take(token, now) {
-            Taken::Stop => self.finish(id, FinishReason::Stop, now),
-            Taken::Token { ends } => {
-                let is_full = active.job.tokens.len() >= positions || active.job.is_complete();
-                let (token, logprobs) = (TokenId(token), chosen.logprobs);
+        match running.sequence.take(token, now) {
+            TokenEffect::Stop => self.finish(id, FinishReason::Stop, now),
+            TokenEffect::Token { ends } => {
+                let is_full =
+                    running.sequence.tokens.len() >= positions || running.sequence.is_complete();
+                let (token, logprobs) = (TokenId(token), sampled.logprobs);
                 self.events.push(Event::Token { request: id, token, logprobs });
                 if ends {
                     self.finish(id, FinishReason::Stop, now);
@@ -68,24 +78,30 @@ impl Schedule {
                     self.finish(id, FinishReason::Length, now);
                 }
             }
-            Taken::Fault(message) => self.fail(id, message),
+            TokenEffect::Fault(message) => self.fail(id, message),
         }
     }
 }
 
-/// Names the pages of a sequence that are full. Where another sequence was first, later pages
-/// stay its own: a chain has one owner per page.
-fn publish(active: &mut Active, pages: &mut Pages, kind: u32, publish: &mut Vec<Publish>) {
-    while active.publishes && active.fed >= (active.shared.len() + 1) * TOKENS_PER_PAGE {
-        let index = active.shared.len();
-        let tokens = &active.job.tokens[index * TOKENS_PER_PAGE..(index + 1) * TOKENS_PER_PAGE];
-        match pages.publish(kind, &active.shared, tokens) {
+/// Adds the full pages of a sequence to the prefix cache. Where another sequence was first, later
+/// pages stay private: a chain has one owner per page.
+fn publish(
+    running: &mut RunningSequence,
+    pages: &mut Pages,
+    kind: u32,
+    publish: &mut Vec<Publish>,
+) {
+    while running.publishes && running.computed >= (running.shared.len() + 1) * TOKENS_PER_PAGE {
+        let index = running.shared.len();
+        let tokens =
+            &running.sequence.tokens[index * TOKENS_PER_PAGE..(index + 1) * TOKENS_PER_PAGE];
+        match pages.publish(kind, &running.shared, tokens) {
             Some(page) => {
-                active.shared.push(page);
-                active.own -= 1;
-                publish.push(Publish { id: active.job.id, index: index as u32, page });
+                running.shared.push(page);
+                running.own -= 1;
+                publish.push(Publish { id: running.sequence.id, index: index as u32, page });
             }
-            None => active.publishes = false,
+            None => running.publishes = false,
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Drafts change nothing but the number of steps: right ones, wrong ones, and those that are
-//! guessed.
+//! Speculative decoding changes only the number of steps: with accepted, rejected and proposed drafts.
 
 use std::sync::Arc;
 
@@ -26,8 +25,8 @@ fn whole(requests: &[GenerateRequest], answers: &[Answer]) -> Vec<Vec<u32>> {
     requests.iter().zip(answers).map(whole).collect()
 }
 
-/// Drafts that come true, but for those in every `wrong`th place of the sequence.
-fn foretold(sequences: &[Vec<u32>], wrong: usize) -> Forced {
+/// Drafts that are accepted, but for those in every `wrong`th place of the sequence.
+fn predicted(sequences: &[Vec<u32>], wrong: usize) -> Forced {
     let sequences = sequences.to_vec();
     Forced(Arc::new(move |tokens: &[u32]| {
         let known =
@@ -41,8 +40,8 @@ fn foretold(sequences: &[Vec<u32>], wrong: usize) -> Forced {
     }))
 }
 
-/// Drafts of which none can be meant to come true.
-fn nonsense() -> Forced {
+/// Drafts that are nearly always rejected.
+fn rejected_drafts() -> Forced {
     Forced(Arc::new(|tokens: &[u32]| {
         let last = tokens.last().copied().unwrap_or_default();
         (1..9).map(|i| (last * 7 + i * 31) % 512).collect()
@@ -58,7 +57,7 @@ fn forced(recipe: Recipe, options: EngineOptions, drafts: &Forced) -> Ranks {
 /// Every kind of sampling in a batch of eight, on one and two ranks, with right drafts, with wrong
 /// ones in between and with nothing but wrong ones; then again from the prefix cache.
 #[test]
-fn drafts_change_no_bit_of_any_answer() {
+fn drafts_do_not_change_the_output() {
     for ranks in [1, 2] {
         let recipe = affine(ranks);
         let mut plain = Ranks::new(recipe, OFF);
@@ -68,7 +67,7 @@ fn drafts_change_no_bit_of_any_answer() {
         let sequences = whole(&requests(), &expected);
         let wrongs = if ranks == 1 { &[3][..] } else { &[usize::MAX, 5, 2] };
         for &wrong in wrongs {
-            let mut ranks = forced(recipe, STANDARD, &foretold(&sequences, wrong));
+            let mut ranks = forced(recipe, STANDARD, &predicted(&sequences, wrong));
             assert_eq!(ranks.answers(&requests()), expected, "every {wrong}th is wrong");
             let [drafted, accepted] = ranks.leader.drafts();
             assert!(drafted > 0 && accepted > 0 && ranks.steps < steps, "{drafted} {accepted}");
@@ -78,17 +77,17 @@ fn drafts_change_no_bit_of_any_answer() {
             assert!(again.iter().all(|answer| answer.cached == 256));
             assert_eq!(without_cached(again), without_cached(expected.clone()), "{wrong}, cached");
         }
-        let mut ranks = forced(recipe, STANDARD, &nonsense());
-        assert_eq!(ranks.answers(&requests()), expected, "nonsense");
+        let mut ranks = forced(recipe, STANDARD, &rejected_drafts());
+        assert_eq!(ranks.answers(&requests()), expected, "rejected drafts");
         assert!(ranks.leader.drafts()[0] > 100, "{:?}", ranks.leader.drafts());
         let again = without_cached(ranks.answers_again(&requests()));
-        assert_eq!(again, without_cached(expected), "after nonsense");
+        assert_eq!(again, without_cached(expected), "after rejected drafts");
     }
 }
 
 /// Pages that fill up with drafts in between are those that others find: a long answer's own.
 #[test]
-fn pages_of_a_drafted_answer_are_shared_as_they_came() {
+fn pages_of_a_drafted_answer_enter_the_prefix_cache() {
     let first = request(&long_prompt()[..240], 40);
     let expected = Ranks::new(affine(2), OFF).answers(std::slice::from_ref(&first));
     let sequences = whole(std::slice::from_ref(&first), &expected);
@@ -96,18 +95,18 @@ fn pages_of_a_drafted_answer_are_shared_as_they_came() {
         logprobs: Some(20),
         ..request(&[sequences[0].as_slice(), &[4, 5, 6]].concat(), 12)
     };
-    let alone = Ranks::new(affine(2), OFF).answers(std::slice::from_ref(&next));
-    for drafts in [foretold(&sequences, usize::MAX), foretold(&sequences, 4), nonsense()] {
+    let expected_next = Ranks::new(affine(2), OFF).answers(std::slice::from_ref(&next));
+    for drafts in [predicted(&sequences, usize::MAX), predicted(&sequences, 4), rejected_drafts()] {
         let mut ranks = forced(affine(2), STANDARD, &drafts);
         assert_eq!(ranks.answers(std::slice::from_ref(&first)), expected);
         let after = ranks.answers_again(std::slice::from_ref(&next));
         assert_eq!(after[0].cached, 256, "the page that the answer has filled");
-        assert_eq!(without_cached(after), alone);
+        assert_eq!(without_cached(after), expected_next);
     }
 }
 
 #[test]
-fn drafted_requests_that_give_way_get_the_same_tokens() {
+fn preempted_sequences_with_drafts_get_the_same_tokens() {
     let mut requests = long_requests();
     for request in &mut requests {
         request.logprobs = Some(3);
@@ -117,7 +116,7 @@ fn drafted_requests_that_give_way_get_the_same_tokens() {
     let shape = Ranks::new(affine(1), STANDARD).leader.model().cache_shape();
     let bytes = Cpu::new(1).unwrap().page_bytes(&shape);
     for pages in [2, 3] {
-        for drafts in [foretold(&sequences, 3), nonsense()] {
+        for drafts in [predicted(&sequences, 3), rejected_drafts()] {
             let options = EngineOptions { kv_bytes: Some(pages * bytes), ..STANDARD };
             let mut ranks = forced(affine(2), options, &drafts);
             let answers = without_cached(ranks.answers(&requests));
@@ -128,7 +127,7 @@ fn drafted_requests_that_give_way_get_the_same_tokens() {
 
 /// What a request may end with, in the middle of right drafts.
 #[test]
-fn every_end_comes_where_it_would_without_drafts() {
+fn finish_reasons_are_those_without_drafts() {
     let prompt = &long_prompt()[..30];
     let long = request(prompt, 40);
     let found = Ranks::new(affine(1), OFF).answers(std::slice::from_ref(&long)).remove(0);
@@ -146,7 +145,7 @@ fn every_end_comes_where_it_would_without_drafts() {
     let expected = Ranks::new(affine(1), OFF).answers(&requests);
     let mut all = whole(&requests, &expected);
     all.extend(sequences);
-    for drafts in [foretold(&all, usize::MAX), foretold(&all, 7), nonsense()] {
+    for drafts in [predicted(&all, usize::MAX), predicted(&all, 7), rejected_drafts()] {
         let mut ranks = forced(affine(1), STANDARD, &drafts);
         assert_eq!(ranks.answers(&requests), expected);
     }
@@ -154,7 +153,7 @@ fn every_end_comes_where_it_would_without_drafts() {
 
 /// Masks are those of each place: the constraint follows right drafts and forgets wrong ones.
 #[test]
-fn constraints_follow_drafts_without_being_led_by_them() {
+fn constraints_hold_with_drafts() {
     let with = |text: &str, temperature| GenerateRequest {
         constraint: Some(ConstraintSource(text.to_owned())),
         sampling: Sampling { temperature, seed: 4, ..Sampling::GREEDY },
@@ -175,30 +174,30 @@ fn constraints_follow_drafts_without_being_led_by_them() {
     let (expected, _) = constrained(OFF, None);
     let sequences = whole(&requests, &expected);
     for wrong in [usize::MAX, 4] {
-        let (found, [_, accepted]) = constrained(STANDARD, Some(&foretold(&sequences, wrong)));
+        let (found, [_, accepted]) = constrained(STANDARD, Some(&predicted(&sequences, wrong)));
         assert_eq!(found, expected, "{wrong}");
         assert!(accepted > 10, "{accepted}");
     }
-    assert_eq!(constrained(STANDARD, Some(&nonsense())).0, expected);
+    assert_eq!(constrained(STANDARD, Some(&rejected_drafts())).0, expected);
 }
 
-/// A client's prediction and a text that repeats itself are what drafts are guessed from.
+/// Prompt lookup proposes a client's predicted output and a text that repeats itself.
 #[test]
-fn right_guesses_save_steps_and_are_counted() {
+fn accepted_drafts_save_steps_and_are_counted() {
     let plain = GenerateRequest { logprobs: Some(2), ..request(&long_prompt()[..30], 60) };
     let mut off = Ranks::new(affine(2), OFF);
     let expected = off.answers(std::slice::from_ref(&plain)).remove(0);
-    let told: Vec<TokenId> = expected.tokens.iter().map(|token| TokenId(*token)).collect();
-    let mut other = told.clone();
+    let answer: Vec<TokenId> = expected.tokens.iter().map(|token| TokenId(*token)).collect();
+    let mut other = answer.clone();
     (other[9], other[30]) = (TokenId(1), TokenId(2));
-    for (prediction, most_steps, least_right) in [(told, 20, 55), (other, 35, 40)] {
-        let foretelling = GenerateRequest { prediction: prediction.clone(), ..plain.clone() };
+    for (prediction, most_steps, least_right) in [(answer, 20, 55), (other, 35, 40)] {
+        let predicting = GenerateRequest { prediction: prediction.clone(), ..plain.clone() };
         let mut ranks = Ranks::new(affine(2), STANDARD);
         let mut usage = None;
         let mut events = Vec::new();
         let mut steps = 0;
         ranks.formed(|leader, group| {
-            leader.submit(RequestId(0), foretelling.clone());
+            leader.submit(RequestId(0), predicting.clone());
             while lead(leader, group, &mut events) == StepOutcome::Worked {
                 steps += 1;
             }
@@ -222,7 +221,7 @@ fn right_guesses_save_steps_and_are_counted() {
 }
 
 #[test]
-fn a_step_with_drafts_takes_the_messages_of_one_without() {
+fn a_step_with_drafts_needs_no_extra_collectives() {
     let plain = request(&[5, 6], 30);
     let expected = Ranks::new(affine(2), OFF).answers(std::slice::from_ref(&plain));
     let sequences = whole(std::slice::from_ref(&plain), &expected);
@@ -234,12 +233,14 @@ fn a_step_with_drafts_takes_the_messages_of_one_without() {
             leader.submit(RequestId(1), plain.clone());
             while lead(leader, &group, &mut Vec::new()) == StepOutcome::Worked {
                 let counts = group.observer().take();
-                all.push([counts.broadcasts, counts.sums, counts.gathers].map(|it| it.count));
+                all.push(
+                    [counts.broadcasts, counts.all_reduces, counts.all_gathers].map(|it| it.count),
+                );
             }
         });
         (all, ranks.leader.drafts())
     };
-    let (with, [_, accepted]) = counts(&foretold(&sequences, 6), STANDARD);
+    let (with, [_, accepted]) = counts(&predicted(&sequences, 6), STANDARD);
     let none = Forced(Arc::new(|_: &[u32]| Vec::new()));
     let (without, _) = counts(&none, STANDARD);
     assert!(accepted > 15 && with.len() < without.len(), "{accepted}");
@@ -257,10 +258,10 @@ fn with_draft(recipe: Recipe, options: EngineOptions, draft: Recipe) -> Ranks {
     ranks
 }
 
-/// A model that guesses what it will say itself, with every kind of sampling, constraints too, in a
-/// batch of eight and alone, on one and two ranks; and one that guesses something else.
+/// The target model as its own draft model, with every kind of sampling, constraints too, in a
+/// batch of eight and alone, on one and two ranks; and a model whose drafts are rejected.
 #[test]
-fn a_draft_model_changes_no_bit_of_any_answer() {
+fn a_draft_model_does_not_change_the_output() {
     let other = Recipe::plain("qwen3", 1);
     for ranks in [1, 2] {
         let recipe = affine(ranks);
@@ -281,10 +282,10 @@ fn a_draft_model_changes_no_bit_of_any_answer() {
     }
 }
 
-/// A prompt that is read in several steps, an answer without repetitions: what comes is what was
-/// guessed, in a part of the steps.
+/// A prompt that is prefilled in several steps, an answer without repetitions: the draft model's
+/// tokens are accepted, in fewer steps.
 #[test]
-fn right_guesses_save_steps_and_begin_with_what_was_read_before() {
+fn a_draft_model_saves_steps_and_reuses_cached_prefixes() {
     let first = request(&long_prompt().repeat(2)[..400], 60);
     let mut plain = Ranks::new(affine(2), OFF);
     let expected = plain.answers(std::slice::from_ref(&first));
@@ -293,14 +294,14 @@ fn right_guesses_save_steps_and_begin_with_what_was_read_before() {
     let [drafted, accepted] = ranks.leader.drafts();
     assert!(accepted * 10 >= drafted * 9 && accepted > 10, "{accepted} of {drafted}");
     assert!(ranks.steps + accepted as usize <= plain.steps + 2, "{} {}", ranks.steps, plain.steps);
-    // Guesses after pages that the first sequence has left behind are as right.
+    // Drafts after pages of the prefix cache are accepted as often.
     ranks.answers_again(std::slice::from_ref(&first));
     let [drafted, accepted] = [0, 1].map(|at| ranks.leader.drafts()[at] - [drafted, accepted][at]);
     assert!(accepted * 10 >= drafted * 9 && accepted > 10, "again: {accepted} of {drafted}");
 }
 
 #[test]
-fn a_draft_model_gives_way_with_its_sequences() {
+fn a_draft_model_survives_preemption() {
     let requests = long_requests();
     let expected = Ranks::new(affine(2), OFF).answers(&requests);
     let shape = Ranks::new(affine(1), STANDARD).leader.model().cache_shape();
@@ -314,12 +315,12 @@ fn a_draft_model_gives_way_with_its_sequences() {
 }
 
 #[test]
-fn models_that_cannot_guess_are_refused() {
+fn sharded_draft_models_are_refused() {
     let refused = |draft: Recipe| {
         let cpu = Cpu::new(1).unwrap();
         let draft = Model::load(&draft.open()[0], &cpu).unwrap();
         let leader = engine(&affine(1).open()[0], STANDARD);
         leader.with_draft_model(draft).map(drop).unwrap_err().to_string()
     };
-    assert!(refused(affine(2)).contains("cut for 2 nodes"));
+    assert!(refused(affine(2)).contains("sharded for 2 nodes"));
 }

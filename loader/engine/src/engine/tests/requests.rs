@@ -76,7 +76,7 @@ pub(super) fn without_cached(mut answers: Vec<Answer>) -> Vec<Answer> {
 /// Alone and among seven others, in chunks of two sizes, cold and from the prefix cache: the
 /// same tokens with the same log probabilities, bit for bit.
 #[test]
-fn a_requests_bits_do_not_depend_on_its_batch() {
+fn outputs_are_batch_invariant() {
     let cold: Vec<_> = requests()
         .iter()
         .map(|request| {
@@ -91,7 +91,7 @@ fn a_requests_bits_do_not_depend_on_its_batch() {
     let warm = ranks.answers_again(&requests());
     assert!(warm.iter().all(|answer| answer.cached == 256), "from the prefix cache");
     assert_eq!(without_cached(warm), cold);
-    let small = EngineOptions { prefill_tokens: 37, mixed_tokens: 5, ..STANDARD };
+    let small = EngineOptions { prefill_tokens: 37, chunked_prefill_tokens: 5, ..STANDARD };
     let mut ranks = Ranks::new(affine(2), small);
     assert_eq!(without_cached(ranks.answers(&requests())), cold, "in small chunks");
 }
@@ -120,7 +120,7 @@ impl Alone {
             batch.totals.push(512);
             batch.logit_rows.push(batch.tokens.len() - 1);
         }
-        let group = LinkedGroup::alone(1);
+        let group = LinkedGroup::single(1);
         let timeout = STANDARD.collective_timeout;
         let ranks = crate::backend::Ranks::all(&group, timeout);
         let logits = self.backend.run(|| {
@@ -146,7 +146,7 @@ impl Alone {
 }
 
 #[test]
-fn all_logits_are_the_same_bits_in_any_batch() {
+fn logits_are_batch_invariant() {
     let prompt = long_prompt();
     for kv in [KvType::F32, KvType::Bf16, KvType::Q8] {
         let one = Alone::new(affine(1), 1, kv);
@@ -173,7 +173,7 @@ fn all_logits_are_the_same_bits_in_any_batch() {
 }
 
 #[test]
-fn requests_that_give_way_get_the_same_tokens() {
+fn preempted_sequences_get_the_same_tokens() {
     let requests = long_requests();
     let expected = Ranks::new(affine(2), STANDARD).answers(&requests);
     let ranks = Ranks::new(affine(2), STANDARD);
@@ -287,7 +287,7 @@ fn constraints_hold_on_all_ranks() {
     assert_eq!(answers[1].end, Some(Ok((FinishReason::Length, 30, 12))));
     assert!(answers[..2].iter().flat_map(|it| &it.tokens).all(|token| token % 3 == 0));
     assert_eq!(answers[2].end, Some(Err("\"x\" is no number".to_owned())));
-    assert!(answers[3].end.clone().unwrap().unwrap_err().contains("nothing may follow"));
+    assert!(answers[3].end.clone().unwrap().unwrap_err().contains("allows no token"));
     assert!(answers[4].tokens.iter().any(|token| token % 3 != 0));
     let mut plain = Ranks::new(affine(1), STANDARD);
     let refused = plain.answers(&[with("5", Sampling::GREEDY)]).remove(0);
@@ -357,10 +357,10 @@ fn a_step_takes_as_many_messages_as_the_architecture_needs() {
             lead(leader, &group, &mut events);
             let counts = group.observer().take();
             assert_eq!(counts.broadcasts.count, 1, "the plan");
-            assert_eq!(counts.sums.count, 2 * layers + u64::from(cut));
-            assert_eq!(counts.gathers.count, 1, "the logits");
+            assert_eq!(counts.all_reduces.count, 2 * layers + u64::from(cut));
+            assert_eq!(counts.all_gathers.count, 1, "the logits");
             // Candidates, not a part of the vocabulary.
-            assert!(counts.gathers.bytes < most_bytes, "{} bytes", counts.gathers.bytes);
+            assert!(counts.all_gathers.bytes < most_bytes, "{} bytes", counts.all_gathers.bytes);
         });
     }
 }

@@ -1,0 +1,479 @@
+//! Profile of a step by operation:
+//! `cargo run --release -p shardpack-engine --example layers -- SET [THREADS] [CONTEXT] [ROWS]`.
+//!
+//! Every operation of the backend is timed where the model calls it, so a product's time has in it
+//! the rounding of its activations, the waking of the threads and the waiting for the last one.
+//! What a step takes beyond the sum of its parts is the model's own code. The bytes of attention are
+//! those of the cached keys and values.
+#![expect(clippy::print_stdout, reason = "a measurement prints its numbers")]
+
+use std::{
+    collections::BTreeMap,
+    env,
+    error::Error,
+    ops::Range,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use shardpack_engine::{
+    backend::{
+        AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu,
+        DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, NormStep, PoolStep, Qkv, Ranks,
+        RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+    },
+    bench::read_bandwidth,
+    engine::{LocalModel, memory_group},
+    loading::{OpenOptions, Package, PackageTensor},
+};
+use shardpack_engine_api::TokenId;
+use shardpack_formats::memory::KvType;
+use shardpack_formats::spec::{Activation, ClampedSwiglu, Mask, Rope, Router};
+use shardpack_kernels::Packing;
+
+/// Steps that are measured.
+const STEPS: usize = 32;
+
+/// Calls, time in them, and bytes of weights that they read.
+type Parts = BTreeMap<String, (usize, Duration, usize)>;
+
+/// A backend that keeps the time of another.
+struct Timed {
+    inner: Cpu,
+    parts: Arc<Mutex<Parts>>,
+    /// Tokens whose keys and values a step reads.
+    context: Arc<AtomicUsize>,
+}
+
+impl Timed {
+    fn time<R>(&self, name: &str, work: impl FnOnce(&Cpu) -> R) -> R {
+        self.time_bytes(name, 0, work)
+    }
+
+    fn time_bytes<R>(&self, name: &str, bytes: usize, work: impl FnOnce(&Cpu) -> R) -> R {
+        let begun = Instant::now();
+        let result = work(&self.inner);
+        let spent = begun.elapsed();
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let part = parts.entry(name.to_owned()).or_default();
+        *part = (part.0 + 1, part.1 + spent, part.2 + bytes);
+        result
+    }
+}
+
+fn bytes_of(matrix: &StoredMatrix) -> usize {
+    match &matrix.weights {
+        StoredWeights::Plain(weights) => weights.bytes().len(),
+        StoredWeights::Affine { words, scales, biases, .. } => {
+            [words, scales, biases].iter().map(|part| part.bytes().len()).sum()
+        }
+    }
+}
+
+type Tensor = <Cpu as Backend>::Tensor;
+type Rotation = <Cpu as Backend>::Rotation;
+type Routes = <Cpu as Backend>::Routes;
+type Chosen = <Cpu as Backend>::Chosen;
+type Cache = <Cpu as Backend>::Cache;
+type Page = <Cpu as Backend>::Page;
+
+impl Backend for Timed {
+    type Tensor = Tensor;
+    type Matrix = StoredMatrix;
+    type Vector = Vec<f32>;
+    type Rotation = Rotation;
+    type Routes = Routes;
+    type Chosen = Chosen;
+    type Cache = Cache;
+    type Page = Page;
+
+    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.inner.run(work)
+    }
+
+    fn reads(&self, packing: Packing) -> bool {
+        self.inner.reads(packing)
+    }
+
+    fn matrix(&self, stored: StoredMatrix) -> StoredMatrix {
+        self.inner.matrix(stored)
+    }
+
+    fn vector(&self, stored: &PackageTensor) -> Vec<f32> {
+        self.inner.vector(stored)
+    }
+
+    fn vector_plus_one(&self, stored: &PackageTensor) -> Vec<f32> {
+        self.inner.vector_plus_one(stored)
+    }
+
+    fn ones(&self, len: usize) -> Vec<f32> {
+        self.inner.ones(len)
+    }
+
+    fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
+        self.inner.cache(shape, pages)
+    }
+
+    fn page(&self, cache: &Cache, index: usize) -> Page {
+        self.inner.page(cache, index)
+    }
+
+    fn page_bytes(&self, shape: &CacheShape) -> u64 {
+        self.inner.page_bytes(shape)
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.inner.kv_type()
+    }
+
+    fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Rotation {
+        self.time("rotation", |cpu| cpu.rotation(rope, positions, totals))
+    }
+
+    fn zeros(&self, rows: usize, width: usize) -> Tensor {
+        self.inner.zeros(rows, width)
+    }
+
+    fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor {
+        self.inner.tensor(values, width)
+    }
+
+    fn embed(&self, tokens: &[u32], table: &StoredMatrix, held: Range<usize>) -> Tensor {
+        self.time("embed", |cpu| cpu.embed(tokens, table, held))
+    }
+
+    fn linear(&self, x: &Tensor, matrix: &StoredMatrix) -> Tensor {
+        let name = format!("product {} x {}", matrix.outputs, matrix.inputs);
+        self.time_bytes(&name, bytes_of(matrix), |cpu| cpu.linear(x, matrix))
+    }
+
+    fn linears<const N: usize>(&self, x: &Tensor, matrices: [&StoredMatrix; N]) -> [Tensor; N] {
+        let outputs: Vec<_> = matrices.iter().map(|matrix| matrix.outputs.to_string()).collect();
+        let name = format!("product {} x {}", outputs.join("+"), matrices[0].inputs);
+        let bytes = matrices.iter().map(|matrix| bytes_of(matrix)).sum();
+        self.time_bytes(&name, bytes, |cpu| cpu.linears(x, matrices))
+    }
+
+    fn add_bias(&self, x: Tensor, bias: &Vec<f32>) -> Tensor {
+        self.time("bias", |cpu| cpu.add_bias(x, bias))
+    }
+
+    fn norm(&self, x: &Tensor, step: &NormStep<'_, Vec<f32>>) -> Tensor {
+        self.time("norm", |cpu| cpu.norm(x, step))
+    }
+
+    fn square_sums(&self, parts: &[(&Tensor, Range<usize>)]) -> Tensor {
+        self.time("norm", |cpu| cpu.square_sums(parts))
+    }
+
+    fn norm_by_sums(
+        &self,
+        x: Tensor,
+        step: &NormStep<'_, Vec<f32>>,
+        sums: (&Tensor, usize),
+        full: usize,
+    ) -> Tensor {
+        self.time("norm", |cpu| cpu.norm_by_sums(x, step, sums, full))
+    }
+
+    fn rotate(&self, x: Tensor, rotation: &Rotation, head: (usize, usize)) -> Tensor {
+        self.time("rotate", |cpu| cpu.rotate(x, rotation, head))
+    }
+
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &AttentionStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        let kv_heads = step.q_to_kv.iter().max().map_or(0, |last| last + 1);
+        let row_bytes = kv_heads * step.head_dim * 2 * size_of::<f32>();
+        let bytes = match step.mask {
+            Mask::Full => row_bytes * self.context.load(Ordering::Relaxed),
+            Mask::Sliding(seen) | Mask::Chunked(seen) => {
+                row_bytes * self.context.load(Ordering::Relaxed).min(seen as usize)
+            }
+        };
+        self.time_bytes("attention", bytes, |cpu| cpu.attention(qkv, caches, step))
+    }
+
+    fn choose_keys(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &IndexStep<'_>,
+    ) -> Chosen {
+        let bytes = step.width * size_of::<f32>() * self.context.load(Ordering::Relaxed);
+        self.time_bytes("choice of keys", bytes, |cpu| cpu.choose_keys(inputs, caches, step))
+    }
+
+    fn attention_to(
+        &self,
+        chosen: &Chosen,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &AttentionStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("attention to chosen keys", |cpu| cpu.attention_to(chosen, qkv, caches, step))
+    }
+
+    fn choose_blocks(
+        &self,
+        queries_and_keys: [&Tensor; 2],
+        caches: &mut [&mut Cache],
+        step: &BlockStep<'_>,
+    ) -> Chosen {
+        self.time("choice of blocks", |cpu| cpu.choose_blocks(queries_and_keys, caches, step))
+    }
+
+    fn has_latent_and_linear_attention(&self) -> bool {
+        self.inner.has_latent_and_linear_attention()
+    }
+
+    fn gated_delta(
+        &self,
+        inputs: &DeltaInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &DeltaStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("linear attention", |cpu| cpu.gated_delta(inputs, caches, step))
+    }
+
+    fn short_convolution(
+        &self,
+        inputs: ConvolutionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        step: &ConvolutionStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("short convolution", |cpu| cpu.short_convolution(inputs, caches, step))
+    }
+
+    fn activate(&self, activation: Activation, gate: Option<Tensor>, up: Tensor) -> Tensor {
+        self.time("activation", |cpu| cpu.activate(activation, gate, up))
+    }
+
+    fn xielu(&self, x: Tensor, numbers: &Xielu) -> Tensor {
+        self.time("activation", |cpu| cpu.xielu(x, numbers))
+    }
+
+    fn clamped_glu(&self, gate: Tensor, up: Tensor, limit: f32) -> Tensor {
+        self.time("activation", |cpu| cpu.clamped_glu(gate, up, limit))
+    }
+
+    fn clamped_swiglu(&self, gate: Tensor, up: Tensor, clamped: ClampedSwiglu) -> Tensor {
+        self.time("activation", |cpu| cpu.clamped_swiglu(gate, up, clamped))
+    }
+
+    fn route_to(&self, logits: Tensor, router: &Router, taken: &[u32], top_k: u32) -> Routes {
+        self.time("route", |cpu| cpu.route_to(logits, router, taken, top_k))
+    }
+
+    fn route(
+        &self,
+        logits: Tensor,
+        router: &Router,
+        top_k: u32,
+        vectors: RouterVectors<'_, Vec<f32>>,
+    ) -> Routes {
+        self.time("route", |cpu| cpu.route(logits, router, top_k, vectors))
+    }
+
+    fn experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
+    ) -> Tensor {
+        self.time("experts", |cpu| cpu.experts(x, routes, step))
+    }
+
+    fn sigmoid_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
+        self.time("gate", |cpu| cpu.sigmoid_gate(x, gate))
+    }
+
+    fn softplus_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
+        self.time("gate", |cpu| cpu.softplus_gate(x, gate))
+    }
+
+    fn limit(&self, x: Tensor, limit: f32) -> Tensor {
+        self.time("limit", |cpu| cpu.limit(x, limit))
+    }
+
+    fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
+        self.time("heads", |cpu| cpu.slice_heads(x, width, part))
+    }
+
+    fn join_heads(&self, a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
+        self.time("heads", |cpu| cpu.join_heads(a, b, heads))
+    }
+
+    fn has_entries(&self) -> bool {
+        true
+    }
+
+    fn pool(
+        &self,
+        numbers: [&Tensor; 2],
+        caches: &mut [&mut Self::Cache],
+        step: &PoolStep<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("entries", |cpu| cpu.pool(numbers, caches, step))
+    }
+
+    fn choose_entries(
+        &self,
+        inputs: IndexInputs<'_, Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: &IndexStep<'_>,
+    ) -> Self::Chosen {
+        self.time("choice of entries", |cpu| cpu.choose_entries(inputs, caches, step))
+    }
+
+    fn attention_beside(
+        &self,
+        entries: (usize, &Tensor, Option<&Self::Chosen>),
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Self::Cache],
+        step: (&AttentionStep<'_, Vec<f32>>, usize),
+    ) -> Tensor {
+        self.time("attention", |cpu| cpu.attention_beside(entries, qkv, caches, step))
+    }
+
+    fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
+        let bytes = bytes_of(stack);
+        self.time_bytes("product of heads", bytes, |cpu| cpu.head_linear(x, stack, heads))
+    }
+
+    fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
+        self.time("streams", |cpu| cpu.stream_weights(mixes, step))
+    }
+
+    fn mix_streams(
+        &self,
+        x: &Tensor,
+        mixes: &Tensor,
+        step: &StreamStep<'_, Vec<f32>>,
+        rounds: u32,
+    ) -> Tensor {
+        self.time("streams", |cpu| cpu.mix_streams(x, mixes, step, rounds))
+    }
+
+    fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {
+        self.time("streams", |cpu| cpu.collapse_streams(x, weights))
+    }
+
+    fn add_to_streams(&self, x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
+        self.time("streams", |cpu| cpu.add_to_streams(x, part, weights))
+    }
+
+    fn scale(&self, x: Tensor, factor: f32) -> Tensor {
+        self.time("scale", |cpu| cpu.scale(x, factor))
+    }
+
+    fn scale_rows(&self, x: Tensor, factors: &[f32]) -> Tensor {
+        self.time("scale", |cpu| cpu.scale_rows(x, factors))
+    }
+
+    fn softcap(&self, x: Tensor, cap: f32) -> Tensor {
+        self.time("scale", |cpu| cpu.softcap(x, cap))
+    }
+
+    fn add(&self, a: Tensor, b: &Tensor) -> Tensor {
+        self.time("add", |cpu| cpu.add(a, b))
+    }
+
+    fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
+        self.inner.select_rows(x, rows)
+    }
+
+    fn all_reduce(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
+        self.time("sum of ranks", |cpu| cpu.all_reduce(x, ranks))
+    }
+
+    fn gather_columns(
+        &self,
+        x: Tensor,
+        widths: &[usize],
+        ranks: &Ranks<'_>,
+    ) -> Result<Tensor, StepError> {
+        self.time("gather of ranks", |cpu| cpu.gather_columns(x, widths, ranks))
+    }
+
+    fn read(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Vec<f32>, StepError> {
+        self.inner.read(x, ranks)
+    }
+
+    fn settle(&self, caches: &mut [&mut Cache], ranks: &Ranks<'_>) -> Result<(), StepError> {
+        self.inner.settle(caches, ranks)
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let number =
+        |index: usize, default| arguments.get(index).map_or(Ok(default), |text| text.parse());
+    let set = arguments.first().ok_or("expected a package set")?;
+    let (threads, context, rows): (usize, usize, usize) =
+        (number(1, 2)?, number(2, 8)?, number(3, 1)?);
+    let folder = Path::new(set).join("node-0");
+    let packages = [Package::open(&folder, &OpenOptions::fast(threads), &|_| {})?];
+    let parts = Arc::new(Mutex::new(Parts::new()));
+    let held = Arc::new(AtomicUsize::new(0));
+    let backend =
+        Timed { inner: Cpu::new(threads)?, parts: Arc::clone(&parts), context: Arc::clone(&held) };
+    let model = LocalModel::over(&packages, &memory_group(1)?, vec![backend])?;
+    let tokens = |first: usize, count: usize| -> Vec<TokenId> {
+        (first..first + count).map(|index| TokenId(((index * 7919 + 5) % 500) as u32)).collect()
+    };
+    let steps = if rows == 1 { STEPS } else { 1 };
+    let mut sequence = model.sequence(context + steps * rows);
+    for first in (0..context).step_by(512) {
+        let count = 512.min(context - first);
+        model.extend(&mut sequence, &tokens(first, count), count - 1)?;
+    }
+    parts.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    let begun = Instant::now();
+    for step in 0..steps {
+        held.store(context + (step + 1) * rows, Ordering::Relaxed);
+        model.extend(&mut sequence, &tokens(context + step * rows, rows), rows - 1)?;
+    }
+    let wall = begun.elapsed();
+    let parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+    let each = |time: Duration| time.as_secs_f64() * 1e6 / steps as f64;
+    let limit = read_bandwidth(threads)? / 1e9;
+    println!(
+        "| part | calls a step | us a call | us a step | of the step | MB a step | GB/s | of the read \
+         limit |\n|---|---|---|---|---|---|---|---|"
+    );
+    let line = |name: &str, (calls, time, bytes): (usize, Duration, usize)| {
+        let share = time.as_secs_f64() / wall.as_secs_f64();
+        let pace = bytes as f64 / 1e9 / time.as_secs_f64();
+        let single = time.as_secs_f64() * 1e6 / calls.max(1) as f64;
+        let calls = calls / steps;
+        let megabytes = bytes as f64 / 1e6 / steps as f64;
+        println!(
+            "| {name} | {calls} | {single:.1} | {:.0} | {share:.3} | {megabytes:.1} | {pace:.1} | \
+             {:.2} |",
+            each(time),
+            pace / limit
+        );
+    };
+    let mut ordered: Vec<_> = parts.iter().collect();
+    ordered.sort_by_key(|(_, part)| std::cmp::Reverse(part.1));
+    for (name, part) in &ordered {
+        line(name, **part);
+    }
+    let all = |(calls, time, bytes): (usize, Duration, usize), part: &(usize, Duration, usize)| {
+        (calls + part.0, time + part.1, bytes + part.2)
+    };
+    line("all parts", parts.values().fold((0, Duration::ZERO, 0), all));
+    let bytes = parts.values().map(|part| part.2).sum();
+    line("step", (steps, wall, bytes));
+    println!("read limit of {threads} threads: {limit:.1} GB/s");
+    Ok(())
+}

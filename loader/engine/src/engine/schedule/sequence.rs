@@ -1,0 +1,195 @@
+//! A sequence: one request with the tokens that it has so far.
+
+use std::time::{Duration, Instant};
+
+use shardpack_engine_api::{Constraint, GenerateRequest, RequestId, TokenId, TokenMask, Usage};
+
+use super::{
+    super::draft::{DraftToken, Drafter},
+    needed,
+};
+
+pub(super) struct Sequence {
+    pub(super) id: RequestId,
+    pub(super) request: GenerateRequest,
+    /// Prompt and answer.
+    pub(super) tokens: Vec<u32>,
+    constraint: Option<Box<dyn Constraint>>,
+    /// Proposes draft tokens, where speculative decoding is on.
+    drafter: Option<Drafter>,
+    /// Draft tokens that were run, and those that were accepted.
+    drafted: [u32; 2],
+    deadline: Option<Instant>,
+    /// When it was first admitted, and how many tokens were cached then.
+    admitted: Option<(Instant, u32)>,
+    /// When the first and the latest token came.
+    answered: Option<[Instant; 2]>,
+}
+
+/// The effect of a sampled token on its sequence.
+pub(super) enum TokenEffect {
+    /// It ends the answer and is no part of it.
+    Stop,
+    /// It belongs to the answer; `ends` where the constraint allows nothing after it.
+    Token { ends: bool },
+    /// The constraint rejects it.
+    Fault(String),
+}
+
+impl Sequence {
+    pub(super) fn new(
+        id: RequestId,
+        request: GenerateRequest,
+        constraint: Option<Box<dyn Constraint>>,
+        drafter: Option<Drafter>,
+        now: Instant,
+    ) -> Self {
+        let tokens = request.prompt.iter().map(|token| token.0).collect();
+        let timeout = request.timeout_ms.map(Duration::from_millis);
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
+        Self {
+            id,
+            request,
+            tokens,
+            constraint,
+            drafter,
+            drafted: [0; 2],
+            deadline,
+            admitted: None,
+            answered: None,
+        }
+    }
+
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.request.prompt.len()
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.generated() >= self.request.max_tokens as usize
+    }
+
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    /// Admitted with so many tokens cached; only the first time counts.
+    pub(super) fn admit(&mut self, cached: u32, now: Instant) {
+        let cached = cached.min(self.request.prompt.len() as u32);
+        self.admitted.get_or_insert((now, cached));
+    }
+
+    /// Stop tokens that are masked until `min_tokens` is reached; a constraint decides itself when
+    /// it may end.
+    pub(super) fn forbidden(&self) -> Vec<u32> {
+        if self.request.min_tokens == 0 || self.constraint.is_some() {
+            return Vec::new();
+        }
+        self.request.stop_tokens.iter().map(|token| token.0).collect()
+    }
+
+    /// The token mask at the position of each draft token and of the one after them; `None` allows
+    /// every token. Empty without a constraint. Drafts that the constraint forbids are dropped,
+    /// with all after them.
+    pub(super) fn masks(
+        &mut self,
+        vocab_size: u32,
+        drafts: &mut Vec<u32>,
+    ) -> Result<Vec<Option<TokenMask>>, String> {
+        let Some(constraint) = &mut self.constraint else { return Ok(Vec::new()) };
+        let mut masks = vec![mask(constraint.as_mut(), vocab_size)?];
+        if drafts.is_empty() {
+            return Ok(masks);
+        }
+        // The constraint itself only ever sees what has come.
+        let mut ahead = constraint.fork();
+        for (place, draft) in drafts.iter().enumerate() {
+            let draft = TokenId(*draft);
+            let is_allowed = masks[place].as_ref().is_none_or(|mask| mask.is_allowed(draft));
+            let goes_on = is_allowed && ahead.accept(draft).is_ok() && !ahead.must_stop();
+            // Should the draft come all the same, the next step finds out what is wrong.
+            let next = if goes_on { mask(ahead.as_mut(), vocab_size).ok() } else { None };
+            let Some(next) = next else { break };
+            masks.push(next);
+        }
+        drafts.truncate(masks.len() - 1);
+        Ok(masks)
+    }
+
+    /// Proposes draft tokens by prompt lookup.
+    pub(super) fn propose(&mut self) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.propose(&self.tokens, &self.request.stop_tokens);
+        }
+    }
+
+    /// Whether the draft model is worth asking.
+    pub(super) fn wants_draft_model(&self) -> bool {
+        self.drafter.as_ref().is_some_and(Drafter::wants_draft_model)
+    }
+
+    /// Sets the draft model's tokens.
+    pub(super) fn set_model_drafts(&mut self, drafts: Vec<DraftToken>) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_model_drafts(drafts);
+        }
+    }
+
+    /// The probability that each of up to `most` draft tokens is accepted with those before it.
+    pub(super) fn probabilities(&self, most: usize) -> Vec<f32> {
+        self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.probabilities(most))
+    }
+
+    /// The first draft tokens.
+    pub(super) fn drafts(&self, count: usize) -> Vec<u32> {
+        self.drafter.as_ref().map_or(Vec::new(), |drafter| drafter.drafts(count))
+    }
+
+    /// Updates acceptance rates with the sampled tokens; `run` drafts were run and `kept` accepted.
+    pub(super) fn learn(&mut self, [run, kept]: [u32; 2], sampled: &[u32]) {
+        self.drafted[0] += run;
+        self.drafted[1] += kept;
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(sampled);
+        }
+    }
+
+    pub(super) fn take(&mut self, token: u32, now: Instant) -> TokenEffect {
+        self.answered.get_or_insert([now, now])[1] = now;
+        if self.request.stop_tokens.contains(&TokenId(token)) {
+            return TokenEffect::Stop;
+        }
+        self.tokens.push(token);
+        let Some(constraint) = &mut self.constraint else {
+            return TokenEffect::Token { ends: false };
+        };
+        match constraint.accept(TokenId(token)) {
+            Ok(()) => TokenEffect::Token { ends: constraint.must_stop() },
+            Err(error) => TokenEffect::Fault(error.to_string()),
+        }
+    }
+
+    pub(super) fn usage(&self, now: Instant) -> Usage {
+        let [first, last] = self.answered.unwrap_or([now, now]);
+        let (admitted, cached_tokens) = self.admitted.unwrap_or((first, 0));
+        Usage {
+            prompt_tokens: self.request.prompt.len() as u32,
+            cached_tokens,
+            completion_tokens: self.generated() as u32,
+            drafted_tokens: self.drafted[0],
+            accepted_tokens: self.drafted[1],
+            prediction_tokens: self.drafter.as_ref().map_or([0; 2], Drafter::prediction_tokens),
+            prefill_seconds: first.saturating_duration_since(admitted).as_secs_f64(),
+            decode_seconds: (last - first).as_secs_f64(),
+        }
+    }
+}
+
+/// The mask of the next token; `None` allows every token.
+fn mask(constraint: &mut dyn Constraint, vocab_size: u32) -> Result<Option<TokenMask>, String> {
+    let mut mask = TokenMask::all(vocab_size);
+    constraint.mask(&mut mask).map_err(|error| error.to_string())?;
+    if mask.vocab_size() != vocab_size || mask.count() == 0 {
+        return Err("the constraint allows no token here".to_owned());
+    }
+    Ok(needed(mask))
+}
