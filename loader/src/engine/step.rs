@@ -145,7 +145,7 @@ impl<B: Backend> Engine<B> {
     /// tokens of the large one, all of itself on this rank, and as much memory for keys and values
     /// as the large one's tokens take in it.
     pub fn with_draft_model(mut self, draft: Model<B>) -> Result<Self, DraftModelError> {
-        if !self.runner.backend().rewinds() {
+        if self.runner.backend().kv_rollback().is_none() {
             return Err(DraftModelError::Backend);
         }
         let model = self.runner.model();
@@ -191,7 +191,7 @@ impl<B: Backend> Engine<B> {
         let hello = Hello {
             vocab_size: model.spec().vocab_size,
             kv: backend.kv_type(),
-            rewinds: backend.rewinds(),
+            rewinds: backend.kv_rollback().is_some(),
             pages: self.options.pages(model, backend),
         };
         let agreed = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {

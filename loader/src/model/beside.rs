@@ -1,49 +1,60 @@
-//! A dense feed-forward part and experts beside each other, each between norms of its own.
+//! Parallel dense + MoE blocks (Gemma 4): a dense network and a mixture of experts, each between
+//! norms of its own.
+//!
+//! `post_dense(dense(normed)) + post_experts(experts(pre_experts(x)))`, where the router reads the
+//! residual stream `x` itself. Norms follow both, so each has an all-reduce of its own.
 
-use shardpack_formats::spec::{Beside as BesideSpec, Moe as MoeSpec};
+use shardpack_formats::spec;
 
-use super::{LoadError, ffn::Ffn, load::Loader, moe::Moe, norm::Norm, step::Step};
+use super::{
+    LoadError,
+    dense_ffn::DenseFfn,
+    load::{LayerInfo, Loader},
+    moe::{Moe, MoeInput},
+    norm::Norm,
+    step::ForwardPass,
+};
 use crate::backend::{Backend, StepError};
 
 /// One rank's part of both.
-pub(super) struct Beside<B: Backend> {
-    dense: Ffn<B>,
-    after_dense: Norm<B>,
-    before_experts: Norm<B>,
+pub(super) struct ParallelDenseMoe<B: Backend> {
+    dense: DenseFfn<B>,
+    post_dense: Norm<B>,
+    pre_experts: Norm<B>,
     experts: Moe<B>,
-    after_experts: Norm<B>,
+    post_experts: Norm<B>,
 }
 
-impl<B: Backend> Beside<B> {
+impl<B: Backend> ParallelDenseMoe<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
-        (moe, beside): (&MoeSpec, &BesideSpec),
-        layer: &str,
+        layer: &LayerInfo<'_>,
+        moe: &spec::Moe,
+        norms: &spec::Beside,
     ) -> Result<Self, LoadError> {
-        let norm = |name: &str| Norm::load(loader, &format!("{layer}.{name}"), &loader.hidden());
+        let norm = |name: &str| Norm::load(loader, &layer.name(name), &loader.hidden());
         Ok(Self {
-            dense: Ffn::load(loader, &format!("{layer}.mlp"))?,
-            after_dense: norm(&beside.after_dense)?,
-            before_experts: norm(&beside.before_experts)?,
-            experts: Moe::load(loader, (moe, false), layer)?,
-            after_experts: norm(&beside.after_experts)?,
+            dense: DenseFfn::load(loader, layer)?,
+            post_dense: norm(&norms.after_dense)?,
+            pre_experts: norm(&norms.before_experts)?,
+            experts: Moe::load(loader, layer, moe)?,
+            post_experts: norm(&norms.after_experts)?,
         })
     }
 
-    /// What both add: the dense part to `normed`, the experts to the residual stream `x`. It is
-    /// summed over the ranks already, since norms follow.
+    /// What both add, of the residual stream `x`, which is `normed` for the dense network.
     pub(super) fn forward(
         &self,
-        step: &Step<'_, B>,
-        (moe, index): (&MoeSpec, usize),
-        [x, normed]: [&B::Tensor; 2],
+        pass: &ForwardPass<'_, B>,
+        x: &B::Tensor,
+        normed: &B::Tensor,
     ) -> Result<B::Tensor, StepError> {
-        let (backend, layer) = (step.backend, &step.spec.layers[index]);
-        let norm = |norm: &Norm<B>, x: &B::Tensor| norm.apply(backend, &step.spec.norm, x);
-        let dense = step.sum(self.dense.forward(step, layer, normed))?;
-        let dense = norm(&self.after_dense, &dense);
-        let read = norm(&self.before_experts, x);
-        let experts = step.sum(self.experts.forward(step, (moe, layer), [x, &read]))?;
-        Ok(backend.add(dense, &norm(&self.after_experts, &experts)))
+        let backend = pass.backend;
+        let dense = pass.all_reduce(self.dense.forward(pass, normed))?;
+        let dense = self.post_dense.apply(backend, &dense);
+        let read = self.pre_experts.apply(backend, x);
+        let input = MoeInput { router: x, experts: &read };
+        let experts = pass.all_reduce(self.experts.partial(pass, input))?;
+        Ok(backend.add(dense, &self.post_experts.apply(backend, &experts)))
     }
 }

@@ -1,76 +1,88 @@
-//! What chooses the blocks of keys that heads attend to.
+//! The block indexer of block-sparse attention (`MiniMax` Sparse Attention).
 //!
-//! The key of a token is computed whole on every rank with heads, and short queries are cut as
-//! key-value heads are: each has a choice of its own.
+//! A block's score is the highest `q · k` of its index keys; every key-value head attends to the
+//! `top_k` blocks with the highest scores. The index key of a token is computed whole on every rank
+//! with heads; index queries are sharded as key-value heads are.
 
 use shardpack_formats::spec::{Attention, BlockIndex};
 
 use super::{
     LoadError,
-    load::{Loader, Part},
+    load::{LayerInfo, Loader, TensorSlice},
     norm::Norm,
+    qk_norm::QueriesAndKeys,
     shard::Heads,
-    step::Step,
+    step::ForwardPass,
 };
-use crate::backend::{Backend, BlockStep};
+use crate::backend::{Backend, BlockIndexerInputs, BlockIndexerParams, RotatedPart};
 
-/// One rank's part of a layer's index of blocks.
-pub(super) struct Blocks<B: Backend> {
-    q: B::Matrix,
-    k: B::Matrix,
-    /// Of short queries and of keys.
-    norms: [Norm<B>; 2],
+/// One rank's part of a layer's block indexer.
+pub(super) struct BlockIndexer<B: Backend> {
+    form: BlockIndex,
+    /// Key-value heads held here.
+    kv_heads: usize,
+    rope: Option<u32>,
+    /// The layer in the caches.
+    index_slot: usize,
+    projections: QueriesAndKeys<B::Matrix>,
+    norms: QueriesAndKeys<Norm<B>>,
 }
 
-impl<B: Backend> Blocks<B> {
-    /// The index of this layer, if it has one and heads are held here.
+impl<B: Backend> BlockIndexer<B> {
+    /// The indexer of this layer, if it has one and heads are held here.
     pub(super) fn of_layer(
         loader: &Loader<'_, B>,
-        (layer, attention): (usize, &Attention),
-        prefix: &str,
+        layer: &LayerInfo<'_>,
+        attention: &Attention,
         held: &Heads,
     ) -> Result<Option<Self>, LoadError> {
-        let chooses = loader.spec.layers[layer].chooses_blocks;
-        let Some(index) = attention.blocks.as_ref().filter(|_| chooses) else { return Ok(None) };
-        let name = |name: &str| format!("{prefix}.indexer.{name}");
-        let width = Part::whole(index.width as usize);
-        let queries = Part::heads(&held.kv, attention.kv_heads, index.width);
-        // What every rank has whole, one without heads too.
+        let form = attention.blocks.as_ref().filter(|_| layer.form.chooses_blocks);
+        let Some(form) = form else { return Ok(None) };
+        let name = |name: &str| layer.name(&format!("self_attn.indexer.{name}"));
+        let width = TensorSlice::whole(form.width as usize);
+        let queries = TensorSlice::heads(&held.kv, attention.kv_heads, form.width);
+        // Every rank holds these whole, one without heads too.
         let k = loader.held_matrix(&name("k_proj"), &width, &loader.hidden())?;
         let norm = |norm: &str| Norm::load(loader, &name(norm), &width);
-        let norms = [norm("q_norm")?, norm("k_norm")?];
+        let norms = QueriesAndKeys { q: norm("q_norm")?, k: norm("k_norm")? };
         let q = loader.matrix(&name("q_proj"), &queries, &loader.hidden())?;
-        Ok(q.map(|q| Self { q, k, norms }))
+        Ok(q.map(|q| Self {
+            form: form.clone(),
+            kv_heads: held.kv.len(),
+            rope: layer.form.rope,
+            index_slot: layer.slots.index,
+            projections: QueriesAndKeys { q, k },
+            norms,
+        }))
     }
 
     /// The blocks that each row attends to, by its hidden vector.
-    pub(super) fn choose(
+    pub(super) fn top_k_blocks(
         &self,
-        step: &Step<'_, B>,
-        (layer, index, held): (usize, &BlockIndex, &Heads),
+        pass: &ForwardPass<'_, B>,
         x: &B::Tensor,
         caches: &mut [&mut B::Cache],
-    ) -> B::Chosen {
-        let (backend, width) = (step.backend, index.width as usize);
-        let [q, k] = backend.linears(x, [&self.q, &self.k]);
-        let [q, k] = {
-            let [q_norm, k_norm] = &self.norms;
-            let norm = &step.spec.norm;
-            [q_norm.apply(backend, norm, &q), k_norm.apply(backend, norm, &k)]
+    ) -> B::TopKBlocks {
+        let (backend, width) = (pass.backend, self.form.width as usize);
+        let [q, k] = backend.linears(x, [&self.projections.q, &self.projections.k]);
+        let qk = QueriesAndKeys {
+            q: self.norms.q.apply(backend, &q),
+            k: self.norms.k.apply(backend, &k),
         };
-        let [q, k] = match step.rotation(&step.spec.layers[layer]) {
-            Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, (width, 0))),
-            None => [q, k],
+        let part = RotatedPart { head_dim: width, offset: 0 };
+        let qk = match pass.rotation(self.rope) {
+            Some(rotation) => qk.map(|x| backend.rotate(x, rotation, part)),
+            None => qk,
         };
-        let at = BlockStep {
-            layer: step.indexed(layer),
-            lengths: &step.batch.lengths,
-            heads: held.kv.len(),
+        let params = BlockIndexerParams {
+            layer: self.index_slot,
+            lengths: &pass.batch.lengths,
+            heads: self.kv_heads,
             width,
-            tokens: index.tokens as usize,
-            top_k: index.top_k as usize,
-            local: index.local as usize,
+            block_tokens: self.form.tokens as usize,
+            top_k: self.form.top_k as usize,
+            local: self.form.local as usize,
         };
-        backend.choose_blocks([&q, &k], caches, &at)
+        backend.top_k_blocks(BlockIndexerInputs { q: &qk.q, k: &qk.k }, caches, &params)
     }
 }

@@ -1,81 +1,96 @@
-//! What chooses the keys that a latent's queries attend to. Every rank with heads has all of it and
-//! comes to the same choice, so nothing is exchanged.
+//! The lightning indexer of DeepSeek Sparse Attention (DeepSeek-V3.2).
+//!
+//! ```text
+//! q = latent · Wq_b        [tokens, index_heads, width]
+//! k = norm(x · Wk)         [tokens, width]
+//! w = x · Ww               [tokens, index_heads]
+//! score(t, s) = Σ_h w[t, h] · max(q[t, h] · k[s], 0)
+//! ```
+//!
+//! Every rank with heads holds the whole indexer and comes to the same top-k indices, so nothing is
+//! exchanged.
 
-use shardpack_formats::spec::{Index as IndexSpec, Mla, NormKind};
+use shardpack_formats::spec::{self, NormKind};
 
 use super::{
     LoadError,
-    load::{Loader, Part},
-    step::Step,
+    load::{LayerInfo, Loader, TensorSlice},
+    step::ForwardPass,
 };
-use crate::backend::{Backend, IndexInputs, IndexStep, NormStep};
+use crate::backend::{Backend, IndexerInputs, IndexerParams, NormParams, RotatedPart};
 
-/// The index of one layer.
-pub(super) struct Index<B: Backend> {
-    /// Short queries, from the queries' latent.
+/// The indexer of one layer.
+pub(super) struct Indexer<B: Backend> {
+    form: spec::Index,
+    rope: Option<u32>,
+    /// First rotated element of queries and keys.
+    rope_offset: usize,
+    /// The layer in the caches.
+    index_slot: usize,
+    /// Index queries, from the queries' latent.
     q: B::Matrix,
-    /// The key, from the hidden vector, its gain and bias.
+    /// The index key, from the hidden vector.
     k: B::Matrix,
-    k_norm: [B::Vector; 2],
-    /// How much each short query counts, from the hidden vector.
+    k_gain: B::Vector,
+    k_bias: B::Vector,
+    /// The weight of each index query, from the hidden vector.
     weights: B::Matrix,
 }
 
-impl<B: Backend> Index<B> {
+impl<B: Backend> Indexer<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
-        (mla, index): (&Mla, &IndexSpec),
-        prefix: &str,
+        layer: &LayerInfo<'_>,
+        mla: &spec::Mla,
+        form: &spec::Index,
     ) -> Result<Self, LoadError> {
-        let whole = |size: u32| Part::whole(size as usize);
-        let [heads, width] = [index.heads, index.width].map(|size| size as usize);
-        let name = |name: &str| format!("{prefix}.indexer.{name}");
-        let matrix = |module: &str, outputs: &Part, inputs: &Part| {
-            let matrix = loader.matrix(&name(module), outputs, inputs)?;
-            Ok::<_, LoadError>(matrix.expect("sizes are checked, and nothing of it is cut"))
-        };
+        let whole = |size: u32| TensorSlice::whole(size as usize);
+        let name = |name: &str| layer.name(&format!("self_attn.indexer.{name}"));
         let latent = whole(mla.q_rank.unwrap_or(0));
-        let hidden = loader.hidden();
+        let (hidden, width) = (loader.hidden(), whole(form.width));
         Ok(Self {
-            q: matrix("wq_b", &Part::whole(heads * width), &latent)?,
-            k: matrix("wk", &whole(index.width), &hidden)?,
-            k_norm: [
-                loader.vector(&name("k_norm.weight"), &whole(index.width))?,
-                loader.vector(&name("k_norm.bias"), &whole(index.width))?,
-            ],
-            weights: loader.plain_matrix(&name("weights_proj"), &whole(index.heads), &hidden)?,
+            q: loader.held_matrix(&name("wq_b"), &whole(form.heads * form.width), &latent)?,
+            k: loader.held_matrix(&name("wk"), &width, &hidden)?,
+            k_gain: loader.vector(&name("k_norm.weight"), &width)?,
+            k_bias: loader.vector(&name("k_norm.bias"), &width)?,
+            weights: loader.plain_matrix(&name("weights_proj"), &whole(form.heads), &hidden)?,
+            rope: layer.form.rope,
+            rope_offset: if form.rotated_last { (form.width - mla.rope) as usize } else { 0 },
+            index_slot: layer.slots.index,
+            form: form.clone(),
         })
     }
 
-    /// The keys that each row attends to in a layer, by its latent and its hidden vector.
-    pub(super) fn choose(
+    /// The keys that each row attends to, by its latent and its hidden vector.
+    pub(super) fn top_k_keys(
         &self,
-        step: &Step<'_, B>,
-        (layer, mla, index): (usize, &Mla, &IndexSpec),
-        [latent, x]: [&B::Tensor; 2],
+        pass: &ForwardPass<'_, B>,
+        latent: &B::Tensor,
+        x: &B::Tensor,
         caches: &mut [&mut B::Cache],
-    ) -> B::Chosen {
-        let backend = step.backend;
-        let [width, turned] = [index.width, mla.rope].map(|size| size as usize);
-        let [gain, bias] = &self.k_norm;
-        let norm = NormStep { kind: NormKind::Layer, eps: index.eps.0, gain, bias: Some(bias) };
+    ) -> B::TopK {
+        let (backend, width) = (pass.backend, self.form.width as usize);
+        let norm = NormParams {
+            kind: NormKind::Layer,
+            eps: self.form.eps.0,
+            gain: &self.k_gain,
+            bias: Some(&self.k_bias),
+        };
         let k = backend.norm(&backend.linear(x, &self.k), &norm);
         let q = backend.linear(latent, &self.q);
-        let [q, k] = match step.index_rotation(layer) {
-            Some(rotation) => {
-                let first = if index.rotated_last { width - turned } else { 0 };
-                [q, k].map(|x| backend.rotate(x, rotation, (width, first)))
-            }
+        let part = RotatedPart { head_dim: width, offset: self.rope_offset };
+        let [q, k] = match pass.index_rotation(self.rope) {
+            Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, part)),
             None => [q, k],
         };
         let weights = backend.linear(x, &self.weights);
-        let at = IndexStep {
-            layer: step.indexed(layer),
-            lengths: &step.batch.lengths,
-            heads: index.heads as usize,
+        let params = IndexerParams {
+            layer: self.index_slot,
+            lengths: &pass.batch.lengths,
+            heads: self.form.heads as usize,
             width,
-            top_k: index.top_k as usize,
+            top_k: self.form.top_k as usize,
         };
-        backend.choose_keys(IndexInputs { q: &q, k: &k, weights: &weights }, caches, &at)
+        backend.top_k_keys(IndexerInputs { q: &q, k: &k, weights: &weights }, caches, &params)
     }
 }

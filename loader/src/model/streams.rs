@@ -1,7 +1,14 @@
-//! Several residual streams in place of one (hyper-connections): what a part of a layer reads is a
-//! weighted sum of all streams, and what it computes is added to each by a weight of its own. All
-//! weights of a row follow from its streams alone.
+//! Hyper-connections (Zhu et al. 2024; mHC in DeepSeek V4): several residual streams in place of one.
 //!
+//! ```text
+//! m = norm(all streams) · W                          [tokens, columns]
+//! pre = sigmoid(scale · m + base) + eps              [tokens, streams]
+//! post = magnitude · sigmoid(scale · m + base) + eps [tokens, streams]
+//! read = Σ_k pre[k] · stream[k]                      [tokens, hidden_size]
+//! stream[k] ← Σ_j M[j, k] · stream[j] + post[k] · part(read)
+//! ```
+//!
+//! `M` is the identity, or a doubly stochastic matrix that follows from `m` too (Sinkhorn-Knopp).
 //! Every rank has all streams and all parameters and comes to the same bits, so nothing more is
 //! exchanged than with one stream.
 
@@ -11,39 +18,51 @@ use shardpack_formats::spec::{NormKind, Streams};
 
 use super::{
     LoadError,
-    load::{Loader, Part},
-    step::Step,
+    load::{Loader, TensorSlice},
+    step::ForwardPass,
 };
-use crate::backend::{Backend, NormStep, StreamStep};
+use crate::backend::{Backend, NormParams, StreamParams};
 
 /// The connection of one part of a layer with the streams.
-pub(super) struct Connection<B: Backend> {
+pub(super) struct HyperConnection<B: Backend> {
+    form: Streams,
     mixes: Mixes<B>,
-    /// Factors of what is read, of what is added and, where streams are mixed, of their matrix.
+    /// Factors on what `pre`, `post` and, where streams are mixed, their matrix are made of.
     scales: Vec<f32>,
 }
 
-/// What a part of a layer meets of the streams.
-pub(super) struct Read<T> {
-    /// What it reads, `[rows, hidden_size]`.
+/// What a part of a layer reads of the streams, and how it adds to them.
+pub(super) struct StreamRead<T> {
+    /// What it reads, `[tokens, hidden_size]`.
     pub(super) x: T,
-    /// The weights by which streams take up what it computes, `[rows, streams]`.
-    pub(super) weights: T,
-    /// The streams that it is added to, where they are mixed before.
-    pub(super) mixed: Option<T>,
+    /// `post`, `[tokens, streams]`.
+    weights: T,
+    /// The streams that it adds to, where they are mixed before.
+    mixed: Option<T>,
+}
+
+impl<T> StreamRead<T> {
+    /// All streams after the part.
+    pub(super) fn add<B>(self, pass: &ForwardPass<'_, B>, streams: T, part: &T) -> T
+    where
+        B: Backend<Tensor = T>,
+    {
+        pass.backend.add_to_streams(self.mixed.unwrap_or(streams), part, &self.weights)
+    }
 }
 
 /// One stream of all, before the last norm.
-pub(super) struct Collapse<B: Backend> {
+pub(super) struct StreamCollapse<B: Backend> {
+    form: Streams,
     mixes: Mixes<B>,
     scale: f32,
 }
 
-/// What weights are made of: numbers that are linear in all streams of a row.
+/// What weights are made of: columns that are linear in all streams of a row.
 struct Mixes<B: Backend> {
-    /// `[numbers, streams · hidden_size]`.
+    /// `[columns, streams · hidden_size]`.
     matrix: B::Matrix,
-    /// A summand for each number.
+    /// Added to each column.
     base: B::Vector,
     /// Gains of the norm before the matrix, which has none.
     ones: B::Vector,
@@ -53,25 +72,26 @@ impl<B: Backend> Mixes<B> {
     fn load(
         loader: &Loader<'_, B>,
         [matrix, base]: [&str; 2],
-        numbers: usize,
+        columns: usize,
     ) -> Result<Self, LoadError> {
-        let (numbers, all) = (Part::whole(numbers), Part::whole(loader.spec.residual_width()));
+        let columns = TensorSlice::whole(columns);
+        let all = TensorSlice::whole(loader.spec.residual_width());
         Ok(Self {
-            matrix: loader.float_matrix(matrix, &numbers, &all)?,
-            base: loader.vector(base, &numbers)?,
+            matrix: loader.float_matrix(matrix, &columns, &all)?,
+            base: loader.vector(base, &columns)?,
             ones: loader.backend.ones(all.full),
         })
     }
 
-    /// The numbers of every row's streams.
-    fn apply(&self, step: &Step<'_, B>, x: &B::Tensor) -> B::Tensor {
-        let eps = step.spec.norm.eps.0;
-        let norm = NormStep { kind: NormKind::Rms, eps, gain: &self.ones, bias: None };
-        step.backend.linear(&step.backend.norm(x, &norm), &self.matrix)
+    /// The columns of every row's streams.
+    fn apply(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor) -> B::Tensor {
+        let eps = pass.spec.norm.eps.0;
+        let norm = NormParams { kind: NormKind::Rms, eps, gain: &self.ones, bias: None };
+        pass.backend.linear(&pass.backend.norm(x, &norm), &self.matrix)
     }
 }
 
-impl<B: Backend> Connection<B> {
+impl<B: Backend> HyperConnection<B> {
     /// The connection of this module.
     pub(super) fn load(
         loader: &Loader<'_, B>,
@@ -80,63 +100,61 @@ impl<B: Backend> Connection<B> {
     ) -> Result<Self, LoadError> {
         let name = |name: &str| format!("{module}.{name}");
         let (count, mixes) = (streams.count as usize, streams.mixed.is_some());
-        let numbers = if mixes { (2 + count) * count } else { 2 * count };
+        let columns = if mixes { (2 + count) * count } else { 2 * count };
         Ok(Self {
-            mixes: Mixes::load(loader, [&name("fn"), &name("base")], numbers)?,
-            scales: loader.numbers(&name("scale"), if mixes { 3 } else { 2 })?,
+            mixes: Mixes::load(loader, [&name("fn"), &name("base")], columns)?,
+            scales: loader.values(&name("scale"), if mixes { 3 } else { 2 })?,
+            form: streams.clone(),
         })
     }
 
-    /// What the part meets of the streams `x`.
-    pub(super) fn read(
-        &self,
-        step: &Step<'_, B>,
-        streams: &Streams,
-        x: &B::Tensor,
-    ) -> Read<B::Tensor> {
-        let (backend, count) = (step.backend, streams.count as usize);
-        let mixes = self.mixes.apply(step, x);
-        let at = |numbers: Range<usize>, purpose: usize, magnitude: f32, eps: f32| StreamStep {
-            numbers,
-            base: &self.mixes.base,
-            scale: self.scales[purpose],
-            magnitude,
-            eps,
-        };
-        let eps = streams.eps.0;
-        let weights = backend.stream_weights(&mixes, &at(0..count, 0, 1.0, eps));
-        let read = backend.collapse_streams(x, &weights);
-        let post = if streams.mixed.is_some() { 0.0 } else { eps };
-        let post = at(count..2 * count, 1, streams.magnitude.0, post);
-        let mixed = streams.mixed.map(|rounds| {
-            let matrix = at(2 * count..(2 + count) * count, 2, 1.0, eps);
+    /// What the part reads of the streams `[tokens, streams · hidden_size]`.
+    pub(super) fn read(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor) -> StreamRead<B::Tensor> {
+        let (backend, form) = (pass.backend, &self.form);
+        let (count, eps) = (form.count as usize, form.eps.0);
+        let mixes = self.mixes.apply(pass, x);
+        let params =
+            |columns: Range<usize>, purpose: usize, magnitude: f32, eps: f32| StreamParams {
+                columns,
+                base: &self.mixes.base,
+                scale: self.scales[purpose],
+                magnitude,
+                eps,
+            };
+        let pre = backend.stream_weights(&mixes, &params(0..count, 0, 1.0, eps));
+        let read = backend.collapse_streams(x, &pre);
+        let post_eps = if form.mixed.is_some() { 0.0 } else { eps };
+        let post = params(count..2 * count, 1, form.magnitude.0, post_eps);
+        let mixed = form.mixed.map(|rounds| {
+            let matrix = params(2 * count..(2 + count) * count, 2, 1.0, eps);
             backend.mix_streams(x, &mixes, &matrix, rounds)
         });
-        Read { x: read, weights: backend.stream_weights(&mixes, &post), mixed }
+        StreamRead { x: read, weights: backend.stream_weights(&mixes, &post), mixed }
     }
 }
 
-impl<B: Backend> Collapse<B> {
+impl<B: Backend> StreamCollapse<B> {
     /// The last one of a model.
     pub(super) fn load(loader: &Loader<'_, B>, streams: &Streams) -> Result<Self, LoadError> {
         let names = ["model.hc_head.hc_fn", "model.hc_head.hc_base"];
         Ok(Self {
             mixes: Mixes::load(loader, names, streams.count as usize)?,
             scale: loader.number("model.hc_head.hc_scale")?,
+            form: streams.clone(),
         })
     }
 
-    /// `[rows, hidden_size]` of all streams.
-    pub(super) fn apply(&self, step: &Step<'_, B>, streams: &Streams, x: &B::Tensor) -> B::Tensor {
-        let at = StreamStep {
-            numbers: 0..streams.count as usize,
+    /// `[tokens, hidden_size]` of all streams.
+    pub(super) fn apply(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor) -> B::Tensor {
+        let params = StreamParams {
+            columns: 0..self.form.count as usize,
             base: &self.mixes.base,
             scale: self.scale,
             magnitude: 1.0,
-            eps: streams.eps.0,
+            eps: self.form.eps.0,
         };
-        let weights = step.backend.stream_weights(&self.mixes.apply(step, x), &at);
-        step.backend.collapse_streams(x, &weights)
+        let weights = pass.backend.stream_weights(&self.mixes.apply(pass, x), &params);
+        pass.backend.collapse_streams(x, &weights)
     }
 }
 

@@ -1,48 +1,94 @@
-//! Attention to chosen blocks of keys: the choice, by the best key of each block.
+//! Block-sparse attention: the top-k blocks, by the best index key of each block.
 
 use shardpack_kernels::attention::{Index, KEYS_PER_BLOCK, largest};
 
 use super::{
-    Cache, Tensor,
-    index::{Choice, Chosen, MAX_SCORES},
+    Cache, Cpu, Tensor, attention,
+    sparse_indexer::{MAX_SCORES, RowIndices},
 };
-use crate::backend::BlockStep;
+use crate::backend::{
+    AttentionParams, BlockIndexerInputs, BlockIndexerParams, BlockSparseAttention, Qkv,
+};
 
-/// Appends keys to the caches and chooses blocks of them.
-pub(super) fn choose(
-    [q, k]: [&Tensor; 2],
+/// The blocks that the rows of a step attend to.
+#[derive(Debug, PartialEq)]
+pub struct TopKBlocks {
+    /// Tokens of a block.
+    pub(super) block_tokens: usize,
+    /// For each row and, within it, each key-value head.
+    pub(super) indices: Vec<RowIndices>,
+}
+
+impl BlockSparseAttention for Cpu {
+    type TopKBlocks = TopKBlocks;
+
+    fn top_k_blocks(
+        &self,
+        inputs: BlockIndexerInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &BlockIndexerParams<'_>,
+    ) -> TopKBlocks {
+        top_k_blocks(inputs, caches, params)
+    }
+
+    fn block_sparse_attention(
+        &self,
+        top_k: &TopKBlocks,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        attention::attend(&qkv, Some(top_k), caches, params)
+    }
+}
+
+/// Appends keys to the caches and selects blocks of them.
+fn top_k_blocks(
+    BlockIndexerInputs { q, k }: BlockIndexerInputs<'_, Tensor>,
     caches: &mut [&mut Cache],
-    step: &BlockStep<'_>,
-) -> Chosen {
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert_eq!(step.lengths.iter().sum::<usize>(), k.rows(), "rows of all sequences");
-    assert_eq!((q.rows(), q.width), (k.rows(), step.heads * step.width), "short queries");
-    let mut chosen = vec![None; q.rows() * step.heads];
+    params: &BlockIndexerParams<'_>,
+) -> TopKBlocks {
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+    assert_eq!(params.lengths.iter().sum::<usize>(), k.rows(), "rows of all sequences");
+    assert_eq!((q.rows(), q.width), (k.rows(), params.heads * params.width), "index queries");
+    let mut indices = vec![None; q.rows() * params.heads];
     let mut row = 0;
-    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+    for (cache, length) in caches.iter_mut().zip(params.lengths) {
         let span = row * k.width..(row + length) * k.width;
-        let first = cache.append_index(step.layer, &k.values[span]);
-        for head in 0..step.heads {
-            best((q, row, *length), head, (cache, first), step, &mut chosen);
+        let first = cache.append_index(params.layer, &k.values[span]);
+        for head in 0..params.heads {
+            let rows = SequenceRows { q, row, length: *length, first };
+            best(&rows, head, cache, params, &mut indices);
         }
         row += length;
     }
-    Chosen::Blocks(step.tokens, chosen)
+    TopKBlocks { block_tokens: params.block_tokens, indices }
 }
 
-/// The best blocks for one head of `length` rows from `row` on, of which the first stands at
-/// `first`.
+/// Rows of one sequence in a step.
+struct SequenceRows<'a> {
+    /// Index queries of the step.
+    q: &'a Tensor,
+    /// The first row.
+    row: usize,
+    /// Number of rows.
+    length: usize,
+    /// Position of the first.
+    first: usize,
+}
+
+/// The top-k blocks of one head of some rows.
 fn best(
-    (q, row, length): (&Tensor, usize, usize),
+    &SequenceRows { q, row, length, first }: &SequenceRows<'_>,
     head: usize,
-    (cache, first): (&Cache, usize),
-    step: &BlockStep<'_>,
-    chosen: &mut [Choice],
+    cache: &Cache,
+    params: &BlockIndexerParams<'_>,
+    indices: &mut [RowIndices],
 ) {
-    let width = step.width;
-    let blocks = cache.index(step.layer);
-    // Rows that see no more blocks than are chosen.
-    let all = (step.top_k * step.tokens).saturating_sub(first).min(length);
+    let width = params.width;
+    let blocks = cache.index(params.layer);
+    // Rows that see no more blocks than are selected.
+    let all = (params.top_k * params.block_tokens).saturating_sub(first).min(length);
     let at_once = (MAX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
     let mut from = all;
     while from < length {
@@ -59,12 +105,13 @@ fn best(
         for (at, scores) in (from..until).zip(rows) {
             let position = first + at;
             let best = index.seen(scores, position);
-            let best =
-                best.chunks(step.tokens).map(|keys| keys.iter().copied().fold(LEAST, f32::max));
+            let best = best
+                .chunks(params.block_tokens)
+                .map(|keys| keys.iter().copied().fold(LEAST, f32::max));
             let mut best: Vec<f32> = best.collect();
-            let local = best.len().saturating_sub(step.local);
+            let local = best.len().saturating_sub(params.local);
             best[local..].fill(f32::INFINITY);
-            chosen[(row + at) * step.heads + head] = Some(largest(&best, step.top_k));
+            indices[(row + at) * params.heads + head] = Some(largest(&best, params.top_k));
         }
         from = until;
     }
@@ -98,44 +145,49 @@ mod tests {
         Cache::new(&shape, KvType::F32, &[])
     }
 
+    /// Tokens of a block, blocks that are selected, and those that are in any case.
+    #[derive(Clone, Copy)]
+    struct Form {
+        block_tokens: usize,
+        top_k: usize,
+        local: usize,
+    }
+
     /// Runs of so many rows one after the other.
-    fn chosen(
-        [q, k]: [&Tensor; 2],
-        lengths: &[usize],
-        (tokens, top_k, local): (usize, usize, usize),
-    ) -> Vec<Choice> {
+    fn selected(q: &Tensor, k: &Tensor, lengths: &[usize], form: Form) -> Vec<RowIndices> {
+        let Form { block_tokens, top_k, local } = form;
         let (mut cache, mut row, mut all) = (cache(), 0, Vec::new());
         for length in lengths {
             let of = |x: &Tensor| {
                 let values = x.values[row * x.width..(row + length) * x.width].to_vec();
                 Tensor { width: x.width, values: values.into() }
             };
-            let step = BlockStep {
+            let params = BlockIndexerParams {
                 layer: 0,
                 lengths: &[*length],
                 heads: 2,
                 width: WIDTH,
-                tokens,
+                block_tokens,
                 top_k,
                 local,
             };
-            let Chosen::Blocks(found, blocks) = choose([&of(q), &of(k)], &mut [&mut cache], &step)
-            else {
-                unreachable!("blocks are chosen")
-            };
-            assert_eq!(found, tokens);
-            all.extend(blocks);
+            let (q, k) = (of(q), of(k));
+            let inputs = BlockIndexerInputs { q: &q, k: &k };
+            let found = top_k_blocks(inputs, &mut [&mut cache], &params);
+            assert_eq!(found.block_tokens, block_tokens);
+            all.extend(found.indices);
             row += length;
         }
         all
     }
 
     #[test]
-    fn blocks_of_the_best_keys_are_chosen_and_the_own_ones_in_any_case() {
+    fn blocks_of_the_best_keys_are_selected_and_the_local_ones_in_any_case() {
         let rows = 300;
         let (q, k) = (tensor(rows, 2 * WIDTH, 0.3), tensor(rows, WIDTH, 1.9));
         for (tokens, top_k, local) in [(8, 3, 1), (8, 4, 2), (128, 2, 1), (64, 1, 1)] {
-            let found = chosen([&q, &k], &[rows], (tokens, top_k, local));
+            let form = Form { block_tokens: tokens, top_k, local };
+            let found = selected(&q, &k, &[rows], form);
             for (row, both) in found.chunks_exact(2).enumerate() {
                 let own = row / tokens;
                 if own < top_k {
@@ -162,7 +214,7 @@ mod tests {
                 }
             }
             for lengths in [vec![1; rows], vec![7, 250, 43]] {
-                assert_eq!(chosen([&q, &k], &lengths, (tokens, top_k, local)), found);
+                assert_eq!(selected(&q, &k, &lengths, form), found);
             }
         }
     }

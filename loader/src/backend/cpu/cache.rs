@@ -11,21 +11,53 @@ use shardpack_kernels::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    delta::State,
-    entries::{self, EntryPage, Pending},
+    Cpu,
+    compressed_kv::{self, EntryPage, Pending},
+    linear_attention::State,
 };
 use crate::{
-    backend::{CacheShape, EntryShape, KvType, LayerShape, TOKENS_PER_PAGE},
+    backend::{CacheShape, EntryShape, KvCache, KvRollback, KvType, LayerShape, TOKENS_PER_PAGE},
     open::Memory,
 };
 
 // Attention reads a page as one block.
 const _: () = assert!(TOKENS_PER_PAGE == KEYS_PER_BLOCK);
 
+impl KvCache for Cpu {
+    type Cache = Cache;
+    type Page = Arc<Page>;
+
+    fn cache(&self, shape: &CacheShape, pages: &[Arc<Page>]) -> Cache {
+        Cache::new(shape, self.kv, pages)
+    }
+
+    fn page(&self, cache: &Cache, index: usize) -> Arc<Page> {
+        cache.page(index)
+    }
+
+    fn page_bytes(&self, shape: &CacheShape) -> u64 {
+        page_bytes(shape, self.kv)
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv
+    }
+
+    fn kv_rollback(&self) -> Option<&dyn KvRollback<Cache>> {
+        Some(self)
+    }
+}
+
+impl KvRollback<Cache> for Cpu {
+    fn roll_back(&self, cache: &mut Cache, rows: usize) {
+        self.team.run(|| cache.roll_back(rows));
+    }
+}
+
 /// Keys and values of one sequence; grows by pages.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    places: Arc<[Place]>,
+    offsets: Arc<[LayerOffset]>,
     indexes: Indexes,
     kind: KvType,
     /// Tokens of each layer, then of each index.
@@ -40,19 +72,19 @@ pub struct Cache {
 
 /// Where a layer is in a page.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct LayerOffset {
     shape: LayerShape,
     /// Keys, and values if they are others.
     parts: usize,
     /// How they lie.
     order: Order,
-    /// Numbers of all layers before it.
-    first_number: usize,
+    /// Elements of all layers before it.
+    first_element: usize,
     /// Rows of all layers before it.
     first_row: usize,
 }
 
-impl Place {
+impl LayerOffset {
     /// The first row of a head's keys or values among those of the layer.
     const fn first(&self, head: usize, part: Part) -> usize {
         let part = if self.parts == 1 { 0 } else { part as usize };
@@ -80,13 +112,13 @@ impl Indexes {
 
     /// Bytes of the keys of all of them in a page.
     const fn bytes(self, kind: KvType) -> usize {
-        self.count * TOKENS_PER_PAGE * self.width * number_bytes(index_kind(kind))
+        self.count * TOKENS_PER_PAGE * self.width * element_bytes(index_kind(kind))
     }
 }
 
-/// The places of all layers, and one of no heads behind them.
-fn places(shape: &CacheShape) -> Vec<Place> {
-    let (mut first_number, mut first_row) = (0, 0);
+/// The offsets of all layers, and one of no heads behind them.
+fn offsets(shape: &CacheShape) -> Vec<LayerOffset> {
+    let (mut first_element, mut first_row) = (0, 0);
     let parts = if shape.keys_are_values { 1 } else { 2 };
     let end = LayerShape { kv_heads: 0, head_dim: 1 };
     let layers = shape.layers.iter().copied().chain([end]);
@@ -94,9 +126,9 @@ fn places(shape: &CacheShape) -> Vec<Place> {
         .map(|shape| {
             // What is key and value at once lies in rows.
             let order = if parts == 1 { Order::Rows } else { Order::fastest(shape.head_dim) };
-            let place = Place { shape, parts, order, first_number, first_row };
+            let place = LayerOffset { shape, parts, order, first_element, first_row };
             let rows = shape.kv_heads * parts * TOKENS_PER_PAGE;
-            first_number += (rows * shape.head_dim).next_multiple_of(LINE);
+            first_element += (rows * shape.head_dim).next_multiple_of(LINE);
             first_row += rows;
             place
         })
@@ -107,11 +139,11 @@ fn places(shape: &CacheShape) -> Vec<Place> {
 #[derive(Clone, Debug)]
 pub struct Page {
     kind: KvType,
-    places: Arc<[Place]>,
-    /// For each layer `[kv_head][keys, values]` of the numbers of all tokens, which lie as its place
+    offsets: Arc<[LayerOffset]>,
+    /// For each layer `[kv_head][keys, values]` of the elements of all tokens, which lie as its place
     /// says, as one piece: a layer by itself would be too short for large pages of memory. Where
     /// keys are values there are keys alone.
-    numbers: Memory,
+    elements: Memory,
     /// Of integers one for each token's row of a head, `[kv_head][keys, values][token]`.
     scales: Vec<f32>,
     index_width: usize,
@@ -133,12 +165,12 @@ impl Page {
     /// Page `index` of a sequence. Memory that was never written is not resident: the system gives
     /// it when it is touched.
     fn new(
-        (places, indexes): (&Arc<[Place]>, Indexes),
+        (offsets, indexes): (&Arc<[LayerOffset]>, Indexes),
         entries: impl Iterator<Item = EntryShape>,
         kind: KvType,
         index: usize,
     ) -> Self {
-        let end = places.last().expect("a place behind all layers");
+        let end = offsets.last().expect("a place behind all layers");
         let rows = end.first_row;
         let memory = |bytes| {
             if index < PAGES_IN_SMALL {
@@ -149,8 +181,8 @@ impl Page {
         };
         Self {
             kind,
-            places: Arc::clone(places),
-            numbers: memory(end.first_number * number_bytes(kind)),
+            offsets: Arc::clone(offsets),
+            elements: memory(end.first_element * element_bytes(kind)),
             scales: vec![0.0; if kind == KvType::Q8 { rows } else { 0 }],
             index_width: indexes.width,
             index: memory(indexes.bytes(kind)),
@@ -158,17 +190,17 @@ impl Page {
         }
     }
 
-    /// A row of an index is given its numbers.
+    /// A row of an index is given its elements.
     fn write_index(&mut self, (index, row): (usize, usize), values: &[f32]) {
         let kind = index_kind(self.kind);
-        let bytes = values.len() * number_bytes(kind);
+        let bytes = values.len() * element_bytes(kind);
         let first = (index * TOKENS_PER_PAGE + row) * bytes;
         write_floats(kind, &mut self.index.bytes_mut()[first..first + bytes], values);
     }
 
     /// Keys of an index.
     fn index(&self, index: usize) -> Floats<'_> {
-        let bytes = TOKENS_PER_PAGE * self.index_width * number_bytes(index_kind(self.kind));
+        let bytes = TOKENS_PER_PAGE * self.index_width * element_bytes(index_kind(self.kind));
         let bytes = &self.index.bytes()[index * bytes..(index + 1) * bytes];
         match index_kind(self.kind) {
             KvType::F32 => Floats::F32(<[f32]>::ref_from_bytes(bytes).expect(ALIGNED)),
@@ -177,13 +209,13 @@ impl Page {
         }
     }
 
-    /// A key or a value of a layer is given its numbers; the rows of its head begin at `head_row`.
+    /// A key or a value of a layer is given its elements; the rows of its head begin at `head_row`.
     fn write(&mut self, (layer, head_row): (usize, usize), row: Row, values: &[f32]) {
-        let Place { first_number, first_row, order, .. } = self.places[layer];
-        let first = first_number + head_row * values.len();
-        let numbers = first..first + TOKENS_PER_PAGE * values.len();
-        let width = number_bytes(self.kind);
-        let block = &mut self.numbers.bytes_mut()[numbers.start * width..numbers.end * width];
+        let LayerOffset { first_element, first_row, order, .. } = self.offsets[layer];
+        let first = first_element + head_row * values.len();
+        let elements = first..first + TOKENS_PER_PAGE * values.len();
+        let width = element_bytes(self.kind);
+        let block = &mut self.elements.bytes_mut()[elements.start * width..elements.end * width];
         match self.kind {
             KvType::F32 => {
                 let block = <[f32]>::mut_from_bytes(block).expect(ALIGNED);
@@ -211,10 +243,10 @@ impl Page {
 
     /// Rows of one head.
     fn block(&self, layer: usize, rows: Range<usize>) -> KvBlock<'_> {
-        let Place { shape, first_number, first_row, .. } = self.places[layer];
-        let width = shape.head_dim * number_bytes(self.kind);
-        let first = first_number * number_bytes(self.kind);
-        let bytes = &self.numbers.bytes()[first + rows.start * width..first + rows.end * width];
+        let LayerOffset { shape, first_element, first_row, .. } = self.offsets[layer];
+        let width = shape.head_dim * element_bytes(self.kind);
+        let first = first_element * element_bytes(self.kind);
+        let bytes = &self.elements.bytes()[first + rows.start * width..first + rows.end * width];
         let rows = first_row + rows.start..first_row + rows.end;
         let halves = || <[u16]>::ref_from_bytes(bytes).expect(ALIGNED);
         match self.kind {
@@ -231,7 +263,7 @@ impl Page {
     }
 }
 
-const ALIGNED: &str = "memory begins on a line, and rows are whole numbers";
+const ALIGNED: &str = "memory begins on a line, and rows are whole elements";
 
 /// How an index's keys are stored: integers are too coarse for scores that decide.
 pub(super) const fn index_kind(kind: KvType) -> KvType {
@@ -265,7 +297,7 @@ fn halves(place: &mut [u8], values: &[f32], bits: fn(f32) -> u16) {
     }
 }
 
-pub(super) const fn number_bytes(kind: KvType) -> usize {
+pub(super) const fn element_bytes(kind: KvType) -> usize {
     match kind {
         KvType::F32 => 4,
         KvType::F16 | KvType::Bf16 => 2,
@@ -275,16 +307,16 @@ pub(super) const fn number_bytes(kind: KvType) -> usize {
 
 /// Bytes of one page.
 pub(super) fn page_bytes(shape: &CacheShape, kind: KvType) -> u64 {
-    let places = places(shape);
-    let end = places.last().expect("a place behind all layers");
-    let [rows, values] = [end.first_row, end.first_number].map(|count| count as u64);
-    let numbers = match kind {
+    let offsets = offsets(shape);
+    let end = offsets.last().expect("a place behind all layers");
+    let [rows, values] = [end.first_row, end.first_element].map(|count| count as u64);
+    let elements = match kind {
         KvType::F32 => values * 4,
         KvType::F16 | KvType::Bf16 => values * 2,
         KvType::Q8 => values + rows * 4,
     };
-    let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape, kind));
-    numbers + Indexes::of(shape).bytes(kind) as u64 + entries.sum::<u64>()
+    let entries = shape.entries.iter().map(|shape| compressed_kv::page_bytes(*shape, kind));
+    elements + Indexes::of(shape).bytes(kind) as u64 + entries.sum::<u64>()
 }
 
 impl Cache {
@@ -292,15 +324,15 @@ impl Cache {
     pub(super) fn new(shape: &CacheShape, kind: KvType, pages: &[Arc<Page>]) -> Self {
         let lens = vec![pages.len() * TOKENS_PER_PAGE; shape.layers.len() + shape.indexes];
         let states = vec![State::default(); shape.states];
-        let (places, indexes) = (places(shape).into(), Indexes::of(shape));
+        let (offsets, indexes) = (offsets(shape).into(), Indexes::of(shape));
         let pending = |(layer, shape): (usize, &EntryShape)| {
             Pending::new(*shape, pages.len(), pages.last().map(|page| &page.entries[layer]))
         };
         let pending = shape.entries.iter().enumerate().map(pending).collect();
-        Self { places, indexes, kind, lens, pages: pages.to_vec(), pending, states }
+        Self { offsets, indexes, kind, lens, pages: pages.to_vec(), pending, states }
     }
 
-    /// What linear attention carries on in a layer.
+    /// The state of linear attention in a layer.
     pub(super) fn state(&mut self, layer: usize) -> &mut State {
         &mut self.states[layer]
     }
@@ -319,7 +351,7 @@ impl Cache {
 
     fn new_page(&self, index: usize) -> Page {
         let entries = self.pending.iter().map(|pending| pending.shape);
-        Page::new((&self.places, self.indexes), entries, self.kind, index)
+        Page::new((&self.offsets, self.indexes), entries, self.kind, index)
     }
 
     /// Makes pages for so many tokens.
@@ -373,10 +405,10 @@ impl Cache {
     /// Appends `rows` keys and values `[rows, kv_heads, head_dim]` to a layer and returns the
     /// position of the first.
     pub(super) fn append(&mut self, layer: usize, k: &[f32], v: &[f32], rows: usize) -> usize {
-        let LayerShape { kv_heads, head_dim } = self.places[layer].shape;
+        let LayerShape { kv_heads, head_dim } = self.offsets[layer].shape;
         assert_eq!(k.len(), rows * kv_heads * head_dim, "keys of {rows} rows");
         assert_eq!(v.len(), k.len(), "values of {rows} rows");
-        let (first, place) = (self.grow(layer, rows), self.places[layer]);
+        let (first, place) = (self.grow(layer, rows), self.offsets[layer]);
         for row in 0..rows {
             let position = first + row;
             let page = self.own_page(position);
@@ -394,13 +426,13 @@ impl Cache {
         first
     }
 
-    /// Takes back the last rows of all layers. Their memory stays, for those that come instead.
-    pub(super) fn rewind(&mut self, rows: usize) {
+    /// Rolls back the last rows of all layers. Their memory stays, for those that come instead.
+    pub(super) fn roll_back(&mut self, rows: usize) {
         for state in &mut self.states {
-            state.rewind(rows);
+            state.roll_back(rows);
         }
         for pending in &mut self.pending {
-            pending.rewind(rows);
+            pending.roll_back(rows);
         }
         for len in &mut self.lens {
             *len = len.checked_sub(rows).expect("rows that were appended");
@@ -409,12 +441,12 @@ impl Cache {
 
     /// How the keys and values of a layer lie.
     pub(super) fn order(&self, layer: usize) -> Order {
-        self.places[layer].order
+        self.offsets[layer].order
     }
 
     /// The heads of a layer.
     pub(super) fn heads(&self, layer: usize) -> Blocks<'_> {
-        let place = self.places[layer];
+        let place = self.offsets[layer];
         let used = self.lens[layer].div_ceil(TOKENS_PER_PAGE);
         let blocks = |head: usize, part| -> Vec<KvBlock<'_>> {
             let first = place.first(head, part);
@@ -474,7 +506,7 @@ mod tests {
         (first * width..(first + count) * width).map(|i| (i as f32 * 0.713).sin() * 3.0).collect()
     }
 
-    /// The numbers of a layer's blocks, row by row.
+    /// The elements of a layer's blocks, row by row.
     fn read(cache: &Cache, layer: usize) -> Vec<Vec<f32>> {
         let width = SHAPES[layer].head_dim;
         let together = match cache.kind {
@@ -483,10 +515,10 @@ mod tests {
             KvType::Q8 => TOGETHER_Q8,
         };
         let row_by_row = |part: fn(usize) -> Row, block: &KvBlock<'_>| -> Vec<f32> {
-            let mut places = vec![0; TOKENS_PER_PAGE * width];
+            let mut offsets = vec![0; TOKENS_PER_PAGE * width];
             for token in 0..TOKENS_PER_PAGE {
-                let numbers = token * width..(token + 1) * width;
-                cache.order(layer).put(part(token), together, numbers, &mut places);
+                let elements = token * width..(token + 1) * width;
+                cache.order(layer).put(part(token), together, elements, &mut offsets);
             }
             let (floats, scales) = match block {
                 KvBlock::Floats(floats) => (floats.to_vec(), [1.0; TOKENS_PER_PAGE].as_slice()),
@@ -495,7 +527,7 @@ mod tests {
                 }
             };
             let mut rows = vec![0.0; TOKENS_PER_PAGE * width];
-            for (place, value) in places.iter().zip(floats) {
+            for (place, value) in offsets.iter().zip(floats) {
                 rows[*place] = value * scales[place / width];
             }
             rows
@@ -537,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_were_taken_back_leave_nothing_behind() {
+    fn rolled_back_rows_leave_nothing_behind() {
         for kind in [KvType::F32, KvType::Bf16, KvType::Q8] {
             let whole = fill(kind, &[], &[600]);
             let mut cache = fill(kind, &[], &[250]);
@@ -545,7 +577,7 @@ mod tests {
                 let wrong = vec![9.0; 20 * shape.kv_heads * shape.head_dim];
                 cache.append(layer, &wrong, &wrong, 20);
             }
-            cache.rewind(20);
+            cache.roll_back(20);
             for layer in 0..SHAPES.len() {
                 let k = rows(layer, 250, 350);
                 let v: Vec<f32> = k.iter().map(|k| k * 2.0 + layer as f32).collect();
@@ -556,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_numbers_are_as_close_as_their_type() {
+    fn stored_elements_are_as_close_as_their_type() {
         for (kind, tolerance) in [
             (KvType::F32, 0.0),
             (KvType::F16, 7.0 * 2.0_f32.powi(-11)),
@@ -623,7 +655,7 @@ mod tests {
         let nothing = CacheShape { layers: Vec::new(), indexes: 0, ..indexed() };
         let cache = Cache::new(&nothing, KvType::F32, &[]);
         let again = Cache::new(&nothing, KvType::F32, &[cache.page(0), cache.page(1)]);
-        assert_eq!(again.page(1).numbers.bytes().len(), 0);
+        assert_eq!(again.page(1).elements.bytes().len(), 0);
         assert_eq!(page_bytes(&nothing, KvType::F32), 0);
     }
 

@@ -1,5 +1,7 @@
 //! Linear attention, token by token: a prompt gives the same bits as its tokens one by one.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 use shardpack_formats::spec::{Delta, StateRule};
 use shardpack_kernels::{
@@ -7,11 +9,47 @@ use shardpack_kernels::{
     lanes::{dot, sum},
 };
 
-use super::{Tensor, route::sigmoid};
-use crate::backend::{DeltaInputs, DeltaStep};
+use super::{Cache, Cpu, Tensor, route::sigmoid};
+use crate::backend::{LinearAttention, LinearAttentionInputs, LinearAttentionParams, StateUpdate};
 
-mod mamba;
-pub(super) mod short;
+#[path = "delta/mamba.rs"]
+mod mamba2;
+#[path = "delta/short.rs"]
+mod short_convolution;
+
+/// What the rows of a step are told.
+type Params<'a> = LinearAttentionParams<'a, Tensor, Vec<f32>>;
+
+impl LinearAttention for Cpu {
+    fn linear_attention(
+        &self,
+        inputs: &LinearAttentionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &Params<'_>,
+    ) -> Tensor {
+        assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+        assert_eq!(params.lengths.iter().sum::<usize>(), inputs.v.rows(), "rows of all sequences");
+        let mut out = Tensor::zeros(inputs.v.rows(), inputs.v.width);
+        let mut row = 0;
+        let drafts = params.drafts.iter().copied().chain(std::iter::repeat(0));
+        for ((cache, length), drafts) in caches.iter_mut().zip(params.lengths).zip(drafts) {
+            let rows = SequenceRows { rows: row..row + length, drafts };
+            let place = row * inputs.v.width..(row + length) * inputs.v.width;
+            let state = cache.state(params.layer);
+            run(inputs, rows, state, params, &mut out.values[place]);
+            row += length;
+        }
+        out
+    }
+}
+
+/// Rows of one sequence in a step.
+struct SequenceRows {
+    /// Among the rows of the step.
+    rows: Range<usize>,
+    /// The last of them that may be rolled back.
+    drafts: usize,
+}
 
 /// Under the root of a key's or query's length, as the reference has it.
 const LENGTH_EPS: f32 = 1e-6;
@@ -23,14 +61,14 @@ pub(super) struct State {
     window: Vec<Vec<f32>>,
     /// For each value head `[value_dim, key_dim]`: rows are what one value column sums over.
     memory: Vec<f32>,
-    /// How the latest step can be taken back, if it has drafts.
-    trail: Option<Trail>,
+    /// How the latest step can be rolled back, if it has drafts.
+    undo: Option<UndoLog>,
 }
 
 /// A state before a step, and what each row of the step has done to it. A sum cannot be undone
 /// to the bit, so it is made anew.
 #[derive(Clone, Debug)]
-struct Trail {
+struct UndoLog {
     window: Vec<Vec<f32>>,
     memory: Vec<f32>,
     rows: Vec<Change>,
@@ -46,10 +84,10 @@ struct Change {
     k: Vec<f32>,
     /// Of each value head.
     v: Vec<f32>,
-    /// Of each value head: how much of the memory stays, and how strongly it changes, which by
-    /// Mamba 2's rule is the time that passes.
+    /// Of each value head: how much of the memory stays, and how strongly it changes, which in
+    /// Mamba-2 is the time params.
     factors: Vec<[f32; 2]>,
-    /// By Kimi's rule, how much stays of each channel of each key head.
+    /// In KDA, how much stays of each channel of each key head.
     stays: Vec<f32>,
 }
 
@@ -108,49 +146,48 @@ impl Change {
 }
 
 impl State {
-    /// Takes back the last `rows` of the latest step, and forgets how.
-    pub(super) fn rewind(&mut self, rows: usize) {
-        let Some(trail) = self.trail.take() else {
+    /// Rolls back the last `rows` of the latest step, and forgets how.
+    pub(super) fn roll_back(&mut self, rows: usize) {
+        let Some(undo) = self.undo.take() else {
             // Nothing of such layers is held here.
-            assert!(self.memory.is_empty(), "a step with drafts leaves a trail");
+            assert!(self.memory.is_empty(), "a step with drafts keeps an undo log");
             return;
         };
         if rows == 0 {
             return;
         }
-        let kept = trail.rows.len().checked_sub(rows).expect("rows of the latest step");
-        (self.window, self.memory) = (trail.window, trail.memory);
-        let Heads { key_dim, value_dim, .. } = trail.heads;
-        for change in trail.rows.into_iter().take(kept) {
+        let kept = undo.rows.len().checked_sub(rows).expect("rows of the latest step");
+        (self.window, self.memory) = (undo.window, undo.memory);
+        let Heads { key_dim, value_dim, .. } = undo.heads;
+        for change in undo.rows.into_iter().take(kept) {
             let memories = self.memory.par_chunks_exact_mut(value_dim * key_dim).enumerate();
-            memories.for_each(|(head, memory)| change.apply(&trail.heads, head, memory, |_, _| ()));
+            memories.for_each(|(head, memory)| change.apply(&undo.heads, head, memory, |_, _| ()));
             self.window.push(change.inputs);
             self.window.remove(0);
         }
     }
 }
 
-/// Runs the rows of one sequence, the last of them `drafts`, `[rows, value_heads · value_dim]` to
-/// `out`.
-pub(super) fn run(
-    inputs: &DeltaInputs<'_, Tensor>,
-    (rows, drafts): (std::ops::Range<usize>, usize),
+/// Runs the rows of one sequence, `[rows, value_heads · value_dim]` to `out`.
+fn run(
+    inputs: &LinearAttentionInputs<'_, Tensor>,
+    SequenceRows { rows, drafts }: SequenceRows,
     state: &mut State,
-    step: &DeltaStep<'_, Vec<f32>>,
+    params: &Params<'_>,
     out: &mut [f32],
 ) {
-    let Delta { key_dim, value_dim, kernel, .. } = *step.delta;
+    let Delta { key_dim, value_dim, kernel, .. } = *params.spec;
     let [key_dim, value_dim, kernel] = [key_dim, value_dim, kernel].map(|size| size as usize);
-    let keys = step.key_heads * key_dim;
-    let value_heads = step.v_to_k.len();
+    let keys = params.key_heads * key_dim;
+    let value_heads = params.v_to_k.len();
     let values = value_heads * value_dim;
     if state.memory.is_empty() {
         state.memory = vec![0.0; values * key_dim];
         state.window = vec![vec![0.0; 2 * keys + values]; kernel - 1];
     }
-    let rule = step.delta.rule;
-    let heads = Heads { rule, v_to_k: step.v_to_k.to_vec(), key_dim, value_dim };
-    state.trail = (drafts > 0).then(|| Trail {
+    let rule = params.spec.rule;
+    let heads = Heads { rule, v_to_k: params.v_to_k.to_vec(), key_dim, value_dim };
+    state.undo = (drafts > 0).then(|| UndoLog {
         window: state.window.clone(),
         memory: state.memory.clone(),
         rows: Vec::with_capacity(rows.len()),
@@ -162,20 +199,26 @@ pub(super) fn run(
         for part in [inputs.q, inputs.k, inputs.v] {
             inputs_of_row.extend_from_slice(&part.values[of(part)]);
         }
-        let kept = state.trail.is_some().then(|| inputs_of_row.clone());
-        let mut mixed = convolve(&mut state.window, inputs_of_row, step, [keys, keys, values]);
+        let kept = state.undo.is_some().then(|| inputs_of_row.clone());
+        let mut mixed = convolve(&mut state.window, inputs_of_row, params, [keys, keys, values]);
         let (q_and_k, v) = mixed.split_at_mut(2 * keys);
         if rule != StateRule::Mamba2 {
             q_and_k.chunks_exact_mut(key_dim).for_each(to_unit_length);
         }
         let (q, k) = q_and_k.split_at(keys);
-        let [a, b] = [inputs.a, inputs.b].map(|x| &x.values[of(x)]);
+        let a = &inputs.a.values[of(inputs.a)];
+        let beta = match &params.update {
+            StateUpdate::GatedDeltaNet { beta, .. } | StateUpdate::Kda { beta, .. } => {
+                &beta.values[of(beta)]
+            }
+            StateUpdate::Mamba2 { .. } => &[],
+        };
         let change = Change {
             inputs: kept.unwrap_or_default(),
             k: k.to_vec(),
             v: v.to_vec(),
-            factors: (0..value_heads).map(|head| factors(head, [a, b], step)).collect(),
-            stays: if rule == StateRule::KimiDelta { stays(a, step) } else { Vec::new() },
+            factors: (0..value_heads).map(|head| factors(head, a, beta, params)).collect(),
+            stays: if rule == StateRule::KimiDelta { stays(a, params) } else { Vec::new() },
         };
         state
             .memory
@@ -183,51 +226,46 @@ pub(super) fn run(
             .zip(out.par_chunks_exact_mut(value_dim))
             .enumerate()
             .for_each(|(head, (memory, out))| {
-                let q = &q[step.v_to_k[head] * key_dim..][..key_dim];
+                let q = &q[params.v_to_k[head] * key_dim..][..key_dim];
                 let v = &v[head * value_dim..][..value_dim];
                 change.apply(&heads, head, memory, |row, memory| {
-                    out[row] = result(step, head, dot(memory, q), v[row]);
+                    out[row] = result(params, head, dot(memory, q), v[row]);
                 });
             });
-        if let Some(trail) = &mut state.trail {
-            trail.rows.push(change);
+        if let Some(undo) = &mut state.undo {
+            undo.rows.push(change);
         }
         let z = &inputs.z.values[of(inputs.z)];
-        match rule {
-            StateRule::GatedDelta => {
-                let gain = step.gain.expect("heads are normalised by the delta rule");
-                gate(out, z, gain, step.delta.eps.0, |z| z * sigmoid(z));
-            }
-            StateRule::KimiDelta => {
-                let gain = step.gain.expect("heads are normalised by the delta rule");
-                gate(out, z, gain, step.delta.eps.0, sigmoid);
-            }
-            StateRule::Mamba2 => mamba::gate(out, z, step),
+        let eps = params.spec.eps.0;
+        match params.update {
+            StateUpdate::GatedDeltaNet { norm, .. } => gate(out, z, norm, eps, |z| z * sigmoid(z)),
+            StateUpdate::Kda { norm, .. } => gate(out, z, norm, eps, sigmoid),
+            StateUpdate::Mamba2 { norm, .. } => mamba2::gate(out, z, norm, params),
         }
     }
 }
 
-/// How much of a value head's memory stays, and how strongly it changes. `a`, and `b` by the delta
-/// rule, have a number for each value head.
-fn factors(head: usize, [a, b]: [&[f32]; 2], step: &DeltaStep<'_, Vec<f32>>) -> [f32; 2] {
-    if step.delta.rule == StateRule::KimiDelta {
-        return [1.0, sigmoid(b[head])];
+/// The decay of a value head's memory, and how strongly it changes. `a`, and `beta` by the delta rule,
+/// have a value for each value head.
+fn factors(head: usize, a: &[f32], beta: &[f32], params: &Params<'_>) -> [f32; 2] {
+    if params.spec.rule == StateRule::KimiDelta {
+        return [1.0, sigmoid(beta[head])];
     }
-    let time = softplus(a[head] + step.dt_bias[head]);
-    let decay = exp(-exp(step.a_log[head]) * time);
-    match step.delta.rule {
+    let time = softplus(a[head] + params.dt_bias[head]);
+    let decay = exp(-exp(params.a_log[head]) * time);
+    match params.spec.rule {
         StateRule::Mamba2 => [decay, time],
-        _ => [decay, sigmoid(b[head])],
+        _ => [decay, sigmoid(beta[head])],
     }
 }
 
-/// How much stays of each channel of each key head, by Kimi's rule.
-fn stays(a: &[f32], step: &DeltaStep<'_, Vec<f32>>) -> Vec<f32> {
-    let key_dim = step.delta.key_dim as usize;
-    let fading = a.iter().zip(step.dt_bias).enumerate();
+/// How much stays of each channel of each key head, in KDA.
+fn stays(a: &[f32], params: &Params<'_>) -> Vec<f32> {
+    let key_dim = params.spec.key_dim as usize;
+    let fading = a.iter().zip(params.dt_bias).enumerate();
     let stays = |(at, (a, bias)): (usize, (&f32, &f32))| {
-        let rate = exp(step.a_log[at / key_dim]);
-        exp(match step.delta.fade_limit {
+        let rate = exp(params.a_log[at / key_dim]);
+        exp(match params.spec.fade_limit {
             None => -rate * softplus(a + bias),
             Some(limit) => -limit.0 * sigmoid(rate * (a + bias)),
         })
@@ -236,12 +274,12 @@ fn stays(a: &[f32], step: &DeltaStep<'_, Vec<f32>>) -> Vec<f32> {
 }
 
 /// A value head's result, from what its query finds in the memory.
-fn result(step: &DeltaStep<'_, Vec<f32>>, head: usize, found: f32, v: f32) -> f32 {
-    match step.delta.rule {
-        StateRule::GatedDelta | StateRule::KimiDelta => {
-            found * (1.0 / (step.delta.key_dim as f32).sqrt())
+fn result(params: &Params<'_>, head: usize, found: f32, v: f32) -> f32 {
+    match params.update {
+        StateUpdate::GatedDeltaNet { .. } | StateUpdate::Kda { .. } => {
+            found * (1.0 / (params.spec.key_dim as f32).sqrt())
         }
-        StateRule::Mamba2 => found + step.skip.map_or(0.0, |skip| skip[head]) * v,
+        StateUpdate::Mamba2 { skip, .. } => found + skip[head] * v,
     }
 }
 
@@ -256,15 +294,15 @@ fn to_unit_length(head: &mut [f32]) {
 fn convolve(
     window: &mut Vec<Vec<f32>>,
     newest: Vec<f32>,
-    step: &DeltaStep<'_, Vec<f32>>,
+    params: &Params<'_>,
     widths: [usize; 3],
 ) -> Vec<f32> {
     window.push(newest);
     let kernel = window.len();
     let mut out = Vec::with_capacity(widths.iter().sum());
-    for (part, (weights, width)) in step.convolutions.iter().zip(widths).enumerate() {
+    for (part, (weights, width)) in params.convolutions.iter().zip(widths).enumerate() {
         let first = out.len();
-        let bias = step.conv_biases.map(|biases| biases[part]);
+        let bias = params.conv_biases.map(|biases| biases[part]);
         for channel in 0..width {
             let weights = &weights[channel * kernel..][..kernel];
             let sum = weights

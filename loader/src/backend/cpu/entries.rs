@@ -1,29 +1,64 @@
-//! Entries of far tokens: made of their tokens' numbers, kept in the pages of their sequence, and
-//! attended to beside the tokens of a window. An entry is computed from its own tokens alone and in
-//! their order, so a prompt gives the same bits as its tokens one by one.
+//! Compressed KV entries: computed from their tokens' projections, kept in the pages of their sequence,
+//! and attended to together with the tokens of a window. An entry is computed from its own tokens
+//! alone and in their order, so a prompt gives the same bits as its tokens one by one.
 
 use std::ops::Range;
 
-use shardpack_kernels::{Attention, Floats, KvBlock, KvHead, attend, attention::Order, exp::exp};
+use shardpack_kernels::{
+    Attention as Kernel, Floats, KvBlock, KvHead, attend as attend_one, attention::Order, exp::exp,
+};
 use zerocopy::FromBytes;
 
 use super::{
-    Cache, Tensor,
-    cache::{LINE, index_kind, integers, number_bytes, write_floats},
-    index::{Choice, Gathered},
+    Cache, Cpu, Tensor, TopK,
+    cache::{LINE, element_bytes, index_kind, integers, write_floats},
+    sparse_indexer::{Gathered, top_k_entries},
 };
 use crate::{
-    backend::{AttentionStep, EntryPart, EntryShape, KvType, PoolStep, Qkv, TOKENS_PER_PAGE},
+    backend::{
+        AttentionParams, CompressedEntries, CompressedKv, CompressorInputs, CompressorParams,
+        EntryPart, EntryShape, IndexerInputs, IndexerParams, KvType, Qkv, TOKENS_PER_PAGE,
+    },
     open::Memory,
 };
+
+impl CompressedKv for Cpu {
+    fn compress(
+        &self,
+        inputs: CompressorInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &CompressorParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        compress(inputs, caches, params)
+    }
+
+    fn top_k_entries(
+        &self,
+        inputs: IndexerInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &IndexerParams<'_>,
+    ) -> TopK {
+        top_k_entries(&inputs, caches, params)
+    }
+
+    fn compressed_attention(
+        &self,
+        entries: CompressedEntries<'_, Tensor, TopK>,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        attend(&entries, &qkv, caches, params)
+    }
+}
 
 /// Entries of one layer in a page.
 #[derive(Clone, Debug)]
 pub(super) struct EntryPage {
-    /// Of entries and of the keys that choose them.
+    /// Of entries and of the keys of their indexer.
     parts: [Rows; 2],
-    /// Numbers of the page's last tokens, of which the next page's first entry is made too: of each
-    /// part `[every][c, z]`.
+    /// Elements of the page's last tokens, of which the next page's first entry is made too: of each
+    /// part `[ratio][c, z]`.
     tails: [Vec<f32>; 2],
 }
 
@@ -32,20 +67,20 @@ pub(super) struct EntryPage {
 struct Rows {
     kind: KvType,
     width: usize,
-    numbers: Memory,
+    elements: Memory,
     /// Of integers one for each row.
     scales: Vec<f32>,
 }
 
 impl EntryPage {
     pub(super) fn new(shape: EntryShape, kind: KvType) -> Self {
-        let count = TOKENS_PER_PAGE / shape.every;
+        let count = TOKENS_PER_PAGE / shape.ratio;
         let rows = |part, kind: KvType| {
             let width = shape.width(part);
             Rows {
                 kind,
                 width,
-                numbers: Memory::zeroed(count * width * number_bytes(kind), LINE),
+                elements: Memory::zeroed(count * width * element_bytes(kind), LINE),
                 scales: vec![0.0; if kind == KvType::Q8 { count } else { 0 }],
             }
         };
@@ -58,24 +93,24 @@ impl EntryPage {
 
     /// Entries as blocks of keys and values.
     fn block(&self) -> KvBlock<'_> {
-        let Rows { kind, numbers, scales, .. } = &self.parts[EntryPart::Entries as usize];
+        let Rows { kind, elements, scales, .. } = &self.parts[EntryPart::Entries as usize];
         match kind {
             KvType::Q8 => KvBlock::Q8 {
-                values: <[i8]>::ref_from_bytes(numbers.bytes()).expect(ALIGNED),
+                values: <[i8]>::ref_from_bytes(elements.bytes()).expect(ALIGNED),
                 scales,
             },
-            _ => KvBlock::Floats(floats(*kind, numbers.bytes())),
+            _ => KvBlock::Floats(floats(*kind, elements.bytes())),
         }
     }
 
-    /// Keys that choose entries.
+    /// The indexer's keys.
     fn keys(&self) -> Floats<'_> {
-        let Rows { kind, numbers, .. } = &self.parts[EntryPart::Keys as usize];
-        floats(*kind, numbers.bytes())
+        let Rows { kind, elements, .. } = &self.parts[EntryPart::Keys as usize];
+        floats(*kind, elements.bytes())
     }
 }
 
-const ALIGNED: &str = "memory begins on a line, and rows are whole numbers";
+const ALIGNED: &str = "memory begins on a line, and rows are whole elements";
 
 fn floats(kind: KvType, bytes: &[u8]) -> Floats<'_> {
     let halves = || <[u16]>::ref_from_bytes(bytes).expect(ALIGNED);
@@ -88,9 +123,9 @@ fn floats(kind: KvType, bytes: &[u8]) -> Floats<'_> {
 
 impl Rows {
     fn write(&mut self, row: usize, values: &[f32]) {
-        let span = row * self.width * number_bytes(self.kind)
-            ..(row + 1) * self.width * number_bytes(self.kind);
-        let place = &mut self.numbers.bytes_mut()[span];
+        let span = row * self.width * element_bytes(self.kind)
+            ..(row + 1) * self.width * element_bytes(self.kind);
+        let place = &mut self.elements.bytes_mut()[span];
         if self.kind != KvType::Q8 {
             return write_floats(self.kind, place, values);
         }
@@ -104,28 +139,28 @@ impl Rows {
 
 /// Bytes of a layer's entries in a page.
 pub(super) fn page_bytes(shape: EntryShape, kind: KvType) -> u64 {
-    let count = TOKENS_PER_PAGE / shape.every;
-    let row = shape.width(EntryPart::Entries) * number_bytes(kind)
+    let count = TOKENS_PER_PAGE / shape.ratio;
+    let row = shape.width(EntryPart::Entries) * element_bytes(kind)
         + if kind == KvType::Q8 { size_of::<f32>() } else { 0 }
-        + shape.width(EntryPart::Keys) * number_bytes(index_kind(kind));
+        + shape.width(EntryPart::Keys) * element_bytes(index_kind(kind));
     let tails = [EntryPart::Entries, EntryPart::Keys].map(|part| tail_len(shape, part));
     (count * row + tails.iter().sum::<usize>() * size_of::<f32>()) as u64
 }
 
-/// Numbers of a page's last tokens that are kept.
+/// Elements of a page's last tokens that are kept.
 const fn tail_len(shape: EntryShape, part: EntryPart) -> usize {
-    if shape.overlaps() { shape.every * 2 * shape.width(part) } else { 0 }
+    if shape.overlaps() { shape.ratio * 2 * shape.width(part) } else { 0 }
 }
 
-/// What a sequence carries on in one layer with entries: numbers of its latest tokens, of entries
-/// and of the keys that choose them.
+/// What a sequence carries on in one layer with entries: elements of its latest tokens, of entries
+/// and of the keys of their indexer.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
     pub(super) shape: EntryShape,
     parts: [Latest; 2],
 }
 
-/// Numbers of the tokens of which the next entries are made.
+/// Elements of the tokens of which the next entries are made.
 #[derive(Clone, Debug)]
 struct Latest {
     /// Tokens so far.
@@ -133,7 +168,7 @@ struct Latest {
     /// The first that is held.
     first: usize,
     /// `[token][c, z]`, as wide as they are projected.
-    numbers: Vec<f32>,
+    elements: Vec<f32>,
 }
 
 impl Pending {
@@ -142,57 +177,57 @@ impl Pending {
         let len = pages * TOKENS_PER_PAGE;
         let latest = |part| {
             let (width, columns) = (shape.width(part), shape.columns(part));
-            let mut numbers = Vec::new();
+            let mut elements = Vec::new();
             if let Some(page) = last.filter(|_| shape.overlaps()) {
                 // The second halves of these tokens have gone into an entry already.
                 let tokens = page.tails[part as usize].chunks_exact(2 * width.max(1));
                 for both in tokens.flat_map(|token| token.chunks_exact(width.max(1))) {
-                    numbers.extend_from_slice(both);
-                    numbers.extend(std::iter::repeat_n(0.0, columns - width));
+                    elements.extend_from_slice(both);
+                    elements.extend(std::iter::repeat_n(0.0, columns - width));
                 }
             }
-            let held = numbers.len().checked_div(2 * columns).unwrap_or(0);
-            Latest { len, first: len - held, numbers }
+            let held = elements.len().checked_div(2 * columns).unwrap_or(0);
+            Latest { len, first: len - held, elements }
         };
         Self { shape, parts: [latest(EntryPart::Entries), latest(EntryPart::Keys)] }
     }
 
-    pub(super) fn rewind(&mut self, rows: usize) {
+    pub(super) fn roll_back(&mut self, rows: usize) {
         for part in [EntryPart::Entries, EntryPart::Keys] {
             let token = 2 * self.shape.columns(part);
             let latest = &mut self.parts[part as usize];
-            // A layer without an index has no numbers of its keys.
+            // A layer without an index has no elements of its keys.
             latest.len = latest.len.saturating_sub(rows);
-            latest.numbers.truncate((latest.len.saturating_sub(latest.first)) * token);
+            latest.elements.truncate((latest.len.saturating_sub(latest.first)) * token);
         }
     }
 
-    /// Tokens whose numbers have come.
+    /// Tokens whose elements have come.
     pub(super) fn len(&self) -> usize {
         self.parts[EntryPart::Entries as usize].len
     }
 
     /// Entries of complete tokens.
     fn count(&self, part: EntryPart) -> usize {
-        self.parts[part as usize].len / self.shape.every
+        self.parts[part as usize].len / self.shape.ratio
     }
 }
 
 impl Latest {
-    /// A part of a token's numbers.
+    /// A part of a token's elements.
     fn token(&self, token: usize, columns: usize, part: Range<usize>) -> &[f32] {
         let first = (token - self.first) * 2 * columns;
-        &self.numbers[first + part.start..first + part.end]
+        &self.elements[first + part.start..first + part.end]
     }
 
     /// The entry whose tokens end with the latest one, before its norm.
     fn entry(&self, shape: EntryShape, part: EntryPart, bias: &[f32], out: &mut [f32]) {
-        let (every, width, columns) = (shape.every, shape.width(part), shape.columns(part));
-        let own = self.len - every;
+        let (ratio, width, columns) = (shape.ratio, shape.width(part), shape.columns(part));
+        let own = self.len - ratio;
         // Tokens with the columns that count of them and the row of their bias.
-        let before = own.checked_sub(every).filter(|_| shape.overlaps());
-        let before = before.into_iter().flat_map(|first| (0..every).map(move |at| (first, at, 0)));
-        let tokens = before.chain((0..every).map(|at| (own, at, columns - width)));
+        let before = own.checked_sub(ratio).filter(|_| shape.overlaps());
+        let before = before.into_iter().flat_map(|first| (0..ratio).map(move |at| (first, at, 0)));
+        let tokens = before.chain((0..ratio).map(|at| (own, at, columns - width)));
         let mut largest = vec![f32::NEG_INFINITY; width];
         let z = |(first, at, column): (usize, usize, usize)| {
             let z = self.token(first + at, columns, columns + column..columns + column + width);
@@ -218,24 +253,26 @@ impl Latest {
 }
 
 impl Cache {
-    /// Takes the numbers `c` and `z` of rows and appends the entries that they complete to `out`.
-    fn pool(
+    /// Takes the projections `c` and `z` of rows, of which the last `drafts` may be rolled back, and
+    /// appends the entries that they complete to `out`.
+    fn compress(
         &mut self,
-        (layer, part, drafts): (usize, EntryPart, usize),
+        params: &CompressorParams<'_, Vec<f32>>,
+        drafts: usize,
         [c, z]: [&[f32]; 2],
-        bias: &[f32],
         out: &mut Vec<f32>,
     ) {
+        let CompressorParams { layer, part, bias, .. } = *params;
         let Pending { shape, .. } = self.pending[layer];
-        let (every, width, columns) = (shape.every, shape.width(part), shape.columns(part));
+        let (ratio, width, columns) = (shape.ratio, shape.width(part), shape.columns(part));
         let end = self.pending[layer].parts[part as usize].len + c.len() / columns;
         self.make_room(end);
         for (c, z) in c.chunks_exact(columns).zip(z.chunks_exact(columns)) {
             let latest = &mut self.pending[layer].parts[part as usize];
-            latest.numbers.extend_from_slice(c);
-            latest.numbers.extend_from_slice(z);
+            latest.elements.extend_from_slice(c);
+            latest.elements.extend_from_slice(z);
             latest.len += 1;
-            if !latest.len.is_multiple_of(every) {
+            if !latest.len.is_multiple_of(ratio) {
                 continue;
             }
             let first = out.len();
@@ -243,7 +280,7 @@ impl Cache {
             latest.entry(shape, part, bias, &mut out[first..]);
             if shape.overlaps() && latest.len.is_multiple_of(TOKENS_PER_PAGE) {
                 let mut tail = Vec::with_capacity(tail_len(shape, part));
-                for token in latest.len - every..latest.len {
+                for token in latest.len - ratio..latest.len {
                     tail.extend_from_slice(latest.token(token, columns, 0..width));
                     tail.extend_from_slice(latest.token(token, columns, columns..columns + width));
                 }
@@ -251,124 +288,131 @@ impl Cache {
                 self.own_page(position).entries[layer].tails[part as usize] = tail;
             }
         }
-        // What may be taken back is still followed by tokens of an entry that is complete now.
+        // What may be rolled back is still followed by tokens of an entry that is complete now.
         let latest = &mut self.pending[layer].parts[part as usize];
-        let overlap = if shape.overlaps() { every } else { 0 };
-        let kept = latest.len.saturating_sub(drafts) / every * every;
+        let overlap = if shape.overlaps() { ratio } else { 0 };
+        let kept = latest.len.saturating_sub(drafts) / ratio * ratio;
         let kept = kept.saturating_sub(overlap).max(latest.first);
-        latest.numbers.drain(..(kept - latest.first) * 2 * columns);
+        latest.elements.drain(..(kept - latest.first) * 2 * columns);
         latest.first = kept;
     }
 
     /// Keeps the latest complete entries of a part, `[entries, width]`.
-    pub(super) fn put_entries(&mut self, (layer, part): (usize, EntryPart), entries: &[f32]) {
+    pub(super) fn put_entries(&mut self, layer: usize, part: EntryPart, entries: &[f32]) {
         let pending = &self.pending[layer];
-        let (every, width) = (pending.shape.every, pending.shape.width(part));
+        let (ratio, width) = (pending.shape.ratio, pending.shape.width(part));
         let first = pending.count(part) - entries.len() / width;
         for (entry, values) in (first..).zip(entries.chunks_exact(width)) {
-            let row = entry % (TOKENS_PER_PAGE / every);
+            let row = entry % (TOKENS_PER_PAGE / ratio);
             // Its last token was not there before this step.
-            let page = self.own_page((entry + 1) * every - 1);
+            let page = self.own_page((entry + 1) * ratio - 1);
             page.entries[layer].parts[part as usize].write(row, values);
         }
     }
 
-    /// Blocks of keys that choose entries, those of a page each.
+    /// Blocks of the indexer's keys, those of a page each.
     pub(super) fn entry_keys(&self, layer: usize) -> Vec<Floats<'_>> {
         self.pages.iter().map(|page| page.entries[layer].keys()).collect()
     }
 
-    /// How many entries of a part a step of so many rows completes, and the first row's position.
-    pub(super) fn completed(&self, layer: usize, rows: usize) -> (usize, usize) {
+    /// What a step of so many rows completes in a layer.
+    pub(super) fn completed(&self, layer: usize, rows: usize) -> Completed {
         let Pending { shape, parts } = &self.pending[layer];
         let len = parts[EntryPart::Entries as usize].len;
         let first = len - rows;
-        (len / shape.every - first / shape.every, first)
+        Completed { entries: len / shape.ratio - first / shape.ratio, first }
     }
 }
 
-/// Takes numbers `c` and `z` of the step's rows, and gives the entries that are complete with them.
-pub(super) fn pool(
-    [c, z]: [&Tensor; 2],
+/// What a step completes in one layer of a sequence.
+pub(super) struct Completed {
+    /// Number of entries.
+    pub(super) entries: usize,
+    /// Position of the first row.
+    pub(super) first: usize,
+}
+
+/// Takes the projections of the step's rows, and returns the entries that are complete with them.
+pub(super) fn compress(
+    CompressorInputs { values: c, gates: z }: CompressorInputs<'_, Tensor>,
     caches: &mut [&mut Cache],
-    step: &PoolStep<'_, Vec<f32>>,
+    params: &CompressorParams<'_, Vec<f32>>,
 ) -> Tensor {
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert_eq!(step.lengths.iter().sum::<usize>(), c.rows(), "rows of all sequences");
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+    assert_eq!(params.lengths.iter().sum::<usize>(), c.rows(), "rows of all sequences");
     let mut out = Vec::new();
     let (mut row, mut width) = (0, 1);
-    let drafts = step.drafts.iter().copied().chain(std::iter::repeat(0));
-    for ((cache, length), drafts) in caches.iter_mut().zip(step.lengths).zip(drafts) {
+    let drafts = params.drafts.iter().copied().chain(std::iter::repeat(0));
+    for ((cache, length), drafts) in caches.iter_mut().zip(params.lengths).zip(drafts) {
         let span = row * c.width..(row + length) * c.width;
-        width = cache.pending[step.layer].shape.width(step.part);
-        let at = (step.layer, step.part, drafts);
-        cache.pool(at, [&c.values[span.clone()], &z.values[span]], step.bias, &mut out);
+        width = cache.pending[params.layer].shape.width(params.part);
+        cache.compress(params, drafts, [&c.values[span.clone()], &z.values[span]], &mut out);
         row += length;
     }
     Tensor { width, values: out.into() }
 }
 
 /// Appends keys, which are values, to the caches, keeps new entries, and attends to the tokens of a
-/// window and to entries: those that were chosen, or all that a row sees.
-pub(super) fn attend_beside(
-    (layer, entries, chosen): (usize, &Tensor, Option<&[Choice]>),
+/// window and to entries: the top-k ones, or all that a row sees.
+pub(super) fn attend(
+    compressed: &CompressedEntries<'_, Tensor, TopK>,
     qkv: &Qkv<'_, Tensor>,
     caches: &mut [&mut Cache],
-    (step, window): (&AttentionStep<'_, Vec<f32>>, usize),
+    params: &AttentionParams<'_, Vec<f32>>,
 ) -> Tensor {
+    let CompressedEntries { layer, new: entries, window, .. } = *compressed;
+    let top_k = compressed.top_k.map(|TopK(top_k)| top_k.as_slice());
     let Qkv { q, k, v } = qkv;
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert!(chosen.is_none_or(|chosen| chosen.len() == q.rows()), "a choice for every row");
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+    assert!(top_k.is_none_or(|top_k| top_k.len() == q.rows()), "top-k indices for every row");
     let mut out = Tensor::unset(q.rows(), q.width);
     let mut gathered = Gathered::default();
     let (mut row, mut entry) = (0, 0);
-    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+    for (cache, length) in caches.iter_mut().zip(params.lengths) {
         let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
-        let (new, _) = cache.completed(layer, *length);
-        cache.put_entries(
-            (layer, EntryPart::Entries),
-            &entries.values[of(entries, entry..entry + new)],
-        );
+        let Completed { entries: new, .. } = cache.completed(layer, *length);
+        let put = &entries.values[of(entries, entry..entry + new)];
+        cache.put_entries(layer, EntryPart::Entries, put);
         entry += new;
         let span = of(k, row..row + length);
-        let first = cache.append(step.layer, &k.values[span.clone()], &v.values[span], *length);
-        let every = cache.pending[layer].shape.every;
-        let per_page = TOKENS_PER_PAGE / every;
+        let first = cache.append(params.layer, &k.values[span.clone()], &v.values[span], *length);
+        let ratio = cache.pending[layer].shape.ratio;
+        let per_page = TOKENS_PER_PAGE / ratio;
         let blocks: Vec<_> = cache.pages.iter().map(|page| page.entries[layer].block()).collect();
-        let tokens = cache.heads(step.layer);
+        let tokens = cache.heads(params.layer);
         let tokens = tokens.heads();
         let [head] = &tokens[..] else { unreachable!("keys that are values have one head") };
         for (row, position) in (row..row + length).zip(first..) {
             gathered.clear();
-            match chosen.and_then(|chosen| chosen[row].as_ref()) {
+            match top_k.and_then(|top_k| top_k[row].as_ref()) {
                 Some(entries) => {
                     for entry in entries {
                         let (page, at) = (*entry as usize / per_page, *entry as usize % per_page);
-                        gathered.add(blocks[page], at..at + 1, step.head_dim);
+                        gathered.add(blocks[page], at..at + 1, params.head_dim);
                     }
                 }
                 None => {
-                    gathered.add_run(&blocks, 0..(position + 1) / every, per_page, step.head_dim);
+                    gathered.add_run(&blocks, 0..(position + 1) / ratio, per_page, params.head_dim);
                 }
             }
             let seen = (position + 1).saturating_sub(window)..position + 1;
-            gathered.add_run(head.keys, seen, TOKENS_PER_PAGE, step.head_dim);
-            let keys = gathered.blocks(step.head_dim);
-            let attention = Attention {
-                head_dim: step.head_dim,
-                scale: step.scale,
-                softcap: step.softcap,
-                sinks: step.sinks.map(Vec::as_slice),
+            gathered.add_run(head.keys, seen, TOKENS_PER_PAGE, params.head_dim);
+            let keys = gathered.blocks(params.head_dim);
+            let attention = Kernel {
+                head_dim: params.head_dim,
+                scale: params.scale,
+                softcap: params.softcap,
+                sinks: params.sinks.map(Vec::as_slice),
                 window: None,
                 chunk: None,
                 chosen: None,
-                q_to_kv: step.q_to_kv,
+                q_to_kv: params.q_to_kv,
                 order: Order::Rows,
                 heads: &[KvHead { keys: &keys, values: &keys }],
-                first_position: gathered.keys(step.head_dim) - 1,
+                first_position: gathered.keys(params.head_dim) - 1,
             };
             let span = of(q, row..row + 1);
-            attend(&q.values[span.clone()], &attention, &mut out.values[span]);
+            attend_one(&q.values[span.clone()], &attention, &mut out.values[span]);
         }
         row += length;
     }
@@ -376,4 +420,5 @@ pub(super) fn attend_beside(
 }
 
 #[cfg(test)]
+#[path = "entries/tests.rs"]
 mod tests;

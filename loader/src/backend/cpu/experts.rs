@@ -1,50 +1,77 @@
 //! Experts: rows are gathered by expert, so that each expert's weights are read once and only for
 //! the rows that go to it.
 //!
-//! Every row's summands are added in the order of the experts, so its bits do not depend on which
+//! Every row's terms are added in the order of the experts, so its bits do not depend on which
 //! other rows there are.
 
-use shardpack_formats::spec::{Activation, ClampedSwiglu};
+use shardpack_formats::spec::{Activation, ClampedSwiglu, Router};
 use shardpack_kernels::{elementwise, matmul};
 
-use super::{Routes, StoredMatrix, Tensor};
-use crate::backend::ExpertStep;
+use super::{Cpu, Routes, Tensor, route};
+use crate::backend::{ExpertParams, MixtureOfExperts, RouterVectors, StoredMatrix};
+
+impl MixtureOfExperts for Cpu {
+    type Routes = Routes;
+
+    fn route(
+        &self,
+        logits: Tensor,
+        router: &Router,
+        top_k: u32,
+        vectors: RouterVectors<'_, Vec<f32>>,
+    ) -> Routes {
+        route::route(&logits.values, logits.width, router, top_k as usize, vectors)
+    }
+
+    fn hash_route(&self, logits: Tensor, router: &Router, experts: &[u32], top_k: u32) -> Routes {
+        route::hash_route(&logits.values, logits.width, router, experts, top_k as usize)
+    }
+
+    fn experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        params: &ExpertParams<'_, StoredMatrix, Vec<f32>>,
+    ) -> Tensor {
+        experts(x, routes, params)
+    }
+}
 
 /// A row that goes to an expert.
-struct Guest {
+struct RoutedRow {
     row: usize,
     weight: f32,
 }
 
-/// `Σ weight · expert(x)` over each row's experts that are held here, and over those that give what
-/// they read.
-pub(super) fn experts(
+/// `Σ weight · expert(x)` over each row's experts that are held here, and over zero-computation
+/// experts.
+fn experts(
     x: &Tensor,
     routes: &Routes,
-    step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
+    params: &ExpertParams<'_, StoredMatrix, Vec<f32>>,
 ) -> Tensor {
-    let count = step.held.len();
-    let mut guests: Vec<Vec<Guest>> = (0..count).map(|_| Vec::new()).collect();
+    let count = params.held.len();
+    let mut routed: Vec<Vec<RoutedRow>> = (0..count).map(|_| Vec::new()).collect();
     for (index, (expert, weight)) in routes.experts.iter().zip(&routes.weights).enumerate() {
         let expert = *expert as usize;
-        if step.held.contains(&expert) {
-            let guest = Guest { row: index / routes.top_k, weight: *weight };
-            guests[expert - step.held.start].push(guest);
+        if params.held.contains(&expert) {
+            let routed_row = RoutedRow { row: index / routes.top_k, weight: *weight };
+            routed[expert - params.held.start].push(routed_row);
         }
     }
-    let hidden = step.down.outputs / count;
+    let hidden = params.down.outputs / count;
     let mut out = Tensor::zeros(x.rows(), hidden);
-    for (expert, guests) in guests.iter().enumerate().filter(|(_, guests)| !guests.is_empty()) {
-        let part = one_expert(x, guests, expert, step);
-        for (guest, part) in guests.iter().zip(part.chunks_exact(hidden)) {
-            let out = &mut out.values[guest.row * hidden..][..hidden];
-            let factor = if step.weighs_inputs { 1.0 } else { guest.weight };
+    for (expert, routed) in routed.iter().enumerate().filter(|(_, routed)| !routed.is_empty()) {
+        let part = one_expert(x, routed, expert, params);
+        for (routed_row, part) in routed.iter().zip(part.chunks_exact(hidden)) {
+            let out = &mut out.values[routed_row.row * hidden..][..hidden];
+            let factor = if params.weighs_inputs { 1.0 } else { routed_row.weight };
             for (out, part) in out.iter_mut().zip(part) {
                 *out += factor * part;
             }
         }
     }
-    if let Some(first) = step.identities {
+    if let Some(first) = params.identities {
         add_identities(&mut out, x, routes, first);
     }
     out
@@ -69,44 +96,44 @@ fn add_identities(out: &mut Tensor, x: &Tensor, routes: &Routes, first: usize) {
 
 fn one_expert(
     x: &Tensor,
-    guests: &[Guest],
+    routed: &[RoutedRow],
     expert: usize,
-    step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
+    params: &ExpertParams<'_, StoredMatrix, Vec<f32>>,
 ) -> Vec<f32> {
-    let count = step.held.len();
-    let rows = guests.iter().flat_map(|guest| {
-        let factor = if step.weighs_inputs { guest.weight } else { 1.0 };
-        x.values[guest.row * x.width..][..x.width].iter().map(move |value| value * factor)
+    let count = params.held.len();
+    let rows = routed.iter().flat_map(|routed_row| {
+        let factor = if params.weighs_inputs { routed_row.weight } else { 1.0 };
+        x.values[routed_row.row * x.width..][..x.width].iter().map(move |value| value * factor)
     });
     let gathered: Vec<f32> = rows.collect();
     let project = |x: &[f32], matrix: &StoredMatrix, bias: Option<&Vec<f32>>| {
         let outputs = matrix.outputs / count;
-        let mut out = vec![0.0; guests.len() * outputs];
+        let mut out = vec![0.0; routed.len() * outputs];
         matmul(x, &matrix.rows(expert * outputs..(expert + 1) * outputs), &mut out);
         if let Some(bias) = bias {
             elementwise::add_bias(&mut out, &bias[expert * outputs..][..outputs]);
         }
         out
     };
-    let mut up = project(&gathered, step.up, step.up_bias);
-    let Some(gate) = step.gate else {
-        match step.activation {
+    let mut up = project(&gathered, params.up, params.up_bias);
+    let Some(gate) = params.gate else {
+        match params.activation {
             Activation::ReluSquared => elementwise::relu_squared(&mut up),
             Activation::GeluTanh => elementwise::gelu_tanh(&mut up),
             Activation::Gelu => elementwise::gelu(&mut up),
             _ => elementwise::silu(&mut up),
         }
-        return project(&up, step.down, step.down_bias);
+        return project(&up, params.down, params.down_bias);
     };
-    let mut gate = project(&gathered, gate, step.gate_bias);
-    match (step.clamped, step.limit, step.activation) {
+    let mut gate = project(&gathered, gate, params.gate_bias);
+    match (params.clamped, params.limit, params.activation) {
         (Some(clamped), ..) => clamped_swiglu(&mut gate, &up, clamped),
         (None, Some(limit), _) => limited_swiglu(&mut gate, &up, limit),
         (None, None, Activation::GeluTanhGlu) => elementwise::gelu_tanh_glu(&mut gate, &up),
         (None, None, Activation::GeluGlu) => elementwise::gelu_glu(&mut gate, &up),
         (None, None, _) => elementwise::silu_glu(&mut gate, &up),
     }
-    project(&gate, step.down, step.down_bias)
+    project(&gate, params.down, params.down_bias)
 }
 
 /// `gate = min(silu(gate), limit) · clamp(up, −limit, limit)`.

@@ -5,10 +5,25 @@ use std::ops::Range;
 
 use shardpack_kernels::matmul;
 
-use super::{StoredMatrix, Tensor};
+use super::{Cpu, Tensor};
+use crate::backend::{HeadOps, StoredMatrix};
+
+impl HeadOps for Cpu {
+    fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
+        slice(x, width, part)
+    }
+
+    fn join_heads(&self, a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
+        join(a, b, heads)
+    }
+
+    fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
+        linear(x, stack, heads)
+    }
+}
 
 /// Columns `part` of every head of `width` columns.
-pub(super) fn slice(x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
+fn slice(x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
     assert!(x.width.is_multiple_of(width) && part.end <= width, "parts of heads");
     let heads = x.values.chunks_exact(width);
     let mut out = Tensor::unset(x.rows(), x.width / width * part.len());
@@ -19,7 +34,7 @@ pub(super) fn slice(x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
 }
 
 /// Each head of `a` with the same head of `b` behind it.
-pub(super) fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
+fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
     assert_eq!(a.rows(), b.rows(), "rows of both parts");
     let [left, right] = [a.width / heads, b.width / heads];
     let mut out = Tensor::unset(a.rows(), a.width + b.width);
@@ -32,7 +47,7 @@ pub(super) fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
 }
 
 /// Every head times its own matrix of the stack.
-pub(super) fn linear(x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
+fn linear(x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
     let (rows, inputs, outputs) = (x.rows(), stack.inputs, stack.outputs / heads);
     assert_eq!(x.width, heads * inputs, "inputs of every head");
     let mut out = Tensor::zeros(rows, heads * outputs);

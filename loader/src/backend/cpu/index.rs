@@ -1,156 +1,194 @@
-//! Attention to chosen keys: the choice, and the keys brought together.
+//! Sparse attention: the indexer's top-k keys, and attention to them, gathered.
 
 use std::ops::Range;
 
 use shardpack_kernels::{
-    Attention, Floats, KvBlock, KvHead, attend,
+    Attention as Kernel, Floats, KvBlock, KvHead, attend as attend_one,
     attention::{Index, KEYS_PER_BLOCK, Order, largest},
 };
 
-use super::{Cache, Tensor};
-use crate::backend::{AttentionStep, EntryPart, IndexInputs, IndexStep, Qkv};
+use super::{Cache, Cpu, Tensor, compressed_kv::Completed};
+use crate::backend::{
+    AttentionParams, EntryPart, IndexerInputs, IndexerParams, Qkv, SparseIndexer,
+};
 
 /// Scores that are held at the same time: 32 MiB. Rows beyond follow one after the other.
 pub(super) const MAX_SCORES: usize = 8 << 20;
 
 /// What a row attends to, counted from its sequence's beginning, in ascending order; none where this
 /// is everything.
-pub(super) type Choice = Option<Vec<u32>>;
+pub(super) type RowIndices = Option<Vec<u32>>;
 
-/// What the rows of a step attend to.
-pub enum Chosen {
-    /// Keys, for each row.
-    Keys(Vec<Choice>),
-    /// Blocks of so many keys, for each row and, within it, each key-value head.
-    Blocks(usize, Vec<Choice>),
+/// The keys, or the compressed KV entries, that each row of a step attends to.
+pub struct TopK(pub(super) Vec<RowIndices>);
+
+impl SparseIndexer for Cpu {
+    type TopK = TopK;
+
+    fn top_k_keys(
+        &self,
+        inputs: IndexerInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &IndexerParams<'_>,
+    ) -> TopK {
+        top_k_keys(&inputs, caches, params)
+    }
+
+    fn sparse_attention(
+        &self,
+        top_k: &TopK,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        attend(top_k, &qkv, caches, params)
+    }
 }
 
-/// Appends keys to the caches and chooses among them.
-pub(super) fn choose(
-    inputs: &IndexInputs<'_, Tensor>,
+/// Rows of one sequence in a step.
+#[derive(Clone)]
+struct SequenceRows {
+    /// Among the rows of the step.
+    rows: Range<usize>,
+    /// Position of the first.
+    first: usize,
+}
+
+/// Index keys of one sequence, in blocks of [`KEYS_PER_BLOCK`] tokens.
+struct IndexKeys<'a> {
+    blocks: &'a [Floats<'a>],
+    /// Tokens that each key stands for.
+    ratio: usize,
+}
+
+/// Appends keys to the caches and selects among them.
+fn top_k_keys(
+    inputs: &IndexerInputs<'_, Tensor>,
     caches: &mut [&mut Cache],
-    step: &IndexStep<'_>,
-) -> Chosen {
+    params: &IndexerParams<'_>,
+) -> TopK {
     let k = inputs.k;
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert_eq!(step.lengths.iter().sum::<usize>(), k.rows(), "rows of all sequences");
-    let mut chosen = Vec::with_capacity(k.rows());
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+    assert_eq!(params.lengths.iter().sum::<usize>(), k.rows(), "rows of all sequences");
+    let mut top_k = Vec::with_capacity(k.rows());
     let mut row = 0;
-    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+    for (cache, length) in caches.iter_mut().zip(params.lengths) {
         let rows = row..row + length;
         let first =
-            cache.append_index(step.layer, &k.values[rows.start * k.width..rows.end * k.width]);
-        chosen.extend(best(inputs, (rows, first), (&cache.index(step.layer), 1), step));
+            cache.append_index(params.layer, &k.values[rows.start * k.width..rows.end * k.width]);
+        let keys = IndexKeys { blocks: &cache.index(params.layer), ratio: 1 };
+        top_k.extend(best(inputs, SequenceRows { rows, first }, keys, params));
         row += length;
     }
-    Chosen::Keys(chosen)
+    TopK(top_k)
 }
 
-/// Keeps the keys of new entries and chooses among those of all.
-pub(super) fn choose_entries(
-    inputs: &IndexInputs<'_, Tensor>,
+/// Keeps the index keys of new entries and selects among those of all.
+pub(super) fn top_k_entries(
+    inputs: &IndexerInputs<'_, Tensor>,
     caches: &mut [&mut Cache],
-    step: &IndexStep<'_>,
-) -> Chosen {
+    params: &IndexerParams<'_>,
+) -> TopK {
     let k = inputs.k;
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert_eq!(step.lengths.iter().sum::<usize>(), inputs.q.rows(), "rows of all sequences");
-    let mut chosen = Vec::with_capacity(inputs.q.rows());
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+    assert_eq!(params.lengths.iter().sum::<usize>(), inputs.q.rows(), "rows of all sequences");
+    let mut top_k = Vec::with_capacity(inputs.q.rows());
     let (mut row, mut entry) = (0, 0);
-    for (cache, length) in caches.iter_mut().zip(step.lengths) {
-        let (new, first) = cache.completed(step.layer, *length);
+    for (cache, length) in caches.iter_mut().zip(params.lengths) {
+        let Completed { entries: new, first } = cache.completed(params.layer, *length);
         let span = entry * k.width..(entry + new) * k.width;
-        cache.put_entries((step.layer, EntryPart::Keys), &k.values[span]);
-        let blocks = (cache.entry_keys(step.layer), cache.entry_shape(step.layer).every);
-        chosen.extend(best(inputs, (row..row + length, first), (&blocks.0, blocks.1), step));
+        cache.put_entries(params.layer, EntryPart::Keys, &k.values[span]);
+        let blocks = cache.entry_keys(params.layer);
+        let keys = IndexKeys { blocks: &blocks, ratio: cache.entry_shape(params.layer).ratio };
+        let rows = SequenceRows { rows: row..row + length, first };
+        top_k.extend(best(inputs, rows, keys, params));
         entry += new;
         row += length;
     }
-    Chosen::Keys(chosen)
+    TopK(top_k)
 }
 
-/// The best keys of each row of one sequence, of which the first stands at `first`: those of
-/// `every` tokens each, in blocks of [`KEYS_PER_BLOCK`] tokens.
+/// The top-k keys of each row of one sequence.
 fn best(
-    inputs: &IndexInputs<'_, Tensor>,
-    (rows, first): (Range<usize>, usize),
-    (blocks, every): (&[Floats<'_>], usize),
-    step: &IndexStep<'_>,
-) -> Vec<Choice> {
+    inputs: &IndexerInputs<'_, Tensor>,
+    SequenceRows { rows, first }: SequenceRows,
+    IndexKeys { blocks, ratio }: IndexKeys<'_>,
+    params: &IndexerParams<'_>,
+) -> Vec<RowIndices> {
     let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
     let length = rows.len();
-    // Rows that see no more keys than are chosen.
-    let all = ((step.top_k + 1) * every - 1).saturating_sub(first).min(length);
-    let mut chosen = vec![None; all];
+    // Rows that see no more keys than are selected.
+    let all = ((params.top_k + 1) * ratio - 1).saturating_sub(first).min(length);
+    let mut top_k = vec![None; all];
     let at_once = (MAX_SCORES / (blocks.len() * KEYS_PER_BLOCK).max(1)).max(1);
     let mut from = all;
     while from < length {
         let until = length.min(from + at_once);
         let some = rows.start + from..rows.start + until;
-        let seen = (first + until) / every;
-        let keys = &blocks[..seen.div_ceil(KEYS_PER_BLOCK / every)];
-        let (heads, width) = (step.heads, step.width);
-        let index = Index { heads, width, every, keys, first_position: first + from };
+        let seen = (first + until) / ratio;
+        let keys = &blocks[..seen.div_ceil(KEYS_PER_BLOCK / ratio)];
+        let (heads, width) = (params.heads, params.width);
+        let index = Index { heads, width, every: ratio, keys, first_position: first + from };
         let mut scores = Tensor::unset(until - from, index.columns());
         let q = &inputs.q.values[of(inputs.q, some.clone())];
         let weights = &inputs.weights.values[of(inputs.weights, some)];
         index.scores(q, Some(weights), &mut scores.values);
         for (position, scores) in (first + from..).zip(scores.values.chunks_exact(index.columns()))
         {
-            chosen.push(Some(largest(&index.seen(scores, position), step.top_k)));
+            top_k.push(Some(largest(&index.seen(scores, position), params.top_k)));
         }
         from = until;
     }
-    chosen
+    top_k
 }
 
-/// Appends keys and values to the caches and attends to the chosen keys.
-pub(super) fn attend_to(
-    chosen: &[Choice],
+/// Appends keys and values to the caches and attends to the top-k keys.
+fn attend(
+    TopK(top_k): &TopK,
     qkv: &Qkv<'_, Tensor>,
     caches: &mut [&mut Cache],
-    step: &AttentionStep<'_, Vec<f32>>,
+    params: &AttentionParams<'_, Vec<f32>>,
 ) -> Tensor {
     let Qkv { q, k, v } = qkv;
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert_eq!(chosen.len(), q.rows(), "a choice for every row");
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+    assert_eq!(top_k.len(), q.rows(), "top-k indices for every row");
     let mut out = Tensor::unset(q.rows(), q.width);
     let mut gathered = Gathered::default();
     let mut row = 0;
-    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+    for (cache, length) in caches.iter_mut().zip(params.lengths) {
         let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
         let rows = row..row + length;
         let span = of(k, rows.clone());
-        let first = cache.append(step.layer, &k.values[span.clone()], &v.values[span], *length);
-        let blocks = cache.heads(step.layer);
+        let first = cache.append(params.layer, &k.values[span.clone()], &v.values[span], *length);
+        let blocks = cache.heads(params.layer);
         let heads = blocks.heads();
         let [head] = &heads[..] else { unreachable!("keys that are values have one head") };
-        let mut attend = |rows: Range<usize>, keys: &[KvBlock<'_>], first_position: usize| {
-            let attention = Attention {
-                head_dim: step.head_dim,
-                scale: step.scale,
-                softcap: step.softcap,
-                sinks: step.sinks.map(Vec::as_slice),
+        let mut attend_rows = |rows: Range<usize>, keys: &[KvBlock<'_>], first_position: usize| {
+            let attention = Kernel {
+                head_dim: params.head_dim,
+                scale: params.scale,
+                softcap: params.softcap,
+                sinks: params.sinks.map(Vec::as_slice),
                 window: None,
                 chunk: None,
                 chosen: None,
-                q_to_kv: step.q_to_kv,
+                q_to_kv: params.q_to_kv,
                 order: Order::Rows,
                 heads: &[KvHead { keys, values: keys }],
                 first_position,
             };
             let span = of(q, rows);
-            attend(&q.values[span.clone()], &attention, &mut out.values[span]);
+            attend_one(&q.values[span.clone()], &attention, &mut out.values[span]);
         };
-        let all = chosen[rows.clone()].iter().take_while(|keys| keys.is_none()).count();
+        let all = top_k[rows.clone()].iter().take_while(|keys| keys.is_none()).count();
         if all > 0 {
             let keys = &head.keys[..(first + all).div_ceil(KEYS_PER_BLOCK)];
-            attend(row..row + all, keys, first);
+            attend_rows(row..row + all, keys, first);
         }
         for row in rows.skip(all) {
-            let Some(keys) = &chosen[row] else { unreachable!("later rows have more keys") };
-            gathered.take(head.keys, keys, step.head_dim);
-            attend(row..row + 1, &gathered.blocks(step.head_dim), keys.len() - 1);
+            let Some(keys) = &top_k[row] else { unreachable!("later rows have more keys") };
+            gathered.take(head.keys, keys, params.head_dim);
+            attend_rows(row..row + 1, &gathered.blocks(params.head_dim), keys.len() - 1);
         }
         row += length;
     }

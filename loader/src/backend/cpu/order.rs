@@ -1,4 +1,5 @@
-//! Which matrices come after which: the same in every step, so the last one tells.
+//! Which matrix follows which, so that its beginning is prefetched: the order is the same in every
+//! step, so the last step tells.
 
 use std::{
     collections::HashMap,
@@ -9,7 +10,7 @@ use shardpack_kernels::{Beginning, Matrix};
 
 /// What is known about the order of products.
 #[derive(Default)]
-pub(super) struct Order(Mutex<Known>);
+pub(super) struct PrefetchOrder(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -18,7 +19,7 @@ struct Known {
     last: Option<usize>,
 }
 
-impl Order {
+impl PrefetchOrder {
     /// Takes note of products with these matrices, and returns what came after them the last time.
     pub(super) fn note(&self, matrices: &[Matrix<'_>]) -> Option<Arc<Beginning>> {
         let name = matrices.first()?.address();
@@ -43,7 +44,7 @@ mod tests {
     fn what_came_next_is_known_when_it_comes_again() {
         let weights: Vec<Vec<f32>> = (0..3).map(|_| vec![0.0; 6]).collect();
         let matrix = |index: usize| Matrix::plain(2, 3, Floats::F32(&weights[index]));
-        let order = Order::default();
+        let order = PrefetchOrder::default();
         let knows = |index: usize| order.note(&[matrix(index)]).is_some();
         assert_eq!([0, 1, 2].map(knows), [false; 3]);
         // What comes after the last one is learnt with the first.

@@ -5,8 +5,32 @@
 
 use shardpack_mlx::{Array, Element, Library};
 
-use super::entries::{self, Entries, EntryPage};
-use crate::backend::{CacheShape, EntryShape, KvType, TOKENS_PER_PAGE};
+use super::{
+    Mlx,
+    compressed_kv::{self, Entries, EntryPage},
+};
+use crate::backend::{CacheShape, EntryShape, KvCache, KvType, TOKENS_PER_PAGE};
+
+impl KvCache for Mlx {
+    type Cache = Cache;
+    type Page = Page;
+
+    fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
+        self.pool.install(|| Cache::new(self.library, self.element(), shape, pages))
+    }
+
+    fn page(&self, cache: &Cache, index: usize) -> Page {
+        self.pool.install(|| cache.page(index))
+    }
+
+    fn page_bytes(&self, shape: &CacheShape) -> u64 {
+        page_bytes(shape, self.element())
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv
+    }
+}
 
 /// Keys and values of one sequence; grows by pages.
 pub struct Cache {
@@ -68,11 +92,11 @@ pub(super) const fn element(kind: KvType) -> Option<Element> {
 /// Bytes of one page.
 pub(super) fn page_bytes(shape: &CacheShape, element: Element) -> u64 {
     let parts = if shape.keys_are_values { 1 } else { 2 };
-    let numbers: usize = shape.layers.iter().map(|layer| layer.kv_heads * layer.head_dim).sum();
-    let numbers = numbers * parts + shape.indexes * shape.index_width;
-    let numbers = numbers * TOKENS_PER_PAGE * element.size_bytes();
-    let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape));
-    numbers as u64 + entries.sum::<u64>()
+    let elements: usize = shape.layers.iter().map(|layer| layer.kv_heads * layer.head_dim).sum();
+    let elements = elements * parts + shape.indexes * shape.index_width;
+    let elements = elements * TOKENS_PER_PAGE * element.size_bytes();
+    let entries = shape.entries.iter().map(|shape| compressed_kv::page_bytes(*shape));
+    elements as u64 + entries.sum::<u64>()
 }
 
 impl LayerCache {

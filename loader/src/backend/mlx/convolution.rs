@@ -4,25 +4,36 @@ use std::ops::Range;
 
 use shardpack_mlx::{Array, Binary, Element};
 
-use super::{Cache, Tensor};
-use crate::backend::{ConvolutionInputs, ConvolutionStep};
+use super::{Cache, Mlx, Tensor};
+use crate::backend::{ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams};
+
+impl ShortConvolution for Mlx {
+    fn short_convolution(
+        &self,
+        inputs: ShortConvolutionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &ShortConvolutionParams<'_, Array>,
+    ) -> Tensor {
+        short_convolution(&inputs, caches, params)
+    }
+}
 
 /// Short convolutions of all sequences; each cache's state moves on by its rows.
-pub(super) fn short_convolution(
-    inputs: &ConvolutionInputs<'_, Tensor>,
+fn short_convolution(
+    inputs: &ShortConvolutionInputs<'_, Tensor>,
     caches: &mut [&mut Cache],
-    step: &ConvolutionStep<'_, Array>,
+    params: &ShortConvolutionParams<'_, Array>,
 ) -> Tensor {
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
     let library = inputs.x.array.library();
     let (rows, width) = (inputs.x.rows, inputs.x.width);
     let newest = inputs.b.array.binary(Binary::Multiply, &inputs.x.array);
-    let taps = step.taps.reshape(&[width, step.kernel]);
+    let taps = params.taps.reshape(&[width, params.kernel]);
     let mut outputs = Vec::with_capacity(caches.len());
     let mut row = 0;
-    for (cache, &length) in caches.iter_mut().zip(step.lengths) {
+    for (cache, &length) in caches.iter_mut().zip(params.lengths) {
         let own = newest.slice(0, row, row + length);
-        outputs.push(sequence(&own, &taps, cache.state(step.layer), 0..length));
+        outputs.push(sequence(&own, &taps, cache.state(params.layer), 0..length));
         row += length;
     }
     let array = library.concat(&outputs.iter().collect::<Vec<_>>(), 0);

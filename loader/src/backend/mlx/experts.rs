@@ -5,8 +5,38 @@ use shardpack_formats::spec::{
 };
 use shardpack_mlx::{Array, Binary, Element, Reduce, Unary};
 
-use super::{Matrix, Tensor, silu, silu_like};
-use crate::backend::{ExpertStep, RouterVectors};
+use super::{
+    Matrix, Mlx, Tensor,
+    dense::{silu, silu_like},
+};
+use crate::backend::{ExpertParams, MixtureOfExperts, RouterVectors};
+
+impl MixtureOfExperts for Mlx {
+    type Routes = Routes;
+
+    fn route(
+        &self,
+        logits: Tensor,
+        router: &Router,
+        top_k: u32,
+        vectors: RouterVectors<'_, Array>,
+    ) -> Routes {
+        route(&logits, router, top_k as usize, vectors)
+    }
+
+    fn hash_route(&self, logits: Tensor, router: &Router, experts: &[u32], top_k: u32) -> Routes {
+        hash_route(&logits, router, experts, top_k as usize)
+    }
+
+    fn experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        params: &ExpertParams<'_, Matrix, Array>,
+    ) -> Tensor {
+        experts(x, routes, params)
+    }
+}
 
 /// The experts of each row `[rows, top_k]` and their weights `[rows, top_k]`.
 #[derive(Debug)]
@@ -16,7 +46,7 @@ pub struct Routes {
 }
 
 /// Chooses experts by logits `[rows, experts]`. Equal scores are decided as MLX sorts them.
-pub(super) fn route(
+fn route(
     logits: &Tensor,
     router: &Router,
     top_k: usize,
@@ -42,8 +72,8 @@ pub(super) fn route(
     Routes { experts, weights }
 }
 
-/// Weighs experts that are chosen already, `top_k` for each row.
-pub(super) fn route_to(logits: &Tensor, router: &Router, taken: &[u32], top_k: usize) -> Routes {
+/// Hash routing: weighs the experts of a table, `top_k` for each row.
+fn hash_route(logits: &Tensor, router: &Router, taken: &[u32], top_k: usize) -> Routes {
     // Numbers of experts are whole and below 2^24, which floats hold.
     let taken: Vec<f32> = taken.iter().map(|expert| *expert as f32).collect();
     let experts = logits.array.library().floats(&taken, &[logits.rows, top_k]);
@@ -127,14 +157,14 @@ fn within_groups(choice: &Array, rows: usize, experts: usize, groups: &ExpertGro
     stays.choose(&grouped, &outside).reshape(&[rows, experts])
 }
 
-/// `Σ weight · expert(x)` over each row's experts that are held here, and over those that give what
-/// they read.
-pub(super) fn experts(x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix, Array>) -> Tensor {
-    let (count, top_k) = (step.held.len(), routes.experts.shape()[1]);
-    let (local, weights) = held_here(routes, step, count);
+/// `Σ weight · expert(x)` over each row's experts that are held here, and over zero-computation
+/// experts.
+fn experts(x: &Tensor, routes: &Routes, params: &ExpertParams<'_, Matrix, Array>) -> Tensor {
+    let (count, top_k) = (params.held.len(), routes.experts.shape()[1]);
+    let Routes { experts: local, weights } = held_here(routes, params, count);
     let mut input = x.array.reshape(&[x.rows, 1, 1, x.width]);
     let mut weights = weights.reshape(&[x.rows, top_k, 1]);
-    if step.weighs_inputs {
+    if params.weighs_inputs {
         let factors = weights.reshape(&[x.rows, top_k, 1, 1]);
         input = input.binary(Binary::Multiply, &factors);
         // Experts of other ranks still count nothing.
@@ -151,20 +181,22 @@ pub(super) fn experts(x: &Tensor, routes: &Routes, step: &ExpertStep<'_, Matrix,
             None => y,
         }
     };
-    let up = project(&input, step.up, step.up_bias);
-    let gate = step.gate.map(|gate| project(&input, gate, step.gate_bias));
-    let inner = match (gate, step.clamped, step.limit) {
-        (None, ..) => silu_like(step.activation, &up),
+    let up = project(&input, params.up, params.up_bias);
+    let gate = params.gate.map(|gate| project(&input, gate, params.gate_bias));
+    let inner = match (gate, params.clamped, params.limit) {
+        (None, ..) => silu_like(params.activation, &up),
         (Some(gate), Some(clamped), _) => clamped_swiglu(&gate, &up, clamped),
         (Some(gate), None, Some(limit)) => limited_swiglu(&gate, &up, limit),
-        (Some(gate), None, None) => silu_like(step.activation, &gate).binary(Binary::Multiply, &up),
+        (Some(gate), None, None) => {
+            silu_like(params.activation, &gate).binary(Binary::Multiply, &up)
+        }
     };
-    let out = project(&inner, step.down, step.down_bias);
-    let hidden = step.down.outputs() / count;
+    let out = project(&inner, params.down, params.down_bias);
+    let hidden = params.down.outputs() / count;
     let out = out.reshape(&[x.rows, top_k, hidden]);
     let sum = out.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
     let mut array = sum.reshape(&[x.rows, hidden]);
-    if let Some(first) = step.identities {
+    if let Some(first) = params.identities {
         array = array.binary(Binary::Add, &identities(x, routes, first));
     }
     Tensor { rows: x.rows, width: hidden, array }
@@ -183,20 +215,16 @@ fn x_rows(x: &Array) -> usize {
     x.shape()[0]
 }
 
-/// The routes in numbers of this rank; experts of other ranks count nothing.
-fn held_here(
-    routes: &Routes,
-    step: &ExpertStep<'_, Matrix, Array>,
-    count: usize,
-) -> (Array, Array) {
+/// The routes with experts counted among those of this rank; experts of other ranks have no weight.
+fn held_here(routes: &Routes, params: &ExpertParams<'_, Matrix, Array>, count: usize) -> Routes {
     let shifted = routes.experts.cast(Element::F32);
-    let shifted = shifted.with_constant(Binary::Subtract, step.held.start as f32);
+    let shifted = shifted.with_constant(Binary::Subtract, params.held.start as f32);
     let above = shifted.with_constant(Binary::GreaterEqual, 0.0);
     let below = shifted.with_constant(Binary::Less, count as f32);
     let here = above.binary(Binary::And, &below);
     let nothing = routes.weights.library().full(0.0, Element::F32, &[]);
     let local = here.choose(&shifted, &nothing).cast(Element::U32);
-    (local, here.choose(&routes.weights, &nothing))
+    Routes { experts: local, weights: here.choose(&routes.weights, &nothing) }
 }
 
 /// `min(silu(gate), limit) · clamp(up, −limit, limit)`.

@@ -2,10 +2,10 @@
 
 use shardpack_formats::Spec;
 
-use super::{LoadError, Place, layout_error};
+use super::{LoadError, PipelineStage, layout_error};
 
 /// That what experts leave is added by a layer that is run here, and that nothing else is done to it.
-pub(super) fn check(spec: &Spec, stage: Option<&Place>) -> Result<(), LoadError> {
+pub(super) fn check(spec: &Spec, stage: Option<&PipelineStage>) -> Result<(), LoadError> {
     let Some(moe) = spec.moe.as_ref().filter(|moe| moe.deferred) else { return Ok(()) };
     if moe.beside.is_some() || moe.after.is_some() {
         return Err(layout_error("moe.deferred", &"experts alone", &"norms of what they give"));
@@ -47,9 +47,16 @@ mod tests {
         Spec { moe: Some(moe), layers, ..models::spec("llama") }
     }
 
-    fn stage(layers: std::ops::Range<usize>) -> Place {
+    fn stage(layers: std::ops::Range<usize>) -> PipelineStage {
         let (is_first, is_last) = (layers.start == 0, layers.end == 4);
-        Place { layers, ranks: 0..1, is_first, is_last, taken_from: None, given_to: Vec::new() }
+        PipelineStage {
+            layers,
+            ranks: 0..1,
+            is_first,
+            is_last,
+            recv_from: None,
+            send_to: Vec::new(),
+        }
     }
 
     #[test]

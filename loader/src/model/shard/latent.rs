@@ -2,7 +2,7 @@
 
 use shardpack_formats::Spec;
 
-use super::{LoadError, MAX_WIDTH, Place, layout_error};
+use super::{LoadError, MAX_WIDTH, PipelineStage, layout_error};
 
 /// Widths of latent attention.
 pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
@@ -27,7 +27,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
 }
 
 /// What chooses keys, and that layers which go by an earlier one's choice come after one.
-pub(super) fn check_index(spec: &Spec, stage: Option<&Place>) -> Result<(), LoadError> {
+pub(super) fn check_index(spec: &Spec, stage: Option<&PipelineStage>) -> Result<(), LoadError> {
     let index = spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
     let first = stage.map_or(0, |stage| stage.layers.start);
     let shares = |layer: usize| spec.layers.get(layer).is_some_and(|it| it.shares_keys);

@@ -9,7 +9,7 @@ use super::{LoadError, MAX_WIDTH, layout_error, partition, ranges, read_heads};
 
 /// Heads of linear attention.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Linear {
+pub struct LinearHeads {
     /// Key heads held here.
     pub keys: Range<usize>,
     /// Value heads held here.
@@ -23,10 +23,10 @@ pub struct Linear {
 /// The axis of value heads, where they are what is cut.
 const VALUE_AXIS: &str = "lin_v";
 
-pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<Linear, LoadError> {
+pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<LinearHeads, LoadError> {
     let Some(delta) = &spec.delta else {
         return match spec.layers.iter().position(|layer| layer.delta) {
-            None => Ok(Linear::default()),
+            None => Ok(LinearHeads::default()),
             Some(layer) => {
                 let what = format!("layer {layer}");
                 Err(layout_error(&what, &"no linear attention", &"linear attention"))
@@ -56,8 +56,8 @@ pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<Linear
         let keys = partition(layout, "lin_k", key_heads, key_dim)?[rank].clone();
         (keys.clone(), keys.start * per_key..keys.end * per_key)
     };
-    let v_to_k = read_heads(|head| head / per_key, (rank, &values), &keys)?;
-    Ok(Linear { keys, values, v_to_k, by_values })
+    let v_to_k = read_heads(|head| head / per_key, rank, &values, &keys)?;
+    Ok(LinearHeads { keys, values, v_to_k, by_values })
 }
 
 /// Channels of short convolutions held here.

@@ -1,15 +1,15 @@
-//! Entries as they are made and kept, in steps of any length, on pages of others and after rows that
-//! were taken back.
+//! Compressed KV entries as they are computed and cached: in steps of any length, on pages of other
+//! sequences and after rows were rolled back.
 
 use super::*;
 use crate::backend::{CacheShape, LayerShape};
 
 const WIDTH: usize = 8;
 
-/// Entries that are chosen, whose tokens overlap, and entries that are all attended to.
+/// Entries with an indexer, whose tokens overlap, and entries that are all attended to.
 const SHAPES: [EntryShape; 2] = [
-    EntryShape { every: 4, width: WIDTH, key_width: 4 },
-    EntryShape { every: 32, width: WIDTH, key_width: 0 },
+    EntryShape { ratio: 4, width: WIDTH, key_width: 4 },
+    EntryShape { ratio: 32, width: WIDTH, key_width: 0 },
 ];
 
 fn shape() -> CacheShape {
@@ -28,7 +28,7 @@ fn numbers(first: usize, count: usize, seed: f32) -> Vec<f32> {
 }
 
 fn bias(layer: usize, part: EntryPart) -> Vec<f32> {
-    numbers(0, SHAPES[layer].every * SHAPES[layer].columns(part), 5.0)
+    numbers(0, SHAPES[layer].ratio * SHAPES[layer].columns(part), 5.0)
 }
 
 /// Numbers `c` and `z` of some tokens.
@@ -49,22 +49,23 @@ fn parts(layer: usize) -> &'static [EntryPart] {
     }
 }
 
-/// Runs a step of some tokens, of which the last may be taken back, and gives the entries that are
+/// Runs a step of some tokens, of which the last may be rolled back, and returns the entries that are
 /// complete with it, of every part of every layer.
 fn step(cache: &mut Cache, tokens: Range<usize>, drafts: usize) -> Vec<Vec<f32>> {
     let mut found = Vec::new();
     for layer in 0..SHAPES.len() {
         for part in parts(layer) {
             let [c, z] = of_tokens(layer, *part, tokens.clone());
-            let at = PoolStep {
+            let at = CompressorParams {
                 layer,
                 part: *part,
                 lengths: &[tokens.len()],
                 drafts: &[drafts],
                 bias: &bias(layer, *part),
             };
-            let entries = pool([&c, &z], &mut [&mut *cache], &at);
-            cache.put_entries((layer, *part), &entries.values);
+            let inputs = CompressorInputs { values: &c, gates: &z };
+            let entries = compress(inputs, &mut [&mut *cache], &at);
+            cache.put_entries(layer, *part, &entries.values);
             found.push(entries.values.to_vec());
         }
         let k = numbers(tokens.start * WIDTH, tokens.len() * WIDTH, 9.0);
@@ -77,7 +78,7 @@ fn step(cache: &mut Cache, tokens: Range<usize>, drafts: usize) -> Vec<Vec<f32>>
 fn kept(cache: &Cache, tokens: usize) -> Vec<String> {
     let mut found = Vec::new();
     for (layer, shape) in SHAPES.iter().enumerate() {
-        let (each, count) = (TOKENS_PER_PAGE / shape.every, tokens / shape.every);
+        let (each, count) = (TOKENS_PER_PAGE / shape.ratio, tokens / shape.ratio);
         for (page, keys) in cache.entry_keys(layer).into_iter().enumerate() {
             let held = count.saturating_sub(page * each).min(each);
             let mut gathered = Gathered::default();
@@ -95,20 +96,27 @@ fn an_entry_is_the_sum_of_its_tokens_by_their_softmax() {
         for part in parts(layer) {
             let (width, columns) = (shape.width(*part), shape.columns(*part));
             let mut cache = Cache::new(&shape_of(layer), KvType::F32, &[]);
-            let [c, z] = of_tokens(layer, *part, 0..3 * shape.every + 1);
+            let [c, z] = of_tokens(layer, *part, 0..3 * shape.ratio + 1);
             let bias = bias(layer, *part);
             let rows = c.rows();
-            let at = PoolStep { layer: 0, part: *part, lengths: &[rows], drafts: &[], bias: &bias };
-            let found = pool([&c, &z], &mut [&mut cache], &at);
+            let at = CompressorParams {
+                layer: 0,
+                part: *part,
+                lengths: &[rows],
+                drafts: &[],
+                bias: &bias,
+            };
+            let inputs = CompressorInputs { values: &c, gates: &z };
+            let found = compress(inputs, &mut [&mut cache], &at);
             assert_eq!((found.rows(), found.width), (3, width));
             for (entry, found) in found.values.chunks_exact(width).enumerate() {
                 for (column, found) in found.iter().enumerate() {
-                    let own = (0..shape.every).map(|at| (entry, at, columns - width));
-                    let before = (0..shape.every).map(|at| (entry.wrapping_sub(1), at, 0));
+                    let own = (0..shape.ratio).map(|at| (entry, at, columns - width));
+                    let before = (0..shape.ratio).map(|at| (entry.wrapping_sub(1), at, 0));
                     let overlaps = shape.overlaps() && entry > 0;
                     let terms = before.filter(|_| overlaps).chain(own).map(|(entry, at, first)| {
                         let column = first + column;
-                        let number = (entry * shape.every + at) * columns + column;
+                        let number = (entry * shape.ratio + at) * columns + column;
                         let z =
                             f64::from(z.values[number]) + f64::from(bias[at * columns + column]);
                         (z.exp(), f64::from(c.values[number]))
@@ -129,7 +137,7 @@ fn shape_of(layer: usize) -> CacheShape {
 }
 
 #[test]
-fn steps_pages_of_others_and_rows_taken_back_change_no_entry() {
+fn steps_shared_pages_and_rolled_back_rows_change_no_entry() {
     for kind in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8] {
         let tokens = 600;
         let mut whole = Cache::new(&shape(), kind, &[]);
@@ -151,20 +159,20 @@ fn steps_pages_of_others_and_rows_taken_back_change_no_entry() {
             }
             check(&cache, &found, &format!("steps of {each}"));
         }
-        // Up to three rows are taken back after every step.
+        // Up to three rows are rolled back after every step.
         let (mut cache, mut found, mut at) = (Cache::new(&shape(), kind, &[]), Vec::new(), 0);
         while at < tokens {
             let (taken, back) = (1 + at % 5, (at % 4).min(tokens - at));
             let until = tokens.min(at + taken);
             if back > 0 {
                 step(&mut cache, at..at + back, back);
-                cache.rewind(back);
+                cache.roll_back(back);
             }
             let more = step(&mut cache, at..until, 0);
             joined(&mut found, more);
             at = until;
         }
-        check(&cache, &found, "rows taken back");
+        check(&cache, &found, "rows rolled back");
         let pages = [whole.page(0), whole.page(1)];
         let mut second = Cache::new(&shape(), kind, &pages);
         let rest = step(&mut second, 512..tokens, 0);
