@@ -1,4 +1,4 @@
-//! Parallel dense + MoE blocks (Gemma 4): a dense network and a mixture of experts, each between
+//! Parallel dense + `MoE` blocks (Gemma 4): a dense network and a mixture of experts, each between
 //! norms of its own.
 //!
 //! `post_dense(dense(normed)) + post_experts(experts(pre_experts(x)))`, where the router reads the
@@ -53,7 +53,7 @@ impl<B: Backend> ParallelDenseMoe<B> {
         let dense = pass.all_reduce(self.dense.forward(pass, normed))?;
         let dense = self.post_dense.apply(backend, &dense);
         let read = self.pre_experts.apply(backend, x);
-        let input = MoeInput { router: x, experts: &read };
+        let input = &MoeInput { router: x, experts: &read };
         let experts = pass.all_reduce(self.experts.partial(pass, input))?;
         Ok(backend.add(dense, &self.post_experts.apply(backend, &experts)))
     }

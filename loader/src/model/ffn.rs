@@ -18,7 +18,7 @@ pub(super) enum FeedForward<B: Backend> {
     Moe(Box<Moe<B>>),
     /// A dense network and a mixture of experts, each between norms of its own (Gemma 4).
     ParallelDenseMoe(Box<ParallelDenseMoe<B>>),
-    /// Shortcut-connected MoE (LongCat Flash).
+    /// Shortcut-connected mixture of experts (`LongCat` Flash).
     ShortcutMoe(Box<ShortcutMoe<B>>),
 }
 
@@ -62,7 +62,7 @@ impl<B: Backend> FeedForward<B> {
         x: &B::Tensor,
         normed: &B::Tensor,
     ) -> Result<FfnOutput<B::Tensor>, StepError> {
-        let input = MoeInput { router: normed, experts: normed };
+        let input = &MoeInput { router: normed, experts: normed };
         Ok(match self {
             Self::Dense(ffn) => {
                 // The shortcut's partial sums are reduced in the same all-reduce.

@@ -15,7 +15,7 @@ use crate::backend::{Backend, StepError};
 /// One rank's part of a mixer.
 pub(super) enum Mixer<B: Backend> {
     /// Multi-head, grouped-query or multi-query attention, dense or block-sparse.
-    Attention(Attention<B>),
+    Attention(Box<Attention<B>>),
     /// Multi-head latent attention, dense or sparse by an indexer.
     Mla(Box<Mla<B>>),
     /// Attention to a window and to compressed KV entries.
@@ -25,7 +25,7 @@ pub(super) enum Mixer<B: Backend> {
     /// Attention and linear attention read the same and are added up (Falcon-H1).
     ParallelHybrid(Box<ParallelHybrid<B>>),
     /// A gated short convolution.
-    ShortConvolution(ShortConvolution<B>),
+    ShortConvolution(Box<ShortConvolution<B>>),
 }
 
 /// Attention beside linear attention.
@@ -47,7 +47,7 @@ impl<B: Backend> Mixer<B> {
         }
         if let Some(convolution) = spec.convolution.as_ref().filter(|_| form.convolution) {
             let convolution = ShortConvolution::load(loader, layer, convolution)?;
-            return Ok(Self::ShortConvolution(convolution));
+            return Ok(Self::ShortConvolution(Box::new(convolution)));
         }
         if let Some(compressed) = &spec.compressed {
             let attention = CompressedAttention::load(loader, layer, compressed)?;
@@ -55,7 +55,7 @@ impl<B: Backend> Mixer<B> {
         }
         match &spec.mla {
             Some(mla) => Ok(Self::Mla(Box::new(Mla::load(loader, layer, mla)?))),
-            None => Attention::load(loader, layer).map(Self::Attention),
+            None => Ok(Self::Attention(Box::new(Attention::load(loader, layer)?))),
         }
     }
 

@@ -38,7 +38,6 @@ pub(super) struct Moe<B: Backend> {
 }
 
 /// What the router and the experts read, `[tokens, hidden_size]`.
-#[derive(Clone, Copy)]
 pub(super) struct MoeInput<'a, T> {
     pub(super) router: &'a T,
     pub(super) experts: &'a T,
@@ -113,7 +112,7 @@ impl<B: Backend> Moe<B> {
     pub(super) fn forward(
         &self,
         pass: &ForwardPass<'_, B>,
-        input: MoeInput<'_, B::Tensor>,
+        input: &MoeInput<'_, B::Tensor>,
     ) -> Result<FfnOutput<B::Tensor>, StepError> {
         let part = self.partial(pass, input);
         Ok(match &self.post {
@@ -126,7 +125,7 @@ impl<B: Backend> Moe<B> {
     pub(super) fn partial(
         &self,
         pass: &ForwardPass<'_, B>,
-        input: MoeInput<'_, B::Tensor>,
+        input: &MoeInput<'_, B::Tensor>,
     ) -> Option<B::Tensor> {
         let (backend, x) = (pass.backend, input.experts);
         let routed = self.experts.as_ref().map(|experts| {

@@ -35,7 +35,7 @@ pub(super) enum QueryKeyNorm<B: Backend> {
     PerHead(QueriesAndKeys<Norm<B>>),
     /// Each head by itself after the rotary embedding (Hunyuan).
     PerHeadAfterRope(QueriesAndKeys<Norm<B>>),
-    /// All heads together before the rotary embedding (OLMo 2): one more all-reduce.
+    /// All heads together before the rotary embedding (`OLMo` 2): one more all-reduce.
     AllHeads(QueriesAndKeys<Norm<B>>),
     /// Each head by itself after the rotary embedding, with a gain of ones (Llama 4).
     UnscaledAfterRope(B::Vector),

@@ -6,7 +6,7 @@
 //! | parallel | `x += mixer(pre(x)) + ffn(pre(x))`, one all-reduce for both |
 //! | hyper-connections | several streams; see [`hyper_connections`](super::hyper_connections) |
 //!
-//! Pre-norm (Llama), post-norm (OLMo 2) and sandwich norm (Gemma 2) are sequential wirings with other
+//! Pre-norm (Llama), post-norm (`OLMo` 2) and sandwich norm (Gemma 2) are sequential wirings with other
 //! norms.
 
 use shardpack_formats::hex::HexF32;

@@ -28,7 +28,7 @@ pub(super) struct ForwardPass<'a, B: Backend> {
 pub(super) struct CrossLayer<B: Backend> {
     /// The top-k indices of the last indexer; layers without an indexer of their own reuse them.
     pub(super) top_k: Option<B::TopK>,
-    /// This rank's partial sum of a shortcut-connected MoE, which the next layer adds.
+    /// This rank's partial sum of a shortcut-connected mixture of experts, which the next layer adds.
     pub(super) shortcut: Option<B::Tensor>,
 }
 

@@ -298,6 +298,7 @@ fn top_k_entries(
 }
 
 /// Entries of a sequence, and the tokens of each.
+#[derive(Clone, Copy)]
 struct EntryCount {
     total: usize,
     ratio: usize,

@@ -82,21 +82,58 @@ fn sequence(
     let all = library.concat(&[&window, &new], 0);
     let mixed = convolve(&all, rows.len(), params, &size);
     let total = rows.len() + size.kernel - 1;
-    let (beta, norm, is_kda) = match params.update {
-        StateUpdate::GatedDeltaNet { beta, norm } => (beta, norm, false),
-        StateUpdate::Kda { beta, norm } => (beta, norm, true),
+    let gates = RowInputs { mixed: &mixed, a: part(inputs.a), z: part(inputs.z) };
+    let out = match params.update {
+        StateUpdate::GatedDeltaNet { beta, norm } => {
+            let rule = DeltaRule { beta: part(beta), norm, is_kda: false };
+            delta_rule(&gates, &mut memory, &rule, params, &size)
+        }
+        StateUpdate::Kda { beta, norm } => {
+            let rule = DeltaRule { beta: part(beta), norm, is_kda: true };
+            delta_rule(&gates, &mut memory, &rule, params, &size)
+        }
         StateUpdate::Mamba2 { skip, norm } => {
-            let gates = MambaInputs { mixed: &mixed, a: part(inputs.a), z: part(inputs.z) };
-            let out = mamba(&gates, &mut memory, MambaWeights { skip, norm }, params, &size);
-            *state = vec![all.slice(0, rows.len(), total), memory];
-            return out;
+            mamba(&gates, &mut memory, &MambaWeights { skip, norm }, params, &size)
         }
     };
+    *state = vec![all.slice(0, rows.len(), total), memory];
+    out
+}
+
+/// What a state update reads of some rows.
+struct RowInputs<'a> {
+    /// Queries, keys and values after their convolutions.
+    mixed: &'a Array,
+    /// Decay.
+    a: Array,
+    /// Output gate.
+    z: Array,
+}
+
+/// What the delta rule has of its own.
+struct DeltaRule<'a> {
+    beta: Array,
+    norm: &'a Array,
+    /// Kimi Delta Attention, else Gated `DeltaNet`.
+    is_kda: bool,
+}
+
+/// The delta rule over the rows of one sequence: their result, normalised and gated; the memory moves
+/// on.
+fn delta_rule(
+    RowInputs { mixed, a, z }: &RowInputs<'_>,
+    memory: &mut Array,
+    DeltaRule { beta, norm, is_kda }: &DeltaRule<'_>,
+    params: &Params<'_>,
+    size: &Sizes,
+) -> Array {
+    let library = mixed.library();
+    let rows = mixed.shape()[0];
     // As many keys as values: value heads share a key head.
     let key_heads = key_heads(library, params);
     let heads = |from: usize| {
         let x = mixed.slice(1, from, from + size.keys);
-        let x = x.reshape(&[rows.len(), params.key_heads, 1, size.key_dim]);
+        let x = x.reshape(&[rows, params.key_heads, 1, size.key_dim]);
         let squares = x.unary(Unary::Square).reduce(Reduce::Sum, 3);
         let length = squares.with_constant(Binary::Add, LENGTH_EPS).unary(Unary::Rsqrt);
         let x = x.binary(Binary::Multiply, &length);
@@ -105,12 +142,12 @@ fn sequence(
     let q = heads(0).with_constant(Binary::Multiply, 1.0 / (size.key_dim as f32).sqrt());
     let k = heads(size.keys);
     let v = mixed.slice(1, 2 * size.keys, 2 * size.keys + size.values);
-    let v = v.reshape(&[rows.len(), size.value_heads, size.value_dim, 1]);
-    let each = |x: Array| x.reshape(&[rows.len(), size.value_heads, 1, 1]);
-    let time = part(inputs.a).binary(Binary::Add, params.dt_bias);
+    let v = v.reshape(&[rows, size.value_heads, size.value_dim, 1]);
+    let each = |x: Array| x.reshape(&[rows, size.value_heads, 1, 1]);
+    let time = a.binary(Binary::Add, params.dt_bias);
     let rate = params.a_log.unary(Unary::Exp);
-    let fade = if is_kda {
-        let wide = time.reshape(&[rows.len(), params.key_heads, 1, size.key_dim]);
+    let fade = if *is_kda {
+        let wide = time.reshape(&[rows, params.key_heads, 1, size.key_dim]);
         let rate = rate.reshape(&[1, size.value_heads, 1, 1]);
         kda_decay(&rate, &wide.take(&key_heads, 1), params.spec)
     } else {
@@ -118,26 +155,24 @@ fn sequence(
         each(rate.binary(Binary::Multiply, &time.binary(Binary::LogAddExp, &zero)))
     };
     let decay = fade.unary(Unary::Negative).unary(Unary::Exp);
-    let beta = each(part(beta).unary(Unary::Sigmoid));
-    let mut outputs = Vec::with_capacity(rows.len());
-    for row in 0..rows.len() {
+    let beta = each(beta.unary(Unary::Sigmoid));
+    let mut outputs = Vec::with_capacity(rows);
+    for row in 0..rows {
         let at = |x: &Array| {
             let shape = x.shape();
             x.slice(0, row, row + 1).reshape(&shape[1..])
         };
-        memory = memory.binary(Binary::Multiply, &at(&decay));
+        *memory = memory.binary(Binary::Multiply, &at(&decay));
         let (q, k) = (at(&q), at(&k));
         let held = memory.binary(Binary::Multiply, &k).reduce(Reduce::Sum, 2);
         let change = at(&v).binary(Binary::Subtract, &held).binary(Binary::Multiply, &at(&beta));
-        memory = memory.binary(Binary::Add, &change.binary(Binary::Multiply, &k));
+        *memory = memory.binary(Binary::Add, &change.binary(Binary::Multiply, &k));
         let out = memory.binary(Binary::Multiply, &q).reduce(Reduce::Sum, 2);
         outputs.push(out.reshape(&[1, size.value_heads, size.value_dim]));
     }
-    *state = vec![all.slice(0, rows.len(), total), memory];
     let out = library.concat(&outputs.iter().collect::<Vec<_>>(), 0);
-    let out = out.rms_norm(Some(norm), params.spec.eps.0).reshape(&[rows.len(), size.values]);
-    let z = part(inputs.z);
-    out.binary(Binary::Multiply, &if is_kda { z.unary(Unary::Sigmoid) } else { silu(&z) })
+    let out = out.rms_norm(Some(norm), params.spec.eps.0).reshape(&[rows, size.values]);
+    out.binary(Binary::Multiply, &if *is_kda { z.unary(Unary::Sigmoid) } else { silu(z) })
 }
 
 /// What is subtracted from the logarithm of each channel in KDA.
@@ -150,16 +185,6 @@ fn kda_decay(rate: &Array, time: &Array, delta: &Delta) -> Array {
     rate.binary(Binary::Multiply, &time.binary(Binary::LogAddExp, &zero))
 }
 
-/// What Mamba-2 reads of some rows.
-struct MambaInputs<'a> {
-    /// Queries, keys and values after their convolutions.
-    mixed: &'a Array,
-    /// Time steps.
-    a: Array,
-    /// Output gate.
-    z: Array,
-}
-
 /// What Mamba-2 has of its own.
 struct MambaWeights<'a> {
     skip: &'a Array,
@@ -168,9 +193,9 @@ struct MambaWeights<'a> {
 
 /// Mamba-2 over the rows of one sequence: their result, gated and normalised; the memory moves on.
 fn mamba(
-    MambaInputs { mixed, a, z }: &MambaInputs<'_>,
+    RowInputs { mixed, a, z }: &RowInputs<'_>,
     memory: &mut Array,
-    weights: MambaWeights<'_>,
+    weights: &MambaWeights<'_>,
     params: &Params<'_>,
     size: &Sizes,
 ) -> Array {
