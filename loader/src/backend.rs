@@ -33,7 +33,8 @@ pub use dense::{DenseOps, NormParams, RotatedPart, Xielu};
 pub use head_ops::HeadOps;
 pub use hyper_connections::{HyperConnections, StreamParams};
 pub use kv_cache::{
-    CacheShape, EntryPart, EntryShape, KvCache, KvRollback, KvType, LayerShape, TOKENS_PER_PAGE,
+    CacheShape, CompressedKvPart, CompressedKvShape, KvCache, KvRollback, KvType, LayerShape,
+    TOKENS_PER_PAGE,
 };
 pub use linear_attention::{
     LinearAttention, LinearAttentionInputs, LinearAttentionParams, StateUpdate,

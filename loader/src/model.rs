@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use shardpack_formats::Spec;
 
-use crate::backend::{Backend, CacheShape, EntryShape, LayerShape, Ranks, StepError};
+use crate::backend::{Backend, CacheShape, CompressedKvShape, LayerShape, Ranks, StepError};
 
 mod attention;
 #[path = "model/blocks.rs"]
@@ -177,10 +177,10 @@ impl<B: Backend> Model<B> {
     }
 
     /// Compressed KV entries of a layer, if it has some.
-    fn entry_shape(&self, layer: usize) -> Option<EntryShape> {
+    fn entry_shape(&self, layer: usize) -> Option<CompressedKvShape> {
         let index = self.spec.compressed.as_ref()?.index.as_ref();
         let entries = self.spec.layers[layer].entries?;
-        Some(EntryShape {
+        Some(CompressedKvShape {
             ratio: entries.every as usize,
             width: self.spec.attention.head_dim as usize,
             key_width: index.filter(|_| entries.chosen).map_or(0, |index| index.width as usize),

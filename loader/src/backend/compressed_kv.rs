@@ -1,7 +1,7 @@
 //! Compressed KV entries (DeepSeek V4: CSA and HCA): distant tokens are attended to through entries,
 //! each compressed from several tokens.
 
-use super::{AttentionParams, EntryPart, IndexerInputs, IndexerParams, Qkv, SparseIndexer};
+use super::{AttentionParams, CompressedKvPart, IndexerInputs, IndexerParams, Qkv, SparseIndexer};
 
 /// Compression of keys and values, and attention to the compressed entries.
 pub trait CompressedKv: SparseIndexer {
@@ -51,7 +51,7 @@ pub struct CompressorParams<'a, V> {
     /// The layer, counted among those that keep entries here.
     pub layer: usize,
     /// What is made.
-    pub part: EntryPart,
+    pub part: CompressedKvPart,
     /// Rows of each sequence, in the order of the caches.
     pub lengths: &'a [usize],
     /// The last of them that may be rolled back; empty where none are.

@@ -69,7 +69,7 @@ pub struct CacheShape {
     /// Width of an indexer's key.
     pub index_width: usize,
     /// Layers that keep compressed KV entries besides.
-    pub entries: Vec<EntryShape>,
+    pub entries: Vec<CompressedKvShape>,
 }
 
 /// Keys and values of one token in one layer.
@@ -83,7 +83,7 @@ pub struct LayerShape {
 
 /// Compressed KV entries of one layer, each of several tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EntryShape {
+pub struct CompressedKvShape {
     /// Tokens per entry, a divisor of [`TOKENS_PER_PAGE`].
     pub ratio: usize,
     /// Width of an entry.
@@ -93,7 +93,7 @@ pub struct EntryShape {
     pub key_width: usize,
 }
 
-impl EntryShape {
+impl CompressedKvShape {
     /// Whether an entry also covers the tokens of the entry before it.
     #[must_use]
     pub const fn overlaps(&self) -> bool {
@@ -102,24 +102,24 @@ impl EntryShape {
 
     /// Width of a part.
     #[must_use]
-    pub const fn width(&self, part: EntryPart) -> usize {
+    pub const fn width(&self, part: CompressedKvPart) -> usize {
         match part {
-            EntryPart::Entries => self.width,
-            EntryPart::Keys => self.key_width,
+            CompressedKvPart::Entries => self.width,
+            CompressedKvPart::Keys => self.key_width,
         }
     }
 
     /// Projected values `c` of a token, and as many gates `z`: where entries overlap, those for
     /// the next entry come first.
     #[must_use]
-    pub const fn columns(&self, part: EntryPart) -> usize {
+    pub const fn columns(&self, part: CompressedKvPart) -> usize {
         self.width(part) * if self.overlaps() { 2 } else { 1 }
     }
 }
 
 /// What a compressor makes of several tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryPart {
+pub enum CompressedKvPart {
     /// Compressed KV entries, which are keys and values.
     Entries = 0,
     /// The indexer's keys.

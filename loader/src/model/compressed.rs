@@ -22,7 +22,7 @@ use super::{
     step::ForwardPass,
 };
 use crate::backend::{
-    AttentionParams, Backend, CompressedEntries, EntryPart, NormParams, Qkv, RotatedPart,
+    AttentionParams, Backend, CompressedEntries, CompressedKvPart, NormParams, Qkv, RotatedPart,
 };
 
 /// One rank's part of such attention.
@@ -140,7 +140,7 @@ impl<B: Backend> CompressedAttention<B> {
         let out = match &weights.distant {
             DistantTokens::Ignored => backend.attention(qkv, caches, &params),
             DistantTokens::Compressed { compressor, indexer, window, entry_slot } => {
-                let new = compressor.compress(pass, EntryPart::Entries, x, caches);
+                let new = compressor.compress(pass, CompressedKvPart::Entries, x, caches);
                 let top_k = indexer.as_ref().map(|it| it.top_k_entries(pass, &latent, x, caches));
                 let entries = CompressedEntries {
                     layer: *entry_slot,

@@ -16,7 +16,7 @@ use super::{
     step::{EntryKind, ForwardPass},
 };
 use crate::backend::{
-    Backend, CompressorInputs, CompressorParams, EntryPart, IndexerInputs, IndexerParams,
+    Backend, CompressedKvPart, CompressorInputs, CompressorParams, IndexerInputs, IndexerParams,
     NormParams, RotatedPart,
 };
 
@@ -79,7 +79,7 @@ impl<B: Backend> Compressor<B> {
     pub(super) fn compress(
         &self,
         pass: &ForwardPass<'_, B>,
-        part: EntryPart,
+        part: CompressedKvPart,
         x: &B::Tensor,
         caches: &mut [&mut B::Cache],
     ) -> B::Tensor {
@@ -133,7 +133,7 @@ impl<B: Backend> EntryIndexer<B> {
         caches: &mut [&mut B::Cache],
     ) -> B::TopK {
         let backend = pass.backend;
-        let k = self.keys.compress(pass, EntryPart::Keys, x, caches);
+        let k = self.keys.compress(pass, CompressedKvPart::Keys, x, caches);
         let q = backend.linear(latent, &self.q);
         let q = match pass.rotation(self.rope) {
             Some(rotation) => backend.rotate(q, rotation, self.keys.rotated),

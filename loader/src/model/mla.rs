@@ -209,12 +209,13 @@ impl<B: Backend> Mla<B> {
 }
 
 impl<B: Backend> Latent<B> {
-    /// None where nothing of the projection is held here.
+    /// A projection to `width` elements, the first `normed_width` of which are normalised. None where
+    /// nothing of it is held here.
     fn load(
         loader: &Loader<'_, B>,
-        [module, norm]: [&str; 2],
-        width: u32,
-        normed_width: u32,
+        module: &str,
+        norm: &str,
+        [width, normed_width]: [u32; 2],
         has_bias: bool,
     ) -> Result<Option<Self>, LoadError> {
         let gain = TensorSlice::whole(normed_width as usize);
@@ -236,16 +237,15 @@ impl<B: Backend> Weights<B> {
         let (held, attention) = (&loader.shard.heads.q, &loader.spec.attention);
         let heads = |width: u32| TensorSlice::heads(held, attention.heads, width);
         let hidden = loader.hidden();
-        let names = [name("kv_a_proj_with_mqa"), name("kv_a_layernorm")];
-        let names = [names[0].as_str(), names[1].as_str()];
-        let kv = Latent::load(loader, names, form.kv_rank + form.rope, form.kv_rank, form.bias)?;
+        let (module, norm) = (name("kv_a_proj_with_mqa"), name("kv_a_layernorm"));
+        let width = form.kv_rank + form.rope;
+        let kv = Latent::load(loader, &module, &norm, [width, form.kv_rank], form.bias)?;
         let q_heads = heads(form.nope + form.rope);
         let (q_latent, q) = match form.q_rank {
             None => (None, loader.matrix(&name("q_proj"), &q_heads, &hidden)?),
             Some(rank) => {
-                let names = [name("q_a_proj"), name("q_a_layernorm")];
-                let names = [names[0].as_str(), names[1].as_str()];
-                let latent = Latent::load(loader, names, rank, rank, form.bias)?;
+                let (module, norm) = (name("q_a_proj"), name("q_a_layernorm"));
+                let latent = Latent::load(loader, &module, &norm, [rank, rank], form.bias)?;
                 let inputs = TensorSlice::whole(rank as usize);
                 (latent, loader.matrix(&name("q_b_proj"), &q_heads, &inputs)?)
             }

@@ -384,12 +384,12 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// A combination that no architecture has would be computed in silence.
+/// Refuses combinations that no architecture has and that the layers do not compute.
 fn check_block(spec: &Spec) -> Result<(), LoadError> {
     let Block { after_attention, after_ffn, parallel, .. } = &spec.block;
     let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some() || moe.after.is_some());
     if spec.moe.as_ref().is_some_and(|moe| moe.activation == Activation::Xielu) {
-        return Err(layout_error("experts", &"an activation without numbers", &"xIELU"));
+        return Err(layout_error("experts", &"an activation without parameters", &"xIELU"));
     }
     if *parallel && (after_attention.is_some() || after_ffn.is_some() || beside) {
         return Err(layout_error("a parallel block", &"no norms after its parts", &"some"));
@@ -403,7 +403,7 @@ fn check_block(spec: &Spec) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Several residual streams: their widths, and that nothing else is made of the one.
+/// Hyper-connections: their widths, and that the block has no other residual wiring.
 fn check_streams(spec: &Spec) -> Result<(), LoadError> {
     let Some(streams) = &spec.streams else { return Ok(()) };
     let width = u64::from(streams.count) * u64::from(spec.hidden_size);

@@ -12,11 +12,13 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     Cpu,
-    compressed_kv::{self, EntryPage, Pending},
+    compressed_kv::{self, CompressedKvPage, Pending},
     linear_attention::State,
 };
 use crate::{
-    backend::{CacheShape, EntryShape, KvCache, KvRollback, KvType, LayerShape, TOKENS_PER_PAGE},
+    backend::{
+        CacheShape, CompressedKvShape, KvCache, KvRollback, KvType, LayerShape, TOKENS_PER_PAGE,
+    },
     open::Memory,
 };
 
@@ -150,7 +152,7 @@ pub struct Page {
     /// For each index `[token][index_width]`.
     index: Memory,
     /// Of each layer with entries.
-    pub(super) entries: Vec<EntryPage>,
+    pub(super) entries: Vec<CompressedKvPage>,
 }
 
 /// Bytes of a line of the cache, which are those of the widest vector too: none of a row then lies
@@ -165,8 +167,9 @@ impl Page {
     /// Page `index` of a sequence. Memory that was never written is not resident: the system gives
     /// it when it is touched.
     fn new(
-        (offsets, indexes): (&Arc<[LayerOffset]>, Indexes),
-        entries: impl Iterator<Item = EntryShape>,
+        offsets: &Arc<[LayerOffset]>,
+        indexes: Indexes,
+        entries: impl Iterator<Item = CompressedKvShape>,
         kind: KvType,
         index: usize,
     ) -> Self {
@@ -186,12 +189,12 @@ impl Page {
             scales: vec![0.0; if kind == KvType::Q8 { rows } else { 0 }],
             index_width: indexes.width,
             index: memory(indexes.bytes(kind)),
-            entries: entries.map(|shape| EntryPage::new(shape, kind)).collect(),
+            entries: entries.map(|shape| CompressedKvPage::new(shape, kind)).collect(),
         }
     }
 
-    /// A row of an index is given its elements.
-    fn write_index(&mut self, (index, row): (usize, usize), values: &[f32]) {
+    /// Writes a key of an indexer.
+    fn write_index(&mut self, index: usize, row: usize, values: &[f32]) {
         let kind = index_kind(self.kind);
         let bytes = values.len() * element_bytes(kind);
         let first = (index * TOKENS_PER_PAGE + row) * bytes;
@@ -209,8 +212,8 @@ impl Page {
         }
     }
 
-    /// A key or a value of a layer is given its elements; the rows of its head begin at `head_row`.
-    fn write(&mut self, (layer, head_row): (usize, usize), row: Row, values: &[f32]) {
+    /// Writes a key or a value of a layer; the rows of its head begin at `head_row`.
+    fn write(&mut self, layer: usize, head_row: usize, row: Row, values: &[f32]) {
         let LayerOffset { first_element, first_row, order, .. } = self.offsets[layer];
         let first = first_element + head_row * values.len();
         let elements = first..first + TOKENS_PER_PAGE * values.len();
@@ -232,7 +235,7 @@ impl Page {
                 order.put(row, TOGETHER_BF16, bits, block);
             }
             KvType::Q8 => {
-                let (scale, integers) = integers(values);
+                let Quantized { scale, integers } = quantize(values);
                 let (Row::Key(token) | Row::Value(token)) = row;
                 self.scales[first_row + head_row + token] = scale;
                 let block = <[i8]>::mut_from_bytes(block).expect(ALIGNED);
@@ -273,12 +276,18 @@ pub(super) const fn index_kind(kind: KvType) -> KvType {
     }
 }
 
-/// A row's scale and its integers.
-pub(super) fn integers(values: &[f32]) -> (f32, impl ExactSizeIterator<Item = i8>) {
+/// A row as 8-bit integers.
+pub(super) struct Quantized<I> {
+    pub(super) scale: f32,
+    pub(super) integers: I,
+}
+
+pub(super) fn quantize(values: &[f32]) -> Quantized<impl ExactSizeIterator<Item = i8>> {
     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
     let scale = largest / f32::from(i8::MAX);
     let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    (scale, values.iter().map(move |value| (value * factor).round_ties_even() as i8))
+    let integers = values.iter().map(move |value| (value * factor).round_ties_even() as i8);
+    Quantized { scale, integers }
 }
 
 pub(super) fn write_floats(kind: KvType, place: &mut [u8], values: &[f32]) {
@@ -325,7 +334,7 @@ impl Cache {
         let lens = vec![pages.len() * TOKENS_PER_PAGE; shape.layers.len() + shape.indexes];
         let states = vec![State::default(); shape.states];
         let (offsets, indexes) = (offsets(shape).into(), Indexes::of(shape));
-        let pending = |(layer, shape): (usize, &EntryShape)| {
+        let pending = |(layer, shape): (usize, &CompressedKvShape)| {
             Pending::new(*shape, pages.len(), pages.last().map(|page| &page.entries[layer]))
         };
         let pending = shape.entries.iter().enumerate().map(pending).collect();
@@ -351,7 +360,7 @@ impl Cache {
 
     fn new_page(&self, index: usize) -> Page {
         let entries = self.pending.iter().map(|pending| pending.shape);
-        Page::new((&self.offsets, self.indexes), entries, self.kind, index)
+        Page::new(&self.offsets, self.indexes, entries, self.kind, index)
     }
 
     /// Makes pages for so many tokens.
@@ -362,7 +371,7 @@ impl Cache {
     }
 
     /// The entries of a layer.
-    pub(super) fn entry_shape(&self, layer: usize) -> EntryShape {
+    pub(super) fn entry_shape(&self, layer: usize) -> CompressedKvShape {
         self.pending[layer].shape
     }
 
@@ -391,7 +400,7 @@ impl Cache {
         assert!(k.len().is_multiple_of(width), "keys of {width}");
         let first = self.grow(self.index_len(index), k.len() / width);
         for (position, k) in (first..).zip(k.chunks_exact(width)) {
-            self.own_page(position).write_index((index, position % TOKENS_PER_PAGE), k);
+            self.own_page(position).write_index(index, position % TOKENS_PER_PAGE, k);
         }
         first
     }
@@ -415,11 +424,10 @@ impl Cache {
             for head in 0..kv_heads {
                 let span =
                     (row * kv_heads + head) * head_dim..(row * kv_heads + head + 1) * head_dim;
-                let (at, token) =
-                    (|part| (layer, place.first(head, part)), position % TOKENS_PER_PAGE);
-                page.write(at(Part::Keys), Row::Key(token), &k[span.clone()]);
+                let token = position % TOKENS_PER_PAGE;
+                page.write(layer, place.first(head, Part::Keys), Row::Key(token), &k[span.clone()]);
                 if place.parts == 2 {
-                    page.write(at(Part::Values), Row::Value(token), &v[span]);
+                    page.write(layer, place.first(head, Part::Values), Row::Value(token), &v[span]);
                 }
             }
         }

@@ -84,11 +84,11 @@ struct Change {
     k: Vec<f32>,
     /// Of each value head.
     v: Vec<f32>,
-    /// Of each value head: how much of the memory stays, and how strongly it changes, which in
-    /// Mamba-2 is the time params.
+    /// Of each value head: decay of the memory, and how strongly it changes, which in
+    /// Mamba-2 is the time step.
     factors: Vec<[f32; 2]>,
-    /// In KDA, how much stays of each channel of each key head.
-    stays: Vec<f32>,
+    /// In KDA, decay of each channel of each key head.
+    decays: Vec<f32>,
 }
 
 /// A layer's heads.
@@ -111,7 +111,7 @@ impl Heads {
 impl Change {
     /// Of a state without memory.
     const fn of_window(inputs: Vec<f32>) -> Self {
-        Self { inputs, k: Vec::new(), v: Vec::new(), factors: Vec::new(), stays: Vec::new() }
+        Self { inputs, k: Vec::new(), v: Vec::new(), factors: Vec::new(), decays: Vec::new() }
     }
 
     /// Changes the memory of a value head; `each` sees its rows as they then are.
@@ -126,10 +126,10 @@ impl Change {
         let k = &self.k[v_to_k[head] * key_dim..][..key_dim];
         let v = &self.v[head * value_dim..][..value_dim];
         let [decay, strength] = self.factors[head];
-        let stays = self.stays.get(v_to_k[head] * key_dim..).unwrap_or_default();
+        let decays = self.decays.get(v_to_k[head] * key_dim..).unwrap_or_default();
         for (row, (memory, v)) in memory.chunks_exact_mut(key_dim).zip(v).enumerate() {
             if rule == StateRule::KimiDelta {
-                memory.iter_mut().zip(stays).for_each(|(x, stays)| *x *= stays);
+                memory.iter_mut().zip(decays).for_each(|(x, decay)| *x *= decay);
             } else {
                 for x in memory.iter_mut() {
                     *x *= decay;
@@ -218,7 +218,11 @@ fn run(
             k: k.to_vec(),
             v: v.to_vec(),
             factors: (0..value_heads).map(|head| factors(head, a, beta, params)).collect(),
-            stays: if rule == StateRule::KimiDelta { stays(a, params) } else { Vec::new() },
+            decays: if rule == StateRule::KimiDelta {
+                channel_decays(a, params)
+            } else {
+                Vec::new()
+            },
         };
         state
             .memory
@@ -259,18 +263,18 @@ fn factors(head: usize, a: &[f32], beta: &[f32], params: &Params<'_>) -> [f32; 2
     }
 }
 
-/// How much stays of each channel of each key head, in KDA.
-fn stays(a: &[f32], params: &Params<'_>) -> Vec<f32> {
+/// Decay of each channel of each key head, in KDA.
+fn channel_decays(a: &[f32], params: &Params<'_>) -> Vec<f32> {
     let key_dim = params.spec.key_dim as usize;
     let fading = a.iter().zip(params.dt_bias).enumerate();
-    let stays = |(at, (a, bias)): (usize, (&f32, &f32))| {
+    let decay = |(at, (a, bias)): (usize, (&f32, &f32))| {
         let rate = exp(params.a_log[at / key_dim]);
         exp(match params.spec.fade_limit {
             None => -rate * softplus(a + bias),
             Some(limit) => -limit.0 * sigmoid(rate * (a + bias)),
         })
     };
-    fading.map(stays).collect()
+    fading.map(decay).collect()
 }
 
 /// A value head's result, from what its query finds in the memory.

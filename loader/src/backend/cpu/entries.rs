@@ -11,13 +11,14 @@ use zerocopy::FromBytes;
 
 use super::{
     Cache, Cpu, Tensor, TopK,
-    cache::{LINE, element_bytes, index_kind, integers, write_floats},
+    cache::{LINE, Quantized, element_bytes, index_kind, quantize, write_floats},
     sparse_indexer::{Gathered, top_k_entries},
 };
 use crate::{
     backend::{
-        AttentionParams, CompressedEntries, CompressedKv, CompressorInputs, CompressorParams,
-        EntryPart, EntryShape, IndexerInputs, IndexerParams, KvType, Qkv, TOKENS_PER_PAGE,
+        AttentionParams, CompressedEntries, CompressedKv, CompressedKvPart, CompressedKvShape,
+        CompressorInputs, CompressorParams, IndexerInputs, IndexerParams, KvType, Qkv,
+        TOKENS_PER_PAGE,
     },
     open::Memory,
 };
@@ -54,7 +55,7 @@ impl CompressedKv for Cpu {
 
 /// Entries of one layer in a page.
 #[derive(Clone, Debug)]
-pub(super) struct EntryPage {
+pub(super) struct CompressedKvPage {
     /// Of entries and of the keys of their indexer.
     parts: [Rows; 2],
     /// Elements of the page's last tokens, of which the next page's first entry is made too: of each
@@ -72,8 +73,8 @@ struct Rows {
     scales: Vec<f32>,
 }
 
-impl EntryPage {
-    pub(super) fn new(shape: EntryShape, kind: KvType) -> Self {
+impl CompressedKvPage {
+    pub(super) fn new(shape: CompressedKvShape, kind: KvType) -> Self {
         let count = TOKENS_PER_PAGE / shape.ratio;
         let rows = |part, kind: KvType| {
             let width = shape.width(part);
@@ -86,14 +87,17 @@ impl EntryPage {
         };
         let tail = |part| vec![0.0; tail_len(shape, part)];
         Self {
-            parts: [rows(EntryPart::Entries, kind), rows(EntryPart::Keys, index_kind(kind))],
-            tails: [tail(EntryPart::Entries), tail(EntryPart::Keys)],
+            parts: [
+                rows(CompressedKvPart::Entries, kind),
+                rows(CompressedKvPart::Keys, index_kind(kind)),
+            ],
+            tails: [tail(CompressedKvPart::Entries), tail(CompressedKvPart::Keys)],
         }
     }
 
     /// Entries as blocks of keys and values.
     fn block(&self) -> KvBlock<'_> {
-        let Rows { kind, elements, scales, .. } = &self.parts[EntryPart::Entries as usize];
+        let Rows { kind, elements, scales, .. } = &self.parts[CompressedKvPart::Entries as usize];
         match kind {
             KvType::Q8 => KvBlock::Q8 {
                 values: <[i8]>::ref_from_bytes(elements.bytes()).expect(ALIGNED),
@@ -105,7 +109,7 @@ impl EntryPage {
 
     /// The indexer's keys.
     fn keys(&self) -> Floats<'_> {
-        let Rows { kind, elements, .. } = &self.parts[EntryPart::Keys as usize];
+        let Rows { kind, elements, .. } = &self.parts[CompressedKvPart::Keys as usize];
         floats(*kind, elements.bytes())
     }
 }
@@ -129,7 +133,7 @@ impl Rows {
         if self.kind != KvType::Q8 {
             return write_floats(self.kind, place, values);
         }
-        let (scale, integers) = integers(values);
+        let Quantized { scale, integers } = quantize(values);
         self.scales[row] = scale;
         for (place, integer) in place.iter_mut().zip(integers) {
             *place = integer.cast_unsigned();
@@ -138,17 +142,18 @@ impl Rows {
 }
 
 /// Bytes of a layer's entries in a page.
-pub(super) fn page_bytes(shape: EntryShape, kind: KvType) -> u64 {
+pub(super) fn page_bytes(shape: CompressedKvShape, kind: KvType) -> u64 {
     let count = TOKENS_PER_PAGE / shape.ratio;
-    let row = shape.width(EntryPart::Entries) * element_bytes(kind)
+    let row = shape.width(CompressedKvPart::Entries) * element_bytes(kind)
         + if kind == KvType::Q8 { size_of::<f32>() } else { 0 }
-        + shape.width(EntryPart::Keys) * element_bytes(index_kind(kind));
-    let tails = [EntryPart::Entries, EntryPart::Keys].map(|part| tail_len(shape, part));
+        + shape.width(CompressedKvPart::Keys) * element_bytes(index_kind(kind));
+    let tails =
+        [CompressedKvPart::Entries, CompressedKvPart::Keys].map(|part| tail_len(shape, part));
     (count * row + tails.iter().sum::<usize>() * size_of::<f32>()) as u64
 }
 
 /// Elements of a page's last tokens that are kept.
-const fn tail_len(shape: EntryShape, part: EntryPart) -> usize {
+const fn tail_len(shape: CompressedKvShape, part: CompressedKvPart) -> usize {
     if shape.overlaps() { shape.ratio * 2 * shape.width(part) } else { 0 }
 }
 
@@ -156,7 +161,7 @@ const fn tail_len(shape: EntryShape, part: EntryPart) -> usize {
 /// and of the keys of their indexer.
 #[derive(Clone, Debug)]
 pub(super) struct Pending {
-    pub(super) shape: EntryShape,
+    pub(super) shape: CompressedKvShape,
     parts: [Latest; 2],
 }
 
@@ -173,7 +178,11 @@ struct Latest {
 
 impl Pending {
     /// Of a sequence that begins with so many full pages, the last of which is given.
-    pub(super) fn new(shape: EntryShape, pages: usize, last: Option<&EntryPage>) -> Self {
+    pub(super) fn new(
+        shape: CompressedKvShape,
+        pages: usize,
+        last: Option<&CompressedKvPage>,
+    ) -> Self {
         let len = pages * TOKENS_PER_PAGE;
         let latest = |part| {
             let (width, columns) = (shape.width(part), shape.columns(part));
@@ -189,11 +198,11 @@ impl Pending {
             let held = elements.len().checked_div(2 * columns).unwrap_or(0);
             Latest { len, first: len - held, elements }
         };
-        Self { shape, parts: [latest(EntryPart::Entries), latest(EntryPart::Keys)] }
+        Self { shape, parts: [latest(CompressedKvPart::Entries), latest(CompressedKvPart::Keys)] }
     }
 
     pub(super) fn roll_back(&mut self, rows: usize) {
-        for part in [EntryPart::Entries, EntryPart::Keys] {
+        for part in [CompressedKvPart::Entries, CompressedKvPart::Keys] {
             let token = 2 * self.shape.columns(part);
             let latest = &mut self.parts[part as usize];
             // A layer without an index has no elements of its keys.
@@ -204,13 +213,24 @@ impl Pending {
 
     /// Tokens whose elements have come.
     pub(super) fn len(&self) -> usize {
-        self.parts[EntryPart::Entries as usize].len
+        self.parts[CompressedKvPart::Entries as usize].len
     }
 
     /// Entries of complete tokens.
-    fn count(&self, part: EntryPart) -> usize {
+    fn count(&self, part: CompressedKvPart) -> usize {
         self.parts[part as usize].len / self.shape.ratio
     }
+}
+
+/// A token that an entry covers.
+#[derive(Clone, Copy)]
+struct CoveredToken {
+    /// Its position.
+    token: usize,
+    /// The row of its bias.
+    at: usize,
+    /// The first of its columns that count.
+    column: usize,
 }
 
 impl Latest {
@@ -221,16 +241,25 @@ impl Latest {
     }
 
     /// The entry whose tokens end with the latest one, before its norm.
-    fn entry(&self, shape: EntryShape, part: EntryPart, bias: &[f32], out: &mut [f32]) {
+    fn entry(
+        &self,
+        shape: CompressedKvShape,
+        part: CompressedKvPart,
+        bias: &[f32],
+        out: &mut [f32],
+    ) {
         let (ratio, width, columns) = (shape.ratio, shape.width(part), shape.columns(part));
         let own = self.len - ratio;
         // Tokens with the columns that count of them and the row of their bias.
         let before = own.checked_sub(ratio).filter(|_| shape.overlaps());
-        let before = before.into_iter().flat_map(|first| (0..ratio).map(move |at| (first, at, 0)));
-        let tokens = before.chain((0..ratio).map(|at| (own, at, columns - width)));
+        let covered = move |first: usize, column: usize| {
+            (0..ratio).map(move |at| CoveredToken { token: first + at, at, column })
+        };
+        let before = before.into_iter().flat_map(|first| covered(first, 0));
+        let tokens = before.chain(covered(own, columns - width));
         let mut largest = vec![f32::NEG_INFINITY; width];
-        let z = |(first, at, column): (usize, usize, usize)| {
-            let z = self.token(first + at, columns, columns + column..columns + column + width);
+        let z = |CoveredToken { token, at, column }: CoveredToken| {
+            let z = self.token(token, columns, columns + column..columns + column + width);
             z.iter().zip(&bias[at * columns + column..][..width]).map(|(z, bias)| z + bias)
         };
         for token in tokens.clone() {
@@ -239,8 +268,8 @@ impl Latest {
         let mut sum = vec![0.0; width];
         out.fill(0.0);
         for token in tokens {
-            let (first, at, column) = token;
-            let c = self.token(first + at, columns, column..column + width);
+            let column = token.column;
+            let c = self.token(token.token, columns, column..column + width);
             let each = out.iter_mut().zip(&mut sum).zip(c.iter().zip(z(token)).zip(&largest));
             for ((out, sum), ((c, z), largest)) in each {
                 let weight = exp(z - largest);
@@ -298,7 +327,7 @@ impl Cache {
     }
 
     /// Keeps the latest complete entries of a part, `[entries, width]`.
-    pub(super) fn put_entries(&mut self, layer: usize, part: EntryPart, entries: &[f32]) {
+    pub(super) fn put_entries(&mut self, layer: usize, part: CompressedKvPart, entries: &[f32]) {
         let pending = &self.pending[layer];
         let (ratio, width) = (pending.shape.ratio, pending.shape.width(part));
         let first = pending.count(part) - entries.len() / width;
@@ -318,7 +347,7 @@ impl Cache {
     /// What a step of so many rows completes in a layer.
     pub(super) fn completed(&self, layer: usize, rows: usize) -> Completed {
         let Pending { shape, parts } = &self.pending[layer];
-        let len = parts[EntryPart::Entries as usize].len;
+        let len = parts[CompressedKvPart::Entries as usize].len;
         let first = len - rows;
         Completed { entries: len / shape.ratio - first / shape.ratio, first }
     }
@@ -372,7 +401,7 @@ pub(super) fn attend(
         let of = |x: &'_ Tensor, rows: Range<usize>| rows.start * x.width..rows.end * x.width;
         let Completed { entries: new, .. } = cache.completed(layer, *length);
         let put = &entries.values[of(entries, entry..entry + new)];
-        cache.put_entries(layer, EntryPart::Entries, put);
+        cache.put_entries(layer, CompressedKvPart::Entries, put);
         entry += new;
         let span = of(k, row..row + length);
         let first = cache.append(params.layer, &k.values[span.clone()], &v.values[span], *length);

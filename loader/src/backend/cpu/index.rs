@@ -9,7 +9,7 @@ use shardpack_kernels::{
 
 use super::{Cache, Cpu, Tensor, compressed_kv::Completed};
 use crate::backend::{
-    AttentionParams, EntryPart, IndexerInputs, IndexerParams, Qkv, SparseIndexer,
+    AttentionParams, CompressedKvPart, IndexerInputs, IndexerParams, Qkv, SparseIndexer,
 };
 
 /// Scores that are held at the same time: 32 MiB. Rows beyond follow one after the other.
@@ -97,7 +97,7 @@ pub(super) fn top_k_entries(
     for (cache, length) in caches.iter_mut().zip(params.lengths) {
         let Completed { entries: new, first } = cache.completed(params.layer, *length);
         let span = entry * k.width..(entry + new) * k.width;
-        cache.put_entries(params.layer, EntryPart::Keys, &k.values[span]);
+        cache.put_entries(params.layer, CompressedKvPart::Keys, &k.values[span]);
         let blocks = cache.entry_keys(params.layer);
         let keys = IndexKeys { blocks: &blocks, ratio: cache.entry_shape(params.layer).ratio };
         let rows = SequenceRows { rows: row..row + length, first };

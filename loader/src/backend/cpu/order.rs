@@ -14,9 +14,16 @@ pub(super) struct PrefetchOrder(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// By the address of what came before: that of what followed, and where it is read first.
-    after: HashMap<usize, (usize, Arc<Beginning>)>,
+    /// By the address of the matrix before.
+    after: HashMap<usize, Following>,
     last: Option<usize>,
+}
+
+/// The matrix that followed another.
+struct Following {
+    address: usize,
+    /// Where it is read first.
+    beginning: Arc<Beginning>,
 }
 
 impl PrefetchOrder {
@@ -25,12 +32,13 @@ impl PrefetchOrder {
         let name = matrices.first()?.address();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = known.last.replace(name) {
-            let is_known = known.after.get(&last).is_some_and(|(next, _)| *next == name);
+            let is_known = known.after.get(&last).is_some_and(|next| next.address == name);
             if !is_known {
-                known.after.insert(last, (name, Arc::new(Beginning::new(matrices))));
+                let beginning = Arc::new(Beginning::new(matrices));
+                known.after.insert(last, Following { address: name, beginning });
             }
         }
-        known.after.get(&name).map(|(_, beginning)| Arc::clone(beginning))
+        known.after.get(&name).map(|next| Arc::clone(&next.beginning))
     }
 }
 
@@ -52,7 +60,7 @@ mod tests {
         // Another order takes the place of the one before.
         let first_of = |index: usize| {
             let known = order.0.lock().unwrap();
-            known.after[&matrix(index).address()].0
+            known.after[&matrix(index).address()].address
         };
         assert_eq!(first_of(0), matrix(1).address());
         assert_eq!([0, 2].map(knows), [true; 2]);

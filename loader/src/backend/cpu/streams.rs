@@ -107,7 +107,7 @@ fn balance(matrix: &mut [f32], size: usize, eps: f32, rounds: u32) {
 
 /// The weighted sum of each row's streams.
 fn collapse(x: &Tensor, weights: &Tensor) -> Tensor {
-    let (streams, hidden) = sizes(x, weights);
+    let Sizes { streams, hidden } = sizes(x, weights);
     let mut out = Tensor::zeros(x.rows(), hidden);
     let rows = x.values.chunks_exact(x.width).zip(weights.values.chunks_exact(streams));
     for (out, (row, weights)) in out.values.chunks_exact_mut(hidden).zip(rows) {
@@ -122,7 +122,7 @@ fn collapse(x: &Tensor, weights: &Tensor) -> Tensor {
 
 /// Adds each row's part to its streams, times their weights.
 fn add(mut x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
-    let (streams, hidden) = sizes(&x, weights);
+    let Sizes { streams, hidden } = sizes(&x, weights);
     assert_eq!((part.rows(), part.width), (x.rows(), hidden), "a part for every row");
     let width = x.width;
     let parts = part.values.chunks_exact(hidden).zip(weights.values.chunks_exact(streams));
@@ -136,12 +136,18 @@ fn add(mut x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
     x
 }
 
-/// Streams of a row and their width.
-fn sizes(x: &Tensor, weights: &Tensor) -> (usize, usize) {
+struct Sizes {
+    /// Streams of a row.
+    streams: usize,
+    /// Their width.
+    hidden: usize,
+}
+
+fn sizes(x: &Tensor, weights: &Tensor) -> Sizes {
     let streams = weights.width;
     assert!(streams > 0 && x.width.is_multiple_of(streams), "{streams} streams of a row");
     assert_eq!(weights.rows(), x.rows(), "weights for every row");
-    (streams, x.width / streams)
+    Sizes { streams, hidden: x.width / streams }
 }
 
 #[cfg(test)]

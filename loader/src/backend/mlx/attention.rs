@@ -6,7 +6,10 @@ use shardpack_formats::spec::Mask;
 use shardpack_mlx::{Array, Binary, Element, Library};
 
 use super::{
-    Cache, Mlx, Tensor, TopK, TopKBlocks, block_sparse, cache::Held, dense::softcap, sparse_indexer,
+    Cache, Mlx, Tensor, TopK, TopKBlocks, block_sparse,
+    cache::{Appended, Held},
+    dense::softcap,
+    sparse_indexer,
 };
 use crate::backend::{Attention, AttentionParams, Qkv};
 
@@ -53,7 +56,7 @@ pub(super) fn attend(
             let heads = x.width / params.head_dim;
             part.reshape(&[1, rows, heads, params.head_dim]).transpose(&[0, 2, 1, 3])
         };
-        let (all, first) = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]);
+        let Appended { all, first } = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]);
         let q = heads(qkv.q);
         let out = match keys {
             Keys::TopK(TopK(top_k)) => match &top_k[index] {

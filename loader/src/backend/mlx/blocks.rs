@@ -5,7 +5,7 @@ use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 use super::{
     Cache, Mlx, Tensor,
     attention::{self, Keys, fused, in_runs, of_query_heads},
-    cache::Held,
+    cache::{Appended, Held},
     sparse_indexer::{in_pieces, seen},
 };
 use crate::backend::{
@@ -69,7 +69,7 @@ fn top_k_blocks(
         row += rows;
         let part = |x: &Tensor| x.array.slice(0, begin, begin + rows);
         let new = part(k).reshape(&[1, 1, rows, params.width]);
-        let (keys, first) = cache.append_index(params.layer, new);
+        let Appended { all: keys, first } = cache.append_index(params.layer, new);
         let total = first + rows;
         if total.div_ceil(params.block_tokens) <= params.top_k {
             indices.push(None);

@@ -7,9 +7,9 @@ use shardpack_mlx::{Array, Element, Library};
 
 use super::{
     Mlx,
-    compressed_kv::{self, Entries, EntryPage},
+    compressed_kv::{self, CompressedKvPage, Entries},
 };
-use crate::backend::{CacheShape, EntryShape, KvCache, KvType, TOKENS_PER_PAGE};
+use crate::backend::{CacheShape, CompressedKvShape, KvCache, KvType, TOKENS_PER_PAGE};
 
 impl KvCache for Mlx {
     type Cache = Cache;
@@ -55,6 +55,13 @@ pub(super) struct Held {
     pub(super) element: Element,
 }
 
+/// What a cache holds after rows were appended.
+pub(super) struct Appended<T> {
+    pub(super) all: T,
+    /// Position of the first new row.
+    pub(super) first: usize,
+}
+
 impl Held {
     /// The same of both.
     pub(super) fn map(&self, work: impl Fn(&Array) -> Array) -> Self {
@@ -76,7 +83,7 @@ struct LayerCache {
 #[derive(Clone)]
 pub struct Page {
     layers: Vec<Vec<Array>>,
-    entries: Vec<EntryPage>,
+    entries: Vec<CompressedKvPage>,
 }
 
 /// What keys and values are stored as, where MLX has it.
@@ -110,9 +117,8 @@ impl LayerCache {
         Self { len: pages.len() * TOKENS_PER_PAGE, arrays: (0..parts).map(joined).collect() }
     }
 
-    /// Appends rows `[1, heads, rows, width]` of each part, rounded, and returns all of each with
-    /// the position of the first new one.
-    fn append(&mut self, element: Element, new: &[Array]) -> (Vec<Array>, usize) {
+    /// Appends rows `[1, heads, rows, width]` of each part, rounded, and returns all of each.
+    fn append(&mut self, element: Element, new: &[Array]) -> Appended<Vec<Array>> {
         let [_, heads, rows, width] = new[0].shape()[..] else {
             unreachable!("rows of heads have four axes")
         };
@@ -132,7 +138,7 @@ impl LayerCache {
             self.arrays.push(grown.with_slice(2, first, len, &new));
         }
         self.len = len;
-        (self.arrays.iter().map(|array| array.slice(2, 0, len)).collect(), first)
+        Appended { all: self.arrays.iter().map(|array| array.slice(2, 0, len)).collect(), first }
     }
 
     /// The tokens of a full page.
@@ -157,7 +163,7 @@ impl Cache {
         let layers = (0..shape.layers.len()).map(layer).collect();
         let indexes = (shape.layers.len()..shape.layers.len() + shape.indexes).map(layer).collect();
         let states = vec![Vec::new(); shape.states];
-        let entries = |(layer, shape): (usize, &EntryShape)| {
+        let entries = |(layer, shape): (usize, &CompressedKvShape)| {
             let pages: Vec<_> = pages.iter().map(|page| &page.entries[layer]).collect();
             Entries::begun(library, *shape, &pages)
         };
@@ -176,20 +182,19 @@ impl Cache {
     }
 
     /// Appends keys and values `[1, kv_heads, rows, head_dim]` to a layer and returns all of
-    /// them with the position of the first new one.
-    pub(super) fn append(&mut self, layer: usize, new: &[Array; 2]) -> (Held, usize) {
+    /// them.
+    pub(super) fn append(&mut self, layer: usize, new: &[Array; 2]) -> Appended<Held> {
         let (layer, element) = (&mut self.layers[layer], self.element);
         let parts = if self.keys_are_values { 1 } else { 2 };
-        let (all, first) = layer.append(element, &new[..parts]);
+        let Appended { all, first } = layer.append(element, &new[..parts]);
         let [keys, values] = [&all[0], &all[parts - 1]].map(Array::clone);
-        (Held { keys, values, element }, first)
+        Appended { all: Held { keys, values, element }, first }
     }
 
-    /// Appends keys `[1, 1, rows, index_width]` to an index and returns all of them with the
-    /// position of the first new one.
-    pub(super) fn append_index(&mut self, index: usize, keys: Array) -> (Array, usize) {
-        let (mut all, first) = self.indexes[index].append(self.element, &[keys]);
-        (all.remove(0), first)
+    /// Appends keys `[1, 1, rows, index_width]` of an indexer and returns all of them.
+    pub(super) fn append_index(&mut self, index: usize, keys: Array) -> Appended<Array> {
+        let Appended { mut all, first } = self.indexes[index].append(self.element, &[keys]);
+        Appended { all: all.remove(0), first }
     }
 
     /// A layer's state; none before the first token.

@@ -5,8 +5,8 @@ use shardpack_mlx::{Array, Binary, Element, Library, Reduce};
 
 use super::{Cache, Mlx, Tensor, TopK, cache::Held, sparse_indexer::scores};
 use crate::backend::{
-    AttentionParams, CompressedEntries, CompressedKv, CompressorInputs, CompressorParams,
-    EntryPart, EntryShape, IndexerInputs, IndexerParams, Qkv, TOKENS_PER_PAGE,
+    AttentionParams, CompressedEntries, CompressedKv, CompressedKvPart, CompressedKvShape,
+    CompressorInputs, CompressorParams, IndexerInputs, IndexerParams, Qkv, TOKENS_PER_PAGE,
 };
 
 impl CompressedKv for Mlx {
@@ -43,7 +43,7 @@ impl CompressedKv for Mlx {
 #[derive(Clone)]
 pub(super) struct Entries {
     library: Library,
-    pub(super) shape: EntryShape,
+    pub(super) shape: CompressedKvShape,
     /// Of entries and of the keys of their indexer.
     parts: [Kept; 2],
 }
@@ -64,7 +64,7 @@ struct Kept {
 
 /// Entries of one layer in a page: of each part its own and the projections of its last tokens.
 #[derive(Clone)]
-pub(super) struct EntryPage {
+pub(super) struct CompressedKvPage {
     parts: [PagePart; 2],
 }
 
@@ -76,10 +76,10 @@ struct PagePart {
     tail: Option<[Array; 2]>,
 }
 
-const PARTS: [EntryPart; 2] = [EntryPart::Entries, EntryPart::Keys];
+const PARTS: [CompressedKvPart; 2] = [CompressedKvPart::Entries, CompressedKvPart::Keys];
 
 /// Bytes of a layer's entries in a page.
-pub(super) fn page_bytes(shape: EntryShape) -> u64 {
+pub(super) fn page_bytes(shape: CompressedKvShape) -> u64 {
     let part = |part| {
         let tail = if shape.overlaps() { shape.ratio * 2 * shape.columns(part) } else { 0 };
         TOKENS_PER_PAGE / shape.ratio * shape.width(part) + tail
@@ -89,8 +89,12 @@ pub(super) fn page_bytes(shape: EntryShape) -> u64 {
 
 impl Entries {
     /// Of a sequence that begins with pages of this layer.
-    pub(super) fn begun(library: Library, shape: EntryShape, pages: &[&EntryPage]) -> Self {
-        let part = |part: EntryPart| {
+    pub(super) fn begun(
+        library: Library,
+        shape: CompressedKvShape,
+        pages: &[&CompressedKvPage],
+    ) -> Self {
+        let part = |part: CompressedKvPart| {
             let parts = || pages.iter().map(|page| &page.parts[part as usize]);
             let entries: Vec<Array> = parts().filter_map(|it| it.entries.clone()).collect();
             let tails: Vec<[Array; 2]> = parts().filter_map(|it| it.tail.clone()).collect();
@@ -104,19 +108,19 @@ impl Entries {
         Self { library, shape, parts: PARTS.map(part) }
     }
 
-    pub(super) fn page(&self, index: usize) -> EntryPage {
+    pub(super) fn page(&self, index: usize) -> CompressedKvPage {
         let each = TOKENS_PER_PAGE / self.shape.ratio;
-        let part = |part: EntryPart| {
+        let part = |part: CompressedKvPart| {
             let kept = &self.parts[part as usize];
             let entries = kept.entries.as_ref();
             let entries = entries.map(|all| all.slice(0, index * each, (index + 1) * each));
             PagePart { entries, tail: kept.tails.get(index).cloned() }
         };
-        EntryPage { parts: PARTS.map(part) }
+        CompressedKvPage { parts: PARTS.map(part) }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.parts[EntryPart::Entries as usize].len
+        self.parts[CompressedKvPart::Entries as usize].len
     }
 
     pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
@@ -128,7 +132,7 @@ impl Entries {
 
     /// Takes the projections of rows and returns the entries that they complete, if any,
     /// `[entries, width]`.
-    fn compress(&mut self, part: EntryPart, new: [Array; 2], bias: &Array) -> Option<Array> {
+    fn compress(&mut self, part: CompressedKvPart, new: [Array; 2], bias: &Array) -> Option<Array> {
         let (library, shape) = (self.library, self.shape);
         let (ratio, columns) = (shape.ratio, shape.columns(part));
         let kept = &mut self.parts[part as usize];
@@ -177,7 +181,7 @@ impl Entries {
     }
 
     /// Keeps entries of a part, and gives all of them.
-    fn put(&mut self, part: EntryPart, new: Option<Array>) -> Option<&Array> {
+    fn put(&mut self, part: CompressedKvPart, new: Option<Array>) -> Option<&Array> {
         let kept = &mut self.parts[part as usize];
         kept.entries = match (kept.entries.take(), new) {
             (Some(all), Some(new)) => Some(self.library.concat(&[&all, &new], 0)),
@@ -189,8 +193,8 @@ impl Entries {
 
 /// Entries of their own tokens' projections and of the tokens before, `[entries · ratio, columns]` each.
 fn pooled(
-    shape: EntryShape,
-    part: EntryPart,
+    shape: CompressedKvShape,
+    part: CompressedKvPart,
     tokens: [Option<[Array; 2]>; 2],
     bias: &Array,
 ) -> Array {
@@ -272,7 +276,7 @@ fn top_k_entries(
         let Completed { count: new, first } = Completed::new(entries, rows);
         let keys = (new > 0).then(|| inputs.k.array.slice(0, entry, entry + new));
         let ratio = entries.shape.ratio;
-        let all = entries.put(EntryPart::Keys, keys);
+        let all = entries.put(CompressedKvPart::Keys, keys);
         entry += new;
         let begin = row;
         row += rows;
@@ -334,8 +338,8 @@ fn attend(
         let new_ones = (new > 0).then(|| new_entries.array.slice(0, entry, entry + new));
         entry += new;
         let ratio = cache.entries[layer].shape.ratio;
-        let entries = cache.entries[layer].put(EntryPart::Entries, new_ones).cloned();
-        let (Held { keys, .. }, _) = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]);
+        let entries = cache.entries[layer].put(CompressedKvPart::Entries, new_ones).cloned();
+        let Held { keys, .. } = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]).all;
         let total = first + rows;
         let from = (first + 1).saturating_sub(window);
         let keys = keys.slice(2, from, total);

@@ -7,7 +7,7 @@ use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 use super::{
     Cache, Mlx, Tensor,
     attention::{self, Keys, fused},
-    cache::Held,
+    cache::{Appended, Held},
 };
 use crate::backend::{AttentionParams, IndexerInputs, IndexerParams, Qkv, SparseIndexer};
 
@@ -58,7 +58,7 @@ fn top_k_keys(
         row += rows;
         let part = |x: &Tensor| x.array.slice(0, begin, begin + rows);
         let new = part(inputs.k).reshape(&[1, 1, rows, params.width]);
-        let (keys, first) = cache.append_index(params.layer, new);
+        let Appended { all: keys, first } = cache.append_index(params.layer, new);
         let total = first + rows;
         if total <= params.top_k {
             top_k.push(None);

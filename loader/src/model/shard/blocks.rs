@@ -1,18 +1,22 @@
-//! What must hold of attention to chosen blocks of keys.
+//! Checks of block-sparse attention.
 
 use shardpack_formats::{Spec, spec::BlockIndex};
 
 use super::{LoadError, MAX_WIDTH, layout_error};
 use crate::backend::TOKENS_PER_PAGE;
 
-/// The index of blocks, and that layers which choose some have one.
+/// Sizes of the block indexer, and that block-sparse layers have one.
 pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
     let chooses = spec.layers.iter().enumerate().filter(|(_, layer)| layer.chooses_blocks);
     for (layer, form) in chooses {
         let attends = spec.mla.is_none() && spec.compressed.is_none() && form.attends();
         if !attends || spec.attention_of(layer).blocks.is_none() {
-            let what = format!("layer {layer}, which chooses blocks of keys");
-            return Err(layout_error(&what, &"grouped-query attention with an index", &"none"));
+            let what = format!("layer {layer}, block-sparse attention");
+            return Err(layout_error(
+                &what,
+                &"grouped-query attention with a block indexer",
+                &"none",
+            ));
         }
     }
     let attentions = [Some(&spec.attention), spec.second_attention.as_ref()];
@@ -35,7 +39,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
         return Err(layout_error("attention.blocks.tokens", &expected, &tokens));
     }
     if local > top_k {
-        let expected = format!("at most {top_k}, the blocks that are chosen");
+        let expected = format!("at most {top_k}, the blocks that are selected");
         return Err(layout_error("attention.blocks.local", &expected, &local));
     }
     match spec.ropes.iter().find(|rope| rope.inv_freq.len() * 2 > width as usize) {

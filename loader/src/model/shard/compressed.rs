@@ -1,4 +1,4 @@
-//! What must hold in attention to entries of far tokens.
+//! Checks of attention to compressed KV entries, and of hash routing.
 
 use shardpack_formats::{
     Spec,
@@ -8,19 +8,19 @@ use shardpack_formats::{
 use super::{LoadError, MAX_WIDTH, layout_error};
 use crate::backend::TOKENS_PER_PAGE;
 
-/// Widths of such attention, and that its layers have what they name.
+/// Widths of compressed attention, and that its layers have what they name.
 pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
     let Some(compressed) = &spec.compressed else {
         return match spec.layers.iter().position(|layer| layer.entries.is_some()) {
             None => check_experts(spec),
             Some(layer) => {
-                Err(layout_error(&format!("layer {layer}"), &"no entries of tokens", &"some"))
+                Err(layout_error(&format!("layer {layer}"), &"no compressed KV entries", &"some"))
             }
         };
     };
     let attention = &spec.attention;
     if spec.mla.is_some() || spec.has_states() || spec.second_attention.is_some() {
-        return Err(layout_error("compressed attention", &"no other form beside it", &"one"));
+        return Err(layout_error("compressed attention", &"no other form of attention", &"one"));
     }
     let Compressed { q_rank, rope, groups, group_rank, .. } = *compressed;
     let products = u64::from(groups) * u64::from(group_rank);
@@ -54,7 +54,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
         let divides = TOKENS_PER_PAGE.checked_rem(entries.every as usize) == Some(0);
         if !divides || (entries.chosen && compressed.index.is_none()) {
             let expected = format!(
-                "entries of a divisor of {TOKENS_PER_PAGE} tokens, and an index that chooses them"
+                "entries of a divisor of {TOKENS_PER_PAGE} tokens, and an indexer where they are selected"
             );
             return Err(layout_error(&what, &expected, &format!("{entries:?}")));
         }
@@ -79,7 +79,7 @@ fn check_index(compressed: &Compressed) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// A table of experts stands for a router's choice.
+/// Hash routing needs experts.
 fn check_experts(spec: &Spec) -> Result<(), LoadError> {
     let of_none = |layer: &shardpack_formats::spec::Layer| layer.experts_by_token && !layer.moe;
     let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some());
@@ -87,10 +87,10 @@ fn check_experts(spec: &Spec) -> Result<(), LoadError> {
     match spec.layers.iter().position(of_none) {
         Some(layer) => {
             let what = format!("layer {layer}");
-            Err(layout_error(&what, &"experts that a table names", &"no experts"))
+            Err(layout_error(&what, &"experts for hash routing", &"no experts"))
         }
         None if any && beside => {
-            Err(layout_error("experts by a table", &"no dense part beside them", &"one"))
+            Err(layout_error("hash routing", &"no parallel dense network", &"one"))
         }
         None => Ok(()),
     }

@@ -1,14 +1,14 @@
-//! What must hold where experts' sums are added a layer later.
+//! Checks of shortcut-connected mixtures of experts.
 
 use shardpack_formats::Spec;
 
 use super::{LoadError, PipelineStage, layout_error};
 
-/// That what experts leave is added by a layer that is run here, and that nothing else is done to it.
+/// That the layer which adds the shortcut is on the same stage, and that no norm follows the experts.
 pub(super) fn check(spec: &Spec, stage: Option<&PipelineStage>) -> Result<(), LoadError> {
     let Some(moe) = spec.moe.as_ref().filter(|moe| moe.deferred) else { return Ok(()) };
     if moe.beside.is_some() || moe.after.is_some() {
-        return Err(layout_error("moe.deferred", &"experts alone", &"norms of what they give"));
+        return Err(layout_error("moe.deferred", &"experts without norms after them", &"norms"));
     }
     let layers = stage.map_or(0..spec.layers.len(), |stage| stage.layers.clone());
     let adds = |layer: usize| {
@@ -16,14 +16,14 @@ pub(super) fn check(spec: &Spec, stage: Option<&PipelineStage>) -> Result<(), Lo
     };
     let leaves = |layer: usize| spec.layers[layer].moe;
     if layers.start > 0 && leaves(layers.start - 1) {
-        let what = format!("layer {}, the first that is run here", layers.start);
-        return Err(layout_error(&what, &"a sum of its own", &"that of experts before it"));
+        let what = format!("layer {}, the first of its stage", layers.start);
+        return Err(layout_error(&what, &"no shortcut into it", &"that of the layer before"));
     }
     match layers.clone().find(|layer| leaves(*layer) && !adds(layer + 1)) {
         None => Ok(()),
         Some(layer) => {
             let what = format!("experts of layer {layer}");
-            Err(layout_error(&what, &"a dense layer behind them", &"none"))
+            Err(layout_error(&what, &"a dense layer after it, which adds the shortcut", &"none"))
         }
     }
 }
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_experts_leave_is_added_where_it_is_left() {
+    fn a_shortcut_is_added_on_the_stage_that_it_begins_on() {
         let pairs = spec(&[true, false, true, false]);
         for stage in [None, Some(stage(0..2)), Some(stage(2..4)), Some(stage(0..4))] {
             check(&pairs, stage.as_ref()).unwrap();

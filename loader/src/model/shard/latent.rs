@@ -1,10 +1,10 @@
-//! What must hold in latent attention and in what chooses its keys.
+//! Checks of multi-head latent attention and of its indexer.
 
 use shardpack_formats::Spec;
 
 use super::{LoadError, MAX_WIDTH, PipelineStage, layout_error};
 
-/// Widths of latent attention.
+/// Widths of multi-head latent attention.
 pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
     let Some(mla) = &spec.mla else { return Ok(()) };
     let widths = [Some(mla.kv_rank), Some(mla.nope), Some(mla.rope), Some(mla.value), mla.q_rank];
@@ -26,7 +26,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
     }
 }
 
-/// What chooses keys, and that layers which go by an earlier one's choice come after one.
+/// Widths of the indexer, and that a layer which reuses top-k indices comes after an indexer.
 pub(super) fn check_index(spec: &Spec, stage: Option<&PipelineStage>) -> Result<(), LoadError> {
     let index = spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
     let first = stage.map_or(0, |stage| stage.layers.start);
@@ -35,14 +35,14 @@ pub(super) fn check_index(spec: &Spec, stage: Option<&PipelineStage>) -> Result<
         return match spec.layers.iter().position(|layer| layer.shares_keys) {
             None => Ok(()),
             Some(layer) => {
-                let what = format!("keys of layer {layer}");
-                Err(layout_error(&what, &"all keys", &"those of the layer before"))
+                let what = format!("attention of layer {layer}");
+                Err(layout_error(&what, &"dense attention", &"shared top-k indices"))
             }
         };
     };
     if shares(first) {
-        let what = format!("keys of layer {first}, the first that is run here");
-        return Err(layout_error(&what, &"a choice of its own", &"that of the layer before"));
+        let what = format!("layer {first}, the first of its stage");
+        return Err(layout_error(&what, &"an indexer", &"shared top-k indices"));
     }
     let products = index.heads.saturating_mul(index.width);
     for size in [index.heads, index.width, index.top_k, products] {
@@ -52,7 +52,11 @@ pub(super) fn check_index(spec: &Spec, stage: Option<&PipelineStage>) -> Result<
     }
     let latent = spec.mla.as_ref().and_then(|mla| mla.q_rank);
     if latent.is_none() {
-        return Err(layout_error("mla.index", &"a latent of queries, which it reads", &"none"));
+        return Err(layout_error(
+            "mla.index",
+            &"q_rank, the latent that the indexer reads",
+            &"none",
+        ));
     }
     let rope = spec.mla.as_ref().map_or(0, |mla| mla.rope);
     if index.rotated_last && index.width < rope {

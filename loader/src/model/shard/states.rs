@@ -1,8 +1,8 @@
-//! What one rank holds of layers that carry a state from token to token.
+//! What one rank holds of recurrent layers: linear attention and short convolutions.
 
 use std::ops::Range;
 
-use shardpack_formats::Spec;
+use shardpack_formats::{Spec, spec::StateRule};
 use shardpack_manifests::Layout;
 
 use super::{LoadError, MAX_WIDTH, layout_error, partition, ranges, read_heads};
@@ -16,11 +16,11 @@ pub struct LinearHeads {
     pub values: Range<usize>,
     /// For each value head held here, the index of its key head among those held here.
     pub v_to_k: Vec<usize>,
-    /// Whether value heads of one key head may stand on several ranks.
+    /// Whether value heads of one key head may be on several ranks.
     pub by_values: bool,
 }
 
-/// The axis of value heads, where they are what is cut.
+/// The axis of value heads, where they are what is sharded.
 const VALUE_AXIS: &str = "lin_v";
 
 pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<LinearHeads, LoadError> {
@@ -44,6 +44,10 @@ pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<Linear
     if delta.value_heads % delta.key_heads != 0 {
         let expected = format!("a multiple of {}", delta.key_heads);
         return Err(layout_error("delta.value_heads", &expected, &delta.value_heads));
+    }
+    if delta.unnormed && delta.rule != StateRule::Mamba2 {
+        let what = "delta.unnormed";
+        return Err(layout_error(what, &"a norm, which the delta rule has", &"none"));
     }
     let per_key = (delta.value_heads / delta.key_heads) as usize;
     let by_values = layout.axes.contains_key(VALUE_AXIS);

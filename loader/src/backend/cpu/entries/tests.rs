@@ -7,9 +7,9 @@ use crate::backend::{CacheShape, LayerShape};
 const WIDTH: usize = 8;
 
 /// Entries with an indexer, whose tokens overlap, and entries that are all attended to.
-const SHAPES: [EntryShape; 2] = [
-    EntryShape { ratio: 4, width: WIDTH, key_width: 4 },
-    EntryShape { ratio: 32, width: WIDTH, key_width: 0 },
+const SHAPES: [CompressedKvShape; 2] = [
+    CompressedKvShape { ratio: 4, width: WIDTH, key_width: 4 },
+    CompressedKvShape { ratio: 32, width: WIDTH, key_width: 0 },
 ];
 
 fn shape() -> CacheShape {
@@ -27,12 +27,12 @@ fn numbers(first: usize, count: usize, seed: f32) -> Vec<f32> {
     (first..first + count).map(|i| ((i as f32 + seed) * 0.731).sin() * 2.0).collect()
 }
 
-fn bias(layer: usize, part: EntryPart) -> Vec<f32> {
+fn bias(layer: usize, part: CompressedKvPart) -> Vec<f32> {
     numbers(0, SHAPES[layer].ratio * SHAPES[layer].columns(part), 5.0)
 }
 
 /// Numbers `c` and `z` of some tokens.
-fn of_tokens(layer: usize, part: EntryPart, tokens: Range<usize>) -> [Tensor; 2] {
+fn of_tokens(layer: usize, part: CompressedKvPart, tokens: Range<usize>) -> [Tensor; 2] {
     let width = SHAPES[layer].columns(part);
     let of = |seed| {
         let values = numbers(tokens.start * width, tokens.len() * width, seed);
@@ -41,11 +41,11 @@ fn of_tokens(layer: usize, part: EntryPart, tokens: Range<usize>) -> [Tensor; 2]
     [of(1.0), of(300.0)]
 }
 
-fn parts(layer: usize) -> &'static [EntryPart] {
+fn parts(layer: usize) -> &'static [CompressedKvPart] {
     if SHAPES[layer].overlaps() {
-        &[EntryPart::Entries, EntryPart::Keys]
+        &[CompressedKvPart::Entries, CompressedKvPart::Keys]
     } else {
-        &[EntryPart::Entries]
+        &[CompressedKvPart::Entries]
     }
 }
 
