@@ -207,12 +207,7 @@ fn run(
         }
         let (q, k) = q_and_k.split_at(keys);
         let a = &inputs.a.values[of(inputs.a)];
-        let beta = match &params.update {
-            StateUpdate::GatedDeltaNet { beta, .. } | StateUpdate::Kda { beta, .. } => {
-                &beta.values[of(beta)]
-            }
-            StateUpdate::Mamba2 { .. } => &[],
-        };
+        let beta = beta(params, row);
         let change = Change {
             inputs: kept.unwrap_or_default(),
             k: k.to_vec(),
@@ -246,6 +241,16 @@ fn run(
             StateUpdate::Kda { norm, .. } => gate(out, z, norm, eps, sigmoid),
             StateUpdate::Mamba2 { norm, .. } => mamba2::gate(out, z, norm, params),
         }
+    }
+}
+
+/// Of a row, how strongly each value head's memory changes by the delta rule, before the sigmoid.
+fn beta<'a>(params: &Params<'a>, row: usize) -> &'a [f32] {
+    match params.update {
+        StateUpdate::GatedDeltaNet { beta, .. } | StateUpdate::Kda { beta, .. } => {
+            &beta.values[row * beta.width..(row + 1) * beta.width]
+        }
+        StateUpdate::Mamba2 { .. } => &[],
     }
 }
 
