@@ -237,15 +237,15 @@ impl<B: Backend> Weights<B> {
         let (held, attention) = (&loader.shard.heads.q, &loader.spec.attention);
         let heads = |width: u32| TensorSlice::heads(held, attention.heads, width);
         let hidden = loader.hidden();
-        let (module, norm) = (name("kv_a_proj_with_mqa"), name("kv_a_layernorm"));
+        let (down, norm) = (name("kv_a_proj_with_mqa"), name("kv_a_layernorm"));
         let width = form.kv_rank + form.rope;
-        let kv = Latent::load(loader, &module, &norm, [width, form.kv_rank], form.bias)?;
+        let kv = Latent::load(loader, &down, &norm, [width, form.kv_rank], form.bias)?;
         let q_heads = heads(form.nope + form.rope);
         let (q_latent, q) = match form.q_rank {
             None => (None, loader.matrix(&name("q_proj"), &q_heads, &hidden)?),
             Some(rank) => {
-                let (module, norm) = (name("q_a_proj"), name("q_a_layernorm"));
-                let latent = Latent::load(loader, &module, &norm, [rank, rank], form.bias)?;
+                let (down, norm) = (name("q_a_proj"), name("q_a_layernorm"));
+                let latent = Latent::load(loader, &down, &norm, [rank, rank], form.bias)?;
                 let inputs = TensorSlice::whole(rank as usize);
                 (latent, loader.matrix(&name("q_b_proj"), &q_heads, &inputs)?)
             }
