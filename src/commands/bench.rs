@@ -9,7 +9,7 @@ use shardpack_converter::{
     plan::{EngineLoad, PROCESS_BYTES},
 };
 use shardpack_engine::{
-    backend::{Backend, Cpu},
+    backend::{Cpu, KvCache},
     bench::{Speed, Workload, all_reduce_latency, bench, bench_drafts, read_bandwidth},
     engine::{Engine, EngineOptions, Speculate, memory_group},
     loading::{OpenOptions, Package},

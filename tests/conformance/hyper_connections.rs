@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use shardpack_collectives::Group;
 use shardpack_converter::plan::ExpertCut;
 use shardpack_engine::{
-    backend::{Backend, Cpu, Ranks},
+    backend::{Cpu, KvCache, Ranks, Tensors},
     engine::{CountedGroup, memory_group},
     loading::Package,
     model::{Batch, Model, Shard},

@@ -8,8 +8,8 @@ use shardpack_converter::{ConvertOptions, Plan, Source, convert as convert_sourc
 use shardpack_engine::{
     backend::Cpu,
     engine::{Engine, EngineOptions, RankEngine, logits, memory_group},
-    model::Model,
     loading::Package,
+    model::Model,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use shardpack_manifests::Cut;

@@ -140,12 +140,6 @@ pub trait Group: Send + Sync {
         Ok(())
     }
 
-    /// Another name of [`Group::keep_alive`].
-    #[doc(hidden)]
-    fn at_work(&self) -> Result<(), GroupError> {
-        self.keep_alive()
-    }
-
     /// Ends the group: calls in progress and later ones fail with [`GroupError::Aborted`], here
     /// and, as far as it can be reached, on the other ranks.
     fn abort(&self, reason: &str);

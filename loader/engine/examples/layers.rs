@@ -22,9 +22,13 @@ use std::{
 
 use shardpack_engine::{
     backend::{
-        AttentionStep, Backend, BlockStep, CacheShape, ConvolutionInputs, ConvolutionStep, Cpu,
-        DeltaInputs, DeltaStep, ExpertStep, IndexInputs, IndexStep, NormStep, PoolStep, Qkv, Ranks,
-        RouterVectors, StepError, StoredMatrix, StoredWeights, StreamStep, Xielu,
+        Attention, AttentionParams, BlockIndexerInputs, BlockIndexerParams, BlockSparseAttention,
+        CacheShape, Columns, CompressedEntries, CompressedKv, CompressorInputs, CompressorParams,
+        Cpu, DenseOps, ExpertParams, HeadOps, HyperConnections, IndexerInputs, IndexerParams,
+        KvCache, LinearAttention, LinearAttentionInputs, LinearAttentionParams, MixtureOfExperts,
+        NormParams, Qkv, Ranks, RotatedPart, RouterVectors, ShortConvolution,
+        ShortConvolutionInputs, ShortConvolutionParams, SparseIndexer, SquareSums, StepError,
+        StoredMatrix, StoredWeights, StreamParams, TensorParallel, Tensors, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, memory_group},
@@ -74,22 +78,18 @@ fn bytes_of(matrix: &StoredMatrix) -> usize {
     }
 }
 
-type Tensor = <Cpu as Backend>::Tensor;
-type Rotation = <Cpu as Backend>::Rotation;
-type Routes = <Cpu as Backend>::Routes;
-type Chosen = <Cpu as Backend>::Chosen;
-type Cache = <Cpu as Backend>::Cache;
-type Page = <Cpu as Backend>::Page;
+type Tensor = <Cpu as Tensors>::Tensor;
+type Rotation = <Cpu as DenseOps>::Rotation;
+type Routes = <Cpu as MixtureOfExperts>::Routes;
+type TopK = <Cpu as SparseIndexer>::TopK;
+type TopKBlocks = <Cpu as BlockSparseAttention>::TopKBlocks;
+type Cache = <Cpu as KvCache>::Cache;
+type Page = <Cpu as KvCache>::Page;
 
-impl Backend for Timed {
+impl Tensors for Timed {
     type Tensor = Tensor;
     type Matrix = StoredMatrix;
     type Vector = Vec<f32>;
-    type Rotation = Rotation;
-    type Routes = Routes;
-    type Chosen = Chosen;
-    type Cache = Cache;
-    type Page = Page;
 
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.inner.run(work)
@@ -115,6 +115,19 @@ impl Backend for Timed {
         self.inner.ones(len)
     }
 
+    fn zeros(&self, rows: usize, width: usize) -> Tensor {
+        self.inner.zeros(rows, width)
+    }
+
+    fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor {
+        self.inner.tensor(values, width)
+    }
+}
+
+impl KvCache for Timed {
+    type Cache = Cache;
+    type Page = Page;
+
     fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
         self.inner.cache(shape, pages)
     }
@@ -130,18 +143,10 @@ impl Backend for Timed {
     fn kv_type(&self) -> KvType {
         self.inner.kv_type()
     }
+}
 
-    fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Rotation {
-        self.time("rotation", |cpu| cpu.rotation(rope, positions, totals))
-    }
-
-    fn zeros(&self, rows: usize, width: usize) -> Tensor {
-        self.inner.zeros(rows, width)
-    }
-
-    fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor {
-        self.inner.tensor(values, width)
-    }
+impl DenseOps for Timed {
+    type Rotation = Rotation;
 
     fn embed(&self, tokens: &[u32], table: &StoredMatrix, held: Range<usize>) -> Tensor {
         self.time("embed", |cpu| cpu.embed(tokens, table, held))
@@ -163,102 +168,24 @@ impl Backend for Timed {
         self.time("bias", |cpu| cpu.add_bias(x, bias))
     }
 
-    fn norm(&self, x: &Tensor, step: &NormStep<'_, Vec<f32>>) -> Tensor {
-        self.time("norm", |cpu| cpu.norm(x, step))
+    fn norm(&self, x: &Tensor, params: &NormParams<'_, Vec<f32>>) -> Tensor {
+        self.time("norm", |cpu| cpu.norm(x, params))
     }
 
-    fn square_sums(&self, parts: &[(&Tensor, Range<usize>)]) -> Tensor {
-        self.time("norm", |cpu| cpu.square_sums(parts))
+    fn rotation(&self, rope: &Rope, positions: &[u32], totals: &[u32]) -> Rotation {
+        self.time("rotation", |cpu| cpu.rotation(rope, positions, totals))
     }
 
-    fn norm_by_sums(
-        &self,
-        x: Tensor,
-        step: &NormStep<'_, Vec<f32>>,
-        sums: (&Tensor, usize),
-        full: usize,
-    ) -> Tensor {
-        self.time("norm", |cpu| cpu.norm_by_sums(x, step, sums, full))
-    }
-
-    fn rotate(&self, x: Tensor, rotation: &Rotation, head: (usize, usize)) -> Tensor {
-        self.time("rotate", |cpu| cpu.rotate(x, rotation, head))
-    }
-
-    fn attention(
-        &self,
-        qkv: Qkv<'_, Tensor>,
-        caches: &mut [&mut Cache],
-        step: &AttentionStep<'_, Vec<f32>>,
-    ) -> Tensor {
-        let kv_heads = step.q_to_kv.iter().max().map_or(0, |last| last + 1);
-        let row_bytes = kv_heads * step.head_dim * 2 * size_of::<f32>();
-        let bytes = match step.mask {
-            Mask::Full => row_bytes * self.context.load(Ordering::Relaxed),
-            Mask::Sliding(seen) | Mask::Chunked(seen) => {
-                row_bytes * self.context.load(Ordering::Relaxed).min(seen as usize)
-            }
-        };
-        self.time_bytes("attention", bytes, |cpu| cpu.attention(qkv, caches, step))
-    }
-
-    fn choose_keys(
-        &self,
-        inputs: IndexInputs<'_, Tensor>,
-        caches: &mut [&mut Cache],
-        step: &IndexStep<'_>,
-    ) -> Chosen {
-        let bytes = step.width * size_of::<f32>() * self.context.load(Ordering::Relaxed);
-        self.time_bytes("choice of keys", bytes, |cpu| cpu.choose_keys(inputs, caches, step))
-    }
-
-    fn attention_to(
-        &self,
-        chosen: &Chosen,
-        qkv: Qkv<'_, Tensor>,
-        caches: &mut [&mut Cache],
-        step: &AttentionStep<'_, Vec<f32>>,
-    ) -> Tensor {
-        self.time("attention to chosen keys", |cpu| cpu.attention_to(chosen, qkv, caches, step))
-    }
-
-    fn choose_blocks(
-        &self,
-        queries_and_keys: [&Tensor; 2],
-        caches: &mut [&mut Cache],
-        step: &BlockStep<'_>,
-    ) -> Chosen {
-        self.time("choice of blocks", |cpu| cpu.choose_blocks(queries_and_keys, caches, step))
-    }
-
-    fn has_latent_and_linear_attention(&self) -> bool {
-        self.inner.has_latent_and_linear_attention()
-    }
-
-    fn gated_delta(
-        &self,
-        inputs: &DeltaInputs<'_, Tensor>,
-        caches: &mut [&mut Cache],
-        step: &DeltaStep<'_, Vec<f32>>,
-    ) -> Tensor {
-        self.time("linear attention", |cpu| cpu.gated_delta(inputs, caches, step))
-    }
-
-    fn short_convolution(
-        &self,
-        inputs: ConvolutionInputs<'_, Tensor>,
-        caches: &mut [&mut Cache],
-        step: &ConvolutionStep<'_, Vec<f32>>,
-    ) -> Tensor {
-        self.time("short convolution", |cpu| cpu.short_convolution(inputs, caches, step))
+    fn rotate(&self, x: Tensor, rotation: &Rotation, part: RotatedPart) -> Tensor {
+        self.time("rotate", |cpu| cpu.rotate(x, rotation, part))
     }
 
     fn activate(&self, activation: Activation, gate: Option<Tensor>, up: Tensor) -> Tensor {
         self.time("activation", |cpu| cpu.activate(activation, gate, up))
     }
 
-    fn xielu(&self, x: Tensor, numbers: &Xielu) -> Tensor {
-        self.time("activation", |cpu| cpu.xielu(x, numbers))
+    fn xielu(&self, x: Tensor, params: &Xielu) -> Tensor {
+        self.time("activation", |cpu| cpu.xielu(x, params))
     }
 
     fn clamped_glu(&self, gate: Tensor, up: Tensor, limit: f32) -> Tensor {
@@ -267,29 +194,6 @@ impl Backend for Timed {
 
     fn clamped_swiglu(&self, gate: Tensor, up: Tensor, clamped: ClampedSwiglu) -> Tensor {
         self.time("activation", |cpu| cpu.clamped_swiglu(gate, up, clamped))
-    }
-
-    fn route_to(&self, logits: Tensor, router: &Router, taken: &[u32], top_k: u32) -> Routes {
-        self.time("route", |cpu| cpu.route_to(logits, router, taken, top_k))
-    }
-
-    fn route(
-        &self,
-        logits: Tensor,
-        router: &Router,
-        top_k: u32,
-        vectors: RouterVectors<'_, Vec<f32>>,
-    ) -> Routes {
-        self.time("route", |cpu| cpu.route(logits, router, top_k, vectors))
-    }
-
-    fn experts(
-        &self,
-        x: &Tensor,
-        routes: &Routes,
-        step: &ExpertStep<'_, StoredMatrix, Vec<f32>>,
-    ) -> Tensor {
-        self.time("experts", |cpu| cpu.experts(x, routes, step))
     }
 
     fn sigmoid_gate(&self, x: Tensor, gate: &Tensor) -> Tensor {
@@ -302,73 +206,6 @@ impl Backend for Timed {
 
     fn limit(&self, x: Tensor, limit: f32) -> Tensor {
         self.time("limit", |cpu| cpu.limit(x, limit))
-    }
-
-    fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
-        self.time("heads", |cpu| cpu.slice_heads(x, width, part))
-    }
-
-    fn join_heads(&self, a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
-        self.time("heads", |cpu| cpu.join_heads(a, b, heads))
-    }
-
-    fn has_entries(&self) -> bool {
-        true
-    }
-
-    fn pool(
-        &self,
-        numbers: [&Tensor; 2],
-        caches: &mut [&mut Self::Cache],
-        step: &PoolStep<'_, Vec<f32>>,
-    ) -> Tensor {
-        self.time("entries", |cpu| cpu.pool(numbers, caches, step))
-    }
-
-    fn choose_entries(
-        &self,
-        inputs: IndexInputs<'_, Tensor>,
-        caches: &mut [&mut Self::Cache],
-        step: &IndexStep<'_>,
-    ) -> Self::Chosen {
-        self.time("choice of entries", |cpu| cpu.choose_entries(inputs, caches, step))
-    }
-
-    fn attention_beside(
-        &self,
-        entries: (usize, &Tensor, Option<&Self::Chosen>),
-        qkv: Qkv<'_, Tensor>,
-        caches: &mut [&mut Self::Cache],
-        step: (&AttentionStep<'_, Vec<f32>>, usize),
-    ) -> Tensor {
-        self.time("attention", |cpu| cpu.attention_beside(entries, qkv, caches, step))
-    }
-
-    fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
-        let bytes = bytes_of(stack);
-        self.time_bytes("product of heads", bytes, |cpu| cpu.head_linear(x, stack, heads))
-    }
-
-    fn stream_weights(&self, mixes: &Tensor, step: &StreamStep<'_, Vec<f32>>) -> Tensor {
-        self.time("streams", |cpu| cpu.stream_weights(mixes, step))
-    }
-
-    fn mix_streams(
-        &self,
-        x: &Tensor,
-        mixes: &Tensor,
-        step: &StreamStep<'_, Vec<f32>>,
-        rounds: u32,
-    ) -> Tensor {
-        self.time("streams", |cpu| cpu.mix_streams(x, mixes, step, rounds))
-    }
-
-    fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {
-        self.time("streams", |cpu| cpu.collapse_streams(x, weights))
-    }
-
-    fn add_to_streams(&self, x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
-        self.time("streams", |cpu| cpu.add_to_streams(x, part, weights))
     }
 
     fn scale(&self, x: Tensor, factor: f32) -> Tensor {
@@ -390,9 +227,11 @@ impl Backend for Timed {
     fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Tensor {
         self.inner.select_rows(x, rows)
     }
+}
 
+impl TensorParallel for Timed {
     fn all_reduce(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
-        self.time("sum of ranks", |cpu| cpu.all_reduce(x, ranks))
+        self.time("all-reduce", |cpu| cpu.all_reduce(x, ranks))
     }
 
     fn gather_columns(
@@ -401,15 +240,214 @@ impl Backend for Timed {
         widths: &[usize],
         ranks: &Ranks<'_>,
     ) -> Result<Tensor, StepError> {
-        self.time("gather of ranks", |cpu| cpu.gather_columns(x, widths, ranks))
+        self.time("all-gather", |cpu| cpu.gather_columns(x, widths, ranks))
+    }
+
+    fn square_sums(&self, parts: &[Columns<'_, Tensor>]) -> Tensor {
+        self.time("norm", |cpu| cpu.square_sums(parts))
+    }
+
+    fn norm_by_sums(
+        &self,
+        x: Tensor,
+        params: &NormParams<'_, Vec<f32>>,
+        sums: SquareSums<'_, Tensor>,
+    ) -> Tensor {
+        self.time("norm", |cpu| cpu.norm_by_sums(x, params, sums))
     }
 
     fn read(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Vec<f32>, StepError> {
         self.inner.read(x, ranks)
     }
 
-    fn settle(&self, caches: &mut [&mut Cache], ranks: &Ranks<'_>) -> Result<(), StepError> {
-        self.inner.settle(caches, ranks)
+    fn flush(&self, caches: &mut [&mut Cache], ranks: &Ranks<'_>) -> Result<(), StepError> {
+        self.inner.flush(caches, ranks)
+    }
+}
+
+impl HeadOps for Timed {
+    fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {
+        self.time("heads", |cpu| cpu.slice_heads(x, width, part))
+    }
+
+    fn join_heads(&self, a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
+        self.time("heads", |cpu| cpu.join_heads(a, b, heads))
+    }
+
+    fn head_linear(&self, x: &Tensor, stack: &StoredMatrix, heads: usize) -> Tensor {
+        let bytes = bytes_of(stack);
+        self.time_bytes("product of heads", bytes, |cpu| cpu.head_linear(x, stack, heads))
+    }
+}
+
+impl Attention for Timed {
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        let kv_heads = params.q_to_kv.iter().max().map_or(0, |last| last + 1);
+        let row_bytes = kv_heads * params.head_dim * 2 * size_of::<f32>();
+        let bytes = match params.mask {
+            Mask::Full => row_bytes * self.context.load(Ordering::Relaxed),
+            Mask::Sliding(seen) | Mask::Chunked(seen) => {
+                row_bytes * self.context.load(Ordering::Relaxed).min(seen as usize)
+            }
+        };
+        self.time_bytes("attention", bytes, |cpu| cpu.attention(qkv, caches, params))
+    }
+}
+
+impl SparseIndexer for Timed {
+    type TopK = TopK;
+
+    fn top_k_keys(
+        &self,
+        inputs: IndexerInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &IndexerParams<'_>,
+    ) -> TopK {
+        let bytes = params.width * size_of::<f32>() * self.context.load(Ordering::Relaxed);
+        self.time_bytes("indexer", bytes, |cpu| cpu.top_k_keys(inputs, caches, params))
+    }
+
+    fn sparse_attention(
+        &self,
+        top_k: &TopK,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("sparse attention", |cpu| cpu.sparse_attention(top_k, qkv, caches, params))
+    }
+}
+
+impl BlockSparseAttention for Timed {
+    type TopKBlocks = TopKBlocks;
+
+    fn top_k_blocks(
+        &self,
+        inputs: BlockIndexerInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &BlockIndexerParams<'_>,
+    ) -> TopKBlocks {
+        self.time("block indexer", |cpu| cpu.top_k_blocks(inputs, caches, params))
+    }
+
+    fn block_sparse_attention(
+        &self,
+        top_k: &TopKBlocks,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("block-sparse attention", |cpu| {
+            cpu.block_sparse_attention(top_k, qkv, caches, params)
+        })
+    }
+}
+
+impl CompressedKv for Timed {
+    fn compress(
+        &self,
+        inputs: CompressorInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &CompressorParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("compressor", |cpu| cpu.compress(inputs, caches, params))
+    }
+
+    fn top_k_entries(
+        &self,
+        inputs: IndexerInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &IndexerParams<'_>,
+    ) -> TopK {
+        self.time("indexer of entries", |cpu| cpu.top_k_entries(inputs, caches, params))
+    }
+
+    fn compressed_attention(
+        &self,
+        entries: CompressedEntries<'_, Tensor, TopK>,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("attention", |cpu| cpu.compressed_attention(entries, qkv, caches, params))
+    }
+}
+
+impl LinearAttention for Timed {
+    fn linear_attention(
+        &self,
+        inputs: &LinearAttentionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &LinearAttentionParams<'_, Tensor, Vec<f32>>,
+    ) -> Tensor {
+        self.time("linear attention", |cpu| cpu.linear_attention(inputs, caches, params))
+    }
+}
+
+impl ShortConvolution for Timed {
+    fn short_convolution(
+        &self,
+        inputs: ShortConvolutionInputs<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &ShortConvolutionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        self.time("short convolution", |cpu| cpu.short_convolution(inputs, caches, params))
+    }
+}
+
+impl MixtureOfExperts for Timed {
+    type Routes = Routes;
+
+    fn route(
+        &self,
+        logits: Tensor,
+        router: &Router,
+        top_k: u32,
+        vectors: RouterVectors<'_, Vec<f32>>,
+    ) -> Routes {
+        self.time("route", |cpu| cpu.route(logits, router, top_k, vectors))
+    }
+
+    fn hash_route(&self, logits: Tensor, router: &Router, experts: &[u32], top_k: u32) -> Routes {
+        self.time("route", |cpu| cpu.hash_route(logits, router, experts, top_k))
+    }
+
+    fn experts(
+        &self,
+        x: &Tensor,
+        routes: &Routes,
+        params: &ExpertParams<'_, StoredMatrix, Vec<f32>>,
+    ) -> Tensor {
+        self.time("experts", |cpu| cpu.experts(x, routes, params))
+    }
+}
+
+impl HyperConnections for Timed {
+    fn stream_weights(&self, mixes: &Tensor, params: &StreamParams<'_, Vec<f32>>) -> Tensor {
+        self.time("hyper-connections", |cpu| cpu.stream_weights(mixes, params))
+    }
+
+    fn mix_streams(
+        &self,
+        x: &Tensor,
+        mixes: &Tensor,
+        params: &StreamParams<'_, Vec<f32>>,
+        rounds: u32,
+    ) -> Tensor {
+        self.time("hyper-connections", |cpu| cpu.mix_streams(x, mixes, params, rounds))
+    }
+
+    fn collapse_streams(&self, x: &Tensor, weights: &Tensor) -> Tensor {
+        self.time("hyper-connections", |cpu| cpu.collapse_streams(x, weights))
+    }
+
+    fn add_to_streams(&self, x: Tensor, part: &Tensor, weights: &Tensor) -> Tensor {
+        self.time("hyper-connections", |cpu| cpu.add_to_streams(x, part, weights))
     }
 }
 

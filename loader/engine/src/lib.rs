@@ -13,7 +13,5 @@ pub mod eval;
 pub mod loading;
 pub mod model;
 
-pub use loading as open;
-
 #[cfg(test)]
 mod testing;

@@ -1,38 +1,57 @@
 //! Models: one definition, generic over the [`Backend`].
 //!
-//! A decoder is put together from parts ([`block`](self): norms, attention, feed-forward part)
-//! as the package's normalised architecture says; what this rank holds of it is in the layout. No
-//! name of a model family is looked at.
+//! A decoder is a stack of [`layer`](self)s, each a mixer (attention or what stands in its place) and a
+//! feed-forward part around the residual stream, as the package's normalised architecture says; what
+//! this rank holds of it is in the layout. No code depends on the name of a model family.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `layer`, `residual` | one layer, its residual wiring, hyper-connections |
+//! | `mixer` | attention, MLA, compressed attention, linear attention, short convolutions |
+//! | `ffn` | dense, mixture of experts, parallel dense + MoE, shortcut-connected MoE |
+//! | `step` | one forward pass: what layers share, and what one hands to another |
+//! | `shard` | what this rank holds, checked against the architecture |
+//! | `load` | from a package's tensors to weights |
 
 use std::ops::Range;
 
 use shardpack_formats::Spec;
 
-use crate::backend::{Backend, CacheShape, EntryShape, LayerShape, Ranks, StepError};
+use crate::backend::{Backend, CacheShape, CompressedKvShape, LayerShape, Ranks, StepError};
 
 mod attention;
-mod beside;
-mod block;
-mod blocks;
-mod compressed;
-mod convolution;
-mod delta;
+mod block_indexer;
+mod compressed_attention;
+mod compressor;
+mod dense_ffn;
+mod embedding_and_head;
 mod error;
 mod ffn;
+mod gated_delta_net;
 mod group_norm;
-mod head;
-mod index;
+mod hyper_connections;
+mod indexer;
+mod kda;
+mod layer;
+mod linear_attention;
 mod load;
+mod mamba2;
+mod mixer;
 mod mla;
 mod moe;
 mod norm;
+mod output_gate;
+mod parallel_moe;
+mod qk_norm;
+mod residual;
+mod router;
 mod shard;
+mod short_convolution;
 mod stage;
 mod step;
-mod streams;
 
 pub use error::LoadError;
-pub use shard::{Heads, Linear, Shard};
+pub use shard::{Heads, LinearHeads, Shard};
 
 /// Tokens of one step: rows of one or several sequences, one sequence after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +62,7 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// Rows of each sequence; they follow what its cache holds.
     pub lengths: Vec<usize>,
-    /// Of each sequence, the last rows that may be taken back afterwards; empty where none are.
+    /// Of each sequence, the last rows that may be rolled back afterwards (draft tokens); empty where none are.
     pub drafts: Vec<usize>,
     /// Tokens that each sequence may have in the end; empty where every sequence ends with this
     /// step. Some position embeddings depend on it, so it must not change from step to step.
@@ -70,11 +89,11 @@ impl Batch {
 pub struct Model<B: Backend> {
     spec: Spec,
     shard: Shard,
-    ends: head::Ends<B>,
-    blocks: Vec<block::Block<B>>,
+    embedding_and_head: embedding_and_head::EmbeddingAndHead<B>,
+    layers: Vec<layer::Layer<B>>,
 }
 
-/// A column-cut projection.
+/// A column-parallel projection.
 struct Projection<B: Backend> {
     matrix: B::Matrix,
     bias: Option<B::Vector>,
@@ -102,7 +121,7 @@ impl<B: Backend> Projection<B> {
     }
 }
 
-/// Width of the keys by which layers choose what they attend to.
+/// Width of the indexer's keys.
 fn index_width(spec: &Spec) -> u32 {
     let of_mla = spec.mla.as_ref().and_then(|mla| Some(mla.index.as_ref()?.width));
     let attentions = [Some(&spec.attention), spec.second_attention.as_ref()];
@@ -148,25 +167,25 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Entries of a layer, if it has some.
-    fn entry_shape(&self, layer: usize) -> Option<EntryShape> {
+    /// Compressed KV entries of a layer, if it has some.
+    fn entry_shape(&self, layer: usize) -> Option<CompressedKvShape> {
         let index = self.spec.compressed.as_ref()?.index.as_ref();
         let entries = self.spec.layers[layer].entries?;
-        Some(EntryShape {
-            every: entries.every as usize,
+        Some(CompressedKvShape {
+            ratio: entries.every as usize,
             width: self.spec.attention.head_dim as usize,
             key_width: index.filter(|_| entries.chosen).map_or(0, |index| index.width as usize),
         })
     }
 
-    /// Whether a sequence can begin with pages of another: not where a layer's state is a sum
-    /// over all tokens, of which pages hold nothing.
+    /// Whether a sequence can begin with pages of another: not where a layer keeps a recurrent state,
+    /// which pages do not hold.
     #[must_use]
     pub const fn reuses_prefixes(&self) -> bool {
         !self.spec.has_states()
     }
 
-    /// The ranks among which this rank's sums are.
+    /// The ranks of this rank's stage, which all-reduce among themselves.
     #[must_use]
     pub fn own_ranks<'a>(&self, ranks: &Ranks<'a>) -> Ranks<'a> {
         match &self.shard.stage {
@@ -187,8 +206,9 @@ impl<B: Backend> Model<B> {
     /// The same for every rank; none where each has all logits.
     #[must_use]
     pub fn logit_ranges(&self) -> Option<&[Range<usize>]> {
-        let cut = self.shard.stage.is_some() || self.ends.cuts_logits(&self.shard);
-        cut.then_some(self.shard.logits.as_slice())
+        let sharded =
+            self.shard.stage.is_some() || self.embedding_and_head.shards_logits(&self.shard);
+        sharded.then_some(self.shard.logits.as_slice())
     }
 
     /// All logits `[rows, vocab_size]` from every rank's part.
@@ -214,27 +234,28 @@ impl<B: Backend> Model<B> {
         ranks: &Ranks<'_>,
     ) -> Result<Option<B::Tensor>, StepError> {
         let own = self.own_ranks(ranks);
-        let step = step::Step::new(backend, (&self.spec, &self.shard), batch, &own);
-        let mut x = match self.shard.stage.as_ref().and_then(|stage| stage.taken_from) {
-            None => self.ends.embed(&step)?,
-            Some(rank) => stage::take(&step, rank)?,
+        let pass = step::ForwardPass::new(backend, &self.spec, &self.shard, batch, &own);
+        let mut x = match self.shard.stage.as_ref().and_then(|stage| stage.recv_from) {
+            None => self.embedding_and_head.embed(&pass)?,
+            Some(rank) => stage::recv(&pass, rank)?,
         };
-        for block in &self.blocks {
-            x = block.forward(&step, x, caches)?;
+        let mut cross = step::CrossLayer::new();
+        for layer in &self.layers {
+            x = layer.forward(&pass, &mut cross, x, caches)?;
             if self.shard.stage.is_some() {
                 // Other stages wait for as long as this one's layers take.
-                ranks.group.at_work()?;
+                ranks.group.keep_alive()?;
             }
         }
         if let Some(stage) = self.shard.stage.as_ref().filter(|stage| !stage.is_last) {
-            stage::give(&step, x, &stage.given_to)?;
+            stage::send(&pass, x, &stage.send_to)?;
             let rows = batch.logit_rows.len();
             return Ok((rows > 0).then(|| backend.zeros(rows, 0)));
         }
         if batch.logit_rows.is_empty() {
             return Ok(None);
         }
-        Ok(Some(self.ends.logits(&step, &x)))
+        Ok(Some(self.embedding_and_head.logits(&pass, &x)))
     }
 }
 

@@ -219,7 +219,7 @@ impl<B: Backend> LocalRank<B> {
                 }
                 None => Vec::new(),
             };
-            backend.settle(&mut [cache], &model.own_ranks(&ranks))?;
+            backend.flush(&mut [cache], &model.own_ranks(&ranks))?;
             Ok(rows)
         })
     }

@@ -144,7 +144,10 @@ impl<B: Backend> Runner<B> {
         let kept = rows.iter().zip(drafts).take_while(|(row, draft)| row.token == Some(**draft));
         let kept = kept.count();
         if !drafts.is_empty() {
-            self.backend.rewind(&mut sequence.cache, drafts.len() - kept);
+            // Work with drafts is refused where they cannot be rolled back.
+            if let Some(rollback) = self.backend.kv_rollback() {
+                rollback.roll_back(&mut sequence.cache, drafts.len() - kept);
+            }
         }
         sequence.take(&drafts[..kept]);
         rows.truncate(kept + 1);
@@ -208,7 +211,7 @@ impl<B: Backend> Runner<B> {
         if let Some(next) = sequence.next.filter(|next| scheduled.known() != [*next]) {
             return Err(out_of_step(&format!("token {next}"), &format!("{:?}", scheduled.known())));
         }
-        if scheduled.drafts > 0 && !self.backend.rewinds() {
+        if scheduled.drafts > 0 && self.backend.kv_rollback().is_none() {
             return Err(out_of_step(&"no drafts", &scheduled.drafts));
         }
         let mut masks = scheduled.masks.iter().flatten();
@@ -263,11 +266,11 @@ impl<B: Backend> Runner<B> {
             // Deferred work is flushed among these ranks.
             let own = model.own_ranks(ranks);
             let Some(part) = model.forward(backend, &batch, &mut caches, ranks)? else {
-                backend.settle(&mut caches, &own)?;
+                backend.flush(&mut caches, &own)?;
                 return Ok(Vec::new());
             };
             let values = backend.read(part, &own)?;
-            backend.settle(&mut caches, &own)?;
+            backend.flush(&mut caches, &own)?;
             let logits = Logits {
                 values: &values,
                 range: model.held_logits(),

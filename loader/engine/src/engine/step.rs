@@ -143,7 +143,7 @@ impl<B: Backend> Engine<B> {
     /// The same, with a draft model; only rank 0 needs it. It has the tokenizer of the target model, is not
     /// sharded, and has as much KV memory as the target model's tokens take in it.
     pub fn with_draft_model(mut self, draft: Model<B>) -> Result<Self, DraftModelError> {
-        if !self.runner.backend().rewinds() {
+        if self.runner.backend().kv_rollback().is_none() {
             return Err(DraftModelError::Backend);
         }
         let model = self.runner.model();
@@ -189,7 +189,7 @@ impl<B: Backend> Engine<B> {
         let hello = Hello {
             vocab_size: model.spec().vocab_size,
             kv: backend.kv_type(),
-            can_roll_back: backend.rewinds(),
+            can_roll_back: backend.kv_rollback().is_some(),
             pages: self.options.pages(model, backend),
         };
         let agreed = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {

@@ -1,19 +1,39 @@
-//! Grouped-query attention.
+//! Grouped-query attention (Ainslie et al. 2023), with multi-head and multi-query attention as its
+//! extremes.
+//!
+//! ```text
+//! q = norm(x · Wq)                                 [tokens, heads, head_dim]
+//! k = norm(x · Wk)                                 [tokens, kv_heads, head_dim]
+//! v = x · Wv                                       [tokens, kv_heads, value_dim]
+//! out = softmax(scale · rope(q) · rope(k)ᵀ) · v    [tokens, heads, value_dim]
+//! y = gate(out) · Wo                               [tokens, hidden_size]
+//! ```
+//!
+//! Heads are sharded over ranks; a key-value head is held by every rank whose query heads read it.
+//! Where a layer has a block indexer, heads attend to the blocks that it selects.
 
-use shardpack_formats::spec::{self, GateFunction, QkNorm};
+use shardpack_formats::spec::{self, Mask, QkNorm};
 
 use super::{
     LoadError, Projection,
-    blocks::Blocks,
-    load::{Loader, Part},
-    norm::Norm,
+    block_indexer::BlockIndexer,
+    load::{LayerInfo, Loader, TensorSlice},
+    norm,
+    output_gate::OutputGate,
+    qk_norm::{QueriesAndKeys, QueryKeyNorm},
     shard::Heads,
-    step::Step,
+    step::ForwardPass,
 };
-use crate::backend::{AttentionStep, Backend, NormStep, Qkv, StepError};
+use crate::backend::{AttentionParams, Backend, Qkv, RotatedPart, StepError};
 
 /// One rank's part of grouped-query attention.
 pub(super) struct Attention<B: Backend> {
+    form: spec::Attention,
+    heads: Heads,
+    mask: Mask,
+    rope: Option<u32>,
+    /// The layer in the caches.
+    kv_slot: usize,
     /// Absent on a rank without query heads.
     weights: Option<Weights<B>>,
     o_bias: Option<B::Vector>,
@@ -22,286 +42,217 @@ pub(super) struct Attention<B: Backend> {
 struct Weights<B: Backend> {
     q: Projection<B>,
     k: Projection<B>,
-    /// Absent where keys are values too.
-    v: Option<Projection<B>>,
-    /// For queries and keys.
-    qk_norms: Option<[Norm<B>; 2]>,
-    /// Of a norm without gains, one for each element of a head.
-    ones: Option<B::Vector>,
+    v: Values<B>,
+    qk_norm: QueryKeyNorm<B>,
+    /// Ones, where each head's values are normalised.
+    value_norm: Option<B::Vector>,
     sinks: Option<B::Vector>,
-    gate: Option<B::Matrix>,
-    /// Absent where all keys are attended to.
-    blocks: Option<Blocks<B>>,
+    gate: Option<OutputGate<B>>,
+    keys: Keys<B>,
     o: B::Matrix,
 }
 
-/// Queries, keys and values as they are cached, and the gate within the queries' projection.
-struct Parts<T> {
-    q: T,
-    k: T,
+/// Where values come from.
+enum Values<B: Backend> {
+    Projected(Projection<B>),
+    /// Values are the keys before their norm.
+    Keys,
+}
+
+/// Which keys heads attend to, of those that the mask shows.
+enum Keys<B: Backend> {
+    All,
+    TopKBlocks(BlockIndexer<B>),
+}
+
+/// Projections of the rows, values as wide as keys.
+struct Projected<T> {
+    qk: QueriesAndKeys<T>,
     v: T,
+    /// The gate within the queries' projection.
     gate: Option<T>,
 }
 
 impl<B: Backend> Attention<B> {
-    pub(super) fn load(
-        loader: &Loader<'_, B>,
-        index: usize,
-        prefix: &str,
-    ) -> Result<Self, LoadError> {
-        let attention = loader.spec.attention_of(index);
-        let held = loader.shard.heads_of(&loader.spec.layers[index]);
-        let (head_dim, value_dim) = (attention.head_dim, attention.value_width());
-        let o_module = format!("{prefix}.o_proj");
-        let o_bias = loader.bias_once(&o_module, attention.o_bias)?;
-        let q = Part::heads(&held.q, attention.heads, head_dim);
-        // Each head's query, and its gate behind it.
-        let q_rows = if attention.gated { q.doubled() } else { q.clone() };
-        let k = Part::heads(&held.kv, attention.kv_heads, head_dim);
-        let v = Part::heads(&held.kv, attention.kv_heads, value_dim);
-        let out = Part::heads(&held.q, attention.heads, value_dim);
-        let column = |name: &str, rows: &Part| {
-            loader.column(&format!("{prefix}.{name}"), rows, attention.qkv_bias)
-        };
-        let o = loader.matrix(&o_module, &loader.hidden(), &out)?;
-        let gate = match &attention.head_gate {
-            None => None,
-            Some(gate) => {
-                let each = Part::heads(&held.q, attention.heads, 1);
-                let rows = if gate.per_head { &each } else { &out };
-                loader.matrix(&format!("{prefix}.{}", gate.module), rows, &loader.hidden())?
-            }
-        };
-        let blocks = Blocks::of_layer(loader, (index, attention), prefix, held)?;
-        let v = if attention.values_are_keys { None } else { column("v_proj", &v)? };
-        let parts = (column("q_proj", &q_rows)?, column("k_proj", &k)?, o);
-        let qk_norms = qk_norms(loader, attention, prefix, [&q, &k])?;
-        let (Some(q), Some(k), Some(o)) = parts else {
-            return Ok(Self { weights: None, o_bias });
-        };
-        let sinks = attention.sinks.then(|| {
-            let part = Part::heads(&held.q, attention.heads, 1);
-            let name = attention.sinks_in.as_deref().unwrap_or("sinks");
-            loader.vector(&format!("{prefix}.{name}"), &part)
-        });
-        let sinks = sinks.transpose()?;
-        let plain = attention.value_norm || attention.qk_norm == QkNorm::PlainAfterRope;
-        let ones = plain.then(|| loader.backend.ones(head_dim as usize));
+    pub(super) fn load(loader: &Loader<'_, B>, layer: &LayerInfo<'_>) -> Result<Self, LoadError> {
+        let form = loader.spec.attention_of(layer.index);
+        let heads = loader.shard.heads_of(layer.form);
+        let module = layer.name("self_attn");
+        let o_bias = loader.bias_once(&format!("{module}.o_proj"), form.o_bias)?;
         Ok(Self {
-            weights: Some(Weights { q, k, v, qk_norms, ones, sinks, gate, blocks, o }),
+            weights: Weights::load(loader, layer, form, heads)?,
             o_bias,
+            form: form.clone(),
+            heads: heads.clone(),
+            mask: layer.form.mask,
+            rope: layer.form.rope,
+            kv_slot: layer.slots.kv,
         })
     }
 
-    /// This rank's summand of the output; none where it has nothing to add.
+    /// This rank's partial sum `[tokens, hidden_size]`; none where it has nothing to add.
     pub(super) fn forward(
         &self,
-        step: &Step<'_, B>,
-        index: usize,
+        pass: &ForwardPass<'_, B>,
         x: &B::Tensor,
         caches: &mut [&mut B::Cache],
     ) -> Result<Option<B::Tensor>, StepError> {
-        let backend = step.backend;
-        let attention = step.spec.attention_of(index);
+        let (backend, form) = (pass.backend, &self.form);
         let Some(weights) = &self.weights else {
-            if attention.qk_norm == QkNorm::Full {
-                backend.all_reduce(backend.zeros(step.batch.tokens.len(), 2), step.ranks)?;
+            if form.qk_norm == QkNorm::Full {
+                // Every rank takes part in the norm's all-reduce.
+                backend.all_reduce(backend.zeros(pass.tokens(), 2), pass.ranks)?;
             }
-            return Ok(step.with_bias(None, self.o_bias.as_ref()));
+            return Ok(pass.with_bias(None, self.o_bias.as_ref()));
         };
-        let held = step.shard.heads_of(&step.spec.layers[index]);
-        let Parts { q, k, v, gate } = weights.project(step, (attention, held), x);
-        let [q, k] = weights.queries_and_keys(step, (attention, held), q, k)?;
-        let [q, k, v] = match attention.limit {
-            Some(limit) => [q, k, v].map(|x| backend.limit(x, limit.0)),
-            None => [q, k, v],
+        let Projected { qk, v, gate } = self.project(pass, weights, x);
+        let qk = weights.qk_norm.before_rope(pass, form, &self.heads, qk)?;
+        let (qk, v) = match form.limit {
+            Some(limit) => (qk.map(|x| backend.limit(x, limit.0)), backend.limit(v, limit.0)),
+            None => (qk, v),
         };
-        let [q, k] = weights.placed(step, index, q, k);
-        let at = weights.step(step, index, (attention, held));
-        let qkv = Qkv { q: &q, k: &k, v: &v };
-        let heads = match weights.blocks.as_ref().zip(attention.blocks.as_ref()) {
-            None => backend.attention(qkv, caches, &at),
-            Some((blocks, form)) => {
-                let chosen = blocks.choose(step, (index, form, held), x, caches);
-                backend.attention_to(&chosen, qkv, caches, &at)
+        let qk = self.positioned(pass, weights, qk);
+        let params = AttentionParams {
+            layer: self.kv_slot,
+            lengths: &pass.batch.lengths,
+            q_to_kv: &self.heads.q_to_kv,
+            head_dim: form.head_dim as usize,
+            scale: form.scale.0,
+            softcap: form.softcap.map(|cap| cap.0),
+            sinks: weights.sinks.as_ref(),
+            mask: self.mask,
+        };
+        let qkv = Qkv { q: &qk.q, k: &qk.k, v: &v };
+        let heads = match &weights.keys {
+            Keys::All => backend.attention(qkv, caches, &params),
+            Keys::TopKBlocks(indexer) => {
+                let top_k = indexer.top_k_blocks(pass, x, caches);
+                backend.block_sparse_attention(&top_k, qkv, caches, &params)
             }
         };
-        let heads = match attention.value_dim {
+        let heads = match form.value_dim {
             None => heads,
-            Some(width) => {
-                backend.slice_heads(&heads, attention.head_dim as usize, 0..width as usize)
-            }
+            Some(width) => backend.slice_heads(&heads, form.head_dim as usize, 0..width as usize),
         };
         let heads = match &gate {
             Some(gate) => backend.sigmoid_gate(heads, gate),
             None => heads,
         };
         let heads = match &weights.gate {
-            Some(matrix) => {
-                let gate = backend.linear(x, matrix);
-                match attention.head_gate.as_ref().map(|gate| gate.function) {
-                    Some(GateFunction::Softplus) => backend.softplus_gate(heads, &gate),
-                    _ => backend.sigmoid_gate(heads, &gate),
-                }
-            }
+            Some(gate) => gate.apply(backend, x, heads),
             None => heads,
         };
         let part = backend.linear(&heads, &weights.o);
-        Ok(step.with_bias(Some(part), self.o_bias.as_ref()))
+        Ok(pass.with_bias(Some(part), self.o_bias.as_ref()))
     }
-}
 
-/// Norms of queries and keys; none on a rank without heads.
-fn qk_norms<B: Backend>(
-    loader: &Loader<'_, B>,
-    attention: &spec::Attention,
-    prefix: &str,
-    [q, kv]: [&Part; 2],
-) -> Result<Option<[Norm<B>; 2]>, LoadError> {
-    let one_head = Part::whole(attention.head_dim as usize);
-    let [q, kv] = match attention.qk_norm {
-        QkNorm::None | QkNorm::PlainAfterRope => return Ok(None),
-        QkNorm::Head | QkNorm::HeadAfterRope => [&one_head, &one_head],
-        QkNorm::Full if q.held.is_empty() => return Ok(None),
-        QkNorm::Full => [q, kv],
-    };
-    let norm = |name: &str, width| Norm::load(loader, &format!("{prefix}.{name}"), width);
-    let [q_name, k_name] = match attention.qk_norm {
-        QkNorm::HeadAfterRope => ["query_layernorm", "key_layernorm"],
-        _ => ["q_norm", "k_norm"],
-    };
-    Ok(Some([norm(q_name, q)?, norm(k_name, kv)?]))
-}
-
-impl<B: Backend> Weights<B> {
-    /// Projections of the rows, values as wide as keys.
     fn project(
         &self,
-        step: &Step<'_, B>,
-        (attention, held): (&spec::Attention, &Heads),
+        pass: &ForwardPass<'_, B>,
+        weights: &Weights<B>,
         x: &B::Tensor,
-    ) -> Parts<B::Tensor> {
-        let backend = step.backend;
-        let head_dim = attention.head_dim as usize;
+    ) -> Projected<B::Tensor> {
+        let (backend, form) = (pass.backend, &self.form);
+        let head_dim = form.head_dim as usize;
         let (mut q, k, mut v);
-        if let Some(own) = &self.v {
-            [q, k, v] = Projection::apply_all(backend, x, [&self.q, &self.k, own]);
-        } else {
-            [q, k] = Projection::apply_all(backend, x, [&self.q, &self.k]);
-            v = backend.slice_heads(&k, head_dim, 0..head_dim);
+        match &weights.v {
+            Values::Projected(own) => {
+                [q, k, v] = Projection::apply_all(backend, x, [&weights.q, &weights.k, own]);
+            }
+            Values::Keys => {
+                [q, k] = Projection::apply_all(backend, x, [&weights.q, &weights.k]);
+                v = backend.slice_heads(&k, head_dim, 0..head_dim);
+            }
         }
         let mut gate = None;
-        if attention.gated {
+        if form.gated {
             let both = q;
             q = backend.slice_heads(&both, 2 * head_dim, 0..head_dim);
             gate = Some(backend.slice_heads(&both, 2 * head_dim, head_dim..2 * head_dim));
         }
-        if let (true, Some(ones)) = (attention.value_norm, &self.ones) {
-            v = backend.norm(&v, &plain_norm(step, ones));
+        if let Some(ones) = &weights.value_norm {
+            v = backend.norm(&v, &norm::without_gain(pass.spec, ones));
         }
-        if let Some(scale) = attention.value_scale {
+        if let Some(scale) = form.value_scale {
             v = backend.scale(v, scale.0);
         }
-        if let Some(width) = attention.value_dim {
+        if let Some(width) = form.value_dim {
             // The cache has one width for both.
-            let heads = held.kv.len();
-            let rest = heads * (head_dim - width as usize);
-            let zeros = backend.zeros(step.batch.tokens.len(), rest);
+            let heads = self.heads.kv.len();
+            let zeros = backend.zeros(pass.tokens(), heads * (head_dim - width as usize));
             v = backend.join_heads(&v, &zeros, heads);
         }
-        Parts { q, k, v, gate }
+        Projected { qk: QueriesAndKeys { q, k }, v, gate }
     }
 
     /// Queries and keys with their positions.
-    fn placed(
+    fn positioned(
         &self,
-        step: &Step<'_, B>,
-        index: usize,
-        q: B::Tensor,
-        k: B::Tensor,
-    ) -> [B::Tensor; 2] {
-        let backend = step.backend;
-        let (attention, layer) = (step.spec.attention_of(index), &step.spec.layers[index]);
-        let head_dim = attention.head_dim as usize;
-        let [mut q, mut k] = match step.rotation(layer) {
-            Some(rotation) => [q, k].map(|x| backend.rotate(x, rotation, (head_dim, 0))),
-            None => [q, k],
+        pass: &ForwardPass<'_, B>,
+        weights: &Weights<B>,
+        qk: QueriesAndKeys<B::Tensor>,
+    ) -> QueriesAndKeys<B::Tensor> {
+        let (backend, form) = (pass.backend, &self.form);
+        let part = RotatedPart { head_dim: form.head_dim as usize, offset: 0 };
+        let qk = match pass.rotation(self.rope) {
+            Some(rotation) => qk.map(|x| backend.rotate(x, rotation, part)),
+            None => qk,
         };
-        let norm = &step.spec.norm;
-        match (attention.qk_norm, &self.qk_norms, &self.ones) {
-            (QkNorm::HeadAfterRope, Some([q_norm, k_norm]), _) => {
-                [q, k] = [q_norm.apply(backend, norm, &q), k_norm.apply(backend, norm, &k)];
-            }
-            (QkNorm::PlainAfterRope, _, Some(ones)) if layer.rope.is_some() => {
-                [q, k] = [q, k].map(|x| backend.norm(&x, &plain_norm(step, ones)));
+        let mut qk = weights.qk_norm.after_rope(pass, self.rope.is_some(), qk);
+        let unrotated = form.position_scale.as_ref().is_some_and(|scale| scale.unrotated);
+        match &pass.query_scales {
+            Some(scales) if !unrotated || self.rope.is_none() => {
+                qk.q = backend.scale_rows(qk.q, scales);
             }
             _ => {}
         }
-        let unrotated = attention.position_scale.as_ref().is_some_and(|scale| scale.unrotated);
-        match &step.query_scales {
-            Some(scales) if !unrotated || layer.rope.is_none() => {
-                q = backend.scale_rows(q, scales);
-            }
-            _ => {}
-        }
-        [q, k]
-    }
-
-    /// Normalised queries and keys.
-    fn queries_and_keys(
-        &self,
-        step: &Step<'_, B>,
-        (attention, heads): (&spec::Attention, &Heads),
-        q: B::Tensor,
-        k: B::Tensor,
-    ) -> Result<[B::Tensor; 2], StepError> {
-        let backend = step.backend;
-        let norm = &step.spec.norm;
-        let Some([q_norm, k_norm]) = &self.qk_norms else { return Ok([q, k]) };
-        match attention.qk_norm {
-            QkNorm::None | QkNorm::HeadAfterRope | QkNorm::PlainAfterRope => return Ok([q, k]),
-            QkNorm::Head => {
-                return Ok([q_norm.apply(backend, norm, &q), k_norm.apply(backend, norm, &k)]);
-            }
-            QkNorm::Full => {}
-        }
-        let head_dim = attention.head_dim as usize;
-        // A key-value head that several ranks hold counts once.
-        let [held, owned] = [&heads.kv, &heads.kv_owned];
-        let owned = if owned.is_empty() {
-            0..0
-        } else {
-            (owned.start - held.start) * head_dim..(owned.end - held.start) * head_dim
-        };
-        let sums = backend.square_sums(&[(&q, 0..heads.q.len() * head_dim), (&k, owned)]);
-        let sums = backend.all_reduce(sums, step.ranks)?;
-        let full = |heads: u32| heads as usize * head_dim;
-        let q = backend.norm_by_sums(q, &q_norm.step(norm), (&sums, 0), full(attention.heads));
-        let k = backend.norm_by_sums(k, &k_norm.step(norm), (&sums, 1), full(attention.kv_heads));
-        Ok([q, k])
-    }
-
-    fn step<'a>(
-        &'a self,
-        step: &'a Step<'_, B>,
-        index: usize,
-        (attention, held): (&spec::Attention, &'a Heads),
-    ) -> AttentionStep<'a, B::Vector> {
-        AttentionStep {
-            layer: step.cached(index),
-            lengths: &step.batch.lengths,
-            q_to_kv: &held.q_to_kv,
-            head_dim: attention.head_dim as usize,
-            scale: attention.scale.0,
-            softcap: attention.softcap.map(|cap| cap.0),
-            sinks: self.sinks.as_ref(),
-            mask: step.spec.layers[index].mask,
-        }
+        qk
     }
 }
 
-/// A norm without gains, by the model's formula.
-fn plain_norm<'a, B: Backend>(step: &Step<'_, B>, ones: &'a B::Vector) -> NormStep<'a, B::Vector> {
-    let norm = &step.spec.norm;
-    NormStep { kind: norm.kind, eps: norm.eps.0, gain: ones, bias: None }
+impl<B: Backend> Weights<B> {
+    /// None on a rank without query heads.
+    fn load(
+        loader: &Loader<'_, B>,
+        layer: &LayerInfo<'_>,
+        form: &spec::Attention,
+        held: &Heads,
+    ) -> Result<Option<Self>, LoadError> {
+        let module = layer.name("self_attn");
+        let name = |name: &str| format!("{module}.{name}");
+        let q = TensorSlice::heads(&held.q, form.heads, form.head_dim);
+        // Each head's query, followed by its gate.
+        let q_rows = if form.gated { q.doubled() } else { q.clone() };
+        let k = TensorSlice::heads(&held.kv, form.kv_heads, form.head_dim);
+        let v = TensorSlice::heads(&held.kv, form.kv_heads, form.value_width());
+        let out = TensorSlice::heads(&held.q, form.heads, form.value_width());
+        let per_head = TensorSlice::heads(&held.q, form.heads, 1);
+        let column =
+            |module: &str, rows: &TensorSlice| loader.column(&name(module), rows, form.qkv_bias);
+        let o = loader.matrix(&name("o_proj"), &loader.hidden(), &out)?;
+        let gate = match &form.head_gate {
+            None => None,
+            Some(gate) => OutputGate::load(loader, gate, &module, [&per_head, &out])?,
+        };
+        let keys = match BlockIndexer::of_layer(loader, layer, form, held)? {
+            Some(indexer) => Keys::TopKBlocks(indexer),
+            None => Keys::All,
+        };
+        let v = if form.values_are_keys {
+            Some(Values::Keys)
+        } else {
+            column("v_proj", &v)?.map(Values::Projected)
+        };
+        let (q_proj, k_proj) = (column("q_proj", &q_rows)?, column("k_proj", &k)?);
+        let qk_norm = QueryKeyNorm::load(loader, form, &module, QueriesAndKeys { q: &q, k: &k })?;
+        let (Some(q), Some(k), Some(v), Some(o)) = (q_proj, k_proj, v, o) else {
+            return Ok(None);
+        };
+        let sinks = form
+            .sinks
+            .then(|| loader.vector(&name(form.sinks_in.as_deref().unwrap_or("sinks")), &per_head));
+        let sinks = sinks.transpose()?;
+        let value_norm = form.value_norm.then(|| loader.backend.ones(form.head_dim as usize));
+        Ok(Some(Self { q, k, v, qk_norm, value_norm, sinks, gate, keys, o }))
+    }
 }

@@ -1,95 +1,108 @@
-//! Dense feed-forward parts.
-
-use shardpack_formats::{
-    hex::HexF32,
-    spec::{Activation, Layer},
-};
+//! Feed-forward parts. One variant, and one file, for each form.
 
 use super::{
-    LoadError, Projection,
-    load::{Loader, Part},
-    step::Step,
+    LoadError,
+    dense_ffn::DenseFfn,
+    load::{LayerInfo, Loader},
+    moe::{Moe, MoeInput},
+    parallel_moe::ParallelDenseMoe,
+    step::{CrossLayer, ForwardPass},
 };
-use crate::backend::{Backend, Xielu};
+use crate::backend::{Backend, StepError};
 
-/// One rank's part of a dense feed-forward part.
-pub(super) struct Ffn<B: Backend> {
-    /// Absent on a rank without inner columns.
-    weights: Option<Weights<B>>,
-    down_bias: Option<B::Vector>,
+/// One rank's part of a feed-forward part.
+pub(super) enum FeedForward<B: Backend> {
+    /// One network for all tokens.
+    Dense(DenseFfn<B>),
+    /// A mixture of experts.
+    Moe(Box<Moe<B>>),
+    /// A dense network and a mixture of experts, each between norms of its own (Gemma 4).
+    ParallelDenseMoe(Box<ParallelDenseMoe<B>>),
+    /// Shortcut-connected mixture of experts (`LongCat` Flash).
+    ShortcutMoe(Box<ShortcutMoe<B>>),
 }
 
-struct Weights<B: Backend> {
-    /// Absent where the activation has no gate.
-    gate: Option<Projection<B>>,
-    up: Projection<B>,
-    down: B::Matrix,
-    /// Numbers of the activation, where it has some.
-    xielu: Option<Xielu>,
+/// A dense network beside a mixture of experts that reads the same; what the experts give is added
+/// with what the next layer's dense network gives.
+pub(super) struct ShortcutMoe<B: Backend> {
+    dense: DenseFfn<B>,
+    moe: Moe<B>,
 }
 
-impl<B: Backend> Ffn<B> {
-    pub(super) fn load(loader: &Loader<'_, B>, prefix: &str) -> Result<Self, LoadError> {
-        let ffn = &loader.spec.ffn;
-        let inner = Part { held: loader.shard.ffn.clone(), full: ffn.size as usize };
-        let column = |name: &str| loader.column(&format!("{prefix}.{name}"), &inner, ffn.bias);
-        let [up, down] = ffn.names();
-        let down_module = format!("{prefix}.{down}");
-        let down_bias = loader.bias_once(&down_module, ffn.bias)?;
-        let gate = if ffn.activation.is_gated() { column("gate_proj")? } else { None };
-        let up = column(up)?;
-        let down = loader.matrix(&down_module, &loader.hidden(), &inner)?;
-        let xielu = match ffn.activation {
-            Activation::Xielu => Some(xielu(loader, &format!("{prefix}.act_fn"))?),
-            _ => None,
+/// What a feed-forward part gives.
+pub(super) enum FfnOutput<T> {
+    /// This rank's partial sum; none where it has nothing to add.
+    Partial(Option<T>),
+    /// The all-reduce of every rank's part, where a norm follows it.
+    Reduced(T),
+}
+
+impl<B: Backend> FeedForward<B> {
+    pub(super) fn load(loader: &Loader<'_, B>, layer: &LayerInfo<'_>) -> Result<Self, LoadError> {
+        let dense = || DenseFfn::load(loader, layer);
+        let Some(moe) = loader.spec.moe.as_ref().filter(|_| layer.form.moe) else {
+            return dense().map(Self::Dense);
         };
-        let weights = up.zip(down).map(|(up, down)| Weights { gate, up, down, xielu });
-        Ok(Self { weights, down_bias })
+        if let Some(norms) = &moe.beside {
+            let both = ParallelDenseMoe::load(loader, layer, moe, norms)?;
+            return Ok(Self::ParallelDenseMoe(Box::new(both)));
+        }
+        let experts = Moe::load(loader, layer, moe)?;
+        if moe.deferred {
+            return Ok(Self::ShortcutMoe(Box::new(ShortcutMoe { dense: dense()?, moe: experts })));
+        }
+        Ok(Self::Moe(Box::new(experts)))
     }
 
-    /// This rank's summand; none where it has nothing to add.
+    /// What this part makes of the residual stream `x`, which is `normed` for a dense network.
     pub(super) fn forward(
         &self,
-        step: &Step<'_, B>,
-        layer: &Layer,
+        pass: &ForwardPass<'_, B>,
+        cross: &mut CrossLayer<B>,
         x: &B::Tensor,
-    ) -> Option<B::Tensor> {
-        let part = self.weights.as_ref().map(|weights| {
-            let backend = step.backend;
-            let (gate, up) = match &weights.gate {
-                Some(gate) => {
-                    let [gate, up] = Projection::apply_all(backend, x, [gate, &weights.up]);
-                    (Some(gate), up)
-                }
-                None => (None, weights.up.apply(backend, x)),
-            };
-            let form = &step.spec.ffn;
-            let scaled = |x, factor: Option<HexF32>| match factor {
-                Some(factor) => backend.scale(x, factor.0),
-                None => x,
-            };
-            let gate = gate.map(|gate| scaled(gate, form.gate_scale));
-            let inner = match (gate, layer.dense_clamp, form.clamped, &weights.xielu) {
-                (.., Some(numbers)) => backend.xielu(up, numbers),
-                (Some(gate), _, Some(clamped), _) => backend.clamped_swiglu(gate, up, clamped),
-                (Some(gate), Some(limit), ..) => backend.clamped_glu(gate, up, limit.0),
-                (gate, ..) => backend.activate(form.activation, gate, up),
-            };
-            scaled(backend.linear(&inner, &weights.down), form.out_scale)
-        });
-        step.with_bias(part, self.down_bias.as_ref())
+        normed: &B::Tensor,
+    ) -> Result<FfnOutput<B::Tensor>, StepError> {
+        let input = &MoeInput { router: normed, experts: normed };
+        Ok(match self {
+            Self::Dense(ffn) => {
+                // The shortcut's partial sums are reduced in the same all-reduce.
+                let part = ffn.forward(pass, normed);
+                FfnOutput::Partial(pass.join(part, cross.shortcut.take()))
+            }
+            Self::Moe(moe) => moe.forward(pass, input)?,
+            Self::ParallelDenseMoe(both) => FfnOutput::Reduced(both.forward(pass, x, normed)?),
+            Self::ShortcutMoe(both) => {
+                cross.shortcut = both.moe.partial(pass, input);
+                FfnOutput::Partial(both.dense.forward(pass, normed))
+            }
+        })
     }
 }
 
-/// The numbers of a layer's `xIELU`, as it is computed with them.
-fn xielu<B: Backend>(loader: &Loader<'_, B>, module: &str) -> Result<Xielu, LoadError> {
-    let number = |name: &str| loader.number(&format!("{module}.{name}"));
-    let softplus = |x: f32| x.max(0.0) + libm::log1pf(libm::expf(-x.abs()));
-    let beta = number("beta")?;
-    Ok(Xielu {
-        above: softplus(number("alpha_p")?),
-        below: beta + softplus(number("alpha_n")?),
-        beta,
-        eps: number("eps")?,
-    })
+impl<T> FfnOutput<T> {
+    /// What all ranks add together.
+    pub(super) fn all_reduce<B>(self, pass: &ForwardPass<'_, B>) -> Result<T, StepError>
+    where
+        B: Backend<Tensor = T>,
+    {
+        match self {
+            Self::Partial(part) => pass.all_reduce(part),
+            Self::Reduced(part) => Ok(part),
+        }
+    }
+
+    /// The same with another partial sum, in one all-reduce where possible.
+    pub(super) fn all_reduce_with<B>(
+        self,
+        pass: &ForwardPass<'_, B>,
+        other: Option<T>,
+    ) -> Result<T, StepError>
+    where
+        B: Backend<Tensor = T>,
+    {
+        match self {
+            Self::Partial(part) => pass.all_reduce(pass.join(other, part)),
+            Self::Reduced(part) => Ok(pass.backend.add(pass.all_reduce(other)?, &part)),
+        }
+    }
 }

@@ -3,30 +3,36 @@
 
 use std::{cell::RefCell, collections::BTreeSet, ops::Range};
 
-use shardpack_formats::{Dtype, Spec, spec::Attention};
+use shardpack_formats::{
+    Dtype, Spec,
+    spec::{self, LayerPart},
+};
 use shardpack_kernels::matrix::affine_is_supported;
 use shardpack_manifests::{Cut, manifest::MatrixFormat};
 
-use super::{LoadError, Model, Projection, Shard, block::Block, head::Ends};
+use super::{
+    LoadError, Model, Projection, Shard, embedding_and_head::EmbeddingAndHead, layer::Layer,
+    shard::CacheSlots,
+};
 use crate::{
     backend::{Backend, StoredMatrix, StoredWeights},
-    open::{Package, PackageTensor},
+    loading::{Package, PackageTensor},
 };
 
 /// One dimension of a tensor: what this rank holds of how much.
 #[derive(Clone)]
-pub(super) struct Part {
+pub(super) struct TensorSlice {
     pub(super) held: Range<usize>,
     pub(super) full: usize,
 }
 
-impl Part {
+impl TensorSlice {
     pub(super) const fn whole(full: usize) -> Self {
         Self { held: 0..full, full }
     }
 
-    /// The part counted in stored elements, `times / per` for each of ours; `None` where a cut
-    /// would fall inside an element.
+    /// The slice counted in stored elements, `times / per` for each of ours; `None` where a shard
+    /// would begin inside an element.
     fn stored(&self, times: usize, per: usize) -> Option<Self> {
         let scaled = |at: usize| (at * times).is_multiple_of(per).then_some(at * times / per);
         Some(Self {
@@ -35,7 +41,7 @@ impl Part {
         })
     }
 
-    /// The part where every element is two.
+    /// The slice where every element is two.
     pub(super) const fn doubled(&self) -> Self {
         Self { held: 2 * self.held.start..2 * self.held.end, full: 2 * self.full }
     }
@@ -46,8 +52,38 @@ impl Part {
         Self { held: held.start * width..held.end * width, full: heads as usize * width }
     }
 
-    pub(super) fn is_cut(&self) -> bool {
+    pub(super) fn is_sharded(&self) -> bool {
         self.held.len() != self.full
+    }
+}
+
+/// A layer as its parts are loaded: its form, its tensors' prefix, and its place in the caches.
+pub(super) struct LayerInfo<'a> {
+    pub(super) index: usize,
+    pub(super) form: &'a spec::Layer,
+    pub(super) slots: CacheSlots,
+}
+
+/// The parts that a layer has.
+#[derive(Clone, Copy)]
+pub(super) struct LayerParts {
+    pub(super) mixer: bool,
+    pub(super) ffn: bool,
+}
+
+impl<'a> LayerInfo<'a> {
+    pub(super) fn new(spec: &'a Spec, shard: &Shard, index: usize) -> Self {
+        Self { index, form: &spec.layers[index], slots: shard.cache_slots(spec, index) }
+    }
+
+    /// The full name of one of the layer's modules or tensors.
+    pub(super) fn name(&self, name: &str) -> String {
+        format!("model.layers.{}.{name}", self.index)
+    }
+
+    pub(super) fn parts(&self) -> LayerParts {
+        let has = |other| self.form.only != Some(other);
+        LayerParts { mixer: has(LayerPart::FeedForward), ffn: has(LayerPart::Attention) }
     }
 }
 
@@ -66,27 +102,6 @@ impl<B: Backend> Model<B> {
         let manifest = package.manifest();
         let spec = &manifest.architecture;
         let shard = Shard::new(spec, &manifest.layout, manifest.rank)?;
-        let of_heads = |it: &Attention| {
-            it.gated || it.head_gate.is_some() || it.value_dim.is_some() || it.values_are_keys
-        };
-        let second = spec.second_attention.as_ref();
-        let needed = spec.mla.is_some()
-            || spec.has_states()
-            || [Some(&spec.attention), second].into_iter().flatten().any(of_heads);
-        if needed && !backend.has_latent_and_linear_attention() {
-            return Err(LoadError::Layout {
-                what: "attention of this model".to_owned(),
-                expected: "grouped-query attention, which is what this backend computes".to_owned(),
-                found: "latent or linear attention; run it on the cpu backend".to_owned(),
-            });
-        }
-        if spec.compressed.is_some() && !backend.has_entries() {
-            return Err(LoadError::Layout {
-                what: "attention of this model".to_owned(),
-                expected: "attention to tokens, which is what this backend computes".to_owned(),
-                found: "entries of several tokens; run it on the cpu backend".to_owned(),
-            });
-        }
         let loader = Loader { package, backend, spec, shard, used: RefCell::default() };
         let model = loader.model()?;
         let used = loader.used.into_inner();
@@ -102,26 +117,26 @@ impl<B: Backend> Model<B> {
 impl<B: Backend> Loader<'_, B> {
     fn model(&self) -> Result<Model<B>, LoadError> {
         Ok(Model {
-            ends: Ends::load(self)?,
-            blocks: self
+            embedding_and_head: EmbeddingAndHead::load(self)?,
+            layers: self
                 .shard
                 .layers(self.spec)
-                .map(|index| Block::load(self, index))
+                .map(|index| Layer::load(self, index))
                 .collect::<Result<_, _>>()?,
             spec: self.spec.clone(),
             shard: self.shard.clone(),
         })
     }
 
-    pub(super) fn hidden(&self) -> Part {
-        Part::whole(self.spec.hidden_size as usize)
+    pub(super) fn hidden(&self) -> TensorSlice {
+        TensorSlice::whole(self.spec.hidden_size as usize)
     }
 
-    /// A projection cut by its outputs, with its bias if it has one.
+    /// A column-parallel projection (sharded by its outputs), with its bias if it has one.
     pub(super) fn column(
         &self,
         module: &str,
-        outputs: &Part,
+        outputs: &TensorSlice,
         has_bias: bool,
     ) -> Result<Option<Projection<B>>, LoadError> {
         let Some(matrix) = self.matrix(module, outputs, &self.hidden())? else { return Ok(None) };
@@ -130,7 +145,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(Projection { matrix, bias }))
     }
 
-    /// The bias of a row-cut projection, which one rank alone adds.
+    /// The bias of a row-parallel projection, which one rank alone adds.
     pub(super) fn bias_once(
         &self,
         module: &str,
@@ -141,7 +156,7 @@ impl<B: Backend> Loader<'_, B> {
         mine.then(|| self.vector(&name, &self.hidden())).transpose()
     }
 
-    pub(super) fn vector(&self, name: &str, part: &Part) -> Result<B::Vector, LoadError> {
+    pub(super) fn vector(&self, name: &str, part: &TensorSlice) -> Result<B::Vector, LoadError> {
         Ok(self.backend.vector(self.floats(name, &[part])?))
     }
 
@@ -149,27 +164,31 @@ impl<B: Backend> Loader<'_, B> {
     pub(super) fn number(&self, name: &str) -> Result<f32, LoadError> {
         let is_single = |tensor: &PackageTensor| tensor.shape().is_empty();
         if self.package.tensor(name).is_some_and(is_single) {
-            return Ok(numbers(self.floats(name, &[])?)[0]);
+            return Ok(values(self.floats(name, &[])?)[0]);
         }
-        Ok(self.numbers(name, 1)?[0])
+        Ok(self.values(name, 1)?[0])
     }
 
     /// A tensor of so many elements.
-    pub(super) fn numbers(&self, name: &str, count: usize) -> Result<Vec<f32>, LoadError> {
-        self.floats(name, &[&Part::whole(count)]).map(numbers)
+    pub(super) fn values(&self, name: &str, count: usize) -> Result<Vec<f32>, LoadError> {
+        self.floats(name, &[&TensorSlice::whole(count)]).map(values)
     }
 
-    /// The numbers of a tensor that is held whole.
-    pub(super) fn float_numbers(&self, name: &str, parts: &[&Part]) -> Result<Vec<f32>, LoadError> {
-        self.floats(name, parts).map(numbers)
+    /// The values of a tensor that is held whole.
+    pub(super) fn float_values(
+        &self,
+        name: &str,
+        parts: &[&TensorSlice],
+    ) -> Result<Vec<f32>, LoadError> {
+        self.floats(name, parts).map(values)
     }
 
-    /// A matrix; none where this rank's part is empty.
+    /// A matrix; none where this rank's slice is empty.
     pub(super) fn matrix(
         &self,
         module: &str,
-        outputs: &Part,
-        inputs: &Part,
+        outputs: &TensorSlice,
+        inputs: &TensorSlice,
     ) -> Result<Option<B::Matrix>, LoadError> {
         if outputs.held.is_empty() || inputs.held.is_empty() {
             return Ok(None);
@@ -184,8 +203,8 @@ impl<B: Backend> Loader<'_, B> {
     pub(super) fn held_matrix(
         &self,
         module: &str,
-        outputs: &Part,
-        inputs: &Part,
+        outputs: &TensorSlice,
+        inputs: &TensorSlice,
     ) -> Result<B::Matrix, LoadError> {
         let empty = || LoadError::Layout {
             what: module.to_owned(),
@@ -199,8 +218,8 @@ impl<B: Backend> Loader<'_, B> {
     pub(super) fn plain_matrix(
         &self,
         module: &str,
-        outputs: &Part,
-        inputs: &Part,
+        outputs: &TensorSlice,
+        inputs: &TensorSlice,
     ) -> Result<B::Matrix, LoadError> {
         self.float_matrix(&format!("{module}.weight"), outputs, inputs)
     }
@@ -209,8 +228,8 @@ impl<B: Backend> Loader<'_, B> {
     pub(super) fn float_matrix(
         &self,
         name: &str,
-        outputs: &Part,
-        inputs: &Part,
+        outputs: &TensorSlice,
+        inputs: &TensorSlice,
     ) -> Result<B::Matrix, LoadError> {
         let weights = self.floats(name, &[outputs, inputs])?.clone();
         let (outputs, inputs) = (outputs.held.len(), inputs.held.len());
@@ -222,9 +241,9 @@ impl<B: Backend> Loader<'_, B> {
     pub(super) fn stack(
         &self,
         module: &str,
-        stack: &Part,
-        outputs: &Part,
-        inputs: &Part,
+        stack: &TensorSlice,
+        outputs: &TensorSlice,
+        inputs: &TensorSlice,
     ) -> Result<B::Matrix, LoadError> {
         let weights = self.weights(module, Some(stack), [outputs, inputs])?;
         let (outputs, inputs) = (stack.held.len() * outputs.held.len(), inputs.held.len());
@@ -235,8 +254,8 @@ impl<B: Backend> Loader<'_, B> {
     pub(super) fn stacked_vector(
         &self,
         name: &str,
-        stack: &Part,
-        part: &Part,
+        stack: &TensorSlice,
+        part: &TensorSlice,
     ) -> Result<B::Vector, LoadError> {
         Ok(self.backend.vector(self.floats(name, &[stack, part])?))
     }
@@ -245,8 +264,8 @@ impl<B: Backend> Loader<'_, B> {
     fn weights(
         &self,
         module: &str,
-        stack: Option<&Part>,
-        [outputs, inputs]: [&Part; 2],
+        stack: Option<&TensorSlice>,
+        [outputs, inputs]: [&TensorSlice; 2],
     ) -> Result<StoredWeights, LoadError> {
         let shape = |last| stack.into_iter().chain([outputs, last]).collect::<Vec<_>>();
         let name = format!("{module}.weight");
@@ -265,8 +284,8 @@ impl<B: Backend> Loader<'_, B> {
                 let words = inputs.stored(bits as usize, u32::BITS as usize);
                 let (Some(groups), Some(words)) = (groups, words) else {
                     let Range { start, end } = inputs.held;
-                    let cut = format!("inputs {start} to {end} of {}", inputs.full);
-                    return Err(unsupported(format!("groups that divide {cut}")));
+                    let slice = format!("inputs {start} to {end} of {}", inputs.full);
+                    return Err(unsupported(format!("groups that divide {slice}")));
                 };
                 let part = |suffix: &str| {
                     self.floats(&format!("{module}.{suffix}"), &shape(&groups)).cloned()
@@ -287,17 +306,21 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    pub(super) fn floats(&self, name: &str, parts: &[&Part]) -> Result<&PackageTensor, LoadError> {
+    pub(super) fn floats(
+        &self,
+        name: &str,
+        parts: &[&TensorSlice],
+    ) -> Result<&PackageTensor, LoadError> {
         self.tensor(name, &[Dtype::BF16, Dtype::F16, Dtype::F32], parts)
     }
 
     /// The tensor of this name, with one of these element types and these dimensions, of which at
-    /// most one is cut.
+    /// most one is sharded.
     fn tensor(
         &self,
         name: &str,
         dtypes: &[Dtype],
-        parts: &[&Part],
+        parts: &[&TensorSlice],
     ) -> Result<&PackageTensor, LoadError> {
         let Some(tensor) = self.package.tensor(name) else {
             return Err(LoadError::Missing { tensor: name.to_owned(), rank: self.shard.rank });
@@ -311,15 +334,15 @@ impl<B: Backend> Loader<'_, B> {
             let found = format!("{:?}", tensor.shape());
             return Err(self.wrong(name, format!("shape {shape:?}"), found));
         }
-        self.check_cut(name, tensor.cut(), parts)?;
+        self.check_slice(name, tensor.cut(), parts)?;
         self.used.borrow_mut().insert(name.to_owned());
         Ok(tensor)
     }
 
-    /// The right shape may still be the wrong part. A range that covers everything is no cut.
-    fn check_cut(&self, name: &str, cut: &Cut, parts: &[&Part]) -> Result<(), LoadError> {
+    /// The right shape may still be the wrong slice. A range that covers everything is no shard.
+    fn check_slice(&self, name: &str, cut: &Cut, parts: &[&TensorSlice]) -> Result<(), LoadError> {
         let expected =
-            parts.iter().enumerate().find(|(_, part)| part.is_cut()).map(|(dim, part)| {
+            parts.iter().enumerate().find(|(_, part)| part.is_sharded()).map(|(dim, part)| {
                 (dim, part.held.start as u64, part.held.end as u64, part.full as u64)
             });
         let found = match cut {
@@ -344,6 +367,6 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
-fn numbers(tensor: &PackageTensor) -> Vec<f32> {
+fn values(tensor: &PackageTensor) -> Vec<f32> {
     tensor.floats().expect("its element type has been checked").to_vec()
 }

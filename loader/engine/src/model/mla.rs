@@ -1,207 +1,285 @@
-//! Attention over a latent: what is cached for a token is one vector for all heads, from which
-//! each head's keys and values follow linearly. Queries are brought into the latent's space, so
-//! that keys and values never are computed ("absorbed").
+//! Multi-head latent attention (DeepSeek-V2): one latent vector per token serves as key and value of
+//! all heads.
 //!
-//! The projections to the latents are held whole by every rank, the heads are cut.
+//! ```text
+//! q = norm(x · Wq_a) · Wq_b                         [tokens, heads, nope + rope]
+//! c, k_rope = x · Wkv_a                             [tokens, kv_rank], [tokens, rope]
+//! q' = [q_nope · W_embed_q, rope(q_rope)]           [tokens, heads, kv_rank + rope]
+//! cached = [norm(c), rope(k_rope)]                  [tokens, kv_rank + rope]
+//! out = (softmax(scale · q' · cachedᵀ) · cached)[..kv_rank] · W_unembed_out   [tokens, heads, value]
+//! y = gate(out) · Wo                                [tokens, hidden_size]
+//! ```
+//!
+//! Queries are brought into the latent space ("absorbed"), so that keys and values of single heads
+//! are never computed. Every rank holds the projections to the latents whole; heads are sharded.
+//! With an indexer it is DeepSeek Sparse Attention (DeepSeek-V3.2): heads attend to the top-k keys,
+//! and a layer without an indexer of its own reuses the indices of the layer before.
 
-use shardpack_formats::spec::{GateFunction, Mla as MlaSpec, NormKind};
+use shardpack_formats::{
+    hex::HexF32,
+    spec::{self, Mask, NormKind},
+};
 
 use super::{
     LoadError, Projection,
-    index::Index,
-    load::{Loader, Part},
-    step::Step,
+    indexer::Indexer,
+    load::{LayerInfo, Loader, TensorSlice},
+    output_gate::OutputGate,
+    step::{CrossLayer, ForwardPass},
 };
-use crate::backend::{AttentionStep, Backend, NormStep, Qkv};
+use crate::backend::{AttentionParams, Backend, NormParams, Qkv, RotatedPart};
 
-/// One rank's part of attention over a latent.
-pub(super) struct Latent<B: Backend> {
+/// One rank's part of multi-head latent attention.
+pub(super) struct Mla<B: Backend> {
+    form: spec::Mla,
+    /// Factor on `q · k`.
+    scale: HexF32,
+    mask: Mask,
+    rope: Option<u32>,
+    /// The layer in the caches.
+    kv_slot: usize,
+    /// Every head reads the one cached vector.
+    q_to_kv: Vec<usize>,
     /// Absent on a rank without heads.
     weights: Option<Weights<B>>,
     o_bias: Option<B::Vector>,
-    /// Every head reads the one cached vector.
-    q_to_kv: Vec<usize>,
 }
 
 struct Weights<B: Backend> {
-    /// The queries' latent and its gain; absent where queries are projected at once.
-    q_latent: Option<(Projection<B>, B::Vector)>,
+    /// Absent where queries are projected from the hidden vector.
+    q_latent: Option<Latent<B>>,
     /// Heads of `nope + rope`, from the latent or from the hidden vector.
     q: B::Matrix,
-    /// `kv_rank + rope`.
-    kv: Projection<B>,
-    kv_gain: B::Vector,
-    /// What chooses keys; absent where all are read, and where those of the layer before are.
-    index: Option<Index<B>>,
+    /// `kv_rank + rope`; the gain is of the first part.
+    kv: Latent<B>,
+    keys: Keys<B>,
     /// For each head `[kv_rank, nope]`.
     embed_q: B::Matrix,
     /// For each head `[value, kv_rank]`.
     unembed_out: B::Matrix,
     /// One score more for each head held here.
     sinks: Option<B::Vector>,
-    /// Gates of the heads' results, from the hidden vector, and what of them counts.
-    gate: Option<(B::Matrix, GateFunction)>,
+    gate: Option<OutputGate<B>>,
     o: B::Matrix,
 }
 
-impl<B: Backend> Latent<B> {
+/// A projection to a latent vector, and the gain of its norm.
+struct Latent<B: Backend> {
+    down: Projection<B>,
+    gain: B::Vector,
+}
+
+/// Which keys heads attend to.
+enum Keys<B: Backend> {
+    All,
+    /// Those that this layer's indexer selects.
+    TopK(Indexer<B>),
+    /// Those that the last indexer before this layer has selected.
+    SharedTopK,
+}
+
+impl<B: Backend> Mla<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
-        (layer, mla): (usize, &MlaSpec),
-        prefix: &str,
+        layer: &LayerInfo<'_>,
+        form: &spec::Mla,
     ) -> Result<Self, LoadError> {
-        let (held, full) = (&loader.shard.heads.q, loader.spec.attention.heads as usize);
-        let heads = |width: u32| {
-            let width = width as usize;
-            Part { held: held.start * width..held.end * width, full: full * width }
-        };
-        let o_module = format!("{prefix}.o_proj");
-        let o_bias = loader.bias_once(&o_module, loader.spec.attention.o_bias)?;
-        let q_to_kv = vec![0; held.len()];
-        let hidden = loader.hidden();
-        let latent = |name: &str, norm: &str, width: u32, normed: u32| {
-            let (module, width) = (format!("{prefix}.{name}"), Part::whole(width as usize));
-            let gain = format!("{prefix}.{norm}.weight");
-            let gain = loader.vector(&gain, &Part::whole(normed as usize))?;
-            let projection = loader.column(&module, &width, mla.bias)?;
-            Ok::<_, LoadError>((projection, gain))
-        };
-        let (kv, kv_gain) =
-            latent("kv_a_proj_with_mqa", "kv_a_layernorm", mla.kv_rank + mla.rope, mla.kv_rank)?;
-        let q_heads = heads(mla.nope + mla.rope);
-        let (q_latent, q) = match mla.q_rank {
-            None => (None, loader.matrix(&format!("{prefix}.q_proj"), &q_heads, &hidden)?),
-            Some(rank) => {
-                let (projection, gain) = latent("q_a_proj", "q_a_layernorm", rank, rank)?;
-                let inputs = Part::whole(rank as usize);
-                let q = loader.matrix(&format!("{prefix}.q_b_proj"), &q_heads, &inputs)?;
-                (projection.map(|projection| (projection, gain)), q)
-            }
-        };
-        let chooses = |_: &&_| !loader.spec.layers[layer].shares_keys;
-        let index = mla.index.as_ref().filter(chooses);
-        let index = index.map(|index| Index::load(loader, (mla, index), prefix)).transpose()?;
-        let values = heads(mla.value);
-        let o = loader.matrix(&o_module, &hidden, &values)?;
-        let (Some(kv), Some(q), Some(o)) = (kv, q, o) else {
-            return Ok(Self { weights: None, o_bias, q_to_kv });
-        };
         let attention = &loader.spec.attention;
-        let gate = attention.head_gate.as_ref().map(|gate| {
-            let rows = if gate.per_head { heads(1) } else { values };
-            let matrix = loader.matrix(&format!("{prefix}.{}", gate.module), &rows, &hidden)?;
-            Ok::<_, LoadError>(matrix.map(|matrix| (matrix, gate.function)))
-        });
-        let sinks = attention.sinks.then(|| {
-            let name = attention.sinks_in.as_deref().unwrap_or("sinks");
-            loader.vector(&format!("{prefix}.{name}"), &heads(1))
-        });
-        let stack = Part { held: held.clone(), full };
-        let per_head = |name: &str, outputs: u32, inputs: u32| {
-            let [outputs, inputs] = [outputs, inputs].map(|size| Part::whole(size as usize));
-            loader.stack(&format!("{prefix}.{name}"), &stack, &outputs, &inputs)
-        };
-        let weights = Weights {
-            q_latent,
-            q,
-            kv,
-            kv_gain,
-            index,
-            embed_q: per_head("embed_q", mla.kv_rank, mla.nope)?,
-            unembed_out: per_head("unembed_out", mla.value, mla.kv_rank)?,
-            sinks: sinks.transpose()?,
-            gate: gate.transpose()?.flatten(),
-            o,
-        };
-        Ok(Self { weights: Some(weights), o_bias, q_to_kv })
+        let o_bias = loader.bias_once(&layer.name("self_attn.o_proj"), attention.o_bias)?;
+        Ok(Self {
+            form: form.clone(),
+            scale: attention.scale,
+            mask: layer.form.mask,
+            rope: layer.form.rope,
+            kv_slot: layer.slots.kv,
+            q_to_kv: vec![0; loader.shard.heads.q.len()],
+            weights: Weights::load(loader, layer, form)?,
+            o_bias,
+        })
     }
 
-    /// This rank's summand; none where it has nothing to add.
+    /// This rank's partial sum `[tokens, hidden_size]`; none where it has nothing to add.
     pub(super) fn forward(
         &self,
-        step: &Step<'_, B>,
-        (index, mla): (usize, &MlaSpec),
+        pass: &ForwardPass<'_, B>,
+        cross: &mut CrossLayer<B>,
         x: &B::Tensor,
         caches: &mut [&mut B::Cache],
     ) -> Option<B::Tensor> {
-        let part = self.weights.as_ref().map(|weights| {
-            let at = AttentionStep {
-                layer: step.cached(index),
-                lengths: &step.batch.lengths,
-                q_to_kv: &self.q_to_kv,
-                head_dim: (mla.kv_rank + mla.rope) as usize,
-                scale: step.spec.attention.scale.0,
-                softcap: None,
-                sinks: weights.sinks.as_ref(),
-                mask: step.spec.layers[index].mask,
-            };
-            weights.forward(step, (index, mla), x, caches, &at)
-        });
-        step.with_bias(part, self.o_bias.as_ref())
+        let weights = self.weights.as_ref();
+        let part = weights.map(|weights| self.attend(pass, cross, weights, x, caches));
+        pass.with_bias(part, self.o_bias.as_ref())
+    }
+
+    fn attend(
+        &self,
+        pass: &ForwardPass<'_, B>,
+        cross: &mut CrossLayer<B>,
+        weights: &Weights<B>,
+        x: &B::Tensor,
+        caches: &mut [&mut B::Cache],
+    ) -> B::Tensor {
+        let backend = pass.backend;
+        let latent = weights.q_latent.as_ref();
+        let latent = latent.map(|it| self.normed(pass, &it.down.apply(backend, x), &it.gain));
+        let from = latent.as_ref().unwrap_or(x);
+        if let Keys::TopK(indexer) = &weights.keys {
+            cross.top_k = Some(indexer.top_k_keys(pass, from, x, caches));
+        }
+        let q = self.queries(pass, weights, from);
+        // The cached vector is key and value; of the weighted sum the latent's part counts.
+        let cached = self.cached(pass, &weights.kv, x);
+        let qkv = Qkv { q: &q, k: &cached, v: &cached };
+        let (rank, rope) = (self.form.kv_rank as usize, self.form.rope as usize);
+        let params = AttentionParams {
+            layer: self.kv_slot,
+            lengths: &pass.batch.lengths,
+            q_to_kv: &self.q_to_kv,
+            head_dim: rank + rope,
+            scale: self.scale.0,
+            softcap: None,
+            sinks: weights.sinks.as_ref(),
+            mask: self.mask,
+        };
+        let out = match weights.keys {
+            Keys::All => backend.attention(qkv, caches, &params),
+            Keys::TopK(_) | Keys::SharedTopK => {
+                // Invariant: a stage's first layer has an indexer (`shard::mla::check_index`).
+                let top_k = cross.top_k.as_ref().expect("an indexer ran in this pass");
+                backend.sparse_attention(top_k, qkv, caches, &params)
+            }
+        };
+        let out = backend.slice_heads(&out, rank + rope, 0..rank);
+        let out = backend.head_linear(&out, &weights.unembed_out, self.q_to_kv.len());
+        let out = match &weights.gate {
+            Some(gate) => gate.apply(backend, x, out),
+            None => out,
+        };
+        backend.linear(&out, &weights.o)
+    }
+
+    /// Queries in the latent space, `[tokens, heads, kv_rank + rope]`.
+    fn queries(
+        &self,
+        pass: &ForwardPass<'_, B>,
+        weights: &Weights<B>,
+        from: &B::Tensor,
+    ) -> B::Tensor {
+        let (backend, heads) = (pass.backend, self.q_to_kv.len());
+        let nope = self.form.nope as usize;
+        let head_dim = nope + self.form.rope as usize;
+        let q = backend.linear(from, &weights.q);
+        let unrotated = backend.slice_heads(&q, head_dim, 0..nope);
+        let rotated = self.rotated(pass, backend.slice_heads(&q, head_dim, nope..head_dim));
+        let unrotated = backend.head_linear(&unrotated, &weights.embed_q, heads);
+        let q = backend.join_heads(&unrotated, &rotated, heads);
+        match &pass.query_scales {
+            Some(scales) => backend.scale_rows(q, scales),
+            None => q,
+        }
+    }
+
+    /// What is cached of each token, `[tokens, kv_rank + rope]`.
+    fn cached(&self, pass: &ForwardPass<'_, B>, kv: &Latent<B>, x: &B::Tensor) -> B::Tensor {
+        let backend = pass.backend;
+        let rank = self.form.kv_rank as usize;
+        let width = rank + self.form.rope as usize;
+        let projected = kv.down.apply(backend, x);
+        let latent = self.normed(pass, &backend.slice_heads(&projected, width, 0..rank), &kv.gain);
+        let latent = match self.form.kv_scale {
+            Some(scale) => backend.scale(latent, scale.0),
+            None => latent,
+        };
+        let rotated = self.rotated(pass, backend.slice_heads(&projected, width, rank..width));
+        backend.join_heads(&latent, &rotated, 1)
+    }
+
+    fn normed(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor, gain: &B::Vector) -> B::Tensor {
+        let params = NormParams { kind: NormKind::Rms, eps: self.form.eps.0, gain, bias: None };
+        pass.backend.norm(x, &params)
+    }
+
+    fn rotated(&self, pass: &ForwardPass<'_, B>, x: B::Tensor) -> B::Tensor {
+        let part = RotatedPart { head_dim: self.form.rope as usize, offset: 0 };
+        match pass.rotation(self.rope) {
+            Some(rotation) => pass.backend.rotate(x, rotation, part),
+            None => x,
+        }
+    }
+}
+
+impl<B: Backend> Latent<B> {
+    /// A projection to `width` elements, the first `normed_width` of which are normalised. None where
+    /// nothing of it is held here.
+    fn load(
+        loader: &Loader<'_, B>,
+        module: &str,
+        norm: &str,
+        [width, normed_width]: [u32; 2],
+        has_bias: bool,
+    ) -> Result<Option<Self>, LoadError> {
+        let gain = TensorSlice::whole(normed_width as usize);
+        let gain = loader.vector(&format!("{norm}.weight"), &gain)?;
+        let down = loader.column(module, &TensorSlice::whole(width as usize), has_bias)?;
+        Ok(down.map(|down| Self { down, gain }))
     }
 }
 
 impl<B: Backend> Weights<B> {
-    fn forward(
-        &self,
-        step: &Step<'_, B>,
-        (at_layer, mla): (usize, &MlaSpec),
-        x: &B::Tensor,
-        caches: &mut [&mut B::Cache],
-        at: &AttentionStep<'_, B::Vector>,
-    ) -> B::Tensor {
-        let backend = step.backend;
-        let [rank, nope, rope] = [mla.kv_rank, mla.nope, mla.rope].map(|size| size as usize);
-        let normed = |x: &B::Tensor, gain| {
-            let norm = NormStep { kind: NormKind::Rms, eps: mla.eps.0, gain, bias: None };
-            backend.norm(x, &norm)
-        };
-        let rotated = |x: B::Tensor| match step.rotation(&step.spec.layers[at_layer]) {
-            Some(rotation) => backend.rotate(x, rotation, (rope, 0)),
-            None => x,
-        };
-        let latent = self.q_latent.as_ref();
-        let latent = latent.map(|(down, gain)| normed(&down.apply(backend, x), gain));
-        let from = latent.as_ref().unwrap_or(x);
-        if let (Some(index), Some(spec)) = (&self.index, &mla.index) {
-            step.set_chosen(index.choose(step, (at_layer, mla, spec), [from, x], caches));
-        }
-        let q = backend.linear(from, &self.q);
-        let heads = at.q_to_kv.len();
-        let head = nope + rope;
-        let plain = backend.slice_heads(&q, head, 0..nope);
-        let turned = rotated(backend.slice_heads(&q, head, nope..head));
-        let plain = backend.head_linear(&plain, &self.embed_q, heads);
-        let mut q = backend.join_heads(&plain, &turned, heads);
-        if let Some(scales) = &step.query_scales {
-            q = backend.scale_rows(q, scales);
-        }
-        let kv = self.kv.apply(backend, x);
-        let latent = normed(&backend.slice_heads(&kv, rank + rope, 0..rank), &self.kv_gain);
-        let latent = match mla.kv_scale {
-            Some(scale) => backend.scale(latent, scale.0),
-            None => latent,
-        };
-        let turned = rotated(backend.slice_heads(&kv, rank + rope, rank..rank + rope));
-        // What is cached serves as key and as value; of the values' sum the latent's part counts.
-        let cached = backend.join_heads(&latent, &turned, 1);
-        let qkv = Qkv { q: &q, k: &cached, v: &cached };
-        let out = match mla.index {
-            None => backend.attention(qkv, caches, at),
-            Some(_) => step.with_chosen(|chosen| backend.attention_to(chosen, qkv, caches, at)),
-        };
-        let out = backend.slice_heads(&out, rank + rope, 0..rank);
-        let out = backend.head_linear(&out, &self.unembed_out, heads);
-        let out = match &self.gate {
-            None => out,
-            Some((matrix, function)) => {
-                let gate = backend.linear(x, matrix);
-                match function {
-                    GateFunction::Sigmoid => backend.sigmoid_gate(out, &gate),
-                    GateFunction::Softplus => backend.softplus_gate(out, &gate),
-                }
+    /// None on a rank without heads.
+    fn load(
+        loader: &Loader<'_, B>,
+        layer: &LayerInfo<'_>,
+        form: &spec::Mla,
+    ) -> Result<Option<Self>, LoadError> {
+        let module = layer.name("self_attn");
+        let name = |name: &str| format!("{module}.{name}");
+        let (held, attention) = (&loader.shard.heads.q, &loader.spec.attention);
+        let heads = |width: u32| TensorSlice::heads(held, attention.heads, width);
+        let hidden = loader.hidden();
+        let (down, norm) = (name("kv_a_proj_with_mqa"), name("kv_a_layernorm"));
+        let width = form.kv_rank + form.rope;
+        let kv = Latent::load(loader, &down, &norm, [width, form.kv_rank], form.bias)?;
+        let q_heads = heads(form.nope + form.rope);
+        let (q_latent, q) = match form.q_rank {
+            None => (None, loader.matrix(&name("q_proj"), &q_heads, &hidden)?),
+            Some(rank) => {
+                let (down, norm) = (name("q_a_proj"), name("q_a_layernorm"));
+                let latent = Latent::load(loader, &down, &norm, [rank, rank], form.bias)?;
+                let inputs = TensorSlice::whole(rank as usize);
+                (latent, loader.matrix(&name("q_b_proj"), &q_heads, &inputs)?)
             }
         };
-        backend.linear(&out, &self.o)
+        let keys = match &form.index {
+            None => Keys::All,
+            Some(_) if layer.form.shares_keys => Keys::SharedTopK,
+            Some(index) => Keys::TopK(Indexer::load(loader, layer, form, index)?),
+        };
+        let values = heads(form.value);
+        let o = loader.matrix(&name("o_proj"), &hidden, &values)?;
+        let (Some(kv), Some(q), Some(o)) = (kv, q, o) else { return Ok(None) };
+        let gate = match &attention.head_gate {
+            Some(gate) => OutputGate::load(loader, gate, &module, [&heads(1), &values])?,
+            None => None,
+        };
+        let sinks = attention.sinks.then(|| {
+            loader.vector(&name(attention.sinks_in.as_deref().unwrap_or("sinks")), &heads(1))
+        });
+        let stack = heads(1);
+        let per_head = |module: &str, outputs: u32, inputs: u32| {
+            let [outputs, inputs] = [outputs, inputs].map(|size| TensorSlice::whole(size as usize));
+            loader.stack(&name(module), &stack, &outputs, &inputs)
+        };
+        Ok(Some(Self {
+            q_latent,
+            q,
+            kv,
+            keys,
+            embed_q: per_head("embed_q", form.kv_rank, form.nope)?,
+            unembed_out: per_head("unembed_out", form.value, form.kv_rank)?,
+            sinks: sinks.transpose()?,
+            gate,
+            o,
+        }))
     }
 }

@@ -1,40 +1,46 @@
-//! Mixtures of experts: every token goes to the few experts that a router chooses.
+//! Mixtures of experts: every token goes to the few experts that a [`Router`] selects.
 //!
-//! The router is held whole by every rank, and reads the same bits on each: the choice is the
-//! same everywhere without a word between ranks. Experts are cut inside, or each rank holds some
-//! of them whole; either way a rank's summand is summed with those of attention's kind.
+//! ```text
+//! y = Σ_e weight[e] · down_e(act(gate_e · x) ⊙ up_e · x) + shared(x)      [tokens, hidden_size]
+//! ```
+//!
+//! Experts are sharded inside, or each rank holds some of them whole (expert parallelism); either way
+//! a rank has a partial sum of the layer's one all-reduce. With a latent, experts read and give
+//! vectors of another width.
 
 use shardpack_formats::{
     hex::HexF32,
-    spec::{ClampedSwiglu, Layer, Moe as MoeSpec, SharedExpert},
+    spec::{self, Activation, ClampedSwiglu, SharedExpert},
 };
 
 use super::{
-    LoadError, Projection, Shard,
-    load::{Loader, Part},
+    LoadError, Shard,
+    dense_ffn::Glu,
+    ffn::FfnOutput,
+    load::{LayerInfo, Loader, TensorSlice},
     norm::Norm,
-    step::Step,
+    router::Router,
+    step::ForwardPass,
 };
-use crate::backend::{Backend, ExpertStep, NormStep, RouterVectors};
+use crate::backend::{Backend, ExpertParams, StepError};
 
 /// One rank's part of a mixture of experts.
 pub(super) struct Moe<B: Backend> {
-    router: Projection<B>,
-    /// For each token the experts that it goes to; absent where the router chooses.
-    by_token: Option<Vec<u32>>,
-    correction: Option<B::Vector>,
-    /// Gains of the norm of what the router reads, if that is not what experts read, and a factor.
-    input: Option<(B::Vector, f32)>,
-    /// A factor for each expert's weight.
-    scales: Option<B::Vector>,
+    router: Router<B>,
     /// Absent on a rank that holds nothing of any expert.
     experts: Option<Experts<B>>,
     /// Absent where there is none, or nothing of it here.
     shared: Option<Shared<B>>,
-    /// To the vectors that experts read, and back.
-    latent: Option<[B::Matrix; 2]>,
-    /// Of what comes out of the block.
-    after: Option<Norm<B>>,
+    /// Where experts read vectors of another width.
+    latent: Option<Latent<B>>,
+    /// Norm of the all-reduced result.
+    post: Option<Norm<B>>,
+}
+
+/// What the router and the experts read, `[tokens, hidden_size]`.
+pub(super) struct MoeInput<'a, T> {
+    pub(super) router: &'a T,
+    pub(super) experts: &'a T,
 }
 
 struct Experts<B: Backend> {
@@ -46,204 +52,137 @@ struct Experts<B: Backend> {
     up_bias: Option<B::Vector>,
     /// Held by one rank for each expert.
     down_bias: Option<B::Vector>,
+    form: ExpertForm,
 }
 
+/// What experts compute.
+struct ExpertForm {
+    activation: Activation,
+    clamped: Option<ClampedSwiglu>,
+    limit: Option<f32>,
+    weighs_inputs: bool,
+    /// The first zero-computation expert, on the rank that adds it.
+    identities: Option<usize>,
+}
+
+/// An expert that every token goes to.
 struct Shared<B: Backend> {
-    /// Absent where the activation has no gate.
-    gate: Option<B::Matrix>,
-    up: B::Matrix,
+    up: SharedUp<B>,
     down: B::Matrix,
+    scale: Option<HexF32>,
     /// One output: how much the shared expert counts.
-    counts: Option<B::Matrix>,
+    gate: Option<B::Matrix>,
+}
+
+/// From the residual stream to the inner columns of the shared expert.
+enum SharedUp<B: Backend> {
+    Plain { up: B::Matrix, activation: Activation },
+    Gated { gate: B::Matrix, up: B::Matrix, glu: Glu },
+}
+
+/// The projections to the vectors that experts read, and back: whole on every rank, since the
+/// experts' inner columns are what is sharded.
+struct Latent<B: Backend> {
+    down: B::Matrix,
+    up: B::Matrix,
 }
 
 impl<B: Backend> Moe<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
-        (moe, by_token): (&MoeSpec, bool),
-        layer: &str,
+        layer: &LayerInfo<'_>,
+        moe: &spec::Moe,
     ) -> Result<Self, LoadError> {
-        let names = &moe.names;
-        let block = format!("{layer}.{}", names.block);
-        let count = Part::whole(moe.choices() as usize);
-        let router = format!("{block}.{}", names.router);
-        let bias = |name: String| loader.vector(&name, &count);
-        let matrix = loader.plain_matrix(&router, &count, &loader.hidden())?;
+        let block = layer.name(&moe.names.block);
         Ok(Self {
-            router: Projection {
-                matrix,
-                bias: moe.router.bias.then(|| bias(format!("{router}.bias"))).transpose()?,
-            },
-            by_token: by_token
-                .then(|| experts_by_token(loader, moe, &format!("{router}.tid2eid")))
-                .transpose()?,
-            correction: (moe.router.correction && !by_token)
-                .then(|| bias(format!("{block}.{}", names.correction)))
-                .transpose()?,
-            input: match &moe.router.input {
-                Some(input) => {
-                    let gain = format!("{block}.{}", input.gain);
-                    Some((loader.vector(&gain, &loader.hidden())?, input.scale.0))
-                }
-                None => None,
-            },
-            scales: match &moe.router.expert_scales {
-                Some(name) => Some(bias(format!("{block}.{name}"))?),
-                None => None,
-            },
-            experts: Experts::load(loader, moe, &format!("{block}.{}", names.experts))?,
+            router: Router::load(loader, layer, moe, &block)?,
+            experts: Experts::load(loader, layer, moe, &format!("{block}.{}", moe.names.experts))?,
             shared: match &moe.shared {
-                Some(shared) => Shared::load(loader, moe, shared, &block)?,
+                Some(shared) => Shared::load(loader, layer, moe, shared, &block)?,
                 None => None,
             },
-            latent: latent(loader, moe, &block)?,
-            after: match &moe.after {
-                Some(module) => {
-                    Some(Norm::load(loader, &format!("{layer}.{module}"), &loader.hidden())?)
-                }
+            latent: Latent::load(loader, moe, &block)?,
+            post: match &moe.after {
+                Some(module) => Some(Norm::load(loader, &layer.name(module), &loader.hidden())?),
                 None => None,
             },
         })
     }
 
-    /// What all ranks' summands together become.
-    pub(super) fn after(&self, step: &Step<'_, B>, sum: B::Tensor) -> B::Tensor {
-        match &self.after {
-            Some(norm) => norm.apply(step.backend, &step.spec.norm, &sum),
-            None => sum,
-        }
-    }
-
-    /// Which experts the rows go to, by what the router reads of `x`.
-    fn route(&self, step: &Step<'_, B>, moe: &MoeSpec, x: &B::Tensor) -> B::Routes {
-        let backend = step.backend;
-        let logits = match &self.input {
-            None => self.router.apply(backend, x),
-            Some((gain, factor)) => {
-                let norm = &step.spec.norm;
-                let norm = NormStep { kind: norm.kind, eps: norm.eps.0, gain, bias: None };
-                let read = backend.scale(backend.norm(x, &norm), *factor);
-                self.router.apply(backend, &read)
-            }
-        };
-        let logits = match moe.router.softcap {
-            Some(cap) => backend.softcap(logits, cap.0),
-            None => logits,
-        };
-        if let Some(table) = &self.by_token {
-            let top_k = moe.top_k as usize;
-            let of = |token: &u32| &table[*token as usize * top_k..][..top_k];
-            let taken: Vec<u32> = step.batch.tokens.iter().flat_map(of).copied().collect();
-            return backend.route_to(logits, &moe.router, &taken, moe.top_k);
-        }
-        let correction = self.correction.as_ref();
-        let vectors = RouterVectors { correction, scales: self.scales.as_ref() };
-        backend.route(logits, &moe.router, moe.top_k, vectors)
-    }
-
-    /// This rank's summand of what experts make of `x`, chosen by `read`; none where it has nothing
-    /// to add.
     pub(super) fn forward(
         &self,
-        step: &Step<'_, B>,
-        (moe, layer): (&MoeSpec, &Layer),
-        [read, x]: [&B::Tensor; 2],
+        pass: &ForwardPass<'_, B>,
+        input: &MoeInput<'_, B::Tensor>,
+    ) -> Result<FfnOutput<B::Tensor>, StepError> {
+        let part = self.partial(pass, input);
+        Ok(match &self.post {
+            Some(norm) => FfnOutput::Reduced(norm.apply(pass.backend, &pass.all_reduce(part)?)),
+            None => FfnOutput::Partial(part),
+        })
+    }
+
+    /// This rank's partial sum; none where it has nothing to add.
+    pub(super) fn partial(
+        &self,
+        pass: &ForwardPass<'_, B>,
+        input: &MoeInput<'_, B::Tensor>,
     ) -> Option<B::Tensor> {
-        let backend = step.backend;
+        let (backend, x) = (pass.backend, input.experts);
         let routed = self.experts.as_ref().map(|experts| {
-            let routes = self.route(step, moe, read);
-            let within = self.latent.as_ref().map(|[to, _]| backend.linear(x, to));
-            let at = ExpertStep {
-                held: step.shard.experts.clone(),
-                size: step.shard.moe_ffn.len(),
-                gate: experts.gate.as_ref(),
-                up: &experts.up,
-                down: &experts.down,
-                gate_bias: experts.gate_bias.as_ref(),
-                up_bias: experts.up_bias.as_ref(),
-                down_bias: experts.down_bias.as_ref(),
-                activation: moe.activation,
-                clamped: moe.clamped,
-                limit: layer.clamp.map(|limit| limit.0),
-                weighs_inputs: moe.weighs_inputs,
-                identities: adds_identities(step.shard, moe).then_some(moe.experts as usize),
-            };
-            let out = backend.experts(within.as_ref().unwrap_or(x), &routes, &at);
-            // Of a part of the sum a part of the result: there is no bias.
-            match &self.latent {
-                Some([_, back]) => backend.linear(&out, back),
-                None => out,
-            }
+            let routes = self.router.route(pass, input.router);
+            let Some(latent) = &self.latent else { return experts.apply(pass, x, &routes) };
+            let within = backend.linear(x, &latent.down);
+            // Linear and without bias, so a partial sum of latents gives a partial sum of results.
+            backend.linear(&experts.apply(pass, &within, &routes), &latent.up)
         });
-        let shared = self.shared.as_ref().map(|shared| shared.forward(step, (moe, layer), x));
-        match (routed, shared) {
-            (Some(routed), Some(shared)) => Some(backend.add(routed, &shared)),
-            (routed, shared) => routed.or(shared),
-        }
+        let shared = self.shared.as_ref().map(|shared| shared.forward(backend, x));
+        pass.join(routed, shared)
     }
 }
 
-/// Whether a rank that holds something of experts adds what those without weights give: the one that
-/// has the first column of the first expert does.
-const fn adds_identities(shard: &Shard, moe: &MoeSpec) -> bool {
+/// Whether a rank that holds something of experts adds the results of zero-computation experts: the
+/// one that has the first column of the first expert does.
+const fn adds_identities(shard: &Shard, moe: &spec::Moe) -> bool {
     moe.identities > 0 && shard.experts.start == 0 && shard.moe_ffn.start == 0
 }
 
-/// The experts that each token goes to, `[vocab_size, top_k]`.
-fn experts_by_token<B: Backend>(
-    loader: &Loader<'_, B>,
-    moe: &MoeSpec,
-    name: &str,
-) -> Result<Vec<u32>, LoadError> {
-    let sizes = [loader.spec.vocab_size, moe.top_k].map(|size| Part::whole(size as usize));
-    let numbers = loader.float_numbers(name, &[&sizes[0], &sizes[1]])?;
-    let expert = |number: &f32| {
-        let is_one = number.fract() == 0.0 && (0.0..moe.experts as f32).contains(number);
-        is_one.then_some(*number as u32)
-    };
-    let all: Option<Vec<u32>> = numbers.iter().map(expert).collect();
-    all.ok_or_else(|| {
-        let expected = format!("experts from 0 to {}", moe.experts - 1);
-        loader.wrong(name, expected, "another number".to_owned())
-    })
-}
-
-/// The projections to the vectors that experts read, and back: whole on every rank, since the
-/// experts' inner columns are what is cut.
-fn latent<B: Backend>(
-    loader: &Loader<'_, B>,
-    moe: &MoeSpec,
-    block: &str,
-) -> Result<Option<[B::Matrix; 2]>, LoadError> {
-    let Some(width) = moe.latent else { return Ok(None) };
-    let (width, hidden) = (Part::whole(width as usize), loader.hidden());
-    let to = loader.matrix(&format!("{block}.fc1_latent_proj"), &width, &hidden)?;
-    let back = loader.matrix(&format!("{block}.fc2_latent_proj"), &hidden, &width)?;
-    Ok(to.zip(back).map(|(to, back)| [to, back]))
+impl<B: Backend> Latent<B> {
+    fn load(
+        loader: &Loader<'_, B>,
+        moe: &spec::Moe,
+        block: &str,
+    ) -> Result<Option<Self>, LoadError> {
+        let Some(width) = moe.latent else { return Ok(None) };
+        let (width, hidden) = (TensorSlice::whole(width as usize), loader.hidden());
+        let down = loader.matrix(&format!("{block}.fc1_latent_proj"), &width, &hidden)?;
+        let up = loader.matrix(&format!("{block}.fc2_latent_proj"), &hidden, &width)?;
+        Ok(down.zip(up).map(|(down, up)| Self { down, up }))
+    }
 }
 
 impl<B: Backend> Experts<B> {
     fn load(
         loader: &Loader<'_, B>,
-        moe: &MoeSpec,
+        layer: &LayerInfo<'_>,
+        moe: &spec::Moe,
         module: &str,
     ) -> Result<Option<Self>, LoadError> {
         let shard = &loader.shard;
-        let count = Part { held: shard.experts.clone(), full: moe.experts as usize };
-        let inner = Part { held: shard.moe_ffn.clone(), full: moe.size as usize };
-        let hidden = Part::whole(moe.latent.unwrap_or(loader.spec.hidden_size) as usize);
+        let count = TensorSlice { held: shard.experts.clone(), full: moe.experts as usize };
+        let inner = TensorSlice { held: shard.moe_ffn.clone(), full: moe.size as usize };
+        let hidden = TensorSlice::whole(moe.latent.unwrap_or(loader.spec.hidden_size) as usize);
         if count.held.is_empty() || inner.held.is_empty() {
             return Ok(None);
         }
-        let stack = |name: &str, outputs: &Part, inputs: &Part| {
+        let stack = |name: &str, outputs: &TensorSlice, inputs: &TensorSlice| {
             loader.stack(&format!("{module}.{name}"), &count, outputs, inputs)
         };
-        let bias = |name: &str, outputs: &Part| {
+        let bias = |name: &str, outputs: &TensorSlice| {
             let name = format!("{module}.{name}.bias");
             moe.bias.then(|| loader.stacked_vector(&name, &count, outputs)).transpose()
         };
         // Each expert's output bias is added once: by its own rank, or by the first one.
-        let adds_bias = count.is_cut() || shard.is_leader;
+        let adds_bias = count.is_sharded() || shard.is_leader;
         Ok(Some(Self {
             gate: moe
                 .activation
@@ -255,56 +194,85 @@ impl<B: Backend> Experts<B> {
             gate_bias: bias("gate_proj", &inner)?,
             up_bias: bias("up_proj", &inner)?,
             down_bias: if adds_bias { bias("down_proj", &hidden)? } else { None },
+            form: ExpertForm {
+                activation: moe.activation,
+                clamped: moe.clamped,
+                limit: layer.form.clamp.map(|limit| limit.0),
+                weighs_inputs: moe.weighs_inputs,
+                identities: adds_identities(shard, moe).then_some(moe.experts as usize),
+            },
         }))
+    }
+
+    /// The weighted sum of each row's experts, of what is held here.
+    fn apply(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor, routes: &B::Routes) -> B::Tensor {
+        let params = ExpertParams {
+            held: pass.shard.experts.clone(),
+            size: pass.shard.moe_ffn.len(),
+            gate: self.gate.as_ref(),
+            up: &self.up,
+            down: &self.down,
+            gate_bias: self.gate_bias.as_ref(),
+            up_bias: self.up_bias.as_ref(),
+            down_bias: self.down_bias.as_ref(),
+            activation: self.form.activation,
+            clamped: self.form.clamped,
+            limit: self.form.limit,
+            weighs_inputs: self.form.weighs_inputs,
+            identities: self.form.identities,
+        };
+        pass.backend.experts(x, routes, &params)
     }
 }
 
 impl<B: Backend> Shared<B> {
     fn load(
         loader: &Loader<'_, B>,
-        moe: &MoeSpec,
+        layer: &LayerInfo<'_>,
+        moe: &spec::Moe,
         shared: &SharedExpert,
         block: &str,
     ) -> Result<Option<Self>, LoadError> {
         let module = format!("{block}.{}", moe.names.shared);
-        let inner = Part { held: loader.shard.shared_ffn.clone(), full: shared.size as usize };
+        let inner =
+            TensorSlice { held: loader.shard.shared_ffn.clone(), full: shared.size as usize };
         let hidden = loader.hidden();
         let column = |name: &str| loader.matrix(&format!("{module}.{name}"), &inner, &hidden);
         let down = loader.matrix(&format!("{module}.down_proj"), &hidden, &inner)?;
-        let counts = shared.gated.then(|| {
+        let gate = shared.gated.then(|| {
             let name = format!("{block}.{}", moe.names.shared_gate);
-            loader.plain_matrix(&name, &Part::whole(1), &hidden)
+            loader.plain_matrix(&name, &TensorSlice::whole(1), &hidden)
         });
-        let counts = counts.transpose()?;
-        let gate = if moe.activation.is_gated() { column("gate_proj")? } else { None };
+        let gate = gate.transpose()?;
+        let activation = moe.activation;
+        let inner_gate = if activation.is_gated() { column("gate_proj")? } else { None };
         let (Some(up), Some(down)) = (column("up_proj")?, down) else { return Ok(None) };
-        Ok(Some(Self { gate, up, down, counts }))
+        let limited = |limit| ClampedSwiglu { alpha: HexF32(1.0), limit, plain: true };
+        let clamped = shared.limit.map(limited).or(loader.spec.ffn.clamped);
+        let glu = Glu::new(activation, clamped, layer.form.dense_clamp);
+        let up = match inner_gate {
+            Some(gate) => SharedUp::Gated { gate, up, glu },
+            None => SharedUp::Plain { up, activation },
+        };
+        Ok(Some(Self { up, down, scale: shared.scale, gate }))
     }
 
-    fn forward(
-        &self,
-        step: &Step<'_, B>,
-        (moe, layer): (&MoeSpec, &Layer),
-        x: &B::Tensor,
-    ) -> B::Tensor {
-        let backend = step.backend;
-        let gate = self.gate.as_ref().map(|gate| backend.linear(x, gate));
-        let up = backend.linear(x, &self.up);
-        let limit = moe.shared.as_ref().and_then(|shared| shared.limit);
-        let limited = |limit| ClampedSwiglu { alpha: HexF32(1.0), limit, plain: true };
-        let clamped = limit.map(limited).or(step.spec.ffn.clamped);
-        let inner = match (gate, layer.dense_clamp, clamped) {
-            (Some(gate), _, Some(clamped)) => backend.clamped_swiglu(gate, up, clamped),
-            (Some(gate), Some(limit), _) => backend.clamped_glu(gate, up, limit.0),
-            (gate, ..) => backend.activate(moe.activation, gate, up),
+    fn forward(&self, backend: &B, x: &B::Tensor) -> B::Tensor {
+        let inner = match &self.up {
+            SharedUp::Plain { up, activation } => {
+                backend.activate(*activation, None, backend.linear(x, up))
+            }
+            SharedUp::Gated { gate, up, glu } => {
+                let gate = backend.linear(x, gate);
+                glu.apply(backend, gate, backend.linear(x, up))
+            }
         };
         let out = backend.linear(&inner, &self.down);
-        let scale = moe.shared.as_ref().and_then(|shared| shared.scale);
-        let out = match scale {
+        let out = match self.scale {
             Some(scale) => backend.scale(out, scale.0),
             None => out,
         };
-        match &self.counts {
+        match &self.gate {
             Some(matrix) => backend.sigmoid_gate(out, &backend.linear(x, matrix)),
             None => out,
         }

@@ -9,21 +9,21 @@ use shardpack_formats::{
 };
 use shardpack_manifests::{Layout, layout::Axis};
 
-use super::{LoadError, stage::Place};
+use super::{LoadError, stage::PipelineStage};
 
-mod blocks;
-mod compressed;
-mod deferred;
-mod latent;
+mod block_sparse;
+mod compressed_attention;
+mod mla;
+mod shortcut_moe;
 mod states;
 
-pub use states::Linear;
+pub use states::LinearHeads;
 
 /// Largest width that an architecture may have: four times that of the largest published
 /// models; products of two widths then fit 64 bits with room to spare.
 const MAX_WIDTH: u64 = 1 << 20;
 
-/// Most rounds in which the matrix that mixes residual streams is balanced.
+/// Most Sinkhorn-Knopp rounds of the matrix that mixes residual streams.
 const MAX_ROUNDS: u32 = 1000;
 
 /// What one rank holds of a model, in elements; checked against the architecture.
@@ -31,9 +31,9 @@ const MAX_ROUNDS: u32 = 1000;
 pub struct Shard {
     /// This rank.
     pub rank: usize,
-    /// Its place in a pipeline; none where every rank runs all layers. All that follows is held
-    /// of the stage's own layers.
-    pub stage: Option<Place>,
+    /// Its pipeline stage; none where every rank runs all layers. All that follows is held of the
+    /// stage's own layers.
+    pub stage: Option<PipelineStage>,
     /// Whether this rank adds what is added once.
     pub is_leader: bool,
     /// Heads of attention.
@@ -41,7 +41,7 @@ pub struct Shard {
     /// Heads of the second form of attention, where that has others.
     pub second_heads: Option<Heads>,
     /// Heads of linear attention.
-    pub linear: Linear,
+    pub linear: LinearHeads,
     /// Channels of short convolutions held here.
     pub conv: Range<usize>,
     /// Inner columns of the feed-forward part held here.
@@ -52,12 +52,26 @@ pub struct Shard {
     pub moe_ffn: Range<usize>,
     /// Inner columns of the shared expert held here.
     pub shared_ffn: Range<usize>,
-    /// Rows of the output head held here, if its stage has it.
+    /// Rows of the LM head held here, if its stage has it.
     pub vocab: Range<usize>,
     /// The tokens of every rank's logits.
     pub logits: Vec<Range<usize>>,
-    /// Whether the embedding is cut as the output head is.
+    /// Whether the embedding is sharded as the LM head is.
     pub embedding_cut: bool,
+}
+
+/// Where the caches of one rank hold what a layer keeps: its index among the layers of this stage that
+/// keep the same here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CacheSlots {
+    /// Keys and values.
+    pub(super) kv: usize,
+    /// Keys of an indexer.
+    pub(super) index: usize,
+    /// Compressed KV entries.
+    pub(super) entries: usize,
+    /// The state of linear attention or of a short convolution.
+    pub(super) state: usize,
 }
 
 /// Heads of one form of attention.
@@ -77,18 +91,18 @@ impl Shard {
     /// The part of `rank`. Ranges of `q`, `ffn` and `vocab` follow one another without gaps within
     /// a stage, and every query head finds its key-value head on its own rank.
     pub fn new(spec: &Spec, layout: &Layout, rank: u32) -> Result<Self, LoadError> {
-        let (stage, logits) = (Place::new(layout, rank), logits(spec, layout)?);
+        let (stage, logits) = (PipelineStage::new(layout, rank), logits(spec, layout)?);
         let of_stage = layout.of_stage(layout.stage_of(rank));
         let number = rank as usize;
         let (layout, rank) = (&of_stage, rank - layout.stage_ranks(layout.stage_of(rank)).start);
         check_widths(spec)?;
         check_layers(spec)?;
         check_block(spec)?;
-        latent::check(spec)?;
-        latent::check_index(spec, stage.as_ref())?;
-        blocks::check(spec)?;
-        compressed::check(spec)?;
-        deferred::check(spec, stage.as_ref())?;
+        mla::check(spec)?;
+        mla::check_index(spec, stage.as_ref())?;
+        block_sparse::check(spec)?;
+        compressed_attention::check(spec)?;
+        shortcut_moe::check(spec, stage.as_ref())?;
         check_streams(spec)?;
         let rank = rank as usize;
         let is_dense = spec
@@ -139,13 +153,26 @@ impl Shard {
         layer.attends() && !self.heads_of(layer).q.is_empty()
     }
 
-    /// Whether a layer keeps the keys of an index here.
+    /// Whether a layer keeps the keys of an indexer here.
     pub(super) fn indexes(&self, spec: &Spec, layer: &spec::Layer) -> bool {
         let has_index = match &spec.mla {
             Some(mla) => mla.index.is_some() && !layer.shares_keys,
             None => layer.chooses_blocks,
         };
         has_index && self.attends(layer)
+    }
+
+    /// Where the caches of this rank hold what a layer keeps.
+    pub(super) fn cache_slots(&self, spec: &Spec, layer: usize) -> CacheSlots {
+        let before = &spec.layers[self.layers(spec).start..layer];
+        let count =
+            |keeps: &dyn Fn(&spec::Layer) -> bool| before.iter().filter(|it| keeps(it)).count();
+        CacheSlots {
+            kv: count(&|it| self.attends(it)),
+            index: count(&|it| self.indexes(spec, it)),
+            entries: count(&|it| it.entries.is_some()),
+            state: count(&spec::Layer::has_state),
+        }
     }
 
     /// The layers that are run here.
@@ -216,13 +243,14 @@ fn heads(spec: &Spec, layout: &Layout, rank: usize) -> Result<Heads, LoadError> 
         let q_to_kv = vec![0; q.len()];
         return Ok(Heads { q, kv: 0..1, kv_owned: 0..1, q_to_kv });
     }
-    let [kv, kv_owned] = key_value_heads((attention, "kv"), layout, rank)?;
+    let KeyValueHeads { held: kv, owned: kv_owned } =
+        key_value_heads(attention, "kv", layout, rank)?;
     let heads = attention.heads as usize;
     if layout.q_to_kv.len() != heads {
         return Err(layout_error("layout.q_to_kv", &heads, &layout.q_to_kv.len()));
     }
     let map = |head: usize| layout.q_to_kv[head] as usize;
-    let q_to_kv = read_heads(map, (rank, &q), &kv)?;
+    let q_to_kv = read_heads(map, rank, &q, &kv)?;
     Ok(Heads { q, kv, kv_owned, q_to_kv })
 }
 
@@ -234,30 +262,39 @@ fn second_heads(second: &Attention, layout: &Layout, rank: usize) -> Result<Head
     }
     let q = partition(layout, "q_second", second.heads.into(), second.head_dim.into())?;
     let q = q[rank].clone();
-    let [kv, kv_owned] = key_value_heads((second, "kv_second"), layout, rank)?;
+    let KeyValueHeads { held: kv, owned: kv_owned } =
+        key_value_heads(second, "kv_second", layout, rank)?;
     let each = (second.heads / second.kv_heads.max(1)) as usize;
-    let q_to_kv = read_heads(|head| head / each, (rank, &q), &kv)?;
+    let q_to_kv = read_heads(|head| head / each, rank, &q, &kv)?;
     Ok(Heads { q, kv, kv_owned, q_to_kv })
 }
 
-/// Key-value heads held here, and those of them that no earlier rank holds.
+/// Key-value heads of one rank.
+struct KeyValueHeads {
+    held: Range<usize>,
+    /// Those that no earlier rank holds.
+    owned: Range<usize>,
+}
+
 fn key_value_heads(
-    (attention, axis): (&Attention, &str),
+    attention: &Attention,
+    axis: &str,
     layout: &Layout,
     rank: usize,
-) -> Result<[Range<usize>; 2], LoadError> {
+) -> Result<KeyValueHeads, LoadError> {
     let kv = ranges(layout, axis, attention.kv_heads.into(), attention.head_dim.into())?;
     let earlier = kv[..rank].iter().map(|range| range.end).max().unwrap_or(0);
-    let kv = kv[rank].clone();
+    let held = kv[rank].clone();
     // The map from query heads never decreases, so ranges begin in rank order.
-    let owned = kv.start.max(earlier).min(kv.end)..kv.end;
-    Ok([kv, owned])
+    let owned = held.start.max(earlier).min(held.end)..held.end;
+    Ok(KeyValueHeads { held, owned })
 }
 
 /// For each query head held here, the index among the key-value heads held here.
 fn read_heads(
     map: impl Fn(usize) -> usize,
-    (rank, q): (usize, &Range<usize>),
+    rank: usize,
+    q: &Range<usize>,
     kv: &Range<usize>,
 ) -> Result<Vec<usize>, LoadError> {
     q.clone()
@@ -343,12 +380,12 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// A combination that no architecture has would be computed in silence.
+/// Refuses combinations that no architecture has and that the layers do not compute.
 fn check_block(spec: &Spec) -> Result<(), LoadError> {
     let Block { after_attention, after_ffn, parallel, .. } = &spec.block;
     let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some() || moe.after.is_some());
     if spec.moe.as_ref().is_some_and(|moe| moe.activation == Activation::Xielu) {
-        return Err(layout_error("experts", &"an activation without numbers", &"xIELU"));
+        return Err(layout_error("experts", &"an activation without parameters", &"xIELU"));
     }
     if *parallel && (after_attention.is_some() || after_ffn.is_some() || beside) {
         return Err(layout_error("a parallel block", &"no norms after its parts", &"some"));
@@ -362,7 +399,7 @@ fn check_block(spec: &Spec) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Several residual streams: their widths, and that nothing else is made of the one.
+/// Hyper-connections: their widths, and that the block has no other residual wiring.
 fn check_streams(spec: &Spec) -> Result<(), LoadError> {
     let Some(streams) = &spec.streams else { return Ok(()) };
     let width = u64::from(streams.count) * u64::from(spec.hidden_size);

@@ -1,6 +1,7 @@
-//! A rank's place in a pipeline: whose work it goes on with, and who goes on with its own.
+//! Pipeline parallelism: the stage that a rank belongs to, and the transfer of hidden vectors between
+//! stages.
 //!
-//! Every rank of a stage has the same hidden vectors after each layer's sum, so each gives them
+//! Every rank of a stage has the same hidden vectors after each layer's all-reduce, so each sends them
 //! to its own counterparts of the next stage, all at the same time.
 
 use std::ops::Range;
@@ -9,12 +10,12 @@ use shardpack_collectives::GroupError;
 use shardpack_manifests::{Layout, layout::Stage};
 use zerocopy::IntoBytes;
 
-use super::step::Step;
+use super::step::ForwardPass;
 use crate::backend::{Backend, StepError};
 
-/// One rank's place in a pipeline of at least two stages.
+/// The stage of one rank in a pipeline of at least two stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PipelineStage {
     /// Layers that are run here.
     pub layers: Range<usize>,
     /// Ranks that run them.
@@ -23,43 +24,46 @@ pub struct Place {
     pub is_first: bool,
     /// Whether the output head is here.
     pub is_last: bool,
-    /// The rank of the stage before whose hidden vectors this rank goes on with.
-    pub taken_from: Option<u32>,
-    /// Ranks of the next stage that go on with those of this one.
-    pub given_to: Vec<u32>,
+    /// The rank of the stage before that sends hidden vectors to this one.
+    pub recv_from: Option<u32>,
+    /// Ranks of the next stage that this one sends its hidden vectors to.
+    pub send_to: Vec<u32>,
 }
 
-impl Place {
-    /// The place of `rank`; none where every rank runs all layers.
+impl PipelineStage {
+    /// The stage of `rank`; none where every rank runs all layers.
     pub(super) fn new(layout: &Layout, rank: u32) -> Option<Self> {
         let stages = &layout.stages;
         let index = stages.of_rank(rank).filter(|_| stages.len() > 1)?;
         let stage = &stages[index];
         // Counterparts go round where stages have different numbers of ranks.
-        let giver = |giving: &Range<u32>, taking: &Range<u32>, rank: u32| {
-            giving.start + (rank - taking.start) % giving.len() as u32
+        let sender = |sending: &Range<u32>, receiving: &Range<u32>, rank: u32| {
+            sending.start + (rank - receiving.start) % sending.len() as u32
         };
         let ranks = stage.rank_range();
         let before = index.checked_sub(1).map(|before| stages[before].rank_range());
-        let taken_from = before.map(|before| giver(&before, &ranks, rank));
+        let recv_from = before.map(|before| sender(&before, &ranks, rank));
         let next = stages.get(index + 1).map_or(0..0, Stage::rank_range);
-        let mine = |to: &u32| giver(&ranks, &next, *to) == rank;
+        let mine = |to: &u32| sender(&ranks, &next, *to) == rank;
         Some(Self {
             layers: stage.layers[0] as usize..stage.layers[1] as usize,
             is_first: index == 0,
             is_last: index + 1 == stages.len(),
-            taken_from,
-            given_to: next.clone().filter(mine).collect(),
+            recv_from,
+            send_to: next.clone().filter(mine).collect(),
             ranks,
         })
     }
 }
 
-/// The hidden vectors of the stage before, `[rows, hidden_size]` for each residual stream.
-pub(super) fn take<B: Backend>(step: &Step<'_, B>, from: u32) -> Result<B::Tensor, StepError> {
-    let (rows, width) = (step.batch.tokens.len(), step.spec.residual_width());
+/// Receives the hidden vectors of the stage before, `[rows, hidden_size]` for each residual stream.
+pub(super) fn recv<B: Backend>(
+    pass: &ForwardPass<'_, B>,
+    from: u32,
+) -> Result<B::Tensor, StepError> {
+    let (rows, width) = (pass.batch.tokens.len(), pass.spec.residual_width());
     let mut bytes = Vec::new();
-    step.ranks.group.receive(from, &mut bytes, step.ranks.deadline())?;
+    pass.ranks.group.receive(from, &mut bytes, pass.ranks.deadline())?;
     let (floats, rest) = bytes.as_chunks::<4>();
     if floats.len() != rows * width || !rest.is_empty() {
         return Err(StepError::Group(GroupError::OutOfStep {
@@ -69,18 +73,18 @@ pub(super) fn take<B: Backend>(step: &Step<'_, B>, from: u32) -> Result<B::Tenso
         }));
     }
     let values = floats.iter().map(|four| f32::from_le_bytes(*four)).collect();
-    Ok(step.backend.tensor(values, width))
+    Ok(pass.backend.tensor(values, width))
 }
 
-/// Gives hidden vectors to ranks of the next stage.
-pub(super) fn give<B: Backend>(
-    step: &Step<'_, B>,
+/// Sends hidden vectors to ranks of the next stage.
+pub(super) fn send<B: Backend>(
+    pass: &ForwardPass<'_, B>,
     x: B::Tensor,
     to: &[u32],
 ) -> Result<(), StepError> {
-    let values = step.backend.read(x, step.ranks)?;
+    let values = pass.backend.read(x, pass.ranks)?;
     for rank in to {
-        step.ranks.group.send(*rank, values.as_bytes(), step.ranks.deadline())?;
+        pass.ranks.group.send(*rank, values.as_bytes(), pass.ranks.deadline())?;
     }
     Ok(())
 }
@@ -93,8 +97,8 @@ mod tests {
 
     use super::*;
 
-    /// Of every rank whom it takes from and whom it gives to.
-    fn ways(sizes: &[u32]) -> Vec<(Option<u32>, Vec<u32>)> {
+    /// Of every rank whom it receives from and whom it sends to.
+    fn transfers(sizes: &[u32]) -> Vec<(Option<u32>, Vec<u32>)> {
         let mut first = 0;
         let stage = |(index, size): (u32, &u32)| {
             first += size;
@@ -104,19 +108,19 @@ mod tests {
         let ranks = sizes.iter().sum();
         let (axes, q_to_kv) = (BTreeMap::new(), Vec::new());
         let layout = Layout { ranks, stages, axes, q_to_kv, embedding_cut: false };
-        let place = |rank| Place::new(&layout, rank).unwrap();
-        (0..ranks).map(place).map(|place| (place.taken_from, place.given_to)).collect()
+        let stage_of = |rank| PipelineStage::new(&layout, rank).unwrap();
+        (0..ranks).map(stage_of).map(|stage| (stage.recv_from, stage.send_to)).collect()
     }
 
     #[test]
-    fn every_rank_is_given_what_one_of_the_stage_before_has() {
+    fn every_rank_receives_from_one_of_the_stage_before() {
         let none = Vec::new;
         let two = [(None, vec![2]), (None, vec![3]), (Some(0), none()), (Some(1), none())];
-        assert_eq!(ways(&[2, 2]), two);
-        assert_eq!(ways(&[1, 1, 1])[1], (Some(0), vec![2]));
+        assert_eq!(transfers(&[2, 2]), two);
+        assert_eq!(transfers(&[1, 1, 1])[1], (Some(0), vec![2]));
         let wide = [(None, vec![1, 2]), (Some(0), none()), (Some(0), none())];
-        assert_eq!(ways(&[1, 2]), wide);
+        assert_eq!(transfers(&[1, 2]), wide);
         let narrow = [(None, vec![2]), (None, none()), (Some(0), none())];
-        assert_eq!(ways(&[2, 1]), narrow);
+        assert_eq!(transfers(&[2, 1]), narrow);
     }
 }

@@ -1,14 +1,12 @@
-//! What all layers of one step share.
-
-use std::cell::RefCell;
+//! One forward pass of one rank: what all its layers read, and what a layer hands to a later one.
 
 use shardpack_formats::{Spec, hex::HexF32, spec};
 
 use super::{Batch, Shard};
 use crate::backend::{Backend, Ranks, StepError};
 
-/// One step of one rank.
-pub(super) struct Step<'a, B: Backend> {
+/// What all layers of one forward pass read.
+pub(super) struct ForwardPass<'a, B: Backend> {
     pub(super) backend: &'a B,
     pub(super) spec: &'a Spec,
     pub(super) shard: &'a Shard,
@@ -18,22 +16,38 @@ pub(super) struct Step<'a, B: Backend> {
     rotations: Vec<B::Rotation>,
     /// Factors on each row's queries, if the model has them.
     pub(super) query_scales: Option<Vec<f32>>,
-    /// The same angles laid out as an index has them, if the model has one.
+    /// The same angles in the layout of the indexer, if the model has one.
     index_rotations: Vec<B::Rotation>,
-    /// The same angles backwards, if results of attention are rotated back.
+    /// The opposite angles, if results of attention are rotated back.
     back_rotations: Vec<B::Rotation>,
-    /// Angles of the entries that are complete with this step, for each kind of entries.
-    entry_rotations: Vec<(EntryKind, B::Rotation)>,
-    /// The keys that were chosen last, which layers without an index of their own go by.
-    chosen: RefCell<Option<B::Chosen>>,
-    /// This rank's summand of experts that the next layer adds.
-    deferred: RefCell<Option<B::Tensor>>,
+    /// Angles of the compressed KV entries that are complete with this step, for each kind.
+    entry_rotations: Vec<EntryRotation<B::Rotation>>,
 }
 
-impl<'a, B: Backend> Step<'a, B> {
+/// What a layer hands to a later layer of the same forward pass, apart from the residual stream.
+pub(super) struct CrossLayer<B: Backend> {
+    /// The top-k indices of the last indexer; layers without an indexer of their own reuse them.
+    pub(super) top_k: Option<B::TopK>,
+    /// This rank's partial sum of a shortcut-connected mixture of experts, which the next layer adds.
+    pub(super) shortcut: Option<B::Tensor>,
+}
+
+impl<B: Backend> CrossLayer<B> {
+    pub(super) const fn new() -> Self {
+        Self { top_k: None, shortcut: None }
+    }
+}
+
+struct EntryRotation<R> {
+    kind: EntryKind,
+    rotation: R,
+}
+
+impl<'a, B: Backend> ForwardPass<'a, B> {
     pub(super) fn new(
         backend: &'a B,
-        (spec, shard): (&'a Spec, &'a Shard),
+        spec: &'a Spec,
+        shard: &'a Shard,
         batch: &'a Batch,
         ranks: &'a Ranks<'a>,
     ) -> Self {
@@ -47,122 +61,63 @@ impl<'a, B: Backend> Step<'a, B> {
             let styled = |rope: &spec::Rope| spec::Rope { style: index.style, ..rope.clone() };
             rotations(&spec.ropes.iter().map(styled).collect::<Vec<_>>())
         });
-        let backwards = spec.compressed.as_ref().map_or_else(Vec::new, |_| {
-            rotations(&spec.ropes.iter().map(backwards).collect::<Vec<_>>())
+        let back_rotations = spec.compressed.as_ref().map_or_else(Vec::new, |_| {
+            rotations(&spec.ropes.iter().map(opposite).collect::<Vec<_>>())
         });
-        let entry_rotations = entry_kinds(spec)
-            .filter_map(|kind| {
-                let (positions, totals): (Vec<u32>, Vec<u32>) = (batch.positions.iter())
-                    .zip(&totals)
-                    .filter(|(position, _)| (*position + 1).is_multiple_of(kind.every))
-                    .map(|(position, total)| (position + 1 - kind.every, *total))
-                    .unzip();
-                if positions.is_empty() {
-                    return None;
-                }
-                let rope = &spec.ropes[kind.rope as usize];
-                Some((kind, backend.rotation(rope, &positions, &totals)))
-            })
-            .collect();
-        let rotations = rotations(&spec.ropes);
         let query_scales = spec
             .attention
             .position_scale
             .as_ref()
             .map(|scale| batch.positions.iter().map(|position| scale.at(*position)).collect());
-        let (chosen, deferred) = (RefCell::default(), RefCell::default());
         Self {
             backend,
             spec,
             shard,
             batch,
             ranks,
-            rotations,
+            rotations: rotations(&spec.ropes),
             query_scales,
             index_rotations,
-            back_rotations: backwards,
-            entry_rotations,
-            chosen,
-            deferred,
+            back_rotations,
+            entry_rotations: entry_rotations(backend, spec, batch, &totals),
         }
     }
 
-    /// Leaves this rank's summand of experts to the next layer.
-    pub(super) fn defer(&self, part: Option<B::Tensor>) {
-        self.deferred.replace(part);
+    /// Tokens of the step.
+    pub(super) const fn tokens(&self) -> usize {
+        self.batch.tokens.len()
     }
 
-    /// A dense part's summand with that of the experts of the layer before, if they left one: both
-    /// are summed over the ranks at once.
-    pub(super) fn with_deferred(&self, part: Option<B::Tensor>) -> Option<B::Tensor> {
-        match (part, self.deferred.take()) {
-            (Some(part), Some(deferred)) => Some(self.backend.add(part, &deferred)),
-            (part, deferred) => part.or(deferred),
-        }
+    /// Angles of a layer's rope; none where it has no position embedding.
+    pub(super) fn rotation(&self, rope: Option<u32>) -> Option<&B::Rotation> {
+        rope.map(|rope| &self.rotations[rope as usize])
     }
 
-    /// From now on layers attend to these keys.
-    pub(super) fn set_chosen(&self, chosen: B::Chosen) {
-        self.chosen.replace(Some(chosen));
-    }
-
-    /// Gives the keys that layers attend to.
-    pub(super) fn with_chosen<R>(&self, work: impl FnOnce(&B::Chosen) -> R) -> R {
-        let chosen = self.chosen.borrow();
-        work(chosen.as_ref().expect("a stage's first layer chooses, which is checked"))
-    }
-
-    /// Where the caches have a layer's index: among those that are run here.
-    pub(super) fn indexed(&self, layer: usize) -> usize {
-        self.before(layer).iter().filter(|it| self.shard.indexes(self.spec, it)).count()
-    }
-
-    /// Angles for the index of a layer; none where it has no position embedding.
-    pub(super) fn index_rotation(&self, layer: usize) -> Option<&B::Rotation> {
-        let rope = self.spec.layers[layer].rope;
+    /// The same for the layer's indexer.
+    pub(super) fn index_rotation(&self, rope: Option<u32>) -> Option<&B::Rotation> {
         rope.map(|rope| &self.index_rotations[rope as usize])
     }
 
-    /// Angles that undo those of a layer.
-    pub(super) fn back_rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
-        layer.rope.map(|rope| &self.back_rotations[rope as usize])
+    /// Angles that undo those of a layer's rope.
+    pub(super) fn back_rotation(&self, rope: Option<u32>) -> Option<&B::Rotation> {
+        rope.map(|rope| &self.back_rotations[rope as usize])
     }
 
-    /// Angles of the entries of a layer that are complete with this step, in the order of their
-    /// sequences: those of their first tokens. None where no entry is.
-    pub(super) fn entry_rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
-        let kind = EntryKind::of(layer)?;
-        self.entry_rotations.iter().find(|(other, _)| *other == kind).map(|(_, found)| found)
+    /// Angles of the entries of a kind that are complete with this step, at the positions of their
+    /// first tokens, in the order of their sequences. None where no entry is complete.
+    pub(super) fn entry_rotation(&self, kind: EntryKind) -> Option<&B::Rotation> {
+        self.entry_rotations.iter().find(|it| it.kind == kind).map(|it| &it.rotation)
     }
 
-    /// Where the caches have entries of a layer: among those that are run here.
-    pub(super) fn entries(&self, layer: usize) -> usize {
-        self.before(layer).iter().filter(|it| it.entries.is_some()).count()
+    /// The sum of two partial sums, of which a rank may have none.
+    pub(super) fn join(&self, a: Option<B::Tensor>, b: Option<B::Tensor>) -> Option<B::Tensor> {
+        match (a, b) {
+            (Some(a), Some(b)) => Some(self.backend.add(a, &b)),
+            (a, b) => a.or(b),
+        }
     }
 
-    /// Where the caches have keys and values of a layer: among those that are run here, and of which
-    /// heads are held here.
-    pub(super) fn cached(&self, layer: usize) -> usize {
-        self.before(layer).iter().filter(|it| self.shard.attends(it)).count()
-    }
-
-    /// Where the caches have the state of a layer: among those that are run here.
-    pub(super) fn state(&self, layer: usize) -> usize {
-        self.before(layer).iter().filter(|it| it.has_state()).count()
-    }
-
-    /// The layers that are run here before one.
-    fn before(&self, layer: usize) -> &[spec::Layer] {
-        let first = self.shard.stage.as_ref().map_or(0, |stage| stage.layers.start);
-        &self.spec.layers[first..layer]
-    }
-
-    /// Angles for a layer; none where it has no position embedding.
-    pub(super) fn rotation(&self, layer: &spec::Layer) -> Option<&B::Rotation> {
-        layer.rope.map(|rope| &self.rotations[rope as usize])
-    }
-
-    /// Adds the bias of a row-cut projection, which one rank holds, to its summand.
+    /// Adds the bias of a row-parallel projection, which one rank holds, to its partial sum.
     pub(super) fn with_bias(
         &self,
         part: Option<B::Tensor>,
@@ -172,42 +127,57 @@ impl<'a, B: Backend> Step<'a, B> {
         Some(self.backend.add_bias(part.unwrap_or_else(|| self.zeros()), bias))
     }
 
-    /// The sum over ranks; a rank without a summand takes part with zeros.
-    pub(super) fn sum(&self, part: Option<B::Tensor>) -> Result<B::Tensor, StepError> {
+    /// The all-reduce of partial sums; a rank without one takes part with zeros.
+    pub(super) fn all_reduce(&self, part: Option<B::Tensor>) -> Result<B::Tensor, StepError> {
         self.backend.all_reduce(part.unwrap_or_else(|| self.zeros()), self.ranks)
     }
 
     fn zeros(&self) -> B::Tensor {
-        self.backend.zeros(self.batch.tokens.len(), self.spec.hidden_size as usize)
+        self.backend.zeros(self.tokens(), self.spec.hidden_size as usize)
     }
 }
 
-/// What the angles of entries depend on.
+/// What the angles of compressed KV entries depend on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct EntryKind {
-    every: u32,
+pub(super) struct EntryKind {
+    ratio: u32,
     rope: u32,
 }
 
 impl EntryKind {
-    fn of(layer: &spec::Layer) -> Option<Self> {
-        Some(Self { every: layer.entries?.every, rope: layer.rope? })
+    /// The kind of a layer's entries, if it has some with a position embedding.
+    pub(super) fn of(layer: &spec::Layer) -> Option<Self> {
+        Some(Self { ratio: layer.entries?.every, rope: layer.rope? })
     }
 }
 
-/// Each kind of entries once.
-fn entry_kinds(spec: &Spec) -> impl Iterator<Item = EntryKind> {
+fn entry_rotations<B: Backend>(
+    backend: &B,
+    spec: &Spec,
+    batch: &Batch,
+    totals: &[u32],
+) -> Vec<EntryRotation<B::Rotation>> {
     let mut kinds = Vec::new();
     for kind in spec.layers.iter().filter_map(EntryKind::of) {
         if !kinds.contains(&kind) {
             kinds.push(kind);
         }
     }
-    kinds.into_iter()
+    let rotation = |kind: EntryKind| {
+        let (positions, totals): (Vec<u32>, Vec<u32>) = (batch.positions.iter())
+            .zip(totals)
+            .filter(|(position, _)| (*position + 1).is_multiple_of(kind.ratio))
+            .map(|(position, total)| (position + 1 - kind.ratio, *total))
+            .unzip();
+        let rope = &spec.ropes[kind.rope as usize];
+        (!positions.is_empty())
+            .then(|| EntryRotation { kind, rotation: backend.rotation(rope, &positions, &totals) })
+    };
+    kinds.into_iter().filter_map(rotation).collect()
 }
 
 /// A rotary embedding by the opposite angles.
-fn backwards(rope: &spec::Rope) -> spec::Rope {
+fn opposite(rope: &spec::Rope) -> spec::Rope {
     let negative = |all: &[HexF32]| all.iter().map(|freq| HexF32(-freq.0)).collect();
     let long = rope
         .long

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     backend::{Arithmetic, Cpu, CpuOptions},
     engine::{LocalModel, logits},
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
     testing::{
         group::thread_groups,
         models::{self, Expected},

@@ -1,48 +1,60 @@
-//! Attention over the sequences of a step.
+//! Attention over the sequences of a params.
 
 use shardpack_formats::spec::Mask;
-use shardpack_kernels::{Attention, ChosenBlocks, attend as attend_one};
+use shardpack_kernels::{Attention as Kernel, ChosenBlocks, attend as attend_one};
 
-use super::{Cache, Tensor, index::Choice};
-use crate::backend::{AttentionStep, Qkv};
+use super::{Cache, Cpu, Tensor, block_sparse::TopKBlocks};
+use crate::backend::{Attention, AttentionParams, Qkv};
 
-/// Appends keys and values to the caches and attends: to all that the mask shows, or to chosen
+impl Attention for Cpu {
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Vec<f32>>,
+    ) -> Tensor {
+        attend(&qkv, None, caches, params)
+    }
+}
+
+/// Appends keys and values to the caches and attends: to all that the mask shows, or to the top-k
 /// blocks of these.
 pub(super) fn attend(
     qkv: &Qkv<'_, Tensor>,
-    chosen: Option<(usize, &[Choice])>,
+    top_k: Option<&TopKBlocks>,
     caches: &mut [&mut Cache],
-    step: &AttentionStep<'_, Vec<f32>>,
+    params: &AttentionParams<'_, Vec<f32>>,
 ) -> Tensor {
     let Qkv { q, k, v } = qkv;
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
-    assert_eq!(step.lengths.iter().sum::<usize>(), q.rows(), "rows of all sequences");
-    let (window, chunk) = match step.mask {
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
+    assert_eq!(params.lengths.iter().sum::<usize>(), q.rows(), "rows of all sequences");
+    let (window, chunk) = match params.mask {
         Mask::Full => (None, None),
         Mask::Sliding(window) => (Some(window), None),
         Mask::Chunked(chunk) => (None, Some(chunk)),
     };
     let mut out = Tensor::unset(q.rows(), q.width);
     let mut row = 0;
-    for (cache, length) in caches.iter_mut().zip(step.lengths) {
+    for (cache, length) in caches.iter_mut().zip(params.lengths) {
         let of = |x: &'_ Tensor| row * x.width..(row + length) * x.width;
-        let first_position = cache.append(step.layer, &k.values[of(k)], &v.values[of(v)], *length);
-        let held = cache.heads(step.layer);
+        let first_position =
+            cache.append(params.layer, &k.values[of(k)], &v.values[of(v)], *length);
+        let held = cache.heads(params.layer);
         let heads = held.heads();
-        let blocks = chosen.map(|(keys, blocks)| {
+        let blocks = top_k.map(|top_k| {
             let lists = row * heads.len()..(row + length) * heads.len();
-            ChosenBlocks { keys, blocks: &blocks[lists] }
+            ChosenBlocks { keys: top_k.block_tokens, blocks: &top_k.indices[lists] }
         });
-        let attention = Attention {
-            head_dim: step.head_dim,
-            scale: step.scale,
-            softcap: step.softcap,
-            sinks: step.sinks.map(Vec::as_slice),
+        let attention = Kernel {
+            head_dim: params.head_dim,
+            scale: params.scale,
+            softcap: params.softcap,
+            sinks: params.sinks.map(Vec::as_slice),
             window,
             chunk,
             chosen: blocks,
-            q_to_kv: step.q_to_kv,
-            order: cache.order(step.layer),
+            q_to_kv: params.q_to_kv,
+            order: cache.order(params.layer),
             heads: &heads,
             first_position,
         };

@@ -12,21 +12,53 @@ use shardpack_kernels::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    delta::State,
-    entries::{self, EntryPage, Pending},
+    Cpu,
+    compressed_kv::{self, CompressedKvPage, Pending},
+    linear_attention::State,
 };
 use crate::{
-    backend::{CacheShape, EntryShape, LayerShape},
-    open::Memory,
+    backend::{CacheShape, CompressedKvShape, KvCache, KvRollback, LayerShape},
+    loading::Memory,
 };
 
 // Attention reads a page as one block.
 const _: () = assert!(TOKENS_PER_PAGE == KEYS_PER_BLOCK);
 
+impl KvCache for Cpu {
+    type Cache = Cache;
+    type Page = Arc<Page>;
+
+    fn cache(&self, shape: &CacheShape, pages: &[Arc<Page>]) -> Cache {
+        Cache::new(shape, self.kv, pages)
+    }
+
+    fn page(&self, cache: &Cache, index: usize) -> Arc<Page> {
+        cache.page(index)
+    }
+
+    fn page_bytes(&self, shape: &CacheShape) -> u64 {
+        page_bytes(shape, self.kv)
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv
+    }
+
+    fn kv_rollback(&self) -> Option<&dyn KvRollback<Cache>> {
+        Some(self)
+    }
+}
+
+impl KvRollback<Cache> for Cpu {
+    fn roll_back(&self, cache: &mut Cache, rows: usize) {
+        self.team.run(|| cache.roll_back(rows));
+    }
+}
+
 /// Keys and values of one sequence; grows by pages.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    places: Arc<[Place]>,
+    offsets: Arc<[LayerOffset]>,
     indexes: Indexes,
     kind: KvType,
     /// Tokens of each layer, then of each index.
@@ -41,19 +73,19 @@ pub struct Cache {
 
 /// Where a layer is in a page.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct LayerOffset {
     shape: LayerShape,
     /// Keys, and values if they are others.
     parts: usize,
     /// How they lie.
     order: Order,
-    /// Numbers of all layers before it.
-    first_number: usize,
+    /// Elements of all layers before it.
+    first_element: usize,
     /// Rows of all layers before it.
     first_row: usize,
 }
 
-impl Place {
+impl LayerOffset {
     /// The first row of a head's keys or values among those of the layer.
     const fn first(&self, head: usize, part: Part) -> usize {
         let part = if self.parts == 1 { 0 } else { part as usize };
@@ -85,9 +117,9 @@ impl Indexes {
     }
 }
 
-/// The places of all layers, and one of no heads behind them.
-fn places(shape: &CacheShape) -> Vec<Place> {
-    let (mut first_number, mut first_row) = (0, 0);
+/// The offsets of all layers, and one of no heads behind them.
+fn offsets(shape: &CacheShape) -> Vec<LayerOffset> {
+    let (mut first_element, mut first_row) = (0, 0);
     let parts = if shape.keys_are_values { 1 } else { 2 };
     let end = LayerShape { kv_heads: 0, head_dim: 1 };
     let layers = shape.layers.iter().copied().chain([end]);
@@ -95,9 +127,9 @@ fn places(shape: &CacheShape) -> Vec<Place> {
         .map(|shape| {
             // What is key and value at once lies in rows.
             let order = if parts == 1 { Order::Rows } else { Order::fastest(shape.head_dim) };
-            let place = Place { shape, parts, order, first_number, first_row };
+            let place = LayerOffset { shape, parts, order, first_element, first_row };
             let rows = shape.kv_heads * parts * TOKENS_PER_PAGE;
-            first_number += (rows * shape.head_dim).next_multiple_of(LINE);
+            first_element += (rows * shape.head_dim).next_multiple_of(LINE);
             first_row += rows;
             place
         })
@@ -108,18 +140,18 @@ fn places(shape: &CacheShape) -> Vec<Place> {
 #[derive(Clone, Debug)]
 pub struct Page {
     kind: KvType,
-    places: Arc<[Place]>,
-    /// For each layer `[kv_head][keys, values]` of the numbers of all tokens, which lie as its place
+    offsets: Arc<[LayerOffset]>,
+    /// For each layer `[kv_head][keys, values]` of the elements of all tokens, which lie as its place
     /// says, as one piece: a layer by itself would be too short for large pages of memory. Where
     /// keys are values there are keys alone.
-    numbers: Memory,
+    elements: Memory,
     /// Of integers one for each token's row of a head, `[kv_head][keys, values][token]`.
     scales: Vec<f32>,
     index_width: usize,
     /// For each index `[token][index_width]`.
     index: Memory,
     /// Of each layer with entries.
-    pub(super) entries: Vec<EntryPage>,
+    pub(super) entries: Vec<CompressedKvPage>,
 }
 
 /// Bytes of a line of the cache, which are those of the widest vector too: none of a row then lies
@@ -134,12 +166,13 @@ impl Page {
     /// Page `index` of a sequence. Memory that was never written is not resident: the system gives
     /// it when it is touched.
     fn new(
-        (places, indexes): (&Arc<[Place]>, Indexes),
-        entries: impl Iterator<Item = EntryShape>,
+        offsets: &Arc<[LayerOffset]>,
+        indexes: Indexes,
+        entries: impl Iterator<Item = CompressedKvShape>,
         kind: KvType,
         index: usize,
     ) -> Self {
-        let end = places.last().expect("a place behind all layers");
+        let end = offsets.last().expect("a place behind all layers");
         let rows = end.first_row;
         let memory = |bytes| {
             if index < PAGES_IN_SMALL {
@@ -150,17 +183,17 @@ impl Page {
         };
         Self {
             kind,
-            places: Arc::clone(places),
-            numbers: memory(end.first_number * kind.element_bytes()),
+            offsets: Arc::clone(offsets),
+            elements: memory(end.first_element * kind.element_bytes()),
             scales: vec![0.0; if kind == KvType::Q8 { rows } else { 0 }],
             index_width: indexes.width,
             index: memory(indexes.bytes(kind)),
-            entries: entries.map(|shape| EntryPage::new(shape, kind)).collect(),
+            entries: entries.map(|shape| CompressedKvPage::new(shape, kind)).collect(),
         }
     }
 
-    /// A row of an index is given its numbers.
-    fn write_index(&mut self, (index, row): (usize, usize), values: &[f32]) {
+    /// Writes a key of an indexer.
+    fn write_index(&mut self, index: usize, row: usize, values: &[f32]) {
         let kind = self.kind.of_indexer();
         let bytes = values.len() * kind.element_bytes();
         let first = (index * TOKENS_PER_PAGE + row) * bytes;
@@ -178,13 +211,13 @@ impl Page {
         }
     }
 
-    /// A key or a value of a layer is given its numbers; the rows of its head begin at `head_row`.
-    fn write(&mut self, (layer, head_row): (usize, usize), row: Row, values: &[f32]) {
-        let Place { first_number, first_row, order, .. } = self.places[layer];
-        let first = first_number + head_row * values.len();
-        let numbers = first..first + TOKENS_PER_PAGE * values.len();
+    /// Writes a key or a value of a layer; the rows of its head begin at `head_row`.
+    fn write(&mut self, layer: usize, head_row: usize, row: Row, values: &[f32]) {
+        let LayerOffset { first_element, first_row, order, .. } = self.offsets[layer];
+        let first = first_element + head_row * values.len();
+        let elements = first..first + TOKENS_PER_PAGE * values.len();
         let width = self.kind.element_bytes();
-        let block = &mut self.numbers.bytes_mut()[numbers.start * width..numbers.end * width];
+        let block = &mut self.elements.bytes_mut()[elements.start * width..elements.end * width];
         match self.kind {
             KvType::F32 => {
                 let block = <[f32]>::mut_from_bytes(block).expect(ALIGNED);
@@ -201,7 +234,7 @@ impl Page {
                 order.put(row, TOGETHER_BF16, bits, block);
             }
             KvType::Q8 => {
-                let (scale, integers) = integers(values);
+                let Quantized { scale, integers } = quantize(values);
                 let (Row::Key(token) | Row::Value(token)) = row;
                 self.scales[first_row + head_row + token] = scale;
                 let block = <[i8]>::mut_from_bytes(block).expect(ALIGNED);
@@ -212,10 +245,10 @@ impl Page {
 
     /// Rows of one head.
     fn block(&self, layer: usize, rows: Range<usize>) -> KvBlock<'_> {
-        let Place { shape, first_number, first_row, .. } = self.places[layer];
+        let LayerOffset { shape, first_element, first_row, .. } = self.offsets[layer];
         let width = shape.head_dim * self.kind.element_bytes();
-        let first = first_number * self.kind.element_bytes();
-        let bytes = &self.numbers.bytes()[first + rows.start * width..first + rows.end * width];
+        let first = first_element * self.kind.element_bytes();
+        let bytes = &self.elements.bytes()[first + rows.start * width..first + rows.end * width];
         let rows = first_row + rows.start..first_row + rows.end;
         let halves = || <[u16]>::ref_from_bytes(bytes).expect(ALIGNED);
         match self.kind {
@@ -232,14 +265,20 @@ impl Page {
     }
 }
 
-const ALIGNED: &str = "memory begins on a line, and rows are whole numbers";
+const ALIGNED: &str = "memory begins on a line, and rows are whole elements";
 
-/// A row's scale and its integers.
-pub(super) fn integers(values: &[f32]) -> (f32, impl ExactSizeIterator<Item = i8>) {
+/// A row as 8-bit integers.
+pub(super) struct Quantized<I> {
+    pub(super) scale: f32,
+    pub(super) integers: I,
+}
+
+pub(super) fn quantize(values: &[f32]) -> Quantized<impl ExactSizeIterator<Item = i8>> {
     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
     let scale = largest / f32::from(i8::MAX);
     let factor = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    (scale, values.iter().map(move |value| (value * factor).round_ties_even() as i8))
+    let integers = values.iter().map(move |value| (value * factor).round_ties_even() as i8);
+    Quantized { scale, integers }
 }
 
 pub(super) fn write_floats(kind: KvType, place: &mut [u8], values: &[f32]) {
@@ -260,11 +299,11 @@ fn halves(place: &mut [u8], values: &[f32], bits: fn(f32) -> u16) {
 
 /// Bytes of one page.
 pub(super) fn page_bytes(shape: &CacheShape, kind: KvType) -> u64 {
-    let places = places(shape);
-    let end = places.last().expect("a place behind all layers");
-    let numbers = end.first_number * kind.element_bytes() + end.first_row * kind.scale_bytes();
-    let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape, kind));
-    numbers as u64 + Indexes::of(shape).bytes(kind) as u64 + entries.sum::<u64>()
+    let offsets = offsets(shape);
+    let end = offsets.last().expect("a place behind all layers");
+    let elements = end.first_element * kind.element_bytes() + end.first_row * kind.scale_bytes();
+    let entries = shape.entries.iter().map(|shape| compressed_kv::page_bytes(*shape, kind));
+    elements as u64 + Indexes::of(shape).bytes(kind) as u64 + entries.sum::<u64>()
 }
 
 impl Cache {
@@ -272,15 +311,15 @@ impl Cache {
     pub(super) fn new(shape: &CacheShape, kind: KvType, pages: &[Arc<Page>]) -> Self {
         let lens = vec![pages.len() * TOKENS_PER_PAGE; shape.layers.len() + shape.indexes];
         let states = vec![State::default(); shape.states];
-        let (places, indexes) = (places(shape).into(), Indexes::of(shape));
-        let pending = |(layer, shape): (usize, &EntryShape)| {
+        let (offsets, indexes) = (offsets(shape).into(), Indexes::of(shape));
+        let pending = |(layer, shape): (usize, &CompressedKvShape)| {
             Pending::new(*shape, pages.len(), pages.last().map(|page| &page.entries[layer]))
         };
         let pending = shape.entries.iter().enumerate().map(pending).collect();
-        Self { places, indexes, kind, lens, pages: pages.to_vec(), pending, states }
+        Self { offsets, indexes, kind, lens, pages: pages.to_vec(), pending, states }
     }
 
-    /// What linear attention carries on in a layer.
+    /// The state of linear attention in a layer.
     pub(super) fn state(&mut self, layer: usize) -> &mut State {
         &mut self.states[layer]
     }
@@ -299,7 +338,7 @@ impl Cache {
 
     fn new_page(&self, index: usize) -> Page {
         let entries = self.pending.iter().map(|pending| pending.shape);
-        Page::new((&self.places, self.indexes), entries, self.kind, index)
+        Page::new(&self.offsets, self.indexes, entries, self.kind, index)
     }
 
     /// Makes pages for so many tokens.
@@ -310,7 +349,7 @@ impl Cache {
     }
 
     /// The entries of a layer.
-    pub(super) fn entry_shape(&self, layer: usize) -> EntryShape {
+    pub(super) fn entry_shape(&self, layer: usize) -> CompressedKvShape {
         self.pending[layer].shape
     }
 
@@ -339,7 +378,7 @@ impl Cache {
         assert!(k.len().is_multiple_of(width), "keys of {width}");
         let first = self.grow(self.index_len(index), k.len() / width);
         for (position, k) in (first..).zip(k.chunks_exact(width)) {
-            self.own_page(position).write_index((index, position % TOKENS_PER_PAGE), k);
+            self.own_page(position).write_index(index, position % TOKENS_PER_PAGE, k);
         }
         first
     }
@@ -353,34 +392,33 @@ impl Cache {
     /// Appends `rows` keys and values `[rows, kv_heads, head_dim]` to a layer and returns the
     /// position of the first.
     pub(super) fn append(&mut self, layer: usize, k: &[f32], v: &[f32], rows: usize) -> usize {
-        let LayerShape { kv_heads, head_dim } = self.places[layer].shape;
+        let LayerShape { kv_heads, head_dim } = self.offsets[layer].shape;
         assert_eq!(k.len(), rows * kv_heads * head_dim, "keys of {rows} rows");
         assert_eq!(v.len(), k.len(), "values of {rows} rows");
-        let (first, place) = (self.grow(layer, rows), self.places[layer]);
+        let (first, place) = (self.grow(layer, rows), self.offsets[layer]);
         for row in 0..rows {
             let position = first + row;
             let page = self.own_page(position);
             for head in 0..kv_heads {
                 let span =
                     (row * kv_heads + head) * head_dim..(row * kv_heads + head + 1) * head_dim;
-                let (at, token) =
-                    (|part| (layer, place.first(head, part)), position % TOKENS_PER_PAGE);
-                page.write(at(Part::Keys), Row::Key(token), &k[span.clone()]);
+                let token = position % TOKENS_PER_PAGE;
+                page.write(layer, place.first(head, Part::Keys), Row::Key(token), &k[span.clone()]);
                 if place.parts == 2 {
-                    page.write(at(Part::Values), Row::Value(token), &v[span]);
+                    page.write(layer, place.first(head, Part::Values), Row::Value(token), &v[span]);
                 }
             }
         }
         first
     }
 
-    /// Takes back the last rows of all layers. Their memory stays, for those that come instead.
-    pub(super) fn rewind(&mut self, rows: usize) {
+    /// Rolls back the last rows of all layers. Their memory stays, for those that come instead.
+    pub(super) fn roll_back(&mut self, rows: usize) {
         for state in &mut self.states {
-            state.rewind(rows);
+            state.roll_back(rows);
         }
         for pending in &mut self.pending {
-            pending.rewind(rows);
+            pending.roll_back(rows);
         }
         for len in &mut self.lens {
             *len = len.checked_sub(rows).expect("rows that were appended");
@@ -389,12 +427,12 @@ impl Cache {
 
     /// How the keys and values of a layer lie.
     pub(super) fn order(&self, layer: usize) -> Order {
-        self.places[layer].order
+        self.offsets[layer].order
     }
 
     /// The heads of a layer.
     pub(super) fn heads(&self, layer: usize) -> Blocks<'_> {
-        let place = self.places[layer];
+        let place = self.offsets[layer];
         let used = self.lens[layer].div_ceil(TOKENS_PER_PAGE);
         let blocks = |head: usize, part| -> Vec<KvBlock<'_>> {
             let first = place.first(head, part);
@@ -454,7 +492,7 @@ mod tests {
         (first * width..(first + count) * width).map(|i| (i as f32 * 0.713).sin() * 3.0).collect()
     }
 
-    /// The numbers of a layer's blocks, row by row.
+    /// The elements of a layer's blocks, row by row.
     fn read(cache: &Cache, layer: usize) -> Vec<Vec<f32>> {
         let width = SHAPES[layer].head_dim;
         let together = match cache.kind {
@@ -463,10 +501,10 @@ mod tests {
             KvType::Q8 => TOGETHER_Q8,
         };
         let row_by_row = |part: fn(usize) -> Row, block: &KvBlock<'_>| -> Vec<f32> {
-            let mut places = vec![0; TOKENS_PER_PAGE * width];
+            let mut offsets = vec![0; TOKENS_PER_PAGE * width];
             for token in 0..TOKENS_PER_PAGE {
-                let numbers = token * width..(token + 1) * width;
-                cache.order(layer).put(part(token), together, numbers, &mut places);
+                let elements = token * width..(token + 1) * width;
+                cache.order(layer).put(part(token), together, elements, &mut offsets);
             }
             let (floats, scales) = match block {
                 KvBlock::Floats(floats) => (floats.to_vec(), [1.0; TOKENS_PER_PAGE].as_slice()),
@@ -475,7 +513,7 @@ mod tests {
                 }
             };
             let mut rows = vec![0.0; TOKENS_PER_PAGE * width];
-            for (place, value) in places.iter().zip(floats) {
+            for (place, value) in offsets.iter().zip(floats) {
                 rows[*place] = value * scales[place / width];
             }
             rows
@@ -517,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_were_taken_back_leave_nothing_behind() {
+    fn rolled_back_rows_leave_nothing_behind() {
         for kind in [KvType::F32, KvType::Bf16, KvType::Q8] {
             let whole = fill(kind, &[], &[600]);
             let mut cache = fill(kind, &[], &[250]);
@@ -525,7 +563,7 @@ mod tests {
                 let wrong = vec![9.0; 20 * shape.kv_heads * shape.head_dim];
                 cache.append(layer, &wrong, &wrong, 20);
             }
-            cache.rewind(20);
+            cache.roll_back(20);
             for layer in 0..SHAPES.len() {
                 let k = rows(layer, 250, 350);
                 let v: Vec<f32> = k.iter().map(|k| k * 2.0 + layer as f32).collect();
@@ -536,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_numbers_are_as_close_as_their_type() {
+    fn stored_elements_are_as_close_as_their_type() {
         for (kind, tolerance) in [
             (KvType::F32, 0.0),
             (KvType::F16, 7.0 * 2.0_f32.powi(-11)),
@@ -603,7 +641,7 @@ mod tests {
         let nothing = CacheShape { layers: Vec::new(), indexes: 0, ..indexed() };
         let cache = Cache::new(&nothing, KvType::F32, &[]);
         let again = Cache::new(&nothing, KvType::F32, &[cache.page(0), cache.page(1)]);
-        assert_eq!(again.page(1).numbers.bytes().len(), 0);
+        assert_eq!(again.page(1).elements.bytes().len(), 0);
         assert_eq!(page_bytes(&nothing, KvType::F32), 0);
     }
 

@@ -1,9 +1,10 @@
-//! Choosing experts. Every rank computes this for itself from the same bits, so it must be the
-//! same arithmetic everywhere: one order of operations, `libm`'s functions, ties to the earlier
-//! expert.
+//! Routing. Every rank computes this for itself from the same bits, so it must be the same arithmetic
+//! everywhere: one order of operations, `libm`'s functions, ties to the earlier expert.
 
 use shardpack_formats::spec::{ExpertGroups, GroupScore, Renormalise, Router, Scores};
 use shardpack_kernels::exp::{exp, softplus};
+
+use crate::backend::RouterVectors;
 
 /// Which experts the rows of a step go to, and how much each counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +23,7 @@ pub(super) fn route(
     experts: usize,
     router: &Router,
     top_k: usize,
-    [correction, scales]: [Option<&[f32]>; 2],
+    RouterVectors { correction, scales }: RouterVectors<'_, Vec<f32>>,
 ) -> Routes {
     assert!(top_k > 0 && top_k <= experts, "checked when a model is loaded");
     let rows = logits.len() / experts;
@@ -34,7 +35,7 @@ pub(super) fn route(
     for logits in logits.chunks_exact(experts) {
         if router.scores == Scores::SparseMixer {
             let jitter = router.jitter.map_or(0.0, |jitter| jitter.0);
-            for (expert, weight) in sparse_mixer(logits, jitter, top_k) {
+            for Route { expert, weight } in sparse_mixer(logits, jitter, top_k) {
                 routes.experts.push(expert as u32);
                 routes.weights.push(weight * router.scale.0);
             }
@@ -60,12 +61,13 @@ pub(super) fn route(
     routes
 }
 
-/// Routes of rows of logits to experts that are chosen already, `top_k` for each row.
-pub(super) fn route_to(
+/// Hash routing: routes of rows of logits to the experts of a table, `top_k` for each row.
+pub(super) fn hash_route(
     logits: &[f32],
     experts: usize,
     router: &Router,
-    (taken, top_k): (&[u32], usize),
+    taken: &[u32],
+    top_k: usize,
 ) -> Routes {
     let mut weights = Vec::with_capacity(taken.len());
     for (logits, taken) in logits.chunks_exact(experts).zip(taken.chunks_exact(top_k)) {
@@ -85,8 +87,14 @@ fn scores(logits: &[f32], kind: Scores) -> Vec<f32> {
     }
 }
 
+/// One expert of a row.
+struct Route {
+    expert: usize,
+    weight: f32,
+}
+
 /// Experts and weights by [`Scores::SparseMixer`].
-fn sparse_mixer(logits: &[f32], jitter: f32, top_k: usize) -> Vec<(usize, f32)> {
+fn sparse_mixer(logits: &[f32], jitter: f32, top_k: usize) -> Vec<Route> {
     let taken = best(logits, top_k);
     let weigh = |(place, expert): (usize, &usize)| {
         let top = logits[*expert];
@@ -95,7 +103,7 @@ fn sparse_mixer(logits: &[f32], jitter: f32, top_k: usize) -> Vec<(usize, f32)> 
             (!far && !taken[..place].contains(&other)).then(|| exp(logit - top))
         };
         let sum: f32 = logits.iter().enumerate().filter_map(counts).sum();
-        (*expert, 1.0 / sum)
+        Route { expert: *expert, weight: 1.0 / sum }
     };
     taken.iter().enumerate().map(weigh).collect()
 }
@@ -192,7 +200,9 @@ mod tests {
     }
 
     fn check(router: &Router, logits: &[f32], correction: Option<&[f32]>, expected: &[(u32, f32)]) {
-        let routes = route(logits, logits.len(), router, expected.len(), [correction, None]);
+        let correction = correction.map(<[f32]>::to_vec);
+        let vectors = RouterVectors { correction: correction.as_ref(), scales: None };
+        let routes = route(logits, logits.len(), router, expected.len(), vectors);
         let experts: Vec<u32> = expected.iter().map(|(expert, _)| *expert).collect();
         assert_eq!(routes.experts, experts);
         for (found, (_, wanted)) in routes.weights.iter().zip(expected) {
@@ -228,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn experts_of_a_table_are_weighed_and_not_chosen() {
+    fn hash_routing_weighs_the_experts_of_the_table() {
         let sum = Renormalise { added: HexF32(0.0), least: HexF32(0.0) };
         let router =
             Router { renormalise: Some(sum), scale: HexF32(2.0), ..router(Scores::Sigmoid) };
         let logits = [0.0, 9.0, 3.0_f32.ln(), 1.0, 9.0, 1.0];
-        let routes = route_to(&logits, 3, &router, (&[2, 0, 0, 2], 2));
+        let routes = hash_route(&logits, 3, &router, &[2, 0, 0, 2], 2);
         assert_eq!(routes.experts, [2, 0, 0, 2]);
         for (found, wanted) in routes.weights.iter().zip([1.2, 0.8, 1.0, 1.0]) {
             assert!((found - wanted).abs() < 1e-6, "{:?}", routes.weights);

@@ -6,42 +6,72 @@ use shardpack_formats::spec::Mask;
 use shardpack_mlx::{Array, Binary, Element, Library};
 
 use super::{
-    Cache, Chosen, Tensor, blocks,
-    cache::Held,
-    index::{Choice, to_some},
-    softcap,
+    Cache, Mlx, Tensor, TopK, TopKBlocks, block_sparse,
+    cache::{Appended, Held},
+    dense::softcap,
+    sparse_indexer,
 };
-use crate::backend::{AttentionStep, Qkv};
+use crate::backend::{Attention, AttentionParams, Qkv};
+
+impl Attention for Mlx {
+    fn attention(
+        &self,
+        qkv: Qkv<'_, Tensor>,
+        caches: &mut [&mut Cache],
+        params: &AttentionParams<'_, Array>,
+    ) -> Tensor {
+        attend(self.library, &qkv, Keys::All, caches, params)
+    }
+}
+
+/// Which keys the rows of a step attend to.
+#[derive(Clone, Copy)]
+pub(super) enum Keys<'a> {
+    /// All that the mask shows.
+    All,
+    /// Those that an indexer has selected.
+    TopK(&'a TopK),
+    /// The blocks that an indexer has selected.
+    TopKBlocks(&'a TopKBlocks),
+}
 
 /// Widths of heads for which MLX's attention has kernels, be it for one row or for many
 /// (`ScaledDotProductAttention::use_fallback`).
 const HEADS_WITH_KERNELS: [usize; 5] = [64, 80, 96, 128, 256];
 
-/// Appends keys and values to the caches and attends, to chosen keys if there is a choice, one
-/// sequence after the other.
+/// Appends keys and values to the caches and attends, one sequence after the other.
 pub(super) fn attend(
     library: Library,
     qkv: &Qkv<'_, Tensor>,
-    chosen: Option<&Chosen>,
+    keys: Keys<'_>,
     caches: &mut [&mut Cache],
-    step: &AttentionStep<'_, Array>,
+    params: &AttentionParams<'_, Array>,
 ) -> Tensor {
-    assert_eq!(caches.len(), step.lengths.len(), "one cache per sequence");
+    assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
     let mut outputs = Vec::new();
     let mut row = 0;
-    for (index, (cache, &rows)) in caches.iter_mut().zip(step.lengths).enumerate() {
+    for (index, (cache, &rows)) in caches.iter_mut().zip(params.lengths).enumerate() {
         let heads = |x: &Tensor| {
             let part = x.array.slice(0, row, row + rows);
-            let heads = x.width / step.head_dim;
-            part.reshape(&[1, rows, heads, step.head_dim]).transpose(&[0, 2, 1, 3])
+            let heads = x.width / params.head_dim;
+            part.reshape(&[1, rows, heads, params.head_dim]).transpose(&[0, 2, 1, 3])
         };
-        let (all, first) = cache.append(step.layer, &[heads(qkv.k), heads(qkv.v)]);
-        let out = match chosen.and_then(|chosen| chosen.0[index].as_ref()) {
-            None => sequence(library, &heads(qkv.q), all, first, step),
-            Some(Choice::Keys(chosen)) => to_some(&heads(qkv.q), &all, first, chosen, step),
-            Some(Choice::Blocks(tokens, chosen)) => {
-                blocks::attend(&heads(qkv.q), all, (first, *tokens), chosen, step)
-            }
+        let Appended { all, first } = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]);
+        let q = heads(qkv.q);
+        let out = match keys {
+            Keys::TopK(TopK(top_k)) => match &top_k[index] {
+                Some(top_k) => sparse_indexer::attend(&q, &all, first, top_k, params),
+                None => sequence(library, &q, all, first, params),
+            },
+            Keys::TopKBlocks(top_k) => match &top_k.indices[index] {
+                Some(blocks) => {
+                    let blocks =
+                        block_sparse::Blocks { tokens: top_k.block_tokens, indices: blocks };
+                    block_sparse::attend(&q, all, first, blocks, params)
+                }
+                None => sequence(library, &q, all, first, params),
+            },
+            Keys::All => sequence(library, &q, all, first, params),
         };
         outputs.push(out.transpose(&[0, 2, 1, 3]).reshape(&[rows, qkv.q.width]));
         row += rows;
@@ -60,21 +90,21 @@ fn sequence(
     q: &Array,
     all: Held,
     first: usize,
-    step: &AttentionStep<'_, Array>,
+    params: &AttentionParams<'_, Array>,
 ) -> Array {
     let (rows, total) = (q.shape()[2], all.keys.shape()[2]);
     // What no row sees is not read.
-    let from = match step.mask {
+    let from = match params.mask {
         Mask::Full => 0,
         Mask::Sliding(window) => (first + 1).saturating_sub(window as usize),
         Mask::Chunked(chunk) => first - first % chunk.max(1) as usize,
     };
     let seen = if from == 0 { all } else { all.map(|all| all.slice(2, from, total)) };
-    let seen = in_runs(seen, step);
-    let visible = mask(library, first, rows, from..total, step.mask);
-    match step.softcap {
-        None => fused(q, &seen, visible.as_ref(), step),
-        Some(cap) => capped(q, &seen, visible.as_ref(), step, cap),
+    let seen = in_runs(seen, params);
+    let visible = mask(library, first, rows, from..total, params.mask);
+    match params.softcap {
+        None => fused(q, &seen, visible.as_ref(), params),
+        Some(cap) => capped(q, &seen, visible.as_ref(), params, cap),
     }
 }
 
@@ -85,34 +115,34 @@ pub(super) fn fused(
     q: &Array,
     held: &Held,
     visible: Option<&Array>,
-    step: &AttentionStep<'_, Array>,
+    params: &AttentionParams<'_, Array>,
 ) -> Array {
     let Held { keys, values, element } = held;
-    if *element == Element::F32 || !HEADS_WITH_KERNELS.contains(&step.head_dim) {
-        return q.attention(keys, values, step.scale, visible, step.sinks);
+    if *element == Element::F32 || !HEADS_WITH_KERNELS.contains(&params.head_dim) {
+        return q.attention(keys, values, params.scale, visible, params.sinks);
     }
-    let sinks = step.sinks.map(|sinks| sinks.cast(*element));
-    let out = q.cast(*element).attention(keys, values, step.scale, visible, sinks.as_ref());
+    let sinks = params.sinks.map(|sinks| sinks.cast(*element));
+    let out = q.cast(*element).attention(keys, values, params.scale, visible, sinks.as_ref());
     out.cast(Element::F32)
 }
 
 /// Keys and values `[1, kv_heads, keys, head_dim]` as MLX's kernels take them: heads in runs of
 /// equal length. Other maps get a key-value head for each query head.
-pub(super) fn in_runs(held: Held, step: &AttentionStep<'_, Array>) -> Held {
-    let (heads, kv_heads) = (step.q_to_kv.len(), held.keys.shape()[1]);
+pub(super) fn in_runs(held: Held, params: &AttentionParams<'_, Array>) -> Held {
+    let (heads, kv_heads) = (params.q_to_kv.len(), held.keys.shape()[1]);
     let run = heads / kv_heads;
     let even = heads == run * kv_heads
-        && step.q_to_kv.iter().enumerate().all(|(head, kv)| head / run == *kv);
+        && params.q_to_kv.iter().enumerate().all(|(head, kv)| head / run == *kv);
     if even {
         return held;
     }
-    let map = of_query_heads(held.keys.library(), step);
+    let map = of_query_heads(held.keys.library(), params);
     held.map(|all| all.take(&map, 1))
 }
 
 /// The key-value head of each query head, `[heads]`.
-pub(super) fn of_query_heads(library: Library, step: &AttentionStep<'_, Array>) -> Array {
-    let map: Vec<u32> = step.q_to_kv.iter().map(|kv| *kv as u32).collect();
+pub(super) fn of_query_heads(library: Library, params: &AttentionParams<'_, Array>) -> Array {
+    let map: Vec<u32> = params.q_to_kv.iter().map(|kv| *kv as u32).collect();
     library.indices(&map, &[map.len()])
 }
 
@@ -148,7 +178,7 @@ fn capped(
     q: &Array,
     Held { keys, values, .. }: &Held,
     visible: Option<&Array>,
-    step: &AttentionStep<'_, Array>,
+    params: &AttentionParams<'_, Array>,
     cap: f32,
 ) -> Array {
     let library = q.library();
@@ -161,7 +191,7 @@ fn capped(
     let wide = |x: &Array| x.reshape(&[1, kv_heads, 1, total, x.shape()[3]]);
     let (keys, values) = (wide(keys), wide(values));
     let scores = q.matmul(&keys.transpose(&[0, 1, 2, 4, 3]));
-    let scores = softcap(&scores.with_constant(Binary::Multiply, step.scale), cap);
+    let scores = softcap(&scores.with_constant(Binary::Multiply, params.scale), cap);
     let causal = || {
         let first = total - rows;
         let sees = |row: usize| (0..total).map(move |key| u8::from(key <= first + row));
@@ -171,7 +201,7 @@ fn capped(
     let visible = visible.cloned().unwrap_or_else(causal);
     let hidden = library.full(f32::NEG_INFINITY, Element::F32, &[]);
     let scores = visible.choose(&scores, &hidden);
-    let weights = match step.sinks {
+    let weights = match params.sinks {
         None => scores.softmax(-1),
         Some(sinks) => {
             let sinks = sinks.reshape(&[1, kv_heads, run, 1, 1]);

@@ -6,8 +6,32 @@
 use shardpack_formats::memory::{KvType, TOKENS_PER_PAGE};
 use shardpack_mlx::{Array, Element, Library};
 
-use super::entries::{self, Entries, EntryPage};
-use crate::backend::{CacheShape, EntryShape};
+use super::{
+    Mlx,
+    compressed_kv::{self, CompressedKvPage, Entries},
+};
+use crate::backend::{CacheShape, CompressedKvShape, KvCache};
+
+impl KvCache for Mlx {
+    type Cache = Cache;
+    type Page = Page;
+
+    fn cache(&self, shape: &CacheShape, pages: &[Page]) -> Cache {
+        self.pool.install(|| Cache::new(self.library, self.element(), shape, pages))
+    }
+
+    fn page(&self, cache: &Cache, index: usize) -> Page {
+        self.pool.install(|| cache.page(index))
+    }
+
+    fn page_bytes(&self, shape: &CacheShape) -> u64 {
+        page_bytes(shape, self.element())
+    }
+
+    fn kv_type(&self) -> KvType {
+        self.kv
+    }
+}
 
 /// Keys and values of one sequence; grows by pages.
 pub struct Cache {
@@ -32,6 +56,13 @@ pub(super) struct Held {
     pub(super) element: Element,
 }
 
+/// What a cache holds after rows were appended.
+pub(super) struct Appended<T> {
+    pub(super) all: T,
+    /// Position of the first new row.
+    pub(super) first: usize,
+}
+
 impl Held {
     /// The same of both.
     pub(super) fn map(&self, work: impl Fn(&Array) -> Array) -> Self {
@@ -53,7 +84,7 @@ struct LayerCache {
 #[derive(Clone)]
 pub struct Page {
     layers: Vec<Vec<Array>>,
-    entries: Vec<EntryPage>,
+    entries: Vec<CompressedKvPage>,
 }
 
 /// What keys and values are stored as, where MLX has it.
@@ -69,11 +100,11 @@ pub(super) const fn element(kind: KvType) -> Option<Element> {
 /// Bytes of one page.
 pub(super) fn page_bytes(shape: &CacheShape, element: Element) -> u64 {
     let parts = if shape.keys_are_values { 1 } else { 2 };
-    let numbers: usize = shape.layers.iter().map(|layer| layer.kv_heads * layer.head_dim).sum();
-    let numbers = numbers * parts + shape.indexes * shape.index_width;
-    let numbers = numbers * TOKENS_PER_PAGE * element.size_bytes();
-    let entries = shape.entries.iter().map(|shape| entries::page_bytes(*shape));
-    numbers as u64 + entries.sum::<u64>()
+    let elements: usize = shape.layers.iter().map(|layer| layer.kv_heads * layer.head_dim).sum();
+    let elements = elements * parts + shape.indexes * shape.index_width;
+    let elements = elements * TOKENS_PER_PAGE * element.size_bytes();
+    let entries = shape.entries.iter().map(|shape| compressed_kv::page_bytes(*shape));
+    elements as u64 + entries.sum::<u64>()
 }
 
 impl LayerCache {
@@ -87,9 +118,8 @@ impl LayerCache {
         Self { len: pages.len() * TOKENS_PER_PAGE, arrays: (0..parts).map(joined).collect() }
     }
 
-    /// Appends rows `[1, heads, rows, width]` of each part, rounded, and returns all of each with
-    /// the position of the first new one.
-    fn append(&mut self, element: Element, new: &[Array]) -> (Vec<Array>, usize) {
+    /// Appends rows `[1, heads, rows, width]` of each part, rounded, and returns all of each.
+    fn append(&mut self, element: Element, new: &[Array]) -> Appended<Vec<Array>> {
         let [_, heads, rows, width] = new[0].shape()[..] else {
             unreachable!("rows of heads have four axes")
         };
@@ -109,7 +139,7 @@ impl LayerCache {
             self.arrays.push(grown.with_slice(2, first, len, &new));
         }
         self.len = len;
-        (self.arrays.iter().map(|array| array.slice(2, 0, len)).collect(), first)
+        Appended { all: self.arrays.iter().map(|array| array.slice(2, 0, len)).collect(), first }
     }
 
     /// The tokens of a full page.
@@ -134,7 +164,7 @@ impl Cache {
         let layers = (0..shape.layers.len()).map(layer).collect();
         let indexes = (shape.layers.len()..shape.layers.len() + shape.indexes).map(layer).collect();
         let states = vec![Vec::new(); shape.states];
-        let entries = |(layer, shape): (usize, &EntryShape)| {
+        let entries = |(layer, shape): (usize, &CompressedKvShape)| {
             let pages: Vec<_> = pages.iter().map(|page| &page.entries[layer]).collect();
             Entries::begun(library, *shape, &pages)
         };
@@ -153,20 +183,19 @@ impl Cache {
     }
 
     /// Appends keys and values `[1, kv_heads, rows, head_dim]` to a layer and returns all of
-    /// them with the position of the first new one.
-    pub(super) fn append(&mut self, layer: usize, new: &[Array; 2]) -> (Held, usize) {
+    /// them.
+    pub(super) fn append(&mut self, layer: usize, new: &[Array; 2]) -> Appended<Held> {
         let (layer, element) = (&mut self.layers[layer], self.element);
         let parts = if self.keys_are_values { 1 } else { 2 };
-        let (all, first) = layer.append(element, &new[..parts]);
+        let Appended { all, first } = layer.append(element, &new[..parts]);
         let [keys, values] = [&all[0], &all[parts - 1]].map(Array::clone);
-        (Held { keys, values, element }, first)
+        Appended { all: Held { keys, values, element }, first }
     }
 
-    /// Appends keys `[1, 1, rows, index_width]` to an index and returns all of them with the
-    /// position of the first new one.
-    pub(super) fn append_index(&mut self, index: usize, keys: Array) -> (Array, usize) {
-        let (mut all, first) = self.indexes[index].append(self.element, &[keys]);
-        (all.remove(0), first)
+    /// Appends keys `[1, 1, rows, index_width]` of an indexer and returns all of them.
+    pub(super) fn append_index(&mut self, index: usize, keys: Array) -> Appended<Array> {
+        let Appended { mut all, first } = self.indexes[index].append(self.element, &[keys]);
+        Appended { all: all.remove(0), first }
     }
 
     /// A layer's state; none before the first token.

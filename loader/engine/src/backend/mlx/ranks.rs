@@ -1,4 +1,4 @@
-//! Sums between ranks inside MLX's graph.
+//! Collectives between ranks inside MLX's graph.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::backend::{Ranks, StepError};
 
-/// Who carries sums and gatherings out.
+/// Who carries out all-reduces and all-gathers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collectives {
     /// Our rank group, called from within the graph: it has deadlines and epochs, so a lost rank
@@ -32,8 +32,8 @@ impl Collectives {
     }
 }
 
-/// The sums of a step, as they are put into the graph.
-pub(super) struct Sums {
+/// The all-reduces of a step, as they are put into the graph.
+pub(super) struct AllReduces {
     collectives: Collectives,
     /// The latest of this step. The next one comes after it, although it may not depend on it: a
     /// rank that holds nothing of a layer adds zeros that depend on nothing, and MLX would choose
@@ -41,7 +41,7 @@ pub(super) struct Sums {
     last: Mutex<Option<Array>>,
 }
 
-impl Sums {
+impl AllReduces {
     pub(super) const fn new(collectives: Collectives) -> Self {
         Self { collectives, last: Mutex::new(None) }
     }
@@ -50,7 +50,7 @@ impl Sums {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends a step: the latest sum, which must be computed even where nothing asks for it, since
+    /// Ends a step: the latest all-reduce, which must be computed even where nothing asks for it, since
     /// the other ranks wait for it.
     pub(super) fn end(&self) -> Option<Array> {
         self.last().take()
@@ -76,12 +76,12 @@ impl Sums {
             Collectives::Own => {
                 let flat = x.gathered_over_ranks(rows * widths.iter().sum::<usize>(), after);
                 let mut start = 0;
-                let cut = |width: &usize| {
+                let slice = |width: &usize| {
                     let part = flat.slice(0, start, start + rows * width);
                     start += rows * width;
                     part.reshape(&[rows, *width])
                 };
-                let parts = widths.iter().map(cut).collect();
+                let parts = widths.iter().map(slice).collect();
                 (flat, parts)
             }
             Collectives::Ring | Collectives::Jaccl => {
@@ -90,10 +90,10 @@ impl Sums {
                 let mine = x.shape()[1];
                 let room = library.full(0.0, Element::F32, &[rows, widest - mine]);
                 let all = library.concat(&[x, &room], 1).distributed_gather(after);
-                let cut = |(rank, width): (usize, &usize)| {
+                let slice = |(rank, width): (usize, &usize)| {
                     all.slice(0, rank * rows, (rank + 1) * rows).slice(1, 0, *width)
                 };
-                let parts = widths.iter().enumerate().map(cut).collect();
+                let parts = widths.iter().enumerate().map(slice).collect();
                 (all, parts)
             }
         };
@@ -102,22 +102,22 @@ impl Sums {
     }
 }
 
-/// Our rank group during one evaluation, with what went wrong.
-struct Called<'a, 'b> {
+/// Our rank group during one evaluation, and its first error.
+struct GroupCollective<'a, 'b> {
     ranks: &'a Ranks<'b>,
     error: Option<GroupError>,
 }
 
-impl Called<'_, '_> {
+impl GroupCollective<'_, '_> {
     fn note(&mut self, result: Result<(), GroupError>) -> bool {
         self.error = result.err();
         self.error.is_none()
     }
 }
 
-impl Collective for Called<'_, '_> {
+impl Collective for GroupCollective<'_, '_> {
     fn sum(&mut self, values: &mut [f32]) -> bool {
-        let result = self.ranks.sum(values);
+        let result = self.ranks.all_reduce(values);
         self.note(result)
     }
 
@@ -151,7 +151,7 @@ pub(super) fn evaluate<R>(
     ranks: &Ranks<'_>,
     work: impl FnOnce() -> Result<R, MlxError>,
 ) -> Result<R, StepError> {
-    let mut called = Called { ranks, error: None };
+    let mut called = GroupCollective { ranks, error: None };
     let result = library.with_collective(&mut called, work);
     match (result, called.error) {
         (_, Some(error)) => Err(StepError::Group(error)),

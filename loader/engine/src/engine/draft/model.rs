@@ -241,7 +241,9 @@ impl<B: Backend> DraftModel<B> {
             };
             // Something has to be read, for there to be logits after it.
             let known = common(&seen.tokens, &text.tokens[..text.tokens.len() - 1]);
-            backend.rewind(&mut seen.cache, seen.tokens.len() - known);
+            if let Some(rollback) = backend.kv_rollback() {
+                rollback.roll_back(&mut seen.cache, seen.tokens.len() - known);
+            }
             seen.tokens.truncate(known);
             seen.known = known;
             self.sequences.insert(text.id, seen);
@@ -313,7 +315,7 @@ impl<B: Backend> DraftModel<B> {
                 }
                 None => Vec::new(),
             };
-            backend.settle(&mut caches, &ranks)?;
+            backend.flush(&mut caches, &ranks)?;
             Ok::<_, StepError>(logits)
         })?;
         for (part, seen) in parts.iter().zip(sequences) {

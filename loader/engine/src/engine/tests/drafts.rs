@@ -10,7 +10,7 @@ use super::{
     requests::{Factory, affine, long_prompt, long_requests, requests, without_cached},
 };
 use crate::{
-    backend::{Backend, Cpu},
+    backend::{Cpu, KvCache},
     model::Model,
     testing::package::Recipe,
 };

@@ -9,7 +9,7 @@ use super::{
     Answer, Ranks, STANDARD, collect, engine, lead, request,
 };
 use crate::{
-    backend::{Backend, Cpu},
+    backend::{Cpu, KvCache, TensorParallel, Tensors},
     model::{Batch, Model},
     testing::{
         models::Expected,
@@ -102,7 +102,7 @@ struct Alone {
     backend: Cpu,
 }
 
-type Cache = <Cpu as Backend>::Cache;
+type Cache = <Cpu as KvCache>::Cache;
 
 impl Alone {
     fn new(recipe: Recipe, threads: usize, kv: KvType) -> Self {

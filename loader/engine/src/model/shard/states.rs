@@ -1,32 +1,32 @@
-//! What one rank holds of layers that carry a state from token to token.
+//! What one rank holds of recurrent layers: linear attention and short convolutions.
 
 use std::ops::Range;
 
-use shardpack_formats::Spec;
+use shardpack_formats::{Spec, spec::StateRule};
 use shardpack_manifests::Layout;
 
 use super::{LoadError, MAX_WIDTH, layout_error, partition, ranges, read_heads};
 
 /// Heads of linear attention.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Linear {
+pub struct LinearHeads {
     /// Key heads held here.
     pub keys: Range<usize>,
     /// Value heads held here.
     pub values: Range<usize>,
     /// For each value head held here, the index of its key head among those held here.
     pub v_to_k: Vec<usize>,
-    /// Whether value heads of one key head may stand on several ranks.
+    /// Whether value heads of one key head may be on several ranks.
     pub by_values: bool,
 }
 
-/// The axis of value heads, where they are what is cut.
+/// The axis of value heads, where they are what is sharded.
 const VALUE_AXIS: &str = "lin_v";
 
-pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<Linear, LoadError> {
+pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<LinearHeads, LoadError> {
     let Some(delta) = &spec.delta else {
         return match spec.layers.iter().position(|layer| layer.delta) {
-            None => Ok(Linear::default()),
+            None => Ok(LinearHeads::default()),
             Some(layer) => {
                 let what = format!("layer {layer}");
                 Err(layout_error(&what, &"no linear attention", &"linear attention"))
@@ -45,6 +45,10 @@ pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<Linear
         let expected = format!("a multiple of {}", delta.key_heads);
         return Err(layout_error("delta.value_heads", &expected, &delta.value_heads));
     }
+    if delta.unnormed && delta.rule != StateRule::Mamba2 {
+        let what = "delta.unnormed";
+        return Err(layout_error(what, &"a norm, which the delta rule has", &"none"));
+    }
     let per_key = (delta.value_heads / delta.key_heads) as usize;
     let by_values = layout.axes.contains_key(VALUE_AXIS);
     let (key_heads, key_dim) = (delta.key_heads.into(), delta.key_dim.into());
@@ -56,8 +60,8 @@ pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<Linear
         let keys = partition(layout, "lin_k", key_heads, key_dim)?[rank].clone();
         (keys.clone(), keys.start * per_key..keys.end * per_key)
     };
-    let v_to_k = read_heads(|head| head / per_key, (rank, &values), &keys)?;
-    Ok(Linear { keys, values, v_to_k, by_values })
+    let v_to_k = read_heads(|head| head / per_key, rank, &values, &keys)?;
+    Ok(LinearHeads { keys, values, v_to_k, by_values })
 }
 
 /// Channels of short convolutions held here.
