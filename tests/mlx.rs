@@ -14,7 +14,7 @@ use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
 use shardpack_engine::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, KvType, Mlx},
     engine::{LocalModel, memory_group},
-    open::{OpenOptions, Package},
+    loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
 use shardpack_mlx::{Device, runtime};
@@ -217,7 +217,7 @@ fn a_damaged_runtime_serves_nothing() {
         let output = shardpack().args(args).env("SHARDPACK_ENGINES", &engines).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{args:?}");
         let error = text(&output.stderr);
-        assert!(error.contains("not a runtime's record"), "{error}");
+        assert!(error.contains("not a runtime record"), "{error}");
         assert!(error.contains("engine install mlx"), "{error}");
     };
     refused(&["engine", "check", "mlx"], 1);
@@ -248,7 +248,7 @@ fn collectives_of_mlx_that_could_not_work_are_refused() {
         [jaccl.as_slice(), &["--hostfile", path(&hosts)]].concat()
     };
     let one = r#"[{"ips": ["10.0.0.1"], "rdma": [null]}]"#;
-    refused(&hostfile(one), &["1 hosts are described", "2 ranks"]);
+    refused(&hostfile(one), &["the host file has 1 hosts", "2 ranks"]);
     let open = r#"[{"ips": ["10.0.0.1"], "rdma": [null, null]}, {"ips": [], "rdma": ["a", null]}]"#;
     refused(&hostfile(open), &["rank 0 has no RDMA device to rank 1", "--collectives own"]);
     refused(&hostfile("[]"), &["hosts.json", "not a host file", "0 hosts"]);

@@ -14,8 +14,8 @@ use shardpack_converter::{ConvertOptions, Plan, Source, convert as convert_sourc
 use shardpack_engine::{
     backend::Cpu,
     engine::{Engine, EngineOptions, RankEngine, logits, memory_group},
+    loading::Package,
     model::Model,
-    open::Package,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
 use shardpack_manifests::Cut;

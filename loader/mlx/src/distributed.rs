@@ -77,7 +77,7 @@ pub enum DistributedError {
         problem: String,
     },
     /// Another number of ranks.
-    #[error("{found} hosts are described, and the set has {expected} ranks")]
+    #[error("the host file has {found} hosts, and the set has {expected} ranks")]
     Ranks {
         /// Ranks of the set.
         expected: usize,

@@ -119,7 +119,7 @@ fn runtime_of_another_version_or_machine_is_refused() {
     check(|folder| edit_record(folder, platform, "plan9-mips"), &["plan9-mips"]);
     check(
         |folder| fs::write(folder.join("runtime.json"), "{").unwrap(),
-        &["not a runtime's record"],
+        &["not a runtime record"],
     );
 }
 

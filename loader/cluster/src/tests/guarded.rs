@@ -173,7 +173,7 @@ fn forms_and_answers(ranks: &[Announcement], members: &Members) {
 }
 
 #[test]
-fn idle_connections_in_every_slot_keep_no_group_from_forming() {
+fn connection_floods_keep_no_group_from_forming() {
     let members = Members::new(2);
     let ranks: Vec<Announcement> =
         (0..2).zip(&members.nodes).map(|(rank, node)| start_rank((rank, 2), node)).collect();

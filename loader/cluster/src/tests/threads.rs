@@ -142,7 +142,7 @@ fn a_wrong_token_is_refused() {
 }
 
 #[test]
-fn garbage_on_a_new_connection_disturbs_no_rank() {
+fn garbage_connections_do_no_harm() {
     let ranks = [start_rank(identity(0, 2)), start_rank(identity(1, 2))];
     let mut strangers = Vec::new();
     for (announcement, _) in &ranks {

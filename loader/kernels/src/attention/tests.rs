@@ -206,7 +206,7 @@ fn agrees_with_a_plain_softmax() {
 }
 
 #[test]
-fn block_sparse_attention_agrees_with_a_plain_softmax() {
+fn selected_blocks_agree_with_a_plain_softmax() {
     for (first, queries) in [(0, 1), (3, 9), (250, 12), (511, 2), (1100, 1), (1100, 11)] {
         for blocks in [1, 8, 64, 128, 256].map(Some) {
             check(first, queries, Variant { blocks, ..Variant::default() });
@@ -221,7 +221,7 @@ fn block_sparse_attention_agrees_with_a_plain_softmax() {
 }
 
 #[test]
-fn selecting_every_block_has_the_bits_of_full_attention() {
+fn a_selection_of_all_blocks_has_the_bits_of_none() {
     let (position, head_dim) = (700, 32);
     let cache = Cache::new(2, position + 1, head_dim);
     let blocks = cache.blocks(position + 1);

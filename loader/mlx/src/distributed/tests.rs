@@ -88,8 +88,8 @@ fn refused(distributed: Result<Distributed, DistributedError>, ranks: usize, exp
 #[test]
 fn what_would_hang_is_refused_by_name() {
     let mesh = || parse(MESH);
-    refused(mesh().ring(1), 2, "3 hosts are described, and the set has 2 ranks");
-    refused(mesh().jaccl(1), 4, "3 hosts are described, and the set has 4 ranks");
+    refused(mesh().ring(1), 2, "the host file has 3 hosts, and the set has 2 ranks");
+    refused(mesh().jaccl(1), 4, "the host file has 3 hosts, and the set has 4 ranks");
     refused(mesh().ring(65_535), 3, "rank 1: there is no port 1 above 65535");
     refused(mesh().ring(0), 3, "10.0.0.1:0 is not a usable address");
     let with = |from: &str, to: &str| parse(&MESH.replacen(from, to, 1));

@@ -21,7 +21,7 @@ pub enum CheckError {
     #[error("MLX has no build for this platform; use `--engine cpu`")]
     Platform,
     /// The record cannot be understood.
-    #[error("{}: not a runtime's record ({problem}); {INSTALL} again", .path.display())]
+    #[error("{}: not a runtime record ({problem}); {INSTALL} again", .path.display())]
     Record {
         /// The file.
         path: PathBuf,

@@ -75,7 +75,7 @@ pub(super) fn without_cached(mut answers: Vec<Answer>) -> Vec<Answer> {
 /// Alone and among seven others, in chunks of two sizes, cold and from the prefix cache: the
 /// same tokens with the same log probabilities, bit for bit.
 #[test]
-fn a_requests_bits_do_not_depend_on_its_batch() {
+fn outputs_are_batch_invariant() {
     let cold: Vec<_> = requests()
         .iter()
         .map(|request| {
@@ -145,7 +145,7 @@ impl Alone {
 }
 
 #[test]
-fn all_logits_are_the_same_bits_in_any_batch() {
+fn logits_are_batch_invariant() {
     let prompt = long_prompt();
     for kv in [KvType::F32, KvType::Bf16, KvType::Q8] {
         let one = Alone::new(affine(1), 1, kv);
