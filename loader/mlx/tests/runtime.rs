@@ -117,10 +117,7 @@ fn runtime_of_another_version_or_machine_is_refused() {
     check(|folder| edit_record(folder, "\"abi\": ", "\"abi\": 9"), &["C layer's version"]);
     let platform = runtime::Platform::current().unwrap().name();
     check(|folder| edit_record(folder, platform, "plan9-mips"), &["plan9-mips"]);
-    check(
-        |folder| fs::write(folder.join("runtime.json"), "{").unwrap(),
-        &["not a runtime record"],
-    );
+    check(|folder| fs::write(folder.join("runtime.json"), "{").unwrap(), &["not a runtime record"]);
 }
 
 #[test]
