@@ -128,7 +128,7 @@ pub enum ServeError {
         limit: Duration,
     },
     /// The group was formed again too often.
-    #[error("gave up after {attempts} attempts to form the group again: {last}")]
+    #[error("given up after {attempts} attempts to form the group again: {last}")]
     GivenUp {
         /// How often.
         attempts: u32,

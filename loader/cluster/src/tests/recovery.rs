@@ -185,7 +185,7 @@ fn a_rank_that_cannot_be_started_ends_the_group_with_a_clear_error() {
     let (supervisor, handle, processes) = supervise_nodes(nodes, options(Survivors::Stay));
     assert!(signal(processes[1], "-KILL"));
     eventually("the group is given up", || supervisor.failure().is_some());
-    let expected = "gave up after 3 attempts to form the group again: rank 1 (node-1): it cannot \
+    let expected = "given up after 3 attempts to form the group again: rank 1 (node-1): it cannot \
                     be started again: no route to host";
     assert_eq!(supervisor.failure().unwrap().to_string(), expected);
     assert!(matches!(supervisor.failure(), Some(ServeError::GivenUp { attempts: 3, .. })));

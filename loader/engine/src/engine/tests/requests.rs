@@ -291,7 +291,7 @@ fn constraints_hold_on_all_ranks() {
     assert!(answers[4].tokens.iter().any(|token| token % 3 != 0));
     let mut plain = Ranks::new(affine(1), STANDARD);
     let refused = plain.answers(&[with("5", Sampling::GREEDY)]).remove(0);
-    assert_eq!(refused.end, Some(Err("this engine takes no constraints".to_owned())));
+    assert_eq!(refused.end, Some(Err("this engine supports no constrained decoding".to_owned())));
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn queues_are_bounded_and_deadlines_kept() {
     let answers = ranks.answers(&[late, request(&[5], 2), request(&[6], 2)]);
     assert_eq!(answers[0].end, Some(Ok((FinishReason::Deadline, 1, 0))));
     assert_eq!(answers[1].end, Some(Ok((FinishReason::Length, 1, 2))));
-    assert_eq!(answers[2].end, Some(Err("2 requests are waiting already".to_owned())));
+    assert_eq!(answers[2].end, Some(Err("2 requests are already waiting".to_owned())));
 }
 
 #[test]
