@@ -13,7 +13,7 @@ use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_formats::{OutputStyle, ThinkingStyle};
 
 use super::{
-    inner::ChatRequest,
+    conversation::ChatRequest,
     json::{Json, Object},
     template::{ChatTemplate, RenderError, TemplateError},
     text::{Vocabulary, VocabularyError},

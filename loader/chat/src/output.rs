@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use shardpack_engine_api::{ConstraintSource, TokenId};
 
 use super::{
-    inner::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
+    conversation::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
     json::Json,
     model::ChatModel,
     tools::{

@@ -11,7 +11,7 @@ use std::{sync::Arc, time::SystemTime};
 use shardpack_formats::template::{self, Next};
 
 use super::{
-    inner::{Message, Role},
+    conversation::{Message, Role},
     json::{Json, Object},
 };
 use past_calls::PastCalls;

@@ -12,7 +12,7 @@ use decoding::Decoding;
 pub use decoding::DecodingError;
 pub use stop::{Matched, StopMatcher};
 
-use super::{inner::PlainText, tools::TokenText};
+use super::{conversation::PlainText, tools::TokenText};
 use shardpack_engine_api::TokenId;
 
 /// A tokenizer and what of its vocabulary is shown.

@@ -2,15 +2,15 @@
 //! reaches the client as it is written; what only looks like one is content.
 //!
 //! Reading order: `marker` (what frames calls), `input` and `json_scan` (text that is not all there
-//! yet), `calls` (what the client gets), the kinds of formats (`section` with `envelope`, `params`
+//! yet), `calls` (what the client gets), the kinds of formats (`json_calls` with `call_object`, `tagged_arguments`
 //! with `value`, `minimax`, `pythonic`, `gemma`, `harmony`), `parser` (which of them when); then `schema` (what can be
 //! enforced), `grammar` (what a call looks like), `constraint` (which tokens may come next) and
-//! `check` (what is judged when it is complete).
+//! `argument_validator` (what is judged when it is complete).
 
 mod calls;
-mod check;
+mod argument_validator;
 mod constraint;
-mod envelope;
+mod call_object;
 mod gemma;
 mod grammar;
 mod harmony;
@@ -18,15 +18,15 @@ mod input;
 mod json_scan;
 mod marker;
 mod minimax;
-mod params;
+mod tagged_arguments;
 mod parser;
 mod pythonic;
 mod schema;
-mod section;
+mod json_calls;
 mod value;
 
 pub use calls::ToolSpec;
-pub use check::Check;
+pub use argument_validator::Check;
 pub use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
 pub use grammar::{ConstrainedTool, TextForm};
 pub use parser::{CallParser, OutputFormat, ParserOptions};

@@ -3,7 +3,7 @@
 mod generate;
 mod models;
 mod state;
-mod stored;
+mod stored_responses;
 mod tokens;
 
 use std::{
@@ -29,13 +29,13 @@ use tokio::{
 
 use super::{
     error::{ApiError, ErrorKind},
-    front::surround,
+    middleware::surround,
     generation::draining,
     keys::ApiKeys,
     metrics::Metrics,
     openapi,
     routes::{ROUTES, Target},
-    shelf::Shelf,
+    response_store::Shelf,
     tls::Tls,
 };
 
@@ -224,8 +224,8 @@ fn handler(target: Target) -> MethodRouter<Arc<Front>> {
         Target::OllamaShow => post(models::ollama_show),
         Target::OllamaPs => get(models::ollama_ps),
         Target::OllamaVersion => get(models::ollama_version),
-        Target::ResponseShow => get(stored::show),
-        Target::ResponseForget => delete(stored::forget),
+        Target::ResponseShow => get(stored_responses::show),
+        Target::ResponseForget => delete(stored_responses::forget),
     }
 }
 

@@ -21,11 +21,11 @@ pub(super) use params::parse_token;
 use super::{
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
     generation::{AnswerUsage, Step},
-    shelf::Shelf,
+    response_store::Shelf,
 };
 use crate::error::ErrorKind;
 use shardpack_chat::{
-    inner::ChatRequest,
+    conversation::ChatRequest,
     json::{Json, Object},
 };
 use shardpack_engine_api::TokenId;

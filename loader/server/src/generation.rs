@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use shardpack_chat::{
-    inner::{EndReason, OutputParser, Piece},
+    conversation::{EndReason, OutputParser, Piece},
     text::{Matched, StopMatcher, TokenBytes, Vocabulary},
 };
 use shardpack_engine_api::{

@@ -10,7 +10,7 @@
 mod app;
 mod dialect;
 mod error;
-mod front;
+mod middleware;
 mod generation;
 mod keys;
 mod metrics;
@@ -18,7 +18,7 @@ mod openapi;
 mod routes;
 mod scripted;
 mod serve;
-mod shelf;
+mod response_store;
 mod stream;
 mod tls;
 

@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use shardpack_chat::inner::EndReason;
+use shardpack_chat::conversation::EndReason;
 use shardpack_engine_api::{EngineState, EngineStatus};
 
 use super::generation::AnswerUsage;

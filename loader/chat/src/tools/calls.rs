@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::check::Check;
-use crate::inner::Piece;
+use super::argument_validator::Check;
+use crate::conversation::Piece;
 
 /// A tool that the model may call, as far as parsing needs it.
 #[derive(Clone, Debug)]

@@ -24,7 +24,7 @@ use super::{
     parser::OutputFormat,
     schema::SchemaError,
 };
-use crate::inner::PlainText;
+use crate::conversation::PlainText;
 use cache::Cache;
 use compiler::{CompileError, Compiler};
 use trigger::{Trigger, Triggers};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use shardpack_formats::AnswerFrame;
 
 use super::{
-    params::DSML,
+    tagged_arguments::DSML,
     parser::OutputFormat,
     schema::{SchemaError, enforceable},
 };

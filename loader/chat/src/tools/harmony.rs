@@ -7,7 +7,7 @@ use super::{
     input::{Input, Progress},
     json_scan::JsonScan,
     marker::{Found, Markers, find},
-    section::scan_arguments,
+    json_calls::scan_arguments,
 };
 
 /// Bytes of a message's header.

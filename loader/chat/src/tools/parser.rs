@@ -13,11 +13,11 @@ use super::{
     input::{Input, Progress},
     marker::{Found, Markers, find, is_code, sanitise},
     minimax::{MinimaxFormat, MinimaxSection},
-    params::{ParamFormat, ParamSection},
+    tagged_arguments::{ParamFormat, ParamSection},
     pythonic::PythonicSection,
-    section::{Section, SectionFormat},
+    json_calls::{Section, SectionFormat},
 };
-use crate::inner::{OutputParser, Piece, PlainText};
+use crate::conversation::{OutputParser, Piece, PlainText};
 
 /// How a model writes, resolved against its tokenizer; the same for all its answers.
 #[derive(Debug)]

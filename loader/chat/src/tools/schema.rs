@@ -2,12 +2,12 @@
 //! not know is put in terms that it knows, or refused by the keyword's name. Whatever comes out
 //! allows nothing that the client's schema forbids.
 
-mod conjoined;
-mod exclusive;
+mod pattern_limit;
+mod negation;
 
 use serde_json::{Map, Value, json};
 
-use exclusive::{negate, one_of};
+use negation::{negate, one_of};
 
 /// Bytes of a schema as JSON; the longest published ones for calls have 30 KB.
 pub(super) const SCHEMA_BYTES_MAX: usize = 256 << 10;
@@ -87,7 +87,7 @@ pub(super) fn enforceable(schema: &Value) -> Result<Value, SchemaError> {
             }
         }
     }
-    conjoined::check(&out)?;
+    pattern_limit::check(&out)?;
     Ok(out)
 }
 

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use shardpack_chat::{
-    inner::ChatRequest,
+    conversation::ChatRequest,
     model::{ChatModel, PromptError},
     output,
     text::Detokenizer,
@@ -26,7 +26,7 @@ use super::{Front, ServerLimits, headers, random_u64, unix_seconds};
 use crate::{
     dialect::{Answer, Call, Dialect, Form, Identity, Prompt, RawPrompt, Writer},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
-    front::Asker,
+    middleware::Asker,
     generation::{Generation, GenerationContext, Place, Sequence},
     stream::{self, StreamOptions},
 };

@@ -9,7 +9,7 @@ use super::*;
 
 mod dialects;
 mod families;
-mod going_on;
+mod continuation;
 mod operation;
 mod rules;
 mod scripted;

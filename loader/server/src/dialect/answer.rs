@@ -1,6 +1,6 @@
 //! A whole answer, collected from its steps.
 
-use shardpack_chat::inner::{EndReason, Piece};
+use shardpack_chat::conversation::{EndReason, Piece};
 
 use crate::generation::{AnswerUsage, Part, Step, TokenLogprob};
 

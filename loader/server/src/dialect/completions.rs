@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 use shardpack_chat::{
-    inner::{ChatRequest, Piece},
+    conversation::{ChatRequest, Piece},
     json::Json,
 };
 

@@ -1,7 +1,7 @@
 //! Parameters that several dialects have under the same names.
 
 use shardpack_chat::{
-    inner::{Limits, Message, ResponseFormat, SamplingRequest},
+    conversation::{Limits, Message, ResponseFormat, SamplingRequest},
     json::{Json, Object},
     template::RESERVED,
 };

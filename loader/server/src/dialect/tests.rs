@@ -1,7 +1,7 @@
 //! Answers with thinking and calls, in every dialect: what each writer makes of the same pieces.
 
 use serde_json::{Value, json};
-use shardpack_chat::inner::{EndReason, Piece};
+use shardpack_chat::conversation::{EndReason, Piece};
 
 use super::*;
 use crate::generation::Part;

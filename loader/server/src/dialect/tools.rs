@@ -1,7 +1,7 @@
 //! Tools and the choice of them, in every form in which clients send them.
 
 use shardpack_chat::{
-    inner::{Tool, ToolChoice, ToolKind},
+    conversation::{Tool, ToolChoice, ToolKind},
     json::{Json, Object},
 };
 

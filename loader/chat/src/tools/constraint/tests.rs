@@ -8,7 +8,7 @@ use shardpack_formats::{AnswerFrame, OutputStyle};
 
 use super::*;
 use crate::{
-    inner::{OutputParser, Piece},
+    conversation::{OutputParser, Piece},
     tools::{CallParser, ParserOptions, ToolSpec},
 };
 

@@ -8,7 +8,7 @@ use shardpack_formats::ToolFamily;
 
 use crate::tools::{
     gemma, minimax,
-    params::DSML,
+    tagged_arguments::DSML,
     parser::{OutputFormat, pythonic_names},
     section,
 };
@@ -81,7 +81,7 @@ impl Triggers {
                 resets = names.into_iter().filter_map(|name| format.marker_token(name)).collect();
             }
             family => {
-                for name in section::names(family).map_or(&[][..], |names| names.openers) {
+                for name in json_calls::names(family).map_or(&[][..], |names| names.openers) {
                     mark(name);
                 }
             }

@@ -9,7 +9,7 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        params::{DSML, has_dsml},
+        tagged_arguments::{DSML, has_dsml},
         schema::{SchemaError, enforceable},
         value::{Reading, reading},
     },

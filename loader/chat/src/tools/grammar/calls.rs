@@ -9,10 +9,10 @@ use shardpack_formats::ToolFamily;
 use super::{
     super::{
         gemma, minimax,
-        params::{DSML, has_dsml},
+        tagged_arguments::{DSML, has_dsml},
         parser::pythonic_names,
         schema::{SchemaError, enforceable},
-        section::{self, PLUGIN},
+        json_calls::{self, PLUGIN},
     },
     ConstrainedTool, Writer,
     arguments::Params,
@@ -272,9 +272,9 @@ impl Writer<'_> {
                 let unit = format!("({open} call {} WS?)", self.marker("</tool_call:opensource>"));
                 format!("WS? {unit}{} {close}", if one { "" } else { "+" })
             }
-            family if section::is_list(family) => {
+            family if json_calls::is_list(family) => {
                 let has_end =
-                    section::names(family).is_some_and(|names| names.call_close.is_some());
+                    json_calls::names(family).is_some_and(|names| names.call_close.is_some());
                 // Granite's end is one that its kin write.
                 let end = match family {
                     ToolFamily::GraniteJson => String::new(),
@@ -285,7 +285,7 @@ impl Writer<'_> {
                 format!("WS? \"[\" WS? {} WS? \"]\" {end}", calls("WS? \",\" WS?"))
             }
             family => {
-                let names = section::names(family);
+                let names = json_calls::names(family);
                 let name = |name: Option<&'static str>| self.marker(name.unwrap_or_default());
                 let open = name(names.as_ref().and_then(|names| names.call_open));
                 let close = name(names.as_ref().and_then(|names| names.call_close));
@@ -361,7 +361,7 @@ fn tag(family: ToolFamily) -> (&'static str, &'static str) {
         family => pythonic_names(family)
             .map(|(openers, closer)| (openers[0], closer))
             .or_else(|| {
-                let names = section::names(family)?;
+                let names = json_calls::names(family)?;
                 Some((names.openers[0], names.call_close.unwrap_or_default()))
             })
             .unwrap_or_default(),

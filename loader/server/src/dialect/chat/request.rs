@@ -1,7 +1,7 @@
 //! A chat completion request to the inner form.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Message, Reasoning},
+    conversation::{ChatRequest, Message, Reasoning},
     json::Object,
 };
 

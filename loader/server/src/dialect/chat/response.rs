@@ -1,7 +1,7 @@
 //! Chat completions and their chunks as clients of the `OpenAI` API parse them.
 
 use serde::Serialize;
-use shardpack_chat::inner::{EndReason, Piece, Role};
+use shardpack_chat::conversation::{EndReason, Piece, Role};
 
 use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, push_data, to_json},

@@ -1,7 +1,7 @@
 //! A messages request to the inner form.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Reasoning, ResponseFormat},
+    conversation::{ChatRequest, Reasoning, ResponseFormat},
     json::{Json, Object},
 };
 

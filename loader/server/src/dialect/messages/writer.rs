@@ -1,7 +1,7 @@
 //! Messages and their events as clients of the Anthropic API parse them.
 
 use serde_json::{Value, json};
-use shardpack_chat::inner::{EndReason, Piece};
+use shardpack_chat::conversation::{EndReason, Piece};
 
 use crate::{
     dialect::{Answer, Identity, Writer, to_json},

@@ -1,7 +1,7 @@
 //! Ollama's requests to the inner form.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},
+    conversation::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},
     json::{Json, Object},
 };
 

@@ -4,7 +4,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use shardpack_chat::{
-    inner::{EndReason, Piece},
+    conversation::{EndReason, Piece},
     json::Json,
 };
 

@@ -1,7 +1,7 @@
 //! A responses request to the inner form.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Reasoning},
+    conversation::{ChatRequest, Reasoning},
     json::{Json, Object},
 };
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
 use shardpack_chat::{
-    inner::{EndReason, Piece, ToolKind},
+    conversation::{EndReason, Piece, ToolKind},
     json::Json,
 };
 
@@ -12,7 +12,7 @@ use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, to_json},
     error::ApiError,
     generation::{AnswerUsage, Part, Step, TokenLogprob},
-    shelf::{Kept, Shelf},
+    response_store::{Kept, Shelf},
 };
 
 /// What a response repeats of its request, and what its tools are.

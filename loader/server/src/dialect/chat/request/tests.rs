@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use shardpack_chat::{
-    inner::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
+    conversation::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
     json::Json,
 };
 

@@ -6,7 +6,7 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     calls::Calls,
-    envelope::{Envelope, Verdict},
+    call_object::{Envelope, Verdict},
     input::{Expect, Input, Progress},
     json_scan::{JsonScan, Step},
     marker::{Markers, is_code},

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::Front;
 use crate::{
     error::{ApiError, ErrorKind},
-    front::Asker,
+    middleware::Asker,
 };
 
 fn unknown(id: &str) -> ApiError {
