@@ -11,8 +11,8 @@ use super::{
     json::Json,
     model::ChatModel,
     tools::{
-        CallParser, Check, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
-        ParserOptions, TextForm, ToolSpec,
+        ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
+        ParserOptions, TextForm, ToolCallParser, ToolSpec,
     },
 };
 
@@ -56,7 +56,7 @@ impl OutputPlan {
         match &self.options {
             Some(options) => {
                 let options = ParserOptions { nonce, ..options.clone() };
-                Box::new(CallParser::new(Arc::clone(&self.format), options))
+                Box::new(ToolCallParser::new(Arc::clone(&self.format), options))
             }
             None => Box::new(PlainText::default()),
         }
@@ -74,8 +74,8 @@ pub fn plan(
 ) -> Result<OutputPlan, OutputPlanError> {
     let format = Arc::clone(model.output());
     let in_thinking = !is_raw && model.opens_thinking(prompt);
-    let (tools, required, named) = callable(request)?;
-    let one_call = named || !request.parallel_tool_calls;
+    let CallableTools { tools, is_required: required, is_named } = callable(request)?;
+    let one_call = is_named || !request.parallel_tool_calls;
     let text = text_form(&request.response_format);
     // Where nothing is demanded, a call that the model begins by itself is held to its form.
     let needs_grammar = required || text.is_some() || !tools.is_empty();
@@ -110,7 +110,7 @@ fn specs(
         .collect();
     for (index, error) in judged {
         let spec = &mut specs[*index];
-        let check = Check::new(&spec.schema).map_err(|own| {
+        let check = ArgumentValidator::new(&spec.schema).map_err(|own| {
             let reason = format!("{error}; nor can a call be judged when it is complete: {own}");
             not_enforceable(&place(request, tools[*index]), &reason)
         })?;
@@ -119,28 +119,39 @@ fn specs(
     Ok(specs)
 }
 
-/// The tools that may be called, whether one must, and whether it was named.
-fn callable(request: &ChatRequest) -> Result<(Vec<&Tool>, bool, bool), OutputPlanError> {
+/// The tools that `tool_choice` leaves.
+struct CallableTools<'a> {
+    tools: Vec<&'a Tool>,
+    /// Whether the model must call one.
+    is_required: bool,
+    /// Whether `tool_choice` names the one tool to call.
+    is_named: bool,
+}
+
+fn callable(request: &ChatRequest) -> Result<CallableTools<'_>, OutputPlanError> {
     let all = || request.tools.iter();
-    let found = match &request.tool_choice {
-        ToolChoice::None => (Vec::new(), false, false),
-        ToolChoice::Auto => (all().collect(), false, false),
-        ToolChoice::Required => (all().collect(), true, false),
-        ToolChoice::Named(name) => {
-            (all().filter(|tool| tool.name == *name).collect::<Vec<_>>(), true, true)
-        }
-        ToolChoice::Allowed { names, required } => {
-            (all().filter(|tool| names.contains(&tool.name)).collect(), *required, false)
+    let (is_required, is_named) = match &request.tool_choice {
+        ToolChoice::None | ToolChoice::Auto => (false, false),
+        ToolChoice::Required => (true, false),
+        ToolChoice::Named(_) => (true, true),
+        ToolChoice::Allowed { required, .. } => (*required, false),
+    };
+    let tools: Vec<&Tool> = match &request.tool_choice {
+        ToolChoice::None => Vec::new(),
+        ToolChoice::Auto | ToolChoice::Required => all().collect(),
+        ToolChoice::Named(name) => all().filter(|tool| tool.name == *name).collect(),
+        ToolChoice::Allowed { names, .. } => {
+            all().filter(|tool| names.contains(&tool.name)).collect()
         }
     };
-    if found.1 && found.0.is_empty() {
+    if is_required && tools.is_empty() {
         let message = "tool_choice: it asks for a call, but no such tool is among the tools";
         return Err(OutputPlanError::Param {
             param: "tool_choice".to_owned(),
             message: message.to_owned(),
         });
     }
-    Ok(found)
+    Ok(CallableTools { tools, is_required, is_named })
 }
 
 fn schema(tool: &Tool) -> Value {

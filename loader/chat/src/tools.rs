@@ -7,26 +7,26 @@
 //! enforced), `grammar` (what a call looks like), `constraint` (which tokens may come next) and
 //! `argument_validator` (what is judged when it is complete).
 
-mod calls;
 mod argument_validator;
-mod constraint;
 mod call_object;
+mod calls;
+mod constraint;
 mod gemma;
 mod grammar;
 mod harmony;
 mod input;
+mod json_calls;
 mod json_scan;
 mod marker;
 mod minimax;
-mod tagged_arguments;
 mod parser;
 mod pythonic;
 mod schema;
-mod json_calls;
+mod tagged_arguments;
 mod value;
 
+pub use argument_validator::ArgumentValidator;
 pub use calls::ToolSpec;
-pub use argument_validator::Check;
 pub use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
 pub use grammar::{ConstrainedTool, TextForm};
-pub use parser::{CallParser, OutputFormat, ParserOptions};
+pub use parser::{OutputFormat, ParserOptions, ToolCallParser};

@@ -29,13 +29,13 @@ use tokio::{
 
 use super::{
     error::{ApiError, ErrorKind},
-    middleware::surround,
     generation::draining,
     keys::ApiKeys,
     metrics::Metrics,
+    middleware::surround,
     openapi,
+    response_store::ResponseStore,
     routes::{ROUTES, Target},
-    response_store::Shelf,
     tls::Tls,
 };
 
@@ -82,11 +82,11 @@ pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
 
 /// A front: a model's text side over an engine.
 pub struct Server {
-    pub(super) front: Arc<Front>,
+    pub(super) app: Arc<AppState>,
 }
 
 /// What all requests share.
-pub(super) struct Front {
+pub(super) struct AppState {
     model: ChatModel,
     engine: EngineHandle,
     /// Names under which the model is known; the first is its own.
@@ -98,7 +98,7 @@ pub(super) struct Front {
     created: u64,
     pub(super) slots: Arc<Semaphore>,
     /// Responses that later requests may go on from.
-    shelf: Arc<Shelf>,
+    store: Arc<ResponseStore>,
     /// Who may ask; absent: everybody who can connect.
     pub(super) keys: Option<ApiKeys>,
     /// Origins whose pages may ask.
@@ -128,7 +128,7 @@ impl Server {
         assert!(!names.is_empty(), "a model has a name");
         let slots = Arc::new(Semaphore::new(limits.active_requests as usize));
         let metrics = Arc::new(Metrics::new(&names[0]));
-        let front = Front {
+        let app = AppState {
             model,
             engine,
             names,
@@ -136,7 +136,7 @@ impl Server {
             limits,
             created: unix_seconds(),
             slots,
-            shelf: Arc::default(),
+            store: Arc::default(),
             keys: None,
             origins: Vec::new(),
             metrics,
@@ -146,46 +146,46 @@ impl Server {
             tls: None,
             writers: None,
         };
-        Self { front: Arc::new(front) }
+        Self { app: Arc::new(app) }
     }
 
     /// Asks every request for one of these keys.
     #[must_use]
     pub fn with_keys(self, keys: ApiKeys) -> Self {
-        self.change(|front| front.keys = Some(keys))
+        self.change(|app| app.keys = Some(keys))
     }
 
     /// Lets pages of these origins ask; `*` is any.
     #[must_use]
     pub fn with_origins(self, origins: Vec<String>) -> Self {
-        self.change(|front| front.origins = origins)
+        self.change(|app| app.origins = origins)
     }
 
     /// Names the machines of the ranks.
     #[must_use]
     pub fn with_nodes(self, nodes: Vec<String>) -> Self {
-        self.change(|front| front.nodes = nodes)
+        self.change(|app| app.nodes = nodes)
     }
 
     /// Writes a line for each request: who, what, how long; nothing of what was said.
     #[must_use]
     pub fn with_log(self, log: LogSink) -> Self {
-        self.change(|front| front.log = Some(log))
+        self.change(|app| app.log = Some(log))
     }
 
     /// Speaks TLS.
     #[must_use]
     pub fn with_tls(self, tls: Tls) -> Self {
-        self.change(|front| front.tls = Some(Arc::new(tls)))
+        self.change(|app| app.tls = Some(Arc::new(tls)))
     }
 
     /// Writes answers on a runtime of their own.
     pub(super) fn with_writers(self, writers: Handle) -> Self {
-        self.change(|front| front.writers = Some(writers))
+        self.change(|app| app.writers = Some(writers))
     }
 
-    fn change(mut self, change: impl FnOnce(&mut Front)) -> Self {
-        change(Arc::get_mut(&mut self.front).expect("not served yet"));
+    fn change(mut self, change: impl FnOnce(&mut AppState)) -> Self {
+        change(Arc::get_mut(&mut self.app).expect("not served yet"));
         self
     }
 
@@ -197,15 +197,15 @@ impl Server {
         router
             .fallback(unknown_address)
             .method_not_allowed_fallback(unknown_method)
-            .layer(from_fn_with_state(self.front.clone(), surround))
-            .with_state(self.front.clone())
+            .layer(from_fn_with_state(self.app.clone(), surround))
+            .with_state(self.app.clone())
     }
 }
 
-fn handler(target: Target) -> MethodRouter<Arc<Front>> {
+fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
     match target {
         Target::Generate(dialect) => {
-            post(move |state, asker, request| generate::generate(state, asker, dialect, request))
+            post(move |state, caller, request| generate::generate(state, caller, dialect, request))
         }
         Target::Page => get(page),
         Target::OpenApi => get(openapi),
@@ -252,7 +252,7 @@ async fn openapi() -> Response {
     axum::Json(openapi::document()).into_response()
 }
 
-impl Front {
+impl AppState {
     fn name(&self) -> &str {
         &self.names[0]
     }

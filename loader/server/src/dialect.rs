@@ -1,4 +1,4 @@
-//! The dialects: each parses its requests, leniently, to a [`Call`] in the inner form, and writes
+//! The dialects: each parses its requests, leniently, to a [`ParsedRequest`] in the inner form, and writes
 //! answers, strictly, through a [`Writer`].
 
 mod answer;
@@ -20,8 +20,8 @@ pub(super) use params::parse_token;
 
 use super::{
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
-    generation::{AnswerUsage, Step},
-    response_store::Shelf,
+    generation::{AnswerUsage, ChoiceUpdate},
+    response_store::ResponseStore,
 };
 use crate::error::ErrorKind;
 use shardpack_chat::{
@@ -52,7 +52,7 @@ pub(super) type Earlier<'a> = &'a dyn Fn(&str) -> Option<Arc<[Json]>>;
 
 /// A parsed request: what to continue, and how the answer is to be written.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct ParsedRequest {
     pub(super) request: ChatRequest,
     pub(super) prompt: Prompt,
     /// The model asked for; absent: whichever is served.
@@ -60,7 +60,7 @@ pub(super) struct Call {
     pub(super) stream: bool,
     /// Parameters without effect, for the client to be told.
     pub(super) ignored: Vec<String>,
-    pub(super) form: Form,
+    pub(super) writer_options: WriterOptions,
 }
 
 /// What is continued.
@@ -81,7 +81,7 @@ pub(super) enum RawPrompt {
 
 /// How an answer is written, beyond what is the same for all.
 #[derive(Debug)]
-pub(super) enum Form {
+pub(super) enum WriterOptions {
     /// Chat completions.
     Chat(chat::Options),
     /// Completions.
@@ -144,7 +144,7 @@ pub(super) trait Writer: Send {
     fn begin(&mut self, out: &mut String);
 
     /// The next step of a stream.
-    fn step(&mut self, step: Step, out: &mut String);
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String);
 
     /// What comes after the last step.
     fn end(&mut self, out: &mut String);
@@ -158,12 +158,16 @@ pub(super) trait Writer: Send {
 
 impl Dialect {
     /// Parses a body of which nothing went before.
-    pub(super) fn parse(self, body: &[u8]) -> Result<Call, ApiError> {
+    pub(super) fn parse(self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
         self.parse_after(body, &|_| None)
     }
 
     /// Parses a body; `earlier` knows the items of responses that it may go on from.
-    pub(super) fn parse_after(self, body: &[u8], earlier: Earlier<'_>) -> Result<Call, ApiError> {
+    pub(super) fn parse_after(
+        self,
+        body: &[u8],
+        earlier: Earlier<'_>,
+    ) -> Result<ParsedRequest, ApiError> {
         match self {
             Self::Chat => parse_chat_or_responses(parse_object(body)?, earlier),
             Self::Completions => completions::parse(body),
@@ -175,7 +179,7 @@ impl Dialect {
     }
 
     /// Parses a body that is only to be counted, so that nothing about the answer has to be in it.
-    pub(super) fn parse_counted(self, body: &[u8]) -> Result<Call, ApiError> {
+    pub(super) fn parse_counted(self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
         match self {
             Self::Messages => {
                 let mut body = parse_object(body)?;
@@ -189,7 +193,7 @@ impl Dialect {
     }
 }
 
-impl Form {
+impl WriterOptions {
     /// The writer of one request's answers.
     pub(super) fn writer(self, identity: Identity) -> Box<dyn Writer> {
         match self {
@@ -217,9 +221,9 @@ impl Form {
     }
 
     /// Keeps the answer where later requests find it, if its client did not forbid it.
-    pub(super) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
+    pub(super) fn keep_on(&mut self, store: &Arc<ResponseStore>, owner: Option<&str>) {
         if let Self::Responses(options) = self {
-            options.keep_on(shelf, owner);
+            options.keep_on(store, owner);
         }
     }
 
@@ -235,12 +239,15 @@ impl Form {
 }
 
 /// One editor sends its responses to the route of chat completions, and wants chunks back.
-fn parse_chat_or_responses(body: Object, earlier: Earlier<'_>) -> Result<Call, ApiError> {
+fn parse_chat_or_responses(body: Object, earlier: Earlier<'_>) -> Result<ParsedRequest, ApiError> {
     if body.get("messages").is_some() || body.get("input").is_none() {
         return chat::parse(body);
     }
-    let call = responses::parse(body, earlier)?;
-    Ok(Call { form: Form::Chat(chat::Options { include_usage: true }), ..call })
+    let parsed = responses::parse(body, earlier)?;
+    Ok(ParsedRequest {
+        writer_options: WriterOptions::Chat(chat::Options { include_usage: true }),
+        ..parsed
+    })
 }
 
 /// A request's body as an object.

@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use shardpack_chat::{
-    conversation::{EndReason, OutputParser, Piece},
+    conversation::{EndReason, OutputDelta, OutputParser},
     text::{Matched, StopMatcher, TokenBytes, Vocabulary},
 };
 use shardpack_engine_api::{
@@ -17,25 +17,25 @@ use tokio::{
 
 use super::{
     error::{ApiError, ErrorKind},
-    keys::KeyPlace,
+    keys::KeySlot,
     metrics::{AnswerClock, Metrics},
 };
 
 /// What came of one of the answers.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Step {
+pub(super) struct ChoiceUpdate {
     /// Which answer, from 0.
     pub(super) choice: u32,
-    pub(super) part: Part,
+    pub(super) kind: UpdateKind,
     /// Tokens since the last step of this answer, where they were asked for.
     pub(super) logprobs: Vec<TokenLogprob>,
 }
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Part {
+pub(super) enum UpdateKind {
     /// What follows.
-    Piece(Piece),
+    Delta(OutputDelta),
     /// The end; nothing follows.
     End(EndReason, AnswerUsage),
 }
@@ -47,7 +47,14 @@ pub(super) struct TokenLogprob {
     pub(super) bytes: Vec<u8>,
     pub(super) logprob: f32,
     /// The likeliest tokens with their bytes, likeliest first.
-    pub(super) top: Vec<(TokenId, Vec<u8>, f32)>,
+    pub(super) top: Vec<TopToken>,
+}
+
+/// One of the most likely tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TopToken {
+    pub(super) bytes: Vec<u8>,
+    pub(super) logprob: f32,
 }
 
 /// Tokens of one answer.
@@ -88,12 +95,12 @@ pub(super) struct Sequence {
 }
 
 /// A request's place among the running ones, from its beginning to its end.
-pub(super) struct Place {
+pub(super) struct RequestSlot {
     /// Holds the slots of the server.
     #[expect(dead_code, reason = "held, not read")]
-    pub(super) slot: OwnedSemaphorePermit,
+    pub(super) permit: OwnedSemaphorePermit,
     /// That of the key it came with.
-    pub(super) key: Option<KeyPlace>,
+    pub(super) key: Option<KeySlot>,
 }
 
 /// Submitted requests.
@@ -102,14 +109,14 @@ pub(super) struct Generation {
     vocabulary: Arc<Vocabulary>,
     choices: Vec<Choice>,
     events: mpsc::UnboundedReceiver<(usize, Event)>,
-    ready: VecDeque<Step>,
+    ready: VecDeque<ChoiceUpdate>,
     closing: watch::Receiver<bool>,
     event_timeout: Duration,
     /// When the engine's silence becomes an error.
     silence: Instant,
     /// When the whole request has taken too long.
     deadline: Instant,
-    place: Place,
+    slot: RequestSlot,
 }
 
 struct Choice {
@@ -135,7 +142,7 @@ impl Generation {
     pub(super) fn submit(
         context: GenerationContext<'_>,
         sequences: Vec<Sequence>,
-        place: Place,
+        slot: RequestSlot,
     ) -> Result<Self, ApiError> {
         // Unbounded, since the engine must never wait for a client; an answer's length bounds it.
         let (sender, events) = mpsc::unbounded_channel();
@@ -150,7 +157,7 @@ impl Generation {
             event_timeout: context.event_timeout,
             silence: now + context.event_timeout,
             deadline: now + context.request_timeout,
-            place,
+            slot,
         };
         for (index, Sequence { request, parser, stop, echo }) in sequences.into_iter().enumerate() {
             let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
@@ -182,10 +189,10 @@ impl Generation {
 
     /// The next step, or nothing when every answer has ended. Nothing is lost when the future is
     /// dropped before it is ready.
-    pub(super) async fn next(&mut self) -> Result<Option<Step>, ApiError> {
+    pub(super) async fn next(&mut self) -> Result<Option<ChoiceUpdate>, ApiError> {
         loop {
-            if let Some(step) = self.ready.pop_front() {
-                return Ok(Some(step));
+            if let Some(update) = self.ready.pop_front() {
+                return Ok(Some(update));
             }
             if self.is_done() {
                 return Ok(None);
@@ -201,10 +208,10 @@ impl Generation {
     }
 
     /// Takes what has come already, without waiting.
-    pub(super) fn next_ready(&mut self) -> Result<Option<Step>, ApiError> {
+    pub(super) fn next_ready(&mut self) -> Result<Option<ChoiceUpdate>, ApiError> {
         loop {
-            if let Some(step) = self.ready.pop_front() {
-                return Ok(Some(step));
+            if let Some(update) = self.ready.pop_front() {
+                return Ok(Some(update));
             }
             let Ok((index, event)) = self.events.try_recv() else { return Ok(None) };
             self.take(index, event)?;
@@ -216,27 +223,28 @@ impl Generation {
         if choice.is_done {
             return Ok(());
         }
-        let steps = &mut self.ready;
-        let mut emit =
-            |part, logprobs| steps.push_back(Step { choice: index as u32, part, logprobs });
+        let updates = &mut self.ready;
+        let mut emit = |kind, logprobs| {
+            updates.push_back(ChoiceUpdate { choice: index as u32, kind, logprobs })
+        };
         if !matches!(event, Event::Failed { .. })
             && let Some(echo) = choice.echo.take().filter(|echo| !echo.is_empty())
         {
-            emit(Part::Piece(Piece::Content(echo)), Vec::new());
+            emit(UpdateKind::Delta(OutputDelta::Content(echo)), Vec::new());
         }
         match event {
             Event::Token { token, logprobs, .. } => {
                 choice.usage.completion_tokens += 1;
                 choice.clock.token();
-                if let Some(key) = &self.place.key {
+                if let Some(key) = &self.slot.key {
                     key.spend(1);
                 }
                 let bytes = choice.bytes.next(token);
                 if let Some(logprobs) = logprobs {
                     choice.logprobs.push(token_logprob(&self.vocabulary, token, &logprobs));
                 }
-                let pieces = choice.parser.push(token, &bytes);
-                choice.pass(pieces, &mut emit);
+                let deltas = choice.parser.push(token, &bytes);
+                choice.pass(deltas, &mut emit);
                 if choice.is_thinking {
                     choice.usage.reasoning_tokens += 1;
                 }
@@ -257,8 +265,8 @@ impl Generation {
                         return Err(stopped("the engine has ended the request"));
                     }
                 };
-                let pieces = choice.parser.finish();
-                choice.pass(pieces, &mut emit);
+                let deltas = choice.parser.finish();
+                choice.pass(deltas, &mut emit);
                 choice.end(reason, &mut emit);
             }
             Event::Failed { message, retryable, .. } => {
@@ -307,13 +315,17 @@ impl Generation {
 
 impl Choice {
     /// Hands pieces on; stop texts count in the content alone.
-    fn pass(&mut self, pieces: Vec<Piece>, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
-        for piece in pieces {
+    fn pass(
+        &mut self,
+        deltas: Vec<OutputDelta>,
+        emit: &mut impl FnMut(UpdateKind, Vec<TokenLogprob>),
+    ) {
+        for delta in deltas {
             if self.is_done {
                 return;
             }
-            match &piece {
-                Piece::Content(text) => {
+            match &delta {
+                OutputDelta::Content(text) => {
                     self.is_thinking = false;
                     match self.stops.push(text) {
                         Matched::Text(text) => self.content(text, emit),
@@ -324,10 +336,12 @@ impl Choice {
                     }
                     continue;
                 }
-                Piece::Reasoning(_) => self.is_thinking = true,
-                Piece::CallBegin { .. } => (self.is_thinking, self.open_calls) = (false, 1),
-                Piece::CallArguments { .. } => {}
-                Piece::CallEnd { .. } => {
+                OutputDelta::Reasoning(_) => self.is_thinking = true,
+                OutputDelta::ToolCallBegin { .. } => {
+                    (self.is_thinking, self.open_calls) = (false, 1)
+                }
+                OutputDelta::ToolCallArguments { .. } => {}
+                OutputDelta::ToolCallEnd { .. } => {
                     self.open_calls = 0;
                     self.complete_calls += 1;
                 }
@@ -335,17 +349,17 @@ impl Choice {
             // Text that was held back comes first.
             let held = self.stops.finish();
             self.content(held, emit);
-            emit(Part::Piece(piece), std::mem::take(&mut self.logprobs));
+            emit(UpdateKind::Delta(delta), std::mem::take(&mut self.logprobs));
         }
     }
 
-    fn content(&mut self, text: String, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
+    fn content(&mut self, text: String, emit: &mut impl FnMut(UpdateKind, Vec<TokenLogprob>)) {
         if !text.is_empty() {
-            emit(Part::Piece(Piece::Content(text)), std::mem::take(&mut self.logprobs));
+            emit(UpdateKind::Delta(OutputDelta::Content(text)), std::mem::take(&mut self.logprobs));
         }
     }
 
-    fn end(&mut self, reason: EndReason, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
+    fn end(&mut self, reason: EndReason, emit: &mut impl FnMut(UpdateKind, Vec<TokenLogprob>)) {
         if self.is_done {
             return;
         }
@@ -360,7 +374,7 @@ impl Choice {
             other => other,
         };
         self.clock.finished(reason, self.usage, self.complete_calls);
-        emit(Part::End(reason, self.usage), std::mem::take(&mut self.logprobs));
+        emit(UpdateKind::End(reason, self.usage), std::mem::take(&mut self.logprobs));
     }
 }
 
@@ -373,8 +387,10 @@ impl Drop for Generation {
 }
 
 fn token_logprob(vocabulary: &Vocabulary, token: TokenId, found: &TokenLogprobs) -> TokenLogprob {
-    let alternative =
-        |&(token, logprob): &(TokenId, f32)| (token, vocabulary.token_bytes(token), logprob);
+    let alternative = |&(token, logprob): &(TokenId, f32)| TopToken {
+        bytes: vocabulary.token_bytes(token),
+        logprob,
+    };
     TokenLogprob {
         token,
         bytes: vocabulary.token_bytes(token),

@@ -242,7 +242,7 @@ impl Key {
     }
 
     /// Takes a request's place, or says when there will be one.
-    pub(super) fn begin(self: &Arc<Self>, now: Instant) -> Result<KeyPlace, ApiError> {
+    pub(super) fn begin(self: &Arc<Self>, now: Instant) -> Result<KeySlot, ApiError> {
         let limits = self.entry.limits;
         let mut spent = self.spent();
         spent.refill(now);
@@ -263,7 +263,7 @@ impl Key {
             return Err(limited(&format!("{most} tokens a minute"), Some(wait)));
         }
         spent.running += 1;
-        Ok(KeyPlace(self.clone()))
+        Ok(KeySlot(self.clone()))
     }
 }
 
@@ -280,9 +280,9 @@ fn limited(limit: &str, wait_ms: Option<f64>) -> ApiError {
 
 /// A request of a key, from its beginning to its end.
 #[derive(Debug)]
-pub(super) struct KeyPlace(Arc<Key>);
+pub(super) struct KeySlot(Arc<Key>);
 
-impl KeyPlace {
+impl KeySlot {
     /// Takes note of tokens.
     pub(super) fn spend(&self, tokens: u32) {
         if let Some(most) = self.0.entry.limits.tokens_per_minute {
@@ -291,7 +291,7 @@ impl KeyPlace {
     }
 }
 
-impl Drop for KeyPlace {
+impl Drop for KeySlot {
     fn drop(&mut self) {
         let mut spent = self.0.spent();
         spent.running = spent.running.saturating_sub(1);

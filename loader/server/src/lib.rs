@@ -10,15 +10,15 @@
 mod app;
 mod dialect;
 mod error;
-mod middleware;
 mod generation;
 mod keys;
 mod metrics;
+mod middleware;
 mod openapi;
+mod response_store;
 mod routes;
 mod scripted;
 mod serve;
-mod response_store;
 mod stream;
 mod tls;
 

@@ -13,7 +13,7 @@ use axum::{
 use serde_json::json;
 
 use super::{
-    app::Front,
+    app::AppState,
     error::{ApiError, Shape},
     keys::{Key, Scope},
     routes::{Route, route_of},
@@ -21,14 +21,14 @@ use super::{
 
 /// What the way of a request carries along.
 #[derive(Clone)]
-pub(super) struct Asker {
+pub(super) struct Caller {
     /// The request's name in headers and logs.
     pub(super) id: String,
     /// The key it came with, where keys are asked for.
     pub(super) key: Option<Arc<Key>>,
 }
 
-impl Asker {
+impl Caller {
     /// Name of the key.
     pub(super) fn owner(&self) -> Option<&str> {
         self.key.as_ref().map(|key| key.name())
@@ -37,14 +37,14 @@ impl Asker {
 
 /// Surrounds every handler.
 pub(super) async fn surround(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<AppState>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Response {
     let begun = Instant::now();
     let route = route_of(request.method(), request.uri().path());
     let shape = route.map_or_else(|| Shape::of_path(request.uri().path()), |route| route.shape);
-    let origin = front.allowed_origin(request.headers());
+    let origin = app.allowed_origin(request.headers());
     if let Some(origin) = &origin
         && request.method() == Method::OPTIONS
     {
@@ -52,21 +52,21 @@ pub(super) async fn surround(
     }
     let method = request.method().clone();
     let id = super::app::random_id().unwrap_or_default();
-    let (response, key) = match front.admit(route, request.headers()) {
+    let (response, key) = match app.admit(route, request.headers()) {
         Err(error) => (error.response(shape), None),
         Ok(key) => {
             let name = key.as_ref().map(|key| key.name().to_owned());
-            request.extensions_mut().insert(Asker { id: id.clone(), key });
+            request.extensions_mut().insert(Caller { id: id.clone(), key });
             (dress(next.run(request).await, shape), name)
         }
     };
     let mut response = response;
     let code = response.extensions().get::<ApiError>().map(|error| error.code.unwrap_or("error"));
-    front.metrics.responded(route.map_or("other", |route| route.path), response.status().as_u16());
+    app.metrics.responded(route.map_or("other", |route| route.path), response.status().as_u16());
     if let Some(code) = code {
-        front.metrics.refused(code);
+        app.metrics.refused(code);
     }
-    front.log(|| {
+    app.log(|| {
         json!({
             "request": id, "method": method.as_str(), "route": route.map(|route| route.path),
             "status": response.status().as_u16(), "code": code, "key": key,
@@ -116,7 +116,7 @@ fn preflight(origin: &HeaderValue) -> Response {
     (StatusCode::NO_CONTENT, headers).into_response()
 }
 
-impl Front {
+impl AppState {
     /// The key of a request, or why it is turned away. Without keys everybody may ask.
     fn admit(
         &self,

@@ -18,7 +18,7 @@ const LIFETIME: Duration = Duration::from_hours(6);
 
 /// The responses.
 #[derive(Debug, Default)]
-pub(super) struct Shelf(Mutex<Entries>);
+pub(super) struct ResponseStore(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
@@ -40,7 +40,7 @@ struct Entry {
 
 /// What is put on the shelf.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct StoredResponse {
     /// The response's id.
     pub(super) id: String,
     /// The response as its client got it.
@@ -68,7 +68,7 @@ impl Entries {
     }
 }
 
-impl Shelf {
+impl ResponseStore {
     fn entries(&self, now: Instant) -> std::sync::MutexGuard<'_, Entries> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.expire(now);
@@ -76,7 +76,7 @@ impl Shelf {
     }
 
     /// Keeps a response; one that is larger than the whole shelf is not kept.
-    pub(super) fn put(&self, kept: Kept, owner: Option<String>, now: Instant) {
+    pub(super) fn put(&self, kept: StoredResponse, owner: Option<String>, now: Instant) {
         let items = kept.items.iter().map(Json::size_bytes).sum::<usize>();
         let bytes = kept.body.len() + items + kept.id.len();
         if bytes > BYTES_MAX {
@@ -87,7 +87,7 @@ impl Shelf {
             entries.drop_oldest();
         }
         entries.bytes += bytes;
-        let Kept { id, body, items } = kept;
+        let StoredResponse { id, body, items } = kept;
         let (body, items, until) = (body.into(), items.into(), now + LIFETIME);
         entries.list.push_back(Entry { id, owner, body, items, bytes, until });
     }
@@ -120,40 +120,40 @@ impl Shelf {
 mod tests {
     use super::*;
 
-    fn kept(id: &str, bytes: usize) -> Kept {
-        Kept { id: id.to_owned(), body: "x".repeat(bytes), items: vec!["a".into()] }
+    fn kept(id: &str, bytes: usize) -> StoredResponse {
+        StoredResponse { id: id.to_owned(), body: "x".repeat(bytes), items: vec!["a".into()] }
     }
 
     #[test]
     fn only_its_owner_finds_a_response_until_it_is_too_old() {
-        let shelf = Shelf::default();
+        let store = ResponseStore::default();
         let begin = Instant::now();
-        shelf.put(kept("r1", 3), Some("me".to_owned()), begin);
-        assert_eq!(shelf.body("r1", Some("me"), begin).as_deref(), Some("xxx"));
-        assert_eq!(shelf.items("r1", Some("me"), begin).unwrap().len(), 1);
-        assert_eq!(shelf.body("r1", Some("you"), begin), None);
-        assert_eq!(shelf.body("r1", None, begin), None);
-        assert!(!shelf.remove("r1", None, begin));
-        assert_eq!(shelf.body("r1", Some("me"), begin + LIFETIME), None);
-        shelf.put(kept("r2", 3), None, begin);
-        assert!(shelf.remove("r2", None, begin) && !shelf.remove("r2", None, begin));
-        assert_eq!(shelf.0.lock().unwrap().bytes, 0);
+        store.put(kept("r1", 3), Some("me".to_owned()), begin);
+        assert_eq!(store.body("r1", Some("me"), begin).as_deref(), Some("xxx"));
+        assert_eq!(store.items("r1", Some("me"), begin).unwrap().len(), 1);
+        assert_eq!(store.body("r1", Some("you"), begin), None);
+        assert_eq!(store.body("r1", None, begin), None);
+        assert!(!store.remove("r1", None, begin));
+        assert_eq!(store.body("r1", Some("me"), begin + LIFETIME), None);
+        store.put(kept("r2", 3), None, begin);
+        assert!(store.remove("r2", None, begin) && !store.remove("r2", None, begin));
+        assert_eq!(store.0.lock().unwrap().bytes, 0);
     }
 
     #[test]
     fn the_oldest_make_room() {
-        let shelf = Shelf::default();
+        let store = ResponseStore::default();
         let now = Instant::now();
         for number in 0..5 {
-            shelf.put(kept(&format!("r{number}"), BYTES_MAX / 4), None, now);
+            store.put(kept(&format!("r{number}"), BYTES_MAX / 4), None, now);
         }
-        let found = |id| shelf.body(id, None, now).is_some();
+        let found = |id| store.body(id, None, now).is_some();
         assert!(!found("r1") && found("r2") && found("r4"));
-        shelf.put(kept("huge", BYTES_MAX), None, now);
+        store.put(kept("huge", BYTES_MAX), None, now);
         assert!(!found("huge") && found("r4"));
         for number in 0..=ENTRIES_MAX {
-            shelf.put(kept(&format!("s{number}"), 1), None, now);
+            store.put(kept(&format!("s{number}"), 1), None, now);
         }
-        assert!(shelf.0.lock().unwrap().list.len() == ENTRIES_MAX && !found("s0"));
+        assert!(store.0.lock().unwrap().list.len() == ENTRIES_MAX && !found("s0"));
     }
 }

@@ -46,7 +46,7 @@ pub async fn serve(
         let _ = stopped.await;
     };
     let mut watching = JoinSet::new();
-    let mut serving = if let Some(tls) = &server.front.tls {
+    let mut serving = if let Some(tls) = &server.app.tls {
         // Ends with this function.
         watching.spawn(Arc::clone(tls).watch());
         let listener = TlsListener::new(listener, Arc::clone(tls))?;
@@ -65,12 +65,12 @@ pub async fn serve(
         result = &mut serving => return result.map_err(io::Error::other)?,
     }
 
-    let front = &server.front;
-    front.draining.send_replace(true);
+    let app = &server.app;
+    app.draining.send_replace(true);
     // Every slot back means that no answer is running; the port stays open to say so until then.
-    let all = front.slots.acquire_many(front.limits.active_requests);
-    if timeout(front.limits.drain_timeout, all).await.is_err() {
-        front.closing.send_replace(true);
+    let all = app.slots.acquire_many(app.limits.active_requests);
+    if timeout(app.limits.drain_timeout, all).await.is_err() {
+        app.closing.send_replace(true);
     }
     let _ = stop.send(());
     if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {

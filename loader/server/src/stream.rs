@@ -22,7 +22,7 @@ use tokio::{
 use super::{
     dialect::Writer,
     error::ApiError,
-    generation::{Generation, Step},
+    generation::{ChoiceUpdate, Generation},
 };
 
 /// Frames between the writing task and the connection: enough to fill a packet, few enough that a
@@ -43,7 +43,7 @@ pub(super) struct StreamOptions {
 /// Answers with the stream of answers whose first step may be known already.
 pub(super) fn respond(
     generation: Generation,
-    first: Option<Step>,
+    first: Option<ChoiceUpdate>,
     writer: Box<dyn Writer>,
     options: StreamOptions,
     writers: &Handle,
@@ -84,20 +84,20 @@ struct Task {
 }
 
 impl Task {
-    async fn run(mut self, first: Option<Step>) -> Option<()> {
+    async fn run(mut self, first: Option<ChoiceUpdate>) -> Option<()> {
         let mut out = String::new();
         self.writer.begin(&mut out);
-        if let Some(step) = first {
-            self.writer.step(step, &mut out);
+        if let Some(update) = first {
+            self.writer.update(update, &mut out);
         }
         self.send(&mut out).await?;
         loop {
-            let mut step = self.next().await?;
+            let mut update = self.next().await?;
             // What has come meanwhile goes into the same frame, up to a limit: others wait too.
             let mut left = STEPS_PER_FRAME;
             loop {
-                match step {
-                    Ok(Some(step)) => self.writer.step(step, &mut out),
+                match update {
+                    Ok(Some(update)) => self.writer.update(update, &mut out),
                     Ok(None) => break,
                     Err(error) => {
                         self.writer.fail(&error, &mut out);
@@ -108,7 +108,7 @@ impl Task {
                 if left == 0 {
                     break;
                 }
-                step = self.generation.next_ready();
+                update = self.generation.next_ready();
             }
             if self.generation.is_done() {
                 self.writer.end(&mut out);
@@ -119,15 +119,15 @@ impl Task {
     }
 
     /// The next step; frames without meaning keep the connection alive until then.
-    async fn next(&mut self) -> Option<Result<Option<Step>, ApiError>> {
+    async fn next(&mut self) -> Option<Result<Option<ChoiceUpdate>, ApiError>> {
         loop {
             let deadline = Instant::now() + self.options.keep_alive;
             tokio::select! {
                 biased;
                 () = self.frames.closed() => return None,
-                step = timeout_at(deadline, self.generation.next()) => {
-                    if let Ok(step) = step {
-                        return Some(step);
+                update = timeout_at(deadline, self.generation.next()) => {
+                    if let Ok(update) = update {
+                        return Some(update);
                     }
                     let mut frame = self.writer.keep_alive().to_owned();
                     self.send(&mut frame).await?;

@@ -6,13 +6,13 @@ use shardpack_engine_api::TokenId;
 /// end within a character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "the parsers of calls make what the plain one does not")]
-pub enum Piece {
+pub enum OutputDelta {
     /// Thinking.
     Reasoning(String),
     /// The answer's text.
     Content(String),
     /// A call begins. Calls of one answer do not overlap and count from 0 without gaps.
-    CallBegin {
+    ToolCallBegin {
         /// Its number within the answer.
         index: u32,
         /// Unique, and as the model's template needs it in the history.
@@ -21,14 +21,14 @@ pub enum Piece {
         name: String,
     },
     /// More of the arguments, as JSON text.
-    CallArguments {
+    ToolCallArguments {
         /// The call's number.
         index: u32,
         /// Not empty.
         fragment: String,
     },
     /// The call is complete: its arguments joined are valid JSON. One that is cut off has no end.
-    CallEnd {
+    ToolCallEnd {
         /// The call's number.
         index: u32,
     },
@@ -53,11 +53,11 @@ pub enum EndReason {
 /// on how bytes were cut into tokens, except where a token itself is a marker.
 pub trait OutputParser: Send {
     /// Takes the next token and its bytes; tokens that show nothing (turn markers) have none.
-    fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<Piece>;
+    fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<OutputDelta>;
 
     /// The end: what was held back, for good. A call that is still open stays without
-    /// [`Piece::CallEnd`].
-    fn finish(&mut self) -> Vec<Piece>;
+    /// [`OutputDelta::ToolCallEnd`].
+    fn finish(&mut self) -> Vec<OutputDelta>;
 }
 
 /// Every byte is content; bytes that can still become a character are held back, bytes that no
@@ -108,15 +108,15 @@ fn is_incomplete(bytes: &[u8]) -> bool {
 }
 
 impl OutputParser for PlainText {
-    fn push(&mut self, _: TokenId, bytes: &[u8]) -> Vec<Piece> {
+    fn push(&mut self, _: TokenId, bytes: &[u8]) -> Vec<OutputDelta> {
         content(self.text(bytes))
     }
 
-    fn finish(&mut self) -> Vec<Piece> {
+    fn finish(&mut self) -> Vec<OutputDelta> {
         content(self.rest())
     }
 }
 
-fn content(text: String) -> Vec<Piece> {
-    if text.is_empty() { Vec::new() } else { vec![Piece::Content(text)] }
+fn content(text: String) -> Vec<OutputDelta> {
+    if text.is_empty() { Vec::new() } else { vec![OutputDelta::Content(text)] }
 }

@@ -19,9 +19,9 @@ const PATTERN_BYTES_MAX: usize = 1 << 20;
 
 /// Judges the arguments of completed calls of one tool.
 #[derive(Clone, Debug)]
-pub struct Check(Arc<Validator>);
+pub struct ArgumentValidator(Arc<Validator>);
 
-impl Check {
+impl ArgumentValidator {
     /// For a client's schema; refused if judging by it could take long or is not defined.
     pub fn new(schema: &Value) -> Result<Self, SchemaError> {
         let mut walk = Walk { root: schema, followed: Vec::new(), left: NODES_MAX };

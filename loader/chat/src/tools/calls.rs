@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::argument_validator::Check;
-use crate::conversation::Piece;
+use super::argument_validator::ArgumentValidator;
+use crate::conversation::OutputDelta;
 
 /// A tool that the model may call, as far as parsing needs it.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct ToolSpec {
     /// Schema of its arguments; `true` where the client gave none.
     pub schema: Value,
     /// Where no grammar holds the model to the schema: what a complete call is judged by.
-    pub check: Option<Check>,
+    pub check: Option<ArgumentValidator>,
 }
 
 /// What ids look like.
@@ -34,12 +34,12 @@ struct Open {
     name: String,
     arguments: String,
     /// Pieces that are held back until the call is judged, where it is.
-    held: Option<(Check, Vec<Piece>)>,
+    held: Option<(ArgumentValidator, Vec<OutputDelta>)>,
 }
 
 /// The calls so far.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct ToolCalls {
     tools: Arc<[ToolSpec]>,
     style: IdStyle,
     nonce: u64,
@@ -47,13 +47,13 @@ pub(super) struct Calls {
     open: Option<Open>,
     /// How many were completed.
     completed: u32,
-    pub pieces: Vec<Piece>,
+    pub deltas: Vec<OutputDelta>,
 }
 
-impl Calls {
+impl ToolCalls {
     /// `nonce` makes ids unique among answers.
     pub(super) fn new(tools: Arc<[ToolSpec]>, style: IdStyle, nonce: u64) -> Self {
-        Self { tools, style, nonce, next: 0, open: None, completed: 0, pieces: Vec::new() }
+        Self { tools, style, nonce, next: 0, open: None, completed: 0, deltas: Vec::new() }
     }
 
     pub(super) fn has_tools(&self) -> bool {
@@ -87,11 +87,11 @@ impl Calls {
         let check = tool.check.clone();
         let index = self.next;
         let id = id.unwrap_or_else(|| self.id(index));
-        let begin = Piece::CallBegin { index, id, name: name.to_owned() };
+        let begin = OutputDelta::ToolCallBegin { index, id, name: name.to_owned() };
         let held = if let Some(check) = check {
             Some((check, vec![begin]))
         } else {
-            self.pieces.push(begin);
+            self.deltas.push(begin);
             None
         };
         self.next += 1;
@@ -104,11 +104,11 @@ impl Calls {
         let Some(open) = self.open.as_mut().filter(|_| !fragment.is_empty()) else { return };
         open.arguments.push_str(fragment);
         let index = self.next - 1;
-        let pieces = open.held.as_mut().map_or(&mut self.pieces, |(_, held)| held);
-        if let Some(Piece::CallArguments { fragment: last, .. }) = pieces.last_mut() {
+        let deltas = open.held.as_mut().map_or(&mut self.deltas, |(_, held)| held);
+        if let Some(OutputDelta::ToolCallArguments { fragment: last, .. }) = deltas.last_mut() {
             last.push_str(fragment);
         } else {
-            pieces.push(Piece::CallArguments { index, fragment: fragment.to_owned() });
+            deltas.push(OutputDelta::ToolCallArguments { index, fragment: fragment.to_owned() });
         }
     }
 
@@ -126,11 +126,11 @@ impl Calls {
             if !check.accepts(&arguments) {
                 return false;
             }
-            self.pieces.append(held);
+            self.deltas.append(held);
         }
         self.open = None;
         self.completed += 1;
-        self.pieces.push(Piece::CallEnd { index: self.next - 1 });
+        self.deltas.push(OutputDelta::ToolCallEnd { index: self.next - 1 });
         true
     }
 
@@ -143,18 +143,18 @@ impl Calls {
     }
 
     pub(super) fn content(&mut self, text: &str) {
-        match self.pieces.last_mut() {
+        match self.deltas.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Content(last)) => last.push_str(text),
-            _ => self.pieces.push(Piece::Content(text.to_owned())),
+            Some(OutputDelta::Content(last)) => last.push_str(text),
+            _ => self.deltas.push(OutputDelta::Content(text.to_owned())),
         }
     }
 
     pub(super) fn reasoning(&mut self, text: &str) {
-        match self.pieces.last_mut() {
+        match self.deltas.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Reasoning(last)) => last.push_str(text),
-            _ => self.pieces.push(Piece::Reasoning(text.to_owned())),
+            Some(OutputDelta::Reasoning(last)) => last.push_str(text),
+            _ => self.deltas.push(OutputDelta::Reasoning(text.to_owned())),
         }
     }
 

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use shardpack_formats::AnswerFrame;
 
 use super::{
-    tagged_arguments::DSML,
     parser::OutputFormat,
     schema::{SchemaError, enforceable},
+    tagged_arguments::DSML,
 };
 
 mod arguments;

@@ -112,8 +112,8 @@ impl Input {
             allowed => text.replacen(allowed, "", 1).contains(is_code),
         };
         match which {
-            _ if len > max || has_markers => Err(Progress::Garbage),
-            None if self.ended => Err(Progress::Garbage),
+            _ if len > max || has_markers => Err(Progress::NotACall),
+            None if self.ended => Err(Progress::NotACall),
             None => Err(Progress::Wait),
             Some(which) => Ok((len, which)),
         }
@@ -141,5 +141,5 @@ pub(super) enum Progress {
     /// Its calls are over; what follows is not its own.
     Leave,
     /// What was taken since the last complete call is none.
-    Garbage,
+    NotACall,
 }

@@ -2,8 +2,8 @@
 //! not know is put in terms that it knows, or refused by the keyword's name. Whatever comes out
 //! allows nothing that the client's schema forbids.
 
-mod pattern_limit;
 mod negation;
+mod pattern_limit;
 
 use serde_json::{Map, Value, json};
 

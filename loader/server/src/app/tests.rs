@@ -7,9 +7,9 @@ use shardpack_engine_api::{FinishReason, Sampling, TokenId};
 
 use super::*;
 
+mod continuation;
 mod dialects;
 mod families;
-mod continuation;
 mod operation;
 mod rules;
 mod scripted;

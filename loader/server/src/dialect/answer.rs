@@ -1,8 +1,8 @@
 //! A whole answer, collected from its steps.
 
-use shardpack_chat::conversation::{EndReason, Piece};
+use shardpack_chat::conversation::{EndReason, OutputDelta};
 
-use crate::generation::{AnswerUsage, Part, Step, TokenLogprob};
+use crate::generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind};
 
 /// One answer, complete.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,29 +28,29 @@ pub(crate) struct AnswerCall {
 
 impl Answer {
     /// Adds a step to the answer that it belongs to.
-    pub(crate) fn collect(answers: &mut [Self], step: Step) {
-        let answer = &mut answers[step.choice as usize];
-        answer.logprobs.extend(step.logprobs);
-        match step.part {
-            Part::Piece(piece) => answer.push(piece),
-            Part::End(reason, usage) => (answer.reason, answer.usage) = (Some(reason), usage),
+    pub(crate) fn collect(answers: &mut [Self], update: ChoiceUpdate) {
+        let answer = &mut answers[update.choice as usize];
+        answer.logprobs.extend(update.logprobs);
+        match update.kind {
+            UpdateKind::Delta(delta) => answer.push(delta),
+            UpdateKind::End(reason, usage) => (answer.reason, answer.usage) = (Some(reason), usage),
         }
     }
 
     /// Adds a piece.
-    pub(crate) fn push(&mut self, piece: Piece) {
-        match piece {
-            Piece::Reasoning(text) => self.reasoning.push_str(&text),
-            Piece::Content(text) => self.content.push_str(&text),
-            Piece::CallBegin { id, name, .. } => {
+    pub(crate) fn push(&mut self, delta: OutputDelta) {
+        match delta {
+            OutputDelta::Reasoning(text) => self.reasoning.push_str(&text),
+            OutputDelta::Content(text) => self.content.push_str(&text),
+            OutputDelta::ToolCallBegin { id, name, .. } => {
                 self.calls.push(AnswerCall { id, name, ..AnswerCall::default() });
             }
-            Piece::CallArguments { fragment, .. } => {
+            OutputDelta::ToolCallArguments { fragment, .. } => {
                 if let Some(call) = self.calls.last_mut() {
                     call.arguments.push_str(&fragment);
                 }
             }
-            Piece::CallEnd { .. } => {
+            OutputDelta::ToolCallEnd { .. } => {
                 if let Some(call) = self.calls.last_mut() {
                     call.is_complete = true;
                 }

@@ -7,10 +7,9 @@ use shardpack_engine_api::TokenId;
 use shardpack_formats::ToolFamily;
 
 use crate::tools::{
-    gemma, minimax,
-    tagged_arguments::DSML,
+    gemma, json_calls, minimax,
     parser::{OutputFormat, pythonic_names},
-    section,
+    tagged_arguments::DSML,
 };
 
 /// Bytes of text kept to find a mark in; a header or the beginning of a bare call fits.
@@ -28,8 +27,13 @@ pub(super) struct Trigger {
 #[derive(Clone, Debug)]
 enum Mark {
     Token(TokenId),
-    /// A text, the grammar behind it, and whether the text belongs to that grammar.
-    Text(&'static str, usize, bool),
+    Text {
+        text: &'static str,
+        /// Index of the grammar that this text starts.
+        matcher: usize,
+        /// Whether the text itself is the beginning of that grammar.
+        is_fed: bool,
+    },
 }
 
 /// Watches free text.
@@ -52,14 +56,15 @@ impl Triggers {
         let mut marks = Vec::new();
         let mut resets = Vec::new();
         let mut mark = |name: &'static str| {
-            marks.push(format.marker_token(name).map_or(Mark::Text(name, 0, false), Mark::Token));
+            let text = Mark::Text { text: name, matcher: 0, is_fed: false };
+            marks.push(format.marker_token(name).map_or(text, Mark::Token));
         };
         match family {
             ToolFamily::Glm4 => mark("<tool_call>"),
             ToolFamily::QwenXml | ToolFamily::SeedXml => {
                 let is_seed = family == ToolFamily::SeedXml;
                 mark(if is_seed { "<seed:tool_call>" } else { "<tool_call>" });
-                marks.push(Mark::Text("<function=", 1, true));
+                marks.push(Mark::Text { text: "<function=", matcher: 1, is_fed: true });
             }
             ToolFamily::HunyuanXml => mark("<tool_calls:opensource>"),
             ToolFamily::Gemma4 => mark(gemma::OPEN),
@@ -120,8 +125,8 @@ impl Triggers {
         }
         self.text.push_str(bytes);
         let found = match family {
-            ToolFamily::LlamaJson => self.envelope(0),
-            ToolFamily::LlamaPythonic => self.list().or_else(|| self.envelope(1)),
+            ToolFamily::LlamaJson => self.call_object(0),
+            ToolFamily::LlamaPythonic => self.list().or_else(|| self.call_object(1)),
             ToolFamily::Harmony => self.header(),
             _ => self.marked(),
         };
@@ -137,15 +142,15 @@ impl Triggers {
 
     fn marked(&self) -> Option<Trigger> {
         self.marks.iter().find_map(|mark| {
-            let Mark::Text(text, matcher, is_part) = mark else { return None };
+            let Mark::Text { text, matcher, is_fed } = mark else { return None };
             let at = self.text.find(text)?;
-            let from = if *is_part { at } else { at + text.len() };
+            let from = if *is_fed { at } else { at + text.len() };
             Some(Trigger { matcher: *matcher, feed: self.text[from..].to_owned() })
         })
     }
 
     /// `{` and a key of a call, as the turn's first text.
-    fn envelope(&self, matcher: usize) -> Option<Trigger> {
+    fn call_object(&self, matcher: usize) -> Option<Trigger> {
         let text = self.text.trim_start();
         let rest = text.strip_prefix('{').filter(|_| self.watches_whole)?.trim_start();
         let keys = ["\"name\"", "\"type\"", "\"function\""];

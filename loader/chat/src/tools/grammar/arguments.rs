@@ -9,8 +9,8 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        tagged_arguments::{DSML, has_dsml},
         schema::{SchemaError, enforceable},
+        tagged_arguments::{DSML, has_dsml},
         value::{Reading, reading},
     },
     ConstrainedTool, Writer, quoted,

@@ -8,11 +8,12 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        gemma, minimax,
-        tagged_arguments::{DSML, has_dsml},
+        gemma,
+        json_calls::{self, PLUGIN},
+        minimax,
         parser::pythonic_names,
         schema::{SchemaError, enforceable},
-        json_calls::{self, PLUGIN},
+        tagged_arguments::{DSML, has_dsml},
     },
     ConstrainedTool, Writer,
     arguments::Params,

@@ -97,7 +97,7 @@ impl Writer<'_> {
                 }
                 Ok(body)
             }
-            Shape::List(items, min, max) => {
+            Shape::List { items, min, max } => {
                 let item = self.tagged(ITEM, items, nesting)?;
                 let max = max.map_or_else(String::new, |max| max.to_string());
                 Ok(format!("({item}){{{min},{max}}}"))
@@ -142,8 +142,8 @@ impl<'a> Nesting<'a> {
 enum Shape<'a> {
     /// Members by name, and which of them must be there.
     Object(&'a Map<String, Value>, Vec<&'a str>),
-    /// What each is, and how many there are.
-    List(&'a Value, u64, Option<u64>),
+    /// The schema of each item, and how many there may be.
+    List { items: &'a Value, min: u64, max: Option<u64> },
 }
 
 /// The shape of a schema that says nothing which tags cannot be held to.
@@ -173,7 +173,7 @@ fn shape(schema: &Value) -> Option<Shape<'_>> {
             if min == Some(None) || max == Some(None) {
                 return None;
             }
-            Some(Shape::List(items, min.flatten().unwrap_or(0), max.flatten()))
+            Some(Shape::List { items, min: min.flatten().unwrap_or(0), max: max.flatten() })
         }
         _ => None,
     }

@@ -8,7 +8,7 @@ use shardpack_chat::{
 use super::Options;
 use crate::{
     dialect::{
-        Call, Form, Prompt,
+        ParsedRequest, Prompt, WriterOptions,
         fields::Fields,
         params::{
             Neutral, leftover, parse_chat_logprobs, parse_constraints, parse_limits,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Parses a body.
-pub(crate) fn parse(body: Object) -> Result<Call, ApiError> {
+pub(crate) fn parse(body: Object) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(body);
     let messages = parse_messages(fields.array("messages")?.unwrap_or_default(), "messages")?;
     let mut ignored = Vec::new();
@@ -59,9 +59,16 @@ pub(crate) fn parse(body: Object) -> Result<Call, ApiError> {
         limits,
         prediction,
     };
-    let form = Form::Chat(Options { include_usage });
+    let writer_options = WriterOptions::Chat(Options { include_usage });
     let ignored = leftover(fields, ignored);
-    Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+    Ok(ParsedRequest {
+        request,
+        prompt: Prompt::Conversation,
+        model,
+        stream,
+        ignored,
+        writer_options,
+    })
 }
 
 /// `continue_final_message`, as vLLM has it.

@@ -8,7 +8,7 @@ use shardpack_chat::{
 use super::{Options, input::parse_input};
 use crate::{
     dialect::{
-        Call, Earlier, Form, Prompt,
+        Earlier, ParsedRequest, Prompt, WriterOptions,
         fields::Fields,
         params::{
             Neutral, leftover, parse_limits, parse_logprobs_count, parse_messages,
@@ -20,7 +20,10 @@ use crate::{
 };
 
 /// Parses a body.
-pub(in crate::dialect) fn parse(body: Object, earlier: Earlier<'_>) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse(
+    body: Object,
+    earlier: Earlier<'_>,
+) -> Result<ParsedRequest, ApiError> {
     let mut options = Options::of(&body);
     let mut fields = Fields::new(body);
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
@@ -65,9 +68,16 @@ pub(in crate::dialect) fn parse(body: Object, earlier: Earlier<'_>) -> Result<Ca
         limits,
         prediction: None,
     };
-    let form = Form::Responses(Box::new(Options { kinds, ..options }));
+    let writer_options = WriterOptions::Responses(Box::new(Options { kinds, ..options }));
     let ignored = leftover(fields, ignored);
-    Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+    Ok(ParsedRequest {
+        request,
+        prompt: Prompt::Conversation,
+        model,
+        stream,
+        ignored,
+        writer_options,
+    })
 }
 
 /// The items of an input; a text is one message.

@@ -4,15 +4,15 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
 use shardpack_chat::{
-    conversation::{EndReason, Piece, ToolKind},
+    conversation::{EndReason, OutputDelta, ToolKind},
     json::Json,
 };
 
 use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, to_json},
     error::ApiError,
-    generation::{AnswerUsage, Part, Step, TokenLogprob},
-    response_store::{Kept, Shelf},
+    generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
+    response_store::{ResponseStore, StoredResponse},
 };
 
 /// What a response repeats of its request, and what its tools are.
@@ -24,7 +24,7 @@ pub(crate) struct Options {
     pub(super) previous_response_id: Json,
     /// What goes into it, those before it included; none where it is not kept.
     pub(super) items: Vec<Json>,
-    pub(super) keeper: Option<(Arc<Shelf>, Option<String>)>,
+    pub(super) keeper: Option<(Arc<ResponseStore>, Option<String>)>,
     pub(super) instructions: Json,
     pub(super) max_output_tokens: Json,
     pub(super) metadata: Json,
@@ -40,8 +40,8 @@ pub(crate) struct Options {
 
 impl Options {
     /// Keeps the response there when it is made, if its client did not forbid it.
-    pub(in crate::dialect) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
-        self.keeper = self.store.then(|| (Arc::clone(shelf), owner.map(str::to_owned)));
+    pub(in crate::dialect) fn keep_on(&mut self, store: &Arc<ResponseStore>, owner: Option<&str>) {
+        self.keeper = self.store.then(|| (Arc::clone(store), owner.map(str::to_owned)));
     }
 }
 
@@ -132,13 +132,13 @@ impl ResponsesWriter {
 
     /// Puts the response where later requests find it.
     fn keep(&mut self, response: &Value) {
-        let Some((shelf, owner)) = self.options.keeper.take() else { return };
+        let Some((store, owner)) = self.options.keeper.take() else { return };
         let mut items = std::mem::take(&mut self.options.items);
         let output = self.output.iter().map(|item| Json::parse(item.to_string().as_bytes()));
         items.extend(output.map(|item| item.expect("JSON is JSON")));
         let id = format!("resp_{}", self.identity.id);
         let body = to_json(response);
-        shelf.put(Kept { id, body, items }, owner, Instant::now());
+        store.put(StoredResponse { id, body, items }, owner, Instant::now());
     }
 
     fn usage(&self, usage: AnswerUsage) -> Value {
@@ -219,15 +219,15 @@ impl ResponsesWriter {
         self.open = None;
     }
 
-    fn piece(&mut self, piece: Piece, tokens: &[TokenLogprob], out: &mut String) {
-        match piece {
-            Piece::Reasoning(text) => {
+    fn write_delta(&mut self, delta: OutputDelta, tokens: &[TokenLogprob], out: &mut String) {
+        match delta {
+            OutputDelta::Reasoning(text) => {
                 self.open(Kind::Reasoning, out);
                 self.grow(&text);
                 let delta = json!({"content_index": 0, "delta": text});
                 self.item_event("response.reasoning_text.delta", delta, out);
             }
-            Piece::Content(text) => {
+            OutputDelta::Content(text) => {
                 self.open(Kind::Message, out);
                 self.grow(&text);
                 let logprobs: Vec<Value> = tokens.iter().map(logprob).collect();
@@ -237,11 +237,11 @@ impl ResponsesWriter {
                 }
                 self.item_event("response.output_text.delta", delta, out);
             }
-            Piece::CallBegin { id, name, .. } => {
+            OutputDelta::ToolCallBegin { id, name, .. } => {
                 let tool = self.tool_kind(&name);
                 self.open(Kind::Call { call_id: id, name, tool }, out);
             }
-            Piece::CallArguments { fragment, .. } => {
+            OutputDelta::ToolCallArguments { fragment, .. } => {
                 self.grow(&fragment);
                 let is_function = self.open.as_ref().is_some_and(|open| {
                     matches!(open.kind, Kind::Call { tool: ToolKind::Function, .. })
@@ -252,7 +252,7 @@ impl ResponsesWriter {
                     self.item_event("response.function_call_arguments.delta", delta, out);
                 }
             }
-            Piece::CallEnd { .. } => self.close("completed", out),
+            OutputDelta::ToolCallEnd { .. } => self.close("completed", out),
         }
     }
 
@@ -329,7 +329,7 @@ fn custom_input(arguments: &str) -> String {
 fn logprob(token: &TokenLogprob) -> Value {
     let entry = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
     let mut value = entry(&token.bytes, token.logprob);
-    let top = token.top.iter().map(|(_, bytes, logprob)| entry(bytes, *logprob));
+    let top = token.top.iter().map(|top| entry(&top.bytes, top.logprob));
     value["top_logprobs"] = top.collect();
     value
 }
@@ -342,10 +342,10 @@ impl Writer for ResponsesWriter {
         }
     }
 
-    fn step(&mut self, step: Step, out: &mut String) {
-        match step.part {
-            Part::Piece(piece) => self.piece(piece, &step.logprobs, out),
-            Part::End(reason, usage) => self.end = Some((reason, usage)),
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
+        match update.kind {
+            UpdateKind::Delta(delta) => self.write_delta(delta, &update.logprobs, out),
+            UpdateKind::End(reason, usage) => self.end = Some((reason, usage)),
         }
     }
 
@@ -371,15 +371,19 @@ impl Writer for ResponsesWriter {
         for answer in answers {
             let (reason, usage) = (answer.reason(), answer.usage);
             if !answer.reasoning.is_empty() {
-                self.piece(Piece::Reasoning(answer.reasoning), &[], &mut unused);
+                self.write_delta(OutputDelta::Reasoning(answer.reasoning), &[], &mut unused);
             }
             if !answer.content.is_empty() {
-                self.piece(Piece::Content(answer.content), &answer.logprobs, &mut unused);
+                self.write_delta(
+                    OutputDelta::Content(answer.content),
+                    &answer.logprobs,
+                    &mut unused,
+                );
             }
             for (AnswerCall { id, name, arguments, is_complete }, index) in
                 answer.calls.into_iter().zip(0..)
             {
-                self.piece(Piece::CallBegin { index, id, name }, &[], &mut unused);
+                self.write_delta(OutputDelta::ToolCallBegin { index, id, name }, &[], &mut unused);
                 self.grow(&arguments);
                 self.close(if is_complete { "completed" } else { "incomplete" }, &mut unused);
             }
