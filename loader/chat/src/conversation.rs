@@ -1,6 +1,6 @@
-//! The inner form, the same for every dialect: a conversation and how it is to be answered
-//! ([`ChatRequest`]), and an answer in the making ([`OutputDelta`]s up to an end). Dialects parse to the
-//! first and write the second; an [`OutputParser`] turns the model's tokens into pieces. No HTTP,
+//! Request and output of a chat model, the same for every dialect: [`ChatRequest`] (messages,
+//! tools, sampling, limits) and [`OutputDelta`]s up to an [`EndReason`]. Dialects parse to the
+//! first and write the second; an [`OutputParser`] turns the model's tokens into deltas. No HTTP,
 //! no tensors.
 
 mod message;

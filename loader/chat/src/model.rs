@@ -1,5 +1,5 @@
-//! What of a package the server needs: tokenizer, chat template, stop tokens and limits. Weights
-//! are the engine's; a package without these files still loads there.
+//! The text side of a package: tokenizer, chat template, stop tokens and limits. The engine loads
+//! packages without these files too.
 
 use std::{
     fs::File,
@@ -105,8 +105,8 @@ pub enum PromptError {
     /// The template and the conversation do not go together.
     #[error(transparent)]
     Render(#[from] RenderError),
-    /// The last turn is to go on, and the template does not show it as it is.
-    #[error("this model's template does not show the last turn as it is, so that it cannot go on")]
+    /// The last turn is to be continued, but the template does not render it unchanged.
+    #[error("the chat template does not render the last turn unchanged, so it cannot be continued")]
     Closed,
     /// The tokenizer failed on the rendered text.
     #[error("the tokenizer fails on this conversation: {0}")]
@@ -321,8 +321,8 @@ impl ChatModel {
     }
 }
 
-/// Variables of the template: the client's own, and its wish to think under the names that
-/// templates read it by, of this style in particular.
+/// Variables of the template: the client's own, and its reasoning options under the names that
+/// templates read, those of this style in particular.
 fn template_kwargs(request: &ChatRequest, style: Option<ThinkingStyle>) -> Object {
     let mut kwargs = request.template_kwargs.clone();
     let mut add = |name: &str, value: Json| {
@@ -344,8 +344,8 @@ fn template_kwargs(request: &ChatRequest, style: Option<ThinkingStyle>) -> Objec
     kwargs
 }
 
-/// What turns the constraints of requests to this package's model into masks, for the engine of
-/// rank 0, in the style of its manifest (see [`ChatModel::with_style`]); nothing where its vocabulary allows none.
+/// The constraint factory of a package's model, for the engine of rank 0, in the style of its
+/// manifest (see [`ChatModel::with_style`]); nothing where its vocabulary cannot be constrained.
 pub fn constraints(
     folder: &Path,
     style: Option<OutputStyle>,

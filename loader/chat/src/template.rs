@@ -1,5 +1,5 @@
-//! The model's chat template over the inner form of a conversation: which messages and variables
-//! it sees. Rendering itself is [`shardpack_formats::template`]'s.
+//! The model's chat template over `conversation` messages: which messages and variables it sees.
+//! Rendering itself is [`shardpack_formats::template`]'s.
 
 mod past_calls;
 
@@ -16,7 +16,7 @@ use super::{
 };
 use past_calls::PastCalls;
 
-/// Where a turn that goes on ends for now: private characters about a name.
+/// Marks the end of a last turn that is to be continued: a name between private-use characters.
 const OPEN_END: &str = "\u{f8fe}goes on\u{f8fe}";
 
 /// A compiled chat template.

@@ -1,11 +1,14 @@
-//! Calls of tools: how models write them, parsed from tokens and bytes and never an error. A call
-//! reaches the client as it is written; what only looks like one is content.
+//! Tool calls: the tool-call formats of the model families, their parsers and their grammars. A
+//! parser takes tokens and bytes and never fails. A call is streamed to the client as it is
+//! written; what only looks like one is content.
 //!
-//! Reading order: `marker` (what frames calls), `input` and `json_scan` (text that is not all there
-//! yet), `calls` (what the client gets), the kinds of formats (`json_calls` with `call_object`, `tagged_arguments`
-//! with `value`, `minimax`, `pythonic`, `gemma`, `harmony`), `parser` (which of them when); then `schema` (what can be
-//! enforced), `grammar` (what a call looks like), `constraint` (which tokens may come next) and
-//! `argument_validator` (what is judged when it is complete).
+//! Reading order: `marker` (special tokens and texts that delimit calls), `input` (buffered text),
+//! `json_scan` (incremental JSON scanner), `calls` (ids and deltas of the calls so far), the kinds
+//! of tool-call formats (`json_calls` with `call_object`; `tagged_arguments` with `value`;
+//! `minimax`; `pythonic`; `gemma`; `harmony`), `parser` (picks the format and tells calls,
+//! reasoning and content apart); then `schema` (JSON schema in terms that the grammar compiler
+//! enforces), `grammar` (of calls and of structured output), `constraint` (token masks), and
+//! `argument_validator` (complete calls whose schema no grammar enforces).
 
 mod argument_validator;
 mod call_object;

@@ -1,4 +1,4 @@
-//! A front: what all requests share, and the router over its handlers.
+//! The HTTP application: the state that all requests share, and the router.
 
 mod generate;
 mod models;
@@ -32,33 +32,32 @@ use super::{
     generation::draining,
     keys::ApiKeys,
     metrics::Metrics,
-    middleware::surround,
+    middleware::handle_request,
     openapi,
     response_store::ResponseStore,
     routes::{ROUTES, Target},
     tls::Tls,
 };
 
-/// What the server takes on, and how long it waits.
+/// Limits and timeouts of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
-    /// Bytes of a request's body: a million tokens of text twice over.
+    /// Largest request body in bytes: room for the text of two million tokens.
     pub body_bytes: usize,
-    /// Answers between their request's body and their end, waiting ones counted; more are turned
-    /// away.
+    /// Most answers in progress at once, queued ones included; more requests get a 503.
     pub active_requests: u32,
-    /// Time in which a body must arrive.
+    /// Time in which a request body must arrive.
     pub body_timeout: Duration,
-    /// Longest silence of the engine within a request; a long prompt on slow machines takes minutes.
+    /// Longest time without an event from the engine; prefill of a long prompt can take minutes.
     pub event_timeout: Duration,
-    /// Longest life of a request, from its body to its end.
+    /// Longest duration of a request, from its body to its last token.
     pub request_timeout: Duration,
-    /// Longest silence towards a streaming client, and the time for which the status of a stream
-    /// is held open for errors.
+    /// Interval of keep-alive frames to a streaming client. Also how long a stream's status line
+    /// waits for the first token, so that an early error still gets an HTTP status.
     pub keep_alive: Duration,
-    /// Longest time in which a streaming client takes nothing.
+    /// Longest time in which a streaming client may read nothing.
     pub write_timeout: Duration,
-    /// Time that running requests get when the server is asked to stop.
+    /// Time that running requests get to finish when the server shuts down.
     pub drain_timeout: Duration,
 }
 
@@ -77,31 +76,31 @@ impl Default for ServerLimits {
     }
 }
 
-/// Takes lines of the log, one JSON object each.
+/// Receives the lines of the access log, one JSON object each.
 pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// A front: a model's text side over an engine.
+/// An HTTP server for one model over an engine.
 pub struct Server {
     pub(super) app: Arc<AppState>,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub(super) struct AppState {
     model: ChatModel,
     engine: EngineHandle,
-    /// Names under which the model is known; the first is its own.
+    /// Names by which clients may ask for the model; the first is reported.
     names: Vec<String>,
-    /// What people call the machines of its ranks, in rank order.
+    /// Names of the nodes, in rank order.
     nodes: Vec<String>,
     pub(super) limits: ServerLimits,
     /// Seconds since 1970.
     created: u64,
     pub(super) slots: Arc<Semaphore>,
-    /// Responses that later requests may go on from.
+    /// Responses that later requests may continue (`previous_response_id`).
     store: Arc<ResponseStore>,
-    /// Who may ask; absent: everybody who can connect.
+    /// API keys; absent: no authentication.
     pub(super) keys: Option<ApiKeys>,
-    /// Origins whose pages may ask.
+    /// Origins allowed by CORS.
     pub(super) origins: Vec<String>,
     pub(super) metrics: Arc<Metrics>,
     log: Option<LogSink>,
@@ -109,15 +108,15 @@ pub(super) struct AppState {
     pub(super) draining: watch::Sender<bool>,
     /// True when running requests must end.
     pub(super) closing: watch::Sender<bool>,
-    /// Certificate and key; absent: what is said can be read on its way.
+    /// Certificate and key; absent: plain HTTP.
     pub(super) tls: Option<Arc<Tls>>,
-    /// Where answers are written; absent: where requests are read.
+    /// Runtime that writes responses; absent: the one that reads requests.
     pub(super) writers: Option<Handle>,
 }
 
 impl Server {
-    /// A front for `model` over `engine`. `names` are those that clients may ask for; the first is
-    /// reported and there must be one.
+    /// A server for `model` over `engine`. `names` are those that clients may ask for; there must
+    /// be one, and the first is reported.
     #[must_use]
     pub fn new(
         model: ChatModel,
@@ -149,37 +148,37 @@ impl Server {
         Self { app: Arc::new(app) }
     }
 
-    /// Asks every request for one of these keys.
+    /// Requires one of these API keys for every request.
     #[must_use]
     pub fn with_keys(self, keys: ApiKeys) -> Self {
         self.change(|app| app.keys = Some(keys))
     }
 
-    /// Lets pages of these origins ask; `*` is any.
+    /// Allows pages of these origins (CORS); `*` is any.
     #[must_use]
     pub fn with_origins(self, origins: Vec<String>) -> Self {
         self.change(|app| app.origins = origins)
     }
 
-    /// Names the machines of the ranks.
+    /// Names the nodes, in rank order.
     #[must_use]
     pub fn with_nodes(self, nodes: Vec<String>) -> Self {
         self.change(|app| app.nodes = nodes)
     }
 
-    /// Writes a line for each request: who, what, how long; nothing of what was said.
+    /// Writes an access log: one line for each request, without prompts and answers.
     #[must_use]
     pub fn with_log(self, log: LogSink) -> Self {
         self.change(|app| app.log = Some(log))
     }
 
-    /// Speaks TLS.
+    /// Serves HTTPS.
     #[must_use]
     pub fn with_tls(self, tls: Tls) -> Self {
         self.change(|app| app.tls = Some(Arc::new(tls)))
     }
 
-    /// Writes answers on a runtime of their own.
+    /// Writes responses on a runtime of their own.
     pub(super) fn with_writers(self, writers: Handle) -> Self {
         self.change(|app| app.writers = Some(writers))
     }
@@ -197,7 +196,7 @@ impl Server {
         router
             .fallback(unknown_address)
             .method_not_allowed_fallback(unknown_method)
-            .layer(from_fn_with_state(self.app.clone(), surround))
+            .layer(from_fn_with_state(self.app.clone(), handle_request))
             .with_state(self.app.clone())
     }
 }
@@ -230,15 +229,15 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
 }
 
 async fn unknown_address(request: Request<Body>) -> ApiError {
-    ApiError::new(ErrorKind::NotFound, format!("nothing lives at {}", request.uri().path()))
+    ApiError::new(ErrorKind::NotFound, format!("unknown path {}", request.uri().path()))
 }
 
 async fn unknown_method(request: Request<Body>) -> ApiError {
     let (method, path) = (request.method(), request.uri().path());
-    ApiError::new(ErrorKind::MethodNotAllowed, format!("{path} has no method {method}"))
+    ApiError::new(ErrorKind::MethodNotAllowed, format!("method {method} is not allowed on {path}"))
 }
 
-/// The page loads nothing from elsewhere and runs nothing but itself.
+/// Content security policy of the web page: nothing is loaded from elsewhere.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
                            style-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
                            base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -294,7 +293,7 @@ impl AppState {
         let read = axum::body::to_bytes(request.into_body(), limit);
         match timeout(self.limits.body_timeout, read).await {
             Ok(Ok(body)) => Ok(body),
-            // Either the limit or a broken connection, which hears no answer.
+            // Either the limit was reached or the connection broke.
             Ok(Err(_)) => {
                 let message = format!("the body is over {limit} bytes or was cut off");
                 Err(ApiError::new(ErrorKind::TooLarge, message))
@@ -308,7 +307,7 @@ impl AppState {
     }
 }
 
-/// Headers that tell what the server chose and left out.
+/// Headers with the seed that was used and the parameters that were ignored.
 fn headers(seed: u64, ignored: &[String]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut insert = |name: &'static str, text: &str| {
@@ -339,7 +338,7 @@ pub(super) fn random_id() -> Result<String, ApiError> {
 
 fn random_u64() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|error| {
-        let message = format!("the machine gives no random numbers: {error}");
+        let message = format!("cannot get random bytes from the system: {error}");
         ApiError::new(ErrorKind::Internal, message)
     })
 }

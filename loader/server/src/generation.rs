@@ -1,5 +1,5 @@
-//! Answers in the making: the engine's tokens become pieces of text and of calls, up to the end or
-//! the first stop text. Dropping a generation cancels its requests.
+//! Running generations: the engine's tokens become output deltas (text, reasoning, tool calls), up
+//! to the end or the first stop text. Dropping a generation cancels its requests.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -21,32 +21,32 @@ use super::{
     metrics::{AnswerClock, Metrics},
 };
 
-/// What came of one of the answers.
+/// An update of one choice of a response.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ChoiceUpdate {
-    /// Which answer, from 0.
+    /// Index of the choice, from 0.
     pub(super) choice: u32,
     pub(super) kind: UpdateKind,
-    /// Tokens since the last step of this answer, where they were asked for.
+    /// Log probabilities of the tokens since this choice's last update, if requested.
     pub(super) logprobs: Vec<TokenLogprob>,
 }
 
-/// A part of an answer.
+/// What an update holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UpdateKind {
-    /// What follows.
+    /// The next piece of output.
     Delta(OutputDelta),
     /// The end; nothing follows.
     End(EndReason, AnswerUsage),
 }
 
-/// A token and its probability.
+/// A token and its log probability.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TokenLogprob {
     pub(super) token: TokenId,
     pub(super) bytes: Vec<u8>,
     pub(super) logprob: f32,
-    /// The likeliest tokens with their bytes, likeliest first.
+    /// The most likely tokens, most likely first.
     pub(super) top: Vec<TopToken>,
 }
 
@@ -57,49 +57,49 @@ pub(super) struct TopToken {
     pub(super) logprob: f32,
 }
 
-/// Tokens of one answer.
+/// Token usage of one choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "the names that every API uses")]
 pub(super) struct AnswerUsage {
     pub(super) prompt_tokens: u32,
-    /// Of these, tokens that were not computed again.
+    /// Of these, tokens found in the prefix cache.
     pub(super) cached_tokens: u32,
     pub(super) completion_tokens: u32,
-    /// Of these, tokens of thinking.
+    /// Of these, reasoning tokens.
     pub(super) reasoning_tokens: u32,
-    /// Tokens that the client had foretold and that came at their place, and that did not.
+    /// Accepted and rejected tokens of the predicted output.
     pub(super) prediction_tokens: [u32; 2],
 }
 
-/// What every answer of a server shares.
+/// What all generations of a server share.
 pub(super) struct GenerationContext<'a> {
     pub(super) engine: &'a EngineHandle,
     pub(super) vocabulary: &'a Arc<Vocabulary>,
     pub(super) metrics: &'a Arc<Metrics>,
-    /// Turns true when running answers must end.
+    /// Turns true when running generations must end.
     pub(super) closing: watch::Receiver<bool>,
-    /// Longest silence of the engine.
+    /// Longest time without an event from the engine.
     pub(super) event_timeout: Duration,
-    /// Longest life of a request.
+    /// Longest duration of a request.
     pub(super) request_timeout: Duration,
 }
 
-/// One sequence to generate, and who reads it.
+/// One sequence to generate, and the parser of its output.
 pub(super) struct Sequence {
     pub(super) request: GenerateRequest,
     pub(super) parser: Box<dyn OutputParser>,
     /// Texts before which the answer ends.
     pub(super) stop: Vec<String>,
-    /// What stands before the answer, where the client wants it repeated.
+    /// The prompt's text, if the client wants it echoed.
     pub(super) echo: Option<String>,
 }
 
-/// A request's place among the running ones, from its beginning to its end.
+/// A request's share of the concurrency limits, held until it ends.
 pub(super) struct RequestSlot {
-    /// Holds the slots of the server.
+    /// Slots of the server's own limit.
     #[expect(dead_code, reason = "held, not read")]
     pub(super) permit: OwnedSemaphorePermit,
-    /// That of the key it came with.
+    /// Slot of the request's API key.
     pub(super) key: Option<KeySlot>,
 }
 
@@ -112,7 +112,7 @@ pub(super) struct Generation {
     ready: VecDeque<ChoiceUpdate>,
     closing: watch::Receiver<bool>,
     event_timeout: Duration,
-    /// When the engine's silence becomes an error.
+    /// When to time out without an event from the engine.
     silence: Instant,
     /// When the whole request has taken too long.
     deadline: Instant,
@@ -131,9 +131,9 @@ struct Choice {
     is_thinking: bool,
     open_calls: u32,
     complete_calls: u32,
-    /// Whether the answer has its end.
+    /// Whether the end of this choice was handed out.
     is_done: bool,
-    /// Whether the engine knows no more of the request.
+    /// Whether the engine has finished the request.
     is_over: bool,
 }
 
@@ -187,8 +187,8 @@ impl Generation {
         Ok(generation)
     }
 
-    /// The next step, or nothing when every answer has ended. Nothing is lost when the future is
-    /// dropped before it is ready.
+    /// The next update, or nothing when every choice has ended. Cancel safe: dropping the future
+    /// loses nothing.
     pub(super) async fn next(&mut self) -> Result<Option<ChoiceUpdate>, ApiError> {
         loop {
             if let Some(update) = self.ready.pop_front() {
@@ -202,12 +202,12 @@ impl Generation {
         }
     }
 
-    /// Whether every answer has ended and was handed out.
+    /// Whether every choice has ended and was handed out.
     pub(super) fn is_done(&self) -> bool {
         self.ready.is_empty() && self.choices.iter().all(|choice| choice.is_done)
     }
 
-    /// Takes what has come already, without waiting.
+    /// The next update if there is one already; does not wait.
     pub(super) fn next_ready(&mut self) -> Result<Option<ChoiceUpdate>, ApiError> {
         loop {
             if let Some(update) = self.ready.pop_front() {
@@ -308,13 +308,13 @@ impl Generation {
             return ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout");
         }
         let seconds = self.event_timeout.as_secs();
-        let message = format!("the engine gave no answer for {seconds} seconds");
+        let message = format!("no event from the engine for {seconds} seconds");
         ApiError::new(ErrorKind::Timeout, message).with_code("engine_timeout")
     }
 }
 
 impl Choice {
-    /// Hands pieces on; stop texts count in the content alone.
+    /// Emits deltas. Stop texts are searched for in the content alone.
     fn pass(
         &mut self,
         deltas: Vec<OutputDelta>,
@@ -399,7 +399,7 @@ fn token_logprob(vocabulary: &Vocabulary, token: TokenId, found: &TokenLogprobs)
     }
 }
 
-/// The engine's own account of a failure. One that would come again is the request's.
+/// The engine's failure of a request: a client error unless a retry may succeed.
 fn failed(message: String, retryable: bool) -> ApiError {
     let kind = if retryable { ErrorKind::Unavailable } else { ErrorKind::Invalid };
     ApiError::new(kind, message).with_code("generation_failed")
@@ -409,7 +409,7 @@ fn stopped(message: &str) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, message).with_code("engine_stopped")
 }
 
-/// New requests while draining and running ones at its end are told the same.
+/// The error for new requests while draining and for running ones when it ends.
 pub(super) fn draining() -> ApiError {
     ApiError::new(ErrorKind::Unavailable, "the server is shutting down").with_code("draining")
 }

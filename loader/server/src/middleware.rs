@@ -1,5 +1,5 @@
-//! What happens around every request: who asks, in which dialect errors are written, which other
-//! origins may ask, what is counted and logged. Prompts and answers are not looked at.
+//! Middleware around every request: authentication, error format of the dialect, CORS, metrics and
+//! the access log. Prompts and answers are not looked at.
 
 use std::{sync::Arc, time::Instant};
 
@@ -19,24 +19,24 @@ use super::{
     routes::{Route, route_of},
 };
 
-/// What the way of a request carries along.
+/// Identity of a request, for its handler.
 #[derive(Clone)]
 pub(super) struct Caller {
-    /// The request's name in headers and logs.
+    /// Request id, in headers and the access log.
     pub(super) id: String,
-    /// The key it came with, where keys are asked for.
+    /// The API key, where keys are required.
     pub(super) key: Option<Arc<Key>>,
 }
 
 impl Caller {
-    /// Name of the key.
+    /// Name of the API key.
     pub(super) fn owner(&self) -> Option<&str> {
         self.key.as_ref().map(|key| key.name())
     }
 }
 
-/// Surrounds every handler.
-pub(super) async fn surround(
+/// Runs a handler between authentication and logging.
+pub(super) async fn handle_request(
     State(app): State<Arc<AppState>>,
     mut request: Request<Body>,
     next: Next,
@@ -52,12 +52,12 @@ pub(super) async fn surround(
     }
     let method = request.method().clone();
     let id = super::app::random_id().unwrap_or_default();
-    let (response, key) = match app.admit(route, request.headers()) {
+    let (response, key) = match app.authenticate(route, request.headers()) {
         Err(error) => (error.response(shape), None),
         Ok(key) => {
             let name = key.as_ref().map(|key| key.name().to_owned());
             request.extensions_mut().insert(Caller { id: id.clone(), key });
-            (dress(next.run(request).await, shape), name)
+            (format_error(next.run(request).await, shape), name)
         }
     };
     let mut response = response;
@@ -75,7 +75,7 @@ pub(super) async fn surround(
     });
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
-        // The second is the name that Anthropic's clients read.
+        // Anthropic's clients read the second.
         headers.insert("x-request-id", value.clone());
         headers.insert("request-id", value);
     }
@@ -86,8 +86,8 @@ pub(super) async fn surround(
     response
 }
 
-/// Writes a handler's error in the shape of the dialect that was spoken.
-fn dress(response: Response, shape: Shape) -> Response {
+/// Rewrites a handler's error in the format of the request's dialect.
+fn format_error(response: Response, shape: Shape) -> Response {
     if shape == Shape::OpenAi {
         return response;
     }
@@ -117,15 +117,15 @@ fn preflight(origin: &HeaderValue) -> Response {
 }
 
 impl AppState {
-    /// The key of a request, or why it is turned away. Without keys everybody may ask.
-    fn admit(
+    /// Authenticates a request. Without configured keys every request is allowed.
+    fn authenticate(
         &self,
         route: Option<&'static Route>,
         headers: &HeaderMap,
     ) -> Result<Option<Arc<Key>>, ApiError> {
         let Some(keys) = &self.keys else { return Ok(None) };
         let scope = match route.map(|route| route.scope) {
-            // What lives nowhere is told to those with a key alone.
+            // Unknown paths need a key too.
             None => Scope::Infer,
             Some(Some(scope)) => scope,
             Some(None) => return Ok(None),
@@ -133,7 +133,7 @@ impl AppState {
         keys.check(sent_key(headers), scope).map(Some)
     }
 
-    /// The origin of a request from another site's page, if it may ask.
+    /// The origin of a cross-origin request, if CORS allows it.
     fn allowed_origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         let text = origin.to_str().ok()?;

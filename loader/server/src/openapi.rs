@@ -54,7 +54,7 @@ const PROMPT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","minItems":1
 const INPUT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object"}}]}"#;
 const SYSTEM: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object","required":["type","text"],"properties":{"type":{"const":"text"},"text":{"type":"string"}}}}]}"#;
 
-/// How tokens are chosen: the same in both of `OpenAI`'s older dialects.
+/// Sampling parameters: the same in both of `OpenAI`'s older dialects.
 const SAMPLING: &[Member] = &[
     optional("temperature", TEMPERATURE),
     optional("top_p", SHARE),
@@ -207,15 +207,15 @@ fn operation(route: &Route) -> Value {
         "summary": route.summary,
         "responses": {
             "200": {"description": "The answer", "content": content},
-            "400": error("The request cannot be honoured; the error names the parameter"),
-            "401": error("No key, or none that is known"),
-            "403": error("A key that does not open this"),
+            "400": error("Invalid request; the error names the parameter"),
+            "401": error("Missing or unknown API key"),
+            "403": error("The API key lacks the scope of this route"),
             "404": error("No such model"),
             "408": error("The body did not arrive in time"),
             "413": error("The body is too large"),
-            "429": error("The key has had its share for now; retry-after says until when"),
-            busy: error("Busy, starting or shutting down; retry-after says until when"),
-            "504": error("The engine gave no answer in time"),
+            "429": error("Rate limit of the API key reached; retry-after says how long to wait"),
+            busy: error("At the limit of requests, starting or shutting down; retry-after says how long to wait"),
+            "504": error("The engine did not respond in time"),
         },
     });
     if route.target == Target::Health {

@@ -1,5 +1,5 @@
-//! Responses that a later request may go on from, or ask for: in memory, for a while, and of no
-//! more than a bounded size. The oldest go first.
+//! Response store of the responses API: what `previous_response_id` and `GET /v1/responses/{id}`
+//! find. In memory, bounded in bytes, entries and age; the oldest are evicted first.
 
 use std::{
     collections::VecDeque,
@@ -9,14 +9,14 @@ use std::{
 
 use shardpack_chat::json::Json;
 
-/// Bytes of all of them: some hundred long conversations.
+/// Most bytes of all entries: some hundred long conversations.
 const BYTES_MAX: usize = 64 << 20;
-/// How many: each is looked at in a search.
+/// Most entries: a lookup is a linear search.
 const ENTRIES_MAX: usize = 4096;
-/// How long one is kept after it was made.
+/// How long a response is stored.
 const LIFETIME: Duration = Duration::from_hours(6);
 
-/// The responses.
+/// The store.
 #[derive(Debug, Default)]
 pub(super) struct ResponseStore(Mutex<Entries>);
 
@@ -30,7 +30,7 @@ struct Entries {
 #[derive(Debug)]
 struct Entry {
     id: String,
-    /// Name of the key it was made with: nobody else's requests find it.
+    /// Name of the API key that created it; other keys do not find it.
     owner: Option<String>,
     body: Arc<str>,
     items: Arc<[Json]>,
@@ -38,14 +38,14 @@ struct Entry {
     until: Instant,
 }
 
-/// What is put on the shelf.
+/// A response to store.
 #[derive(Debug)]
 pub(super) struct StoredResponse {
     /// The response's id.
     pub(super) id: String,
     /// The response as its client got it.
     pub(super) body: String,
-    /// What went into it and came out of it, as items of an `input`.
+    /// Its input and output, as items of an `input`.
     pub(super) items: Vec<Json>,
 }
 
@@ -56,7 +56,7 @@ impl Entries {
         }
     }
 
-    /// Entries come in the order of their ends.
+    /// Entries are in the order in which they expire.
     fn expire(&mut self, now: Instant) {
         while self.list.front().is_some_and(|entry| entry.until <= now) {
             self.drop_oldest();
@@ -75,10 +75,10 @@ impl ResponseStore {
         entries
     }
 
-    /// Keeps a response; one that is larger than the whole shelf is not kept.
-    pub(super) fn put(&self, kept: StoredResponse, owner: Option<String>, now: Instant) {
-        let items = kept.items.iter().map(Json::size_bytes).sum::<usize>();
-        let bytes = kept.body.len() + items + kept.id.len();
+    /// Stores a response, unless it is larger than the whole store.
+    pub(super) fn put(&self, response: StoredResponse, owner: Option<String>, now: Instant) {
+        let items = response.items.iter().map(Json::size_bytes).sum::<usize>();
+        let bytes = response.body.len() + items + response.id.len();
         if bytes > BYTES_MAX {
             return;
         }
@@ -87,7 +87,7 @@ impl ResponseStore {
             entries.drop_oldest();
         }
         entries.bytes += bytes;
-        let StoredResponse { id, body, items } = kept;
+        let StoredResponse { id, body, items } = response;
         let (body, items, until) = (body.into(), items.into(), now + LIFETIME);
         entries.list.push_back(Entry { id, owner, body, items, bytes, until });
     }
@@ -99,14 +99,14 @@ impl ResponseStore {
         Some(Arc::clone(&entries.list[place].body))
     }
 
-    /// What went into it and came out of it.
+    /// Its input and output items.
     pub(super) fn items(&self, id: &str, owner: Option<&str>, now: Instant) -> Option<Arc<[Json]>> {
         let entries = self.entries(now);
         let place = entries.place(id, owner)?;
         Some(Arc::clone(&entries.list[place].items))
     }
 
-    /// Forgets a response; whether there was one.
+    /// Deletes a response; returns whether there was one.
     pub(super) fn remove(&self, id: &str, owner: Option<&str>, now: Instant) -> bool {
         let mut entries = self.entries(now);
         let Some(place) = entries.place(id, owner) else { return false };
@@ -120,7 +120,7 @@ impl ResponseStore {
 mod tests {
     use super::*;
 
-    fn kept(id: &str, bytes: usize) -> StoredResponse {
+    fn response(id: &str, bytes: usize) -> StoredResponse {
         StoredResponse { id: id.to_owned(), body: "x".repeat(bytes), items: vec!["a".into()] }
     }
 
@@ -128,14 +128,14 @@ mod tests {
     fn only_its_owner_finds_a_response_until_it_is_too_old() {
         let store = ResponseStore::default();
         let begin = Instant::now();
-        store.put(kept("r1", 3), Some("me".to_owned()), begin);
+        store.put(response("r1", 3), Some("me".to_owned()), begin);
         assert_eq!(store.body("r1", Some("me"), begin).as_deref(), Some("xxx"));
         assert_eq!(store.items("r1", Some("me"), begin).unwrap().len(), 1);
         assert_eq!(store.body("r1", Some("you"), begin), None);
         assert_eq!(store.body("r1", None, begin), None);
         assert!(!store.remove("r1", None, begin));
         assert_eq!(store.body("r1", Some("me"), begin + LIFETIME), None);
-        store.put(kept("r2", 3), None, begin);
+        store.put(response("r2", 3), None, begin);
         assert!(store.remove("r2", None, begin) && !store.remove("r2", None, begin));
         assert_eq!(store.0.lock().unwrap().bytes, 0);
     }
@@ -145,14 +145,14 @@ mod tests {
         let store = ResponseStore::default();
         let now = Instant::now();
         for number in 0..5 {
-            store.put(kept(&format!("r{number}"), BYTES_MAX / 4), None, now);
+            store.put(response(&format!("r{number}"), BYTES_MAX / 4), None, now);
         }
         let found = |id| store.body(id, None, now).is_some();
         assert!(!found("r1") && found("r2") && found("r4"));
-        store.put(kept("huge", BYTES_MAX), None, now);
+        store.put(response("huge", BYTES_MAX), None, now);
         assert!(!found("huge") && found("r4"));
         for number in 0..=ENTRIES_MAX {
-            store.put(kept(&format!("s{number}"), 1), None, now);
+            store.put(response(&format!("s{number}"), 1), None, now);
         }
         assert!(store.0.lock().unwrap().list.len() == ENTRIES_MAX && !found("s0"));
     }

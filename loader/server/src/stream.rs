@@ -1,4 +1,4 @@
-//! Streams: answers written piece by piece while they are made.
+//! Streaming responses.
 
 use std::{
     convert::Infallible,
@@ -28,19 +28,19 @@ use super::{
 /// Frames between the writing task and the connection: enough to fill a packet, few enough that a
 /// slow client is noticed.
 const FRAMES_AHEAD: usize = 16;
-/// Steps of one frame: some hundredths of a millisecond of work.
+/// Updates of one frame: some hundredths of a millisecond of work.
 const STEPS_PER_FRAME: u32 = 32;
 
-/// How a stream is written.
+/// Timeouts of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamOptions {
-    /// Longest silence towards the client.
+    /// Interval of keep-alive frames.
     pub(super) keep_alive: Duration,
-    /// Longest time in which a client takes nothing.
+    /// Longest time in which the client may read nothing.
     pub(super) write_timeout: Duration,
 }
 
-/// Answers with the stream of answers whose first step may be known already.
+/// Responds with a stream; its first update may be known already.
 pub(super) fn respond(
     generation: Generation,
     first: Option<ChoiceUpdate>,
@@ -58,7 +58,7 @@ pub(super) fn respond(
     events(content_type, Body::from_stream(Frames(receiver)))
 }
 
-/// Answers with a stream that fails as soon as it has begun.
+/// Responds with a stream that holds only an error.
 pub(super) fn refuse(mut writer: Box<dyn Writer>, error: &ApiError) -> Response {
     let mut out = String::new();
     writer.begin(&mut out);
@@ -71,7 +71,7 @@ fn events(content_type: HeaderValue, body: Body) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies must not collect events.
+    // nginx must not buffer events.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -93,7 +93,7 @@ impl Task {
         self.send(&mut out).await?;
         loop {
             let mut update = self.next().await?;
-            // What has come meanwhile goes into the same frame, up to a limit: others wait too.
+            // Updates that are ready go into the same frame, up to a limit for fairness.
             let mut left = STEPS_PER_FRAME;
             loop {
                 match update {
@@ -118,7 +118,7 @@ impl Task {
         }
     }
 
-    /// The next step; frames without meaning keep the connection alive until then.
+    /// The next update; sends keep-alive frames until then.
     async fn next(&mut self) -> Option<Result<Option<ChoiceUpdate>, ApiError>> {
         loop {
             let deadline = Instant::now() + self.options.keep_alive;

@@ -1,17 +1,17 @@
-//! An answer in the making, as all dialects write it.
+//! The parsed output of a model, as all dialects write it.
 
 use shardpack_engine_api::TokenId;
 
-/// A part of an answer, in the order in which it is to be written. Texts are not empty and never
-/// end within a character.
+/// A piece of output, in the order in which it is written. Texts are not empty and hold whole
+/// characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "the parsers of calls make what the plain one does not")]
+#[allow(dead_code, reason = "the tool-call parser makes what the plain one does not")]
 pub enum OutputDelta {
-    /// Thinking.
+    /// Reasoning (thinking).
     Reasoning(String),
-    /// The answer's text.
+    /// Content.
     Content(String),
-    /// A call begins. Calls of one answer do not overlap and count from 0 without gaps.
+    /// A tool call begins. Calls do not overlap and count from 0 without gaps.
     ToolCallBegin {
         /// Its number within the answer.
         index: u32,
@@ -20,37 +20,38 @@ pub enum OutputDelta {
         /// The tool.
         name: String,
     },
-    /// More of the arguments, as JSON text.
+    /// More of a tool call's arguments, as JSON text.
     ToolCallArguments {
         /// The call's number.
         index: u32,
         /// Not empty.
         fragment: String,
     },
-    /// The call is complete: its arguments joined are valid JSON. One that is cut off has no end.
+    /// The tool call is complete: its arguments joined are valid JSON. One that is cut off has no
+    /// end.
     ToolCallEnd {
         /// The call's number.
         index: u32,
     },
 }
 
-/// Why an answer ended.
+/// Why the output ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// A stop token or a stop text.
+    /// A stop token.
     Stop,
-    /// This text of the client's ended it.
+    /// The stop text of this index.
     StopText(usize),
-    /// The most tokens asked for or possible.
+    /// `max_tokens` or the context length.
     Length,
-    /// It ended, and holds a call.
+    /// A stop token after a complete tool call.
     ToolCalls,
 }
 
-/// Turns a model's tokens into pieces of an answer.
+/// Turns a model's tokens into output deltas.
 ///
-/// Invariants: whatever the model says becomes pieces, never an error; pieces joined do not depend
-/// on how bytes were cut into tokens, except where a token itself is a marker.
+/// Invariants: any output becomes deltas, never an error; deltas joined do not depend on how bytes
+/// were cut into tokens, except where a token itself is a marker.
 pub trait OutputParser: Send {
     /// Takes the next token and its bytes; tokens that show nothing (turn markers) have none.
     fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<OutputDelta>;

@@ -1,6 +1,6 @@
-//! `{"name": …, "arguments": {…}}` as a model writes it: keys in any order, `parameters` for
-//! `arguments`, the whole within a `function`, arguments as an object or as a text that holds one;
-//! or `{"name": {…}}`.
+//! The JSON object of a tool call, `{"name": …, "arguments": {…}}`, as a model writes it: keys in
+//! any order, `parameters` for `arguments`, the whole within a `function`, arguments as an object
+//! or as a text that holds one; or `{"name": {…}}`.
 
 use super::{
     calls::ToolCalls,
@@ -13,7 +13,7 @@ const NAME_BYTES_MAX: usize = 256;
 /// What a character did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The envelope goes on.
+    /// The object is incomplete.
     More,
     /// It is complete, and so is the call.
     Done,
@@ -64,7 +64,7 @@ impl Key {
     }
 }
 
-/// One envelope.
+/// The state of one object.
 #[derive(Debug)]
 pub(super) struct CallObject {
     state: State,

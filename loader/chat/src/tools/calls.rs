@@ -1,5 +1,5 @@
-//! The calls of one answer as they come: their numbers, ids and pieces. What a model writes
-//! reaches a client only through here.
+//! The tool calls of one output so far: indices, ids and deltas. All output reaches the client
+//! through here.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ pub struct ToolSpec {
     pub name: String,
     /// Schema of its arguments; `true` where the client gave none.
     pub schema: Value,
-    /// Where no grammar holds the model to the schema: what a complete call is judged by.
-    pub check: Option<ArgumentValidator>,
+    /// Validates a complete call, where no grammar enforces the schema.
+    pub validator: Option<ArgumentValidator>,
 }
 
-/// What ids look like.
+/// Format of call ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdStyle {
     /// `call_` and 24 letters and digits.
@@ -33,11 +33,11 @@ pub(super) enum IdStyle {
 struct Open {
     name: String,
     arguments: String,
-    /// Pieces that are held back until the call is judged, where it is.
+    /// Deltas that are held back until the complete call is validated, where it is.
     held: Option<(ArgumentValidator, Vec<OutputDelta>)>,
 }
 
-/// The calls so far.
+/// The tool calls so far.
 #[derive(Debug)]
 pub(super) struct ToolCalls {
     tools: Arc<[ToolSpec]>,
@@ -81,15 +81,15 @@ impl ToolCalls {
         Some((tool.schema.get("properties")?.get(key)?, &tool.schema))
     }
 
-    /// A call begins; false, and nothing said, if there is no such tool.
+    /// A call begins; false, without effect, if there is no such tool.
     pub(super) fn begin(&mut self, name: &str, id: Option<String>) -> bool {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else { return false };
-        let check = tool.check.clone();
+        let validator = tool.validator.clone();
         let index = self.next;
         let id = id.unwrap_or_else(|| self.id(index));
         let begin = OutputDelta::ToolCallBegin { index, id, name: name.to_owned() };
-        let held = if let Some(check) = check {
-            Some((check, vec![begin]))
+        let held = if let Some(validator) = validator {
+            Some((validator, vec![begin]))
         } else {
             self.deltas.push(begin);
             None
@@ -113,7 +113,7 @@ impl ToolCalls {
     }
 
     /// The open call is complete; false if its arguments are not an object that every JSON
-    /// reader takes, such as one with a number beyond all floats, or are judged and do not validate.
+    /// reader takes, such as one with a number beyond all floats, or do not validate.
     pub(super) fn end(&mut self) -> bool {
         if self.open.as_ref().is_some_and(|open| open.arguments.is_empty()) {
             self.arguments("{}");
@@ -122,8 +122,8 @@ impl ToolCalls {
         let Ok(arguments @ Value::Object(_)) = serde_json::from_str(&open.arguments) else {
             return false;
         };
-        if let Some((check, held)) = &mut open.held {
-            if !check.accepts(&arguments) {
+        if let Some((validator, held)) = &mut open.held {
+            if !validator.accepts(&arguments) {
                 return false;
             }
             self.deltas.append(held);

@@ -1,5 +1,5 @@
-//! `call:f{city:<|"|>Oslo<|"|>,days:[1,2]}` (Gemma 4): much like JSON, with keys bare and texts between
-//! marks of their own.
+//! The tool-call format of Gemma 4, `call:f{city:<|"|>Oslo<|"|>,days:[1,2]}`: much like JSON, with
+//! keys bare and texts between marks of their own.
 
 use serde_json::Value;
 use shardpack_formats::ToolFamily;

@@ -1,4 +1,4 @@
-//! Grammars that hold a model to a form: of a text here, of calls in the modules below.
+//! Grammars for llguidance: of structured output here, of tool calls in the modules below.
 
 use std::fmt::Write;
 

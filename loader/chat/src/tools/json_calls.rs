@@ -1,6 +1,6 @@
-//! Calls whose arguments are one JSON value: an envelope in tags (Hermes, Llama), a list of them
-//! (Mistral, Nemotron, Granite, Cohere, Hunyuan, Apertus), or a head with the name and the arguments
-//! alone (Mistral, DeepSeek, Kimi, Solar).
+//! Tool-call formats with the arguments as one JSON value: a JSON object with name and arguments
+//! between tags (Hermes, Llama), a list of those (Mistral, Nemotron, Granite, Cohere, Hunyuan,
+//! Apertus), or a head with the name followed by the arguments (Mistral, DeepSeek, Kimi, Solar).
 
 use shardpack_formats::ToolFamily;
 
@@ -15,7 +15,7 @@ use super::{
 /// Bytes of the text between a call's marker and its arguments.
 const HEAD_BYTES_MAX: usize = 512;
 
-/// The markers of the families of this kind, by their place in a call.
+/// The markers of a family. A section holds the calls of one turn, between its opener and its end.
 #[derive(Debug)]
 pub(super) struct JsonCallFormat {
     family: ToolFamily,
@@ -32,8 +32,8 @@ pub(super) struct JsonCallFormat {
     section_close: Option<String>,
 }
 
-/// The names of a family's markers; each begins with the token that it is, if it is one, and may go on
-/// with letters.
+/// The names of a family's markers; each begins with the token that it is, if it is one, and may go
+/// on with letters.
 pub(super) struct Names {
     pub openers: &'static [&'static str],
     pub call_open: Option<&'static str>,
@@ -192,7 +192,7 @@ enum State {
     Tail,
 }
 
-/// One section.
+/// The state of one section of calls.
 #[derive(Debug)]
 pub(super) struct JsonCallSection {
     state: State,
@@ -221,7 +221,7 @@ impl JsonCallSection {
                 let kind = std::mem::take(kind);
                 self.after_head(kind, input, calls)
             }
-            State::CallObject(_) => self.envelope(input, calls),
+            State::CallObject(_) => self.call_object(input, calls),
             State::Arguments(_) => self.arguments(input, calls),
             State::Tail => self.tail(format, input),
         }
@@ -342,11 +342,11 @@ impl JsonCallSection {
         self.start(&name, None, calls)
     }
 
-    fn envelope(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
-        let State::CallObject(envelope) = &mut self.state else { return Progress::NotACall };
+    fn call_object(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
+        let State::CallObject(object) = &mut self.state else { return Progress::NotACall };
         let mut end = None;
         for (at, c) in input.text().char_indices() {
-            match envelope.push(c, calls) {
+            match object.push(c, calls) {
                 Verdict::More => {}
                 verdict => {
                     end = Some((at + c.len_utf8(), verdict));

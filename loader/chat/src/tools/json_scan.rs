@@ -1,5 +1,5 @@
-//! One JSON value, checked character by character as it is written by a model. What has been let
-//! through so far is always the beginning of valid JSON.
+//! Incremental JSON scanner: validates one value character by character as the model writes it.
+//! What has passed so far is always a prefix of valid JSON.
 
 use super::marker::is_code;
 

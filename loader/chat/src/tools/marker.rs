@@ -1,5 +1,6 @@
-//! Markers: the texts that frame calls and thinking. Where the tokenizer has a token for one, only
-//! that token is the marker and the same letters spelt out are text; else the letters are.
+//! Markers: the texts that delimit tool calls and reasoning, such as `<tool_call>`. Where the
+//! tokenizer has an added token for one, only that token is the marker and the same letters are
+//! text; else the letters are the marker.
 //!
 //! Within a parser a marker that is a token stands in the text as one character of Unicode's
 //! noncharacters U+FDD0 to U+FDEF, which are meant for such private use; should a model write

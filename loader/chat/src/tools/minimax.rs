@@ -1,6 +1,7 @@
-//! `<invoke name="f"><city>Oslo</city><days><item>1</item></days></invoke>`, each tag behind a marker
-//! of its own (`MiniMax` M3): arguments are named by their tags, objects are tags within tags, lists
-//! are members in tags of one name. The tool's schema says what each text means.
+//! The tool-call format of `MiniMax` M3, `<invoke
+//! name="f"><city>Oslo</city><days><item>1</item></days></invoke>`, each tag behind a marker of its
+//! own: arguments are named by their tags, objects are tags within tags, lists are members in tags
+//! of one name. The tool's schema says what each text means.
 
 use serde_json::Value;
 use shardpack_formats::ToolFamily;
@@ -16,7 +17,8 @@ mod tree;
 
 use tree::{End, Outcome};
 
-/// What stands before every tag. One token to the published tokenizer, so that texts cannot hold it.
+/// What stands before every tag. One token to the published tokenizer, so that texts cannot hold
+/// it.
 pub(super) const MARK: &str = "]<]minimax[>[";
 pub(super) const SECTION_OPEN: &str = "<tool_call>";
 pub(super) const SECTION_CLOSE: &str = "</tool_call>";

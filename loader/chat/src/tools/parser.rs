@@ -1,5 +1,5 @@
-//! The parser of answers: tokens in, content, thinking and calls out. Whatever a model writes
-//! becomes one of the three, and how its text was cut into tokens changes nothing.
+//! The output parser: tokens in; content, reasoning and tool calls out. Any output becomes one of
+//! the three, independent of how its text was cut into tokens.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::conversation::{OutputDelta, OutputParser, PlainText};
 
-/// How a model writes, resolved against its tokenizer; the same for all its answers.
+/// A model's output format: reasoning tags and tool-call format, resolved against its tokenizer.
 #[derive(Debug)]
 pub struct OutputFormat {
     style: OutputStyle,

@@ -1,5 +1,5 @@
-//! `[f(a="x", b=[1, True]), g()]`: calls written in Python, arguments by keyword, values literals. They
-//! stand in a list, or on lines of their own.
+//! `[f(a="x", b=[1, True]), g()]`: the Pythonic tool-call format, arguments by keyword, values
+//! literals. They stand in a list, or on lines of their own.
 
 use super::{
     calls::ToolCalls,

@@ -1,4 +1,4 @@
-//! Calls whose arguments are written one by one as bare text between tags (Qwen3-Coder, GLM,
+//! Tool-call formats with each argument as bare text between tags (Qwen3-Coder, GLM,
 //! `MiniMax`, Seed-OSS, Hunyuan 3, DeepSeek V3.2); the tool's schema says what each text means.
 
 use shardpack_formats::ToolFamily;

@@ -1,4 +1,4 @@
-//! The way of a request that the model answers: read, prepare, submit, answer.
+//! Generation requests: read the body, parse and tokenize it, submit it to the engine, respond.
 
 use std::{sync::Arc, time::Instant};
 
@@ -41,11 +41,11 @@ pub(super) async fn generate(
     app.check_ready()?;
     let body = app.read_body(request).await?;
     let key = caller.key.as_ref().map(|key| key.begin(Instant::now())).transpose()?;
-    // One place until it is known how many answers are asked for.
+    // One slot until the number of choices is known.
     let mut permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
     let owner = caller.owner().map(str::to_owned);
     let mut prepared = app.clone().prepare(dialect, body, owner).await?;
-    prepared.writer_options.keep_on(&app.store, caller.owner());
+    prepared.writer_options.store_in(&app.store, caller.owner());
     let choices = prepared.sequences.len();
     let more = u32::try_from(choices.saturating_sub(1)).unwrap_or(u32::MAX);
     if more > 0 {
@@ -87,7 +87,7 @@ pub(super) async fn generate(
     Ok((headers, response).into_response())
 }
 
-/// A request that the engine can take.
+/// A request that was parsed, rendered and tokenized.
 struct PreparedRequest {
     sequences: Vec<Sequence>,
     /// The model's name as the client knows it.
@@ -97,14 +97,14 @@ struct PreparedRequest {
     stream: bool,
     ignored: Vec<String>,
     writer_options: WriterOptions,
-    /// Why there are no sequences, where the dialect's clients look for that in the stream.
+    /// Error that this dialect's clients expect inside the stream; there are no sequences then.
     refusal: Option<ApiError>,
 }
 
 impl AppState {
     fn busy(&self) -> ApiError {
         let limit = self.limits.active_requests;
-        let message = format!("the server is busy with {limit} requests");
+        let message = format!("the server is at its limit of {limit} concurrent requests");
         ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
     }
 
@@ -118,7 +118,7 @@ impl AppState {
         self.blocking(move |app| app.prepare_blocking(dialect, &body, owner.as_deref())).await
     }
 
-    /// Runs what takes long away from the threads that serve connections.
+    /// Runs blocking work away from the threads that serve connections.
     pub(super) async fn blocking<T: Send + 'static>(
         self: Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
@@ -161,7 +161,7 @@ impl AppState {
         for prompt in prompts {
             let echo = writer_options.echoes().then(|| self.text(&prompt));
             for choice in 0..choices {
-                // Each answer has randomness of its own; the first has the seed itself.
+                // Each choice has its own seed; the first has the request's.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
                 let sequence = self.sequence(&request, prompt.clone(), seed, is_raw)?;
                 sequences.push(Sequence { echo: echo.clone(), ..sequence });
@@ -179,7 +179,7 @@ impl AppState {
         })
     }
 
-    /// The prompts of a request, one for each of its texts.
+    /// The tokenized prompts of a request.
     pub(super) fn prompts(&self, parsed: &ParsedRequest) -> Result<Vec<Vec<TokenId>>, ApiError> {
         let check = |prompt| self.model.check_prompt(prompt);
         match &parsed.prompt {
@@ -251,7 +251,8 @@ impl AppState {
         text
     }
 
-    /// Waits a little for the first step, since an error before it can still have a status.
+    /// Responds with a stream. Waits a little for the first update, since an error before it can
+    /// still have an HTTP status.
     async fn stream(
         &self,
         mut generation: Generation,
@@ -263,7 +264,7 @@ impl AppState {
         Ok(stream::respond(generation, first, writer, options, &self.writers()))
     }
 
-    /// Answers with whole completions.
+    /// Responds without streaming.
     async fn whole(
         &self,
         generation: Generation,
@@ -284,15 +285,18 @@ impl AppState {
 }
 
 fn refused_prediction() -> ApiError {
-    ApiError::param("prediction.content", "prediction.content: the model's tokenizer refuses it")
+    ApiError::param(
+        "prediction.content",
+        "prediction.content: the model's tokenizer cannot encode it",
+    )
 }
 
 fn failed() -> ApiError {
-    let message = "the server failed on this request: this is a fault of the server";
+    let message = "internal server error: a bug in the server, not in the request";
     ApiError::new(ErrorKind::Internal, message)
 }
 
-/// Between the seeds of a request's answers: an odd number with bits all over.
+/// Distance between the seeds of a request's choices: odd, with well-mixed bits.
 const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 async fn collect(
@@ -307,14 +311,14 @@ async fn collect(
     Ok(writer.whole(answers))
 }
 
-/// What was asked for, up to the model's last position; the prompt leaves room for one.
+/// `max_tokens` of the request, at most what the context length leaves after the prompt.
 fn max_tokens(prompt: &[TokenId], asked: Option<u32>, model: &ChatModel) -> u32 {
     let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let room = model.max_positions().saturating_sub(used);
     asked.unwrap_or(room).min(room)
 }
 
-/// A prompt that cannot be; clients find too long ones by their dialect's own words.
+/// The error for a prompt; clients recognise a prompt that is too long by their dialect's words.
 pub(super) fn prompt_error(error: &PromptError, writer_options: &WriterOptions) -> ApiError {
     let api = ApiError::param(writer_options.prompt_param(), error.to_string());
     match error {

@@ -1,4 +1,4 @@
-//! Which models there are, in every dialect: one, under its names.
+//! Model lists of every dialect: the one model, under its names.
 
 use std::{
     sync::Arc,

@@ -1,4 +1,4 @@
-//! How the server is.
+//! Health, readiness, metrics and statistics.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use shardpack_engine_api::EngineState;
 
 use super::AppState;
 
-/// Whether the engine answers, and why not.
+/// Health of the engine, with the reason if it is not ready.
 pub(super) async fn health(State(app): State<Arc<AppState>>) -> Response {
     #[derive(Serialize)]
     struct Health<'a> {
@@ -31,7 +31,7 @@ pub(super) async fn health(State(app): State<Arc<AppState>>) -> Response {
     (status, Json(Health { state, reason, model, ranks, active_requests })).into_response()
 }
 
-/// Whether requests are taken now.
+/// Readiness probe: whether requests are accepted now.
 pub(super) async fn ready(State(app): State<Arc<AppState>>) -> Response {
     match app.check_ready() {
         Ok(()) => "ready".into_response(),
@@ -39,14 +39,14 @@ pub(super) async fn ready(State(app): State<Arc<AppState>>) -> Response {
     }
 }
 
-/// Counters for Prometheus.
+/// Metrics for Prometheus.
 pub(super) async fn metrics(State(app): State<Arc<AppState>>) -> Response {
     let text = app.metrics.text(&app.engine.status());
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-/// What the page shows.
+/// Statistics that the web page shows.
 pub(super) async fn stats(State(app): State<Arc<AppState>>) -> Response {
     let (state, reason) = app.state();
     let engine = app.engine.status();
@@ -55,7 +55,7 @@ pub(super) async fn stats(State(app): State<Arc<AppState>>) -> Response {
         |rank: u32| app.nodes.get(rank as usize).cloned().unwrap_or_else(|| format!("rank {rank}"));
     let node = |rank: u32| {
         let mut node = json!({"rank": rank, "name": name(rank)});
-        // What a rank has not said is left out.
+        // Values that a rank did not report are left out.
         let vitals = engine.vitals.get(rank as usize).copied().unwrap_or_default();
         let of_thousand = |thousandths: u64| json!(thousandths as f64 / 1000.0);
         let facts = [

@@ -1,4 +1,4 @@
-//! Responses that were kept: shown and forgotten.
+//! Stored responses of the responses API: retrieve and delete.
 
 use std::{sync::Arc, time::Instant};
 
@@ -17,11 +17,11 @@ use crate::{
 };
 
 fn unknown(id: &str) -> ApiError {
-    let message = format!("response {id:?} is not kept here: it may have been too long ago");
+    let message = format!("response {id:?} is not stored: it may have expired");
     ApiError::new(ErrorKind::NotFound, message)
 }
 
-/// A response as it was given.
+/// Returns a stored response.
 pub(super) async fn show(
     State(app): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
@@ -32,7 +32,7 @@ pub(super) async fn show(
     Ok(([(header::CONTENT_TYPE, json)], body.to_string()).into_response())
 }
 
-/// Forgets a response.
+/// Deletes a stored response.
 pub(super) async fn forget(
     State(app): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,

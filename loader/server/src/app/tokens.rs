@@ -1,4 +1,4 @@
-//! Between text and tokens, for clients that count, compare or look closely.
+//! Tokenize, detokenize, count tokens and render the chat template.
 
 use std::sync::Arc;
 

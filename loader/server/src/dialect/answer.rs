@@ -1,22 +1,22 @@
-//! A whole answer, collected from its steps.
+//! A complete choice, collected from its updates.
 
 use shardpack_chat::conversation::{EndReason, OutputDelta};
 
 use crate::generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind};
 
-/// One answer, complete.
+/// One complete choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) reasoning: String,
     pub(crate) content: String,
     pub(crate) calls: Vec<AnswerCall>,
-    /// Absent while it is being made.
+    /// Absent until it has ended.
     pub(crate) reason: Option<EndReason>,
     pub(crate) usage: AnswerUsage,
     pub(crate) logprobs: Vec<TokenLogprob>,
 }
 
-/// A call of an answer.
+/// A tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnswerCall {
     pub(crate) id: String,
@@ -27,7 +27,7 @@ pub(crate) struct AnswerCall {
 }
 
 impl Answer {
-    /// Adds a step to the answer that it belongs to.
+    /// Applies an update to the choice that it belongs to.
     pub(crate) fn collect(answers: &mut [Self], update: ChoiceUpdate) {
         let answer = &mut answers[update.choice as usize];
         answer.logprobs.extend(update.logprobs);
@@ -37,7 +37,7 @@ impl Answer {
         }
     }
 
-    /// Adds a piece.
+    /// Appends a delta.
     pub(crate) fn push(&mut self, delta: OutputDelta) {
         match delta {
             OutputDelta::Reasoning(text) => self.reasoning.push_str(&text),

@@ -1,4 +1,4 @@
-//! Completions of the `OpenAI` API: prompts that no template sees.
+//! Completions of the `OpenAI` API: raw prompts without a chat template.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ const PROMPTS_MAX: usize = 128;
 /// Tokens of a completion whose length nobody chose: the API's own default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// What a client of completions chooses about the form.
+/// Options of the completions writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     include_usage: bool,
@@ -57,8 +57,7 @@ pub(super) fn parse(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let include_usage = parse_stream_options(&mut fields)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     if echo && sampling.logprobs.is_some() {
-        let message =
-            "logprobs: with echo they would be those of the prompt too, which are not known here";
+        let message = "logprobs: log probabilities of the prompt are not supported: leave out echo or logprobs";
         return Err(ApiError::param("logprobs", message).with_code("unsupported_value"));
     }
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;

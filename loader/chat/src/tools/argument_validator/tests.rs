@@ -1,4 +1,4 @@
-//! What is judged, and what is refused before it could take long.
+//! What is validated, and what is refused before it could take long.
 
 use serde_json::json;
 

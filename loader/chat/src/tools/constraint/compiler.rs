@@ -80,7 +80,7 @@ impl Compiler {
         self.run(timeout, move |is_given_up| {
             let parser = factory.create_parser(grammar).map_err(|error| format!("{error:#}"))?;
             if is_given_up() {
-                return Err("nobody waits any more".to_owned());
+                return Err("the request timed out".to_owned());
             }
             Ok(Matcher::new(Ok(parser)))
         })

@@ -218,7 +218,7 @@ fn parse(
         .map(|(name, schema)| ToolSpec {
             name: (*name).to_owned(),
             schema: schema.clone(),
-            check: None,
+            validator: None,
         })
         .collect();
     let options =

@@ -1,4 +1,4 @@
-//! What begins a call in free text, per family.
+//! Triggers of lazy grammars: what begins a tool call in free text, per family.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The grammar of arguments in tags within tags (`MiniMax` M3): objects and lists of plain schemas as
-//! the model writes them, others as JSON in their tag, which the model can write as well.
+//! The grammar of arguments in tags within tags (`MiniMax` M3): objects and lists of plain schemas
+//! as the model writes them, others as JSON in their tag, which the model can write as well.
 
 use std::fmt::Write;
 

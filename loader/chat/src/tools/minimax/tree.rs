@@ -43,8 +43,9 @@ pub(super) fn is_name(name: &str) -> bool {
         && !name.contains(|c: char| c == '<' || c.is_control() || is_code(c))
 }
 
-/// Where a text in the tag of this name ends. Texts may hold tags, its own among them: only the mark
-/// tells. Where models forget it, the tag counts if something follows that only stands behind one.
+/// Where a text in the tag of this name ends. Texts may hold tags, its own among them: only the
+/// mark tells. Where models forget it, the tag counts if something follows that only stands behind
+/// one.
 pub(super) fn text_end(key: &str, mark: &str, text: &str) -> End {
     let bare = format!("</{key}>");
     let marked = format!("{mark}{bare}");

@@ -157,7 +157,7 @@ fn tools() -> Arc<[ToolSpec]> {
         "ratio": {"type": "number"},
     }});
     ["get_weather", "get_time"]
-        .map(|name| ToolSpec { name: name.to_owned(), schema: schema.clone(), check: None })
+        .map(|name| ToolSpec { name: name.to_owned(), schema: schema.clone(), validator: None })
         .into()
 }
 

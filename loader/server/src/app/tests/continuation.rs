@@ -1,5 +1,5 @@
-//! Answers that go on from something: a turn of the model's own, a prompt, an earlier response; and
-//! calls that go on without their schema.
+//! Continuations: of an assistant turn (prefill), of an echoed prompt, of a stored response; and
+//! tool calls whose schema is validated after generation.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! One answer of each family, as its model writes it, comes to the same in every dialect of the API,
-//! whole and streamed.
+//! One answer of each family, as its model writes it, comes to the same in every dialect of the
+//! API, whole and streamed.
 
 use serde_json::{Value, json};
 use shardpack_chat::model::ChatModel;

@@ -1,4 +1,4 @@
-//! A chat completion request to the inner form.
+//! Parses chat completion requests.
 
 use shardpack_chat::{
     conversation::{ChatRequest, Message, Reasoning},
@@ -77,7 +77,7 @@ fn parse_continues(fields: &mut Fields, messages: &[Message]) -> Result<bool, Ap
     if !fields.boolean(name)?.unwrap_or(false) {
         return Ok(false);
     }
-    // The other half of the same wish.
+    // Clients of `continue_final_message` send it too.
     fields.take("add_generation_prompt");
     if messages.last().and_then(Message::own_text).is_none() {
         let message = format!("{name}: the last message is not an assistant's text");

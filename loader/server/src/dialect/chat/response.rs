@@ -9,7 +9,7 @@ use crate::{
     generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
 };
 
-/// What a client of chat completions chooses about the form.
+/// Options of the chat completions writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Whether a chunk with the usage follows the last.

@@ -1,4 +1,4 @@
-//! A messages request to the inner form.
+//! Parses messages requests.
 
 use shardpack_chat::{
     conversation::{ChatRequest, Reasoning, ResponseFormat},
@@ -63,7 +63,7 @@ pub(in crate::dialect) fn parse(body: Object) -> Result<ParsedRequest, ApiError>
             ignored.push(name.to_owned());
         }
     }
-    // The service goes on with a last turn of the model's own.
+    // As the service does, a last assistant turn is continued (prefill).
     let continues = messages.last().is_some_and(|last| last.own_text().is_some());
     let request = ChatRequest {
         messages,

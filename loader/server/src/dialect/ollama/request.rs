@@ -1,4 +1,4 @@
-//! Ollama's requests to the inner form.
+//! Parses Ollama's requests.
 
 use shardpack_chat::{
     conversation::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},

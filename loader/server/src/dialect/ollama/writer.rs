@@ -14,7 +14,7 @@ use crate::{
     generation::{AnswerUsage, ChoiceUpdate, UpdateKind},
 };
 
-/// What a client of Ollama's API chooses about the form.
+/// Options of the Ollama's API writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(super) route: Route,

@@ -1,4 +1,4 @@
-//! A responses request to the inner form.
+//! Parses responses requests.
 
 use shardpack_chat::{
     conversation::{ChatRequest, Reasoning},
@@ -8,7 +8,7 @@ use shardpack_chat::{
 use super::{Options, input::parse_input};
 use crate::{
     dialect::{
-        Earlier, ParsedRequest, Prompt, WriterOptions,
+        ParsedRequest, Prompt, StoredItems, WriterOptions,
         fields::Fields,
         params::{
             Neutral, leftover, parse_limits, parse_logprobs_count, parse_messages,
@@ -22,7 +22,7 @@ use crate::{
 /// Parses a body.
 pub(in crate::dialect) fn parse(
     body: Object,
-    earlier: Earlier<'_>,
+    earlier: StoredItems<'_>,
 ) -> Result<ParsedRequest, ApiError> {
     let mut options = Options::of(&body);
     let mut fields = Fields::new(body);
@@ -94,16 +94,16 @@ fn items(input: Option<&Json>) -> Option<Vec<Json>> {
     }
 }
 
-/// The input behind what went before it.
+/// The input after the items of the response that it continues.
 fn join(
     previous: Option<String>,
     input: Option<Json>,
-    earlier: Earlier<'_>,
+    earlier: StoredItems<'_>,
 ) -> Result<Option<Json>, ApiError> {
     let Some(previous) = previous else { return Ok(input) };
     let Some(earlier) = earlier(&previous) else {
         let message = format!(
-            "previous_response_id: {previous:?} is not kept here: send the conversation whole"
+            "previous_response_id: {previous:?} is not stored: send the whole conversation in input"
         );
         let error = ApiError::param("previous_response_id", message);
         return Err(error.with_code("previous_response_not_found"));
@@ -138,7 +138,7 @@ pub(super) const UNSUPPORTED: [(&str, Neutral); 4] = [
 ];
 
 impl Options {
-    /// What a response repeats of its request.
+    /// Request fields that a response repeats.
     fn of(body: &Object) -> Self {
         let member = |name: &str| body.get(name).cloned().unwrap_or(Json::Null);
         let or = |name: &str, default: &str| match member(name) {

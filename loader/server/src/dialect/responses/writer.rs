@@ -15,14 +15,14 @@ use crate::{
     response_store::{ResponseStore, StoredResponse},
 };
 
-/// What a response repeats of its request, and what its tools are.
+/// Request fields that a response repeats, and the kinds of its tools.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(super) kinds: BTreeMap<String, ToolKind>,
-    /// Whether the client wants to go on from it.
+    /// `store`: whether a later request may continue the response.
     pub(super) store: bool,
     pub(super) previous_response_id: Json,
-    /// What goes into it, those before it included; none where it is not kept.
+    /// Input items, earlier turns included; empty where the response is not stored.
     pub(super) items: Vec<Json>,
     pub(super) keeper: Option<(Arc<ResponseStore>, Option<String>)>,
     pub(super) instructions: Json,
@@ -39,8 +39,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Keeps the response there when it is made, if its client did not forbid it.
-    pub(in crate::dialect) fn keep_on(&mut self, store: &Arc<ResponseStore>, owner: Option<&str>) {
+    /// Stores the finished response there, unless the client said `store: false`.
+    pub(in crate::dialect) fn store_in(&mut self, store: &Arc<ResponseStore>, owner: Option<&str>) {
         self.keeper = self.store.then(|| (Arc::clone(store), owner.map(str::to_owned)));
     }
 }
@@ -56,7 +56,7 @@ pub(crate) struct ResponsesWriter {
     end: Option<(EndReason, AnswerUsage)>,
 }
 
-/// The item that grows.
+/// The item being written.
 struct Open {
     id: String,
     text: String,
@@ -130,8 +130,8 @@ impl ResponsesWriter {
         })
     }
 
-    /// Puts the response where later requests find it.
-    fn keep(&mut self, response: &Value) {
+    /// Stores the response, so that later requests can continue it.
+    fn store(&mut self, response: &Value) {
         let Some((store, owner)) = self.options.keeper.take() else { return };
         let mut items = std::mem::take(&mut self.options.items);
         let output = self.output.iter().map(|item| Json::parse(item.to_string().as_bytes()));
@@ -355,7 +355,7 @@ impl Writer for ResponsesWriter {
         let is_call = self.open.as_ref().is_some_and(|open| open.kind.is_call());
         self.close(if is_call { "incomplete" } else { status }, out);
         let response = self.response(status);
-        self.keep(&response);
+        self.store(&response);
         self.event(&format!("response.{status}"), json!({"response": response}), out);
     }
 
@@ -392,7 +392,7 @@ impl Writer for ResponsesWriter {
         let status = self.status();
         self.close(status, &mut unused);
         let response = self.response(status);
-        self.keep(&response);
+        self.store(&response);
         to_json(&response)
     }
 }
