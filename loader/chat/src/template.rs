@@ -78,7 +78,7 @@ impl ChatTemplate {
         self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
     }
 
-    /// The prompt of a conversation whose last turn goes on: up to the end of what it says.
+    /// The prompt of a conversation whose last turn is continued, up to the end of its text.
     /// Nothing where the template does not show that.
     pub fn render_open(
         &self,

@@ -225,7 +225,7 @@ impl Generation {
         }
         let updates = &mut self.ready;
         let mut emit = |kind, logprobs| {
-            updates.push_back(ChoiceUpdate { choice: index as u32, kind, logprobs })
+            updates.push_back(ChoiceUpdate { choice: index as u32, kind, logprobs });
         };
         if !matches!(event, Event::Failed { .. })
             && let Some(echo) = choice.echo.take().filter(|echo| !echo.is_empty())
@@ -338,7 +338,7 @@ impl Choice {
                 }
                 OutputDelta::Reasoning(_) => self.is_thinking = true,
                 OutputDelta::ToolCallBegin { .. } => {
-                    (self.is_thinking, self.open_calls) = (false, 1)
+                    (self.is_thinking, self.open_calls) = (false, 1);
                 }
                 OutputDelta::ToolCallArguments { .. } => {}
                 OutputDelta::ToolCallEnd { .. } => {

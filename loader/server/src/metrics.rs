@@ -247,7 +247,7 @@ impl Metrics {
         self.ignored.inc_by(count as u64);
     }
 
-    /// Tokens a second of late, all answers together.
+    /// Recent tokens per second over all requests.
     pub(super) fn tokens_per_second(&self) -> f64 {
         self.count_rate(0)
     }

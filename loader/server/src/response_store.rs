@@ -63,7 +63,7 @@ impl Entries {
         }
     }
 
-    fn place(&self, id: &str, owner: Option<&str>) -> Option<usize> {
+    fn position(&self, id: &str, owner: Option<&str>) -> Option<usize> {
         self.list.iter().position(|entry| entry.id == id && entry.owner.as_deref() == owner)
     }
 }
@@ -95,22 +95,22 @@ impl ResponseStore {
     /// A response as its client got it.
     pub(super) fn body(&self, id: &str, owner: Option<&str>, now: Instant) -> Option<Arc<str>> {
         let entries = self.entries(now);
-        let place = entries.place(id, owner)?;
-        Some(Arc::clone(&entries.list[place].body))
+        let position = entries.position(id, owner)?;
+        Some(Arc::clone(&entries.list[position].body))
     }
 
     /// Its input and output items.
     pub(super) fn items(&self, id: &str, owner: Option<&str>, now: Instant) -> Option<Arc<[Json]>> {
         let entries = self.entries(now);
-        let place = entries.place(id, owner)?;
-        Some(Arc::clone(&entries.list[place].items))
+        let position = entries.position(id, owner)?;
+        Some(Arc::clone(&entries.list[position].items))
     }
 
     /// Deletes a response; returns whether there was one.
     pub(super) fn remove(&self, id: &str, owner: Option<&str>, now: Instant) -> bool {
         let mut entries = self.entries(now);
-        let Some(place) = entries.place(id, owner) else { return false };
-        let removed = entries.list.remove(place).map_or(0, |entry| entry.bytes);
+        let Some(position) = entries.position(id, owner) else { return false };
+        let removed = entries.list.remove(position).map_or(0, |entry| entry.bytes);
         entries.bytes -= removed;
         true
     }

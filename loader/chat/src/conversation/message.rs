@@ -56,7 +56,7 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct MessageError {
-    /// The place, to be appended to the message's own.
+    /// Path below the message, to be appended to the message's own.
     pub path: String,
     /// A sentence for the client.
     pub message: String,

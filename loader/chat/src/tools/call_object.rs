@@ -10,7 +10,7 @@ use super::{
 /// Bytes of a tool's name; the API allows 64.
 const NAME_BYTES_MAX: usize = 256;
 
-/// What a character did.
+/// Result of a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The object is incomplete.

@@ -1,6 +1,6 @@
-//! Harmony (gpt-oss): an answer is a row of messages, each with a header that names its channel
-//! and perhaps a recipient. Thinking is in `analysis`, calls go to `functions.…`, the answer is in
-//! `final`; what is said to the user between calls is in `commentary`.
+//! Harmony, the output format of gpt-oss: a sequence of messages, each with a header that names its
+//! channel and perhaps a recipient. Thinking is in `analysis`, calls go to `functions.…`, the
+//! answer is in `final`; what is said to the user between calls is in `commentary`.
 
 use super::{
     calls::ToolCalls,

@@ -6,10 +6,10 @@ use super::marker::is_code;
 /// Deepest nesting: what clients' JSON readers (`serde_json` among them) take.
 const DEPTH_MAX: usize = 127;
 
-/// What a character did.
+/// Result of scanning a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScanOutcome {
-    /// It belongs to the value, which goes on.
+    /// It belongs to the value, which is incomplete.
     More,
     /// It ends the value.
     Done,

@@ -21,7 +21,7 @@ pub(super) const fn is_code(c: char) -> bool {
 /// The markers of a model's families, as its tokenizer has them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Markers {
-    /// Those that are tokens; the place in the list is the code.
+    /// Those that are tokens; the index is the code.
     tokens: Vec<(&'static str, TokenId)>,
     by_id: HashMap<TokenId, char>,
 }
@@ -61,8 +61,8 @@ impl Markers {
         let mut shown = String::with_capacity(text.len());
         for c in text.chars() {
             match u32::from(c).checked_sub(FIRST).filter(|_| is_code(c)) {
-                Some(place) => {
-                    shown.push_str(self.tokens.get(place as usize).map_or("\u{fffd}", |(t, _)| *t));
+                Some(index) => {
+                    shown.push_str(self.tokens.get(index as usize).map_or("\u{fffd}", |(t, _)| *t));
                 }
                 None => shown.push(c),
             }

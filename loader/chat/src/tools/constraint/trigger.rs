@@ -18,7 +18,7 @@ const TAIL_BYTES_MAX: usize = 1024;
 /// A call has begun.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Trigger {
-    /// Which grammar goes on.
+    /// Index of the grammar to continue with.
     pub matcher: usize,
     /// What the model has already written of it.
     pub feed: String,
@@ -102,7 +102,7 @@ impl Triggers {
         }
     }
 
-    /// After a call: the text goes on.
+    /// Continues with free text after a call.
     pub(super) fn restart(&mut self) {
         self.text.clear();
         self.watches_whole = false;
@@ -115,10 +115,10 @@ impl Triggers {
             self.text.clear();
             return Some(Trigger { matcher: 0, feed: String::new() });
         }
-        if let Some(place) = self.resets.iter().position(|reset| *reset == token) {
+        if let Some(index) = self.resets.iter().position(|reset| *reset == token) {
             // Harmony: a header begins or ends; Llama: a bare call may begin.
-            self.watches_whole = family != ToolFamily::Harmony || place < 2;
-            if family != ToolFamily::Harmony || place != 1 {
+            self.watches_whole = family != ToolFamily::Harmony || index < 2;
+            if family != ToolFamily::Harmony || index != 1 {
                 self.text.clear();
             }
             return None;

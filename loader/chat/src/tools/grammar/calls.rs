@@ -1,5 +1,5 @@
-//! The grammar of calls, per family: what a model must write where it must call, and what may
-//! follow once a call has begun.
+//! Grammars of tool calls, per family: for required calls, and for the rest of a call that the
+//! model has begun (lazy grammars).
 
 use std::fmt::Write;
 
@@ -62,7 +62,7 @@ impl Writer<'_> {
             | ToolFamily::LongcatJson
             | ToolFamily::GraniteJson
             | ToolFamily::HyperclovaJson => {
-                self.envelope(name, "arguments", &closed(&tool.schema)?)
+                self.call_object(name, "arguments", &closed(&tool.schema)?)
             }
             ToolFamily::CohereJson => {
                 let id = "\"\\\"tool_call_id\\\"\" WS? \":\" WS? /\"[0-9]{1,3}\"/ WS? \",\" WS?";
@@ -75,7 +75,7 @@ impl Writer<'_> {
                 format!("\"{{\" WS? {name} WS? \":\" WS? {json} WS? \"}}\"")
             }
             ToolFamily::LlamaJson | ToolFamily::InternlmJson => {
-                self.envelope(name, "parameters", &closed(&tool.schema)?)
+                self.call_object(name, "parameters", &closed(&tool.schema)?)
             }
             ToolFamily::LlamaPythonic | ToolFamily::Lfm2 | ToolFamily::Olmo3 => {
                 self.pythonic(number, tool)?
@@ -138,7 +138,7 @@ impl Writer<'_> {
         })
     }
 
-    fn envelope(&mut self, name: &str, arguments: &str, schema: &Value) -> String {
+    fn call_object(&mut self, name: &str, arguments: &str, schema: &Value) -> String {
         // Some write the type first.
         let kind = match arguments {
             "parameters" => "(\"\\\"type\\\"\" WS? \":\" WS? \"\\\"function\\\"\" WS? \",\" WS?)?",
@@ -147,7 +147,7 @@ impl Writer<'_> {
         self.envelope_with(kind, ["name", arguments], name, schema)
     }
 
-    /// An envelope with something before its keys.
+    /// The JSON object of a call, with something before its keys.
     fn envelope_with(
         &mut self,
         before: &str,

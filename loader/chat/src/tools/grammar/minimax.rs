@@ -138,7 +138,7 @@ impl<'a> Nesting<'a> {
     }
 }
 
-/// What tags can be held to.
+/// A schema that tags can enforce.
 enum Shape<'a> {
     /// Members by name, and which of them must be there.
     Object(&'a Map<String, Value>, Vec<&'a str>),
@@ -146,7 +146,7 @@ enum Shape<'a> {
     List { items: &'a Value, min: u64, max: Option<u64> },
 }
 
-/// The shape of a schema that says nothing which tags cannot be held to.
+/// The shape of a schema that tags can enforce in full.
 fn shape(schema: &Value) -> Option<Shape<'_>> {
     const OBJECT: [&str; 4] = ["type", "properties", "required", "additionalProperties"];
     const LIST: [&str; 4] = ["type", "items", "minItems", "maxItems"];

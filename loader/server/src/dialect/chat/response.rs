@@ -270,7 +270,7 @@ impl Writer for ChatWriter {
     fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
         match &update.kind {
             UpdateKind::Delta(output) => {
-                self.write_delta(update.choice, output, &update.logprobs, out)
+                self.write_delta(update.choice, output, &update.logprobs, out);
             }
             UpdateKind::End(reason, usage) => {
                 self.usages.push(*usage);

@@ -124,13 +124,13 @@ impl Writer for OllamaWriter {
         self.first.get_or_insert_with(Instant::now);
         match update.kind {
             UpdateKind::Delta(OutputDelta::Content(text)) => {
-                Self::push(&self.line(&text, "", &[], false), out)
+                Self::push(&self.line(&text, "", &[], false), out);
             }
             UpdateKind::Delta(OutputDelta::Reasoning(text)) => {
                 Self::push(&self.line("", &text, &[], false), out);
             }
             UpdateKind::Delta(OutputDelta::ToolCallBegin { name, .. }) => {
-                self.call = Some((name, String::new()))
+                self.call = Some((name, String::new()));
             }
             UpdateKind::Delta(OutputDelta::ToolCallArguments { fragment, .. }) => {
                 if let Some((_, arguments)) = &mut self.call {
