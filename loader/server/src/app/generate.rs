@@ -104,7 +104,7 @@ struct PreparedRequest {
 impl AppState {
     fn busy(&self) -> ApiError {
         let limit = self.limits.active_requests;
-        let message = format!("the server is at its limit of {limit} concurrent requests");
+        let message = format!("the server is busy with {limit} requests");
         ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
     }
 
