@@ -1,13 +1,13 @@
 //! Text and messages: a conversation becomes a prompt's tokens, and a model's tokens become text,
 //! reasoning and tool calls.
 //!
-//! Reading order: [`inner`] (a conversation and an answer, the same for every dialect), [`model`]
-//! (what a package says of its text side), [`template`] (messages to text), [`text`] (text to
-//! tokens and back), [`tools`] (tool-call formats, grammars), [`output`] (how one answer is parsed
-//! and constrained). No HTTP, no tensors.
+//! Reading order: [`conversation`] (request and output, the same for every dialect), [`model`] (the
+//! package's tokenizer, chat template and limits), [`template`] (messages to text), [`text`] (text
+//! to tokens and back), [`tools`] (tool-call formats, grammars), [`output`] (how one answer is
+//! parsed and constrained). No HTTP, no tensors.
 #![forbid(unsafe_code)]
 
-pub mod inner;
+pub mod conversation;
 pub mod json;
 pub mod model;
 pub mod output;

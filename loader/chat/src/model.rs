@@ -1,5 +1,5 @@
-//! What of a package the server needs: tokenizer, chat template, stop tokens and limits. Weights
-//! are the engine's; a package without these files still loads there.
+//! The text side of a package: tokenizer, chat template, stop tokens and limits. The engine loads
+//! packages without these files too.
 
 use std::{
     fs::File,
@@ -13,7 +13,7 @@ use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_formats::{OutputStyle, ThinkingStyle};
 
 use super::{
-    inner::ChatRequest,
+    conversation::ChatRequest,
     json::{Json, Object},
     template::{ChatTemplate, RenderError, TemplateError},
     text::{Vocabulary, VocabularyError},
@@ -30,7 +30,7 @@ pub struct ChatModel {
     vocabulary: Arc<Vocabulary>,
     templates: Option<Templates>,
     output: Arc<OutputFormat>,
-    /// Made when first asked for: most requests ask for none, and it costs up to a second.
+    /// Built on first use: most requests need none, and it takes up to a second.
     grammars: OnceLock<Option<Grammars>>,
     stop_tokens: Vec<TokenId>,
     default_temperature: f32,
@@ -42,7 +42,7 @@ pub struct ChatModel {
 struct Templates {
     default: ChatTemplate,
     tools: Option<ChatTemplate>,
-    /// How the model writes, by the template that speaks of tools.
+    /// The output format, detected from the template for tools.
     style: OutputStyle,
 }
 
@@ -96,7 +96,7 @@ pub enum OpenModelError {
     },
 }
 
-/// A conversation that cannot become a prompt; all are the request's fault.
+/// A conversation cannot become a prompt; every variant is a client error.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
     /// The package has no template.
@@ -105,8 +105,8 @@ pub enum PromptError {
     /// The template and the conversation do not go together.
     #[error(transparent)]
     Render(#[from] RenderError),
-    /// The last turn is to go on, and the template does not show it as it is.
-    #[error("this model's template does not show the last turn as it is, so that it cannot go on")]
+    /// The last turn is to be continued, but the template does not render it unchanged.
+    #[error("the chat template does not render the last turn unchanged, so it cannot be continued")]
     Closed,
     /// The tokenizer failed on the rendered text.
     #[error("the tokenizer fails on this conversation: {0}")]
@@ -122,13 +122,13 @@ pub enum PromptError {
         /// The model's.
         vocab_size: u32,
     },
-    /// No room for an answer.
+    /// The prompt leaves no room for output.
     #[error(
         "this model's maximum context length is {max_positions} tokens, but the messages have \
          {prompt_tokens}: shorten them"
     )]
     TooLong {
-        /// The model's longest sequence.
+        /// The model's context length.
         max_positions: u32,
         /// The prompt's tokens.
         prompt_tokens: usize,
@@ -161,7 +161,7 @@ impl ChatModel {
 
         let specials = special_tokens(&tokenizer_config);
         for (name, token) in specials.iter() {
-            // Unknown-word tokens are what the model said; the others frame it.
+            // Unknown-word tokens are text; the others are structure.
             if let Some(token) = token.as_str().filter(|_| name != "unk_token") {
                 vocabulary.hide(token);
             }
@@ -202,7 +202,7 @@ impl ChatModel {
         &self.vocabulary
     }
 
-    /// How the model writes calls and thinking.
+    /// The model's output format: reasoning tags and tool-call format.
     #[must_use]
     pub const fn output(&self) -> &Arc<OutputFormat> {
         &self.output
@@ -217,7 +217,7 @@ impl ChatModel {
         self.grammars.get_or_init(make).as_ref()
     }
 
-    /// Whether a prompt leaves thinking open, so that the answer begins within it.
+    /// Whether a prompt ends within open reasoning tags, so that the output begins with reasoning.
     #[must_use]
     pub fn opens_thinking(&self, prompt: &[TokenId]) -> bool {
         // A marker that is no token has fewer tokens than letters.
@@ -254,14 +254,14 @@ impl ChatModel {
             .map_or("", |templates| templates.tools.as_ref().unwrap_or(&templates.default).source())
     }
 
-    /// Longest sequence, in tokens.
+    /// Context length, in tokens.
     #[must_use]
     pub const fn max_positions(&self) -> u32 {
         self.max_positions
     }
 
-    /// Reads answers in the style that the package's manifest names; without one, in that which
-    /// the template's text suggests.
+    /// Parses output in the style of the package's manifest; without one, in the style that was
+    /// detected from the chat template.
     #[must_use]
     pub fn with_style(mut self, style: Option<OutputStyle>) -> Self {
         if let Some(style) = style.filter(|style| *style != OutputStyle::default()) {
@@ -271,7 +271,7 @@ impl ChatModel {
         self
     }
 
-    /// Lowers the longest sequence to what the engine has memory for.
+    /// Lowers the context length to what the engine has memory for.
     pub fn limit_positions(&mut self, max_positions: u32) {
         self.max_positions = self.max_positions.min(max_positions);
     }
@@ -321,8 +321,8 @@ impl ChatModel {
     }
 }
 
-/// Variables of the template: the client's own, and its wish to think under the names that
-/// templates read it by, of this style in particular.
+/// Variables of the template: the client's own, and its reasoning options under the names that
+/// templates read, those of this style in particular.
 fn template_kwargs(request: &ChatRequest, style: Option<ThinkingStyle>) -> Object {
     let mut kwargs = request.template_kwargs.clone();
     let mut add = |name: &str, value: Json| {
@@ -344,8 +344,8 @@ fn template_kwargs(request: &ChatRequest, style: Option<ThinkingStyle>) -> Objec
     kwargs
 }
 
-/// What turns the constraints of requests to this package's model into masks, for the engine of
-/// rank 0, in the style of its manifest (see [`ChatModel::with_style`]); nothing where its vocabulary allows none.
+/// The constraint factory of a package's model, for the engine of rank 0, in the style of its
+/// manifest (see [`ChatModel::with_style`]); nothing where its vocabulary cannot be constrained.
 pub fn constraints(
     folder: &Path,
     style: Option<OutputStyle>,

@@ -1,5 +1,5 @@
-//! Which parser reads a model's output, and what it is held to. The seam between the dialects and
-//! the handling of calls, thinking and constraints.
+//! Plans the output of a request: its parser and its constraint. The seam between the dialects and
+//! tool calls, reasoning and constrained decoding.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use serde_json::{Map, Value, json};
 use shardpack_engine_api::{ConstraintSource, TokenId};
 
 use super::{
-    inner::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
+    conversation::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
     json::Json,
     model::ChatModel,
     tools::{
-        CallParser, Check, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
-        ParserOptions, TextForm, ToolSpec,
+        ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
+        ParserOptions, TextForm, ToolCallParser, ToolSpec,
     },
 };
 
-/// A request whose answer cannot be planned.
+/// The output of a request cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OutputPlanError {
     /// A parameter that cannot be honoured.
@@ -40,10 +40,10 @@ pub enum OutputPlanError {
     Busy(String),
 }
 
-/// How one answer is read and constrained.
+/// How one output is parsed and constrained.
 pub struct OutputPlan {
     format: Arc<OutputFormat>,
-    /// Absent for bare continuations, which are neither calls nor thinking.
+    /// Absent for raw prompts, whose output holds neither tool calls nor reasoning.
     options: Option<ParserOptions>,
     /// For the engine.
     pub constraint: Option<ConstraintSource>,
@@ -56,15 +56,15 @@ impl OutputPlan {
         match &self.options {
             Some(options) => {
                 let options = ParserOptions { nonce, ..options.clone() };
-                Box::new(CallParser::new(Arc::clone(&self.format), options))
+                Box::new(ToolCallParser::new(Arc::clone(&self.format), options))
             }
             None => Box::new(PlainText::default()),
         }
     }
 }
 
-/// Reads off a request how its answer, which continues `prompt`, is read and constrained: `is_raw`
-/// is a bare continuation. What cannot be enforced is refused by its parameter's name.
+/// Plans the output of a request that continues `prompt`; `is_raw`: without a chat template. What
+/// cannot be enforced is refused by its parameter's name.
 pub fn plan(
     model: &ChatModel,
     request: &ChatRequest,
@@ -74,12 +74,12 @@ pub fn plan(
 ) -> Result<OutputPlan, OutputPlanError> {
     let format = Arc::clone(model.output());
     let in_thinking = !is_raw && model.opens_thinking(prompt);
-    let (tools, required, named) = callable(request)?;
-    let one_call = named || !request.parallel_tool_calls;
+    let CallableTools { tools, is_required: required, is_named } = callable(request)?;
+    let one_call = is_named || !request.parallel_tool_calls;
     let text = text_form(&request.response_format);
-    // Where nothing is demanded, a call that the model begins by itself is held to its form.
+    // Without requirements, a lazy grammar constrains the calls that the model begins by itself.
     let needs_grammar = required || text.is_some() || !tools.is_empty();
-    let (mut constraint, mut judged) = (None, Vec::new());
+    let (mut constraint, mut validated) = (None, Vec::new());
     if needs_grammar {
         let spec = ConstraintSpec {
             tools: tools.iter().map(|tool| constrained(tool)).collect(),
@@ -89,58 +89,69 @@ pub fn plan(
             in_thinking,
             stop_tokens: stop_tokens.to_vec(),
         };
-        (constraint, judged) = compile(model, request, spec, &tools)?;
+        (constraint, validated) = compile(model, request, spec, &tools)?;
     }
-    let specs = specs(request, &tools, &judged)?;
+    let specs = specs(request, &tools, &validated)?;
     let options = ParserOptions { tools: specs.into(), in_thinking, one_call, nonce: 0 };
     let options = (!is_raw).then_some(options);
     Ok(OutputPlan { format, options, constraint })
 }
 
-/// What the parser is told of the tools, of which some are judged; what cannot be judged either is
-/// refused with the keyword that the grammar lacks.
+/// The tools for the parser. The `validated` ones get a validator for complete calls; a schema that
+/// cannot be validated either is refused with the keyword that the grammar lacks.
 fn specs(
     request: &ChatRequest,
     tools: &[&Tool],
-    judged: &[(usize, GrammarError)],
+    validated: &[(usize, GrammarError)],
 ) -> Result<Vec<ToolSpec>, OutputPlanError> {
     let mut specs: Vec<ToolSpec> = tools
         .iter()
-        .map(|tool| ToolSpec { name: tool.name.clone(), schema: schema(tool), check: None })
+        .map(|tool| ToolSpec { name: tool.name.clone(), schema: schema(tool), validator: None })
         .collect();
-    for (index, error) in judged {
+    for (index, error) in validated {
         let spec = &mut specs[*index];
-        let check = Check::new(&spec.schema).map_err(|own| {
-            let reason = format!("{error}; nor can a call be judged when it is complete: {own}");
+        let validator = ArgumentValidator::new(&spec.schema).map_err(|own| {
+            let reason = format!("{error}; the complete call cannot be validated either: {own}");
             not_enforceable(&place(request, tools[*index]), &reason)
         })?;
-        spec.check = Some(check);
+        spec.validator = Some(validator);
     }
     Ok(specs)
 }
 
-/// The tools that may be called, whether one must, and whether it was named.
-fn callable(request: &ChatRequest) -> Result<(Vec<&Tool>, bool, bool), OutputPlanError> {
+/// The tools that `tool_choice` leaves.
+struct CallableTools<'a> {
+    tools: Vec<&'a Tool>,
+    /// Whether the model must call one.
+    is_required: bool,
+    /// Whether `tool_choice` names the one tool to call.
+    is_named: bool,
+}
+
+fn callable(request: &ChatRequest) -> Result<CallableTools<'_>, OutputPlanError> {
     let all = || request.tools.iter();
-    let found = match &request.tool_choice {
-        ToolChoice::None => (Vec::new(), false, false),
-        ToolChoice::Auto => (all().collect(), false, false),
-        ToolChoice::Required => (all().collect(), true, false),
-        ToolChoice::Named(name) => {
-            (all().filter(|tool| tool.name == *name).collect::<Vec<_>>(), true, true)
-        }
-        ToolChoice::Allowed { names, required } => {
-            (all().filter(|tool| names.contains(&tool.name)).collect(), *required, false)
+    let (is_required, is_named) = match &request.tool_choice {
+        ToolChoice::None | ToolChoice::Auto => (false, false),
+        ToolChoice::Required => (true, false),
+        ToolChoice::Named(_) => (true, true),
+        ToolChoice::Allowed { required, .. } => (*required, false),
+    };
+    let tools: Vec<&Tool> = match &request.tool_choice {
+        ToolChoice::None => Vec::new(),
+        ToolChoice::Auto | ToolChoice::Required => all().collect(),
+        ToolChoice::Named(name) => all().filter(|tool| tool.name == *name).collect(),
+        ToolChoice::Allowed { names, .. } => {
+            all().filter(|tool| names.contains(&tool.name)).collect()
         }
     };
-    if found.1 && found.0.is_empty() {
-        let message = "tool_choice: it asks for a call, but no such tool is among the tools";
+    if is_required && tools.is_empty() {
+        let message = "tool_choice: a tool call is required, but no such tool is among the tools";
         return Err(OutputPlanError::Param {
             param: "tool_choice".to_owned(),
             message: message.to_owned(),
         });
     }
-    Ok(found)
+    Ok(CallableTools { tools, is_required, is_named })
 }
 
 fn schema(tool: &Tool) -> Value {
@@ -166,15 +177,14 @@ fn text_form(format: &ResponseFormat) -> Option<TextForm> {
     })
 }
 
-/// What a grammar enforces, and the tools that calls are judged for when they are complete, with
-/// the reason why the grammar cannot.
+/// The constraint, and the tools whose complete calls are validated instead, with the reason why
+/// the grammar cannot enforce their schema.
 type Compiled = (Option<ConstraintSource>, Vec<(usize, GrammarError)>);
 
-/// Compiles once before anything runs, so that what cannot be enforced is the request's fault.
+/// Compiles the grammar before anything runs, so that a schema that cannot be enforced is a 400.
 ///
-/// Agents bring schemas of all kinds with their tools. Where nothing was asked to hold from the
-/// first token, a tool whose schema no grammar can enforce is held to its name and to JSON, and its
-/// calls are judged when they are complete; the others are held to theirs.
+/// Unless a constraint is required from the first token, a tool whose schema no grammar can enforce
+/// is constrained to its name and to JSON only, and its complete calls are validated.
 fn compile(
     model: &ChatModel,
     request: &ChatRequest,
@@ -184,12 +194,12 @@ fn compile(
     let param = param(&spec, request);
     let is_demanded = spec.required || spec.text.is_some();
     if model.output().style().tools.is_none() && !is_demanded {
-        // Calls of an unknown form are neither parsed nor held to anything.
+        // Calls in an unknown tool-call format are neither parsed nor constrained.
         return Ok((None, Vec::new()));
     }
     let is_strict = tools.iter().any(|tool| tool.strict);
     let Some(grammars) = model.grammars() else {
-        let reason = "this model's vocabulary cannot be constrained";
+        let reason = "constrained decoding is not supported for this model's vocabulary";
         if is_demanded || is_strict {
             return Err(OutputPlanError::Param {
                 param: param.to_owned(),
@@ -205,7 +215,7 @@ fn compile(
     if is_demanded || error == GrammarError::Busy {
         return Err(refused(param, &error, request));
     }
-    let mut judged = Vec::new();
+    let mut validated = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
         let alone = ConstraintSpec { tools: vec![spec.tools[index].clone()], ..spec.clone() };
         let Err(error) = grammars.constraint(&alone) else { continue };
@@ -213,14 +223,14 @@ fn compile(
             return Err(refused(&place(request, tool), &error, request));
         }
         spec.tools[index].schema = weak(&spec.tools[index].schema);
-        judged.push((index, error));
+        validated.push((index, error));
     }
     match grammars.constraint(&spec) {
-        Ok(_) => Ok((Some(spec.source()), judged)),
+        Ok(_) => Ok((Some(spec.source()), validated)),
         Err(error) if is_strict || error == GrammarError::Busy => {
             Err(refused(param, &error, request))
         }
-        // Together they are too much: each is judged.
+        // Together they are too large: all calls are validated instead.
         Err(error) => Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect())),
     }
 }
@@ -248,7 +258,7 @@ fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> OutputPl
     not_enforceable(&place, &error.to_string())
 }
 
-/// Where a request says what a tool's arguments are.
+/// The request's path to a tool's schema.
 fn place(request: &ChatRequest, tool: &Tool) -> String {
     let index = request.tools.iter().position(|other| other.name == tool.name).unwrap_or_default();
     format!("tools[{index}].function.parameters")
@@ -261,8 +271,8 @@ fn not_enforceable(place: &str, reason: &str) -> OutputPlanError {
     }
 }
 
-/// What is left of a schema that cannot be enforced: an object, and what its members are called
-/// and, where that is one word, of which type they are.
+/// What is enforced of a schema that no grammar can enforce: an object, the names of its members
+/// and their plain types.
 fn weak(schema: &Value) -> Value {
     let properties = schema.get("properties").and_then(Value::as_object);
     let member = |(name, schema): (&String, &Value)| {

@@ -1,5 +1,5 @@
-//! The model's chat template over the inner form of a conversation: which messages and variables
-//! it sees. Rendering itself is [`shardpack_formats::template`]'s.
+//! The model's chat template over `conversation` messages: which messages and variables it sees.
+//! Rendering itself is [`shardpack_formats::template`]'s.
 
 mod past_calls;
 
@@ -11,12 +11,12 @@ use std::{sync::Arc, time::SystemTime};
 use shardpack_formats::template::{self, Next};
 
 use super::{
-    inner::{Message, Role},
+    conversation::{Message, Role},
     json::{Json, Object},
 };
 use past_calls::PastCalls;
 
-/// Where a turn that goes on ends for now: private characters about a name.
+/// Marks the end of a last turn that is to be continued: a name between private-use characters.
 const OPEN_END: &str = "\u{f8fe}goes on\u{f8fe}";
 
 /// A compiled chat template.
@@ -78,7 +78,7 @@ impl ChatTemplate {
         self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
     }
 
-    /// The prompt of a conversation whose last turn goes on: up to the end of what it says.
+    /// The prompt of a conversation whose last turn is continued, up to the end of its text.
     /// Nothing where the template does not show that.
     pub fn render_open(
         &self,

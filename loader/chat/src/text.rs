@@ -12,7 +12,7 @@ use decoding::Decoding;
 pub use decoding::DecodingError;
 pub use stop::{Matched, StopMatcher};
 
-use super::{inner::PlainText, tools::TokenText};
+use super::{conversation::PlainText, tools::TokenText};
 use shardpack_engine_api::TokenId;
 
 /// A tokenizer and what of its vocabulary is shown.
@@ -23,8 +23,8 @@ pub struct Vocabulary {
     hidden: HashSet<u32>,
 }
 
-/// Special tokens that open or close turns in published templates. The model may emit them when it
-/// goes astray; they say nothing to a reader.
+/// Special tokens that open or close turns in published templates. A model may emit them by
+/// mistake; they are not shown.
 const TURN_MARKERS: [&str; 12] = [
     "<|im_start|>",
     "<|im_end|>",
@@ -100,7 +100,7 @@ impl Vocabulary {
         self.tokenizer.get_added_vocabulary().get_vocab().get(token).copied().map(TokenId)
     }
 
-    /// What every token of a vocabulary of that size is to a grammar.
+    /// Every token of a vocabulary of that size, as the grammar compiler needs it.
     pub fn grammar_tokens(&self, vocab_size: u32) -> impl Iterator<Item = TokenText> {
         let added = self.tokenizer.get_added_vocabulary();
         (0..vocab_size).map(move |id| match added.simple_id_to_token(id) {

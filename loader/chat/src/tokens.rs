@@ -1,4 +1,4 @@
-//! A text's tokens, for what measures models: no conversation, no template.
+//! Tokenizes plain text, for evaluation and draft models: no conversation, no template.
 
 use std::{
     fs, io,
@@ -19,7 +19,7 @@ pub enum TokenizeError {
     Tokenizer(tokenizers::Error),
 }
 
-/// A draft model whose guesses would mean something else.
+/// The draft model's vocabulary does not match the model's.
 #[derive(Debug, thiserror::Error)]
 pub enum SameTokensError {
     /// One of the two has no tokenizer to compare.
@@ -49,11 +49,11 @@ pub enum SameTokensError {
     },
 }
 
-/// One in so many tokens may differ: those that nobody uses have other names in each version of a
-/// family. A guess that means something else is not kept, like any wrong one.
+/// One in so many tokens may differ: unused tokens have other names in each version of a family. A
+/// draft token that means something else is rejected like any wrong one.
 const MAY_DIFFER: usize = 100;
 
-/// Refuses a draft model (the folder of its package) that has other tokens than a model.
+/// Refuses a draft model (the folder of its package) whose vocabulary differs from the model's.
 pub fn check_same_tokens(model: &Path, draft: &Path) -> Result<(), SameTokensError> {
     let open = |folder: &Path| {
         open(folder)

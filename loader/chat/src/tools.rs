@@ -1,32 +1,35 @@
-//! Calls of tools: how models write them, parsed from tokens and bytes and never an error. A call
-//! reaches the client as it is written; what only looks like one is content.
+//! Tool calls: the tool-call formats of the model families, their parsers and their grammars. A
+//! parser takes tokens and bytes and never fails. A call is streamed to the client as it is
+//! written; what only looks like one is content.
 //!
-//! Reading order: `marker` (what frames calls), `input` and `json_scan` (text that is not all there
-//! yet), `calls` (what the client gets), the kinds of formats (`section` with `envelope`, `params`
-//! with `value`, `minimax`, `pythonic`, `gemma`, `harmony`), `parser` (which of them when); then `schema` (what can be
-//! enforced), `grammar` (what a call looks like), `constraint` (which tokens may come next) and
-//! `check` (what is judged when it is complete).
+//! Reading order: `marker` (special tokens and texts that delimit calls), `input` (buffered text),
+//! `json_scan` (incremental JSON scanner), `calls` (ids and deltas of the calls so far), the kinds
+//! of tool-call formats (`json_calls` with `call_object`; `tagged_arguments` with `value`;
+//! `minimax`; `pythonic`; `gemma`; `harmony`), `parser` (picks the format and tells calls,
+//! reasoning and content apart); then `schema` (JSON schema in terms that the grammar compiler
+//! enforces), `grammar` (of calls and of structured output), `constraint` (token masks), and
+//! `argument_validator` (complete calls whose schema no grammar enforces).
 
+mod argument_validator;
+mod call_object;
 mod calls;
-mod check;
 mod constraint;
-mod envelope;
 mod gemma;
 mod grammar;
 mod harmony;
 mod input;
+mod json_calls;
 mod json_scan;
 mod marker;
 mod minimax;
-mod params;
 mod parser;
 mod pythonic;
 mod schema;
-mod section;
+mod tagged_arguments;
 mod value;
 
+pub use argument_validator::ArgumentValidator;
 pub use calls::ToolSpec;
-pub use check::Check;
 pub use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
 pub use grammar::{ConstrainedTool, TextForm};
-pub use parser::{CallParser, OutputFormat, ParserOptions};
+pub use parser::{OutputFormat, ParserOptions, ToolCallParser};

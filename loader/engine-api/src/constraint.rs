@@ -1,44 +1,43 @@
-//! Which tokens may come next: what a grammar, a schema or a tool call asks of an answer, as the
-//! engine sees it. What the description says and who understands it is not known here.
+//! Constrained decoding as the engine sees it: token masks. Which grammar or schema is behind a
+//! mask is not known here.
 
 use serde::{Deserialize, Serialize};
 
 use crate::TokenId;
 
-/// A description of a constraint, as the front wrote it for the [`ConstraintFactory`] of rank 0.
-/// The engine passes it on and never looks inside.
+/// A serialized constraint, from the server to the [`ConstraintFactory`] of rank 0. Opaque to the
+/// engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ConstraintSource(pub String);
 
-/// A constraint cannot be built or has come to a state that it does not know; a sentence for
-/// the client.
+/// A constraint cannot be built or its state is invalid; the message is for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConstraintError(pub String);
 
-/// The state of one constrained answer. It lives on rank 0 alone: its mask travels in the plan
-/// of each step.
+/// The constraint state of one sequence. It lives on rank 0 alone: its mask travels in the plan of
+/// each step.
 pub trait Constraint: Send {
-    /// Forbids in `mask`, which allows every token, what may not come next. Stop tokens are
-    /// tokens like any other: they are allowed where the answer may end. At least one token must
-    /// stay allowed unless [`Constraint::must_stop`].
+    /// Clears the tokens that are not allowed next in `mask`, which allows every token. Stop tokens
+    /// are allowed where the sequence may end. At least one token must stay allowed unless
+    /// [`Constraint::must_stop`].
     fn mask(&mut self, mask: &mut TokenMask) -> Result<(), ConstraintError>;
 
-    /// Takes the token that came, which the last mask allowed.
+    /// Advances by the sampled token, which the last mask allowed.
     fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError>;
 
-    /// Whether nothing may follow; the answer then ends as with a stop token.
+    /// Whether nothing may follow; the sequence then ends as with a stop token.
     fn must_stop(&mut self) -> bool;
 
-    /// Another one in the same state, for tokens that may turn out not to come.
+    /// A copy in the same state, for draft tokens that may be rejected.
     fn fork(&self) -> Box<dyn Constraint>;
 }
 
-/// Makes constraints from their descriptions; one per engine, on rank 0.
+/// Builds constraints from their sources; one per engine, on rank 0.
 pub trait ConstraintFactory: Send {
-    /// A constraint at the beginning of an answer. It is called between steps, while others
-    /// wait: what takes long has to be bounded.
+    /// A constraint at the start of a sequence. Called between steps while other requests wait, so
+    /// its time must be bounded.
     fn build(&self, source: &ConstraintSource) -> Result<Box<dyn Constraint>, ConstraintError>;
 }
 
@@ -111,19 +110,19 @@ impl TokenMask {
         }
     }
 
-    /// Whether a token may come.
+    /// Whether a token is allowed.
     #[must_use]
     pub fn is_allowed(&self, token: TokenId) -> bool {
         token.0 < self.vocab_size && self.words[token.0 as usize / 32] >> (token.0 % 32) & 1 == 1
     }
 
-    /// How many tokens may come.
+    /// Number of allowed tokens.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.words.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether every token may come.
+    /// Whether every token is allowed.
     #[must_use]
     pub fn is_all(&self) -> bool {
         self.count() == self.vocab_size

@@ -1,4 +1,4 @@
-//! The front's end of an engine: commands go in, events come back through each request's sink.
+//! The server's end of an engine: commands go in, events come back through each request's sink.
 //! What is on the other side (ranks in other processes, threads, a script) is not known here.
 
 use std::sync::{
@@ -14,76 +14,79 @@ use crate::{Event, GenerateRequest, RequestId};
 /// Takes a request's events, in order, on the engine's side; must not block.
 pub type EventSink = Box<dyn Fn(Event) + Send>;
 
-/// What a front tells the engine's side.
+/// A command to the engine.
 pub enum Command {
-    /// Begin a request; `events` is dropped after its last event.
+    /// Submit a request; `events` is dropped after its last event.
     Submit {
-        /// Its name.
+        /// Its id.
         id: RequestId,
-        /// What to do.
+        /// The request.
         request: Box<GenerateRequest>,
         /// Where its events go.
         events: EventSink,
     },
-    /// End a request within one step; unknown ids are ignored.
+    /// Cancel a request within one step; unknown ids are ignored.
     Cancel(RequestId),
 }
 
-/// Whether the engine answers.
+/// State of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineState {
-    /// Weights are being read, or ranks are joining.
+    /// Weights are loading, or ranks are joining.
     Starting(String),
     /// Requests are served.
     Ready,
-    /// It will not answer; the reason is for people.
+    /// The engine has failed; the reason is for people.
     Failed(String),
 }
 
 /// What `/health` reports.
 #[derive(Clone, Debug)]
 pub struct EngineStatus {
-    /// Whether the engine answers.
+    /// State of the engine.
     pub state: EngineState,
     /// Ranks of the group.
     pub ranks: u32,
     /// Requests between submission and end.
     pub active_requests: u32,
-    /// What each rank last said of itself, in rank order; absent ranks have said nothing yet.
+    /// The latest report of each rank, in rank order; missing ranks have not reported yet.
     pub vitals: Vec<RankVitals>,
 }
 
-/// What a rank says of itself.
+/// What a rank reports of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankVitals {
-    /// Memory of its process; absent where the system does not say.
+    /// Memory of its process; absent where the system does not tell.
     pub memory_bytes: Option<u64>,
     /// Microseconds of a step, on average over the last second with steps.
     pub step_us: Option<u64>,
-    /// Of these, in sums between ranks, waiting included.
+    /// Of these, in all-reduce, waiting included.
     pub sums_us: Option<u64>,
     /// Milliwatts that its machine draws, as far as the machine says so without root.
     pub power_mw: Option<u64>,
     /// Thousandths of a degree Celsius of its machine's hottest processor.
     pub temperature_mc: Option<u64>,
-    /// Drafts that were run since its engine began; rank 0 counts them.
+    /// Draft tokens verified since the engine started; rank 0 counts them.
     #[serde(default)]
     pub drafted_tokens: Option<u64>,
-    /// Of these, the ones that sampling came to as well.
+    /// Of these, the accepted ones.
     #[serde(default)]
     pub accepted_tokens: Option<u64>,
 }
 
 impl EngineStatus {
-    /// Drafts that rank 0 has run since its engine began, and those of them that were kept.
+    /// Draft tokens that rank 0 has verified and accepted since the engine started.
     #[must_use]
     pub fn drafts(&self) -> [u64; 2] {
-        let said = self.vitals.first();
-        [said.and_then(|said| said.drafted_tokens), said.and_then(|said| said.accepted_tokens)]
-            .map(Option::unwrap_or_default)
+        let rank0 = self.vitals.first();
+        [
+            rank0.and_then(|vitals| vitals.drafted_tokens),
+            rank0.and_then(|vitals| vitals.accepted_tokens),
+        ]
+        .map(Option::unwrap_or_default)
     }
 
-    /// Takes what a rank says of itself; what it says nothing of stays as it was.
+    /// Updates a rank's report; absent values keep the earlier ones.
     pub fn hear(&mut self, rank: u32, vitals: RankVitals) {
         let rank = rank as usize;
         if rank >= self.ranks as usize {
@@ -104,7 +107,7 @@ impl EngineStatus {
     }
 }
 
-/// The engine's side is gone, so the request was not taken.
+/// The engine has stopped, so the request was not accepted.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine has stopped")]
 pub struct SubmitError;
@@ -132,7 +135,7 @@ impl EngineHandle {
         (Self { commands, next_id: Arc::new(AtomicU64::new(1)), status }, receiver)
     }
 
-    /// Hands a request over and returns its name.
+    /// Submits a request and returns its id.
     pub fn submit(
         &self,
         request: GenerateRequest,
@@ -144,7 +147,7 @@ impl EngineHandle {
         Ok(id)
     }
 
-    /// Asks for a request to end; a finished or unknown one is ignored.
+    /// Cancels a request; a finished or unknown one is ignored.
     pub fn cancel(&self, id: RequestId) {
         // A stopped engine has no requests left to cancel.
         let _ = self.commands.send(Command::Cancel(id));

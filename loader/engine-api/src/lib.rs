@@ -1,7 +1,7 @@
-//! What a front needs to know of an engine, and nothing of how it computes.
+//! The interface between a server and an engine, without how the engine computes.
 //!
-//! Reading order: [`GenerateRequest`] and [`Event`] (what is asked and answered), [`Constraint`]
-//! (which tokens may come next), [`EngineHandle`] (commands in, events out). Server and cluster
+//! Reading order: [`GenerateRequest`] and [`Event`] (request and response), [`Constraint`]
+//! (which tokens are allowed next), [`EngineHandle`] (commands in, events out). Server and cluster
 //! know each other only through this crate.
 #![forbid(unsafe_code)]
 

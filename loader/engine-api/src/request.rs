@@ -1,4 +1,4 @@
-//! What is asked of the engine and what it answers. No text, no tensors.
+//! Requests to the engine and the events that it answers with. No text, no tensors.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,26 +21,26 @@ pub struct GenerateRequest {
     pub prompt: Vec<TokenId>,
     /// Most tokens to generate.
     pub max_tokens: u32,
-    /// Tokens before which no stop token may come: until then stop tokens are not sampled.
+    /// Fewest tokens to generate: until then stop tokens are not sampled.
     pub min_tokens: u32,
     /// Tokens that end the sequence; they are not reported as [`Event::Token`].
     pub stop_tokens: Vec<TokenId>,
-    /// How each token is chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
     /// With each token its log probability, and those of so many of the most likely tokens: 0 to
     /// [`MAX_LOGPROBS`].
     pub logprobs: Option<u32>,
-    /// What the answer has to look like.
+    /// Constraint on the output (structured output, tool calls).
     pub constraint: Option<ConstraintSource>,
-    /// The answer as the client expects it: where it is right, the answer comes faster.
+    /// Predicted output: draft tokens from the client. Where they match, decoding is faster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prediction: Vec<TokenId>,
-    /// Milliseconds from submission after which the answer ends as it is, with
-    /// [`FinishReason::Deadline`]; waiting counts.
+    /// Milliseconds from submission, queueing included, after which the sequence ends with
+    /// [`FinishReason::Deadline`].
     pub timeout_ms: Option<u64>,
 }
 
-/// Most alternatives that come with a token, as many as OpenAI's API gives.
+/// Most `top_logprobs` of a token, as in OpenAI's API.
 pub const MAX_LOGPROBS: u32 = 20;
 
 impl GenerateRequest {
@@ -61,10 +61,9 @@ impl GenerateRequest {
     }
 }
 
-/// How a token is chosen from logits, in this order: what a constraint forbids is taken out;
-/// `logit_bias` is added; the penalties are applied; logits are divided by the temperature;
-/// `top_k`, `top_p` and `min_p` take out unlikely tokens, each counting probabilities among
-/// those that the one before has left; one of the rest is drawn.
+/// Sampling parameters. They apply in this order: the constraint's mask; `logit_bias`; the
+/// penalties; the temperature; `top_k`, `top_p` and `min_p`, each with probabilities among the
+/// tokens that the one before has left; then one of the rest is drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 is greedy: the highest logit after bias and penalties, whatever the filters say.
@@ -88,7 +87,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// The most likely token, and nothing changed about the logits.
+    /// Greedy decoding, logits unchanged.
     pub const GREEDY: Self = Self {
         temperature: 0.0,
         top_k: 0,
@@ -102,11 +101,11 @@ impl Sampling {
     };
 }
 
-/// How likely a token was: natural logarithms of the probabilities that the model gave, before
-/// anything that [`Sampling`] changes, at least [`MIN_LOGPROB`].
+/// Log probabilities (natural logarithm) of a token, before anything that [`Sampling`] changes, at
+/// least [`MIN_LOGPROB`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// Of the token that came.
+    /// Of the sampled token.
     pub logprob: f32,
     /// The most likely tokens, the most likely first, as many as were asked for.
     pub top: Vec<(TokenId, f32)>,
@@ -115,7 +114,7 @@ pub struct TokenLogprobs {
 /// Stands for a probability of zero, which JSON has no logarithm of.
 pub const MIN_LOGPROB: f32 = -9999.0;
 
-/// What happened to a request.
+/// An event of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -125,7 +124,7 @@ pub enum Event {
         request: RequestId,
         /// The token.
         token: TokenId,
-        /// How likely it was, if that was asked for.
+        /// Its log probabilities, if requested.
         logprobs: Option<TokenLogprobs>,
     },
     /// The sequence ended; nothing follows.
@@ -134,10 +133,10 @@ pub enum Event {
         request: RequestId,
         /// Why.
         reason: FinishReason,
-        /// What it cost.
+        /// Tokens and time.
         usage: Usage,
     },
-    /// The request could not be carried through; nothing follows.
+    /// The request failed; nothing follows.
     Failed {
         /// The request.
         request: RequestId,
@@ -179,17 +178,17 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens of the prompt that were not computed, since their keys and values were cached.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u32,
     /// Tokens generated, the stop token not counted.
     pub completion_tokens: u32,
-    /// Drafts that were run.
+    /// Draft tokens that were verified (speculative decoding).
     #[serde(default)]
     pub drafted_tokens: u32,
-    /// Of these, the ones that sampling came to as well.
+    /// Of these, the accepted ones.
     #[serde(default)]
     pub accepted_tokens: u32,
-    /// Tokens of the request's prediction that came at their place, and those that did not.
+    /// Accepted and rejected tokens of the predicted output.
     #[serde(default)]
     pub prediction_tokens: [u32; 2],
     /// Seconds from admission to the first token.

@@ -1,9 +1,9 @@
-//! A front: what all requests share, and the router over its handlers.
+//! The HTTP application: the state that all requests share, and the router.
 
 mod generate;
 mod models;
 mod state;
-mod stored;
+mod stored_responses;
 mod tokens;
 
 use std::{
@@ -29,37 +29,35 @@ use tokio::{
 
 use super::{
     error::{ApiError, ErrorKind},
-    front::surround,
     generation::draining,
     keys::ApiKeys,
     metrics::Metrics,
+    middleware::handle_request,
     openapi,
+    response_store::ResponseStore,
     routes::{ROUTES, Target},
-    shelf::Shelf,
     tls::Tls,
 };
 
-/// What the server takes on, and how long it waits.
+/// Limits and timeouts of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
-    /// Bytes of a request's body: a million tokens of text twice over.
+    /// Largest request body in bytes: room for the text of two million tokens.
     pub body_bytes: usize,
-    /// Answers between their request's body and their end, waiting ones counted; more are turned
-    /// away.
+    /// Most answers in progress at once, queued ones included; more requests get a 503.
     pub active_requests: u32,
-    /// Time in which a body must arrive.
+    /// Time in which a request body must arrive.
     pub body_timeout: Duration,
-    /// Longest silence of the engine within a request; a long prompt on slow machines takes
-    /// minutes.
+    /// Longest time without an event from the engine; prefill of a long prompt can take minutes.
     pub event_timeout: Duration,
-    /// Longest life of a request, from its body to its end.
+    /// Longest duration of a request, from its body to its last token.
     pub request_timeout: Duration,
-    /// Longest silence towards a streaming client, and the time for which the status of a stream
-    /// is held open for errors.
+    /// Interval of keep-alive frames to a streaming client. Also how long a stream's status line
+    /// waits for the first token, so that an early error still gets an HTTP status.
     pub keep_alive: Duration,
-    /// Longest time in which a streaming client takes nothing.
+    /// Longest time in which a streaming client may read nothing.
     pub write_timeout: Duration,
-    /// Time that running requests get when the server is asked to stop.
+    /// Time that running requests get to finish when the server shuts down.
     pub drain_timeout: Duration,
 }
 
@@ -78,31 +76,31 @@ impl Default for ServerLimits {
     }
 }
 
-/// Takes lines of the log, one JSON object each.
+/// Receives the lines of the access log, one JSON object each.
 pub type LogSink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// A front: a model's text side over an engine.
+/// An HTTP server for one model over an engine.
 pub struct Server {
-    pub(super) front: Arc<Front>,
+    pub(super) app: Arc<AppState>,
 }
 
-/// What all requests share.
-pub(super) struct Front {
+/// The state that all requests share.
+pub(super) struct AppState {
     model: ChatModel,
     engine: EngineHandle,
-    /// Names under which the model is known; the first is its own.
+    /// Names by which clients may ask for the model; the first is reported.
     names: Vec<String>,
-    /// What people call the machines of its ranks, in rank order.
+    /// Names of the nodes, in rank order.
     nodes: Vec<String>,
     pub(super) limits: ServerLimits,
     /// Seconds since 1970.
     created: u64,
     pub(super) slots: Arc<Semaphore>,
-    /// Responses that later requests may go on from.
-    shelf: Arc<Shelf>,
-    /// Who may ask; absent: everybody who can connect.
+    /// Responses that later requests may continue (`previous_response_id`).
+    store: Arc<ResponseStore>,
+    /// API keys; absent: no authentication.
     pub(super) keys: Option<ApiKeys>,
-    /// Origins whose pages may ask.
+    /// Origins allowed by CORS.
     pub(super) origins: Vec<String>,
     pub(super) metrics: Arc<Metrics>,
     log: Option<LogSink>,
@@ -110,15 +108,15 @@ pub(super) struct Front {
     pub(super) draining: watch::Sender<bool>,
     /// True when running requests must end.
     pub(super) closing: watch::Sender<bool>,
-    /// Certificate and key; absent: what is said can be read on its way.
+    /// Certificate and key; absent: plain HTTP.
     pub(super) tls: Option<Arc<Tls>>,
-    /// Where answers are written; absent: where requests are read.
+    /// Runtime that writes responses; absent: the one that reads requests.
     pub(super) writers: Option<Handle>,
 }
 
 impl Server {
-    /// A front for `model` over `engine`. `names` are those that clients may ask for; the first is
-    /// reported and there must be one.
+    /// A server for `model` over `engine`. `names` are those that clients may ask for; there must
+    /// be one, and the first is reported.
     #[must_use]
     pub fn new(
         model: ChatModel,
@@ -129,7 +127,7 @@ impl Server {
         assert!(!names.is_empty(), "a model has a name");
         let slots = Arc::new(Semaphore::new(limits.active_requests as usize));
         let metrics = Arc::new(Metrics::new(&names[0]));
-        let front = Front {
+        let app = AppState {
             model,
             engine,
             names,
@@ -137,7 +135,7 @@ impl Server {
             limits,
             created: unix_seconds(),
             slots,
-            shelf: Arc::default(),
+            store: Arc::default(),
             keys: None,
             origins: Vec::new(),
             metrics,
@@ -147,46 +145,46 @@ impl Server {
             tls: None,
             writers: None,
         };
-        Self { front: Arc::new(front) }
+        Self { app: Arc::new(app) }
     }
 
-    /// Asks every request for one of these keys.
+    /// Requires one of these API keys for every request.
     #[must_use]
     pub fn with_keys(self, keys: ApiKeys) -> Self {
-        self.change(|front| front.keys = Some(keys))
+        self.change(|app| app.keys = Some(keys))
     }
 
-    /// Lets pages of these origins ask; `*` is any.
+    /// Allows pages of these origins (CORS); `*` is any.
     #[must_use]
     pub fn with_origins(self, origins: Vec<String>) -> Self {
-        self.change(|front| front.origins = origins)
+        self.change(|app| app.origins = origins)
     }
 
-    /// Names the machines of the ranks.
+    /// Names the nodes, in rank order.
     #[must_use]
     pub fn with_nodes(self, nodes: Vec<String>) -> Self {
-        self.change(|front| front.nodes = nodes)
+        self.change(|app| app.nodes = nodes)
     }
 
-    /// Writes a line for each request: who, what, how long; nothing of what was said.
+    /// Writes an access log: one line for each request, without prompts and answers.
     #[must_use]
     pub fn with_log(self, log: LogSink) -> Self {
-        self.change(|front| front.log = Some(log))
+        self.change(|app| app.log = Some(log))
     }
 
-    /// Speaks TLS.
+    /// Serves HTTPS.
     #[must_use]
     pub fn with_tls(self, tls: Tls) -> Self {
-        self.change(|front| front.tls = Some(Arc::new(tls)))
+        self.change(|app| app.tls = Some(Arc::new(tls)))
     }
 
-    /// Writes answers on a runtime of their own.
+    /// Writes responses on a runtime of their own.
     pub(super) fn with_writers(self, writers: Handle) -> Self {
-        self.change(|front| front.writers = Some(writers))
+        self.change(|app| app.writers = Some(writers))
     }
 
-    fn change(mut self, change: impl FnOnce(&mut Front)) -> Self {
-        change(Arc::get_mut(&mut self.front).expect("not served yet"));
+    fn change(mut self, change: impl FnOnce(&mut AppState)) -> Self {
+        change(Arc::get_mut(&mut self.app).expect("not served yet"));
         self
     }
 
@@ -198,15 +196,15 @@ impl Server {
         router
             .fallback(unknown_address)
             .method_not_allowed_fallback(unknown_method)
-            .layer(from_fn_with_state(self.front.clone(), surround))
-            .with_state(self.front.clone())
+            .layer(from_fn_with_state(self.app.clone(), handle_request))
+            .with_state(self.app.clone())
     }
 }
 
-fn handler(target: Target) -> MethodRouter<Arc<Front>> {
+fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
     match target {
         Target::Generate(dialect) => {
-            post(move |state, asker, request| generate::generate(state, asker, dialect, request))
+            post(move |state, caller, request| generate::generate(state, caller, dialect, request))
         }
         Target::Page => get(page),
         Target::OpenApi => get(openapi),
@@ -225,21 +223,21 @@ fn handler(target: Target) -> MethodRouter<Arc<Front>> {
         Target::OllamaShow => post(models::ollama_show),
         Target::OllamaPs => get(models::ollama_ps),
         Target::OllamaVersion => get(models::ollama_version),
-        Target::ResponseShow => get(stored::show),
-        Target::ResponseForget => delete(stored::forget),
+        Target::ResponseShow => get(stored_responses::show),
+        Target::ResponseForget => delete(stored_responses::forget),
     }
 }
 
 async fn unknown_address(request: Request<Body>) -> ApiError {
-    ApiError::new(ErrorKind::NotFound, format!("nothing lives at {}", request.uri().path()))
+    ApiError::new(ErrorKind::NotFound, format!("unknown path {}", request.uri().path()))
 }
 
 async fn unknown_method(request: Request<Body>) -> ApiError {
     let (method, path) = (request.method(), request.uri().path());
-    ApiError::new(ErrorKind::MethodNotAllowed, format!("{path} has no method {method}"))
+    ApiError::new(ErrorKind::MethodNotAllowed, format!("method {method} is not allowed on {path}"))
 }
 
-/// The page loads nothing from elsewhere and runs nothing but itself.
+/// Content security policy of the web page: nothing is loaded from elsewhere.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; \
                            style-src 'unsafe-inline'; connect-src 'self'; img-src data:; \
                            base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -253,7 +251,7 @@ async fn openapi() -> Response {
     axum::Json(openapi::document()).into_response()
 }
 
-impl Front {
+impl AppState {
     fn name(&self) -> &str {
         &self.names[0]
     }
@@ -295,7 +293,7 @@ impl Front {
         let read = axum::body::to_bytes(request.into_body(), limit);
         match timeout(self.limits.body_timeout, read).await {
             Ok(Ok(body)) => Ok(body),
-            // Either the limit or a broken connection, which hears no answer.
+            // Either the limit was reached or the connection broke.
             Ok(Err(_)) => {
                 let message = format!("the body is over {limit} bytes or was cut off");
                 Err(ApiError::new(ErrorKind::TooLarge, message))
@@ -309,7 +307,7 @@ impl Front {
     }
 }
 
-/// Headers that tell what the server chose and left out.
+/// Headers with the seed that was used and the parameters that were ignored.
 fn headers(seed: u64, ignored: &[String]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut insert = |name: &'static str, text: &str| {
@@ -340,7 +338,7 @@ pub(super) fn random_id() -> Result<String, ApiError> {
 
 fn random_u64() -> Result<u64, ApiError> {
     getrandom::u64().map_err(|error| {
-        let message = format!("the machine gives no random numbers: {error}");
+        let message = format!("cannot get random bytes from the system: {error}");
         ApiError::new(ErrorKind::Internal, message)
     })
 }

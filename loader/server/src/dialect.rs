@@ -1,5 +1,5 @@
-//! The dialects: each parses its requests, leniently, to a [`Call`] in the inner form, and writes
-//! answers, strictly, through a [`Writer`].
+//! The dialects: each parses its requests, leniently, to a [`ParsedRequest`] of chat's
+//! `conversation` types, and writes answers, strictly, through a [`Writer`].
 
 mod answer;
 mod chat;
@@ -20,17 +20,17 @@ pub(super) use params::parse_token;
 
 use super::{
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
-    generation::{AnswerUsage, Step},
-    shelf::Shelf,
+    generation::{AnswerUsage, ChoiceUpdate},
+    response_store::ResponseStore,
 };
 use crate::error::ErrorKind;
 use shardpack_chat::{
-    inner::ChatRequest,
+    conversation::ChatRequest,
     json::{Json, Object},
 };
 use shardpack_engine_api::TokenId;
 
-/// How a client speaks.
+/// An API that clients speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Dialect {
     /// `OpenAI` chat completions.
@@ -47,23 +47,23 @@ pub(super) enum Dialect {
     OllamaGenerate,
 }
 
-/// The items of an earlier response by its id, if it was kept.
-pub(super) type Earlier<'a> = &'a dyn Fn(&str) -> Option<Arc<[Json]>>;
+/// Looks up the items of a stored response by its id.
+pub(super) type StoredItems<'a> = &'a dyn Fn(&str) -> Option<Arc<[Json]>>;
 
-/// A parsed request: what to continue, and how the answer is to be written.
+/// A parsed API request: the prompt, and how the response is to be written.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct ParsedRequest {
     pub(super) request: ChatRequest,
     pub(super) prompt: Prompt,
     /// The model asked for; absent: whichever is served.
     pub(super) model: Option<String>,
     pub(super) stream: bool,
-    /// Parameters without effect, for the client to be told.
+    /// Parameters that were ignored, to be reported to the client.
     pub(super) ignored: Vec<String>,
-    pub(super) form: Form,
+    pub(super) writer_options: WriterOptions,
 }
 
-/// What is continued.
+/// Where the prompt comes from.
 #[derive(Debug, PartialEq)]
 pub(super) enum Prompt {
     /// The conversation, as the model's template renders it.
@@ -72,16 +72,16 @@ pub(super) enum Prompt {
     Raw(Vec<RawPrompt>),
 }
 
-/// A prompt that no template sees.
+/// A prompt that bypasses the chat template.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RawPrompt {
     Text(String),
     Tokens(Vec<TokenId>),
 }
 
-/// How an answer is written, beyond what is the same for all.
+/// Options of a dialect's response writer.
 #[derive(Debug)]
-pub(super) enum Form {
+pub(super) enum WriterOptions {
     /// Chat completions.
     Chat(chat::Options),
     /// Completions.
@@ -94,7 +94,7 @@ pub(super) enum Form {
     Ollama(ollama::Options),
 }
 
-/// What is the same in every part of an answer.
+/// Fields that every chunk of a response repeats.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     /// Unique; dialects put their own prefix before it.
@@ -105,18 +105,18 @@ pub(super) struct Identity {
     pub(super) model: String,
     /// Tokens of all prompts.
     pub(super) prompt_tokens: u32,
-    /// Number of answers.
+    /// Number of choices.
     pub(super) choices: u32,
 }
 
 impl Identity {
-    /// What all answers of a request cost together.
+    /// Token usage of all choices together.
     #[must_use]
     pub(super) fn total(&self, answers: &[AnswerUsage]) -> AnswerUsage {
         let sum = |of: fn(&AnswerUsage) -> u32| answers.iter().map(of).fold(0, u32::saturating_add);
         AnswerUsage {
             prompt_tokens: self.prompt_tokens,
-            // Answers to one conversation share its prompt.
+            // The choices of one conversation share its prompt.
             cached_tokens: sum(|usage| usage.cached_tokens).min(self.prompt_tokens),
             completion_tokens: sum(|usage| usage.completion_tokens),
             reasoning_tokens: sum(|usage| usage.reasoning_tokens),
@@ -128,42 +128,46 @@ impl Identity {
     }
 }
 
-/// Writes one request's answers. What is appended to `out` is whole frames.
+/// Writes a response in a dialect. Appends only whole frames to `out`.
 pub(super) trait Writer: Send {
-    /// The type of a stream.
+    /// Content type of a stream.
     fn content_type(&self) -> &'static str {
         "text/event-stream"
     }
 
-    /// A frame without meaning, for connections that would be thought dead.
+    /// A keep-alive frame, for proxies and clients that close silent connections.
     fn keep_alive(&self) -> &'static str {
         ": keep-alive\n\n"
     }
 
-    /// What comes before the first step.
+    /// Writes what comes before the first update.
     fn begin(&mut self, out: &mut String);
 
-    /// The next step of a stream.
-    fn step(&mut self, step: Step, out: &mut String);
+    /// Writes an update.
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String);
 
-    /// What comes after the last step.
+    /// Writes what comes after the last update.
     fn end(&mut self, out: &mut String);
 
-    /// A failure after the stream has begun; nothing follows.
+    /// Writes an error after the stream has begun; nothing follows.
     fn fail(&mut self, error: &ApiError, out: &mut String);
 
-    /// All answers at once, as the body of a response.
+    /// The body of a response that is not streamed.
     fn whole(&mut self, answers: Vec<Answer>) -> String;
 }
 
 impl Dialect {
-    /// Parses a body of which nothing went before.
-    pub(super) fn parse(self, body: &[u8]) -> Result<Call, ApiError> {
+    /// Parses a body that continues no earlier response.
+    pub(super) fn parse(self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
         self.parse_after(body, &|_| None)
     }
 
-    /// Parses a body; `earlier` knows the items of responses that it may go on from.
-    pub(super) fn parse_after(self, body: &[u8], earlier: Earlier<'_>) -> Result<Call, ApiError> {
+    /// Parses a body; `earlier` looks up the response that it continues.
+    pub(super) fn parse_after(
+        self,
+        body: &[u8],
+        earlier: StoredItems<'_>,
+    ) -> Result<ParsedRequest, ApiError> {
         match self {
             Self::Chat => parse_chat_or_responses(parse_object(body)?, earlier),
             Self::Completions => completions::parse(body),
@@ -174,8 +178,8 @@ impl Dialect {
         }
     }
 
-    /// Parses a body that is only to be counted, so that nothing about the answer has to be in it.
-    pub(super) fn parse_counted(self, body: &[u8]) -> Result<Call, ApiError> {
+    /// Parses a body for token counting, where parameters of generation may be missing.
+    pub(super) fn parse_counted(self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
         match self {
             Self::Messages => {
                 let mut body = parse_object(body)?;
@@ -189,7 +193,7 @@ impl Dialect {
     }
 }
 
-impl Form {
+impl WriterOptions {
     /// The writer of one request's answers.
     pub(super) fn writer(self, identity: Identity) -> Box<dyn Writer> {
         match self {
@@ -205,21 +209,22 @@ impl Form {
         }
     }
 
-    /// Whether clients find an error that is known before the first byte in the stream only: Codex
-    /// makes room and asks again when a response fails for its length, and gives up on a status.
+    /// Whether an error that is known before the first byte still goes into the stream: Codex
+    /// compacts the conversation and retries when a response fails with `context_length_exceeded`
+    /// in the stream, but gives up on an HTTP error.
     pub(super) fn tells_in_stream(&self, error: &ApiError) -> bool {
         matches!(self, Self::Responses(_)) && error.code == Some(CONTEXT_LENGTH_EXCEEDED)
     }
 
-    /// Whether answers begin with their prompt.
+    /// Whether completions echo their prompt.
     pub(super) fn echoes(&self) -> bool {
         matches!(self, Self::Completions(options) if options.echo)
     }
 
-    /// Keeps the answer where later requests find it, if its client did not forbid it.
-    pub(super) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
+    /// Stores the response, unless the client said `store: false`.
+    pub(super) fn store_in(&mut self, store: &Arc<ResponseStore>, owner: Option<&str>) {
         if let Self::Responses(options) = self {
-            options.keep_on(shelf, owner);
+            options.store_in(store, owner);
         }
     }
 
@@ -234,13 +239,19 @@ impl Form {
     }
 }
 
-/// One editor sends its responses to the route of chat completions, and wants chunks back.
-fn parse_chat_or_responses(body: Object, earlier: Earlier<'_>) -> Result<Call, ApiError> {
+/// One editor sends requests of the responses API to chat completions and expects chunks back.
+fn parse_chat_or_responses(
+    body: Object,
+    earlier: StoredItems<'_>,
+) -> Result<ParsedRequest, ApiError> {
     if body.get("messages").is_some() || body.get("input").is_none() {
         return chat::parse(body);
     }
-    let call = responses::parse(body, earlier)?;
-    Ok(Call { form: Form::Chat(chat::Options { include_usage: true }), ..call })
+    let parsed = responses::parse(body, earlier)?;
+    Ok(ParsedRequest {
+        writer_options: WriterOptions::Chat(chat::Options { include_usage: true }),
+        ..parsed
+    })
 }
 
 /// A request's body as an object.
@@ -257,7 +268,7 @@ pub(super) fn parse_object(body: &[u8]) -> Result<Object, ApiError> {
     }
 }
 
-/// JSON of what is always JSON: strings, integers, finite floats.
+/// Serializes strings, integers and finite floats, which cannot fail.
 fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("strings and numbers are always JSON")
 }

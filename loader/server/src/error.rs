@@ -1,6 +1,5 @@
-//! What a client is told when a request fails: a status and an error. Handlers know nothing of
-//! dialects: an [`ApiError`] travels with its response, and `front` dresses it in the shape of the
-//! dialect that was spoken.
+//! API errors: HTTP status and body. Handlers know nothing of dialects: an [`ApiError`] travels
+//! with its response, and `middleware` writes it in the format of the request's dialect.
 
 use axum::{
     http::{HeaderValue, StatusCode, header},
@@ -9,7 +8,7 @@ use axum::{
 use serde_json::{Value, json};
 use shardpack_chat::output::OutputPlanError;
 
-/// The code of a prompt that the model has no room for.
+/// The code of a prompt that is longer than the context.
 pub(super) const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
 
 /// An error for a client.
@@ -33,25 +32,25 @@ pub(super) struct ApiError {
 pub(super) enum ErrorKind {
     /// The request can never succeed as it is.
     Invalid,
-    /// No key, or none that is known.
+    /// Missing or unknown API key.
     Unauthenticated,
-    /// A key that does not open this.
+    /// The API key lacks the scope.
     Forbidden,
-    /// Nothing lives at this address or by this name.
+    /// Unknown path, model or id.
     NotFound,
-    /// The address exists, the method does not.
+    /// The path exists, the method does not.
     MethodNotAllowed,
     /// The body is larger than the server takes.
     TooLarge,
     /// The client was too slow to send its request.
     SlowClient,
-    /// The key has had its share for now.
+    /// The API key's rate limit is reached.
     RateLimited,
     /// The same request may succeed later.
     Unavailable,
     /// The engine gave no answer in time.
     Timeout,
-    /// A fault of the server's own.
+    /// A bug in the server.
     Internal,
 }
 

@@ -1,10 +1,10 @@
-//! Answers in the making: the engine's tokens become pieces of text and of calls, up to the end or
-//! the first stop text. Dropping a generation cancels its requests.
+//! Running generations: the engine's tokens become output deltas (text, reasoning, tool calls), up
+//! to the end or the first stop text. Dropping a generation cancels its requests.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use shardpack_chat::{
-    inner::{EndReason, OutputParser, Piece},
+    conversation::{EndReason, OutputDelta, OutputParser},
     text::{Matched, StopMatcher, TokenBytes, Vocabulary},
 };
 use shardpack_engine_api::{
@@ -17,83 +17,90 @@ use tokio::{
 
 use super::{
     error::{ApiError, ErrorKind},
-    keys::KeyPlace,
+    keys::KeySlot,
     metrics::{AnswerClock, Metrics},
 };
 
-/// What came of one of the answers.
+/// An update of one choice of a response.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Step {
-    /// Which answer, from 0.
+pub(super) struct ChoiceUpdate {
+    /// Index of the choice, from 0.
     pub(super) choice: u32,
-    pub(super) part: Part,
-    /// Tokens since the last step of this answer, where they were asked for.
+    pub(super) kind: UpdateKind,
+    /// Log probabilities of the tokens since this choice's last update, if requested.
     pub(super) logprobs: Vec<TokenLogprob>,
 }
 
-/// A part of an answer.
+/// What an update holds.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Part {
-    /// What follows.
-    Piece(Piece),
+pub(super) enum UpdateKind {
+    /// The next piece of output.
+    Delta(OutputDelta),
     /// The end; nothing follows.
     End(EndReason, AnswerUsage),
 }
 
-/// A token and its probability.
+/// A token and its log probability.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TokenLogprob {
     pub(super) token: TokenId,
     pub(super) bytes: Vec<u8>,
     pub(super) logprob: f32,
-    /// The likeliest tokens with their bytes, likeliest first.
-    pub(super) top: Vec<(TokenId, Vec<u8>, f32)>,
+    /// The most likely tokens, most likely first.
+    pub(super) top: Vec<TopToken>,
 }
 
-/// Tokens of one answer.
+/// One of the most likely tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TopToken {
+    pub(super) bytes: Vec<u8>,
+    pub(super) logprob: f32,
+}
+
+/// Token usage of one choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "the names that every API uses")]
 pub(super) struct AnswerUsage {
     pub(super) prompt_tokens: u32,
-    /// Of these, tokens that were not computed again.
+    /// Of these, tokens found in the prefix cache.
     pub(super) cached_tokens: u32,
     pub(super) completion_tokens: u32,
-    /// Of these, tokens of thinking.
+    /// Of these, reasoning tokens.
     pub(super) reasoning_tokens: u32,
-    /// Tokens that the client had foretold and that came at their place, and that did not.
+    /// Accepted and rejected tokens of the predicted output.
     pub(super) prediction_tokens: [u32; 2],
 }
 
-/// What every answer of a server shares.
+/// What all generations of a server share.
 pub(super) struct GenerationContext<'a> {
     pub(super) engine: &'a EngineHandle,
     pub(super) vocabulary: &'a Arc<Vocabulary>,
     pub(super) metrics: &'a Arc<Metrics>,
-    /// Turns true when running answers must end.
+    /// Turns true when running generations must end.
     pub(super) closing: watch::Receiver<bool>,
-    /// Longest silence of the engine.
+    /// Longest time without an event from the engine.
     pub(super) event_timeout: Duration,
-    /// Longest life of a request.
+    /// Longest duration of a request.
     pub(super) request_timeout: Duration,
 }
 
-/// One sequence to generate, and who reads it.
+/// One sequence to generate, and the parser of its output.
 pub(super) struct Sequence {
     pub(super) request: GenerateRequest,
     pub(super) parser: Box<dyn OutputParser>,
     /// Texts before which the answer ends.
     pub(super) stop: Vec<String>,
-    /// What stands before the answer, where the client wants it repeated.
+    /// The prompt's text, if the client wants it echoed.
     pub(super) echo: Option<String>,
 }
 
-/// A request's place among the running ones, from its beginning to its end.
-pub(super) struct Place {
-    /// Holds the slots of the server.
+/// A request's share of the concurrency limits, held until it ends.
+pub(super) struct RequestSlot {
+    /// Slots of the server's own limit.
     #[expect(dead_code, reason = "held, not read")]
-    pub(super) slot: OwnedSemaphorePermit,
-    /// That of the key it came with.
-    pub(super) key: Option<KeyPlace>,
+    pub(super) permit: OwnedSemaphorePermit,
+    /// Slot of the request's API key.
+    pub(super) key: Option<KeySlot>,
 }
 
 /// Submitted requests.
@@ -102,14 +109,14 @@ pub(super) struct Generation {
     vocabulary: Arc<Vocabulary>,
     choices: Vec<Choice>,
     events: mpsc::UnboundedReceiver<(usize, Event)>,
-    ready: VecDeque<Step>,
+    ready: VecDeque<ChoiceUpdate>,
     closing: watch::Receiver<bool>,
     event_timeout: Duration,
-    /// When the engine's silence becomes an error.
+    /// When to time out without an event from the engine.
     silence: Instant,
     /// When the whole request has taken too long.
     deadline: Instant,
-    place: Place,
+    slot: RequestSlot,
 }
 
 struct Choice {
@@ -124,9 +131,9 @@ struct Choice {
     is_thinking: bool,
     open_calls: u32,
     complete_calls: u32,
-    /// Whether the answer has its end.
+    /// Whether the end of this choice was handed out.
     is_done: bool,
-    /// Whether the engine knows no more of the request.
+    /// Whether the engine has finished the request.
     is_over: bool,
 }
 
@@ -135,7 +142,7 @@ impl Generation {
     pub(super) fn submit(
         context: GenerationContext<'_>,
         sequences: Vec<Sequence>,
-        place: Place,
+        slot: RequestSlot,
     ) -> Result<Self, ApiError> {
         // Unbounded, since the engine must never wait for a client; an answer's length bounds it.
         let (sender, events) = mpsc::unbounded_channel();
@@ -150,7 +157,7 @@ impl Generation {
             event_timeout: context.event_timeout,
             silence: now + context.event_timeout,
             deadline: now + context.request_timeout,
-            place,
+            slot,
         };
         for (index, Sequence { request, parser, stop, echo }) in sequences.into_iter().enumerate() {
             let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
@@ -180,12 +187,12 @@ impl Generation {
         Ok(generation)
     }
 
-    /// The next step, or nothing when every answer has ended. Nothing is lost when the future is
-    /// dropped before it is ready.
-    pub(super) async fn next(&mut self) -> Result<Option<Step>, ApiError> {
+    /// The next update, or nothing when every choice has ended. Cancel safe: dropping the future
+    /// loses nothing.
+    pub(super) async fn next(&mut self) -> Result<Option<ChoiceUpdate>, ApiError> {
         loop {
-            if let Some(step) = self.ready.pop_front() {
-                return Ok(Some(step));
+            if let Some(update) = self.ready.pop_front() {
+                return Ok(Some(update));
             }
             if self.is_done() {
                 return Ok(None);
@@ -195,16 +202,16 @@ impl Generation {
         }
     }
 
-    /// Whether every answer has ended and was handed out.
+    /// Whether every choice has ended and was handed out.
     pub(super) fn is_done(&self) -> bool {
         self.ready.is_empty() && self.choices.iter().all(|choice| choice.is_done)
     }
 
-    /// Takes what has come already, without waiting.
-    pub(super) fn next_ready(&mut self) -> Result<Option<Step>, ApiError> {
+    /// The next update if there is one already; does not wait.
+    pub(super) fn next_ready(&mut self) -> Result<Option<ChoiceUpdate>, ApiError> {
         loop {
-            if let Some(step) = self.ready.pop_front() {
-                return Ok(Some(step));
+            if let Some(update) = self.ready.pop_front() {
+                return Ok(Some(update));
             }
             let Ok((index, event)) = self.events.try_recv() else { return Ok(None) };
             self.take(index, event)?;
@@ -216,27 +223,28 @@ impl Generation {
         if choice.is_done {
             return Ok(());
         }
-        let steps = &mut self.ready;
-        let mut emit =
-            |part, logprobs| steps.push_back(Step { choice: index as u32, part, logprobs });
+        let updates = &mut self.ready;
+        let mut emit = |kind, logprobs| {
+            updates.push_back(ChoiceUpdate { choice: index as u32, kind, logprobs });
+        };
         if !matches!(event, Event::Failed { .. })
             && let Some(echo) = choice.echo.take().filter(|echo| !echo.is_empty())
         {
-            emit(Part::Piece(Piece::Content(echo)), Vec::new());
+            emit(UpdateKind::Delta(OutputDelta::Content(echo)), Vec::new());
         }
         match event {
             Event::Token { token, logprobs, .. } => {
                 choice.usage.completion_tokens += 1;
                 choice.clock.token();
-                if let Some(key) = &self.place.key {
+                if let Some(key) = &self.slot.key {
                     key.spend(1);
                 }
                 let bytes = choice.bytes.next(token);
                 if let Some(logprobs) = logprobs {
                     choice.logprobs.push(token_logprob(&self.vocabulary, token, &logprobs));
                 }
-                let pieces = choice.parser.push(token, &bytes);
-                choice.pass(pieces, &mut emit);
+                let deltas = choice.parser.push(token, &bytes);
+                choice.pass(deltas, &mut emit);
                 if choice.is_thinking {
                     choice.usage.reasoning_tokens += 1;
                 }
@@ -257,8 +265,8 @@ impl Generation {
                         return Err(stopped("the engine has ended the request"));
                     }
                 };
-                let pieces = choice.parser.finish();
-                choice.pass(pieces, &mut emit);
+                let deltas = choice.parser.finish();
+                choice.pass(deltas, &mut emit);
                 choice.end(reason, &mut emit);
             }
             Event::Failed { message, retryable, .. } => {
@@ -300,20 +308,24 @@ impl Generation {
             return ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout");
         }
         let seconds = self.event_timeout.as_secs();
-        let message = format!("the engine gave no answer for {seconds} seconds");
+        let message = format!("no event from the engine for {seconds} seconds");
         ApiError::new(ErrorKind::Timeout, message).with_code("engine_timeout")
     }
 }
 
 impl Choice {
-    /// Hands pieces on; stop texts count in the content alone.
-    fn pass(&mut self, pieces: Vec<Piece>, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
-        for piece in pieces {
+    /// Emits deltas. Stop texts are searched for in the content alone.
+    fn pass(
+        &mut self,
+        deltas: Vec<OutputDelta>,
+        emit: &mut impl FnMut(UpdateKind, Vec<TokenLogprob>),
+    ) {
+        for delta in deltas {
             if self.is_done {
                 return;
             }
-            match &piece {
-                Piece::Content(text) => {
+            match &delta {
+                OutputDelta::Content(text) => {
                     self.is_thinking = false;
                     match self.stops.push(text) {
                         Matched::Text(text) => self.content(text, emit),
@@ -324,10 +336,12 @@ impl Choice {
                     }
                     continue;
                 }
-                Piece::Reasoning(_) => self.is_thinking = true,
-                Piece::CallBegin { .. } => (self.is_thinking, self.open_calls) = (false, 1),
-                Piece::CallArguments { .. } => {}
-                Piece::CallEnd { .. } => {
+                OutputDelta::Reasoning(_) => self.is_thinking = true,
+                OutputDelta::ToolCallBegin { .. } => {
+                    (self.is_thinking, self.open_calls) = (false, 1);
+                }
+                OutputDelta::ToolCallArguments { .. } => {}
+                OutputDelta::ToolCallEnd { .. } => {
                     self.open_calls = 0;
                     self.complete_calls += 1;
                 }
@@ -335,17 +349,17 @@ impl Choice {
             // Text that was held back comes first.
             let held = self.stops.finish();
             self.content(held, emit);
-            emit(Part::Piece(piece), std::mem::take(&mut self.logprobs));
+            emit(UpdateKind::Delta(delta), std::mem::take(&mut self.logprobs));
         }
     }
 
-    fn content(&mut self, text: String, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
+    fn content(&mut self, text: String, emit: &mut impl FnMut(UpdateKind, Vec<TokenLogprob>)) {
         if !text.is_empty() {
-            emit(Part::Piece(Piece::Content(text)), std::mem::take(&mut self.logprobs));
+            emit(UpdateKind::Delta(OutputDelta::Content(text)), std::mem::take(&mut self.logprobs));
         }
     }
 
-    fn end(&mut self, reason: EndReason, emit: &mut impl FnMut(Part, Vec<TokenLogprob>)) {
+    fn end(&mut self, reason: EndReason, emit: &mut impl FnMut(UpdateKind, Vec<TokenLogprob>)) {
         if self.is_done {
             return;
         }
@@ -360,7 +374,7 @@ impl Choice {
             other => other,
         };
         self.clock.finished(reason, self.usage, self.complete_calls);
-        emit(Part::End(reason, self.usage), std::mem::take(&mut self.logprobs));
+        emit(UpdateKind::End(reason, self.usage), std::mem::take(&mut self.logprobs));
     }
 }
 
@@ -373,8 +387,10 @@ impl Drop for Generation {
 }
 
 fn token_logprob(vocabulary: &Vocabulary, token: TokenId, found: &TokenLogprobs) -> TokenLogprob {
-    let alternative =
-        |&(token, logprob): &(TokenId, f32)| (token, vocabulary.token_bytes(token), logprob);
+    let alternative = |&(token, logprob): &(TokenId, f32)| TopToken {
+        bytes: vocabulary.token_bytes(token),
+        logprob,
+    };
     TokenLogprob {
         token,
         bytes: vocabulary.token_bytes(token),
@@ -383,7 +399,7 @@ fn token_logprob(vocabulary: &Vocabulary, token: TokenId, found: &TokenLogprobs)
     }
 }
 
-/// The engine's own account of a failure. One that would come again is the request's.
+/// The engine's failure of a request: a client error unless a retry may succeed.
 fn failed(message: String, retryable: bool) -> ApiError {
     let kind = if retryable { ErrorKind::Unavailable } else { ErrorKind::Invalid };
     ApiError::new(kind, message).with_code("generation_failed")
@@ -393,7 +409,7 @@ fn stopped(message: &str) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, message).with_code("engine_stopped")
 }
 
-/// New requests while draining and running ones at its end are told the same.
+/// The error for new requests while draining and for running ones when it ends.
 pub(super) fn draining() -> ApiError {
     ApiError::new(ErrorKind::Unavailable, "the server is shutting down").with_code("draining")
 }

@@ -1,5 +1,5 @@
-//! API keys: who may ask for what, and how much of it. Keys are random, so a fast hash of them is
-//! as good as a slow one; files hold the hash alone.
+//! API keys: scopes and rate limits. Keys are random, so a fast hash is as good as a slow one; the
+//! key file holds only hashes.
 
 use std::{
     collections::BTreeSet,
@@ -20,13 +20,13 @@ const PREFIX: &str = "sp-";
 /// Random bytes of a key.
 const KEY_BYTES: usize = 32;
 
-/// What a key opens.
+/// What a key gives access to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {
-    /// Asking the model, and everything that costs no more than that.
+    /// Generation, and everything that costs no more than that.
     Infer,
-    /// What the server is doing.
+    /// The server's state.
     Admin,
     /// `/metrics`.
     Metrics,
@@ -47,17 +47,17 @@ impl Scope {
     }
 }
 
-/// How much a key may ask for; absent: as much as the server takes.
+/// Rate limits of a key; absent: only the server's own limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyLimits {
-    /// Requests in a minute.
+    /// Requests per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u32>,
-    /// Tokens in a minute, of prompts and answers together.
+    /// Tokens in a minute, prompt and completion together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_minute: Option<u32>,
-    /// Requests at once.
+    /// Concurrent requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<u32>,
 }
@@ -65,13 +65,13 @@ pub struct KeyLimits {
 /// A key as its file holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyEntry {
-    /// Whose it is; unique.
+    /// Name of its owner; unique.
     pub name: String,
     /// BLAKE3 of the key, in hex.
     pub blake3: String,
-    /// What it opens.
+    /// Its scopes.
     pub scopes: BTreeSet<Scope>,
-    /// How much.
+    /// Its rate limits.
     #[serde(default)]
     pub limits: KeyLimits,
 }
@@ -80,7 +80,7 @@ pub struct KeyEntry {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyFile {
-    /// In the order in which they were made.
+    /// In order of creation.
     pub keys: Vec<KeyEntry>,
 }
 
@@ -88,7 +88,7 @@ pub struct KeyFile {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// Not JSON of that shape.
-    #[error("not a file of keys")]
+    #[error("not a key file")]
     Json(#[from] serde_json::Error),
     /// A hash that is none.
     #[error("key {name:?}: expected 64 hexadecimal digits as its hash")]
@@ -106,10 +106,10 @@ pub enum KeyError {
     #[error("{0} keys in one file: at most {KEYS_MAX}")]
     TooMany(usize),
     /// No key is in the file.
-    #[error("no key is in it, so nobody could ask anything")]
+    #[error("the key file holds no keys: every request would be refused")]
     Empty,
-    /// The machine gives no random numbers.
-    #[error("the machine gives no random numbers: {0}")]
+    /// The system gives no random bytes.
+    #[error("cannot get random bytes from the system: {0}")]
     Random(getrandom::Error),
 }
 
@@ -159,7 +159,7 @@ impl KeyFile {
     }
 }
 
-/// Keys that a server knows.
+/// The keys of a server.
 #[derive(Debug)]
 pub struct ApiKeys(Vec<Arc<Key>>);
 
@@ -177,7 +177,7 @@ impl ApiKeys {
         file.keys.into_iter().map(key).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The key that was sent, if it is known and opens `scope`.
+    /// The key that was sent, if it is known and has `scope`.
     pub(super) fn check(&self, sent: Option<&str>, scope: Scope) -> Result<Arc<Key>, ApiError> {
         let unknown = |message: &str| {
             ApiError::new(ErrorKind::Unauthenticated, message).with_code("invalid_api_key")
@@ -189,17 +189,17 @@ impl ApiKeys {
         // Every key is looked at, and hashes compare in constant time: time tells nothing.
         let found =
             self.0.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
-        let key = found.ok_or_else(|| unknown("this API key is not known here"))?;
+        let key = found.ok_or_else(|| unknown("unknown API key"))?;
         if !key.entry.scopes.contains(&scope) {
             let message =
-                format!("the API key {:?} does not open {}", key.entry.name, scope.name());
+                format!("the API key {:?} lacks the scope {}", key.entry.name, scope.name());
             return Err(ApiError::new(ErrorKind::Forbidden, message).with_code("missing_scope"));
         }
         Ok(key.clone())
     }
 }
 
-/// A known key, and what has been asked with it.
+/// A known key and its usage.
 #[derive(Debug)]
 pub(super) struct Key {
     hash: blake3::Hash,
@@ -207,8 +207,8 @@ pub(super) struct Key {
     spent: Mutex<Spent>,
 }
 
-/// Buckets that fill evenly: a minute's worth at most. That of tokens may be overdrawn, since what
-/// an answer costs is known at its end.
+/// Token buckets that refill evenly and hold a minute's worth at most. The one of tokens may be
+/// overdrawn, since the cost of a completion is known at its end.
 #[derive(Debug)]
 struct Spent {
     at: Instant,
@@ -241,8 +241,8 @@ impl Key {
         self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a request's place, or says when there will be one.
-    pub(super) fn begin(self: &Arc<Self>, now: Instant) -> Result<KeyPlace, ApiError> {
+    /// Takes a slot for a request, or returns the rate-limit error with the time to wait.
+    pub(super) fn begin(self: &Arc<Self>, now: Instant) -> Result<KeySlot, ApiError> {
         let limits = self.entry.limits;
         let mut spent = self.spent();
         spent.refill(now);
@@ -263,7 +263,7 @@ impl Key {
             return Err(limited(&format!("{most} tokens a minute"), Some(wait)));
         }
         spent.running += 1;
-        Ok(KeyPlace(self.clone()))
+        Ok(KeySlot(self.clone()))
     }
 }
 
@@ -278,12 +278,12 @@ fn limited(limit: &str, wait_ms: Option<f64>) -> ApiError {
     ApiError { retry_after_ms: Some(wait_ms), ..error }
 }
 
-/// A request of a key, from its beginning to its end.
+/// A running request of a key.
 #[derive(Debug)]
-pub(super) struct KeyPlace(Arc<Key>);
+pub(super) struct KeySlot(Arc<Key>);
 
-impl KeyPlace {
-    /// Takes note of tokens.
+impl KeySlot {
+    /// Counts tokens.
     pub(super) fn spend(&self, tokens: u32) {
         if let Some(most) = self.0.entry.limits.tokens_per_minute {
             self.0.spent().tokens -= f64::from(tokens) / f64::from(most.max(1));
@@ -291,7 +291,7 @@ impl KeyPlace {
     }
 }
 
-impl Drop for KeyPlace {
+impl Drop for KeySlot {
     fn drop(&mut self) {
         let mut spent = self.0.spent();
         spent.running = spent.running.saturating_sub(1);
@@ -351,14 +351,14 @@ mod tests {
     }
 
     #[test]
-    fn places_come_back() {
+    fn slots_are_released() {
         let limits = KeyLimits { concurrency: Some(1), ..KeyLimits::default() };
         let (keys, key) = keys(limits);
         let key = keys.check(Some(&key), Scope::Infer).unwrap();
         let now = Instant::now();
-        let place = key.begin(now).unwrap();
+        let slot = key.begin(now).unwrap();
         assert!(key.begin(now).is_err());
-        drop(place);
+        drop(slot);
         assert!(key.begin(now).is_ok());
     }
 
@@ -370,7 +370,7 @@ mod tests {
             let error = format!("{error}: {reason}");
             assert!(error.contains(words), "{text}: {error}");
         };
-        check("{", "not a file of keys");
+        check("{", "not a key file");
         check(r#"{"keys":[{"name":"a","blake3":"00","scopes":[]}]}"#, "64 hex");
         check(r#"{"keys":[{"name":"a","blake3":"00","scopes":["root"]}]}"#, "root");
         assert!(matches!(ApiKeys::new(KeyFile::default()), Err(KeyError::Empty)));

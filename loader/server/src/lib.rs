@@ -1,24 +1,23 @@
-//! The HTTP front: text in, text out, over an engine that knows only token ids.
+//! The HTTP server: text in, text out, over an engine that knows only token ids.
 //!
-//! A request's way: a dialect (`dialect`) parses it to the inner form (`inner`), the model's
-//! `template` renders it, its tokenizer (`text`) encodes it, the engine continues it, and the
-//! dialect writes the pieces of the answer (`stream`). Whatever the model says, the status is
-//! not a 5xx.
+//! A request's data path: a dialect (`dialect`) parses it to `shardpack_chat::conversation`, the
+//! model's chat template renders it, its tokenizer encodes it, the engine continues it, and the
+//! dialect writes the output deltas (`stream`). No output of the model causes a 5xx.
 
 #![forbid(unsafe_code)]
 
 mod app;
 mod dialect;
 mod error;
-mod front;
 mod generation;
 mod keys;
 mod metrics;
+mod middleware;
 mod openapi;
+mod response_store;
 mod routes;
 mod scripted;
 mod serve;
-mod shelf;
 mod stream;
 mod tls;
 

@@ -1,4 +1,4 @@
-//! What the server counts, as Prometheus reads it. vLLM's names stand beside our own, since
+//! Metrics in Prometheus' format. vLLM's names stand beside our own, since
 //! dashboards, load generators and gateways ask for them; both show the same numbers.
 
 mod drafts;
@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use shardpack_chat::inner::EndReason;
+use shardpack_chat::conversation::EndReason;
 use shardpack_engine_api::{EngineState, EngineStatus};
 
 use super::generation::AnswerUsage;
@@ -113,92 +113,83 @@ impl Metrics {
             gauge(),
             "requests_running",
             "num_requests_running",
-            "Requests that are being answered"
+            "Requests that are generating tokens"
         );
         let waiting = register!(
             r,
             gauge(),
             "requests_waiting",
             "num_requests_waiting",
-            "Requests without a first token"
+            "Requests waiting for their first token"
         );
         let success = register!(
             r,
             Family::default(),
             "requests",
             "request_success",
-            "Answers that came to an end"
+            "Finished completions, by reason"
         );
         let prompt_tokens =
-            register!(r, Counter::default(), "prompt_tokens", "prompt_tokens", "Tokens of prompts");
+            register!(r, Counter::default(), "prompt_tokens", "prompt_tokens", "Prompt tokens");
         let cached_tokens = register!(
             r,
             Counter::default(),
             "cached_prompt_tokens",
             "prefix_cache_hits",
-            "Tokens of prompts that were not computed again"
+            "Prompt tokens found in the prefix cache"
         );
         let generation_tokens = register!(
             r,
             Counter::default(),
             "generation_tokens",
             "generation_tokens",
-            "Tokens of answers"
+            "Generated tokens"
         );
         let first_token = register!(
             r,
             seconds(),
             "time_to_first_token_seconds",
             "time_to_first_token_seconds",
-            "From submission to the first token"
+            "Time from submission to the first token"
         );
         let between_tokens = register!(
             r,
             seconds(),
             "inter_token_latency_seconds",
             "inter_token_latency_seconds",
-            "Between two tokens of an answer"
+            "Time between two tokens of a completion"
         );
         let whole = register!(
             r,
             seconds(),
             "request_seconds",
             "e2e_request_latency_seconds",
-            "From submission to the end"
+            "Time from submission to the end"
         );
         let prompt_lengths = register!(
             r,
             lengths(),
             "request_prompt_tokens",
             "request_prompt_tokens",
-            "Tokens of a prompt"
+            "Prompt length in tokens"
         );
         let answer_lengths = register!(
             r,
             lengths(),
             "request_generation_tokens",
             "request_generation_tokens",
-            "Tokens of an answer"
+            "Completion length in tokens"
         );
         let responses =
-            register!(r, Family::default(), "http_responses", "Responses by route and status");
-        let refused = register!(
-            r,
-            Family::default(),
-            "refused_requests",
-            "Requests that were refused, by the error's code"
-        );
-        let ignored = register!(
-            r,
-            Counter::default(),
-            "ignored_parameters",
-            "Parameters that were ignored and reported"
-        );
-        let calls = register!(r, Counter::default(), "tool_calls", "Complete calls in answers");
-        let up = register!(r, gauge(), "engine_ready", "1 while the engine takes requests");
-        let ranks = register!(r, gauge(), "ranks", "Ranks of the group");
-        let engine_requests =
-            register!(r, gauge(), "engine_requests", "Requests that the engine has");
+            register!(r, Family::default(), "http_responses", "HTTP responses by route and status");
+        let refused =
+            register!(r, Family::default(), "refused_requests", "Refused requests, by error code");
+        let ignored =
+            register!(r, Counter::default(), "ignored_parameters", "Ignored request parameters");
+        let calls = register!(r, Counter::default(), "tool_calls", "Complete tool calls");
+        let up = register!(r, gauge(), "engine_ready", "1 while the engine accepts requests");
+        let ranks = register!(r, gauge(), "ranks", "Ranks of the rank group");
+        let engine_requests = register!(r, gauge(), "engine_requests", "Requests in the engine");
         let by_rank = RankGauges::new(r);
         let drafts = DraftCounters::new(r);
         let rate = Mutex::new(Rate { since: Instant::now(), tokens: 0, last: 0.0 });
@@ -256,7 +247,7 @@ impl Metrics {
         self.ignored.inc_by(count as u64);
     }
 
-    /// Tokens a second of late, all answers together.
+    /// Recent tokens per second over all requests.
     pub(super) fn tokens_per_second(&self) -> f64 {
         self.count_rate(0)
     }

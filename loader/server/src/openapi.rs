@@ -8,8 +8,22 @@ use super::{
     routes::{ROUTES, Route, Target},
 };
 
-/// Members of a body: name, schema as JSON, whether it must be there.
-type Member = (&'static str, &'static str, bool);
+/// A member of a request body.
+#[derive(Clone, Copy)]
+struct Member {
+    name: &'static str,
+    /// JSON schema, as text.
+    schema: &'static str,
+    is_required: bool,
+}
+
+const fn required(name: &'static str, schema: &'static str) -> Member {
+    Member { name, schema, is_required: true }
+}
+
+const fn optional(name: &'static str, schema: &'static str) -> Member {
+    Member { name, schema, is_required: false }
+}
 
 const STRING: &str = r#"{"type":"string"}"#;
 const BOOLEAN: &str = r#"{"type":"boolean"}"#;
@@ -40,95 +54,94 @@ const PROMPT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","minItems":1
 const INPUT: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object"}}]}"#;
 const SYSTEM: &str = r#"{"oneOf":[{"type":"string"},{"type":"array","items":{"type":"object","required":["type","text"],"properties":{"type":{"const":"text"},"text":{"type":"string"}}}}]}"#;
 
-/// How tokens are chosen: the same in both of `OpenAI`'s older dialects.
+/// Sampling parameters: the same in both of `OpenAI`'s older dialects.
 const SAMPLING: &[Member] = &[
-    ("temperature", TEMPERATURE, false),
-    ("top_p", SHARE, false),
-    ("top_k", TOP_K, false),
-    ("min_p", PROBABILITY, false),
-    ("presence_penalty", PENALTY, false),
-    ("frequency_penalty", PENALTY, false),
-    ("repetition_penalty", FACTOR, false),
-    ("logit_bias", OBJECT, false),
-    ("seed", SEED, false),
-    ("n", COUNT, false),
-    ("max_tokens", COUNT, false),
-    ("min_tokens", r#"{"type":"integer","minimum":0}"#, false),
-    ("ignore_eos", BOOLEAN, false),
-    ("stop", STOP, false),
-    ("stop_token_ids", TOKENS, false),
-    ("model", STRING, false),
-    ("stream", BOOLEAN, false),
-    ("stream_options", STREAM_OPTIONS, false),
-    ("response_format", FORMAT, false),
-    ("structured_outputs", OBJECT, false),
+    optional("temperature", TEMPERATURE),
+    optional("top_p", SHARE),
+    optional("top_k", TOP_K),
+    optional("min_p", PROBABILITY),
+    optional("presence_penalty", PENALTY),
+    optional("frequency_penalty", PENALTY),
+    optional("repetition_penalty", FACTOR),
+    optional("logit_bias", OBJECT),
+    optional("seed", SEED),
+    optional("n", COUNT),
+    optional("max_tokens", COUNT),
+    optional("min_tokens", r#"{"type":"integer","minimum":0}"#),
+    optional("ignore_eos", BOOLEAN),
+    optional("stop", STOP),
+    optional("stop_token_ids", TOKENS),
+    optional("model", STRING),
+    optional("stream", BOOLEAN),
+    optional("stream_options", STREAM_OPTIONS),
+    optional("response_format", FORMAT),
+    optional("structured_outputs", OBJECT),
 ];
 
 const CHAT: &[Member] = &[
-    ("messages", MESSAGES, true),
-    ("tools", TOOLS, false),
-    ("tool_choice", CHOICE, false),
-    ("parallel_tool_calls", BOOLEAN, false),
-    ("max_completion_tokens", COUNT, false),
-    ("logprobs", BOOLEAN, false),
-    ("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
-    ("reasoning_effort", STRING, false),
-    ("prediction", PREDICTION, false),
-    ("chat_template_kwargs", OBJECT, false),
+    required("messages", MESSAGES),
+    optional("tools", TOOLS),
+    optional("tool_choice", CHOICE),
+    optional("parallel_tool_calls", BOOLEAN),
+    optional("max_completion_tokens", COUNT),
+    optional("logprobs", BOOLEAN),
+    optional("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#),
+    optional("reasoning_effort", STRING),
+    optional("prediction", PREDICTION),
+    optional("chat_template_kwargs", OBJECT),
 ];
 
 const COMPLETIONS: &[Member] = &[
-    ("prompt", PROMPT, true),
-    ("echo", BOOLEAN, false),
-    ("logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
+    required("prompt", PROMPT),
+    optional("echo", BOOLEAN),
+    optional("logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#),
 ];
 
 const RESPONSES: &[Member] = &[
-    ("input", INPUT, true),
-    ("instructions", STRING, false),
-    ("model", STRING, false),
-    ("stream", BOOLEAN, false),
-    ("temperature", TEMPERATURE, false),
-    ("top_p", SHARE, false),
-    ("max_output_tokens", COUNT, false),
-    ("tools", FLAT_TOOLS, false),
-    ("tool_choice", CHOICE, false),
-    ("parallel_tool_calls", BOOLEAN, false),
-    ("reasoning", OBJECT, false),
-    ("text", OBJECT, false),
-    ("metadata", OBJECT, false),
-    ("store", BOOLEAN, false),
-    ("previous_response_id", STRING, false),
-    ("include", r#"{"type":"array","items":{"type":"string"}}"#, false),
-    ("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#, false),
+    required("input", INPUT),
+    optional("instructions", STRING),
+    optional("model", STRING),
+    optional("stream", BOOLEAN),
+    optional("temperature", TEMPERATURE),
+    optional("top_p", SHARE),
+    optional("max_output_tokens", COUNT),
+    optional("tools", FLAT_TOOLS),
+    optional("tool_choice", CHOICE),
+    optional("parallel_tool_calls", BOOLEAN),
+    optional("reasoning", OBJECT),
+    optional("text", OBJECT),
+    optional("metadata", OBJECT),
+    optional("store", BOOLEAN),
+    optional("previous_response_id", STRING),
+    optional("include", r#"{"type":"array","items":{"type":"string"}}"#),
+    optional("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#),
 ];
 
 const ANTHROPIC: &[Member] = &[
-    ("messages", TURNS, true),
-    ("system", SYSTEM, false),
-    ("model", STRING, false),
-    ("tools", INPUT_TOOLS, false),
-    ("tool_choice", OBJECT, false),
-    ("thinking", OBJECT, false),
-    ("stream", BOOLEAN, false),
-    ("temperature", TEMPERATURE, false),
-    ("top_p", SHARE, false),
-    ("top_k", TOP_K, false),
-    (
+    required("messages", TURNS),
+    optional("system", SYSTEM),
+    optional("model", STRING),
+    optional("tools", INPUT_TOOLS),
+    optional("tool_choice", OBJECT),
+    optional("thinking", OBJECT),
+    optional("stream", BOOLEAN),
+    optional("temperature", TEMPERATURE),
+    optional("top_p", SHARE),
+    optional("top_k", TOP_K),
+    optional(
         "stop_sequences",
         r#"{"type":"array","maxItems":16,"items":{"type":"string","minLength":1}}"#,
-        false,
     ),
-    ("metadata", OBJECT, false),
+    optional("metadata", OBJECT),
 ];
 
 const OLLAMA: &[Member] = &[
-    ("model", STRING, false),
-    ("stream", BOOLEAN, false),
-    ("options", OBJECT, false),
-    ("format", r#"{"oneOf":[{"const":"json"},{"type":"object"}]}"#, false),
-    ("think", r#"{"oneOf":[{"type":"boolean"},{"type":"string"}]}"#, false),
-    ("keep_alive", r#"{"oneOf":[{"type":"string"},{"type":"number"}]}"#, false),
+    optional("model", STRING),
+    optional("stream", BOOLEAN),
+    optional("options", OBJECT),
+    optional("format", r#"{"oneOf":[{"const":"json"},{"type":"object"}]}"#),
+    optional("think", r#"{"oneOf":[{"type":"boolean"},{"type":"string"}]}"#),
+    optional("keep_alive", r#"{"oneOf":[{"type":"string"},{"type":"number"}]}"#),
 ];
 
 /// The members of a route's body; none where it has none.
@@ -138,20 +151,20 @@ fn members(target: Target) -> Vec<Member> {
         Target::Generate(Dialect::Chat) => all(&[CHAT, SAMPLING]),
         Target::Generate(Dialect::Completions) => all(&[COMPLETIONS, SAMPLING]),
         Target::Generate(Dialect::Responses) => RESPONSES.to_vec(),
-        Target::Generate(Dialect::Messages) => all(&[ANTHROPIC, &[("max_tokens", COUNT, true)]]),
+        Target::Generate(Dialect::Messages) => all(&[ANTHROPIC, &[required("max_tokens", COUNT)]]),
         Target::CountTokens => ANTHROPIC.to_vec(),
         Target::Generate(Dialect::OllamaChat) => {
-            all(&[OLLAMA, &[("messages", MESSAGES, true), ("tools", TOOLS, false)]])
+            all(&[OLLAMA, &[required("messages", MESSAGES), optional("tools", TOOLS)]])
         }
         Target::Generate(Dialect::OllamaGenerate) => {
             let own: &[Member] =
-                &[("prompt", STRING, true), ("system", STRING, false), ("raw", BOOLEAN, false)];
+                &[required("prompt", STRING), optional("system", STRING), optional("raw", BOOLEAN)];
             all(&[OLLAMA, own])
         }
-        Target::OllamaShow => vec![("model", STRING, true)],
-        Target::Tokenize => vec![("prompt", STRING, true)],
-        Target::Detokenize => vec![("tokens", TOKENS, true)],
-        Target::ApplyTemplate => vec![("messages", MESSAGES, true), ("tools", TOOLS, false)],
+        Target::OllamaShow => vec![required("model", STRING)],
+        Target::Tokenize => vec![required("prompt", STRING)],
+        Target::Detokenize => vec![required("tokens", TOKENS)],
+        Target::ApplyTemplate => vec![required("messages", MESSAGES), optional("tools", TOOLS)],
         _ => Vec::new(),
     }
 }
@@ -159,13 +172,13 @@ fn members(target: Target) -> Vec<Member> {
 fn schema(members: &[Member]) -> Value {
     let properties: Map<String, Value> = members
         .iter()
-        .map(|(name, schema, _)| {
-            let schema = serde_json::from_str(schema).expect("constants of this file");
-            ((*name).to_owned(), schema)
+        .map(|member| {
+            let schema = serde_json::from_str(member.schema).expect("constants of this file");
+            (member.name.to_owned(), schema)
         })
         .collect();
     let required: Vec<&str> =
-        members.iter().filter(|member| member.2).map(|member| member.0).collect();
+        members.iter().filter(|member| member.is_required).map(|member| member.name).collect();
     json!({"type": "object", "properties": properties, "required": required})
 }
 
@@ -194,15 +207,15 @@ fn operation(route: &Route) -> Value {
         "summary": route.summary,
         "responses": {
             "200": {"description": "The answer", "content": content},
-            "400": error("The request cannot be honoured; the error names the parameter"),
-            "401": error("No key, or none that is known"),
-            "403": error("A key that does not open this"),
+            "400": error("Invalid request; the error names the parameter"),
+            "401": error("Missing or unknown API key"),
+            "403": error("The API key lacks the scope of this route"),
             "404": error("No such model"),
             "408": error("The body did not arrive in time"),
             "413": error("The body is too large"),
-            "429": error("The key has had its share for now; retry-after says until when"),
-            busy: error("Busy, starting or shutting down; retry-after says until when"),
-            "504": error("The engine gave no answer in time"),
+            "429": error("Rate limit of the API key reached; retry-after says how long to wait"),
+            busy: error("At the limit of requests, starting or shutting down; retry-after says how long to wait"),
+            "504": error("The engine did not respond in time"),
         },
     });
     if route.target == Target::Health {
@@ -268,7 +281,7 @@ mod tests {
     fn every_described_parameter_is_known_to_its_parser() {
         for route in ROUTES {
             let Target::Generate(dialect) = route.target else { continue };
-            for (name, schema, _) in members(route.target) {
+            for Member { name, schema, .. } in members(route.target) {
                 // Of the wrong type: a parser that knows the parameter complains of it by name.
                 let wrong = if schema == STRING || schema.contains(r#""type":"string""#) {
                     "[[7]]"

@@ -1,5 +1,5 @@
-//! What lives where: one table, from which come the router, the scopes, the shapes of errors and
-//! the `OpenAPI` description.
+//! The route table, from which come the router, the scopes, the error formats and the `OpenAPI`
+//! description.
 
 use axum::http::Method;
 
@@ -12,14 +12,14 @@ pub(super) struct Route {
     /// As axum writes it.
     pub(super) path: &'static str,
     pub(super) target: Target,
-    /// What a key must open; absent: everybody.
+    /// Scope that the API key needs; absent: public.
     pub(super) scope: Option<Scope>,
     pub(super) shape: Shape,
     /// What it does, in a few words.
     pub(super) summary: &'static str,
 }
 
-/// Who answers.
+/// The handler of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// The model, in a dialect.
@@ -71,13 +71,18 @@ const RESPONSE: &str = "/v1/responses/{id}";
 
 /// Every route.
 pub(super) const ROUTES: &[Route] = &[
-    get("/", Target::Page, None, "The page: chat and the server's state"),
+    get("/", Target::Page, None, "Web page: chat and server status"),
     get("/openapi.json", Target::OpenApi, None, "This description"),
-    get("/health", Target::Health, None, "Whether the engine answers, and why not"),
-    get("/livez", Target::Live, None, "Whether this process answers"),
-    get("/readyz", Target::Ready, None, "Whether requests are taken now"),
+    get(
+        "/health",
+        Target::Health,
+        None,
+        "Health of the engine, with the reason if it is not ready",
+    ),
+    get("/livez", Target::Live, None, "Liveness probe"),
+    get("/readyz", Target::Ready, None, "Readiness probe"),
     get("/metrics", Target::Metrics, Some(Scope::Metrics), "Counters for Prometheus"),
-    get("/stats", Target::Stats, Some(Scope::Infer), "What the page shows"),
+    get("/stats", Target::Stats, Some(Scope::Infer), "Statistics of the web page"),
     get("/v1/models", Target::Models, Some(Scope::Infer), "The models served"),
     get("/v1/models/{*id}", Target::Model, Some(Scope::Infer), "One model"),
     post(
@@ -98,14 +103,14 @@ pub(super) const ROUTES: &[Route] = &[
         Shape::OpenAi,
         "Continue a conversation (OpenAI responses)",
     ),
-    get(RESPONSE, Target::ResponseShow, Some(Scope::Infer), "A response that was kept"),
+    get(RESPONSE, Target::ResponseShow, Some(Scope::Infer), "Retrieve a stored response"),
     Route {
         method: "DELETE",
         path: RESPONSE,
         target: Target::ResponseForget,
         scope: Some(Scope::Infer),
         shape: Shape::OpenAi,
-        summary: "Forget a response that was kept",
+        summary: "Delete a stored response",
     },
     post(
         "/v1/messages",
@@ -117,11 +122,16 @@ pub(super) const ROUTES: &[Route] = &[
         "/v1/messages/count_tokens",
         Target::CountTokens,
         Shape::Anthropic,
-        "Tokens of a conversation (Anthropic messages)",
+        "Count the tokens of a conversation (Anthropic messages)",
     ),
-    post("/tokenize", Target::Tokenize, Shape::OpenAi, "Text or a conversation to tokens"),
-    post("/detokenize", Target::Detokenize, Shape::OpenAi, "Tokens to text"),
-    post("/apply-template", Target::ApplyTemplate, Shape::OpenAi, "A conversation to text"),
+    post("/tokenize", Target::Tokenize, Shape::OpenAi, "Tokenize a text or a conversation"),
+    post("/detokenize", Target::Detokenize, Shape::OpenAi, "Detokenize tokens"),
+    post(
+        "/apply-template",
+        Target::ApplyTemplate,
+        Shape::OpenAi,
+        "Render a conversation with the chat template",
+    ),
     post(
         "/api/chat",
         Target::Generate(Dialect::OllamaChat),
@@ -157,7 +167,7 @@ pub(super) fn route_of(method: &Method, path: &str) -> Option<&'static Route> {
 }
 
 impl Shape {
-    /// How errors are written at an address where nothing lives.
+    /// Error format of unknown paths.
     pub(super) fn of_path(path: &str) -> Self {
         if path.starts_with("/v1/messages") {
             Self::Anthropic

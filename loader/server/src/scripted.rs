@@ -1,5 +1,5 @@
-//! An engine that replays what a file says: for clients, tool loops and measurements that need a
-//! server to its end, and no capable model. The model's tokenizer and template are real.
+//! An engine that replays answers from a file, for tests of clients, tool loops and load without a
+//! capable model. The model's tokenizer and chat template are real.
 //!
 //! The file is JSON:
 //!
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! A request gets the answer whose `when` stands last in its prompt, as the template renders it
-//! (so: what the last message says; of several that end at one place, the longest); if there is
+//! (so: what the last message says; of several with the same end, the longest); if there is
 //! none, the next answer without `when`, in their order, from the first again after the last.
 //! `text` is tokenized, markers of calls included; `tokens` are taken as they are. An answer ends
 //! after its tokens with `finish` (`stop` by default, or `length`), at the request's own limits
@@ -43,13 +43,13 @@ use shardpack_engine_api::{
     TokenId, Usage,
 };
 
-/// Requests that are answered at once; others wait.
+/// Most concurrent requests; others wait.
 const RUNNING_MAX: usize = 256;
-/// Tokens of one answer, repetitions counted.
+/// Most tokens of one answer, repetitions counted.
 const TOKENS_MAX: usize = 1 << 24;
-/// Answers of one file.
+/// Most answers of one file.
 const ANSWERS_MAX: usize = 1 << 16;
-/// While nothing is asked, between two looks at whether anybody still can.
+/// Interval at which an idle player checks whether a handle is left.
 const IDLE: Duration = Duration::from_millis(200);
 
 /// A script, ready to be played.
@@ -58,7 +58,7 @@ pub struct Script {
     step: Duration,
 }
 
-/// The file does not say what to answer.
+/// The script is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
     /// Not JSON of that shape.
@@ -72,7 +72,7 @@ pub enum ScriptError {
         /// What is wrong with it.
         message: String,
     },
-    /// Nothing to say, or too much.
+    /// No answers, or too many.
     #[error("a script has 1 to {ANSWERS_MAX} answers, this one has {0}")]
     Count(usize),
 }
@@ -95,7 +95,7 @@ enum End {
 struct File {
     #[serde(default)]
     step_ms: u64,
-    /// Whose tokenizer and template are used: for whoever opens them.
+    /// The package set whose tokenizer and template are used.
     #[serde(default, rename = "set")]
     _set: serde::de::IgnoredAny,
     answers: Vec<Entry>,
@@ -138,7 +138,7 @@ impl Script {
         Ok(Self { answers, step: Duration::from_millis(file.step_ms) })
     }
 
-    /// Plays until every handle is gone; `handle` must be one of them, and is let go of at once.
+    /// Plays until every handle is dropped; `handle` must be one of them and is dropped at once.
     pub fn play(self, model: &ChatModel, handle: EngineHandle, commands: &Receiver<Command>) {
         let mut player = Player {
             script: self,
@@ -199,7 +199,7 @@ struct Running {
 }
 
 impl Player {
-    /// Takes commands; waits for one when there is nothing to do. False when none can come.
+    /// Takes commands; waits for one when idle. False when no handle is left.
     fn take(&mut self, commands: &Receiver<Command>) -> bool {
         if self.running.is_empty() && self.waiting.is_empty() {
             match commands.recv_timeout(IDLE) {
@@ -259,13 +259,13 @@ impl Player {
         let index = order
             .into_iter()
             .find(|&index| self.script.answers[index].when.is_none())
-            // Every answer waits for its words: the last one is as good as any.
+            // Every answer has a `when` that does not match: use the last one.
             .unwrap_or(count - 1);
         self.next = (index + 1) % count;
         index
     }
 
-    /// One token for everybody.
+    /// One step: a token for every running request.
     fn step(&mut self) {
         while self.running.len() < RUNNING_MAX
             && let Some(running) = self.waiting.pop_front()
@@ -286,7 +286,7 @@ impl Player {
 }
 
 impl Running {
-    /// Says the next token; false at the end.
+    /// Emits the next token; false at the end.
     fn step(&mut self) -> bool {
         let request = self.id;
         let usage = Usage {
@@ -316,7 +316,7 @@ impl Running {
         true
     }
 
-    /// A script is certain of itself.
+    /// Every scripted token has probability 1.
     fn logprobs(&self) -> Option<shardpack_engine_api::TokenLogprobs> {
         let count = self.request.logprobs?;
         let token = self.tokens[self.said - 1];

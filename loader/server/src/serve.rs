@@ -1,4 +1,4 @@
-//! The server's life: from a bound socket to the last answer after it was asked to stop.
+//! Runs the server: from a bound socket to a graceful shutdown.
 
 use std::{
     future::{Future, IntoFuture, pending},
@@ -18,15 +18,15 @@ use tokio::{
 
 use super::{app::Server, tls::TlsListener};
 
-/// Time for the last bytes to leave once every answer is made or given up.
+/// Time to flush the last bytes once every response is complete or aborted.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Connections that wait to be accepted; the system's own limit is lower where it likes.
+/// Listen backlog; the system may lower it.
 const BACKLOG: i32 = 4096;
-/// Threads that serve connections: they only move text, the cores are the engine's.
+/// Threads that serve connections: they only move text, the cores belong to the engine.
 const WORKER_THREADS: usize = 2;
-/// Threads that turn tokens into events.
+/// Threads that write responses.
 const WRITER_THREADS: usize = 2;
-/// Threads that render and tokenize; also how many parsed bodies are in memory at once.
+/// Threads that parse, render and tokenize; also how many parsed bodies are in memory at once.
 const BLOCKING_THREADS: usize = 4;
 
 /// Serves until `shutdown` is ready. Then new requests are turned away with 503, running ones get
@@ -38,7 +38,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    // The standard library's 128 make a crowd wait a second for its packets to be sent again.
+    // With the standard library's 128, bursts of connections wait a second for a retransmission.
     rustix::net::listen(&listener, BACKLOG)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (stop, stopped) = oneshot::channel::<()>();
@@ -46,7 +46,7 @@ pub async fn serve(
         let _ = stopped.await;
     };
     let mut watching = JoinSet::new();
-    let mut serving = if let Some(tls) = &server.front.tls {
+    let mut serving = if let Some(tls) = &server.app.tls {
         // Ends with this function.
         watching.spawn(Arc::clone(tls).watch());
         let listener = TlsListener::new(listener, Arc::clone(tls))?;
@@ -65,12 +65,12 @@ pub async fn serve(
         result = &mut serving => return result.map_err(io::Error::other)?,
     }
 
-    let front = &server.front;
-    front.draining.send_replace(true);
-    // Every slot back means that no answer is running; the port stays open to say so until then.
-    let all = front.slots.acquire_many(front.limits.active_requests);
-    if timeout(front.limits.drain_timeout, all).await.is_err() {
-        front.closing.send_replace(true);
+    let app = &server.app;
+    app.draining.send_replace(true);
+    // All slots are free when no request is running; until then the port stays open for 503s.
+    let all = app.slots.acquire_many(app.limits.active_requests);
+    if timeout(app.limits.drain_timeout, all).await.is_err() {
+        app.closing.send_replace(true);
     }
     let _ = stop.send(());
     if timeout(CLOSE_TIMEOUT, &mut serving).await.is_err() {
@@ -91,8 +91,8 @@ pub fn run(
         .thread_name("server")
         .enable_all()
         .build()?;
-    // Answers are written on threads of their own, so that a crowd of streams does not stand
-    // between a new connection and its first answer.
+    // Responses are written on threads of their own, so that many streams do not delay new
+    // connections.
     let writers = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WRITER_THREADS)
         .thread_name("writer")
@@ -105,12 +105,12 @@ pub fn run(
     result
 }
 
-/// Asks a server to stop, from any thread; clones ask the same one.
+/// Stops a server, from any thread; clones stop the same one.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<Notify>);
 
 impl Stop {
-    /// Asks now, or as soon as the server listens.
+    /// Stops the server now, or as soon as it listens.
     pub fn stop(&self) {
         self.0.notify_one();
     }

@@ -1,4 +1,4 @@
-//! Streams: answers written piece by piece while they are made.
+//! Streaming responses.
 
 use std::{
     convert::Infallible,
@@ -22,28 +22,28 @@ use tokio::{
 use super::{
     dialect::Writer,
     error::ApiError,
-    generation::{Generation, Step},
+    generation::{ChoiceUpdate, Generation},
 };
 
 /// Frames between the writing task and the connection: enough to fill a packet, few enough that a
 /// slow client is noticed.
 const FRAMES_AHEAD: usize = 16;
-/// Steps of one frame: some hundredths of a millisecond of work.
+/// Updates of one frame: some hundredths of a millisecond of work.
 const STEPS_PER_FRAME: u32 = 32;
 
-/// How a stream is written.
+/// Timeouts of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamOptions {
-    /// Longest silence towards the client.
+    /// Interval of keep-alive frames.
     pub(super) keep_alive: Duration,
-    /// Longest time in which a client takes nothing.
+    /// Longest time in which the client may read nothing.
     pub(super) write_timeout: Duration,
 }
 
-/// Answers with the stream of answers whose first step may be known already.
+/// Responds with a stream; its first update may be known already.
 pub(super) fn respond(
     generation: Generation,
-    first: Option<Step>,
+    first: Option<ChoiceUpdate>,
     writer: Box<dyn Writer>,
     options: StreamOptions,
     writers: &Handle,
@@ -58,7 +58,7 @@ pub(super) fn respond(
     events(content_type, Body::from_stream(Frames(receiver)))
 }
 
-/// Answers with a stream that fails as soon as it has begun.
+/// Responds with a stream that holds only an error.
 pub(super) fn refuse(mut writer: Box<dyn Writer>, error: &ApiError) -> Response {
     let mut out = String::new();
     writer.begin(&mut out);
@@ -71,7 +71,7 @@ fn events(content_type: HeaderValue, body: Body) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies must not collect events.
+    // nginx must not buffer events.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -84,20 +84,20 @@ struct Task {
 }
 
 impl Task {
-    async fn run(mut self, first: Option<Step>) -> Option<()> {
+    async fn run(mut self, first: Option<ChoiceUpdate>) -> Option<()> {
         let mut out = String::new();
         self.writer.begin(&mut out);
-        if let Some(step) = first {
-            self.writer.step(step, &mut out);
+        if let Some(update) = first {
+            self.writer.update(update, &mut out);
         }
         self.send(&mut out).await?;
         loop {
-            let mut step = self.next().await?;
-            // What has come meanwhile goes into the same frame, up to a limit: others wait too.
+            let mut update = self.next().await?;
+            // Updates that are ready go into the same frame, up to a limit for fairness.
             let mut left = STEPS_PER_FRAME;
             loop {
-                match step {
-                    Ok(Some(step)) => self.writer.step(step, &mut out),
+                match update {
+                    Ok(Some(update)) => self.writer.update(update, &mut out),
                     Ok(None) => break,
                     Err(error) => {
                         self.writer.fail(&error, &mut out);
@@ -108,7 +108,7 @@ impl Task {
                 if left == 0 {
                     break;
                 }
-                step = self.generation.next_ready();
+                update = self.generation.next_ready();
             }
             if self.generation.is_done() {
                 self.writer.end(&mut out);
@@ -118,16 +118,16 @@ impl Task {
         }
     }
 
-    /// The next step; frames without meaning keep the connection alive until then.
-    async fn next(&mut self) -> Option<Result<Option<Step>, ApiError>> {
+    /// The next update; sends keep-alive frames until then.
+    async fn next(&mut self) -> Option<Result<Option<ChoiceUpdate>, ApiError>> {
         loop {
             let deadline = Instant::now() + self.options.keep_alive;
             tokio::select! {
                 biased;
                 () = self.frames.closed() => return None,
-                step = timeout_at(deadline, self.generation.next()) => {
-                    if let Ok(step) = step {
-                        return Some(step);
+                update = timeout_at(deadline, self.generation.next()) => {
+                    if let Ok(update) = update {
+                        return Some(update);
                     }
                     let mut frame = self.writer.keep_alive().to_owned();
                     self.send(&mut frame).await?;

@@ -1,5 +1,5 @@
-//! TLS in front of the server: certificate and key come from files, which are read again when
-//! they change or the process is told to. Who connects is not looked at: keys are for that.
+//! TLS: certificate and key come from PEM files, which are reloaded when they change or on a
+//! signal. No client certificates; API keys authenticate clients.
 
 use std::{
     fs::{self, File},
@@ -28,15 +28,15 @@ use tokio_rustls::{
 
 /// Bytes of a certificate's chain or a key: the longest in use have some ten KB.
 const PEM_BYTES_MAX: u64 = 1 << 20;
-/// Handshakes under way: more connections wait to be accepted.
+/// Most concurrent handshakes; more connections wait to be accepted.
 const HANDSHAKES_MAX: usize = 256;
-/// Time for a handshake; slow clients must not hold places.
+/// Time for a handshake; slow clients must not hold handshake slots.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections whose handshake is done and which nobody serves yet.
+/// Most connections whose handshake is done but which are not served yet.
 const READY_MAX: usize = 64;
-/// After a connection that could not be accepted, mostly for want of file handles.
+/// Pause after a failed accept, mostly for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Between two looks at the files.
+/// Interval at which the files are checked for changes.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Certificate and key cannot be used. Each names its file.
@@ -70,13 +70,13 @@ pub enum TlsError {
         /// The file.
         file: PathBuf,
     },
-    /// No key, or one behind a password.
+    /// No private key, or an encrypted one.
     #[error("{}: holds no private key: expected PEM with -----BEGIN PRIVATE KEY-----, not encrypted", file.display())]
     NoKey {
         /// The file.
         file: PathBuf,
     },
-    /// Both are of their kind but cannot be used, mostly since they do not belong together.
+    /// Both parse but cannot be used, mostly since they do not belong together.
     #[error("{} and {}: cannot be used together", certificate.display(), key.display())]
     Pair {
         /// The certificate's file.
@@ -88,10 +88,10 @@ pub enum TlsError {
     },
 }
 
-/// What a file looked like when it was last read.
+/// Modification time and size of both files when they were last read.
 type Seen = [Option<(SystemTime, u64)>; 2];
 
-/// Takes lines for people.
+/// Receives messages for people.
 pub type Report = Box<dyn Fn(&str) + Send + Sync>;
 
 /// A certificate and its key.
@@ -106,7 +106,7 @@ impl Tls {
     /// when they were read again, and why that failed.
     pub fn open(certificate: &Path, key: &Path, report: Report) -> Result<Self, TlsError> {
         let files = [certificate.to_owned(), key.to_owned()];
-        // Looked at first: what changes while it is read is read again.
+        // Metadata first: a change while reading causes another reload.
         let seen = look(&files);
         let config = Arc::new(config(&files)?);
         Ok(Self { files, state: Mutex::new((config, seen)), report })
@@ -126,7 +126,7 @@ impl Tls {
         }
         let fresh = config(&self.files);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // A bad pair is complained of once, not at every look.
+        // A bad pair is reported once, not at every check.
         state.1 = seen;
         state.0 = Arc::new(fresh?);
         Ok(true)
@@ -135,9 +135,9 @@ impl Tls {
     fn reload_and_tell(&self, force: Force) {
         match self.reload(force) {
             Ok(false) => {}
-            Ok(true) => (self.report)("tls: certificate and key were read again"),
+            Ok(true) => (self.report)("tls: certificate and key reloaded"),
             Err(error) => {
-                let mut text = format!("tls: the certificate in use stays: {error}");
+                let mut text = format!("tls: cannot reload, the certificate in use stays: {error}");
                 let mut source = std::error::Error::source(&error);
                 while let Some(error) = source {
                     text.push_str(": ");
@@ -149,7 +149,7 @@ impl Tls {
         }
     }
 
-    /// Looks after the files for ever.
+    /// Watches the files for changes, forever.
     pub(super) async fn watch(self: Arc<Self>) {
         #[cfg(unix)]
         let mut hangups = {
@@ -177,7 +177,7 @@ impl Tls {
     }
 }
 
-/// Whether files are read again that look as they did.
+/// Whether unchanged files are reloaded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Force {
     IfChanged,
@@ -227,8 +227,8 @@ fn read(file: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(bytes)
 }
 
-/// Connections whose handshake is done. Handshakes go on beside each other, so that a client that
-/// says nothing keeps nobody waiting.
+/// Connections whose handshake is done. Handshakes run concurrently, so that a silent client
+/// blocks no other.
 pub(super) struct TlsListener {
     ready: mpsc::Receiver<(TlsStream<TcpStream>, SocketAddr)>,
     address: SocketAddr,
@@ -269,10 +269,10 @@ async fn accept(
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
         let accepted = async {
-            let place = Arc::clone(&handshakes).acquire_owned().await;
-            (place, listener.accept().await)
+            let permit = Arc::clone(&handshakes).acquire_owned().await;
+            (permit, listener.accept().await)
         };
-        let (place, accepted) = tokio::select! {
+        let (permit, accepted) = tokio::select! {
             () = ready.closed() => return,
             accepted = accepted => accepted,
         };
@@ -285,7 +285,7 @@ async fn accept(
         let acceptor = TlsAcceptor::from(tls.config());
         let ready = ready.clone();
         tokio::spawn(async move {
-            let _place = place;
+            let _permit = permit;
             if let Ok(Ok(stream)) = timeout(HANDSHAKE_TIMEOUT, acceptor.accept(connection)).await {
                 // The server may have closed meanwhile.
                 let _ = ready.send((stream, address)).await;

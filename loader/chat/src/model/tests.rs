@@ -3,7 +3,7 @@
 use std::{error::Error, fs, iter};
 
 use super::*;
-use crate::inner::{Message, Reasoning, Tool, ToolKind};
+use crate::conversation::{Message, Reasoning, Tool, ToolKind};
 
 const KJV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/kjv-4m");
 

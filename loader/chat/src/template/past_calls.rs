@@ -1,5 +1,6 @@
-//! Calls of past turns for templates that show none: written into the turn's text as the model itself
-//! writes them, or else it would see results of calls that it never made.
+//! Tool calls of earlier turns for chat templates that render none: written into the turn's text in
+//! the model's tool-call format. Without them the model would see results of calls that it never
+//! made.
 
 use shardpack_formats::{
     OutputStyle, ToolFamily,

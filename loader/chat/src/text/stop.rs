@@ -1,4 +1,4 @@
-//! Texts that end an answer, found in a stream of pieces.
+//! Stop texts, found in streamed text.
 
 /// Finds the first stop text in a stream and holds back what may be the beginning of one.
 ///

@@ -1,12 +1,12 @@
-//! The calls of one answer as they come: their numbers, ids and pieces. What a model writes
-//! reaches a client only through here.
+//! The tool calls of one output so far: indices, ids and deltas. All output reaches the client
+//! through here.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::check::Check;
-use crate::inner::Piece;
+use super::argument_validator::ArgumentValidator;
+use crate::conversation::OutputDelta;
 
 /// A tool that the model may call, as far as parsing needs it.
 #[derive(Clone, Debug)]
@@ -15,11 +15,11 @@ pub struct ToolSpec {
     pub name: String,
     /// Schema of its arguments; `true` where the client gave none.
     pub schema: Value,
-    /// Where no grammar holds the model to the schema: what a complete call is judged by.
-    pub check: Option<Check>,
+    /// Validates a complete call, where no grammar enforces the schema.
+    pub validator: Option<ArgumentValidator>,
 }
 
-/// What ids look like.
+/// Format of call ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdStyle {
     /// `call_` and 24 letters and digits.
@@ -33,13 +33,13 @@ pub(super) enum IdStyle {
 struct Open {
     name: String,
     arguments: String,
-    /// Pieces that are held back until the call is judged, where it is.
-    held: Option<(Check, Vec<Piece>)>,
+    /// Deltas that are held back until the complete call is validated, where it is.
+    held: Option<(ArgumentValidator, Vec<OutputDelta>)>,
 }
 
-/// The calls so far.
+/// The tool calls so far.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct ToolCalls {
     tools: Arc<[ToolSpec]>,
     style: IdStyle,
     nonce: u64,
@@ -47,13 +47,13 @@ pub(super) struct Calls {
     open: Option<Open>,
     /// How many were completed.
     completed: u32,
-    pub pieces: Vec<Piece>,
+    pub deltas: Vec<OutputDelta>,
 }
 
-impl Calls {
+impl ToolCalls {
     /// `nonce` makes ids unique among answers.
     pub(super) fn new(tools: Arc<[ToolSpec]>, style: IdStyle, nonce: u64) -> Self {
-        Self { tools, style, nonce, next: 0, open: None, completed: 0, pieces: Vec::new() }
+        Self { tools, style, nonce, next: 0, open: None, completed: 0, deltas: Vec::new() }
     }
 
     pub(super) fn has_tools(&self) -> bool {
@@ -81,17 +81,17 @@ impl Calls {
         Some((tool.schema.get("properties")?.get(key)?, &tool.schema))
     }
 
-    /// A call begins; false, and nothing said, if there is no such tool.
+    /// A call begins; false, without effect, if there is no such tool.
     pub(super) fn begin(&mut self, name: &str, id: Option<String>) -> bool {
         let Some(tool) = self.tools.iter().find(|tool| tool.name == name) else { return false };
-        let check = tool.check.clone();
+        let validator = tool.validator.clone();
         let index = self.next;
         let id = id.unwrap_or_else(|| self.id(index));
-        let begin = Piece::CallBegin { index, id, name: name.to_owned() };
-        let held = if let Some(check) = check {
-            Some((check, vec![begin]))
+        let begin = OutputDelta::ToolCallBegin { index, id, name: name.to_owned() };
+        let held = if let Some(validator) = validator {
+            Some((validator, vec![begin]))
         } else {
-            self.pieces.push(begin);
+            self.deltas.push(begin);
             None
         };
         self.next += 1;
@@ -104,16 +104,16 @@ impl Calls {
         let Some(open) = self.open.as_mut().filter(|_| !fragment.is_empty()) else { return };
         open.arguments.push_str(fragment);
         let index = self.next - 1;
-        let pieces = open.held.as_mut().map_or(&mut self.pieces, |(_, held)| held);
-        if let Some(Piece::CallArguments { fragment: last, .. }) = pieces.last_mut() {
+        let deltas = open.held.as_mut().map_or(&mut self.deltas, |(_, held)| held);
+        if let Some(OutputDelta::ToolCallArguments { fragment: last, .. }) = deltas.last_mut() {
             last.push_str(fragment);
         } else {
-            pieces.push(Piece::CallArguments { index, fragment: fragment.to_owned() });
+            deltas.push(OutputDelta::ToolCallArguments { index, fragment: fragment.to_owned() });
         }
     }
 
     /// The open call is complete; false if its arguments are not an object that every JSON
-    /// reader takes, such as one with a number beyond all floats, or are judged and do not validate.
+    /// reader takes, such as one with a number beyond all floats, or do not validate.
     pub(super) fn end(&mut self) -> bool {
         if self.open.as_ref().is_some_and(|open| open.arguments.is_empty()) {
             self.arguments("{}");
@@ -122,15 +122,15 @@ impl Calls {
         let Ok(arguments @ Value::Object(_)) = serde_json::from_str(&open.arguments) else {
             return false;
         };
-        if let Some((check, held)) = &mut open.held {
-            if !check.accepts(&arguments) {
+        if let Some((validator, held)) = &mut open.held {
+            if !validator.accepts(&arguments) {
                 return false;
             }
-            self.pieces.append(held);
+            self.deltas.append(held);
         }
         self.open = None;
         self.completed += 1;
-        self.pieces.push(Piece::CallEnd { index: self.next - 1 });
+        self.deltas.push(OutputDelta::ToolCallEnd { index: self.next - 1 });
         true
     }
 
@@ -143,18 +143,18 @@ impl Calls {
     }
 
     pub(super) fn content(&mut self, text: &str) {
-        match self.pieces.last_mut() {
+        match self.deltas.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Content(last)) => last.push_str(text),
-            _ => self.pieces.push(Piece::Content(text.to_owned())),
+            Some(OutputDelta::Content(last)) => last.push_str(text),
+            _ => self.deltas.push(OutputDelta::Content(text.to_owned())),
         }
     }
 
     pub(super) fn reasoning(&mut self, text: &str) {
-        match self.pieces.last_mut() {
+        match self.deltas.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Reasoning(last)) => last.push_str(text),
-            _ => self.pieces.push(Piece::Reasoning(text.to_owned())),
+            Some(OutputDelta::Reasoning(last)) => last.push_str(text),
+            _ => self.deltas.push(OutputDelta::Reasoning(text.to_owned())),
         }
     }
 

@@ -1,6 +1,5 @@
-//! Constraints on what a model may write next: grammars of calls and of texts, as masks over the
-//! vocabulary. Free text stays free: thinking, and what is said before a call, are only watched
-//! for the mark at which a grammar begins.
+//! Constrained decoding: grammars of tool calls and structured output as token masks. Reasoning and
+//! the text before a call stay free: they are only watched for the trigger of a lazy grammar.
 
 mod cache;
 mod compiler;
@@ -24,7 +23,7 @@ use super::{
     parser::OutputFormat,
     schema::SchemaError,
 };
-use crate::inner::PlainText;
+use crate::conversation::PlainText;
 use cache::Cache;
 use compiler::{CompileError, Compiler};
 use trigger::{Trigger, Triggers};
@@ -33,12 +32,12 @@ use trigger::{Trigger, Triggers};
 /// compiles, all requests wait.
 pub(crate) const COMPILE_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// What an answer is held to; the front writes it, rank 0 reads it.
+/// The constraint of an output; the server writes it, rank 0 reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConstraintSpec {
     /// What the model may call, by name and schema.
     pub tools: Vec<ConstrainedTool>,
-    /// Whether it must.
+    /// Whether it must call one.
     pub required: bool,
     /// Whether one call is all.
     pub one_call: bool,
@@ -58,7 +57,7 @@ impl ConstraintSpec {
     }
 }
 
-/// A grammar that cannot be had.
+/// A grammar cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
     /// A schema says what cannot be enforced.
@@ -71,7 +70,7 @@ pub enum GrammarError {
     #[error("the grammar takes over {} ms to compile: simplify it", COMPILE_TIMEOUT.as_millis())]
     Timeout,
     /// Other grammars are being compiled, and take long.
-    #[error("the server is busy with other grammars: ask again")]
+    #[error("the server is busy compiling other grammars: try again")]
     Busy,
 }
 
@@ -187,7 +186,7 @@ impl Grammars {
         if let (false, Some(family)) = (spec.tools.is_empty(), self.format.style().tools) {
             alternatives.push(writer.required(family, &spec.tools, spec.one_call)?);
         } else if spec.required {
-            let reason = "this model's way of writing calls is not known".to_owned();
+            let reason = "this model's tool-call format is unknown".to_owned();
             return Err(GrammarError::Grammar(reason));
         }
         if let Some(form) = spec.text.as_ref().filter(|_| !spec.required) {
@@ -390,7 +389,7 @@ impl GrammarConstraint {
 }
 
 fn error(error: impl std::fmt::Display) -> ConstraintError {
-    ConstraintError(format!("the grammar cannot be followed: {error}"))
+    ConstraintError(format!("the grammar matcher failed: {error}"))
 }
 
 impl Constraint for GrammarConstraint {

@@ -1,11 +1,11 @@
-//! `call:f{city:<|"|>Oslo<|"|>,days:[1,2]}` (Gemma 4): much like JSON, with keys bare and texts between
-//! marks of their own.
+//! The tool-call format of Gemma 4, `call:f{city:<|"|>Oslo<|"|>,days:[1,2]}`: much like JSON, with
+//! keys bare and texts between marks of their own.
 
 use serde_json::Value;
 use shardpack_formats::ToolFamily;
 
 use super::{
-    calls::Calls,
+    calls::ToolCalls,
     input::{Expect, Input, Progress},
     marker::{Found, Markers, find, is_code},
     value::{Reading, reading, to_json},
@@ -54,7 +54,7 @@ enum Container {
 }
 
 #[derive(Debug)]
-enum Place {
+enum State {
     Head,
     Name,
     /// Before a key or the end of a mapping.
@@ -72,7 +72,7 @@ enum Place {
 /// One call.
 #[derive(Debug)]
 pub(super) struct GemmaSection {
-    place: Place,
+    state: State,
     open: Vec<Container>,
     /// Whether the innermost container has members.
     has_members: bool,
@@ -83,7 +83,7 @@ pub(super) struct GemmaSection {
 impl GemmaSection {
     /// After a call's opener.
     pub(super) const fn new() -> Self {
-        Self { place: Place::Head, open: Vec::new(), has_members: false, reading: None }
+        Self { state: State::Head, open: Vec::new(), has_members: false, reading: None }
     }
 
     /// Advances over what is at hand.
@@ -91,24 +91,24 @@ impl GemmaSection {
         &mut self,
         format: &GemmaFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
-        match self.place {
-            Place::Head => {
+        match self.state {
+            State::Head => {
                 input.skip_space();
                 match input.expect(HEAD) {
-                    Expect::Taken => self.place = Place::Name,
+                    Expect::Taken => self.state = State::Name,
                     Expect::Wait => return Progress::Wait,
-                    Expect::Other => return Progress::Garbage,
+                    Expect::Other => return Progress::NotACall,
                 }
                 Progress::Again
             }
-            Place::Name => self.name(input, calls),
-            Place::Key => self.key(format, input, calls),
-            Place::Value => self.value(format, input, calls),
-            Place::Text(is_json) => self.text(is_json, format, input, calls),
-            Place::Next => self.next(input, calls),
-            Place::Tail => {
+            State::Name => self.name(input, calls),
+            State::Key => self.key(format, input, calls),
+            State::Value => self.value(format, input, calls),
+            State::Text(is_json) => self.text(is_json, format, input, calls),
+            State::Next => self.next(input, calls),
+            State::Tail => {
                 input.skip_space();
                 match input.expect(&format.close) {
                     Expect::Wait => Progress::Wait,
@@ -119,54 +119,54 @@ impl GemmaSection {
         }
     }
 
-    fn name(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn name(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         let name = match input.until(&["{"], NAME_BYTES_MAX, "") {
             Ok(name) => name,
             Err(progress) => return progress,
         };
         if !calls.begin(name.trim(), None) {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         self.enter(Container::Mapping, calls)
     }
 
-    fn enter(&mut self, container: Container, calls: &mut Calls) -> Progress {
+    fn enter(&mut self, container: Container, calls: &mut ToolCalls) -> Progress {
         if self.open.len() >= DEPTH_MAX {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         self.open.push(container);
         self.has_members = false;
-        let (mark, place) = match container {
-            Container::Mapping => ("{", Place::Key),
-            Container::List => ("[", Place::Value),
+        let (mark, state) = match container {
+            Container::Mapping => ("{", State::Key),
+            Container::List => ("[", State::Value),
         };
         calls.arguments(mark);
-        self.place = place;
+        self.state = state;
         Progress::Again
     }
 
     /// After the end of a container.
-    fn leave(&mut self, calls: &mut Calls) -> Progress {
-        let Some(container) = self.open.pop() else { return Progress::Garbage };
+    fn leave(&mut self, calls: &mut ToolCalls) -> Progress {
+        let Some(container) = self.open.pop() else { return Progress::NotACall };
         calls.arguments(if container == Container::Mapping { "}" } else { "]" });
         self.has_members = true;
-        self.place = Place::Next;
+        self.state = State::Next;
         if self.open.is_empty() {
-            self.place = Place::Tail;
+            self.state = State::Tail;
             if !calls.end() {
-                return Progress::Garbage;
+                return Progress::NotACall;
             }
         }
         Progress::Again
     }
 
-    fn separate(&mut self, calls: &mut Calls) {
+    fn separate(&mut self, calls: &mut ToolCalls) {
         if std::mem::replace(&mut self.has_members, true) {
             calls.arguments(", ");
         }
     }
 
-    fn key(&mut self, format: &GemmaFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn key(&mut self, format: &GemmaFormat, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         input.skip_space();
         match input.expect("}") {
             Expect::Taken => return self.leave(calls),
@@ -185,7 +185,7 @@ impl GemmaSection {
             Found::NotBefore(safe) if safe <= NAME_BYTES_MAX && !input.ended => {
                 return Progress::Wait;
             }
-            Found::NotBefore(_) => return Progress::Garbage,
+            Found::NotBefore(_) => return Progress::NotACall,
         };
         let key = text[..end].trim().to_owned();
         // The colon comes right behind, or else this is no key.
@@ -198,7 +198,7 @@ impl GemmaSection {
             || key.contains(is_code)
             || !colon.starts_with(':')
         {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         let taken = input.text().len() - colon.len() + 1;
         input.take(taken);
@@ -207,11 +207,16 @@ impl GemmaSection {
         if self.open.len() == 1 {
             self.reading = Some(reading(calls.argument_schema(&key)));
         }
-        self.place = Place::Value;
+        self.state = State::Value;
         Progress::Again
     }
 
-    fn value(&mut self, format: &GemmaFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn value(
+        &mut self,
+        format: &GemmaFormat,
+        input: &mut Input,
+        calls: &mut ToolCalls,
+    ) -> Progress {
         input.skip_space();
         let in_list = self.open.last() == Some(&Container::List);
         match input.sees(&format.quote) {
@@ -243,25 +248,25 @@ impl GemmaSection {
         }
     }
 
-    fn begin_text(&mut self, is_json: bool, in_list: bool, calls: &mut Calls) -> Progress {
+    fn begin_text(&mut self, is_json: bool, in_list: bool, calls: &mut ToolCalls) -> Progress {
         if in_list {
             self.separate(calls);
         }
         if !is_json {
             calls.arguments("\"");
         }
-        self.place = Place::Text(is_json);
+        self.state = State::Text(is_json);
         Progress::Again
     }
 
     /// A number, a literal, or a text that the model left bare.
-    fn word(&mut self, in_list: bool, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn word(&mut self, in_list: bool, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         let end = match input.peek_until(&[",", "}", "]"], WORD_BYTES_MAX) {
             Ok(end) => end,
             Err(progress) => return progress,
         };
         if end == 0 {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         let word = input.take(end);
         let own = if self.open.len() == 1 { self.reading } else { None };
@@ -269,7 +274,7 @@ impl GemmaSection {
             self.separate(calls);
         }
         calls.arguments(&to_json(word.trim(), own.unwrap_or_else(|| reading(None))));
-        self.place = Place::Next;
+        self.state = State::Next;
         Progress::Again
     }
 
@@ -278,19 +283,19 @@ impl GemmaSection {
         is_json: bool,
         format: &GemmaFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
         if is_json {
             return self.json_text(input, calls);
         }
         let (end, is_over) = match find(input.text(), &[&format.quote]) {
             Found::At(end, _) => (end, true),
-            Found::NotBefore(_) if input.ended => return Progress::Garbage,
+            Found::NotBefore(_) if input.ended => return Progress::NotACall,
             Found::NotBefore(safe) => (safe, false),
         };
         let text = input.take(end);
         if text.contains(is_code) {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         let quoted = Value::from(text).to_string();
         calls.arguments(&quoted[1..quoted.len() - 1]);
@@ -299,12 +304,12 @@ impl GemmaSection {
         }
         input.take(format.quote.len());
         calls.arguments("\"");
-        self.place = Place::Next;
+        self.state = State::Next;
         Progress::Again
     }
 
     /// A text in JSON's quotes, the first of which was taken.
-    fn json_text(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn json_text(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         let mut escaped = false;
         let end = input.text().find(|c: char| {
             let ends = c == '"' && !escaped;
@@ -312,36 +317,36 @@ impl GemmaSection {
             ends
         });
         let Some(end) = end else {
-            return if input.ended { Progress::Garbage } else { Progress::Wait };
+            return if input.ended { Progress::NotACall } else { Progress::Wait };
         };
         let text = input.take(end + 1);
         let whole = serde_json::from_str::<String>(&format!("\"{text}"));
         let Some(text) = whole.ok().filter(|text| !text.contains(is_code)) else {
-            return Progress::Garbage;
+            return Progress::NotACall;
         };
         calls.arguments(&Value::from(text).to_string());
-        self.place = Place::Next;
+        self.state = State::Next;
         Progress::Again
     }
 
-    fn next(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn next(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         input.skip_space();
         let Some(c) = input.text().chars().next() else {
-            return if input.ended { Progress::Garbage } else { Progress::Wait };
+            return if input.ended { Progress::NotACall } else { Progress::Wait };
         };
         let container = self.open.last().copied();
         match (c, container) {
             (',', Some(container)) => {
                 input.take(1);
                 self.has_members = true;
-                self.place = if container == Container::List { Place::Value } else { Place::Key };
+                self.state = if container == Container::List { State::Value } else { State::Key };
                 Progress::Again
             }
             ('}', Some(Container::Mapping)) | (']', Some(Container::List)) => {
                 input.take(1);
                 self.leave(calls)
             }
-            _ => Progress::Garbage,
+            _ => Progress::NotACall,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Grammars that hold a model to a form: of a text here, of calls in the modules below.
+//! Grammars for llguidance: of structured output here, of tool calls in the modules below.
 
 use std::fmt::Write;
 
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use shardpack_formats::AnswerFrame;
 
 use super::{
-    params::DSML,
     parser::OutputFormat,
     schema::{SchemaError, enforceable},
+    tagged_arguments::DSML,
 };
 
 mod arguments;

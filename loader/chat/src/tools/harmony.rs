@@ -1,13 +1,13 @@
-//! Harmony (gpt-oss): an answer is a row of messages, each with a header that names its channel
-//! and perhaps a recipient. Thinking is in `analysis`, calls go to `functions.…`, the answer is in
-//! `final`; what is said to the user between calls is in `commentary`.
+//! Harmony, the output format of gpt-oss: a sequence of messages, each with a header that names its
+//! channel and perhaps a recipient. Thinking is in `analysis`, calls go to `functions.…`, the
+//! answer is in `final`; what is said to the user between calls is in `commentary`.
 
 use super::{
-    calls::Calls,
+    calls::ToolCalls,
     input::{Input, Progress},
+    json_calls::scan_arguments,
     json_scan::JsonScan,
     marker::{Found, Markers, find},
-    section::scan_arguments,
 };
 
 /// Bytes of a message's header.
@@ -46,7 +46,7 @@ impl HarmonyFormat {
 }
 
 #[derive(Debug)]
-enum Place {
+enum State {
     /// In a header; `true` where the channel's marker was seen.
     Header,
     Reasoning,
@@ -59,34 +59,34 @@ enum Place {
 /// An answer.
 #[derive(Debug)]
 pub(super) struct Harmony {
-    place: Place,
+    state: State,
 }
 
 impl Harmony {
     /// After `<|start|>assistant`, which the prompt ends with.
     pub(super) const fn new() -> Self {
-        Self { place: Place::Header }
+        Self { state: State::Header }
     }
 
-    /// Advances over what is at hand; [`Progress::Garbage`] is what was taken since the header.
+    /// Advances over what is at hand; [`Progress::NotACall`] is what was taken since the header.
     pub(super) fn step(
         &mut self,
         format: &HarmonyFormat,
         markers: &Markers,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
-        match &mut self.place {
-            Place::Header => self.header(format, markers, input, calls),
-            Place::Reasoning | Place::Content | Place::Skip => self.text(format, input, calls),
-            Place::Arguments(scan) => match scan_arguments(scan, input, calls) {
+        match &mut self.state {
+            State::Header => self.header(format, markers, input, calls),
+            State::Reasoning | State::Content | State::Skip => self.text(format, input, calls),
+            State::Arguments(scan) => match scan_arguments(scan, input, calls) {
                 Progress::Leave => {
-                    self.place = Place::Skip;
+                    self.state = State::Skip;
                     Progress::Again
                 }
-                Progress::Garbage => {
-                    self.place = Place::Content;
-                    Progress::Garbage
+                Progress::NotACall => {
+                    self.state = State::Content;
+                    Progress::NotACall
                 }
                 other => other,
             },
@@ -98,7 +98,7 @@ impl Harmony {
         format: &HarmonyFormat,
         markers: &Markers,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
         // A model that answers without a header begins with none of its marks.
         let text = input.text().trim_start();
@@ -129,33 +129,43 @@ impl Harmony {
             // Some name the channel once more, right behind the recipient.
             .and_then(|recipient| recipient.split(format.channel.as_str()).next());
         let channel = channel.split_whitespace().next().unwrap_or_default();
-        self.place = match recipient {
+        self.state = match recipient {
             Some(recipient) => {
                 let name = recipient.strip_prefix("functions.").unwrap_or(recipient);
                 // Markers within a name would be shown to the client.
                 if markers.reveal(name) == name && calls.begin(name, None) {
-                    Place::Arguments(JsonScan::new())
+                    State::Arguments(JsonScan::new())
                 } else {
-                    self.place = Place::Content;
-                    return Progress::Garbage;
+                    self.state = State::Content;
+                    return Progress::NotACall;
                 }
             }
-            None if channel == "analysis" => Place::Reasoning,
-            None => Place::Content,
+            None if channel == "analysis" => State::Reasoning,
+            None => State::Content,
         };
         Progress::Again
     }
 
     /// Text without a header; its first character may be a marker that leads nowhere.
-    fn headless(&mut self, markers: &Markers, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn headless(
+        &mut self,
+        markers: &Markers,
+        input: &mut Input,
+        calls: &mut ToolCalls,
+    ) -> Progress {
         let Some(first) = input.text().chars().next() else { return Progress::Wait };
         let first = input.take(first.len_utf8());
         calls.content(&markers.reveal(&first));
-        self.place = Place::Content;
+        self.state = State::Content;
         Progress::Again
     }
 
-    fn text(&mut self, format: &HarmonyFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn text(
+        &mut self,
+        format: &HarmonyFormat,
+        input: &mut Input,
+        calls: &mut ToolCalls,
+    ) -> Progress {
         let ends = format.ends.each_ref().map(String::as_str);
         let (end, which) = match find(input.text(), &ends) {
             Found::At(end, which) => (end, Some(which)),
@@ -163,9 +173,9 @@ impl Harmony {
             Found::NotBefore(safe) => (safe, None),
         };
         let text = input.take(end);
-        match self.place {
-            Place::Reasoning => calls.reasoning(&text),
-            Place::Content => calls.content(&text),
+        match self.state {
+            State::Reasoning => calls.reasoning(&text),
+            State::Content => calls.content(&text),
             _ => {}
         }
         let Some(which) = which else { return Progress::Wait };
@@ -173,7 +183,7 @@ impl Harmony {
         if format.ends[which] != format.channel {
             input.take(format.ends[which].len());
         }
-        self.place = Place::Header;
+        self.state = State::Header;
         Progress::Again
     }
 }

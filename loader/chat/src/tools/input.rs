@@ -1,8 +1,8 @@
-//! What a model has written and no machine has taken yet.
+//! The buffered output text that no parser state has consumed yet.
 
 use super::marker::{Found, find, is_code};
 
-/// The text at hand, and what was taken of it since a call may have begun.
+/// The buffer, and what was consumed of it since a possible start of a call.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     pending: String,
@@ -26,7 +26,7 @@ impl Input {
         &self.pending
     }
 
-    /// From here on what is taken may have to be given back.
+    /// Marks a possible start of a call: what is taken from here may have to be given back.
     pub(super) fn mark(&mut self) {
         self.raw.clear();
     }
@@ -112,8 +112,8 @@ impl Input {
             allowed => text.replacen(allowed, "", 1).contains(is_code),
         };
         match which {
-            _ if len > max || has_markers => Err(Progress::Garbage),
-            None if self.ended => Err(Progress::Garbage),
+            _ if len > max || has_markers => Err(Progress::NotACall),
+            None if self.ended => Err(Progress::NotACall),
             None => Err(Progress::Wait),
             Some(which) => Ok((len, which)),
         }
@@ -131,15 +131,15 @@ pub(super) enum Expect {
     Other,
 }
 
-/// How far a machine came.
+/// Result of a parser step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// It took something: ask again.
     Again,
     /// It needs more text.
     Wait,
-    /// Its calls are over; what follows is not its own.
+    /// The section of calls has ended; what follows is not part of it.
     Leave,
-    /// What was taken since the last complete call is none.
-    Garbage,
+    /// What was taken since the last complete call is not a call.
+    NotACall,
 }

@@ -1,15 +1,15 @@
-//! One JSON value, checked character by character as it is written by a model. What has been let
-//! through so far is always the beginning of valid JSON.
+//! Incremental JSON scanner: validates one value character by character as the model writes it.
+//! What has passed so far is always a prefix of valid JSON.
 
 use super::marker::is_code;
 
 /// Deepest nesting: what clients' JSON readers (`serde_json` among them) take.
 const DEPTH_MAX: usize = 127;
 
-/// What a character did.
+/// Result of scanning a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// It belongs to the value, which goes on.
+pub(super) enum ScanOutcome {
+    /// It belongs to the value, which is incomplete.
     More,
     /// It ends the value.
     Done,
@@ -26,7 +26,7 @@ enum Container {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     /// A value must begin.
     Value,
     /// After `[`: a value or the end.
@@ -42,13 +42,13 @@ enum Place {
     Escape,
     /// Within `\u`: so many digits are missing.
     Unicode(u8),
-    Number(NumberPlace),
+    Number(NumberState),
     /// Within a literal: the bytes still to come.
     Literal(&'static [u8]),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NumberPlace {
+enum NumberState {
     Minus,
     Zero,
     Integer,
@@ -59,7 +59,7 @@ enum NumberPlace {
     ExponentDigits,
 }
 
-impl NumberPlace {
+impl NumberState {
     const fn may_end(self) -> bool {
         matches!(self, Self::Zero | Self::Integer | Self::Fraction | Self::ExponentDigits)
     }
@@ -84,85 +84,85 @@ impl NumberPlace {
 #[derive(Clone, Debug)]
 pub(super) struct JsonScan {
     open: Vec<Container>,
-    place: Place,
+    state: State,
     /// Whether the text being read is a key.
     is_key: bool,
 }
 
 impl JsonScan {
     pub(super) const fn new() -> Self {
-        Self { open: Vec::new(), place: Place::Value, is_key: false }
+        Self { open: Vec::new(), state: State::Value, is_key: false }
     }
 
     #[cfg(test)]
     /// Whether the value may end here without a further character (a number at top level).
     pub(super) fn may_end(&self) -> bool {
-        self.open.is_empty() && matches!(self.place, Place::Number(place) if place.may_end())
+        self.open.is_empty() && matches!(self.state, State::Number(state) if state.may_end())
     }
 
     /// Takes a character and appends what it stands for in clean JSON: control characters within
     /// texts, which models write as they are, become escapes.
-    pub(super) fn push(&mut self, c: char, out: &mut String) -> Step {
-        match self.place {
-            Place::Text => self.text(c, out),
-            Place::Escape => {
+    pub(super) fn push(&mut self, c: char, out: &mut String) -> ScanOutcome {
+        match self.state {
+            State::Text => self.text(c, out),
+            State::Escape => {
                 match c {
-                    '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => self.place = Place::Text,
-                    'u' => self.place = Place::Unicode(4),
-                    _ => return Step::Invalid,
+                    '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => self.state = State::Text,
+                    'u' => self.state = State::Unicode(4),
+                    _ => return ScanOutcome::Invalid,
                 }
                 out.push(c);
-                Step::More
+                ScanOutcome::More
             }
-            Place::Unicode(left) => {
+            State::Unicode(left) => {
                 if !c.is_ascii_hexdigit() {
-                    return Step::Invalid;
+                    return ScanOutcome::Invalid;
                 }
                 out.push(c);
-                self.place = if left == 1 { Place::Text } else { Place::Unicode(left - 1) };
-                Step::More
+                self.state = if left == 1 { State::Text } else { State::Unicode(left - 1) };
+                ScanOutcome::More
             }
-            Place::Number(place) => match place.next(c) {
+            State::Number(state) => match state.next(c) {
                 Some(next) => {
                     out.push(c);
-                    self.place = Place::Number(next);
-                    Step::More
+                    self.state = State::Number(next);
+                    ScanOutcome::More
                 }
-                None if !place.may_end() => Step::Invalid,
-                None if self.open.is_empty() => Step::DoneBefore,
+                None if !state.may_end() => ScanOutcome::Invalid,
+                None if self.open.is_empty() => ScanOutcome::DoneBefore,
                 None => {
-                    self.place = Place::Comma;
+                    self.state = State::Comma;
                     self.structure(c, out)
                 }
             },
-            Place::Literal(rest) => match rest.split_first() {
+            State::Literal(rest) => match rest.split_first() {
                 Some((&first, rest)) if char::from(first) == c => {
                     out.push(c);
                     if rest.is_empty() {
                         return self.value_done();
                     }
-                    self.place = Place::Literal(rest);
-                    Step::More
+                    self.state = State::Literal(rest);
+                    ScanOutcome::More
                 }
-                _ => Step::Invalid,
+                _ => ScanOutcome::Invalid,
             },
             _ => self.structure(c, out),
         }
     }
 
-    fn text(&mut self, c: char, out: &mut String) -> Step {
+    fn text(&mut self, c: char, out: &mut String) -> ScanOutcome {
         match c {
             '"' => {
                 out.push(c);
                 if std::mem::take(&mut self.is_key) {
-                    self.place = Place::Colon;
-                    return Step::More;
+                    self.state = State::Colon;
+                    return ScanOutcome::More;
                 }
                 return self.value_done();
             }
             '\\' => {
                 out.push(c);
-                self.place = Place::Escape;
+                self.state = State::Escape;
             }
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
@@ -171,84 +171,84 @@ impl JsonScan {
                 use std::fmt::Write;
                 write!(out, "\\u{:04x}", u32::from(c)).expect("strings take any text");
             }
-            c if is_code(c) => return Step::Invalid,
+            c if is_code(c) => return ScanOutcome::Invalid,
             c => out.push(c),
         }
-        Step::More
+        ScanOutcome::More
     }
 
-    fn structure(&mut self, c: char, out: &mut String) -> Step {
+    fn structure(&mut self, c: char, out: &mut String) -> ScanOutcome {
         if matches!(c, ' ' | '\n' | '\r' | '\t') {
             // Nothing has begun yet: leading space is not part of the value.
-            if !(self.open.is_empty() && self.place == Place::Value) {
+            if !(self.open.is_empty() && self.state == State::Value) {
                 out.push(c);
             }
-            return Step::More;
+            return ScanOutcome::More;
         }
         out.push(c);
-        match (self.place, c) {
-            (Place::FirstItem, ']') | (Place::FirstKey, '}') => self.close(),
-            (Place::Comma, ']') if self.open.last() == Some(&Container::Array) => self.close(),
-            (Place::Comma, '}') if self.open.last() == Some(&Container::Object) => self.close(),
-            (Place::Comma, ',') => {
+        match (self.state, c) {
+            (State::FirstItem, ']') | (State::FirstKey, '}') => self.close(),
+            (State::Comma, ']') if self.open.last() == Some(&Container::Array) => self.close(),
+            (State::Comma, '}') if self.open.last() == Some(&Container::Object) => self.close(),
+            (State::Comma, ',') => {
                 let is_array = self.open.last() == Some(&Container::Array);
-                self.place = if is_array { Place::Value } else { Place::Key };
-                Step::More
+                self.state = if is_array { State::Value } else { State::Key };
+                ScanOutcome::More
             }
-            (Place::Colon, ':') => {
-                self.place = Place::Value;
-                Step::More
+            (State::Colon, ':') => {
+                self.state = State::Value;
+                ScanOutcome::More
             }
-            (Place::FirstKey | Place::Key, '"') => {
+            (State::FirstKey | State::Key, '"') => {
                 self.is_key = true;
-                self.place = Place::Text;
-                Step::More
+                self.state = State::Text;
+                ScanOutcome::More
             }
-            (Place::Value | Place::FirstItem, c) => {
-                let step = self.begin(c);
-                if step == Step::Invalid {
+            (State::Value | State::FirstItem, c) => {
+                let outcome = self.begin(c);
+                if outcome == ScanOutcome::Invalid {
                     out.pop();
                 }
-                step
+                outcome
             }
             _ => {
                 out.pop();
-                Step::Invalid
+                ScanOutcome::Invalid
             }
         }
     }
 
-    fn begin(&mut self, c: char) -> Step {
-        self.place = match c {
-            '{' | '[' if self.open.len() >= DEPTH_MAX => return Step::Invalid,
+    fn begin(&mut self, c: char) -> ScanOutcome {
+        self.state = match c {
+            '{' | '[' if self.open.len() >= DEPTH_MAX => return ScanOutcome::Invalid,
             '{' => {
                 self.open.push(Container::Object);
-                Place::FirstKey
+                State::FirstKey
             }
             '[' => {
                 self.open.push(Container::Array);
-                Place::FirstItem
+                State::FirstItem
             }
-            '"' => Place::Text,
-            '-' => Place::Number(NumberPlace::Minus),
-            '0' => Place::Number(NumberPlace::Zero),
-            '1'..='9' => Place::Number(NumberPlace::Integer),
-            't' => Place::Literal(b"rue"),
-            'f' => Place::Literal(b"alse"),
-            'n' => Place::Literal(b"ull"),
-            _ => return Step::Invalid,
+            '"' => State::Text,
+            '-' => State::Number(NumberState::Minus),
+            '0' => State::Number(NumberState::Zero),
+            '1'..='9' => State::Number(NumberState::Integer),
+            't' => State::Literal(b"rue"),
+            'f' => State::Literal(b"alse"),
+            'n' => State::Literal(b"ull"),
+            _ => return ScanOutcome::Invalid,
         };
-        Step::More
+        ScanOutcome::More
     }
 
-    fn close(&mut self) -> Step {
+    fn close(&mut self) -> ScanOutcome {
         self.open.pop();
         self.value_done()
     }
 
-    fn value_done(&mut self) -> Step {
-        self.place = Place::Comma;
-        if self.open.is_empty() { Step::Done } else { Step::More }
+    fn value_done(&mut self) -> ScanOutcome {
+        self.state = State::Comma;
+        if self.open.is_empty() { ScanOutcome::Done } else { ScanOutcome::More }
     }
 }
 
@@ -262,10 +262,10 @@ mod tests {
         let mut out = String::new();
         for (at, c) in text.char_indices() {
             match scan.push(c, &mut out) {
-                Step::More => {}
-                Step::Done => return Some((out, &text[at + c.len_utf8()..])),
-                Step::DoneBefore => return Some((out, &text[at..])),
-                Step::Invalid => return None,
+                ScanOutcome::More => {}
+                ScanOutcome::Done => return Some((out, &text[at + c.len_utf8()..])),
+                ScanOutcome::DoneBefore => return Some((out, &text[at..])),
+                ScanOutcome::Invalid => return None,
             }
         }
         scan.may_end().then_some((out, ""))

@@ -1,5 +1,6 @@
-//! Markers: the texts that frame calls and thinking. Where the tokenizer has a token for one, only
-//! that token is the marker and the same letters spelt out are text; else the letters are.
+//! Markers: the texts that delimit tool calls and reasoning, such as `<tool_call>`. Where the
+//! tokenizer has an added token for one, only that token is the marker and the same letters are
+//! text; else the letters are the marker.
 //!
 //! Within a parser a marker that is a token stands in the text as one character of Unicode's
 //! noncharacters U+FDD0 to U+FDEF, which are meant for such private use; should a model write
@@ -20,7 +21,7 @@ pub(super) const fn is_code(c: char) -> bool {
 /// The markers of a model's families, as its tokenizer has them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Markers {
-    /// Those that are tokens; the place in the list is the code.
+    /// Those that are tokens; the index is the code.
     tokens: Vec<(&'static str, TokenId)>,
     by_id: HashMap<TokenId, char>,
 }
@@ -60,8 +61,8 @@ impl Markers {
         let mut shown = String::with_capacity(text.len());
         for c in text.chars() {
             match u32::from(c).checked_sub(FIRST).filter(|_| is_code(c)) {
-                Some(place) => {
-                    shown.push_str(self.tokens.get(place as usize).map_or("\u{fffd}", |(t, _)| *t));
+                Some(index) => {
+                    shown.push_str(self.tokens.get(index as usize).map_or("\u{fffd}", |(t, _)| *t));
                 }
                 None => shown.push(c),
             }

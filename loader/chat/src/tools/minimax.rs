@@ -1,12 +1,13 @@
-//! `<invoke name="f"><city>Oslo</city><days><item>1</item></days></invoke>`, each tag behind a marker
-//! of its own (`MiniMax` M3): arguments are named by their tags, objects are tags within tags, lists
-//! are members in tags of one name. The tool's schema says what each text means.
+//! The tool-call format of `MiniMax` M3, `<invoke
+//! name="f"><city>Oslo</city><days><item>1</item></days></invoke>`, each tag behind a marker of its
+//! own: arguments are named by their tags, objects are tags within tags, lists are members in tags
+//! of one name. The tool's schema says what each text means.
 
 use serde_json::Value;
 use shardpack_formats::ToolFamily;
 
 use super::{
-    calls::Calls,
+    calls::ToolCalls,
     input::{Expect, Input, Progress},
     marker::{Markers, is_code},
     value::{Reading, reading},
@@ -16,7 +17,8 @@ mod tree;
 
 use tree::{End, Outcome};
 
-/// What stands before every tag. One token to the published tokenizer, so that texts cannot hold it.
+/// What stands before every tag. One token to the published tokenizer, so that texts cannot hold
+/// it.
 pub(super) const MARK: &str = "]<]minimax[>[";
 pub(super) const SECTION_OPEN: &str = "<tool_call>";
 pub(super) const SECTION_CLOSE: &str = "</tool_call>";
@@ -59,11 +61,11 @@ impl MinimaxFormat {
 }
 
 #[derive(Debug)]
-enum Place {
+enum State {
     Between,
     Name,
     /// Before an argument or the call's end.
-    Params,
+    Arguments,
     /// In an argument's name.
     Key,
     /// In an argument's value that is a text whatever it looks like; its name.
@@ -75,7 +77,7 @@ enum Place {
 /// One section.
 #[derive(Debug)]
 pub(super) struct MinimaxSection {
-    place: Place,
+    state: State,
     /// Arguments of the open call so far.
     count: usize,
     /// Whether a call was completed within.
@@ -85,8 +87,8 @@ pub(super) struct MinimaxSection {
 impl MinimaxSection {
     /// After the opener of that number.
     pub(super) const fn new(opener: usize) -> Self {
-        let place = if opener == 1 { Place::Name } else { Place::Between };
-        Self { place, count: 0, any: false }
+        let state = if opener == 1 { State::Name } else { State::Between };
+        Self { state, count: 0, any: false }
     }
 
     /// Advances over what is at hand.
@@ -94,28 +96,28 @@ impl MinimaxSection {
         &mut self,
         format: &MinimaxFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
-        match &mut self.place {
-            Place::Between => self.between(format, input),
-            Place::Name => self.name(input, calls),
-            Place::Params => self.params(format, input, calls),
-            Place::Key => self.key(input, calls),
-            Place::Text(key) => {
+        match &mut self.state {
+            State::Between => self.between(format, input),
+            State::Name => self.name(input, calls),
+            State::Arguments => self.params(format, input, calls),
+            State::Key => self.key(input, calls),
+            State::Text(key) => {
                 let key = std::mem::take(key);
                 self.text(key, format, input, calls)
             }
-            Place::Tree(key) => {
+            State::Tree(key) => {
                 let schema = calls.argument_schema(key);
                 match tree::read(key, &format.mark, input.text(), schema) {
                     Outcome::Value(json, len) => {
                         calls.arguments(&json);
                         input.take(len);
-                        self.place = Place::Params;
+                        self.state = State::Arguments;
                         Progress::Again
                     }
                     Outcome::More if !input.ended => Progress::Wait,
-                    Outcome::More | Outcome::Garbage => Progress::Garbage,
+                    Outcome::More | Outcome::NotAValue => Progress::NotACall,
                 }
             }
         }
@@ -125,7 +127,7 @@ impl MinimaxSection {
         match sees_tag(input, &format.mark, &[CALL_OPEN, &format.section_close]) {
             Tag::One(0, len) => {
                 input.take(len);
-                self.place = Place::Name;
+                self.state = State::Name;
                 Progress::Again
             }
             Tag::One(_, len) => {
@@ -135,28 +137,33 @@ impl MinimaxSection {
             Tag::Wait => Progress::Wait,
             // A model that forgets to close its section has made its calls all the same.
             Tag::Other if self.any => Progress::Leave,
-            Tag::Other => Progress::Garbage,
+            Tag::Other => Progress::NotACall,
         }
     }
 
-    fn name(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn name(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         let name = match input.until(&[CALL_NAME_CLOSE], NAME_BYTES_MAX, "") {
             Ok(name) => name,
             Err(progress) => return progress,
         };
         if !calls.begin(name.trim(), None) {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         self.count = 0;
-        self.place = Place::Params;
+        self.state = State::Arguments;
         Progress::Again
     }
 
-    fn params(&mut self, format: &MinimaxFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn params(
+        &mut self,
+        format: &MinimaxFormat,
+        input: &mut Input,
+        calls: &mut ToolCalls,
+    ) -> Progress {
         match sees_tag(input, &format.mark, &[CALL_CLOSE, CALL_OPEN, &format.section_close, "<"]) {
             Tag::One(3, len) => {
                 input.take(len);
-                self.place = Place::Key;
+                self.state = State::Key;
             }
             // A call is over where the next one begins, though the model forgot to close it.
             Tag::One(which, len) => {
@@ -167,31 +174,31 @@ impl MinimaxSection {
                     calls.arguments("}");
                 }
                 if !calls.end() {
-                    return Progress::Garbage;
+                    return Progress::NotACall;
                 }
                 self.any = true;
-                self.place = Place::Between;
+                self.state = State::Between;
             }
             Tag::Wait => return Progress::Wait,
-            Tag::Other => return Progress::Garbage,
+            Tag::Other => return Progress::NotACall,
         }
         Progress::Again
     }
 
-    fn key(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn key(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         let key = match input.until(&[">"], NAME_BYTES_MAX, "") {
             Ok(key) if tree::is_name(&key) => key,
-            Ok(_) => return Progress::Garbage,
+            Ok(_) => return Progress::NotACall,
             Err(progress) => return progress,
         };
         let separator = if self.count == 0 { "{" } else { ", " };
         calls.arguments(&format!("{separator}{}: ", Value::from(key.as_str())));
         self.count += 1;
-        self.place = if reading(calls.argument_schema(&key)) == Reading::Text {
+        self.state = if reading(calls.argument_schema(&key)) == Reading::Text {
             calls.arguments("\"");
-            Place::Text(key)
+            State::Text(key)
         } else {
-            Place::Tree(key)
+            State::Tree(key)
         };
         Progress::Again
     }
@@ -202,26 +209,26 @@ impl MinimaxSection {
         key: String,
         format: &MinimaxFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
         let (end, close) = match tree::text_end(&key, &format.mark, input.text()) {
             End::At(end, close) => (end, Some(close)),
-            End::NotBefore(_) if input.ended => return Progress::Garbage,
+            End::NotBefore(_) if input.ended => return Progress::NotACall,
             End::NotBefore(safe) => (safe, None),
         };
         let text = input.take(end);
         if text.contains(is_code) {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         let quoted = Value::from(text).to_string();
         calls.arguments(&quoted[1..quoted.len() - 1]);
         let Some(close) = close else {
-            self.place = Place::Text(key);
+            self.state = State::Text(key);
             return Progress::Wait;
         };
         input.take(close);
         calls.arguments("\"");
-        self.place = Place::Params;
+        self.state = State::Arguments;
         Progress::Again
     }
 }

@@ -1,5 +1,5 @@
-//! The parser of answers: tokens in, content, thinking and calls out. Whatever a model writes
-//! becomes one of the three, and how its text was cut into tokens changes nothing.
+//! The output parser: tokens in; content, reasoning and tool calls out. Any output becomes one of
+//! the three, independent of how its text was cut into tokens.
 
 use std::sync::Arc;
 
@@ -7,24 +7,24 @@ use shardpack_engine_api::TokenId;
 use shardpack_formats::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
-    calls::{Calls, IdStyle, ToolSpec},
+    calls::{IdStyle, ToolCalls, ToolSpec},
     gemma::{GemmaFormat, GemmaSection},
     harmony::{Harmony, HarmonyFormat},
     input::{Input, Progress},
+    json_calls::{JsonCallFormat, JsonCallSection},
     marker::{Found, Markers, find, is_code, sanitise},
     minimax::{MinimaxFormat, MinimaxSection},
-    params::{ParamFormat, ParamSection},
     pythonic::PythonicSection,
-    section::{Section, SectionFormat},
+    tagged_arguments::{TaggedArgumentFormat, TaggedArgumentSection},
 };
-use crate::inner::{OutputParser, Piece, PlainText};
+use crate::conversation::{OutputDelta, OutputParser, PlainText};
 
-/// How a model writes, resolved against its tokenizer; the same for all its answers.
+/// A model's output format: reasoning tags and tool-call format, resolved against its tokenizer.
 #[derive(Debug)]
 pub struct OutputFormat {
     style: OutputStyle,
     markers: Markers,
-    calls: CallFormat,
+    calls: ToolCallFormat,
     /// What opens and closes thinking.
     thinking: Option<(String, String)>,
     /// Whether thinking may open anywhere: its marker is a token, which texts cannot spell.
@@ -36,19 +36,19 @@ pub struct OutputFormat {
 }
 
 #[derive(Debug)]
-enum CallFormat {
+enum ToolCallFormat {
     None,
-    Section(SectionFormat),
+    JsonCalls(JsonCallFormat),
     /// Calls in Python, and what stands around them.
     Pythonic {
         openers: Vec<String>,
         closers: Vec<String>,
         /// What they write as well.
-        json: Option<SectionFormat>,
+        json: Option<JsonCallFormat>,
         /// Whether each has a line of its own.
         is_lines: bool,
     },
-    Params(ParamFormat),
+    TaggedArguments(TaggedArgumentFormat),
     Gemma(GemmaFormat),
     Minimax(MinimaxFormat),
     Harmony(HarmonyFormat),
@@ -73,8 +73,8 @@ impl OutputFormat {
         let mut names: Vec<&'static str> = match style.tools {
             Some(ToolFamily::Harmony) => HarmonyFormat::marker_names(),
             Some(family) => {
-                let mut names = SectionFormat::marker_names(family);
-                names.extend(ParamFormat::marker_names(family));
+                let mut names = JsonCallFormat::marker_names(family);
+                names.extend(TaggedArgumentFormat::marker_names(family));
                 names.extend(GemmaFormat::marker_names(family));
                 names.extend(MinimaxFormat::marker_names(family));
                 if let Some((openers, closer)) = pythonic_names(family) {
@@ -110,13 +110,13 @@ impl OutputFormat {
         }
     }
 
-    fn call_format(style: OutputStyle, markers: &Markers) -> CallFormat {
+    fn call_format(style: OutputStyle, markers: &Markers) -> ToolCallFormat {
         let Some(family) = style.tools else {
             let channels = style.thinking == Some(ThinkingStyle::Channels);
             return if channels {
-                CallFormat::Harmony(HarmonyFormat::new(markers))
+                ToolCallFormat::Harmony(HarmonyFormat::new(markers))
             } else {
-                CallFormat::None
+                ToolCallFormat::None
             };
         };
         if let Some((openers, closer)) = pythonic_names(family) {
@@ -125,20 +125,22 @@ impl OutputFormat {
                 ToolFamily::Lfm2 => Some(family),
                 _ => None,
             };
-            return CallFormat::Pythonic {
+            return ToolCallFormat::Pythonic {
                 openers: openers.iter().map(|name| markers.needle(name)).collect(),
                 closers: vec![markers.needle(closer)],
-                json: json.and_then(|json| SectionFormat::new(json, markers)),
+                json: json.and_then(|json| JsonCallFormat::new(json, markers)),
                 is_lines: family == ToolFamily::Olmo3,
             };
         }
         match family {
-            ToolFamily::Harmony => CallFormat::Harmony(HarmonyFormat::new(markers)),
-            ToolFamily::Gemma4 => CallFormat::Gemma(GemmaFormat::new(markers)),
-            ToolFamily::MinimaxM3 => CallFormat::Minimax(MinimaxFormat::new(markers)),
-            family => SectionFormat::new(family, markers)
-                .map(CallFormat::Section)
-                .or_else(|| ParamFormat::new(family, markers).map(CallFormat::Params))
+            ToolFamily::Harmony => ToolCallFormat::Harmony(HarmonyFormat::new(markers)),
+            ToolFamily::Gemma4 => ToolCallFormat::Gemma(GemmaFormat::new(markers)),
+            ToolFamily::MinimaxM3 => ToolCallFormat::Minimax(MinimaxFormat::new(markers)),
+            family => JsonCallFormat::new(family, markers)
+                .map(ToolCallFormat::JsonCalls)
+                .or_else(|| {
+                    TaggedArgumentFormat::new(family, markers).map(ToolCallFormat::TaggedArguments)
+                })
                 .expect("every family is of one kind"),
         }
     }
@@ -169,12 +171,12 @@ impl OutputFormat {
 
     fn openers(&self) -> &[String] {
         match &self.calls {
-            CallFormat::None | CallFormat::Harmony(_) => &[],
-            CallFormat::Section(format) => &format.openers,
-            CallFormat::Pythonic { openers, .. } => openers,
-            CallFormat::Params(format) => &format.openers,
-            CallFormat::Gemma(format) => &format.openers,
-            CallFormat::Minimax(format) => &format.openers,
+            ToolCallFormat::None | ToolCallFormat::Harmony(_) => &[],
+            ToolCallFormat::JsonCalls(format) => &format.openers,
+            ToolCallFormat::Pythonic { openers, .. } => openers,
+            ToolCallFormat::TaggedArguments(format) => &format.openers,
+            ToolCallFormat::Gemma(format) => &format.openers,
+            ToolCallFormat::Minimax(format) => &format.openers,
         }
     }
 
@@ -198,14 +200,14 @@ pub struct ParserOptions {
 }
 
 #[derive(Debug)]
-enum Place {
+enum State {
     /// Before anything but white space.
     Start,
     Reasoning,
     Content,
-    Section(Section),
+    JsonCalls(JsonCallSection),
     Pythonic(PythonicSection),
-    Params(ParamSection),
+    TaggedArguments(TaggedArgumentSection),
     Gemma(GemmaSection),
     Minimax(MinimaxSection),
     Harmony(Harmony),
@@ -221,12 +223,12 @@ enum Frame {
 }
 
 /// Parses one answer.
-pub struct CallParser {
+pub struct ToolCallParser {
     format: Arc<OutputFormat>,
     text: PlainText,
     input: Input,
-    calls: Calls,
-    place: Place,
+    calls: ToolCalls,
+    state: State,
     one_call: bool,
     /// Whether white space at hand belongs to a call or to thinking that went before.
     skips_space: bool,
@@ -235,7 +237,7 @@ pub struct CallParser {
     in_reasoning: bool,
 }
 
-impl CallParser {
+impl ToolCallParser {
     /// For a new answer.
     #[must_use]
     pub fn new(format: Arc<OutputFormat>, options: ParserOptions) -> Self {
@@ -243,20 +245,20 @@ impl CallParser {
             Some(ToolFamily::MistralJson | ToolFamily::MistralNames) => IdStyle::Nine,
             _ => IdStyle::Call,
         };
-        let place = match &format.calls {
-            CallFormat::Harmony(_) => Place::Harmony(Harmony::new()),
-            _ if options.in_thinking => Place::Reasoning,
-            _ => Place::Start,
+        let state = match &format.calls {
+            ToolCallFormat::Harmony(_) => State::Harmony(Harmony::new()),
+            _ if options.in_thinking => State::Reasoning,
+            _ => State::Start,
         };
         let frame = if format.frame.is_some() { Frame::Before } else { Frame::Over };
         // The head of the turn ends with a line end.
         let turns = format.style.answer == Some(AnswerFrame::HyperclovaTurns);
         Self {
-            calls: Calls::new(options.tools, style, options.nonce),
+            calls: ToolCalls::new(options.tools, style, options.nonce),
             format,
             text: PlainText::default(),
             input: Input::default(),
-            place,
+            state,
             one_call: options.one_call,
             skips_space: options.in_thinking || turns,
             frame,
@@ -264,7 +266,7 @@ impl CallParser {
         }
     }
 
-    fn run(&mut self) -> Vec<Piece> {
+    fn run(&mut self) -> Vec<OutputDelta> {
         loop {
             if self.one_call && self.calls.completed() > 0 {
                 self.input.take_all();
@@ -283,12 +285,12 @@ impl CallParser {
                     self.input.mark();
                     self.skips_space = true;
                     self.in_reasoning = false;
-                    self.place = Place::Content;
+                    self.state = State::Content;
                 }
-                Progress::Garbage => self.give_back(),
+                Progress::NotACall => self.give_back(),
             }
         }
-        std::mem::take(&mut self.calls.pieces)
+        std::mem::take(&mut self.calls.deltas)
     }
 
     /// What began as a call becomes content, as the model wrote it.
@@ -299,48 +301,48 @@ impl CallParser {
         if std::mem::take(&mut self.in_reasoning) {
             self.calls.reasoning(&raw);
             self.skips_space = false;
-            self.place = Place::Reasoning;
+            self.state = State::Reasoning;
             return;
         }
         self.calls.content(&raw);
-        if !matches!(self.place, Place::Harmony(_)) {
+        if !matches!(self.state, State::Harmony(_)) {
             self.skips_space = false;
-            self.place = Place::Content;
+            self.state = State::Content;
         }
     }
 
     fn step(&mut self) -> Progress {
         let format = Arc::clone(&self.format);
         let (input, calls) = (&mut self.input, &mut self.calls);
-        match (&mut self.place, &format.calls) {
-            (Place::Start, _) => self.start(&format),
-            (Place::Reasoning, _) => self.reasoning(&format),
-            (Place::Section(section), CallFormat::Section(format)) => {
+        match (&mut self.state, &format.calls) {
+            (State::Start, _) => self.start(&format),
+            (State::Reasoning, _) => self.reasoning(&format),
+            (State::JsonCalls(section), ToolCallFormat::JsonCalls(format)) => {
                 section.step(format, input, calls)
             }
-            (Place::Section(section), CallFormat::Pythonic { json: Some(json), .. }) => {
+            (State::JsonCalls(section), ToolCallFormat::Pythonic { json: Some(json), .. }) => {
                 section.step(json, input, calls)
             }
-            (Place::Gemma(section), CallFormat::Gemma(format)) => {
+            (State::Gemma(section), ToolCallFormat::Gemma(format)) => {
                 section.step(format, input, calls)
             }
-            (Place::Minimax(section), CallFormat::Minimax(format)) => {
+            (State::Minimax(section), ToolCallFormat::Minimax(format)) => {
                 section.step(format, input, calls)
             }
-            (Place::Pythonic(section), CallFormat::Pythonic { closers, json, .. }) => {
+            (State::Pythonic(section), ToolCallFormat::Pythonic { closers, json, .. }) => {
                 match section.is_json(input).filter(|_| json.is_some()) {
                     None if json.is_some() => Progress::Wait,
                     Some(true) => {
-                        self.place = Place::Section(Section::new());
+                        self.state = State::JsonCalls(JsonCallSection::new());
                         Progress::Again
                     }
                     _ => section.step(closers, input, calls),
                 }
             }
-            (Place::Params(section), CallFormat::Params(format)) => {
+            (State::TaggedArguments(section), ToolCallFormat::TaggedArguments(format)) => {
                 section.step(format, input, calls)
             }
-            (Place::Harmony(harmony), CallFormat::Harmony(own)) => {
+            (State::Harmony(harmony), ToolCallFormat::Harmony(own)) => {
                 harmony.step(own, &format.markers, input, calls)
             }
             _ => self.content(&format),
@@ -358,7 +360,7 @@ impl CallParser {
                 if text.starts_with(close.as_str()) {
                     self.input.skip_space();
                     self.input.take(close.len());
-                    self.place = Place::Content;
+                    self.state = State::Content;
                     self.skips_space = true;
                     return Progress::Again;
                 }
@@ -369,7 +371,7 @@ impl CallParser {
             if text.starts_with(open.as_str()) {
                 self.input.skip_space();
                 self.input.take(open.len());
-                self.place = Place::Reasoning;
+                self.state = State::Reasoning;
                 self.skips_space = true;
                 return Progress::Again;
             }
@@ -378,19 +380,19 @@ impl CallParser {
             }
         }
         let bare = match text.chars().next() {
-            Some('{') if format.is_bare() => Some(Place::Section(Section::new())),
+            Some('{') if format.is_bare() => Some(State::JsonCalls(JsonCallSection::new())),
             Some('[') if format.style.tools == Some(ToolFamily::LlamaJson) => {
-                Some(Place::Section(Section::new()))
+                Some(State::JsonCalls(JsonCallSection::new()))
             }
             Some('[') if format.style.tools == Some(ToolFamily::LlamaPythonic) => {
-                Some(Place::Pythonic(PythonicSection::list()))
+                Some(State::Pythonic(PythonicSection::list()))
             }
             _ => None,
         };
-        self.place = Place::Content;
-        if let Some(place) = bare.filter(|_| self.calls.has_tools()) {
+        self.state = State::Content;
+        if let Some(state) = bare.filter(|_| self.calls.has_tools()) {
             self.input.mark();
-            self.place = place;
+            self.state = state;
         }
         Progress::Again
     }
@@ -413,12 +415,12 @@ impl CallParser {
                 self.input.take(needles[which].len());
                 if which > 0 {
                     self.in_reasoning = true;
-                    self.place = Self::section(format, needles[which]);
+                    self.state = Self::section(format, needles[which]);
                     return Progress::Again;
                 }
                 self.skips_space = true;
                 // What follows thinking is as good as the beginning, but for its white space.
-                self.place = if format.is_bare() { Place::Start } else { Place::Content };
+                self.state = if format.is_bare() { State::Start } else { State::Content };
                 Progress::Again
             }
             Found::NotBefore(safe) => {
@@ -433,22 +435,25 @@ impl CallParser {
     }
 
     /// After an opener.
-    fn section(format: &OutputFormat, opener: &str) -> Place {
+    fn section(format: &OutputFormat, opener: &str) -> State {
         match &format.calls {
-            CallFormat::Params(format) => {
+            ToolCallFormat::TaggedArguments(format) => {
                 let number = format.openers.iter().position(|own| own == opener);
-                Place::Params(ParamSection::new(format, number.unwrap_or_default()))
+                State::TaggedArguments(TaggedArgumentSection::new(
+                    format,
+                    number.unwrap_or_default(),
+                ))
             }
-            CallFormat::Gemma(_) => Place::Gemma(GemmaSection::new()),
-            CallFormat::Minimax(format) => {
+            ToolCallFormat::Gemma(_) => State::Gemma(GemmaSection::new()),
+            ToolCallFormat::Minimax(format) => {
                 let number = format.openers.iter().position(|own| own == opener);
-                Place::Minimax(MinimaxSection::new(number.unwrap_or_default()))
+                State::Minimax(MinimaxSection::new(number.unwrap_or_default()))
             }
-            CallFormat::Pythonic { is_lines: true, .. } => {
-                Place::Pythonic(PythonicSection::lines())
+            ToolCallFormat::Pythonic { is_lines: true, .. } => {
+                State::Pythonic(PythonicSection::lines())
             }
-            CallFormat::Pythonic { .. } => Place::Pythonic(PythonicSection::list()),
-            _ => Place::Section(Section::new()),
+            ToolCallFormat::Pythonic { .. } => State::Pythonic(PythonicSection::list()),
+            _ => State::JsonCalls(JsonCallSection::new()),
         }
     }
 
@@ -498,12 +503,12 @@ impl CallParser {
                 self.input.mark();
                 self.input.take(needles[which].len());
                 if which < openers {
-                    self.place = Self::section(format, needles[which]);
+                    self.state = Self::section(format, needles[which]);
                     return Progress::Again;
                 }
                 self.skips_space = true;
                 if which < quiet {
-                    self.place = Place::Reasoning;
+                    self.state = State::Reasoning;
                 } else if frame.is_some() && which + 1 == needles.len() {
                     self.frame = Frame::Over;
                 }
@@ -525,8 +530,8 @@ impl CallParser {
     }
 }
 
-impl OutputParser for CallParser {
-    fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<Piece> {
+impl OutputParser for ToolCallParser {
+    fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<OutputDelta> {
         if let Some(code) = self.format.markers.code(token) {
             let rest = self.text.rest();
             self.input.append(&rest);
@@ -541,30 +546,30 @@ impl OutputParser for CallParser {
         self.run()
     }
 
-    fn finish(&mut self) -> Vec<Piece> {
+    fn finish(&mut self) -> Vec<OutputDelta> {
         let rest = self.text.rest();
         self.input.append(&rest);
         self.input.ended = true;
         if self.calls.is_shown() {
             // It stays open: what is left of it is neither call nor content.
-            let pieces = self.run_open();
+            let deltas = self.run_open();
             self.input.take_all();
-            return pieces;
+            return deltas;
         }
         self.run()
     }
 }
 
-impl CallParser {
+impl ToolCallParser {
     /// The end within a call: it is completed if only its closing marks are missing.
-    fn run_open(&mut self) -> Vec<Piece> {
+    fn run_open(&mut self) -> Vec<OutputDelta> {
         while self.calls.is_open() {
             match self.step() {
                 Progress::Again => {}
-                Progress::Wait | Progress::Garbage | Progress::Leave => break,
+                Progress::Wait | Progress::NotACall | Progress::Leave => break,
             }
         }
-        std::mem::take(&mut self.calls.pieces)
+        std::mem::take(&mut self.calls.deltas)
     }
 }
 

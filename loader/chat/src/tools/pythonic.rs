@@ -1,8 +1,8 @@
-//! `[f(a="x", b=[1, True]), g()]`: calls written in Python, arguments by keyword, values literals. They
-//! stand in a list, or on lines of their own.
+//! `[f(a="x", b=[1, True]), g()]`: the Pythonic tool-call format, arguments by keyword, values
+//! literals. They stand in a list, or on lines of their own.
 
 use super::{
-    calls::Calls,
+    calls::ToolCalls,
     input::{Expect, Input, Progress},
     marker::is_code,
 };
@@ -13,7 +13,7 @@ const NAME_BYTES_MAX: usize = 256;
 const DEPTH_MAX: usize = 127;
 
 #[derive(Debug)]
-enum Place {
+enum State {
     /// Before the list.
     Begin,
     /// Before a call.
@@ -65,7 +65,7 @@ impl Extent {
 /// One list of calls.
 #[derive(Debug)]
 pub(super) struct PythonicSection {
-    place: Place,
+    state: State,
     count: usize,
     /// Whether each call has a line, without a list around them.
     is_lines: bool,
@@ -74,12 +74,12 @@ pub(super) struct PythonicSection {
 impl PythonicSection {
     /// Before the list's `[`.
     pub(super) const fn list() -> Self {
-        Self { place: Place::Begin, count: 0, is_lines: false }
+        Self { state: State::Begin, count: 0, is_lines: false }
     }
 
     /// Before the first line.
     pub(super) const fn lines() -> Self {
-        Self { place: Place::Name, count: 0, is_lines: true }
+        Self { state: State::Name, count: 0, is_lines: true }
     }
 
     /// Whether what is at hand is a list of JSON objects instead; nothing as long as that is open.
@@ -87,7 +87,7 @@ impl PythonicSection {
         let text = input.text().trim_start();
         let first = text.strip_prefix('[').map(|rest| rest.trim_start().chars().next());
         match first {
-            _ if !matches!(self.place, Place::Begin) => Some(false),
+            _ if !matches!(self.state, State::Begin) => Some(false),
             Some(None) if !input.ended => None,
             Some(Some('{')) => Some(true),
             _ if text.is_empty() && !input.ended => None,
@@ -100,29 +100,29 @@ impl PythonicSection {
         &mut self,
         closers: &[String],
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
-        match &self.place {
-            Place::Begin => {
+        match &self.state {
+            State::Begin => {
                 input.skip_space();
                 match input.expect("[") {
-                    Expect::Taken => self.place = Place::Name,
+                    Expect::Taken => self.state = State::Name,
                     Expect::Wait => return Progress::Wait,
-                    Expect::Other => return Progress::Garbage,
+                    Expect::Other => return Progress::NotACall,
                 }
                 Progress::Again
             }
-            Place::Name => self.name(input, calls),
-            Place::Key => self.key(input, calls),
-            Place::Value(_) => self.value(input, calls),
-            Place::Close => {
+            State::Name => self.name(input, calls),
+            State::Key => self.key(input, calls),
+            State::Value(_) => self.value(input, calls),
+            State::Close => {
                 // A model that forgets to close its list has made its calls all the same.
                 input.skip_space();
                 let closer = closers.first().map_or("", String::as_str);
                 if input.expect(closer) == Expect::Wait { Progress::Wait } else { Progress::Leave }
             }
-            Place::Next if self.is_lines => self.next_line(closers, input),
-            Place::Next => self.next(input),
+            State::Next if self.is_lines => self.next_line(closers, input),
+            State::Next => self.next(input),
         }
     }
 
@@ -136,24 +136,24 @@ impl PythonicSection {
                 Ok(word)
             }
             None if !input.ended && text.len() <= NAME_BYTES_MAX => Err(Progress::Wait),
-            _ => Err(Progress::Garbage),
+            _ => Err(Progress::NotACall),
         }
     }
 
-    fn name(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn name(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         input.skip_space();
         match Self::word(input, '(') {
             Err(progress) => progress,
-            Ok(name) if !calls.begin(&name, None) => Progress::Garbage,
+            Ok(name) if !calls.begin(&name, None) => Progress::NotACall,
             Ok(_) => {
                 self.count = 0;
-                self.place = Place::Key;
+                self.state = State::Key;
                 Progress::Again
             }
         }
     }
 
-    fn key(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn key(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         input.skip_space();
         match input.expect(")") {
             Expect::Taken => return self.close(calls),
@@ -166,39 +166,39 @@ impl PythonicSection {
                 let separator = if self.count == 0 { "{" } else { ", " };
                 calls.arguments(&format!("{separator}{}: ", serde_json::Value::from(key)));
                 self.count += 1;
-                self.place = Place::Value(Extent::default());
+                self.state = State::Value(Extent::default());
                 Progress::Again
             }
         }
     }
 
-    fn value(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
-        let Place::Value(extent) = &mut self.place else { return Progress::Garbage };
+    fn value(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
+        let State::Value(extent) = &mut self.state else { return Progress::NotACall };
         match extent.advance(input.text()) {
-            None => return Progress::Garbage,
-            Some(false) if input.ended => return Progress::Garbage,
+            None => return Progress::NotACall,
+            Some(false) if input.ended => return Progress::NotACall,
             Some(false) => return Progress::Wait,
             Some(true) => {}
         }
         let len = extent.len;
         let text = input.take(len);
-        let Some(json) = literal(&text) else { return Progress::Garbage };
+        let Some(json) = literal(&text) else { return Progress::NotACall };
         calls.arguments(&json);
         if input.take(1) == ")" {
             return self.close(calls);
         }
-        self.place = Place::Key;
+        self.state = State::Key;
         Progress::Again
     }
 
-    fn close(&mut self, calls: &mut Calls) -> Progress {
+    fn close(&mut self, calls: &mut ToolCalls) -> Progress {
         if self.count > 0 {
             calls.arguments("}");
         }
         if !calls.end() {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
-        self.place = Place::Next;
+        self.state = State::Next;
         Progress::Again
     }
 
@@ -211,8 +211,8 @@ impl PythonicSection {
         input.expect(",");
         match closers.iter().map(|closer| input.sees(closer)).find(|seen| *seen != Expect::Other) {
             Some(Expect::Wait) => return Progress::Wait,
-            Some(_) => self.place = Place::Close,
-            None => self.place = Place::Name,
+            Some(_) => self.state = State::Close,
+            None => self.state = State::Name,
         }
         Progress::Again
     }
@@ -221,12 +221,12 @@ impl PythonicSection {
         input.skip_space();
         match (input.expect(","), input.sees("]")) {
             (Expect::Taken, _) => {
-                self.place = Place::Name;
+                self.state = State::Name;
                 Progress::Again
             }
             (_, Expect::Taken) => {
                 input.take(1);
-                self.place = Place::Close;
+                self.state = State::Close;
                 Progress::Again
             }
             (Expect::Wait, _) => Progress::Wait,

@@ -1,13 +1,13 @@
-//! A client's JSON schema as the grammar compiler takes it to the letter: what the compiler does
-//! not know is put in terms that it knows, or refused by the keyword's name. Whatever comes out
-//! allows nothing that the client's schema forbids.
+//! Rewrites a client's JSON schema so that the grammar compiler enforces it exactly: keywords that
+//! the compiler lacks are expressed by others, or refused by name. The result allows nothing that
+//! the client's schema forbids.
 
-mod conjoined;
-mod exclusive;
+mod negation;
+mod pattern_limit;
 
 use serde_json::{Map, Value, json};
 
-use exclusive::{negate, one_of};
+use negation::{negate, one_of};
 
 /// Bytes of a schema as JSON; the longest published ones for calls have 30 KB.
 pub(super) const SCHEMA_BYTES_MAX: usize = 256 << 10;
@@ -87,7 +87,7 @@ pub(super) fn enforceable(schema: &Value) -> Result<Value, SchemaError> {
             }
         }
     }
-    conjoined::check(&out)?;
+    pattern_limit::check(&out)?;
     Ok(out)
 }
 
@@ -145,7 +145,7 @@ impl Rewriter<'_> {
             }
             "uniqueItems" if *value == Value::Bool(true) => {
                 if object.get("maxItems").and_then(Value::as_u64).is_none_or(|max| max > 1) {
-                    let reason = "items are not compared with each other; leave it out";
+                    let reason = "a grammar cannot compare items with each other; leave it out";
                     return Err(SchemaError::new(key, reason));
                 }
             }
@@ -155,7 +155,7 @@ impl Rewriter<'_> {
             | "default" | "examples" | "example" | "deprecated" | "readOnly" | "writeOnly" => {}
             "not" => {
                 let negated = negate(value, self.root, 0).ok_or_else(|| {
-                    SchemaError::new(key, "what it forbids cannot be said as what is allowed")
+                    SchemaError::new(key, "its negation cannot be expressed in a grammar")
                 })?;
                 also.push(self.schema(&negated, depth + 1)?);
             }
@@ -234,7 +234,7 @@ impl Rewriter<'_> {
         }
         let any = Value::Bool(true);
         let negated = negate(condition, self.root, 0).ok_or_else(|| {
-            SchemaError::new("if", "its opposite cannot be said as what is allowed")
+            SchemaError::new("if", "its negation cannot be expressed in a grammar")
         })?;
         let alternatives = json!({ "anyOf": [
             { "allOf": [condition, then.unwrap_or(&any)] },
@@ -252,7 +252,7 @@ fn dependencies(key: &str, value: &Value) -> Result<Vec<Value>, SchemaError> {
     };
     // Each doubles the alternatives.
     if members.len() > 6 {
-        return Err(SchemaError::new(key, "more than 6 properties have demands"));
+        return Err(SchemaError::new(key, "more than 6 properties have dependents"));
     }
     let alternative = |(name, demand): (&String, &Value)| {
         let absent = json!({ "properties": { name.as_str(): false } });

@@ -1,4 +1,4 @@
-//! The way of a request that the model answers: read, prepare, submit, answer.
+//! Generation requests: read the body, parse and tokenize it, submit it to the engine, respond.
 
 use std::{sync::Arc, time::Instant};
 
@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use shardpack_chat::{
-    inner::ChatRequest,
+    conversation::ChatRequest,
     model::{ChatModel, PromptError},
     output,
     text::Detokenizer,
@@ -22,73 +22,73 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Front, ServerLimits, headers, random_u64, unix_seconds};
+use super::{AppState, ServerLimits, headers, random_u64, unix_seconds};
 use crate::{
-    dialect::{Answer, Call, Dialect, Form, Identity, Prompt, RawPrompt, Writer},
+    dialect::{Answer, Dialect, Identity, ParsedRequest, Prompt, RawPrompt, Writer, WriterOptions},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
-    front::Asker,
-    generation::{Generation, GenerationContext, Place, Sequence},
+    generation::{Generation, GenerationContext, RequestSlot, Sequence},
+    middleware::Caller,
     stream::{self, StreamOptions},
 };
 
 /// Answers one request.
 pub(super) async fn generate(
-    State(front): State<Arc<Front>>,
-    Extension(asker): Extension<Asker>,
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     dialect: Dialect,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    front.check_ready()?;
-    let body = front.read_body(request).await?;
-    let key = asker.key.as_ref().map(|key| key.begin(Instant::now())).transpose()?;
-    // One place until it is known how many answers are asked for.
-    let mut slot = front.slots.clone().try_acquire_owned().map_err(|_| front.busy())?;
-    let owner = asker.owner().map(str::to_owned);
-    let mut prepared = front.clone().prepare(dialect, body, owner).await?;
-    prepared.form.keep_on(&front.shelf, asker.owner());
+    app.check_ready()?;
+    let body = app.read_body(request).await?;
+    let key = caller.key.as_ref().map(|key| key.begin(Instant::now())).transpose()?;
+    // One slot until the number of choices is known.
+    let mut permit = app.slots.clone().try_acquire_owned().map_err(|_| app.busy())?;
+    let owner = caller.owner().map(str::to_owned);
+    let mut prepared = app.clone().prepare(dialect, body, owner).await?;
+    prepared.writer_options.store_in(&app.store, caller.owner());
     let choices = prepared.sequences.len();
     let more = u32::try_from(choices.saturating_sub(1)).unwrap_or(u32::MAX);
     if more > 0 {
-        let more = front.slots.clone().try_acquire_many_owned(more).map_err(|_| front.busy())?;
-        slot.merge(more);
+        let more = app.slots.clone().try_acquire_many_owned(more).map_err(|_| app.busy())?;
+        permit.merge(more);
     }
     if let Some(key) = &key {
         key.spend(prepared.prompt_tokens);
     }
-    front.metrics.ignored(prepared.ignored.len());
+    app.metrics.ignored(prepared.ignored.len());
     let headers = headers(prepared.seed, &prepared.ignored);
     let identity = Identity {
-        id: asker.id,
+        id: caller.id,
         created: unix_seconds(),
         model: prepared.model,
         prompt_tokens: prepared.prompt_tokens,
         choices: choices as u32,
     };
-    let writer = prepared.form.writer(identity);
+    let writer = prepared.writer_options.writer(identity);
     if let Some(error) = prepared.refusal {
-        front.metrics.refused(error.code.unwrap_or_default());
+        app.metrics.refused(error.code.unwrap_or_default());
         return Ok((headers, stream::refuse(writer, &error)).into_response());
     }
     let context = GenerationContext {
-        engine: &front.engine,
-        vocabulary: front.model.vocabulary(),
-        metrics: &front.metrics,
-        closing: front.closing.subscribe(),
-        event_timeout: front.limits.event_timeout,
-        request_timeout: front.limits.request_timeout,
+        engine: &app.engine,
+        vocabulary: app.model.vocabulary(),
+        metrics: &app.metrics,
+        closing: app.closing.subscribe(),
+        event_timeout: app.limits.event_timeout,
+        request_timeout: app.limits.request_timeout,
     };
-    let place = Place { slot, key };
-    let generation = Generation::submit(context, prepared.sequences, place)?;
+    let slot = RequestSlot { permit, key };
+    let generation = Generation::submit(context, prepared.sequences, slot)?;
     let response = if prepared.stream {
-        front.stream(generation, writer).await?
+        app.stream(generation, writer).await?
     } else {
-        front.whole(generation, writer, choices).await?
+        app.whole(generation, writer, choices).await?
     };
     Ok((headers, response).into_response())
 }
 
-/// A request that the engine can take.
-struct Prepared {
+/// A request that was parsed, rendered and tokenized.
+struct PreparedRequest {
     sequences: Vec<Sequence>,
     /// The model's name as the client knows it.
     model: String,
@@ -96,12 +96,12 @@ struct Prepared {
     prompt_tokens: u32,
     stream: bool,
     ignored: Vec<String>,
-    form: Form,
-    /// Why there are no sequences, where the dialect's clients look for that in the stream.
+    writer_options: WriterOptions,
+    /// Error that this dialect's clients expect inside the stream; there are no sequences then.
     refusal: Option<ApiError>,
 }
 
-impl Front {
+impl AppState {
     fn busy(&self) -> ApiError {
         let limit = self.limits.active_requests;
         let message = format!("the server is busy with {limit} requests");
@@ -114,11 +114,11 @@ impl Front {
         dialect: Dialect,
         body: Bytes,
         owner: Option<String>,
-    ) -> Result<Prepared, ApiError> {
-        self.blocking(move |front| front.prepare_blocking(dialect, &body, owner.as_deref())).await
+    ) -> Result<PreparedRequest, ApiError> {
+        self.blocking(move |app| app.prepare_blocking(dialect, &body, owner.as_deref())).await
     }
 
-    /// Runs what takes long away from the threads that serve connections.
+    /// Runs blocking work away from the threads that serve connections.
     pub(super) async fn blocking<T: Send + 'static>(
         self: Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
@@ -131,52 +131,61 @@ impl Front {
         dialect: Dialect,
         body: &[u8],
         owner: Option<&str>,
-    ) -> Result<Prepared, ApiError> {
-        let earlier = |id: &str| self.shelf.items(id, owner, Instant::now());
-        let call = dialect.parse_after(body, &earlier)?;
-        let model = self.known_name(call.model.as_deref())?.to_owned();
-        let (prompts, refusal) = match self.prompts(&call) {
+    ) -> Result<PreparedRequest, ApiError> {
+        let earlier = |id: &str| self.store.items(id, owner, Instant::now());
+        let parsed = dialect.parse_after(body, &earlier)?;
+        let model = self.known_name(parsed.model.as_deref())?.to_owned();
+        let (prompts, refusal) = match self.prompts(&parsed) {
             Ok(prompts) => (prompts, None),
-            Err(error) if call.stream && call.form.tells_in_stream(&error) => {
+            Err(error) if parsed.stream && parsed.writer_options.tells_in_stream(&error) => {
                 (Vec::new(), Some(error))
             }
             Err(error) => return Err(error),
         };
-        let seed = match call.request.sampling.seed {
+        let seed = match parsed.request.sampling.seed {
             Some(seed) => seed,
             None => random_u64()?,
         };
         let prompt_tokens = prompts.iter().map(Vec::len).sum::<usize>();
         let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
-        let choices = call.request.sampling.choices.unwrap_or(1);
+        let choices = parsed.request.sampling.choices.unwrap_or(1);
         let answers = prompts.len().saturating_mul(choices as usize);
         if answers > self.limits.active_requests as usize {
             let most = self.limits.active_requests;
             let message = format!("n: {answers} answers in one request: at most {most}");
             return Err(ApiError::param("n", message));
         }
-        let Call { request, stream, ignored, form, prompt: asked, .. } = call;
+        let ParsedRequest { request, stream, ignored, writer_options, prompt: asked, .. } = parsed;
         let is_raw = asked != Prompt::Conversation;
         let mut sequences = Vec::with_capacity(answers);
         for prompt in prompts {
-            let echo = form.echoes().then(|| self.text(&prompt));
+            let echo = writer_options.echoes().then(|| self.text(&prompt));
             for choice in 0..choices {
-                // Each answer has randomness of its own; the first has the seed itself.
+                // Each choice has its own seed; the first has the request's.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
                 let sequence = self.sequence(&request, prompt.clone(), seed, is_raw)?;
                 sequences.push(Sequence { echo: echo.clone(), ..sequence });
             }
         }
-        Ok(Prepared { sequences, model, seed, prompt_tokens, stream, ignored, form, refusal })
+        Ok(PreparedRequest {
+            sequences,
+            model,
+            seed,
+            prompt_tokens,
+            stream,
+            ignored,
+            writer_options,
+            refusal,
+        })
     }
 
-    /// The prompts of a request, one for each of its texts.
-    pub(super) fn prompts(&self, call: &Call) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    /// The tokenized prompts of a request.
+    pub(super) fn prompts(&self, parsed: &ParsedRequest) -> Result<Vec<Vec<TokenId>>, ApiError> {
         let check = |prompt| self.model.check_prompt(prompt);
-        match &call.prompt {
+        match &parsed.prompt {
             Prompt::Conversation => {
-                let prompt = self.model.prompt(&call.request);
-                Ok(vec![prompt.map_err(|error| prompt_error(&error, &call.form))?])
+                let prompt = self.model.prompt(&parsed.request);
+                Ok(vec![prompt.map_err(|error| prompt_error(&error, &parsed.writer_options))?])
             }
             Prompt::Raw(prompts) => prompts
                 .iter()
@@ -184,7 +193,7 @@ impl Front {
                     RawPrompt::Text(text) => self.model.encode(text).and_then(check),
                     RawPrompt::Tokens(tokens) => check(tokens.clone()),
                 })
-                .map(|prompt| prompt.map_err(|error| prompt_error(&error, &call.form)))
+                .map(|prompt| prompt.map_err(|error| prompt_error(&error, &parsed.writer_options)))
                 .collect(),
         }
     }
@@ -242,7 +251,8 @@ impl Front {
         text
     }
 
-    /// Waits a little for the first step, since an error before it can still have a status.
+    /// Responds with a stream. Waits a little for the first update, since an error before it can
+    /// still have an HTTP status.
     async fn stream(
         &self,
         mut generation: Generation,
@@ -254,7 +264,7 @@ impl Front {
         Ok(stream::respond(generation, first, writer, options, &self.writers()))
     }
 
-    /// Answers with whole completions.
+    /// Responds without streaming.
     async fn whole(
         &self,
         generation: Generation,
@@ -275,15 +285,18 @@ impl Front {
 }
 
 fn refused_prediction() -> ApiError {
-    ApiError::param("prediction.content", "prediction.content: the model's tokenizer refuses it")
+    ApiError::param(
+        "prediction.content",
+        "prediction.content: the model's tokenizer cannot encode it",
+    )
 }
 
 fn failed() -> ApiError {
-    let message = "the server failed on this request: this is a fault of the server";
+    let message = "internal server error: a bug in the server, not in the request";
     ApiError::new(ErrorKind::Internal, message)
 }
 
-/// Between the seeds of a request's answers: an odd number with bits all over.
+/// Distance between the seeds of a request's choices: odd, with well-mixed bits.
 const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 async fn collect(
@@ -292,31 +305,31 @@ async fn collect(
     choices: usize,
 ) -> Result<String, ApiError> {
     let mut answers = vec![Answer::default(); choices];
-    while let Some(step) = generation.next().await? {
-        Answer::collect(&mut answers, step);
+    while let Some(update) = generation.next().await? {
+        Answer::collect(&mut answers, update);
     }
     Ok(writer.whole(answers))
 }
 
-/// What was asked for, up to the model's last position; the prompt leaves room for one.
+/// `max_tokens` of the request, at most what the context length leaves after the prompt.
 fn max_tokens(prompt: &[TokenId], asked: Option<u32>, model: &ChatModel) -> u32 {
     let used = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
     let room = model.max_positions().saturating_sub(used);
     asked.unwrap_or(room).min(room)
 }
 
-/// A prompt that cannot be; clients find too long ones by their dialect's own words.
-pub(super) fn prompt_error(error: &PromptError, form: &Form) -> ApiError {
-    let api = ApiError::param(form.prompt_param(), error.to_string());
+/// The error for a prompt; clients recognise a prompt that is too long by their dialect's words.
+pub(super) fn prompt_error(error: &PromptError, writer_options: &WriterOptions) -> ApiError {
+    let api = ApiError::param(writer_options.prompt_param(), error.to_string());
     match error {
         PromptError::TooLong { max_positions, prompt_tokens } => {
-            let message = match form {
-                Form::Messages(_) => {
+            let message = match writer_options {
+                WriterOptions::Messages(_) => {
                     format!("prompt is too long: {prompt_tokens} tokens > {max_positions} maximum")
                 }
                 _ => api.message,
             };
-            let api = ApiError::param(form.prompt_param(), message);
+            let api = ApiError::param(writer_options.prompt_param(), message);
             api.with_code(CONTEXT_LENGTH_EXCEEDED)
         }
         PromptError::NoTemplate => api.with_code("no_chat_template"),

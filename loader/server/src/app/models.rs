@@ -1,4 +1,4 @@
-//! Which models there are, in every dialect: one, under its names.
+//! Model lists of every dialect: the one model, under its names.
 
 use std::{
     sync::Arc,
@@ -15,13 +15,13 @@ use axum::{
 use serde_json::{Value, json};
 use shardpack_chat::json::Json as OrderedJson;
 
-use super::Front;
+use super::AppState;
 use crate::{
     dialect::{parse_object, rfc3339},
     error::ApiError,
 };
 
-impl Front {
+impl AppState {
     fn info(&self, id: &str) -> Value {
         json!({
             "id": id,
@@ -60,9 +60,9 @@ fn details() -> Value {
     })
 }
 
-pub(super) async fn models(State(front): State<Arc<Front>>) -> Response {
-    let data: Vec<Value> = front.names.iter().map(|name| front.info(name)).collect();
-    let (first, last) = (front.names.first(), front.names.last());
+pub(super) async fn models(State(app): State<Arc<AppState>>) -> Response {
+    let data: Vec<Value> = app.names.iter().map(|name| app.info(name)).collect();
+    let (first, last) = (app.names.first(), app.names.last());
     let list = json!({
         "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last,
     });
@@ -70,39 +70,39 @@ pub(super) async fn models(State(front): State<Arc<Front>>) -> Response {
 }
 
 pub(super) async fn model(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<AppState>>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    front.known_name(Some(&id)).map(|name| Json(front.info(name)).into_response())
+    app.known_name(Some(&id)).map(|name| Json(app.info(name)).into_response())
 }
 
-pub(super) async fn ollama_tags(State(front): State<Arc<Front>>) -> Response {
-    let models: Vec<Value> = front.names.iter().map(|name| front.ollama(name)).collect();
+pub(super) async fn ollama_tags(State(app): State<Arc<AppState>>) -> Response {
+    let models: Vec<Value> = app.names.iter().map(|name| app.ollama(name)).collect();
     Json(json!({"models": models})).into_response()
 }
 
-pub(super) async fn ollama_ps(State(front): State<Arc<Front>>) -> Response {
-    let mut model = front.ollama(front.name());
+pub(super) async fn ollama_ps(State(app): State<Arc<AppState>>) -> Response {
+    let mut model = app.ollama(app.name());
     // It stays as long as the server does: a day is as good as any promise.
     let until = SystemTime::now() + Duration::from_hours(24);
     model["expires_at"] = rfc3339(until).into();
     model["size_vram"] = 0.into();
-    model["context_length"] = front.model.max_positions().into();
+    model["context_length"] = app.model.max_positions().into();
     Json(json!({"models": [model]})).into_response()
 }
 
 pub(super) async fn ollama_show(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<AppState>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    let body = parse_object(&front.read_body(request).await?)?;
+    let body = parse_object(&app.read_body(request).await?)?;
     let asked = ["model", "name"].into_iter().find_map(|key| body.get(key)?.as_str());
     let asked = asked.map(|name| name.strip_suffix(":latest").unwrap_or(name));
-    let name = front.known_name(asked)?;
-    let tools = front.model.has_tools();
+    let name = app.known_name(asked)?;
+    let tools = app.model.has_tools();
     let capabilities: Vec<&str> =
         ["completion"].into_iter().chain(tools.then_some("tools")).collect();
-    let template: OrderedJson = front.model.template_source().into();
+    let template: OrderedJson = app.model.template_source().into();
     let shown = json!({
         "modelfile": format!("FROM {name}\n"),
         "parameters": "",
@@ -110,10 +110,10 @@ pub(super) async fn ollama_show(
         "details": details(),
         "model_info": {
             "general.architecture": "shardpack",
-            "shardpack.context_length": front.model.max_positions(),
+            "shardpack.context_length": app.model.max_positions(),
         },
         "capabilities": capabilities,
-        "modified_at": front.created_at(),
+        "modified_at": app.created_at(),
     });
     Ok(Json(shown).into_response())
 }

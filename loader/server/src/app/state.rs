@@ -1,4 +1,4 @@
-//! How the server is.
+//! Health, readiness, metrics and statistics.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use shardpack_engine_api::EngineState;
 
-use super::Front;
+use super::AppState;
 
-/// Whether the engine answers, and why not.
-pub(super) async fn health(State(front): State<Arc<Front>>) -> Response {
+/// Health of the engine, with the reason if it is not ready.
+pub(super) async fn health(State(app): State<Arc<AppState>>) -> Response {
     #[derive(Serialize)]
     struct Health<'a> {
         state: &'static str,
@@ -24,39 +24,38 @@ pub(super) async fn health(State(front): State<Arc<Front>>) -> Response {
         ranks: u32,
         active_requests: u32,
     }
-    let engine = front.engine.status();
-    let (state, reason) = front.state();
+    let engine = app.engine.status();
+    let (state, reason) = app.state();
     let status = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let (model, ranks, active_requests) = (front.name(), engine.ranks, engine.active_requests);
+    let (model, ranks, active_requests) = (app.name(), engine.ranks, engine.active_requests);
     (status, Json(Health { state, reason, model, ranks, active_requests })).into_response()
 }
 
-/// Whether requests are taken now.
-pub(super) async fn ready(State(front): State<Arc<Front>>) -> Response {
-    match front.check_ready() {
+/// Readiness probe: whether requests are accepted now.
+pub(super) async fn ready(State(app): State<Arc<AppState>>) -> Response {
+    match app.check_ready() {
         Ok(()) => "ready".into_response(),
         Err(error) => error.into_response(),
     }
 }
 
-/// Counters for Prometheus.
-pub(super) async fn metrics(State(front): State<Arc<Front>>) -> Response {
-    let text = front.metrics.text(&front.engine.status());
+/// Metrics for Prometheus.
+pub(super) async fn metrics(State(app): State<Arc<AppState>>) -> Response {
+    let text = app.metrics.text(&app.engine.status());
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-/// What the page shows.
-pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
-    let (state, reason) = front.state();
-    let engine = front.engine.status();
-    let (waiting, running) = front.metrics.queue();
-    let name = |rank: u32| {
-        front.nodes.get(rank as usize).cloned().unwrap_or_else(|| format!("rank {rank}"))
-    };
+/// Statistics that the web page shows.
+pub(super) async fn stats(State(app): State<Arc<AppState>>) -> Response {
+    let (state, reason) = app.state();
+    let engine = app.engine.status();
+    let (waiting, running) = app.metrics.queue();
+    let name =
+        |rank: u32| app.nodes.get(rank as usize).cloned().unwrap_or_else(|| format!("rank {rank}"));
     let node = |rank: u32| {
         let mut node = json!({"rank": rank, "name": name(rank)});
-        // What a rank has not said is left out.
+        // Values that a rank did not report are left out.
         let vitals = engine.vitals.get(rank as usize).copied().unwrap_or_default();
         let of_thousand = |thousandths: u64| json!(thousandths as f64 / 1000.0);
         let facts = [
@@ -78,11 +77,11 @@ pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
     let stats = json!({
         "state": state,
         "reason": reason,
-        "model": front.name(),
-        "context": front.model.max_positions(),
-        "tokens_per_second": front.metrics.tokens_per_second(),
+        "model": app.name(),
+        "context": app.model.max_positions(),
+        "tokens_per_second": app.metrics.tokens_per_second(),
         "requests": {
-            "waiting": waiting, "running": running, "most": front.limits.active_requests,
+            "waiting": waiting, "running": running, "most": app.limits.active_requests,
         },
         "drafts": {"run": drafted, "accepted": accepted},
         "nodes": nodes,
@@ -90,7 +89,7 @@ pub(super) async fn stats(State(front): State<Arc<Front>>) -> Response {
     Json(stats).into_response()
 }
 
-impl Front {
+impl AppState {
     /// The state's name, and the reason where requests are not taken.
     fn state(&self) -> (&'static str, Option<String>) {
         match self.engine.status().state {

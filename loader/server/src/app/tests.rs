@@ -7,9 +7,9 @@ use shardpack_engine_api::{FinishReason, Sampling, TokenId};
 
 use super::*;
 
+mod continuation;
 mod dialects;
 mod families;
-mod going_on;
 mod operation;
 mod rules;
 mod scripted;
@@ -299,7 +299,7 @@ fn errors_have_the_shape_of_the_api() {
     };
     let chat = "/v1/chat/completions";
     check("GET", "/v1/nothing", "", 404, "/v1/nothing");
-    check("GET", chat, "", 405, "has no method GET");
+    check("GET", chat, "", 405, "method GET is not allowed");
     check("POST", chat, "{", 400, "not JSON");
     check("POST", chat, "[]", 400, "an array");
     check("POST", chat, "{}", 400, r#""messages""#);

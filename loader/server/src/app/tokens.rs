@@ -1,4 +1,4 @@
-//! Between text and tokens, for clients that count, compare or look closely.
+//! Tokenize, detokenize, count tokens and render the chat template.
 
 use std::sync::Arc;
 
@@ -13,45 +13,45 @@ use serde_json::{Value, json};
 use shardpack_chat::text::Detokenizer;
 use shardpack_engine_api::TokenId;
 
-use super::{Front, generate::prompt_error};
+use super::{AppState, generate::prompt_error};
 use crate::{
-    dialect::{Call, Dialect, Fields, parse_object, parse_token},
+    dialect::{Dialect, Fields, ParsedRequest, parse_object, parse_token},
     error::ApiError,
 };
 
 /// Runs `work` on a body, away from the threads that serve connections.
 async fn answer(
-    front: Arc<Front>,
+    app: Arc<AppState>,
     request: Request<Body>,
-    work: impl FnOnce(&Front, &Bytes) -> Result<Value, ApiError> + Send + 'static,
+    work: impl FnOnce(&AppState, &Bytes) -> Result<Value, ApiError> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let body = front.read_body(request).await?;
-    let value = front.blocking(move |front| work(front, &body)).await?;
+    let body = app.read_body(request).await?;
+    let value = app.blocking(move |app| work(app, &body)).await?;
     Ok(Json(value).into_response())
 }
 
 /// Tokens of a conversation, as messages of the Anthropic API.
 pub(super) async fn count_tokens(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<AppState>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(front, request, |front, body| {
-        let call = Dialect::Messages.parse_counted(body)?;
-        front.known_name(call.model.as_deref())?;
-        Ok(json!({"input_tokens": front.tokens(&call)?.len()}))
+    answer(app, request, |app, body| {
+        let parsed = Dialect::Messages.parse_counted(body)?;
+        app.known_name(parsed.model.as_deref())?;
+        Ok(json!({"input_tokens": app.tokens(&parsed)?.len()}))
     })
     .await
 }
 
 /// `{prompt}`, `{content}` or `{messages}` to `{tokens, count, max_model_len}`.
 pub(super) async fn tokenize(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<AppState>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(front, request, |front, body| {
+    answer(app, request, |app, body| {
         let object = parse_object(body)?;
         let tokens = if object.get("messages").is_some() {
-            front.tokens(&Dialect::Chat.parse(body)?)?
+            app.tokens(&Dialect::Chat.parse(body)?)?
         } else {
             let mut fields = Fields::new(object);
             let text = match fields.string("prompt")? {
@@ -60,11 +60,11 @@ pub(super) async fn tokenize(
                     ApiError::param("prompt", "prompt: expected a string, or messages")
                 })?,
             };
-            let tokens = front.model.encode(&text);
+            let tokens = app.model.encode(&text);
             tokens.map_err(|error| ApiError::param("prompt", error.to_string()))?
         };
         Ok(json!({
-            "tokens": tokens, "count": tokens.len(), "max_model_len": front.model.max_positions(),
+            "tokens": tokens, "count": tokens.len(), "max_model_len": app.model.max_positions(),
         }))
     })
     .await
@@ -72,10 +72,10 @@ pub(super) async fn tokenize(
 
 /// `{tokens}` to `{prompt, content}`.
 pub(super) async fn detokenize(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<AppState>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(front, request, |front, body| {
+    answer(app, request, |app, body| {
         let mut fields = Fields::new(parse_object(body)?);
         let tokens = fields
             .array("tokens")?
@@ -83,7 +83,7 @@ pub(super) async fn detokenize(
         let tokens =
             tokens.iter().enumerate().map(|(index, token)| parse_token(token, "tokens", index));
         let tokens: Vec<TokenId> = tokens.collect::<Result<_, _>>()?;
-        let mut detokenizer = Detokenizer::new(front.model.vocabulary().clone());
+        let mut detokenizer = Detokenizer::new(app.model.vocabulary().clone());
         let mut text: String = tokens.into_iter().map(|token| detokenizer.push(token)).collect();
         text.push_str(&detokenizer.finish());
         Ok(json!({"prompt": text, "content": text}))
@@ -93,23 +93,23 @@ pub(super) async fn detokenize(
 
 /// A chat completion request to `{prompt}`.
 pub(super) async fn apply_template(
-    State(front): State<Arc<Front>>,
+    State(app): State<Arc<AppState>>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
-    answer(front, request, |front, body| {
-        let call = Dialect::Chat.parse(body)?;
-        let text = front.model.render(&call.request);
-        let text = text.map_err(|error| prompt_error(&error, &call.form))?;
+    answer(app, request, |app, body| {
+        let parsed = Dialect::Chat.parse(body)?;
+        let text = app.model.render(&parsed.request);
+        let text = text.map_err(|error| prompt_error(&error, &parsed.writer_options))?;
         Ok(json!({"prompt": text}))
     })
     .await
 }
 
-impl Front {
+impl AppState {
     /// The tokens of a conversation, however long.
-    fn tokens(&self, call: &Call) -> Result<Vec<TokenId>, ApiError> {
-        let text = self.model.render(&call.request);
+    fn tokens(&self, parsed: &ParsedRequest) -> Result<Vec<TokenId>, ApiError> {
+        let text = self.model.render(&parsed.request);
         let tokens = text.and_then(|text| self.model.encode(&text));
-        tokens.map_err(|error| prompt_error(&error, &call.form))
+        tokens.map_err(|error| prompt_error(&error, &parsed.writer_options))
     }
 }

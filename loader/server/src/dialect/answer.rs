@@ -1,22 +1,22 @@
-//! A whole answer, collected from its steps.
+//! A complete choice, collected from its updates.
 
-use shardpack_chat::inner::{EndReason, Piece};
+use shardpack_chat::conversation::{EndReason, OutputDelta};
 
-use crate::generation::{AnswerUsage, Part, Step, TokenLogprob};
+use crate::generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind};
 
-/// One answer, complete.
+/// One complete choice.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) reasoning: String,
     pub(crate) content: String,
     pub(crate) calls: Vec<AnswerCall>,
-    /// Absent while it is being made.
+    /// Absent until it has ended.
     pub(crate) reason: Option<EndReason>,
     pub(crate) usage: AnswerUsage,
     pub(crate) logprobs: Vec<TokenLogprob>,
 }
 
-/// A call of an answer.
+/// A tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AnswerCall {
     pub(crate) id: String,
@@ -27,30 +27,30 @@ pub(crate) struct AnswerCall {
 }
 
 impl Answer {
-    /// Adds a step to the answer that it belongs to.
-    pub(crate) fn collect(answers: &mut [Self], step: Step) {
-        let answer = &mut answers[step.choice as usize];
-        answer.logprobs.extend(step.logprobs);
-        match step.part {
-            Part::Piece(piece) => answer.push(piece),
-            Part::End(reason, usage) => (answer.reason, answer.usage) = (Some(reason), usage),
+    /// Applies an update to the choice that it belongs to.
+    pub(crate) fn collect(answers: &mut [Self], update: ChoiceUpdate) {
+        let answer = &mut answers[update.choice as usize];
+        answer.logprobs.extend(update.logprobs);
+        match update.kind {
+            UpdateKind::Delta(delta) => answer.push(delta),
+            UpdateKind::End(reason, usage) => (answer.reason, answer.usage) = (Some(reason), usage),
         }
     }
 
-    /// Adds a piece.
-    pub(crate) fn push(&mut self, piece: Piece) {
-        match piece {
-            Piece::Reasoning(text) => self.reasoning.push_str(&text),
-            Piece::Content(text) => self.content.push_str(&text),
-            Piece::CallBegin { id, name, .. } => {
+    /// Appends a delta.
+    pub(crate) fn push(&mut self, delta: OutputDelta) {
+        match delta {
+            OutputDelta::Reasoning(text) => self.reasoning.push_str(&text),
+            OutputDelta::Content(text) => self.content.push_str(&text),
+            OutputDelta::ToolCallBegin { id, name, .. } => {
                 self.calls.push(AnswerCall { id, name, ..AnswerCall::default() });
             }
-            Piece::CallArguments { fragment, .. } => {
+            OutputDelta::ToolCallArguments { fragment, .. } => {
                 if let Some(call) = self.calls.last_mut() {
                     call.arguments.push_str(&fragment);
                 }
             }
-            Piece::CallEnd { .. } => {
+            OutputDelta::ToolCallEnd { .. } => {
                 if let Some(call) = self.calls.last_mut() {
                     call.is_complete = true;
                 }

@@ -1,14 +1,14 @@
-//! Completions of the `OpenAI` API: prompts that no template sees.
+//! Completions of the `OpenAI` API: raw prompts without a chat template.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 use shardpack_chat::{
-    inner::{ChatRequest, Piece},
+    conversation::{ChatRequest, OutputDelta},
     json::Json,
 };
 
 use super::{
-    Answer, Call, Form, Identity, Prompt, RawPrompt, Writer,
+    Answer, Identity, ParsedRequest, Prompt, RawPrompt, Writer, WriterOptions,
     chat::{Usage, finish_reason},
     fields::{Fields, integer, mismatch},
     params::{
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     error::{ApiError, Shape},
-    generation::{AnswerUsage, Part, Step, TokenLogprob},
+    generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
 };
 
 /// Prompts of one request.
@@ -28,7 +28,7 @@ const PROMPTS_MAX: usize = 128;
 /// Tokens of a completion whose length nobody chose: the API's own default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// What a client of completions chooses about the form.
+/// Options of the completions writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     include_usage: bool,
@@ -43,7 +43,7 @@ const UNSUPPORTED: [(&str, Neutral); 3] = [
 ];
 
 /// Parses a body.
-pub(super) fn parse(body: &[u8]) -> Result<Call, ApiError> {
+pub(super) fn parse(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
     let prompt = parse_prompt(fields.take("prompt"))?;
     let mut sampling = parse_sampling(&mut fields)?;
@@ -57,15 +57,21 @@ pub(super) fn parse(body: &[u8]) -> Result<Call, ApiError> {
     let include_usage = parse_stream_options(&mut fields)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
     if echo && sampling.logprobs.is_some() {
-        let message =
-            "logprobs: with echo they would be those of the prompt too, which are not known here";
+        let message = "logprobs: log probabilities of the prompt are not supported: leave out echo or logprobs";
         return Err(ApiError::param("logprobs", message).with_code("unsupported_value"));
     }
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     let request = ChatRequest { response_format, sampling, limits, ..ChatRequest::default() };
-    let form = Form::Completions(Options { include_usage, echo });
+    let writer_options = WriterOptions::Completions(Options { include_usage, echo });
     let ignored = leftover(fields, Vec::new());
-    Ok(Call { request, prompt: Prompt::Raw(prompt), model, stream, ignored, form })
+    Ok(ParsedRequest {
+        request,
+        prompt: Prompt::Raw(prompt),
+        model,
+        stream,
+        ignored,
+        writer_options,
+    })
 }
 
 /// A text, tokens, or several of either.
@@ -131,7 +137,7 @@ fn logprobs(tokens: &[TokenLogprob]) -> Option<Value> {
         offset += text(&token.bytes).chars().count();
     }
     let top = |token: &TokenLogprob| -> serde_json::Map<String, Value> {
-        token.top.iter().map(|(_, bytes, logprob)| (text(bytes), json!(logprob))).collect()
+        token.top.iter().map(|top| (text(&top.bytes), json!(top.logprob))).collect()
     };
     (!tokens.is_empty()).then(|| {
         json!({
@@ -163,17 +169,19 @@ impl CompletionsWriter {
 impl Writer for CompletionsWriter {
     fn begin(&mut self, _: &mut String) {}
 
-    fn step(&mut self, step: Step, out: &mut String) {
-        let logprobs = logprobs(&step.logprobs);
-        let (text, finish_reason) = match &step.part {
-            Part::Piece(Piece::Content(text) | Piece::Reasoning(text)) => (text.as_str(), None),
-            Part::Piece(_) => return,
-            Part::End(reason, usage) => {
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
+        let logprobs = logprobs(&update.logprobs);
+        let (text, finish_reason) = match &update.kind {
+            UpdateKind::Delta(OutputDelta::Content(text) | OutputDelta::Reasoning(text)) => {
+                (text.as_str(), None)
+            }
+            UpdateKind::Delta(_) => return,
+            UpdateKind::End(reason, usage) => {
                 self.usages.push(*usage);
                 ("", Some(finish_reason(*reason)))
             }
         };
-        let choice = Choice { text, index: step.choice, logprobs, finish_reason };
+        let choice = Choice { text, index: update.choice, logprobs, finish_reason };
         push_data(&self.completion(vec![choice], None), out);
     }
 

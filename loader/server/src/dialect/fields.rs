@@ -1,11 +1,11 @@
-//! The members of a request's body, taken out one by one: each fault names its parameter, and what
-//! nobody took is known at the end.
+//! The fields of a request body, taken out one by one: each error names its parameter, and unread
+//! fields are known at the end.
 
 use shardpack_chat::json::{Json, Object};
 
 use crate::error::ApiError;
 
-/// What is left of a body. `null` is the same as absent.
+/// The unread fields of a body. `null` is the same as absent.
 pub(crate) struct Fields(Vec<(String, Json)>);
 
 impl Fields {
@@ -69,7 +69,7 @@ impl Fields {
         }
     }
 
-    /// Names that nobody took.
+    /// Names of unread fields.
     pub(crate) fn into_names(self) -> Vec<String> {
         self.0.into_iter().map(|(name, _)| name).collect()
     }

@@ -1,7 +1,7 @@
 //! Parameters that several dialects have under the same names.
 
 use shardpack_chat::{
-    inner::{Limits, Message, ResponseFormat, SamplingRequest},
+    conversation::{Limits, Message, ResponseFormat, SamplingRequest},
     json::{Json, Object},
     template::RESERVED,
 };
@@ -10,27 +10,27 @@ use shardpack_engine_api::TokenId;
 use super::fields::{Fields, integer, mismatch, number};
 use crate::error::ApiError;
 
-/// Messages of one request: more than any context holds of the shortest turns that agents write.
+/// Most messages of one request: more than any context holds of the shortest turns.
 pub(super) const MESSAGES_MAX: usize = 16_384;
-/// Stop texts of one request and the bytes of one: each is searched for in every piece.
+/// Most stop texts of one request and most bytes of each: all are searched for in every delta.
 pub(super) const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 1024;
-/// Stop tokens of one request; each is compared with every token.
+/// Most stop tokens of one request: all are compared with every token.
 const STOP_TOKENS_MAX: usize = 256;
-/// Entries of `logit_bias`: `OpenAI`'s limit is 300, more fit.
+/// Most entries of `logit_bias`; `OpenAI`'s limit is 300.
 const LOGIT_BIAS_MAX: usize = 4096;
-/// Answers to one conversation: `OpenAI`'s own limit.
+/// Most choices (`n`): `OpenAI`'s limit.
 const CHOICES_MAX: u32 = 128;
-/// Alternatives reported with each token: `OpenAI`'s own limit.
+/// Most `top_logprobs`: `OpenAI`'s limit.
 const TOP_LOGPROBS_MAX: u32 = 20;
-/// Bytes of an expression or a grammar of the client's.
+/// Most bytes of a regex or a grammar.
 const GRAMMAR_BYTES_MAX: usize = 256 << 10;
-/// Texts of which one is to be answered.
+/// Most texts of a `choice` constraint.
 const CHOICE_TEXTS_MAX: usize = 4096;
 /// Most names listed in the header of ignored parameters, which proxies bound.
 const IGNORED_MAX: usize = 32;
 
-/// Parameters that by their nature change nothing in the answer.
+/// Parameters that never change the output.
 const WITHOUT_EFFECT: [&str; 10] = [
     "user",
     "metadata",
@@ -77,7 +77,7 @@ pub(super) fn parse_template_kwargs(fields: &mut Fields) -> Result<Object, ApiEr
     Ok(kwargs)
 }
 
-/// How tokens are chosen, under the names of `OpenAI` and vLLM.
+/// Sampling parameters, under the names of `OpenAI` and vLLM.
 pub(super) fn parse_sampling(fields: &mut Fields) -> Result<SamplingRequest, ApiError> {
     Ok(SamplingRequest {
         temperature: ranged(fields, "temperature", 0.0..=2.0)?,
@@ -196,7 +196,7 @@ pub(super) fn parse_logprobs_count(
     bounded(fields, name, 0, TOP_LOGPROBS_MAX)
 }
 
-/// When the answer ends; of several names for the most tokens the last counts.
+/// Limits of the output; of several names of `max_tokens` the last counts.
 pub(super) fn parse_limits(
     fields: &mut Fields,
     max_names: &[&str],
@@ -413,7 +413,7 @@ fn bounded_text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiEr
     Ok(text)
 }
 
-/// Values of a parameter that ask for nothing beyond what is done anyway.
+/// Values of an unsupported parameter that have no effect.
 pub(super) enum Neutral {
     /// These numbers.
     Numbers(&'static [f64]),
@@ -441,13 +441,13 @@ pub(super) fn refuse_unsupported(
     Ok(())
 }
 
-/// A value that this server cannot honour.
+/// The error for an unsupported value.
 fn refused(name: &str, allowed: &str) -> ApiError {
     ApiError::param(name, format!("{name}: this value is not supported: {allowed}"))
         .with_code("unsupported_value")
 }
 
-/// The names of what nobody took, apart from what has no effect by its nature.
+/// The names of unread parameters, apart from those that never change the output.
 pub(super) fn leftover(mut fields: Fields, mut ignored: Vec<String>) -> Vec<String> {
     for name in WITHOUT_EFFECT {
         fields.take(name);

@@ -1,5 +1,5 @@
-//! Responses of the `OpenAI` API. Each request brings its history, or names the response that it
-//! goes on from.
+//! Responses of the `OpenAI` API. Each request brings its history, or names the stored response
+//! that it continues.
 
 mod input;
 mod request;

@@ -1,10 +1,10 @@
 //! Answers with thinking and calls, in every dialect: what each writer makes of the same pieces.
 
 use serde_json::{Value, json};
-use shardpack_chat::inner::{EndReason, Piece};
+use shardpack_chat::conversation::{EndReason, OutputDelta};
 
 use super::*;
-use crate::generation::Part;
+use crate::generation::UpdateKind;
 
 fn identity() -> Identity {
     Identity {
@@ -17,31 +17,32 @@ fn identity() -> Identity {
 }
 
 /// Thinks, says something and calls twice; the second call is cut off where `whole` is false.
-fn pieces(whole: bool) -> Vec<Piece> {
+fn deltas(whole: bool) -> Vec<OutputDelta> {
     let call = |index: u32, name: &str| {
         let (id, name) = (format!("call{index}"), name.to_owned());
-        let begin = Piece::CallBegin { index, id, name };
-        let fragment = |text: &str| Piece::CallArguments { index, fragment: text.to_owned() };
+        let begin = OutputDelta::ToolCallBegin { index, id, name };
+        let fragment =
+            |text: &str| OutputDelta::ToolCallArguments { index, fragment: text.to_owned() };
         vec![begin, fragment("{\"input\":"), fragment(" \"a\\nb\"}")]
     };
-    let mut pieces = vec![
-        Piece::Reasoning("h".to_owned()),
-        Piece::Reasoning("m".to_owned()),
-        Piece::Content("I ".to_owned()),
-        Piece::Content("look.".to_owned()),
+    let mut deltas = vec![
+        OutputDelta::Reasoning("h".to_owned()),
+        OutputDelta::Reasoning("m".to_owned()),
+        OutputDelta::Content("I ".to_owned()),
+        OutputDelta::Content("look.".to_owned()),
     ];
-    pieces.extend(call(0, "f"));
-    pieces.push(Piece::CallEnd { index: 0 });
-    pieces.extend(call(1, "patch"));
+    deltas.extend(call(0, "f"));
+    deltas.push(OutputDelta::ToolCallEnd { index: 0 });
+    deltas.extend(call(1, "patch"));
     if whole {
-        pieces.push(Piece::CallEnd { index: 1 });
+        deltas.push(OutputDelta::ToolCallEnd { index: 1 });
     } else {
-        pieces.pop();
+        deltas.pop();
     }
-    pieces
+    deltas
 }
 
-fn steps(whole: bool) -> Vec<Step> {
+fn updates(whole: bool) -> Vec<ChoiceUpdate> {
     let usage = AnswerUsage {
         prompt_tokens: 10,
         cached_tokens: 4,
@@ -50,11 +51,12 @@ fn steps(whole: bool) -> Vec<Step> {
         prediction_tokens: [3, 1],
     };
     let reason = if whole { EndReason::ToolCalls } else { EndReason::Length };
-    let parts = pieces(whole).into_iter().map(Part::Piece).chain([Part::End(reason, usage)]);
-    parts.map(|part| Step { choice: 0, part, logprobs: Vec::new() }).collect()
+    let parts =
+        deltas(whole).into_iter().map(UpdateKind::Delta).chain([UpdateKind::End(reason, usage)]);
+    parts.map(|kind| ChoiceUpdate { choice: 0, kind, logprobs: Vec::new() }).collect()
 }
 
-fn form(dialect: Dialect) -> Form {
+fn writer_options(dialect: Dialect) -> WriterOptions {
     let body = json!({
         "messages": [{"role": "user", "content": "a"}], "input": "a", "max_tokens": 9,
         "stream_options": {"include_usage": true},
@@ -64,15 +66,15 @@ fn form(dialect: Dialect) -> Form {
     if dialect == Dialect::Messages {
         body["tools"] = json!([]);
     }
-    dialect.parse(body.to_string().as_bytes()).unwrap().form
+    dialect.parse(body.to_string().as_bytes()).unwrap().writer_options
 }
 
 fn stream(dialect: Dialect, whole: bool) -> String {
-    let mut writer = form(dialect).writer(identity());
+    let mut writer = writer_options(dialect).writer(identity());
     let mut out = String::new();
     writer.begin(&mut out);
-    for step in steps(whole) {
-        writer.step(step, &mut out);
+    for update in updates(whole) {
+        writer.update(update, &mut out);
     }
     writer.end(&mut out);
     out
@@ -80,10 +82,10 @@ fn stream(dialect: Dialect, whole: bool) -> String {
 
 fn answer(dialect: Dialect, whole: bool) -> Value {
     let mut answers = vec![Answer::default()];
-    for step in steps(whole) {
-        Answer::collect(&mut answers, step);
+    for update in updates(whole) {
+        Answer::collect(&mut answers, update);
     }
-    serde_json::from_str(&form(dialect).writer(identity()).whole(answers)).unwrap()
+    serde_json::from_str(&writer_options(dialect).writer(identity()).whole(answers)).unwrap()
 }
 
 /// The payloads of a stream's events.

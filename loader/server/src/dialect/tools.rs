@@ -1,7 +1,7 @@
-//! Tools and the choice of them, in every form in which clients send them.
+//! Parses `tools` and `tool_choice` of every dialect.
 
 use shardpack_chat::{
-    inner::{Tool, ToolChoice, ToolKind},
+    conversation::{Tool, ToolChoice, ToolKind},
     json::{Json, Object},
 };
 
@@ -204,7 +204,7 @@ fn check_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), ApiError> {
         ToolChoice::Allowed { names, required } => (names.iter().find(unknown), *required),
     };
     if let Some(name) = missing {
-        let message = format!("tool_choice: {name:?} is none of the tools");
+        let message = format!("tool_choice: {name:?} is not among the tools");
         return Err(ApiError::param("tool_choice", message));
     }
     if needs_any && tools.is_empty() {

@@ -1,25 +1,25 @@
-//! Drafts that the engine has run, as counters.
+//! Counters of speculative decoding.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use shardpack_engine_api::EngineStatus;
 
-/// A total that an engine says, which begins anew with its process.
+/// A total that the engine reports, which restarts at 0 with its process.
 #[derive(Default)]
 struct Total {
     counter: Counter,
-    said: AtomicU64,
+    reported: AtomicU64,
 }
 
 impl Total {
-    fn hear(&self, said: u64) {
-        let before = self.said.swap(said, Ordering::Relaxed);
-        self.counter.inc_by(said.checked_sub(before).unwrap_or(said));
+    fn set(&self, total: u64) {
+        let before = self.reported.swap(total, Ordering::Relaxed);
+        self.counter.inc_by(total.checked_sub(before).unwrap_or(total));
     }
 }
 
-/// Drafts that were run, and those of them that were kept.
+/// Draft tokens that were verified, and those of them that were accepted.
 pub(super) struct DraftCounters {
     drafted: Total,
     accepted: Total,
@@ -38,20 +38,20 @@ impl DraftCounters {
             drafted: total(
                 "draft_tokens",
                 "spec_decode_num_draft_tokens",
-                "Tokens that were guessed and run",
+                "Draft tokens verified by the model",
             ),
             accepted: total(
                 "accepted_draft_tokens",
                 "spec_decode_num_accepted_tokens",
-                "Guessed tokens that came",
+                "Draft tokens accepted",
             ),
         }
     }
 
-    /// Takes over what rank 0 last said.
+    /// Takes over what rank 0 reported last.
     pub(super) fn set(&self, engine: &EngineStatus) {
         let [drafted, accepted] = engine.drafts();
-        self.drafted.hear(drafted);
-        self.accepted.hear(accepted);
+        self.drafted.set(drafted);
+        self.accepted.set(accepted);
     }
 }

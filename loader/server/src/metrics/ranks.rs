@@ -1,4 +1,4 @@
-//! What ranks say of themselves, as gauges; a rank that has not said something has no such gauge.
+//! Per-rank gauges; a value that a rank did not report has no gauge.
 
 use std::sync::atomic::AtomicU64;
 
@@ -16,41 +16,47 @@ struct Rank {
 
 type PerRank = Family<Rank, Gauge<f64, AtomicU64>>;
 
-/// One fact of each rank.
-struct Fact {
+/// One gauge for each rank.
+struct RankGauge {
     gauges: PerRank,
-    /// The fact and its units in the gauge's one.
+    /// The reported value, and how many of its units make one of the gauge's.
     of: fn(&RankVitals) -> (Option<u64>, f64),
 }
 
-/// All facts of all ranks.
-pub(super) struct RankGauges(Vec<Fact>);
+/// The gauges of all ranks.
+pub(super) struct RankGauges(Vec<RankGauge>);
 
 impl RankGauges {
-    /// Registers them without any rank.
+    /// Registers the gauges, without values.
     pub(super) fn new(registry: &mut Registry) -> Self {
-        let mut facts = Vec::new();
+        let mut list = Vec::new();
         let mut add = |name: &str, help: &str, of| {
             let gauges = PerRank::default();
             registry.register(format!("shardpack_rank_{name}"), help, gauges.clone());
-            facts.push(Fact { gauges, of });
+            list.push(RankGauge { gauges, of });
         };
-        add("memory_bytes", "Memory of a rank's process", |said| (said.memory_bytes, 1.0));
-        add("step_seconds", "A step of late, on average", |said| (said.step_us, 1e6));
-        add("allreduce_seconds", "Of a step, in sums between ranks", |said| (said.sums_us, 1e6));
-        add("power_watts", "What a rank's machine draws", |said| (said.power_mw, 1e3));
-        add("temperature_celsius", "The hottest processor of a rank's machine", |said| {
-            (said.temperature_mc, 1e3)
+        add("memory_bytes", "Memory of the rank's process", |vitals| (vitals.memory_bytes, 1.0));
+        add(
+            "step_seconds",
+            "Mean duration of an engine step over the last second with steps",
+            |vitals| (vitals.step_us, 1e6),
+        );
+        add("allreduce_seconds", "Mean time per step in all-reduce, waiting included", |vitals| {
+            (vitals.sums_us, 1e6)
         });
-        Self(facts)
+        add("power_watts", "Power that the rank's machine draws", |vitals| (vitals.power_mw, 1e3));
+        add("temperature_celsius", "Hottest processor of the rank's machine", |vitals| {
+            (vitals.temperature_mc, 1e3)
+        });
+        Self(list)
     }
 
-    /// Takes over what was last said.
+    /// Sets the values that ranks reported last.
     pub(super) fn set(&self, engine: &EngineStatus) {
-        for (rank, said) in (0..).zip(&engine.vitals) {
-            for fact in &self.0 {
-                if let (Some(value), units) = (fact.of)(said) {
-                    fact.gauges.get_or_create(&Rank { rank }).set(value as f64 / units);
+        for (rank, vitals) in (0..).zip(&engine.vitals) {
+            for gauge in &self.0 {
+                if let (Some(value), units) = (gauge.of)(vitals) {
+                    gauge.gauges.get_or_create(&Rank { rank }).set(value as f64 / units);
                 }
             }
         }

@@ -41,12 +41,12 @@ struct Running {
     ended: Condvar,
 }
 
-/// One of the places.
-struct Place(Arc<Running>);
+/// A compilation slot.
+struct Slot(Arc<Running>);
 
 impl Running {
-    /// A place, once there is one.
-    fn enter(self: &Arc<Self>, deadline: Instant) -> Option<Place> {
+    /// A slot, once one is free.
+    fn enter(self: &Arc<Self>, deadline: Instant) -> Option<Slot> {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         while *count >= THREADS_MAX {
             let left = deadline.checked_duration_since(Instant::now())?;
@@ -54,11 +54,11 @@ impl Running {
             count = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         *count += 1;
-        Some(Place(Arc::clone(self)))
+        Some(Slot(Arc::clone(self)))
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.ended.notify_one();
@@ -80,7 +80,7 @@ impl Compiler {
         self.run(timeout, move |is_given_up| {
             let parser = factory.create_parser(grammar).map_err(|error| format!("{error:#}"))?;
             if is_given_up() {
-                return Err("nobody waits any more".to_owned());
+                return Err("the request timed out".to_owned());
             }
             Ok(Matcher::new(Ok(parser)))
         })
@@ -92,14 +92,14 @@ impl Compiler {
         work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, String> + Send + 'static,
     ) -> Result<T, CompileError> {
         let deadline = Instant::now() + timeout;
-        let place = self.running.enter(deadline).ok_or(CompileError::Busy)?;
+        let slot = self.running.enter(deadline).ok_or(CompileError::Busy)?;
         let given_up = Arc::new(AtomicBool::new(false));
         let is_given_up = Arc::clone(&given_up);
         let (sender, receiver) = mpsc::channel();
         let builder = std::thread::Builder::new().name("grammar".to_owned());
         let thread = builder.stack_size(STACK_BYTES).spawn(move || {
             // Held to the thread's end, a panic's included.
-            let _place = place;
+            let _slot = slot;
             let done = work(&|| is_given_up.load(Ordering::Relaxed));
             // Nobody may be waiting any more.
             let _ = sender.send(done);

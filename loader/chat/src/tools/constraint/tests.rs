@@ -11,8 +11,8 @@ use shardpack_formats::{AnswerFrame, OutputStyle};
 
 use super::*;
 use crate::{
-    inner::{OutputParser, Piece},
-    tools::{CallParser, ParserOptions, ToolSpec},
+    conversation::{OutputDelta, OutputParser},
+    tools::{ParserOptions, ToolCallParser, ToolSpec},
 };
 
 /// What the vocabulary has tokens for.
@@ -221,26 +221,26 @@ fn parse(
         .map(|(name, schema)| ToolSpec {
             name: (*name).to_owned(),
             schema: schema.clone(),
-            check: None,
+            validator: None,
         })
         .collect();
     let options =
         ParserOptions { tools: specs.into(), in_thinking: false, one_call: false, nonce: 0 };
-    let mut parser = CallParser::new(Arc::clone(&model.format), options);
-    let mut pieces = Vec::new();
+    let mut parser = ToolCallParser::new(Arc::clone(&model.format), options);
+    let mut deltas = Vec::new();
     for token in tokens {
-        pieces.extend(parser.push(*token, &model.bytes(*token)));
+        deltas.extend(parser.push(*token, &model.bytes(*token)));
     }
-    pieces.extend(parser.finish());
+    deltas.extend(parser.finish());
     let (mut calls, mut content) = (Vec::new(), String::new());
     let mut open = (String::new(), String::new());
-    for piece in pieces {
-        match piece {
-            Piece::Content(text) => content.push_str(&text),
-            Piece::Reasoning(_) => {}
-            Piece::CallBegin { name, .. } => open = (name, String::new()),
-            Piece::CallArguments { fragment, .. } => open.1.push_str(&fragment),
-            Piece::CallEnd { .. } => {
+    for delta in deltas {
+        match delta {
+            OutputDelta::Content(text) => content.push_str(&text),
+            OutputDelta::Reasoning(_) => {}
+            OutputDelta::ToolCallBegin { name, .. } => open = (name, String::new()),
+            OutputDelta::ToolCallArguments { fragment, .. } => open.1.push_str(&fragment),
+            OutputDelta::ToolCallEnd { .. } => {
                 calls.push((open.0.clone(), serde_json::from_str(&open.1).unwrap()));
             }
         }

@@ -1,4 +1,4 @@
-//! What begins a call in free text, per family.
+//! Triggers of lazy grammars: what begins a tool call in free text, per family.
 
 use std::sync::Arc;
 
@@ -7,10 +7,9 @@ use shardpack_engine_api::TokenId;
 use shardpack_formats::ToolFamily;
 
 use crate::tools::{
-    gemma, minimax,
-    params::DSML,
+    gemma, json_calls, minimax,
     parser::{OutputFormat, pythonic_names},
-    section,
+    tagged_arguments::DSML,
 };
 
 /// Bytes of text kept to find a mark in; a header or the beginning of a bare call fits.
@@ -19,7 +18,7 @@ const TAIL_BYTES_MAX: usize = 1024;
 /// A call has begun.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Trigger {
-    /// Which grammar goes on.
+    /// Index of the grammar to continue with.
     pub matcher: usize,
     /// What the model has already written of it.
     pub feed: String,
@@ -28,8 +27,13 @@ pub(super) struct Trigger {
 #[derive(Clone, Debug)]
 enum Mark {
     Token(TokenId),
-    /// A text, the grammar behind it, and whether the text belongs to that grammar.
-    Text(&'static str, usize, bool),
+    Text {
+        text: &'static str,
+        /// Index of the grammar that this text starts.
+        matcher: usize,
+        /// Whether the text itself is the beginning of that grammar.
+        is_fed: bool,
+    },
 }
 
 /// Watches free text.
@@ -52,14 +56,15 @@ impl Triggers {
         let mut marks = Vec::new();
         let mut resets = Vec::new();
         let mut mark = |name: &'static str| {
-            marks.push(format.marker_token(name).map_or(Mark::Text(name, 0, false), Mark::Token));
+            let text = Mark::Text { text: name, matcher: 0, is_fed: false };
+            marks.push(format.marker_token(name).map_or(text, Mark::Token));
         };
         match family {
             ToolFamily::Glm4 => mark("<tool_call>"),
             ToolFamily::QwenXml | ToolFamily::SeedXml => {
                 let is_seed = family == ToolFamily::SeedXml;
                 mark(if is_seed { "<seed:tool_call>" } else { "<tool_call>" });
-                marks.push(Mark::Text("<function=", 1, true));
+                marks.push(Mark::Text { text: "<function=", matcher: 1, is_fed: true });
             }
             ToolFamily::HunyuanXml => mark("<tool_calls:opensource>"),
             ToolFamily::Gemma4 => mark(gemma::OPEN),
@@ -81,7 +86,7 @@ impl Triggers {
                 resets = names.into_iter().filter_map(|name| format.marker_token(name)).collect();
             }
             family => {
-                for name in section::names(family).map_or(&[][..], |names| names.openers) {
+                for name in json_calls::names(family).map_or(&[][..], |names| names.openers) {
                     mark(name);
                 }
             }
@@ -97,7 +102,7 @@ impl Triggers {
         }
     }
 
-    /// After a call: the text goes on.
+    /// Continues with free text after a call.
     pub(super) fn restart(&mut self) {
         self.text.clear();
         self.watches_whole = false;
@@ -110,18 +115,18 @@ impl Triggers {
             self.text.clear();
             return Some(Trigger { matcher: 0, feed: String::new() });
         }
-        if let Some(place) = self.resets.iter().position(|reset| *reset == token) {
+        if let Some(index) = self.resets.iter().position(|reset| *reset == token) {
             // Harmony: a header begins or ends; Llama: a bare call may begin.
-            self.watches_whole = family != ToolFamily::Harmony || place < 2;
-            if family != ToolFamily::Harmony || place != 1 {
+            self.watches_whole = family != ToolFamily::Harmony || index < 2;
+            if family != ToolFamily::Harmony || index != 1 {
                 self.text.clear();
             }
             return None;
         }
         self.text.push_str(bytes);
         let found = match family {
-            ToolFamily::LlamaJson => self.envelope(0),
-            ToolFamily::LlamaPythonic => self.list().or_else(|| self.envelope(1)),
+            ToolFamily::LlamaJson => self.call_object(0),
+            ToolFamily::LlamaPythonic => self.list().or_else(|| self.call_object(1)),
             ToolFamily::Harmony => self.header(),
             _ => self.marked(),
         };
@@ -137,15 +142,15 @@ impl Triggers {
 
     fn marked(&self) -> Option<Trigger> {
         self.marks.iter().find_map(|mark| {
-            let Mark::Text(text, matcher, is_part) = mark else { return None };
+            let Mark::Text { text, matcher, is_fed } = mark else { return None };
             let at = self.text.find(text)?;
-            let from = if *is_part { at } else { at + text.len() };
+            let from = if *is_fed { at } else { at + text.len() };
             Some(Trigger { matcher: *matcher, feed: self.text[from..].to_owned() })
         })
     }
 
     /// `{` and a key of a call, as the turn's first text.
-    fn envelope(&self, matcher: usize) -> Option<Trigger> {
+    fn call_object(&self, matcher: usize) -> Option<Trigger> {
         let text = self.text.trim_start();
         let rest = text.strip_prefix('{').filter(|_| self.watches_whole)?.trim_start();
         let keys = ["\"name\"", "\"type\"", "\"function\""];

@@ -9,8 +9,8 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        params::{DSML, has_dsml},
         schema::{SchemaError, enforceable},
+        tagged_arguments::{DSML, has_dsml},
         value::{Reading, reading},
     },
     ConstrainedTool, Writer, quoted,
@@ -172,7 +172,7 @@ impl Writer<'_> {
         if let Some(key) =
             object.into_iter().flat_map(Map::keys).find(|key| !FREE.contains(&key.as_str()))
         {
-            let reason = "this model writes its texts bare, where only lengths and enums hold";
+            let reason = "this model writes strings as bare text, where only lengths and enums can be enforced";
             return Err(SchemaError::new(key, reason));
         }
         let bounds =
@@ -235,7 +235,8 @@ impl<'a> Params<'a> {
             return Ok(Self { list: Vec::new(), definitions: Vec::new() });
         };
         if let Some(key) = object.keys().find(|key| !is_plain(key)) {
-            let reason = "this model writes arguments one by one: between them nothing can hold";
+            let reason =
+                "this model writes arguments one by one, so nothing can be enforced across them";
             return Err(SchemaError::new(key, reason));
         }
         let names = object.get("required").and_then(Value::as_array);

@@ -1,5 +1,5 @@
-//! The grammar of calls, per family: what a model must write where it must call, and what may
-//! follow once a call has begun.
+//! Grammars of tool calls, per family: for required calls, and for the rest of a call that the
+//! model has begun (lazy grammars).
 
 use std::fmt::Write;
 
@@ -8,11 +8,12 @@ use shardpack_formats::ToolFamily;
 
 use super::{
     super::{
-        gemma, minimax,
-        params::{DSML, has_dsml},
+        gemma,
+        json_calls::{self, PLUGIN},
+        minimax,
         parser::pythonic_names,
         schema::{SchemaError, enforceable},
-        section::{self, PLUGIN},
+        tagged_arguments::{DSML, has_dsml},
     },
     ConstrainedTool, Writer,
     arguments::Params,
@@ -61,7 +62,7 @@ impl Writer<'_> {
             | ToolFamily::LongcatJson
             | ToolFamily::GraniteJson
             | ToolFamily::HyperclovaJson => {
-                self.envelope(name, "arguments", &closed(&tool.schema)?)
+                self.call_object(name, "arguments", &closed(&tool.schema)?)
             }
             ToolFamily::CohereJson => {
                 let id = "\"\\\"tool_call_id\\\"\" WS? \":\" WS? /\"[0-9]{1,3}\"/ WS? \",\" WS?";
@@ -74,7 +75,7 @@ impl Writer<'_> {
                 format!("\"{{\" WS? {name} WS? \":\" WS? {json} WS? \"}}\"")
             }
             ToolFamily::LlamaJson | ToolFamily::InternlmJson => {
-                self.envelope(name, "parameters", &closed(&tool.schema)?)
+                self.call_object(name, "parameters", &closed(&tool.schema)?)
             }
             ToolFamily::LlamaPythonic | ToolFamily::Lfm2 | ToolFamily::Olmo3 => {
                 self.pythonic(number, tool)?
@@ -137,7 +138,7 @@ impl Writer<'_> {
         })
     }
 
-    fn envelope(&mut self, name: &str, arguments: &str, schema: &Value) -> String {
+    fn call_object(&mut self, name: &str, arguments: &str, schema: &Value) -> String {
         // Some write the type first.
         let kind = match arguments {
             "parameters" => "(\"\\\"type\\\"\" WS? \":\" WS? \"\\\"function\\\"\" WS? \",\" WS?)?",
@@ -146,7 +147,7 @@ impl Writer<'_> {
         self.envelope_with(kind, ["name", arguments], name, schema)
     }
 
-    /// An envelope with something before its keys.
+    /// The JSON object of a call, with something before its keys.
     fn envelope_with(
         &mut self,
         before: &str,
@@ -272,9 +273,9 @@ impl Writer<'_> {
                 let unit = format!("({open} call {} WS?)", self.marker("</tool_call:opensource>"));
                 format!("WS? {unit}{} {close}", if one { "" } else { "+" })
             }
-            family if section::is_list(family) => {
+            family if json_calls::is_list(family) => {
                 let has_end =
-                    section::names(family).is_some_and(|names| names.call_close.is_some());
+                    json_calls::names(family).is_some_and(|names| names.call_close.is_some());
                 // Granite's end is one that its kin write.
                 let end = match family {
                     ToolFamily::GraniteJson => String::new(),
@@ -285,7 +286,7 @@ impl Writer<'_> {
                 format!("WS? \"[\" WS? {} WS? \"]\" {end}", calls("WS? \",\" WS?"))
             }
             family => {
-                let names = section::names(family);
+                let names = json_calls::names(family);
                 let name = |name: Option<&'static str>| self.marker(name.unwrap_or_default());
                 let open = name(names.as_ref().and_then(|names| names.call_open));
                 let close = name(names.as_ref().and_then(|names| names.call_close));
@@ -361,7 +362,7 @@ fn tag(family: ToolFamily) -> (&'static str, &'static str) {
         family => pythonic_names(family)
             .map(|(openers, closer)| (openers[0], closer))
             .or_else(|| {
-                let names = section::names(family)?;
+                let names = json_calls::names(family)?;
                 Some((names.openers[0], names.call_close.unwrap_or_default()))
             })
             .unwrap_or_default(),

@@ -1,5 +1,6 @@
-//! The grammar of calls as Gemma 4 writes them: JSON's values with bare keys and texts between marks.
-//! Schemas are taken as `enforceable` leaves them; what such texts cannot be held to is refused.
+//! The grammar of calls as Gemma 4 writes them: JSON's values with bare keys and texts between
+//! marks. Schemas are taken as `enforceable` leaves them; what such texts cannot be held to is
+//! refused.
 
 use std::fmt::Write;
 
@@ -154,8 +155,8 @@ impl Writer<'_> {
         Ok(format!("\"[\" ({items}){optional} \"]\""))
     }
 
-    /// Members in the order in which the template shows them, so that the model is not led away from
-    /// what it has learnt.
+    /// Members in the order in which the template shows them, so that the model is not led away
+    /// from what it has learnt.
     fn gemma_mapping(
         &mut self,
         object: &Map<String, Value>,
@@ -304,8 +305,7 @@ fn only(object: &Map<String, Value>, keys: &[&str]) -> Result<(), SchemaError> {
     match object.keys().find(|key| !known(key)) {
         None => Ok(()),
         Some(key) => {
-            let reason =
-                "this model writes values in a way of its own, where this cannot be held to";
+            let reason = "this model's tool-call format is not JSON, and a grammar for it cannot enforce this";
             Err(SchemaError::new(key, reason))
         }
     }

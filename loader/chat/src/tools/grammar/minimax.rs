@@ -1,5 +1,5 @@
-//! The grammar of arguments in tags within tags (`MiniMax` M3): objects and lists of plain schemas as
-//! the model writes them, others as JSON in their tag, which the model can write as well.
+//! The grammar of arguments in tags within tags (`MiniMax` M3): objects and lists of plain schemas
+//! as the model writes them, others as JSON in their tag, which the model can write as well.
 
 use std::fmt::Write;
 
@@ -97,7 +97,7 @@ impl Writer<'_> {
                 }
                 Ok(body)
             }
-            Shape::List(items, min, max) => {
+            Shape::List { items, min, max } => {
                 let item = self.tagged(ITEM, items, nesting)?;
                 let max = max.map_or_else(String::new, |max| max.to_string());
                 Ok(format!("({item}){{{min},{max}}}"))
@@ -138,15 +138,15 @@ impl<'a> Nesting<'a> {
     }
 }
 
-/// What tags can be held to.
+/// A schema that tags can enforce.
 enum Shape<'a> {
     /// Members by name, and which of them must be there.
     Object(&'a Map<String, Value>, Vec<&'a str>),
-    /// What each is, and how many there are.
-    List(&'a Value, u64, Option<u64>),
+    /// The schema of each item, and how many there may be.
+    List { items: &'a Value, min: u64, max: Option<u64> },
 }
 
-/// The shape of a schema that says nothing which tags cannot be held to.
+/// The shape of a schema that tags can enforce in full.
 fn shape(schema: &Value) -> Option<Shape<'_>> {
     const OBJECT: [&str; 4] = ["type", "properties", "required", "additionalProperties"];
     const LIST: [&str; 4] = ["type", "items", "minItems", "maxItems"];
@@ -173,7 +173,7 @@ fn shape(schema: &Value) -> Option<Shape<'_>> {
             if min == Some(None) || max == Some(None) {
                 return None;
             }
-            Some(Shape::List(items, min.flatten().unwrap_or(0), max.flatten()))
+            Some(Shape::List { items, min: min.flatten().unwrap_or(0), max: max.flatten() })
         }
         _ => None,
     }

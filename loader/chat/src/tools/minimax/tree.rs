@@ -23,7 +23,7 @@ pub(super) enum Outcome {
     Value(String, usize),
     /// The rest is still to come.
     More,
-    Garbage,
+    NotAValue,
 }
 
 /// Where a text ends.
@@ -43,8 +43,9 @@ pub(super) fn is_name(name: &str) -> bool {
         && !name.contains(|c: char| c == '<' || c.is_control() || is_code(c))
 }
 
-/// Where a text in the tag of this name ends. Texts may hold tags, its own among them: only the mark
-/// tells. Where models forget it, the tag counts if something follows that only stands behind one.
+/// Where a text in the tag of this name ends. Texts may hold tags, its own among them: only the
+/// mark tells. Where models forget it, the tag counts if something follows that only stands behind
+/// one.
 pub(super) fn text_end(key: &str, mark: &str, text: &str) -> End {
     let bare = format!("</{key}>");
     let marked = format!("{mark}{bare}");
@@ -101,7 +102,7 @@ fn value(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) ->
     };
     let text = &text[..end];
     if text.contains(is_code) {
-        return Outcome::Garbage;
+        return Outcome::NotAValue;
     }
     let empty = [(Types::ARRAY, "[]"), (Types::OBJECT, "{}"), (Types::NULL, "null")];
     let empty = empty.iter().find(|(kind, _)| types.has(*kind));
@@ -118,7 +119,7 @@ fn value(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) ->
 /// The tags of a list or an object, to the one that closes it.
 fn members(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) -> Outcome {
     if depth >= DEPTH_MAX {
-        return Outcome::Garbage;
+        return Outcome::NotAValue;
     }
     let types = allowed(schema);
     // Where the schema leaves it open, the first tag's name tells.
@@ -135,14 +136,14 @@ fn members(key: &str, mark: &str, text: &str, schema: Schema<'_>, depth: usize) 
             let is_more = tag.is_empty()
                 || mark.starts_with(rest)
                 || (tag.starts_with('<') && tag.len() <= NAME_BYTES_MAX + 1);
-            return if is_more { Outcome::More } else { Outcome::Garbage };
+            return if is_more { Outcome::More } else { Outcome::NotAValue };
         };
         at = text.len() - after.len();
         if name.strip_prefix('/') == Some(key) {
             break;
         }
         if !is_name(name) {
-            return Outcome::Garbage;
+            return Outcome::NotAValue;
         }
         let as_item = *is_list.get_or_insert(name == ITEM);
         let own = member(schema, (!as_item).then_some(name));

@@ -117,28 +117,28 @@ struct Answer {
     cut: usize,
 }
 
-fn collect(pieces: Vec<Piece>) -> Answer {
+fn collect(deltas: Vec<OutputDelta>) -> Answer {
     let mut answer = Answer::default();
     let mut open: Option<(String, String, String)> = None;
     let mut next = 0;
-    for piece in pieces {
-        match piece {
-            Piece::Content(text) => {
+    for delta in deltas {
+        match delta {
+            OutputDelta::Content(text) => {
                 assert!(!text.is_empty());
                 answer.content.push_str(&text);
             }
-            Piece::Reasoning(text) => answer.reasoning.push_str(&text),
-            Piece::CallBegin { index, id, name } => {
+            OutputDelta::Reasoning(text) => answer.reasoning.push_str(&text),
+            OutputDelta::ToolCallBegin { index, id, name } => {
                 assert_eq!(index, next);
                 next += 1;
                 answer.cut += usize::from(open.is_some());
                 open = Some((name, id, String::new()));
             }
-            Piece::CallArguments { index, fragment } => {
+            OutputDelta::ToolCallArguments { index, fragment } => {
                 assert!(index + 1 == next && !fragment.is_empty());
                 open.as_mut().unwrap().2.push_str(&fragment);
             }
-            Piece::CallEnd { index } => {
+            OutputDelta::ToolCallEnd { index } => {
                 assert_eq!(index + 1, next);
                 let call = open.take().unwrap();
                 assert!(serde_json::from_str::<Value>(&call.2).unwrap().is_object());
@@ -157,7 +157,7 @@ fn tools() -> Arc<[ToolSpec]> {
         "ratio": {"type": "number"},
     }});
     ["get_weather", "get_time"]
-        .map(|name| ToolSpec { name: name.to_owned(), schema: schema.clone(), check: None })
+        .map(|name| ToolSpec { name: name.to_owned(), schema: schema.clone(), validator: None })
         .into()
 }
 
@@ -173,30 +173,30 @@ impl Model {
         Self { format, tokens }
     }
 
-    fn parser(&self, in_thinking: bool) -> CallParser {
+    fn parser(&self, in_thinking: bool) -> ToolCallParser {
         let options = ParserOptions { tools: tools(), in_thinking, one_call: false, nonce: 1 };
-        CallParser::new(Arc::clone(&self.format), options)
+        ToolCallParser::new(Arc::clone(&self.format), options)
     }
 
     /// Parses tokens whose bytes are joined where `cuts` is false.
     fn parse_cut(&self, tokens: &[(TokenId, Vec<u8>)], cuts: &[bool], thinking: bool) -> Answer {
         let mut parser = self.parser(thinking);
-        let mut pieces = Vec::new();
+        let mut deltas = Vec::new();
         let mut joined: Vec<u8> = Vec::new();
         for (number, (token, bytes)) in tokens.iter().enumerate() {
             if self.format.markers.code(*token).is_some() {
-                pieces.extend(parser.push(TokenId(0), &std::mem::take(&mut joined)));
-                pieces.extend(parser.push(*token, bytes));
+                deltas.extend(parser.push(TokenId(0), &std::mem::take(&mut joined)));
+                deltas.extend(parser.push(*token, bytes));
                 continue;
             }
             joined.extend_from_slice(bytes);
             if cuts.is_empty() || cuts[number % cuts.len()] {
-                pieces.extend(parser.push(TokenId(0), &std::mem::take(&mut joined)));
+                deltas.extend(parser.push(TokenId(0), &std::mem::take(&mut joined)));
             }
         }
-        pieces.extend(parser.push(TokenId(0), &joined));
-        pieces.extend(parser.finish());
-        collect(pieces)
+        deltas.extend(parser.push(TokenId(0), &joined));
+        deltas.extend(parser.finish());
+        collect(deltas)
     }
 
     fn parse(&self, text: &str) -> Answer {
@@ -461,26 +461,26 @@ fn without_tools_calls_are_text() {
     let model = json_tags(true);
     let options =
         ParserOptions { tools: Arc::new([]), in_thinking: false, one_call: false, nonce: 0 };
-    let mut parser = CallParser::new(Arc::clone(&model.format), options);
-    let mut pieces = Vec::new();
+    let mut parser = ToolCallParser::new(Arc::clone(&model.format), options);
+    let mut deltas = Vec::new();
     for (token, bytes) in model.tokens.encode(CALL) {
-        pieces.extend(parser.push(token, &bytes));
+        deltas.extend(parser.push(token, &bytes));
     }
-    pieces.extend(parser.finish());
-    assert_eq!(collect(pieces).content, CALL);
+    deltas.extend(parser.finish());
+    assert_eq!(collect(deltas).content, CALL);
 }
 
 #[test]
 fn one_call_means_one() {
     let model = json_tags(true);
     let options = ParserOptions { tools: tools(), in_thinking: false, one_call: true, nonce: 0 };
-    let mut parser = CallParser::new(Arc::clone(&model.format), options);
-    let mut pieces = Vec::new();
+    let mut parser = ToolCallParser::new(Arc::clone(&model.format), options);
+    let mut deltas = Vec::new();
     for (token, bytes) in model.tokens.encode(&format!("{CALL}\n{CALL} more")) {
-        pieces.extend(parser.push(token, &bytes));
+        deltas.extend(parser.push(token, &bytes));
     }
-    pieces.extend(parser.finish());
-    let answer = collect(pieces);
+    deltas.extend(parser.finish());
+    let answer = collect(deltas);
     assert_eq!((answer.calls.len(), answer.content.as_str()), (1, ""));
 }
 

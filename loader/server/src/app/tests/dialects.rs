@@ -293,7 +293,7 @@ fn errors_have_the_shape_of_their_dialect() {
     check("/v1/messages", &body, 400, invalid, "prompt is too long: ");
     let body = json!({"messages": user("a"), "max_tokens": 5, "model": "claude-9"});
     check("/v1/messages", &body, 404, "not_found_error", "claude-9");
-    check("/v1/messages/nothing", &json!({}), 404, "not_found_error", "nothing lives");
+    check("/v1/messages/nothing", &json!({}), 404, "not_found_error", "unknown path");
     check("/v1/responses", &json!({"input": 7}), 400, invalid, "input");
     check("/v1/completions", &json!({}), 400, invalid, "prompt");
     check("/v1/completions", &json!({"prompt": [4_000_000]}), 400, invalid, "vocabulary");

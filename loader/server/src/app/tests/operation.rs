@@ -146,7 +146,7 @@ fn readiness_follows_the_engine() {
     assert_eq!(ask(&server, "", "GET", "/livez").status, 200);
 }
 
-/// More clients than places: every one ends in an answer or is told when to come back, and
+/// More clients than slots: every one ends in an answer or is told when to come back, and
 /// nothing is left behind.
 #[test]
 fn crowd_is_answered_or_turned_away() {
@@ -247,7 +247,7 @@ fn drafts_are_counted_on_when_a_rank_begins_anew() {
     assert_eq!(counted(), [14, 5]);
 }
 
-/// Every place is free and nothing counts as running.
+/// Every slot is free and nothing counts as running.
 fn assert_idle(server: &Scripted) {
     for _ in 0..2000 {
         let stats = ask(server, "", "GET", "/stats").json();

@@ -1,4 +1,4 @@
-//! A front on a real socket over an engine that plays a script.
+//! A server on a real socket over an engine that plays a script.
 
 use std::{
     collections::VecDeque,
@@ -51,14 +51,14 @@ pub(super) struct Scripted {
     pub(super) seen: mpsc::Receiver<Seen>,
     pub(super) gate: mpsc::Sender<()>,
     pub(super) stop: Option<oneshot::Sender<()>>,
-    front: Option<JoinHandle<()>>,
+    server: Option<JoinHandle<()>>,
 }
 
 pub(super) fn kjv() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/kjv-4m"))
 }
 
-/// A front over an engine that plays the same steps for every request.
+/// A server over an engine that plays the same steps for every request.
 pub(super) fn start(script: Vec<Step>) -> Scripted {
     start_with(script, ServerLimits::default(), ChatModel::open(kjv()).unwrap())
 }
@@ -118,13 +118,13 @@ pub(super) fn start_changed(
     let names = vec!["kjv-4m".to_owned(), "org/alias".to_owned()];
     let server = change(Server::new(model, engine.clone(), names, limits));
     let (stop, stopped) = oneshot::channel();
-    let front = thread::spawn(move || {
+    let server = thread::spawn(move || {
         let stopped = async {
             let _ = stopped.await;
         };
         crate::run(listener, server, stopped).unwrap();
     });
-    Scripted { address, engine, seen, gate, stop: Some(stop), front: Some(front) }
+    Scripted { address, engine, seen, gate, stop: Some(stop), server: Some(server) }
 }
 
 fn await_cancel(
@@ -197,8 +197,8 @@ impl Scripted {
     }
 
     pub(super) fn join(&mut self) {
-        if let Some(front) = self.front.take() {
-            front.join().unwrap();
+        if let Some(server) = self.server.take() {
+            server.join().unwrap();
         }
     }
 }

@@ -1,14 +1,14 @@
-//! A chat completion request to the inner form.
+//! Parses chat completion requests.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Message, Reasoning},
+    conversation::{ChatRequest, Message, Reasoning},
     json::Object,
 };
 
 use super::Options;
 use crate::{
     dialect::{
-        Call, Form, Prompt,
+        ParsedRequest, Prompt, WriterOptions,
         fields::Fields,
         params::{
             Neutral, leftover, parse_chat_logprobs, parse_constraints, parse_limits,
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Parses a body.
-pub(crate) fn parse(body: Object) -> Result<Call, ApiError> {
+pub(crate) fn parse(body: Object) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(body);
     let messages = parse_messages(fields.array("messages")?.unwrap_or_default(), "messages")?;
     let mut ignored = Vec::new();
@@ -59,9 +59,16 @@ pub(crate) fn parse(body: Object) -> Result<Call, ApiError> {
         limits,
         prediction,
     };
-    let form = Form::Chat(Options { include_usage });
+    let writer_options = WriterOptions::Chat(Options { include_usage });
     let ignored = leftover(fields, ignored);
-    Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+    Ok(ParsedRequest {
+        request,
+        prompt: Prompt::Conversation,
+        model,
+        stream,
+        ignored,
+        writer_options,
+    })
 }
 
 /// `continue_final_message`, as vLLM has it.
@@ -70,7 +77,7 @@ fn parse_continues(fields: &mut Fields, messages: &[Message]) -> Result<bool, Ap
     if !fields.boolean(name)?.unwrap_or(false) {
         return Ok(false);
     }
-    // The other half of the same wish.
+    // Clients of `continue_final_message` send it too.
     fields.take("add_generation_prompt");
     if messages.last().and_then(Message::own_text).is_none() {
         let message = format!("{name}: the last message is not an assistant's text");

@@ -1,15 +1,15 @@
 //! Chat completions and their chunks as clients of the `OpenAI` API parse them.
 
 use serde::Serialize;
-use shardpack_chat::inner::{EndReason, Piece, Role};
+use shardpack_chat::conversation::{EndReason, OutputDelta, Role};
 
 use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, push_data, to_json},
     error::{ApiError, Shape},
-    generation::{AnswerUsage, Part, Step, TokenLogprob},
+    generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
 };
 
-/// What a client of chat completions chooses about the form.
+/// Options of the chat completions writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Whether a chunk with the usage follows the last.
@@ -188,7 +188,11 @@ fn logprobs(tokens: &[TokenLogprob]) -> Option<Logprobs<'_>> {
         top_logprobs: token
             .top
             .iter()
-            .map(|(_, bytes, logprob)| TopLogprob { token: text(bytes), logprob: *logprob, bytes })
+            .map(|top| TopLogprob {
+                token: text(&top.bytes),
+                logprob: top.logprob,
+                bytes: &top.bytes,
+            })
             .collect(),
     });
     (!tokens.is_empty()).then(|| Logprobs { content: content.collect(), refusal: () })
@@ -220,15 +224,25 @@ impl ChatWriter {
         Completion { id, object, created: *created, model, choices, usage }
     }
 
-    fn piece(&self, choice: u32, piece: &Piece, tokens: &[TokenLogprob], out: &mut String) {
-        let delta = match piece {
-            Piece::Reasoning(text) => {
+    fn write_delta(
+        &self,
+        choice: u32,
+        output: &OutputDelta,
+        tokens: &[TokenLogprob],
+        out: &mut String,
+    ) {
+        let delta = match output {
+            OutputDelta::Reasoning(text) => {
                 Delta { reasoning_content: Some(text), reasoning: Some(text), ..Delta::default() }
             }
-            Piece::Content(text) => Delta { content: Some(text), ..Delta::default() },
-            Piece::CallBegin { index, id, name } => call_delta(*index, Some((id, name)), ""),
-            Piece::CallArguments { index, fragment } => call_delta(*index, None, fragment),
-            Piece::CallEnd { .. } => return,
+            OutputDelta::Content(text) => Delta { content: Some(text), ..Delta::default() },
+            OutputDelta::ToolCallBegin { index, id, name } => {
+                call_delta(*index, Some((id, name)), "")
+            }
+            OutputDelta::ToolCallArguments { index, fragment } => {
+                call_delta(*index, None, fragment)
+            }
+            OutputDelta::ToolCallEnd { .. } => return,
         };
         self.delta(choice, delta, tokens, out);
     }
@@ -253,14 +267,16 @@ impl Writer for ChatWriter {
         }
     }
 
-    fn step(&mut self, step: Step, out: &mut String) {
-        match &step.part {
-            Part::Piece(piece) => self.piece(step.choice, piece, &step.logprobs, out),
-            Part::End(reason, usage) => {
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
+        match &update.kind {
+            UpdateKind::Delta(output) => {
+                self.write_delta(update.choice, output, &update.logprobs, out);
+            }
+            UpdateKind::End(reason, usage) => {
                 self.usages.push(*usage);
                 let finish_reason = Some(finish_reason(*reason));
-                let (index, delta) = (step.choice, Delta::default());
-                let logprobs = logprobs(&step.logprobs);
+                let (index, delta) = (update.choice, Delta::default());
+                let logprobs = logprobs(&update.logprobs);
                 self.chunk(ChunkChoice { index, delta, logprobs, finish_reason }, out);
             }
         }

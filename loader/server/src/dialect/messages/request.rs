@@ -1,14 +1,14 @@
-//! A messages request to the inner form.
+//! Parses messages requests.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Reasoning, ResponseFormat},
+    conversation::{ChatRequest, Reasoning, ResponseFormat},
     json::{Json, Object},
 };
 
 use super::Options;
 use crate::{
     dialect::{
-        Call, Form, Prompt,
+        ParsedRequest, Prompt, WriterOptions,
         fields::{Fields, mismatch},
         params::{
             MESSAGES_MAX, Neutral, leftover, parse_limits, parse_messages, parse_response_format,
@@ -29,7 +29,7 @@ const OF_THE_SERVICE: [&str; 5] =
 const UNSUPPORTED: [(&str, Neutral); 1] = [("n", Neutral::Numbers(&[1.0]))];
 
 /// Parses a body.
-pub(in crate::dialect) fn parse(body: Object) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse(body: Object) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(body);
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     let mut ignored = Vec::new();
@@ -63,7 +63,7 @@ pub(in crate::dialect) fn parse(body: Object) -> Result<Call, ApiError> {
             ignored.push(name.to_owned());
         }
     }
-    // The service goes on with a last turn of the model's own.
+    // As the service does, a last assistant turn is continued (prefill).
     let continues = messages.last().is_some_and(|last| last.own_text().is_some());
     let request = ChatRequest {
         messages,
@@ -78,9 +78,16 @@ pub(in crate::dialect) fn parse(body: Object) -> Result<Call, ApiError> {
         limits,
         prediction: None,
     };
-    let form = Form::Messages(Options { stop: request.limits.stop.clone() });
+    let writer_options = WriterOptions::Messages(Options { stop: request.limits.stop.clone() });
     let ignored = leftover(fields, ignored);
-    Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+    Ok(ParsedRequest {
+        request,
+        prompt: Prompt::Conversation,
+        model,
+        stream,
+        ignored,
+        writer_options,
+    })
 }
 
 /// Text from a string or blocks.

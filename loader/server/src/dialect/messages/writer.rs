@@ -1,12 +1,12 @@
 //! Messages and their events as clients of the Anthropic API parse them.
 
 use serde_json::{Value, json};
-use shardpack_chat::inner::{EndReason, Piece};
+use shardpack_chat::conversation::{EndReason, OutputDelta};
 
 use crate::{
     dialect::{Answer, Identity, Writer, to_json},
     error::{ApiError, Shape},
-    generation::{AnswerUsage, Part, Step},
+    generation::{AnswerUsage, ChoiceUpdate, UpdateKind},
 };
 
 /// What a client of messages chose that its answer repeats.
@@ -100,25 +100,25 @@ impl MessagesWriter {
         push("content_block_stop", json!({"index": self.blocks - 1}), out);
     }
 
-    fn piece(&mut self, piece: Piece, out: &mut String) {
-        match piece {
-            Piece::Reasoning(text) => {
+    fn write_delta(&mut self, delta: OutputDelta, out: &mut String) {
+        match delta {
+            OutputDelta::Reasoning(text) => {
                 let start = json!({"type": "thinking", "thinking": "", "signature": ""});
                 self.open(Block::Thinking, &start, out);
                 self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
             }
-            Piece::Content(text) => {
+            OutputDelta::Content(text) => {
                 self.open(Block::Text, &json!({"type": "text", "text": ""}), out);
                 self.delta(&json!({"type": "text_delta", "text": text}), out);
             }
-            Piece::CallBegin { id, name, .. } => {
+            OutputDelta::ToolCallBegin { id, name, .. } => {
                 let start = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
                 self.open(Block::ToolUse, &start, out);
             }
-            Piece::CallArguments { fragment, .. } => {
+            OutputDelta::ToolCallArguments { fragment, .. } => {
                 self.delta(&json!({"type": "input_json_delta", "partial_json": fragment}), out);
             }
-            Piece::CallEnd { .. } => self.close(out),
+            OutputDelta::ToolCallEnd { .. } => self.close(out),
         }
     }
 }
@@ -143,10 +143,10 @@ impl Writer for MessagesWriter {
         out.push_str(self.keep_alive());
     }
 
-    fn step(&mut self, step: Step, out: &mut String) {
-        match step.part {
-            Part::Piece(piece) => self.piece(piece, out),
-            Part::End(reason, usage) => self.end = Some((reason, usage)),
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
+        match update.kind {
+            UpdateKind::Delta(delta) => self.write_delta(delta, out),
+            UpdateKind::End(reason, usage) => self.end = Some((reason, usage)),
         }
     }
 

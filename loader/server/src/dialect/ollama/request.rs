@@ -1,14 +1,14 @@
-//! Ollama's requests to the inner form.
+//! Parses Ollama's requests.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},
+    conversation::{ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest},
     json::{Json, Object},
 };
 
 use super::{Options, Route};
 use crate::{
     dialect::{
-        Call, Form, Prompt, RawPrompt,
+        ParsedRequest, Prompt, RawPrompt, WriterOptions,
         fields::Fields,
         params::{
             Neutral, leftover, parse_limits, parse_messages, parse_sampling, refuse_unsupported,
@@ -40,7 +40,7 @@ const UNSUPPORTED: [(&str, Neutral); 4] = [
 ];
 
 /// Parses the body of `/api/chat`.
-pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
     let mut messages = fields.array("messages")?.unwrap_or_default();
     for message in &mut messages {
@@ -55,7 +55,7 @@ pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<Call, ApiError> {
 }
 
 /// Parses the body of `/api/generate`.
-pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
     let prompt = fields.string("prompt")?.unwrap_or_default();
     let system = fields.string("system")?;
@@ -88,7 +88,7 @@ fn call(
     request: ChatRequest,
     prompt: Prompt,
     route: Route,
-) -> Result<Call, ApiError> {
+) -> Result<ParsedRequest, ApiError> {
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     // Every model of Ollama has a tag; this server's have none.
@@ -99,9 +99,9 @@ fn call(
     let stream = fields.boolean("stream")?.unwrap_or(true);
     // The model stays as long as the server does.
     fields.take("keep_alive");
-    let form = Form::Ollama(Options { route });
+    let writer_options = WriterOptions::Ollama(Options { route });
     let ignored = leftover(fields, ignored);
-    Ok(Call { request, prompt, model, stream, ignored, form })
+    Ok(ParsedRequest { request, prompt, model, stream, ignored, writer_options })
 }
 
 /// What both routes have.

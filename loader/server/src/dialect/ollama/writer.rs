@@ -4,17 +4,17 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use shardpack_chat::{
-    inner::{EndReason, Piece},
+    conversation::{EndReason, OutputDelta},
     json::Json,
 };
 
 use crate::{
     dialect::{Answer, Identity, Writer, to_json},
     error::{ApiError, Shape},
-    generation::{AnswerUsage, Part, Step},
+    generation::{AnswerUsage, ChoiceUpdate, UpdateKind},
 };
 
-/// What a client of Ollama's API chooses about the form.
+/// Options of the Ollama's API writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(super) route: Route,
@@ -120,26 +120,30 @@ impl Writer for OllamaWriter {
 
     fn begin(&mut self, _: &mut String) {}
 
-    fn step(&mut self, step: Step, out: &mut String) {
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
         self.first.get_or_insert_with(Instant::now);
-        match step.part {
-            Part::Piece(Piece::Content(text)) => Self::push(&self.line(&text, "", &[], false), out),
-            Part::Piece(Piece::Reasoning(text)) => {
+        match update.kind {
+            UpdateKind::Delta(OutputDelta::Content(text)) => {
+                Self::push(&self.line(&text, "", &[], false), out);
+            }
+            UpdateKind::Delta(OutputDelta::Reasoning(text)) => {
                 Self::push(&self.line("", &text, &[], false), out);
             }
-            Part::Piece(Piece::CallBegin { name, .. }) => self.call = Some((name, String::new())),
-            Part::Piece(Piece::CallArguments { fragment, .. }) => {
+            UpdateKind::Delta(OutputDelta::ToolCallBegin { name, .. }) => {
+                self.call = Some((name, String::new()));
+            }
+            UpdateKind::Delta(OutputDelta::ToolCallArguments { fragment, .. }) => {
                 if let Some((_, arguments)) = &mut self.call {
                     arguments.push_str(&fragment);
                 }
             }
-            Part::Piece(Piece::CallEnd { .. }) => {
+            UpdateKind::Delta(OutputDelta::ToolCallEnd { .. }) => {
                 if let Some((name, arguments)) = self.call.take() {
                     let calls = [call(&name, &arguments)];
                     Self::push(&self.line("", "", &calls, false), out);
                 }
             }
-            Part::End(reason, usage) => self.end = Some((reason, usage)),
+            UpdateKind::End(reason, usage) => self.end = Some((reason, usage)),
         }
     }
 

@@ -85,7 +85,9 @@ impl Turns {
                 self.messages.push(Json::Object(result));
             }
             "item_reference" => {
-                let message = format!("{path}: items are not stored here: send them whole");
+                let message = format!(
+                    "{path}: references to stored items are not supported: send the items themselves"
+                );
                 return Err(ApiError::param(path, message));
             }
             _ => self.ignored.push(path.to_owned()),

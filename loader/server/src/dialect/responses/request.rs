@@ -1,14 +1,14 @@
-//! A responses request to the inner form.
+//! Parses responses requests.
 
 use shardpack_chat::{
-    inner::{ChatRequest, Reasoning},
+    conversation::{ChatRequest, Reasoning},
     json::{Json, Object},
 };
 
 use super::{Options, input::parse_input};
 use crate::{
     dialect::{
-        Call, Earlier, Form, Prompt,
+        ParsedRequest, Prompt, StoredItems, WriterOptions,
         fields::Fields,
         params::{
             Neutral, leftover, parse_limits, parse_logprobs_count, parse_messages,
@@ -20,7 +20,10 @@ use crate::{
 };
 
 /// Parses a body.
-pub(in crate::dialect) fn parse(body: Object, earlier: Earlier<'_>) -> Result<Call, ApiError> {
+pub(in crate::dialect) fn parse(
+    body: Object,
+    earlier: StoredItems<'_>,
+) -> Result<ParsedRequest, ApiError> {
     let mut options = Options::of(&body);
     let mut fields = Fields::new(body);
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
@@ -65,9 +68,16 @@ pub(in crate::dialect) fn parse(body: Object, earlier: Earlier<'_>) -> Result<Ca
         limits,
         prediction: None,
     };
-    let form = Form::Responses(Box::new(Options { kinds, ..options }));
+    let writer_options = WriterOptions::Responses(Box::new(Options { kinds, ..options }));
     let ignored = leftover(fields, ignored);
-    Ok(Call { request, prompt: Prompt::Conversation, model, stream, ignored, form })
+    Ok(ParsedRequest {
+        request,
+        prompt: Prompt::Conversation,
+        model,
+        stream,
+        ignored,
+        writer_options,
+    })
 }
 
 /// The items of an input; a text is one message.
@@ -84,16 +94,16 @@ fn items(input: Option<&Json>) -> Option<Vec<Json>> {
     }
 }
 
-/// The input behind what went before it.
+/// The input after the items of the response that it continues.
 fn join(
     previous: Option<String>,
     input: Option<Json>,
-    earlier: Earlier<'_>,
+    earlier: StoredItems<'_>,
 ) -> Result<Option<Json>, ApiError> {
     let Some(previous) = previous else { return Ok(input) };
     let Some(earlier) = earlier(&previous) else {
         let message = format!(
-            "previous_response_id: {previous:?} is not kept here: send the conversation whole"
+            "previous_response_id: {previous:?} is not stored: send the whole conversation in input"
         );
         let error = ApiError::param("previous_response_id", message);
         return Err(error.with_code("previous_response_not_found"));
@@ -128,7 +138,7 @@ pub(super) const UNSUPPORTED: [(&str, Neutral); 4] = [
 ];
 
 impl Options {
-    /// What a response repeats of its request.
+    /// Request fields that a response repeats.
     fn of(body: &Object) -> Self {
         let member = |name: &str| body.get(name).cloned().unwrap_or(Json::Null);
         let or = |name: &str, default: &str| match member(name) {

@@ -4,27 +4,27 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
 use shardpack_chat::{
-    inner::{EndReason, Piece, ToolKind},
+    conversation::{EndReason, OutputDelta, ToolKind},
     json::Json,
 };
 
 use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, to_json},
     error::ApiError,
-    generation::{AnswerUsage, Part, Step, TokenLogprob},
-    shelf::{Kept, Shelf},
+    generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
+    response_store::{ResponseStore, StoredResponse},
 };
 
-/// What a response repeats of its request, and what its tools are.
+/// Request fields that a response repeats, and the kinds of its tools.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(super) kinds: BTreeMap<String, ToolKind>,
-    /// Whether the client wants to go on from it.
+    /// `store`: whether a later request may continue the response.
     pub(super) store: bool,
     pub(super) previous_response_id: Json,
-    /// What goes into it, those before it included; none where it is not kept.
+    /// Input items, earlier turns included; empty where the response is not stored.
     pub(super) items: Vec<Json>,
-    pub(super) keeper: Option<(Arc<Shelf>, Option<String>)>,
+    pub(super) keeper: Option<(Arc<ResponseStore>, Option<String>)>,
     pub(super) instructions: Json,
     pub(super) max_output_tokens: Json,
     pub(super) metadata: Json,
@@ -39,9 +39,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Keeps the response there when it is made, if its client did not forbid it.
-    pub(in crate::dialect) fn keep_on(&mut self, shelf: &Arc<Shelf>, owner: Option<&str>) {
-        self.keeper = self.store.then(|| (Arc::clone(shelf), owner.map(str::to_owned)));
+    /// Stores the finished response there, unless the client said `store: false`.
+    pub(in crate::dialect) fn store_in(&mut self, store: &Arc<ResponseStore>, owner: Option<&str>) {
+        self.keeper = self.store.then(|| (Arc::clone(store), owner.map(str::to_owned)));
     }
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct ResponsesWriter {
     end: Option<(EndReason, AnswerUsage)>,
 }
 
-/// The item that grows.
+/// The item being written.
 struct Open {
     id: String,
     text: String,
@@ -130,15 +130,15 @@ impl ResponsesWriter {
         })
     }
 
-    /// Puts the response where later requests find it.
-    fn keep(&mut self, response: &Value) {
-        let Some((shelf, owner)) = self.options.keeper.take() else { return };
+    /// Stores the response, so that later requests can continue it.
+    fn store(&mut self, response: &Value) {
+        let Some((store, owner)) = self.options.keeper.take() else { return };
         let mut items = std::mem::take(&mut self.options.items);
         let output = self.output.iter().map(|item| Json::parse(item.to_string().as_bytes()));
         items.extend(output.map(|item| item.expect("JSON is JSON")));
         let id = format!("resp_{}", self.identity.id);
         let body = to_json(response);
-        shelf.put(Kept { id, body, items }, owner, Instant::now());
+        store.put(StoredResponse { id, body, items }, owner, Instant::now());
     }
 
     fn usage(&self, usage: AnswerUsage) -> Value {
@@ -219,15 +219,15 @@ impl ResponsesWriter {
         self.open = None;
     }
 
-    fn piece(&mut self, piece: Piece, tokens: &[TokenLogprob], out: &mut String) {
-        match piece {
-            Piece::Reasoning(text) => {
+    fn write_delta(&mut self, delta: OutputDelta, tokens: &[TokenLogprob], out: &mut String) {
+        match delta {
+            OutputDelta::Reasoning(text) => {
                 self.open(Kind::Reasoning, out);
                 self.grow(&text);
                 let delta = json!({"content_index": 0, "delta": text});
                 self.item_event("response.reasoning_text.delta", delta, out);
             }
-            Piece::Content(text) => {
+            OutputDelta::Content(text) => {
                 self.open(Kind::Message, out);
                 self.grow(&text);
                 let logprobs: Vec<Value> = tokens.iter().map(logprob).collect();
@@ -237,11 +237,11 @@ impl ResponsesWriter {
                 }
                 self.item_event("response.output_text.delta", delta, out);
             }
-            Piece::CallBegin { id, name, .. } => {
+            OutputDelta::ToolCallBegin { id, name, .. } => {
                 let tool = self.tool_kind(&name);
                 self.open(Kind::Call { call_id: id, name, tool }, out);
             }
-            Piece::CallArguments { fragment, .. } => {
+            OutputDelta::ToolCallArguments { fragment, .. } => {
                 self.grow(&fragment);
                 let is_function = self.open.as_ref().is_some_and(|open| {
                     matches!(open.kind, Kind::Call { tool: ToolKind::Function, .. })
@@ -252,7 +252,7 @@ impl ResponsesWriter {
                     self.item_event("response.function_call_arguments.delta", delta, out);
                 }
             }
-            Piece::CallEnd { .. } => self.close("completed", out),
+            OutputDelta::ToolCallEnd { .. } => self.close("completed", out),
         }
     }
 
@@ -329,7 +329,7 @@ fn custom_input(arguments: &str) -> String {
 fn logprob(token: &TokenLogprob) -> Value {
     let entry = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
     let mut value = entry(&token.bytes, token.logprob);
-    let top = token.top.iter().map(|(_, bytes, logprob)| entry(bytes, *logprob));
+    let top = token.top.iter().map(|top| entry(&top.bytes, top.logprob));
     value["top_logprobs"] = top.collect();
     value
 }
@@ -342,10 +342,10 @@ impl Writer for ResponsesWriter {
         }
     }
 
-    fn step(&mut self, step: Step, out: &mut String) {
-        match step.part {
-            Part::Piece(piece) => self.piece(piece, &step.logprobs, out),
-            Part::End(reason, usage) => self.end = Some((reason, usage)),
+    fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
+        match update.kind {
+            UpdateKind::Delta(delta) => self.write_delta(delta, &update.logprobs, out),
+            UpdateKind::End(reason, usage) => self.end = Some((reason, usage)),
         }
     }
 
@@ -355,7 +355,7 @@ impl Writer for ResponsesWriter {
         let is_call = self.open.as_ref().is_some_and(|open| open.kind.is_call());
         self.close(if is_call { "incomplete" } else { status }, out);
         let response = self.response(status);
-        self.keep(&response);
+        self.store(&response);
         self.event(&format!("response.{status}"), json!({"response": response}), out);
     }
 
@@ -371,15 +371,19 @@ impl Writer for ResponsesWriter {
         for answer in answers {
             let (reason, usage) = (answer.reason(), answer.usage);
             if !answer.reasoning.is_empty() {
-                self.piece(Piece::Reasoning(answer.reasoning), &[], &mut unused);
+                self.write_delta(OutputDelta::Reasoning(answer.reasoning), &[], &mut unused);
             }
             if !answer.content.is_empty() {
-                self.piece(Piece::Content(answer.content), &answer.logprobs, &mut unused);
+                self.write_delta(
+                    OutputDelta::Content(answer.content),
+                    &answer.logprobs,
+                    &mut unused,
+                );
             }
             for (AnswerCall { id, name, arguments, is_complete }, index) in
                 answer.calls.into_iter().zip(0..)
             {
-                self.piece(Piece::CallBegin { index, id, name }, &[], &mut unused);
+                self.write_delta(OutputDelta::ToolCallBegin { index, id, name }, &[], &mut unused);
                 self.grow(&arguments);
                 self.close(if is_complete { "completed" } else { "incomplete" }, &mut unused);
             }
@@ -388,7 +392,7 @@ impl Writer for ResponsesWriter {
         let status = self.status();
         self.close(status, &mut unused);
         let response = self.response(status);
-        self.keep(&response);
+        self.store(&response);
         to_json(&response)
     }
 }

@@ -96,7 +96,7 @@ fn garbage_is_no_value() {
     let check = |key: &str, text: &str| {
         let text = text.replace('~', MARK);
         let found = read(key, MARK, &text, member(Some((&root, &root)), Some(key)));
-        assert_eq!(found, Outcome::Garbage, "{text}");
+        assert_eq!(found, Outcome::NotAValue, "{text}");
     };
     check("names", "~<item>a~</item> oops ~</names>");
     check("names", "~<item>a~</item>~</other>~</names>");

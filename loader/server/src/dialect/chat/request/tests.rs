@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use shardpack_chat::{
-    inner::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
+    conversation::{Limits, ResponseFormat, SamplingRequest, ToolChoice},
     json::Json,
 };
 
@@ -16,17 +16,17 @@ use crate::{
     error::ErrorKind,
 };
 
-fn parse(body: &[u8]) -> Result<Call, ApiError> {
+fn parse(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     parse_body(parse_object(body)?)
 }
 
 /// A request of one message with further members.
-fn parse_with(members: &str) -> Result<Call, ApiError> {
+fn parse_with(members: &str) -> Result<ParsedRequest, ApiError> {
     let comma = if members.is_empty() { "" } else { "," };
     parse(format!(r#"{{"messages":[{{"role":"user","content":"a"}}]{comma}{members}}}"#).as_bytes())
 }
 
-fn accepted(members: &str) -> Call {
+fn accepted(members: &str) -> ParsedRequest {
     parse_with(members).unwrap_or_else(|error| panic!("{members}: {error:?}"))
 }
 
@@ -40,7 +40,7 @@ fn absent_and_null_are_the_same() {
     );
     assert_eq!(call.request, nulls.request);
     assert_eq!((call.stream, call.model), (false, None));
-    assert!(matches!(call.form, Form::Chat(Options { include_usage: false })));
+    assert!(matches!(call.writer_options, WriterOptions::Chat(Options { include_usage: false })));
     assert!(nulls.ignored.is_empty());
 }
 
@@ -77,7 +77,10 @@ fn values_are_taken() {
     assert_eq!(call.request.sampling, sampling);
     let stop = vec!["a".to_owned(), "b".to_owned()];
     assert_eq!(call.request.limits, Limits { max_tokens: Some(4), stop, ..Limits::default() });
-    assert!(call.stream && matches!(call.form, Form::Chat(Options { include_usage: true })));
+    assert!(
+        call.stream
+            && matches!(call.writer_options, WriterOptions::Chat(Options { include_usage: true }))
+    );
     let kwargs = serde_json::to_string(&call.request.template_kwargs).unwrap();
     assert_eq!(kwargs, r#"{"z":1,"a":2}"#);
     assert_eq!(call.request.reasoning.effort.as_deref(), Some("low"));

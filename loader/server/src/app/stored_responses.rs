@@ -1,4 +1,4 @@
-//! Responses that were kept: shown and forgotten.
+//! Stored responses of the responses API: retrieve and delete.
 
 use std::{sync::Arc, time::Instant};
 
@@ -10,35 +10,35 @@ use axum::{
 };
 use serde_json::json;
 
-use super::Front;
+use super::AppState;
 use crate::{
     error::{ApiError, ErrorKind},
-    front::Asker,
+    middleware::Caller,
 };
 
 fn unknown(id: &str) -> ApiError {
-    let message = format!("response {id:?} is not kept here: it may have been too long ago");
+    let message = format!("response {id:?} is not stored: it may have expired");
     ApiError::new(ErrorKind::NotFound, message)
 }
 
-/// A response as it was given.
+/// Returns a stored response.
 pub(super) async fn show(
-    State(front): State<Arc<Front>>,
-    Extension(asker): Extension<Asker>,
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let body = front.shelf.body(&id, asker.owner(), Instant::now()).ok_or_else(|| unknown(&id))?;
+    let body = app.store.body(&id, caller.owner(), Instant::now()).ok_or_else(|| unknown(&id))?;
     let json = HeaderValue::from_static("application/json");
     Ok(([(header::CONTENT_TYPE, json)], body.to_string()).into_response())
 }
 
-/// Forgets a response.
+/// Deletes a stored response.
 pub(super) async fn forget(
-    State(front): State<Arc<Front>>,
-    Extension(asker): Extension<Asker>,
+    State(app): State<Arc<AppState>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    if !front.shelf.remove(&id, asker.owner(), Instant::now()) {
+    if !app.store.remove(&id, caller.owner(), Instant::now()) {
         return Err(unknown(&id));
     }
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})).into_response())

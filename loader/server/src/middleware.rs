@@ -1,5 +1,5 @@
-//! What happens around every request: who asks, in which dialect errors are written, which other
-//! origins may ask, what is counted and logged. Prompts and answers are not looked at.
+//! Middleware around every request: authentication, error format of the dialect, CORS, metrics and
+//! the access log. Prompts and answers are not looked at.
 
 use std::{sync::Arc, time::Instant};
 
@@ -13,38 +13,38 @@ use axum::{
 use serde_json::json;
 
 use super::{
-    app::Front,
+    app::AppState,
     error::{ApiError, Shape},
     keys::{Key, Scope},
     routes::{Route, route_of},
 };
 
-/// What the way of a request carries along.
+/// Identity of a request, for its handler.
 #[derive(Clone)]
-pub(super) struct Asker {
-    /// The request's name in headers and logs.
+pub(super) struct Caller {
+    /// Request id, in headers and the access log.
     pub(super) id: String,
-    /// The key it came with, where keys are asked for.
+    /// The API key, where keys are required.
     pub(super) key: Option<Arc<Key>>,
 }
 
-impl Asker {
-    /// Name of the key.
+impl Caller {
+    /// Name of the API key.
     pub(super) fn owner(&self) -> Option<&str> {
         self.key.as_ref().map(|key| key.name())
     }
 }
 
-/// Surrounds every handler.
-pub(super) async fn surround(
-    State(front): State<Arc<Front>>,
+/// Runs a handler between authentication and logging.
+pub(super) async fn handle_request(
+    State(app): State<Arc<AppState>>,
     mut request: Request<Body>,
     next: Next,
 ) -> Response {
     let begun = Instant::now();
     let route = route_of(request.method(), request.uri().path());
     let shape = route.map_or_else(|| Shape::of_path(request.uri().path()), |route| route.shape);
-    let origin = front.allowed_origin(request.headers());
+    let origin = app.allowed_origin(request.headers());
     if let Some(origin) = &origin
         && request.method() == Method::OPTIONS
     {
@@ -52,21 +52,21 @@ pub(super) async fn surround(
     }
     let method = request.method().clone();
     let id = super::app::random_id().unwrap_or_default();
-    let (response, key) = match front.admit(route, request.headers()) {
+    let (response, key) = match app.authenticate(route, request.headers()) {
         Err(error) => (error.response(shape), None),
         Ok(key) => {
             let name = key.as_ref().map(|key| key.name().to_owned());
-            request.extensions_mut().insert(Asker { id: id.clone(), key });
-            (dress(next.run(request).await, shape), name)
+            request.extensions_mut().insert(Caller { id: id.clone(), key });
+            (format_error(next.run(request).await, shape), name)
         }
     };
     let mut response = response;
     let code = response.extensions().get::<ApiError>().map(|error| error.code.unwrap_or("error"));
-    front.metrics.responded(route.map_or("other", |route| route.path), response.status().as_u16());
+    app.metrics.responded(route.map_or("other", |route| route.path), response.status().as_u16());
     if let Some(code) = code {
-        front.metrics.refused(code);
+        app.metrics.refused(code);
     }
-    front.log(|| {
+    app.log(|| {
         json!({
             "request": id, "method": method.as_str(), "route": route.map(|route| route.path),
             "status": response.status().as_u16(), "code": code, "key": key,
@@ -75,7 +75,7 @@ pub(super) async fn surround(
     });
     let headers = response.headers_mut();
     if let Ok(value) = HeaderValue::from_str(&id) {
-        // The second is the name that Anthropic's clients read.
+        // Anthropic's clients read the second.
         headers.insert("x-request-id", value.clone());
         headers.insert("request-id", value);
     }
@@ -86,8 +86,8 @@ pub(super) async fn surround(
     response
 }
 
-/// Writes a handler's error in the shape of the dialect that was spoken.
-fn dress(response: Response, shape: Shape) -> Response {
+/// Rewrites a handler's error in the format of the request's dialect.
+fn format_error(response: Response, shape: Shape) -> Response {
     if shape == Shape::OpenAi {
         return response;
     }
@@ -116,16 +116,16 @@ fn preflight(origin: &HeaderValue) -> Response {
     (StatusCode::NO_CONTENT, headers).into_response()
 }
 
-impl Front {
-    /// The key of a request, or why it is turned away. Without keys everybody may ask.
-    fn admit(
+impl AppState {
+    /// Authenticates a request. Without configured keys every request is allowed.
+    fn authenticate(
         &self,
         route: Option<&'static Route>,
         headers: &HeaderMap,
     ) -> Result<Option<Arc<Key>>, ApiError> {
         let Some(keys) = &self.keys else { return Ok(None) };
         let scope = match route.map(|route| route.scope) {
-            // What lives nowhere is told to those with a key alone.
+            // Unknown paths need a key too.
             None => Scope::Infer,
             Some(Some(scope)) => scope,
             Some(None) => return Ok(None),
@@ -133,7 +133,7 @@ impl Front {
         keys.check(sent_key(headers), scope).map(Some)
     }
 
-    /// The origin of a request from another site's page, if it may ask.
+    /// The origin of a cross-origin request, if CORS allows it.
     fn allowed_origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
         let text = origin.to_str().ok()?;

@@ -1,28 +1,28 @@
-//! `{"name": …, "arguments": {…}}` as a model writes it: keys in any order, `parameters` for
-//! `arguments`, the whole within a `function`, arguments as an object or as a text that holds one;
-//! or `{"name": {…}}`.
+//! The JSON object of a tool call, `{"name": …, "arguments": {…}}`, as a model writes it: keys in
+//! any order, `parameters` for `arguments`, the whole within a `function`, arguments as an object
+//! or as a text that holds one; or `{"name": {…}}`.
 
 use super::{
-    calls::Calls,
-    json_scan::{JsonScan, Step},
+    calls::ToolCalls,
+    json_scan::{JsonScan, ScanOutcome},
 };
 
 /// Bytes of a tool's name; the API allows 64.
 const NAME_BYTES_MAX: usize = 256;
 
-/// What a character did.
+/// Result of a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The envelope goes on.
+    /// The object is incomplete.
     More,
     /// It is complete, and so is the call.
     Done,
     /// This is no call.
-    Garbage,
+    NotACall,
 }
 
 #[derive(Debug)]
-enum Place {
+enum State {
     Open,
     /// After `{`, or after `,`.
     Key {
@@ -32,7 +32,12 @@ enum Place {
     Colon(Key),
     /// Before a value.
     Value(Key),
-    In(Key, JsonScan, String),
+    /// In the value of a key.
+    In {
+        key: Key,
+        scan: JsonScan,
+        text: String,
+    },
     /// Arguments that go out as they come.
     Streaming(JsonScan),
     /// After a value.
@@ -59,10 +64,10 @@ impl Key {
     }
 }
 
-/// One envelope.
+/// The state of one object.
 #[derive(Debug)]
-pub(super) struct Envelope {
-    place: Place,
+pub(super) struct CallObject {
+    state: State,
     depth: usize,
     name: Option<String>,
     /// Arguments that came before the name.
@@ -72,10 +77,10 @@ pub(super) struct Envelope {
     is_keyed: bool,
 }
 
-impl Envelope {
+impl CallObject {
     pub(super) const fn new() -> Self {
         Self {
-            place: Place::Open,
+            state: State::Open,
             depth: 0,
             name: None,
             arguments: None,
@@ -90,55 +95,55 @@ impl Envelope {
     }
 
     /// Takes the next character.
-    pub(super) fn push(&mut self, c: char, calls: &mut Calls) -> Verdict {
+    pub(super) fn push(&mut self, c: char, calls: &mut ToolCalls) -> Verdict {
         let is_space = matches!(c, ' ' | '\n' | '\r' | '\t');
-        match &mut self.place {
-            Place::Open | Place::Key { .. } | Place::Colon(_) | Place::Value(_) | Place::Comma
+        match &mut self.state {
+            State::Open | State::Key { .. } | State::Colon(_) | State::Value(_) | State::Comma
                 if is_space =>
             {
                 return Verdict::More;
             }
-            Place::Open if c == '{' => {
+            State::Open if c == '{' => {
                 self.depth += 1;
-                self.place = Place::Key { may_close: true };
+                self.state = State::Key { may_close: true };
             }
-            Place::Key { .. } if c == '"' => self.place = Place::InKey(String::new()),
-            Place::Key { may_close: true } | Place::Comma if c == '}' => return self.close(calls),
-            Place::Comma if c == ',' => self.place = Place::Key { may_close: false },
-            Place::InKey(text) => {
+            State::Key { .. } if c == '"' => self.state = State::InKey(String::new()),
+            State::Key { may_close: true } | State::Comma if c == '}' => return self.close(calls),
+            State::Comma if c == ',' => self.state = State::Key { may_close: false },
+            State::InKey(text) => {
                 if c == '"' {
                     let text = std::mem::take(text);
-                    let Some(key) = self.key(&text, calls) else { return Verdict::Garbage };
-                    self.place = Place::Colon(key);
+                    let Some(key) = self.key(&text, calls) else { return Verdict::NotACall };
+                    self.state = State::Colon(key);
                 } else if text.len() > NAME_BYTES_MAX {
-                    return Verdict::Garbage;
+                    return Verdict::NotACall;
                 } else {
                     text.push(c);
                 }
             }
-            Place::Colon(key) if c == ':' => self.place = Place::Value(*key),
-            Place::Value(key) => {
+            State::Colon(key) if c == ':' => self.state = State::Value(*key),
+            State::Value(key) => {
                 let key = *key;
                 return self.begin_value(key, c, calls);
             }
-            Place::In(..) => return self.value(c, calls),
-            Place::Streaming(scan) => {
+            State::In { .. } => return self.value(c, calls),
+            State::Streaming(scan) => {
                 let mut out = String::new();
-                let step = scan.push(c, &mut out);
+                let outcome = scan.push(c, &mut out);
                 calls.arguments(&out);
-                match step {
-                    Step::More => {}
-                    Step::Done => self.place = Place::Comma,
-                    Step::DoneBefore | Step::Invalid => return Verdict::Garbage,
+                match outcome {
+                    ScanOutcome::More => {}
+                    ScanOutcome::Done => self.state = State::Comma,
+                    ScanOutcome::DoneBefore | ScanOutcome::Invalid => return Verdict::NotACall,
                 }
             }
-            _ => return Verdict::Garbage,
+            _ => return Verdict::NotACall,
         }
         Verdict::More
     }
 
     /// What a key means.
-    fn key(&mut self, text: &str, calls: &mut Calls) -> Option<Key> {
+    fn key(&mut self, text: &str, calls: &mut ToolCalls) -> Option<Key> {
         if !self.is_keyed {
             return Key::parse(text);
         }
@@ -146,38 +151,38 @@ impl Envelope {
         named.then_some(Key::Arguments)
     }
 
-    fn begin_value(&mut self, key: Key, c: char, calls: &mut Calls) -> Verdict {
+    fn begin_value(&mut self, key: Key, c: char, calls: &mut ToolCalls) -> Verdict {
         match (key, c) {
             (Key::Function, '{') if self.depth == 1 => {
                 self.depth += 1;
-                self.place = Place::Key { may_close: true };
+                self.state = State::Key { may_close: true };
                 return Verdict::More;
             }
             (Key::Name | Key::Function, '"') | (Key::Ignored, _) => {}
             // Some models write `null` where there are none.
             (Key::Arguments, '{' | '"' | 'n') if !self.is_complete => {}
-            _ => return Verdict::Garbage,
+            _ => return Verdict::NotACall,
         }
         if key == Key::Arguments && c == '{' && calls.is_open() {
             self.is_complete = true;
-            self.place = Place::Streaming(JsonScan::new());
+            self.state = State::Streaming(JsonScan::new());
         } else {
-            self.place = Place::In(key, JsonScan::new(), String::new());
+            self.state = State::In { key, scan: JsonScan::new(), text: String::new() };
         }
         self.push(c, calls)
     }
 
-    fn value(&mut self, c: char, calls: &mut Calls) -> Verdict {
-        let Place::In(key, scan, text) = &mut self.place else { return Verdict::Garbage };
-        let step = scan.push(c, text);
-        if step == Step::More {
+    fn value(&mut self, c: char, calls: &mut ToolCalls) -> Verdict {
+        let State::In { key, scan, text } = &mut self.state else { return Verdict::NotACall };
+        let outcome = scan.push(c, text);
+        if outcome == ScanOutcome::More {
             return Verdict::More;
         }
-        if step == Step::Invalid {
-            return Verdict::Garbage;
+        if outcome == ScanOutcome::Invalid {
+            return Verdict::NotACall;
         }
         let (key, text) = (*key, std::mem::take(text));
-        self.place = Place::Comma;
+        self.state = State::Comma;
         let known = match key {
             // `"function": "name"` is written by some, too.
             Key::Name | Key::Function => self.named(&text, calls),
@@ -185,14 +190,14 @@ impl Envelope {
             Key::Ignored => true,
         };
         match known {
-            false => Verdict::Garbage,
+            false => Verdict::NotACall,
             // A number ended before this character.
-            true if step == Step::DoneBefore => self.push(c, calls),
+            true if outcome == ScanOutcome::DoneBefore => self.push(c, calls),
             true => Verdict::More,
         }
     }
 
-    fn named(&mut self, text: &str, calls: &mut Calls) -> bool {
+    fn named(&mut self, text: &str, calls: &mut ToolCalls) -> bool {
         let Ok(name) = serde_json::from_str::<String>(text) else { return false };
         if self.name.is_some() || !calls.begin(&name, None) {
             return false;
@@ -204,7 +209,7 @@ impl Envelope {
         true
     }
 
-    fn argued(&mut self, text: String, calls: &mut Calls) -> bool {
+    fn argued(&mut self, text: String, calls: &mut ToolCalls) -> bool {
         self.is_complete = true;
         let text = match text.as_bytes().first() {
             Some(b'n') => "{}".to_owned(),
@@ -222,13 +227,13 @@ impl Envelope {
         true
     }
 
-    fn close(&mut self, calls: &mut Calls) -> Verdict {
+    fn close(&mut self, calls: &mut ToolCalls) -> Verdict {
         self.depth -= 1;
         if self.depth > 0 {
-            self.place = Place::Comma;
+            self.state = State::Comma;
             return Verdict::More;
         }
         let complete = self.name.is_some() && calls.end();
-        if complete { Verdict::Done } else { Verdict::Garbage }
+        if complete { Verdict::Done } else { Verdict::NotACall }
     }
 }

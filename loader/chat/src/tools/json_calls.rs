@@ -1,23 +1,23 @@
-//! Calls whose arguments are one JSON value: an envelope in tags (Hermes, Llama), a list of them
-//! (Mistral, Nemotron, Granite, Cohere, Hunyuan, Apertus), or a head with the name and the arguments
-//! alone (Mistral, DeepSeek, Kimi, Solar).
+//! Tool-call formats with the arguments as one JSON value: a JSON object with name and arguments
+//! between tags (Hermes, Llama), a list of those (Mistral, Nemotron, Granite, Cohere, Hunyuan,
+//! Apertus), or a head with the name followed by the arguments (Mistral, DeepSeek, Kimi, Solar).
 
 use shardpack_formats::ToolFamily;
 
 use super::{
-    calls::Calls,
-    envelope::{Envelope, Verdict},
+    call_object::{CallObject, Verdict},
+    calls::ToolCalls,
     input::{Expect, Input, Progress},
-    json_scan::{JsonScan, Step},
+    json_scan::{JsonScan, ScanOutcome},
     marker::{Markers, is_code},
 };
 
 /// Bytes of the text between a call's marker and its arguments.
 const HEAD_BYTES_MAX: usize = 512;
 
-/// The markers of the families of this kind, by their place in a call.
+/// The markers of a family. A section holds the calls of one turn, between its opener and its end.
 #[derive(Debug)]
-pub(super) struct SectionFormat {
+pub(super) struct JsonCallFormat {
     family: ToolFamily,
     /// What begins a section.
     pub openers: Vec<String>,
@@ -32,8 +32,8 @@ pub(super) struct SectionFormat {
     section_close: Option<String>,
 }
 
-/// The names of a family's markers; each begins with the token that it is, if it is one, and may go on
-/// with letters.
+/// The names of a family's markers; each begins with the token that it is, if it is one, and may go
+/// on with letters.
 pub(super) struct Names {
     pub openers: &'static [&'static str],
     pub call_open: Option<&'static str>,
@@ -143,7 +143,7 @@ const fn is_tuned(family: ToolFamily) -> bool {
     matches!(family, ToolFamily::LlamaJson | ToolFamily::Lfm2)
 }
 
-impl SectionFormat {
+impl JsonCallFormat {
     /// Every marker of the family, for [`Markers::new`].
     pub(super) fn marker_names(family: ToolFamily) -> Vec<&'static str> {
         let Some(names) = names(family) else { return Vec::new() };
@@ -178,7 +178,7 @@ impl SectionFormat {
 pub(super) const PLUGIN: &str = "<|plugin|>";
 
 #[derive(Debug)]
-enum Place {
+enum State {
     /// After the section's opener: what form it takes.
     Begin,
     /// Between the calls of a section.
@@ -186,78 +186,78 @@ enum Place {
     Head,
     /// After a DeepSeek separator: which of its two forms.
     AfterHead(String),
-    Envelope(Envelope),
+    CallObject(CallObject),
     Arguments(JsonScan),
     /// After a call.
     Tail,
 }
 
-/// One section.
+/// The state of one section of calls.
 #[derive(Debug)]
-pub(super) struct Section {
-    place: Place,
+pub(super) struct JsonCallSection {
+    state: State,
     /// Whether its calls stand in a JSON array.
     in_array: bool,
 }
 
-impl Section {
+impl JsonCallSection {
     /// After one of the format's openers.
     pub(super) const fn new() -> Self {
-        Self { place: Place::Begin, in_array: false }
+        Self { state: State::Begin, in_array: false }
     }
 
     /// Advances over what is at hand.
     pub(super) fn step(
         &mut self,
-        format: &SectionFormat,
+        format: &JsonCallFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
-        match &mut self.place {
-            Place::Begin => self.begin(format, input),
-            Place::Between => self.between(format, input),
-            Place::Head => self.head(format, input, calls),
-            Place::AfterHead(kind) => {
+        match &mut self.state {
+            State::Begin => self.begin(format, input),
+            State::Between => self.between(format, input),
+            State::Head => self.head(format, input, calls),
+            State::AfterHead(kind) => {
                 let kind = std::mem::take(kind);
                 self.after_head(kind, input, calls)
             }
-            Place::Envelope(_) => self.envelope(input, calls),
-            Place::Arguments(_) => self.arguments(input, calls),
-            Place::Tail => self.tail(format, input),
+            State::CallObject(_) => self.call_object(input, calls),
+            State::Arguments(_) => self.arguments(input, calls),
+            State::Tail => self.tail(format, input),
         }
     }
 
-    fn begin(&mut self, format: &SectionFormat, input: &mut Input) -> Progress {
+    fn begin(&mut self, format: &JsonCallFormat, input: &mut Input) -> Progress {
         if format.call_open.is_some() {
-            self.place = Place::Between;
+            self.state = State::Between;
             return Progress::Again;
         }
         input.skip_space();
-        self.place = match (format.family, input.text().chars().next()) {
-            (_, None) => return if input.ended { Progress::Garbage } else { Progress::Wait },
-            (ToolFamily::ApertusJson, Some('{')) => Place::Envelope(Envelope::keyed()),
-            (_, Some('{')) => Place::Envelope(Envelope::new()),
+        self.state = match (format.family, input.text().chars().next()) {
+            (_, None) => return if input.ended { Progress::NotACall } else { Progress::Wait },
+            (ToolFamily::ApertusJson, Some('{')) => State::CallObject(CallObject::keyed()),
+            (_, Some('{')) => State::CallObject(CallObject::new()),
             (family, Some('[')) if !self.in_array && (is_list(family) || is_tuned(family)) => {
                 input.take(1);
                 self.in_array = true;
                 return Progress::Again;
             }
             (ToolFamily::MistralJson | ToolFamily::MistralNames, Some(_)) if !self.in_array => {
-                Place::Head
+                State::Head
             }
-            _ => return Progress::Garbage,
+            _ => return Progress::NotACall,
         };
         Progress::Again
     }
 
-    fn between(&mut self, format: &SectionFormat, input: &mut Input) -> Progress {
+    fn between(&mut self, format: &JsonCallFormat, input: &mut Input) -> Progress {
         input.skip_space();
         let (Some(open), Some(close)) = (&format.call_open, &format.section_close) else {
             return Progress::Leave;
         };
         match (input.expect(open), input.sees(close)) {
             (Expect::Taken, _) => {
-                self.place = Place::Head;
+                self.state = State::Head;
                 Progress::Again
             }
             (_, Expect::Taken) => {
@@ -269,8 +269,13 @@ impl Section {
         }
     }
 
-    fn head(&mut self, format: &SectionFormat, input: &mut Input, calls: &mut Calls) -> Progress {
-        let Some(argument_open) = &format.argument_open else { return Progress::Garbage };
+    fn head(
+        &mut self,
+        format: &JsonCallFormat,
+        input: &mut Input,
+        calls: &mut ToolCalls,
+    ) -> Progress {
+        let Some(argument_open) = &format.argument_open else { return Progress::NotACall };
         let id_open = format.id_open.as_deref().unwrap_or_default();
         let head = match input.until(&[argument_open], HEAD_BYTES_MAX, id_open) {
             Ok(head) => head,
@@ -280,7 +285,7 @@ impl Section {
         let mut name = head.trim();
         match format.family {
             ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31 => {
-                self.place = Place::AfterHead(name.to_owned());
+                self.state = State::AfterHead(name.to_owned());
                 return Progress::Again;
             }
             ToolFamily::KimiK2 => {
@@ -310,16 +315,16 @@ impl Section {
         self.start(&name, id, calls)
     }
 
-    fn start(&mut self, name: &str, id: Option<String>, calls: &mut Calls) -> Progress {
+    fn start(&mut self, name: &str, id: Option<String>, calls: &mut ToolCalls) -> Progress {
         if !calls.begin(name, id) {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
-        self.place = Place::Arguments(JsonScan::new());
+        self.state = State::Arguments(JsonScan::new());
         Progress::Again
     }
 
     /// V3.1 goes on with the arguments, V3 with the name and a fence.
-    fn after_head(&mut self, kind: String, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn after_head(&mut self, kind: String, input: &mut Input, calls: &mut ToolCalls) -> Progress {
         const FENCE: &str = "```json";
         let text = input.text().trim_start();
         if text.starts_with('{') {
@@ -328,8 +333,8 @@ impl Section {
         let before = text.find(FENCE).map_or(text, |fence| &text[..fence]);
         let hopeless = before.len() > HEAD_BYTES_MAX || before.contains(is_code);
         let Some(fence) = text.find(FENCE).filter(|_| !hopeless) else {
-            self.place = Place::AfterHead(kind);
-            return if hopeless || input.ended { Progress::Garbage } else { Progress::Wait };
+            self.state = State::AfterHead(kind);
+            return if hopeless || input.ended { Progress::NotACall } else { Progress::Wait };
         };
         let name = text[..fence].trim().to_owned();
         let len = input.text().len() - text.len() + fence + FENCE.len();
@@ -337,11 +342,11 @@ impl Section {
         self.start(&name, None, calls)
     }
 
-    fn envelope(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
-        let Place::Envelope(envelope) = &mut self.place else { return Progress::Garbage };
+    fn call_object(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
+        let State::CallObject(object) = &mut self.state else { return Progress::NotACall };
         let mut end = None;
         for (at, c) in input.text().char_indices() {
-            match envelope.push(c, calls) {
+            match object.push(c, calls) {
                 Verdict::More => {}
                 verdict => {
                     end = Some((at + c.len_utf8(), verdict));
@@ -352,32 +357,32 @@ impl Section {
         match end {
             None => {
                 input.take_all();
-                if input.ended { Progress::Garbage } else { Progress::Wait }
+                if input.ended { Progress::NotACall } else { Progress::Wait }
             }
             Some((len, Verdict::Done)) => {
                 input.take(len);
-                self.place = Place::Tail;
+                self.state = State::Tail;
                 Progress::Again
             }
             Some((len, _)) => {
                 input.take(len);
-                Progress::Garbage
+                Progress::NotACall
             }
         }
     }
 
-    fn arguments(&mut self, input: &mut Input, calls: &mut Calls) -> Progress {
-        let Place::Arguments(scan) = &mut self.place else { return Progress::Garbage };
+    fn arguments(&mut self, input: &mut Input, calls: &mut ToolCalls) -> Progress {
+        let State::Arguments(scan) = &mut self.state else { return Progress::NotACall };
         match scan_arguments(scan, input, calls) {
             Progress::Leave => {
-                self.place = Place::Tail;
+                self.state = State::Tail;
                 Progress::Again
             }
             other => other,
         }
     }
 
-    fn tail(&mut self, format: &SectionFormat, input: &mut Input) -> Progress {
+    fn tail(&mut self, format: &JsonCallFormat, input: &mut Input) -> Progress {
         input.skip_space();
         if matches!(format.family, ToolFamily::DeepseekV3 | ToolFamily::DeepseekV31) {
             match input.expect("```") {
@@ -392,7 +397,7 @@ impl Section {
         let separator = if self.in_array { "," } else { ";" };
         let has_list = self.in_array || format.family == ToolFamily::LlamaJson;
         if has_list && input.expect(separator) == Expect::Taken {
-            self.place = Place::Begin;
+            self.state = State::Begin;
             return Progress::Again;
         }
         if self.in_array {
@@ -400,14 +405,14 @@ impl Section {
             input.skip_space();
         } else if format.family == ToolFamily::ToolCallsJson && input.text().starts_with('{') {
             // One on each line.
-            self.place = Place::Begin;
+            self.state = State::Begin;
             return Progress::Again;
         }
         match format.call_close.as_deref().map(|close| input.expect(close)) {
             Some(Expect::Wait) => return Progress::Wait,
             // A model that forgets to close its call has made it all the same.
             _ if format.call_open.is_none() => return Progress::Leave,
-            _ => self.place = Place::Between,
+            _ => self.state = State::Between,
         }
         Progress::Again
     }
@@ -417,13 +422,13 @@ impl Section {
 pub(crate) fn scan_arguments(
     scan: &mut JsonScan,
     input: &mut Input,
-    calls: &mut Calls,
+    calls: &mut ToolCalls,
 ) -> Progress {
     let mut out = String::new();
     let mut end = None;
     for (at, c) in input.text().char_indices() {
         match scan.push(c, &mut out) {
-            Step::More => {}
+            ScanOutcome::More => {}
             step => {
                 end = Some((at + c.len_utf8(), step));
                 break;
@@ -434,15 +439,15 @@ pub(crate) fn scan_arguments(
     match end {
         None => {
             input.take_all();
-            if input.ended { Progress::Garbage } else { Progress::Wait }
+            if input.ended { Progress::NotACall } else { Progress::Wait }
         }
-        Some((len, Step::Done)) => {
+        Some((len, ScanOutcome::Done)) => {
             input.take(len);
-            if calls.end() { Progress::Leave } else { Progress::Garbage }
+            if calls.end() { Progress::Leave } else { Progress::NotACall }
         }
         Some((len, _)) => {
             input.take(len);
-            Progress::Garbage
+            Progress::NotACall
         }
     }
 }

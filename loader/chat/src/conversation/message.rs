@@ -1,4 +1,4 @@
-//! One turn of a conversation, normalised: what the template renders. No HTTP, no tokens.
+//! One message of a conversation, normalised for the chat template. No HTTP, no tokens.
 
 use crate::json::{Json, Object};
 
@@ -43,8 +43,9 @@ impl Role {
 
 /// One turn, as templates read it.
 ///
-/// Invariant: `fields` holds `role`; `content` is a string; `tool_calls`, when present, is an
-/// array of objects with a `function` whose `arguments` are an object where they were JSON of one. Other keys, and the order of all keys, are as sent.
+/// Invariant: `fields` holds `role`; `content` is a string; `tool_calls`, when present, is an array
+/// of objects with a `function` whose `arguments` are an object where they were JSON of one. Other
+/// keys, and the order of all keys, are as sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     role: Role,
@@ -55,7 +56,7 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct MessageError {
-    /// The place, to be appended to the message's own.
+    /// Path below the message, to be appended to the message's own.
     pub path: String,
     /// A sentence for the client.
     pub message: String,

@@ -1,5 +1,5 @@
-//! Opposites of schemas, and alternatives that exclude each other. An opposite here allows nothing
-//! that its schema allows, but need not allow everything else.
+//! Schema negation, for `not`, `if` and `oneOf` (alternatives that exclude each other). A negation
+//! here allows nothing that its schema allows, but need not allow everything else.
 
 use serde_json::{Map, Value, json};
 

@@ -1,18 +1,18 @@
-//! An answer in the making, as all dialects write it.
+//! The parsed output of a model, as all dialects write it.
 
 use shardpack_engine_api::TokenId;
 
-/// A part of an answer, in the order in which it is to be written. Texts are not empty and never
-/// end within a character.
+/// A piece of output, in the order in which it is written. Texts are not empty and hold whole
+/// characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(dead_code, reason = "the parsers of calls make what the plain one does not")]
-pub enum Piece {
-    /// Thinking.
+#[allow(dead_code, reason = "the tool-call parser makes what the plain one does not")]
+pub enum OutputDelta {
+    /// Reasoning (thinking).
     Reasoning(String),
-    /// The answer's text.
+    /// Content.
     Content(String),
-    /// A call begins. Calls of one answer do not overlap and count from 0 without gaps.
-    CallBegin {
+    /// A tool call begins. Calls do not overlap and count from 0 without gaps.
+    ToolCallBegin {
         /// Its number within the answer.
         index: u32,
         /// Unique, and as the model's template needs it in the history.
@@ -20,44 +20,45 @@ pub enum Piece {
         /// The tool.
         name: String,
     },
-    /// More of the arguments, as JSON text.
-    CallArguments {
+    /// More of a tool call's arguments, as JSON text.
+    ToolCallArguments {
         /// The call's number.
         index: u32,
         /// Not empty.
         fragment: String,
     },
-    /// The call is complete: its arguments joined are valid JSON. One that is cut off has no end.
-    CallEnd {
+    /// The tool call is complete: its arguments joined are valid JSON. One that is cut off has no
+    /// end.
+    ToolCallEnd {
         /// The call's number.
         index: u32,
     },
 }
 
-/// Why an answer ended.
+/// Why the output ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// A stop token or a stop text.
+    /// A stop token.
     Stop,
-    /// This text of the client's ended it.
+    /// The stop text of this index.
     StopText(usize),
-    /// The most tokens asked for or possible.
+    /// `max_tokens` or the context length.
     Length,
-    /// It ended, and holds a call.
+    /// A stop token after a complete tool call.
     ToolCalls,
 }
 
-/// Turns a model's tokens into pieces of an answer.
+/// Turns a model's tokens into output deltas.
 ///
-/// Invariants: whatever the model says becomes pieces, never an error; pieces joined do not depend
-/// on how bytes were cut into tokens, except where a token itself is a marker.
+/// Invariants: any output becomes deltas, never an error; deltas joined do not depend on how bytes
+/// were cut into tokens, except where a token itself is a marker.
 pub trait OutputParser: Send {
     /// Takes the next token and its bytes; tokens that show nothing (turn markers) have none.
-    fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<Piece>;
+    fn push(&mut self, token: TokenId, bytes: &[u8]) -> Vec<OutputDelta>;
 
     /// The end: what was held back, for good. A call that is still open stays without
-    /// [`Piece::CallEnd`].
-    fn finish(&mut self) -> Vec<Piece>;
+    /// [`OutputDelta::ToolCallEnd`].
+    fn finish(&mut self) -> Vec<OutputDelta>;
 }
 
 /// Every byte is content; bytes that can still become a character are held back, bytes that no
@@ -108,15 +109,15 @@ fn is_incomplete(bytes: &[u8]) -> bool {
 }
 
 impl OutputParser for PlainText {
-    fn push(&mut self, _: TokenId, bytes: &[u8]) -> Vec<Piece> {
+    fn push(&mut self, _: TokenId, bytes: &[u8]) -> Vec<OutputDelta> {
         content(self.text(bytes))
     }
 
-    fn finish(&mut self) -> Vec<Piece> {
+    fn finish(&mut self) -> Vec<OutputDelta> {
         content(self.rest())
     }
 }
 
-fn content(text: String) -> Vec<Piece> {
-    if text.is_empty() { Vec::new() } else { vec![Piece::Content(text)] }
+fn content(text: String) -> Vec<OutputDelta> {
+    if text.is_empty() { Vec::new() } else { vec![OutputDelta::Content(text)] }
 }

@@ -1,4 +1,4 @@
-//! What is judged, and what is refused before it could take long.
+//! What is validated, and what is refused before it could take long.
 
 use serde_json::json;
 
@@ -6,7 +6,8 @@ use super::*;
 
 #[test]
 fn keywords_that_look_at_a_whole_answer_are_judged() {
-    let accepts = |schema: &Value, value: Value| Check::new(schema).unwrap().accepts(&value);
+    let accepts =
+        |schema: &Value, value: Value| ArgumentValidator::new(schema).unwrap().accepts(&value);
     let unique = json!({"type": "object", "required": ["a"],
         "properties": {"a": {"$ref": "#/$defs/set%20of"}},
         "$defs": {"set of": {"type": "array", "uniqueItems": true}}});
@@ -25,7 +26,7 @@ fn keywords_that_look_at_a_whole_answer_are_judged() {
 #[test]
 fn what_could_take_long_is_refused_by_name() {
     let refused = |schema: Value, keyword: &str| {
-        assert_eq!(Check::new(&schema).unwrap_err().keyword, keyword, "{schema}");
+        assert_eq!(ArgumentValidator::new(&schema).unwrap_err().keyword, keyword, "{schema}");
     };
     refused(json!({"$ref": "#"}), "$ref");
     refused(

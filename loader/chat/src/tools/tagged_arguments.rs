@@ -1,10 +1,10 @@
-//! Calls whose arguments are written one by one as bare text between tags (Qwen3-Coder, GLM,
+//! Tool-call formats with each argument as bare text between tags (Qwen3-Coder, GLM,
 //! `MiniMax`, Seed-OSS, Hunyuan 3, DeepSeek V3.2); the tool's schema says what each text means.
 
 use shardpack_formats::ToolFamily;
 
 use super::{
-    calls::Calls,
+    calls::ToolCalls,
     input::{Expect, Input, Progress},
     marker::{Found, Markers, find, is_code},
     value::{Reading, reading, to_json, told},
@@ -17,7 +17,7 @@ pub(super) const DSML: &str = "｜DSML｜";
 
 /// The tags of a family of this kind.
 #[derive(Debug)]
-pub(super) struct ParamFormat {
+pub(super) struct TaggedArgumentFormat {
     /// What begins a section.
     pub openers: Vec<String>,
     /// Begins a call within a section; empty: the section is the call.
@@ -104,7 +104,7 @@ pub(super) const fn has_dsml(family: ToolFamily) -> bool {
     matches!(family, ToolFamily::DeepseekV32 | ToolFamily::DeepseekV4)
 }
 
-impl ParamFormat {
+impl TaggedArgumentFormat {
     /// Every tag of the family, for [`Markers::new`].
     pub(super) fn marker_names(family: ToolFamily) -> Vec<&'static str> {
         let Some((openers, tags)) = names(family) else { return Vec::new() };
@@ -153,11 +153,11 @@ impl ParamFormat {
 }
 
 #[derive(Debug)]
-enum Place {
+enum State {
     Between,
     Name,
     /// Before a key or the call's end.
-    Params,
+    Arguments,
     Key,
     BeforeValue(String),
     Value(Reading),
@@ -167,8 +167,8 @@ enum Place {
 
 /// One section.
 #[derive(Debug)]
-pub(super) struct ParamSection {
-    place: Place,
+pub(super) struct TaggedArgumentSection {
+    state: State,
     /// Arguments of the open call so far.
     count: usize,
     /// Whether the open value's beginning was passed on already.
@@ -177,41 +177,41 @@ pub(super) struct ParamSection {
     any: bool,
 }
 
-impl ParamSection {
+impl TaggedArgumentSection {
     /// After the opener of that number.
-    pub(super) fn new(format: &ParamFormat, opener: usize) -> Self {
+    pub(super) fn new(format: &TaggedArgumentFormat, opener: usize) -> Self {
         // The opener of a call stands for that of its section, which models forget.
         let in_call = opener > 0 || format.call_open.is_empty();
-        let place = if in_call { Place::Name } else { Place::Between };
-        Self { place, count: 0, begun: false, any: false }
+        let state = if in_call { State::Name } else { State::Between };
+        Self { state, count: 0, begun: false, any: false }
     }
 
     /// Advances over what is at hand.
     pub(crate) fn step(
         &mut self,
-        format: &ParamFormat,
+        format: &TaggedArgumentFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
-        match &self.place {
-            Place::Between => self.between(format, input),
-            Place::Name => self.name(format, input, calls),
-            Place::Params => self.params(format, input, calls),
-            Place::Key => self.key(format, input),
-            Place::BeforeValue(_) => self.before_value(format, input, calls),
-            Place::Value(reading) => {
+        match &self.state {
+            State::Between => self.between(format, input),
+            State::Name => self.name(format, input, calls),
+            State::Arguments => self.params(format, input, calls),
+            State::Key => self.key(format, input),
+            State::BeforeValue(_) => self.before_value(format, input, calls),
+            State::Value(reading) => {
                 let reading = *reading;
                 self.value(reading, format, input, calls)
             }
-            Place::Tail => Progress::Leave,
+            State::Tail => Progress::Leave,
         }
     }
 
-    fn between(&mut self, format: &ParamFormat, input: &mut Input) -> Progress {
+    fn between(&mut self, format: &TaggedArgumentFormat, input: &mut Input) -> Progress {
         input.skip_space();
         match (input.expect(&format.call_open), input.sees(&format.section_close)) {
             (Expect::Taken, _) => {
-                self.place = Place::Name;
+                self.state = State::Name;
                 Progress::Again
             }
             (_, Expect::Taken) => {
@@ -221,11 +221,16 @@ impl ParamSection {
             (Expect::Wait, _) | (_, Expect::Wait) => Progress::Wait,
             // A model that forgets to close its section has made its calls all the same.
             _ if self.any => Progress::Leave,
-            _ => Progress::Garbage,
+            _ => Progress::NotACall,
         }
     }
 
-    fn name(&mut self, format: &ParamFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn name(
+        &mut self,
+        format: &TaggedArgumentFormat,
+        input: &mut Input,
+        calls: &mut ToolCalls,
+    ) -> Progress {
         let taken = if format.name_close.is_empty() {
             // The end is not the name's own and stays.
             match input.peek_until(&[&format.key_open, &format.call_close], NAME_BYTES_MAX) {
@@ -240,18 +245,23 @@ impl ParamSection {
             Err(progress) => return progress,
         };
         if !calls.begin(name.trim(), None) {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         self.count = 0;
-        self.place = Place::Params;
+        self.state = State::Arguments;
         Progress::Again
     }
 
-    fn params(&mut self, format: &ParamFormat, input: &mut Input, calls: &mut Calls) -> Progress {
+    fn params(
+        &mut self,
+        format: &TaggedArgumentFormat,
+        input: &mut Input,
+        calls: &mut ToolCalls,
+    ) -> Progress {
         input.skip_space();
         match (input.expect(&format.key_open), input.sees(&format.call_close)) {
             (Expect::Taken, _) => {
-                self.place = Place::Key;
+                self.state = State::Key;
                 Progress::Again
             }
             (_, Expect::Taken) => {
@@ -260,39 +270,39 @@ impl ParamSection {
                     calls.arguments("}");
                 }
                 if !calls.end() {
-                    return Progress::Garbage;
+                    return Progress::NotACall;
                 }
                 self.any = true;
                 let over = format.section_close.is_empty();
-                self.place = if over { Place::Tail } else { Place::Between };
+                self.state = if over { State::Tail } else { State::Between };
                 Progress::Again
             }
             (Expect::Wait, _) | (_, Expect::Wait) => Progress::Wait,
-            _ => Progress::Garbage,
+            _ => Progress::NotACall,
         }
     }
 
-    fn key(&mut self, format: &ParamFormat, input: &mut Input) -> Progress {
+    fn key(&mut self, format: &TaggedArgumentFormat, input: &mut Input) -> Progress {
         let key = match input.until(&[&format.key_close], NAME_BYTES_MAX, "") {
             Ok(key) => key,
             Err(progress) => return progress,
         };
-        self.place = Place::BeforeValue(key);
+        self.state = State::BeforeValue(key);
         Progress::Again
     }
 
     fn before_value(
         &mut self,
-        format: &ParamFormat,
+        format: &TaggedArgumentFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
         if !format.value_open.is_empty() {
             input.skip_space();
             match input.expect(&format.value_open) {
                 Expect::Taken => {}
                 Expect::Wait => return Progress::Wait,
-                Expect::Other => return Progress::Garbage,
+                Expect::Other => return Progress::NotACall,
             }
         } else if format.trims_lines && input.text().is_empty() && !input.ended {
             return Progress::Wait;
@@ -300,7 +310,7 @@ impl ParamSection {
         if format.trims_lines {
             input.expect("\n");
         }
-        let Place::BeforeValue(key) = &self.place else { return Progress::Garbage };
+        let State::BeforeValue(key) = &self.state else { return Progress::NotACall };
         let (key, reading) = match split(key.trim()).filter(|_| format.tells_text) {
             Some((key, is_text)) => (key, told(calls.argument_schema(key), is_text)),
             None => (key.trim(), reading(calls.argument_schema(key.trim()))),
@@ -309,21 +319,21 @@ impl ParamSection {
         calls.arguments(&format!("{separator}{}: ", serde_json::Value::from(key)));
         self.count += 1;
         self.begun = false;
-        self.place = Place::Value(reading);
+        self.state = State::Value(reading);
         Progress::Again
     }
 
     fn value(
         &mut self,
         reading: Reading,
-        format: &ParamFormat,
+        format: &TaggedArgumentFormat,
         input: &mut Input,
-        calls: &mut Calls,
+        calls: &mut ToolCalls,
     ) -> Progress {
         let text = input.text();
         let (end, is_over) = match Self::value_end(format, input) {
             Ending::At(end) => (end, true),
-            Ending::NotBefore(_) if input.ended => return Progress::Garbage,
+            Ending::NotBefore(_) if input.ended => return Progress::NotACall,
             Ending::NotBefore(safe) => (safe, false),
         };
         let mut value = text[..end].to_owned();
@@ -334,7 +344,7 @@ impl ParamSection {
             value.pop();
         }
         if value.contains(is_code) {
-            return Progress::Garbage;
+            return Progress::NotACall;
         }
         if reading == Reading::Text {
             let quoted = serde_json::Value::from(value.as_str()).to_string();
@@ -359,13 +369,13 @@ impl ParamSection {
         }
         input.take(end);
         input.expect(&format.value_close);
-        self.place = Place::Params;
+        self.state = State::Arguments;
         Progress::Again
     }
 
     /// A value ends at its closing tag if that is followed by what follows a value: texts may
     /// hold the tag themselves.
-    fn value_end(format: &ParamFormat, input: &Input) -> Ending {
+    fn value_end(format: &TaggedArgumentFormat, input: &Input) -> Ending {
         let text = input.text();
         let mut from = 0;
         loop {

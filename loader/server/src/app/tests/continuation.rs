@@ -1,5 +1,5 @@
-//! Answers that go on from something: a turn of the model's own, a prompt, an earlier response; and
-//! calls that go on without their schema.
+//! Continuations: of an assistant turn (prefill), of an echoed prompt, of a stored response; and
+//! tool calls whose schema is validated after generation.
 
 use serde_json::{Value, json};
 
@@ -160,7 +160,7 @@ fn a_schema_beyond_grammars_is_judged_or_refused_where_it_was_to_hold_from_the_s
         let reply = server.post(CHAT, &body(both.clone(), "auto", false));
         assert_eq!(reply.status, 200, "{}", reply.body);
         assert_eq!(reply.header("x-shardpack-ignored-params"), None);
-        assert!(server.submitted().constraint.is_some(), "the others are held to theirs");
+        assert!(server.submitted().constraint.is_some(), "the other tools stay constrained");
         let reply = reply.json();
         let (choice, message) = (&reply["choices"][0], &reply["choices"][0]["message"]);
         if is_call {

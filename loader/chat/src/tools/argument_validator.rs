@@ -1,6 +1,6 @@
-//! Judging a completed call where its schema is more than a grammar can hold: keywords such as
-//! `uniqueItems` look at the whole of an answer. The call is held back until it is complete, and
-//! becomes one only if it validates.
+//! Validates complete tool calls whose JSON schema no grammar can enforce: keywords such as
+//! `uniqueItems` need the complete value. The call is held back until it is complete, and is a call
+//! only if it validates.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -9,20 +9,20 @@ use serde_json::Value;
 
 use super::schema::SchemaError;
 
-/// Schemas within a schema with its references followed. Judging a call costs at most so many
-/// steps for each value in it.
+/// Schemas within a schema with its references followed. Validating a call costs at most so
+/// many steps for each value in it.
 const NODES_MAX: usize = 20_000;
 /// Deepest nesting, references followed.
 const DEPTH_MAX: usize = 200;
 /// Bytes of an automaton of `pattern`.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
-/// Judges the arguments of completed calls of one tool.
+/// Validates the arguments of complete calls of one tool.
 #[derive(Clone, Debug)]
-pub struct Check(Arc<Validator>);
+pub struct ArgumentValidator(Arc<Validator>);
 
-impl Check {
-    /// For a client's schema; refused if judging by it could take long or is not defined.
+impl ArgumentValidator {
+    /// For a client's schema; refused if validation could take long or is undefined.
     pub fn new(schema: &Value) -> Result<Self, SchemaError> {
         let mut walk = Walk { root: schema, followed: Vec::new(), left: NODES_MAX };
         walk.visit(schema, 0)?;
@@ -37,7 +37,7 @@ impl Check {
         Ok(Self(Arc::new(validator)))
     }
 
-    /// Whether arguments are what the schema asks for.
+    /// Whether the arguments validate.
     #[must_use]
     pub fn accepts(&self, arguments: &Value) -> bool {
         self.0.is_valid(arguments)
@@ -63,7 +63,7 @@ impl<'a> Walk<'a> {
             Value::Array(items) => items.iter().try_for_each(|item| self.visit(item, depth + 1)),
             Value::Object(object) => {
                 if depth > 0 && object.get("$id").is_some_and(Value::is_string) {
-                    return Err(SchemaError::new("$id", "only the whole schema can have one"));
+                    return Err(SchemaError::new("$id", "only the root schema can have one"));
                 }
                 for keyword in ["$dynamicRef", "$recursiveRef"] {
                     if object.get(keyword).is_some_and(Value::is_string) {
@@ -83,14 +83,14 @@ impl<'a> Walk<'a> {
         let refused =
             |reason: &str| Err(SchemaError::new("$ref", format!("{reference}: {reason}")));
         if self.followed.contains(&reference) {
-            return refused("it leads back to itself, beside what only a whole answer shows");
+            return refused("it is recursive, next to keywords that need the complete value");
         }
         let Some(pointer) = reference.strip_prefix('#') else {
-            return refused("only places within the schema can be referred to");
+            return refused("only references within the schema are supported");
         };
         let pointer = unescape(pointer);
         let Some(target) = self.root.pointer(&pointer) else {
-            return refused("there is no such place in the schema");
+            return refused("it points to nothing in the schema");
         };
         self.followed.push(reference);
         self.visit(target, depth + 1)?;

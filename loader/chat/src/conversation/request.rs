@@ -1,4 +1,4 @@
-//! What a client asks for, as all dialects have it.
+//! A chat request, the same for every dialect.
 
 use shardpack_engine_api::TokenId;
 
@@ -10,26 +10,26 @@ use crate::json::{Json, Object};
 pub struct ChatRequest {
     /// Turns in order; not empty.
     pub messages: Vec<Message>,
-    /// Whether the answer goes on with the last turn, which is the model's own.
+    /// Whether the output continues the last turn, an assistant message (prefill).
     pub continues: bool,
     /// Functions that the model may call, in the client's order. Under [`ToolChoice::None`] the
     /// template does not see them.
     pub tools: Vec<Tool>,
-    /// Whether it may, must or must not call one.
+    /// Whether the model may, must or must not call one.
     pub tool_choice: ToolChoice,
     /// Whether one answer may hold several calls.
     pub parallel_tool_calls: bool,
-    /// What form the text must have.
+    /// Structured output of the content.
     pub response_format: ResponseFormat,
-    /// Whether and how much the model is to think first.
+    /// Reasoning options.
     pub reasoning: Reasoning,
     /// Variables for the template beyond the standard ones.
     pub template_kwargs: Object,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: SamplingRequest,
-    /// When the answer ends.
+    /// Limits of the output.
     pub limits: Limits,
-    /// What the client expects the answer to be.
+    /// Predicted output.
     pub prediction: Option<String>,
 }
 
@@ -92,7 +92,7 @@ pub enum ToolChoice {
     },
 }
 
-/// What form an answer's text must have.
+/// Structured output: the form of the content.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ResponseFormat {
     /// Any.
@@ -117,7 +117,7 @@ pub enum ResponseFormat {
     Choice(Vec<String>),
 }
 
-/// Whether and how much a model is to think before it answers.
+/// Reasoning options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reasoning {
     /// Absent: as the template has it.
@@ -128,7 +128,7 @@ pub struct Reasoning {
     pub budget_tokens: Option<u32>,
 }
 
-/// How tokens are chosen, as far as the client said; absent: the model's own default.
+/// Sampling parameters of the request; absent: the model's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingRequest {
     /// 0 is greedy.

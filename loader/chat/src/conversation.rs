@@ -1,0 +1,14 @@
+//! Request and output of a chat model, the same for every dialect: [`ChatRequest`] (messages,
+//! tools, sampling, limits) and [`OutputDelta`]s up to an [`EndReason`]. Dialects parse to the
+//! first and write the second; an [`OutputParser`] turns the model's tokens into deltas. No HTTP,
+//! no tensors.
+
+mod message;
+mod output;
+mod request;
+
+pub use message::{Message, Role};
+pub use output::{EndReason, OutputDelta, OutputParser, PlainText};
+pub use request::{
+    ChatRequest, Limits, Reasoning, ResponseFormat, SamplingRequest, Tool, ToolChoice, ToolKind,
+};
