@@ -8,7 +8,7 @@
 //! - A write that fails for want of room or time may have sealed its bytes already; repeat
 //!   it with the same bytes, or call [`Channel::begin`] if it will not be repeated.
 //!
-//! A connection that ends without TLS's close_notify counts as an ordinary end: the protocols on a
+//! A connection that ends without TLS's `close_notify` counts as an ordinary end: the protocols on a
 //! channel are framed, so they detect truncation.
 
 use std::{
@@ -21,7 +21,7 @@ use std::{
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
 use crate::{
-    Credentials, HandshakeDeadline, HandshakeError, Peer, PeerKey, Role, Service,
+    Credentials, ExpectedPeer, HandshakeDeadline, HandshakeError, Peer, PeerKey, Role, Service,
     credentials::{client_of_stranger, peer_of},
     handshake::{WELCOME, await_welcome, drive},
 };
@@ -32,15 +32,6 @@ const SEAL_BYTES: usize = 64 << 10;
 
 /// Bytes that one read takes from the socket.
 const READ_BYTES: usize = 64 << 10;
-
-/// The peer that a caller expects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpectedPeer {
-    /// The role that its certificate must have.
-    pub role: Role,
-    /// Its key, if only one may answer.
-    pub key: Option<PeerKey>,
-}
 
 /// A connection; clones are the same one.
 #[derive(Clone)]

@@ -20,7 +20,7 @@ use rustls::{
     version::TLS13,
 };
 
-use crate::{Authority, CredentialsError, ExpectedPeer, PeerKey, Role, Validity, certificate};
+use crate::{Authority, CredentialsError, PeerKey, Role, Validity, certificate};
 
 /// What a connection is for; it is settled in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,15 @@ pub struct Peer {
     pub role: Option<Role>,
     /// Its key.
     pub key: PeerKey,
+}
+
+/// The peer that a caller expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpectedPeer {
+    /// The role that its certificate must have.
+    pub role: Role,
+    /// Its key, if only one may answer.
+    pub key: Option<PeerKey>,
 }
 
 /// A certificate with its key, and the authority by which others are verified.

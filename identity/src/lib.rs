@@ -26,9 +26,9 @@ mod tests;
 mod token;
 
 pub use certificate::{Authority, CredentialsError, Role, Validity, date};
-pub use channel::{Channel, ExpectedPeer};
+pub use channel::Channel;
 pub use connection_slots::{ConnectionSlot, ConnectionSlots};
-pub use credentials::{Credentials, Peer, Service};
+pub use credentials::{Credentials, ExpectedPeer, Peer, Service};
 pub use endpoint::{ConnectError, Endpoint, TlsPeer, is_local};
 pub use files::FileError;
 pub use guard::{

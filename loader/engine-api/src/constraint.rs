@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TokenId;
+use crate::token::TokenId;
 
 /// A serialized constraint, from the server to the [`ConstraintFactory`] of rank 0. Opaque to the
 /// engine.

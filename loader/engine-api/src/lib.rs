@@ -8,6 +8,7 @@
 mod constraint;
 mod handle;
 mod request;
+mod token;
 
 pub use constraint::{Constraint, ConstraintError, ConstraintFactory, ConstraintSource, TokenMask};
 pub use handle::{
@@ -15,6 +16,7 @@ pub use handle::{
     SubmitError,
 };
 pub use request::{
-    Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, RequestId, Sampling, TokenId,
+    Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, RequestId, Sampling,
     TokenLogprobs, Usage,
 };
+pub use token::TokenId;

@@ -2,12 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ConstraintSource;
-
-/// An index into the vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct TokenId(pub u32);
+use crate::{constraint::ConstraintSource, token::TokenId};
 
 /// Names a request between its submission and its end; chosen by the submitter, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 //! The HTTP application: the state that all requests share, and the router.
 
 mod generate;
+mod middleware;
 mod models;
 mod state;
 mod stored_responses;
@@ -32,7 +33,6 @@ use super::{
     generation::draining,
     keys::ApiKeys,
     metrics::Metrics,
-    middleware::handle_request,
     openapi,
     response_store::ResponseStore,
     routes::{ROUTES, Target},
@@ -196,7 +196,7 @@ impl Server {
         router
             .fallback(unknown_address)
             .method_not_allowed_fallback(unknown_method)
-            .layer(from_fn_with_state(self.app.clone(), handle_request))
+            .layer(from_fn_with_state(self.app.clone(), middleware::handle_request))
             .with_state(self.app.clone())
     }
 }

@@ -20,8 +20,9 @@ pub(super) use params::parse_token;
 
 use super::{
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},
-    generation::{AnswerUsage, ChoiceUpdate},
+    generation::ChoiceUpdate,
     response_store::ResponseStore,
+    usage::AnswerUsage,
 };
 use crate::error::ErrorKind;
 use shardpack_chat::{

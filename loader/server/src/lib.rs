@@ -12,7 +12,6 @@ mod error;
 mod generation;
 mod keys;
 mod metrics;
-mod middleware;
 mod openapi;
 mod response_store;
 mod routes;
@@ -20,6 +19,7 @@ mod scripted;
 mod serve;
 mod stream;
 mod tls;
+mod usage;
 
 pub use app::{LogSink, Server, ServerLimits};
 pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimits, Scope};

@@ -17,7 +17,7 @@ use prometheus_client::{
 use shardpack_chat::conversation::EndReason;
 use shardpack_engine_api::{EngineState, EngineStatus};
 
-use super::generation::AnswerUsage;
+use super::usage::AnswerUsage;
 use drafts::DraftCounters;
 use ranks::RankGauges;
 

@@ -22,12 +22,11 @@ use tokio::{
     time::timeout,
 };
 
-use super::{AppState, ServerLimits, headers, random_u64, unix_seconds};
+use super::{AppState, ServerLimits, headers, middleware::Caller, random_u64, unix_seconds};
 use crate::{
     dialect::{Answer, Dialect, Identity, ParsedRequest, Prompt, RawPrompt, Writer, WriterOptions},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
     generation::{Generation, GenerationContext, RequestSlot, Sequence},
-    middleware::Caller,
     stream::{self, StreamOptions},
 };
 

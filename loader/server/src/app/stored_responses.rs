@@ -10,11 +10,8 @@ use axum::{
 };
 use serde_json::json;
 
-use super::AppState;
-use crate::{
-    error::{ApiError, ErrorKind},
-    middleware::Caller,
-};
+use super::{AppState, middleware::Caller};
+use crate::error::{ApiError, ErrorKind};
 
 fn unknown(id: &str) -> ApiError {
     let message = format!("response {id:?} is not stored: it may have expired");

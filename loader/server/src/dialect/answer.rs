@@ -2,7 +2,10 @@
 
 use shardpack_chat::conversation::{EndReason, OutputDelta};
 
-use crate::generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind};
+use crate::{
+    generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
+    usage::AnswerUsage,
+};
 
 /// One complete choice.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -20,7 +20,8 @@ use super::{
 };
 use crate::{
     error::{ApiError, Shape},
-    generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
+    generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
+    usage::AnswerUsage,
 };
 
 /// Prompts of one request.

@@ -6,7 +6,8 @@ use shardpack_chat::conversation::{EndReason, OutputDelta, Role};
 use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, push_data, to_json},
     error::{ApiError, Shape},
-    generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
+    generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
+    usage::AnswerUsage,
 };
 
 /// Options of the chat completions writer.

@@ -6,7 +6,8 @@ use shardpack_chat::conversation::{EndReason, OutputDelta};
 use crate::{
     dialect::{Answer, Identity, Writer, to_json},
     error::{ApiError, Shape},
-    generation::{AnswerUsage, ChoiceUpdate, UpdateKind},
+    generation::{ChoiceUpdate, UpdateKind},
+    usage::AnswerUsage,
 };
 
 /// What a client of messages chose that its answer repeats.

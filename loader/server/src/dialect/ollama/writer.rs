@@ -11,7 +11,8 @@ use shardpack_chat::{
 use crate::{
     dialect::{Answer, Identity, Writer, to_json},
     error::{ApiError, Shape},
-    generation::{AnswerUsage, ChoiceUpdate, UpdateKind},
+    generation::{ChoiceUpdate, UpdateKind},
+    usage::AnswerUsage,
 };
 
 /// Options of the Ollama's API writer.

@@ -11,8 +11,9 @@ use shardpack_chat::{
 use crate::{
     dialect::{Answer, AnswerCall, Identity, Writer, to_json},
     error::ApiError,
-    generation::{AnswerUsage, ChoiceUpdate, TokenLogprob, UpdateKind},
+    generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     response_store::{ResponseStore, StoredResponse},
+    usage::AnswerUsage,
 };
 
 /// Request fields that a response repeats, and the kinds of its tools.

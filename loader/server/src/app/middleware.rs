@@ -12,8 +12,8 @@ use axum::{
 };
 use serde_json::json;
 
-use super::{
-    app::AppState,
+use super::AppState;
+use crate::{
     error::{ApiError, Shape},
     keys::{Key, Scope},
     routes::{Route, route_of},
@@ -51,7 +51,7 @@ pub(super) async fn handle_request(
         return preflight(origin);
     }
     let method = request.method().clone();
-    let id = super::app::random_id().unwrap_or_default();
+    let id = super::random_id().unwrap_or_default();
     let (response, key) = match app.authenticate(route, request.headers()) {
         Err(error) => (error.response(shape), None),
         Ok(key) => {

@@ -17,8 +17,18 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "formats",
         &[
-            &["dtype", "expr", "hex", "neutral", "python_json", "simd", "template"],
-            &["tokenizer", "tool_family"],
+            &[
+                "dtype",
+                "expr",
+                "hex",
+                "memory",
+                "neutral",
+                "python_json",
+                "simd",
+                "template",
+                "tokenizer",
+                "tool_family",
+            ],
             &["affine", "chat", "container", "lowrank", "spec"],
             &["gguf", "pickle", "rope", "rules"],
             &["imatrix", "normalise", "stored"],
@@ -28,20 +38,31 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "manifests",
         &[
-            &["digest", "layout"],
+            &["digest", "format1", "layout"],
             &["canonical", "cut"],
             &["ids"],
             &["manifest"],
             &["set"],
             &["verify"],
-            &["transfer"],
             &["signature"],
+        ],
+    ),
+    (
+        "identity",
+        &[
+            &["connection_slots", "files", "key"],
+            &["certificate", "token"],
+            &["credentials"],
+            &["handshake"],
+            &["channel"],
+            &["endpoint", "message"],
+            &["guard", "home", "probe"],
         ],
     ),
     (
         "converter",
         &[
-            &["checkpoint", "cut", "package", "push", "recipe", "report"],
+            &["checkpoint", "cut", "package", "recipe", "report"],
             &["adapter", "hub", "staging"],
             &["source"],
             &["plan", "rules"],
@@ -51,18 +72,9 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["export"],
         ],
     ),
-    (
-        "trust",
-        &[
-            &["files", "key", "places"],
-            &["certificate", "token"],
-            &["credentials"],
-            &["handshake"],
-            &["channel"],
-            &["endpoint", "message"],
-            &["guard", "home", "trial"],
-        ],
-    ),
+    ("transfer", &[&["protocol"], &["push", "receive"]]),
+    ("loader/engine-api", &[&["token"], &["constraint"], &["request"], &["handle"]]),
+    ("loader/engine", &[&["loading"], &["backend"], &["model"], &["engine"], &["bench", "eval"]]),
     (
         "loader/kernels",
         &[
@@ -85,7 +97,43 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ),
     (
         "loader/collectives",
-        &[&["frame", "group", "sum"], &["link"], &["fate"], &["linked"], &["loopback"]],
+        &[&["frame", "group", "sum"], &["link", "observed"], &["fate"], &["linked"], &["loopback"]],
+    ),
+    (
+        "loader/cluster",
+        &[
+            &["identity", "token", "vitals", "wire"],
+            &["announce"],
+            &["message", "process"],
+            &["acceptor", "probe"],
+            &["mesh"],
+            &["rank"],
+            &["supervisor"],
+        ],
+    ),
+    (
+        "loader/chat",
+        &[
+            &["json", "tokens"],
+            &["conversation"],
+            &["template", "tools"],
+            &["text"],
+            &["model"],
+            &["output"],
+        ],
+    ),
+    (
+        "loader/server",
+        &[
+            &["error", "response_store", "scripted", "tls", "usage"],
+            &["keys", "metrics"],
+            &["generation"],
+            &["dialect"],
+            &["routes", "stream"],
+            &["openapi"],
+            &["app"],
+            &["serve"],
+        ],
     ),
     (
         "loader/mlx",
@@ -95,7 +143,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         ".",
         &[
-            &["args", "awake", "pause", "progress"],
+            &["args", "kill_points", "progress", "sleep_inhibitor"],
             &["discovery", "failure"],
             &["cluster", "engines", "source"],
             &["commands"],
