@@ -19,10 +19,11 @@ fn main() {
     names.retain(|name| name.ends_with(".toml") && !OTHERS.contains(&name.as_str()));
     names.sort();
     let pack = |name: &String| {
-        let path = folder.join(name);
+        let path =
+            folder.join(name).into_os_string().into_string().expect("Cargo's paths are UTF-8");
         format!("    ({name:?}, include_str!({path:?})),\n")
     };
-    let packs: String = names.iter().map(pack).collect();
+    let packs = names.iter().map(pack).collect::<Vec<_>>().concat();
     let out = env::var("OUT_DIR").expect("Cargo sets it");
     fs::write(Path::new(&out).join("packs.rs"), format!("&[\n{packs}]\n"))
         .expect("Cargo's folder can be written");
