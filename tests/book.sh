@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the guide with mdBook. Where mdBook is not installed, pip fetches a pinned build of it into
-# target/; where that is not possible either, it is skipped: tests/guide.rs checks pages, links and
+# target/; where that is not possible either, it is skipped: tests/cli/guide.rs checks pages, links and
 # commands without it. `cargo install mdbook --locked` takes minutes and is left to whoever wants it.
 #
 #   tests/book.sh
