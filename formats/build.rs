@@ -8,7 +8,6 @@ use std::{env, fs, path::Path};
 /// What stands in the same folder and is no model's pack: `src/rules.rs` names these itself.
 const OTHERS: [&str; 2] = ["decoder.toml", "refused.toml"];
 
-#[expect(clippy::print_stdout, reason = "that is how a build script speaks to Cargo")]
 fn main() {
     let package = env::var("CARGO_MANIFEST_DIR").expect("Cargo sets it");
     let folder = Path::new(&package).join("rules");
@@ -16,7 +15,8 @@ fn main() {
     let names = entries.map(|entry| entry.expect("it can be listed").file_name());
     let mut names: Vec<String> =
         names.map(|name| name.into_string().expect("names are ASCII")).collect();
-    names.retain(|name| name.ends_with(".toml") && !OTHERS.contains(&name.as_str()));
+    let is_toml = |name: &String| Path::new(name).extension().is_some_and(|it| it == "toml");
+    names.retain(|name| is_toml(name) && !OTHERS.contains(&name.as_str()));
     names.sort();
     let pack = |name: &String| {
         let path =
