@@ -279,7 +279,7 @@ impl Plan {
                 Destination::Once => "one rank only",
                 Destination::Cut(cuts) => match cuts.first() {
                     Some(Cut::Range { axis, .. }) => axis,
-                    _ => step.tensor.cut.axis().unwrap_or("cut"),
+                    _ => step.tensor.sharding.axis().unwrap_or("cut"),
                 },
             };
             (step.tensor.name.as_str(), step.format, place)
@@ -376,7 +376,7 @@ fn read_importance(
     let importance = Importance::parse(&bytes).map_err(wrong)?;
     for tensor in normalised.tensors.iter().filter(|tensor| tensor.quantizable) {
         // Experts have figures each; the heads of a split matrix share those of its inputs.
-        let matrices = if tensor.cut.is_expert() { tensor.shape[0] } else { 1 };
+        let matrices = if tensor.sharding.is_expert() { tensor.shape[0] } else { 1 };
         importance.of(module_name(&tensor.name), matrices, tensor.columns()).map_err(wrong)?;
     }
     Ok((importance, Digest::of(&bytes)))

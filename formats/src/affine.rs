@@ -7,7 +7,7 @@
 //! | `scales` | model dtype | `[…, in / group]` | often negative: its sign says which end is exact |
 //! | `biases` | model dtype | `[…, in / group]` | the exact end of the group's range |
 //!
-//! A group fills whole words (`group · bits / 32`), so a cut between groups is a cut between
+//! A group fills whole words (`group · bits / 32`), so a shard boundary between groups is one between
 //! words.
 
 #![expect(

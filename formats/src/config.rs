@@ -94,8 +94,8 @@ pub fn config_for_package(
     out.insert("vocab_size".to_owned(), spec.vocab_size.into());
     out.insert("tie_word_embeddings".to_owned(), spec.tied_embeddings.into());
     let rope = &normalised.rope;
-    // Where far tokens stand in entries, only the positions of those layers may be extended.
-    let of_entries = normalised.local_rope.as_ref().filter(|_| spec.compressed.is_some());
+    // With compressed KV entries, only the RoPE of the layers that have them may be scaled.
+    let of_entries = normalised.local_rope.as_ref().filter(|_| spec.compressed_attention.is_some());
     let extended = of_entries.unwrap_or(rope);
     // A list has one for each layer.
     if !out.get("rope_theta").is_some_and(Value::is_array) {

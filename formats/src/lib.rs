@@ -37,7 +37,7 @@ pub use config::config_for_package;
 pub use dtype::Dtype;
 pub use imatrix::Importance;
 pub use normalise::{Axis, Normalised, Published, SourceTensor, StoredAs, TensorPlan, resolve};
-pub use rules::{CutRule, OwnRules, Role, RulePack};
+pub use rules::{OwnRules, Role, RulePack, ShardingRule};
 pub use simd::Platform;
 pub use spec::{Mask, Spec};
 pub use tool_family::{AnswerFrame, OutputStyle, ThinkingStyle, ToolFamily};

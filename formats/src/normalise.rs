@@ -10,27 +10,27 @@ use serde_json::{Map, Value};
 use crate::{
     dtype::Dtype,
     rope::RopeParameters,
-    rules::{Align, CutRule, Role, RulePack},
+    rules::{Align, Role, RulePack, ShardingRule},
     spec::Spec,
 };
 
 mod accounting;
 mod architecture;
 mod axes;
-mod blocks;
-mod compressed;
-mod draft;
+mod block_sparse;
+mod compressed_attention;
 mod error;
 mod family;
 mod parts;
+mod scaffold;
 mod scopes;
 mod skeleton;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
 
-pub use draft::{Draft, draft};
 pub use error::{ResolveError, TensorList};
+pub use scaffold::{Scaffold, scaffold};
 pub use skeleton::expected_tensors;
 pub use view::{Run, View};
 
@@ -65,7 +65,7 @@ pub struct Normalised {
     pub rope: RopeParameters,
     /// A second one, of the layers that see a window.
     pub local_rope: Option<RopeParameters>,
-    /// Axes along which tensors can be cut, sorted by name.
+    /// Axes along which tensors can be sharded, sorted by name.
     pub axes: Vec<Axis>,
     /// Every tensor, in the order in which layers run.
     pub tensors: Vec<TensorPlan>,
@@ -83,27 +83,27 @@ pub struct Normalised {
     pub warnings: Vec<String>,
 }
 
-/// A dimension that tensors are cut along.
+/// A dimension along which tensors are sharded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
     /// Its name (`"q"`).
     pub name: String,
     /// Units, such as heads.
     pub len: u32,
-    /// Rows or columns of one unit; a cut never splits a unit.
+    /// Rows or columns of one unit; a shard boundary never splits a unit.
     pub unit: u32,
     /// Rows or columns of one unit in tensors where it has another width.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<u32>,
-    /// What else a cut must respect.
+    /// What else shard boundaries must respect.
     #[serde(default)]
     pub align: Align,
-    /// Which other axis decides the cut.
+    /// The axis whose ranges decide this one's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follow: Option<Follow>,
 }
 
-/// An axis that is cut as another one needs it.
+/// An axis whose ranges follow those of another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Follow {
     /// The other axis.
@@ -123,17 +123,17 @@ pub struct TensorPlan {
     pub view: View,
     /// Element type of the sources.
     pub dtype: Dtype,
-    /// Uncut shape: `[out, in]` for a matrix, `[experts or heads, out, in]` for a stack.
+    /// Unsharded shape: `[out, in]` for a matrix, `[experts or heads, out, in]` for a stack.
     pub shape: Vec<u64>,
     /// How it is distributed; its axis has `len · unit` rows or columns of it.
-    pub cut: CutRule,
+    pub sharding: ShardingRule,
     /// What it is for.
     pub role: Role,
     /// Whether it may be quantized.
     pub quantizable: bool,
     /// Whether it keeps the source's element type.
     pub exact: bool,
-    /// What its numbers are below, all of them whole and at least 0; it is stored in F32.
+    /// What its values are below, all of them whole and at least 0; it is stored in F32.
     pub below: Option<u32>,
     /// The layer that it belongs to.
     pub layer: Option<u32>,

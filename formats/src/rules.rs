@@ -1,10 +1,10 @@
-//! Rule packs: how the checkpoints of an architecture are named, shaped, cut and computed, as
+//! Rule packs: how the checkpoints of an architecture are named, shaped, sharded and computed, as
 //! data. A pack is a TOML file, compiled in or given by the user.
 //!
 //! ```toml
 //! schema = 1
 //! id = "dense-gqa"
-//! todo = []                       # points of a draft; a file with any is refused
+//! todo = []                       # open points of scaffolded rules; a file with any is refused
 //! strip = [{ from = "module.", to = "" }]                # prefixes, each at most once
 //! ignore = [{ pattern = "*.inv_freq", reason = "…" }]    # tensors that are not needed
 //! [config]
@@ -26,7 +26,7 @@
 //! [[tensors]]                     # in the order in which layers run
 //! name = "model.layers.{L}.self_attn.q_proj.weight"
 //! shape = ["q_size", "hidden_size"]
-//! cut = "column(q)"     # replicate, column(axis), row(axis), vector(axis), vocab, once, and
+//! shard = "column(q)"   # replicate, column(axis), row(axis), vector(axis), vocab, once, and
 //!                       # expert_column, _row, _vector, _once: inside each expert, or whole ones
 //! role = "linear"       # embed, head, norm, bias, linear, router
 //! exact = true          # keeps the source's element type; routers do anyway
@@ -71,7 +71,7 @@ mod parts;
 #[cfg(test)]
 mod tests;
 
-pub use file::{Align, CutRule, EXPERTS_AXIS, Role};
+pub use file::{Align, EXPERTS_AXIS, Role, ShardingRule};
 pub(crate) use file::{
     AttentionRules, Family, HeadGateRules, IgnoreRule, LayerRules, Presence, RequireRule,
     RopeRules, SpecRules, TensorRule,
@@ -81,8 +81,8 @@ pub use from::Turn;
 pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
 pub(crate) use parts::{
-    ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules, RouterRules,
-    StreamRules,
+    HyperConnectionRules, IndexerRules, LinearAttentionRules, MlaRules, MoeRules, MultiplierRules,
+    RouterRules, ShortConvolutionRules,
 };
 
 /// Largest rule file in bytes: the largest known has under 20 KiB.
@@ -150,7 +150,7 @@ pub enum RuleError {
         /// What is wrong with it.
         source: ExprError,
     },
-    /// A draft that nobody has finished.
+    /// Scaffolded rules with open points.
     #[error(
         "todo: {count} points are not decided, the first is {first:?}; take each out of the list once it is decided"
     )]

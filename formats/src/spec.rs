@@ -13,33 +13,33 @@ use crate::hex::HexF32;
 
 mod attention;
 mod block;
-mod blocks;
-mod compressed;
-mod convolution;
-mod delta;
+mod block_sparse;
+mod compressed_attention;
 mod features;
 mod ffn;
+mod hyper_connections;
+mod linear_attention;
 mod mla;
 mod moe;
 mod norm;
 mod rope;
-mod streams;
+mod short_convolution;
 
 pub use attention::{Attention, GateFunction, HeadGate, PositionScale, QkNorm};
 pub use block::Block;
-pub use blocks::BlockIndex;
-pub use compressed::{Compressed, Entries};
-pub use convolution::Convolution;
-pub use delta::{Delta, DeltaFactors, StateRule};
+pub use block_sparse::BlockIndexer;
+pub use compressed_attention::{CompressedAttention, CompressedKv};
 pub use ffn::{Activation, Ffn};
-pub use mla::{Index, Mla};
+pub use hyper_connections::HyperConnections;
+pub use linear_attention::{LinearAttention, LinearAttentionKind, LinearAttentionMultipliers};
+pub use mla::{Indexer, Mla};
 pub use moe::{
-    Beside, ClampedSwiglu, ExpertGroups, GroupScore, Moe, MoeNames, Renormalise, Router,
+    ClampedSwiglu, ExpertGroups, GroupScore, Moe, MoeNames, ParallelDense, Renormalise, Router,
     RouterInput, Scores, SharedExpert,
 };
 pub use norm::{Norm, NormKind};
 pub use rope::{LongRope, Rope, RopeStyle};
-pub use streams::Streams;
+pub use short_convolution::ShortConvolution;
 
 /// A decoder, as the engine computes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct Spec {
     pub model_type: String,
     /// Width of the residual stream.
     pub hidden_size: u32,
-    /// Rows of the embedding and of the output head.
+    /// Rows of the embedding and of the LM head.
     pub vocab_size: u32,
     /// Longest sequence the model was made for, in tokens.
     pub max_positions: u32,
@@ -58,7 +58,7 @@ pub struct Spec {
     pub norm: Norm,
     /// Attention of every layer.
     pub attention: Attention,
-    /// A second form of attention, of the layers that say [`Layer::second`]: theirs has other heads.
+    /// A second form of attention with other heads, of the layers with [`Layer::second_attention`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second_attention: Option<Attention>,
     /// Rotary embeddings; layers name one by index.
@@ -67,9 +67,9 @@ pub struct Spec {
     pub ffn: Ffn,
     /// What differs from layer to layer, in order.
     pub layers: Vec<Layer>,
-    /// Whether the output head is the embedding.
+    /// Whether the LM head is the embedding.
     pub tied_embeddings: bool,
-    /// How the parts of every layer stand around the residual stream.
+    /// Norms and residual connections of every layer.
     #[serde(default = "Block::pre_norm", skip_serializing_if = "Block::is_pre_norm")]
     pub block: Block,
     /// Factor on embeddings.
@@ -78,75 +78,75 @@ pub struct Spec {
     /// Whether embeddings are normalised by the model's norm, which has no gains then.
     #[serde(default, skip_serializing_if = "is_false")]
     pub embedding_norm: bool,
-    /// Whether the output head has a bias.
-    #[serde(rename = "lm_head_bias", default, skip_serializing_if = "is_false")]
-    pub head_bias: bool,
+    /// Whether the LM head has a bias.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub lm_head_bias: bool,
     /// Factor on logits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_scale: Option<HexF32>,
     /// Logits become `cap · tanh(logit / cap)`, after the factor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logit_softcap: Option<HexF32>,
-    /// Experts in place of the feed-forward part of some layers.
+    /// Mixture of experts in place of the feed-forward part of some layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moe: Option<Moe>,
-    /// Attention over a latent in place of grouped-query attention.
+    /// Multi-head latent attention in place of grouped-query attention.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mla: Option<Mla>,
-    /// Attention to near tokens and to entries of far ones in place of grouped-query attention.
-    #[serde(rename = "compressed_attention", default, skip_serializing_if = "Option::is_none")]
-    pub compressed: Option<Compressed>,
+    /// Sliding-window attention with compressed KV entries in place of grouped-query attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compressed_attention: Option<CompressedAttention>,
     /// Linear attention in place of attention in some layers.
-    #[serde(rename = "linear_attention", default, skip_serializing_if = "Option::is_none")]
-    pub delta: Option<Delta>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linear_attention: Option<LinearAttention>,
     /// Short convolutions in place of attention in some layers.
-    #[serde(rename = "short_convolution", default, skip_serializing_if = "Option::is_none")]
-    pub convolution: Option<Convolution>,
-    /// Several residual streams in place of one.
-    #[serde(rename = "hyper_connections", default, skip_serializing_if = "Option::is_none")]
-    pub streams: Option<Streams>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub short_convolution: Option<ShortConvolution>,
+    /// Hyper-connections: several residual streams in place of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hyper_connections: Option<HyperConnections>,
 }
 
 impl Spec {
-    /// Why sequences are shorter than the model's own: its package was made when what chooses its
-    /// keys was not read yet, so they end where a choice would begin.
+    /// Why the context is shorter than the model's own: packages made before the sparse-attention
+    /// indexer was read end where it would start to select keys.
     #[must_use]
     pub fn shortened(&self) -> Option<&'static str> {
         const INDEXED: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
-        let without = self.mla.as_ref().is_some_and(|mla| mla.index.is_none());
+        let without = self.mla.as_ref().is_some_and(|mla| mla.indexer.is_none());
         (without && INDEXED.contains(&self.model_type.as_str())).then_some(
             "its package was made without the indexer of its attention: convert the model again \
              for longer contexts",
         )
     }
 
-    /// Whether some layers carry a state from token to token, of which pages hold nothing.
+    /// Whether some layers carry a recurrent state, which is not in the paged KV cache.
     #[must_use]
     pub const fn has_states(&self) -> bool {
-        self.delta.is_some() || self.convolution.is_some()
+        self.linear_attention.is_some() || self.short_convolution.is_some()
     }
 
-    /// Width of what goes from layer to layer: all residual streams.
+    /// Width of the activations between layers: all residual streams.
     #[must_use]
     pub fn residual_width(&self) -> usize {
-        let streams = self.streams.as_ref().map_or(1, |streams| streams.count);
+        let streams = self.hyper_connections.as_ref().map_or(1, |streams| streams.expansion_rate);
         streams as usize * self.hidden_size as usize
     }
 
-    /// Whether a pipeline may be cut before a layer: not where it goes by the keys that an earlier one
-    /// chose, nor where it adds what an earlier one's experts gave.
+    /// Whether a pipeline stage may begin at a layer: not where it reuses the top-k indices of an
+    /// earlier layer, nor where it adds the output of an earlier layer's shortcut-connected experts.
     #[must_use]
     pub fn may_begin(&self, layer: usize) -> bool {
-        let deferred = self.moe.as_ref().is_some_and(|moe| moe.deferred);
-        let adds = deferred && layer.checked_sub(1).is_some_and(|before| self.layers[before].moe);
-        !adds && !self.layers[layer].shares_keys
+        let shortcut = self.moe.as_ref().is_some_and(|moe| moe.shortcut);
+        let adds = shortcut && layer.checked_sub(1).is_some_and(|before| self.layers[before].moe);
+        !adds && !self.layers[layer].reuses_top_k
     }
 
     /// Grouped-query attention of a layer.
     #[must_use]
     pub fn attention_of(&self, layer: usize) -> &Attention {
         match &self.second_attention {
-            Some(second) if self.layers[layer].second => second,
+            Some(second) if self.layers[layer].second_attention => second,
             _ => &self.attention,
         }
     }
@@ -170,33 +170,34 @@ pub struct Layer {
     /// Whether it has experts ([`Spec::moe`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub moe: bool,
-    /// Whether it has linear attention ([`Spec::delta`]).
-    #[serde(rename = "linear_attention", default, skip_serializing_if = "is_false")]
-    pub delta: bool,
-    /// Whether attention stands beside its linear attention: both read the same, and what they give
-    /// is added up.
-    #[serde(rename = "parallel_attention", default, skip_serializing_if = "is_false")]
-    pub both: bool,
-    /// Whether it has a short convolution ([`Spec::convolution`]).
-    #[serde(rename = "short_convolution", default, skip_serializing_if = "is_false")]
-    pub convolution: bool,
-    /// Whether it attends to the keys that the layer before it attends to, and chooses none
-    /// ([`Mla::index`]).
-    #[serde(rename = "reuses_top_k", default, skip_serializing_if = "is_false")]
-    pub shares_keys: bool,
-    /// Whether it attends to the blocks of keys that its index chooses ([`Attention::blocks`]).
-    #[serde(rename = "block_sparse", default, skip_serializing_if = "is_false")]
-    pub chooses_blocks: bool,
+    /// Whether it has linear attention ([`Spec::linear_attention`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub linear_attention: bool,
+    /// Whether attention runs in parallel with its linear attention: both read the same input, and
+    /// their outputs are added.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub parallel_attention: bool,
+    /// Whether it has a short convolution ([`Spec::short_convolution`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub short_convolution: bool,
+    /// Whether it reuses the top-k indices of the layer before it in place of its own
+    /// ([`Mla::indexer`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub reuses_top_k: bool,
+    /// Whether it has block-sparse attention ([`Attention::block_sparse`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub block_sparse: bool,
     /// Whether its attention is [`Spec::second_attention`].
-    #[serde(rename = "second_attention", default, skip_serializing_if = "is_false")]
-    pub second: bool,
-    /// Entries of far tokens ([`Spec::compressed`]); absent where it attends to its window alone.
-    #[serde(rename = "compressed_kv", default, skip_serializing_if = "Option::is_none")]
-    pub entries: Option<Entries>,
-    /// Whether a table says which experts a token goes to (`gate.tid2eid`, `[vocab_size, top_k]`);
-    /// the router weighs them alone.
-    #[serde(rename = "hash_routing", default, skip_serializing_if = "is_false")]
-    pub experts_by_token: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub second_attention: bool,
+    /// Compressed KV entries ([`Spec::compressed_attention`]); absent where it attends to its window
+    /// alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compressed_kv: Option<CompressedKv>,
+    /// Whether it has hash routing: a table selects the experts of a token id (`gate.tid2eid`,
+    /// `[vocab_size, top_k]`), and the router only weighs them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub hash_routing: bool,
     /// Whether it has attention alone, or a feed-forward part alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub only: Option<LayerPart>,
@@ -217,30 +218,30 @@ impl Layer {
             mask: Mask::Full,
             rope: Some(0),
             moe: false,
-            delta: false,
-            both: false,
-            convolution: false,
-            shares_keys: false,
-            chooses_blocks: false,
-            second: false,
-            entries: None,
-            experts_by_token: false,
+            linear_attention: false,
+            parallel_attention: false,
+            short_convolution: false,
+            reuses_top_k: false,
+            block_sparse: false,
+            second_attention: false,
+            compressed_kv: None,
+            hash_routing: false,
             only: None,
             clamp: None,
             dense_clamp: None,
         }
     }
 
-    /// Whether it carries a state from token to token.
+    /// Whether it carries a recurrent state.
     #[must_use]
     pub const fn has_state(&self) -> bool {
-        self.delta || self.convolution
+        self.linear_attention || self.short_convolution
     }
 
     /// Whether it has attention to keys.
     #[must_use]
     pub fn attends(&self) -> bool {
-        (self.both || !self.has_state()) && self.only != Some(LayerPart::FeedForward)
+        (self.parallel_attention || !self.has_state()) && self.only != Some(LayerPart::FeedForward)
     }
 }
 
@@ -248,7 +249,7 @@ impl Layer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerPart {
-    /// What looks at other tokens.
+    /// Attention or linear attention.
     Attention,
     /// The feed-forward part.
     FeedForward,

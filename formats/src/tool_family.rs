@@ -5,7 +5,7 @@ mod detect;
 
 use serde::{Deserialize, Serialize};
 
-/// A published way of writing calls.
+/// A tool-call format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolFamily {
@@ -200,7 +200,7 @@ impl AnswerFrame {
     }
 }
 
-/// What a template says of its model's way of writing.
+/// What a template says of its model's tool-call format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputStyle {
     /// How calls are written; absent: the template has no calls, or in an unknown way.

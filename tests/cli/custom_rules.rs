@@ -1,11 +1,11 @@
-//! Architectures of the user's own: drafted by `plan`, finished by a person, converted with
+//! Architectures of the user's own: scaffolded by `plan`, finished by a person, converted with
 //! `--rules`; and what is made of such packages.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::{Value, json};
 use shardpack_converter::Source;
-use shardpack_formats::{RulePack, normalise::draft};
+use shardpack_formats::{RulePack, normalise::scaffold};
 use tempfile::tempdir;
 
 use crate::harness::{copy_folder, data, fail, files, path, run, succeed, text};
@@ -84,10 +84,10 @@ fn a_completed_rule_scaffold_converts_to_the_weights_of_the_known_architecture()
     let three = convert(&model, "three", &[&own[..], &["3"]].concat());
     let carried = fs::read_to_string(two.join("node-1/rules.toml")).unwrap();
     assert!(!carried.contains("extends") && carried.contains("[families.driftwood]"), "{carried}");
-    let cut = at("cut");
-    succeed(&["reshard", path(&two), "-o", path(&cut), "--nodes", "3"]);
-    assert!(files(&cut) == files(&three));
-    succeed(&["verify", path(&cut)]);
+    let resharded = at("resharded");
+    succeed(&["reshard", path(&two), "-o", path(&resharded), "--nodes", "3"]);
+    assert!(files(&resharded) == files(&three));
+    succeed(&["verify", path(&resharded)]);
 
     let ids = at("ids.json");
     fs::write(&ids, "[5, 300, 7, 81]").unwrap();
@@ -139,20 +139,20 @@ fn an_unknown_architecture_is_scaffolded_on_the_nearest_known_rules() {
     let source = Source::open(&model).unwrap();
     let mut packs = RulePack::builtin();
     packs.retain(|pack| !["olmo2", "olmo3"].contains(&pack.id()));
-    let drafted = draft(&source.config, &source.source_tensors(), &packs).unwrap();
-    assert_eq!(drafted.nearest, "post-norm (exaone4)", "{}", drafted.text);
+    let scaffold = scaffold(&source.config, &source.source_tensors(), &packs).unwrap();
+    assert_eq!(scaffold.nearest, "post-norm (exaone4)", "{}", scaffold.text);
     for norm in ["q_norm", "k_norm"] {
         let point = format!("tensor model.layers.{{L}}.self_attn.{norm}.weight has shape [");
-        assert!(drafted.text.contains(&point), "{}", drafted.text);
+        assert!(scaffold.text.contains(&point), "{}", scaffold.text);
     }
-    // What a person makes of it: the norms are over all heads at once, and cut with them.
-    let own = decide(&drafted.text);
+    // What a person makes of it: the norms are over all heads at once, and sharded with them.
+    let own = decide(&scaffold.text);
     let (own, _) = own.split_once("\n[[tensors]]").unwrap();
     let own = own.replace("qk_norm = \"'head'\"", "qk_norm = \"'full'\"");
     let norm = |name: &str, axis: &str| {
         format!(
             "\n[[tensors]]\nname = 'model.layers.{{L}}.self_attn.{name}.weight'\n\
-             shape = ['{axis}_size']\ncut = 'vector({axis})'\nrequired = true\n"
+             shape = ['{axis}_size']\nshard = 'vector({axis})'\nrequired = true\n"
         )
     };
     let own = own + &norm("q_norm", "q") + &norm("k_norm", "kv");

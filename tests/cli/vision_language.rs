@@ -13,7 +13,7 @@ use crate::harness::{data, path, succeed};
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// Writes a reference model as its wrapper holds it: names behind a prefix, the configuration
-/// within another one, and tensors that read pictures.
+/// within another one, and the tensors of a vision tower.
 fn wrap(model: &str, to: &Path, (outer, text): (&str, Option<&str>), prefix: &str, vision: &str) {
     let from = data("models").join(model);
     fs::create_dir(to).unwrap();
@@ -83,7 +83,7 @@ fn check(model: &str, wrapper: (&str, Option<&str>), prefix: &str, vision: &str)
     assert!(config["text_config"].is_null() && config["vision_config"].is_null(), "{config}");
     assert_eq!(config["model_type"], expected[1]["model_type"]);
     let report = fs::read_to_string(at("found").join("report.json")).unwrap();
-    assert!(report.contains("reads pictures"), "{report}");
+    assert!(report.contains("vision tower"), "{report}");
     // The package is understood by itself.
     succeed(&["reshard", path(&at("found")), "-o", path(&at("cut")), "--nodes", "2"]);
 }

@@ -82,9 +82,9 @@ fn several_residual_streams_need_no_more_all_reduces_than_one() {
 fn settings_that_are_not_implemented_are_refused() {
     for (keys, expected) in [
         (json!({"rope_interleave": true}), "layout of rotary embeddings"),
-        (json!({"gating_type": "headwise"}), "a gate for each element"),
-        (json!({"learnable_sink": false}), "only hyper-connections with sinks"),
-        (json!({"enable_ihc": false}), "only hyper-connections with sinks"),
+        (json!({"gating_type": "headwise"}), "element-wise attention output gate"),
+        (json!({"learnable_sink": false}), "only hyper-connections with attention sinks"),
+        (json!({"enable_ihc": false}), "only hyper-connections with attention sinks"),
         (json!({"swiglu_limit": 0.0}), "swiglu_limit above 0"),
         (json!({"indexer_types": ["full", "none", "shared", "full"]}), "indexer_types"),
         (json!({"indexer_types": ["shared", "full", "shared", "full"]}), "layer 0"),
@@ -128,10 +128,16 @@ fn hyper_connections_in_other_block_layouts_are_refused() {
         assert!(error.to_string().contains(expected), "{error}");
     };
     check(&|spec| spec.block.parallel = true, "several residual streams");
-    check(&|spec| spec.streams.as_mut().unwrap().count = 0, "streams.count");
-    check(&|spec| spec.streams.as_mut().unwrap().count = 1 << 16, "streams.count");
     check(
-        &|spec| spec.mla.as_mut().unwrap().index.as_mut().unwrap().width = 8,
+        &|spec| spec.hyper_connections.as_mut().unwrap().expansion_rate = 0,
+        "hyper_connections.expansion_rate",
+    );
+    check(
+        &|spec| spec.hyper_connections.as_mut().unwrap().expansion_rate = 1 << 16,
+        "hyper_connections.expansion_rate",
+    );
+    check(
+        &|spec| spec.mla.as_mut().unwrap().indexer.as_mut().unwrap().width = 8,
         "at least the rotated part's 16",
     );
 }

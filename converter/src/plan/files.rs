@@ -1,7 +1,7 @@
 //! Which bytes go into which file of which package.
 
 use shardpack_formats::{
-    CutRule, Dtype, Normalised, Role, StoredAs, TensorPlan, container::TensorInfo,
+    Dtype, Normalised, Role, ShardingRule, StoredAs, TensorPlan, container::TensorInfo,
     rules::EXPERTS_AXIS,
 };
 use shardpack_manifests::{Cut, Layout, manifest::MatrixFormat};
@@ -145,18 +145,22 @@ pub(super) fn parts(
 }
 
 fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destination {
-    if tensor.cut == CutRule::Once {
+    if tensor.sharding == ShardingRule::Once {
         return Destination::Once;
     }
     let whole = tensor.role == Role::Embed && !layout.embedding_cut;
     // Either experts are whole, or there is no such axis in the layout.
     let by_expert =
-        tensor.cut.is_expert().then(|| Some((EXPERTS_AXIS, layout.axes.get(EXPERTS_AXIS)?)));
+        tensor.sharding.is_expert().then(|| Some((EXPERTS_AXIS, layout.axes.get(EXPERTS_AXIS)?)));
     let (name, axis, dim) = match by_expert.flatten() {
         Some((name, axis)) => (name, axis, 0),
-        None if tensor.cut == CutRule::ExpertOnce => return Destination::Once,
+        None if tensor.sharding == ShardingRule::ExpertOnce => return Destination::Once,
         None => {
-            let cut = tensor.cut.axis().zip(tensor.cut.dimension(shape.len())).filter(|_| !whole);
+            let cut = tensor
+                .sharding
+                .axis()
+                .zip(tensor.sharding.dimension(shape.len()))
+                .filter(|_| !whole);
             let Some((name, dim)) = cut else { return Destination::Shared };
             (name, &layout.axes[name], dim)
         }

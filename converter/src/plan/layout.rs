@@ -51,7 +51,7 @@ pub(super) fn plan(
         axes.insert(axis.name.clone(), ranges);
     };
     let used = |axis: &SourceAxis| {
-        normalised.tensors.iter().any(|tensor| tensor.cut.axis() == Some(&axis.name))
+        normalised.tensors.iter().any(|tensor| tensor.sharding.axis() == Some(&axis.name))
     };
     for axis in normalised.axes.iter().filter(|axis| !is_expert(axis) && used(axis)) {
         match &axis.follow {
@@ -96,8 +96,8 @@ pub(super) fn plan(
 
 /// Axes inside experts.
 fn expert_axes(normalised: &Normalised) -> BTreeSet<&str> {
-    let experts = normalised.tensors.iter().filter(|tensor| tensor.cut.is_expert());
-    experts.filter_map(|tensor| tensor.cut.axis()).collect()
+    let experts = normalised.tensors.iter().filter(|tensor| tensor.sharding.is_expert());
+    experts.filter_map(|tensor| tensor.sharding.axis()).collect()
 }
 
 /// Of ranges that cover the axis in each of so many groups.
@@ -126,7 +126,7 @@ fn split_axis(
     let mut align = 1;
     let mut kernel = 0;
     for tensor in &normalised.tensors {
-        if !tensor.cut.cuts_inputs() || tensor.cut.axis() != Some(&axis.name) {
+        if !tensor.sharding.shards_inputs() || tensor.sharding.axis() != Some(&axis.name) {
             continue;
         }
         if let MatrixFormat::Affine { bits, group_size } = format_of(tensor, quantization) {

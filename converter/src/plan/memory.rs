@@ -13,7 +13,7 @@ use serde::Serialize;
 use shardpack_formats::{
     Spec,
     memory::{KvType, MIN_KV_BYTES, PREFILL_TOKENS, TOKENS_PER_PAGE},
-    spec::{Delta, Mla, Moe, StateRule},
+    spec::{LinearAttention, LinearAttentionKind, Mla, Moe},
 };
 use shardpack_manifests::Layout;
 
@@ -197,7 +197,7 @@ impl Part {
 impl Part {
     /// Columns of a layer's queries and of its keys.
     fn heads(&self, spec: &Spec, layer: usize) -> [u64; 2] {
-        if spec.layers[layer].second { self.second } else { [self.query, self.key] }
+        if spec.layers[layer].second_attention { self.second } else { [self.query, self.key] }
     }
 }
 
@@ -209,12 +209,12 @@ fn own_layers(spec: &Spec, layout: &Layout, rank: u32) -> Range<usize> {
 
 /// What one layer keeps of the sequences.
 fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
-    let state = match (&spec.delta, &spec.convolution) {
-        (Some(delta), _) if spec.layers[layer].delta => state(delta, part.linear),
-        (_, Some(convolution)) if spec.layers[layer].convolution => {
+    let state = match (&spec.linear_attention, &spec.short_convolution) {
+        (Some(delta), _) if spec.layers[layer].linear_attention => state(delta, part.linear),
+        (_, Some(convolution)) if spec.layers[layer].short_convolution => {
             part.channels * u64::from(convolution.kernel.saturating_sub(1)) * F32_BYTES
         }
-        _ => spec.compressed.as_ref().map_or(0, |it| compressed::state(spec, it, layer)),
+        _ => spec.compressed_attention.as_ref().map_or(0, |it| compressed::state(spec, it, layer)),
     };
     keys_and_values(spec, part, layer, load) + state * load.sequences
 }
@@ -226,7 +226,7 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
     if !this.attends() {
         return 0;
     }
-    match (&spec.mla, &spec.compressed) {
+    match (&spec.mla, &spec.compressed_attention) {
         (None, Some(it)) => compressed::pages(spec, it, layer, load),
         (None, None) => {
             let width = u64::from(spec.attention_of(layer).head_dim);
@@ -237,7 +237,7 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
         // Every rank holds the latents of all heads, which are keys and values.
         (Some(mla), _) => {
             let width = u64::from(mla.kv_rank + mla.rope);
-            let index = mla.index.as_ref().filter(|_| !spec.layers[layer].shares_keys);
+            let index = mla.indexer.as_ref().filter(|_| !spec.layers[layer].reuses_top_k);
             let index = index.map_or(0, |index| load.kv.indexer_bytes(index.width.into()));
             load.tokens * (load.kv.head_bytes(width) + index)
         }
@@ -246,14 +246,14 @@ fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
 
 /// What a sequence carries from token to token in a layer of linear attention: the memory of each
 /// value head, and the convolutions' last inputs.
-fn state(delta: &Delta, held: [Option<u64>; 2]) -> u64 {
+fn state(delta: &LinearAttention, held: [Option<u64>; 2]) -> u64 {
     let [keys, values] = widths(delta, held);
     let window = (2 * keys + values) * u64::from(delta.kernel.saturating_sub(1));
     (values * u64::from(delta.key_dim) + window) * F32_BYTES
 }
 
 /// Widths of keys and of values of linear attention.
-fn widths(delta: &Delta, [key_heads, value_heads]: [Option<u64>; 2]) -> [u64; 2] {
+fn widths(delta: &LinearAttention, [key_heads, value_heads]: [Option<u64>; 2]) -> [u64; 2] {
     let per_key = u64::from(delta.value_heads / delta.key_heads.max(1));
     let key_heads = key_heads.unwrap_or(0);
     let value_heads = value_heads.unwrap_or(key_heads * per_key);
@@ -263,14 +263,16 @@ fn widths(delta: &Delta, [key_heads, value_heads]: [Option<u64>; 2]) -> [u64; 2]
 /// What the widest moment of a step holds beside weights and caches.
 fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) -> u64 {
     let layer = |layer: usize| {
-        let attention = match (&spec.delta, &spec.mla) {
-            (Some(delta), _) if spec.layers[layer].both => {
+        let attention = match (&spec.linear_attention, &spec.mla) {
+            (Some(delta), _) if spec.layers[layer].parallel_attention => {
                 linear(spec, delta, part) + heads(spec, part, layer)
             }
-            (Some(delta), _) if spec.layers[layer].delta => linear(spec, delta, part),
-            _ if spec.layers[layer].convolution => u64::from(spec.hidden_size) + 4 * part.channels,
+            (Some(delta), _) if spec.layers[layer].linear_attention => linear(spec, delta, part),
+            _ if spec.layers[layer].short_convolution => {
+                u64::from(spec.hidden_size) + 4 * part.channels
+            }
             (_, Some(mla)) => latent(spec, mla, part),
-            _ => match &spec.compressed {
+            _ => match &spec.compressed_attention {
                 Some(it) => compressed::working(spec, it, part, layer),
                 None => heads(spec, part, layer),
             },
@@ -278,7 +280,7 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
         attention.max(match &spec.moe {
             Some(moe) if spec.layers[layer].moe => {
                 let experts = experts(spec, moe, part, load.step_tokens);
-                let both = moe.beside.is_some() || moe.deferred;
+                let both = moe.parallel_dense.is_some() || moe.shortcut;
                 if both { experts.max(dense(spec, part)) } else { experts }
             }
             _ => dense(spec, part),
@@ -291,7 +293,7 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
     let residual = spec.residual_width() as u64;
     let widest = (widest + residual - u64::from(spec.hidden_size)).max(2 * residual);
     // What experts gave stays until the next layer's end.
-    let deferred = spec.moe.as_ref().is_some_and(|moe| moe.deferred);
+    let deferred = spec.moe.as_ref().is_some_and(|moe| moe.shortcut);
     let widest = if deferred { widest + u64::from(spec.hidden_size) } else { widest };
     // What is being sent and what has arrived.
     let frames = if part.ranks > 1 { 2 * hidden.min(PIECE_BYTES) } else { 0 };
@@ -316,7 +318,7 @@ fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let [rank, nope, rope, value] = [mla.kv_rank, mla.nope, mla.rope, mla.value].map(u64::from);
     let heads = part.query / (nope + rope).max(1);
-    let index = mla.index.as_ref().map_or(0, |index| {
+    let index = mla.indexer.as_ref().map_or(0, |index| {
         let [heads, width] = [index.heads, index.width].map(u64::from);
         // Short queries as projected and as rotated.
         2 * heads * width + width + heads + u64::from(index.top_k)
@@ -334,10 +336,10 @@ fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
         + 4 * (rank + rope)
 }
 
-fn linear(spec: &Spec, delta: &Delta, part: &Part) -> u64 {
+fn linear(spec: &Spec, delta: &LinearAttention, part: &Part) -> u64 {
     let [keys, values] = widths(delta, part.linear);
     // By Kimi's rule each channel of a key fades for itself.
-    let fading = if delta.rule == StateRule::KimiDelta { keys } else { 0 };
+    let fading = if delta.kind == LinearAttentionKind::KimiDeltaAttention { keys } else { 0 };
     3 * u64::from(spec.hidden_size) + 2 * keys + 3 * values + fading
 }
 

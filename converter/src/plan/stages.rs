@@ -30,7 +30,7 @@ pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanErr
         let all = spec.layers.len();
         let those = match &spec.moe {
             _ if layers == all => "",
-            Some(moe) if moe.deferred => " that need nothing of the one before",
+            Some(moe) if moe.shortcut => " that need nothing of the one before",
             _ => " that choose their keys",
         };
         format!("the model has {layers} layers{those}, and every stage needs one")
@@ -69,7 +69,7 @@ impl Costs {
             let format = format_of(tensor, quantization);
             let bytes = files::stored_size(tensor, format, quantization.dtype);
             match (tensor.layer, tensor.role) {
-                (Some(layer), _) if tensor.cut.axis().is_some() => {
+                (Some(layer), _) if tensor.sharding.axis().is_some() => {
                     costs.layers[layer as usize].cut += bytes;
                 }
                 (Some(layer), _) => costs.layers[layer as usize].whole += bytes,

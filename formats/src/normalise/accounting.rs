@@ -193,7 +193,7 @@ impl<'a> Inventory<'a> {
             sources,
             view: found.view,
             dtype: found.sources[0].dtype,
-            cut: rule.cut.clone(),
+            sharding: rule.shard.clone(),
             role: rule.role,
             quantizable: shape.len() > 1 && rule.quantize.unwrap_or(rule.role.is_quantized()),
             exact: rule.exact || rule.role == Role::Router,
@@ -406,7 +406,7 @@ fn check_shape(
     })
 }
 
-/// A slip in a user's rules must not cut heads apart.
+/// A slip in a user's rules must not split heads.
 fn check_axis(
     rule: &TensorRule,
     name: &str,
@@ -414,14 +414,14 @@ fn check_axis(
     axes: &[Axis],
 ) -> Result<(), ResolveError> {
     let find = |axis: &str| axes.iter().find(|other| other.name == axis);
-    if rule.cut.is_expert() {
+    if rule.shard.is_expert() {
         let axis = find(EXPERTS_AXIS).expect("checked when the rules were parsed");
         if axis.size() != shape[0] {
             return Err(axis_size(name, axis, shape[0]));
         }
     }
-    let Some(dimension) = rule.cut.dimension(shape.len()) else { return Ok(()) };
-    let axis = rule.cut.axis().and_then(find);
+    let Some(dimension) = rule.shard.dimension(shape.len()) else { return Ok(()) };
+    let axis = rule.shard.axis().and_then(find);
     let axis = axis.expect("rules name only axes that exist: checked when they were parsed");
     let found = shape[dimension];
     let sizes = std::iter::once(&axis.unit).chain(&axis.also);

@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json};
 
 use super::{
-    ResolveError, blocks, compressed,
+    ResolveError, block_sparse, compressed_attention,
     family::FamilyRules,
     parts,
     scopes::{at_layer, evaluate, flag, positive, size, wrong},
@@ -15,8 +15,8 @@ use crate::{
     rope::{RopeParameters, RopeRequest, Scaling},
     rules::{AttentionRules, HeadGateRules, RopeRules, SpecRules},
     spec::{
-        Activation, Attention, Block, Convolution, Delta, Ffn, HeadGate, Layer, Mask, Norm,
-        PositionScale, Rope, Spec,
+        Activation, Attention, Block, Ffn, HeadGate, Layer, LinearAttention, Mask, Norm,
+        PositionScale, Rope, ShortConvolution, Spec,
     },
 };
 
@@ -75,10 +75,11 @@ pub(super) fn resolve(
     let mut all_layers = all_layers(rules, layers, all.len())?;
     ropes.of_layers(&mut all_layers, layers, &mut all)?;
     parts::check_shared_keys(rules, mla.as_ref(), &all_layers)?;
-    parts::check_deferred(rules, &all_layers)?;
-    attention.blocks = blocks::resolve(rules, scope, &attention, (&all_layers, &all))?;
-    let compressed = compressed::resolve(rules, scope, &attention, &all_layers)?;
-    let (delta, convolution) = states(rules, scope, &all_layers)?;
+    parts::check_shortcut(rules, &all_layers)?;
+    attention.block_sparse = block_sparse::resolve(rules, scope, &attention, (&all_layers, &all))?;
+    let compressed_attention =
+        compressed_attention::resolve(rules, scope, &attention, &all_layers)?;
+    let (linear_attention, short_convolution) = states(rules, scope, &all_layers)?;
     let has_experts = all_layers.iter().any(|layer| layer.moe);
     let spec = Spec {
         rules: family.pack.id().to_owned(),
@@ -89,8 +90,8 @@ pub(super) fn resolve(
         norm: norm(rules, scope)?,
         attention,
         second_attention,
-        delta,
-        convolution,
+        linear_attention,
+        short_convolution,
         layers: all_layers,
         ropes: all,
         ffn: ffn(rules, activation, scope)?,
@@ -98,7 +99,7 @@ pub(super) fn resolve(
         block: block(rules, scope)?,
         embedding_scale: factor(&rules.embedding_scale, "embedding_scale")?,
         embedding_norm: rules.embedding_norm,
-        head_bias: rules
+        lm_head_bias: rules
             .head_bias
             .as_ref()
             .map_or(Ok(false), |rule| flag(rule, scope, "head_bias"))?,
@@ -110,8 +111,12 @@ pub(super) fn resolve(
             None => None,
         },
         mla,
-        compressed,
-        streams: rules.streams.as_ref().map(|rules| parts::streams(rules, scope)).transpose()?,
+        compressed_attention,
+        hyper_connections: rules
+            .streams
+            .as_ref()
+            .map(|rules| parts::hyper_connections(rules, scope))
+            .transpose()?,
     };
     Ok(Architecture { spec, rope, local_rope })
 }
@@ -146,11 +151,13 @@ fn states(
     rules: &SpecRules,
     scope: &Scope<'_>,
     layers: &[Layer],
-) -> Result<(Option<Delta>, Option<Convolution>), ResolveError> {
-    let delta = rules.delta.as_ref().filter(|_| layers.iter().any(|it| it.delta));
-    let delta = delta.map(|delta| parts::delta(delta, scope)).transpose()?;
-    let convolution = rules.convolution.as_ref().filter(|_| layers.iter().any(|it| it.convolution));
-    let convolution = convolution.map(|rules| parts::convolution(rules, scope)).transpose()?;
+) -> Result<(Option<LinearAttention>, Option<ShortConvolution>), ResolveError> {
+    let delta = rules.delta.as_ref().filter(|_| layers.iter().any(|it| it.linear_attention));
+    let delta = delta.map(|delta| parts::linear_attention(delta, scope)).transpose()?;
+    let convolution =
+        rules.convolution.as_ref().filter(|_| layers.iter().any(|it| it.short_convolution));
+    let convolution =
+        convolution.map(|rules| parts::short_convolution(rules, scope)).transpose()?;
     Ok((delta, convolution))
 }
 
@@ -223,7 +230,7 @@ fn attention(
             Some(gate) => head_gate(gate, scope, "attention.head_gate")?,
             None => None,
         },
-        blocks: None,
+        block_sparse: None,
     })
 }
 
@@ -343,14 +350,14 @@ fn layer(
         mask,
         rope,
         moe: is(&rules.layer.moe, "layer.moe")?,
-        delta: is(&rules.layer.delta, "layer.delta")?,
-        both: is(&rules.layer.both, "layer.both")?,
-        convolution: is(&rules.layer.convolution, "layer.convolution")?,
-        shares_keys: is(&rules.layer.shares_keys, "layer.shares_keys")?,
-        chooses_blocks: is(&rules.layer.chooses_blocks, "layer.chooses_blocks")?,
-        second: is(&rules.layer.second, "layer.second")?,
-        entries: compressed::entries(&rules.layer, scope, index)?,
-        experts_by_token: compressed::experts_by_token(&rules.layer, scope, index)?,
+        linear_attention: is(&rules.layer.delta, "layer.delta")?,
+        parallel_attention: is(&rules.layer.both, "layer.both")?,
+        short_convolution: is(&rules.layer.convolution, "layer.convolution")?,
+        reuses_top_k: is(&rules.layer.shares_keys, "layer.shares_keys")?,
+        block_sparse: is(&rules.layer.chooses_blocks, "layer.chooses_blocks")?,
+        second_attention: is(&rules.layer.second, "layer.second")?,
+        compressed_kv: compressed_attention::compressed_kv(&rules.layer, scope, index)?,
+        hash_routing: compressed_attention::hash_routing(&rules.layer, scope, index)?,
         only,
         clamp: clamp(&rules.layer.clamp, "layer.clamp")?,
         dense_clamp: clamp(&rules.layer.dense_clamp, "layer.dense_clamp")?,

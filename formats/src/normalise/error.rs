@@ -149,8 +149,8 @@ pub enum ResolveError {
         /// The shape that it should have.
         expected: Vec<u64>,
     },
-    /// A pack that cuts a tensor along an axis of another size.
-    #[error("tensor {tensor:?} is cut by axis {axis} of {axis_size}, but has {found} there")]
+    /// A pack that shards a tensor along an axis of another size.
+    #[error("tensor {tensor:?} is sharded along axis {axis} of {axis_size}, but has {found} there")]
     AxisSize {
         /// Its normalised name.
         tensor: String,

@@ -77,7 +77,7 @@ pub(super) struct TextModel {
     pub(super) is_taken_out: bool,
 }
 
-/// The configuration of the text model within one that reads pictures too. Rules for the whole see
+/// The configuration of the text model within a vision-language model. Rules for the whole see
 /// the keys of both; otherwise there may be rules for the text model alone, whose tensors then
 /// decide what else there is.
 pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {

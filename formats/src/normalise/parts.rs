@@ -10,17 +10,17 @@ use crate::{
     hex::HexF32,
     rope::{RopeParameters, Scaling},
     rules::{
-        ConvolutionRules, DeltaFactorRules, DeltaRules, IndexRules, MlaRules, MoeRules,
-        RouterRules, SpecRules, StreamRules,
+        HyperConnectionRules, IndexerRules, LinearAttentionRules, MlaRules, MoeRules,
+        MultiplierRules, RouterRules, ShortConvolutionRules, SpecRules,
     },
     spec::{
-        Activation, ClampedSwiglu, Convolution, Delta, DeltaFactors, ExpertGroups, GroupScore,
-        Index, Layer, Mla, Moe, MoeNames, Renormalise, RopeStyle, Router, RouterInput, Scores,
-        SharedExpert, StateRule, Streams,
+        Activation, ClampedSwiglu, ExpertGroups, GroupScore, HyperConnections, Indexer, Layer,
+        LinearAttention, LinearAttentionKind, LinearAttentionMultipliers, Mla, Moe, MoeNames,
+        Renormalise, RopeStyle, Router, RouterInput, Scores, SharedExpert, ShortConvolution,
     },
 };
 
-/// Largest factor, limit or summand of a router or an activation that is believed.
+/// Largest factor, limit or offset of a router or an activation that is believed.
 const MAX_FACTOR: f64 = 1e4;
 
 pub(super) fn moe(
@@ -29,14 +29,14 @@ pub(super) fn moe(
     scope: &Scope<'_>,
 ) -> Result<Moe, ResolveError> {
     let experts = size(&rules.experts, scope, "moe.experts")?;
-    let identities = match &rules.identities {
+    let zero_experts = match &rules.identities {
         Some(rule) if evaluate(rule, scope, "moe.identities")? != Value::Int(0) => {
             size(rule, scope, "moe.identities")?
         }
         _ => 0,
     };
     let top_k = size(&rules.top_k, scope, "moe.top_k")?;
-    let choices = experts.saturating_add(identities);
+    let choices = experts.saturating_add(zero_experts);
     if top_k > choices {
         let expected = format!("at most {choices}, the experts");
         return Err(wrong(&rules.top_k, "moe.top_k", &expected, &top_k.to_string()));
@@ -57,7 +57,7 @@ pub(super) fn moe(
     };
     Ok(Moe {
         experts,
-        identities,
+        zero_experts,
         top_k,
         size: size(&rules.size, scope, "moe.size")?,
         activation,
@@ -73,13 +73,13 @@ pub(super) fn moe(
         shared,
         weighs_inputs: is(rules.weighs_inputs.as_ref(), scope, "moe.weighs_inputs")?,
         after: rules.after.clone(),
-        beside: rules.beside.clone(),
-        deferred: rules.deferred,
+        parallel_dense: rules.beside.clone(),
+        shortcut: rules.deferred,
         names: names(rules, scope)?,
     })
 }
 
-/// A clamped activation by its alpha, limit and whether it has no summand; none where alpha is null.
+/// A clamped activation by its alpha, limit and whether it has no offset; none where alpha is null.
 pub(super) fn clamped(
     (alpha, limit, plain): (&Option<Expr>, &Option<Expr>, bool),
     scope: &Scope<'_>,
@@ -104,10 +104,10 @@ fn router(
 ) -> Result<Router, ResolveError> {
     let kinds = [
         ("softmax", Scores::Softmax),
-        ("softmax_of_taken", Scores::SoftmaxOfTaken),
+        ("softmax_of_taken", Scores::SoftmaxOfTopK),
         ("sigmoid", Scores::Sigmoid),
         ("sqrt_softplus", Scores::SqrtSoftplus),
-        ("sigmoid_of_taken", Scores::SigmoidOfTaken),
+        ("sigmoid_of_taken", Scores::SigmoidOfTopK),
         ("sparse_mixer", Scores::SparseMixer),
     ];
     let renormalise = if flag(&rules.renormalise, scope, "moe.router.renormalise")? {
@@ -213,36 +213,36 @@ pub(super) fn mla(rules: &MlaRules, scope: &Scope<'_>) -> Result<Mla, ResolveErr
         eps: HexF32(positive(&rules.eps, scope, "mla.eps", MAX_EPS)? as f32),
         bias: is(rules.bias.as_ref(), scope, "mla.bias")?,
         kv_scale: maybe(rules.kv_scale.as_ref(), scope, "mla.kv_scale")?,
-        index: match &rules.index {
+        indexer: match &rules.index {
             None => None,
             Some(index) => self::mla_index(index, rules, scope)?,
         },
     })
 }
 
-/// What chooses keys, if the model has it.
+/// The indexer of sparse attention, if the model has it.
 fn mla_index(
-    rules: &IndexRules,
+    rules: &IndexerRules,
     mla: &MlaRules,
     scope: &Scope<'_>,
-) -> Result<Option<Index>, ResolveError> {
+) -> Result<Option<Indexer>, ResolveError> {
     if evaluate(&rules.heads, scope, "mla.index.heads")? == Value::Null {
         return Ok(None);
     }
     if evaluate(&mla.q_rank, scope, "mla.q_rank")? == Value::Null {
-        let expected = "a latent of queries, which the index reads";
+        let expected = "the latent of queries, which the indexer reads";
         return Err(wrong(&mla.q_rank, "mla.q_rank", expected, "null"));
     }
     index(rules, size(&mla.rope, scope, "mla.rope")?, scope, "mla.index").map(Some)
 }
 
-/// An index of a model that rotates `rope` elements of a head.
+/// An indexer of a model that rotates `rope` elements of a head.
 pub(super) fn index(
-    rules: &IndexRules,
+    rules: &IndexerRules,
     rope: u32,
     scope: &Scope<'_>,
     place: &str,
-) -> Result<Index, ResolveError> {
+) -> Result<Indexer, ResolveError> {
     let at = |field: &str| format!("{place}.{field}");
     let width = size(&rules.width, scope, &at("width"))?;
     if width < rope {
@@ -250,7 +250,7 @@ pub(super) fn index(
         return Err(wrong(&rules.width, &at("width"), &expected, &width.to_string()));
     }
     let styles = [("half", RopeStyle::Half), ("interleaved", RopeStyle::Interleaved)];
-    Ok(Index {
+    Ok(Indexer {
         heads: size(&rules.heads, scope, &at("heads"))?,
         width,
         top_k: size(&rules.top_k, scope, &at("top_k"))?,
@@ -260,26 +260,27 @@ pub(super) fn index(
     })
 }
 
-/// A layer shares the keys of one that chooses some, so the first one does not share.
+/// A layer reuses the top-k indices of an earlier one, so the first layer has an indexer of its own.
 pub(super) fn check_shared_keys(
     rules: &SpecRules,
     mla: Option<&Mla>,
     layers: &[Layer],
 ) -> Result<(), ResolveError> {
     let Some(rule) = &rules.layer.shares_keys else { return Ok(()) };
-    let indexed = mla.is_some_and(|mla| mla.index.is_some());
-    let wrongly = |(index, layer): (usize, &Layer)| layer.shares_keys && (index == 0 || !indexed);
+    let indexed = mla.is_some_and(|mla| mla.indexer.is_some());
+    let wrongly = |(index, layer): (usize, &Layer)| layer.reuses_top_k && (index == 0 || !indexed);
     match layers.iter().enumerate().position(wrongly) {
         None => Ok(()),
         Some(index) => {
             let place = at_layer("layer.shares_keys", index);
-            Err(wrong(rule, &place, "an earlier layer that chooses keys", "none"))
+            Err(wrong(rule, &place, "an earlier layer with an indexer", "none"))
         }
     }
 }
 
-/// What experts give is added a layer later where there is such a layer, and it has none of its own.
-pub(super) fn check_deferred(rules: &SpecRules, layers: &[Layer]) -> Result<(), ResolveError> {
+/// The output of shortcut-connected experts is added a layer later: that layer must exist and have no
+/// experts.
+pub(super) fn check_shortcut(rules: &SpecRules, layers: &[Layer]) -> Result<(), ResolveError> {
     let deferred = rules.moe.as_ref().is_some_and(|moe| moe.deferred);
     let Some(rule) = rules.layer.moe.as_ref().filter(|_| deferred) else { return Ok(()) };
     let adds = |index: usize| layers.get(index).is_some_and(|layer| !layer.moe);
@@ -293,7 +294,7 @@ pub(super) fn check_deferred(rules: &SpecRules, layers: &[Layer]) -> Result<(), 
     }
 }
 
-/// What extended positions make of the scores of latent attention: the square of `0.1 ·
+/// Factor of YaRN on the scores of MLA: the square of `0.1 ·
 /// mscale_all_dim · ln(factor) + 1`.
 pub(super) fn stretch(rope: &RopeParameters) -> f64 {
     let Scaling::Yarn(yarn) = &rope.scaling else { return 1.0 };
@@ -307,7 +308,10 @@ pub(super) fn stretch(rope: &RopeParameters) -> f64 {
     }
 }
 
-pub(super) fn delta(rules: &DeltaRules, scope: &Scope<'_>) -> Result<Delta, ResolveError> {
+pub(super) fn linear_attention(
+    rules: &LinearAttentionRules,
+    scope: &Scope<'_>,
+) -> Result<LinearAttention, ResolveError> {
     let key_heads = size(&rules.key_heads, scope, "delta.key_heads")?;
     let value_heads = size(&rules.value_heads, scope, "delta.value_heads")?;
     if value_heads % key_heads != 0 {
@@ -315,67 +319,71 @@ pub(super) fn delta(rules: &DeltaRules, scope: &Scope<'_>) -> Result<Delta, Reso
         let found = value_heads.to_string();
         return Err(wrong(&rules.value_heads, "delta.value_heads", &expected, &found));
     }
-    let direct = is(rules.direct.as_ref(), scope, "delta.direct")?;
-    let fade_limit = match &rules.fade_limit {
+    let full_rank_gates = is(rules.direct.as_ref(), scope, "delta.direct")?;
+    let decay_limit = match &rules.fade_limit {
         Some(rule) if evaluate(rule, scope, "delta.fade_limit")? != Value::Null => {
             Some(factor(rule, scope, "delta.fade_limit")?)
         }
         _ => None,
     };
-    if let (Some(rule), false) =
-        (rules.fade_limit.as_ref().or(rules.direct.as_ref()), rules.rule == StateRule::KimiDelta)
-        && (direct || fade_limit.is_some())
+    if let (Some(rule), false) = (
+        rules.fade_limit.as_ref().or(rules.direct.as_ref()),
+        rules.rule == LinearAttentionKind::KimiDeltaAttention,
+    ) && (full_rank_gates || decay_limit.is_some())
     {
-        return Err(wrong(rule, "delta", "Kimi's rule", "another one"));
+        return Err(wrong(rule, "delta", "kind kimi_delta", "another kind"));
     }
-    Ok(Delta {
+    Ok(LinearAttention {
         key_heads,
         value_heads,
         key_dim: size(&rules.key_dim, scope, "delta.key_dim")?,
         value_dim: size(&rules.value_dim, scope, "delta.value_dim")?,
         kernel: size(&rules.kernel, scope, "delta.kernel")?,
         eps: HexF32(positive(&rules.eps, scope, "delta.eps", MAX_EPS)? as f32),
-        rule: rules.rule,
+        kind: rules.rule,
         conv_bias: is(rules.conv_bias.as_ref(), scope, "delta.conv_bias")?,
-        unnormed: match &rules.normed {
+        no_output_norm: match &rules.normed {
             Some(rule) => !flag(rule, scope, "delta.normed")?,
             None => false,
         },
-        factors: match &rules.factors {
-            Some(rules) => delta_factors(rules, scope)?,
+        multipliers: match &rules.factors {
+            Some(rules) => multipliers(rules, scope)?,
             None => None,
         },
-        direct,
-        fade_limit,
+        full_rank_gates,
+        decay_limit,
     })
 }
 
-/// Factors; none where all are one.
-fn delta_factors(
-    rules: &DeltaFactorRules,
+/// Multipliers; none where all are one.
+fn multipliers(
+    rules: &MultiplierRules,
     scope: &Scope<'_>,
-) -> Result<Option<DeltaFactors>, ResolveError> {
+) -> Result<Option<LinearAttentionMultipliers>, ResolveError> {
     let of = |rule| factor(rule, scope, "delta.factors");
     let [q, k, v] = [of(&rules.q)?, of(&rules.k)?, of(&rules.v)?];
     let [z, a, out] = [of(&rules.z)?, of(&rules.a)?, of(&rules.out)?];
     let all_one = [q, k, v, z, a, out].iter().all(|factor| factor.0 == 1.0);
-    Ok((!all_one).then_some(DeltaFactors { q, k, v, z, a, out }))
+    Ok((!all_one).then_some(LinearAttentionMultipliers { q, k, v, z, a, out }))
 }
 
-pub(super) fn convolution(
-    rules: &ConvolutionRules,
+pub(super) fn short_convolution(
+    rules: &ShortConvolutionRules,
     scope: &Scope<'_>,
-) -> Result<Convolution, ResolveError> {
-    Ok(Convolution { kernel: size(&rules.kernel, scope, "convolution.kernel")? })
+) -> Result<ShortConvolution, ResolveError> {
+    Ok(ShortConvolution { kernel: size(&rules.kernel, scope, "convolution.kernel")? })
 }
 
-/// Residual streams of a model that has several.
-pub(super) fn streams(rules: &StreamRules, scope: &Scope<'_>) -> Result<Streams, ResolveError> {
-    Ok(Streams {
-        count: size(&rules.count, scope, "streams.count")?,
+/// Hyper-connections, if the model has them.
+pub(super) fn hyper_connections(
+    rules: &HyperConnectionRules,
+    scope: &Scope<'_>,
+) -> Result<HyperConnections, ResolveError> {
+    Ok(HyperConnections {
+        expansion_rate: size(&rules.count, scope, "streams.count")?,
         magnitude: factor(&rules.magnitude, scope, "streams.magnitude")?,
         eps: HexF32(positive(&rules.eps, scope, "streams.eps", MAX_EPS)? as f32),
-        mixed: match &rules.mixed {
+        sinkhorn_iterations: match &rules.mixed {
             Some(rule) if evaluate(rule, scope, "streams.mixed")? != Value::Null => {
                 Some(size(rule, scope, "streams.mixed")?)
             }

@@ -10,10 +10,10 @@ use crate::{
     spec::{Activation, Block, Layer, Mask, NormKind, QkNorm},
 };
 
-mod blocks;
-mod entries;
-mod ling;
-mod pairs;
+mod bailing_hybrid;
+mod block_sparse;
+mod compressed_attention;
+mod longcat;
 mod refusals;
 mod sparse;
 
@@ -106,7 +106,7 @@ fn tensors_come_in_the_order_in_which_layers_run() {
     let plans = resolve_builtin(&config, &sources).unwrap().tensors;
     assert_eq!(plans.len(), sources.len());
     let line = |plan: &TensorPlan| {
-        let axis = plan.cut.axis().unwrap_or("-");
+        let axis = plan.sharding.axis().unwrap_or("-");
         let quantize = if plan.quantizable { "q" } else { "16" };
         format!("{} {:?} {axis} {:?} {quantize}", plan.name, plan.shape, plan.role)
     };
@@ -137,13 +137,14 @@ fn tensors_come_in_the_order_in_which_layers_run() {
     assert_eq!(lines[49], "model.norm.weight [192] - Norm 16");
     assert_eq!(lines[50], "lm_head.weight [512, 192] vocab Head q");
     assert_eq!(lines.len(), 51);
-    let cut = |name: &str| plans.iter().find(|plan| plan.name.ends_with(name)).unwrap().cut.clone();
-    assert_eq!(cut("o_proj.weight"), CutRule::Row("q".to_owned()));
-    assert_eq!(cut("o_proj.bias"), CutRule::Once);
-    assert_eq!(cut("q_proj.bias"), CutRule::Vector("q".to_owned()));
-    assert_eq!(cut("down_proj.weight"), CutRule::Row("ffn".to_owned()));
-    assert_eq!(cut("down_proj.bias"), CutRule::Once);
-    assert_eq!(cut("layers.1.input_layernorm.weight"), CutRule::Replicate);
+    let sharding =
+        |name: &str| plans.iter().find(|plan| plan.name.ends_with(name)).unwrap().sharding.clone();
+    assert_eq!(sharding("o_proj.weight"), ShardingRule::Row("q".to_owned()));
+    assert_eq!(sharding("o_proj.bias"), ShardingRule::Once);
+    assert_eq!(sharding("q_proj.bias"), ShardingRule::Vector("q".to_owned()));
+    assert_eq!(sharding("down_proj.weight"), ShardingRule::Row("ffn".to_owned()));
+    assert_eq!(sharding("down_proj.bias"), ShardingRule::Once);
+    assert_eq!(sharding("layers.1.input_layernorm.weight"), ShardingRule::Replicate);
     assert!(plans.iter().all(|plan| plan.sources == [plan.name.clone()]));
     assert_eq!((plans[33].layer, plans[50].layer), (Some(2), None));
     assert_eq!(plans[34].module(), "model.layers.2.self_attn.q_proj");
@@ -190,8 +191,8 @@ fn tied_and_normed_models_resolve() {
     let norm = qwen.tensors.iter().find(|plan| plan.name.ends_with("3.self_attn.k_norm.weight"));
     let norm = norm.unwrap();
     assert_eq!(
-        (norm.shape.as_slice(), norm.cut.clone(), norm.role),
-        (&[64][..], CutRule::Replicate, Role::Norm)
+        (norm.shape.as_slice(), norm.sharding.clone(), norm.role),
+        (&[64][..], ShardingRule::Replicate, Role::Norm)
     );
 
     let (config, sources) = model("kjv-4m");

@@ -185,9 +185,9 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
         .iter()
         .flat_map(super::parts::MoeRules::expressions)
         .chain(spec.mla.iter().flat_map(super::parts::MlaRules::expressions))
-        .chain(spec.compressed.iter().flat_map(super::parts::CompressedRules::expressions))
-        .chain(spec.streams.iter().flat_map(super::parts::StreamRules::expressions))
-        .chain(spec.delta.iter().flat_map(super::parts::DeltaRules::expressions));
+        .chain(spec.compressed.iter().flat_map(super::parts::CompressedAttentionRules::expressions))
+        .chain(spec.streams.iter().flat_map(super::parts::HyperConnectionRules::expressions))
+        .chain(spec.delta.iter().flat_map(super::parts::LinearAttentionRules::expressions));
     for expression in parts {
         names.check(expression, "spec", false)?;
     }
@@ -254,7 +254,7 @@ fn check_tensors(file: &PackFile) -> Result<(), RuleError> {
             Presence::Exactly(expression) => expression.text(),
             Presence::Always | Presence::Maybe => "",
         };
-        // The same name under another condition: cut otherwise in other models.
+        // The same name under another condition: sharded otherwise in other models.
         if !seen.insert((place.clone(), condition))
             || condition.is_empty() && rules_of(file, rule) > 1
         {
@@ -266,17 +266,20 @@ fn check_tensors(file: &PackFile) -> Result<(), RuleError> {
         if rule.shape.len() > 3 {
             return invalid(&place, "a shape has at most three dimensions");
         }
-        if let Some(axis) = rule.cut.axis()
+        if let Some(axis) = rule.shard.axis()
             && !file.axes.contains_key(axis)
         {
-            return invalid(&place, &format!("is cut by {axis:?}, which is not an axis"));
+            return invalid(&place, &format!("is sharded along {axis:?}, which is not an axis"));
         }
-        if rule.cut.is_expert() && !file.axes.contains_key(EXPERTS_AXIS) {
-            return invalid(&place, &format!("is cut by {EXPERTS_AXIS:?}, which is not an axis"));
+        if rule.shard.is_expert() && !file.axes.contains_key(EXPERTS_AXIS) {
+            return invalid(
+                &place,
+                &format!("is sharded along {EXPERTS_AXIS:?}, which is not an axis"),
+            );
         }
-        let [fewest, most] = rule.cut.dimensions();
+        let [fewest, most] = rule.shard.dimensions();
         if !(fewest..=most).contains(&rule.shape.len()) {
-            return invalid(&place, &format!("its cut needs {fewest} dimensions"));
+            return invalid(&place, &format!("its sharding rule needs {fewest} dimensions"));
         }
         if rule.quantize == Some(true) && rule.shape.len() < 2 {
             return invalid(&place, "only matrices are quantized");

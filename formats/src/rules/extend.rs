@@ -94,6 +94,9 @@ fn position(tensors: &[Value], name: &Value) -> Option<usize> {
 /// Changes a tensor, or adds it.
 fn add(all: &mut Vec<Value>, mut tensor: Value) -> Result<(), String> {
     let Value::Table(own) = &mut tensor else { return Err("a tensor is a table".to_owned()) };
+    if let Some(old) = own.remove("cut") {
+        own.entry("shard").or_insert(old);
+    }
     let after = own.remove("after");
     let name = own.get("name").cloned().unwrap_or(Value::Boolean(false));
     if let Some(at) = position(all, &name) {
@@ -178,9 +181,21 @@ mod tests {
         assert_eq!(at("model.layers.{L}.mlp.gate_proj.bias"), None);
         let norm = at("model.norm.weight").unwrap();
         assert_eq!(tensors[norm]["required"].as_str(), Some("tied"));
-        assert_eq!(tensors[norm]["cut"].as_str(), Some("replicate"));
+        assert_eq!(tensors[norm]["shard"].as_str(), Some("replicate"));
         assert_eq!(at("model.norm.bias"), Some(norm + 1));
         assert_eq!(at("last"), Some(tensors.len() - 1));
+    }
+
+    #[test]
+    fn the_older_key_of_the_sharding_rule_replaces_that_of_the_other_pack() {
+        let own = extend(
+            "extends = 'decoder'\n[[tensors]]\nname = 'model.norm.weight'\ncut = 'vector(q)'\n",
+        )
+        .unwrap();
+        let tensors = own["tensors"].as_array().unwrap();
+        let norm = &tensors[position(tensors, &"model.norm.weight".into()).unwrap()];
+        assert_eq!(norm["shard"].as_str(), Some("vector(q)"));
+        assert!(norm.get("cut").is_none());
     }
 
     #[test]
@@ -200,7 +215,7 @@ mod tests {
         assert_eq!(at("model.layers.{L}.linear_attn.in_proj_q.weight"), norm + 1);
         let skip = &tensors[at("model.layers.{L}.linear_attn.D")];
         assert_eq!(skip["required"].as_str(), Some("tied"));
-        assert_eq!(skip["cut"].as_str(), Some("vector(lin_v)"));
+        assert_eq!(skip["shard"].as_str(), Some("vector(lin_v)"));
     }
 
     #[test]

@@ -7,7 +7,10 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use super::{
     from::FromRule,
     name::NamePattern,
-    parts::{CompressedRules, ConvolutionRules, DeltaRules, MlaRules, MoeRules, StreamRules},
+    parts::{
+        CompressedAttentionRules, HyperConnectionRules, LinearAttentionRules, MlaRules, MoeRules,
+        ShortConvolutionRules,
+    },
 };
 use crate::{
     expr::Expr,
@@ -57,7 +60,7 @@ pub(crate) struct IgnoreRule {
     pub(crate) reason: String,
 }
 
-/// Tensors of layers that the model does not run, such as those that predict further tokens.
+/// Tensors of layers that the model does not run, such as multi-token prediction (MTP) layers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SurplusRule {
@@ -146,10 +149,10 @@ pub(crate) struct SpecRules {
     pub(crate) ffn: FfnRules,
     pub(crate) moe: Option<MoeRules>,
     pub(crate) mla: Option<MlaRules>,
-    pub(crate) compressed: Option<CompressedRules>,
-    pub(crate) delta: Option<DeltaRules>,
-    pub(crate) convolution: Option<ConvolutionRules>,
-    pub(crate) streams: Option<StreamRules>,
+    pub(crate) compressed: Option<CompressedAttentionRules>,
+    pub(crate) delta: Option<LinearAttentionRules>,
+    pub(crate) convolution: Option<ShortConvolutionRules>,
+    pub(crate) streams: Option<HyperConnectionRules>,
     pub(crate) layer: LayerRules,
 }
 
@@ -213,7 +216,7 @@ impl AttentionRules {
             )
             .chain(positions.flat_map(|scale| [&scale.beta, &scale.original]))
             .chain(gate)
-            .chain(self.blocks.iter().flat_map(BlockIndexRules::expressions))
+            .chain(self.blocks.iter().flat_map(BlockIndexerRules::expressions))
     }
 }
 
@@ -290,15 +293,15 @@ pub(crate) struct AttentionRules {
     /// Largest magnitude of queries, keys and values; null and absent for none.
     pub(crate) limit: Option<Expr>,
     pub(crate) head_gate: Option<HeadGateRules>,
-    /// Read where a layer chooses blocks.
-    pub(crate) blocks: Option<BlockIndexRules>,
+    /// Read where a layer is block-sparse.
+    pub(crate) blocks: Option<BlockIndexerRules>,
 }
 
-/// See [`crate::spec::BlockIndex`].
+/// See [`crate::spec::BlockIndexer`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct BlockIndexRules {
-    /// Short queries, as many as there are key-value heads.
+pub(crate) struct BlockIndexerRules {
+    /// Indexer queries, as many as there are KV heads.
     pub(crate) heads: Expr,
     pub(crate) width: Expr,
     pub(crate) tokens: Expr,
@@ -306,7 +309,7 @@ pub(crate) struct BlockIndexRules {
     pub(crate) local: Expr,
 }
 
-impl BlockIndexRules {
+impl BlockIndexerRules {
     fn expressions(&self) -> [&Expr; 5] {
         [&self.heads, &self.width, &self.tokens, &self.top_k, &self.local]
     }
@@ -386,7 +389,7 @@ pub(crate) struct FfnRules {
     /// Alpha and limit of a clamped activation, of shared experts too; null and absent for none.
     pub(crate) clamped_alpha: Option<Expr>,
     pub(crate) clamped_limit: Option<Expr>,
-    /// Whether a clamped activation has no summand.
+    /// Whether a clamped activation has no offset.
     #[serde(default)]
     pub(crate) clamped_plain: bool,
 }
@@ -407,21 +410,21 @@ pub(crate) struct LayerRules {
     pub(crate) moe: Option<Expr>,
     /// Whether it has linear attention; absent: no.
     pub(crate) delta: Option<Expr>,
-    /// Whether attention stands beside it; absent: no.
+    /// Whether attention runs in parallel with it; absent: no.
     pub(crate) both: Option<Expr>,
     /// Whether it has a short convolution; absent: no.
     pub(crate) convolution: Option<Expr>,
-    /// Whether it attends to the keys of the layer before; absent: no.
+    /// Whether it reuses the top-k indices of the layer before; absent: no.
     pub(crate) shares_keys: Option<Expr>,
-    /// Whether it attends to the blocks of keys that its index chooses; absent: no.
+    /// Whether it has block-sparse attention; absent: no.
     pub(crate) chooses_blocks: Option<Expr>,
     /// Whether its attention is of the second form; absent: no.
     pub(crate) second: Option<Expr>,
-    /// Tokens of an entry; null and absent for none.
+    /// Compression ratio: tokens of a compressed KV entry; null and absent for none.
     pub(crate) entries_every: Option<Expr>,
-    /// Whether its entries are chosen; absent: no.
+    /// Whether an indexer selects its compressed KV entries; absent: no.
     pub(crate) entries_chosen: Option<Expr>,
-    /// Whether a table says which experts a token goes to; absent: no.
+    /// Whether it has hash routing; absent: no.
     pub(crate) experts_by_token: Option<Expr>,
     /// `'attention'` or `'feed_forward'` where it has that part alone; null and absent for both.
     pub(crate) only: Option<Expr>,
@@ -467,11 +470,11 @@ pub(crate) struct AxisRule {
     pub(crate) also: Vec<Expr>,
     #[serde(default)]
     pub(crate) align: Align,
-    /// The axis whose cut decides this one's.
+    /// The axis whose sharding decides this one's.
     pub(crate) follow: Option<String>,
 }
 
-/// What a cut must respect besides units.
+/// What shard boundaries must respect besides units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Align {
@@ -487,8 +490,8 @@ pub enum Align {
 pub(crate) struct TensorRule {
     pub(crate) name: NamePattern,
     pub(crate) shape: Vec<Expr>,
-    #[serde(deserialize_with = "cut_from_text")]
-    pub(crate) cut: CutRule,
+    #[serde(alias = "cut", deserialize_with = "sharding_from_text")]
+    pub(crate) shard: ShardingRule,
     pub(crate) role: Role,
     pub(crate) quantize: Option<bool>,
     /// Keeps the source's element type.
@@ -504,7 +507,7 @@ pub(crate) struct TensorRule {
     #[serde(default)]
     pub(crate) required: Presence,
     pub(crate) rows: Option<String>,
-    /// What its numbers are below, all of them whole and at least 0.
+    /// What its values are below, all of them whole and at least 0.
     pub(crate) below: Option<Expr>,
 }
 
@@ -531,7 +534,7 @@ impl<'de> Deserialize<'de> for Presence {
 /// How a tensor is distributed over the ranks. Shapes are `[out, in]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum CutRule {
+pub enum ShardingRule {
     /// Every rank holds all of it.
     Replicate,
     /// Outputs by this axis.
@@ -557,8 +560,8 @@ pub enum CutRule {
 /// The axis of whole experts.
 pub const EXPERTS_AXIS: &str = "experts";
 
-impl CutRule {
-    /// The axis, if it is cut by one.
+impl ShardingRule {
+    /// The axis along which it is sharded, if it is.
     #[must_use]
     pub fn axis(&self) -> Option<&str> {
         match self {
@@ -582,7 +585,7 @@ impl CutRule {
         )
     }
 
-    /// The dimension that its axis cuts.
+    /// The dimension that is sharded.
     #[must_use]
     pub const fn dimension(&self, dimensions: usize) -> Option<usize> {
         match self {
@@ -595,7 +598,7 @@ impl CutRule {
 
     /// Whether its axis runs along the inputs of matrices, through quantization groups.
     #[must_use]
-    pub const fn cuts_inputs(&self) -> bool {
+    pub const fn shards_inputs(&self) -> bool {
         matches!(self, Self::Row(_) | Self::ExpertRow(_))
     }
 
@@ -634,11 +637,13 @@ impl CutRule {
     }
 }
 
-fn cut_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CutRule, D::Error> {
+fn sharding_from_text<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<ShardingRule, D::Error> {
     let text = String::deserialize(deserializer)?;
-    CutRule::parse(&text).ok_or_else(|| {
+    ShardingRule::parse(&text).ok_or_else(|| {
         de::Error::custom(format!(
-            "unknown cut {text:?}; known: replicate, column(axis), row(axis), vector(axis), \
+            "unknown sharding rule {text:?}; known: replicate, column(axis), row(axis), vector(axis), \
              vocab, once, expert_column(axis), expert_row(axis), expert_vector(axis), expert_once"
         ))
     })
@@ -658,11 +663,11 @@ pub enum Role {
     Bias,
     /// A matrix that vectors are multiplied by.
     Linear,
-    /// What chooses experts: never quantized, and in the source's element type, because a choice
-    /// has no small errors.
+    /// The router: never quantized, and in the source's element type, because a
+    /// selection has no small errors.
     Router,
-    /// A matrix whose errors add up, over the heads of what chooses keys or over the tokens of a
-    /// state that fades: 8 bits at least.
+    /// A matrix whose errors add up, over the heads of an indexer or over the tokens of a
+    /// recurrent state that decays: 8 bits at least.
     Indexer,
 }
 

@@ -193,7 +193,7 @@ mod tests {
         check("'gate'\n", "'gait'\n", Some(12), "let.head_size (in families.mine)");
         check("'gate'\n", "'gate +'\n", Some(12), "expected a value");
         check("['hidden_size']", "['hiden_size']", Some(16), "unknown name `hiden_size`");
-        check("shape = ['hidden_size']", "cut = 'up'", Some(15), "unknown cut \"up\"");
+        check("shape = ['hidden_size']", "shard = 'up'", Some(15), "unknown sharding rule \"up\"");
         check("shape = ['hidden_size']", "form = 1", Some(15), "unknown field `form`");
         check("architectures = ['Mine']", "classes = ['Mine']", Some(9), "unknown field `classes`");
     }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::{
     expr::Expr,
-    spec::{Beside, StateRule},
+    spec::{LinearAttentionKind, ParallelDense},
 };
 
 /// See [`crate::spec::Moe`].
@@ -23,7 +23,7 @@ pub(crate) struct MoeRules {
     /// Alpha and limit of a clamped activation; null and absent for none.
     pub(crate) clamped_alpha: Option<Expr>,
     pub(crate) clamped_limit: Option<Expr>,
-    /// Whether a clamped activation has no summand.
+    /// Whether a clamped activation has no offset.
     #[serde(default)]
     pub(crate) clamped_plain: bool,
     pub(crate) router: RouterRules,
@@ -40,7 +40,7 @@ pub(crate) struct MoeRules {
     /// Norm of what comes out of the block, by its module within the layer.
     pub(crate) after: Option<String>,
     /// A dense part beside the experts.
-    pub(crate) beside: Option<Beside>,
+    pub(crate) beside: Option<ParallelDense>,
     /// Whether what experts give is added a layer later.
     #[serde(default)]
     pub(crate) deferred: bool,
@@ -115,13 +115,13 @@ pub(crate) struct MlaRules {
     pub(crate) bias: Option<Expr>,
     /// Factor on the latent of keys and values; null and absent for none.
     pub(crate) kv_scale: Option<Expr>,
-    pub(crate) index: Option<IndexRules>,
+    pub(crate) index: Option<IndexerRules>,
 }
 
-/// See [`crate::spec::Index`].
+/// See [`crate::spec::Indexer`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct IndexRules {
+pub(crate) struct IndexerRules {
     /// Null for no index.
     pub(crate) heads: Expr,
     pub(crate) width: Expr,
@@ -133,23 +133,23 @@ pub(crate) struct IndexRules {
     pub(crate) rotated_last: bool,
 }
 
-/// See [`crate::spec::Compressed`].
+/// See [`crate::spec::CompressedAttention`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CompressedRules {
+pub(crate) struct CompressedAttentionRules {
     pub(crate) q_rank: Expr,
     pub(crate) rope: Expr,
     pub(crate) eps: Expr,
     pub(crate) groups: Expr,
     pub(crate) group_rank: Expr,
-    /// Read where a layer chooses entries.
-    pub(crate) index: Option<IndexRules>,
+    /// Read where a layer has sparse compressed KV entries.
+    pub(crate) index: Option<IndexerRules>,
 }
 
-/// See [`crate::spec::Streams`].
+/// See [`crate::spec::HyperConnections`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct StreamRules {
+pub(crate) struct HyperConnectionRules {
     pub(crate) count: Expr,
     pub(crate) magnitude: Expr,
     pub(crate) eps: Expr,
@@ -157,10 +157,10 @@ pub(crate) struct StreamRules {
     pub(crate) mixed: Option<Expr>,
 }
 
-/// See [`crate::spec::Delta`].
+/// See [`crate::spec::LinearAttention`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DeltaRules {
+pub(crate) struct LinearAttentionRules {
     pub(crate) key_heads: Expr,
     pub(crate) value_heads: Expr,
     pub(crate) key_dim: Expr,
@@ -168,22 +168,22 @@ pub(crate) struct DeltaRules {
     pub(crate) kernel: Expr,
     pub(crate) eps: Expr,
     #[serde(default)]
-    pub(crate) rule: StateRule,
+    pub(crate) rule: LinearAttentionKind,
     /// Absent: no.
     pub(crate) conv_bias: Option<Expr>,
     /// Whether results are normalised; absent: yes.
     pub(crate) normed: Option<Expr>,
-    pub(crate) factors: Option<DeltaFactorRules>,
-    /// Whether gates are projected without latents, by Kimi's rule; absent: no.
+    pub(crate) factors: Option<MultiplierRules>,
+    /// Whether the gates of Kimi delta attention are full-rank; absent: no.
     pub(crate) direct: Option<Expr>,
-    /// What fading is bounded by, by Kimi's rule; null and absent for none.
+    /// Bound of the decay of Kimi delta attention; null and absent for none.
     pub(crate) fade_limit: Option<Expr>,
 }
 
-/// See [`crate::spec::DeltaFactors`].
+/// See [`crate::spec::LinearAttentionMultipliers`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DeltaFactorRules {
+pub(crate) struct MultiplierRules {
     pub(crate) q: Expr,
     pub(crate) k: Expr,
     pub(crate) v: Expr,
@@ -192,10 +192,10 @@ pub(crate) struct DeltaFactorRules {
     pub(crate) out: Expr,
 }
 
-/// See [`crate::spec::Convolution`].
+/// See [`crate::spec::ShortConvolution`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ConvolutionRules {
+pub(crate) struct ShortConvolutionRules {
     pub(crate) kernel: Expr,
 }
 
@@ -245,31 +245,31 @@ impl MlaRules {
         [&self.q_rank, &self.kv_rank, &self.nope, &self.rope, &self.value, &self.eps]
             .into_iter()
             .chain([&self.bias, &self.kv_scale].into_iter().flatten())
-            .chain(self.index.iter().flat_map(IndexRules::expressions))
+            .chain(self.index.iter().flat_map(IndexerRules::expressions))
     }
 }
 
-impl IndexRules {
+impl IndexerRules {
     fn expressions(&self) -> [&Expr; 5] {
         [&self.heads, &self.width, &self.top_k, &self.style, &self.eps]
     }
 }
 
-impl CompressedRules {
+impl CompressedAttentionRules {
     pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
         [&self.q_rank, &self.rope, &self.eps, &self.groups, &self.group_rank]
             .into_iter()
-            .chain(self.index.iter().flat_map(IndexRules::expressions))
+            .chain(self.index.iter().flat_map(IndexerRules::expressions))
     }
 }
 
-impl StreamRules {
+impl HyperConnectionRules {
     pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
         [&self.count, &self.magnitude, &self.eps].into_iter().chain(&self.mixed)
     }
 }
 
-impl DeltaRules {
+impl LinearAttentionRules {
     pub(super) fn expressions(&self) -> impl Iterator<Item = &Expr> {
         [
             &self.key_heads,

@@ -29,7 +29,7 @@ kv = { len = "heads", unit = "half", follow = "q" }
 [[tensors]]
 name = "layers.{L}.weight"
 shape = ["heads * half", "hidden_size"]
-cut = "column(q)"
+shard = "column(q)"
 role = "linear"
 "#;
 
@@ -98,10 +98,10 @@ fn slips_are_found_without_a_model() {
         "layers = \"even ? 1 : 2\"",
         "`even ? 1 : 2` depends on the layer by `even`",
     );
-    check("column(q)", "column(ffn)", "is cut by \"ffn\", which is not an axis");
-    check("column(q)", "vocab", "is cut by \"vocab\", which is not an axis");
-    check("column(q)", "vector(q)", "its cut needs 1 dimensions");
-    check("column(q)", "diagonal(q)", "unknown cut \"diagonal(q)\"");
+    check("column(q)", "column(ffn)", "is sharded along \"ffn\", which is not an axis");
+    check("column(q)", "vocab", "is sharded along \"vocab\", which is not an axis");
+    check("column(q)", "vector(q)", "its sharding rule needs 1 dimensions");
+    check("column(q)", "diagonal(q)", "unknown sharding rule \"diagonal(q)\"");
     check("follow = \"q\"", "follow = \"x\"", "axes.kv: follows \"x\", which is not an axis");
     check("follow = \"q\"", "follow = \"kv\"", "axes.kv: follows \"kv\", which follows another");
     check("layers.{L}.weight", "layers.{L}.{L}.weight", "is not a name with at most one {L}");
@@ -166,4 +166,10 @@ fn stars_stand_for_any_characters() {
     ] {
         assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
     }
+}
+
+#[test]
+fn the_older_key_of_the_sharding_rule_is_read() {
+    let pack = RulePack::parse(&MINIMAL.replace("shard = ", "cut = ")).unwrap();
+    assert_eq!(pack.file.tensors[0].shard, ShardingRule::Column("q".to_owned()));
 }

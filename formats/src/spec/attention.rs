@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BlockIndex, is_false};
+use super::{BlockIndexer, is_false};
 use crate::hex::HexF32;
 
 /// Grouped-query attention.
@@ -29,7 +29,8 @@ pub struct Attention {
     /// Whether each query head has a sink: one more score in the softmax's denominator.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sinks: bool,
-    /// Whether each head has a gate behind its query: heads go through by its sigmoid.
+    /// Whether each head has an output gate, projected together with its query; heads are multiplied
+    /// by its sigmoid.
     #[serde(rename = "output_gate_in_q", default, skip_serializing_if = "is_false")]
     pub gated: bool,
     /// The tensor of the sinks, where it is not `sinks`.
@@ -50,15 +51,15 @@ pub struct Attention {
     /// Whether each head's values are normalised, without gains.
     #[serde(rename = "v_norm", default, skip_serializing_if = "is_false")]
     pub value_norm: bool,
-    /// Queries, keys and values are cut off at this magnitude, after norms and before positions.
+    /// Queries, keys and values are clipped to this magnitude, after norms and before RoPE.
     #[serde(rename = "clip_qkv", default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<HexF32>,
-    /// What heads are multiplied by before the output projection.
+    /// Output gate: a factor on heads before the output projection.
     #[serde(rename = "output_gate", default, skip_serializing_if = "Option::is_none")]
     pub head_gate: Option<HeadGate>,
-    /// What chooses blocks of keys in the layers that attend to some alone.
-    #[serde(rename = "block_sparse", default, skip_serializing_if = "Option::is_none")]
-    pub blocks: Option<BlockIndex>,
+    /// Indexer of the layers with block-sparse attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_sparse: Option<BlockIndexer>,
 }
 
 impl Attention {
@@ -69,7 +70,7 @@ impl Attention {
     }
 }
 
-/// Gates of heads, from a projection of their own.
+/// Output gate of attention, from a projection of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadGate {
     /// The projection within the module of attention.
@@ -77,12 +78,12 @@ pub struct HeadGate {
     /// Whether a head has one gate; else each of its elements has its own.
     #[serde(default, skip_serializing_if = "is_false")]
     pub per_head: bool,
-    /// What of a gate heads go through by.
+    /// From the projection to the factor.
     #[serde(default, skip_serializing_if = "GateFunction::is_sigmoid")]
     pub function: GateFunction,
 }
 
-/// What of a gate a value goes through by.
+/// From a gate's projection to the factor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GateFunction {

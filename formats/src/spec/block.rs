@@ -1,12 +1,12 @@
-//! How the parts of a layer stand around the residual stream.
+//! Norms and residual connections of a layer.
 
 use serde::{Deserialize, Serialize};
 
 use super::is_false;
 use crate::hex::HexF32;
 
-/// How attention and feed-forward part of a layer stand around the residual stream. A norm is
-/// named by its module within the layer; where none is named, there is none.
+/// Norms and residual connections of attention and feed-forward part of a layer. A norm is named by
+/// its module within the layer; where none is named, there is none.
 ///
 /// `x += after(part(before(x)))` for attention and then for the feed-forward part; in a parallel
 /// block `x += attention(before(x)) + ffn(before(x))`.
@@ -25,7 +25,8 @@ pub struct Block {
     /// Norm of what comes out of the feed-forward part.
     #[serde(rename = "post_ffn_norm", default, skip_serializing_if = "Option::is_none")]
     pub after_ffn: Option<String>,
-    /// Whether both parts read the same state. Their sums over ranks are then one.
+    /// Whether attention and feed-forward part run in parallel on the same input. They then share
+    /// one all-reduce.
     #[serde(default, skip_serializing_if = "is_false")]
     pub parallel: bool,
     /// The tensor of one element within a layer by which the residual stream is multiplied after

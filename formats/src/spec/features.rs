@@ -5,7 +5,7 @@
 //! A decoder with grouped-query attention (full or sliding window), rotary embeddings, norms before
 //! or after each block and dense feed-forward layers requires nothing.
 
-use super::{Activation, Attention, Layer, Mask, QkNorm, Spec, StateRule};
+use super::{Activation, Attention, Layer, LinearAttentionKind, Mask, QkNorm, Spec};
 
 /// The name of an operator, and whether an architecture has it.
 type Feature = (&'static str, fn(&Spec) -> bool);
@@ -17,52 +17,60 @@ const ALL: [Feature; 34] = [
     ("attention-sinks", |spec| has_attention(spec, |it| it.sinks || it.sinks_in.is_some())),
     ("attention-temperature-tuning", |spec| has_attention(spec, |it| it.position_scale.is_some())),
     ("block-sparse-attention", |spec| {
-        has_attention(spec, |it| it.blocks.is_some()) || has_layer(spec, |it| it.chooses_blocks)
+        has_attention(spec, |it| it.block_sparse.is_some()) || has_layer(spec, |it| it.block_sparse)
     }),
     ("chunked-attention", |spec| has_layer(spec, |it| matches!(it.mask, Mask::Chunked(_)))),
     ("clamped-swiglu", has_clamped_swiglu),
     ("compressed-kv", |spec| {
-        spec.compressed.is_some() || has_layer(spec, |it| it.entries.is_some())
+        spec.compressed_attention.is_some() || has_layer(spec, |it| it.compressed_kv.is_some())
     }),
     ("embedding-norm", |spec| spec.embedding_norm),
-    ("hash-routing", |spec| has_layer(spec, |it| it.experts_by_token)),
+    ("hash-routing", |spec| has_layer(spec, |it| it.hash_routing)),
     ("heterogeneous-attention", |spec| {
-        spec.second_attention.is_some() || has_layer(spec, |it| it.second)
+        spec.second_attention.is_some() || has_layer(spec, |it| it.second_attention)
     }),
-    ("hyper-connections", |spec| spec.streams.is_some()),
+    ("hyper-connections", |spec| spec.hyper_connections.is_some()),
     ("k-eq-v", |spec| has_attention(spec, |it| it.values_are_keys)),
     ("kimi-delta-attention", |spec| {
-        spec.delta.as_ref().is_some_and(|it| it.rule == StateRule::KimiDelta)
+        spec.linear_attention
+            .as_ref()
+            .is_some_and(|it| it.kind == LinearAttentionKind::KimiDeltaAttention)
     }),
     ("latent-moe", |spec| spec.moe.as_ref().is_some_and(|moe| moe.latent.is_some())),
     ("layer-scale", |spec| spec.block.layer_scale.is_some()),
-    ("linear-attention", |spec| spec.delta.is_some() || has_layer(spec, |it| it.delta)),
-    ("lm-head-bias", |spec| spec.head_bias),
-    ("mamba2", |spec| spec.delta.as_ref().is_some_and(|it| it.rule == StateRule::Mamba2)),
+    ("linear-attention", |spec| {
+        spec.linear_attention.is_some() || has_layer(spec, |it| it.linear_attention)
+    }),
+    ("lm-head-bias", |spec| spec.lm_head_bias),
+    ("mamba2", |spec| {
+        spec.linear_attention.as_ref().is_some_and(|it| it.kind == LinearAttentionKind::Mamba2)
+    }),
     ("mla", |spec| spec.mla.is_some()),
     ("moe", |spec| spec.moe.is_some() || has_layer(spec, |it| it.moe)),
     ("mup-multipliers", |spec| {
         spec.ffn.gate_scale.is_some()
             || spec.ffn.out_scale.is_some()
-            || spec.delta.as_ref().is_some_and(|it| it.factors.is_some())
+            || spec.linear_attention.as_ref().is_some_and(|it| it.multipliers.is_some())
     }),
-    ("parallel-dense-moe", |spec| spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some())),
-    ("parallel-linear-attention", |spec| has_layer(spec, |it| it.both)),
+    ("parallel-dense-moe", |spec| {
+        spec.moe.as_ref().is_some_and(|moe| moe.parallel_dense.is_some())
+    }),
+    ("parallel-linear-attention", |spec| has_layer(spec, |it| it.parallel_attention)),
     ("qkv-clipping", |spec| has_attention(spec, |it| it.limit.is_some())),
     ("short-convolution", |spec| {
-        spec.convolution.is_some() || has_layer(spec, |it| it.convolution)
+        spec.short_convolution.is_some() || has_layer(spec, |it| it.short_convolution)
     }),
-    ("shortcut-moe", |spec| spec.moe.as_ref().is_some_and(|moe| moe.deferred)),
+    ("shortcut-moe", |spec| spec.moe.as_ref().is_some_and(|moe| moe.shortcut)),
     ("single-block-layers", |spec| has_layer(spec, |it| it.only.is_some())),
     ("sparse-attention", |spec| {
-        spec.mla.as_ref().is_some_and(|mla| mla.index.is_some())
-            || has_layer(spec, |it| it.shares_keys)
+        spec.mla.as_ref().is_some_and(|mla| mla.indexer.is_some())
+            || has_layer(spec, |it| it.reuses_top_k)
     }),
     ("unweighted-norm", has_unweighted_norm),
     ("value-norm", |spec| has_attention(spec, |it| it.value_norm)),
     ("value-scale", |spec| has_attention(spec, |it| it.value_scale.is_some())),
     ("xielu", |spec| spec.ffn.activation == Activation::Xielu),
-    ("zero-computation-experts", |spec| spec.moe.as_ref().is_some_and(|it| it.identities > 0)),
+    ("zero-computation-experts", |spec| spec.moe.as_ref().is_some_and(|it| it.zero_experts > 0)),
 ];
 
 impl Spec {

@@ -56,13 +56,13 @@ pub enum Activation {
     /// `silu(up(x))`.
     Silu,
     /// `xielu(up(x))`: `α·x² + β·x` above zero, `α'·(exp(min(x, ε)) − 1 − x) + β·x` elsewhere, with
-    /// numbers of each layer's own (`act_fn`): `α = softplus(alpha_p)`, `α' = β + softplus(alpha_n)`.
-    /// Not for experts.
+    /// parameters of each layer's own (`act_fn`): `α = softplus(alpha_p)`, `α' = β +
+    /// softplus(alpha_n)`. Not for experts.
     Xielu,
 }
 
 impl Activation {
-    /// Whether there is a gate projection beside the input projection.
+    /// Whether there is a gate projection next to the input projection.
     #[must_use]
     pub const fn is_gated(self) -> bool {
         matches!(self, Self::SiluGlu | Self::GeluTanhGlu | Self::GeluGlu)

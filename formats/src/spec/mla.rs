@@ -1,4 +1,4 @@
-//! Attention over a compressed latent (multi-head latent attention).
+//! Multi-head latent attention (MLA) and the indexer of sparse attention.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,21 +36,21 @@ pub struct Mla {
     /// Factor on the latent of keys and values, after its norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_scale: Option<HexF32>,
-    /// What chooses the keys that queries attend to; none where they attend to all.
-    #[serde(rename = "indexer", default, skip_serializing_if = "Option::is_none")]
-    pub index: Option<Index>,
+    /// Indexer of sparse attention; none where queries attend to all keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexer: Option<Indexer>,
 }
 
-/// What chooses keys (DeepSeek Sparse Attention).
+/// Indexer of sparse attention (DeepSeek Sparse Attention): it selects the top-k keys of a query.
 ///
-/// Each token has one key more, and each query `heads` short queries from its latent with a weight
-/// for each. A key's score is the sum over those heads of `weight · max(q · k, 0)`, and a query
+/// Each token has an indexer key, and each query has `heads` indexer queries from its latent, with a
+/// weight for each. A key's score is the sum over those heads of `weight · max(q · k, 0)`, and a query
 /// attends to the `top_k` keys of the largest scores; to all while there are no more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Index {
-    /// Short queries of a token.
+pub struct Indexer {
+    /// Indexer queries of a token.
     pub heads: u32,
-    /// Width of a short query and of the key, of which the first part is rotated as the heads'.
+    /// Width of an indexer query and of the key, of which the first part is rotated as the heads'.
     #[serde(rename = "head_dim")]
     pub width: u32,
     /// Keys that a query attends to.

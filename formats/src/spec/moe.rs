@@ -10,10 +10,10 @@ use crate::hex::HexF32;
 pub struct Moe {
     /// Experts of a layer.
     pub experts: u32,
-    /// Experts behind those that give what they read and have no weights.
-    #[serde(rename = "zero_experts", default, skip_serializing_if = "is_zero")]
-    pub identities: u32,
-    /// Experts that a token goes to.
+    /// Zero-computation experts after the others: they have no weights and return their input.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub zero_experts: u32,
+    /// Experts of a token.
     pub top_k: u32,
     /// Inner width of an expert.
     #[serde(rename = "intermediate_size")]
@@ -26,27 +26,29 @@ pub struct Moe {
     /// Whether the projections of experts have biases.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
-    /// Width of the vectors that experts read and give, where it is not that of the residual stream.
+    /// Input and output width of the experts, where it is not that of the residual stream (latent
+    /// MoE).
     #[serde(rename = "latent_size", default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<u32>,
-    /// What chooses experts.
+    /// The router.
     pub router: Router,
-    /// An expert that every token goes to.
+    /// Shared expert.
     #[serde(rename = "shared_expert", default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<SharedExpert>,
-    /// Whether weights count for the inputs of experts, not for their outputs.
+    /// Whether router weights multiply the experts' inputs in place of their outputs.
     #[serde(rename = "router_weights_on_input", default, skip_serializing_if = "is_false")]
     pub weighs_inputs: bool,
     /// Norm of what comes out of the block, by its module within the layer.
     #[serde(rename = "post_norm", default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// A dense feed-forward part beside the experts.
-    #[serde(rename = "parallel_dense", default, skip_serializing_if = "Option::is_none")]
-    pub beside: Option<Beside>,
-    /// Whether the experts stand beside a dense feed-forward part that reads the same, and what they
-    /// give is added with what the next layer's dense part gives.
-    #[serde(rename = "shortcut", default, skip_serializing_if = "is_false")]
-    pub deferred: bool,
+    /// Parallel dense + MoE block: a dense feed-forward part in parallel with the experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel_dense: Option<ParallelDense>,
+    /// Whether it is a shortcut-connected MoE: the experts run in parallel with a dense
+    /// feed-forward part on the same input, and their output is added with that of the next layer's
+    /// dense part.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shortcut: bool,
     /// What its modules are called.
     #[serde(default, skip_serializing_if = "MoeNames::is_usual")]
     pub names: MoeNames,
@@ -56,7 +58,7 @@ impl Moe {
     /// Experts that a router chooses from.
     #[must_use]
     pub const fn choices(&self) -> u32 {
-        self.experts.saturating_add(self.identities)
+        self.experts.saturating_add(self.zero_experts)
     }
 }
 
@@ -66,8 +68,8 @@ const fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// `(clamp(up, −limit, limit) + 1) · g · sigmoid(alpha · g)` with `g = min(gate, limit)`; plain ones
-/// have no summand.
+/// `(clamp(up, −limit, limit) + 1) · g · sigmoid(alpha · g)` with `g = min(gate, limit)`; plain
+/// ones have no `+ 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClampedSwiglu {
     /// Factor within the sigmoid.
@@ -79,18 +81,18 @@ pub struct ClampedSwiglu {
     pub plain: bool,
 }
 
-/// A dense feed-forward part that every token goes through beside its experts. Each has norms of its
-/// own, named by their modules within the layer; the experts' norm and the router read the residual
-/// stream, and the sum of both goes through the layer's last norm.
+/// A parallel dense + MoE block: a dense feed-forward part in parallel with the experts. Each has
+/// norms of its own, named by their modules within the layer; the experts' norm and the router read
+/// the residual stream, and the sum of both goes through the layer's last norm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beside {
-    /// Norm of what comes out of the dense part.
+pub struct ParallelDense {
+    /// Norm after the dense part.
     #[serde(rename = "post_dense_norm", alias = "after_dense")]
     pub after_dense: String,
-    /// Norm of what goes into the experts.
+    /// Norm before the experts.
     #[serde(rename = "pre_experts_norm", alias = "before_experts")]
     pub before_experts: String,
-    /// Norm of what comes out of them.
+    /// Norm after the experts.
     #[serde(rename = "post_experts_norm", alias = "after_experts")]
     pub after_experts: String,
 }
@@ -104,8 +106,9 @@ pub struct RouterInput {
     pub scale: HexF32,
 }
 
-/// How experts are chosen and weighed. The `top_k` experts with the largest score plus correction
-/// are taken, the earlier of equal ones; they are weighed by their scores without it.
+/// The router: how experts are selected and weighed. The `top_k` experts with the largest score
+/// plus correction are taken, the earlier of equal ones; they are weighed by their scores without
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Router {
     /// From logits to scores.
@@ -120,7 +123,7 @@ pub struct Router {
     /// Whether the logits have a bias.
     #[serde(default, skip_serializing_if = "is_false")]
     pub bias: bool,
-    /// Whether there is a correction, which counts for the choice alone.
+    /// Whether there is a correction bias, which counts for the selection alone.
     #[serde(rename = "correction_bias", default, skip_serializing_if = "is_false")]
     pub correction: bool,
     /// Only experts of the best groups are taken.
@@ -147,17 +150,17 @@ pub enum Scores {
     Softmax,
     /// The logits themselves; the weights are the softmax over those that were taken.
     #[serde(rename = "softmax_of_top_k")]
-    SoftmaxOfTaken,
+    SoftmaxOfTopK,
     /// Sigmoid of each.
     Sigmoid,
     /// `sqrt(ln(1 + exp(logit)))` of each.
     SqrtSoftplus,
     /// The logits themselves; the weights are the sigmoids of those that were taken.
     #[serde(rename = "sigmoid_of_top_k")]
-    SigmoidOfTaken,
+    SigmoidOfTopK,
     /// The logits themselves. The weight of each expert that is taken is its share in the softmax
-    /// over those that were not taken before it and whose distance from it, divided by the larger of
-    /// its logit and their logit's magnitude, is at most twice the jitter (`PhiMoE`).
+    /// over those that were not taken before it and whose distance from it, divided by the larger
+    /// of its logit and their logit's magnitude, is at most twice the jitter (`PhiMoE`).
     SparseMixer,
 }
 
@@ -195,7 +198,7 @@ pub struct Renormalise {
     pub least: HexF32,
 }
 
-/// An expert that every token goes to.
+/// A shared expert, which every token goes to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedExpert {
     /// Inner width.

@@ -1,5 +1,4 @@
-//! Tables of whole numbers, which stand for floats of the same value: those that say which experts a
-//! token goes to.
+//! Tables of whole numbers, stored as floats of the same value: the tables of hash routing.
 
 use std::ops::Range;
 

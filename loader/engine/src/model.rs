@@ -123,9 +123,10 @@ impl<B: Backend> Projection<B> {
 
 /// Width of the indexer's keys.
 fn index_width(spec: &Spec) -> u32 {
-    let of_mla = spec.mla.as_ref().and_then(|mla| Some(mla.index.as_ref()?.width));
+    let of_mla = spec.mla.as_ref().and_then(|mla| Some(mla.indexer.as_ref()?.width));
     let attentions = [Some(&spec.attention), spec.second_attention.as_ref()];
-    let of_blocks = attentions.into_iter().flatten().find_map(|it| Some(it.blocks.as_ref()?.width));
+    let of_blocks =
+        attentions.into_iter().flatten().find_map(|it| Some(it.block_sparse.as_ref()?.width));
     of_mla.or(of_blocks).unwrap_or_default()
 }
 
@@ -160,7 +161,7 @@ impl<B: Backend> Model<B> {
         CacheShape {
             layers: layers().filter(attends).map(cached).collect(),
             states: layers().filter(|it| self.spec.layers[*it].has_state()).count(),
-            keys_are_values: self.spec.mla.is_some() || self.spec.compressed.is_some(),
+            keys_are_values: self.spec.mla.is_some() || self.spec.compressed_attention.is_some(),
             indexes: layers().filter(indexes).count(),
             index_width: index_width(&self.spec) as usize,
             entries: layers().filter(attends).filter_map(|it| self.entry_shape(it)).collect(),
@@ -169,12 +170,12 @@ impl<B: Backend> Model<B> {
 
     /// Compressed KV entries of a layer, if it has some.
     fn entry_shape(&self, layer: usize) -> Option<CompressedKvShape> {
-        let index = self.spec.compressed.as_ref()?.index.as_ref();
-        let entries = self.spec.layers[layer].entries?;
+        let index = self.spec.compressed_attention.as_ref()?.indexer.as_ref();
+        let entries = self.spec.layers[layer].compressed_kv?;
         Some(CompressedKvShape {
-            ratio: entries.every as usize,
+            ratio: entries.compression_ratio as usize,
             width: self.spec.attention.head_dim as usize,
-            key_width: index.filter(|_| entries.chosen).map_or(0, |index| index.width as usize),
+            key_width: index.filter(|_| entries.sparse).map_or(0, |index| index.width as usize),
         })
     }
 

@@ -6,7 +6,7 @@ use super::{EngineLoad, Part};
 
 /// Key-value heads of a layer that chooses blocks on a rank, and the width of its index's keys.
 fn index(spec: &Spec, part: &Part, layer: usize) -> Option<[u64; 2]> {
-    let index = spec.attention.blocks.as_ref().filter(|_| spec.layers[layer].chooses_blocks)?;
+    let index = spec.attention.block_sparse.as_ref().filter(|_| spec.layers[layer].block_sparse)?;
     let heads = part.key / u64::from(spec.attention.head_dim).max(1);
     (heads > 0).then_some([heads, u64::from(index.width)])
 }
@@ -19,7 +19,7 @@ pub(super) fn keys(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) ->
 /// Floats for each row of a step.
 pub(super) fn working(spec: &Spec, part: &Part, layer: usize) -> u64 {
     let Some([heads, width]) = index(spec, part, layer) else { return 0 };
-    let kept = spec.attention.blocks.as_ref().map_or(0, |blocks| u64::from(blocks.top_k));
+    let kept = spec.attention.block_sparse.as_ref().map_or(0, |blocks| u64::from(blocks.top_k));
     // Short queries as projected and as rotated, the key, and the blocks that are chosen.
     heads * (2 * width + kept) + width
 }
@@ -27,7 +27,7 @@ pub(super) fn working(spec: &Spec, part: &Part, layer: usize) -> u64 {
 /// Floats of the scores of one head's queries with all keys; rows beyond the engine's bound follow
 /// one after the other. None while all blocks are chosen.
 pub(super) fn scores(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
-    let Some(blocks) = &spec.attention.blocks else { return 0 };
+    let Some(blocks) = &spec.attention.block_sparse else { return 0 };
     let all = u64::from(blocks.tokens) * u64::from(blocks.top_k);
     if index(spec, part, layer).is_none() || load.tokens <= all {
         return 0;

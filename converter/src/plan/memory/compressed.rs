@@ -2,7 +2,7 @@
 
 use shardpack_formats::{
     Spec,
-    spec::{Compressed, Entries},
+    spec::{CompressedAttention, CompressedKv},
 };
 
 use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, Part};
@@ -11,46 +11,56 @@ use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, Part};
 const SPARE_ROWS: u64 = 8;
 
 /// Widths of what a token gives to entries: of entries themselves, and of the index's keys.
-fn raw_widths(spec: &Spec, compressed: &Compressed, entries: Entries) -> [u64; 2] {
+fn raw_widths(spec: &Spec, compressed: &CompressedAttention, entries: CompressedKv) -> [u64; 2] {
     let head = u64::from(spec.attention.head_dim);
-    match &compressed.index {
-        Some(index) if entries.chosen => [2 * head, 2 * u64::from(index.width)],
+    match &compressed.indexer {
+        Some(index) if entries.sparse => [2 * head, 2 * u64::from(index.width)],
         _ => [head, 0],
     }
 }
 
 /// Keys, which are values too, and entries of one layer. Every rank holds those of all heads.
-pub(super) fn pages(spec: &Spec, compressed: &Compressed, layer: usize, load: &EngineLoad) -> u64 {
+pub(super) fn pages(
+    spec: &Spec,
+    compressed: &CompressedAttention,
+    layer: usize,
+    load: &EngineLoad,
+) -> u64 {
     let head = u64::from(spec.attention.head_dim);
     let keys = load.tokens * load.kv.head_bytes(head);
-    let Some(entries) = spec.layers[layer].entries else { return keys };
-    let every = u64::from(entries.every);
+    let Some(entries) = spec.layers[layer].compressed_kv else { return keys };
+    let every = u64::from(entries.compression_ratio);
     let [_, raw] = raw_widths(spec, compressed, entries);
     let index = raw / 2;
     let each = load.kv.head_bytes(head) + if index > 0 { load.kv.indexer_bytes(index) } else { 0 };
     // An entry that is chosen stands for tokens of the page before its own too: those that may go on
     // elsewhere keep what their last tokens gave.
-    let tail = if entries.chosen { every * (head + index) * 2 * F32_BYTES } else { 0 };
+    let tail = if entries.sparse { every * (head + index) * 2 * F32_BYTES } else { 0 };
     keys + load.tokens / every * each + load.tokens / PAGE_TOKENS * tail
 }
 
 /// What a sequence carries from token to token in a layer: the numbers of tokens whose entry is not
 /// complete.
-pub(super) fn state(spec: &Spec, compressed: &Compressed, layer: usize) -> u64 {
-    let Some(entries) = spec.layers[layer].entries else { return 0 };
-    let held = u64::from(entries.every) * if entries.chosen { 2 } else { 1 };
+pub(super) fn state(spec: &Spec, compressed: &CompressedAttention, layer: usize) -> u64 {
+    let Some(entries) = spec.layers[layer].compressed_kv else { return 0 };
+    let held = u64::from(entries.compression_ratio) * if entries.sparse { 2 } else { 1 };
     let raw: u64 = raw_widths(spec, compressed, entries).iter().sum();
     (held + SPARE_ROWS) * 2 * raw * F32_BYTES
 }
 
 /// Floats for each row of a step.
-pub(super) fn working(spec: &Spec, compressed: &Compressed, part: &Part, layer: usize) -> u64 {
+pub(super) fn working(
+    spec: &Spec,
+    compressed: &CompressedAttention,
+    part: &Part,
+    layer: usize,
+) -> u64 {
     let [hidden, head] = [spec.hidden_size, spec.attention.head_dim].map(u64::from);
     let per_group = u64::from(spec.attention.heads / compressed.groups.max(1)) * head;
     let groups = part.query / per_group.max(1);
-    let entries = spec.layers[layer].entries.map_or(0, |entries| {
+    let entries = spec.layers[layer].compressed_kv.map_or(0, |entries| {
         let raw: u64 = raw_widths(spec, compressed, entries).iter().sum();
-        let index = compressed.index.as_ref().filter(|_| entries.chosen).map_or(0, |index| {
+        let index = compressed.indexer.as_ref().filter(|_| entries.sparse).map_or(0, |index| {
             let [heads, width] = [index.heads, index.width].map(u64::from);
             // Short queries, and one part of them brought together.
             2 * heads * width + width + heads + u64::from(index.top_k)

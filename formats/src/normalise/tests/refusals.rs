@@ -242,7 +242,7 @@ fn wrong_shapes_types_and_names_are_refused() {
 }
 
 #[test]
-fn a_pack_that_cuts_heads_apart_is_refused() {
+fn a_pack_that_splits_heads_is_refused() {
     let text = "schema = 1\nid = 'mine'\nextends = 'decoder'\n[families.llama]\n\
                 architectures = ['LlamaForCausalLM']\nused = ['mlp_bias', 'pretraining_tp']\n\
                 let = { ffn_biases = 'mlp_bias ?? false' }\n[axes.kv]\nunit = 16\n";
@@ -250,7 +250,7 @@ fn a_pack_that_cuts_heads_apart_is_refused() {
     let error = resolve(&config, &sources, &[RulePack::parse(text).unwrap()]).unwrap_err();
     assert_eq!(
         chain(&error),
-        "tensor \"model.layers.0.self_attn.k_proj.weight\" is cut by axis kv of 32, but has 64 \
+        "tensor \"model.layers.0.self_attn.k_proj.weight\" is sharded along axis kv of 32, but has 64 \
          there"
     );
 }

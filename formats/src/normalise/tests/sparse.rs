@@ -1,4 +1,4 @@
-//! Attention to chosen keys, as configurations spell it.
+//! Sparse attention and hyper-connections, as configurations spell them.
 
 use serde_json::{Value, json};
 
@@ -28,14 +28,14 @@ fn resolved(config: &Value) -> Result<Spec, ResolveError> {
     resolve_builtin(config, &tensors).map(|normalised| normalised.spec)
 }
 
-/// Layers with an index of their own.
+/// Layers with an indexer of their own.
 fn choosing(keys: &Value) -> Vec<usize> {
     let config = config("glm_moe_dsa", "GlmMoeDsaForCausalLM", keys);
     let tensors = expected_tensors(&config, &RulePack::builtin()).unwrap();
     let normalised = resolve_builtin(&config, &tensors).unwrap();
     let layers = normalised.spec.layers.iter().enumerate();
     let choosing: Vec<usize> =
-        layers.filter(|(_, layer)| !layer.shares_keys).map(|(index, _)| index).collect();
+        layers.filter(|(_, layer)| !layer.reuses_top_k).map(|(index, _)| index).collect();
     let of_index = |layer: &u32| {
         let prefix = format!("model.layers.{layer}.self_attn.indexer.");
         normalised.tensors.iter().filter(|tensor| tensor.name.starts_with(&prefix)).count() == 5
@@ -46,7 +46,7 @@ fn choosing(keys: &Value) -> Vec<usize> {
 }
 
 #[test]
-fn layers_choose_as_types_or_turns_say() {
+fn layers_have_indexers_as_types_or_turns_say() {
     let types = |letters: &str| -> Vec<&str> {
         letters.chars().map(|letter| if letter == 'F' { "full" } else { "shared" }).collect()
     };
@@ -61,44 +61,44 @@ fn layers_choose_as_types_or_turns_say() {
 }
 
 #[test]
-fn an_index_is_described_in_full() {
+fn an_indexer_is_described_in_full() {
     let glm = config(
         "glm_moe_dsa",
         "GlmMoeDsaForCausalLM",
         &json!({"index_topk": 512, "index_n_heads": 4, "index_head_dim": 64}),
     );
     let spec = resolved(&glm).unwrap();
-    let index = spec.mla.as_ref().unwrap().index.as_ref().unwrap();
+    let index = spec.mla.as_ref().unwrap().indexer.as_ref().unwrap();
     let sizes = (index.heads, index.width, index.top_k, index.style, index.eps.0);
     assert_eq!(sizes, (4, 64, 512, RopeStyle::Interleaved, 1e-6));
     assert_eq!((spec.max_positions, spec.shortened()), (202_752, None));
     let deepseek = config("deepseek_v32", "DeepseekV32ForCausalLM", &json!({}));
     let mut spec = resolved(&deepseek).unwrap();
-    let index = spec.mla.as_mut().unwrap().index.take().unwrap();
+    let index = spec.mla.as_mut().unwrap().indexer.take().unwrap();
     let sizes = (index.heads, index.width, index.top_k, index.style);
     assert_eq!(sizes, (64, 128, 2048, RopeStyle::Half));
-    // As packages were before the index was read.
+    // As packages were before the indexer was read.
     assert!(spec.shortened().unwrap().contains("convert the model again"));
     let dense = config("deepseek_v3", "DeepseekV3ForCausalLM", &json!({}));
     let spec = resolved(&dense).unwrap();
-    assert_eq!((&spec.mla.as_ref().unwrap().index, spec.shortened()), (&None, None));
+    assert_eq!((&spec.mla.as_ref().unwrap().indexer, spec.shortened()), (&None, None));
     let text = serde_json::to_string(&spec).unwrap();
-    assert!(!text.contains("index") && !text.contains("shares_keys"), "{text}");
+    assert!(!text.contains("index") && !text.contains("reuses_top_k"), "{text}");
 }
 
 /// Hunyuan V4 without what its configuration may leave out.
 #[test]
-fn residual_streams_are_described_in_full() {
+fn hyper_connections_are_described_in_full() {
     let given = json!({
         "rms_norm_eps": 1e-3, "hc_mult": 3, "hc_magnitude": 1.5, "hc_eps": 1e-4,
         "swiglu_limit": 7.0, "first_k_dense_replace": null,
     });
     let spec = resolved(&config("hy_v4", "HYV4ForCausalLM", &given)).unwrap();
-    let streams = spec.streams.as_ref().unwrap();
-    assert_eq!((streams.count, streams.magnitude.0, streams.eps.0), (3, 1.5, 1e-4));
+    let streams = spec.hyper_connections.as_ref().unwrap();
+    assert_eq!((streams.expansion_rate, streams.magnitude.0, streams.eps.0), (3, 1.5, 1e-4));
     assert_eq!(spec.residual_width(), 3 * 64);
     let mla = spec.mla.as_ref().unwrap();
-    let index = mla.index.as_ref().unwrap();
+    let index = mla.indexer.as_ref().unwrap();
     // The key's norm goes by the model's epsilon, those of the latents do not.
     assert_eq!((mla.eps.0, index.eps.0, index.rotated_last), (1e-6, 1e-3, true));
     assert_eq!([spec.ropes[0].style, index.style], [RopeStyle::Half, RopeStyle::Half]);
@@ -106,19 +106,19 @@ fn residual_streams_are_described_in_full() {
     assert_eq!((clamped.alpha.0, clamped.limit.0, clamped.plain), (1.0, 7.0, true));
     let attention = &spec.attention;
     assert_eq!((attention.sinks, attention.head_gate.is_some()), (true, true));
-    let own = |(index, layer): (usize, &Layer)| (!layer.shares_keys).then_some(index);
+    let own = |(index, layer): (usize, &Layer)| (!layer.reuses_top_k).then_some(index);
     let choosing: Vec<usize> = spec.layers.iter().enumerate().filter_map(own).collect();
     assert_eq!(choosing, [0, 1, 5]);
     assert_eq!(spec.layers.iter().filter(|layer| layer.moe).count(), 7);
     let usual = resolved(&config("hy_v4", "HYV4ForCausalLM", &json!({}))).unwrap();
-    let streams = usual.streams.unwrap();
-    assert_eq!((streams.count, streams.magnitude.0, streams.eps.0), (4, 2.0, 1e-6));
+    let streams = usual.hyper_connections.unwrap();
+    assert_eq!((streams.expansion_rate, streams.magnitude.0, streams.eps.0), (4, 2.0, 1e-6));
     assert_eq!((usual.norm.eps.0, usual.max_positions), (1e-5, 262_144));
     // Other architectures say nothing of them.
     let one = resolved(&config("deepseek_v3", "DeepseekV3ForCausalLM", &json!({}))).unwrap();
     let text = serde_json::to_string(&one).unwrap();
     assert_eq!(one.residual_width(), 64);
-    assert!(!text.contains("streams") && !text.contains("rotated_last"), "{text}");
+    assert!(!text.contains("hyper_connections") && !text.contains("rope_last"), "{text}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub struct LinearAttentionParams<'a, T, V> {
     /// For each value head held here, the key head held here that it reads.
     pub v_to_k: &'a [usize],
     /// Widths and epsilon.
-    pub spec: &'a spec::Delta,
+    pub spec: &'a spec::LinearAttention,
     /// Convolutions of queries, keys and values: `[channels, kernel]`.
     pub convolutions: [&'a V; 3],
     /// Their biases, where they have some.

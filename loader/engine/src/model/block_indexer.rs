@@ -4,7 +4,7 @@
 //! `top_k` blocks with the highest scores. The index key of a token is computed whole on every rank
 //! with heads; index queries are sharded as key-value heads are.
 
-use shardpack_formats::spec::{Attention, BlockIndex};
+use shardpack_formats::spec::{self, Attention};
 
 use super::{
     LoadError,
@@ -18,7 +18,7 @@ use crate::backend::{Backend, BlockIndexerInputs, BlockIndexerParams, RotatedPar
 
 /// One rank's part of a layer's block indexer.
 pub(super) struct BlockIndexer<B: Backend> {
-    form: BlockIndex,
+    form: spec::BlockIndexer,
     /// Key-value heads held here.
     kv_heads: usize,
     rope: Option<u32>,
@@ -36,7 +36,7 @@ impl<B: Backend> BlockIndexer<B> {
         attention: &Attention,
         held: &Heads,
     ) -> Result<Option<Self>, LoadError> {
-        let form = attention.blocks.as_ref().filter(|_| layer.form.chooses_blocks);
+        let form = attention.block_sparse.as_ref().filter(|_| layer.form.block_sparse);
         let Some(form) = form else { return Ok(None) };
         let name = |name: &str| layer.name(&format!("self_attn.indexer.{name}"));
         let width = TensorSlice::whole(form.width as usize);

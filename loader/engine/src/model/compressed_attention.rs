@@ -27,7 +27,7 @@ use crate::backend::{
 
 /// One rank's part of such attention.
 pub(super) struct CompressedAttention<B: Backend> {
-    form: spec::Compressed,
+    form: spec::CompressedAttention,
     layer: CompressedLayer,
     /// Absent on a rank without heads.
     weights: Option<Weights<B>>,
@@ -92,7 +92,7 @@ impl<B: Backend> CompressedAttention<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
-        form: &spec::Compressed,
+        form: &spec::CompressedAttention,
     ) -> Result<Self, LoadError> {
         let attention = &loader.spec.attention;
         Ok(Self {
@@ -183,17 +183,18 @@ impl<B: Backend> DistantTokens<B> {
     fn load(
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
-        form: &spec::Compressed,
+        form: &spec::CompressedAttention,
     ) -> Result<Self, LoadError> {
         // Invariant: every layer has a window (`shard::compressed::check`).
-        let (Some(entries), Mask::Sliding(window)) = (layer.form.entries, layer.form.mask) else {
+        let (Some(entries), Mask::Sliding(window)) = (layer.form.compressed_kv, layer.form.mask)
+        else {
             return Ok(Self::Ignored);
         };
         let module = layer.name("self_attn.compressor");
         let head_dim = loader.spec.attention.head_dim;
         Ok(Self::Compressed {
             compressor: Compressor::load(loader, layer, form, &module, entries, head_dim)?,
-            indexer: match form.index.as_ref().filter(|_| entries.chosen) {
+            indexer: match form.indexer.as_ref().filter(|_| entries.sparse) {
                 Some(index) => Some(EntryIndexer::load(loader, layer, form, entries, index)?),
                 None => None,
             },
@@ -208,7 +209,7 @@ impl<B: Backend> Weights<B> {
     fn load(
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
-        form: &spec::Compressed,
+        form: &spec::CompressedAttention,
     ) -> Result<Option<Self>, LoadError> {
         let attention = &loader.spec.attention;
         let held = &loader.shard.heads.q;

@@ -37,7 +37,7 @@ pub(super) struct Compressor<B: Backend> {
 
 /// What selects the entries that each row attends to.
 pub(super) struct EntryIndexer<B: Backend> {
-    form: spec::Index,
+    form: spec::Indexer,
     rope: Option<u32>,
     /// Makes the entries' index keys.
     keys: Compressor<B>,
@@ -52,13 +52,13 @@ impl<B: Backend> Compressor<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
-        form: &spec::Compressed,
+        form: &spec::CompressedAttention,
         module: &str,
-        entries: spec::Entries,
+        entries: spec::CompressedKv,
         width: u32,
     ) -> Result<Self, LoadError> {
         let whole = |size: u32| TensorSlice::whole(size as usize);
-        let columns = whole(width * if entries.chosen { 2 } else { 1 });
+        let columns = whole(width * if entries.sparse { 2 } else { 1 });
         let matrix = |name: &str| {
             loader.held_matrix(&format!("{module}.{name}"), &columns, &loader.hidden())
         };
@@ -66,7 +66,11 @@ impl<B: Backend> Compressor<B> {
         Ok(Self {
             c: matrix("kv_proj")?,
             z: matrix("gate_proj")?,
-            position_bias: loader.stacked_vector(&bias, &whole(entries.every), &columns)?,
+            position_bias: loader.stacked_vector(
+                &bias,
+                &whole(entries.compression_ratio),
+                &columns,
+            )?,
             gain: loader.vector(&format!("{module}.kv_norm.weight"), &whole(width))?,
             eps: form.eps.0,
             rotated: RotatedPart { head_dim: width as usize, offset: (width - form.rope) as usize },
@@ -107,9 +111,9 @@ impl<B: Backend> EntryIndexer<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
-        form: &spec::Compressed,
-        entries: spec::Entries,
-        index: &spec::Index,
+        form: &spec::CompressedAttention,
+        entries: spec::CompressedKv,
+        index: &spec::Indexer,
     ) -> Result<Self, LoadError> {
         let whole = |size: u32| TensorSlice::whole(size as usize);
         let module = layer.name("self_attn.compressor.indexer");

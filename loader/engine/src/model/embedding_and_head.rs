@@ -54,14 +54,14 @@ impl<B: Backend> EmbeddingAndHead<B> {
         let needed = embeds || (has_head && spec.tied_embeddings);
         let embedding = needed.then(|| loader.matrix("model.embed_tokens", &rows, &hidden));
         let output = || {
-            let streams = spec.streams.as_ref();
+            let streams = spec.hyper_connections.as_ref();
             let collapse =
                 streams.map(|streams| StreamCollapse::load(loader, streams)).transpose()?;
             let norm = Norm::load(loader, "model.norm", &hidden)?;
             let head = if spec.tied_embeddings {
                 Head::Tied
             } else {
-                Head::Own(loader.column("lm_head", &vocab, spec.head_bias)?)
+                Head::Own(loader.column("lm_head", &vocab, spec.lm_head_bias)?)
             };
             Ok(Output { collapse, norm, head })
         };
@@ -91,7 +91,7 @@ impl<B: Backend> EmbeddingAndHead<B> {
             Some(norm) => norm.apply(*backend, &x),
             None => x,
         };
-        Ok(match &spec.streams {
+        Ok(match &spec.hyper_connections {
             Some(streams) => hyper_connections::begin(*backend, streams, x),
             None => x,
         })

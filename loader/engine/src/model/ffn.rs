@@ -43,12 +43,12 @@ impl<B: Backend> FeedForward<B> {
         let Some(moe) = loader.spec.moe.as_ref().filter(|_| layer.form.moe) else {
             return dense().map(Self::Dense);
         };
-        if let Some(norms) = &moe.beside {
+        if let Some(norms) = &moe.parallel_dense {
             let both = ParallelDenseMoe::load(loader, layer, moe, norms)?;
             return Ok(Self::ParallelDenseMoe(Box::new(both)));
         }
         let experts = Moe::load(loader, layer, moe)?;
-        if moe.deferred {
+        if moe.shortcut {
             return Ok(Self::ShortcutMoe(Box::new(ShortcutMoe { dense: dense()?, moe: experts })));
         }
         Ok(Self::Moe(Box::new(experts)))

@@ -31,7 +31,7 @@ impl<B: Backend> GatedDeltaNet<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         slices: &LinearSlices,
-        form: &spec::Delta,
+        form: &spec::LinearAttention,
         module: &str,
     ) -> Result<Option<Self>, LoadError> {
         let name = |name: &str| format!("{module}.{name}");
@@ -67,12 +67,12 @@ impl<B: Backend> GatedDeltaNet<B> {
 /// The projection that decides on the decay; quantized only where the spec says so.
 pub(super) fn decay<B: Backend>(
     loader: &Loader<'_, B>,
-    form: &spec::Delta,
+    form: &spec::LinearAttention,
     module: &str,
     outputs: &TensorSlice,
     inputs: &TensorSlice,
 ) -> Result<B::Matrix, LoadError> {
-    if form.direct {
+    if form.full_rank_gates {
         loader.held_matrix(module, outputs, inputs)
     } else {
         loader.plain_matrix(module, outputs, inputs)

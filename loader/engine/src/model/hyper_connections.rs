@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use shardpack_formats::spec::{NormKind, Streams};
+use shardpack_formats::spec::{HyperConnections, NormKind};
 
 use super::{
     LoadError,
@@ -25,7 +25,7 @@ use crate::backend::{Backend, NormParams, StreamParams};
 
 /// The connection of one part of a layer with the streams.
 pub(super) struct HyperConnection<B: Backend> {
-    form: Streams,
+    form: HyperConnections,
     mixes: Mixes<B>,
     /// Factors on what `pre`, `post` and, where streams are mixed, their matrix are made of.
     scales: Vec<f32>,
@@ -53,7 +53,7 @@ impl<T> StreamRead<T> {
 
 /// One stream of all, before the last norm.
 pub(super) struct StreamCollapse<B: Backend> {
-    form: Streams,
+    form: HyperConnections,
     mixes: Mixes<B>,
     scale: f32,
 }
@@ -95,11 +95,12 @@ impl<B: Backend> HyperConnection<B> {
     /// The connection of this module.
     pub(super) fn load(
         loader: &Loader<'_, B>,
-        streams: &Streams,
+        streams: &HyperConnections,
         module: &str,
     ) -> Result<Self, LoadError> {
         let name = |name: &str| format!("{module}.{name}");
-        let (count, mixes) = (streams.count as usize, streams.mixed.is_some());
+        let (count, mixes) =
+            (streams.expansion_rate as usize, streams.sinkhorn_iterations.is_some());
         let columns = if mixes { (2 + count) * count } else { 2 * count };
         Ok(Self {
             mixes: Mixes::load(loader, [&name("fn"), &name("base")], columns)?,
@@ -111,7 +112,7 @@ impl<B: Backend> HyperConnection<B> {
     /// What the part reads of the streams `[tokens, streams · hidden_size]`.
     pub(super) fn read(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor) -> StreamRead<B::Tensor> {
         let (backend, form) = (pass.backend, &self.form);
-        let (count, eps) = (form.count as usize, form.eps.0);
+        let (count, eps) = (form.expansion_rate as usize, form.eps.0);
         let mixes = self.mixes.apply(pass, x);
         let params =
             |columns: Range<usize>, purpose: usize, magnitude: f32, eps: f32| StreamParams {
@@ -123,9 +124,9 @@ impl<B: Backend> HyperConnection<B> {
             };
         let pre = backend.stream_weights(&mixes, &params(0..count, 0, 1.0, eps));
         let read = backend.collapse_streams(x, &pre);
-        let post_eps = if form.mixed.is_some() { 0.0 } else { eps };
+        let post_eps = if form.sinkhorn_iterations.is_some() { 0.0 } else { eps };
         let post = params(count..2 * count, 1, form.magnitude.0, post_eps);
-        let mixed = form.mixed.map(|rounds| {
+        let mixed = form.sinkhorn_iterations.map(|rounds| {
             let matrix = params(2 * count..(2 + count) * count, 2, 1.0, eps);
             backend.mix_streams(x, &mixes, &matrix, rounds)
         });
@@ -135,10 +136,13 @@ impl<B: Backend> HyperConnection<B> {
 
 impl<B: Backend> StreamCollapse<B> {
     /// The last one of a model.
-    pub(super) fn load(loader: &Loader<'_, B>, streams: &Streams) -> Result<Self, LoadError> {
+    pub(super) fn load(
+        loader: &Loader<'_, B>,
+        streams: &HyperConnections,
+    ) -> Result<Self, LoadError> {
         let names = ["model.hc_head.hc_fn", "model.hc_head.hc_base"];
         Ok(Self {
-            mixes: Mixes::load(loader, names, streams.count as usize)?,
+            mixes: Mixes::load(loader, names, streams.expansion_rate as usize)?,
             scale: loader.number("model.hc_head.hc_scale")?,
             form: streams.clone(),
         })
@@ -147,7 +151,7 @@ impl<B: Backend> StreamCollapse<B> {
     /// `[tokens, hidden_size]` of all streams.
     pub(super) fn apply(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor) -> B::Tensor {
         let params = StreamParams {
-            columns: 0..self.form.count as usize,
+            columns: 0..self.form.expansion_rate as usize,
             base: &self.mixes.base,
             scale: self.scale,
             magnitude: 1.0,
@@ -159,9 +163,13 @@ impl<B: Backend> StreamCollapse<B> {
 }
 
 /// All streams as a model's first layer reads them: each is the embedding.
-pub(super) fn begin<B: Backend>(backend: &B, streams: &Streams, x: B::Tensor) -> B::Tensor {
+pub(super) fn begin<B: Backend>(
+    backend: &B,
+    streams: &HyperConnections,
+    x: B::Tensor,
+) -> B::Tensor {
     let mut all = None;
-    for _ in 1..streams.count {
+    for _ in 1..streams.expansion_rate {
         let so_far = all.as_ref().unwrap_or(&x);
         all = Some(backend.join_heads(so_far, &x, 1));
     }

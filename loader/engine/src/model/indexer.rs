@@ -21,7 +21,7 @@ use crate::backend::{Backend, IndexerInputs, IndexerParams, NormParams, RotatedP
 
 /// The indexer of one layer.
 pub(super) struct Indexer<B: Backend> {
-    form: spec::Index,
+    form: spec::Indexer,
     rope: Option<u32>,
     /// First rotated element of queries and keys.
     rope_offset: usize,
@@ -42,7 +42,7 @@ impl<B: Backend> Indexer<B> {
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
         mla: &spec::Mla,
-        form: &spec::Index,
+        form: &spec::Indexer,
     ) -> Result<Self, LoadError> {
         let whole = |size: u32| TensorSlice::whole(size as usize);
         let name = |name: &str| layer.name(&format!("self_attn.indexer.{name}"));

@@ -9,7 +9,7 @@
 //! result = norm(Sᵀq) ⊙ sigmoid(z)                  [tokens, value_heads, value_dim]
 //! ```
 //!
-//! `z` is projected through a latent as `a` is, or both are projected at once (`Delta::direct`).
+//! `z` is projected through a latent as `a` is, or both are projected at once (`spec::LinearAttention::full_rank_gates`).
 
 use shardpack_formats::spec;
 
@@ -50,7 +50,7 @@ impl<B: Backend> Kda<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         slices: &LinearSlices,
-        form: &spec::Delta,
+        form: &spec::LinearAttention,
         module: &str,
     ) -> Result<Option<Self>, LoadError> {
         let name = |name: &str| format!("{module}.{name}");
@@ -59,7 +59,7 @@ impl<B: Backend> Kda<B> {
             [form.key_dim, form.value_dim].map(|width| TensorSlice::whole(width as usize));
         // Every rank holds these whole, one without heads too.
         let norm = loader.vector(&name("norm.weight"), &value)?;
-        let (a_down, z_down) = if form.direct {
+        let (a_down, z_down) = if form.full_rank_gates {
             (None, None)
         } else {
             let a = loader.plain_matrix(&name("a_latent"), &key, hidden)?;
@@ -68,8 +68,9 @@ impl<B: Backend> Kda<B> {
         if !slices.has_heads() {
             return Ok(None);
         }
-        let inputs =
-            |latent: &TensorSlice| if form.direct { hidden.clone() } else { latent.clone() };
+        let inputs = |latent: &TensorSlice| {
+            if form.full_rank_gates { hidden.clone() } else { latent.clone() }
+        };
         let a_up = decay(loader, form, &name("in_proj_a"), keys, &inputs(&key))?;
         let z_up = loader.held_matrix(&name("in_proj_z"), values, &inputs(&value))?;
         Ok(Some(Self {

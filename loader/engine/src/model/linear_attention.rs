@@ -10,7 +10,7 @@
 //! How the state moves on is one of [`gated_delta_net`](super::gated_delta_net),
 //! [`kda`](super::kda) and [`mamba2`](super::mamba2). Heads are sharded over ranks.
 
-use shardpack_formats::spec::{self, StateRule};
+use shardpack_formats::spec::{self, LinearAttentionKind};
 
 use super::{
     LoadError,
@@ -28,7 +28,7 @@ use crate::backend::{
 
 /// One rank's part of linear attention.
 pub(super) struct LinearAttention<B: Backend> {
-    form: spec::Delta,
+    form: spec::LinearAttention,
     heads: LinearHeads,
     /// The layer in the caches.
     state_slot: usize,
@@ -70,7 +70,7 @@ pub(super) struct LinearSlices {
 }
 
 impl LinearSlices {
-    fn new(form: &spec::Delta, held: &LinearHeads, hidden: TensorSlice) -> Self {
+    fn new(form: &spec::LinearAttention, held: &LinearHeads, hidden: TensorSlice) -> Self {
         Self {
             keys: TensorSlice::heads(&held.keys, form.key_heads, form.key_dim),
             values: TensorSlice::heads(&held.values, form.value_heads, form.value_dim),
@@ -89,19 +89,19 @@ impl<B: Backend> LinearAttention<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
-        form: &spec::Delta,
+        form: &spec::LinearAttention,
     ) -> Result<Self, LoadError> {
         let (heads, module) = (&loader.shard.linear, layer.name("linear_attn"));
         let slices = LinearSlices::new(form, heads, loader.hidden());
-        let (rule, group_norm) = match form.rule {
-            StateRule::GatedDelta => {
+        let (rule, group_norm) = match form.kind {
+            LinearAttentionKind::GatedDeltaNet => {
                 let rule = GatedDeltaNet::load(loader, &slices, form, &module)?;
                 (rule.map(Rule::GatedDeltaNet), None)
             }
-            StateRule::KimiDelta => {
+            LinearAttentionKind::KimiDeltaAttention => {
                 (Kda::load(loader, &slices, form, &module)?.map(Rule::Kda), None)
             }
-            StateRule::Mamba2 => {
+            LinearAttentionKind::Mamba2 => {
                 let norm = Mamba2::load_norm(loader, &slices, form, &module)?;
                 let rule = Mamba2::load(loader, &slices, form, norm.gain, &module)?;
                 (rule.map(Rule::Mamba2), norm.over_ranks)
@@ -131,7 +131,7 @@ impl<B: Backend> LinearAttention<B> {
         };
         let (Some(weights), Some(heads)) = (&self.weights, heads) else { return Ok(None) };
         let out = pass.backend.linear(&heads, &weights.out);
-        Ok(Some(match self.form.factors {
+        Ok(Some(match self.form.multipliers {
             Some(factors) => pass.backend.scale(out, factors.out.0),
             None => out,
         }))
@@ -152,7 +152,7 @@ impl<B: Backend> LinearAttention<B> {
             Rule::Kda(rule) => rule.gates(backend, x),
             Rule::Mamba2(rule) => rule.gates(backend, x),
         };
-        let [q, k, v, z, a] = match self.form.factors {
+        let [q, k, v, z, a] = match self.form.multipliers {
             None => [q, k, v, z, a],
             Some(by) => [(q, by.q), (k, by.k), (v, by.v), (z, by.z), (a, by.a)]
                 .map(|(x, factor)| backend.scale(x, factor.0)),
@@ -200,7 +200,7 @@ impl<B: Backend> Weights<B> {
     fn load(
         loader: &Loader<'_, B>,
         slices: &LinearSlices,
-        form: &spec::Delta,
+        form: &spec::LinearAttention,
         module: &str,
         rule: Rule<B>,
     ) -> Result<Self, LoadError> {
@@ -219,7 +219,11 @@ impl<B: Backend> Weights<B> {
             let [q, k, v] = ["conv1d_q", "conv1d_k", "conv1d_v"];
             Ok::<_, LoadError>([bias(q, keys)?, bias(k, keys)?, bias(v, values)?])
         };
-        let decayed = if form.rule == StateRule::KimiDelta { keys } else { per_value_head };
+        let decayed = if form.kind == LinearAttentionKind::KimiDeltaAttention {
+            keys
+        } else {
+            per_value_head
+        };
         Ok(Self {
             q: matrix("in_proj_q", keys, hidden)?,
             k: matrix("in_proj_k", keys, hidden)?,

@@ -41,10 +41,10 @@ impl<B: Backend> Mamba2<B> {
     pub(super) fn load_norm(
         loader: &Loader<'_, B>,
         slices: &LinearSlices,
-        form: &spec::Delta,
+        form: &spec::LinearAttention,
         module: &str,
     ) -> Result<ResultNorm<B>, LoadError> {
-        if form.unnormed {
+        if form.no_output_norm {
             return Ok(ResultNorm { gain: None, over_ranks: None });
         }
         let values = &slices.values;
@@ -68,7 +68,7 @@ impl<B: Backend> Mamba2<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         slices: &LinearSlices,
-        form: &spec::Delta,
+        form: &spec::LinearAttention,
         norm: Option<B::Vector>,
         module: &str,
     ) -> Result<Option<Self>, LoadError> {

@@ -37,19 +37,21 @@ pub(super) struct ParallelHybrid<B: Backend> {
 impl<B: Backend> Mixer<B> {
     pub(super) fn load(loader: &Loader<'_, B>, layer: &LayerInfo<'_>) -> Result<Self, LoadError> {
         let (spec, form) = (loader.spec, layer.form);
-        if let Some(delta) = spec.delta.as_ref().filter(|_| form.delta) {
+        if let Some(delta) = spec.linear_attention.as_ref().filter(|_| form.linear_attention) {
             let linear = LinearAttention::load(loader, layer, delta)?;
-            if !form.both {
+            if !form.parallel_attention {
                 return Ok(Self::LinearAttention(Box::new(linear)));
             }
             let attention = Attention::load(loader, layer)?;
             return Ok(Self::ParallelHybrid(Box::new(ParallelHybrid { attention, linear })));
         }
-        if let Some(convolution) = spec.convolution.as_ref().filter(|_| form.convolution) {
+        if let Some(convolution) =
+            spec.short_convolution.as_ref().filter(|_| form.short_convolution)
+        {
             let convolution = ShortConvolution::load(loader, layer, convolution)?;
             return Ok(Self::ShortConvolution(Box::new(convolution)));
         }
-        if let Some(compressed) = &spec.compressed {
+        if let Some(compressed) = &spec.compressed_attention {
             let attention = CompressedAttention::load(loader, layer, compressed)?;
             return Ok(Self::CompressedAttention(Box::new(attention)));
         }

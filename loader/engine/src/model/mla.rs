@@ -250,9 +250,9 @@ impl<B: Backend> Weights<B> {
                 (latent, loader.matrix(&name("q_b_proj"), &q_heads, &inputs)?)
             }
         };
-        let keys = match &form.index {
+        let keys = match &form.indexer {
             None => Keys::All,
-            Some(_) if layer.form.shares_keys => Keys::SharedTopK,
+            Some(_) if layer.form.reuses_top_k => Keys::SharedTopK,
             Some(index) => Keys::TopK(Indexer::load(loader, layer, form, index)?),
         };
         let values = heads(form.value);

@@ -143,7 +143,7 @@ impl<B: Backend> Moe<B> {
 /// Whether a rank that holds something of experts adds the results of zero-computation experts: the
 /// one that has the first column of the first expert does.
 const fn adds_identities(shard: &Shard, moe: &spec::Moe) -> bool {
-    moe.identities > 0 && shard.experts.start == 0 && shard.moe_ffn.start == 0
+    moe.zero_experts > 0 && shard.experts.start == 0 && shard.moe_ffn.start == 0
 }
 
 impl<B: Backend> Latent<B> {
@@ -219,7 +219,7 @@ impl<B: Backend> Experts<B> {
             clamped: self.form.clamped,
             limit: self.form.limit,
             weighs_inputs: self.form.weighs_inputs,
-            identities: self.form.identities,
+            identities: self.form.zero_experts,
         };
         pass.backend.experts(x, routes, &params)
     }

@@ -30,7 +30,7 @@ impl<B: Backend> ParallelDenseMoe<B> {
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
         moe: &spec::Moe,
-        norms: &spec::Beside,
+        norms: &spec::ParallelDense,
     ) -> Result<Self, LoadError> {
         let norm = |name: &str| Norm::load(loader, &layer.name(name), &loader.hidden());
         Ok(Self {

@@ -80,7 +80,7 @@ impl<B: Backend> Residual<B> {
             Some(name) => Some(loader.number(&layer.name(name))?),
             None => None,
         };
-        if let Some(streams) = &loader.spec.streams {
+        if let Some(streams) = &loader.spec.hyper_connections {
             let connection =
                 |module: &str| HyperConnection::load(loader, streams, &layer.name(module));
             return Ok(Self::HyperConnections(Box::new(StreamWiring {

@@ -73,7 +73,7 @@ impl<B: Backend> Router<B> {
             Some(name) => Some(vector(format!("{block}.{name}"))?),
             None => None,
         };
-        let selection = if layer.form.experts_by_token {
+        let selection = if layer.form.hash_routing {
             Selection::Hash(hash_table(loader, moe, &format!("{module}.tid2eid"))?)
         } else {
             let correction = format!("{block}.{}", moe.names.correction);

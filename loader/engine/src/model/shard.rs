@@ -109,7 +109,7 @@ impl Shard {
             .layers
             .iter()
             .any(|layer| !layer.moe && layer.only != Some(spec::LayerPart::Attention))
-            || spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some());
+            || spec.moe.as_ref().is_some_and(|moe| moe.parallel_dense.is_some());
         let ffn = if is_dense {
             partition(layout, "ffn", spec.ffn.size.into(), 1)?[rank].clone()
         } else {
@@ -145,7 +145,7 @@ impl Shard {
 
     /// Heads of a layer's attention.
     pub(super) fn heads_of(&self, layer: &spec::Layer) -> &Heads {
-        self.second_heads.as_ref().filter(|_| layer.second).unwrap_or(&self.heads)
+        self.second_heads.as_ref().filter(|_| layer.second_attention).unwrap_or(&self.heads)
     }
 
     /// Whether a layer has attention of which heads are held here.
@@ -156,8 +156,8 @@ impl Shard {
     /// Whether a layer keeps the keys of an indexer here.
     pub(super) fn indexes(&self, spec: &Spec, layer: &spec::Layer) -> bool {
         let has_index = match &spec.mla {
-            Some(mla) => mla.index.is_some() && !layer.shares_keys,
-            None => layer.chooses_blocks,
+            Some(mla) => mla.indexer.is_some() && !layer.reuses_top_k,
+            None => layer.block_sparse,
         };
         has_index && self.attends(layer)
     }
@@ -170,7 +170,7 @@ impl Shard {
         CacheSlots {
             kv: count(&|it| self.attends(it)),
             index: count(&|it| self.indexes(spec, it)),
-            entries: count(&|it| it.entries.is_some()),
+            entries: count(&|it| it.compressed_kv.is_some()),
             state: count(&spec::Layer::has_state),
         }
     }
@@ -227,7 +227,7 @@ fn check_widths(spec: &Spec) -> Result<(), LoadError> {
 /// Heads of attention held here.
 fn heads(spec: &Spec, layout: &Layout, rank: usize) -> Result<Heads, LoadError> {
     let attention = &spec.attention;
-    if let Some(compressed) = &spec.compressed {
+    if let Some(compressed) = &spec.compressed_attention {
         // Groups of heads stay together; all heads read one vector, which every rank computes.
         let each = attention.heads / compressed.groups;
         let width = u64::from(each) * u64::from(attention.head_dim);
@@ -328,8 +328,8 @@ fn experts(spec: &Spec, layout: &Layout, rank: usize) -> Result<[Range<usize>; 3
     if moe.top_k == 0 || moe.top_k > choices || u64::from(choices) > MAX_WIDTH {
         return Err(layout_error("moe.top_k", &format!("1 to {choices}"), &moe.top_k));
     }
-    if moe.identities > 0 && (moe.latent.is_some() || moe.weighs_inputs) {
-        let what = "moe.identities";
+    if moe.zero_experts > 0 && (moe.latent.is_some() || moe.weighs_inputs) {
+        let what = "moe.zero_experts";
         return Err(layout_error(what, &"experts that read the residual stream", &"others"));
     }
     if let Some(groups) = &moe.router.groups {
@@ -359,7 +359,7 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
             let expected = format!("one of {} ropes", spec.ropes.len());
             return Err(layout_error(&format!("rope of layer {index}"), &expected, &"another"));
         }
-        if layer.second && spec.second_attention.is_none() {
+        if layer.second_attention && spec.second_attention.is_none() {
             let what = format!("layer {index}");
             return Err(layout_error(&what, &"no second form of attention", &"it"));
         }
@@ -383,7 +383,8 @@ fn check_layers(spec: &Spec) -> Result<(), LoadError> {
 /// Refuses combinations that no architecture has and that the layers do not compute.
 fn check_block(spec: &Spec) -> Result<(), LoadError> {
     let Block { after_attention, after_ffn, parallel, .. } = &spec.block;
-    let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some() || moe.after.is_some());
+    let beside =
+        spec.moe.as_ref().is_some_and(|moe| moe.parallel_dense.is_some() || moe.after.is_some());
     if spec.moe.as_ref().is_some_and(|moe| moe.activation == Activation::Xielu) {
         return Err(layout_error("experts", &"an activation without parameters", &"xIELU"));
     }
@@ -401,18 +402,26 @@ fn check_block(spec: &Spec) -> Result<(), LoadError> {
 
 /// Hyper-connections: their widths, and that the block has no other residual wiring.
 fn check_streams(spec: &Spec) -> Result<(), LoadError> {
-    let Some(streams) = &spec.streams else { return Ok(()) };
-    let width = u64::from(streams.count) * u64::from(spec.hidden_size);
-    if streams.count == 0 || width > MAX_WIDTH {
+    let Some(streams) = &spec.hyper_connections else { return Ok(()) };
+    let width = u64::from(streams.expansion_rate) * u64::from(spec.hidden_size);
+    if streams.expansion_rate == 0 || width > MAX_WIDTH {
         let expected = format!("1 to {}", MAX_WIDTH / u64::from(spec.hidden_size.max(1)));
-        return Err(layout_error("streams.count", &expected, &streams.count));
+        return Err(layout_error(
+            "hyper_connections.expansion_rate",
+            &expected,
+            &streams.expansion_rate,
+        ));
     }
-    if streams.mixed.is_some_and(|rounds| rounds == 0 || rounds > MAX_ROUNDS) {
-        return Err(layout_error("streams.mixed", &format!("1 to {MAX_ROUNDS}"), &"another"));
+    if streams.sinkhorn_iterations.is_some_and(|rounds| rounds == 0 || rounds > MAX_ROUNDS) {
+        return Err(layout_error(
+            "hyper_connections.sinkhorn_iterations",
+            &format!("1 to {MAX_ROUNDS}"),
+            &"another",
+        ));
     }
     let block = &spec.block;
     let scaled = block.layer_scale.is_some() || block.residual_scale.is_some();
-    let beside = spec.moe.as_ref().is_some_and(|moe| moe.beside.is_some());
+    let beside = spec.moe.as_ref().is_some_and(|moe| moe.parallel_dense.is_some());
     if block.parallel || scaled || beside {
         let found = "a parallel one, one with factors or experts beside a dense part";
         return Err(layout_error("a block with several residual streams", &"a plain one", &found));

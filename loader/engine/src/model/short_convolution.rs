@@ -39,7 +39,7 @@ impl<B: Backend> ShortConvolution<B> {
     pub(super) fn load(
         loader: &Loader<'_, B>,
         layer: &LayerInfo<'_>,
-        form: &spec::Convolution,
+        form: &spec::ShortConvolution,
     ) -> Result<Self, LoadError> {
         let name = |name: &str| layer.name(&format!("conv.{name}"));
         let hidden = loader.hidden();

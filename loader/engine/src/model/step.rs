@@ -56,12 +56,12 @@ impl<'a, B: Backend> ForwardPass<'a, B> {
             let rotation = |rope| backend.rotation(rope, &batch.positions, &totals);
             ropes.iter().map(rotation).collect::<Vec<_>>()
         };
-        let index = spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
+        let index = spec.mla.as_ref().and_then(|mla| mla.indexer.as_ref());
         let index_rotations = index.map_or_else(Vec::new, |index| {
             let styled = |rope: &spec::Rope| spec::Rope { style: index.style, ..rope.clone() };
             rotations(&spec.ropes.iter().map(styled).collect::<Vec<_>>())
         });
-        let back_rotations = spec.compressed.as_ref().map_or_else(Vec::new, |_| {
+        let back_rotations = spec.compressed_attention.as_ref().map_or_else(Vec::new, |_| {
             rotations(&spec.ropes.iter().map(opposite).collect::<Vec<_>>())
         });
         let query_scales = spec
@@ -147,7 +147,7 @@ pub(super) struct EntryKind {
 impl EntryKind {
     /// The kind of a layer's entries, if it has some with a position embedding.
     pub(super) fn of(layer: &spec::Layer) -> Option<Self> {
-        Some(Self { ratio: layer.entries?.every, rope: layer.rope? })
+        Some(Self { ratio: layer.compressed_kv?.compression_ratio, rope: layer.rope? })
     }
 }
 

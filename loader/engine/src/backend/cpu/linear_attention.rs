@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use shardpack_formats::spec::{Delta, StateRule};
+use shardpack_formats::spec::{self, LinearAttentionKind};
 use shardpack_kernels::{
     exp::{exp, softplus},
     lanes::{dot, sum},
@@ -92,7 +92,7 @@ struct Change {
 /// A layer's heads.
 #[derive(Clone, Debug)]
 struct Heads {
-    rule: StateRule,
+    rule: LinearAttentionKind,
     /// For each value head the key head that it reads.
     v_to_k: Vec<usize>,
     key_dim: usize,
@@ -102,7 +102,12 @@ struct Heads {
 impl Heads {
     /// Those of a state without memory.
     const fn none() -> Self {
-        Self { rule: StateRule::GatedDelta, v_to_k: Vec::new(), key_dim: 1, value_dim: 1 }
+        Self {
+            rule: LinearAttentionKind::GatedDeltaNet,
+            v_to_k: Vec::new(),
+            key_dim: 1,
+            value_dim: 1,
+        }
     }
 }
 
@@ -126,7 +131,7 @@ impl Change {
         let [decay, strength] = self.factors[head];
         let decays = self.decays.get(v_to_k[head] * key_dim..).unwrap_or_default();
         for (row, (memory, v)) in memory.chunks_exact_mut(key_dim).zip(v).enumerate() {
-            if rule == StateRule::KimiDelta {
+            if rule == LinearAttentionKind::KimiDeltaAttention {
                 memory.iter_mut().zip(decays).for_each(|(x, decay)| *x *= decay);
             } else {
                 for x in memory.iter_mut() {
@@ -134,8 +139,10 @@ impl Change {
                 }
             }
             let change = match rule {
-                StateRule::GatedDelta | StateRule::KimiDelta => strength * (v - dot(memory, k)),
-                StateRule::Mamba2 => strength * v,
+                LinearAttentionKind::GatedDeltaNet | LinearAttentionKind::KimiDeltaAttention => {
+                    strength * (v - dot(memory, k))
+                }
+                LinearAttentionKind::Mamba2 => strength * v,
             };
             memory.iter_mut().zip(k).for_each(|(x, k)| *x += k * change);
             each(row, memory);
@@ -183,7 +190,7 @@ fn run(
         state.memory = vec![0.0; values * key_dim];
         state.window = vec![vec![0.0; 2 * keys + values]; kernel - 1];
     }
-    let rule = params.spec.rule;
+    let rule = params.spec.kind;
     let heads = Heads { rule, v_to_k: params.v_to_k.to_vec(), key_dim, value_dim };
     state.undo = (drafts > 0).then(|| UndoLog {
         window: state.window.clone(),
@@ -200,7 +207,7 @@ fn run(
         let kept = state.undo.is_some().then(|| inputs_of_row.clone());
         let mut mixed = convolve(&mut state.window, inputs_of_row, params, [keys, keys, values]);
         let (q_and_k, v) = mixed.split_at_mut(2 * keys);
-        if rule != StateRule::Mamba2 {
+        if rule != LinearAttentionKind::Mamba2 {
             q_and_k.chunks_exact_mut(key_dim).for_each(to_unit_length);
         }
         let (q, k) = q_and_k.split_at(keys);
@@ -211,7 +218,7 @@ fn run(
             k: k.to_vec(),
             v: v.to_vec(),
             factors: (0..value_heads).map(|head| factors(head, a, beta, params)).collect(),
-            decays: if rule == StateRule::KimiDelta {
+            decays: if rule == LinearAttentionKind::KimiDeltaAttention {
                 channel_decays(a, params)
             } else {
                 Vec::new()
@@ -255,13 +262,13 @@ fn beta<'a>(params: &Params<'a>, row: usize) -> &'a [f32] {
 /// The decay of a value head's memory, and how strongly it changes. `a`, and `beta` by the delta rule,
 /// have a value for each value head.
 fn factors(head: usize, a: &[f32], beta: &[f32], params: &Params<'_>) -> [f32; 2] {
-    if params.spec.rule == StateRule::KimiDelta {
+    if params.spec.kind == LinearAttentionKind::KimiDeltaAttention {
         return [1.0, sigmoid(beta[head])];
     }
     let time = softplus(a[head] + params.dt_bias[head]);
     let decay = exp(-exp(params.a_log[head]) * time);
-    match params.spec.rule {
-        StateRule::Mamba2 => [decay, time],
+    match params.spec.kind {
+        LinearAttentionKind::Mamba2 => [decay, time],
         _ => [decay, sigmoid(beta[head])],
     }
 }
@@ -272,7 +279,7 @@ fn channel_decays(a: &[f32], params: &Params<'_>) -> Vec<f32> {
     let fading = a.iter().zip(params.dt_bias).enumerate();
     let decay = |(at, (a, bias)): (usize, (&f32, &f32))| {
         let rate = exp(params.a_log[at / key_dim]);
-        exp(match params.spec.fade_limit {
+        exp(match params.spec.decay_limit {
             None => -rate * softplus(a + bias),
             Some(limit) => -limit.0 * sigmoid(rate * (a + bias)),
         })

@@ -81,7 +81,7 @@ pub(super) fn hash_route(
 fn scores(logits: &[f32], kind: Scores) -> Vec<f32> {
     match kind {
         Scores::Softmax => softmax(logits),
-        Scores::SoftmaxOfTaken | Scores::SigmoidOfTaken | Scores::SparseMixer => logits.to_vec(),
+        Scores::SoftmaxOfTopK | Scores::SigmoidOfTopK | Scores::SparseMixer => logits.to_vec(),
         Scores::Sigmoid => logits.iter().map(|logit| sigmoid(*logit)).collect(),
         Scores::SqrtSoftplus => logits.iter().map(|logit| softplus(*logit).sqrt()).collect(),
     }
@@ -158,10 +158,10 @@ fn best(values: &[f32], count: usize) -> Vec<usize> {
 }
 
 fn weigh(mut weights: Vec<f32>, router: &Router) -> Vec<f32> {
-    if router.scores == Scores::SoftmaxOfTaken {
+    if router.scores == Scores::SoftmaxOfTopK {
         weights = softmax(&weights);
     }
-    if router.scores == Scores::SigmoidOfTaken {
+    if router.scores == Scores::SigmoidOfTopK {
         for weight in &mut weights {
             *weight = sigmoid(*weight);
         }
@@ -218,7 +218,7 @@ mod tests {
         let sum = Renormalise { added: HexF32(0.0), least: HexF32(0.0) };
         let renormalised = Router { renormalise: Some(sum), ..router(Scores::Softmax) };
         check(&renormalised, &odds, None, &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
-        check(&router(Scores::SoftmaxOfTaken), &odds, None, &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        check(&router(Scores::SoftmaxOfTopK), &odds, None, &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
         let scaled = Router { scale: HexF32(2.5), ..router(Scores::Sigmoid) };
         check(&scaled, &[0.0, 0.0, -1.0], None, &[(0, 1.25), (1, 1.25)]);
         // A correction decides, and does not weigh.
@@ -254,7 +254,7 @@ mod tests {
     fn groups_are_chosen_by_their_best_or_their_two_best() {
         let grouped = |by| Router {
             groups: Some(ExpertGroups { count: 2, kept: 1, by }),
-            ..router(Scores::SoftmaxOfTaken)
+            ..router(Scores::SoftmaxOfTopK)
         };
         // The first group has the best expert, the second the best two.
         let logits = [5.0, 0.0, 0.0, 4.0, 4.0, 0.0];

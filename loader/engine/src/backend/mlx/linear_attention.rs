@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shardpack_formats::spec::Delta;
+use shardpack_formats::spec;
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
 use super::{Cache, Mlx, Tensor, dense::silu};
@@ -176,8 +176,8 @@ fn delta_rule(
 }
 
 /// What is subtracted from the logarithm of each channel in KDA.
-fn kda_decay(rate: &Array, time: &Array, delta: &Delta) -> Array {
-    if let Some(limit) = delta.fade_limit {
+fn kda_decay(rate: &Array, time: &Array, delta: &spec::LinearAttention) -> Array {
+    if let Some(limit) = delta.decay_limit {
         let part = rate.binary(Binary::Multiply, time).unary(Unary::Sigmoid);
         return part.with_constant(Binary::Multiply, limit.0);
     }

@@ -85,9 +85,7 @@ fn hash_route(logits: &Tensor, router: &Router, taken: &[u32], top_k: usize) -> 
 fn scores(logits: &Tensor, router: &Router) -> Array {
     match router.scores {
         Scores::Softmax => logits.array.softmax(-1),
-        Scores::SoftmaxOfTaken | Scores::SigmoidOfTaken | Scores::SparseMixer => {
-            logits.array.clone()
-        }
+        Scores::SoftmaxOfTopK | Scores::SigmoidOfTopK | Scores::SparseMixer => logits.array.clone(),
         Scores::Sigmoid => logits.array.unary(Unary::Sigmoid),
         Scores::SqrtSoftplus => {
             logits.array.with_constant(Binary::LogAddExp, 0.0).unary(Unary::Sqrt)
@@ -98,10 +96,10 @@ fn scores(logits: &Tensor, router: &Router) -> Array {
 /// The weights of the experts that were taken.
 fn weigh(scores: &Array, experts: &Array, router: &Router) -> Array {
     let mut weights = scores.take_along(experts, 1);
-    if router.scores == Scores::SoftmaxOfTaken {
+    if router.scores == Scores::SoftmaxOfTopK {
         weights = weights.softmax(-1);
     }
-    if router.scores == Scores::SigmoidOfTaken {
+    if router.scores == Scores::SigmoidOfTopK {
         weights = weights.unary(Unary::Sigmoid);
     }
     if let Some(Renormalise { added, least }) = &router.renormalise {

@@ -112,7 +112,7 @@ fn weights(spec: &Spec) -> [f64; 2] {
                 // Those without weights have nothing to read.
                 let read = f64::from(moe.experts) / f64::from(moe.choices());
                 routed += 3.0 * hidden * f64::from(moe.size) * f64::from(moe.top_k) * read;
-                if moe.deferred {
+                if moe.shortcut {
                     always += 3.0 * hidden * f64::from(spec.ffn.size);
                 }
             }

@@ -28,11 +28,11 @@ pub(super) fn check(spec: &Spec) -> Result<(), LoadError> {
 
 /// Widths of the indexer, and that a layer which reuses top-k indices comes after an indexer.
 pub(super) fn check_index(spec: &Spec, stage: Option<&PipelineStage>) -> Result<(), LoadError> {
-    let index = spec.mla.as_ref().and_then(|mla| mla.index.as_ref());
+    let index = spec.mla.as_ref().and_then(|mla| mla.indexer.as_ref());
     let first = stage.map_or(0, |stage| stage.layers.start);
-    let shares = |layer: usize| spec.layers.get(layer).is_some_and(|it| it.shares_keys);
+    let shares = |layer: usize| spec.layers.get(layer).is_some_and(|it| it.reuses_top_k);
     let Some(index) = index else {
-        return match spec.layers.iter().position(|layer| layer.shares_keys) {
+        return match spec.layers.iter().position(|layer| layer.reuses_top_k) {
             None => Ok(()),
             Some(layer) => {
                 let what = format!("attention of layer {layer}");
@@ -47,13 +47,13 @@ pub(super) fn check_index(spec: &Spec, stage: Option<&PipelineStage>) -> Result<
     let products = index.heads.saturating_mul(index.width);
     for size in [index.heads, index.width, index.top_k, products] {
         if size == 0 || u64::from(size) > MAX_WIDTH {
-            return Err(layout_error("a size of mla.index", &format!("1 to {MAX_WIDTH}"), &size));
+            return Err(layout_error("a size of mla.indexer", &format!("1 to {MAX_WIDTH}"), &size));
         }
     }
     let latent = spec.mla.as_ref().and_then(|mla| mla.q_rank);
     if latent.is_none() {
         return Err(layout_error(
-            "mla.index",
+            "mla.indexer",
             &"q_rank, the latent that the indexer reads",
             &"none",
         ));
@@ -61,13 +61,13 @@ pub(super) fn check_index(spec: &Spec, stage: Option<&PipelineStage>) -> Result<
     let rope = spec.mla.as_ref().map_or(0, |mla| mla.rope);
     if index.rotated_last && index.width < rope {
         let expected = format!("at least the rotated part's {rope}");
-        return Err(layout_error("mla.index.width", &expected, &index.width));
+        return Err(layout_error("mla.indexer.head_dim", &expected, &index.width));
     }
     match spec.ropes.iter().find(|rope| rope.inv_freq.len() * 2 > index.width as usize) {
         None => Ok(()),
         Some(rope) => {
             let expected = format!("at most {} pairs", index.width / 2);
-            Err(layout_error("a rope of mla.index", &expected, &rope.inv_freq.len()))
+            Err(layout_error("a rope of mla.indexer", &expected, &rope.inv_freq.len()))
         }
     }
 }

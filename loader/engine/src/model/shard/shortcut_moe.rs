@@ -6,9 +6,9 @@ use super::{LoadError, PipelineStage, layout_error};
 
 /// That the layer which adds the shortcut is on the same stage, and that no norm follows the experts.
 pub(super) fn check(spec: &Spec, stage: Option<&PipelineStage>) -> Result<(), LoadError> {
-    let Some(moe) = spec.moe.as_ref().filter(|moe| moe.deferred) else { return Ok(()) };
-    if moe.beside.is_some() || moe.after.is_some() {
-        return Err(layout_error("moe.deferred", &"experts without norms after them", &"norms"));
+    let Some(moe) = spec.moe.as_ref().filter(|moe| moe.shortcut) else { return Ok(()) };
+    if moe.parallel_dense.is_some() || moe.after.is_some() {
+        return Err(layout_error("moe.shortcut", &"experts without norms after them", &"norms"));
     }
     let layers = stage.map_or(0..spec.layers.len(), |stage| stage.layers.clone());
     let adds = |layer: usize| {

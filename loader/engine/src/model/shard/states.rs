@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use shardpack_formats::{Spec, spec::StateRule};
+use shardpack_formats::{Spec, spec::LinearAttentionKind};
 use shardpack_manifests::Layout;
 
 use super::{LoadError, MAX_WIDTH, layout_error, partition, ranges, read_heads};
@@ -24,8 +24,8 @@ pub struct LinearHeads {
 const VALUE_AXIS: &str = "lin_v";
 
 pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<LinearHeads, LoadError> {
-    let Some(delta) = &spec.delta else {
-        return match spec.layers.iter().position(|layer| layer.delta) {
+    let Some(delta) = &spec.linear_attention else {
+        return match spec.layers.iter().position(|layer| layer.linear_attention) {
             None => Ok(LinearHeads::default()),
             Some(layer) => {
                 let what = format!("layer {layer}");
@@ -43,10 +43,10 @@ pub(super) fn linear(spec: &Spec, layout: &Layout, rank: usize) -> Result<Linear
     }
     if delta.value_heads % delta.key_heads != 0 {
         let expected = format!("a multiple of {}", delta.key_heads);
-        return Err(layout_error("delta.value_heads", &expected, &delta.value_heads));
+        return Err(layout_error("linear_attention.value_heads", &expected, &delta.value_heads));
     }
-    if delta.unnormed && delta.rule != StateRule::Mamba2 {
-        let what = "delta.unnormed";
+    if delta.no_output_norm && delta.kind != LinearAttentionKind::Mamba2 {
+        let what = "linear_attention.no_output_norm";
         return Err(layout_error(what, &"a norm, which the delta rule has", &"none"));
     }
     let per_key = (delta.value_heads / delta.key_heads) as usize;
@@ -70,8 +70,8 @@ pub(super) fn channels(
     layout: &Layout,
     rank: usize,
 ) -> Result<Range<usize>, LoadError> {
-    let Some(convolution) = &spec.convolution else {
-        return match spec.layers.iter().position(|layer| layer.convolution) {
+    let Some(convolution) = &spec.short_convolution else {
+        return match spec.layers.iter().position(|layer| layer.short_convolution) {
             None => Ok(0..0),
             Some(layer) => {
                 let what = format!("layer {layer}");
@@ -81,7 +81,7 @@ pub(super) fn channels(
     };
     if convolution.kernel == 0 || u64::from(convolution.kernel) > MAX_WIDTH {
         let expected = format!("1 to {MAX_WIDTH}");
-        return Err(layout_error("convolution.kernel", &expected, &convolution.kernel));
+        return Err(layout_error("short_convolution.kernel_size", &expected, &convolution.kernel));
     }
     Ok(partition(layout, "conv", spec.hidden_size.into(), 1)?[rank].clone())
 }

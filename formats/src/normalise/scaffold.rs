@@ -1,6 +1,6 @@
-//! A draft of rules for a model that no rules fit: what its configuration and its tensors say by
-//! themselves, on the nearest compiled-in rules. Nobody has looked at what the model computes, so
-//! the draft holds a list of points and is refused until a person has decided each.
+//! Scaffolded rules for a model that no rules match: what its configuration and its tensors say by
+//! themselves, on the nearest compiled-in rules. Nobody has checked what the model computes, so
+//! the file holds a list of points and is refused until a person has decided each.
 
 mod nearest;
 mod text;
@@ -13,9 +13,9 @@ use super::{ResolveError, SourceTensor, family::shown};
 use crate::rules::RulePack;
 use nearest::Nearest;
 
-/// A draft of rules.
+/// Scaffolded rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Draft {
+pub struct Scaffold {
     /// The rule file.
     pub text: String,
     /// The pack that it builds on, and the family whose values it takes (`"dense-gqa (llama)"`).
@@ -24,13 +24,13 @@ pub struct Draft {
     pub points: usize,
 }
 
-/// Drafts rules for a checkpoint: `config` is its `config.json`, `sources` are all its tensors, and
+/// Scaffolds rules for a checkpoint: `config` is its `config.json`, `sources` are all its tensors, and
 /// `packs` are the compiled-in rules, or some of them.
-pub fn draft(
+pub fn scaffold(
     config: &Value,
     sources: &[SourceTensor],
     packs: &[RulePack],
-) -> Result<Draft, ResolveError> {
+) -> Result<Scaffold, ResolveError> {
     let config = config.as_object().ok_or(ResolveError::NotAnObject)?;
     let unknown = || ResolveError::UnknownFamily {
         found: config.get("model_type").map_or_else(|| "null".to_owned(), shown),

@@ -1,11 +1,11 @@
-//! A draft as a rule file.
+//! Scaffolded rules as a rule file.
 
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value};
 use toml::Table;
 
-use super::{Draft, Group, nearest::Nearest};
+use super::{Group, Scaffold, nearest::Nearest};
 use crate::{expr, normalise::family::shown, rules::builtin_text};
 
 /// Parts of keys that say something of training, tokens or pictures, and not of what a forward
@@ -52,12 +52,16 @@ const SIZES: &[&str] = &[
 /// Longest list of layers that a comment shows.
 const MAX_LAYERS_SHOWN: usize = 12;
 
-pub(super) fn write(model_type: &str, config: &Map<String, Value>, nearest: &Nearest<'_>) -> Draft {
+pub(super) fn write(
+    model_type: &str,
+    config: &Map<String, Value>,
+    nearest: &Nearest<'_>,
+) -> Scaffold {
     let (pack, family) = (nearest.family.pack.id(), nearest.family.name);
     let points = points(config, nearest);
     let mut text = format!(
-        "# A draft of rules for {model_type}, from its config.json and the names and shapes of its tensors\n\
-         # alone. Nobody has looked at what the model computes. The file is refused while `todo` has\n\
+        "# Rules for {model_type}, scaffolded from its config.json and the names and shapes of its tensors\n\
+         # alone. Nobody has checked what the model computes. The file is refused while `todo` has\n\
          # points: take each out once it is decided, and compare logits before the packages are used.\n\
          # The form is described in formats/src/rules.rs; {pack} is formats/rules/{pack}.toml.\n\n\
          schema = 1\nid = {}\n\
@@ -84,7 +88,7 @@ pub(super) fn write(model_type: &str, config: &Map<String, Value>, nearest: &Nea
     config_keys(&mut text, config, nearest);
     family_table(&mut text, model_type, config, nearest);
     tensors(&mut text, nearest);
-    Draft { text, nearest: format!("{pack} ({family})"), points: points.len() }
+    Scaffold { text, nearest: format!("{pack} ({family})"), points: points.len() }
 }
 
 fn line(text: &mut String, line: &str) {
@@ -128,7 +132,7 @@ fn points(config: &Map<String, Value>, nearest: &Nearest<'_>) -> Vec<String> {
     }
     for pattern in nearest.unknown.keys() {
         points.push(format!(
-            "tensor {pattern}: state its shape, cut and role below, or under `ignore` why it is not needed; no \
+            "tensor {pattern}: state its shape, sharding rule and role below, or under `ignore` why it is not needed; no \
              engine uses a tensor that {family} does not have"
         ));
     }
@@ -182,7 +186,7 @@ fn tensors(text: &mut String, nearest: &Nearest<'_>) {
         let shape = expressions(nearest, found);
         line(
             text,
-            &format!("\n# {found:?} here, {expected} there. How it is cut may have changed too."),
+            &format!("\n# {found:?} here, {expected} there. Its sharding may have changed too."),
         );
         line(text, &format!("[[tensors]]\nname = {}\nshape = {shape}", quoted(pattern)));
     }
@@ -191,11 +195,11 @@ fn tensors(text: &mut String, nearest: &Nearest<'_>) {
         // A source's experts are stacked by a rule that names where they come from.
         let hash = if pattern.contains("{E}") { "# " } else { "" };
         let shape = group.shapes.first().map_or(&[][..], Vec::as_slice);
-        let (cut, role) = guess(pattern, shape);
+        let (shard, role) = guess(pattern, shape);
         for (key, value) in [
             ("name", quoted(pattern)),
             ("shape", expressions(nearest, shape)),
-            ("cut", quoted(cut)),
+            ("shard", quoted(shard)),
             ("role", quoted(role)),
         ] {
             if key == "name" {
@@ -234,7 +238,7 @@ fn expressions(nearest: &Nearest<'_>, shape: &[u64]) -> String {
     format!("[{}]", words.join(", "))
 }
 
-/// How a tensor of this name is usually cut, and what it is usually for.
+/// How a tensor of this name is usually sharded, and what it is usually for.
 fn guess(pattern: &str, shape: &[u64]) -> (&'static str, &'static str) {
     let module = pattern.rsplit('.').nth(1).unwrap_or(pattern);
     let is = |names: &[&str]| names.contains(&module);

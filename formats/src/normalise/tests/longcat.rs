@@ -45,8 +45,8 @@ fn a_published_layer_is_two() {
     assert_eq!(kinds, [true, false, true, false, true, false]);
     assert!(spec.layers.iter().all(|it| Layer { moe: false, ..it.clone() } == Layer::plain()));
     let moe = spec.moe.as_ref().unwrap();
-    assert_eq!([moe.experts, moe.identities, moe.choices(), moe.top_k], [4, 2, 6, 6]);
-    assert!(moe.deferred && moe.router.correction && moe.router.renormalise.is_none());
+    assert_eq!([moe.experts, moe.zero_experts, moe.choices(), moe.top_k], [4, 2, 6, 6]);
+    assert!(moe.shortcut && moe.router.correction && moe.router.renormalise.is_none());
     assert_eq!((moe.router.scores, moe.router.scale), (Scores::Softmax, HexF32(6.0)));
     // Of latents of 32 and 16 in a width of 64, and of heads of 32.
     assert_eq!(spec.attention.scale, HexF32(0.25));
@@ -86,11 +86,11 @@ fn tensors_of_pairs_stand_in_files_as_published() {
 #[test]
 fn what_is_not_computed_is_refused() {
     for (keys, says) in [
-        (json!({"attention_method": "LSA"}), "over latents"),
-        (json!({"zero_expert_type": "copy"}), "give what they read"),
+        (json!({"attention_method": "LSA"}), "latent queries"),
+        (json!({"zero_expert_type": "copy"}), "zero-computation experts"),
         (json!({"mla_scale_q_lora": false}), "scaled"),
         (json!({"router_bias": true}), "without a bias"),
-        (json!({"norm_topk_prob": true}), "stay as they are"),
+        (json!({"norm_topk_prob": true}), "without renormalised weights"),
         (json!({"num_hidden_layers": 4}), "do not agree"),
         (json!({"moe_topk": 7}), "at most 6"),
     ] {
@@ -102,7 +102,7 @@ fn what_is_not_computed_is_refused() {
     }
     // As fine-tunes may have it: no expert is without weights.
     let model = resolved(&json!({"zero_expert_num": 0, "moe_topk": 4})).unwrap();
-    assert_eq!(model.spec.moe.unwrap().identities, 0);
+    assert_eq!(model.spec.moe.unwrap().zero_experts, 0);
 }
 
 #[test]

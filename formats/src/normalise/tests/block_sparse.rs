@@ -1,4 +1,4 @@
-//! Attention to blocks of keys that an index chooses (MiniMax M3), as configurations spell it.
+//! Block-sparse attention (MiniMax M3), as configurations spell it.
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,8 @@ use super::resolve_builtin;
 use crate::{
     Dtype, RulePack, Spec, config_for_package,
     normalise::{Normalised, ResolveError, SourceTensor, expected_tensors},
-    rules::{CutRule, Role},
-    spec::{BlockIndex, QkNorm},
+    rules::{Role, ShardingRule},
+    spec::{BlockIndexer, QkNorm},
 };
 
 /// As it is published, smaller.
@@ -77,9 +77,9 @@ fn a_published_configuration_is_described_in_full() {
     let spec = resolved(&published(&json!({}))).unwrap();
     let attention = &spec.attention;
     assert_eq!((attention.heads, attention.kv_heads, attention.head_dim), (4, 2, 32));
-    let blocks = BlockIndex { tokens: 8, top_k: 2, local: 1, width: 32 };
-    assert_eq!((attention.blocks.as_ref(), attention.qk_norm), (Some(&blocks), QkNorm::Head));
-    let chooses: Vec<bool> = spec.layers.iter().map(|layer| layer.chooses_blocks).collect();
+    let blocks = BlockIndexer { tokens: 8, top_k: 2, local: 1, width: 32 };
+    assert_eq!((attention.block_sparse.as_ref(), attention.qk_norm), (Some(&blocks), QkNorm::Head));
+    let chooses: Vec<bool> = spec.layers.iter().map(|layer| layer.block_sparse).collect();
     assert_eq!(chooses, [false, true, false, true]);
     let experts: Vec<bool> = spec.layers.iter().map(|layer| layer.moe).collect();
     assert_eq!(experts, [false, true, true, true]);
@@ -104,14 +104,14 @@ fn transformers_spelling_says_the_same() {
     let mut all = newer();
     all.as_object_mut().unwrap().remove("layer_types");
     let spec = resolved(&all).unwrap();
-    assert!(spec.layers.iter().all(|layer| !layer.chooses_blocks));
-    assert_eq!(spec.attention.blocks, None);
+    assert!(spec.layers.iter().all(|layer| !layer.block_sparse));
+    assert_eq!(spec.attention.block_sparse, None);
     let off = published(&json!({"sparse_attention_config": {"use_sparse_attention": false}}));
-    assert_eq!(resolved(&off).unwrap().attention.blocks, None);
+    assert_eq!(resolved(&off).unwrap().attention.block_sparse, None);
 }
 
 #[test]
-fn tensors_of_the_index_are_cut_as_keys_and_stand_where_blocks_are_chosen() {
+fn indexer_tensors_are_sharded_as_keys_and_exist_in_block_sparse_layers() {
     let found = normalised(&published(&json!({}))).unwrap();
     let of_index = |tensor: &&super::super::TensorPlan| tensor.name.contains(".indexer.");
     let tensors: Vec<_> = found.tensors.iter().filter(of_index).collect();
@@ -119,11 +119,14 @@ fn tensors_of_the_index_are_cut_as_keys_and_stand_where_blocks_are_chosen() {
     let q = tensors[0];
     assert_eq!(q.name, "model.layers.1.self_attn.indexer.q_proj.weight");
     assert_eq!((&q.shape[..], q.role), (&[64, 64][..], Role::Indexer));
-    assert_eq!(q.cut, CutRule::Column("kv".to_owned()));
+    assert_eq!(q.sharding, ShardingRule::Column("kv".to_owned()));
     let stored = q.stored_as.as_ref().unwrap();
     assert_eq!(stored.name, "model.layers.1.self_attn.index_q_proj.weight");
     let [k, q_norm] = [tensors[1], tensors[2]];
-    assert_eq!((&k.shape[..], &k.cut, k.role), (&[32, 64][..], &CutRule::Replicate, Role::Indexer));
+    assert_eq!(
+        (&k.shape[..], &k.sharding, k.role),
+        (&[32, 64][..], &ShardingRule::Replicate, Role::Indexer)
+    );
     assert_eq!((&q_norm.shape[..], q_norm.role), (&[32][..], Role::Norm));
 }
 
@@ -174,7 +177,7 @@ fn publishers_and_transformers_have_names_of_their_own() {
     }
 }
 
-/// What reads pictures has the text model's configuration within it, whatever that calls itself.
+/// A vision-language model has the text model's configuration within it, whatever that calls itself.
 #[test]
 fn the_text_model_within_another_is_read() {
     let bare = published(&json!({}));
@@ -218,9 +221,9 @@ fn the_text_model_within_another_is_read() {
 #[test]
 fn what_is_not_implemented_is_refused() {
     for (keys, expected) in [
-        (json!({"sparse_num_index_heads": 4}), "one head of the index for each key-value head"),
+        (json!({"sparse_num_index_heads": 4}), "one indexer head per KV head"),
         (json!({"sparse_local_block": 0}), "without the query's own block"),
-        (json!({"sparse_local_block": 3}), "at most 2, the blocks that are chosen"),
+        (json!({"sparse_local_block": 3}), "at most 2, the blocks that are selected"),
         (json!({"sparse_init_block": 1}), "sparse_init_block"),
         (json!({"sparse_score_type": "mean"}), "sparse_score_type"),
         (json!({"sparse_disable_index_value": [0, 1, 0, 0]}), "sparse_disable_index_value 0"),
@@ -234,12 +237,12 @@ fn what_is_not_implemented_is_refused() {
         assert!(error.contains(expected), "{keys}: {error}");
     }
     for (keys, expected) in [
-        (json!({"qk_norm_type": "per_layer"}), "norms of each head"),
-        (json!({"use_gemma_norm": false}), "one more than what is stored"),
-        (json!({"scoring_func": "softmax"}), "only sigmoid scores"),
-        (json!({"use_routing_bias": false}), "only sigmoid scores"),
+        (json!({"qk_norm_type": "per_layer"}), "per-head QK norms"),
+        (json!({"use_gemma_norm": false}), "a gain of 1 + weight"),
+        (json!({"scoring_func": "softmax"}), "only sigmoid routers"),
+        (json!({"use_routing_bias": false}), "only sigmoid routers"),
         (json!({"hidden_act": "gelu"}), "only the activation silu"),
-        (json!({"attention_output_gate": true}), "attention without a gate"),
+        (json!({"attention_output_gate": true}), "attention without an output gate"),
         (json!({"rotary_dim": 32}), "rotary_dim and partial_rotary_factor"),
         (json!({"first_k_dense_replace": 2}), "which layers have experts"),
         (
@@ -254,7 +257,7 @@ fn what_is_not_implemented_is_refused() {
 
 /// Rules that contradict themselves.
 #[test]
-fn an_index_belongs_to_layers_that_attend_to_all_keys() {
+fn block_sparse_layers_have_full_attention() {
     let packs = |from: &str, to: &str| {
         let text = crate::rules::builtin_text("minimax-m3").unwrap();
         assert!(text.contains(from), "{from}");
@@ -269,5 +272,5 @@ fn an_index_belongs_to_layers_that_attend_to_all_keys() {
     let error = of("[spec.layer]\n", "[spec.layer]\nwindow = \"8\"\n");
     assert!(error.contains("attention to all keys"), "{error}");
     let error = of("qk_norm = \"'head'\"", "qk_norm = \"'none'\"");
-    assert!(error.contains("norms of each head"), "{error}");
+    assert!(error.contains("per-head QK norms"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Attention to entries of far tokens (DeepSeek V4), as configurations spell it.
+//! Compressed attention (DeepSeek V4), as configurations spell it.
 
 use std::error::Error as _;
 
@@ -9,12 +9,12 @@ use crate::{
     RulePack, Spec, config_for_package,
     normalise::{Normalised, ResolveError, expected_tensors, resolve},
     rules::builtin_text,
-    spec::{Entries, Mask, RopeStyle, Scores},
+    spec::{CompressedKv, Mask, RopeStyle, Scores},
 };
 
 /// As it is published, smaller.
 fn published(keys: &Value) -> Value {
-    // One more ratio than there are layers: that of the layer that predicts further tokens.
+    // One more ratio than there are layers: that of the MTP layer.
     let text = r#"{
         "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4",
         "attention_bias": false, "expert_dtype": "fp4", "hc_eps": 1e-6, "hc_mult": 4,
@@ -75,19 +75,20 @@ fn a_published_configuration_is_described_in_full() {
     let attention = &spec.attention;
     assert_eq!((attention.heads, attention.kv_heads, attention.head_dim), (8, 1, 64));
     assert_eq!((attention.scale.0, attention.sinks), (0.125, true));
-    let compressed = spec.compressed.as_ref().unwrap();
+    let compressed = spec.compressed_attention.as_ref().unwrap();
     assert_eq!((compressed.q_rank, compressed.rope, compressed.eps.0), (32, 16, 1e-6));
     assert_eq!((compressed.groups, compressed.group_rank), (4, 32));
-    let index = compressed.index.as_ref().unwrap();
+    let index = compressed.indexer.as_ref().unwrap();
     assert_eq!((index.heads, index.width, index.top_k, index.eps.0), (4, 32, 16, 1e-6));
     assert_eq!((index.style, index.rotated_last), (RopeStyle::Interleaved, true));
-    let entries = |every, chosen| Some(Entries { every, chosen });
-    let found: Vec<Option<Entries>> = spec.layers.iter().map(|layer| layer.entries).collect();
+    let entries = |compression_ratio, sparse| Some(CompressedKv { compression_ratio, sparse });
+    let found: Vec<Option<CompressedKv>> =
+        spec.layers.iter().map(|layer| layer.compressed_kv).collect();
     assert_eq!(found, [None, None, entries(4, true), entries(128, false), entries(4, true)]);
     for (index, layer) in spec.layers.iter().enumerate() {
         assert_eq!((layer.mask, layer.moe), (Mask::Sliding(128), true));
-        assert_eq!(layer.rope, Some(u32::from(layer.entries.is_some())));
-        assert_eq!(layer.experts_by_token, index < 2);
+        assert_eq!(layer.rope, Some(u32::from(layer.compressed_kv.is_some())));
+        assert_eq!(layer.hash_routing, index < 2);
     }
     // Positions are extended in layers with entries alone, and cosines stay as they are.
     let [near, far] = &spec.ropes[..] else { panic!("{:?}", spec.ropes) };
@@ -104,8 +105,11 @@ fn a_published_configuration_is_described_in_full() {
     assert_eq!((limits, moe.clamped.unwrap().plain), ((10.0, 10.0), true));
     assert_eq!((moe.router.scores, moe.router.correction), (Scores::SqrtSoftplus, true));
     assert_eq!((moe.router.scale.0, moe.router.renormalise.unwrap().added.0), (1.5, 1e-20));
-    let streams = spec.streams.as_ref().unwrap();
-    assert_eq!((streams.count, streams.magnitude.0, streams.mixed), (4, 2.0, Some(20)));
+    let streams = spec.hyper_connections.as_ref().unwrap();
+    assert_eq!(
+        (streams.expansion_rate, streams.magnitude.0, streams.sinkhorn_iterations),
+        (4, 2.0, Some(20))
+    );
     assert!(spec.features().contains(&"compressed-kv"));
 }
 
@@ -138,15 +142,16 @@ fn what_a_configuration_leaves_out_is_as_transformers_has_it() {
         config.as_object_mut().unwrap().remove(key);
     }
     let spec = resolved(&config).unwrap();
-    let every: Vec<u32> = spec.layers.iter().map(|layer| layer.entries.unwrap().every).collect();
-    assert_eq!(every, [128, 128, 128, 4, 128]);
-    let by_token = spec.layers.iter().filter(|layer| layer.experts_by_token).count();
-    assert_eq!((by_token, spec.streams.unwrap().mixed), (3, Some(20)));
+    let ratios: Vec<u32> =
+        spec.layers.iter().map(|layer| layer.compressed_kv.unwrap().compression_ratio).collect();
+    assert_eq!(ratios, [128, 128, 128, 4, 128]);
+    let by_token = spec.layers.iter().filter(|layer| layer.hash_routing).count();
+    assert_eq!((by_token, spec.hyper_connections.unwrap().sinkhorn_iterations), (3, Some(20)));
     assert_eq!(spec.moe.unwrap().clamped.unwrap().limit.0, 10.0);
-    // Without a layer that chooses there is no index, and none of its tensors.
+    // Without a layer with sparse entries there is no indexer, and none of its tensors.
     let near = published(&json!({"compress_ratios": [0, 128, 0, 128, 0]}));
     let normalised = normalised(&near).unwrap();
-    assert_eq!(normalised.spec.compressed.unwrap().index, None);
+    assert_eq!(normalised.spec.compressed_attention.unwrap().indexer, None);
     assert!(normalised.tensors.iter().all(|tensor| !tensor.name.contains(".indexer.")));
     // Of transformers' own spelling a factor that is not stated follows from the extension.
     let mut stated = newer();
@@ -162,7 +167,7 @@ fn what_is_not_implemented_is_refused() {
         (json!({"o_groups": 3}), "groups of equal size"),
         (json!({"qk_rope_head_dim": 64}), "less than the head's 64"),
         (json!({"qk_rope_head_dim": 15}), "15 rotated elements"),
-        (json!({"partial_rotary_factor": 0.5}), "contradicts itself in the width"),
+        (json!({"partial_rotary_factor": 0.5}), "contradicts itself in the rotary width"),
         (json!({"compress_rate_hca": 96}), "a divisor of 256"),
         (json!({"compress_rate_hca": 512}), "a divisor of 256"),
         (json!({"compress_rate_csa": 0}), "layer.entries_every (layer 2)"),
@@ -171,10 +176,10 @@ fn what_is_not_implemented_is_refused() {
         (json!({"index_head_dim": 8}), "at least the rotated part's 16"),
         (json!({"index_topk": 0}), "compressed.index.top_k"),
         (json!({"hc_sinkhorn_iters": 0}), "streams.mixed"),
-        (json!({"num_key_value_heads": 8}), "one head of keys"),
+        (json!({"num_key_value_heads": 8}), "only one KV head"),
         (json!({"attention_bias": true}), "biases"),
         (json!({"n_shared_experts": 2}), "one shared expert"),
-        (json!({"norm_topk_prob": false}), "sum up to one"),
+        (json!({"norm_topk_prob": false}), "renormalised weights"),
         (json!({"scoring_func": "relu"}), "noaux_tc"),
         (json!({"swiglu_limit": 0.0}), "swiglu_limit above 0"),
         (json!({"num_experts_per_tok": 9}), "at most 8, the experts"),
@@ -199,7 +204,7 @@ fn rules_that_contradict_themselves_are_refused() {
     for (text, expected) in [
         (text.replace("moe = \"true\"", "moe = \"false\""), "in a layer without experts"),
         (without("[spec.compressed]", "# Of layers that attend"), "without compressed attention"),
-        (without("[spec.compressed.index]", "# Of layers that attend"), "without an index"),
+        (without("[spec.compressed.index]", "# Of layers that attend"), "without an indexer"),
     ] {
         let pack = RulePack::parse(&text).unwrap();
         let error = resolve(&config, &tensors, &[pack]).unwrap_err().to_string();

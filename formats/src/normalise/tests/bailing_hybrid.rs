@@ -6,7 +6,7 @@ use super::resolve_builtin;
 use crate::{
     RulePack, Spec,
     normalise::{ResolveError, expected_tensors},
-    spec::StateRule,
+    spec::LinearAttentionKind,
 };
 
 /// In the form of Ling 3.0 flash, with some keys changed; null takes one away.
@@ -42,17 +42,17 @@ fn resolved(keys: &Value) -> Result<Spec, ResolveError> {
 /// Layers that attend.
 fn attending(spec: &Spec) -> Vec<usize> {
     let layers = spec.layers.iter().enumerate();
-    layers.filter(|(_, layer)| !layer.delta).map(|(index, _)| index).collect()
+    layers.filter(|(_, layer)| !layer.linear_attention).map(|(index, _)| index).collect()
 }
 
 #[test]
 fn the_last_layer_of_each_group_attends() {
     let spec = resolved(&json!({})).unwrap();
     assert_eq!(attending(&spec), [5, 11]);
-    let delta = spec.delta.as_ref().unwrap();
+    let delta = spec.linear_attention.as_ref().unwrap();
     let sizes = (delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.kernel);
-    assert_eq!((delta.rule, sizes), (StateRule::KimiDelta, (4, 4, 32, 32, 4)));
-    assert_eq!((delta.direct, delta.fade_limit.map(|limit| limit.0)), (true, Some(5.0)));
+    assert_eq!((delta.kind, sizes), (LinearAttentionKind::KimiDeltaAttention, (4, 4, 32, 32, 4)));
+    assert_eq!((delta.full_rank_gates, delta.decay_limit.map(|limit| limit.0)), (true, Some(5.0)));
     let mla = spec.mla.as_ref().unwrap();
     let gate = spec.attention.head_gate.as_ref().unwrap();
     assert_eq!((gate.module.as_str(), gate.per_head, mla.q_rank), ("g_proj", true, None));
@@ -67,7 +67,7 @@ fn the_last_layer_of_each_group_attends() {
     let tiny = resolved(&tiny).unwrap();
     assert_eq!((attending(&tiny), tiny.mla.unwrap().q_rank), (vec![3, 7, 11], Some(16)));
     let unbounded = resolved(&json!({"kda_safe_gate": false})).unwrap();
-    assert_eq!(unbounded.delta.unwrap().fade_limit, None);
+    assert_eq!(unbounded.linear_attention.unwrap().decay_limit, None);
 }
 
 #[test]
@@ -114,9 +114,9 @@ fn what_is_not_implemented_is_refused() {
             json!({"architectures": ["BailingMoeV2_5ForCausalLM"]}),
             "lightning attention (linear attention with a fixed decay per head)",
         ),
-        (json!({"no_kda_lora": false}), "gates are projected at once"),
+        (json!({"no_kda_lora": false}), "full-rank gates"),
         (json!({"num_hidden_layers": 13}), "the last group of layers is not whole"),
-        (json!({"gated_attention_proj_granularity_type": "element_wise"}), "gate for each head"),
+        (json!({"gated_attention_proj_granularity_type": "element_wise"}), "output gate per head"),
         (json!({"score_function": "softmax"}), "sigmoid scores"),
         (json!({"use_qkv_bias": true}), "biases"),
         (json!({"kda_lower_bound": 5.0}), "delta.fade_limit"),

@@ -1,4 +1,4 @@
-//! Drafts of models whose rules are known: what they say, and that they can be finished.
+//! Scaffolded rules of models whose rules are known: what they say, and that they can be finished.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::{
     rules::OwnRulesError,
 };
 
-/// A draft without its points.
+/// Scaffolded rules without their points.
 fn decided(text: &str) -> String {
     let (before, rest) = text.split_once("todo = [").unwrap();
     let (_, after) = rest.split_once("\n]\n").unwrap();
@@ -32,13 +32,13 @@ fn a_renamed_model_needs_nothing_but_a_decision() {
     let expected = resolve(&config, &sources, &RulePack::builtin()).unwrap();
     config["model_type"] = "zephyr".into();
     config["architectures"] = json!(["ZephyrForCausalLM"]);
-    let drafted = draft(&config, &sources, &RulePack::builtin()).unwrap();
-    assert_eq!((drafted.nearest.as_str(), drafted.points), ("dense-gqa (qwen3)", 1));
-    let OwnRulesError { line, problem } = OwnRules::parse(&drafted.text).unwrap_err();
+    let scaffold = scaffold(&config, &sources, &RulePack::builtin()).unwrap();
+    assert_eq!((scaffold.nearest.as_str(), scaffold.points), ("dense-gqa (qwen3)", 1));
+    let OwnRulesError { line, problem } = OwnRules::parse(&scaffold.text).unwrap_err();
     assert!(problem.contains("1 points are not decided"), "{problem}");
-    assert!(drafted.text.lines().nth(line.unwrap() - 1).unwrap().starts_with("todo"));
-    let own = OwnRules::parse(&decided(&drafted.text))
-        .unwrap_or_else(|e| panic!("{e}\n{}", drafted.text));
+    assert!(scaffold.text.lines().nth(line.unwrap() - 1).unwrap().starts_with("todo"));
+    let own = OwnRules::parse(&decided(&scaffold.text))
+        .unwrap_or_else(|e| panic!("{e}\n{}", scaffold.text));
     let found = resolve(&config, &sources, &[own.pack]).unwrap();
     assert_eq!(found.tensors, expected.tensors);
     assert_eq!(found.spec.layers, expected.spec.layers);
@@ -59,10 +59,10 @@ fn what_differs_becomes_a_point() {
             sources.push(SourceTensor { name, dtype: crate::Dtype::BF16, shape });
         }
     }
-    let drafted = draft(&config, &sources, &RulePack::builtin()).unwrap();
+    let scaffold = scaffold(&config, &sources, &RulePack::builtin()).unwrap();
     // However TOML quotes them.
     let plain = |text: &str| text.replace(['"', '\'', '\\'], "");
-    let found = plain(&drafted.text);
+    let found = plain(&scaffold.text);
     for expected in [
         "config key residual_gate = tanh is read by nothing",
         "config key attn_dropout_rate = 0.1 was guessed to be without effect",
@@ -74,17 +74,17 @@ fn what_differs_becomes_a_point() {
         "# [[tensors]]\n# name = model.layers.{L}.mlp.experts.{E}.up.weight",
         "without = [\n    model.norm.weight,\n]",
     ] {
-        assert!(found.contains(expected), "{expected}\n{}", drafted.text);
+        assert!(found.contains(expected), "{expected}\n{}", scaffold.text);
     }
-    assert!(!drafted.text.contains("switched_off"));
-    OwnRules::parse(&decided(&drafted.text)).unwrap();
+    assert!(!scaffold.text.contains("switched_off"));
+    OwnRules::parse(&decided(&scaffold.text)).unwrap();
 }
 
 #[test]
-fn without_a_name_there_is_nothing_to_draft() {
+fn without_a_name_there_is_nothing_to_scaffold() {
     let (mut config, sources) = model("llama");
     config["model_type"] = Value::Null;
-    let error = draft(&config, &sources, &RulePack::builtin()).unwrap_err();
+    let error = scaffold(&config, &sources, &RulePack::builtin()).unwrap_err();
     assert!(error.to_string().contains("model_type is null"), "{error}");
-    assert!(draft(&json!([]), &sources, &RulePack::builtin()).is_err());
+    assert!(scaffold(&json!([]), &sources, &RulePack::builtin()).is_err());
 }

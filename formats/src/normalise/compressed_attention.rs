@@ -1,4 +1,4 @@
-//! Attention to near tokens one by one and to far ones in entries, and experts by a table of tokens.
+//! Compressed attention, and hash routing.
 
 use super::{
     ResolveError,
@@ -10,7 +10,7 @@ use crate::{
     expr::{Expr, Scope, Value},
     hex::HexF32,
     rules::{LayerRules, SpecRules},
-    spec::{Attention, Compressed, Entries, Layer},
+    spec::{Attention, CompressedAttention, CompressedKv, Layer},
 };
 
 /// Most tokens of an entry. It divides this number, of which the engine's pages of keys are: no
@@ -23,9 +23,10 @@ pub(super) fn resolve(
     scope: &Scope<'_>,
     attention: &Attention,
     layers: &[Layer],
-) -> Result<Option<Compressed>, ResolveError> {
-    let first =
-        |has: &dyn Fn(Entries) -> bool| layers.iter().position(|it| it.entries.is_some_and(has));
+) -> Result<Option<CompressedAttention>, ResolveError> {
+    let first = |has: &dyn Fn(CompressedKv) -> bool| {
+        layers.iter().position(|it| it.compressed_kv.is_some_and(has))
+    };
     let Some(compressed) = &rules.compressed else {
         return match (first(&|_| true), &rules.layer.entries_every) {
             (Some(layer), Some(rule)) => {
@@ -45,47 +46,54 @@ pub(super) fn resolve(
         let expected = format!("a divisor of {}, the heads", attention.heads);
         return Err(wrong(&compressed.groups, "compressed.groups", &expected, &groups.to_string()));
     }
-    let index = match (first(&|it| it.chosen), &compressed.index, &rules.layer.entries_chosen) {
+    let indexer = match (first(&|it| it.sparse), &compressed.index, &rules.layer.entries_chosen) {
         (None, ..) => None,
         (Some(_), Some(rules), _) => Some(index(rules, rope, scope, "compressed.index")?),
         (Some(layer), None, chosen) => {
             let rule = chosen.as_ref().unwrap_or(&compressed.groups);
             let place = at_layer("layer.entries_chosen", layer);
-            return Err(wrong(rule, &place, "false, without an index that chooses", "true"));
+            return Err(wrong(
+                rule,
+                &place,
+                "false, without an indexer (compressed.index)",
+                "true",
+            ));
         }
     };
-    Ok(Some(Compressed {
+    Ok(Some(CompressedAttention {
         q_rank: size(&compressed.q_rank, scope, "compressed.q_rank")?,
         rope,
         eps: HexF32(positive(&compressed.eps, scope, "compressed.eps", MAX_EPS)? as f32),
         groups,
         group_rank: size(&compressed.group_rank, scope, "compressed.group_rank")?,
-        index,
+        indexer,
     }))
 }
 
-/// Entries of a layer, if it has any.
-pub(super) fn entries(
+/// Compressed KV entries of a layer, if it has any.
+pub(super) fn compressed_kv(
     rules: &LayerRules,
     scope: &Scope<'_>,
     layer: usize,
-) -> Result<Option<Entries>, ResolveError> {
+) -> Result<Option<CompressedKv>, ResolveError> {
     let place = at_layer("layer.entries_every", layer);
     let Some(rule) = &rules.entries_every else { return Ok(None) };
     if evaluate(rule, scope, &place)? == Value::Null {
         return Ok(None);
     }
-    let every = size(rule, scope, &place)?;
-    if !MOST_TOKENS.is_multiple_of(every) {
-        let expected = format!("a divisor of {MOST_TOKENS}: entries lie within a page of keys");
-        return Err(wrong(rule, &place, &expected, &every.to_string()));
+    let compression_ratio = size(rule, scope, &place)?;
+    if !MOST_TOKENS.is_multiple_of(compression_ratio) {
+        let expected = format!(
+            "a divisor of {MOST_TOKENS}: compressed KV entries lie within a page of the KV cache"
+        );
+        return Err(wrong(rule, &place, &expected, &compression_ratio.to_string()));
     }
-    let chosen = is(rules.entries_chosen.as_ref(), scope, "layer.entries_chosen", layer)?;
-    Ok(Some(Entries { every, chosen }))
+    let sparse = is(rules.entries_chosen.as_ref(), scope, "layer.entries_chosen", layer)?;
+    Ok(Some(CompressedKv { compression_ratio, sparse }))
 }
 
-/// Whether a table says which experts a token goes to in a layer.
-pub(super) fn experts_by_token(
+/// Whether a layer has hash routing.
+pub(super) fn hash_routing(
     rules: &LayerRules,
     scope: &Scope<'_>,
     layer: usize,
