@@ -77,5 +77,5 @@ pub struct ExpertParams<'a, M, V> {
     /// Whether weights multiply the experts' inputs, not their outputs.
     pub weighs_inputs: bool,
     /// The first zero-computation expert, which returns its input, on the rank that adds it.
-    pub identities: Option<usize>,
+    pub zero_experts: Option<usize>,
 }

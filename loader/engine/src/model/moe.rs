@@ -62,7 +62,7 @@ struct ExpertForm {
     limit: Option<f32>,
     weighs_inputs: bool,
     /// The first zero-computation expert, on the rank that adds it.
-    identities: Option<usize>,
+    zero_experts: Option<usize>,
 }
 
 /// An expert that every token goes to.
@@ -142,7 +142,7 @@ impl<B: Backend> Moe<B> {
 
 /// Whether a rank that holds something of experts adds the results of zero-computation experts: the
 /// one that has the first column of the first expert does.
-const fn adds_identities(shard: &Shard, moe: &spec::Moe) -> bool {
+const fn adds_zero_experts(shard: &Shard, moe: &spec::Moe) -> bool {
     moe.zero_experts > 0 && shard.experts.start == 0 && shard.moe_ffn.start == 0
 }
 
@@ -199,7 +199,7 @@ impl<B: Backend> Experts<B> {
                 clamped: moe.clamped,
                 limit: layer.form.clamp.map(|limit| limit.0),
                 weighs_inputs: moe.weighs_inputs,
-                identities: adds_identities(shard, moe).then_some(moe.experts as usize),
+                zero_experts: adds_zero_experts(shard, moe).then_some(moe.experts as usize),
             },
         }))
     }
@@ -219,7 +219,7 @@ impl<B: Backend> Experts<B> {
             clamped: self.form.clamped,
             limit: self.form.limit,
             weighs_inputs: self.form.weighs_inputs,
-            identities: self.form.zero_experts,
+            zero_experts: self.form.zero_experts,
         };
         pass.backend.experts(x, routes, &params)
     }

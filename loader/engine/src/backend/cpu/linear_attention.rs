@@ -181,7 +181,7 @@ fn run(
     params: &Params<'_>,
     out: &mut [f32],
 ) {
-    let Delta { key_dim, value_dim, kernel, .. } = *params.spec;
+    let spec::LinearAttention { key_dim, value_dim, kernel, .. } = *params.spec;
     let [key_dim, value_dim, kernel] = [key_dim, value_dim, kernel].map(|size| size as usize);
     let keys = params.key_heads * key_dim;
     let value_heads = params.v_to_k.len();

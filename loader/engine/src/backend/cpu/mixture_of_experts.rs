@@ -71,14 +71,14 @@ fn experts(
             }
         }
     }
-    if let Some(first) = params.identities {
-        add_identities(&mut out, x, routes, first);
+    if let Some(first) = params.zero_experts {
+        add_zero_experts(&mut out, x, routes, first);
     }
     out
 }
 
 /// Adds to each row its own vector by the weights of its experts from `first` on, all at once.
-fn add_identities(out: &mut Tensor, x: &Tensor, routes: &Routes, first: usize) {
+fn add_zero_experts(out: &mut Tensor, x: &Tensor, routes: &Routes, first: usize) {
     let width = x.width;
     let chosen = routes.experts.chunks_exact(routes.top_k);
     for (row, (experts, weights)) in

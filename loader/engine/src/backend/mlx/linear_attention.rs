@@ -51,7 +51,7 @@ fn key_heads(library: Library, params: &Params<'_>) -> Array {
 }
 
 fn sizes(params: &Params<'_>) -> Sizes {
-    let Delta { key_dim, value_dim, kernel, .. } = *params.spec;
+    let spec::LinearAttention { key_dim, value_dim, kernel, .. } = *params.spec;
     let [key_dim, value_dim, kernel] = [key_dim, value_dim, kernel].map(|size| size as usize);
     let value_heads = params.v_to_k.len();
     let (keys, values) = (params.key_heads * key_dim, value_heads * value_dim);

@@ -194,14 +194,14 @@ fn experts(x: &Tensor, routes: &Routes, params: &ExpertParams<'_, Matrix, Array>
     let out = out.reshape(&[x.rows, top_k, hidden]);
     let sum = out.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
     let mut array = sum.reshape(&[x.rows, hidden]);
-    if let Some(first) = params.identities {
-        array = array.binary(Binary::Add, &identities(x, routes, first));
+    if let Some(first) = params.zero_experts {
+        array = array.binary(Binary::Add, &zero_experts(x, routes, first));
     }
     Tensor { rows: x.rows, width: hidden, array }
 }
 
 /// Each row's own vector by the weights of its experts from `first` on, all at once.
-fn identities(x: &Tensor, routes: &Routes, first: usize) -> Array {
+fn zero_experts(x: &Tensor, routes: &Routes, first: usize) -> Array {
     let experts = routes.experts.cast(Element::F32);
     let gives = experts.with_constant(Binary::GreaterEqual, first as f32);
     let nothing = routes.weights.library().full(0.0, Element::F32, &[]);
