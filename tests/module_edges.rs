@@ -29,7 +29,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         "manifests",
         &[
             &["digest", "layout"],
-            &["canonical", "cut"],
+            &["canonical", "partition"],
             &["ids"],
             &["manifest"],
             &["set"],
@@ -41,12 +41,12 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &["checkpoint", "cut", "package", "push", "recipe", "report"],
+            &["checkpoint", "package", "push", "recipe", "report", "shard"],
             &["adapter", "hub", "staging"],
             &["source"],
             &["plan", "rules"],
-            &["convert", "joined"],
-            &["pieces"],
+            &["convert", "unsharded"],
+            &["shard_writer"],
             &["reshard"],
             &["export"],
         ],

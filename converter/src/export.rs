@@ -20,7 +20,7 @@ use shardpack_manifests::{canonical::CanonicalError, signature::SignError};
 
 use crate::{
     convert::documents::package_name,
-    joined::{JoinError, Joined},
+    unsharded::{JoinError, Joined},
     package::{WriteError, at},
     plan::ConvertOptions,
     reshard::{ReshardError, ReshardEvent, ReshardObserver, clear, write},

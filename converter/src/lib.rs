@@ -9,13 +9,13 @@
 mod adapter;
 mod checkpoint;
 mod convert;
-mod cut;
+mod shard;
 mod export;
 #[cfg(feature = "hub")]
 pub mod hub;
-mod joined;
+mod unsharded;
 mod package;
-mod pieces;
+mod shard_writer;
 pub mod plan;
 pub mod recipe;
 pub mod report;
@@ -28,7 +28,7 @@ pub use adapter::AdapterError;
 pub use checkpoint::{Origin, Pickles, Subfolder};
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};
-pub use joined::{JoinError, Joined};
+pub use unsharded::{JoinError, Joined};
 pub use package::WriteError;
 pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use reshard::{

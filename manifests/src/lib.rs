@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod canonical;
-pub mod cut;
+pub mod partition;
 pub mod digest;
 mod format1;
 pub mod ids;

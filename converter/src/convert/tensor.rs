@@ -14,7 +14,7 @@ use shardpack_manifests::{Cut, Digest, digest::PIECE_BYTES, manifest::MatrixForm
 
 use super::{ConvertError, Finished, output::Output, read::Rows};
 use crate::{
-    cut,
+    shard,
     plan::{BLOCK_BYTES, Part, Plan, Step, module_name},
     report::{Carried, TensorReport},
     source::{RowBuffers, Source},
@@ -322,8 +322,8 @@ impl Converter<'_> {
                 Cut::Replicated | Cut::Once => block.bytes,
                 Cut::Range { dim, start, end, .. } => {
                     let row = stored.inner_row_bytes() as usize;
-                    cut::rows(
-                        &cut::RowBlock { bytes: block.bytes, first: block.first, row_bytes: row },
+                    shard::rows(
+                        &shard::RowBlock { bytes: block.bytes, first: block.first, row_bytes: row },
                         (&stored.shape, stored.dtype.size_bytes()),
                         (*dim as usize, *start..*end),
                         gathered,

@@ -17,7 +17,7 @@ use super::{convert, read::Rows};
 use crate::{
     checkpoint::Pickles,
     export::{ExportForm, ExportOptions, export},
-    joined::Joined,
+    unsharded::Joined,
     plan::{ConvertOptions, Plan},
     report::Carried,
     source::{RowBuffers, Source},

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     convert::documents::pretty,
-    joined::{Joined, Scratch},
+    unsharded::{Joined, Scratch},
     package::{WriteError, at, sync_directory, write_small},
     plan::{BLOCK_BYTES, Plan, Step},
     reshard::{ReshardEvent, ReshardObserver, share_memory},

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardpack_formats::{Axis as SourceAxis, Normalised, Role, rules::EXPERTS_AXIS};
 use shardpack_manifests::{
     Layout,
-    cut::{lcm, level, split_preferring, split_weighted, units_per_group},
+    partition::{lcm, level, split_preferring, split_weighted, units_per_group},
     layout::{Axis, Stages, UnitRange},
     manifest::{MatrixFormat, Quantization},
 };

@@ -2,7 +2,7 @@
 
 use shardpack_manifests::{Cut, Digest};
 
-use crate::{convert::output::Place, cut, package::WriteError, plan::Part};
+use crate::{convert::output::Place, package::WriteError, plan::Part, shard};
 
 /// What has been written of a stored tensor for each rank that holds some of it.
 pub(crate) struct Pieces<'a> {
@@ -47,7 +47,7 @@ impl<'a> Pieces<'a> {
                     shape[0] = rows;
                     let (size, dim) = (self.part.dtype.size_bytes(), *dim as usize);
                     gathered.clear();
-                    for run in cut::pieces(bytes, &shape, size, dim, *start..*end) {
+                    for run in shard::pieces(bytes, &shape, size, dim, *start..*end) {
                         gathered.extend_from_slice(run);
                     }
                     gathered
