@@ -177,7 +177,7 @@ pub type Observer<'a> = &'a (dyn Fn(&ConvertEvent) + Sync);
 /// What the stored form of one tensor turned out to be.
 #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(crate) struct Finished {
-    /// Digest of each part before it was cut.
+    /// Digest of each part before sharding.
     pub(crate) identities: Vec<Digest>,
     /// Digest of each part's piece for each rank; absent where a rank holds nothing. A shared
     /// part has one entry per stage.

@@ -20,11 +20,11 @@ use shardpack_manifests::{canonical::CanonicalError, signature::SignError};
 
 use crate::{
     convert::documents::package_name,
-    unsharded::{JoinError, Joined},
     package::{WriteError, at},
     plan::ConvertOptions,
     reshard::{ReshardError, ReshardEvent, ReshardObserver, clear, write},
     staging::{Staging, StagingError},
+    unsharded::{UnshardError, UnshardedModel},
 };
 
 /// Why nothing was exported. Nothing is left under the output's name.
@@ -35,7 +35,7 @@ pub enum ExportError {
     Dtype(String),
     /// The packages.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Join(#[from] UnshardError),
     /// The output cannot be begun.
     #[error(transparent)]
     Staging(#[from] StagingError),
@@ -118,7 +118,7 @@ pub struct Exported {
 
 /// Writes joined packages as one model. The output appears under its name complete or not at all.
 pub fn export(
-    joined: &Joined,
+    model: &UnshardedModel,
     options: &ExportOptions,
     observe: ReshardObserver,
 ) -> Result<Exported, ExportError> {
@@ -127,9 +127,9 @@ pub fn export(
             let dtype = Dtype::from_name(name).filter(|dtype| dtype.is_float());
             dtype.ok_or_else(|| ExportError::Dtype(name.clone()))?
         }
-        _ => joined.manifest().quantization.dtype,
+        _ => model.manifest().quantization.dtype,
     };
-    let plan = joined.plan(ConvertOptions {
+    let plan = model.plan(ConvertOptions {
         memory_bytes: options.memory_bytes,
         ..ConvertOptions::new(options.output.clone(), 1)
     })?;
@@ -138,12 +138,12 @@ pub fn export(
     clear(directory)?;
     let tensors = match &options.form {
         ExportForm::Mlx => {
-            write(joined, &plan, directory, observe)?;
+            write(model, &plan, directory, observe)?;
             unwrap_package(directory)?;
             plan.steps.iter().map(|step| step.parts.len()).sum()
         }
         ExportForm::HuggingFace { .. } => {
-            checkpoint::write(joined, &plan, dtype, directory, observe)?
+            checkpoint::write(model, &plan, dtype, directory, observe)?
         }
     };
     let size_bytes = size_of_files(directory)?;

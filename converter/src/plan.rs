@@ -18,7 +18,7 @@ use shardpack_formats::{
     normalise::{ResolveError, resolve, rows_and_columns},
 };
 use shardpack_manifests::{
-    Cut, Digest, Layout,
+    Digest, Layout, TensorShard,
     layout::Stages,
     manifest::{MatrixFormat, Quantization},
 };
@@ -33,7 +33,7 @@ pub(crate) use formats::{format_of, module_name};
 use layout::RankGroup;
 pub use memory::{EngineLoad, PROCESS_BYTES, RankMemory};
 use options::Choice;
-pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
+pub use options::{ConvertOptions, ExpertSharding, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 pub(crate) use stacks::stacks;
 pub(crate) use stages::check as check_stages;
 
@@ -132,7 +132,7 @@ pub(crate) struct Step {
     pub(crate) parts: Vec<Part>,
 }
 
-/// A stored tensor before it is cut.
+/// A stored tensor before sharding.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) name: String,
@@ -217,7 +217,7 @@ impl Plan {
         rounding: Rounding,
         warnings: Vec<String>,
     ) -> Self {
-        let cut = |(stages, groups): (Stages, Vec<RankGroup>)| {
+        let shard = |(stages, groups): (Stages, Vec<RankGroup>)| {
             let layout =
                 layout::plan(&normalised, &quantization, (stages, &groups), options.experts);
             let steps = steps(&normalised, &quantization, &layout);
@@ -232,16 +232,16 @@ impl Plan {
             (layout, steps, packages, memory)
         };
         let layers = stages::Costs::new(&normalised, &quantization);
-        let mut planned = cut(stages::even(&layers, &options));
-        // What the most even cut has too much of, another one may not have: first layers move
-        // between stages, then every stage is cut within its own nodes' limits.
+        let mut planned = shard(stages::even(&layers, &options));
+        // Where the most even sharding exceeds a node's limit, layers first move between stages,
+        // then every stage is sharded within its own nodes' limits.
         let caches =
             memory::layer_caches(&normalised.spec, &planned.0, (options.context, options.kv));
         if let Some(moved) = stages::within(&layers, &options, &planned.3, &caches) {
-            planned = cut(moved);
+            planned = shard(moved);
         }
         if let Some(weighted) = stages::weighted(&planned.0, &planned.3) {
-            planned = cut(weighted);
+            planned = shard(weighted);
         }
         let (layout, steps, packages, memory) = planned;
         Self {
@@ -277,8 +277,8 @@ impl Plan {
             let place = match &step.parts[0].destination {
                 Destination::Shared => "replicated",
                 Destination::Once => "one rank only",
-                Destination::Cut(cuts) => match cuts.first() {
-                    Some(Cut::Range { axis, .. }) => axis,
+                Destination::Sharded(shards) => match shards.first() {
+                    Some(TensorShard::Range { axis, .. }) => axis,
                     _ => step.tensor.cut.axis().unwrap_or("cut"),
                 },
             };

@@ -1,30 +1,30 @@
-//! One uncut stored tensor on its way into the packages' files, block of rows by block.
+//! Writes an unsharded tensor into the packages' files, one block of rows at a time.
 
-use shardpack_manifests::{Cut, Digest};
+use shardpack_manifests::{Digest, TensorShard};
 
 use crate::{convert::output::Place, package::WriteError, plan::Part, shard};
 
 /// What has been written of a stored tensor for each rank that holds some of it.
-pub(crate) struct Pieces<'a> {
+pub(crate) struct ShardWriter<'a> {
     part: &'a Part,
     places: &'a [Option<Place>],
-    list: Vec<Piece>,
+    list: Vec<RankShard>,
     whole: blake3::Hasher,
     rows: u64,
 }
 
-/// One rank's piece.
+/// What has been written of one rank's shard.
 #[derive(Default)]
-struct Piece {
+struct RankShard {
     hasher: blake3::Hasher,
     written: u64,
 }
 
-impl<'a> Pieces<'a> {
+impl<'a> ShardWriter<'a> {
     /// Begins with the first row. `places` has one entry per rank, or one alone for all.
     pub(crate) fn new(part: &'a Part, places: &'a [Option<Place>]) -> Self {
-        let pieces = places.iter().map(|_| Piece::default()).collect();
-        Self { part, places, list: pieces, whole: blake3::Hasher::new(), rows: 0 }
+        let shards = places.iter().map(|_| RankShard::default()).collect();
+        Self { part, places, list: shards, whole: blake3::Hasher::new(), rows: 0 }
     }
 
     /// Writes the next rows, as many as `bytes` has, to every rank that holds some of them.
@@ -33,21 +33,21 @@ impl<'a> Pieces<'a> {
         let row = self.part.row_bytes();
         let rows = bytes.len() as u64 / row;
         self.whole.update(bytes);
-        for (place, piece) in self.places.iter().zip(&mut self.list) {
+        for (place, shard) in self.places.iter().zip(&mut self.list) {
             let Some(place) = place else { continue };
-            let mine: &[u8] = match &place.cut {
-                Cut::Replicated | Cut::Once => bytes,
-                // A cut of rows: the part of this block that lies within.
-                Cut::Range { dim: 0, start, end, .. } => {
+            let mine: &[u8] = match &place.shard {
+                TensorShard::Replicated | TensorShard::Once => bytes,
+                // Sharded by rows: what the shard has of this block.
+                TensorShard::Range { dim: 0, start, end, .. } => {
                     let within = |at: u64| at.clamp(self.rows, self.rows + rows) - self.rows;
                     &bytes[(within(*start) * row) as usize..(within(*end) * row) as usize]
                 }
-                Cut::Range { dim, start, end, .. } => {
+                TensorShard::Range { dim, start, end, .. } => {
                     let mut shape = self.part.shape.clone();
                     shape[0] = rows;
                     let (size, dim) = (self.part.dtype.size_bytes(), *dim as usize);
                     gathered.clear();
-                    for run in shard::pieces(bytes, &shape, size, dim, *start..*end) {
+                    for run in shard::runs(bytes, &shape, size, dim, *start..*end) {
                         gathered.extend_from_slice(run);
                     }
                     gathered
@@ -56,26 +56,26 @@ impl<'a> Pieces<'a> {
             if mine.is_empty() {
                 continue;
             }
-            // A whole part has the uncut tensor's digest; it is not hashed twice.
-            if self.part.destination.is_cut() {
-                piece.hasher.update(mine);
+            // A whole part has the unsharded tensor's digest; it is not hashed twice.
+            if self.part.destination.is_sharded() {
+                shard.hasher.update(mine);
             }
-            place.file.write(mine, place.offset + piece.written)?;
-            piece.written += mine.len() as u64;
+            place.file.write(mine, place.offset + shard.written)?;
+            shard.written += mine.len() as u64;
         }
         self.rows += rows;
         Ok(())
     }
 
-    /// The digest of the uncut tensor, and of each rank's piece.
+    /// The digest of the unsharded tensor, and of each rank's shard.
     pub(crate) fn finish(self) -> (Digest, Vec<Option<Digest>>) {
         let digest = |hasher: &blake3::Hasher| Digest(*hasher.finalize().as_bytes());
         let whole = digest(&self.whole);
-        let is_cut = self.part.destination.is_cut();
-        let held = self.places.iter().zip(&self.list).map(|(place, piece)| {
+        let is_sharded = self.part.destination.is_sharded();
+        let held = self.places.iter().zip(&self.list).map(|(place, shard)| {
             let place = place.as_ref()?;
-            assert_eq!(piece.written, place.size, "{} is as long as planned", self.part.name);
-            Some(if is_cut { digest(&piece.hasher) } else { whole })
+            assert_eq!(shard.written, place.size, "{} is as long as planned", self.part.name);
+            Some(if is_sharded { digest(&shard.hasher) } else { whole })
         });
         let held = held.collect();
         (whole, held)

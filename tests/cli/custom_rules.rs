@@ -84,10 +84,10 @@ fn a_completed_rule_scaffold_converts_to_the_weights_of_the_known_architecture()
     let three = convert(&model, "three", &[&own[..], &["3"]].concat());
     let carried = fs::read_to_string(two.join("node-1/rules.toml")).unwrap();
     assert!(!carried.contains("extends") && carried.contains("[families.driftwood]"), "{carried}");
-    let cut = at("cut");
-    succeed(&["reshard", path(&two), "-o", path(&cut), "--nodes", "3"]);
-    assert!(files(&cut) == files(&three));
-    succeed(&["verify", path(&cut)]);
+    let resharded = at("resharded");
+    succeed(&["reshard", path(&two), "-o", path(&resharded), "--nodes", "3"]);
+    assert!(files(&resharded) == files(&three));
+    succeed(&["verify", path(&resharded)]);
 
     let ids = at("ids.json");
     fs::write(&ids, "[5, 300, 7, 81]").unwrap();
@@ -145,7 +145,7 @@ fn an_unknown_architecture_is_scaffolded_on_the_nearest_known_rules() {
         let point = format!("tensor model.layers.{{L}}.self_attn.{norm}.weight has shape [");
         assert!(drafted.text.contains(&point), "{}", drafted.text);
     }
-    // What a person makes of it: the norms are over all heads at once, and cut with them.
+    // What a person makes of it: the norms are over all heads at once, and sharded with them.
     let own = decide(&drafted.text);
     let (own, _) = own.split_once("\n[[tensors]]").unwrap();
     let own = own.replace("qk_norm = \"'head'\"", "qk_norm = \"'full'\"");

@@ -162,7 +162,7 @@ fn unusable_draft_models_are_refused() {
         convert(model, &folder.path().join(name), options)
     };
     let served = set("kjv-4m", "served", &[]);
-    let cut = set("kjv-4m", "cut", &["--nodes", "2"]);
+    let sharded = set("kjv-4m", "sharded", &["--nodes", "2"]);
     let other = folder.path().join("of-others");
     copy_folder(&data("kjv-4m"), &other);
     turn_tokens(&other.join("tokenizer.json"));
@@ -172,7 +172,7 @@ fn unusable_draft_models_are_refused() {
         let error = fail(code, &[&serve[..], more].concat());
         assert!(error.contains(expected), "{error}");
     };
-    refused(&served, &cut, 1, "sharded for 2 nodes", &[]);
+    refused(&served, &sharded, 1, "sharded for 2 nodes", &[]);
     refused(&served, &folder.path().join("none"), 2, "no such folder", &[]);
     refused(&served, &other, 1, "its tokens are not the model's", &[]);
     refused(&served, &served, 2, "asks for no guesses", &["--speculate", "off"]);

@@ -12,7 +12,7 @@ use shardpack_engine::{
     model::Model,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
-use shardpack_manifests::Cut;
+use shardpack_manifests::TensorShard;
 use tempfile::tempdir;
 
 use crate::{
@@ -66,7 +66,7 @@ fn check_places(packages: &[Package]) {
             };
             assert!(here, "{} on rank {}", tensor.name, manifest.rank);
             let leads = layout.stage_ranks(stage).start == manifest.rank;
-            assert!(tensor.cut != Cut::Once || leads, "{} is added once", tensor.name);
+            assert!(tensor.shard != TensorShard::Once || leads, "{} is added once", tensor.name);
         }
     }
 }

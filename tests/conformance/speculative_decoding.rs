@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, thread};
 
 use serde_json::json;
 use shardpack_collectives::Group;
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::Cpu,
     engine::{Engine, EngineOptions, RankEngine, Speculate, StepOutcome, memory_group},
@@ -136,7 +136,7 @@ pub(crate) fn check_drafts(model: &str, is_small: bool) {
     let requests = requests(vocabulary);
     for nodes in [1, 2] {
         let set = folder.path().join(format!("{model}-{nodes}"));
-        write(&source, &set, 4, nodes, ExpertCut::Auto);
+        write(&source, &set, 4, nodes, ExpertSharding::Auto);
         let plain = run(&set, nodes, Speculate::Off, &requests);
         assert_eq!(plain.drafts, [0, 0]);
         for wrong in [7, usize::MAX] {
@@ -157,7 +157,7 @@ fn draft_models_without_kv_rollback_are_refused() {
     let folder = tempdir().unwrap();
     for name in ["qwen3_next", "deepseek_v4"] {
         let set = folder.path().join(name);
-        write(&data("models").join(name), &set, 16, 1, ExpertCut::Auto);
+        write(&data("models").join(name), &set, 16, 1, ExpertSharding::Auto);
         let mut models = open(&set, 1).into_iter().map(|package| {
             let backend = Cpu::new(1).unwrap();
             (Model::load(&package, &backend).unwrap(), backend)

@@ -168,7 +168,7 @@ fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> 
         for (part, pieces) in step.parts.iter().zip(&finished.pieces) {
             let piece = match &part.destination {
                 Destination::Shared => pieces[plan.packages.stages[rank]],
-                Destination::Once | Destination::Cut(_) => pieces[rank],
+                Destination::Once | Destination::Sharded(_) => pieces[rank],
             };
             if let Some(digest) = piece {
                 digests.insert(&part.name, digest);
@@ -183,7 +183,7 @@ fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> 
             file: file.name.clone(),
             offset: tensor.info.offset,
             size: tensor.info.size,
-            cut: tensor.cut.clone(),
+            shard: tensor.shard.clone(),
             blake3: digests[tensor.info.name.as_str()],
         };
         file.tensors.iter().map(entry).collect::<Vec<_>>()

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rayon::prelude::*;
-use shardpack_manifests::{Cut, manifest::FileEntry};
+use shardpack_manifests::{TensorShard, manifest::FileEntry};
 
 use super::Finished;
 use crate::{
@@ -22,7 +22,7 @@ pub(crate) struct Place {
     pub(crate) file: Arc<OutputFile>,
     pub(crate) offset: u64,
     pub(crate) size: u64,
-    pub(crate) cut: Cut,
+    pub(crate) shard: TensorShard,
 }
 
 /// The weight files of all packages.
@@ -172,7 +172,7 @@ fn places<'a>(
                 file: Arc::clone(file),
                 offset: tensor.info.offset,
                 size: tensor.info.size,
-                cut: tensor.cut.clone(),
+                shard: tensor.shard.clone(),
             }
         })
     };
@@ -182,7 +182,7 @@ fn places<'a>(
     let part = |part: &crate::plan::Part| {
         let files = match &part.destination {
             Destination::Shared => &shared,
-            Destination::Once | Destination::Cut(_) => &own,
+            Destination::Once | Destination::Sharded(_) => &own,
         };
         files.iter().map(|index| place(index, &part.name)).collect()
     };

@@ -10,13 +10,13 @@ use shardpack_formats::{
     affine::{self, ErrorSums, GROUPS_PER_TASK, QuantizeOptions},
     stored::Repacked,
 };
-use shardpack_manifests::{Cut, Digest, digest::PIECE_BYTES, manifest::MatrixFormat};
+use shardpack_manifests::{Digest, TensorShard, digest::PIECE_BYTES, manifest::MatrixFormat};
 
 use super::{ConvertError, Finished, output::Output, read::Rows};
 use crate::{
-    shard,
     plan::{BLOCK_BYTES, Part, Plan, Step, module_name},
     report::{Carried, TensorReport},
+    shard,
     source::{RowBuffers, Source},
 };
 
@@ -318,9 +318,9 @@ impl Converter<'_> {
         let places = self.output.places(index, part).iter().zip(&mut progress.pieces[part]);
         for (place, piece) in places {
             let (Some(place), Some(piece)) = (place, piece) else { continue };
-            let mine: &[u8] = match &place.cut {
-                Cut::Replicated | Cut::Once => block.bytes,
-                Cut::Range { dim, start, end, .. } => {
+            let mine: &[u8] = match &place.shard {
+                TensorShard::Replicated | TensorShard::Once => block.bytes,
+                TensorShard::Range { dim, start, end, .. } => {
                     let row = stored.inner_row_bytes() as usize;
                     shard::rows(
                         &shard::RowBlock { bytes: block.bytes, first: block.first, row_bytes: row },
@@ -333,7 +333,7 @@ impl Converter<'_> {
             };
             if !mine.is_empty() {
                 // A whole part has the identity's digest; it is not hashed twice.
-                if matches!(place.cut, Cut::Range { .. }) {
+                if matches!(place.shard, TensorShard::Range { .. }) {
                     piece.hasher.update(mine);
                 }
                 place.file.write(mine, place.offset + piece.written)?;
@@ -380,7 +380,7 @@ fn finish(step: &Step, progress: &Progress, repacked: bool) -> Finished {
         .zip(&step.parts)
         .zip(&identities)
         .map(|((pieces, part), identity)| {
-            let whole = !part.destination.is_cut();
+            let whole = !part.destination.is_sharded();
             let piece = |piece: &Piece| if whole { *identity } else { digest(&piece.hasher) };
             pieces.iter().map(|held| held.as_ref().map(piece)).collect()
         })

@@ -25,10 +25,10 @@ use super::{
 };
 use crate::{
     convert::documents::pretty,
-    unsharded::{Joined, Scratch},
     package::{WriteError, at, sync_directory, write_small},
     plan::{BLOCK_BYTES, Plan, Step},
     reshard::{ReshardEvent, ReshardObserver, share_memory},
+    unsharded::{Scratch, UnshardedModel},
 };
 
 /// A file is closed before it grows beyond this, as transformers does.
@@ -66,7 +66,7 @@ enum Job<'a> {
 
 /// All that threads share.
 struct Work<'a> {
-    joined: &'a Joined,
+    model: &'a UnshardedModel,
     plan: &'a Plan,
     targets: &'a [Target],
     forms: &'a [Form],
@@ -76,21 +76,21 @@ struct Work<'a> {
 
 /// Writes the checkpoint into a directory; returns how many tensors it has.
 pub(super) fn write(
-    joined: &Joined,
+    model: &UnshardedModel,
     plan: &Plan,
     dtype: Dtype,
     directory: &Path,
     observe: ReshardObserver,
 ) -> Result<usize, ExportError> {
-    observe(ReshardEvent::Planned { size_bytes: joined.size_bytes() });
+    observe(ReshardEvent::Planned { size_bytes: model.size_bytes() });
     let (targets, forms) = targets(&plan.steps, dtype);
     let files = create(&targets, directory)?;
     let places =
         files.iter().flat_map(|file| file.tensors.iter().map(move |info| Place { file, info }));
     let places = places.collect();
-    let work = Work { joined, plan, targets: &targets, forms: &forms, places, observe };
+    let work = Work { model, plan, targets: &targets, forms: &forms, places, observe };
     let jobs = work.jobs();
-    let workers = share_memory(joined, plan).min(work.assemblers());
+    let workers = share_memory(model, plan).min(work.assemblers());
     let next = AtomicUsize::new(0);
     let results = rayon::broadcast(|context| {
         let mut buffers = Buffers::default();
@@ -108,7 +108,7 @@ pub(super) fn write(
     results.into_iter().collect::<Result<(), ExportError>>()?;
     observe(ReshardEvent::Hashing);
     files.par_iter().try_for_each(|file| at(&file.path, file.file.sync_all()))?;
-    write_documents(joined, dtype, &files, directory)?;
+    write_documents(model, dtype, &files, directory)?;
     sync_directory(directory)?;
     Ok(targets.len())
 }
@@ -262,7 +262,7 @@ impl Work<'_> {
         let Buffers { parts, scratch, floats, out, .. } = buffers;
         let mut moved = 0;
         for (part, bytes) in step.parts.iter().zip(parts.iter_mut()) {
-            self.joined.rows(&part.name, rows, bytes, scratch)?;
+            self.model.rows(&part.name, rows, bytes, scratch)?;
             moved += bytes.len() as u64;
         }
         let result = match step.format {
@@ -286,15 +286,15 @@ impl Work<'_> {
 }
 
 fn write_documents(
-    joined: &Joined,
+    model: &UnshardedModel,
     dtype: Dtype,
     files: &[ModelFile],
     directory: &Path,
 ) -> Result<(), ExportError> {
-    for (name, bytes) in joined.texts.iter().filter(|(name, _)| *name != "config.json") {
+    for (name, bytes) in model.texts.iter().filter(|(name, _)| *name != "config.json") {
         write_small(directory, name, bytes)?;
     }
-    let config = pretty(&config(&joined.config, dtype))?;
+    let config = pretty(&config(&model.config, dtype))?;
     write_small(directory, "config.json", config.as_bytes())?;
     if files.len() > 1 {
         let all =

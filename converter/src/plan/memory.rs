@@ -117,7 +117,7 @@ pub(super) fn of_ranks(
     weights.iter().enumerate().map(rank).collect()
 }
 
-/// For each layer what the ranks of a stage hold of its keys and values, if all stages are cut
+/// For each layer what the ranks of a stage hold of its keys and values, if all stages are sharded
 /// alike.
 pub(super) fn layer_caches(
     spec: &Spec,
@@ -158,7 +158,7 @@ struct Part {
     key: u64,
     /// The same of the second form of attention.
     second: [u64; 2],
-    /// Key heads and value heads of linear attention, the latter where they are what is cut.
+    /// Key heads and value heads of linear attention, the latter where they are what is sharded.
     linear: [Option<u64>; 2],
     channels: u64,
     ffn: u64,
@@ -351,7 +351,7 @@ fn dense(spec: &Spec, part: &Part) -> u64 {
 /// an expert in the mean, since they are not shared out evenly.
 fn experts(spec: &Spec, moe: &Moe, part: &Part, rows: u64) -> u64 {
     let hidden = u64::from(spec.hidden_size);
-    // Whole experts are not cut inside.
+    // Whole experts are not sharded inside.
     let size = if part.expert > 0 { part.expert } else { u64::from(moe.size) };
     let guests = (2 * rows * u64::from(moe.top_k)).div_ceil(u64::from(moe.choices()).max(1));
     let one = guests.min(rows) * (2 * hidden + 2 * size) / rows.max(1);

@@ -1,13 +1,13 @@
 //! Tensors that stand in weight files under one name, one after the other.
 //!
-//! Packages cut fused projections apart, because a rank's part of one is not one range. Other
+//! Packages split fused projections, because a rank's part of one is not one range. Other
 //! programs look for them in one piece. Rows are quantized one by one, so the pieces laid end to
 //! end are the fused matrix: a file's header names it as a whole, and the manifest its pieces.
 
 use std::mem::discriminant;
 
 use shardpack_formats::StoredAs;
-use shardpack_manifests::{Cut, manifest::MatrixFormat};
+use shardpack_manifests::{TensorShard, manifest::MatrixFormat};
 
 use super::{Destination, Part, Step, module_name};
 
@@ -79,9 +79,10 @@ fn is_alike(first: &Step, other: &Step, members: usize) -> bool {
 
 /// Whether a rank holds whole rows.
 fn is_by_rows(destination: &Destination) -> bool {
-    let by_rows = |cut: &Cut| !matches!(cut, Cut::Range { dim, .. } if *dim != 0);
+    let by_rows =
+        |shard: &TensorShard| !matches!(shard, TensorShard::Range { dim, .. } if *dim != 0);
     match destination {
         Destination::Shared | Destination::Once => true,
-        Destination::Cut(cuts) => cuts.iter().all(by_rows),
+        Destination::Sharded(shards) => shards.iter().all(by_rows),
     }
 }

@@ -3,7 +3,7 @@
 /// What is happening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReshardEvent {
-    /// So many bytes of uncut tensors will be moved.
+    /// So many bytes of unsharded tensors will be moved.
     Planned {
         /// Bytes of all tensors.
         size_bytes: u64,

@@ -9,7 +9,7 @@ use crate::plan::PlanError;
 
 /// Why packages cannot be read as one model.
 #[derive(Debug, thiserror::Error)]
-pub enum JoinError {
+pub enum UnshardError {
     /// The path is neither a set nor a package nor a folder of packages.
     #[error(
         "{}: neither a package set (set.json), nor a package (manifest.json), nor a folder of packages", .0.display()
@@ -98,12 +98,12 @@ pub enum JoinError {
         /// That of what they hold.
         found: Digest,
     },
-    /// It cannot be cut as asked.
+    /// It cannot be sharded as asked.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-impl JoinError {
+impl UnshardError {
     /// Whether the packages were looked at and are wrong (else they could not be looked at).
     #[must_use]
     pub const fn is_wrong(&self) -> bool {

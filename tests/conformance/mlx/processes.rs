@@ -21,7 +21,7 @@ use shardpack_collectives::{
     Deadline, Group, GroupCall, GroupObserver, GroupOp, LinkedGroup, ObservedGroup,
     join_on_loopback,
 };
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::{Collectives, Mlx},
     engine::LocalModel,
@@ -218,7 +218,7 @@ fn check(model: &Path, bits: u32, ranks: &mut Ranks, collectives: &str) {
     let nodes = ranks.ranks.len() as u32;
     let folder = tempdir().unwrap();
     let set = folder.path().join("set");
-    write(model, &set, bits, nodes, ExpertCut::Inside);
+    write(model, &set, bits, nodes, ExpertSharding::Inside);
     let tokens = tokens(model);
     let cpu = on_cpu(&open(&set, nodes), &tokens);
     let mlx = ranks.logits(&set, &tokens, collectives, None);
@@ -278,7 +278,7 @@ fn own_all_reduce_gives_the_same_bits_whatever_the_timing() {
     let mut ranks = Ranks::start(3);
     let (model, folder) = (few().next().unwrap(), tempdir().unwrap());
     let (set, tokens) = (folder.path().join("set"), tokens(&model));
-    write(&model, &set, 4, 3, ExpertCut::Inside);
+    write(&model, &set, 4, 3, ExpertSharding::Inside);
     let expected = ranks.logits(&set, &tokens, "own", None);
     for seed in 1..=3 {
         let delayed = ranks.logits(&set, &tokens, "own", Some(seed));

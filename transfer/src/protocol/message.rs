@@ -30,7 +30,7 @@ pub const MAX_JSON_BYTES: u64 = 1 << 20;
 /// Bytes of the fields around variable ones, rounded up.
 const FIELD_BYTES: u64 = 64;
 
-/// Names a package on a node: what it is cut from and for, and for which rank.
+/// Names a package on a node: its model, its layout, and its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PackageKey {
     /// Its layout id.

@@ -77,7 +77,7 @@ pub(super) fn put_bytes(payload: &mut Vec<u8>, bytes: &[u8]) {
     payload.extend_from_slice(bytes);
 }
 
-/// Cuts `text` to at most `limit` bytes at a character's border.
+/// Truncates `text` to at most `limit` bytes at a character's border.
 pub(super) fn clipped(text: &str, limit: u64) -> &str {
     &text[..text.floor_char_boundary(limit as usize)]
 }

@@ -47,7 +47,7 @@ mod tests {
     };
 
     /// Of the reference model by hand: four layers with keys and values of two heads of 32, two of
-    /// them with keys of 32 for the index. In groups of 64 query heads are cut by twos, so of three
+    /// them with keys of 32 for the index. In groups of 64 query heads are sharded by twos, so of three
     /// ranks the last one has none.
     #[test]
     fn caches_are_keys_values_and_keys_of_the_index() {
