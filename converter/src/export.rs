@@ -1,5 +1,5 @@
-//! A package set for other people's programs: as a model directory of mlx-lm, or as a 16-bit
-//! checkpoint in Hugging Face's names.
+//! Writes a package set for other programs: as a model directory of mlx-lm, or as a 16-bit checkpoint
+//! with Hugging Face's tensor names.
 //!
 //! For mlx-lm it is the package of a one-node set, manifest and all: mlx-lm reads past the
 //! manifest, and `verify` goes on checking every byte. For Hugging Face affine groups are
@@ -82,7 +82,7 @@ impl From<ReshardError> for ExportError {
     }
 }
 
-/// For whom.
+/// The form to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportForm {
     /// mlx-lm: as quantized.
@@ -99,7 +99,7 @@ pub enum ExportForm {
 pub struct ExportOptions {
     /// Folder that is written; must not exist or be empty.
     pub output: PathBuf,
-    /// For whom.
+    /// The form to write.
     pub form: ExportForm,
     /// Bytes that may be held in memory.
     pub memory_bytes: u64,

@@ -1,9 +1,9 @@
 //! From a checkpoint to a package set: source, plan, quantize, shard, package.
 //!
-//! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers
-//! alone), [`convert()`] (quantizes and writes what was planned), [`report`] (what it did to the weights),
-//! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other people's
-//! programs). The package directory is the whole contract with the loader.
+//! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers alone),
+//! [`convert()`] (quantizes and writes what was planned), [`report`] (what it did to the weights),
+//! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other programs).
+//! The package directory is the whole contract with the loader.
 #![forbid(unsafe_code)]
 
 mod adapter;

@@ -1,6 +1,6 @@
-//! A package set for another number of ranks, from packages alone: stored tensors are joined and
-//! cut again, block of rows by block. No weight is computed, so the result is byte for byte what
-//! a conversion of the source for as many ranks writes.
+//! Reshards a package set for another number of ranks, without the source: stored tensors are put
+//! together and sharded again, one block of rows at a time. No weight is computed, so the result is
+//! byte for byte what a conversion of the source for as many ranks writes.
 
 mod event;
 
@@ -27,7 +27,7 @@ use crate::{
         output::Output,
     },
     package::{WriteError, at, write_small},
-    plan::{BLOCK_BYTES, ConvertOptions, Nodes, Plan, RankMemory, Step},
+    plan::{BLOCK_BYTES, ConvertOptions, Nodes, Plan, RankMemory, TensorConversion},
     report::{PAGE_FILE, Report, Run, TensorReport, page},
     shard_writer::ShardWriter,
     staging::{Staging, StagingError},
@@ -186,7 +186,7 @@ fn check_ids(model: &UnshardedModel, set: &PackageSet) -> Result<(), UnshardErro
 
 /// The report of the conversion, with what depends on the sharding computed anew.
 fn report(model: &UnshardedModel, plan: &Plan) -> Option<Report> {
-    model.told.as_ref().map(|told| plan.report(told.tensors.clone()))
+    model.report.as_ref().map(|report| plan.report(report.tensors.clone()))
 }
 
 /// Buffers of one thread.
@@ -239,7 +239,8 @@ fn move_tensors(
 /// Threads that may work at a time: each holds a block, a rank's shard of it to be read and one to
 /// be written. The other half of the memory keeps checked chunks.
 pub(crate) fn share_memory(model: &UnshardedModel, plan: &Plan) -> usize {
-    let row = |step: &Step| step.parts.iter().map(crate::plan::Part::row_bytes).max();
+    let row =
+        |step: &TensorConversion| step.parts.iter().map(crate::plan::StoredTensor::row_bytes).max();
     let block = plan.steps.iter().filter_map(row).max().unwrap_or(0).max(BLOCK_BYTES);
     let half = plan.options.memory_bytes.saturating_sub(BASE_BYTES) / 2;
     model.keep_bytes(half);
@@ -250,15 +251,15 @@ pub(crate) fn share_memory(model: &UnshardedModel, plan: &Plan) -> usize {
 fn move_tensor(
     model: &UnshardedModel,
     output: &Output,
-    (index, step): (usize, &Step),
+    (index, step): (usize, &TensorConversion),
     buffers: &mut Buffers,
     observe: ReshardObserver,
 ) -> Result<Finished, ReshardError> {
-    let told = model.told.as_ref().and_then(|told| told.tensors.get(&step.tensor.name));
-    let report = told.cloned().unwrap_or_else(TensorReport::plain);
-    let mut finished = Finished { identities: Vec::new(), pieces: Vec::new(), report };
+    let found = model.report.as_ref().and_then(|report| report.tensors.get(&step.tensor.name));
+    let report = found.cloned().unwrap_or_else(TensorReport::plain);
+    let mut finished = Finished { identities: Vec::new(), shards: Vec::new(), report };
     for (number, part) in step.parts.iter().enumerate() {
-        let mut writer = ShardWriter::new(part, output.places(index, number));
+        let mut writer = ShardWriter::new(part, output.regions(index, number));
         let rows = part.shape.first().copied().unwrap_or(1);
         let rows_per_block = (BLOCK_BYTES / part.row_bytes().max(1)).clamp(1, rows);
         let mut row = 0;
@@ -271,7 +272,7 @@ fn move_tensor(
         }
         let (identity, held) = writer.finish();
         finished.identities.push(identity);
-        finished.pieces.push(held);
+        finished.shards.push(held);
     }
     Ok(finished)
 }

@@ -1,4 +1,4 @@
-//! Rules of the user's, for models that the compiled-in ones do not know: reading them, and a draft.
+//! The user's own rules, for models that the built-in ones do not match: reads and scaffolds them.
 
 use std::{
     fs::{self, OpenOptions},

@@ -2,12 +2,12 @@
 
 use shardpack_manifests::{Digest, TensorShard};
 
-use crate::{convert::output::Place, package::WriteError, plan::Part, shard};
+use crate::{convert::output::FileRegion, package::WriteError, plan::StoredTensor, shard};
 
 /// What has been written of a stored tensor for each rank that holds some of it.
 pub(crate) struct ShardWriter<'a> {
-    part: &'a Part,
-    places: &'a [Option<Place>],
+    part: &'a StoredTensor,
+    regions: &'a [Option<FileRegion>],
     list: Vec<RankShard>,
     whole: blake3::Hasher,
     rows: u64,
@@ -21,10 +21,10 @@ struct RankShard {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Begins with the first row. `places` has one entry per rank, or one alone for all.
-    pub(crate) fn new(part: &'a Part, places: &'a [Option<Place>]) -> Self {
-        let shards = places.iter().map(|_| RankShard::default()).collect();
-        Self { part, places, list: shards, whole: blake3::Hasher::new(), rows: 0 }
+    /// Begins with the first row. `regions` has one entry per rank, or one alone for all.
+    pub(crate) fn new(part: &'a StoredTensor, regions: &'a [Option<FileRegion>]) -> Self {
+        let shards = regions.iter().map(|_| RankShard::default()).collect();
+        Self { part, regions, list: shards, whole: blake3::Hasher::new(), rows: 0 }
     }
 
     /// Writes the next rows, as many as `bytes` has, to every rank that holds some of them.
@@ -33,9 +33,9 @@ impl<'a> ShardWriter<'a> {
         let row = self.part.row_bytes();
         let rows = bytes.len() as u64 / row;
         self.whole.update(bytes);
-        for (place, shard) in self.places.iter().zip(&mut self.list) {
-            let Some(place) = place else { continue };
-            let mine: &[u8] = match &place.shard {
+        for (region, shard) in self.regions.iter().zip(&mut self.list) {
+            let Some(region) = region else { continue };
+            let mine: &[u8] = match &region.shard {
                 TensorShard::Replicated | TensorShard::Once => bytes,
                 // Sharded by rows: what the shard has of this block.
                 TensorShard::Range { dim: 0, start, end, .. } => {
@@ -60,7 +60,7 @@ impl<'a> ShardWriter<'a> {
             if self.part.destination.is_sharded() {
                 shard.hasher.update(mine);
             }
-            place.file.write(mine, place.offset + shard.written)?;
+            region.file.write(mine, region.offset + shard.written)?;
             shard.written += mine.len() as u64;
         }
         self.rows += rows;
@@ -72,9 +72,9 @@ impl<'a> ShardWriter<'a> {
         let digest = |hasher: &blake3::Hasher| Digest(*hasher.finalize().as_bytes());
         let whole = digest(&self.whole);
         let is_sharded = self.part.destination.is_sharded();
-        let held = self.places.iter().zip(&self.list).map(|(place, shard)| {
-            let place = place.as_ref()?;
-            assert_eq!(shard.written, place.size, "{} is as long as planned", self.part.name);
+        let held = self.regions.iter().zip(&self.list).map(|(region, shard)| {
+            let region = region.as_ref()?;
+            assert_eq!(shard.written, region.size, "{} is as long as planned", self.part.name);
             Some(if is_sharded { digest(&shard.hasher) } else { whole })
         });
         let held = held.collect();

@@ -33,12 +33,12 @@ pub(crate) struct Member {
     pub(crate) manifest: Manifest,
 }
 
-/// What a set's `report.json` says that no package does.
+/// The parts of a set's `report.json` that no package holds.
 #[derive(Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct SetReport {
     /// What the conversion did to each tensor.
     pub(crate) tensors: BTreeMap<String, TensorReport>,
-    /// What it told the user.
+    /// The warnings that it printed.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -55,13 +55,13 @@ pub struct UnshardedModel {
     /// What the rules make of that.
     pub(crate) normalised: Normalised,
     /// Absent when packages were given without their set.
-    pub(crate) told: Option<Told>,
+    pub(crate) report: Option<SetReport>,
 }
 
 /// Buffers that a reader keeps from block to block.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    piece: Vec<u8>,
+    shard: Vec<u8>,
 }
 
 impl UnshardedModel {
@@ -75,8 +75,8 @@ impl UnshardedModel {
         let (config, normalised) =
             logical::normalised(&opened.members[0].directory, manifest, &texts, &tensors)?;
         let chunks = Chunks::default();
-        let (members, told) = (opened.members, opened.told);
-        Ok(Self { members, tensors, chunks, texts, config, normalised, told })
+        let (members, report) = (opened.members, opened.report);
+        Ok(Self { members, tensors, chunks, texts, config, normalised, report })
     }
 
     /// What every package says of the whole: the manifest of rank 0.
@@ -96,7 +96,7 @@ impl UnshardedModel {
         let manifest = self.manifest();
         let quantization = manifest.quantization.clone();
         let options = ConvertOptions { name: manifest.name.clone(), ..options };
-        let warnings = self.told.as_ref().map_or_else(Vec::new, |told| told.warnings.clone());
+        let warnings = self.report.as_ref().map_or_else(Vec::new, |report| report.warnings.clone());
         // Nothing is rounded again: any rule will do.
         let rounding = Rounding::MlxCpu;
         let plan = Plan::of(self.normalised.clone(), quantization, options, rounding, warnings);
@@ -157,13 +157,13 @@ impl UnshardedModel {
         let unsharded = &self.tensors[tensor];
         assert!(first + rows <= unsharded.rows(), "rows of the tensor");
         out.resize((rows * unsharded.row_bytes()) as usize, 0);
-        for piece in &unsharded.pieces {
-            let member = &self.members[piece.member];
+        for slice in &unsharded.slices {
+            let member = &self.members[slice.member];
             let read = |offset, out: &mut [u8]| {
-                self.chunks.read(member, (piece.member, piece.file), offset, out)
+                self.chunks.read(member, (slice.member, slice.file), offset, out)
             };
-            let entry = &member.manifest.tensors[piece.tensor];
-            piece.rows(unsharded, entry, (first, rows), out, &mut scratch.piece, &read)?;
+            let entry = &member.manifest.tensors[slice.tensor];
+            slice.rows(unsharded, entry, (first, rows), out, &mut scratch.shard, &read)?;
         }
         Ok(())
     }

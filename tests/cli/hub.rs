@@ -318,7 +318,7 @@ fn gguf_files_and_pickles_of_the_hub_convert_as_they_do_here() {
     refused(&convert, &["no missing.gguf", "Q4/other.gguf, mmproj-F16.gguf, model-Q8_0.gguf"]);
     refused(&["plan", "org/model"], &["name one of them", "org", "model-Q8_0.gguf"]);
     let args = ["convert", "org/model/model-Q8_0.gguf", "-o", path(&none), "--no-keep-source"];
-    refused(&args, &["--no-keep-source reads .safetensors alone"]);
+    refused(&args, &["--no-keep-source supports .safetensors only"]);
 
     let pickles = data("sources/pickle_bin");
     let hub = Hub::start(&pickles);

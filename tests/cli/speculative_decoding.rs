@@ -175,7 +175,7 @@ fn unusable_draft_models_are_refused() {
     refused(&served, &sharded, 1, "sharded for 2 nodes", &[]);
     refused(&served, &folder.path().join("none"), 2, "no such folder", &[]);
     refused(&served, &other, 1, "its tokens are not the model's", &[]);
-    refused(&served, &served, 2, "asks for no guesses", &["--speculate", "off"]);
+    refused(&served, &served, 2, "--speculate off disables it", &["--speculate", "off"]);
     refused(&served, &served, 2, "runs on another node", &["--nodes", "127.0.0.1:9"]);
 }
 

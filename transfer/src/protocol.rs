@@ -1,4 +1,4 @@
-//! The protocol by which a node gets its package, without sockets and without files.
+//! The transfer protocol: how a node gets its package, without sockets and without files.
 //!
 //! A connection carries frames ([`frame`]) with messages ([`Message`]). Two state machines take
 //! messages and say what to do next: [`Sender`] on the controller, [`Receiver`] on the node. Who
@@ -57,6 +57,6 @@ pub use failure::{Failure, FailureCode};
 pub use frame::FrameError;
 pub use held::{ChunkMap, SharedMap};
 pub use message::{Intent, Join, MAX_JSON_BYTES, Message, Offer, PROTOCOL, PackageKey, StartRank};
-pub use receiver::{Incoming, Receiver, Step};
+pub use receiver::{Incoming, Receiver, ReceiverAction};
 pub use sender::{Heard, Outgoing, SendError, Sender};
 pub use wire::{Timeouts, Wire, WireError};

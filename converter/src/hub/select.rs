@@ -1,5 +1,5 @@
-//! Which files of a repository a conversion needs: the model's configuration, its tokenizer, and
-//! one set of weights. Repositories hold second copies in other formats, pictures and papers.
+//! Selects the files of a repository that a conversion needs: the model's configuration, its tokenizer,
+//! and one set of weights. Repositories hold second copies in other formats, images and papers.
 
 use serde_json::Value;
 
@@ -156,7 +156,7 @@ fn no_weights(files: &[&RepoFile]) -> String {
     }
     if let Some(file) = files.iter().find(|file| is_pickle(file.name())) {
         return format!(
-            "the repository has no .safetensors files, only such as {:?}, a pickle; --allow-pickle reads those by a machine that runs nothing",
+            "the repository has no .safetensors files, only such as {:?}, a pickle; --allow-pickle reads it with a restricted unpickler that runs no code",
             file.path
         );
     }

@@ -6,7 +6,7 @@ use shardpack_formats::{
 };
 use shardpack_manifests::{Layout, TensorShard, manifest::MatrixFormat};
 
-use super::{Part, Step, module_name, stacks::stacks};
+use super::{StoredTensor, TensorConversion, module_name, stacks::stacks};
 use crate::package::{FilePlan, PlannedTensor};
 
 /// A file of weights is closed before it grows beyond this: small enough to copy to any file
@@ -31,7 +31,7 @@ impl Destination {
     }
 }
 
-impl Part {
+impl StoredTensor {
     /// What `rank` holds of it; `None` when it holds nothing.
     fn shard(&self, layout: &Layout, rank: u32) -> Option<TensorShard> {
         let stage = layout.stage_of(rank);
@@ -134,14 +134,14 @@ pub(super) fn parts(
     format: MatrixFormat,
     dtype: Dtype,
     layout: &Layout,
-) -> Vec<Part> {
+) -> Vec<StoredTensor> {
     let stored = stored(tensor, format, dtype);
     stored
         .into_iter()
         .map(|(name, dtype, shape)| {
             let destination = destination(tensor, &shape, layout);
             let stages = stages(normalised, tensor, layout);
-            Part { name, dtype, shape, destination, stages }
+            StoredTensor { name, dtype, shape, destination, stages }
         })
         .collect()
 }
@@ -189,7 +189,7 @@ fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destinati
 }
 
 /// Distributes every stored tensor over files.
-pub(super) fn plan(steps: &[Step], layout: &Layout) -> PackageFiles {
+pub(super) fn plan(steps: &[TensorConversion], layout: &Layout) -> PackageFiles {
     let fillers = |stem, count| (0..count).map(|_| Filler::new(stem)).collect::<Vec<_>>();
     let mut shared = fillers("model-shared", layout.stage_count());
     let mut own = fillers("model", layout.ranks as usize);
@@ -205,7 +205,7 @@ pub(super) fn plan(steps: &[Step], layout: &Layout) -> PackageFiles {
                 continue;
             }
             for (rank, filler) in own.iter_mut().enumerate() {
-                let held = |part| Some((part, Part::shard(part, layout, rank as u32)?));
+                let held = |part| Some((part, StoredTensor::shard(part, layout, rank as u32)?));
                 filler.add(&parts().filter_map(held).collect::<Vec<_>>(), stored_as);
             }
         }
@@ -228,7 +228,7 @@ impl Filler {
     }
 
     /// Adds what is stored under one name, to one file.
-    fn add(&mut self, parts: &[(&Part, TensorShard)], stored_as: Option<&StoredAs>) {
+    fn add(&mut self, parts: &[(&StoredTensor, TensorShard)], stored_as: Option<&StoredAs>) {
         let planned = parts.iter().map(|(part, shard)| planned(part, shard.clone(), stored_as));
         let planned: Vec<PlannedTensor> = planned.collect();
         let size: u64 = planned.iter().map(|tensor| tensor.info.size).sum();
@@ -256,7 +256,7 @@ impl Filler {
 }
 
 /// What a rank holds of a part.
-fn planned(part: &Part, shard: TensorShard, stored_as: Option<&StoredAs>) -> PlannedTensor {
+fn planned(part: &StoredTensor, shard: TensorShard, stored_as: Option<&StoredAs>) -> PlannedTensor {
     let mut shape = part.shape.clone();
     if let TensorShard::Range { dim, start, end, .. } = &shard {
         shape[*dim as usize] = end - start;

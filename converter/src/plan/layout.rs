@@ -1,4 +1,4 @@
-//! Choosing every axis's ranges.
+//! Chooses the ranges of every axis.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What a run tells while it moves tensors, for progress displays.
+//! Events of a reshard or an export, for progress displays.
 
 /// What is happening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,5 +19,5 @@ pub enum ReshardEvent {
     Publishing,
 }
 
-/// Told of every event, from any thread.
+/// Called with every event, from any thread.
 pub type ReshardObserver<'a> = &'a (dyn Fn(ReshardEvent) + Sync);

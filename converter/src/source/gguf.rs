@@ -163,7 +163,7 @@ fn frequencies(
 ) -> Result<Option<Vec<f32>>, SourceError> {
     let Some((file, info)) = weights.find(name) else { return Ok(None) };
     if info.dtype != Dtype::F32 || info.size > 4 * MAX_FREQUENCIES {
-        let problem = format!("{name} is no short list of F32 numbers");
+        let problem = format!("{name} is not a short list of F32 values");
         return Err(SourceError::Folder { path: path.to_owned(), problem });
     }
     let mut bytes = vec![0; info.size as usize];

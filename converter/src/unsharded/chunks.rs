@@ -1,5 +1,5 @@
-//! Reading of packages' files in whole chunks, each checked against its value before a byte of it
-//! is used.
+//! Reads packages' files in whole chunks, each verified against its value before a byte of it is
+//! used.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! Why packages do not make a model.
+//! Why packages cannot be read as one model.
 
 use std::path::PathBuf;
 
@@ -89,7 +89,7 @@ pub enum UnshardError {
     )]
     Architecture(PathBuf),
     /// What was joined is not what the packages name.
-    #[error("the joined tensors have the {what} id {found}, the packages name {expected}")]
+    #[error("the unsharded tensors have the {what} id {found}, the packages name {expected}")]
     WrongId {
         /// Which id.
         what: &'static str,

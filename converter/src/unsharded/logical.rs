@@ -1,5 +1,5 @@
-//! What the rules make of a package's configuration and tensors: the model as it was planned from
-//! its source.
+//! The logical tensors of a package: resolves its configuration and tensors by the rules, as they were
+//! planned from the source.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -107,17 +107,17 @@ fn logical(
     let module = name.strip_suffix(".weight").filter(|module| is_packed(module));
     if let Some(module) = module {
         let format = manifest.quantization.format_of(module);
-        let width = tensor.shape.last_mut().expect("a joined tensor has dimensions");
+        let width = tensor.shape.last_mut().expect("an unsharded tensor has dimensions");
         *width = logical_width(format, *width).ok_or_else(|| UnshardError::Tensor {
             tensor: name.to_owned(),
-            problem: format!("{width} packed words are no whole groups of {format:?}"),
+            problem: format!("{width} packed u32 elements are not whole groups of {format:?}"),
         })?;
         tensor.dtype = manifest.quantization.dtype;
     }
     Ok(Some(tensor))
 }
 
-/// Weights in so many packed words, if they are whole groups of a format that exists.
+/// Weights in so many packed u32 elements, if they are whole groups of a format that exists.
 fn logical_width(format: MatrixFormat, words: u64) -> Option<u64> {
     let MatrixFormat::Affine { bits, group_size } = format else { return None };
     AffineFormat::new(bits, group_size)?;

@@ -1,4 +1,4 @@
-//! Finding all packages of a set, and that they belong together.
+//! Finds all packages of a set, and checks that they belong together.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use shardpack_manifests::{
     verify::{Problem, check_member, read_document},
 };
 
-use super::{Member, Told, UnshardError};
+use super::{Member, SetReport, UnshardError};
 
 /// Largest text file: the largest published `tokenizer.json` has 33 MB.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -27,7 +27,7 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 /// All packages of a set, in rank order.
 pub(super) struct Opened {
     pub(super) members: Vec<Member>,
-    pub(super) told: Option<Told>,
+    pub(super) report: Option<SetReport>,
 }
 
 pub(super) fn open(paths: &[PathBuf]) -> Result<Opened, UnshardError> {
@@ -36,10 +36,10 @@ pub(super) fn open(paths: &[PathBuf]) -> Result<Opened, UnshardError> {
             return open_set(path);
         }
         if !path.join(MANIFEST_FILE).is_file() {
-            return Ok(Opened { members: arrange(subfolders(path)?)?, told: None });
+            return Ok(Opened { members: arrange(subfolders(path)?)?, report: None });
         }
     }
-    Ok(Opened { members: arrange(paths.to_vec())?, told: None })
+    Ok(Opened { members: arrange(paths.to_vec())?, report: None })
 }
 
 fn open_set(folder: &Path) -> Result<Opened, UnshardError> {
@@ -66,8 +66,8 @@ fn open_set(folder: &Path) -> Result<Opened, UnshardError> {
         }
     }
     // Nothing vouches for it, and nothing but the new report is made of it.
-    let told = read(folder, "report.json", MAX_REPORT_BYTES).ok();
-    Ok(Opened { members, told: told.and_then(|bytes| serde_json::from_slice(&bytes).ok()) })
+    let report = read(folder, "report.json", MAX_REPORT_BYTES).ok();
+    Ok(Opened { members, report: report.and_then(|bytes| serde_json::from_slice(&bytes).ok()) })
 }
 
 /// The packages in a folder without `set.json`, as they come back from nodes.

@@ -1,4 +1,4 @@
-//! Which rank's bytes make which rows of an unsharded tensor.
+//! Which rank's bytes make up which rows of an unsharded tensor.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -13,12 +13,12 @@ pub(crate) struct UnshardedTensor {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
     /// Together all of it, each element once.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) slices: Vec<ShardSlice>,
 }
 
-/// What is taken of one rank's part.
+/// What is read of one rank's shard.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct ShardSlice {
     /// Index of the package.
     pub(super) member: usize,
     /// Index of the file in its manifest.
@@ -53,8 +53,8 @@ impl UnshardedTensor {
     }
 }
 
-impl Piece {
-    /// Fills in what this piece, which `entry` describes, has of rows `first..first + rows` of
+impl ShardSlice {
+    /// Fills in what this slice, which `entry` describes, has of rows `first..first + rows` of
     /// `unsharded`.
     pub(super) fn rows(
         &self,
@@ -127,8 +127,8 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
-    fn piece(&self, dim: usize, held: Range<u64>, taken: Range<u64>) -> Piece {
-        Piece { member: self.member, file: self.file, tensor: self.tensor, dim, held, taken }
+    fn slice(&self, dim: usize, held: Range<u64>, taken: Range<u64>) -> ShardSlice {
+        ShardSlice { member: self.member, file: self.file, tensor: self.tensor, dim, held, taken }
     }
 }
 
@@ -152,7 +152,7 @@ fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Unsharde
     }
     let whole = |held: &Held| {
         let rows = 0..first.shape.first().copied().unwrap_or(1);
-        vec![held.piece(0, rows.clone(), rows)]
+        vec![held.slice(0, rows.clone(), rows)]
     };
     match &first.shard {
         TensorShard::Replicated => {
@@ -169,11 +169,11 @@ fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Unsharde
             if !whole_stages || !held.iter().all(same) {
                 return Err("is not the same in every package".to_owned());
             }
-            Ok(UnshardedTensor { dtype, shape: first.shape.clone(), pieces: whole(&held[0]) })
+            Ok(UnshardedTensor { dtype, shape: first.shape.clone(), slices: whole(&held[0]) })
         }
         TensorShard::Once => match held {
             [only] => {
-                Ok(UnshardedTensor { dtype, shape: first.shape.clone(), pieces: whole(only) })
+                Ok(UnshardedTensor { dtype, shape: first.shape.clone(), slices: whole(only) })
             }
             _ => Err("belongs to one package and is in several".to_owned()),
         },
@@ -184,14 +184,14 @@ fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Unsharde
             if elements.and_then(|elements| elements.checked_mul(8)).is_none() {
                 return Err(format!("has the impossible shape {shape:?}"));
             }
-            let pieces = cover(held, &shape)?;
-            Ok(UnshardedTensor { dtype, shape, pieces })
+            let slices = cover(held, &shape)?;
+            Ok(UnshardedTensor { dtype, shape, slices })
         }
     }
 }
 
-/// Pieces that cover the sharded dimension, each element once, in order.
-fn cover(held: &[Held], shape: &[u64]) -> Result<Vec<Piece>, String> {
+/// Slices that cover the sharded dimension, each element once, in order.
+fn cover(held: &[Held], shape: &[u64]) -> Result<Vec<ShardSlice>, String> {
     let TensorShard::Range { axis, dim, full, .. } = &held[0].entry.shard else {
         return Err("is both sharded and replicated".to_owned());
     };
@@ -212,21 +212,21 @@ fn cover(held: &[Held], shape: &[u64]) -> Result<Vec<Piece>, String> {
         }
     }
     ranges.sort_unstable_by_key(|(start, end, held)| (*start, *end, held.member));
-    let mut pieces = Vec::new();
+    let mut slices = Vec::new();
     let mut done = 0;
     for (start, end, held) in ranges {
         if start > done {
             return Err(format!("{done}..{start} of {axis} is in no package"));
         }
         if end > done {
-            pieces.push(held.piece(*dim as usize, start..end, done..end));
+            slices.push(held.slice(*dim as usize, start..end, done..end));
             done = end;
         }
     }
     if done < *full {
         return Err(format!("{done}..{full} of {axis} is in no package"));
     }
-    Ok(pieces)
+    Ok(slices)
 }
 
 #[cfg(test)]
@@ -262,7 +262,7 @@ mod tests {
             .map(|(member, entry)| Held { member, file: 0, tensor: 0, entry })
             .collect();
         join(&held, &|_| (0, entries.len()))
-            .map(|unsharded| unsharded.pieces.into_iter().map(|piece| piece.taken).collect())
+            .map(|unsharded| unsharded.slices.into_iter().map(|slice| slice.taken).collect())
     }
 
     #[test]
@@ -314,12 +314,12 @@ mod tests {
         let unsharded = join(&held, &|_| (0, 2)).unwrap();
         let stored: [Vec<u8>; 2] = [vec![0, 1, 3, 4, 6, 7, 9, 10], vec![1, 2, 4, 5, 7, 8, 10, 11]];
         let mut out = vec![0; 6];
-        for (piece, entry) in unsharded.pieces.iter().zip(&entries) {
+        for (slice, entry) in unsharded.slices.iter().zip(&entries) {
             let read = |offset: u64, out: &mut [u8]| {
-                out.copy_from_slice(&stored[piece.member][offset as usize..][..out.len()]);
+                out.copy_from_slice(&stored[slice.member][offset as usize..][..out.len()]);
                 Ok(())
             };
-            piece.rows(&unsharded, entry, (1, 1), &mut out, &mut Vec::new(), &read).unwrap();
+            slice.rows(&unsharded, entry, (1, 1), &mut out, &mut Vec::new(), &read).unwrap();
         }
         assert_eq!(out, [6, 7, 8, 9, 10, 11]);
     }

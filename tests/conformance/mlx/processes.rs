@@ -1,5 +1,5 @@
-//! MLX with a process for each rank, over our own sums and over MLX's ring: the logits of the
-//! `cpu` engine, and the same bits whatever the timing.
+//! MLX with one process per rank, with our all-reduce and with MLX's ring: the logits of the `cpu`
+//! engine, and the same bits whatever the timing.
 
 use std::{
     env, fs,

@@ -1,4 +1,4 @@
-//! What a push tells while it runs.
+//! Events of a push.
 
 use super::NodeError;
 

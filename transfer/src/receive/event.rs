@@ -1,4 +1,4 @@
-//! What a node tells while it works.
+//! Events of a node.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! Finds in a node's packages what an offered one has in common with them.
+//! Finds tensors and chunks in a node's packages that an offered package has too.
 
 use std::{
     collections::HashMap,

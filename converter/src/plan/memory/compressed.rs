@@ -1,11 +1,12 @@
-//! What attention to near tokens and to entries of far ones takes.
+//! Memory of attention with compressed KV entries: the window of near tokens, the entries, and the
+//! compressors' state.
 
 use shardpack_formats::{
     Spec,
     spec::{Compressed, Entries},
 };
 
-use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, Part};
+use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, RankExtents};
 
 /// Rows of raw numbers that a sequence keeps beside those of entries that are not complete.
 const SPARE_ROWS: u64 = 8;
@@ -44,7 +45,12 @@ pub(super) fn state(spec: &Spec, compressed: &Compressed, layer: usize) -> u64 {
 }
 
 /// Floats for each row of a step.
-pub(super) fn working(spec: &Spec, compressed: &Compressed, part: &Part, layer: usize) -> u64 {
+pub(super) fn working(
+    spec: &Spec,
+    compressed: &Compressed,
+    part: &RankExtents,
+    layer: usize,
+) -> u64 {
     let [hidden, head] = [spec.hidden_size, spec.attention.head_dim].map(u64::from);
     let per_group = u64::from(spec.attention.heads / compressed.groups.max(1)) * head;
     let groups = part.query / per_group.max(1);
