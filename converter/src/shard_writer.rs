@@ -21,7 +21,7 @@ struct RankShard {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Begins with the first row. `regions` has one entry per rank, or one alone for all.
+    /// Begins with the first row. `regions` has one entry per rank, or a single one for all ranks.
     pub(crate) fn new(part: &'a StoredTensor, regions: &'a [Option<FileRegion>]) -> Self {
         let shards = regions.iter().map(|_| RankShard::default()).collect();
         Self { part, regions, list: shards, whole: blake3::Hasher::new(), rows: 0 }

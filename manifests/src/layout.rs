@@ -99,10 +99,10 @@ impl Axis {
 pub enum TensorShard {
     /// All of it, on every rank of the stages that have it.
     Replicated,
-    /// All of it, on its stage's first rank alone; the bias of a row-sharded matrix is added once.
+    /// All of it, on its stage's first rank only; the bias of a row-sharded matrix is added once.
     Once,
     /// Elements `start..end` of dimension `dim`, which has `full` elements in the whole tensor.
-    /// Counted in stored elements: words of a packed dimension, groups of scales.
+    /// Counted in stored elements: u32 elements of a packed dimension, groups of scales.
     Range {
         /// The axis that decides the range.
         axis: String,

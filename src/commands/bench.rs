@@ -301,18 +301,24 @@ fn table(document: &Value) -> String {
     let drafts: Vec<&Value> = document["drafts"].as_array().into_iter().flatten().collect();
     if !drafts.is_empty() {
         lines.push(
-            "context  batch  answers   without t/s  with drafts t/s  gain  draft tok/tok  accepted"
+            "context  batch  answers    without t/s  with drafts t/s  gain  draft tok/tok  accepted"
                 .to_owned(),
         );
     }
     for row in drafts {
         let of = |key: &str| number(&row[key]);
+        // The names in the JSON are older than these.
+        let answers = match row["text"].as_str() {
+            Some("new") => "sampled",
+            Some("likely") => "greedy",
+            Some("foretold") => "predicted",
+            _ => "",
+        };
         let [off, auto] = ["off_tokens_per_second", "auto_tokens_per_second"].map(of);
         lines.push(format!(
-            "{:>7}  {:>5}  {:<8}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>13.2}  {:>6.1} %",
+            "{:>7}  {:>5}  {answers:<9}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>13.2}  {:>6.1} %",
             of("context"),
             of("batch"),
-            row["text"].as_str().unwrap_or_default(),
             auto / off,
             of("drafted_per_token"),
             of("accepted_share") * 100.0,

@@ -238,7 +238,7 @@ fn a_model_in_a_part_of_a_repository_converts_as_it_does_by_itself() {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::rename(whole.join("parts/text_model").join(name), whole.join(name)).unwrap();
     }
-    fs::write(whole.join("model.safetensors"), "pictures").unwrap();
+    fs::write(whole.join("model.safetensors"), "vision tower").unwrap();
     fs::write(whole.join("generation_config.json"), "{}").unwrap();
     let set = |name: &str| folder.path().join(name);
     succeed(&["convert", path(&alone), "-o", path(&set("alone"))]);

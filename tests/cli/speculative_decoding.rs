@@ -128,7 +128,7 @@ fn deepen(source: &Path, output: &Path, layers: usize) {
     fs::write(path, config.to_string()).unwrap();
 }
 
-/// The same model at fewer bits, and without what adds nothing, guesses for it.
+/// The draft model is the same model at fewer bits, without the layers that add nothing.
 #[test]
 fn a_server_answers_the_same_with_a_draft_model() {
     let folder = tempdir().unwrap();
@@ -220,5 +220,5 @@ fn bench_reports_acceptance_rates() {
     assert_eq!(texts, ["new", "likely", "foretold"]);
     assert!(drafts[2]["accepted_share"].as_f64().unwrap() > 0.9, "{found}");
     let table = succeed(&args.iter().copied().filter(|arg| *arg != "--json").collect::<Vec<_>>());
-    assert!(table.contains("foretold") && table.contains("with drafts"), "{table}");
+    assert!(table.contains("predicted") && table.contains("with drafts"), "{table}");
 }

@@ -23,7 +23,7 @@ use crate::{
     reference_models::{check_against_transformers, check_joined, open, write},
 };
 
-/// Folders of the reference models, their layers, sums between ranks in each, and whether the
+/// Folders of the reference models, their layers, all-reduces in each, and whether the
 /// output head is the embedding.
 pub(crate) const FAMILIES: &[(&str, u64, u64, bool)] = &[
     ("llama", 3, 2, false),

@@ -39,7 +39,7 @@ fn hyper_connection_parameters_stay_f32_and_replicated() {
     }
 }
 
-/// Sums between two ranks in one step of three tokens: how many, and bytes of each.
+/// All-reduces of two ranks in one step of three tokens: how many, and bytes of each.
 fn sums(model: &str) -> [u64; 2] {
     let folder = tempdir().unwrap();
     write(&data("models").join(model), folder.path(), 16, 2, ExpertSharding::Inside);

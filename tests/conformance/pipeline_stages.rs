@@ -72,7 +72,7 @@ fn check_places(packages: &[Package]) {
 }
 
 /// A staged set computes the bits of the set without stages whose rank group is a stage's, and
-/// joined it is the one-node package.
+/// put together it is the one-node package.
 fn check_model(model: &str, bits: u32, [nodes, stages]: [u32; 2]) {
     let folder = tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -89,7 +89,7 @@ fn requests(vocabulary: u32) -> Vec<GenerateRequest> {
         .collect()
 }
 
-/// With the answers foretold, but for some tokens.
+/// With the answers as predicted output, except for some tokens.
 fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<GenerateRequest> {
     let tell = |(request, answer): (&GenerateRequest, &Answer)| {
         let tokens = answer.tokens.iter().enumerate();
@@ -103,9 +103,9 @@ fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<Gen
 
 #[test]
 fn speculative_decoding_changes_no_token_or_logprob() {
-    // Dense, tied; latent attention with experts; windows; windows, sinks and experts; experts;
-    // linear attention, whose states are made anew; chosen keys; Mamba; heads of two sizes; chunks;
-    // several residual streams; entries of far tokens; chosen blocks.
+    // Dense, tied; MLA with experts; windows; windows, sinks and experts; experts; linear attention,
+    // whose states are rolled back; sparse attention; Mamba; heads of two sizes; chunked attention;
+    // hyper-connections; compressed KV entries; block-sparse attention.
     let usual =
         ["qwen3", "llama-tied", "deepseek_v3", "gemma3_text", "gpt_oss", "mixtral", "qwen3_next"];
     let small = [

@@ -1,8 +1,8 @@
 //! The transfer protocol: how a node gets its package, without sockets and without files.
 //!
 //! A connection carries frames ([`frame`]) with messages ([`Message`]). Two state machines take
-//! messages and say what to do next: [`Sender`] on the controller, [`Receiver`] on the node. Who
-//! drives them owns the bytes: [`Wire`] reads and writes frames with deadlines on whatever
+//! messages and return the next action: [`Sender`] on the controller, [`Receiver`] on the node. The
+//! bytes are moved by their driver: [`Wire`] reads and writes frames with deadlines on whatever
 //! stream it is given.
 //!
 //! ```text

@@ -210,8 +210,8 @@ impl Converter<'_> {
         (units > 0).then_some(units * unit)
     }
 
-    /// Brings a piece of a block, the rows from `row` on, which are in `scratch.source`, into its
-    /// place in `scratch.parts`. Adds to the sums of the pieces before it.
+    /// Quantizes or converts some rows of a block, from `row` on, from `scratch.source` into
+    /// `scratch.parts`. Continues the error sums of the rows before them.
     fn store(
         &self,
         step: &TensorConversion,
@@ -239,7 +239,7 @@ impl Converter<'_> {
                     [before, before + elements].map(|at| at * dtype.size_bytes());
                 let out = &mut parts[0][from_byte..to_byte];
                 let result = affine::cast(platform, (from, source), (dtype, out));
-                result.map_err(|bad| error(bad.message_after(first as usize).to_string()))?;
+                result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
                 if let Some(below) = step.tensor.below
                     && let Some(bad) = find_out_of_range(out, below)
                 {
@@ -255,7 +255,7 @@ impl Converter<'_> {
         } else {
             cast.resize(elements * dtype.size_bytes(), 0);
             let result = affine::cast(platform, (from, source), (dtype, cast));
-            result.map_err(|bad| error(bad.message_after(first as usize).to_string()))?;
+            result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
             (dtype, &*cast)
         };
         let [packed, scales, biases] = parts;
@@ -279,8 +279,7 @@ impl Converter<'_> {
             } else {
                 affine::quantize_after(sums, &options, (dtype_in, weights), out)
             };
-            sums = quantized
-                .map_err(|bad| error(bad.message_after(first as usize + from).to_string()))?;
+            sums = quantized.map_err(|bad| error(bad.after(first as usize + from).to_string()))?;
         }
         Ok(sums)
     }

@@ -251,7 +251,8 @@ fn part(
             }
         }
         200 => {
-            let problem = "the server does not support range requests, which --no-keep-source needs";
+            let problem =
+                "the server does not support range requests, which --no-keep-source needs";
             return Err(wrong(problem.to_owned()));
         }
         _ => return Err(client.refusal(url, &mut response, None)),

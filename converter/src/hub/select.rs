@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::RepoFile;
 use crate::checkpoint::{
-    GGUF, INDEX, PICKLE_INDEX, PICTURES, Pickles, Subfolder, gguf_part, has_tokenizer, is_pickle,
-    is_tokenizer_file,
+    GGUF, INDEX, PICKLE_INDEX, Pickles, Subfolder, VISION_PREFIX, gguf_part, has_tokenizer,
+    is_pickle, is_tokenizer_file,
 };
 
 /// Files beside the weights, where the repository has them.
@@ -147,7 +147,7 @@ fn pickled(files: &[&RepoFile]) -> Vec<RepoFile> {
 fn no_weights(files: &[&RepoFile]) -> String {
     let ends = |ending: &str| files.iter().find(move |file| file.path.ends_with(ending));
     let is_model =
-        |file: &&&RepoFile| file.path.ends_with(GGUF) && !file.name().starts_with(PICTURES);
+        |file: &&&RepoFile| file.path.ends_with(GGUF) && !file.name().starts_with(VISION_PREFIX);
     if let Some(file) = files.iter().find(is_model) {
         return format!(
             "the repository has no .safetensors files, only such as {:?}; name one of them, as organisation/model/{}",

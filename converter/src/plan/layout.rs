@@ -30,7 +30,7 @@ pub(super) struct RankGroup {
     pub(super) weights: Option<Vec<u64>>,
 }
 
-/// Decides which rank holds what, from shapes and formats alone. The ranks of each group hold all
+/// Decides which rank holds what, from shapes and formats only. The ranks of each group hold all
 /// of every axis.
 pub(super) fn plan(
     normalised: &Normalised,

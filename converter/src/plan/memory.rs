@@ -260,7 +260,7 @@ fn widths(delta: &Delta, [key_heads, value_heads]: [Option<u64>; 2]) -> [u64; 2]
     [key_heads * u64::from(delta.key_dim), value_heads * u64::from(delta.value_dim)]
 }
 
-/// What the widest moment of a step holds beside weights and caches.
+/// Peak activation memory of a step, without weights and caches.
 fn working(spec: &Spec, part: &RankExtents, layers: Range<usize>, load: &EngineLoad) -> u64 {
     let layer = |layer: usize| {
         let attention = match (&spec.delta, &spec.mla) {
@@ -287,16 +287,16 @@ fn working(spec: &Spec, part: &RankExtents, layers: Range<usize>, load: &EngineL
     let widest = layers.clone().map(layer).max().unwrap_or(0);
     let scores = layers.map(|layer| blocks::scores(spec, part, layer, load)).max().unwrap_or(0);
     let hidden = load.step_tokens * u64::from(spec.hidden_size) * F32_BYTES;
-    // Several residual streams in place of one, and all of them normalised to be weighed.
+    // Hyper-connections: several residual streams, and a normalised copy of all of them.
     let residual = spec.residual_width() as u64;
     let widest = (widest + residual - u64::from(spec.hidden_size)).max(2 * residual);
-    // What experts gave stays until the next layer's end.
-    let deferred = spec.moe.as_ref().is_some_and(|moe| moe.deferred);
-    let widest = if deferred { widest + u64::from(spec.hidden_size) } else { widest };
+    // Shortcut-connected MoE: the experts' output stays until the next layer's end.
+    let is_shortcut = spec.moe.as_ref().is_some_and(|moe| moe.deferred);
+    let widest = if is_shortcut { widest + u64::from(spec.hidden_size) } else { widest };
     // What is being sent and what has arrived.
     let frames = if part.ranks > 1 { 2 * hidden.min(PIECE_BYTES) } else { 0 };
     let passed = if part.staged { 2 * load.step_tokens * residual * F32_BYTES } else { 0 };
-    // As computed, and as the choice of a token adjusts them.
+    // As computed, and as sampling adjusts them.
     let logits = 2 * load.sequences * part.vocab * F32_BYTES;
     (load.step_tokens * widest + scores) * F32_BYTES + frames + passed + logits
 }
@@ -311,7 +311,7 @@ fn heads(spec: &Spec, part: &RankExtents, layer: usize) -> u64 {
     3 * hidden + 2 * query + gate + 2 * key + quantized(hidden) + blocks::working(spec, part, layer)
 }
 
-/// Attention over latents: queries in the latent's space, and what came before them.
+/// MLA: queries in the latent space, and the projections before them.
 fn latent(spec: &Spec, mla: &Mla, part: &RankExtents) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let [rank, nope, rope, value] = [mla.kv_rank, mla.nope, mla.rope, mla.value].map(u64::from);

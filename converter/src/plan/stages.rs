@@ -18,7 +18,7 @@ use super::{
 /// A choice of layers for each stage, and the ranks of each.
 pub(super) type Division = (Stages, Vec<RankGroup>);
 
-/// Refuses numbers of stages that nodes or layers cannot be divided into.
+/// Refuses stage counts that nodes or layers cannot be divided into.
 pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanError> {
     let (stages, nodes) = (options.stages, options.nodes.count());
     let layers = (0..spec.layers.len()).filter(|layer| spec.may_begin(*layer)).count();
@@ -42,7 +42,7 @@ pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanErr
     Err(PlanError::Stages { stages, problem, nearest })
 }
 
-/// Bytes of weights of every layer, and of what stands at both ends of the model.
+/// Bytes of weights of every layer, and of the embedding and LM head.
 pub(super) struct Costs {
     layers: Vec<Cost>,
     begins: Vec<bool>,

@@ -229,7 +229,7 @@ fn check(model: &Path, bits: u32, ranks: &mut Ranks, collectives: &str) {
     assert!(worst < TOLERANCE, "{name}, {bits} bits, {nodes} processes, {collectives}: {worst}");
 }
 
-/// A few families of different kinds: dense, experts, latent attention, linear attention.
+/// A few families of different kinds: dense, experts, MLA, linear attention.
 const FEW: [&str; 4] = ["llama", "qwen3_moe", "deepseek_v3", "qwen3_next"];
 
 fn few() -> impl Iterator<Item = PathBuf> {

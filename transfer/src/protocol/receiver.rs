@@ -54,7 +54,7 @@ pub enum ReceiverAction {
         /// The chunk.
         bytes: Vec<u8>,
     },
-    /// Verify the whole package and move it to its place, then call [`Receiver::sealed`].
+    /// Verify the whole package and move it into the store, then call [`Receiver::sealed`].
     Seal,
     /// Make a package the current one and answer [`Message::Activated`].
     Activate(PackageKey),
@@ -180,7 +180,7 @@ impl Receiver {
         Message::ChunkStored { file, chunk }
     }
 
-    /// The package is verified and in its place. Returns the answer.
+    /// The package is verified and stored. Returns the answer.
     ///
     /// # Panics
     /// When no package is being sealed.

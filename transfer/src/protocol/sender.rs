@@ -31,7 +31,7 @@ pub enum Outgoing {
     },
     /// Nothing to send until the next message comes in.
     Wait,
-    /// Nothing to send and nothing to hear, until another stream is lost or all is done: ask again
+    /// Nothing to send or receive until another stream is lost or all is done: ask again
     /// when anything has happened on one.
     Rest,
     /// All has been said: the package is prepared, or the question was answered, or another stream
@@ -108,7 +108,7 @@ pub enum SendError {
     /// The node reported a failure.
     #[error("the node refused: {0}")]
     Refused(Failure),
-    /// The node takes no further stream, or is of a version that knows of none.
+    /// The node refused another stream, or its version has one stream only.
     #[error("the node refused another stream: {0}")]
     NotJoined(Failure),
     /// A message that does not fit here.

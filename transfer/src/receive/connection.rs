@@ -22,10 +22,10 @@ use crate::protocol::{
     Receiver, ReceiverAction, SharedMap, StartRank, Wire, WireError,
 };
 
-/// How often a busy node says so: several times within the shortest sensible idle timeout of the other side.
+/// Interval of a busy node's keep-alives: several within the shortest sensible idle timeout.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// How long the other side may take to read a last word.
+/// How long the other side may take to read a last message.
 const LINGER: Duration = Duration::from_secs(2);
 
 type SetTimeout = fn(&Channel, Duration) -> std::io::Result<()>;
@@ -41,7 +41,7 @@ pub(super) struct Connection<'a> {
 
 /// Why an action failed.
 enum ActionError {
-    /// The controller is told.
+    /// Reported to the controller.
     Failed(Failure),
     /// It cannot be.
     Wire(WireError),
@@ -73,7 +73,7 @@ impl<'a> Connection<'a> {
         Self { node, wire, receiver: Receiver::new(), stage: None }
     }
 
-    /// Answers until the controller is done, or something fails: then says what.
+    /// Answers until the controller is done or something fails; returns what failed.
     pub(super) fn run(mut self) -> Result<(), String> {
         let ended = self.converse();
         // What has been stored counts, however the connection ended.
@@ -155,7 +155,8 @@ impl<'a> Connection<'a> {
     fn stage(&mut self, incoming: Box<Incoming>) -> Result<Message, ActionError> {
         let store = &self.node.store;
         if incoming.intent == Intent::Ask {
-            let (held, reused_bytes) = self.with_keep_alives(|_| Stage::ask(store, &incoming))??;
+            let (held, reused_bytes) =
+                self.with_keep_alives(|_| Stage::ask(store, &incoming))??;
             let held = SharedMap::new(held);
             return Ok(self.receiver.staged(held, store.free_bytes()?, reused_bytes));
         }
@@ -257,7 +258,7 @@ impl<'a> Connection<'a> {
         self.stage.as_ref().expect("chunks come after the offer was staged")
     }
 
-    /// Lets the controller read the last word: a socket closed with unread bytes takes back what
+    /// Lets the controller read the last message: a socket closed with unread bytes takes back what
     /// was sent before.
     fn linger(&self) {
         let mut stream = self.wire.stream();
@@ -282,7 +283,7 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Whether these bytes came from a peer that can be told so.
+/// Whether these bytes came from a peer that understands an answer.
 fn is_foreign(error: &FrameError) -> bool {
     !matches!(error, FrameError::Closed | FrameError::Truncated | FrameError::Io(_))
 }

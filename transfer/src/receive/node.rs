@@ -136,7 +136,10 @@ impl Default for Served {
             address: Mutex::default(),
             connections: Mutex::default(),
             next: AtomicU64::default(),
-            unauthenticated: ConnectionSlots::new(UNAUTHENTICATED_SLOTS, UNAUTHENTICATED_SLOTS_PER_ADDRESS),
+            unauthenticated: ConnectionSlots::new(
+                UNAUTHENTICATED_SLOTS,
+                UNAUTHENTICATED_SLOTS_PER_ADDRESS,
+            ),
         }
     }
 }
@@ -154,7 +157,7 @@ enum Authentication {
 }
 
 impl Shutdown {
-    /// A node that serves until told otherwise.
+    /// A node that serves until [`Self::stop`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -186,7 +189,11 @@ impl Shutdown {
 
     /// Makes `stop` close the stream too, unless there are too many or it has come too late.
     /// A connection from an address in `unauthenticated` has yet to authenticate.
-    fn register(&self, stream: &TcpStream, unauthenticated: Option<IpAddr>) -> Option<Registration<'_>> {
+    fn register(
+        &self,
+        stream: &TcpStream,
+        unauthenticated: Option<IpAddr>,
+    ) -> Option<Registration<'_>> {
         let clone = stream.try_clone().ok()?;
         let authentication = match unauthenticated {
             Some(ip) => Authentication::Pending(self.inner.unauthenticated.enter(ip, stream)?),
@@ -249,7 +256,8 @@ impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let mut connections = lock(&self.shutdown.inner.connections);
         connections.streams.remove(&self.number);
-        connections.authenticated -= usize::from(matches!(self.authentication, Authentication::Done));
+        connections.authenticated -=
+            usize::from(matches!(self.authentication, Authentication::Done));
     }
 }
 
@@ -265,13 +273,13 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node over `store`, for this machine alone.
+    /// A node over `store`, for this machine only.
     #[must_use]
     pub fn new(store: Arc<Store>, options: NodeOptions) -> Self {
         Self { store, options, guard: None }
     }
 
-    /// Speaks TLS alone, with those whom `guard` lets in.
+    /// Requires TLS, and accepts only callers that `guard` admits.
     #[must_use]
     pub fn with_guard(self, guard: Arc<Guard>) -> Self {
         Self { guard: Some(guard), ..self }
@@ -296,7 +304,9 @@ impl Node {
                     // A listener on loopback gets none from elsewhere; a strange route might.
                     None => continue,
                 };
-                let Some(registration) = shutdown.register(&stream, unauthenticated) else { continue };
+                let Some(registration) = shutdown.register(&stream, unauthenticated) else {
+                    continue;
+                };
                 scope.spawn(move || self.answer(stream, peer, registration));
             }
         });
@@ -323,7 +333,11 @@ impl Node {
         let received = guard.receive(stream, &|| registration.has_lost());
         let why = |error: HandshakeError| {
             let lost = registration.has_lost();
-            if lost { "evicted to make room for other connections".to_owned() } else { error.to_string() }
+            if lost {
+                "evicted to make room for other connections".to_owned()
+            } else {
+                error.to_string()
+            }
         };
         let event = match received.map_err(why)? {
             ConnectionOutcome::Controller(channel) if registration.authenticate() => {

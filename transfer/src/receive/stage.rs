@@ -59,7 +59,7 @@ impl Meter {
 #[derive(Debug)]
 pub(super) struct Stage {
     store: Arc<Store>,
-    /// Let go when the package is sealed, even if a stream has yet to notice.
+    /// Released when the package is sealed, even if a stream has yet to notice.
     claim: Mutex<Option<Claim>>,
     incoming: Box<Incoming>,
     held: SharedMap,
@@ -69,7 +69,7 @@ pub(super) struct Stage {
     /// is `Receiving`; sealing the package sets it to `Sealed` first.
     state: RwLock<StageState>,
     written: Mutex<Written>,
-    /// Absent when the package is in its place already. Held while chunks are made durable.
+    /// Absent when the package is stored already. Held while chunks are made durable.
     journal: Mutex<Option<Journal>>,
 }
 
@@ -158,7 +158,7 @@ impl Stage {
         self.copy_chunks(&donors, meter)
     }
 
-    /// What [`Self::open`] would find, by the manifests' word: the chunks held and the bytes among
+    /// What [`Self::open`] would find, according to the manifests: the chunks held and the bytes among
     /// them that other packages hold. Changes nothing.
     pub(super) fn ask(store: &Store, incoming: &Incoming) -> Result<(ChunkMap, u64), StoreError> {
         let mut held = ChunkMap::empty(&incoming.manifest);
@@ -251,7 +251,7 @@ impl Stage {
         }
     }
 
-    /// Verifies the whole package and moves it to its place. Nothing is taken from then on,
+    /// Verifies the whole package and moves it into the store. No chunk is accepted from then on,
     /// whatever comes of it: the controller may offer again.
     pub(super) fn seal(&self, meter: &Meter) -> Result<(), StoreError> {
         // Waits for a chunk that comes a second time on another stream.
@@ -395,7 +395,7 @@ impl Stage {
         files::sync_directory(&package).map_err(StoreError::io("sync", &package))
     }
 
-    /// Copies single chunks that another package holds at the same place.
+    /// Copies single chunks that another package holds at the same offset.
     fn copy_chunks(&mut self, donors: &Donors, meter: &Meter) -> Result<(), StoreError> {
         let missing: Vec<(u32, u32, u64)> = self.held.lock().missing().collect();
         for (file, chunk, size_bytes) in missing {

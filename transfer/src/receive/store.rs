@@ -109,7 +109,7 @@ impl StoreError {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }
 
-    /// The code under which a controller hears of it.
+    /// The failure code that a controller receives.
     #[must_use]
     pub fn code(&self) -> FailureCode {
         match self {

@@ -1,5 +1,5 @@
-//! MiniMax M3 as it is published: names and a configuration of its own, within a model that reads
-//! pictures; matrices in BF16, or in FP8 with scales for blocks.
+//! MiniMax M3 as it is published: names and a configuration of its own, within a vision-language
+//! model; matrices in BF16, or in FP8 with scales for blocks.
 
 use std::{collections::BTreeSet, path::Path};
 
