@@ -29,7 +29,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         "manifests",
         &[
             &["digest", "layout"],
-            &["canonical", "partition"],
+            &["canonical", "cut"],
             &["ids"],
             &["manifest"],
             &["set"],
@@ -41,12 +41,12 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &["checkpoint", "package", "push", "recipe", "report", "shard"],
+            &["checkpoint", "cut", "package", "push", "recipe", "report"],
             &["adapter", "hub", "staging"],
             &["source"],
             &["plan", "rules"],
-            &["convert", "unsharded"],
-            &["shard_writer"],
+            &["convert", "joined"],
+            &["pieces"],
             &["reshard"],
             &["export"],
         ],

@@ -1,5 +1,5 @@
-//! Writes a package set for other programs: as a model directory of mlx-lm, or as a 16-bit checkpoint
-//! with Hugging Face's tensor names.
+//! Writes a package set for other programs: as a model directory of mlx-lm, or as a 16-bit
+//! checkpoint with Hugging Face's tensor names.
 //!
 //! For mlx-lm it is the package of a one-node set, manifest and all: mlx-lm reads past the
 //! manifest, and `verify` goes on checking every byte. For Hugging Face affine groups are

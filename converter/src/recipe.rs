@@ -58,7 +58,8 @@ pub enum RecipeError {
 /// A ready choice of bits by layer and kind of matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recipe {
-    /// Every matrix at the main bits, except a sparse-attention indexer: 8 at least, in every recipe.
+    /// Every matrix at the main bits, except a sparse-attention indexer: 8 at least, in every
+    /// recipe.
     #[default]
     Uniform,
     /// More bits where rounding hurts most: `down_proj` and `v_proj` of the first and the last

@@ -250,6 +250,16 @@ fn resident_bytes() -> [Option<u64>; 2] {
     })
 }
 
+/// The kind of a row's answers. The names in the JSON are older than these.
+fn answer_kind(row: &Value) -> &'static str {
+    match row["text"].as_str() {
+        Some("new") => "sampled",
+        Some("likely") => "greedy",
+        Some("foretold") => "predicted",
+        _ => "",
+    }
+}
+
 fn table(document: &Value) -> String {
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let bytes = |key: &str| size(document[key].as_u64().unwrap_or(0));
@@ -307,18 +317,12 @@ fn table(document: &Value) -> String {
     }
     for row in drafts {
         let of = |key: &str| number(&row[key]);
-        // The names in the JSON are older than these.
-        let answers = match row["text"].as_str() {
-            Some("new") => "sampled",
-            Some("likely") => "greedy",
-            Some("foretold") => "predicted",
-            _ => "",
-        };
         let [off, auto] = ["off_tokens_per_second", "auto_tokens_per_second"].map(of);
         lines.push(format!(
-            "{:>7}  {:>5}  {answers:<9}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>13.2}  {:>6.1} %",
+            "{:>7}  {:>5}  {:<9}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>13.2}  {:>6.1} %",
             of("context"),
             of("batch"),
+            answer_kind(row),
             auto / off,
             of("drafted_per_token"),
             of("accepted_share") * 100.0,

@@ -135,8 +135,8 @@ pub(crate) fn check_families(families: &[(&str, bool)], most_nodes: u32) {
     }
 }
 
-/// The sets of families for two to four nodes. Whole experts once: that sharding is another dimension of
-/// the same tensors.
+/// The sets of families for two to four nodes. Whole experts once: that sharding is another
+/// dimension of the same tensors.
 pub(crate) fn check_families_joined(families: &[(&str, bool)]) {
     for (model, has_experts) in families {
         let sets = [2, 3, 4].map(|nodes| (nodes, ExpertSharding::Inside)).into_iter();

@@ -103,9 +103,9 @@ fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<Gen
 
 #[test]
 fn speculative_decoding_changes_no_token_or_logprob() {
-    // Dense, tied; MLA with experts; windows; windows, sinks and experts; experts; linear attention,
-    // whose states are rolled back; sparse attention; Mamba; heads of two sizes; chunked attention;
-    // hyper-connections; compressed KV entries; block-sparse attention.
+    // Dense, tied; MLA with experts; windows; windows, sinks and experts; experts; linear
+    // attention, whose states are rolled back; sparse attention; Mamba; heads of two sizes; chunked
+    // attention; hyper-connections; compressed KV entries; block-sparse attention.
     let usual =
         ["qwen3", "llama-tied", "deepseek_v3", "gemma3_text", "gpt_oss", "mixtral", "qwen3_next"];
     let small = [

@@ -1,5 +1,5 @@
-//! Requests to the hub: deadlines, retries, redirects that never take the token to another host, and
-//! readable errors.
+//! Requests to the hub: deadlines, retries, redirects that never take the token to another host,
+//! and readable errors.
 
 use std::{
     fs,

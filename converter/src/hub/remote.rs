@@ -1,14 +1,14 @@
-//! A weight file that is read from the hub by range requests. Each piece (a fixed range of the file)
-//! is downloaded into a small file of the spool folder and deleted when nothing needs it any more,
-//! so a conversion stores a few pieces at a time and never a whole file.
+//! A weight file that is read from the hub by range requests. Each piece (a fixed range of the
+//! file) is downloaded into a small file of the spool folder and deleted when nothing needs it any
+//! more, so a conversion stores a few pieces at a time and never a whole file.
 //!
 //! The hub states one checksum for a whole file. Pieces are hashed in the file's order, as they
 //! arrive or, with several threads, when those before them have arrived; none is deleted before
 //! that. So every byte is downloaded once, and the bytes that were used are the bytes that were
 //! hashed. Results count when [`RemoteFile::verify`] has compared the checksum: until then the
-//! caller journals nothing that came from the file. The alternatives were worse: a second pass over the file
-//! for its checksum fetches everything twice, and a strict stream in the file's order cannot put
-//! experts together whose gates, ups and downs take turns.
+//! caller journals nothing that came from the file. The alternatives were worse: a second pass over
+//! the file for its checksum fetches everything twice, and a strict stream in the file's order
+//! cannot put experts together whose gates, ups and downs take turns.
 
 use std::{
     fs::{self, File},

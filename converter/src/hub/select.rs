@@ -1,5 +1,6 @@
-//! Selects the files of a repository that a conversion needs: the model's configuration, its tokenizer,
-//! and one set of weights. Repositories hold second copies in other formats, images and papers.
+//! Selects the files of a repository that a conversion needs: the model's configuration, its
+//! tokenizer, and one set of weights. Repositories hold second copies in other formats, images and
+//! papers.
 
 use serde_json::Value;
 

@@ -166,8 +166,8 @@ fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destinati
     let (logical, full) = (axis.size * axis.unit, shape[dim]);
     let shards = (0..layout.ranks).map(|rank| {
         let units = axis.units(rank);
-        // Stored elements per unit may be a fraction (u32 elements of a packed dimension); the layout
-        // has put boundaries where the result is whole.
+        // Stored elements per unit may be a fraction (u32 elements of a packed dimension); the
+        // layout has put boundaries where the result is whole.
         let stored = |units: u64| {
             let scaled = units * axis.unit * full;
             assert!(

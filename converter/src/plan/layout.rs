@@ -165,8 +165,8 @@ fn sharing_units(normalised: &Normalised, axis: &SourceAxis) -> u64 {
     }
 }
 
-/// Weights by which axes are sharded so that every rank of a stage keeps to its node's limit, if the
-/// most even sharding does not and limits allow it at all.
+/// Weights by which axes are sharded so that every rank of a stage keeps to its node's limit, if
+/// the most even sharding does not and limits allow it at all.
 pub(super) fn weights_within(even: &[RankMemory]) -> Option<Vec<u64>> {
     if even.iter().all(RankMemory::fits) {
         return None;

@@ -1,6 +1,6 @@
-//! The digests of a source's weight files. Every byte is hashed once, by the thread that reads it: a
-//! tensor that is read from its first byte to its last is hashed piece by piece ([`Follower`]); the
-//! bytes that no tensor covers are read only to be hashed. Knows nothing of tensors.
+//! The digests of a source's weight files. Every byte is hashed once, by the thread that reads it:
+//! a tensor that is read from its first byte to its last is hashed piece by piece ([`Follower`]);
+//! the bytes that no tensor covers are read only to be hashed. Knows nothing of tensors.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,5 @@
-//! The logical tensors of a package: resolves its configuration and tensors by the rules, as they were
-//! planned from the source.
+//! The logical tensors of a package: resolves its configuration and tensors by the rules, as they
+//! were planned from the source.
 
 use std::{collections::BTreeMap, path::Path};
 

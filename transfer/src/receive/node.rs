@@ -35,8 +35,8 @@ pub type StartRankHook = Box<dyn Fn(&PackageDir, Value) -> Result<Value, String>
 /// manifest of up to 256 MiB.
 const MAX_CONNECTIONS: usize = 16;
 
-/// Slots for connections that have not authenticated; each costs a thread for the few seconds that a
-/// handshake may take, or until a new connection evicts it.
+/// Slots for connections that have not authenticated; each costs a thread for the few seconds that
+/// a handshake may take, or until a new connection evicts it.
 const UNAUTHENTICATED_SLOTS: usize = 64;
 
 /// Of these, slots for one address: more than a controller ever opens at the same time.

@@ -70,7 +70,8 @@ impl Donors {
     }
 }
 
-/// Whether the file at `path` holds exactly the bytes of `entry`. `progress` is called with bytes read.
+/// Whether the file at `path` holds exactly the bytes of `entry`. `progress` is called with bytes
+/// read.
 pub(super) fn is_intact(path: &Path, entry: &FileEntry, progress: &dyn Fn(u64)) -> bool {
     let check = || -> io::Result<bool> {
         if path.symlink_metadata()?.len() != entry.size {

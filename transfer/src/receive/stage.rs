@@ -100,8 +100,8 @@ struct Unlisted {
 
 impl Stage {
     /// Prepares to store the package: resumes what was begun, takes what other packages hold,
-    /// checks that the rest fits on the disk. Waits up to `timeout` for another connection to release
-    /// the package.
+    /// checks that the rest fits on the disk. Waits up to `timeout` for another connection to
+    /// release the package.
     pub(super) fn open(
         store: &Arc<Store>,
         incoming: Box<Incoming>,
@@ -158,8 +158,8 @@ impl Stage {
         self.copy_chunks(&donors, meter)
     }
 
-    /// What [`Self::open`] would find, according to the manifests: the chunks held and the bytes among
-    /// them that other packages hold. Changes nothing.
+    /// What [`Self::open`] would find, according to the manifests: the chunks held and the bytes
+    /// among them that other packages hold. Changes nothing.
     pub(super) fn ask(store: &Store, incoming: &Incoming) -> Result<(ChunkMap, u64), StoreError> {
         let mut held = ChunkMap::empty(&incoming.manifest);
         if is_prepared(store, incoming) {

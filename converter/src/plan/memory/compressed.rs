@@ -20,8 +20,8 @@ fn raw_widths(spec: &Spec, compressed: &Compressed, entries: Entries) -> [u64; 2
     }
 }
 
-/// Keys (which are the values too) and compressed KV entries of one layer. Every rank holds those of
-/// all heads.
+/// Keys (which are the values too) and compressed KV entries of one layer. Every rank holds those
+/// of all heads.
 pub(super) fn pages(spec: &Spec, compressed: &Compressed, layer: usize, load: &EngineLoad) -> u64 {
     let head = u64::from(spec.attention.head_dim);
     let keys = load.tokens * load.kv.head_bytes(head);
@@ -30,8 +30,8 @@ pub(super) fn pages(spec: &Spec, compressed: &Compressed, layer: usize, load: &E
     let [_, raw] = raw_widths(spec, compressed, entries);
     let index = raw / 2;
     let each = load.kv.head_bytes(head) + if index > 0 { load.kv.indexer_bytes(index) } else { 0 };
-    // With an indexer (CSA), an entry also covers tokens of the page before its own, so each page keeps
-    // the compressor input of its last tokens.
+    // With an indexer (CSA), an entry also covers tokens of the page before its own, so each page
+    // keeps the compressor input of its last tokens.
     let tail = if entries.chosen { ratio * (head + index) * 2 * F32_BYTES } else { 0 };
     keys + load.tokens / ratio * each + load.tokens / PAGE_TOKENS * tail
 }
@@ -83,8 +83,8 @@ mod tests {
         source::Source,
     };
 
-    /// Of the reference model by hand: a layer with only a window, two with a compression ratio of 4
-    /// and indexer keys of 16, two with a ratio of 8; heads of 32.
+    /// Of the reference model by hand: a layer with only a window, two with a compression ratio of
+    /// 4 and indexer keys of 16, two with a ratio of 8; heads of 32.
     #[test]
     fn caches_are_keys_entries_and_compressor_state() {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/models/deepseek_v4");
