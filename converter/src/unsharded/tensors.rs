@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    fn joined(entries: &[TensorEntry]) -> Result<Vec<Range<u64>>, String> {
+    fn taken_ranges(entries: &[TensorEntry]) -> Result<Vec<Range<u64>>, String> {
         let held: Vec<Held> = entries
             .iter()
             .enumerate()
@@ -268,20 +268,23 @@ mod tests {
     #[test]
     fn shared_elements_are_taken_once_and_gaps_are_refused() {
         let shard = |range: Range<u64>| entry(0, range.clone(), &[range.end - range.start, 2], 6);
-        assert_eq!(joined(&[shard(3..6), shard(0..3)]).unwrap(), [0..3, 3..6]);
-        assert_eq!(joined(&[shard(0..4), shard(2..6), shard(1..3)]).unwrap(), [0..4, 4..6]);
+        assert_eq!(taken_ranges(&[shard(3..6), shard(0..3)]).unwrap(), [0..3, 3..6]);
+        assert_eq!(taken_ranges(&[shard(0..4), shard(2..6), shard(1..3)]).unwrap(), [0..4, 4..6]);
         assert_eq!(
-            joined(&[shard(0..6), shard(0..6)]).unwrap().as_slice(),
+            taken_ranges(&[shard(0..6), shard(0..6)]).unwrap().as_slice(),
             std::slice::from_ref(&(0..6))
         );
-        assert_eq!(joined(&[shard(0..2), shard(3..6)]).unwrap_err(), "2..3 of x is in no package");
-        assert_eq!(joined(&[shard(0..5)]).unwrap_err(), "5..6 of x is in no package");
+        assert_eq!(
+            taken_ranges(&[shard(0..2), shard(3..6)]).unwrap_err(),
+            "2..3 of x is in no package"
+        );
+        assert_eq!(taken_ranges(&[shard(0..5)]).unwrap_err(), "5..6 of x is in no package");
     }
 
     #[test]
     fn entries_that_contradict_each_other_are_refused() {
         let check = |other: TensorEntry, word: &str| {
-            let problem = joined(&[entry(0, 0..3, &[3, 2], 6), other]).unwrap_err();
+            let problem = taken_ranges(&[entry(0, 0..3, &[3, 2], 6), other]).unwrap_err();
             assert!(problem.contains(word), "{problem}");
         };
         check(entry(1, 3..6, &[3, 3], 6), "different ways");
@@ -294,12 +297,12 @@ mod tests {
         );
         check(entry(0, 3..3, &[0, 2], 6), "has the shape");
         let whole = TensorEntry { shard: TensorShard::Once, ..entry(0, 0..6, &[6, 2], 6) };
-        assert!(joined(&[whole.clone(), whole.clone()]).unwrap_err().contains("in several"));
+        assert!(taken_ranges(&[whole.clone(), whole.clone()]).unwrap_err().contains("in several"));
         let shared = TensorEntry { shard: TensorShard::Replicated, ..whole };
         let other = TensorEntry { blake3: Digest::of(b"x"), ..shared.clone() };
-        assert!(joined(&[shared, other]).unwrap_err().contains("not the same"));
+        assert!(taken_ranges(&[shared, other]).unwrap_err().contains("not the same"));
         let huge = entry(0, 0..3, &[3, 2], 1 << 62);
-        assert!(joined(&[huge]).unwrap_err().contains("impossible"));
+        assert!(taken_ranges(&[huge]).unwrap_err().contains("impossible"));
     }
 
     #[test]

@@ -171,10 +171,10 @@ fn exports_have_published_names_and_those_of_mlx() {
     let options = ConvertOptions { bits: 16, ..ConvertOptions::new(at("set"), 3) };
     let plan = Plan::new(&source, options).unwrap();
     let set = convert(&source, &plan, &|_| {}).unwrap().output;
-    let joined = UnshardedModel::open(std::slice::from_ref(&set)).unwrap();
+    let model = UnshardedModel::open(std::slice::from_ref(&set)).unwrap();
     let to = |name: &str, form: ExportForm| {
         let options = ExportOptions { output: at(name), form, memory_bytes: 256 << 20 };
-        export(&joined, &options, &|_| {}).unwrap();
+        export(&model, &options, &|_| {}).unwrap();
         Source::open(&at(name)).unwrap()
     };
     let exported = to("floats", ExportForm::HuggingFace { dtype: None });
