@@ -116,7 +116,7 @@ pub struct Exported {
     pub size_bytes: u64,
 }
 
-/// Writes joined packages as one model. The output appears under its name complete or not at all.
+/// Writes a package set as one unsharded model. The output appears under its name complete or not at all.
 pub fn export(
     model: &UnshardedModel,
     options: &ExportOptions,

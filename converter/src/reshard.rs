@@ -169,7 +169,7 @@ pub(crate) fn write(
     Ok(written)
 }
 
-/// What was joined must be what the packages name, tensor by tensor. The ids of an earlier format
+/// The unsharded tensors must be those that the packages name, tensor by tensor. The ids of an earlier format
 /// cover other names of the architecture, so there the digests of chunks alone vouch for the bytes.
 fn check_ids(model: &UnshardedModel, set: &PackageSet) -> Result<(), UnshardError> {
     if model.manifest().format != FORMAT {

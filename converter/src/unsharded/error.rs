@@ -88,7 +88,7 @@ pub enum UnshardError {
         "{}: this version reads another architecture from config.json than the manifest states; convert the source again", .0.display()
     )]
     Architecture(PathBuf),
-    /// What was joined is not what the packages name.
+    /// The unsharded tensors are not those that the packages name.
     #[error("the unsharded tensors have the {what} id {found}, the packages name {expected}")]
     WrongId {
         /// Which id.
