@@ -8,8 +8,8 @@
 //! - A write that fails for want of room or time may have sealed its bytes already; repeat
 //!   it with the same bytes, or call [`Channel::begin`] if it will not be repeated.
 //!
-//! A connection that ends without TLS's `close_notify` counts as an ordinary end: the protocols on
-//! a channel are framed, so they detect truncation.
+//! A connection that ends without TLS's `close_notify` counts as an ordinary end: the protocols on a
+//! channel are framed, so they detect truncation.
 
 use std::{
     io::{self, ErrorKind, Read, Write},

@@ -13,7 +13,7 @@ use crate::harness::{data, path, succeed};
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// Writes a reference model as its wrapper holds it: names behind a prefix, the configuration
-/// within another one, and tensors of a vision tower.
+/// within another one, and the tensors of a vision tower.
 fn wrap(model: &str, to: &Path, (outer, text): (&str, Option<&str>), prefix: &str, vision: &str) {
     let from = data("models").join(model);
     fs::create_dir(to).unwrap();

@@ -67,7 +67,7 @@ fn pipeline_stages_begin_at_layers_with_their_own_indexer() {
     let options = ["--nodes", "3", "--stages", "3"];
     let args = ["convert", path(&source), "-o", path(&out)];
     let error = fail(2, &[&args[..], &options].concat());
-    assert!(error.contains("2 layers with an indexer of their own"), "{error}");
+    assert!(error.contains("2 layers that choose their keys"), "{error}");
     let two = convert("models/glm_moe_dsa_shared", &out, &["--nodes", "2", "--stages", "2"]);
     let shown = succeed(&["inspect", path(&two)]);
     assert!(shown.contains("0..2") && shown.contains("2..4"), "{shown}");

@@ -69,7 +69,7 @@ impl RankMemory {
         (rank, weight_bytes): (u32, u64),
         load: &EngineLoad,
     ) -> Self {
-        let part = RankExtents::of(layout, rank);
+        let part = Part::of(layout, rank);
         let layers = own_layers(spec, layout, rank);
         let cache = |layer| layer_cache(spec, &part, layer, load);
         Self {
@@ -126,7 +126,7 @@ pub(super) fn layer_caches(
 ) -> Vec<u64> {
     let load = load_of(spec, layout, context, kv);
     let of_layer = |layer| {
-        let ranks = layout.stage_ranks(0).map(|rank| RankExtents::of(layout, rank));
+        let ranks = layout.stage_ranks(0).map(|rank| Part::of(layout, rank));
         ranks.map(|part| layer_cache(spec, &part, layer, &load)).sum()
     };
     (0..spec.layers.len()).map(of_layer).collect()
@@ -141,7 +141,7 @@ fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> En
         // All ranks have as many pages as the one whose pages are largest.
         let page = EngineLoad { tokens: PAGE_TOKENS, ..load };
         let pages = (0..layout.ranks).map(|rank| {
-            let part = RankExtents::of(layout, rank);
+            let part = Part::of(layout, rank);
             let layers = own_layers(spec, layout, rank);
             layers.map(|layer| keys_and_values(spec, &part, layer, &page)).sum::<u64>()
         });
@@ -153,7 +153,7 @@ fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> En
 }
 
 /// Rows or columns of each axis that a rank holds.
-struct RankExtents {
+struct Part {
     query: u64,
     key: u64,
     /// The same of the second form of attention.
@@ -169,7 +169,7 @@ struct RankExtents {
     staged: bool,
 }
 
-impl RankExtents {
+impl Part {
     fn of(layout: &Layout, rank: u32) -> Self {
         let held = |axis: &str, width: bool| {
             layout.axes.get(axis).map_or(0, |axis| {
@@ -194,7 +194,7 @@ impl RankExtents {
     }
 }
 
-impl RankExtents {
+impl Part {
     /// Columns of a layer's queries and of its keys.
     fn heads(&self, spec: &Spec, layer: usize) -> [u64; 2] {
         if spec.layers[layer].second { self.second } else { [self.query, self.key] }
@@ -208,7 +208,7 @@ fn own_layers(spec: &Spec, layout: &Layout, rank: u32) -> Range<usize> {
 }
 
 /// What one layer keeps of the sequences.
-fn layer_cache(spec: &Spec, part: &RankExtents, layer: usize, load: &EngineLoad) -> u64 {
+fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
     let state = match (&spec.delta, &spec.convolution) {
         (Some(delta), _) if spec.layers[layer].delta => state(delta, part.linear),
         (_, Some(convolution)) if spec.layers[layer].convolution => {
@@ -221,7 +221,7 @@ fn layer_cache(spec: &Spec, part: &RankExtents, layer: usize, load: &EngineLoad)
 
 /// Keys and values of one layer. A window does not shorten them: the engine keeps the pages of
 /// all layers together, and what is out of sight with them.
-fn keys_and_values(spec: &Spec, part: &RankExtents, layer: usize, load: &EngineLoad) -> u64 {
+fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
     let this = &spec.layers[layer];
     if !this.attends() {
         return 0;
@@ -261,7 +261,7 @@ fn widths(delta: &Delta, [key_heads, value_heads]: [Option<u64>; 2]) -> [u64; 2]
 }
 
 /// Peak activation memory of a step, without weights and caches.
-fn working(spec: &Spec, part: &RankExtents, layers: Range<usize>, load: &EngineLoad) -> u64 {
+fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) -> u64 {
     let layer = |layer: usize| {
         let attention = match (&spec.delta, &spec.mla) {
             (Some(delta), _) if spec.layers[layer].both => {
@@ -290,9 +290,9 @@ fn working(spec: &Spec, part: &RankExtents, layers: Range<usize>, load: &EngineL
     // Hyper-connections: several residual streams, and a normalised copy of all of them.
     let residual = spec.residual_width() as u64;
     let widest = (widest + residual - u64::from(spec.hidden_size)).max(2 * residual);
-    // Shortcut-connected MoE: the experts' output stays until the next layer's end.
-    let is_shortcut = spec.moe.as_ref().is_some_and(|moe| moe.deferred);
-    let widest = if is_shortcut { widest + u64::from(spec.hidden_size) } else { widest };
+    // What experts gave stays until the next layer's end.
+    let deferred = spec.moe.as_ref().is_some_and(|moe| moe.deferred);
+    let widest = if deferred { widest + u64::from(spec.hidden_size) } else { widest };
     // What is being sent and what has arrived.
     let frames = if part.ranks > 1 { 2 * hidden.min(PIECE_BYTES) } else { 0 };
     let passed = if part.staged { 2 * load.step_tokens * residual * F32_BYTES } else { 0 };
@@ -302,7 +302,7 @@ fn working(spec: &Spec, part: &RankExtents, layers: Range<usize>, load: &EngineL
 }
 
 /// Floats for each row of a step: grouped-query attention, with the residual stream.
-fn heads(spec: &Spec, part: &RankExtents, layer: usize) -> u64 {
+fn heads(spec: &Spec, part: &Part, layer: usize) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let [query, key] = part.heads(spec, layer);
     let attention = spec.attention_of(layer);
@@ -312,7 +312,7 @@ fn heads(spec: &Spec, part: &RankExtents, layer: usize) -> u64 {
 }
 
 /// MLA: queries in the latent space, and the projections before them.
-fn latent(spec: &Spec, mla: &Mla, part: &RankExtents) -> u64 {
+fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let [rank, nope, rope, value] = [mla.kv_rank, mla.nope, mla.rope, mla.value].map(u64::from);
     let heads = part.query / (nope + rope).max(1);
@@ -334,14 +334,14 @@ fn latent(spec: &Spec, mla: &Mla, part: &RankExtents) -> u64 {
         + 4 * (rank + rope)
 }
 
-fn linear(spec: &Spec, delta: &Delta, part: &RankExtents) -> u64 {
+fn linear(spec: &Spec, delta: &Delta, part: &Part) -> u64 {
     let [keys, values] = widths(delta, part.linear);
     // By Kimi's rule each channel of a key fades for itself.
     let fading = if delta.rule == StateRule::KimiDelta { keys } else { 0 };
     3 * u64::from(spec.hidden_size) + 2 * keys + 3 * values + fading
 }
 
-fn dense(spec: &Spec, part: &RankExtents) -> u64 {
+fn dense(spec: &Spec, part: &Part) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let inner = if spec.ffn.activation.is_gated() { 2 } else { 1 };
     3 * hidden + inner * part.ffn + quantized(hidden)
@@ -349,7 +349,7 @@ fn dense(spec: &Spec, part: &RankExtents) -> u64 {
 
 /// A mixture of experts: each expert's rows are gathered for themselves; twice as many as fall to
 /// an expert in the mean, since they are not shared out evenly.
-fn experts(spec: &Spec, moe: &Moe, part: &RankExtents, rows: u64) -> u64 {
+fn experts(spec: &Spec, moe: &Moe, part: &Part, rows: u64) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     // Whole experts are not sharded inside.
     let size = if part.expert > 0 { part.expert } else { u64::from(moe.size) };

@@ -30,10 +30,10 @@ pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanErr
         let all = spec.layers.len();
         let those = match &spec.moe {
             _ if layers == all => "",
-            Some(moe) if moe.deferred => " that do not depend on the layer before them",
-            _ => " with an indexer of their own",
+            Some(moe) if moe.deferred => " that need nothing of the one before",
+            _ => " that choose their keys",
         };
-        format!("the model has {layers} layers{those}, and every stage must begin with one")
+        format!("the model has {layers} layers{those}, and every stage needs one")
     } else {
         format!("{nodes} nodes are not {stages} groups of the same size")
     };

@@ -6,12 +6,12 @@ use shardpack_formats::{
     spec::{Compressed, Entries},
 };
 
-use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, RankExtents};
+use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, Part};
 
-/// Rows of compressor input that a sequence keeps in addition to those of incomplete entries.
+/// Rows of raw numbers that a sequence keeps beside those of entries that are not complete.
 const SPARE_ROWS: u64 = 8;
 
-/// Widths of a token's compressor input: for the compressed KV entries and for the indexer keys.
+/// Widths of what a token gives to entries: of entries themselves, and of the index's keys.
 fn raw_widths(spec: &Spec, compressed: &Compressed, entries: Entries) -> [u64; 2] {
     let head = u64::from(spec.attention.head_dim);
     match &compressed.index {
@@ -20,23 +20,23 @@ fn raw_widths(spec: &Spec, compressed: &Compressed, entries: Entries) -> [u64; 2
     }
 }
 
-/// Keys (which are the values too) and compressed KV entries of one layer. Every rank holds those
-/// of all heads.
+/// Keys, which are values too, and entries of one layer. Every rank holds those of all heads.
 pub(super) fn pages(spec: &Spec, compressed: &Compressed, layer: usize, load: &EngineLoad) -> u64 {
     let head = u64::from(spec.attention.head_dim);
     let keys = load.tokens * load.kv.head_bytes(head);
     let Some(entries) = spec.layers[layer].entries else { return keys };
-    let ratio = u64::from(entries.every);
+    let every = u64::from(entries.every);
     let [_, raw] = raw_widths(spec, compressed, entries);
     let index = raw / 2;
     let each = load.kv.head_bytes(head) + if index > 0 { load.kv.indexer_bytes(index) } else { 0 };
-    // With an indexer (CSA), an entry also covers tokens of the page before its own, so each page
-    // keeps the compressor input of its last tokens.
-    let tail = if entries.chosen { ratio * (head + index) * 2 * F32_BYTES } else { 0 };
-    keys + load.tokens / ratio * each + load.tokens / PAGE_TOKENS * tail
+    // An entry that is chosen stands for tokens of the page before its own too: those that may go on
+    // elsewhere keep what their last tokens gave.
+    let tail = if entries.chosen { every * (head + index) * 2 * F32_BYTES } else { 0 };
+    keys + load.tokens / every * each + load.tokens / PAGE_TOKENS * tail
 }
 
-/// State of a sequence in a layer: the compressor input of tokens whose entry is not complete.
+/// What a sequence carries from token to token in a layer: the numbers of tokens whose entry is not
+/// complete.
 pub(super) fn state(spec: &Spec, compressed: &Compressed, layer: usize) -> u64 {
     let Some(entries) = spec.layers[layer].entries else { return 0 };
     let held = u64::from(entries.every) * if entries.chosen { 2 } else { 1 };
@@ -45,12 +45,7 @@ pub(super) fn state(spec: &Spec, compressed: &Compressed, layer: usize) -> u64 {
 }
 
 /// Floats for each row of a step.
-pub(super) fn working(
-    spec: &Spec,
-    compressed: &Compressed,
-    part: &RankExtents,
-    layer: usize,
-) -> u64 {
+pub(super) fn working(spec: &Spec, compressed: &Compressed, part: &Part, layer: usize) -> u64 {
     let [hidden, head] = [spec.hidden_size, spec.attention.head_dim].map(u64::from);
     let per_group = u64::from(spec.attention.heads / compressed.groups.max(1)) * head;
     let groups = part.query / per_group.max(1);
