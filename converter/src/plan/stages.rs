@@ -54,7 +54,7 @@ pub(super) struct Costs {
 #[derive(Clone, Copy, Default)]
 struct Cost {
     /// What the ranks of a stage share out.
-    sharded: u64,
+    cut: u64,
     /// What each of them holds.
     whole: u64,
 }
@@ -70,7 +70,7 @@ impl Costs {
             let bytes = files::stored_size(tensor, format, quantization.dtype);
             match (tensor.layer, tensor.role) {
                 (Some(layer), _) if tensor.cut.axis().is_some() => {
-                    costs.layers[layer as usize].sharded += bytes;
+                    costs.layers[layer as usize].cut += bytes;
                 }
                 (Some(layer), _) => costs.layers[layer as usize].whole += bytes,
                 (None, Role::Embed) if normalised.spec.tied_embeddings => {
@@ -90,7 +90,7 @@ impl Costs {
         if !self.begins[layers.start] {
             return None;
         }
-        let weights = self.layers[layers.clone()].iter().map(|it| it.sharded + it.whole * ranks);
+        let weights = self.layers[layers.clone()].iter().map(|it| it.cut + it.whole * ranks);
         let first = if layers.start == 0 { self.first } else { 0 };
         let last = if layers.end == self.layers.len() { self.last } else { 0 };
         Some(weights.sum::<u64>() + extra[layers.clone()].iter().sum::<u64>() + first + last)
