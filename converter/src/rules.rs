@@ -1,4 +1,4 @@
-//! The user's own rules, for models that the built-in ones do not match: reads and scaffolds them.
+//! Rules of the user's, for models that the compiled-in ones do not know: reading them, and a draft.
 
 use std::{
     fs::{self, OpenOptions},
@@ -15,7 +15,7 @@ use shardpack_formats::{
 
 use crate::source::Source;
 
-/// Why a rule file cannot be used, or not be scaffolded.
+/// Why a rule file cannot be used, or a draft of one not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum RulesError {
     /// The file cannot be read or written.
@@ -42,13 +42,13 @@ pub enum RulesError {
         /// Where and what.
         source: OwnRulesError,
     },
-    /// No rules can be scaffolded for the model.
+    /// There is nothing to draft from.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
 }
 
 impl RulesError {
-    /// Whether the file was read and is wrong (else it could not be read).
+    /// Whether the file was looked at and is wrong (else it could not be looked at).
     #[must_use]
     pub const fn is_wrong(&self) -> bool {
         !matches!(self, Self::File { .. })
@@ -66,12 +66,12 @@ pub fn read(path: &Path) -> Result<OwnRules, RulesError> {
     OwnRules::parse(&text).map_err(|source| RulesError::Rules { path: path.to_owned(), source })
 }
 
-/// Scaffolds rules for a model, based on the nearest built-in ones, in a file that does not exist
-/// yet.
-pub fn write_scaffold(source: &Source, path: &Path) -> Result<Draft, RulesError> {
-    let scaffold = draft(&source.config, &source.source_tensors(), &RulePack::builtin())?;
+/// Writes a draft of rules for a model, on the nearest compiled-in ones, to a file that does not
+/// exist yet.
+pub fn write_draft(source: &Source, path: &Path) -> Result<Draft, RulesError> {
+    let draft = draft(&source.config, &source.source_tensors(), &RulePack::builtin())?;
     let file = OpenOptions::new().write(true).create_new(true).open(path);
-    file.and_then(|mut file| file.write_all(scaffold.text.as_bytes()))
+    file.and_then(|mut file| file.write_all(draft.text.as_bytes()))
         .map_err(|source| RulesError::File { path: path.to_owned(), source })?;
-    Ok(scaffold)
+    Ok(draft)
 }

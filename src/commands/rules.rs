@@ -21,12 +21,12 @@ pub(super) fn refuse(source: &Source, error: PlanError, args: &PlanArgs) -> Fail
             args.source.path.display()
         ));
     };
-    match rules::write_scaffold(source, path) {
-        Ok(scaffold) => failure.hint(format!(
+    match rules::write_draft(source, path) {
+        Ok(draft) => failure.hint(format!(
             "{0} has scaffolded rules based on {1}; decide its {2} points of `todo`, then continue with --rules {0}",
             path.display(),
-            scaffold.nearest,
-            scaffold.points
+            draft.nearest,
+            draft.points
         )),
         Err(error) => {
             let error = anyhow::Error::from(error);

@@ -1,4 +1,4 @@
-//! Architectures of the user's own: scaffolded by `plan`, finished by a person, converted with
+//! Architectures of the user's own: drafted by `plan`, finished by a person, converted with
 //! `--rules`; and what is made of such packages.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -139,14 +139,14 @@ fn an_unknown_architecture_is_scaffolded_on_the_nearest_known_rules() {
     let source = Source::open(&model).unwrap();
     let mut packs = RulePack::builtin();
     packs.retain(|pack| !["olmo2", "olmo3"].contains(&pack.id()));
-    let scaffold = draft(&source.config, &source.source_tensors(), &packs).unwrap();
-    assert_eq!(scaffold.nearest, "post-norm (exaone4)", "{}", scaffold.text);
+    let drafted = draft(&source.config, &source.source_tensors(), &packs).unwrap();
+    assert_eq!(drafted.nearest, "post-norm (exaone4)", "{}", drafted.text);
     for norm in ["q_norm", "k_norm"] {
         let point = format!("tensor model.layers.{{L}}.self_attn.{norm}.weight has shape [");
-        assert!(scaffold.text.contains(&point), "{}", scaffold.text);
+        assert!(drafted.text.contains(&point), "{}", drafted.text);
     }
     // What a person makes of it: the norms are over all heads at once, and sharded with them.
-    let own = decide(&scaffold.text);
+    let own = decide(&drafted.text);
     let (own, _) = own.split_once("\n[[tensors]]").unwrap();
     let own = own.replace("qk_norm = \"'head'\"", "qk_norm = \"'full'\"");
     let norm = |name: &str, axis: &str| {
