@@ -145,7 +145,7 @@ fn an_unknown_architecture_is_scaffolded_on_the_nearest_known_rules() {
         let point = format!("tensor model.layers.{{L}}.self_attn.{norm}.weight has shape [");
         assert!(drafted.text.contains(&point), "{}", drafted.text);
     }
-    // What a person makes of it: the norms are over all heads at once, and sharded with them.
+    // What a person makes of it: the norms are over all heads at once, and cut with them.
     let own = decide(&drafted.text);
     let (own, _) = own.split_once("\n[[tensors]]").unwrap();
     let own = own.replace("qk_norm = \"'head'\"", "qk_norm = \"'full'\"");
