@@ -23,7 +23,8 @@ pub(crate) fn run(args: &ExportArgs) -> Outcome {
         ExportOptions { output: args.output.clone(), form, memory_bytes: args.budget.memory.0 };
     let display = Display::new("export");
     let work = || {
-        export(&UnshardedModel::open(&args.packages.paths)?, &options, &|event| display.show(event))
+        let model = UnshardedModel::open(&args.packages.paths)?;
+        export(&model, &options, &|event| display.show(event))
     };
     let exported =
         threads::with(args.budget.threads.count, work)?.map_err(|error: ExportError| {

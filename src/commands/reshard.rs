@@ -26,9 +26,8 @@ pub(crate) fn run(args: &ReshardArgs) -> Outcome {
     };
     let display = Display::new("reshard");
     let work = || {
-        reshard(&UnshardedModel::open(&args.packages.paths)?, &options, &|event| {
-            display.show(event)
-        })
+        let model = UnshardedModel::open(&args.packages.paths)?;
+        reshard(&model, &options, &|event| display.show(event))
     };
     let resharded =
         threads::with(args.budget.threads.count, work)?.map_err(|error: ReshardError| {
