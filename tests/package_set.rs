@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::json;
 use shardpack_manifests::{
-    CHUNK_BYTES, ChunkHasher, Cut, Digest, Layout, Manifest, PackageSet, canonical,
+    CHUNK_BYTES, ChunkHasher, Digest, Layout, Manifest, PackageSet, TensorShard, canonical,
     ids::{self, Ids, TEXT_FILES},
     layout::{Axis, Stages},
     manifest::{FORMAT, FileEntry, MANIFEST_FILE, Source, TensorEntry},
@@ -65,7 +65,7 @@ pub(crate) fn write_set(directory: &Path, plan: &SetPlan) -> PackageSet {
         stages: Stages::default(),
         axes: BTreeMap::from([("q".to_owned(), Axis { size: units, unit: 8, ranges })]),
         q_to_kv: vec![0; units as usize],
-        embedding_cut: false,
+        embedding_sharded: false,
     };
     let weights = Digest::of(&plan.seed.to_le_bytes());
     let model = ids::model_id(weights, &digests).unwrap();
@@ -124,7 +124,7 @@ fn write_package(
         file: file.to_owned(),
         offset: start,
         size: end - start,
-        cut: Cut::Replicated,
+        shard: TensorShard::Replicated,
         blake3: Digest::of(&bytes[start as usize..end as usize]),
     };
     let manifest = Manifest {

@@ -27,8 +27,8 @@ const TRAINING_FILES: &[&str] =
 /// The ending of GGUF files.
 pub(crate) const GGUF: &str = ".gguf";
 
-/// GGUF files of this beginning are the picture part of a model, which is not read.
-pub(crate) const PICTURES: &str = "mmproj";
+/// GGUF files with this prefix hold a model's vision tower, which is not read.
+pub(crate) const VISION_PREFIX: &str = "mmproj";
 
 /// Largest JSON or text file that is read whole: the largest published `tokenizer.json` has
 /// 33 MB.
@@ -108,7 +108,7 @@ pub(crate) fn is_tokenizer_file(name: &str) -> bool {
     TEXT_FILES.contains(&name) && name != "generation_config.json"
 }
 
-/// Whether there is a tokenizer among files of these names; some of its companions alone are none.
+/// Whether there is a tokenizer among files of these names; its companion files do not count.
 pub(crate) fn has_tokenizer<'a>(mut names: impl Iterator<Item = &'a str>) -> bool {
     const WHOLE: &[&str] =
         &["tekken.json", "tiktoken.model", "tokenizer.json", "tokenizer.model", "vocab.json"];

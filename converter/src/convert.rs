@@ -1,4 +1,4 @@
-//! Carrying a plan out. Every thread takes the next item of one list: a piece of the source to
+//! Runs a plan. Every thread takes the next item of one list: a range of the source to
 //! hash, or a tensor to bring from the source into the packages' files, block by block. What is
 //! read for a tensor is hashed as it comes, so the source is read once.
 
@@ -171,17 +171,18 @@ pub struct Converted {
     pub run: Run,
 }
 
-/// Told of every event, from any thread.
+/// Called with every event, from any thread.
 pub type Observer<'a> = &'a (dyn Fn(&ConvertEvent) + Sync);
 
 /// What the stored form of one tensor turned out to be.
 #[derive(Clone, Debug, PartialEq, Serialize, serde::Deserialize)]
 pub(crate) struct Finished {
-    /// Digest of each part before it was cut.
+    /// Digest of each part before sharding.
     pub(crate) identities: Vec<Digest>,
-    /// Digest of each part's piece for each rank; absent where a rank holds nothing. A shared
+    /// Digest of each rank's shard of each part; absent where a rank holds nothing. A shared
     /// part has one entry per stage.
-    pub(crate) pieces: Vec<Vec<Option<Digest>>>,
+    #[serde(rename = "pieces")]
+    pub(crate) shards: Vec<Vec<Option<Digest>>>,
     pub(crate) report: TensorReport,
 }
 

@@ -1,5 +1,5 @@
-//! A package set for other people's programs: as a model directory of mlx-lm, or as a 16-bit
-//! checkpoint in Hugging Face's names.
+//! Writes a package set for other programs: as a model directory of mlx-lm, or as a 16-bit
+//! checkpoint with Hugging Face's tensor names.
 //!
 //! For mlx-lm it is the package of a one-node set, manifest and all: mlx-lm reads past the
 //! manifest, and `verify` goes on checking every byte. For Hugging Face affine groups are
@@ -20,11 +20,11 @@ use shardpack_manifests::{canonical::CanonicalError, signature::SignError};
 
 use crate::{
     convert::documents::package_name,
-    joined::{JoinError, Joined},
     package::{WriteError, at},
     plan::ConvertOptions,
     reshard::{ReshardError, ReshardEvent, ReshardObserver, clear, write},
     staging::{Staging, StagingError},
+    unsharded::{UnshardError, UnshardedModel},
 };
 
 /// Why nothing was exported. Nothing is left under the output's name.
@@ -35,7 +35,7 @@ pub enum ExportError {
     Dtype(String),
     /// The packages.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Join(#[from] UnshardError),
     /// The output cannot be begun.
     #[error(transparent)]
     Staging(#[from] StagingError),
@@ -82,7 +82,7 @@ impl From<ReshardError> for ExportError {
     }
 }
 
-/// For whom.
+/// The form to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportForm {
     /// mlx-lm: as quantized.
@@ -99,7 +99,7 @@ pub enum ExportForm {
 pub struct ExportOptions {
     /// Folder that is written; must not exist or be empty.
     pub output: PathBuf,
-    /// For whom.
+    /// The form to write.
     pub form: ExportForm,
     /// Bytes that may be held in memory.
     pub memory_bytes: u64,
@@ -116,9 +116,9 @@ pub struct Exported {
     pub size_bytes: u64,
 }
 
-/// Writes joined packages as one model. The output appears under its name complete or not at all.
+/// Writes a package set as one unsharded model. The output appears under its name complete or not at all.
 pub fn export(
-    joined: &Joined,
+    model: &UnshardedModel,
     options: &ExportOptions,
     observe: ReshardObserver,
 ) -> Result<Exported, ExportError> {
@@ -127,9 +127,9 @@ pub fn export(
             let dtype = Dtype::from_name(name).filter(|dtype| dtype.is_float());
             dtype.ok_or_else(|| ExportError::Dtype(name.clone()))?
         }
-        _ => joined.manifest().quantization.dtype,
+        _ => model.manifest().quantization.dtype,
     };
-    let plan = joined.plan(ConvertOptions {
+    let plan = model.plan(ConvertOptions {
         memory_bytes: options.memory_bytes,
         ..ConvertOptions::new(options.output.clone(), 1)
     })?;
@@ -138,12 +138,12 @@ pub fn export(
     clear(directory)?;
     let tensors = match &options.form {
         ExportForm::Mlx => {
-            write(joined, &plan, directory, observe)?;
+            write(model, &plan, directory, observe)?;
             unwrap_package(directory)?;
             plan.steps.iter().map(|step| step.parts.len()).sum()
         }
         ExportForm::HuggingFace { .. } => {
-            checkpoint::write(joined, &plan, dtype, directory, observe)?
+            checkpoint::write(model, &plan, dtype, directory, observe)?
         }
     };
     let size_bytes = size_of_files(directory)?;

@@ -68,7 +68,7 @@ pub enum HubEvent<'a> {
     Retrying(&'a str),
 }
 
-/// Told of every event, from any thread.
+/// Called with every event, from any thread.
 pub type HubObserver = Arc<dyn Fn(&HubEvent) + Send + Sync>;
 
 /// A model of the hub at one commit.

@@ -1,37 +1,37 @@
-//! From a checkpoint to a package set: source, plan, quantize, cut, package.
+//! From a checkpoint to a package set: source, plan, quantize, shard, package.
 //!
-//! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers
-//! alone), [`convert()`] (carrying the plan out), [`report`] (what it did to the weights),
-//! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other people's
-//! programs). The package directory is the whole contract with the loader.
+//! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers alone),
+//! [`convert()`] (quantizes and writes what was planned), [`report`] (what it did to the weights),
+//! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other programs).
+//! The package directory is the whole contract with the loader.
 #![forbid(unsafe_code)]
 
 mod adapter;
 mod checkpoint;
 mod convert;
-mod cut;
 mod export;
 #[cfg(feature = "hub")]
 pub mod hub;
-mod joined;
 mod package;
-mod pieces;
 pub mod plan;
 pub mod recipe;
 pub mod report;
 mod reshard;
 pub mod rules;
+mod shard;
+mod shard_writer;
 pub mod source;
 mod staging;
+mod unsharded;
 
 pub use adapter::AdapterError;
 pub use checkpoint::{Origin, Pickles, Subfolder};
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};
-pub use joined::{JoinError, Joined};
 pub use package::WriteError;
 pub use plan::{ConvertOptions, Nodes, Plan, PlanError, RankMemory};
 pub use reshard::{
     ReshardError, ReshardEvent, ReshardObserver, ReshardOptions, Resharded, reshard,
 };
 pub use source::{Source, SourceError};
+pub use unsharded::{UnshardError, UnshardedModel};

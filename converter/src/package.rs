@@ -13,7 +13,7 @@ use shardpack_formats::{
     container::{self, TensorInfo},
 };
 use shardpack_manifests::{
-    ChunkHasher, Cut, Digest,
+    ChunkHasher, Digest, TensorShard,
     digest::{chunk_count, merge_chunks, read_chunk_value},
     manifest::FileEntry,
     signature::FileHasher,
@@ -48,8 +48,8 @@ pub(crate) struct FilePlan {
 pub(crate) struct PlannedTensor {
     /// Name, dtype, shape, size and place.
     pub(crate) info: TensorInfo,
-    /// Which part of the uncut tensor it is.
-    pub(crate) cut: Cut,
+    /// Which part of the unsharded tensor it is.
+    pub(crate) shard: TensorShard,
     /// How the file's header lists it, if not so; tensors of the same name that follow each other
     /// are one there.
     pub(crate) stored_as: Option<StoredAs>,

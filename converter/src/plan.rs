@@ -18,7 +18,7 @@ use shardpack_formats::{
     normalise::{ResolveError, resolve, rows_and_columns},
 };
 use shardpack_manifests::{
-    Cut, Digest, Layout,
+    Digest, Layout, TensorShard,
     layout::Stages,
     manifest::{MatrixFormat, Quantization},
 };
@@ -33,7 +33,7 @@ pub(crate) use formats::{format_of, module_name};
 use layout::RankGroup;
 pub use memory::{EngineLoad, PROCESS_BYTES, RankMemory};
 use options::Choice;
-pub use options::{ConvertOptions, ExpertCut, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
+pub use options::{ConvertOptions, ExpertSharding, MAX_RANKS, NodeLimit, Nodes, parse_bytes};
 pub(crate) use stacks::stacks;
 pub(crate) use stages::check as check_stages;
 
@@ -120,21 +120,21 @@ pub struct Plan {
     /// elsewhere.
     pub(crate) merge_bytes: u64,
     pub(crate) rounding: Rounding,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<TensorConversion>,
     pub(crate) packages: PackageFiles,
 }
 
-/// One normalised tensor on its way into the packages.
-pub(crate) struct Step {
+/// How one normalised tensor is stored in the packages.
+pub(crate) struct TensorConversion {
     pub(crate) tensor: TensorPlan,
     pub(crate) format: MatrixFormat,
     /// What is stored for it: one part, or three for an affine matrix.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<StoredTensor>,
 }
 
-/// A stored tensor before it is cut.
+/// A stored tensor before sharding.
 #[derive(Clone)]
-pub(crate) struct Part {
+pub(crate) struct StoredTensor {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
@@ -143,7 +143,7 @@ pub(crate) struct Part {
     pub(crate) stages: Vec<usize>,
 }
 
-impl Part {
+impl StoredTensor {
     pub(crate) fn size_bytes(&self) -> u64 {
         self.shape.iter().product::<u64>() * self.dtype.size_bytes() as u64
     }
@@ -217,7 +217,7 @@ impl Plan {
         rounding: Rounding,
         warnings: Vec<String>,
     ) -> Self {
-        let cut = |(stages, groups): (Stages, Vec<RankGroup>)| {
+        let shard = |(stages, groups): (Stages, Vec<RankGroup>)| {
             let layout =
                 layout::plan(&normalised, &quantization, (stages, &groups), options.experts);
             let steps = steps(&normalised, &quantization, &layout);
@@ -232,16 +232,16 @@ impl Plan {
             (layout, steps, packages, memory)
         };
         let layers = stages::Costs::new(&normalised, &quantization);
-        let mut planned = cut(stages::even(&layers, &options));
-        // What the most even cut has too much of, another one may not have: first layers move
-        // between stages, then every stage is cut within its own nodes' limits.
+        let mut planned = shard(stages::even(&layers, &options));
+        // Where the most even sharding exceeds a node's limit, layers first move between stages,
+        // then every stage is sharded within its own nodes' limits.
         let caches =
             memory::layer_caches(&normalised.spec, &planned.0, (options.context, options.kv));
         if let Some(moved) = stages::within(&layers, &options, &planned.3, &caches) {
-            planned = cut(moved);
+            planned = shard(moved);
         }
         if let Some(weighted) = stages::weighted(&planned.0, &planned.3) {
-            planned = cut(weighted);
+            planned = shard(weighted);
         }
         let (layout, steps, packages, memory) = planned;
         Self {
@@ -277,8 +277,8 @@ impl Plan {
             let place = match &step.parts[0].destination {
                 Destination::Shared => "replicated",
                 Destination::Once => "one rank only",
-                Destination::Cut(cuts) => match cuts.first() {
-                    Some(Cut::Range { axis, .. }) => axis,
+                Destination::Sharded(shards) => match shards.first() {
+                    Some(TensorShard::Range { axis, .. }) => axis,
                     _ => step.tensor.sharding.axis().unwrap_or("cut"),
                 },
             };
@@ -297,7 +297,7 @@ impl Plan {
     /// are decoded also what is read and what becomes of it.
     pub(crate) fn workers(&self) -> usize {
         // A matrix that is turned on the way is read whole, and held as read and as turned.
-        let least = |step: &Step| {
+        let least = |step: &TensorConversion| {
             let tensor = &step.tensor;
             tensor.view.unit() * tensor.columns() * tensor.dtype.size_bytes() as u64
         };
@@ -308,7 +308,8 @@ impl Plan {
 
     /// The report of a conversion of this plan.
     pub(crate) fn report(&self, tensors: BTreeMap<String, TensorReport>) -> Report {
-        let stored = self.steps.iter().flat_map(|step| &step.parts).map(Part::size_bytes).sum();
+        let stored =
+            self.steps.iter().flat_map(|step| &step.parts).map(StoredTensor::size_bytes).sum();
         let parameters =
             self.steps.iter().map(|step| step.tensor.shape.iter().product::<u64>()).sum();
         Report::new(
@@ -356,11 +357,15 @@ fn check_tied(source: &Source, normalised: &Normalised, head: &str) -> Result<()
 }
 
 /// Every tensor with its format and its parts.
-fn steps(normalised: &Normalised, quantization: &Quantization, layout: &Layout) -> Vec<Step> {
+fn steps(
+    normalised: &Normalised,
+    quantization: &Quantization,
+    layout: &Layout,
+) -> Vec<TensorConversion> {
     let step = |tensor: &TensorPlan| {
         let format = formats::format_of(tensor, quantization);
         let parts = files::parts(normalised, tensor, format, quantization.dtype, layout);
-        Step { tensor: tensor.clone(), format, parts }
+        TensorConversion { tensor: tensor.clone(), format, parts }
     };
     normalised.tensors.iter().map(step).collect()
 }

@@ -1,9 +1,9 @@
-//! Which matrix gets which bits: ready recipes (`--recipe`) and the user's own exceptions
+//! Bits of every matrix: ready recipes (`--recipe`) and the user's own exceptions
 //! (`--override`). Knows names, layers and roles; no shapes, no weights and no ranks, so what it
 //! says holds for any number of nodes.
 //!
-//! A recipe chooses from a matrix's place in the model, then overrides have the last word. Both
-//! say what is wanted; whether a group size fits a matrix's width is the plan's business.
+//! A recipe decides by layer and kind of matrix, then overrides apply. Whether a group size fits a
+//! matrix's width is decided by the plan.
 
 mod pattern;
 #[cfg(test)]
@@ -19,8 +19,8 @@ use pattern::Pattern;
 /// Longest pattern in bytes: module names have under 100.
 const MAX_PATTERN_BYTES: usize = 256;
 
-/// Bits of what chooses keys: a key more or less has no small error, and it is a few thousandths
-/// of a model. Publishers store it in 8 bits too.
+/// Least bits of a sparse-attention indexer: another top-k key is no small error, and indexers are
+/// a few thousandths of a model. Publishers store it in 8 bits too.
 const INDEXER_BITS: u32 = 8;
 
 /// Bits that mean "not quantized".
@@ -55,14 +55,15 @@ pub enum RecipeError {
     },
 }
 
-/// A ready choice of bits by place.
+/// A ready choice of bits by layer and kind of matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recipe {
-    /// Every matrix at the main bits, but for what chooses keys: 8 at least, in every recipe.
+    /// Every matrix at the main bits, except a sparse-attention indexer: 8 at least, in every
+    /// recipe.
     #[default]
     Uniform,
     /// More bits where rounding hurts most: `down_proj` and `v_proj` of the first and the last
-    /// eighth of the layers one step up (4 → 6, 6 → 8), output head and embedding at 6 at least.
+    /// eighth of the layers one step up (4 → 6, 6 → 8), LM head and embedding at 6 at least.
     ///
     /// This is the core of what llama.cpp's `Q4_K_M` and mlx-lm's `mixed_4_6` do, which add every
     /// third layer in between. Those two kinds of matrices pass their error on most directly:

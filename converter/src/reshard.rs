@@ -1,6 +1,6 @@
-//! A package set for another number of ranks, from packages alone: stored tensors are joined and
-//! cut again, block of rows by block. No weight is computed, so the result is byte for byte what
-//! a conversion of the source for as many ranks writes.
+//! Reshards a package set for another number of ranks, without the source: stored tensors are put
+//! together and sharded again, one block of rows at a time. No weight is computed, so the result is
+//! byte for byte what a conversion of the source for as many ranks writes.
 
 mod event;
 
@@ -26,12 +26,12 @@ use crate::{
         documents::{self, DocumentError, Written},
         output::Output,
     },
-    joined::{JoinError, Joined, Scratch},
     package::{WriteError, at, write_small},
-    pieces::Pieces,
-    plan::{BLOCK_BYTES, ConvertOptions, Nodes, Plan, RankMemory, Step},
+    plan::{BLOCK_BYTES, ConvertOptions, Nodes, Plan, RankMemory, TensorConversion},
     report::{PAGE_FILE, Report, Run, TensorReport, page},
+    shard_writer::ShardWriter,
     staging::{Staging, StagingError},
+    unsharded::{Scratch, UnshardError, UnshardedModel},
 };
 
 /// What the program needs besides its blocks and chunks.
@@ -42,7 +42,7 @@ const BASE_BYTES: u64 = 64 << 20;
 pub enum ReshardError {
     /// The packages.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Join(#[from] UnshardError),
     /// The output cannot be begun.
     #[error(transparent)]
     Staging(#[from] StagingError),
@@ -80,7 +80,7 @@ impl ReshardError {
 pub struct ReshardOptions {
     /// Folder that is written; must not exist or be empty.
     pub output: PathBuf,
-    /// The nodes to cut for.
+    /// The nodes to shard for.
     pub nodes: Nodes,
     /// Pipeline stages into which they are divided; 1 where every node runs all layers.
     pub stages: u32,
@@ -119,19 +119,19 @@ pub struct Resharded {
     pub run: Run,
 }
 
-/// Cuts joined packages for another number of ranks. The output appears under its name complete
+/// Shards a model again, for another number of ranks. The output appears under its name complete
 /// or not at all.
 pub fn reshard(
-    joined: &Joined,
+    model: &UnshardedModel,
     options: &ReshardOptions,
     observe: ReshardObserver,
 ) -> Result<Resharded, ReshardError> {
     let started = Instant::now();
-    let plan = joined.plan(options.of_conversion())?;
+    let plan = model.plan(options.of_conversion())?;
     let staging = Staging::begin(&options.output)?;
     clear(staging.directory())?;
-    let written = write(joined, &plan, staging.directory(), observe)?;
-    let report = report(joined, &plan);
+    let written = write(model, &plan, staging.directory(), observe)?;
+    let report = report(model, &plan);
     if let Some(report) = &report {
         let text = documents::pretty(report)?;
         write_small(staging.directory(), "report.json", text.as_bytes())?;
@@ -139,7 +139,7 @@ pub fn reshard(
     }
     let run = Run {
         seconds: started.elapsed().as_secs_f64(),
-        source_bytes: joined.size_bytes(),
+        source_bytes: model.size_bytes(),
         resumed_bytes: 0,
         written_bytes: written.bytes,
         threads: rayon::current_num_threads(),
@@ -153,40 +153,40 @@ pub fn reshard(
 
 /// Writes packages and `set.json` into a directory.
 pub(crate) fn write(
-    joined: &Joined,
+    model: &UnshardedModel,
     plan: &Plan,
     directory: &Path,
     observe: ReshardObserver,
 ) -> Result<Written, ReshardError> {
-    observe(ReshardEvent::Planned { size_bytes: joined.size_bytes() });
+    observe(ReshardEvent::Planned { size_bytes: model.size_bytes() });
     let output = Output::open(directory, plan)?;
-    let finished = move_tensors(joined, plan, &output, observe)?;
+    let finished = move_tensors(model, plan, &output, observe)?;
     observe(ReshardEvent::Hashing);
     let files = output.finish(plan)?;
-    let record = joined.manifest().source.clone();
-    let written = documents::write(&joined.texts, plan, record, &finished, &files, directory)?;
-    check_ids(joined, &written.set)?;
+    let record = model.manifest().source.clone();
+    let written = documents::write(&model.texts, plan, record, &finished, &files, directory)?;
+    check_ids(model, &written.set)?;
     Ok(written)
 }
 
-/// What was joined must be what the packages name, tensor by tensor. The ids of an earlier format
+/// The unsharded tensors must be those that the packages name, tensor by tensor. The ids of an earlier format
 /// cover other names of the architecture, so there the digests of chunks alone vouch for the bytes.
-fn check_ids(joined: &Joined, set: &PackageSet) -> Result<(), JoinError> {
-    if joined.manifest().format != FORMAT {
+fn check_ids(model: &UnshardedModel, set: &PackageSet) -> Result<(), UnshardError> {
+    if model.manifest().format != FORMAT {
         return Ok(());
     }
-    let (expected, found) = (&joined.manifest().ids, &set.ids);
+    let (expected, found) = (&model.manifest().ids, &set.ids);
     let differs =
         [("weights", expected.weights, found.weights), ("model", expected.model, found.model)];
     match differs.into_iter().find(|(_, expected, found)| expected != found) {
-        Some((what, expected, found)) => Err(JoinError::WrongId { what, expected, found }),
+        Some((what, expected, found)) => Err(UnshardError::WrongId { what, expected, found }),
         None => Ok(()),
     }
 }
 
-/// The report of the conversion, with what depends on the cut computed anew.
-fn report(joined: &Joined, plan: &Plan) -> Option<Report> {
-    joined.told.as_ref().map(|told| plan.report(told.tensors.clone()))
+/// The report of the conversion, with what depends on the sharding computed anew.
+fn report(model: &UnshardedModel, plan: &Plan) -> Option<Report> {
+    model.report.as_ref().map(|report| plan.report(report.tensors.clone()))
 }
 
 /// Buffers of one thread.
@@ -199,12 +199,12 @@ struct Buffers {
 
 /// Moves every tensor, on as many threads as the memory allows; returns what became of each.
 fn move_tensors(
-    joined: &Joined,
+    model: &UnshardedModel,
     plan: &Plan,
     output: &Output,
     observe: ReshardObserver,
 ) -> Result<Vec<Finished>, ReshardError> {
-    let workers = share_memory(joined, plan);
+    let workers = share_memory(model, plan);
     let finished: Vec<OnceLock<Finished>> = plan.steps.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
@@ -215,7 +215,7 @@ fn move_tensors(
         while context.index() < workers && !stop.load(Ordering::Relaxed) {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(step) = plan.steps.get(index) else { return };
-            match move_tensor(joined, output, (index, step), &mut buffers, observe) {
+            match move_tensor(model, output, (index, step), &mut buffers, observe) {
                 Ok(moved) => {
                     finished[index].get_or_init(|| moved);
                 }
@@ -236,42 +236,43 @@ fn move_tensors(
     Ok(finished.into_iter().map(|cell| cell.into_inner().expect(taken)).collect())
 }
 
-/// Threads that may work at a time: each holds a block, a rank's piece of it to be read and one to
+/// Threads that may work at a time: each holds a block, a rank's shard of it to be read and one to
 /// be written. The other half of the memory keeps checked chunks.
-pub(crate) fn share_memory(joined: &Joined, plan: &Plan) -> usize {
-    let row = |step: &Step| step.parts.iter().map(crate::plan::Part::row_bytes).max();
+pub(crate) fn share_memory(model: &UnshardedModel, plan: &Plan) -> usize {
+    let row =
+        |step: &TensorConversion| step.parts.iter().map(crate::plan::StoredTensor::row_bytes).max();
     let block = plan.steps.iter().filter_map(row).max().unwrap_or(0).max(BLOCK_BYTES);
     let half = plan.options.memory_bytes.saturating_sub(BASE_BYTES) / 2;
-    joined.keep_bytes(half);
+    model.keep_bytes(half);
     (half / (3 * block)).max(1).try_into().unwrap_or(usize::MAX)
 }
 
 /// Moves one tensor: each of its stored parts, in blocks of rows.
 fn move_tensor(
-    joined: &Joined,
+    model: &UnshardedModel,
     output: &Output,
-    (index, step): (usize, &Step),
+    (index, step): (usize, &TensorConversion),
     buffers: &mut Buffers,
     observe: ReshardObserver,
 ) -> Result<Finished, ReshardError> {
-    let told = joined.told.as_ref().and_then(|told| told.tensors.get(&step.tensor.name));
-    let report = told.cloned().unwrap_or_else(TensorReport::plain);
-    let mut finished = Finished { identities: Vec::new(), pieces: Vec::new(), report };
+    let found = model.report.as_ref().and_then(|report| report.tensors.get(&step.tensor.name));
+    let report = found.cloned().unwrap_or_else(TensorReport::plain);
+    let mut finished = Finished { identities: Vec::new(), shards: Vec::new(), report };
     for (number, part) in step.parts.iter().enumerate() {
-        let mut pieces = Pieces::new(part, output.places(index, number));
+        let mut writer = ShardWriter::new(part, output.regions(index, number));
         let rows = part.shape.first().copied().unwrap_or(1);
         let rows_per_block = (BLOCK_BYTES / part.row_bytes().max(1)).clamp(1, rows);
         let mut row = 0;
         while row < rows {
             let count = rows_per_block.min(rows - row);
-            joined.rows(&part.name, (row, count), &mut buffers.block, &mut buffers.scratch)?;
-            pieces.write(&buffers.block, &mut buffers.gathered)?;
+            model.rows(&part.name, (row, count), &mut buffers.block, &mut buffers.scratch)?;
+            writer.write(&buffers.block, &mut buffers.gathered)?;
             observe(ReshardEvent::Moved { size_bytes: buffers.block.len() as u64 });
             row += count;
         }
-        let (identity, held) = pieces.finish();
+        let (identity, held) = writer.finish();
         finished.identities.push(identity);
-        finished.pieces.push(held);
+        finished.shards.push(held);
     }
     Ok(finished)
 }

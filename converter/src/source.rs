@@ -1,4 +1,4 @@
-//! A model folder: its config, its weight files and the files that make text of tokens.
+//! A model folder: its config, its weight files and its tokenizer files.
 
 mod foreign;
 mod gguf;

@@ -18,7 +18,9 @@ use shardpack_formats::{
 };
 use shardpack_identity::probe_membership;
 use shardpack_manifests::{Manifest, PackageSet, canonical, manifest::FORMAT};
-use shardpack_transfer::protocol::{ChunkMap, Receiver, SharedMap, Step, frame as transfer_frame};
+use shardpack_transfer::protocol::{
+    ChunkMap, Receiver, ReceiverAction, SharedMap, frame as transfer_frame,
+};
 
 /// A parser's test: panics when something is wrong.
 type Target = fn(&[u8]);
@@ -213,23 +215,28 @@ fn transfer(data: &[u8]) {
         assert_eq!(again.ok().as_ref(), Some(&message));
         match receiver.handle(message) {
             Err(_) => return,
-            Ok(Step::Stage(incoming)) => {
+            Ok(ReceiverAction::Stage(incoming)) => {
                 let held = SharedMap::new(ChunkMap::empty(&incoming.manifest));
                 offered = Some((incoming.manifest, held.clone()));
                 receiver.staged(held, u64::MAX, 0);
             }
             // As if another connection had offered it.
-            Ok(Step::Join(_)) => match &offered {
+            Ok(ReceiverAction::Join(_)) => match &offered {
                 Some((manifest, held)) => drop(receiver.joined(manifest.clone(), held.clone())),
                 None => return,
             },
-            Ok(Step::Store { file, chunk, .. }) => {
+            Ok(ReceiverAction::Store { file, chunk, .. }) => {
                 receiver.stored(file, chunk);
             }
-            Ok(Step::Seal) => {
+            Ok(ReceiverAction::Seal) => {
                 receiver.sealed();
             }
-            Ok(Step::Reply(_) | Step::Activate(_) | Step::List | Step::StartRank(_)) => {}
+            Ok(
+                ReceiverAction::Reply(_)
+                | ReceiverAction::Activate(_)
+                | ReceiverAction::List
+                | ReceiverAction::StartRank(_),
+            ) => {}
         }
     }
 }

@@ -107,7 +107,7 @@ impl Channel {
         Self::call_with(socket, config, service, deadline)
     }
 
-    /// Connects to a node that has not joined, authenticated by its key alone.
+    /// Connects to a node that has not joined, authenticated by its key only.
     pub(crate) fn call_stranger(
         socket: TcpStream,
         key: PeerKey,

@@ -213,7 +213,7 @@ fn finish_server(mut config: ServerConfig, services: &[Service]) -> Arc<ServerCo
     Arc::new(config)
 }
 
-/// For calling a node that has not joined, known by its key alone; the caller stays unknown.
+/// For calling a node that has not joined, known by its key only; the caller stays unknown.
 pub(crate) fn client_of_stranger(key: PeerKey) -> Result<Arc<ClientConfig>, CredentialsError> {
     let config = client_builder(Arc::new(PeerVerifier::of_key(key)))?.with_no_client_auth();
     Ok(finish_client(config, Service::Join))
@@ -241,9 +241,9 @@ pub(crate) fn peer_of(certificate: &CertificateDer<'_>) -> Option<Peer> {
 /// Verifies peer certificates.
 #[derive(Debug)]
 struct PeerVerifier {
-    /// The cluster's authority; none where the key alone counts.
+    /// The cluster's authority; none where only the key counts.
     roots: Option<Arc<RootCertStore>>,
-    /// Any of these; empty where the key alone counts.
+    /// Any of these; empty where only the key counts.
     roles: Vec<Role>,
     key: Option<PeerKey>,
     algorithms: WebPkiSupportedAlgorithms,

@@ -58,14 +58,14 @@ fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-type Ends<T> = (Result<Channel, HandshakeError>, T);
+type Handshakes<T> = (Result<Channel, HandshakeError>, T);
 
-/// What caller and answerer make of each other.
+/// Runs a handshake; returns the results of both sides.
 fn meet(
     caller: &Credentials,
     answerer: &Credentials,
     key: Option<PeerKey>,
-) -> Ends<Result<Channel, HandshakeError>> {
+) -> Handshakes<Result<Channel, HandshakeError>> {
     let (listener, address) = listener();
     thread::scope(|scope| {
         let answering = scope.spawn(move || {

@@ -2,7 +2,7 @@
 //!
 //! A file is hashed in chunks of 4 MiB. Each chunk has a 32-byte *chaining value*: the value of
 //! its subtree in the file's BLAKE3 tree. The chaining values of a file merge to the file's
-//! ordinary BLAKE3, so one list of numbers serves verification, transfer and repair, and `b3sum`
+//! ordinary BLAKE3, so one list of values serves verification, transfer and repair, and `b3sum`
 //! agrees with the manifest. A file of one chunk (or none) lists its ordinary digest instead,
 //! because BLAKE3 has no non-root value for a whole input.
 

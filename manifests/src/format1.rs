@@ -244,7 +244,9 @@ fn visit(value: &mut Value, path: &str, edit: &impl Fn(&mut Value)) {
     let (step, rest) = path.split_once('.').unwrap_or((path, ""));
     match value {
         Value::Array(items) if step == "*" => {
-            items.iter_mut().for_each(|item| visit(item, rest, edit));
+            for item in items {
+                visit(item, rest, edit);
+            }
         }
         Value::Object(fields) => {
             if let Some(value) = fields.get_mut(step) {

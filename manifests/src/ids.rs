@@ -22,20 +22,20 @@ pub struct Ids {
     pub layout: Digest,
 }
 
-/// One uncut tensor, as the weights id sees it.
+/// One unsharded tensor, as the weights id sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorIdentity {
     /// Normalised name.
     pub name: String,
     /// Element type as stored.
     pub dtype: Dtype,
-    /// Shape as stored, before any cut.
+    /// Shape as stored, before sharding.
     pub shape: Vec<u64>,
     /// Bits of the matrix that it belongs to; 0 when not quantized.
     pub bits: u32,
     /// Group size of the matrix that it belongs to; 0 when not quantized.
     pub group: u32,
-    /// BLAKE3 of its uncut bytes.
+    /// BLAKE3 of its unsharded bytes.
     pub blake3: Digest,
 }
 
@@ -46,7 +46,7 @@ pub type TextFiles = BTreeMap<String, Digest>;
 pub const TEXT_FILES: &[&str] =
     &["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
-/// BLAKE3 of the canonical list of uncut tensors, sorted by name, and the architecture.
+/// BLAKE3 of the canonical list of unsharded tensors, sorted by name, and the architecture.
 pub fn weights_id(tensors: &[TensorIdentity], spec: &Spec) -> Result<Digest, CanonicalError> {
     #[derive(Serialize)]
     struct Input<'a> {

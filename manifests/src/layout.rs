@@ -26,8 +26,7 @@ pub struct Layout {
     /// For every query head of the model, the key-value head that it reads.
     pub q_to_kv: Vec<u32>,
     /// Whether the embedding is sharded by vocabulary (else every rank holds it whole).
-    #[serde(rename = "embedding_sharded")]
-    pub embedding_cut: bool,
+    pub embedding_sharded: bool,
 }
 
 impl Layout {
@@ -63,7 +62,7 @@ impl Layout {
             stages: Stages::default(),
             axes: self.axes.iter().map(|(name, axis)| (name.clone(), within(axis))).collect(),
             q_to_kv: self.q_to_kv.clone(),
-            embedding_cut: self.embedding_cut,
+            embedding_sharded: self.embedding_sharded,
         }
     }
 
@@ -97,13 +96,13 @@ impl Axis {
 /// Which part of a whole tensor a package holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cut {
+pub enum TensorShard {
     /// All of it, on every rank of the stages that have it.
     Replicated,
-    /// All of it, on its stage's first rank alone; the bias of a row-sharded matrix is added once.
+    /// All of it, on its stage's first rank only; the bias of a row-sharded matrix is added once.
     Once,
     /// Elements `start..end` of dimension `dim`, which has `full` elements in the whole tensor.
-    /// Counted in stored elements: words of a packed dimension, groups of scales.
+    /// Counted in stored elements: u32 elements of a packed dimension, groups of scales.
     Range {
         /// The axis that decides the range.
         axis: String,

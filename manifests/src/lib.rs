@@ -1,4 +1,4 @@
-//! Whose bytes: digests, manifests, cuts, verification.
+//! Identity and integrity of packages: digests, manifests, partitions, verification.
 //!
 //! Reading order: [`digest`] and [`canonical`] (how bytes and documents are named), [`manifest`]
 //! and [`set`] (what a package and a package set say of themselves), [`layout`] (which rank
@@ -6,18 +6,18 @@
 #![forbid(unsafe_code)]
 
 pub mod canonical;
-pub mod cut;
 pub mod digest;
 mod format1;
 pub mod ids;
 pub mod layout;
 pub mod manifest;
+pub mod partition;
 pub mod set;
 pub mod signature;
 pub mod verify;
 
 pub use digest::{CHUNK_BYTES, ChunkHasher, Digest};
-pub use layout::{Cut, Layout};
+pub use layout::{Layout, TensorShard};
 pub use manifest::{Manifest, ManifestError};
 pub use set::PackageSet;
 

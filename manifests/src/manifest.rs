@@ -9,7 +9,7 @@ use crate::{
     digest::{Digest, chunk_count, merge_chunks},
     format1::{self, FORMAT_1},
     ids::Ids,
-    layout::{Cut, Layout, STAGES_FEATURE},
+    layout::{Layout, STAGES_FEATURE, TensorShard},
 };
 
 /// Version of the package format.
@@ -184,8 +184,7 @@ pub struct TensorEntry {
     /// Bytes.
     pub size: u64,
     /// Which part of the whole tensor this is.
-    #[serde(rename = "shard")]
-    pub cut: Cut,
+    pub shard: TensorShard,
     /// BLAKE3 of these bytes: the key under which a node finds what it already holds.
     pub blake3: Digest,
 }
@@ -349,7 +348,7 @@ impl Manifest {
             if !seen.insert(&tensor.name) {
                 return invalid(&what(), "listed twice".to_owned());
             }
-            if let Cut::Range { dim, start, end, full, .. } = &tensor.cut {
+            if let TensorShard::Range { dim, start, end, full, .. } = &tensor.shard {
                 let held = tensor.shape.get(*dim as usize).copied();
                 if start > end || end > full || held != Some(end - start) {
                     return invalid(

@@ -100,7 +100,7 @@ pub(crate) struct SetOutputArgs {
     pub folder: PathBuf,
 }
 
-/// The packages that `reshard` and `export` join.
+/// The packages that `reshard` and `export` read.
 #[derive(Args)]
 pub(crate) struct PackagesArgs {
     /// A package set, a folder with all packages of one, or all packages one by one.

@@ -250,6 +250,16 @@ fn resident_bytes() -> [Option<u64>; 2] {
     })
 }
 
+/// The kind of a row's answers. The names in the JSON are older than these.
+fn answer_kind(row: &Value) -> &'static str {
+    match row["text"].as_str() {
+        Some("new") => "sampled",
+        Some("likely") => "greedy",
+        Some("foretold") => "predicted",
+        _ => "",
+    }
+}
+
 fn table(document: &Value) -> String {
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let bytes = |key: &str| size(document[key].as_u64().unwrap_or(0));
@@ -301,7 +311,7 @@ fn table(document: &Value) -> String {
     let drafts: Vec<&Value> = document["drafts"].as_array().into_iter().flatten().collect();
     if !drafts.is_empty() {
         lines.push(
-            "context  batch  answers   without t/s  with drafts t/s  gain  draft tok/tok  accepted"
+            "context  batch  answers    without t/s  with drafts t/s  gain  draft tok/tok  accepted"
                 .to_owned(),
         );
     }
@@ -309,10 +319,10 @@ fn table(document: &Value) -> String {
         let of = |key: &str| number(&row[key]);
         let [off, auto] = ["off_tokens_per_second", "auto_tokens_per_second"].map(of);
         lines.push(format!(
-            "{:>7}  {:>5}  {:<8}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>13.2}  {:>6.1} %",
+            "{:>7}  {:>5}  {:<9}  {off:>11.2}  {auto:>15.2}  {:>3.2}x  {:>13.2}  {:>6.1} %",
             of("context"),
             of("batch"),
-            row["text"].as_str().unwrap_or_default(),
+            answer_kind(row),
             auto / off,
             of("drafted_per_token"),
             of("accepted_share") * 100.0,

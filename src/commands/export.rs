@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use shardpack_converter::{ExportError, ExportForm, ExportOptions, Joined, export};
+use shardpack_converter::{ExportError, ExportForm, ExportOptions, UnshardedModel, export};
 
 use super::{Outcome, reshard::Display, threads};
 use crate::{
@@ -22,8 +22,10 @@ pub(crate) fn run(args: &ExportArgs) -> Outcome {
     let options =
         ExportOptions { output: args.output.clone(), form, memory_bytes: args.budget.memory.0 };
     let display = Display::new("export");
-    let work =
-        || export(&Joined::open(&args.packages.paths)?, &options, &|event| display.show(event));
+    let work = || {
+        let model = UnshardedModel::open(&args.packages.paths)?;
+        export(&model, &options, &|event| display.show(event))
+    };
     let exported =
         threads::with(args.budget.threads.count, work)?.map_err(|error: ExportError| {
             if error.is_wrong() { Failure::wrong(error) } else { error.into() }

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, process::ExitCode};
 
 use serde_json::json;
 use shardpack_manifests::{
-    Cut, Manifest,
+    Manifest, TensorShard,
     manifest::{MatrixFormat, Quantization},
 };
 
@@ -123,10 +123,10 @@ fn quantization(quantization: &Quantization) -> String {
 fn tensor_table(manifest: &Manifest) -> String {
     let mut rows = vec![["tensor", "dtype", "shape", "shard", "file"].map(str::to_owned).to_vec()];
     for tensor in &manifest.tensors {
-        let cut = match &tensor.cut {
-            Cut::Replicated => "replicated".to_owned(),
-            Cut::Once => "this rank only".to_owned(),
-            Cut::Range { axis, dim, start, end, full } => {
+        let shard = match &tensor.shard {
+            TensorShard::Replicated => "replicated".to_owned(),
+            TensorShard::Once => "this rank only".to_owned(),
+            TensorShard::Range { axis, dim, start, end, full } => {
                 format!("{axis}: dim {dim}, {start}..{end} of {full}")
             }
         };
@@ -135,7 +135,7 @@ fn tensor_table(manifest: &Manifest) -> String {
             tensor.name.clone(),
             tensor.dtype.to_string(),
             shape,
-            cut,
+            shard,
             tensor.file.clone(),
         ]);
     }

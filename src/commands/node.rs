@@ -81,10 +81,7 @@ pub(crate) fn run(args: &NodeArgs) -> Outcome {
             _ => None,
         };
         let failure = Failure::from(error);
-        match hint {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        if let Some(hint) = hint { failure.hint(hint) } else { failure }
     })?;
     let address = listener.local_addr()?;
     let running = Running::default();

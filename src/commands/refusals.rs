@@ -35,7 +35,7 @@ impl Refusals {
             self.told += 1;
             if self.told == MOST {
                 lines.push(format!(
-                    "node: further refused connections are counted but not shown for {} s",
+                    "node: more refused connections are counted but not shown for {} s",
                     PERIOD.as_secs()
                 ));
             }

@@ -3,7 +3,9 @@
 use std::{process::ExitCode, sync::OnceLock};
 
 use serde_json::json;
-use shardpack_converter::{Joined, ReshardError, ReshardEvent, ReshardOptions, Resharded, reshard};
+use shardpack_converter::{
+    ReshardError, ReshardEvent, ReshardOptions, Resharded, UnshardedModel, reshard,
+};
 
 use super::{Outcome, plan, threads};
 use crate::{
@@ -23,8 +25,10 @@ pub(crate) fn run(args: &ReshardArgs) -> Outcome {
         memory_bytes: args.budget.memory.0,
     };
     let display = Display::new("reshard");
-    let work =
-        || reshard(&Joined::open(&args.packages.paths)?, &options, &|event| display.show(event));
+    let work = || {
+        let model = UnshardedModel::open(&args.packages.paths)?;
+        reshard(&model, &options, &|event| display.show(event))
+    };
     let resharded =
         threads::with(args.budget.threads.count, work)?.map_err(|error: ReshardError| {
             if error.is_wrong() { Failure::wrong(error) } else { error.into() }

@@ -200,7 +200,7 @@ fn a_non_loopback_address_serves_end_to_end() {
     };
     let scene = Scene::new();
     let listen = SocketAddr::new(ip, 0).to_string();
-    // Before it has joined, such a node takes nothing but a cluster.
+    // Before it has joined, such a node accepts only a request to join.
     let alone = scene.start("alone", &["--listen", &listen]);
     assert!(alone.json["tls"] == true && alone.json["join"].is_object(), "{}", alone.json);
     let error = fail(2, &["push", path(&set(&scene)), "--to", &alone.address()]);

@@ -18,7 +18,7 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
 }
 
-/// Puts the packages of a set together again, by what their manifests say of each tensor's cut.
+/// Puts the packages of a set together again, by what their manifests say of each tensor's shard.
 fn join(set: &Path, nodes: usize) -> BTreeMap<String, Tensor> {
     let mut joined: BTreeMap<String, (Tensor, Vec<bool>)> = BTreeMap::new();
     for rank in 0..nodes {

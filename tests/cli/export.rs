@@ -75,7 +75,7 @@ fn quantized_experts_and_latents_are_put_together_from_their_parts() {
         succeed(&["export", path(&set), "--hf", "-o", path(&out), "--dtype", "f32"]);
         let (found, expected) = (weights(&out), text_model(&data(model)));
         assert!(found.keys().eq(expected.keys()), "{model}");
-        // Of latent attention transformers would take it for the width of the rotated part.
+        // With MLA, transformers would take it for the width of the rotated part.
         let config = json(&out.join("config.json"));
         assert!(model != "models/deepseek_v3" || config["head_dim"].is_null(), "{config}");
         for (name, (_, shape, bytes)) in &found {

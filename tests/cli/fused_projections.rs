@@ -11,7 +11,7 @@ use crate::{
     reshard::{check_chain, json, weights},
 };
 
-/// Families, and a fused matrix of theirs with the pieces that it is cut into.
+/// Families, and a fused matrix of theirs with the projections that it is split into.
 const FAMILIES: &[(&str, &str, &[&str])] = &[
     ("models/glm", "mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"]),
     ("models/glm4", "mlp.gate_up_proj", &["mlp.gate_proj", "mlp.up_proj"]),

@@ -238,7 +238,7 @@ fn a_model_in_a_part_of_a_repository_converts_as_it_does_by_itself() {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::rename(whole.join("parts/text_model").join(name), whole.join(name)).unwrap();
     }
-    fs::write(whole.join("model.safetensors"), "pictures").unwrap();
+    fs::write(whole.join("model.safetensors"), "vision tower").unwrap();
     fs::write(whole.join("generation_config.json"), "{}").unwrap();
     let set = |name: &str| folder.path().join(name);
     succeed(&["convert", path(&alone), "-o", path(&set("alone"))]);
@@ -318,7 +318,7 @@ fn gguf_files_and_pickles_of_the_hub_convert_as_they_do_here() {
     refused(&convert, &["no missing.gguf", "Q4/other.gguf, mmproj-F16.gguf, model-Q8_0.gguf"]);
     refused(&["plan", "org/model"], &["name one of them", "org", "model-Q8_0.gguf"]);
     let args = ["convert", "org/model/model-Q8_0.gguf", "-o", path(&none), "--no-keep-source"];
-    refused(&args, &["--no-keep-source reads .safetensors alone"]);
+    refused(&args, &["--no-keep-source supports .safetensors only"]);
 
     let pickles = data("sources/pickle_bin");
     let hub = Hub::start(&pickles);

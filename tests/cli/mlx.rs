@@ -34,7 +34,7 @@ fn a_damaged_runtime_is_refused_by_every_command() {
         let output = shardpack().args(args).env("SHARDPACK_ENGINES", &engines).output().unwrap();
         assert_eq!(output.status.code(), Some(code), "{args:?}");
         let error = text(&output.stderr);
-        assert!(error.contains("not a runtime's record"), "{error}");
+        assert!(error.contains("not a runtime record"), "{error}");
         assert!(error.contains("engine install mlx"), "{error}");
     };
     refused(&["engine", "check", "mlx"], 1);
@@ -58,14 +58,14 @@ fn mlx_collectives_that_cannot_work_are_refused() {
     };
     refused(&["--collectives", "ring"], &["--engine mlx"]);
     let jaccl = ["--engine", "mlx", "--collectives", "jaccl"];
-    refused(&jaccl, &["which RDMA device"]);
+    refused(&jaccl, &["jaccl needs the RDMA device"]);
     let hosts = folder.path().join("hosts.json");
     let hostfile = |json: &str| {
         fs::write(&hosts, json).unwrap();
         [jaccl.as_slice(), &["--hostfile", path(&hosts)]].concat()
     };
     let one = r#"[{"ips": ["10.0.0.1"], "rdma": [null]}]"#;
-    refused(&hostfile(one), &["1 hosts are described", "2 ranks"]);
+    refused(&hostfile(one), &["the host file has 1 hosts", "2 ranks"]);
     let open = r#"[{"ips": ["10.0.0.1"], "rdma": [null, null]}, {"ips": [], "rdma": ["a", null]}]"#;
     refused(&hostfile(open), &["rank 0 has no RDMA device to rank 1", "--collectives own"]);
     refused(&hostfile("[]"), &["hosts.json", "not a host file", "0 hosts"]);

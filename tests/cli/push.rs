@@ -37,10 +37,10 @@ use crate::{
 mod streams;
 
 /// Long enough for a loaded machine, short enough that a hang is seen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const TIMEOUTS: Timeouts =
-    Timeouts { connect: PATIENCE, idle: PATIENCE, frame: PATIENCE, progress: PATIENCE };
+    Timeouts { connect: TIMEOUT, idle: TIMEOUT, frame: TIMEOUT, progress: TIMEOUT };
 
 const ALL: PushMode = PushMode::Send(Activation::WhenAllPrepared);
 
@@ -581,7 +581,7 @@ fn node_that_works_for_ever_is_given_up_and_named() {
         let error = node.error.unwrap();
         assert!(matches!(error, NodeError::Stalled { done_bytes: 7, total_bytes: 10, .. }));
         let text = error.to_string();
-        assert!(text.contains("no further than 7 of 10 bytes for 0.3 s"), "{text}");
+        assert!(text.contains("stayed at 7 of 10 bytes for 0.3 s"), "{text}");
     }
 }
 

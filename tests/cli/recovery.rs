@@ -78,13 +78,13 @@ fn check_local(set: &Path, options: &[&str]) {
     assert_eq!(first.len(), 2);
     lose(&server, first[1]);
     let second = server.children();
-    assert!(second.contains(&first[0]), "rank 0 goes on in its process");
+    assert!(second.contains(&first[0]), "rank 0 keeps its process");
     assert!(second.len() == 2 && !second.contains(&first[1]), "{second:?}");
     // The leader, too.
     lose(&server, first[0]);
     let third = server.children();
     assert!(third.len() == 2 && !third.contains(&first[0]), "{third:?}");
-    assert!(third.iter().any(|it| second.contains(it)), "rank 1 goes on in its process");
+    assert!(third.iter().any(|it| second.contains(it)), "rank 1 keeps its process");
     server.wait_for("it is started again (attempt 1 of");
     server.wait_for("serve: ready");
     assert_eq!(server.terminate(), Some(0));
@@ -120,7 +120,7 @@ fn a_killed_rank_on_a_node_is_replaced() {
     let before = ranks();
     lose(&server, before[1]);
     let after = ranks();
-    assert_eq!(after[0], before[0], "rank 0 goes on in its process");
+    assert_eq!(after[0], before[0], "rank 0 keeps its process");
     assert_ne!(after[1], before[1]);
     assert_eq!(server.terminate(), Some(0));
 }

@@ -77,7 +77,7 @@ fn impossible_server_options_are_refused_before_it_listens() {
     fs::write(&file, "{").unwrap();
     assert!(serve(1, &[]).contains("answers.json"));
     let folder = serve_folder(folder.path());
-    assert!(folder.contains("no file of answers"), "{folder}");
+    assert!(folder.contains("not a file of answers"), "{folder}");
     let elsewhere = fail(2, &["demo", "--engine", "scripted"]);
     assert!(elsewhere.contains("serve --engine scripted FILE"), "{elsewhere}");
 }

@@ -1,4 +1,4 @@
-//! The whole way: packages, nodes, ranks, server, words.
+//! End to end: packages, nodes, ranks, server, answers.
 
 use std::{collections::BTreeMap, fs};
 

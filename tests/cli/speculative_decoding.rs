@@ -128,7 +128,7 @@ fn deepen(source: &Path, output: &Path, layers: usize) {
     fs::write(path, config.to_string()).unwrap();
 }
 
-/// The same model at fewer bits, and without what adds nothing, guesses for it.
+/// The draft model is the same model at fewer bits, without the layers that add nothing.
 #[test]
 fn a_server_answers_the_same_with_a_draft_model() {
     let folder = tempdir().unwrap();
@@ -162,7 +162,7 @@ fn unusable_draft_models_are_refused() {
         convert(model, &folder.path().join(name), options)
     };
     let served = set("kjv-4m", "served", &[]);
-    let cut = set("kjv-4m", "cut", &["--nodes", "2"]);
+    let sharded = set("kjv-4m", "sharded", &["--nodes", "2"]);
     let other = folder.path().join("of-others");
     copy_folder(&data("kjv-4m"), &other);
     turn_tokens(&other.join("tokenizer.json"));
@@ -172,10 +172,10 @@ fn unusable_draft_models_are_refused() {
         let error = fail(code, &[&serve[..], more].concat());
         assert!(error.contains(expected), "{error}");
     };
-    refused(&served, &cut, 1, "sharded for 2 nodes", &[]);
+    refused(&served, &sharded, 1, "sharded for 2 nodes", &[]);
     refused(&served, &folder.path().join("none"), 2, "no such folder", &[]);
     refused(&served, &other, 1, "its tokens are not the model's", &[]);
-    refused(&served, &served, 2, "asks for no guesses", &["--speculate", "off"]);
+    refused(&served, &served, 2, "--speculate off disables it", &["--speculate", "off"]);
     refused(&served, &served, 2, "runs on another node", &["--nodes", "127.0.0.1:9"]);
 }
 
@@ -220,5 +220,5 @@ fn bench_reports_acceptance_rates() {
     assert_eq!(texts, ["new", "likely", "foretold"]);
     assert!(drafts[2]["accepted_share"].as_f64().unwrap() > 0.9, "{found}");
     let table = succeed(&args.iter().copied().filter(|arg| *arg != "--json").collect::<Vec<_>>());
-    assert!(table.contains("foretold") && table.contains("with drafts"), "{table}");
+    assert!(table.contains("predicted") && table.contains("with drafts"), "{table}");
 }

@@ -85,7 +85,7 @@ fn check(model: &str, wrapper: (&str, Option<&str>), prefix: &str, vision: &str)
     let report = fs::read_to_string(at("found").join("report.json")).unwrap();
     assert!(report.contains("vision tower"), "{report}");
     // The package is understood by itself.
-    succeed(&["reshard", path(&at("found")), "-o", path(&at("cut")), "--nodes", "2"]);
+    succeed(&["reshard", path(&at("found")), "-o", path(&at("resharded")), "--nodes", "2"]);
 }
 
 #[test]

@@ -20,7 +20,7 @@ const EXACT_TOLERANCE: f32 = 1e-3;
 /// Error of the middle row's logits with 8-bit activations, root mean square relative to that
 /// row's: half a step of a 127th of a group's largest activation in every product, over the few
 /// layers of these models, whose random weights make errors larger from layer to layer. It does not
-/// depend on the weights' bits. Single rows are further off where another expert is chosen.
+/// depend on the weights' bits. Single rows are further off where another expert is routed to.
 const ROUNDING_TOLERANCE: f64 = 0.06;
 
 /// Logits of a set for tokens, written as JSON, as `shardpack logits` computes them.

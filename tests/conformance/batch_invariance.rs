@@ -5,7 +5,7 @@ use std::{sync::Arc, thread};
 
 use serde_json::json;
 use shardpack_collectives::Group;
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::{Arithmetic, Cpu, CpuOptions},
     engine::{Engine, EngineOptions, LocalModel, RankEngine, StepOutcome, memory_group},
@@ -28,7 +28,7 @@ pub(crate) fn check_chunking_invariance(model: &str) {
     let tokens = expected(model, "tokens_b");
     for (bits, nodes) in [(16, 1), (4, 2)] {
         let set = folder.path().join(format!("{bits}"));
-        write(&data("models").join(model), &set, bits, nodes, ExpertCut::Inside);
+        write(&data("models").join(model), &set, bits, nodes, ExpertSharding::Inside);
         let packages = open(&set, nodes);
         for kv in [KvType::F32, KvType::F16, KvType::Bf16, KvType::Q8] {
             let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, kv));
@@ -139,7 +139,7 @@ pub(crate) fn check_batch_invariance(model: &str, cached: [u32; 3]) {
     // On five ranks one at least has no heads.
     for nodes in [1, 2, 5] {
         let set = folder.path().join(format!("{model}-{nodes}"));
-        write(&source, &set, 16, nodes, ExpertCut::Inside);
+        write(&source, &set, 16, nodes, ExpertSharding::Inside);
         let packages = open(&set, nodes);
         let alone = |prompt| {
             let prompt = std::slice::from_ref(prompt);
@@ -175,7 +175,7 @@ fn chunking_and_threads_change_no_logit_bit() {
     for model in ["gemma4_text", "gemma4_moe", "llama4_text", "nemotron_h", "apertus", "nanochat"] {
         for (bits, nodes) in [(16, 1), (4, 2)] {
             let set = folder.path().join(format!("{model}-{bits}"));
-            write(&data("models").join(model), &set, bits, nodes, ExpertCut::Inside);
+            write(&data("models").join(model), &set, bits, nodes, ExpertSharding::Inside);
             let packages = open(&set, nodes);
             for kv in [KvType::F32, KvType::Q8] {
                 let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, kv));

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde_json::json;
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_formats::memory::KvType;
 use tempfile::tempdir;
 
@@ -37,7 +37,7 @@ fn selecting_every_block_equals_full_attention_bit_for_bit() {
     changed(MODEL, &wide, &json!({"index_topk_blocks": tokens.len() / 8}), "?");
     let compute = |source: &Path, name: &str, steps: &[usize]| {
         let set = folder.path().join(name);
-        write(source, &set, 16, 2, ExpertCut::Inside);
+        write(source, &set, 16, 2, ExpertSharding::Inside);
         in_steps(&open(&set, 2), &tokens, steps, (1, KvType::F32))
     };
     let expected = compute(&dense, "dense-set", &[tokens.len()]);

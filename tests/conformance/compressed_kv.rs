@@ -19,7 +19,7 @@ fn chunking_and_threads_change_no_logit_bit() {
     check_chunking_invariance(MODEL);
 }
 
-/// Pages carry the numbers of which the next page's first entries are made.
+/// Pages carry the compressor inputs of which the next page's first entries are made.
 #[test]
 fn batch_chunking_and_prefix_cache_change_no_token() {
     check_batch_invariance(MODEL, [0, 512, 256]);

@@ -13,7 +13,7 @@ use std::{
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use shardpack_collectives::{Group, GroupCall, GroupObserver, ObservedGroup};
-use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertCut};
+use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertSharding};
 use shardpack_engine::engine::{logits, memory_group};
 use shardpack_engine_api::TokenId;
 use tempfile::tempdir;
@@ -23,7 +23,7 @@ use crate::{
     reference_models::{check_against_transformers, check_joined, open, write},
 };
 
-/// Folders of the reference models, their layers, sums between ranks in each, and whether the
+/// Folders of the reference models, their layers, all-reduces in each, and whether the
 /// output head is the embedding.
 pub(crate) const FAMILIES: &[(&str, u64, u64, bool)] = &[
     ("llama", 3, 2, false),
@@ -49,7 +49,7 @@ pub(crate) const FAMILIES: &[(&str, u64, u64, bool)] = &[
 fn logits_at_16_bits_match_transformers() {
     for (model, ..) in FAMILIES {
         for nodes in 1..=3 {
-            check_against_transformers(model, nodes, ExpertCut::Inside);
+            check_against_transformers(model, nodes, ExpertSharding::Inside);
         }
     }
 }
@@ -59,7 +59,7 @@ fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
     // Those of tests/cli/convert.rs apart, which are joined there.
     let here = |model: &&str| !["llama", "llama-tied", "qwen3"].contains(model);
     for model in FAMILIES.iter().map(|(model, ..)| *model).filter(here) {
-        check_joined(model, &[2, 3, 4].map(|nodes| (nodes, ExpertCut::Inside)));
+        check_joined(model, &[2, 3, 4].map(|nodes| (nodes, ExpertSharding::Inside)));
     }
 }
 
@@ -78,10 +78,10 @@ fn a_step_makes_only_the_collectives_that_its_architecture_needs() {
     for (model, layers, per_layer, tied) in FAMILIES {
         let folder = tempdir().unwrap();
         let set = folder.path().join("set");
-        write(&data("models").join(model), &set, 16, 2, ExpertCut::Inside);
+        write(&data("models").join(model), &set, 16, 2, ExpertSharding::Inside);
         let packages = open(&set, 2);
-        let cut = packages[0].manifest().layout.embedding_cut;
-        assert!(cut || !tied, "{model}: a tied embedding is cut as the head is");
+        let sharded = packages[0].manifest().layout.embedding_sharded;
+        assert!(sharded || !tied, "{model}: a tied embedding is sharded as the head is");
         let calls = Arc::new(AtomicU64::new(0));
         let counted = |inner| {
             let counter = SharedCounter(Arc::clone(&calls));
@@ -89,8 +89,8 @@ fn a_step_makes_only_the_collectives_that_its_architecture_needs() {
         };
         let groups: Vec<_> = memory_group(2).unwrap().into_iter().map(counted).collect();
         logits(&packages, &groups, &[TokenId(7), TokenId(300), TokenId(12)], 1).unwrap();
-        // The logits, and the rows of a cut embedding.
-        let expected = layers * per_layer + 1 + u64::from(cut);
+        // The logits, and the rows of a sharded embedding.
+        let expected = layers * per_layer + 1 + u64::from(sharded);
         assert_eq!(calls.load(Ordering::Relaxed), 2 * expected, "{model}");
     }
 }

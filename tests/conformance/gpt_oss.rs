@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::engine::{logits, memory_group};
 use shardpack_engine_api::TokenId;
 use tempfile::tempdir;
@@ -35,7 +35,7 @@ fn logits_of_mxfp4_experts_match_transformers() {
         words("tokens").iter().map(|four| TokenId(u32::from_le_bytes(*four))).collect();
     let expected: Vec<f32> = words("logits").iter().map(|four| f32::from_le_bytes(*four)).collect();
     for nodes in 1..=3 {
-        for experts in [ExpertCut::Inside, ExpertCut::Whole] {
+        for experts in [ExpertSharding::Inside, ExpertSharding::Whole] {
             let folder = tempdir().unwrap();
             let set = folder.path().join("set");
             write(&data(SOURCE), &set, 16, nodes, experts);
@@ -118,8 +118,8 @@ fn mxfp4_experts_are_repacked_or_requantized() {
     assert!(what == "requantized" && 0.0 < rmse && rmse < 0.12, "{what} {rmse}");
     for bits in [4, 6] {
         let [one, three] = [1, 3].map(|nodes| {
-            let set = folder.path().join(format!("cut-{bits}-{nodes}"));
-            write(&data(SOURCE), &set, bits, nodes, ExpertCut::Inside);
+            let set = folder.path().join(format!("sharded-{bits}-{nodes}"));
+            write(&data(SOURCE), &set, bits, nodes, ExpertSharding::Inside);
             join(&set, nodes)
         });
         assert!(one == three, "{bits} bits");

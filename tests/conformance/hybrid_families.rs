@@ -2,7 +2,7 @@
 //! attention or beside it: logits of transformers on any number of nodes, batch invariance, and the
 //! same tokens with speculative decoding.
 
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine_api::TokenId;
 use shardpack_formats::memory::KvType;
 use tempfile::tempdir;
@@ -34,7 +34,7 @@ fn logits_at_16_bits_match_transformers() {
 #[test]
 fn packages_of_any_number_of_nodes_join_to_the_one_node_package() {
     for (model, _) in FAMILIES {
-        check_joined(model, &[(2, ExpertCut::Inside), (3, ExpertCut::Inside)]);
+        check_joined(model, &[(2, ExpertSharding::Inside), (3, ExpertSharding::Inside)]);
     }
 }
 
@@ -54,7 +54,7 @@ fn chunking_and_threads_change_no_logit_bit() {
     for (model, _) in FAMILIES {
         for (bits, nodes) in [(16, 1), (4, 2)] {
             let set = folder.path().join(format!("{model}-{bits}"));
-            write(&data("models").join(model), &set, bits, nodes, ExpertCut::Inside);
+            write(&data("models").join(model), &set, bits, nodes, ExpertSharding::Inside);
             let packages = open(&set, nodes);
             let whole = in_steps(&packages, &tokens, &[tokens.len()], (1, KvType::F32));
             for (steps, threads) in [(&[1][..], 1), (&[5], 2), (&[30, 1], 1)] {

@@ -5,7 +5,7 @@ use std::{fs, sync::Arc, thread, time::Duration};
 
 use serde_json::{Value, json};
 use shardpack_collectives::Group;
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::{Cpu, KvCache, Ranks, Tensors},
     engine::{CountedGroup, memory_group},
@@ -39,10 +39,10 @@ fn hyper_connection_parameters_stay_f32_and_replicated() {
     }
 }
 
-/// Sums between two ranks in one step of three tokens: how many, and bytes of each.
+/// All-reduces of two ranks in one step of three tokens: how many, and bytes of each.
 fn sums(model: &str) -> [u64; 2] {
     let folder = tempdir().unwrap();
-    write(&data("models").join(model), folder.path(), 16, 2, ExpertCut::Inside);
+    write(&data("models").join(model), folder.path(), 16, 2, ExpertSharding::Inside);
     let packages = open(folder.path(), 2);
     let batch = &Batch {
         tokens: vec![5, 9, 11],
@@ -118,7 +118,7 @@ fn a_checkpoint_without_hyper_connection_tensors_is_refused_by_name() {
 fn hyper_connections_in_other_block_layouts_are_refused() {
     let folder = tempdir().unwrap();
     let set = folder.path().join("set");
-    write(&data("models/hy_v4"), &set, 16, 1, ExpertCut::Inside);
+    write(&data("models/hy_v4"), &set, 16, 1, ExpertSharding::Inside);
     let package = open(&set, 1).remove(0);
     let manifest = package.manifest();
     let check = |change: &dyn Fn(&mut Spec), expected: &str| {

@@ -16,7 +16,7 @@ fn logits(set: &Path, tokens: &[i32]) -> Vec<f32> {
     let (ids, out) = (folder.path().join("ids.json"), folder.path().join("logits.safetensors"));
     fs::write(&ids, format!("{tokens:?}")).unwrap();
     // Rounding activations to 8 bits makes a step of what is the last bit of a sum, and so may
-    // decide a near-tie otherwise on another number of ranks: cuts are compared without it.
+    // decide a near-tie otherwise on another number of ranks: shardings are compared without it.
     succeed(&["logits", path(set), "--tokens", path(&ids), "-o", path(&out), "--exact"]);
     let file = fs::read(&out).unwrap();
     floats(&file, "logits")

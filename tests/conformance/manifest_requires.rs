@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, fs};
 
 use serde_json::Value;
-use shardpack_converter::{Source, plan::ExpertCut};
+use shardpack_converter::{Source, plan::ExpertSharding};
 use shardpack_formats::{Spec, normalise::resolve, rules::RulePack};
 use shardpack_manifests::{Manifest, ManifestError, PackageSet};
 use tempfile::tempdir;
@@ -239,7 +239,7 @@ fn a_reader_without_a_required_feature_refuses_the_package() {
         ("minimax_m3_vl_text", &["block-sparse-attention", "clamped-swiglu", "moe"]),
     ] {
         let set = folder.path().join(model);
-        write(&data("models").join(model), &set, 4, 2, ExpertCut::Inside);
+        write(&data("models").join(model), &set, 4, 2, ExpertSharding::Inside);
         let document = PackageSet::parse(&fs::read(set.join("set.json")).unwrap()).unwrap();
         assert_eq!(document.requires, features, "{model}");
         for node in ["node-0", "node-1"] {

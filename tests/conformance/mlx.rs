@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
     engine::{LocalModel, memory_group},
@@ -97,7 +97,7 @@ fn mlx_logits_match_the_cpu_engine() {
         for (bits, nodes) in [4, 8, 16].map(|bits| (bits, 1)) {
             let folder = tempdir().unwrap();
             let set = folder.path().join("set");
-            write(model, &set, bits, nodes, ExpertCut::Inside);
+            write(model, &set, bits, nodes, ExpertSharding::Inside);
             let packages = open_with(&set, nodes, OpenOptions::stored(1));
             let (cpu, mlx) = (on_cpu(&packages, &tokens), on_mlx(&runtime, &packages, &tokens));
             let worst = apart(&cpu, &mlx);
@@ -120,7 +120,7 @@ fn mlx_sparse_and_windowed_attention_match_cpu_in_chunks_of_any_length() {
         let folder = tempdir().unwrap();
         let set = folder.path().join("set");
         let model = data("models").join(model);
-        write(&model, &set, 16, 1, ExpertCut::Inside);
+        write(&model, &set, 16, 1, ExpertSharding::Inside);
         let packages = open_with(&set, 1, OpenOptions::stored(1));
         let tokens = [tokens(&model), tokens(&model)].concat();
         let expected = on_cpu(&packages, &tokens);
@@ -143,7 +143,7 @@ fn mlx_f16_and_bf16_kv_caches_match_cpu() {
         let folder = tempdir().unwrap();
         let set = folder.path().join("set");
         let model = data("models").join(name);
-        write(&model, &set, 16, 1, ExpertCut::Inside);
+        write(&model, &set, 16, 1, ExpertSharding::Inside);
         let packages = open_with(&set, 1, OpenOptions::stored(1));
         let tokens = tokens(&model);
         let exact = CpuOptions { threads: 1, platform: None, arithmetic: Arithmetic::Exact };

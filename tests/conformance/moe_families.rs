@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use tempfile::tempdir;
 
 use crate::{
@@ -98,7 +98,7 @@ fn fused_expert_tensors_give_the_same_packages() {
         fuse(&source, &fused, block, names);
         let sets = [source, fused].map(|source| {
             let set = folder.path().join("set");
-            write(&source, &set, 4, 2, ExpertCut::Inside);
+            write(&source, &set, 4, 2, ExpertSharding::Inside);
             let found = [0, 1].map(|rank| {
                 let text = fs::read(set.join(format!("node-{rank}/manifest.json"))).unwrap();
                 serde_json::from_slice::<Value>(&text).unwrap()["tensors"].clone()

@@ -12,7 +12,7 @@ use shardpack_engine::{
     model::Model,
 };
 use shardpack_engine_api::{Event, GenerateRequest, RequestId, TokenId};
-use shardpack_manifests::Cut;
+use shardpack_manifests::TensorShard;
 use tempfile::tempdir;
 
 use crate::{
@@ -66,13 +66,13 @@ fn check_places(packages: &[Package]) {
             };
             assert!(here, "{} on rank {}", tensor.name, manifest.rank);
             let leads = layout.stage_ranks(stage).start == manifest.rank;
-            assert!(tensor.cut != Cut::Once || leads, "{} is added once", tensor.name);
+            assert!(tensor.shard != TensorShard::Once || leads, "{} is added once", tensor.name);
         }
     }
 }
 
 /// A staged set computes the bits of the set without stages whose rank group is a stage's, and
-/// joined it is the one-node package.
+/// put together it is the one-node package.
 fn check_model(model: &str, bits: u32, [nodes, stages]: [u32; 2]) {
     let folder = tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::Value;
-use shardpack_converter::{ConvertOptions, Plan, Source, convert, plan::ExpertCut};
+use shardpack_converter::{ConvertOptions, Plan, Source, convert, plan::ExpertSharding};
 use shardpack_engine::{
     engine::{logits, memory_group},
     loading::{OpenOptions, Package},
@@ -18,7 +18,7 @@ use crate::harness::data;
 /// A float32 engine stays this close to transformers' logits (the fixtures' own statement).
 const TOLERANCE: f32 = 5e-4;
 
-const CUTS: [ExpertCut; 2] = [ExpertCut::Inside, ExpertCut::Whole];
+const EXPERT_SHARDINGS: [ExpertSharding; 2] = [ExpertSharding::Inside, ExpertSharding::Whole];
 
 /// The folders of all reference models.
 pub(crate) fn all_models() -> Vec<String> {
@@ -31,7 +31,7 @@ pub(crate) fn all_models() -> Vec<String> {
 }
 
 /// Converts a reference model into `output`.
-pub(crate) fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertCut) {
+pub(crate) fn write(model: &Path, output: &Path, bits: u32, nodes: u32, experts: ExpertSharding) {
     let source = Source::open(model).unwrap();
     let options = ConvertOptions {
         bits,
@@ -100,7 +100,7 @@ fn argmax(row: &[f32]) -> i32 {
     (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a))).unwrap() as i32
 }
 
-pub(crate) fn check_against_transformers(model: &str, nodes: u32, experts: ExpertCut) {
+pub(crate) fn check_against_transformers(model: &str, nodes: u32, experts: ExpertSharding) {
     let folder = tempdir().unwrap();
     let source = data("models").join(model);
     let set = folder.path().join("set");
@@ -123,35 +123,35 @@ pub(crate) fn check_against_transformers(model: &str, nodes: u32, experts: Exper
     assert_eq!(chosen, greedy, "{model}, {nodes} nodes, {experts:?}");
 }
 
-/// Families on so many nodes and fewer, the experts of those that have some cut both ways.
+/// Families on so many nodes and fewer, the experts of those that have some sharded both ways.
 pub(crate) fn check_families(families: &[(&str, bool)], most_nodes: u32) {
     for (model, has_experts) in families {
         for nodes in 1..=most_nodes {
-            let cuts = if *has_experts && nodes > 1 { 2 } else { 1 };
-            for experts in CUTS.into_iter().take(cuts) {
+            let shardings = if *has_experts && nodes > 1 { 2 } else { 1 };
+            for experts in EXPERT_SHARDINGS.into_iter().take(shardings) {
                 check_against_transformers(model, nodes, experts);
             }
         }
     }
 }
 
-/// The sets of families for two to four nodes. Whole experts once: that cut is another dimension of
-/// the same tensors.
+/// The sets of families for two to four nodes. Whole experts once: that sharding is another
+/// dimension of the same tensors.
 pub(crate) fn check_families_joined(families: &[(&str, bool)]) {
     for (model, has_experts) in families {
-        let sets = [2, 3, 4].map(|nodes| (nodes, ExpertCut::Inside)).into_iter();
-        let whole = has_experts.then_some((3, ExpertCut::Whole));
+        let sets = [2, 3, 4].map(|nodes| (nodes, ExpertSharding::Inside)).into_iter();
+        let whole = has_experts.then_some((3, ExpertSharding::Whole));
         check_joined(model, &sets.chain(whole).collect::<Vec<_>>());
     }
 }
 
 /// That a model's sets, put together, are its package for one node.
-pub(crate) fn check_joined(model: &str, sets: &[(u32, ExpertCut)]) {
+pub(crate) fn check_joined(model: &str, sets: &[(u32, ExpertSharding)]) {
     let folder = tempdir().unwrap();
     let source = data("models").join(model);
     for bits in [4, 6, 8, 16] {
         let one = folder.path().join("one");
-        write(&source, &one, bits, 1, ExpertCut::Inside);
+        write(&source, &one, bits, 1, ExpertSharding::Inside);
         let expected = join(&one, 1);
         fs::remove_dir_all(one).unwrap();
         for (nodes, experts) in sets {
@@ -167,7 +167,7 @@ pub(crate) fn check_joined(model: &str, sets: &[(u32, ExpertCut)]) {
 /// A stored tensor: element type, shape, bytes.
 type Tensor = (String, Vec<u64>, Vec<u8>);
 
-/// Puts the packages of a set together by what their manifests say of each tensor's cut.
+/// Puts the packages of a set together by what their manifests say of each tensor's shard.
 pub(crate) fn join(set: &Path, nodes: u32) -> BTreeMap<String, Tensor> {
     let mut joined: BTreeMap<String, Tensor> = BTreeMap::new();
     for rank in 0..nodes {

@@ -5,7 +5,7 @@
 use std::{fs, path::Path};
 
 use serde_json::Value;
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::engine::{LocalModel, memory_group};
 use shardpack_formats::memory::KvType;
 use tempfile::tempdir;
@@ -46,7 +46,7 @@ fn selecting_every_key_equals_full_attention_bit_for_bit() {
     changed(model, &wide, &serde_json::json!({"index_topk": tokens.len()}), "?");
     let compute = |source: &Path, name: &str, steps: &[usize]| {
         let set = folder.path().join(name);
-        write(source, &set, 16, 2, ExpertCut::Inside);
+        write(source, &set, 16, 2, ExpertSharding::Inside);
         in_steps(&open(&set, 2), &tokens, steps, (1, KvType::F32))
     };
     let expected = compute(&dense, "dense-set", &[tokens.len()]);
@@ -67,7 +67,7 @@ fn pipeline_stages_begin_at_layers_with_their_own_indexer() {
     let options = ["--nodes", "3", "--stages", "3"];
     let args = ["convert", path(&source), "-o", path(&out)];
     let error = fail(2, &[&args[..], &options].concat());
-    assert!(error.contains("2 layers that choose their keys"), "{error}");
+    assert!(error.contains("2 layers with an indexer of their own"), "{error}");
     let two = convert("models/glm_moe_dsa_shared", &out, &["--nodes", "2", "--stages", "2"]);
     let shown = succeed(&["inspect", path(&two)]);
     assert!(shown.contains("0..2") && shown.contains("2..4"), "{shown}");
@@ -122,7 +122,7 @@ fn packages_without_an_indexer_open_with_a_short_context() {
     });
     changed("deepseek_v32", &dense, &keys, ".indexer.");
     let set = folder.path().join("set");
-    write(&dense, &set, 16, 1, ExpertCut::Inside);
+    write(&dense, &set, 16, 1, ExpertSharding::Inside);
     let file = set.join("node-0/manifest.json");
     let manifest = fs::read_to_string(&file).unwrap();
     let family = |name: &str| format!("\"model_type\":\"{name}\"");

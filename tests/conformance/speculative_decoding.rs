@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, thread};
 
 use serde_json::json;
 use shardpack_collectives::Group;
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::Cpu,
     engine::{Engine, EngineOptions, RankEngine, Speculate, StepOutcome, memory_group},
@@ -89,7 +89,7 @@ fn requests(vocabulary: u32) -> Vec<GenerateRequest> {
         .collect()
 }
 
-/// With the answers foretold, but for some tokens.
+/// With the answers as predicted output, except for some tokens.
 fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<GenerateRequest> {
     let tell = |(request, answer): (&GenerateRequest, &Answer)| {
         let tokens = answer.tokens.iter().enumerate();
@@ -103,9 +103,9 @@ fn foretelling(requests: &[GenerateRequest], run: &Run, wrong: usize) -> Vec<Gen
 
 #[test]
 fn speculative_decoding_changes_no_token_or_logprob() {
-    // Dense, tied; latent attention with experts; windows; windows, sinks and experts; experts;
-    // linear attention, whose states are made anew; chosen keys; Mamba; heads of two sizes; chunks;
-    // several residual streams; entries of far tokens; chosen blocks.
+    // Dense, tied; MLA with experts; windows; windows, sinks and experts; experts; linear
+    // attention, whose states are rolled back; sparse attention; Mamba; heads of two sizes; chunked
+    // attention; hyper-connections; compressed KV entries; block-sparse attention.
     let usual =
         ["qwen3", "llama-tied", "deepseek_v3", "gemma3_text", "gpt_oss", "mixtral", "qwen3_next"];
     let small = [
@@ -136,7 +136,7 @@ pub(crate) fn check_drafts(model: &str, is_small: bool) {
     let requests = requests(vocabulary);
     for nodes in [1, 2] {
         let set = folder.path().join(format!("{model}-{nodes}"));
-        write(&source, &set, 4, nodes, ExpertCut::Auto);
+        write(&source, &set, 4, nodes, ExpertSharding::Auto);
         let plain = run(&set, nodes, Speculate::Off, &requests);
         assert_eq!(plain.drafts, [0, 0]);
         for wrong in [7, usize::MAX] {
@@ -157,7 +157,7 @@ fn draft_models_without_kv_rollback_are_refused() {
     let folder = tempdir().unwrap();
     for name in ["qwen3_next", "deepseek_v4"] {
         let set = folder.path().join(name);
-        write(&data("models").join(name), &set, 16, 1, ExpertCut::Auto);
+        write(&data("models").join(name), &set, 16, 1, ExpertSharding::Auto);
         let mut models = open(&set, 1).into_iter().map(|package| {
             let backend = Cpu::new(1).unwrap();
             (Model::load(&package, &backend).unwrap(), backend)

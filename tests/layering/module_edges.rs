@@ -39,7 +39,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         "manifests",
         &[
             &["digest", "format1", "layout"],
-            &["canonical", "cut"],
+            &["canonical", "partition"],
             &["ids"],
             &["manifest"],
             &["set"],
@@ -62,12 +62,12 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &["checkpoint", "cut", "package", "recipe", "report"],
+            &["checkpoint", "package", "recipe", "report", "shard"],
             &["adapter", "hub", "staging"],
             &["source"],
             &["plan", "rules"],
-            &["convert", "joined"],
-            &["pieces"],
+            &["convert", "unsharded"],
+            &["shard_writer"],
             &["reshard"],
             &["export"],
         ],

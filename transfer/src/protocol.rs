@@ -1,8 +1,8 @@
-//! The protocol by which a node gets its package, without sockets and without files.
+//! The transfer protocol: how a node gets its package, without sockets and without files.
 //!
 //! A connection carries frames ([`frame`]) with messages ([`Message`]). Two state machines take
-//! messages and say what to do next: [`Sender`] on the controller, [`Receiver`] on the node. Who
-//! drives them owns the bytes: [`Wire`] reads and writes frames with deadlines on whatever
+//! messages and return the next action: [`Sender`] on the controller, [`Receiver`] on the node. The
+//! bytes are moved by their driver: [`Wire`] reads and writes frames with deadlines on whatever
 //! stream it is given.
 //!
 //! ```text
@@ -57,6 +57,6 @@ pub use failure::{Failure, FailureCode};
 pub use frame::FrameError;
 pub use held::{ChunkMap, SharedMap};
 pub use message::{Intent, Join, MAX_JSON_BYTES, Message, Offer, PROTOCOL, PackageKey, StartRank};
-pub use receiver::{Incoming, Receiver, Step};
+pub use receiver::{Incoming, Receiver, ReceiverAction};
 pub use sender::{Heard, Outgoing, SendError, Sender};
 pub use wire::{Timeouts, Wire, WireError};

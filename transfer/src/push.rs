@@ -121,15 +121,15 @@ pub struct NodeReport {
     pub target: Target,
     /// The package.
     pub package: PackageKey,
-    /// How far it came.
+    /// Its progress.
     pub progress: NodeProgress,
     /// Bytes moved.
     pub traffic: Traffic,
-    /// Why it came no further.
+    /// Why it failed.
     pub error: Option<NodeError>,
 }
 
-/// How far a node came.
+/// Progress of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeProgress {
     /// It was not reached, or holds a part.

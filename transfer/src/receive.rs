@@ -6,7 +6,7 @@
 //!   lock                      held while a process uses the store
 //!   active.json               per model: the current package and the one before
 //!   packages/<layout id>-<rank>/   verified packages, as the converter wrote them
-//!   staging/<layout id>-<rank>/    a package on its way: package/ and its journal
+//!   staging/<layout id>-<rank>/    a package being received: package/ and its journal
 //! ```
 //! No chunk counts before its value was checked, no package is listed before all of it was read
 //! back and verified, and nothing is current before it is listed. Each of these steps is one

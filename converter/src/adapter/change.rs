@@ -1,4 +1,4 @@
-//! What an adapter does to one tensor, and doing it.
+//! The change that an adapter makes to one tensor, and its computation.
 
 use std::ops::Range;
 
@@ -193,10 +193,10 @@ impl Kind {
 pub(crate) struct Merge<'a> {
     info: &'a TensorInfo,
     /// Index of the first change that counts: a replacement makes those before it idle.
-    steps: Vec<Step<'a>>,
+    steps: Vec<MergeStep<'a>>,
 }
 
-struct Step<'a> {
+struct MergeStep<'a> {
     kind: &'a Kind,
     file: &'a AdapterFile,
     /// `[rank, width]` of a low-rank change.
@@ -219,7 +219,7 @@ impl<'a> Merge<'a> {
                 }
                 Kind::Replace { .. } | Kind::ReplaceRows { .. } | Kind::Add { .. } => Vec::new(),
             };
-            Ok(Step { kind: &change.kind, file, right })
+            Ok(MergeStep { kind: &change.kind, file, right })
         };
         let steps = changes[first..].iter().map(step).collect::<Result<_, AdapterError>>()?;
         Ok(Self { info, steps })
@@ -240,7 +240,7 @@ impl<'a> Merge<'a> {
     ) -> Result<(), E> {
         let width = self.info.shape.iter().skip(1).product::<u64>();
         let mut block = vec![0.0_f32; ((rows.end - rows.start) * width) as usize];
-        if !matches!(self.steps.first(), Some(Step { kind: Kind::Replace { .. }, .. })) {
+        if !matches!(self.steps.first(), Some(MergeStep { kind: Kind::Replace { .. }, .. })) {
             base(rows.clone(), &mut block)?;
         }
         for step in &self.steps {
@@ -252,7 +252,7 @@ impl<'a> Merge<'a> {
     }
 }
 
-impl Step<'_> {
+impl MergeStep<'_> {
     fn apply(&self, rows: &Range<u64>, width: u64, block: &mut [f32]) -> Result<(), AdapterError> {
         match self.kind {
             Kind::Replace { tensor } => self.file.read(tensor, rows.start * width, block),

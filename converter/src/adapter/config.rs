@@ -1,4 +1,4 @@
-//! `adapter_config.json` of PEFT and of mlx-lm: which numbers decide the merge, which keys may say
+//! `adapter_config.json` of PEFT and of mlx-lm: which values decide the merge, which keys may say
 //! anything, and which must say nothing because they would change it in a way that is not known.
 
 use serde::Deserialize;
@@ -34,7 +34,7 @@ const PEFT_INERT: &[&str] = &[
     "task_type",
 ];
 
-/// Ways of starting that leave the model's own weights alone. Others move a part of them into the
+/// Initialisations that leave the model's own weights alone. Others move a part of them into the
 /// adapter, which then does not fit the published model.
 const PEFT_STARTS: &[&str] = &["gaussian", "eva", "orthogonal"];
 

@@ -1,4 +1,4 @@
-//! `rank_pattern` and `alpha_pattern`: numbers by module, the first match counting, as PEFT reads
+//! `rank_pattern` and `alpha_pattern`: values by module, the first match counting, as PEFT reads
 //! them: regular expressions for the end of a module's name.
 
 use std::fmt;
@@ -61,7 +61,7 @@ impl<'de> Visitor<'de> for PatternsVisitor {
     type Value = Patterns;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("numbers by module")
+        f.write_str("values by module")
     }
 
     fn visit_unit<E>(self) -> Result<Patterns, E> {

@@ -10,7 +10,7 @@ use crate::{Source, SourceError};
 
 /// Products may be summed in another order: the fixtures' own tolerance.
 const RELATIVE: f32 = 1e-5;
-/// The same for numbers near zero.
+/// The same for values near zero.
 const ABSOLUTE: f32 = 1e-6;
 
 fn data(name: &str) -> PathBuf {

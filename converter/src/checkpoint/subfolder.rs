@@ -1,5 +1,5 @@
-//! A model in a part of a repository or folder, such as the text model of one that reads pictures:
-//! its configuration and weights stand there, its tokenizer there or beside the whole.
+//! A model in a subfolder of a repository or folder, such as the text model of a vision-language
+//! model: its configuration and weights are there, its tokenizer there or at the top.
 
 use std::{fmt, str::FromStr};
 

@@ -165,12 +165,12 @@ fn plan_ids(plan: &Plan, finished: &[Finished], texts: &Texts) -> Result<Ids, Ca
 fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> {
     let mut digests: BTreeMap<&str, Digest> = BTreeMap::new();
     for (step, finished) in plan.steps.iter().zip(finished) {
-        for (part, pieces) in step.parts.iter().zip(&finished.pieces) {
-            let piece = match &part.destination {
-                Destination::Shared => pieces[plan.packages.stages[rank]],
-                Destination::Once | Destination::Cut(_) => pieces[rank],
+        for (part, shards) in step.parts.iter().zip(&finished.shards) {
+            let shard = match &part.destination {
+                Destination::Shared => shards[plan.packages.stages[rank]],
+                Destination::Once | Destination::Sharded(_) => shards[rank],
             };
-            if let Some(digest) = piece {
+            if let Some(digest) = shard {
                 digests.insert(&part.name, digest);
             }
         }
@@ -183,7 +183,7 @@ fn tensors(plan: &Plan, finished: &[Finished], rank: usize) -> Vec<TensorEntry> 
             file: file.name.clone(),
             offset: tensor.info.offset,
             size: tensor.info.size,
-            cut: tensor.cut.clone(),
+            shard: tensor.shard.clone(),
             blake3: digests[tensor.info.name.as_str()],
         };
         file.tensors.iter().map(entry).collect::<Vec<_>>()

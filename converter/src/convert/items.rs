@@ -1,4 +1,4 @@
-//! The list of what is to be done, in the order in which threads take it.
+//! The work list of a conversion, in the order in which threads take items.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -13,10 +13,10 @@ use crate::{
 /// together.
 const PIECES_PER_ITEM: u64 = 64;
 
-/// One thing to do.
+/// A unit of work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Item {
-    /// Read these pieces of a weight file for its hash alone.
+    /// Read these pieces of a weight file only to hash them.
     Hash {
         /// Index of the file.
         file: usize,
@@ -29,7 +29,7 @@ pub(super) enum Item {
     Verify(usize),
 }
 
-/// Everything to do. What is read in order for a tensor is hashed on the way; before each tensor
+/// The work list. What is read in order for a tensor is hashed on the way; before each tensor
 /// stand the parts of its file up to the tensor's end that no tensor hashes, so that what is read
 /// twice comes from memory the second time. Files from elsewhere that are known are left out.
 pub(super) fn list(

@@ -1,10 +1,10 @@
-//! What a conversion has finished, on disk while it runs.
+//! The journal of a running conversion: what it has finished.
 //!
-//! One line each: 16 hex digits of the BLAKE3 of the rest, a space, JSON. The first line's JSON
-//! is the key: a digest of everything that decides the output but the weights themselves. Each
-//! other line is a finished tensor, or a file that came from elsewhere and was verified. A line that is torn or does not have its digest ends the
-//! journal. Lines are not synced one by one: what they promise is read back and hashed before it
-//! is believed.
+//! One line each: 16 hex digits of the BLAKE3 of the rest, a space, JSON. The first line's JSON is
+//! the key: a digest of everything that decides the output but the weights themselves. Each other
+//! line is a finished tensor, or a file that came from elsewhere and was verified. A line that is
+//! torn or does not have its digest ends the journal. Lines are not synced one by one: what they
+//! promise is read back and hashed before it is believed.
 
 use std::{
     collections::BTreeMap,

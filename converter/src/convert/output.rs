@@ -1,4 +1,4 @@
-//! Where every piece of every tensor goes: the open files of all packages.
+//! The open files of all packages, and where every shard of every tensor is written.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,7 +8,7 @@ use std::{
 };
 
 use rayon::prelude::*;
-use shardpack_manifests::{Cut, manifest::FileEntry};
+use shardpack_manifests::{TensorShard, manifest::FileEntry};
 
 use super::Finished;
 use crate::{
@@ -16,13 +16,13 @@ use crate::{
     plan::{Destination, Plan},
 };
 
-/// The place of one rank's piece of one part.
+/// Where one rank's shard of a stored tensor is written.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct FileRegion {
     pub(crate) file: Arc<OutputFile>,
     pub(crate) offset: u64,
     pub(crate) size: u64,
-    pub(crate) cut: Cut,
+    pub(crate) shard: TensorShard,
 }
 
 /// The weight files of all packages.
@@ -31,8 +31,8 @@ pub(crate) struct Output {
     /// By stage; they lie in the package of its first rank.
     shared: Vec<Opened>,
     own: Vec<Opened>,
-    /// Per step, per part: one place per rank, or one per stage for a shared part.
-    places: Vec<Vec<Vec<Option<Place>>>>,
+    /// Per step, per part: one region per rank, or one per stage for a shared part.
+    regions: Vec<Vec<Vec<Option<FileRegion>>>>,
 }
 
 /// Entries of finished weight files: each stage's shared ones, and each rank's own.
@@ -66,16 +66,16 @@ impl Output {
             .zip(&plan.packages.own)
             .map(|(directory, files)| open(directory, files));
         let own = own.collect::<Result<Vec<_>, _>>()?;
-        let places = places(plan, &shared, &own);
-        Ok(Self { directories, shared, own, places })
+        let regions = regions(plan, &shared, &own);
+        Ok(Self { directories, shared, own, regions })
     }
 
-    /// Where the pieces of a part go.
-    pub(crate) fn places(&self, step: usize, part: usize) -> &[Option<Place>] {
-        &self.places[step][part]
+    /// Where the shards of a part are written.
+    pub(crate) fn regions(&self, step: usize, part: usize) -> &[Option<FileRegion>] {
+        &self.regions[step][part]
     }
 
-    /// Of what an earlier run says to have finished, that which is there: every piece is read
+    /// Of what an earlier run says to have finished, that which is there: every shard is read
     /// back and hashed, because a journal can outlive the data of a machine that lost power.
     pub(crate) fn check(
         &self,
@@ -83,17 +83,17 @@ impl Output {
         earlier: BTreeMap<usize, Finished>,
     ) -> BTreeMap<usize, Finished> {
         let is_there = |(step, finished): &(usize, Finished)| {
-            let Some(places) = self.places.get(*step) else { return false };
+            let Some(regions) = self.regions.get(*step) else { return false };
             let parts = plan.steps[*step].parts.len();
-            parts == finished.pieces.len()
-                && places.iter().zip(&finished.pieces).all(|(places, pieces)| {
-                    places.len() == pieces.len()
-                        && places.iter().zip(pieces).all(|(place, piece)| match (place, piece) {
+            parts == finished.shards.len()
+                && regions.iter().zip(&finished.shards).all(|(regions, shards)| {
+                    regions.len() == shards.len()
+                        && regions.iter().zip(shards).all(|(region, shard)| match (region, shard) {
                             (None, None) => true,
-                            (Some(place), Some(piece)) => place
+                            (Some(region), Some(shard)) => region
                                 .file
-                                .digest(place.offset, place.size)
-                                .is_ok_and(|found| found == *piece),
+                                .digest(region.offset, region.size)
+                                .is_ok_and(|found| found == *shard),
                             _ => false,
                         })
                 })
@@ -147,12 +147,12 @@ fn leader(plan: &Plan, stage: usize) -> usize {
     plan.layout.stage_ranks(stage).start as usize
 }
 
-/// Finds every stored tensor's place by its name.
-fn places<'a>(
+/// Finds every stored tensor's region by its name.
+fn regions<'a>(
     plan: &Plan,
     shared: &'a [Opened],
     own: &'a [Opened],
-) -> Vec<Vec<Vec<Option<Place>>>> {
+) -> Vec<Vec<Vec<Option<FileRegion>>>> {
     type Index<'a> = HashMap<&'a str, (&'a FilePlan, usize, &'a Arc<OutputFile>)>;
     fn index(files: &Opened) -> Index<'_> {
         files
@@ -165,26 +165,26 @@ fn places<'a>(
             })
             .collect()
     }
-    let place = |index: &Index, name: &str| {
+    let region = |index: &Index, name: &str| {
         index.get(name).map(|(plan, at, file)| {
             let tensor = &plan.tensors[*at];
-            Place {
+            FileRegion {
                 file: Arc::clone(file),
                 offset: tensor.info.offset,
                 size: tensor.info.size,
-                cut: tensor.cut.clone(),
+                shard: tensor.shard.clone(),
             }
         })
     };
     let indices =
         |all: &'a [Opened]| all.iter().map(|files| index(files)).collect::<Vec<Index<'a>>>();
     let (shared, own) = (indices(shared), indices(own));
-    let part = |part: &crate::plan::Part| {
+    let part = |part: &crate::plan::StoredTensor| {
         let files = match &part.destination {
             Destination::Shared => &shared,
-            Destination::Once | Destination::Cut(_) => &own,
+            Destination::Once | Destination::Sharded(_) => &own,
         };
-        files.iter().map(|index| place(index, &part.name)).collect()
+        files.iter().map(|index| region(index, &part.name)).collect()
     };
     plan.steps.iter().map(|step| step.parts.iter().map(part).collect()).collect()
 }

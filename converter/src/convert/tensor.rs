@@ -1,4 +1,4 @@
-//! One tensor from the source into the packages' files, in blocks of rows.
+//! Converts one tensor from the source into the packages' files, in blocks of rows.
 
 use std::{
     ops::Range,
@@ -10,13 +10,13 @@ use shardpack_formats::{
     affine::{self, ErrorSums, GROUPS_PER_TASK, QuantizeOptions},
     stored::Repacked,
 };
-use shardpack_manifests::{Cut, Digest, digest::PIECE_BYTES, manifest::MatrixFormat};
+use shardpack_manifests::{Digest, TensorShard, digest::PIECE_BYTES, manifest::MatrixFormat};
 
 use super::{ConvertError, Finished, output::Output, read::Rows};
 use crate::{
-    cut,
-    plan::{BLOCK_BYTES, Part, Plan, Step, module_name},
+    plan::{BLOCK_BYTES, Plan, StoredTensor, TensorConversion, module_name},
     report::{Carried, TensorReport},
+    shard,
     source::{RowBuffers, Source},
 };
 
@@ -27,8 +27,8 @@ pub(super) struct Scratch {
     cast: Vec<u8>,
     pub(super) rows: RowBuffers,
     parts: [Vec<u8>; 3],
-    piece: Vec<u8>,
-    /// Of the source, on its way to its hash.
+    shard: Vec<u8>,
+    /// Source bytes that are read only to be hashed.
     pub(super) hashed: Vec<u8>,
 }
 
@@ -39,10 +39,10 @@ pub(super) struct Converter<'a> {
     pub(super) output: &'a Output,
 }
 
-/// A tensor on its way.
+/// State of a tensor that is being converted.
 struct Progress {
     identities: Vec<blake3::Hasher>,
-    pieces: Vec<Vec<Option<Piece>>>,
+    shards: Vec<Vec<Option<RankShard>>>,
     sums: ErrorSums,
 }
 
@@ -58,8 +58,8 @@ struct Block<'a> {
     bytes: &'a [u8],
 }
 
-/// One rank's piece of one part.
-struct Piece {
+/// What has been written of one rank's shard.
+struct RankShard {
     hasher: blake3::Hasher,
     written: u64,
 }
@@ -122,7 +122,7 @@ impl Converter<'_> {
                 let bytes = &scratch.parts[part];
                 progress.identities[part].update(bytes);
                 let block = Block { first: row, bytes };
-                self.distribute((index, part), stored, &block, &mut scratch.piece, &mut progress)?;
+                self.distribute((index, part), stored, &block, &mut scratch.shard, &mut progress)?;
             }
             row += count;
             done(row * reader.row_bytes());
@@ -138,14 +138,15 @@ impl Converter<'_> {
         Ok(Some(finished))
     }
 
-    fn begin(&self, index: usize, step: &Step) -> Progress {
-        let piece = |held: bool| held.then(|| Piece { hasher: blake3::Hasher::new(), written: 0 });
-        let pieces = |part: usize| {
-            self.output.places(index, part).iter().map(|place| piece(place.is_some())).collect()
+    fn begin(&self, index: usize, step: &TensorConversion) -> Progress {
+        let shard =
+            |held: bool| held.then(|| RankShard { hasher: blake3::Hasher::new(), written: 0 });
+        let shards = |part: usize| {
+            self.output.regions(index, part).iter().map(|region| shard(region.is_some())).collect()
         };
         Progress {
             identities: step.parts.iter().map(|_| blake3::Hasher::new()).collect(),
-            pieces: (0..step.parts.len()).map(pieces).collect(),
+            shards: (0..step.parts.len()).map(shards).collect(),
             sums: ErrorSums::default(),
         }
     }
@@ -154,7 +155,7 @@ impl Converter<'_> {
     /// just read is still in the core's cache when it is quantized.
     fn fill(
         &self,
-        step: &Step,
+        step: &TensorConversion,
         reader: &Rows<'_>,
         block: Range<u64>,
         scratch: &mut Scratch,
@@ -191,7 +192,7 @@ impl Converter<'_> {
 
     /// Rows that are quantized at a time without a trace of it in the sums of their block; `None`
     /// for whole blocks.
-    fn rows_per_piece(&self, step: &Step, reader: &Rows<'_>) -> Option<u64> {
+    fn rows_per_piece(&self, step: &TensorConversion, reader: &Rows<'_>) -> Option<u64> {
         let importance = self.plan.importance.as_ref();
         if importance.is_some_and(|all| all.columns.contains_key(module_name(&step.tensor.name))) {
             return None;
@@ -209,11 +210,11 @@ impl Converter<'_> {
         (units > 0).then_some(units * unit)
     }
 
-    /// Brings a piece of a block, the rows from `row` on, which are in `scratch.source`, into its
-    /// place in `scratch.parts`. Adds to the sums of the pieces before it.
+    /// Quantizes or converts some rows of a block, from `row` on, from `scratch.source` into
+    /// `scratch.parts`. Continues the error sums of the rows before them.
     fn store(
         &self,
-        step: &Step,
+        step: &TensorConversion,
         reader: &Rows<'_>,
         (block, row): (&Range<u64>, u64),
         mut sums: ErrorSums,
@@ -240,9 +241,9 @@ impl Converter<'_> {
                 let result = affine::cast(platform, (from, source), (dtype, out));
                 result.map_err(|bad| error(bad.after(first as usize).to_string()))?;
                 if let Some(below) = step.tensor.below
-                    && let Some(bad) = find_beyond(out, below)
+                    && let Some(bad) = find_out_of_range(out, below)
                 {
-                    return Err(error(bad.after(first as usize)));
+                    return Err(error(bad.message_after(first as usize)));
                 }
                 return Ok(sums);
             }
@@ -285,7 +286,12 @@ impl Converter<'_> {
 
     /// The rows of a block in runs that have the same importance of their inputs: all of them,
     /// or those of each expert.
-    fn importance_runs(&self, step: &Step, row: u64, rows: u64) -> Vec<ImportanceRun<'_>> {
+    fn importance_runs(
+        &self,
+        step: &TensorConversion,
+        row: u64,
+        rows: u64,
+    ) -> Vec<ImportanceRun<'_>> {
         let module = module_name(&step.tensor.name);
         let columns = self.plan.importance.as_ref().and_then(|all| all.columns.get(module));
         let Some(columns) = columns else {
@@ -310,20 +316,20 @@ impl Converter<'_> {
     fn distribute(
         &self,
         (index, part): (usize, usize),
-        stored: &Part,
+        stored: &StoredTensor,
         block: &Block<'_>,
         gathered: &mut Vec<u8>,
         progress: &mut Progress,
     ) -> Result<(), ConvertError> {
-        let places = self.output.places(index, part).iter().zip(&mut progress.pieces[part]);
-        for (place, piece) in places {
-            let (Some(place), Some(piece)) = (place, piece) else { continue };
-            let mine: &[u8] = match &place.cut {
-                Cut::Replicated | Cut::Once => block.bytes,
-                Cut::Range { dim, start, end, .. } => {
+        let regions = self.output.regions(index, part).iter().zip(&mut progress.shards[part]);
+        for (region, held) in regions {
+            let (Some(region), Some(held)) = (region, held) else { continue };
+            let mine: &[u8] = match &region.shard {
+                TensorShard::Replicated | TensorShard::Once => block.bytes,
+                TensorShard::Range { dim, start, end, .. } => {
                     let row = stored.inner_row_bytes() as usize;
-                    cut::rows(
-                        &cut::RowBlock { bytes: block.bytes, first: block.first, row_bytes: row },
+                    shard::rows(
+                        &shard::RowBlock { bytes: block.bytes, first: block.first, row_bytes: row },
                         (&stored.shape, stored.dtype.size_bytes()),
                         (*dim as usize, *start..*end),
                         gathered,
@@ -333,11 +339,11 @@ impl Converter<'_> {
             };
             if !mine.is_empty() {
                 // A whole part has the identity's digest; it is not hashed twice.
-                if matches!(place.cut, Cut::Range { .. }) {
-                    piece.hasher.update(mine);
+                if matches!(region.shard, TensorShard::Range { .. }) {
+                    held.hasher.update(mine);
                 }
-                place.file.write(mine, place.offset + piece.written)?;
-                piece.written += mine.len() as u64;
+                region.file.write(mine, region.offset + held.written)?;
+                held.written += mine.len() as u64;
             }
         }
         Ok(())
@@ -345,44 +351,45 @@ impl Converter<'_> {
 }
 
 /// A number that is not what its table has.
-struct Beyond {
+struct OutOfRange {
     index: usize,
     value: f32,
     below: u32,
 }
 
-impl Beyond {
-    /// In words; the numbers that were looked at stand behind so many.
-    fn after(&self, elements: usize) -> String {
+impl OutOfRange {
+    /// The message; `elements` elements come before the checked block.
+    fn message_after(&self, elements: usize) -> String {
         let (at, Self { value, below, .. }) = (self.index + elements, self);
         format!("element {at} is {value}, expected a whole number from 0 to {}", below - 1)
     }
 }
 
-/// The first of little-endian F32 numbers that is not whole or not from 0 on below a bound.
-fn find_beyond(numbers: &[u8], below: u32) -> Option<Beyond> {
-    let values = numbers.chunks_exact(4).map(|it| f32::from_le_bytes([it[0], it[1], it[2], it[3]]));
+/// The first of little-endian F32 values that is not whole or not from 0 on below a bound.
+fn find_out_of_range(values_le: &[u8], below: u32) -> Option<OutOfRange> {
+    let values =
+        values_le.chunks_exact(4).map(|it| f32::from_le_bytes([it[0], it[1], it[2], it[3]]));
     let is_right = |value: f32| value.fract() == 0.0 && (0.0..below as f32).contains(&value);
     let found = values.enumerate().find(|(_, value)| !is_right(*value));
-    found.map(|(index, value)| Beyond { index, value, below })
+    found.map(|(index, value)| OutOfRange { index, value, below })
 }
 
 fn affine_format(bits: u32, group_size: u32) -> AffineFormat {
     AffineFormat::new(bits, group_size).expect("the plan chooses formats that exist")
 }
 
-fn finish(step: &Step, progress: &Progress, repacked: bool) -> Finished {
+fn finish(step: &TensorConversion, progress: &Progress, repacked: bool) -> Finished {
     let digest = |hasher: &blake3::Hasher| Digest(*hasher.finalize().as_bytes());
     let identities: Vec<Digest> = progress.identities.iter().map(digest).collect();
-    let pieces = progress
-        .pieces
+    let shards = progress
+        .shards
         .iter()
         .zip(&step.parts)
         .zip(&identities)
-        .map(|((pieces, part), identity)| {
-            let whole = !part.destination.is_cut();
-            let piece = |piece: &Piece| if whole { *identity } else { digest(&piece.hasher) };
-            pieces.iter().map(|held| held.as_ref().map(piece)).collect()
+        .map(|((shards, part), identity)| {
+            let whole = !part.destination.is_sharded();
+            let digest_of = |held: &RankShard| if whole { *identity } else { digest(&held.hasher) };
+            shards.iter().map(|held| held.as_ref().map(digest_of)).collect()
         })
         .collect();
     let report = match step.format {
@@ -392,5 +399,5 @@ fn finish(step: &Step, progress: &Progress, repacked: bool) -> Finished {
             TensorReport::affine(format, &progress.sums, step.tensor.shape.iter().product())
         }
     };
-    Finished { identities, pieces, report }
+    Finished { identities, shards, report }
 }

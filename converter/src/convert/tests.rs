@@ -17,10 +17,10 @@ use super::{convert, read::Rows};
 use crate::{
     checkpoint::Pickles,
     export::{ExportForm, ExportOptions, export},
-    joined::Joined,
     plan::{ConvertOptions, Plan},
     report::Carried,
     source::{RowBuffers, Source},
+    unsharded::UnshardedModel,
 };
 
 fn sources() -> PathBuf {
@@ -130,11 +130,11 @@ fn check(name: &str, (bits, group_size, dtype, ranks): Form, way: Way) {
     };
     let plan = Plan::new(&source, options).unwrap();
     let converted = convert(&source, &plan, &|_| {}).unwrap();
-    let joined = Joined::open(std::slice::from_ref(&converted.output)).unwrap();
+    let model = UnshardedModel::open(std::slice::from_ref(&converted.output)).unwrap();
     let form = ExportForm::HuggingFace { dtype: Some("F32".to_owned()) };
     let output = folder.path().join("floats");
     let options = ExportOptions { output: output.clone(), form, memory_bytes: 256 << 20 };
-    export(&joined, &options, &|_| {}).unwrap();
+    export(&model, &options, &|_| {}).unwrap();
     let exported = Source::open(&output).unwrap();
     // Publishers may have a tensor in parts of others.
     let again = ConvertOptions::new(folder.path().join("again"), ranks);

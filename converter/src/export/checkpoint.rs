@@ -25,10 +25,10 @@ use super::{
 };
 use crate::{
     convert::documents::pretty,
-    joined::{Joined, Scratch},
     package::{WriteError, at, sync_directory, write_small},
-    plan::{BLOCK_BYTES, Plan, Step},
+    plan::{BLOCK_BYTES, Plan, TensorConversion},
     reshard::{ReshardEvent, ReshardObserver, share_memory},
+    unsharded::{Scratch, UnshardedModel},
 };
 
 /// A file is closed before it grows beyond this, as transformers does.
@@ -39,17 +39,17 @@ struct ModelFile {
     path: PathBuf,
     name: String,
     file: File,
-    /// Its tensors with their places.
+    /// Its tensors with their writers.
     tensors: Vec<TensorInfo>,
 }
 
-/// Where a tensor goes.
-struct Place<'a> {
+/// Writes one tensor of a model file.
+struct TensorWriter<'a> {
     file: &'a ModelFile,
     info: &'a TensorInfo,
 }
 
-impl Place<'_> {
+impl TensorWriter<'_> {
     fn write(&self, bytes: &[u8], at_byte: u64) -> Result<(), WriteError> {
         assert!(at_byte + bytes.len() as u64 <= self.info.size, "within {}", self.info.name);
         at(&self.file.path, self.file.file.write_all_at(bytes, self.info.offset + at_byte))
@@ -66,31 +66,32 @@ enum Job<'a> {
 
 /// All that threads share.
 struct Work<'a> {
-    joined: &'a Joined,
+    model: &'a UnshardedModel,
     plan: &'a Plan,
     targets: &'a [Target],
     forms: &'a [Form],
-    places: Vec<Place<'a>>,
+    writers: Vec<TensorWriter<'a>>,
     observe: ReshardObserver<'a>,
 }
 
 /// Writes the checkpoint into a directory; returns how many tensors it has.
 pub(super) fn write(
-    joined: &Joined,
+    model: &UnshardedModel,
     plan: &Plan,
     dtype: Dtype,
     directory: &Path,
     observe: ReshardObserver,
 ) -> Result<usize, ExportError> {
-    observe(ReshardEvent::Planned { size_bytes: joined.size_bytes() });
+    observe(ReshardEvent::Planned { size_bytes: model.size_bytes() });
     let (targets, forms) = targets(&plan.steps, dtype);
     let files = create(&targets, directory)?;
-    let places =
-        files.iter().flat_map(|file| file.tensors.iter().map(move |info| Place { file, info }));
-    let places = places.collect();
-    let work = Work { joined, plan, targets: &targets, forms: &forms, places, observe };
+    let writers = files
+        .iter()
+        .flat_map(|file| file.tensors.iter().map(move |info| TensorWriter { file, info }));
+    let writers = writers.collect();
+    let work = Work { model, plan, targets: &targets, forms: &forms, writers, observe };
     let jobs = work.jobs();
-    let workers = share_memory(joined, plan).min(work.assemblers());
+    let workers = share_memory(model, plan).min(work.assemblers());
     let next = AtomicUsize::new(0);
     let results = rayon::broadcast(|context| {
         let mut buffers = Buffers::default();
@@ -108,7 +109,7 @@ pub(super) fn write(
     results.into_iter().collect::<Result<(), ExportError>>()?;
     observe(ReshardEvent::Hashing);
     files.par_iter().try_for_each(|file| at(&file.path, file.file.sync_all()))?;
-    write_documents(joined, dtype, &files, directory)?;
+    write_documents(model, dtype, &files, directory)?;
     sync_directory(directory)?;
     Ok(targets.len())
 }
@@ -196,7 +197,7 @@ impl Work<'_> {
     /// Writes one logical tensor, in blocks of rows.
     fn move_rows(
         &self,
-        step: &Step,
+        step: &TensorConversion,
         Form { view, targets }: &Form,
         buffers: &mut Buffers,
     ) -> Result<(), ExportError> {
@@ -214,11 +215,11 @@ impl Work<'_> {
             let mut bytes = &buffers.out[..];
             for run in view.runs(row * inner / view.columns..(row + count) * inner / view.columns) {
                 let (own, rest) = bytes.split_at((run.count * row_bytes) as usize);
-                let place = &self.places[targets[run.source as usize]];
-                place.write(own, run.first * row_bytes)?;
+                let writer = &self.writers[targets[run.source as usize]];
+                writer.write(own, run.first * row_bytes)?;
                 bytes = rest;
             }
-            assert!(bytes.is_empty(), "every element of {} has a place", step.tensor.name);
+            assert!(bytes.is_empty(), "every element of {} has a writer", step.tensor.name);
             row += count;
         }
         Ok(())
@@ -245,7 +246,7 @@ impl Work<'_> {
                 let bytes = &buffers.out[skip..][..(size * element) as usize];
                 view.put_block(bytes, element as usize, &mut matrix);
             }
-            self.places[target].write(&matrix, block * matrix.len() as u64)?;
+            self.writers[target].write(&matrix, block * matrix.len() as u64)?;
         }
         buffers.matrix = matrix;
         Ok(())
@@ -254,7 +255,7 @@ impl Work<'_> {
     /// Reads rows of a logical tensor as floats of a type.
     fn floats(
         &self,
-        step: &Step,
+        step: &TensorConversion,
         rows: (u64, u64),
         dtype: Dtype,
         buffers: &mut Buffers,
@@ -262,14 +263,14 @@ impl Work<'_> {
         let Buffers { parts, scratch, floats, out, .. } = buffers;
         let mut moved = 0;
         for (part, bytes) in step.parts.iter().zip(parts.iter_mut()) {
-            self.joined.rows(&part.name, rows, bytes, scratch)?;
+            self.model.rows(&part.name, rows, bytes, scratch)?;
             moved += bytes.len() as u64;
         }
         let result = match step.format {
             MatrixFormat::Plain => plain(step.parts[0].dtype, &parts[0], dtype, out),
             MatrixFormat::Affine { bits, group_size } => {
                 let format = AffineFormat::new(bits, group_size);
-                let format = format.expect("the joined packages were checked");
+                let format = format.expect("the packages were checked");
                 let [packed, scales, biases] = &*parts;
                 let parts = [&packed[..], scales, biases];
                 let stored = self.plan.quantization.dtype;
@@ -286,15 +287,15 @@ impl Work<'_> {
 }
 
 fn write_documents(
-    joined: &Joined,
+    model: &UnshardedModel,
     dtype: Dtype,
     files: &[ModelFile],
     directory: &Path,
 ) -> Result<(), ExportError> {
-    for (name, bytes) in joined.texts.iter().filter(|(name, _)| *name != "config.json") {
+    for (name, bytes) in model.texts.iter().filter(|(name, _)| *name != "config.json") {
         write_small(directory, name, bytes)?;
     }
-    let config = pretty(&config(&joined.config, dtype))?;
+    let config = pretty(&config(&model.config, dtype))?;
     write_small(directory, "config.json", config.as_bytes())?;
     if files.len() > 1 {
         let all =

@@ -1,5 +1,5 @@
-//! Which tensors a published checkpoint has, and what of each the logical tensors of a plan give:
-//! the rules by which checkpoints are read, the other way round.
+//! Which tensors a published checkpoint has, and which logical tensors of a plan fill them: the
+//! rules that read checkpoints, run backwards.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use shardpack_formats::{
     rules::Turn,
 };
 
-use crate::plan::Step;
+use crate::plan::TensorConversion;
 
 /// A tensor of the checkpoint.
 pub(super) struct Target {
@@ -33,7 +33,7 @@ pub(super) struct Form {
 /// All tensors in the order of the steps, and the form of each step. A tensor that the steps would
 /// not fill to the last element (rules of a user's own can leave some out) is not one: its parts
 /// keep their own names.
-pub(super) fn targets(steps: &[Step], dtype: Dtype) -> (Vec<Target>, Vec<Form>) {
+pub(super) fn targets(steps: &[TensorConversion], dtype: Dtype) -> (Vec<Target>, Vec<Form>) {
     let mut forms: Vec<Published> = steps.iter().map(published).collect();
     let targets = loop {
         let targets = collect(steps, &forms, dtype);
@@ -66,12 +66,12 @@ pub(super) fn targets(steps: &[Step], dtype: Dtype) -> (Vec<Target>, Vec<Form>) 
 }
 
 /// The published form of a step.
-fn published(step: &Step) -> Published {
+fn published(step: &TensorConversion) -> Published {
     step.tensor.published.clone().unwrap_or_else(|| own(step))
 }
 
 /// The form under its own name.
-fn own(step: &Step) -> Published {
+fn own(step: &TensorConversion) -> Published {
     let [rows, columns] = rows_and_columns(&step.tensor.shape);
     Published {
         names: vec![step.tensor.name.clone()],
@@ -82,7 +82,7 @@ fn own(step: &Step) -> Published {
 
 /// The element type that a step is written in: what the source holds in full is no less exact, and
 /// tables of whole numbers are integers.
-fn dtype_of(step: &Step, dtype: Dtype) -> Dtype {
+fn dtype_of(step: &TensorConversion, dtype: Dtype) -> Dtype {
     if step.tensor.below.is_some() {
         return Dtype::I64;
     }
@@ -90,7 +90,11 @@ fn dtype_of(step: &Step, dtype: Dtype) -> Dtype {
     if exact { Dtype::F32 } else { dtype }
 }
 
-fn collect(steps: &[Step], forms: &[Published], dtype: Dtype) -> BTreeMap<String, Target> {
+fn collect(
+    steps: &[TensorConversion],
+    forms: &[Published],
+    dtype: Dtype,
+) -> BTreeMap<String, Target> {
     let mut targets: BTreeMap<String, Target> = BTreeMap::new();
     for (index, (form, step)) in forms.iter().zip(steps).enumerate() {
         for (source, name) in form.names.iter().enumerate() {
@@ -109,7 +113,12 @@ fn collect(steps: &[Step], forms: &[Published], dtype: Dtype) -> BTreeMap<String
 }
 
 /// Whether the parts of a tensor are matrices of one form that share out its rows.
-fn is_whole(target: &Target, forms: &[Published], steps: &[Step], dtype: Dtype) -> bool {
+fn is_whole(
+    target: &Target,
+    forms: &[Published],
+    steps: &[TensorConversion],
+    dtype: Dtype,
+) -> bool {
     let form = |part: &(usize, u64)| &forms[part.0];
     let matrix = |view: &View| (view.blocks, view.rows, view.columns, view.turn == Turn::Source);
     let first = form(&target.parts[0]);

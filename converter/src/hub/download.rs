@@ -112,7 +112,7 @@ impl<'a> Partial<'a> {
                 self.check_range(url, &response, end)?;
                 end
             }
-            // The server does not know ranges and sends everything.
+            // The server does not support range requests and sends everything.
             200 => {
                 self.check_length(url, &response)?;
                 self.restart()?;
@@ -121,7 +121,7 @@ impl<'a> Partial<'a> {
             // What is there is no beginning of what the server has.
             416 => {
                 self.restart()?;
-                let problem = "the server has no such range".to_owned();
+                let problem = "the server does not have the requested range".to_owned();
                 return Err(Failed::Again { problem, after: None });
             }
             _ => return Err(client.refusal(url, &mut response, None)),
@@ -251,7 +251,8 @@ fn part(
             }
         }
         200 => {
-            let problem = "the server does not know ranges, which reading without keeping needs";
+            let problem =
+                "the server does not support range requests, which --no-keep-source needs";
             return Err(wrong(problem.to_owned()));
         }
         _ => return Err(client.refusal(url, &mut response, None)),

@@ -1,4 +1,4 @@
-//! What can go wrong with the hub, in words that say what to do.
+//! Errors of the hub, each with what to do.
 
 use std::{io, path::PathBuf};
 
@@ -71,7 +71,7 @@ pub enum HubError {
         after: String,
     },
     /// The server asks to wait for longer than is sensible.
-    #[error("{url}: the server asks to come back in {seconds} s; try again then")]
+    #[error("{url}: rate limited: the server asks to retry after {seconds} s")]
     Busy {
         /// What was asked.
         url: String,
@@ -90,7 +90,7 @@ pub enum HubError {
     },
     /// No safe connection comes about.
     #[error(
-        "{url}: {problem}; where a proxy has an authority of its own, name its certificates with SSL_CERT_FILE"
+        "{url}: {problem}; behind a proxy with its own certificate authority, set SSL_CERT_FILE to the authority's certificates"
     )]
     Tls {
         /// What was asked.
@@ -123,7 +123,7 @@ pub enum HubError {
         found: String,
     },
     /// `HF_HUB_OFFLINE` is set and the model was never downloaded.
-    #[error("{name} is not in {}, and HF_HUB_OFFLINE forbids to ask the hub", .cache.display())]
+    #[error("{name} is not in {}, and HF_HUB_OFFLINE is set, so the hub is not asked", .cache.display())]
     Offline {
         /// The model.
         name: String,
@@ -132,7 +132,7 @@ pub enum HubError {
     },
     /// `HF_HUB_OFFLINE` is set and a file is missing or damaged.
     #[error(
-        "{file} of {name} is missing from the cache or damaged, and HF_HUB_OFFLINE forbids to ask the hub"
+        "{file} of {name} is missing from the cache or damaged, and HF_HUB_OFFLINE is set, so the hub is not asked"
     )]
     NotInCache {
         /// The file.

@@ -1,5 +1,5 @@
 //! Requests to the hub: deadlines, retries, redirects that never take the token to another host,
-//! and answers in plain words.
+//! and readable errors.
 
 use std::{
     fs,
@@ -69,7 +69,7 @@ impl Client {
             return Err(HubError::Option(problem.to_owned()));
         }
         let uri = parse_url(&options.endpoint).ok_or_else(|| {
-            HubError::Option(format!("{:?} is no address of a hub", options.endpoint))
+            HubError::Option(format!("{:?} is not the URL of a hub", options.endpoint))
         })?;
         check_scheme(&uri).map_err(HubError::Option)?;
         let proxy = options.proxy.as_deref().filter(|_| !is_loopback(&uri));
@@ -121,7 +121,7 @@ impl Client {
                 None => return Ok(files),
                 Some(next) if self.is_own(&next) => url = next,
                 Some(next) => {
-                    let problem = format!("the list of files goes on at another host, {next}");
+                    let problem = format!("the list of files continues at another host, {next}");
                     return Err(HubError::Answer { url, problem });
                 }
             }
@@ -206,10 +206,10 @@ impl Client {
             let target = response.headers().get(header::LOCATION);
             let target = target.and_then(|target| target.to_str().ok());
             at = target.and_then(|target| join(&at, target)).ok_or_else(|| {
-                let problem = "a redirect to nowhere".to_owned();
+                let problem = "a redirect without a location".to_owned();
                 Failed::Final(HubError::Answer { url: at.clone(), problem })
             })?;
-            let checked = parse_url(&at).ok_or_else(|| "a redirect to no address".to_owned());
+            let checked = parse_url(&at).ok_or_else(|| "a redirect to an invalid URL".to_owned());
             if let Err(problem) = checked.and_then(|uri| check_scheme(&uri)) {
                 return Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }));
             }
@@ -316,7 +316,7 @@ fn check_scheme(uri: &Uri) -> Result<(), String> {
     match uri.scheme_str() {
         Some("https") => Ok(()),
         Some("http") if is_loopback(uri) => Ok(()),
-        _ => Err(format!("{uri}: only https is spoken with other machines")),
+        _ => Err(format!("{uri}: only https is allowed for other hosts")),
     }
 }
 

@@ -110,7 +110,7 @@ impl FromStr for ModelName {
                 revision: revision.to_owned(),
             }),
             _ => Err(format!(
-                "{text:?} is no name such as organisation/model or organisation/model@revision"
+                "{text:?} is not a model name such as organisation/model or organisation/model@revision"
             )),
         }
     }

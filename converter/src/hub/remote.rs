@@ -1,15 +1,14 @@
-//! A weight file that stays at the hub. What a conversion needs of it comes by ranges, in pieces of
-//! the file, each into a small file of a spool folder; a piece goes as soon as nothing needs it any
-//! more. So a conversion holds some pieces of the source at a time, not the source, and never a
-//! whole file.
+//! A weight file that is read from the hub by range requests. Each piece (a fixed range of the
+//! file) is downloaded into a small file of the spool folder and deleted when nothing needs it any
+//! more, so a conversion stores a few pieces at a time and never a whole file.
 //!
-//! The hub states one checksum for a whole file. Pieces are put into it in the file's order, as
-//! they arrive or, where several threads read apart, when those before have arrived; none goes
-//! before that. So every byte is fetched once and hashed as it was used, and what was made of a
-//! file counts when [`RemoteFile::verify`] has compared the checksum: the caller keeps a journal of
-//! nothing that came from a file before. The alternatives were worse: a second pass over the file
-//! for its checksum fetches everything twice, and a strict stream in the file's order cannot put
-//! experts together whose gates, ups and downs take turns.
+//! The hub states one checksum for a whole file. Pieces are hashed in the file's order, as they
+//! arrive or, with several threads, when those before them have arrived; none is deleted before
+//! that. So every byte is downloaded once, and the bytes that were used are the bytes that were
+//! hashed. Results count when [`RemoteFile::verify`] has compared the checksum: until then the
+//! caller journals nothing that came from the file. The alternatives were worse: a second pass over
+//! the file for its checksum fetches everything twice, and a strict stream in the file's order
+//! cannot put experts together whose gates, ups and downs take turns.
 
 use std::{
     fs::{self, File},
@@ -34,11 +33,11 @@ use super::{Checksum, Hub, HubError, RepoFile, Snapshot, checksum::Hasher, downl
 /// Bytes from the start of the file that are fetched at first: enough for most headers.
 const FIRST_BYTES: u64 = 1 << 20;
 
-/// Bytes of a piece: long enough that a request's way counts little, short enough that few bytes
-/// come that nobody waits for. Whole chunks, so that their digests follow from pieces.
+/// Bytes of a piece: long enough that a request's latency counts little, short enough that few
+/// bytes are downloaded in vain. Whole chunks, so that their digests follow from pieces.
 pub(super) const PIECE_BYTES: u64 = 4 * CHUNK_BYTES;
 
-/// What a thread holds in memory while a piece comes, or is hashed.
+/// Memory of a thread while it downloads or hashes a piece.
 pub(crate) const WORKING_BYTES: u64 = 2 * PIECE_BYTES;
 
 /// How long to wait for another thread's request before looking again; the requests themselves
@@ -55,7 +54,7 @@ pub(crate) struct RemoteFile {
     /// The first bytes of the file.
     start: Mutex<Vec<u8>>,
     pieces: Mutex<Vec<Piece>>,
-    /// Told when a piece has arrived, or could not.
+    /// Notified when the download of a piece has ended.
     arrived: Condvar,
     /// Whether it is known what will be made of the file: before, nothing is hashed and dropped.
     is_expected: AtomicBool,
@@ -63,17 +62,17 @@ pub(crate) struct RemoteFile {
     piece_bytes: u64,
 }
 
-/// Where a piece is on its way. It has a file of its own while it is held.
+/// State of a piece. It has a file in the spool folder while it is held.
 #[derive(Clone, Copy, Default)]
 struct Piece {
     /// Tensors that have still to be made of it.
     uses: u32,
-    is_coming: bool,
+    is_downloading: bool,
     is_held: bool,
     is_hashed: bool,
 }
 
-/// The checksum in the making.
+/// The checksum so far.
 struct Order {
     hasher: Option<Hasher>,
     /// The first piece that is not in it.
@@ -82,7 +81,7 @@ struct Order {
     chunks: Vec<Digest>,
 }
 
-/// What a lock guards is right whenever it is let go.
+/// Ignores poisoning: what a lock guards is valid whenever it is released.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -244,7 +243,7 @@ impl RemoteFile {
         offset: u64,
     ) -> io::Result<()> {
         if self.hold(index)? {
-            self.hash_what_came()?;
+            self.hash_held()?;
         }
         let file = match File::open(self.path_of(spool, index)) {
             // Nobody had said that it is needed, so it went when it was hashed.
@@ -257,7 +256,7 @@ impl RemoteFile {
         file.read_exact_at(buffer, offset)
     }
 
-    /// Fetches a piece unless it is here; whether it has come just now.
+    /// Downloads a piece unless it is held; true if it was downloaded now.
     fn hold(&self, index: usize) -> io::Result<bool> {
         let mut pieces = lock(&self.pieces);
         loop {
@@ -265,8 +264,8 @@ impl RemoteFile {
             if piece.is_held {
                 return Ok(false);
             }
-            if !piece.is_coming {
-                piece.is_coming = true;
+            if !piece.is_downloading {
+                piece.is_downloading = true;
                 break;
             }
             let waited = self.arrived.wait_timeout(pieces, LOOK_AGAIN);
@@ -276,13 +275,13 @@ impl RemoteFile {
         drop(pieces);
         let result = self.fetch(index, is_again);
         let mut pieces = lock(&self.pieces);
-        pieces[index].is_coming = false;
+        pieces[index].is_downloading = false;
         pieces[index].is_held = result.is_ok();
         self.arrived.notify_all();
         result.map(|()| true)
     }
 
-    /// Brings a piece into its file. What comes a second time has to be what it was.
+    /// Downloads a piece into its file. A second download must give the same bytes.
     fn fetch(&self, index: usize, is_again: bool) -> io::Result<()> {
         let spool = self.spool.as_deref().ok_or(io::ErrorKind::NotFound)?;
         let bytes = self.range(self.range_of(index))?;
@@ -306,8 +305,8 @@ impl RemoteFile {
         chunks.map(|(bytes, chunk)| chunk_value(bytes, self.file.size, chunk)).collect()
     }
 
-    /// Hashes the pieces that are here and whose turn it is, unless another thread does.
-    fn hash_what_came(&self) -> io::Result<()> {
+    /// Hashes the held pieces that are next in order, unless another thread does.
+    fn hash_held(&self) -> io::Result<()> {
         if !self.is_expected.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -1,12 +1,13 @@
-//! Which files of a repository a conversion needs: the model's configuration, its tokenizer, and
-//! one set of weights. Repositories hold second copies in other formats, pictures and papers.
+//! Selects the files of a repository that a conversion needs: the model's configuration, its
+//! tokenizer, and one set of weights. Repositories hold second copies in other formats, images and
+//! papers.
 
 use serde_json::Value;
 
 use super::RepoFile;
 use crate::checkpoint::{
-    GGUF, INDEX, PICKLE_INDEX, PICTURES, Pickles, Subfolder, gguf_part, has_tokenizer, is_pickle,
-    is_tokenizer_file,
+    GGUF, INDEX, PICKLE_INDEX, Pickles, Subfolder, VISION_PREFIX, gguf_part, has_tokenizer,
+    is_pickle, is_tokenizer_file,
 };
 
 /// Files beside the weights, where the repository has them.
@@ -147,7 +148,7 @@ fn pickled(files: &[&RepoFile]) -> Vec<RepoFile> {
 fn no_weights(files: &[&RepoFile]) -> String {
     let ends = |ending: &str| files.iter().find(move |file| file.path.ends_with(ending));
     let is_model =
-        |file: &&&RepoFile| file.path.ends_with(GGUF) && !file.name().starts_with(PICTURES);
+        |file: &&&RepoFile| file.path.ends_with(GGUF) && !file.name().starts_with(VISION_PREFIX);
     if let Some(file) = files.iter().find(is_model) {
         return format!(
             "the repository has no .safetensors files, only such as {:?}; name one of them, as organisation/model/{}",
@@ -156,7 +157,7 @@ fn no_weights(files: &[&RepoFile]) -> String {
     }
     if let Some(file) = files.iter().find(|file| is_pickle(file.name())) {
         return format!(
-            "the repository has no .safetensors files, only such as {:?}, a pickle; --allow-pickle reads those by a machine that runs nothing",
+            "the repository has no .safetensors files, only such as {:?}, a pickle; --allow-pickle reads it with a restricted unpickler that runs no code",
             file.path
         );
     }

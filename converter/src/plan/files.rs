@@ -4,46 +4,48 @@ use shardpack_formats::{
     Dtype, Normalised, Role, ShardingRule, StoredAs, TensorPlan, container::TensorInfo,
     rules::EXPERTS_AXIS,
 };
-use shardpack_manifests::{Cut, Layout, manifest::MatrixFormat};
+use shardpack_manifests::{Layout, TensorShard, manifest::MatrixFormat};
 
-use super::{Part, Step, module_name, stacks::stacks};
+use super::{StoredTensor, TensorConversion, module_name, stacks::stacks};
 use crate::package::{FilePlan, PlannedTensor};
 
 /// A file of weights is closed before it grows beyond this: small enough to copy to any file
 /// system and to send again, large enough that a trillion-parameter package has some hundred.
 const MAX_FILE_BYTES: u64 = 4 << 30;
 
-/// Where an uncut stored tensor goes.
+/// Where an unsharded stored tensor goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
     /// Into the shared files, which every package of a stage has.
     Shared,
     /// Into the own files of its stage's first rank.
     Once,
-    /// In parts into the ranks' own files; the cut of each rank.
-    Cut(Vec<Cut>),
+    /// Sharded into the ranks' own files; the shard of each rank.
+    Sharded(Vec<TensorShard>),
 }
 
 impl Destination {
     /// Whether each rank has a part of its own.
-    pub(crate) const fn is_cut(&self) -> bool {
-        matches!(self, Self::Cut(_))
+    pub(crate) const fn is_sharded(&self) -> bool {
+        matches!(self, Self::Sharded(_))
     }
 }
 
-impl Part {
+impl StoredTensor {
     /// What `rank` holds of it; `None` when it holds nothing.
-    fn cut(&self, layout: &Layout, rank: u32) -> Option<Cut> {
+    fn shard(&self, layout: &Layout, rank: u32) -> Option<TensorShard> {
         let stage = layout.stage_of(rank);
         if !self.stages.contains(&stage) {
             return None;
         }
         match &self.destination {
-            Destination::Shared => Some(Cut::Replicated),
-            Destination::Once => (rank == layout.stage_ranks(stage).start).then_some(Cut::Once),
-            Destination::Cut(cuts) => match &cuts[rank as usize] {
-                Cut::Range { start, end, .. } if start == end => None,
-                cut => Some(cut.clone()),
+            Destination::Shared => Some(TensorShard::Replicated),
+            Destination::Once => {
+                (rank == layout.stage_ranks(stage).start).then_some(TensorShard::Once)
+            }
+            Destination::Sharded(shards) => match &shards[rank as usize] {
+                TensorShard::Range { start, end, .. } if start == end => None,
+                shard => Some(shard.clone()),
             },
         }
     }
@@ -70,7 +72,7 @@ impl PackageFiles {
     }
 }
 
-/// Bytes of an uncut tensor as stored.
+/// Bytes of an unsharded tensor as stored.
 pub(super) fn stored_size(tensor: &TensorPlan, format: MatrixFormat, dtype: Dtype) -> u64 {
     stored(tensor, format, dtype)
         .iter()
@@ -132,14 +134,14 @@ pub(super) fn parts(
     format: MatrixFormat,
     dtype: Dtype,
     layout: &Layout,
-) -> Vec<Part> {
+) -> Vec<StoredTensor> {
     let stored = stored(tensor, format, dtype);
     stored
         .into_iter()
         .map(|(name, dtype, shape)| {
             let destination = destination(tensor, &shape, layout);
             let stages = stages(normalised, tensor, layout);
-            Part { name, dtype, shape, destination, stages }
+            StoredTensor { name, dtype, shape, destination, stages }
         })
         .collect()
 }
@@ -148,7 +150,7 @@ fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destinati
     if tensor.sharding == ShardingRule::Once {
         return Destination::Once;
     }
-    let whole = tensor.role == Role::Embed && !layout.embedding_cut;
+    let whole = tensor.role == Role::Embed && !layout.embedding_sharded;
     // Either experts are whole, or there is no such axis in the layout.
     let by_expert =
         tensor.sharding.is_expert().then(|| Some((EXPERTS_AXIS, layout.axes.get(EXPERTS_AXIS)?)));
@@ -166,20 +168,20 @@ fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destinati
         }
     };
     let (logical, full) = (axis.size * axis.unit, shape[dim]);
-    let cuts = (0..layout.ranks).map(|rank| {
+    let shards = (0..layout.ranks).map(|rank| {
         let units = axis.units(rank);
-        // Stored elements per unit may be a fraction (words of a packed dimension); the layout
-        // has put boundaries where the result is whole.
+        // Stored elements per unit may be a fraction (u32 elements of a packed dimension); the
+        // layout has put boundaries where the result is whole.
         let stored = |units: u64| {
             let scaled = units * axis.unit * full;
             assert!(
                 scaled.is_multiple_of(logical),
-                "a cut of {} falls between groups",
+                "a shard of {} ends between groups",
                 tensor.name
             );
             scaled / logical
         };
-        Cut::Range {
+        TensorShard::Range {
             axis: name.to_owned(),
             dim: dim as u32,
             start: stored(units.start),
@@ -187,11 +189,11 @@ fn destination(tensor: &TensorPlan, shape: &[u64], layout: &Layout) -> Destinati
             full,
         }
     });
-    Destination::Cut(cuts.collect())
+    Destination::Sharded(shards.collect())
 }
 
 /// Distributes every stored tensor over files.
-pub(super) fn plan(steps: &[Step], layout: &Layout) -> PackageFiles {
+pub(super) fn plan(steps: &[TensorConversion], layout: &Layout) -> PackageFiles {
     let fillers = |stem, count| (0..count).map(|_| Filler::new(stem)).collect::<Vec<_>>();
     let mut shared = fillers("model-shared", layout.stage_count());
     let mut own = fillers("model", layout.ranks as usize);
@@ -202,12 +204,12 @@ pub(super) fn plan(steps: &[Step], layout: &Layout) -> PackageFiles {
             let stored_as = stored_as.as_ref();
             let first = &stack.steps[0].parts[index];
             if first.destination == Destination::Shared {
-                let held: Vec<_> = parts().map(|part| (part, Cut::Replicated)).collect();
+                let held: Vec<_> = parts().map(|part| (part, TensorShard::Replicated)).collect();
                 first.stages.iter().for_each(|stage| shared[*stage].add(&held, stored_as));
                 continue;
             }
             for (rank, filler) in own.iter_mut().enumerate() {
-                let held = |part| Some((part, Part::cut(part, layout, rank as u32)?));
+                let held = |part| Some((part, StoredTensor::shard(part, layout, rank as u32)?));
                 filler.add(&parts().filter_map(held).collect::<Vec<_>>(), stored_as);
             }
         }
@@ -230,8 +232,8 @@ impl Filler {
     }
 
     /// Adds what is stored under one name, to one file.
-    fn add(&mut self, parts: &[(&Part, Cut)], stored_as: Option<&StoredAs>) {
-        let planned = parts.iter().map(|(part, cut)| planned(part, cut.clone(), stored_as));
+    fn add(&mut self, parts: &[(&StoredTensor, TensorShard)], stored_as: Option<&StoredAs>) {
+        let planned = parts.iter().map(|(part, shard)| planned(part, shard.clone(), stored_as));
         let planned: Vec<PlannedTensor> = planned.collect();
         let size: u64 = planned.iter().map(|tensor| tensor.info.size).sum();
         if planned.is_empty() {
@@ -258,12 +260,12 @@ impl Filler {
 }
 
 /// What a rank holds of a part.
-fn planned(part: &Part, cut: Cut, stored_as: Option<&StoredAs>) -> PlannedTensor {
+fn planned(part: &StoredTensor, shard: TensorShard, stored_as: Option<&StoredAs>) -> PlannedTensor {
     let mut shape = part.shape.clone();
-    if let Cut::Range { dim, start, end, .. } = &cut {
+    if let TensorShard::Range { dim, start, end, .. } = &shard {
         shape[*dim as usize] = end - start;
     }
     let size = shape.iter().product::<u64>() * part.dtype.size_bytes() as u64;
     let info = TensorInfo { name: part.name.clone(), dtype: part.dtype, shape, offset: 0, size };
-    PlannedTensor { info, cut, stored_as: stored_as.cloned() }
+    PlannedTensor { info, shard, stored_as: stored_as.cloned() }
 }

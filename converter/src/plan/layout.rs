@@ -1,25 +1,25 @@
-//! Choosing every axis's ranges.
+//! Chooses the ranges of every axis.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardpack_formats::{Axis as SourceAxis, Normalised, Role, rules::EXPERTS_AXIS};
 use shardpack_manifests::{
     Layout,
-    cut::{lcm, level, split_preferring, split_weighted, units_per_group},
     layout::{Axis, Stages, UnitRange},
     manifest::{MatrixFormat, Quantization},
+    partition::{lcm, level, split_preferring, split_weighted, units_per_group},
 };
 
-use super::{ExpertCut, RankMemory, files, formats::format_of};
+use super::{ExpertSharding, RankMemory, files, formats::format_of};
 
 /// The embedding is replicated while it is below one part in this many of a node's bytes (5 %).
 const REPLICATED_EMBEDDING_SHARE: u64 = 20;
 
 /// Whole experts are worth it when the fullest rank would else have this much (in percent) more
-/// of every expert than an even cut gives it.
+/// of every expert than an even split gives it.
 const TOLERATED_EXPERT_IMBALANCE_PERCENT: u64 = 12;
 
-/// Fewer experts per rank than this balance worse than any cut through them.
+/// Fewer experts per rank than this balance worse than any sharding inside them.
 const LEAST_EXPERTS_PER_RANK: u64 = 4;
 
 /// The ranks of one stage, or all.
@@ -30,13 +30,13 @@ pub(super) struct RankGroup {
     pub(super) weights: Option<Vec<u64>>,
 }
 
-/// Decides which rank holds what, from shapes and formats alone. The ranks of each group hold all
+/// Decides which rank holds what, from shapes and formats only. The ranks of each group hold all
 /// of every axis.
 pub(super) fn plan(
     normalised: &Normalised,
     quantization: &Quantization,
     (stages, groups): (Stages, &[RankGroup]),
-    experts: ExpertCut,
+    experts: ExpertSharding,
 ) -> Layout {
     let ranks = groups.iter().map(|group| group.ranks).sum();
     let split = |axis: &SourceAxis| -> Vec<UnitRange> {
@@ -76,9 +76,9 @@ pub(super) fn plan(
         .collect();
     let whole = normalised.axes.iter().find(|axis| axis.name == EXPERTS_AXIS);
     let whole = whole.filter(|axis| match experts {
-        ExpertCut::Inside => false,
-        ExpertCut::Whole => true,
-        ExpertCut::Auto => {
+        ExpertSharding::Inside => false,
+        ExpertSharding::Whole => true,
+        ExpertSharding::Auto => {
             groups.iter().all(|group| {
                 group.weights.is_none()
                     && u64::from(axis.len) >= LEAST_EXPERTS_PER_RANK * u64::from(group.ranks)
@@ -89,9 +89,9 @@ pub(super) fn plan(
         Some(axis) => add(axis, split(axis)),
         None => inside.into_iter().for_each(|(axis, ranges)| add(axis, ranges)),
     }
-    let embedding_cut =
+    let embedding_sharded =
         normalised.spec.tied_embeddings || !embedding_is_small(normalised, quantization, ranks);
-    Layout { ranks, stages, axes, q_to_kv, embedding_cut }
+    Layout { ranks, stages, axes, q_to_kv, embedding_sharded }
 }
 
 /// Axes inside experts.
@@ -122,7 +122,7 @@ fn split_axis(
     axis: &SourceAxis,
     group: &RankGroup,
 ) -> Vec<UnitRange> {
-    // A cut through the inputs of a matrix must fall between its groups.
+    // A shard boundary along the inputs of a matrix must fall between its groups.
     let mut align = 1;
     let mut kernel = 0;
     for tensor in &normalised.tensors {
@@ -138,7 +138,7 @@ fn split_axis(
         }
     }
     if kernel == 0 {
-        // Not cut through groups: boundaries on whole vectors of eight outputs.
+        // No groups along this dimension: boundaries on whole vectors of eight outputs.
         kernel = units_per_group(axis.unit.into(), 8);
     }
     let whole_kv = sharing_units(normalised, axis);
@@ -150,7 +150,7 @@ fn split_axis(
 }
 
 /// Units that share a unit of the axis that follows this one (query heads with one key-value
-/// head), so that a cut between them stores nothing twice; 1 without such an axis or without a
+/// head), so that a boundary between them stores nothing twice; 1 without such an axis or without a
 /// constant ratio.
 fn sharing_units(normalised: &Normalised, axis: &SourceAxis) -> u64 {
     let follower = normalised
@@ -165,13 +165,13 @@ fn sharing_units(normalised: &Normalised, axis: &SourceAxis) -> u64 {
     }
 }
 
-/// Weights by which axes are cut so that every rank of a stage keeps to its node's limit, if the
-/// most even cut does not and limits allow it at all.
+/// Weights by which axes are sharded so that every rank of a stage keeps to its node's limit, if
+/// the most even sharding does not and limits allow it at all.
 pub(super) fn weights_within(even: &[RankMemory]) -> Option<Vec<u64>> {
     if even.iter().all(RankMemory::fits) {
         return None;
     }
-    // Working memory and what is replicated stay; weights and cache follow the cut.
+    // Working memory and what is replicated stay; weights and cache follow the sharding.
     let limits: Option<Vec<u64>> = even
         .iter()
         .map(|rank| Some(rank.limit_bytes?.saturating_sub(rank.working_bytes)))

@@ -1,4 +1,4 @@
-//! What a rank needs to run its package, against what its node has.
+//! The memory that a rank needs to run its package, compared with what its node has.
 //!
 //! Counted as the engine allocates: pages of keys and values in every layer that attends, states
 //! of linear attention, and the activations that a step holds at the same time, layer kind by
@@ -69,7 +69,7 @@ impl RankMemory {
         (rank, weight_bytes): (u32, u64),
         load: &EngineLoad,
     ) -> Self {
-        let part = Part::of(layout, rank);
+        let part = RankExtents::of(layout, rank);
         let layers = own_layers(spec, layout, rank);
         let cache = |layer| layer_cache(spec, &part, layer, load);
         Self {
@@ -117,7 +117,7 @@ pub(super) fn of_ranks(
     weights.iter().enumerate().map(rank).collect()
 }
 
-/// For each layer what the ranks of a stage hold of its keys and values, if all stages are cut
+/// For each layer what the ranks of a stage hold of its keys and values, if all stages are sharded
 /// alike.
 pub(super) fn layer_caches(
     spec: &Spec,
@@ -126,7 +126,7 @@ pub(super) fn layer_caches(
 ) -> Vec<u64> {
     let load = load_of(spec, layout, context, kv);
     let of_layer = |layer| {
-        let ranks = layout.stage_ranks(0).map(|rank| Part::of(layout, rank));
+        let ranks = layout.stage_ranks(0).map(|rank| RankExtents::of(layout, rank));
         ranks.map(|part| layer_cache(spec, &part, layer, &load)).sum()
     };
     (0..spec.layers.len()).map(of_layer).collect()
@@ -141,7 +141,7 @@ fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> En
         // All ranks have as many pages as the one whose pages are largest.
         let page = EngineLoad { tokens: PAGE_TOKENS, ..load };
         let pages = (0..layout.ranks).map(|rank| {
-            let part = Part::of(layout, rank);
+            let part = RankExtents::of(layout, rank);
             let layers = own_layers(spec, layout, rank);
             layers.map(|layer| keys_and_values(spec, &part, layer, &page)).sum::<u64>()
         });
@@ -153,12 +153,12 @@ fn load_of(spec: &Spec, layout: &Layout, context: Option<u32>, kv: KvType) -> En
 }
 
 /// Rows or columns of each axis that a rank holds.
-struct Part {
+struct RankExtents {
     query: u64,
     key: u64,
     /// The same of the second form of attention.
     second: [u64; 2],
-    /// Key heads and value heads of linear attention, the latter where they are what is cut.
+    /// Key heads and value heads of linear attention, the latter where they are what is sharded.
     linear: [Option<u64>; 2],
     channels: u64,
     ffn: u64,
@@ -169,7 +169,7 @@ struct Part {
     staged: bool,
 }
 
-impl Part {
+impl RankExtents {
     fn of(layout: &Layout, rank: u32) -> Self {
         let held = |axis: &str, width: bool| {
             layout.axes.get(axis).map_or(0, |axis| {
@@ -194,7 +194,7 @@ impl Part {
     }
 }
 
-impl Part {
+impl RankExtents {
     /// Columns of a layer's queries and of its keys.
     fn heads(&self, spec: &Spec, layer: usize) -> [u64; 2] {
         if spec.layers[layer].second_attention { self.second } else { [self.query, self.key] }
@@ -208,7 +208,7 @@ fn own_layers(spec: &Spec, layout: &Layout, rank: u32) -> Range<usize> {
 }
 
 /// What one layer keeps of the sequences.
-fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+fn layer_cache(spec: &Spec, part: &RankExtents, layer: usize, load: &EngineLoad) -> u64 {
     let state = match (&spec.linear_attention, &spec.short_convolution) {
         (Some(delta), _) if spec.layers[layer].linear_attention => state(delta, part.linear),
         (_, Some(convolution)) if spec.layers[layer].short_convolution => {
@@ -221,7 +221,7 @@ fn layer_cache(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64
 
 /// Keys and values of one layer. A window does not shorten them: the engine keeps the pages of
 /// all layers together, and what is out of sight with them.
-fn keys_and_values(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+fn keys_and_values(spec: &Spec, part: &RankExtents, layer: usize, load: &EngineLoad) -> u64 {
     let this = &spec.layers[layer];
     if !this.attends() {
         return 0;
@@ -260,8 +260,8 @@ fn widths(delta: &LinearAttention, [key_heads, value_heads]: [Option<u64>; 2]) -
     [key_heads * u64::from(delta.key_dim), value_heads * u64::from(delta.value_dim)]
 }
 
-/// What the widest moment of a step holds beside weights and caches.
-fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) -> u64 {
+/// Peak activation memory of a step, without weights and caches.
+fn working(spec: &Spec, part: &RankExtents, layers: Range<usize>, load: &EngineLoad) -> u64 {
     let layer = |layer: usize| {
         let attention = match (&spec.linear_attention, &spec.mla) {
             (Some(delta), _) if spec.layers[layer].parallel_attention => {
@@ -289,22 +289,22 @@ fn working(spec: &Spec, part: &Part, layers: Range<usize>, load: &EngineLoad) ->
     let widest = layers.clone().map(layer).max().unwrap_or(0);
     let scores = layers.map(|layer| blocks::scores(spec, part, layer, load)).max().unwrap_or(0);
     let hidden = load.step_tokens * u64::from(spec.hidden_size) * F32_BYTES;
-    // Several residual streams in place of one, and all of them normalised to be weighed.
+    // Hyper-connections: several residual streams, and a normalised copy of all of them.
     let residual = spec.residual_width() as u64;
     let widest = (widest + residual - u64::from(spec.hidden_size)).max(2 * residual);
-    // What experts gave stays until the next layer's end.
-    let deferred = spec.moe.as_ref().is_some_and(|moe| moe.shortcut);
-    let widest = if deferred { widest + u64::from(spec.hidden_size) } else { widest };
+    // Shortcut-connected MoE: the experts' output stays until the next layer's end.
+    let is_shortcut = spec.moe.as_ref().is_some_and(|moe| moe.shortcut);
+    let widest = if is_shortcut { widest + u64::from(spec.hidden_size) } else { widest };
     // What is being sent and what has arrived.
     let frames = if part.ranks > 1 { 2 * hidden.min(PIECE_BYTES) } else { 0 };
     let passed = if part.staged { 2 * load.step_tokens * residual * F32_BYTES } else { 0 };
-    // As computed, and as the choice of a token adjusts them.
+    // As computed, and as sampling adjusts them.
     let logits = 2 * load.sequences * part.vocab * F32_BYTES;
     (load.step_tokens * widest + scores) * F32_BYTES + frames + passed + logits
 }
 
 /// Floats for each row of a step: grouped-query attention, with the residual stream.
-fn heads(spec: &Spec, part: &Part, layer: usize) -> u64 {
+fn heads(spec: &Spec, part: &RankExtents, layer: usize) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let [query, key] = part.heads(spec, layer);
     let attention = spec.attention_of(layer);
@@ -313,8 +313,8 @@ fn heads(spec: &Spec, part: &Part, layer: usize) -> u64 {
     3 * hidden + 2 * query + gate + 2 * key + quantized(hidden) + blocks::working(spec, part, layer)
 }
 
-/// Attention over latents: queries in the latent's space, and what came before them.
-fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
+/// MLA: queries in the latent space, and the projections before them.
+fn latent(spec: &Spec, mla: &Mla, part: &RankExtents) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let [rank, nope, rope, value] = [mla.kv_rank, mla.nope, mla.rope, mla.value].map(u64::from);
     let heads = part.query / (nope + rope).max(1);
@@ -336,14 +336,14 @@ fn latent(spec: &Spec, mla: &Mla, part: &Part) -> u64 {
         + 4 * (rank + rope)
 }
 
-fn linear(spec: &Spec, delta: &LinearAttention, part: &Part) -> u64 {
+fn linear(spec: &Spec, delta: &LinearAttention, part: &RankExtents) -> u64 {
     let [keys, values] = widths(delta, part.linear);
     // By Kimi's rule each channel of a key fades for itself.
     let fading = if delta.kind == LinearAttentionKind::KimiDeltaAttention { keys } else { 0 };
     3 * u64::from(spec.hidden_size) + 2 * keys + 3 * values + fading
 }
 
-fn dense(spec: &Spec, part: &Part) -> u64 {
+fn dense(spec: &Spec, part: &RankExtents) -> u64 {
     let hidden = u64::from(spec.hidden_size);
     let inner = if spec.ffn.activation.is_gated() { 2 } else { 1 };
     3 * hidden + inner * part.ffn + quantized(hidden)
@@ -351,9 +351,9 @@ fn dense(spec: &Spec, part: &Part) -> u64 {
 
 /// A mixture of experts: each expert's rows are gathered for themselves; twice as many as fall to
 /// an expert in the mean, since they are not shared out evenly.
-fn experts(spec: &Spec, moe: &Moe, part: &Part, rows: u64) -> u64 {
+fn experts(spec: &Spec, moe: &Moe, part: &RankExtents, rows: u64) -> u64 {
     let hidden = u64::from(spec.hidden_size);
-    // Whole experts are not cut inside.
+    // Whole experts are not sharded inside.
     let size = if part.expert > 0 { part.expert } else { u64::from(moe.size) };
     let guests = (2 * rows * u64::from(moe.top_k)).div_ceil(u64::from(moe.choices()).max(1));
     let one = guests.min(rows) * (2 * hidden + 2 * size) / rows.max(1);

@@ -23,7 +23,7 @@ pub struct ConvertOptions {
     pub bits: u32,
     /// Weights per scale: 32, 64 or 128.
     pub group_size: u32,
-    /// The nodes to cut for.
+    /// The nodes to shard for.
     pub nodes: Nodes,
     /// Pipeline stages into which the nodes are divided; 1 where every node runs all layers.
     pub stages: u32,
@@ -42,8 +42,8 @@ pub struct ConvertOptions {
     pub importance: Option<PathBuf>,
     /// What of the report makes the conversion fail, such as `rmse>0.1`.
     pub fail_on: Vec<String>,
-    /// How mixtures of experts are cut.
-    pub experts: ExpertCut,
+    /// How mixtures of experts are sharded.
+    pub experts: ExpertSharding,
     /// Rules of the user's, which come before the compiled-in ones.
     pub rules: Option<OwnRules>,
     /// Signs every package with this key.
@@ -77,7 +77,7 @@ impl ConvertOptions {
             importance: None,
             fail_on: Vec::new(),
             sign: None,
-            experts: ExpertCut::default(),
+            experts: ExpertSharding::default(),
             rules: None,
             context: None,
             kv: KvType::F32,
@@ -86,9 +86,9 @@ impl ConvertOptions {
     }
 }
 
-/// How mixtures of experts are cut.
+/// How mixtures of experts are sharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ExpertCut {
+pub enum ExpertSharding {
     /// Inside the experts, unless that is uneven and there are enough of them.
     #[default]
     Auto,
@@ -98,7 +98,7 @@ pub enum ExpertCut {
     Whole,
 }
 
-impl FromStr for ExpertCut {
+impl FromStr for ExpertSharding {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

@@ -1,20 +1,20 @@
 //! Tensors that stand in weight files under one name, one after the other.
 //!
-//! Packages cut fused projections apart, because a rank's part of one is not one range. Other
-//! programs look for them in one piece. Rows are quantized one by one, so the pieces laid end to
-//! end are the fused matrix: a file's header names it as a whole, and the manifest its pieces.
+//! Packages split fused projections, because a rank's shard of one is not one range. Other programs
+//! expect the fused matrix. Rows are quantized one by one, so the projections laid end to end are
+//! the fused matrix: a file's header names it as a whole, and the manifest names its projections.
 
 use std::mem::discriminant;
 
 use shardpack_formats::StoredAs;
-use shardpack_manifests::{Cut, manifest::MatrixFormat};
+use shardpack_manifests::{TensorShard, manifest::MatrixFormat};
 
-use super::{Destination, Part, Step, module_name};
+use super::{Destination, StoredTensor, TensorConversion, module_name};
 
 /// Tensors under one name, or one tensor.
 pub(crate) struct Stack<'a> {
     /// In the order of their rows.
-    pub(crate) steps: Vec<&'a Step>,
+    pub(crate) steps: Vec<&'a TensorConversion>,
     /// How files list it, if not as the tensor itself.
     pub(crate) stored_as: Option<&'a StoredAs>,
 }
@@ -33,7 +33,7 @@ impl Stack<'_> {
 
 /// All tensors in the order of files: those of one name stand at the first one's place. What
 /// cannot stand as one matrix (rules of a user's own can ask for anything) keeps its own name.
-pub(crate) fn stacks(steps: &[Step]) -> Vec<Stack<'_>> {
+pub(crate) fn stacks(steps: &[TensorConversion]) -> Vec<Stack<'_>> {
     let mut stacks = Vec::new();
     let mut done = vec![false; steps.len()];
     for (index, step) in steps.iter().enumerate() {
@@ -45,11 +45,13 @@ pub(crate) fn stacks(steps: &[Step]) -> Vec<Stack<'_>> {
             stacks.push(own);
             continue;
         };
-        let same = |other: &(usize, &Step)| other.1.tensor.stored_as.as_ref() == Some(stored_as);
+        let same = |other: &(usize, &TensorConversion)| {
+            other.1.tensor.stored_as.as_ref() == Some(stored_as)
+        };
         // A layer's tensors stand together: the whole list is not searched for each.
         let near = steps.iter().enumerate().skip(index);
         let near = near.take_while(|(_, other)| other.tensor.layer == step.tensor.layer);
-        let members: Vec<(usize, &Step)> = near.filter(same).collect();
+        let members: Vec<(usize, &TensorConversion)> = near.filter(same).collect();
         if !members.iter().all(|(_, other)| is_alike(step, other, members.len())) {
             stacks.push(own);
             continue;
@@ -64,8 +66,8 @@ pub(crate) fn stacks(steps: &[Step]) -> Vec<Stack<'_>> {
 }
 
 /// Whether the rows of both can follow each other in one matrix of every rank.
-fn is_alike(first: &Step, other: &Step, members: usize) -> bool {
-    let by_rows = |(one, other): (&Part, &Part)| {
+fn is_alike(first: &TensorConversion, other: &TensorConversion, members: usize) -> bool {
+    let by_rows = |(one, other): (&StoredTensor, &StoredTensor)| {
         (one.dtype, &one.shape[1..], &one.stages) == (other.dtype, &other.shape[1..], &other.stages)
             && [one, other].into_iter().all(|part| is_by_rows(&part.destination))
             && discriminant(&one.destination) == discriminant(&other.destination)
@@ -79,9 +81,10 @@ fn is_alike(first: &Step, other: &Step, members: usize) -> bool {
 
 /// Whether a rank holds whole rows.
 fn is_by_rows(destination: &Destination) -> bool {
-    let by_rows = |cut: &Cut| !matches!(cut, Cut::Range { dim, .. } if *dim != 0);
+    let by_rows =
+        |shard: &TensorShard| !matches!(shard, TensorShard::Range { dim, .. } if *dim != 0);
     match destination {
         Destination::Shared | Destination::Once => true,
-        Destination::Cut(cuts) => cuts.iter().all(by_rows),
+        Destination::Sharded(shards) => shards.iter().all(by_rows),
     }
 }

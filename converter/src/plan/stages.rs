@@ -1,4 +1,4 @@
-//! Which layers run where, when the nodes work one after the other.
+//! Assigns layers and ranks to pipeline stages.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::{
 /// A choice of layers for each stage, and the ranks of each.
 pub(super) type Division = (Stages, Vec<RankGroup>);
 
-/// Refuses numbers of stages that nodes or layers cannot be divided into.
+/// Refuses stage counts that nodes or layers cannot be divided into.
 pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanError> {
     let (stages, nodes) = (options.stages, options.nodes.count());
     let layers = (0..spec.layers.len()).filter(|layer| spec.may_begin(*layer)).count();
@@ -30,10 +30,10 @@ pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanErr
         let all = spec.layers.len();
         let those = match &spec.moe {
             _ if layers == all => "",
-            Some(moe) if moe.shortcut => " that need nothing of the one before",
-            _ => " that choose their keys",
+            Some(moe) if moe.shortcut => " that do not depend on the layer before them",
+            _ => " with an indexer of their own",
         };
-        format!("the model has {layers} layers{those}, and every stage needs one")
+        format!("the model has {layers} layers{those}, and every stage must begin with one")
     } else {
         format!("{nodes} nodes are not {stages} groups of the same size")
     };
@@ -42,7 +42,7 @@ pub(crate) fn check(options: &ConvertOptions, spec: &Spec) -> Result<(), PlanErr
     Err(PlanError::Stages { stages, problem, nearest })
 }
 
-/// Bytes of weights of every layer, and of what stands at both ends of the model.
+/// Bytes of weights of every layer, and of the embedding and LM head.
 pub(super) struct Costs {
     layers: Vec<Cost>,
     begins: Vec<bool>,
@@ -54,7 +54,7 @@ pub(super) struct Costs {
 #[derive(Clone, Copy, Default)]
 struct Cost {
     /// What the ranks of a stage share out.
-    cut: u64,
+    sharded: u64,
     /// What each of them holds.
     whole: u64,
 }
@@ -70,7 +70,7 @@ impl Costs {
             let bytes = files::stored_size(tensor, format, quantization.dtype);
             match (tensor.layer, tensor.role) {
                 (Some(layer), _) if tensor.sharding.axis().is_some() => {
-                    costs.layers[layer as usize].cut += bytes;
+                    costs.layers[layer as usize].sharded += bytes;
                 }
                 (Some(layer), _) => costs.layers[layer as usize].whole += bytes,
                 (None, Role::Embed) if normalised.spec.tied_embeddings => {
@@ -90,7 +90,7 @@ impl Costs {
         if !self.begins[layers.start] {
             return None;
         }
-        let weights = self.layers[layers.clone()].iter().map(|it| it.cut + it.whole * ranks);
+        let weights = self.layers[layers.clone()].iter().map(|it| it.sharded + it.whole * ranks);
         let first = if layers.start == 0 { self.first } else { 0 };
         let last = if layers.end == self.layers.len() { self.last } else { 0 };
         Some(weights.sum::<u64>() + extra[layers.clone()].iter().sum::<u64>() + first + last)
@@ -129,7 +129,7 @@ pub(super) fn within(
     Some(division(&divide(costs.layers.len(), stages, &cost)?, ranks))
 }
 
-/// The same stages, each cut within the limits of its own nodes, where an even cut is not and
+/// The same stages, each sharded within the limits of its own nodes, where an even split is not and
 /// limits allow it at all.
 pub(super) fn weighted(layout: &Layout, memory: &[RankMemory]) -> Option<Division> {
     let group = |stage| {

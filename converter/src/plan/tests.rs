@@ -134,7 +134,7 @@ fn experts_are_cut_inside_unless_that_is_uneven() {
     let normalised = resolve(&shapes.config, &shapes.tensors, &RulePack::builtin()).unwrap();
     let is_whole =
         |bits, nodes| plan(&shapes, &normalised, bits, nodes).layout.axes.contains_key("experts");
-    // 1536 inner columns are 24 groups: at most 4 % more than an even cut on up to eight nodes.
+    // 1536 inner columns are 24 groups: at most 4 % more than an even split on up to eight nodes.
     assert!([2, 3, 4, 5, 6, 8].into_iter().all(|nodes| !is_whole(4, nodes)));
     // Seven nodes: 3 or 4 of 24 groups, a sixth more.
     assert!(is_whole(4, 7));

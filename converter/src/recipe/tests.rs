@@ -1,4 +1,4 @@
-//! What recipes and overrides choose.
+//! The formats that recipes and overrides give to matrices.
 
 use super::*;
 

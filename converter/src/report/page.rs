@@ -14,7 +14,7 @@ use shardpack_manifests::{
 };
 
 use super::{Report, TensorReport};
-use names::{Place, code, layers, plain};
+use names::{ModuleName, code, layers, plain};
 
 /// Name of the page within the directory of a set.
 pub const PAGE_FILE: &str = "report.md";
@@ -48,7 +48,7 @@ pub fn page(report: &Report, set: &PackageSet) -> String {
 struct Errors<'a>(Vec<Measured<'a>>);
 
 struct Measured<'a> {
-    place: Place<'a>,
+    module: ModuleName<'a>,
     tensor: &'a TensorReport,
     rmse: f64,
 }
@@ -56,7 +56,7 @@ struct Measured<'a> {
 impl<'a> Errors<'a> {
     fn of(report: &'a Report) -> Self {
         let measured = report.tensors.iter().filter_map(|(name, tensor)| {
-            Some(Measured { place: Place::of(name), tensor, rmse: tensor.relative_rmse? })
+            Some(Measured { module: ModuleName::of(name), tensor, rmse: tensor.relative_rmse? })
         });
         Self(measured.collect())
     }
@@ -128,7 +128,7 @@ fn sizes(report: &Report, set: &PackageSet) -> Vec<String> {
 fn by_kind(errors: &Errors) -> Vec<String> {
     let mut kinds: BTreeMap<&str, Vec<&Measured>> = BTreeMap::new();
     for measured in &errors.0 {
-        kinds.entry(measured.place.kind).or_default().push(measured);
+        kinds.entry(measured.module.kind).or_default().push(measured);
     }
     let mut lines = vec![
         "| kind | matrices | format | mean error | largest | least cosine | at ends |".to_owned(),
@@ -179,9 +179,9 @@ fn exceptions(quantization: &Quantization) -> Vec<String> {
     }
     let mut groups: BTreeMap<(String, &str), Vec<u32>> = BTreeMap::new();
     for (module, format) in &quantization.overrides {
-        let place = Place::of(module);
-        let found = groups.entry((in_words(*format), place.kind)).or_default();
-        found.extend(place.layer);
+        let name = ModuleName::of(module);
+        let found = groups.entry((in_words(*format), name.kind)).or_default();
+        found.extend(name.layer);
     }
     let mut lines = section("Exceptions from the main format").to_vec();
     for ((format, kind), found) in groups {

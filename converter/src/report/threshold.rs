@@ -1,4 +1,4 @@
-//! What a user does not accept of a conversion: `--fail-on 'rmse>0.1'`.
+//! Limits for figures of the report: `--fail-on 'rmse>0.1'`.
 
 use std::{fmt, str::FromStr};
 

@@ -1,9 +1,9 @@
-//! What a run tells while it moves tensors, for progress displays.
+//! Events of a reshard or an export, for progress displays.
 
 /// What is happening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReshardEvent {
-    /// So many bytes of uncut tensors will be moved.
+    /// So many bytes of unsharded tensors will be moved.
     Planned {
         /// Bytes of all tensors.
         size_bytes: u64,
@@ -19,5 +19,5 @@ pub enum ReshardEvent {
     Publishing,
 }
 
-/// Told of every event, from any thread.
+/// Called with every event, from any thread.
 pub type ReshardObserver<'a> = &'a (dyn Fn(ReshardEvent) + Sync);

@@ -1,5 +1,5 @@
-//! What weight files are that are not read: enough of them is looked at to say so in useful
-//! words. Nothing of a pickle is executed; the names that it would import are found by scanning.
+//! Recognises weight files in formats that are not read, by their first bytes, for a useful error.
+//! Nothing of a pickle is executed; the names that it would import are found by scanning.
 
 use std::{
     collections::BTreeSet,
@@ -28,7 +28,7 @@ const LEGACY: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 const ZIP: &str = "a pickle (torch's zip form)";
 
 /// How.
-const FLAG: &str = ", which loads faster and can run nothing, or give --allow-pickle: the tensors are then read by a machine that knows nothing else and runs nothing";
+const FLAG: &str = ", which loads faster and can run nothing, or give --allow-pickle: a restricted unpickler then reads only tensors and runs no code";
 
 /// Says what the first of these files is that holds weights in another format, if one does.
 pub(super) fn describe<'a>(

@@ -18,7 +18,7 @@ use super::{
     Source, SourceError, Weights, file_names, parse_object, read_texts, stored_config,
     weights::WeightFile,
 };
-use crate::checkpoint::{GGUF, PICTURES, gguf_part, read_text};
+use crate::checkpoint::{GGUF, VISION_PREFIX, gguf_part, read_text};
 
 /// Bytes of a file that are read at first: a header without a vocabulary fits.
 const FIRST_BYTES: u64 = 1 << 20;
@@ -32,7 +32,7 @@ const TOKENIZERS: &[&str] = &["tekken.json", "tiktoken.model", "tokenizer.json",
 /// The GGUF file that a path stands for, if it is one or a folder with one and no `.safetensors`;
 /// of a model that is split into several, the first.
 pub(super) fn find(path: &Path) -> Result<Option<PathBuf>, SourceError> {
-    let is_gguf = |name: &str| name.ends_with(GGUF) && !name.starts_with(PICTURES);
+    let is_gguf = |name: &str| name.ends_with(GGUF) && !name.starts_with(VISION_PREFIX);
     if path.is_file() {
         let name = path.file_name().and_then(|name| name.to_str());
         return Ok(name.filter(|name| name.ends_with(GGUF)).map(|_| path.to_owned()));
@@ -163,7 +163,7 @@ fn frequencies(
 ) -> Result<Option<Vec<f32>>, SourceError> {
     let Some((file, info)) = weights.find(name) else { return Ok(None) };
     if info.dtype != Dtype::F32 || info.size > 4 * MAX_FREQUENCIES {
-        let problem = format!("{name} is no short list of F32 numbers");
+        let problem = format!("{name} is not a short list of F32 values");
         return Err(SourceError::Folder { path: path.to_owned(), problem });
     }
     let mut bytes = vec![0; info.size as usize];

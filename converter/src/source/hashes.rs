@@ -1,6 +1,6 @@
-//! The digests of a source's weight files. Every byte is hashed once, by whoever reads it: the
-//! thread that reads a tensor from its first byte to its last hashes what it reads, piece by piece
-//! ([`Follower`]); what no tensor covers is read for its hash alone. Knows nothing of tensors.
+//! The digests of a source's weight files. Every byte is hashed once, by the thread that reads it:
+//! a tensor that is read from its first byte to its last is hashed piece by piece ([`Follower`]);
+//! the bytes that no tensor covers are read only to be hashed. Knows nothing of tensors.
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +17,11 @@ use shardpack_manifests::{
     },
 };
 
-/// Places in files from which a thread reads in turns: the parts that a decoded tensor is stored
+/// Ranges of files from which a thread reads in turns: the parts that a decoded tensor is stored
 /// as. What is read beyond them is read again for its hash.
 const MAX_RUNS: usize = 8;
 
-/// Pieces of a whole chunk.
+/// Pieces (the units of hashing) of a whole chunk.
 const PIECES_PER_CHUNK: u64 = CHUNK_BYTES / PIECE_BYTES;
 
 /// What is known of the digests of all weight files.

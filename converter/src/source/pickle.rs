@@ -99,7 +99,7 @@ fn open_file(path: &Path, file: &WeightFile) -> Result<Vec<PickledTensor>, Sourc
     if let Some(order) = entries.iter().find(|entry| entry.name == format!("{root}byteorder"))
         && archive.whole(order, 16)? != b"little"
     {
-        let problem = "its numbers are not little-endian".to_owned();
+        let problem = "its data is not little-endian".to_owned();
         return Err(wrong(PickleError::Archive(problem)));
     }
     let saved = pickle::parse(&archive.whole(pickle, MAX_PICKLE_BYTES)?).map_err(wrong)?;

@@ -259,7 +259,7 @@ mod tests {
 
     /// Two ranks with a small model.
     pub(super) fn engines() -> Vec<Engine<Cpu>> {
-        let recipe = Recipe { embedding_cut: false, ..Recipe::plain("llama", 2) };
+        let recipe = Recipe { embedding_sharded: false, ..Recipe::plain("llama", 2) };
         let engine = |package: &Package| {
             let backend = Cpu::new(1).unwrap();
             let model = Model::load(package, &backend).unwrap();

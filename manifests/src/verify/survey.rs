@@ -199,7 +199,7 @@ pub fn check_member(
 }
 
 /// Recomputes the ids that follow from the manifest alone. The weights id does not: it names the
-/// uncut tensors.
+/// unsharded tensors.
 fn check_ids(manifest: &Manifest) -> Vec<Problem> {
     let digest_of = |name: &&str| manifest.file(name).map(|file| ((*name).to_owned(), file.blake3));
     let texts: TextFiles = TEXT_FILES.iter().filter_map(digest_of).collect();

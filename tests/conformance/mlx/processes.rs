@@ -1,5 +1,5 @@
-//! MLX with a process for each rank, over our own sums and over MLX's ring: the logits of the
-//! `cpu` engine, and the same bits whatever the timing.
+//! MLX with one process per rank, with our all-reduce and with MLX's ring: the logits of the `cpu`
+//! engine, and the same bits whatever the timing.
 
 use std::{
     env, fs,
@@ -21,7 +21,7 @@ use shardpack_collectives::{
     Deadline, Group, GroupCall, GroupObserver, GroupOp, LinkedGroup, ObservedGroup,
     join_on_loopback,
 };
-use shardpack_converter::plan::ExpertCut;
+use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::{Collectives, Mlx},
     engine::LocalModel,
@@ -218,7 +218,7 @@ fn check(model: &Path, bits: u32, ranks: &mut Ranks, collectives: &str) {
     let nodes = ranks.ranks.len() as u32;
     let folder = tempdir().unwrap();
     let set = folder.path().join("set");
-    write(model, &set, bits, nodes, ExpertCut::Inside);
+    write(model, &set, bits, nodes, ExpertSharding::Inside);
     let tokens = tokens(model);
     let cpu = on_cpu(&open(&set, nodes), &tokens);
     let mlx = ranks.logits(&set, &tokens, collectives, None);
@@ -229,7 +229,7 @@ fn check(model: &Path, bits: u32, ranks: &mut Ranks, collectives: &str) {
     assert!(worst < TOLERANCE, "{name}, {bits} bits, {nodes} processes, {collectives}: {worst}");
 }
 
-/// A few families of different kinds: dense, experts, latent attention, linear attention.
+/// A few families of different kinds: dense, experts, MLA, linear attention.
 const FEW: [&str; 4] = ["llama", "qwen3_moe", "deepseek_v3", "qwen3_next"];
 
 fn few() -> impl Iterator<Item = PathBuf> {
@@ -278,7 +278,7 @@ fn own_all_reduce_gives_the_same_bits_whatever_the_timing() {
     let mut ranks = Ranks::start(3);
     let (model, folder) = (few().next().unwrap(), tempdir().unwrap());
     let (set, tokens) = (folder.path().join("set"), tokens(&model));
-    write(&model, &set, 4, 3, ExpertCut::Inside);
+    write(&model, &set, 4, 3, ExpertSharding::Inside);
     let expected = ranks.logits(&set, &tokens, "own", None);
     for seed in 1..=3 {
         let delayed = ranks.logits(&set, &tokens, "own", Some(seed));

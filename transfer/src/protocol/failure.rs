@@ -1,4 +1,4 @@
-//! Why a node did not do as asked.
+//! Why a node did not do what was requested.
 
 /// Why a node did not do as asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

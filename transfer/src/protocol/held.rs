@@ -1,4 +1,4 @@
-//! Which chunks of a package are held.
+//! Bitmaps of the chunks that are held of a package.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! What the two sides say to each other.
+//! The messages of the protocol, and their encoding.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ pub const MAX_JSON_BYTES: u64 = 1 << 20;
 /// Bytes of the fields around variable ones, rounded up.
 const FIELD_BYTES: u64 = 64;
 
-/// Names a package on a node: what it is cut from and for, and for which rank.
+/// Names a package on a node: its model, its layout, and its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PackageKey {
     /// Its layout id.
@@ -188,7 +188,7 @@ pub enum Message {
         /// The one before, kept for rollback.
         previous: Option<PackageKey>,
     },
-    /// The node is at it; resets the other side's patience.
+    /// Keep-alive: the node is still working; resets the other side's idle timeout.
     Working {
         /// Bytes done.
         done_bytes: u64,
@@ -288,12 +288,12 @@ impl Message {
                 bulk = held;
             }
             Self::Chunk { file, chunk, bytes } => {
-                put_place(&mut head, *file, *chunk);
+                put_chunk_index(&mut head, *file, *chunk);
                 bulk = bytes;
             }
-            Self::ChunkStored { file, chunk } => put_place(&mut head, *file, *chunk),
+            Self::ChunkStored { file, chunk } => put_chunk_index(&mut head, *file, *chunk),
             Self::ChunkRefused { file, chunk, reason } => {
-                put_place(&mut head, *file, *chunk);
+                put_chunk_index(&mut head, *file, *chunk);
                 put_bytes(&mut head, clipped(reason, MAX_TEXT_BYTES).as_bytes());
             }
             Self::Commit | Self::Prepared | Self::List | Self::Joined => {}
@@ -390,7 +390,7 @@ impl Message {
     }
 }
 
-fn put_place(head: &mut Vec<u8>, file: u32, chunk: u32) {
+fn put_chunk_index(head: &mut Vec<u8>, file: u32, chunk: u32) {
     head.extend_from_slice(&file.to_le_bytes());
     head.extend_from_slice(&chunk.to_le_bytes());
 }

@@ -7,7 +7,7 @@ pub(super) struct Fields<'a> {
     rest: &'a [u8],
 }
 
-/// The payload ends before the field does, or goes on after the last one.
+/// The payload ends before the field does, or continues after the last one.
 pub(super) type FieldError = &'static str;
 
 impl<'a> Fields<'a> {
@@ -66,7 +66,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn finish(self) -> Result<(), FieldError> {
-        if self.rest.is_empty() { Ok(()) } else { Err("it goes on after its last field") }
+        if self.rest.is_empty() { Ok(()) } else { Err("it continues after its last field") }
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) fn put_bytes(payload: &mut Vec<u8>, bytes: &[u8]) {
     payload.extend_from_slice(bytes);
 }
 
-/// Cuts `text` to at most `limit` bytes at a character's border.
+/// Truncates `text` to at most `limit` bytes at a character's border.
 pub(super) fn clipped(text: &str, limit: u64) -> &str {
     &text[..text.floor_char_boundary(limit as usize)]
 }

@@ -1,4 +1,4 @@
-//! The node's side of a connection: which message may come when, and which chunk counts.
+//! The receiver's state machine: which message may come when, and whether a chunk is accepted.
 
 use std::{mem, sync::Arc};
 
@@ -35,7 +35,7 @@ pub struct Incoming {
 
 /// What the driver of a [`Receiver`] does next.
 #[derive(Debug)]
-pub enum Step {
+pub enum ReceiverAction {
     /// Send this.
     Reply(Message),
     /// Prepare to store the package, find out what is held already, then call
@@ -54,7 +54,7 @@ pub enum Step {
         /// The chunk.
         bytes: Vec<u8>,
     },
-    /// Verify the whole package and move it to its place, then call [`Receiver::sealed`].
+    /// Verify the whole package and move it into the store, then call [`Receiver::sealed`].
     Seal,
     /// Make a package the current one and answer [`Message::Activated`].
     Activate(PackageKey),
@@ -99,7 +99,7 @@ impl Receiver {
     }
 
     /// Takes a message. An error ends the connection.
-    pub fn handle(&mut self, message: Message) -> Result<Step, Failure> {
+    pub fn handle(&mut self, message: Message) -> Result<ReceiverAction, Failure> {
         match (&mut self.state, message) {
             (State::Silent, Message::Hello { protocol, program }) => {
                 if protocol != PROTOCOL {
@@ -108,16 +108,16 @@ impl Receiver {
                     return Err(failure(FailureCode::Version, problem));
                 }
                 self.state = State::Idle;
-                Ok(Step::Reply(Message::hello()))
+                Ok(ReceiverAction::Reply(Message::hello()))
             }
             (State::Idle, Message::Offer(offer)) => {
                 let incoming = Box::new(parse_offer(offer)?);
                 self.state = State::Staging(incoming.clone());
-                Ok(Step::Stage(incoming))
+                Ok(ReceiverAction::Stage(incoming))
             }
             (State::Idle, Message::Join(join)) => {
                 self.state = State::Joining;
-                Ok(Step::Join(join))
+                Ok(ReceiverAction::Join(join))
             }
             (State::Receiving { manifest, held }, Message::Chunk { file, chunk, bytes }) => {
                 take_chunk(manifest, held, file, chunk, bytes)
@@ -130,11 +130,11 @@ impl Receiver {
                 }
                 drop(held);
                 self.state = State::Sealing;
-                Ok(Step::Seal)
+                Ok(ReceiverAction::Seal)
             }
-            (State::Idle, Message::Activate(key)) => Ok(Step::Activate(key)),
-            (State::Idle, Message::List) => Ok(Step::List),
-            (State::Idle, Message::StartRank(request)) => Ok(Step::StartRank(request)),
+            (State::Idle, Message::Activate(key)) => Ok(ReceiverAction::Activate(key)),
+            (State::Idle, Message::List) => Ok(ReceiverAction::List),
+            (State::Idle, Message::StartRank(request)) => Ok(ReceiverAction::StartRank(request)),
             (_, message) => {
                 let problem = format!("message type {} does not belong here", message.kind());
                 Err(failure(FailureCode::Unexpected, problem))
@@ -180,7 +180,7 @@ impl Receiver {
         Message::ChunkStored { file, chunk }
     }
 
-    /// The package is verified and in its place. Returns the answer.
+    /// The package is verified and stored. Returns the answer.
     ///
     /// # Panics
     /// When no package is being sealed.
@@ -197,18 +197,19 @@ fn take_chunk(
     file: u32,
     chunk: u32,
     bytes: Vec<u8>,
-) -> Result<Step, Failure> {
+) -> Result<ReceiverAction, Failure> {
     if !held.lock().exists(file, chunk) {
         let problem = format!("there is no chunk {chunk} of file number {file}");
         return Err(failure(FailureCode::Unexpected, problem));
     }
     if held.lock().holds(file, chunk) {
-        return Ok(Step::Reply(Message::ChunkStored { file, chunk }));
+        return Ok(ReceiverAction::Reply(Message::ChunkStored { file, chunk }));
     }
     let entry = &manifest.files[file as usize];
     let index = u64::from(chunk);
     let range = chunk_range(entry.size, index);
-    let refuse = |reason: String| Ok(Step::Reply(Message::ChunkRefused { file, chunk, reason }));
+    let refuse =
+        |reason: String| Ok(ReceiverAction::Reply(Message::ChunkRefused { file, chunk, reason }));
     let expected_bytes = range.end - range.start;
     if bytes.len() as u64 != expected_bytes {
         return refuse(format!("{} bytes, expected {expected_bytes}", bytes.len()));
@@ -217,7 +218,7 @@ fn take_chunk(
     if expected != found {
         return refuse(format!("its BLAKE3 is {found}, expected {expected}"));
     }
-    Ok(Step::Store { file, chunk, offset: range.start, bytes })
+    Ok(ReceiverAction::Store { file, chunk, offset: range.start, bytes })
 }
 
 fn parse_offer(offer: Offer) -> Result<Incoming, Failure> {

@@ -31,7 +31,7 @@ pub enum Outgoing {
     },
     /// Nothing to send until the next message comes in.
     Wait,
-    /// Nothing to send and nothing to hear, until another stream is lost or all is done: ask again
+    /// Nothing to send or receive until another stream is lost or all is done: ask again
     /// when anything has happened on one.
     Rest,
     /// All has been said: the package is prepared, or the question was answered, or another stream
@@ -71,7 +71,7 @@ pub enum Heard {
         /// Bytes of the chunk.
         size_bytes: u64,
     },
-    /// The node is at it.
+    /// The node is still working.
     Working {
         /// Bytes done.
         done_bytes: u64,
@@ -108,8 +108,8 @@ pub enum SendError {
     /// The node reported a failure.
     #[error("the node refused: {0}")]
     Refused(Failure),
-    /// The node takes no further stream, or is of a version that knows of none.
-    #[error("the node takes no further stream: {0}")]
+    /// The node refused another stream, or its version has one stream only.
+    #[error("the node refused another stream: {0}")]
     NotJoined(Failure),
     /// A message that does not fit here.
     #[error("the node sent message type {kind} {when}")]
@@ -140,14 +140,14 @@ pub struct Sender {
     prepared: bool,
 }
 
-/// A file's number and a chunk's within it.
-type Place = (u32, u32);
+/// Index of a file and of a chunk within it.
+type ChunkIndex = (u32, u32);
 
 /// One connection.
 struct Stream {
     state: State,
     /// Chunks not yet answered.
-    in_flight: BTreeSet<Place>,
+    in_flight: BTreeSet<ChunkIndex>,
 }
 
 enum State {
@@ -289,7 +289,7 @@ impl Sender {
             (State::Offered(intent), Message::Status { free_bytes, reused_bytes, held }) => {
                 let held = ChunkMap::parse(&self.manifest, &held)
                     .map_err(|problem| SendError::Status { problem })?;
-                let mut rest: Vec<Place> =
+                let mut rest: Vec<ChunkIndex> =
                     held.missing().map(|(file, chunk, _)| (file, chunk)).collect();
                 rest.reverse();
                 let heard = Heard::Status {
@@ -356,7 +356,7 @@ impl State {
             Self::Start(_) => "before the greeting",
             Self::Greeting(_) | Self::Greeted(_) => "during the greeting",
             Self::Offered(_) => "in answer to the offer",
-            Self::Joining => "in answer to a further stream",
+            Self::Joining => "in answer to another stream",
             Self::Sending => "while chunks were sent",
             Self::Committed => "in answer to the commit",
             Self::Done => "after the end",

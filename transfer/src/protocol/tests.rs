@@ -50,18 +50,20 @@ impl Disk {
     }
 
     /// Does what the receiver asks; returns the answer.
-    fn perform(&mut self, receiver: &mut Receiver, step: Step) -> Message {
+    fn perform(&mut self, receiver: &mut Receiver, step: ReceiverAction) -> Message {
         match step {
-            Step::Reply(message) => message,
-            Step::Stage(_) => receiver.staged(SharedMap::new(self.held.clone()), 1 << 40, 0),
-            Step::Store { file, chunk, offset, bytes } => {
+            ReceiverAction::Reply(message) => message,
+            ReceiverAction::Stage(_) => {
+                receiver.staged(SharedMap::new(self.held.clone()), 1 << 40, 0)
+            }
+            ReceiverAction::Store { file, chunk, offset, bytes } => {
                 let start = offset as usize;
                 self.files[file as usize][start..start + bytes.len()].copy_from_slice(&bytes);
                 self.held.insert(file, chunk);
                 self.writes += 1;
                 receiver.stored(file, chunk)
             }
-            Step::Seal => {
+            ReceiverAction::Seal => {
                 assert_eq!(self.files, SOURCE.files, "a node commits what was packaged");
                 self.sealed = true;
                 receiver.sealed()
@@ -72,7 +74,7 @@ impl Disk {
 }
 
 /// What happens to a frame on its way.
-enum Fate {
+enum Delivery {
     Arrives,
     /// The connection ends before it.
     Lost,
@@ -86,7 +88,7 @@ type Queue = VecDeque<Vec<u8>>;
 fn connect(
     disk: &mut Disk,
     window: usize,
-    mut fault: impl FnMut(usize, &mut Queue) -> Fate,
+    mut fault: impl FnMut(usize, &mut Queue) -> Delivery,
 ) -> (Result<(), String>, u64) {
     let mut sender = Sender::new(SOURCE.manifest.clone(), SOURCE.offer.clone(), window);
     let mut receiver = Receiver::new();
@@ -107,7 +109,7 @@ fn connect(
             };
             to_node.push_back(encode(&message));
         }
-        if let Fate::Lost = fault(number, &mut to_node) {
+        if let Delivery::Lost = fault(number, &mut to_node) {
             return (Err("the connection was cut".to_owned()), sent_bytes);
         }
         let Some(frame) = to_node.pop_front() else {
@@ -149,7 +151,7 @@ fn package_chunks() -> usize {
 fn whole_push_sends_every_byte_once() {
     for window in [1, 2, 100] {
         let mut disk = Disk::new();
-        let (result, sent_bytes) = connect(&mut disk, window, |_, _| Fate::Arrives);
+        let (result, sent_bytes) = connect(&mut disk, window, |_, _| Delivery::Arrives);
         assert_eq!(result, Ok(()));
         assert!(disk.sealed);
         assert_eq!((sent_bytes, disk.writes), (package_bytes(), package_chunks()));
@@ -162,10 +164,10 @@ fn push_cut_after_any_frame_goes_on_where_it_was() {
     for cut in 0..package_chunks() + 3 {
         let mut disk = Disk::new();
         let (first, sent_first) =
-            connect(&mut disk, 2, |n, _| if n == cut { Fate::Lost } else { Fate::Arrives });
+            connect(&mut disk, 2, |n, _| if n == cut { Delivery::Lost } else { Delivery::Arrives });
         assert!(first.is_err(), "cut before frame {cut}");
         let stored = disk.held.held_bytes();
-        let (second, sent_again) = connect(&mut disk, 2, |_, _| Fate::Arrives);
+        let (second, sent_again) = connect(&mut disk, 2, |_, _| Delivery::Arrives);
         assert_eq!(second, Ok(()));
         assert_eq!(sent_again, package_bytes() - stored, "only what was missing is sent again");
         assert!(sent_first - stored <= 2 * CHUNK_BYTES, "at most a window is sent in vain");
@@ -183,10 +185,10 @@ proptest! {
     ) {
         let (mut disk, mut sent_bytes) = (Disk::new(), 0);
         for cut in &cuts {
-            let lost = |n, _: &mut Queue| if n == *cut { Fate::Lost } else { Fate::Arrives };
+            let lost = |n, _: &mut Queue| if n == *cut { Delivery::Lost } else { Delivery::Arrives };
             sent_bytes += connect(&mut disk, window, lost).1;
         }
-        let (result, sent) = connect(&mut disk, window, |_, _| Fate::Arrives);
+        let (result, sent) = connect(&mut disk, window, |_, _| Delivery::Arrives);
         prop_assert_eq!(result, Ok(()));
         prop_assert!(disk.sealed);
         let in_vain = (cuts.len() * window) as u64 * CHUNK_BYTES;
@@ -202,7 +204,7 @@ proptest! {
                 let len = queue.len();
                 queue.swap(0, pick % len);
             }
-            Fate::Arrives
+            Delivery::Arrives
         });
         prop_assert_eq!(result, Ok(()));
     }
@@ -215,7 +217,7 @@ proptest! {
                 let place = place % bytes.len();
                 bytes[place] ^= 1 << (place % 8);
             }
-            Fate::Arrives
+            Delivery::Arrives
         });
         prop_assert!(result.is_err());
         for (file, chunk, _, held) in disk.held.clone().chunks().collect::<Vec<_>>() {
@@ -223,7 +225,7 @@ proptest! {
             let same = disk.files[file as usize][range.clone()] == SOURCE.files[file as usize][range];
             prop_assert!(same || !held, "chunk {} of file {} is held and wrong", chunk, file);
         }
-        prop_assert_eq!(connect(&mut disk, 1, |_, _| Fate::Arrives).0, Ok(()));
+        prop_assert_eq!(connect(&mut disk, 1, |_, _| Delivery::Arrives).0, Ok(()));
     }
 
     #[test]
@@ -360,7 +362,7 @@ fn stored_chunk_that_comes_again_is_acknowledged_and_not_written() {
     disk.held.insert(0, 0);
     let again = Message::Chunk { file: 0, chunk: 0, bytes: b"anything".to_vec() };
     let step = receiving(&disk).handle(again).unwrap();
-    assert!(matches!(step, Step::Reply(Message::ChunkStored { file: 0, chunk: 0 })));
+    assert!(matches!(step, ReceiverAction::Reply(Message::ChunkStored { file: 0, chunk: 0 })));
 }
 
 #[test]
@@ -388,7 +390,7 @@ fn offer_that_contradicts_itself_is_refused() {
     };
     check(&|offer| offer.manifest.clear(), "manifest.json: not a manifest");
     check(&|offer| replace(&mut offer.manifest, "config.json", "../x"), "a file name");
-    check(&|offer| replace(&mut offer.manifest, "\"format\":1", "\"format\":2"), "newer shardpack");
+    check(&|offer| replace(&mut offer.manifest, "\"format\":2", "\"format\":3"), "newer shardpack");
     check(&|offer| replace(&mut offer.manifest, "\"rank\":1", "\"rank\":0"), "another manifest");
     check(&|offer| replace(&mut offer.manifest, "\"unit\":8", "\"unit\":9"), "layout id");
     check(&|offer| offer.set = b"{}".to_vec(), "set.json: not a manifest");

@@ -15,11 +15,11 @@ use super::{
 pub struct Timeouts {
     /// For a connection to come about.
     pub connect: Duration,
-    /// For the first byte of the next message. A node that is busy says so more often.
+    /// For the first byte of the next message. A busy node sends keep-alives more often.
     pub idle: Duration,
     /// For a whole frame to be read or written, once begun. Not renewed by a trickle of bytes.
     pub frame: Duration,
-    /// For a busy node to come further, in bytes that it has read, copied or verified.
+    /// For progress of a busy node, in bytes that it has read, copied or verified.
     pub progress: Duration,
 }
 

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::protocol::{Message, PROTOCOL, PackageKey, SendError};
 
-/// Activates every prepared node. All are reached before the first is told, so that a node that
+/// Activates every prepared node. All are reached before the first is asked to, so that a node that
 /// has vanished meanwhile leaves the others as they were; after that each is on its own.
 pub(super) fn activate(nodes: &mut [NodeReport], options: &PushOptions, observer: PushObserver) {
     let mut prepared: Vec<&mut NodeReport> =

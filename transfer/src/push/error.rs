@@ -73,7 +73,7 @@ pub enum NodeError {
     Send(#[from] SendError),
     /// The node sends keep-alives but makes no progress.
     #[error(
-        "the node sends keep-alives but made no progress: no further than {done_bytes} of {total_bytes} bytes for {} s; check its machine and disk, and push again", waited.as_secs_f32()
+        "the node sends keep-alives but made no progress: it stayed at {done_bytes} of {total_bytes} bytes for {} s; check its machine and disk, and push again", waited.as_secs_f32()
     )]
     Stalled {
         /// For how long.

@@ -1,11 +1,11 @@
-//! What a push tells while it runs.
+//! Events of a push.
 
 use super::NodeError;
 
-/// Hears what a push does, from the threads that do it: the push waits for its return.
+/// Called with every event of a push, from the threads of the push, which wait for its return.
 pub type PushObserver<'a> = &'a (dyn Fn(&PushEvent) + Sync);
 
-/// Something that has happened with one rank's node, or is about to where its name says so.
+/// An event at one rank's node; names in -ing mean that it is about to happen.
 #[derive(Debug)]
 pub enum PushEvent<'a> {
     /// The node answered.
@@ -33,7 +33,7 @@ pub enum PushEvent<'a> {
         /// Bytes in all.
         total_bytes: u64,
     },
-    /// Chunks go over a further stream too.
+    /// Chunks are sent over another stream too.
     StreamJoined {
         /// The rank.
         rank: u32,
@@ -71,7 +71,7 @@ pub enum PushEvent<'a> {
         /// Its bytes.
         size_bytes: u64,
     },
-    /// All chunks are there; the node is about to be told to verify and keep them.
+    /// All chunks are sent; the node is about to be asked to verify and keep them.
     Committing {
         /// The rank.
         rank: u32,
@@ -81,7 +81,7 @@ pub enum PushEvent<'a> {
         /// The rank.
         rank: u32,
     },
-    /// The node is about to be told to make the package current.
+    /// The node is about to be asked to activate the package.
     Activating {
         /// The rank.
         rank: u32,
@@ -91,7 +91,7 @@ pub enum PushEvent<'a> {
         /// The rank.
         rank: u32,
     },
-    /// The node came no further.
+    /// The push to the node failed.
     Failed {
         /// The rank.
         rank: u32,

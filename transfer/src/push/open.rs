@@ -1,4 +1,4 @@
-//! Reads a set's documents and looks at its files before anything is sent.
+//! Reads a set's documents and checks its files before anything is sent.
 
 use std::{
     fs,

@@ -83,7 +83,7 @@ pub(super) struct NodePush<'a> {
     pub(super) options: &'a PushOptions,
     pub(super) observer: PushObserver<'a>,
     shared: Mutex<Shared>,
-    /// Told whenever a stream has said or heard something that may concern the others.
+    /// Notified whenever a stream has sent or received something that may concern the others.
     happened: Condvar,
 }
 
@@ -135,7 +135,7 @@ impl NodePush<'_> {
                 Outgoing::Done => return Ok(()),
             }
         }
-        // The push has failed elsewhere, and that is told there.
+        // The push has failed elsewhere and is reported there.
         Ok(())
     }
 
@@ -187,7 +187,7 @@ impl NodePush<'_> {
         shared.error.is_none()
     }
 
-    /// A stream came no further: its chunks go over the others, or the push has failed.
+    /// A stream failed: its chunks go over the others, or the push has failed.
     fn lose(&self, number: usize, error: NodeError) {
         let rank = self.target.rank;
         let mut shared = self.lock();
@@ -216,7 +216,7 @@ impl NodePush<'_> {
     }
 }
 
-/// Whether an error says something about one stream alone. A chunk that was refused was right when
+/// Whether an error concerns one stream only. A chunk that was refused was right when
 /// it left, or the error would be another one.
 fn is_of_stream(error: &NodeError) -> bool {
     matches!(

@@ -104,7 +104,7 @@ impl<'a> Stream<'a> {
             Heard::Greeted { program } if self.number == 0 => {
                 PushEvent::Connected { rank, program }
             }
-            // Told above, or of a further stream, which says more when it has joined.
+            // Reported above; another stream is reported when it has joined.
             Heard::Greeted { .. } | Heard::Working { .. } => return Ok(()),
             Heard::Joined => {
                 self.push.with(|shared| shared.traffic.streams += 1);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const STEP_BYTES: u64 = 1 << 20;
 
 /// A node reads what it holds and what its other packages hold, copies, and verifies: a few
-/// times the package. Beyond this many times its numbers mean nothing any more.
+/// times the package. Beyond this factor its figures are meaningless.
 const MOST_TIMES: u64 = 16;
 
 /// Watches the progress of one node.

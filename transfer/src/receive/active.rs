@@ -1,4 +1,4 @@
-//! Which package of each model is the current one.
+//! The record of the current package of each model.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 

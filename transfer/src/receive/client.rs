@@ -1,4 +1,4 @@
-//! Asks a node for anything but a push: what it holds, and to start a rank.
+//! Client of a node for everything but a push: lists its packages and starts ranks.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use crate::protocol::{
     Failure, Message, PROTOCOL, PackageKey, StartRank, Timeouts, Wire, WireError,
 };
 
-/// How long a node may say that it is at something before it answers what it knows.
+/// How long a node may send keep-alives before it must answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The same where it does something: starts a rank, checks a machine, makes a package current.
@@ -130,7 +130,7 @@ impl NodeClient {
                 Message::Working { .. } if begun.elapsed() < at_most => {}
                 Message::Working { .. } => {
                     let seconds = at_most.as_secs();
-                    return Err(self.wrong(format!("it is still at it after {seconds} s")));
+                    return Err(self.wrong(format!("it is still busy after {seconds} s")));
                 }
                 Message::Failed(failure) => {
                     return Err(ClientError::Refused { address: address.clone(), failure });
@@ -145,7 +145,7 @@ impl NodeClient {
     }
 
     fn unexpected(&self, message: &Message) -> ClientError {
-        self.wrong(format!("message type {} answers another question", message.kind()))
+        self.wrong(format!("message type {} does not answer the request", message.kind()))
     }
 
     fn wrong(&self, problem: String) -> ClientError {

@@ -1,4 +1,4 @@
-//! One connection: does what the protocol's state machine asks.
+//! One connection: performs the actions of the protocol's state machine.
 
 use std::{
     io::{ErrorKind, Read},
@@ -19,13 +19,13 @@ use super::{
 };
 use crate::protocol::{
     Failure, FailureCode, FrameError, Incoming, Intent, Join, MAX_JSON_BYTES, Message, PackageKey,
-    Receiver, SharedMap, StartRank, Step, Wire, WireError,
+    Receiver, ReceiverAction, SharedMap, StartRank, Wire, WireError,
 };
 
-/// How often a busy node says so: several times within any sensible patience of the other side.
+/// Interval of a busy node's keep-alives: several within the shortest sensible idle timeout.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// How long the other side may take to read a last word.
+/// How long the other side may take to read a last message.
 const LINGER: Duration = Duration::from_secs(2);
 
 type SetTimeout = fn(&Channel, Duration) -> std::io::Result<()>;
@@ -39,15 +39,15 @@ pub(super) struct Connection<'a> {
     stage: Option<Arc<Stage>>,
 }
 
-/// Why a step was not done.
-enum StepError {
-    /// The controller is told.
+/// Why an action failed.
+enum ActionError {
+    /// Reported to the controller.
     Failed(Failure),
     /// It cannot be.
     Wire(WireError),
 }
 
-impl From<StoreError> for StepError {
+impl From<StoreError> for ActionError {
     fn from(error: StoreError) -> Self {
         let reason = std::error::Error::source(&error).map(|source| format!(": {source}"));
         let message = format!("{error}{}", reason.unwrap_or_default());
@@ -55,7 +55,7 @@ impl From<StoreError> for StepError {
     }
 }
 
-impl From<WireError> for StepError {
+impl From<WireError> for ActionError {
     fn from(error: WireError) -> Self {
         Self::Wire(error)
     }
@@ -73,7 +73,7 @@ impl<'a> Connection<'a> {
         Self { node, wire, receiver: Receiver::new(), stage: None }
     }
 
-    /// Answers until the controller is done, or something fails: then says what.
+    /// Answers until the controller is done or something fails; returns what failed.
     pub(super) fn run(mut self) -> Result<(), String> {
         let ended = self.converse();
         // What has been stored counts, however the connection ended.
@@ -86,37 +86,37 @@ impl<'a> Connection<'a> {
         loop {
             let answered = match self.wire.receive() {
                 Ok(message) => {
-                    self.receiver.handle(message).map_err(StepError::Failed).and_then(|step| {
-                        let answer = self.perform(step)?;
+                    self.receiver.handle(message).map_err(ActionError::Failed).and_then(|action| {
+                        let answer = self.perform(action)?;
                         Ok(self.wire.send(&answer)?)
                     })
                 }
                 Err(WireError::Frame(FrameError::Closed)) => return Ok(()),
                 Err(WireError::Frame(error)) if is_foreign(&error) => {
-                    Err(StepError::Failed(Failure {
+                    Err(ActionError::Failed(Failure {
                         code: FailureCode::Malformed,
                         message: error.to_string(),
                     }))
                 }
-                Err(error) => Err(StepError::Wire(error)),
+                Err(error) => Err(ActionError::Wire(error)),
             };
             match answered {
                 Ok(()) => {}
-                Err(StepError::Failed(failure)) => {
+                Err(ActionError::Failed(failure)) => {
                     let message = failure.message.clone();
                     if self.wire.send(&Message::Failed(failure)).is_ok() {
                         self.linger();
                     }
                     return Err(message);
                 }
-                Err(StepError::Wire(error)) => return Err(error.to_string()),
+                Err(ActionError::Wire(error)) => return Err(error.to_string()),
             }
         }
     }
 
-    fn perform(&mut self, step: Step) -> Result<Message, StepError> {
-        match step {
-            Step::Reply(message) => {
+    fn perform(&mut self, action: ReceiverAction) -> Result<Message, ActionError> {
+        match action {
+            ReceiverAction::Reply(message) => {
                 if let Message::ChunkRefused { file, chunk, .. } = message
                     && let Some(stage) = &self.stage
                 {
@@ -126,9 +126,9 @@ impl<'a> Connection<'a> {
                 }
                 Ok(message)
             }
-            Step::Stage(incoming) => self.stage(incoming),
-            Step::Join(join) => self.join(join),
-            Step::Store { file, chunk, offset, bytes } => {
+            ReceiverAction::Stage(incoming) => self.stage(incoming),
+            ReceiverAction::Join(join) => self.join(join),
+            ReceiverAction::Store { file, chunk, offset, bytes } => {
                 let stage = self.under_way();
                 stage.write(file, chunk, offset, &bytes)?;
                 let event = ReceiveEvent::ChunkStored {
@@ -140,22 +140,23 @@ impl<'a> Connection<'a> {
                 self.tell(&event);
                 Ok(self.receiver.stored(file, chunk))
             }
-            Step::Seal => self.seal(),
-            Step::Activate(package) => {
+            ReceiverAction::Seal => self.seal(),
+            ReceiverAction::Activate(package) => {
                 self.tell(&ReceiveEvent::Activating { package });
                 let previous = self.node.store.activate(package)?;
                 self.tell(&ReceiveEvent::Activated { package, previous });
                 Ok(Message::Activated { previous })
             }
-            Step::List => self.list(),
-            Step::StartRank(request) => self.start_rank(&request),
+            ReceiverAction::List => self.list(),
+            ReceiverAction::StartRank(request) => self.start_rank(&request),
         }
     }
 
-    fn stage(&mut self, incoming: Box<Incoming>) -> Result<Message, StepError> {
+    fn stage(&mut self, incoming: Box<Incoming>) -> Result<Message, ActionError> {
         let store = &self.node.store;
         if incoming.intent == Intent::Ask {
-            let (held, reused_bytes) = self.while_saying_so(|_| Stage::ask(store, &incoming))??;
+            let (held, reused_bytes) =
+                self.with_keep_alives(|_| Stage::ask(store, &incoming))??;
             let held = SharedMap::new(held);
             return Ok(self.receiver.staged(held, store.free_bytes()?, reused_bytes));
         }
@@ -163,9 +164,9 @@ impl<'a> Connection<'a> {
         self.stage = None;
         let package = incoming.key;
         // Longer than a connection whose controller has vanished is kept.
-        let patience = self.node.options.timeouts.idle + LINGER;
+        let timeout = self.node.options.timeouts.idle + LINGER;
         let stage =
-            self.while_saying_so(|meter| Stage::open(store, incoming, patience, meter))??;
+            self.with_keep_alives(|meter| Stage::open(store, incoming, timeout, meter))??;
         let held = stage.held().clone();
         let reused_bytes = stage.reused_bytes;
         self.stage = Some(stage);
@@ -178,7 +179,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Takes chunks of a package that another connection has offered.
-    fn join(&mut self, join: Join) -> Result<Message, StepError> {
+    fn join(&mut self, join: Join) -> Result<Message, ActionError> {
         let stage = Stage::find(&self.node.store, join)?;
         let (manifest, held) = (Arc::clone(&stage.incoming().manifest), stage.held().clone());
         self.stage = Some(stage);
@@ -186,16 +187,16 @@ impl<'a> Connection<'a> {
         Ok(self.receiver.joined(manifest, held))
     }
 
-    fn seal(&mut self) -> Result<Message, StepError> {
+    fn seal(&mut self) -> Result<Message, ActionError> {
         let stage = self.stage.take().expect("a package that is sealed is staged");
         let package = stage.incoming().key;
         self.tell(&ReceiveEvent::Verifying { package });
-        self.while_saying_so(move |meter| stage.seal(meter))??;
+        self.with_keep_alives(move |meter| stage.seal(meter))??;
         self.tell(&ReceiveEvent::Prepared { package });
         Ok(self.receiver.sealed())
     }
 
-    fn list(&self) -> Result<Message, StepError> {
+    fn list(&self) -> Result<Message, ActionError> {
         let key = |key: PackageKey| json!({"layout": key.layout, "rank": key.rank});
         let packages = self.node.store.packages()?;
         let active = self.node.store.active()?;
@@ -211,29 +212,30 @@ impl<'a> Connection<'a> {
         Ok(Message::Listing(bounded(json!({"packages": held, "active": models}).to_string())?))
     }
 
-    fn start_rank(&mut self, request: &StartRank) -> Result<Message, StepError> {
-        let not_started =
-            |message: String| StepError::Failed(Failure { code: FailureCode::NotStarted, message });
+    fn start_rank(&mut self, request: &StartRank) -> Result<Message, ActionError> {
+        let not_started = |message: String| {
+            ActionError::Failed(Failure { code: FailureCode::NotStarted, message })
+        };
         let package = self.node.store.package(request.package)?;
         let parameters: Value = serde_json::from_str(&request.parameters)
             .map_err(|error| not_started(format!("parameters: {error}")))?;
         let start = &self.node.options.start_rank;
-        let answer = self.while_saying_so(|_| start(&package, parameters))?;
+        let answer = self.with_keep_alives(|_| start(&package, parameters))?;
         Ok(Message::RankStarted(bounded(answer.map_err(not_started)?.to_string())?))
     }
 
-    /// Runs a step that may take long, and meanwhile tells the controller that it runs.
-    fn while_saying_so<T: Send>(
+    /// Runs a long action and sends the controller keep-alives meanwhile.
+    fn with_keep_alives<T: Send>(
         &mut self,
-        step: impl FnOnce(&Meter) -> T + Send,
-    ) -> Result<T, StepError> {
+        action: impl FnOnce(&Meter) -> T + Send,
+    ) -> Result<T, ActionError> {
         let meter = Meter::default();
         let (sender, receiver) = mpsc::sync_channel(1);
         thread::scope(|scope| {
             let meter = &meter;
             scope.spawn(move || {
                 // Nobody waits for it only when the controller is gone; it runs to its end.
-                let _ = sender.send(step(meter));
+                let _ = sender.send(action(meter));
             });
             loop {
                 match receiver.recv_timeout(HEARTBEAT) {
@@ -243,9 +245,9 @@ impl<'a> Connection<'a> {
                         total_bytes: meter.total_bytes.load(Ordering::Relaxed),
                     })?,
                     Err(mpsc::RecvTimeoutError::Disconnected) => {
-                        let message = "the step ended without a result".to_owned();
+                        let message = "the action ended without a result".to_owned();
                         let failure = Failure { code: FailureCode::Storage, message };
-                        return Err(StepError::Failed(failure));
+                        return Err(ActionError::Failed(failure));
                     }
                 }
             }
@@ -256,7 +258,7 @@ impl<'a> Connection<'a> {
         self.stage.as_ref().expect("chunks come after the offer was staged")
     }
 
-    /// Lets the controller read the last word: a socket closed with unread bytes takes back what
+    /// Lets the controller read the last message: a socket closed with unread bytes takes back what
     /// was sent before.
     fn linger(&self) {
         let mut stream = self.wire.stream();
@@ -281,15 +283,15 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Whether these bytes came from a peer that can be told so.
+/// Whether these bytes came from a peer that understands an answer.
 fn is_foreign(error: &FrameError) -> bool {
     !matches!(error, FrameError::Closed | FrameError::Truncated | FrameError::Io(_))
 }
 
-fn bounded(json: String) -> Result<String, StepError> {
+fn bounded(json: String) -> Result<String, ActionError> {
     if json.len() as u64 <= MAX_JSON_BYTES {
         return Ok(json);
     }
     let message = format!("an answer of {} bytes, at most {MAX_JSON_BYTES} are sent", json.len());
-    Err(StepError::Failed(Failure { code: FailureCode::Storage, message }))
+    Err(ActionError::Failed(Failure { code: FailureCode::Storage, message }))
 }

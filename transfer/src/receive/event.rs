@@ -1,4 +1,4 @@
-//! What a node tells while it works.
+//! Events of a node.
 
 use std::net::SocketAddr;
 
@@ -6,10 +6,10 @@ use shardpack_identity::Joined;
 
 use crate::protocol::PackageKey;
 
-/// Hears what a node does, on the thread that does it: the node waits for its return.
+/// Called with every event of a node, on the thread that causes it, which waits for its return.
 pub type Observer = Box<dyn Fn(&ReceiveEvent) + Send + Sync>;
 
-/// Something that has happened, or is about to where its name says so.
+/// An event; names in -ing mean that it is about to happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReceiveEvent {
     /// A connection was accepted.
@@ -34,7 +34,7 @@ pub enum ReceiveEvent {
         /// Bytes to come.
         missing_bytes: u64,
     },
-    /// A further stream of a push carries chunks too.
+    /// Another stream of a push carries chunks too.
     StreamJoined {
         /// The package.
         package: PackageKey,

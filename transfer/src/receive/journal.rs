@@ -1,4 +1,4 @@
-//! Which chunks of a package under way are on the disk.
+//! The journal of a package that is being received: which chunks are on disk.
 
 use std::{
     fs::{self, File, OpenOptions},

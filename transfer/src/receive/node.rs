@@ -31,16 +31,16 @@ use crate::protocol::Timeouts;
 /// answers what the controller needs to reach it, or a sentence why not.
 pub type StartRankHook = Box<dyn Fn(&PackageDir, Value) -> Result<Value, String> + Send + Sync>;
 
-/// Most connections at a time of those who may ask for something. Each may hold a chunk, or a
+/// Most authenticated connections at a time. Each may hold a chunk, or a
 /// manifest of up to 256 MiB.
 const MAX_CONNECTIONS: usize = 16;
 
-/// Places for connections that have not proven who they are; each costs a thread for the few
-/// seconds that a handshake may take, or until somebody new needs the place.
-const UNPROVEN_PLACES: usize = 64;
+/// Slots for connections that have not authenticated; each costs a thread for the few seconds that
+/// a handshake may take, or until a new connection evicts it.
+const UNAUTHENTICATED_SLOTS: usize = 64;
 
-/// Of these for one address: more than a controller ever opens at the same time.
-const UNPROVEN_PLACES_OF_ONE: usize = 8;
+/// Of these, slots for one address: more than a controller ever opens at the same time.
+const UNAUTHENTICATED_SLOTS_PER_ADDRESS: usize = 8;
 
 /// A pause after a failed accept, which may fail again at once (no more file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -49,7 +49,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct NodeOptions {
     /// How long it waits for a controller.
     pub timeouts: Timeouts,
-    /// Hears what it does.
+    /// Receives its events.
     pub observer: Observer,
     /// Starts engines.
     pub start_rank: StartRankHook,
@@ -60,13 +60,13 @@ pub struct NodeOptions {
 pub enum ServeError {
     /// An address beyond this machine.
     #[error(
-        "{address} is not a loopback address: a node without mutual TLS serves this machine alone (127.0.0.1 or ::1)"
+        "{address} is not a loopback address: a node without mutual TLS serves only this machine (127.0.0.1 or ::1)"
     )]
     NotLoopback {
         /// The address.
         address: SocketAddr,
     },
-    /// An address that means nothing.
+    /// An address that cannot be resolved.
     #[error("{address:?} is not an address with a port")]
     Address {
         /// As given.
@@ -74,7 +74,7 @@ pub enum ServeError {
         /// What the system said.
         source: io::Error,
     },
-    /// The port cannot be had.
+    /// The port cannot be listened on.
     #[error("could not listen on {address}")]
     Listen {
         /// The address.
@@ -126,7 +126,7 @@ struct Served {
     address: Mutex<Option<SocketAddr>>,
     connections: Mutex<Connections>,
     next: AtomicU64,
-    unproven: Arc<ConnectionSlots>,
+    unauthenticated: Arc<ConnectionSlots>,
 }
 
 impl Default for Served {
@@ -136,7 +136,10 @@ impl Default for Served {
             address: Mutex::default(),
             connections: Mutex::default(),
             next: AtomicU64::default(),
-            unproven: ConnectionSlots::new(UNPROVEN_PLACES, UNPROVEN_PLACES_OF_ONE),
+            unauthenticated: ConnectionSlots::new(
+                UNAUTHENTICATED_SLOTS,
+                UNAUTHENTICATED_SLOTS_PER_ADDRESS,
+            ),
         }
     }
 }
@@ -144,17 +147,17 @@ impl Default for Served {
 #[derive(Default)]
 struct Connections {
     streams: HashMap<u64, TcpStream>,
-    proven: usize,
+    authenticated: usize,
 }
 
-/// Whether a connection has proven who it is; until then it has a place that others may take.
-enum Standing {
-    Proven,
-    Unproven(ConnectionSlot),
+/// Whether a connection is authenticated; until then it holds a slot from which it may be evicted.
+enum Authentication {
+    Done,
+    Pending(ConnectionSlot),
 }
 
 impl Shutdown {
-    /// A node that serves until told otherwise.
+    /// A node that serves until [`Self::stop`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -185,31 +188,35 @@ impl Shutdown {
     }
 
     /// Makes `stop` close the stream too, unless there are too many or it has come too late.
-    /// From an address in `unproven`, who it is has yet to be proven.
-    fn register(&self, stream: &TcpStream, unproven: Option<IpAddr>) -> Option<Registration<'_>> {
+    /// A connection from an address in `unauthenticated` has yet to authenticate.
+    fn register(
+        &self,
+        stream: &TcpStream,
+        unauthenticated: Option<IpAddr>,
+    ) -> Option<Registration<'_>> {
         let clone = stream.try_clone().ok()?;
-        let standing = match unproven {
-            Some(ip) => Standing::Unproven(self.inner.unproven.enter(ip, stream)?),
-            None => Standing::Proven,
+        let authentication = match unauthenticated {
+            Some(ip) => Authentication::Pending(self.inner.unauthenticated.enter(ip, stream)?),
+            None => Authentication::Done,
         };
         let mut connections = lock(&self.inner.connections);
         if self.is_stopped() {
             return None;
         }
-        if matches!(standing, Standing::Proven) {
-            connections.prove()?;
+        if matches!(authentication, Authentication::Done) {
+            connections.authenticate()?;
         }
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
         connections.streams.insert(number, clone);
-        Some(Registration { shutdown: self, number, standing })
+        Some(Registration { shutdown: self, number, authentication })
     }
 }
 
 impl Connections {
-    /// Counts one more of those who have proven who they are, if there may be one more.
-    fn prove(&mut self) -> Option<()> {
-        let has_room = self.proven < MAX_CONNECTIONS;
-        self.proven += usize::from(has_room);
+    /// Counts one more authenticated connection, unless there are too many.
+    fn authenticate(&mut self) -> Option<()> {
+        let has_room = self.authenticated < MAX_CONNECTIONS;
+        self.authenticated += usize::from(has_room);
         has_room.then_some(())
     }
 }
@@ -217,22 +224,22 @@ impl Connections {
 struct Registration<'a> {
     shutdown: &'a Shutdown,
     number: u64,
-    standing: Standing,
+    authentication: Authentication,
 }
 
 impl Registration<'_> {
-    /// The caller has proven who it is; whether there is room for it.
-    fn prove(&mut self) -> bool {
-        let has_room = lock(&self.shutdown.inner.connections).prove().is_some();
+    /// Marks the connection as authenticated; false if there are too many.
+    fn authenticate(&mut self) -> bool {
+        let has_room = lock(&self.shutdown.inner.connections).authenticate().is_some();
         if has_room {
-            self.standing = Standing::Proven;
+            self.authentication = Authentication::Done;
         }
         has_room
     }
 
-    /// Whether somebody else has its place now.
+    /// Whether it was evicted from its slot.
     fn has_lost(&self) -> bool {
-        matches!(&self.standing, Standing::Unproven(place) if place.is_lost())
+        matches!(&self.authentication, Authentication::Pending(slot) if slot.is_lost())
     }
 
     /// Ends all other connections.
@@ -249,7 +256,8 @@ impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let mut connections = lock(&self.shutdown.inner.connections);
         connections.streams.remove(&self.number);
-        connections.proven -= usize::from(matches!(self.standing, Standing::Proven));
+        connections.authenticated -=
+            usize::from(matches!(self.authentication, Authentication::Done));
     }
 }
 
@@ -265,13 +273,13 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node over `store`, for this machine alone.
+    /// A node over `store`, for this machine only.
     #[must_use]
     pub fn new(store: Arc<Store>, options: NodeOptions) -> Self {
         Self { store, options, guard: None }
     }
 
-    /// Speaks TLS alone, with those whom `guard` lets in.
+    /// Requires TLS, and accepts only callers that `guard` admits.
     #[must_use]
     pub fn with_guard(self, guard: Arc<Guard>) -> Self {
         Self { guard: Some(guard), ..self }
@@ -290,13 +298,15 @@ impl Node {
                     thread::sleep(ACCEPT_PAUSE);
                     continue;
                 };
-                let unproven = match self.guard {
+                let unauthenticated = match self.guard {
                     Some(_) => Some(peer.ip()),
                     None if is_local(peer.ip()) => None,
                     // A listener on loopback gets none from elsewhere; a strange route might.
                     None => continue,
                 };
-                let Some(registration) = shutdown.register(&stream, unproven) else { continue };
+                let Some(registration) = shutdown.register(&stream, unauthenticated) else {
+                    continue;
+                };
                 scope.spawn(move || self.answer(stream, peer, registration));
             }
         });
@@ -323,10 +333,14 @@ impl Node {
         let received = guard.receive(stream, &|| registration.has_lost());
         let why = |error: HandshakeError| {
             let lost = registration.has_lost();
-            if lost { "it made room for others".to_owned() } else { error.to_string() }
+            if lost {
+                "evicted to make room for other connections".to_owned()
+            } else {
+                error.to_string()
+            }
         };
         let event = match received.map_err(why)? {
-            ConnectionOutcome::Controller(channel) if registration.prove() => {
+            ConnectionOutcome::Controller(channel) if registration.authenticate() => {
                 return Connection::new(self, channel).run();
             }
             ConnectionOutcome::Controller(_) => {

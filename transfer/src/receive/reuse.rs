@@ -1,4 +1,4 @@
-//! Finds in a node's packages what an offered one has in common with them.
+//! Finds tensors and chunks in a node's packages that an offered package has too.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use super::store::{Store, StoreError};
 pub(super) struct Donors {
     /// By digest and size of a file.
     files: HashMap<(Digest, u64), PathBuf>,
-    /// By value and index of a chunk, which fixes its place: path, and size of its file.
+    /// By value and index of a chunk, which fixes its offset: path, and size of its file.
     chunks: HashMap<(Digest, u32), (PathBuf, u64)>,
 }
 
@@ -70,7 +70,8 @@ impl Donors {
     }
 }
 
-/// Whether the file at `path` holds exactly the bytes of `entry`. `progress` hears of bytes read.
+/// Whether the file at `path` holds exactly the bytes of `entry`. `progress` is called with bytes
+/// read.
 pub(super) fn is_intact(path: &Path, entry: &FileEntry, progress: &dyn Fn(u64)) -> bool {
     let check = || -> io::Result<bool> {
         if path.symlink_metadata()?.len() != entry.size {

@@ -1,4 +1,4 @@
-//! A package on its way: from an offer to a verified directory.
+//! A package that is being received: from the offer to a verified directory.
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
@@ -33,7 +33,7 @@ const SYNC_CHUNKS: usize = 16;
 
 const VERIFY: VerifyOptions = VerifyOptions { tensors: TensorCheck::Skip };
 
-/// How far a long step has come, in bytes.
+/// Progress of a long action, in bytes.
 #[derive(Default)]
 pub(super) struct Meter {
     pub(super) done_bytes: AtomicU64,
@@ -55,29 +55,29 @@ impl Meter {
     }
 }
 
-/// A package on its way, which all streams of a push fill. It is over when the last of them ends.
+/// A package that is being received, filled by all streams of a push. Dropped with the last stream.
 #[derive(Debug)]
 pub(super) struct Stage {
     store: Arc<Store>,
-    /// Let go when the package is sealed, even if a stream has yet to notice.
+    /// Released when the package is sealed, even if a stream has yet to notice.
     claim: Mutex<Option<Claim>>,
     incoming: Box<Incoming>,
     held: SharedMap,
     /// Bytes that were taken from other packages of the node.
     pub(super) reused_bytes: u64,
     /// Invariant: files of the package change only while somebody holds this for reading and it
-    /// says so; who seals the package closes it first.
-    door: RwLock<Door>,
+    /// is `Receiving`; sealing the package sets it to `Sealed` first.
+    state: RwLock<StageState>,
     written: Mutex<Written>,
-    /// Absent when the package is in its place already. Held while chunks are made durable.
+    /// Absent when the package is stored already. Held while chunks are made durable.
     journal: Mutex<Option<Journal>>,
 }
 
-/// Whether chunks are taken.
+/// Whether chunks are still accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Door {
-    Open,
-    Closed,
+enum StageState {
+    Receiving,
+    Sealed,
 }
 
 /// What has been written and not yet made durable.
@@ -100,22 +100,23 @@ struct Unlisted {
 
 impl Stage {
     /// Prepares to store the package: resumes what was begun, takes what other packages hold,
-    /// checks that the rest fits on the disk. Waits so long for another connection to let go.
+    /// checks that the rest fits on the disk. Waits up to `timeout` for another connection to
+    /// release the package.
     pub(super) fn open(
         store: &Arc<Store>,
         incoming: Box<Incoming>,
-        patience: Duration,
+        timeout: Duration,
         meter: &Meter,
     ) -> Result<Arc<Self>, StoreError> {
         let key = incoming.key;
-        let claim = store.claim(key, patience)?;
+        let claim = store.claim(key, timeout)?;
         let mut stage = Self {
             store: Arc::clone(store),
             claim: Mutex::new(Some(claim)),
             held: SharedMap::new(ChunkMap::empty(&incoming.manifest)),
             incoming,
             reused_bytes: 0,
-            door: RwLock::new(Door::Open),
+            state: RwLock::new(StageState::Receiving),
             written: Mutex::default(),
             journal: Mutex::new(None),
         };
@@ -157,8 +158,8 @@ impl Stage {
         self.copy_chunks(&donors, meter)
     }
 
-    /// What [`Self::open`] would find, by the manifests' word: the chunks held and the bytes among
-    /// them that other packages hold. Changes nothing.
+    /// What [`Self::open`] would find, according to the manifests: the chunks held and the bytes
+    /// among them that other packages hold. Changes nothing.
     pub(super) fn ask(store: &Store, incoming: &Incoming) -> Result<(ChunkMap, u64), StoreError> {
         let mut held = ChunkMap::empty(&incoming.manifest);
         if is_prepared(store, incoming) {
@@ -195,10 +196,14 @@ impl Stage {
     }
 
     /// Keeps the package from being sealed, unless it has been.
-    fn enter(&self) -> Result<RwLockReadGuard<'_, Door>, StoreError> {
-        let door = self.door.read().unwrap_or_else(PoisonError::into_inner);
+    fn enter(&self) -> Result<RwLockReadGuard<'_, StageState>, StoreError> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let key = self.incoming.key;
-        if *door == Door::Open { Ok(door) } else { Err(StoreError::NotUnderWay { key }) }
+        if *state == StageState::Receiving {
+            Ok(state)
+        } else {
+            Err(StoreError::NotUnderWay { key })
+        }
     }
 
     /// Writes a chunk that has been verified.
@@ -246,15 +251,15 @@ impl Stage {
         }
     }
 
-    /// Verifies the whole package and moves it to its place. Nothing is taken from then on,
+    /// Verifies the whole package and moves it into the store. No chunk is accepted from then on,
     /// whatever comes of it: the controller may offer again.
     pub(super) fn seal(&self, meter: &Meter) -> Result<(), StoreError> {
         // Waits for a chunk that comes a second time on another stream.
-        let mut door = self.door.write().unwrap_or_else(PoisonError::into_inner);
-        if mem::replace(&mut *door, Door::Closed) == Door::Closed {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if mem::replace(&mut *state, StageState::Sealed) == StageState::Sealed {
             return Err(StoreError::NotUnderWay { key: self.incoming.key });
         }
-        drop(door);
+        drop(state);
         let _claim = lock(&self.claim).take();
         if lock(&self.journal).is_none() {
             return Ok(());
@@ -390,7 +395,7 @@ impl Stage {
         files::sync_directory(&package).map_err(StoreError::io("sync", &package))
     }
 
-    /// Copies single chunks that another package holds at the same place.
+    /// Copies single chunks that another package holds at the same offset.
     fn copy_chunks(&mut self, donors: &Donors, meter: &Meter) -> Result<(), StoreError> {
         let missing: Vec<(u32, u32, u64)> = self.held.lock().missing().collect();
         for (file, chunk, size_bytes) in missing {

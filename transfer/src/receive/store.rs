@@ -27,9 +27,9 @@ const RESERVE_BYTES: u64 = 256 << 20;
 
 /// How long a store's lock is waited for: a node that has just ended may hold it for a moment
 /// yet, through a process that it was starting.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two looks at the lock.
+/// Interval at which the lock is polled.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Something that the store could not do.
@@ -109,7 +109,7 @@ impl StoreError {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }
 
-    /// The code under which a controller hears of it.
+    /// The failure code that a controller receives.
     #[must_use]
     pub fn code(&self) -> FailureCode {
         match self {
@@ -154,9 +154,9 @@ pub struct Store {
     _lock: File,
     /// Packages that a push is filling.
     busy: Mutex<BTreeSet<PackageKey>>,
-    /// Told when one of them is let go.
+    /// Notified when one of them is released.
     freed: Condvar,
-    /// Those whose further streams may come.
+    /// Packages that further streams may join.
     under_way: Mutex<BTreeMap<PackageKey, Weak<Stage>>>,
     /// Held while the record of current packages changes.
     record: Mutex<()>,
@@ -171,7 +171,7 @@ impl Store {
         }
         let path = root.join("lock");
         let lock = File::create(&path).map_err(StoreError::io("open", &path))?;
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match lock.try_lock() {
                 Ok(()) => break,
@@ -273,12 +273,12 @@ impl Store {
     pub(super) fn claim(
         self: &Arc<Self>,
         key: PackageKey,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Claim, StoreError> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut busy, _) = self
             .freed
-            .wait_timeout_while(busy, patience, |busy| busy.contains(&key))
+            .wait_timeout_while(busy, timeout, |busy| busy.contains(&key))
             .unwrap_or_else(PoisonError::into_inner);
         if busy.insert(key) {
             Ok(Claim { store: Arc::clone(self), key })

@@ -1,5 +1,5 @@
-//! MiniMax M3 as it is published: names and a configuration of its own, within a model that reads
-//! pictures; matrices in BF16, or in FP8 with scales for blocks.
+//! MiniMax M3 as it is published: names and a configuration of its own, within a vision-language
+//! model; matrices in BF16, or in FP8 with scales for blocks.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -171,10 +171,10 @@ fn exports_have_published_names_and_those_of_mlx() {
     let options = ConvertOptions { bits: 16, ..ConvertOptions::new(at("set"), 3) };
     let plan = Plan::new(&source, options).unwrap();
     let set = convert(&source, &plan, &|_| {}).unwrap().output;
-    let joined = Joined::open(std::slice::from_ref(&set)).unwrap();
+    let model = UnshardedModel::open(std::slice::from_ref(&set)).unwrap();
     let to = |name: &str, form: ExportForm| {
         let options = ExportOptions { output: at(name), form, memory_bytes: 256 << 20 };
-        export(&joined, &options, &|_| {}).unwrap();
+        export(&model, &options, &|_| {}).unwrap();
         Source::open(&at(name)).unwrap()
     };
     let exported = to("floats", ExportForm::HuggingFace { dtype: None });

@@ -1,32 +1,32 @@
-//! What an index that chooses blocks of keys takes.
+//! Memory of block-sparse attention: the indexer and its scores.
 
 use shardpack_formats::{Spec, memory::MAX_INDEX_SCORES};
 
-use super::{EngineLoad, Part};
+use super::{EngineLoad, RankExtents};
 
-/// Key-value heads of a layer that chooses blocks on a rank, and the width of its index's keys.
-fn index(spec: &Spec, part: &Part, layer: usize) -> Option<[u64; 2]> {
+/// KV heads on a rank of a layer with block-sparse attention, and the width of its indexer keys.
+fn index(spec: &Spec, part: &RankExtents, layer: usize) -> Option<[u64; 2]> {
     let index = spec.attention.block_sparse.as_ref().filter(|_| spec.layers[layer].block_sparse)?;
     let heads = part.key / u64::from(spec.attention.head_dim).max(1);
     (heads > 0).then_some([heads, u64::from(index.width)])
 }
 
-/// Keys of the index: every rank with heads holds all of them.
-pub(super) fn keys(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+/// Indexer keys: every rank with heads holds all of them.
+pub(super) fn keys(spec: &Spec, part: &RankExtents, layer: usize, load: &EngineLoad) -> u64 {
     index(spec, part, layer).map_or(0, |[_, width]| load.tokens * load.kv.indexer_bytes(width))
 }
 
 /// Floats for each row of a step.
-pub(super) fn working(spec: &Spec, part: &Part, layer: usize) -> u64 {
+pub(super) fn working(spec: &Spec, part: &RankExtents, layer: usize) -> u64 {
     let Some([heads, width]) = index(spec, part, layer) else { return 0 };
     let kept = spec.attention.block_sparse.as_ref().map_or(0, |blocks| u64::from(blocks.top_k));
-    // Short queries as projected and as rotated, the key, and the blocks that are chosen.
+    // Indexer queries before and after RoPE, the indexer key, and the top-k block indices.
     heads * (2 * width + kept) + width
 }
 
 /// Floats of the scores of one head's queries with all keys; rows beyond the engine's bound follow
-/// one after the other. None while all blocks are chosen.
-pub(super) fn scores(spec: &Spec, part: &Part, layer: usize, load: &EngineLoad) -> u64 {
+/// one after the other. None while all blocks are selected.
+pub(super) fn scores(spec: &Spec, part: &RankExtents, layer: usize, load: &EngineLoad) -> u64 {
     let Some(blocks) = &spec.attention.block_sparse else { return 0 };
     let all = u64::from(blocks.tokens) * u64::from(blocks.top_k);
     if index(spec, part, layer).is_none() || load.tokens <= all {
@@ -47,7 +47,7 @@ mod tests {
     };
 
     /// Of the reference model by hand: four layers with keys and values of two heads of 32, two of
-    /// them with keys of 32 for the index. In groups of 64 query heads are cut by twos, so of three
+    /// them with indexer keys of 32. In groups of 64 query heads are sharded by twos, so of three
     /// ranks the last one has none.
     #[test]
     fn caches_are_keys_values_and_keys_of_the_index() {

@@ -1,16 +1,17 @@
-//! What attention to near tokens and to entries of far ones takes.
+//! Memory of attention with compressed KV entries: the window of near tokens, the entries, and the
+//! compressors' state.
 
 use shardpack_formats::{
     Spec,
     spec::{CompressedAttention, CompressedKv},
 };
 
-use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, Part};
+use super::{EngineLoad, F32_BYTES, PAGE_TOKENS, RankExtents};
 
-/// Rows of raw numbers that a sequence keeps beside those of entries that are not complete.
+/// Rows of compressor input that a sequence keeps in addition to those of incomplete entries.
 const SPARE_ROWS: u64 = 8;
 
-/// Widths of what a token gives to entries: of entries themselves, and of the index's keys.
+/// Widths of a token's compressor input: for the compressed KV entries and for the indexer keys.
 fn raw_widths(spec: &Spec, compressed: &CompressedAttention, entries: CompressedKv) -> [u64; 2] {
     let head = u64::from(spec.attention.head_dim);
     match &compressed.indexer {
@@ -19,7 +20,8 @@ fn raw_widths(spec: &Spec, compressed: &CompressedAttention, entries: Compressed
     }
 }
 
-/// Keys, which are values too, and entries of one layer. Every rank holds those of all heads.
+/// Keys (which are the values too) and compressed KV entries of one layer. Every rank holds those
+/// of all heads.
 pub(super) fn pages(
     spec: &Spec,
     compressed: &CompressedAttention,
@@ -29,18 +31,17 @@ pub(super) fn pages(
     let head = u64::from(spec.attention.head_dim);
     let keys = load.tokens * load.kv.head_bytes(head);
     let Some(entries) = spec.layers[layer].compressed_kv else { return keys };
-    let every = u64::from(entries.compression_ratio);
+    let ratio = u64::from(entries.compression_ratio);
     let [_, raw] = raw_widths(spec, compressed, entries);
     let index = raw / 2;
     let each = load.kv.head_bytes(head) + if index > 0 { load.kv.indexer_bytes(index) } else { 0 };
-    // An entry that is chosen stands for tokens of the page before its own too: those that may go on
-    // elsewhere keep what their last tokens gave.
-    let tail = if entries.sparse { every * (head + index) * 2 * F32_BYTES } else { 0 };
-    keys + load.tokens / every * each + load.tokens / PAGE_TOKENS * tail
+    // With an indexer (CSA), an entry also covers tokens of the page before its own, so each page
+    // keeps the compressor input of its last tokens.
+    let tail = if entries.sparse { ratio * (head + index) * 2 * F32_BYTES } else { 0 };
+    keys + load.tokens / ratio * each + load.tokens / PAGE_TOKENS * tail
 }
 
-/// What a sequence carries from token to token in a layer: the numbers of tokens whose entry is not
-/// complete.
+/// State of a sequence in a layer: the compressor input of tokens whose entry is not complete.
 pub(super) fn state(spec: &Spec, compressed: &CompressedAttention, layer: usize) -> u64 {
     let Some(entries) = spec.layers[layer].compressed_kv else { return 0 };
     let held = u64::from(entries.compression_ratio) * if entries.sparse { 2 } else { 1 };
@@ -52,7 +53,7 @@ pub(super) fn state(spec: &Spec, compressed: &CompressedAttention, layer: usize)
 pub(super) fn working(
     spec: &Spec,
     compressed: &CompressedAttention,
-    part: &Part,
+    part: &RankExtents,
     layer: usize,
 ) -> u64 {
     let [hidden, head] = [spec.hidden_size, spec.attention.head_dim].map(u64::from);
@@ -87,10 +88,10 @@ mod tests {
         source::Source,
     };
 
-    /// Of the reference model by hand: a layer with its window alone, two whose entries of four
-    /// tokens are chosen by keys of 16, two with entries of eight; heads of 32.
+    /// Of the reference model by hand: a layer with only a window, two with a compression ratio of
+    /// 4 and indexer keys of 16, two with a ratio of 8; heads of 32.
     #[test]
-    fn caches_are_keys_entries_and_what_is_not_complete() {
+    fn caches_are_keys_entries_and_compressor_state() {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/models/deepseek_v4");
         let source = Source::open(Path::new(model)).unwrap();
         let plan = Plan::new(&source, ConvertOptions::new("unused".into(), 3)).unwrap();

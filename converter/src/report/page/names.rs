@@ -1,16 +1,16 @@
-//! Where a matrix is in the model, by its name; and names as Markdown.
+//! Splits a matrix's name into its layer and the rest; renders names as Markdown.
 
-/// A matrix's place.
+/// A matrix's layer and its name within the layer.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct ModuleName<'a> {
     /// Its layer, if it is in one.
     pub(super) layer: Option<u32>,
     /// Its name within the layer (`mlp.down_proj`), or all of it.
     pub(super) kind: &'a str,
 }
 
-impl<'a> Place<'a> {
-    /// The place of a tensor or module.
+impl<'a> ModuleName<'a> {
+    /// Splits the name of a tensor or module.
     pub(super) fn of(name: &'a str) -> Self {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let in_layer = module.split_once(".layers.").and_then(|(_, rest)| {

@@ -14,9 +14,9 @@ const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'
 pub(super) fn by_layer(errors: &Errors) -> Vec<String> {
     let mut rows: BTreeMap<(bool, u32, &str), Vec<&Measured>> = BTreeMap::new();
     for measured in &errors.0 {
-        let key = match measured.place.layer {
+        let key = match measured.module.layer {
             Some(layer) => (false, layer, ""),
-            None => (true, 0, measured.place.kind),
+            None => (true, 0, measured.module.kind),
         };
         rows.entry(key).or_default().push(measured);
     }
@@ -41,8 +41,8 @@ pub(super) fn by_layer(errors: &Errors) -> Vec<String> {
     ];
     for (label, error, worst) in rows {
         let bar = bar(error, largest);
-        let worst = match worst.place.layer {
-            Some(_) => format!("  {:.4} {}", worst.rmse, worst.place.kind),
+        let worst = match worst.module.layer {
+            Some(_) => format!("  {:.4} {}", worst.rmse, worst.module.kind),
             None => String::new(),
         };
         let line = format!("{label:>longest$}  {error:.4}  {bar:BAR_WIDTH$}{worst}");

@@ -166,13 +166,13 @@ fn layers_are_listed_as_ranges() {
 }
 
 #[test]
-fn places_come_from_names() {
-    let place = |name| {
-        let Place { layer, kind } = Place::of(name);
+fn layers_and_modules_come_from_names() {
+    let split = |name| {
+        let ModuleName { layer, kind } = ModuleName::of(name);
         (layer, kind)
     };
-    assert_eq!(place("model.layers.12.mlp.up_proj.weight"), (Some(12), "mlp.up_proj"));
-    assert_eq!(place("lm_head"), (None, "lm_head"));
-    assert_eq!(place("model.layers.x.mlp"), (None, "model.layers.x.mlp"));
-    assert_eq!(place("model.layers.1"), (None, "model.layers.1"));
+    assert_eq!(split("model.layers.12.mlp.up_proj.weight"), (Some(12), "mlp.up_proj"));
+    assert_eq!(split("lm_head"), (None, "lm_head"));
+    assert_eq!(split("model.layers.x.mlp"), (None, "model.layers.x.mlp"));
+    assert_eq!(split("model.layers.1"), (None, "model.layers.1"));
 }

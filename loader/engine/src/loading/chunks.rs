@@ -121,7 +121,7 @@ pub(super) fn read(
     Err(OpenError::Damaged { chunks })
 }
 
-/// Cuts the destinations of a file at its chunks' boundaries.
+/// Splits the destinations of a file at its chunks' boundaries.
 fn jobs_of<'a>(
     entry: &'a FileEntry,
     handle: &'a File,

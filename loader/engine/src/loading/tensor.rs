@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use shardpack_formats::Dtype;
 use shardpack_kernels::{Floats, Packing};
-use shardpack_manifests::{Cut, manifest::TensorEntry};
+use shardpack_manifests::{TensorShard, manifest::TensorEntry};
 use zerocopy::{FromBytes, Immutable};
 
 use super::pages::PageBytes;
@@ -17,7 +17,7 @@ const _: () =
 pub struct PackageTensor {
     dtype: Dtype,
     shape: Arc<[u64]>,
-    cut: Cut,
+    shard: TensorShard,
     packing: Packing,
     pages: Arc<PageBytes>,
 }
@@ -27,7 +27,7 @@ impl PackageTensor {
         Self {
             dtype: entry.dtype,
             shape: entry.shape.as_slice().into(),
-            cut: entry.cut.clone(),
+            shard: entry.shard.clone(),
             packing,
             pages,
         }
@@ -47,8 +47,8 @@ impl PackageTensor {
 
     /// Which shard of the whole tensor this is.
     #[must_use]
-    pub const fn cut(&self) -> &Cut {
-        &self.cut
+    pub const fn shard(&self) -> &TensorShard {
+        &self.shard
     }
 
     /// Layout of packed weights; all other tensors are as stored.

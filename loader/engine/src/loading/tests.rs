@@ -5,7 +5,7 @@ use std::{error::Error, fs, path::PathBuf, sync::Mutex};
 use shardpack_formats::Dtype;
 use shardpack_kernels::Repack;
 use shardpack_manifests::{
-    CHUNK_BYTES, Cut, canonical,
+    CHUNK_BYTES, TensorShard, canonical,
     layout::{Layout, Stages},
     manifest::Quantization,
 };
@@ -39,8 +39,13 @@ fn package_of(held: Vec<Plain>, [bits, group]: [u32; 2]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("node-0");
     let stages = Stages::default();
-    let layout =
-        Layout { ranks: 1, stages, axes: BTreeMap::new(), q_to_kv: vec![], embedding_cut: false };
+    let layout = Layout {
+        ranks: 1,
+        stages,
+        axes: BTreeMap::new(),
+        q_to_kv: vec![],
+        embedding_sharded: false,
+    };
     let quantization = Quantization {
         importance: None,
         bits,
@@ -51,7 +56,7 @@ fn package_of(held: Vec<Plain>, [bits, group]: [u32; 2]) -> (TempDir, PathBuf) {
     };
     let spec = models::spec("llama");
     let about = About { spec: &spec, layout: &layout, quantization: &quantization };
-    let tensors = held.into_iter().map(|tensor| (tensor, Cut::Replicated)).collect();
+    let tensors = held.into_iter().map(|tensor| (tensor, TensorShard::Replicated)).collect();
     write_package(&path, &about, 0, tensors);
     (directory, path)
 }

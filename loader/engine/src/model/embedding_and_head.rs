@@ -45,7 +45,8 @@ impl<B: Backend> EmbeddingAndHead<B> {
     pub(super) fn load(loader: &Loader<'_, B>) -> Result<Self, LoadError> {
         let (spec, shard) = (loader.spec, &loader.shard);
         let vocab = TensorSlice { held: shard.vocab.clone(), full: spec.vocab_size as usize };
-        let rows = if shard.embedding_cut { vocab.clone() } else { TensorSlice::whole(vocab.full) };
+        let rows =
+            if shard.embedding_sharded { vocab.clone() } else { TensorSlice::whole(vocab.full) };
         let hidden = loader.hidden();
         let [embeds, has_head] = match &shard.stage {
             None => [true, true],
@@ -82,7 +83,7 @@ impl<B: Backend> EmbeddingAndHead<B> {
             Some(table) => backend.embed(&batch.tokens, table, embedding_range(spec, shard)),
             None => backend.zeros(batch.tokens.len(), spec.hidden_size as usize),
         };
-        let x = if shard.embedding_cut { backend.all_reduce(x, pass.ranks)? } else { x };
+        let x = if shard.embedding_sharded { backend.all_reduce(x, pass.ranks)? } else { x };
         let x = match spec.embedding_scale {
             Some(scale) => backend.scale(x, scale.0),
             None => x,
@@ -126,12 +127,12 @@ impl<B: Backend> EmbeddingAndHead<B> {
     pub(super) const fn shards_logits(&self, shard: &Shard) -> bool {
         match &self.output {
             Some(Output { head: Head::Own(_), .. }) | None => true,
-            Some(Output { head: Head::Tied, .. }) => shard.embedding_cut,
+            Some(Output { head: Head::Tied, .. }) => shard.embedding_sharded,
         }
     }
 }
 
 /// Tokens whose embeddings are held here.
 fn embedding_range(spec: &Spec, shard: &Shard) -> Range<usize> {
-    if shard.embedding_cut { shard.vocab.clone() } else { 0..spec.vocab_size as usize }
+    if shard.embedding_sharded { shard.vocab.clone() } else { 0..spec.vocab_size as usize }
 }

@@ -8,7 +8,7 @@ use shardpack_formats::{
     spec::{self, LayerPart},
 };
 use shardpack_kernels::matrix::affine_is_supported;
-use shardpack_manifests::{Cut, manifest::MatrixFormat};
+use shardpack_manifests::{TensorShard, manifest::MatrixFormat};
 
 use super::{
     LoadError, Model, Projection, Shard, embedding_and_head::EmbeddingAndHead, layer::Layer,
@@ -334,24 +334,29 @@ impl<B: Backend> Loader<'_, B> {
             let found = format!("{:?}", tensor.shape());
             return Err(self.wrong(name, format!("shape {shape:?}"), found));
         }
-        self.check_slice(name, tensor.cut(), parts)?;
+        self.check_slice(name, tensor.shard(), parts)?;
         self.used.borrow_mut().insert(name.to_owned());
         Ok(tensor)
     }
 
     /// The right shape may still be the wrong slice. A range that covers everything is no shard.
-    fn check_slice(&self, name: &str, cut: &Cut, parts: &[&TensorSlice]) -> Result<(), LoadError> {
+    fn check_slice(
+        &self,
+        name: &str,
+        shard: &TensorShard,
+        parts: &[&TensorSlice],
+    ) -> Result<(), LoadError> {
         let expected =
             parts.iter().enumerate().find(|(_, part)| part.is_sharded()).map(|(dim, part)| {
                 (dim, part.held.start as u64, part.held.end as u64, part.full as u64)
             });
-        let found = match cut {
-            Cut::Range { dim, start, end, full, .. } if end - start != *full => {
+        let found = match shard {
+            TensorShard::Range { dim, start, end, full, .. } if end - start != *full => {
                 Some((*dim as usize, *start, *end, *full))
             }
             _ => None,
         };
-        let shown = |cut| match cut {
+        let shown = |shard| match shard {
             Some((dim, start, end, full)) => format!("{start}..{end} of {full} in dimension {dim}"),
             None => "the whole tensor".to_owned(),
         };

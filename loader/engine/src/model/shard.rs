@@ -57,7 +57,7 @@ pub struct Shard {
     /// The tokens of every rank's logits.
     pub logits: Vec<Range<usize>>,
     /// Whether the embedding is sharded as the LM head is.
-    pub embedding_cut: bool,
+    pub embedding_sharded: bool,
 }
 
 /// Where the caches of one rank hold what a layer keeps: its index among the layers of this stage that
@@ -124,7 +124,7 @@ impl Shard {
             Some(second) => Some(second_heads(second, layout, rank)?),
             None => None,
         };
-        let embedding_cut = layout.embedding_cut;
+        let embedding_sharded = layout.embedding_sharded;
         Ok(Self {
             rank: number,
             stage,
@@ -139,7 +139,7 @@ impl Shard {
             shared_ffn,
             vocab,
             logits,
-            embedding_cut,
+            embedding_sharded,
         })
     }
 
@@ -185,9 +185,9 @@ impl Shard {
 /// elsewhere.
 fn logits(spec: &Spec, layout: &Layout) -> Result<Vec<Range<usize>>, LoadError> {
     let last = layout.stage_count() - 1;
-    if last > 0 && spec.tied_embeddings && !layout.embedding_cut {
-        let expected = "a cut embedding, since it is the last stage's output head too";
-        return Err(layout_error("layout.embedding_cut", &expected, &"a whole one"));
+    if last > 0 && spec.tied_embeddings && !layout.embedding_sharded {
+        let expected = "a sharded embedding, since it is also the output head of the last stage";
+        return Err(layout_error("layout.embedding_sharded", &expected, &"a whole one"));
     }
     let mut all = vec![0..0; layout.stage_ranks(last).start as usize];
     all.extend(partition(&layout.of_stage(last), "vocab", spec.vocab_size.into(), 1)?);
@@ -474,7 +474,9 @@ fn ranges(
     };
     let range = |[start, end]: &[u64; 2]| Some(element(*start)?..element(*end)?);
     let all: Option<Vec<_>> = axis.ranges.iter().map(range).collect();
-    all.ok_or_else(|| layout_error(&what, &format!("cuts at multiples of {width}"), &found(axis)))
+    all.ok_or_else(|| {
+        layout_error(&what, &format!("shard boundaries at multiples of {width}"), &found(axis))
+    })
 }
 
 fn layout_error(what: &str, expected: &dyn Display, found: &dyn Display) -> LoadError {

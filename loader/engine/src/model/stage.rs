@@ -107,7 +107,7 @@ mod tests {
         let stages = Stages((0..).zip(sizes).map(stage).collect());
         let ranks = sizes.iter().sum();
         let (axes, q_to_kv) = (BTreeMap::new(), Vec::new());
-        let layout = Layout { ranks, stages, axes, q_to_kv, embedding_cut: false };
+        let layout = Layout { ranks, stages, axes, q_to_kv, embedding_sharded: false };
         let stage_of = |rank| PipelineStage::new(&layout, rank).unwrap();
         (0..ranks).map(stage_of).map(|stage| (stage.recv_from, stage.send_to)).collect()
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardpack_engine_api::TokenId;
-use shardpack_manifests::{Cut, Layout, Manifest, canonical};
+use shardpack_manifests::{Layout, Manifest, TensorShard, canonical};
 
 use super::*;
 use crate::{
@@ -87,7 +87,7 @@ fn a_rank_without_heads_or_columns_takes_part() {
 #[test]
 fn the_embedding_may_be_whole_on_every_rank() {
     for model in MODELS {
-        check_against_transformers(Recipe { embedding_cut: false, ..Recipe::plain(model, 3) });
+        check_against_transformers(Recipe { embedding_sharded: false, ..Recipe::plain(model, 3) });
     }
 }
 
@@ -172,7 +172,9 @@ fn tensors_that_do_not_fit_are_named() {
     check_refused(
         |manifest| {
             let tensor = entry(manifest, "0.self_attn.q_proj.weight");
-            let Cut::Range { start, end, .. } = &mut tensor.cut else { panic!("uncut") };
+            let TensorShard::Range { start, end, .. } = &mut tensor.shard else {
+                panic!("unsharded")
+            };
             *end -= *start;
             *start = 0;
         },

@@ -10,7 +10,7 @@ use std::{
 use half::bf16;
 use shardpack_formats::{Dtype, Spec};
 use shardpack_manifests::{
-    Cut, Digest, Layout, Manifest, canonical,
+    Digest, Layout, Manifest, TensorShard, canonical,
     digest::ChunkHasher,
     ids::Ids,
     layout::{Axis, Stages},
@@ -27,7 +27,7 @@ pub(crate) struct Recipe {
     pub(crate) ranks: u32,
     /// Inputs of `o_proj` and `down_proj` are sharded at multiples of this.
     pub(crate) align: u64,
-    pub(crate) embedding_cut: bool,
+    pub(crate) embedding_sharded: bool,
     pub(crate) weights: Weights,
 }
 
@@ -48,8 +48,8 @@ pub(crate) enum Weights {
 
 impl Recipe {
     pub(crate) const fn plain(model: &'static str, ranks: u32) -> Self {
-        let embedding_cut = ranks > 1;
-        Self { model, ranks, align: 1, embedding_cut, weights: Weights::AsPublished }
+        let embedding_sharded = ranks > 1;
+        Self { model, ranks, align: 1, embedding_sharded, weights: Weights::AsPublished }
     }
 
     /// Writes all packages below `out` and returns their directories.
@@ -122,7 +122,7 @@ impl Recipe {
             stages: Stages::default(),
             axes: axes.into_iter().map(|(name, axis)| (name.to_owned(), axis)).collect(),
             q_to_kv: (0..heads).map(|head| (head / per_kv) as u32).collect(),
-            embedding_cut: self.embedding_cut,
+            embedding_sharded: self.embedding_sharded,
         }
     }
 
@@ -149,7 +149,7 @@ impl Recipe {
         let module = path.rsplit('.').next().unwrap();
         let bias = part == "bias";
         match module {
-            "embed_tokens" if !self.embedding_cut => Rule::Replicated,
+            "embed_tokens" if !self.embedding_sharded => Rule::Replicated,
             "embed_tokens" | "lm_head" => Rule::Axis("vocab", 0),
             "q_proj" => Rule::Axis("q", 0),
             "k_proj" | "v_proj" => Rule::Axis("kv", 0),
@@ -178,10 +178,10 @@ struct Stored {
 }
 
 impl Stored {
-    fn shard(&self, layout: &Layout, rank: u32) -> Option<(Plain, Cut)> {
+    fn shard(&self, layout: &Layout, rank: u32) -> Option<(Plain, TensorShard)> {
         let (axis, dim) = match self.rule {
-            Rule::Replicated => return Some((self.tensor.clone(), Cut::Replicated)),
-            Rule::Once => return (rank == 0).then(|| (self.tensor.clone(), Cut::Once)),
+            Rule::Replicated => return Some((self.tensor.clone(), TensorShard::Replicated)),
+            Rule::Once => return (rank == 0).then(|| (self.tensor.clone(), TensorShard::Once)),
             Rule::Axis(axis, dim) => (axis, dim),
         };
         let held = &layout.axes[axis];
@@ -200,7 +200,7 @@ impl Stored {
             .flat_map(|run| run[start as usize * inner..end as usize * inner].to_vec())
             .collect();
         tensor.shape[dim as usize] = end - start;
-        Some((tensor, Cut::Range { axis: axis.to_owned(), dim, start, end, full }))
+        Some((tensor, TensorShard::Range { axis: axis.to_owned(), dim, start, end, full }))
     }
 }
 
@@ -266,7 +266,7 @@ pub(crate) fn write_package(
     directory: &Path,
     about: &About<'_>,
     rank: u32,
-    tensors: Vec<(Plain, Cut)>,
+    tensors: Vec<(Plain, TensorShard)>,
 ) {
     fs::create_dir_all(directory).unwrap();
     let mut header = serde_json::Map::new();
@@ -290,7 +290,7 @@ pub(crate) fn write_package(
     let mut offset = file.len() as u64;
     file.extend(data);
     let mut entries = Vec::new();
-    for (tensor, cut) in tensors {
+    for (tensor, shard) in tensors {
         let size = tensor.bytes.len() as u64;
         entries.push(TensorEntry {
             name: tensor.name,
@@ -299,7 +299,7 @@ pub(crate) fn write_package(
             file: WEIGHTS.to_owned(),
             offset,
             size,
-            cut,
+            shard,
             blake3: Digest::of(&tensor.bytes),
         });
         offset += size;

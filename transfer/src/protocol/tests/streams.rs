@@ -72,12 +72,14 @@ impl Spread {
         let line = &mut self.lines[stream];
         let frame = line.to_node.pop_front().expect("who waits has said something");
         let answer = match line.receiver.handle(decode(&frame).unwrap()) {
-            Ok(Step::Join(_)) if !self.joins => Message::failed(FailureCode::Malformed, "type 17"),
-            Ok(Step::Join(join)) => {
+            Ok(ReceiverAction::Join(_)) if !self.joins => {
+                Message::failed(FailureCode::Malformed, "type 17")
+            }
+            Ok(ReceiverAction::Join(join)) => {
                 assert_eq!(join, Join::of(&SOURCE.manifest, &SOURCE.offer.manifest));
                 line.receiver.joined(SOURCE.manifest.clone().into(), self.held.clone())
             }
-            Ok(Step::Stage(_)) => line.receiver.staged(self.held.clone(), 1 << 40, 0),
+            Ok(ReceiverAction::Stage(_)) => line.receiver.staged(self.held.clone(), 1 << 40, 0),
             Ok(step) => self.disk.perform(&mut line.receiver, step),
             Err(failure) => Message::Failed(failure),
         };

@@ -345,7 +345,7 @@ fn a_step_takes_as_many_messages_as_the_architecture_needs() {
         (true, Sampling { temperature: 1.0, ..Sampling::GREEDY }, 30),
         (false, Sampling { temperature: 1.0, top_k: 40, ..Sampling::GREEDY }, 500),
     ] {
-        let recipe = Recipe { embedding_cut: cut, ..Recipe::plain("llama", 2) };
+        let recipe = Recipe { embedding_sharded: cut, ..Recipe::plain("llama", 2) };
         let mut ranks = Ranks::new(recipe, options);
         let layers = ranks.leader.model().spec().layers.len() as u64;
         ranks.formed(|leader, group| {

@@ -1,5 +1,5 @@
-//! What the rules make of a package's configuration and tensors: the model as it was planned from
-//! its source.
+//! The logical tensors of a package: resolves its configuration and tensors by the rules, as they
+//! were planned from the source.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use shardpack_formats::{AffineFormat, Dtype, Normalised, OwnRules, SourceTensor, resolve};
 use shardpack_manifests::{Manifest, manifest::MatrixFormat, verify::Problem};
 
-use super::{JoinError, tensors::Uncut};
+use super::{UnshardError, tensors::UnshardedTensor};
 use crate::plan::{RULES_FILE, format_of, packs};
 
 /// The package's model config.
@@ -22,23 +22,23 @@ pub(super) fn normalised(
     package: &Path,
     manifest: &Manifest,
     texts: &BTreeMap<String, Vec<u8>>,
-    tensors: &BTreeMap<String, Uncut>,
-) -> Result<(Value, Normalised), JoinError> {
+    tensors: &BTreeMap<String, UnshardedTensor>,
+) -> Result<(Value, Normalised), UnshardError> {
     let package = package.to_owned();
     let Some(text) = texts.get(CONFIG_FILE) else {
         let source = Problem::Missing { file: CONFIG_FILE.to_owned() };
-        return Err(JoinError::Package { package, source });
+        return Err(UnshardError::Package { package, source });
     };
     let mut config: Value = match serde_json::from_slice(text) {
         Ok(config) => config,
-        Err(error) => return Err(JoinError::Config { package, problem: error.to_string() }),
+        Err(error) => return Err(UnshardError::Config { package, problem: error.to_string() }),
     };
     if let Some(map) = config.as_object_mut() {
         map.retain(|key, _| !QUANTIZATION_KEYS.contains(&key.as_str()));
     }
     let sources = tensors
         .iter()
-        .filter_map(|(name, uncut)| logical(manifest, tensors, name, uncut).transpose())
+        .filter_map(|(name, unsharded)| logical(manifest, tensors, name, unsharded).transpose())
         .collect::<Result<Vec<_>, _>>()?;
     let own = own_rules(&package, texts)?;
     match resolve(&config, &sources, &packs(own.as_ref())) {
@@ -46,8 +46,8 @@ pub(super) fn normalised(
             check_formats(&normalised, manifest, tensors)?;
             Ok((config, normalised))
         }
-        Ok(_) => Err(JoinError::Architecture(package)),
-        Err(source) => Err(JoinError::Resolve { package, source }),
+        Ok(_) => Err(UnshardError::Architecture(package)),
+        Err(source) => Err(UnshardError::Resolve { package, source }),
     }
 }
 
@@ -55,12 +55,12 @@ pub(super) fn normalised(
 fn own_rules(
     package: &Path,
     texts: &BTreeMap<String, Vec<u8>>,
-) -> Result<Option<OwnRules>, JoinError> {
+) -> Result<Option<OwnRules>, UnshardError> {
     let Some(bytes) = texts.get(RULES_FILE) else { return Ok(None) };
     let parsed = str::from_utf8(bytes)
         .map_err(|error| error.to_string())
         .and_then(|text| OwnRules::parse(text).map_err(|error| error.to_string()));
-    parsed.map(Some).map_err(|problem| JoinError::Rules { package: package.to_owned(), problem })
+    parsed.map(Some).map_err(|problem| UnshardError::Rules { package: package.to_owned(), problem })
 }
 
 /// Quantized is what the manifest says is quantized, and nothing else: no plan is made of a
@@ -68,14 +68,15 @@ fn own_rules(
 fn check_formats(
     normalised: &Normalised,
     manifest: &Manifest,
-    tensors: &BTreeMap<String, Uncut>,
-) -> Result<(), JoinError> {
+    tensors: &BTreeMap<String, UnshardedTensor>,
+) -> Result<(), UnshardError> {
     for tensor in &normalised.tensors {
-        let packed = tensors.get(&tensor.name).is_some_and(|uncut| uncut.dtype == Dtype::U32);
+        let packed =
+            tensors.get(&tensor.name).is_some_and(|unsharded| unsharded.dtype == Dtype::U32);
         let format = format_of(tensor, &manifest.quantization);
         if packed == (format == MatrixFormat::Plain) {
             let problem = format!("is not stored as the manifest says: {format:?}");
-            return Err(JoinError::Tensor { tensor: tensor.name.clone(), problem });
+            return Err(UnshardError::Tensor { tensor: tensor.name.clone(), problem });
         }
     }
     Ok(())
@@ -85,10 +86,10 @@ fn check_formats(
 /// which stand for none of their own.
 fn logical(
     manifest: &Manifest,
-    tensors: &BTreeMap<String, Uncut>,
+    tensors: &BTreeMap<String, UnshardedTensor>,
     name: &str,
-    uncut: &Uncut,
-) -> Result<Option<SourceTensor>, JoinError> {
+    unsharded: &UnshardedTensor,
+) -> Result<Option<SourceTensor>, UnshardError> {
     let is_packed = |module: &str| {
         tensors.get(&format!("{module}.weight")).is_some_and(|weight| weight.dtype == Dtype::U32)
     };
@@ -98,22 +99,25 @@ fn logical(
     if of_groups {
         return Ok(None);
     }
-    let mut tensor =
-        SourceTensor { name: name.to_owned(), dtype: uncut.dtype, shape: uncut.shape.clone() };
+    let mut tensor = SourceTensor {
+        name: name.to_owned(),
+        dtype: unsharded.dtype,
+        shape: unsharded.shape.clone(),
+    };
     let module = name.strip_suffix(".weight").filter(|module| is_packed(module));
     if let Some(module) = module {
         let format = manifest.quantization.format_of(module);
-        let width = tensor.shape.last_mut().expect("a joined tensor has dimensions");
-        *width = logical_width(format, *width).ok_or_else(|| JoinError::Tensor {
+        let width = tensor.shape.last_mut().expect("an unsharded tensor has dimensions");
+        *width = logical_width(format, *width).ok_or_else(|| UnshardError::Tensor {
             tensor: name.to_owned(),
-            problem: format!("{width} packed words are no whole groups of {format:?}"),
+            problem: format!("{width} packed u32 elements are not whole groups of {format:?}"),
         })?;
         tensor.dtype = manifest.quantization.dtype;
     }
     Ok(Some(tensor))
 }
 
-/// Weights in so many packed words, if they are whole groups of a format that exists.
+/// Weights in so many packed u32 elements, if they are whole groups of a format that exists.
 fn logical_width(format: MatrixFormat, words: u64) -> Option<u64> {
     let MatrixFormat::Affine { bits, group_size } = format else { return None };
     AffineFormat::new(bits, group_size)?;

@@ -1,4 +1,4 @@
-//! Known cuts, and what holds for all of them.
+//! Known partitions, and properties of all of them.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn sizes(parts: &[UnitRange]) -> Vec<u64> {
 }
 
 #[test]
-fn known_cuts() {
+fn known_partitions() {
     // Six heads of 32 with groups of 64: two heads fill a group, so two ranks hold 4 and 2.
     assert_eq!(units_per_group(32, 64), 2);
     assert_eq!(sizes(&split(6, 2, 2)), [4, 2]);
@@ -32,7 +32,7 @@ fn kernel_boundaries_are_taken_only_while_they_are_cheap() {
 }
 
 #[test]
-fn known_weighted_cuts() {
+fn known_weighted_partitions() {
     let parts = |size, weights: &[u64], align| sizes(&split_weighted(size, weights, align, &[]));
     // Llama 70B's FFN on two nodes of 512 and two of 256 GB: 448 groups, 149.3 to the large.
     assert_eq!(parts(28672, &[512, 512, 256, 256], 64), [9600, 9600, 4736, 4736]);
@@ -124,7 +124,7 @@ proptest! {
         align in 1_u64..70,
         preferred in 1_u64..600,
     ) {
-        // Some cut fits by construction: limits are its parts and some room.
+        // Some partition fits by construction: limits are its parts and some room.
         let size: u64 = parts.iter().map(|part| part * align).sum();
         let limits: Vec<u64> =
             parts.iter().zip(&room).map(|(part, room)| part * align + room).collect();
@@ -134,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn equal_weights_cut_as_none_do(
+    fn equal_weights_split_as_none_do(
         steps in 0_u64..5_000, ranks in 1_u32..9, align in 1_u64..600, weight in 1..=u64::MAX,
     ) {
         let weights = vec![weight; ranks as usize];

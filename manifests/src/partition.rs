@@ -1,4 +1,4 @@
-//! Where an axis is cut: arithmetic on units alone, no bytes.
+//! Partitions an axis over ranks: arithmetic on units alone, no bytes.
 
 #[cfg(test)]
 mod tests;
@@ -7,8 +7,8 @@ mod weighted;
 use crate::layout::UnitRange;
 pub use weighted::{level, split_weighted};
 
-/// A cut may be this much (in percent) worse than perfectly even when that puts boundaries where
-/// kernels like them.
+/// A partition may be this much (in percent) worse than perfectly even when that puts boundaries
+/// where kernels like them.
 const TOLERATED_IMBALANCE_PERCENT: u64 = 3;
 
 /// The most even split of `size` units into `ranks` consecutive ranges whose boundaries are

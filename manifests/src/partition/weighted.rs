@@ -1,4 +1,4 @@
-//! Cuts for ranks of unequal size.
+//! Partitions for ranks of unequal size.
 
 use super::{TOLERATED_IMBALANCE_PERCENT, lcm};
 use crate::layout::UnitRange;
@@ -50,7 +50,7 @@ pub fn split_weighted(size: u64, weights: &[u64], align: u64, preferred: &[u64])
 /// `limits`; `None` if all limits together are too small.
 ///
 /// Water finds its level: all ranks get the same, but those whose limit is lower get their limit
-/// and the others share the rest. Handed to [`split_weighted`] as weights, the result cuts every
+/// and the others share the rest. Handed to [`split_weighted`] as weights, the result shards every
 /// axis as a node's memory allows while the largest part, which sets the speed of a step, stays
 /// as small as it can be.
 #[must_use]

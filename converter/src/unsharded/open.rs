@@ -1,4 +1,4 @@
-//! Finding all packages of a set, and that they belong together.
+//! Finds all packages of a set, and checks that they belong together.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use shardpack_manifests::{
     verify::{Problem, check_member, read_document},
 };
 
-use super::{JoinError, Member, Told};
+use super::{Member, SetReport, UnshardError};
 
 /// Largest text file: the largest published `tokenizer.json` has 33 MB.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -27,23 +27,23 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 /// All packages of a set, in rank order.
 pub(super) struct Opened {
     pub(super) members: Vec<Member>,
-    pub(super) told: Option<Told>,
+    pub(super) report: Option<SetReport>,
 }
 
-pub(super) fn open(paths: &[PathBuf]) -> Result<Opened, JoinError> {
+pub(super) fn open(paths: &[PathBuf]) -> Result<Opened, UnshardError> {
     if let [path] = paths {
         if path.join(SET_FILE).is_file() {
             return open_set(path);
         }
         if !path.join(MANIFEST_FILE).is_file() {
-            return Ok(Opened { members: arrange(subfolders(path)?)?, told: None });
+            return Ok(Opened { members: arrange(subfolders(path)?)?, report: None });
         }
     }
-    Ok(Opened { members: arrange(paths.to_vec())?, told: None })
+    Ok(Opened { members: arrange(paths.to_vec())?, report: None })
 }
 
-fn open_set(folder: &Path) -> Result<Opened, JoinError> {
-    let wrong = |source| JoinError::Package { package: folder.to_owned(), source };
+fn open_set(folder: &Path) -> Result<Opened, UnshardError> {
+    let wrong = |source| UnshardError::Package { package: folder.to_owned(), source };
     let bytes = read_document(&folder.join(SET_FILE), MAX_SET_BYTES).map_err(wrong)?;
     let set = PackageSet::parse_any_format(&bytes)
         .map_err(|source| wrong(Problem::Document { file: SET_FILE.to_owned(), source }))?;
@@ -53,7 +53,7 @@ fn open_set(folder: &Path) -> Result<Opened, JoinError> {
         |path: &PathBuf| path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
     if let Some(missing) = directories.iter().find(|path| !is_folder(path)) {
         let (package, source) = (missing.clone(), Problem::DirectoryMissing);
-        return Err(JoinError::Package { package, source });
+        return Err(UnshardError::Package { package, source });
     }
     let members = arrange(directories)?;
     for (rank, (entry, member)) in set.packages.iter().zip(&members).enumerate() {
@@ -62,17 +62,17 @@ fn open_set(folder: &Path) -> Result<Opened, JoinError> {
         let (expected, found) = (entry.manifest, Digest::of(&bytes));
         let differs = (expected != found).then_some(Problem::ManifestDiffers { expected, found });
         if let Some(source) = differs.or(problem) {
-            return Err(JoinError::Package { package: member.directory.clone(), source });
+            return Err(UnshardError::Package { package: member.directory.clone(), source });
         }
     }
     // Nothing vouches for it, and nothing but the new report is made of it.
-    let told = read(folder, "report.json", MAX_REPORT_BYTES).ok();
-    Ok(Opened { members, told: told.and_then(|bytes| serde_json::from_slice(&bytes).ok()) })
+    let report = read(folder, "report.json", MAX_REPORT_BYTES).ok();
+    Ok(Opened { members, report: report.and_then(|bytes| serde_json::from_slice(&bytes).ok()) })
 }
 
 /// The packages in a folder without `set.json`, as they come back from nodes.
-fn subfolders(folder: &Path) -> Result<Vec<PathBuf>, JoinError> {
-    let nothing = || JoinError::NoPackages(folder.to_owned());
+fn subfolders(folder: &Path) -> Result<Vec<PathBuf>, UnshardError> {
+    let nothing = || UnshardError::NoPackages(folder.to_owned());
     let entries = fs::read_dir(folder).map_err(|_| nothing())?;
     let mut found: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -84,24 +84,25 @@ fn subfolders(folder: &Path) -> Result<Vec<PathBuf>, JoinError> {
 }
 
 /// Reads the manifests and puts the packages in rank order. They must be all packages of one set.
-fn arrange(directories: Vec<PathBuf>) -> Result<Vec<Member>, JoinError> {
+fn arrange(directories: Vec<PathBuf>) -> Result<Vec<Member>, UnshardError> {
     let mut by_rank: BTreeMap<u32, Member> = BTreeMap::new();
     for directory in directories {
         if !directory.join(MANIFEST_FILE).is_file() && !directory.is_dir() {
-            return Err(JoinError::NoPackages(directory));
+            return Err(UnshardError::NoPackages(directory));
         }
         let bytes = read(&directory, MANIFEST_FILE, MAX_MANIFEST_BYTES)?;
-        let manifest = Manifest::parse_any_format(&bytes).map_err(|source| JoinError::Package {
-            package: directory.clone(),
-            source: Problem::Document { file: MANIFEST_FILE.to_owned(), source },
-        })?;
+        let manifest =
+            Manifest::parse_any_format(&bytes).map_err(|source| UnshardError::Package {
+                package: directory.clone(),
+                source: Problem::Document { file: MANIFEST_FILE.to_owned(), source },
+            })?;
         if let Some(first) = by_rank.values().next() {
             belongs(first, &directory, &manifest)?;
         }
         let (rank, member) = (manifest.rank, Member { directory, manifest });
         if let Some(first) = by_rank.get(&rank) {
             let (first, second) = (first.directory.clone(), member.directory);
-            return Err(JoinError::Twice { rank, first, second });
+            return Err(UnshardError::Twice { rank, first, second });
         }
         by_rank.insert(rank, member);
     }
@@ -110,13 +111,13 @@ fn arrange(directories: Vec<PathBuf>) -> Result<Vec<Member>, JoinError> {
         // A count from outside: no more are named than a person reads.
         (0..ranks).filter(|rank| !by_rank.contains_key(rank)).take(16).collect();
     if !missing.is_empty() {
-        return Err(JoinError::Incomplete { ranks, missing });
+        return Err(UnshardError::Incomplete { ranks, missing });
     }
     Ok(by_rank.into_values().collect())
 }
 
 /// Packages of one set agree in everything but their own weights.
-fn belongs(first: &Member, package: &Path, manifest: &Manifest) -> Result<(), JoinError> {
+fn belongs(first: &Member, package: &Path, manifest: &Manifest) -> Result<(), UnshardError> {
     let one = &first.manifest;
     let shared =
         |manifest: &Manifest| -> Vec<FileEntry> { text_files(manifest).cloned().collect() };
@@ -132,7 +133,7 @@ fn belongs(first: &Member, package: &Path, manifest: &Manifest) -> Result<(), Jo
         ("a text file", shared(one) != shared(manifest)),
     ];
     match differs.iter().find(|(_, differs)| *differs) {
-        Some((what, _)) => Err(JoinError::Different {
+        Some((what, _)) => Err(UnshardError::Different {
             package: package.to_owned(),
             first: first.directory.clone(),
             what,
@@ -153,7 +154,7 @@ fn text_files(manifest: &Manifest) -> impl Iterator<Item = &FileEntry> {
 }
 
 /// Reads a package's text files, each as its manifest lists it.
-pub(super) fn texts(member: &Member) -> Result<BTreeMap<String, Vec<u8>>, JoinError> {
+pub(super) fn texts(member: &Member) -> Result<BTreeMap<String, Vec<u8>>, UnshardError> {
     let mut texts = BTreeMap::new();
     for entry in text_files(&member.manifest) {
         let bytes = read(&member.directory, &entry.name, MAX_TEXT_BYTES)?;
@@ -166,12 +167,12 @@ pub(super) fn texts(member: &Member) -> Result<BTreeMap<String, Vec<u8>>, JoinEr
             texts.insert(entry.name.clone(), bytes);
             continue;
         };
-        return Err(JoinError::Package { package: member.directory.clone(), source: problem });
+        return Err(UnshardError::Package { package: member.directory.clone(), source: problem });
     }
     Ok(texts)
 }
 
-fn read(directory: &Path, file: &str, limit: u64) -> Result<Vec<u8>, JoinError> {
+fn read(directory: &Path, file: &str, limit: u64) -> Result<Vec<u8>, UnshardError> {
     read_document(&directory.join(file), limit)
-        .map_err(|source| JoinError::Package { package: directory.to_owned(), source })
+        .map_err(|source| UnshardError::Package { package: directory.to_owned(), source })
 }

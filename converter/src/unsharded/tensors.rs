@@ -1,31 +1,31 @@
-//! Which rank's bytes make which rows of an uncut tensor.
+//! Which rank's bytes make up which rows of an unsharded tensor.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use shardpack_formats::Dtype;
-use shardpack_manifests::{Cut, Manifest, manifest::TensorEntry};
+use shardpack_manifests::{Manifest, TensorShard, manifest::TensorEntry};
 
-use super::{JoinError, Member};
+use super::{Member, UnshardError};
 
-/// A stored tensor before it was cut.
+/// A stored tensor before sharding.
 #[derive(Debug)]
-pub(crate) struct Uncut {
+pub(crate) struct UnshardedTensor {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
     /// Together all of it, each element once.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) slices: Vec<ShardSlice>,
 }
 
-/// What is taken of one rank's part.
+/// What is read of one rank's shard.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct ShardSlice {
     /// Index of the package.
     pub(super) member: usize,
     /// Index of the file in its manifest.
     pub(super) file: usize,
     /// Index of the tensor in its manifest.
     pub(super) tensor: usize,
-    /// The dimension that is cut.
+    /// The sharded dimension.
     dim: usize,
     /// The elements of it that the rank holds.
     held: Range<u64>,
@@ -34,9 +34,9 @@ pub(super) struct Piece {
 }
 
 /// Reads bytes at an offset of a file.
-type Read<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), JoinError>;
+type Read<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), UnshardError>;
 
-impl Uncut {
+impl UnshardedTensor {
     /// Bytes of one row: everything below the first dimension.
     pub(crate) fn row_bytes(&self) -> u64 {
         self.shape.iter().skip(1).product::<u64>() * self.dtype.size_bytes() as u64
@@ -53,20 +53,20 @@ impl Uncut {
     }
 }
 
-impl Piece {
-    /// Fills in what this piece, which `entry` describes, has of rows `first..first + rows` of
-    /// `uncut`.
+impl ShardSlice {
+    /// Fills in what this slice, which `entry` describes, has of rows `first..first + rows` of
+    /// `unsharded`.
     pub(super) fn rows(
         &self,
-        uncut: &Uncut,
+        unsharded: &UnshardedTensor,
         entry: &TensorEntry,
         (first, rows): (u64, u64),
         out: &mut [u8],
         buffer: &mut Vec<u8>,
         read: Read,
-    ) -> Result<(), JoinError> {
+    ) -> Result<(), UnshardError> {
         if self.dim == 0 {
-            let row = uncut.row_bytes();
+            let row = unsharded.row_bytes();
             let from = self.taken.start.max(first);
             let to = self.taken.end.min(first + rows);
             if from < to {
@@ -78,15 +78,15 @@ impl Piece {
         let row = entry.shape[1..].iter().product::<u64>() * entry.dtype.size_bytes() as u64;
         buffer.resize((rows * row) as usize, 0);
         read(entry.offset + first * row, buffer)?;
-        // One run per index of the dimensions before the cut one.
-        let inner =
-            uncut.shape[self.dim + 1..].iter().product::<u64>() as usize * uncut.dtype.size_bytes();
+        // One run per index of the dimensions before the sharded one.
+        let inner = unsharded.shape[self.dim + 1..].iter().product::<u64>() as usize
+            * unsharded.dtype.size_bytes();
         let bytes = |range: &Range<u64>| range.start as usize * inner..range.end as usize * inner;
         let from = bytes(&(self.taken.start - self.held.start..self.taken.end - self.held.start));
         let to = bytes(&self.taken);
         let (held, full) = (
             (self.held.end - self.held.start) as usize * inner,
-            uncut.shape[self.dim] as usize * inner,
+            unsharded.shape[self.dim] as usize * inner,
         );
         for (from_row, to_row) in buffer.chunks_exact(held).zip(out.chunks_exact_mut(full)) {
             to_row[to.clone()].copy_from_slice(&from_row[from.clone()]);
@@ -95,8 +95,10 @@ impl Piece {
     }
 }
 
-/// Every tensor of the packages, uncut.
-pub(super) fn uncut(members: &[Member]) -> Result<BTreeMap<String, Uncut>, JoinError> {
+/// Every tensor of the packages, unsharded.
+pub(super) fn unsharded(
+    members: &[Member],
+) -> Result<BTreeMap<String, UnshardedTensor>, UnshardError> {
     let mut held: BTreeMap<&str, Vec<Held>> = BTreeMap::new();
     for (member, Member { manifest, .. }) in members.iter().enumerate() {
         let files: BTreeMap<&str, usize> =
@@ -108,10 +110,10 @@ pub(super) fn uncut(members: &[Member]) -> Result<BTreeMap<String, Uncut>, JoinE
     }
     held.into_iter()
         .map(|(name, held)| {
-            let uncut = join(&held, &|member| stage_size(&members[member].manifest));
-            let uncut =
-                uncut.map_err(|problem| JoinError::Tensor { tensor: name.to_owned(), problem });
-            Ok((name.to_owned(), uncut?))
+            let unsharded = join(&held, &|member| stage_size(&members[member].manifest));
+            let unsharded = unsharded
+                .map_err(|problem| UnshardError::Tensor { tensor: name.to_owned(), problem });
+            Ok((name.to_owned(), unsharded?))
         })
         .collect()
 }
@@ -125,8 +127,8 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
-    fn piece(&self, dim: usize, held: Range<u64>, taken: Range<u64>) -> Piece {
-        Piece { member: self.member, file: self.file, tensor: self.tensor, dim, held, taken }
+    fn slice(&self, dim: usize, held: Range<u64>, taken: Range<u64>) -> ShardSlice {
+        ShardSlice { member: self.member, file: self.file, tensor: self.tensor, dim, held, taken }
     }
 }
 
@@ -137,12 +139,12 @@ fn stage_size(manifest: &Manifest) -> (u32, usize) {
 }
 
 /// `stage` names each package's stage and says how many packages it has.
-fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Uncut, String> {
+fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<UnshardedTensor, String> {
     let first = held[0].entry;
     let dtype = first.dtype;
-    let is_cut = matches!(first.cut, Cut::Range { .. });
+    let is_sharded = matches!(first.shard, TensorShard::Range { .. });
     let is_empty = |held: &Held| held.entry.shape.contains(&0);
-    if first.shape.is_empty() && is_cut || held.iter().any(is_empty) {
+    if first.shape.is_empty() && is_sharded || held.iter().any(is_empty) {
         return Err(format!("has the shape {:?}", first.shape));
     }
     if held.iter().any(|held| held.entry.dtype != dtype) {
@@ -150,13 +152,14 @@ fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Uncut, S
     }
     let whole = |held: &Held| {
         let rows = 0..first.shape.first().copied().unwrap_or(1);
-        vec![held.piece(0, rows.clone(), rows)]
+        vec![held.slice(0, rows.clone(), rows)]
     };
-    match &first.cut {
-        Cut::Replicated => {
+    match &first.shard {
+        TensorShard::Replicated => {
             let same = |held: &Held| {
                 let entry = held.entry;
-                (&entry.cut, &entry.shape, entry.blake3) == (&first.cut, &first.shape, first.blake3)
+                (&entry.shard, &entry.shape, entry.blake3)
+                    == (&first.shard, &first.shape, first.blake3)
             };
             // Every package of a stage, or none of it.
             let whole_stages = held.iter().all(|one| {
@@ -166,62 +169,64 @@ fn join(held: &[Held], stage: &dyn Fn(usize) -> (u32, usize)) -> Result<Uncut, S
             if !whole_stages || !held.iter().all(same) {
                 return Err("is not the same in every package".to_owned());
             }
-            Ok(Uncut { dtype, shape: first.shape.clone(), pieces: whole(&held[0]) })
+            Ok(UnshardedTensor { dtype, shape: first.shape.clone(), slices: whole(&held[0]) })
         }
-        Cut::Once => match held {
-            [only] => Ok(Uncut { dtype, shape: first.shape.clone(), pieces: whole(only) }),
+        TensorShard::Once => match held {
+            [only] => {
+                Ok(UnshardedTensor { dtype, shape: first.shape.clone(), slices: whole(only) })
+            }
             _ => Err("belongs to one package and is in several".to_owned()),
         },
-        Cut::Range { dim, full, .. } => {
+        TensorShard::Range { dim, full, .. } => {
             let mut shape = first.shape.clone();
             shape[*dim as usize] = *full;
             let elements = shape.iter().try_fold(1_u64, |product, dim| product.checked_mul(*dim));
             if elements.and_then(|elements| elements.checked_mul(8)).is_none() {
                 return Err(format!("has the impossible shape {shape:?}"));
             }
-            let pieces = cover(held, &shape)?;
-            Ok(Uncut { dtype, shape, pieces })
+            let slices = cover(held, &shape)?;
+            Ok(UnshardedTensor { dtype, shape, slices })
         }
     }
 }
 
-/// Pieces that cover the cut dimension, each element once, in order.
-fn cover(held: &[Held], shape: &[u64]) -> Result<Vec<Piece>, String> {
-    let Cut::Range { axis, dim, full, .. } = &held[0].entry.cut else {
-        return Err("is cut and is not".to_owned());
+/// Slices that cover the sharded dimension, each element once, in order.
+fn cover(held: &[Held], shape: &[u64]) -> Result<Vec<ShardSlice>, String> {
+    let TensorShard::Range { axis, dim, full, .. } = &held[0].entry.shard else {
+        return Err("is both sharded and replicated".to_owned());
     };
     let mut ranges: Vec<(u64, u64, &Held)> = Vec::new();
     for held in held {
         let mut like = held.entry.shape.clone();
-        match &held.entry.cut {
-            Cut::Range { axis: other, dim: at, start, end, full: all }
+        match &held.entry.shard {
+            TensorShard::Range { axis: other, dim: at, start, end, full: all }
                 if (other, at, all) == (axis, dim, full) =>
             {
                 like[*dim as usize] = *full;
                 ranges.push((*start, *end, held));
             }
-            _ => return Err("is cut in different ways".to_owned()),
+            _ => return Err("is sharded in different ways".to_owned()),
         }
         if like != shape {
-            return Err(format!("has the shapes {shape:?} and {like:?} before the cut"));
+            return Err(format!("has the shapes {shape:?} and {like:?} before sharding"));
         }
     }
     ranges.sort_unstable_by_key(|(start, end, held)| (*start, *end, held.member));
-    let mut pieces = Vec::new();
+    let mut slices = Vec::new();
     let mut done = 0;
     for (start, end, held) in ranges {
         if start > done {
             return Err(format!("{done}..{start} of {axis} is in no package"));
         }
         if end > done {
-            pieces.push(held.piece(*dim as usize, start..end, done..end));
+            slices.push(held.slice(*dim as usize, start..end, done..end));
             done = end;
         }
     }
     if done < *full {
         return Err(format!("{done}..{full} of {axis} is in no package"));
     }
-    Ok(pieces)
+    Ok(slices)
 }
 
 #[cfg(test)]
@@ -231,8 +236,13 @@ mod tests {
     use super::*;
 
     fn entry(dim: u32, range: Range<u64>, shape: &[u64], full: u64) -> TensorEntry {
-        let cut =
-            Cut::Range { axis: "x".to_owned(), dim, start: range.start, end: range.end, full };
+        let shard = TensorShard::Range {
+            axis: "x".to_owned(),
+            dim,
+            start: range.start,
+            end: range.end,
+            full,
+        };
         TensorEntry {
             name: "t".to_owned(),
             dtype: Dtype::U8,
@@ -240,53 +250,59 @@ mod tests {
             file: "f".to_owned(),
             offset: 0,
             size: shape.iter().product(),
-            cut,
+            shard,
             blake3: Digest::of(b""),
         }
     }
 
-    fn joined(entries: &[TensorEntry]) -> Result<Vec<Range<u64>>, String> {
+    fn taken_ranges(entries: &[TensorEntry]) -> Result<Vec<Range<u64>>, String> {
         let held: Vec<Held> = entries
             .iter()
             .enumerate()
             .map(|(member, entry)| Held { member, file: 0, tensor: 0, entry })
             .collect();
         join(&held, &|_| (0, entries.len()))
-            .map(|uncut| uncut.pieces.into_iter().map(|piece| piece.taken).collect())
+            .map(|unsharded| unsharded.slices.into_iter().map(|slice| slice.taken).collect())
     }
 
     #[test]
     fn shared_elements_are_taken_once_and_gaps_are_refused() {
-        let cut = |range: Range<u64>| entry(0, range.clone(), &[range.end - range.start, 2], 6);
-        assert_eq!(joined(&[cut(3..6), cut(0..3)]).unwrap(), [0..3, 3..6]);
-        assert_eq!(joined(&[cut(0..4), cut(2..6), cut(1..3)]).unwrap(), [0..4, 4..6]);
+        let shard = |range: Range<u64>| entry(0, range.clone(), &[range.end - range.start, 2], 6);
+        assert_eq!(taken_ranges(&[shard(3..6), shard(0..3)]).unwrap(), [0..3, 3..6]);
+        assert_eq!(taken_ranges(&[shard(0..4), shard(2..6), shard(1..3)]).unwrap(), [0..4, 4..6]);
         assert_eq!(
-            joined(&[cut(0..6), cut(0..6)]).unwrap().as_slice(),
+            taken_ranges(&[shard(0..6), shard(0..6)]).unwrap().as_slice(),
             std::slice::from_ref(&(0..6))
         );
-        assert_eq!(joined(&[cut(0..2), cut(3..6)]).unwrap_err(), "2..3 of x is in no package");
-        assert_eq!(joined(&[cut(0..5)]).unwrap_err(), "5..6 of x is in no package");
+        assert_eq!(
+            taken_ranges(&[shard(0..2), shard(3..6)]).unwrap_err(),
+            "2..3 of x is in no package"
+        );
+        assert_eq!(taken_ranges(&[shard(0..5)]).unwrap_err(), "5..6 of x is in no package");
     }
 
     #[test]
     fn entries_that_contradict_each_other_are_refused() {
         let check = |other: TensorEntry, word: &str| {
-            let problem = joined(&[entry(0, 0..3, &[3, 2], 6), other]).unwrap_err();
+            let problem = taken_ranges(&[entry(0, 0..3, &[3, 2], 6), other]).unwrap_err();
             assert!(problem.contains(word), "{problem}");
         };
         check(entry(1, 3..6, &[3, 3], 6), "different ways");
-        check(entry(0, 3..6, &[3, 4], 6), "before the cut");
+        check(entry(0, 3..6, &[3, 4], 6), "before sharding");
         check(entry(0, 3..6, &[3, 2], 7), "different ways");
         check(TensorEntry { dtype: Dtype::F32, ..entry(0, 3..6, &[3, 2], 6) }, "element types");
-        check(TensorEntry { cut: Cut::Once, ..entry(0, 3..6, &[3, 2], 6) }, "different ways");
+        check(
+            TensorEntry { shard: TensorShard::Once, ..entry(0, 3..6, &[3, 2], 6) },
+            "different ways",
+        );
         check(entry(0, 3..3, &[0, 2], 6), "has the shape");
-        let whole = TensorEntry { cut: Cut::Once, ..entry(0, 0..6, &[6, 2], 6) };
-        assert!(joined(&[whole.clone(), whole.clone()]).unwrap_err().contains("in several"));
-        let shared = TensorEntry { cut: Cut::Replicated, ..whole };
+        let whole = TensorEntry { shard: TensorShard::Once, ..entry(0, 0..6, &[6, 2], 6) };
+        assert!(taken_ranges(&[whole.clone(), whole.clone()]).unwrap_err().contains("in several"));
+        let shared = TensorEntry { shard: TensorShard::Replicated, ..whole };
         let other = TensorEntry { blake3: Digest::of(b"x"), ..shared.clone() };
-        assert!(joined(&[shared, other]).unwrap_err().contains("not the same"));
+        assert!(taken_ranges(&[shared, other]).unwrap_err().contains("not the same"));
         let huge = entry(0, 0..3, &[3, 2], 1 << 62);
-        assert!(joined(&[huge]).unwrap_err().contains("impossible"));
+        assert!(taken_ranges(&[huge]).unwrap_err().contains("impossible"));
     }
 
     #[test]
@@ -298,15 +314,15 @@ mod tests {
             .enumerate()
             .map(|(member, entry)| Held { member, file: 0, tensor: 0, entry })
             .collect();
-        let uncut = join(&held, &|_| (0, 2)).unwrap();
+        let unsharded = join(&held, &|_| (0, 2)).unwrap();
         let stored: [Vec<u8>; 2] = [vec![0, 1, 3, 4, 6, 7, 9, 10], vec![1, 2, 4, 5, 7, 8, 10, 11]];
         let mut out = vec![0; 6];
-        for (piece, entry) in uncut.pieces.iter().zip(&entries) {
+        for (slice, entry) in unsharded.slices.iter().zip(&entries) {
             let read = |offset: u64, out: &mut [u8]| {
-                out.copy_from_slice(&stored[piece.member][offset as usize..][..out.len()]);
+                out.copy_from_slice(&stored[slice.member][offset as usize..][..out.len()]);
                 Ok(())
             };
-            piece.rows(&uncut, entry, (1, 1), &mut out, &mut Vec::new(), &read).unwrap();
+            slice.rows(&unsharded, entry, (1, 1), &mut out, &mut Vec::new(), &read).unwrap();
         }
         assert_eq!(out, [6, 7, 8, 9, 10, 11]);
     }

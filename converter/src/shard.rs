@@ -1,14 +1,14 @@
-//! Taking a rank's part out of an uncut tensor. Moves whole rows or whole groups; computes
+//! Slices a rank's shard out of an unsharded tensor. Moves whole rows or whole groups; computes
 //! nothing on weights.
 
 use std::ops::Range;
 
-/// The pieces of `bytes` (row-major `shape`, `element_bytes` each) that lie in `range` of
-/// dimension `dim`, in order; joined they are the cut tensor.
+/// The contiguous runs of `bytes` (row-major `shape`, `element_bytes` each) that lie in `range` of
+/// dimension `dim`, in order; concatenated they are the shard.
 ///
 /// # Panics
 /// When `bytes` does not fit `shape`, or `range` the dimension.
-pub(crate) fn pieces<'a>(
+pub(crate) fn runs<'a>(
     bytes: &'a [u8],
     shape: &[u64],
     element_bytes: usize,
@@ -18,7 +18,7 @@ pub(crate) fn pieces<'a>(
     let inner = shape[dim + 1..].iter().product::<u64>() as usize * element_bytes;
     let full = shape[dim] as usize * inner;
     let outer = shape[..dim].iter().product::<u64>() as usize;
-    assert_eq!(bytes.len(), outer * full, "bytes of the uncut tensor");
+    assert_eq!(bytes.len(), outer * full, "bytes of the unsharded tensor");
     assert!(range.start <= range.end && range.end <= shape[dim], "a range of the dimension");
     let within = range.start as usize * inner..range.end as usize * inner;
     (0..outer).map(move |index| &bytes[index * full..][within.clone()])
@@ -34,7 +34,7 @@ pub(crate) struct RowBlock<'a> {
     pub(crate) row_bytes: usize,
 }
 
-/// Puts into `out` what a block of innermost rows has of a cut: `range` of dimension `dim` of a
+/// Puts into `out` what a block of innermost rows has of a shard: `range` of dimension `dim` of a
 /// tensor of `shape`. A vector's elements are its rows.
 ///
 /// # Panics
@@ -50,7 +50,7 @@ pub(crate) fn rows(
     assert_eq!(block.bytes.len(), count as usize * block.row_bytes, "whole rows");
     if dim > 0 && dim + 1 == shape.len() {
         let of_row = [count, shape[dim]];
-        for run in pieces(block.bytes, &of_row, element_bytes, 1, range) {
+        for run in runs(block.bytes, &of_row, element_bytes, 1, range) {
             out.extend_from_slice(run);
         }
         return;
@@ -88,7 +88,7 @@ mod tests {
     fn rows_and_columns() {
         let bytes: Vec<u8> = (0..24).collect();
         let take =
-            |dim, range| pieces(&bytes, &[2, 3, 2], 2, dim, range).collect::<Vec<_>>().concat();
+            |dim, range| runs(&bytes, &[2, 3, 2], 2, dim, range).collect::<Vec<_>>().concat();
         assert_eq!(take(0, 1..2), (12..24).collect::<Vec<u8>>());
         assert_eq!(take(1, 0..1), [0, 1, 2, 3, 12, 13, 14, 15]);
         assert_eq!(take(2, 1..2), [2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23]);
@@ -101,16 +101,16 @@ mod tests {
         let bytes: Vec<u8> = (0..120).collect();
         for (dim, range) in [(0, 1..3), (0, 0..1), (1, 1..3), (1, 3..4), (2, 2..5), (1, 2..2)] {
             let expected: Vec<u8> =
-                pieces(&bytes, &shape, 2, dim, range.clone()).collect::<Vec<_>>().concat();
+                runs(&bytes, &shape, 2, dim, range.clone()).collect::<Vec<_>>().concat();
             for step in [1, 3, 5, 12] {
-                let (mut joined, mut out) = (Vec::new(), Vec::new());
+                let (mut concatenated, mut out) = (Vec::new(), Vec::new());
                 for (index, block) in bytes.chunks(10 * step).enumerate() {
                     let block =
                         RowBlock { bytes: block, first: (index * step) as u64, row_bytes: 10 };
                     rows(&block, (&shape, 2), (dim, range.clone()), &mut out);
-                    joined.extend_from_slice(&out);
+                    concatenated.extend_from_slice(&out);
                 }
-                assert_eq!(joined, expected, "{dim} {range:?} by {step}");
+                assert_eq!(concatenated, expected, "{dim} {range:?} by {step}");
             }
         }
         let vector = RowBlock { bytes: &bytes[..8], first: 2, row_bytes: 2 };

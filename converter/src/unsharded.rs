@@ -1,4 +1,4 @@
-//! The packages of a set, read as the one uncut model that they were cut from.
+//! Reads the packages of a set as the unsharded model that they hold together.
 //!
 //! Every byte comes out of a chunk that has its value in the manifest; every tensor is covered by
 //! what the packages hold; and what they hold is what the rules make of the package's
@@ -18,14 +18,14 @@ use serde_json::Value;
 use shardpack_formats::{Normalised, Rounding};
 use shardpack_manifests::Manifest;
 
-pub use error::JoinError;
+pub use error::UnshardError;
 
 use crate::{
     plan::{ConvertOptions, MAX_RANKS, Plan, PlanError, check_stages},
     report::TensorReport,
 };
 use chunks::Chunks;
-use tensors::Uncut;
+use tensors::UnshardedTensor;
 
 /// One package.
 pub(crate) struct Member {
@@ -33,20 +33,20 @@ pub(crate) struct Member {
     pub(crate) manifest: Manifest,
 }
 
-/// What a set's `report.json` says that no package does.
+/// The parts of a set's `report.json` that no package holds.
 #[derive(Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct SetReport {
     /// What the conversion did to each tensor.
     pub(crate) tensors: BTreeMap<String, TensorReport>,
-    /// What it told the user.
+    /// The warnings that it printed.
     pub(crate) warnings: Vec<String>,
 }
 
-/// The packages of all ranks, open as one model.
-pub struct Joined {
+/// The packages of all ranks, opened as one unsharded model.
+pub struct UnshardedModel {
     /// In rank order.
     members: Vec<Member>,
-    tensors: BTreeMap<String, Uncut>,
+    tensors: BTreeMap<String, UnshardedTensor>,
     chunks: Chunks,
     /// Files of every package that are neither weights nor their index.
     pub(crate) texts: BTreeMap<String, Vec<u8>>,
@@ -55,28 +55,28 @@ pub struct Joined {
     /// What the rules make of that.
     pub(crate) normalised: Normalised,
     /// Absent when packages were given without their set.
-    pub(crate) told: Option<Told>,
+    pub(crate) report: Option<SetReport>,
 }
 
 /// Buffers that a reader keeps from block to block.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    piece: Vec<u8>,
+    shard: Vec<u8>,
 }
 
-impl Joined {
+impl UnshardedModel {
     /// Opens the folder of a set, a folder with the packages of one, or packages given one by
     /// one; in any order, but all of them. Reads documents and no weights.
-    pub fn open(paths: &[PathBuf]) -> Result<Self, JoinError> {
+    pub fn open(paths: &[PathBuf]) -> Result<Self, UnshardError> {
         let opened = open::open(paths)?;
-        let tensors = tensors::uncut(&opened.members)?;
+        let tensors = tensors::unsharded(&opened.members)?;
         let manifest = &opened.members[0].manifest;
         let texts = open::texts(&opened.members[0])?;
         let (config, normalised) =
             logical::normalised(&opened.members[0].directory, manifest, &texts, &tensors)?;
         let chunks = Chunks::default();
-        let (members, told) = (opened.members, opened.told);
-        Ok(Self { members, tensors, chunks, texts, config, normalised, told })
+        let (members, report) = (opened.members, opened.report);
+        Ok(Self { members, tensors, chunks, texts, config, normalised, report })
     }
 
     /// What every package says of the whole: the manifest of rank 0.
@@ -86,7 +86,7 @@ impl Joined {
     }
 
     /// A plan that writes these weights, as they are stored, for other nodes.
-    pub(crate) fn plan(&self, options: ConvertOptions) -> Result<Plan, JoinError> {
+    pub(crate) fn plan(&self, options: ConvertOptions) -> Result<Plan, UnshardError> {
         if !(1..=MAX_RANKS).contains(&options.nodes.count()) {
             let value = options.nodes.count().to_string();
             let possible = "1 to 8 nodes are";
@@ -96,7 +96,7 @@ impl Joined {
         let manifest = self.manifest();
         let quantization = manifest.quantization.clone();
         let options = ConvertOptions { name: manifest.name.clone(), ..options };
-        let warnings = self.told.as_ref().map_or_else(Vec::new, |told| told.warnings.clone());
+        let warnings = self.report.as_ref().map_or_else(Vec::new, |report| report.warnings.clone());
         // Nothing is rounded again: any rule will do.
         let rounding = Rounding::MlxCpu;
         let plan = Plan::of(self.normalised.clone(), quantization, options, rounding, warnings);
@@ -105,7 +105,7 @@ impl Joined {
     }
 
     /// The packages must hold exactly what such a model stores.
-    fn check_parts(&self, plan: &Plan) -> Result<(), JoinError> {
+    fn check_parts(&self, plan: &Plan) -> Result<(), UnshardError> {
         let mut expected = 0;
         for part in plan.steps.iter().flat_map(|step| &step.parts) {
             expected += 1;
@@ -117,7 +117,7 @@ impl Joined {
                     || "nothing".to_owned(),
                     |found| format!("{} {:?}", found.dtype, found.shape),
                 );
-                return Err(JoinError::Tensor {
+                return Err(UnshardError::Tensor {
                     tensor: part.name.clone(),
                     problem: format!("expected {} {:?}, found {found}", part.dtype, part.shape),
                 });
@@ -130,12 +130,12 @@ impl Joined {
             plan.steps.iter().flat_map(|step| &step.parts).any(|part| part.name == *name)
         };
         let tensor = self.tensors.keys().find(|name| !planned(name)).cloned().unwrap_or_default();
-        Err(JoinError::Tensor { tensor, problem: "no part of this model".to_owned() })
+        Err(UnshardError::Tensor { tensor, problem: "no part of this model".to_owned() })
     }
 
-    /// Bytes of all tensors, uncut.
+    /// Bytes of all tensors, unsharded.
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.tensors.values().map(Uncut::size_bytes).sum()
+        self.tensors.values().map(UnshardedTensor::size_bytes).sum()
     }
 
     /// Sets how many bytes of checked chunks are kept for the next reader.
@@ -143,7 +143,7 @@ impl Joined {
         self.chunks.keep_bytes(bytes);
     }
 
-    /// Fills `out` with rows `first..first + rows` of a stored tensor, uncut.
+    /// Fills `out` with rows `first..first + rows` of a stored tensor, unsharded.
     ///
     /// # Panics
     /// When there is no such tensor or row.
@@ -153,17 +153,17 @@ impl Joined {
         (first, rows): (u64, u64),
         out: &mut Vec<u8>,
         scratch: &mut Scratch,
-    ) -> Result<(), JoinError> {
-        let uncut = &self.tensors[tensor];
-        assert!(first + rows <= uncut.rows(), "rows of the tensor");
-        out.resize((rows * uncut.row_bytes()) as usize, 0);
-        for piece in &uncut.pieces {
-            let member = &self.members[piece.member];
+    ) -> Result<(), UnshardError> {
+        let unsharded = &self.tensors[tensor];
+        assert!(first + rows <= unsharded.rows(), "rows of the tensor");
+        out.resize((rows * unsharded.row_bytes()) as usize, 0);
+        for slice in &unsharded.slices {
+            let member = &self.members[slice.member];
             let read = |offset, out: &mut [u8]| {
-                self.chunks.read(member, (piece.member, piece.file), offset, out)
+                self.chunks.read(member, (slice.member, slice.file), offset, out)
             };
-            let entry = &member.manifest.tensors[piece.tensor];
-            piece.rows(uncut, entry, (first, rows), out, &mut scratch.piece, &read)?;
+            let entry = &member.manifest.tensors[slice.tensor];
+            slice.rows(unsharded, entry, (first, rows), out, &mut scratch.shard, &read)?;
         }
         Ok(())
     }

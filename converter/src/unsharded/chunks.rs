@@ -1,5 +1,5 @@
-//! Reading of packages' files in whole chunks, each checked against its value before a byte of it
-//! is used.
+//! Reads packages' files in whole chunks, each verified against its value before a byte of it is
+//! used.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ use shardpack_manifests::{
     verify::Problem,
 };
 
-use super::{JoinError, Member};
+use super::{Member, UnshardError};
 
 /// A chunk: package, file, index.
 type Key = (usize, usize, u64);
@@ -54,7 +54,7 @@ impl Chunks {
         (package, file): (usize, usize),
         offset: u64,
         out: &mut [u8],
-    ) -> Result<(), JoinError> {
+    ) -> Result<(), UnshardError> {
         let mut filled = 0;
         while filled < out.len() {
             let at = offset + filled as u64;
@@ -69,7 +69,7 @@ impl Chunks {
         Ok(())
     }
 
-    fn chunk(&self, member: &Member, key: Key) -> Result<Arc<Vec<u8>>, JoinError> {
+    fn chunk(&self, member: &Member, key: Key) -> Result<Arc<Vec<u8>>, UnshardError> {
         {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(at) = kept.iter().position(|(kept, _)| *kept == key) {
@@ -91,8 +91,8 @@ impl Chunks {
 }
 
 /// A chunk as it was packaged, or an error that names the tensors it has damaged.
-fn read_checked(member: &Member, entry: &FileEntry, index: u64) -> Result<Vec<u8>, JoinError> {
-    let wrong = |source| JoinError::Package { package: member.directory.clone(), source };
+fn read_checked(member: &Member, entry: &FileEntry, index: u64) -> Result<Vec<u8>, UnshardError> {
+    let wrong = |source| UnshardError::Package { package: member.directory.clone(), source };
     let name = || entry.name.clone();
     let opened = open(member, entry).map_err(wrong)?;
     let range = chunk_range(entry.size, index);

@@ -1,4 +1,4 @@
-//! Why packages do not make a model.
+//! Why packages cannot be read as one model.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::plan::PlanError;
 
 /// Why packages cannot be read as one model.
 #[derive(Debug, thiserror::Error)]
-pub enum JoinError {
+pub enum UnshardError {
     /// The path is neither a set nor a package nor a folder of packages.
     #[error(
         "{}: neither a package set (set.json), nor a package (manifest.json), nor a folder of packages", .0.display()
@@ -88,8 +88,8 @@ pub enum JoinError {
         "{}: this version reads another architecture from config.json than the manifest states; convert the source again", .0.display()
     )]
     Architecture(PathBuf),
-    /// What was joined is not what the packages name.
-    #[error("the joined tensors have the {what} id {found}, the packages name {expected}")]
+    /// The unsharded tensors are not those that the packages name.
+    #[error("the unsharded tensors have the {what} id {found}, the packages name {expected}")]
     WrongId {
         /// Which id.
         what: &'static str,
@@ -98,12 +98,12 @@ pub enum JoinError {
         /// That of what they hold.
         found: Digest,
     },
-    /// It cannot be cut as asked.
+    /// It cannot be sharded as asked.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-impl JoinError {
+impl UnshardError {
     /// Whether the packages were looked at and are wrong (else they could not be looked at).
     #[must_use]
     pub const fn is_wrong(&self) -> bool {
