@@ -9,20 +9,15 @@ use std::{
 use anyhow::Context as _;
 use shardpack_cluster::LoadError;
 use shardpack_engine::{
-    backend::{
-        Arithmetic, Backend, Collectives, Cpu, CpuError, CpuOptions, Mlx,
-        mlx::{MemoryNeed, MemoryPlan, Taken},
-    },
-    engine::{
-        DraftModelError, Engine, EngineOptions, LocalModel, RankEngine, Speculate, memory_group,
-    },
+    backend::{Arithmetic, Collectives, Cpu, CpuError, CpuOptions, Mlx, mlx::Taken},
+    engine::{EngineOptions, Speculate, memory_group},
     loading::{OpenOptions, Package, Packing},
-    model::Model,
+    rank_engine::{LocalBackends, RankBackend},
 };
-use shardpack_engine_api::{ConstraintFactory, TokenId};
+use shardpack_engine_api::TokenId;
 use shardpack_formats::memory::KvType;
-use shardpack_manifests::{Layout, Manifest};
-use shardpack_mlx::{distributed::Distributed, runtime};
+use shardpack_manifests::Layout;
+use shardpack_mlx::{Device, distributed::Distributed, runtime};
 
 use crate::{
     args::{CollectivesName, EngineChoice, EngineName, KvFormat, SpeculateName},
@@ -239,12 +234,12 @@ impl EngineChoice {
 
     /// Opens the backend of a rank, before its package is read: with MLX's own collectives, ranks
     /// wait here for each other. `place` is rank and number of ranks.
-    pub(crate) fn open(&self, threads: usize, place: [u32; 2]) -> Result<Opened, LoadError> {
+    pub(crate) fn open(&self, threads: usize, place: [u32; 2]) -> Result<RankBackend, LoadError> {
         Ok(match self.engine {
-            EngineName::Cpu => Opened::Cpu(self.cpu(threads)?),
+            EngineName::Cpu => RankBackend::Cpu(self.cpu(threads)?),
             EngineName::Mlx => {
                 let collectives = self.collectives(place);
-                Opened::Mlx(self.mlx(collectives, place)?)
+                RankBackend::Mlx(self.mlx(collectives, place)?)
             }
             EngineName::Scripted => return Err(ONLY_SERVE.into()),
         })
@@ -258,96 +253,28 @@ impl EngineChoice {
         threads: usize,
     ) -> Result<Vec<f32>, Failure> {
         let groups = memory_group(packages.len() as u32)?;
-        if self.engine == EngineName::Cpu {
+        let backends = if self.engine == EngineName::Cpu {
             let backends = packages.iter().map(|_| self.cpu(threads)).collect::<Result<_, _>>();
-            let backends = backends.map_err(anyhow::Error::from)?;
-            let model = LocalModel::over(packages, &groups, backends).map_err(Failure::wrong)?;
-            return model.logits(tokens).map_err(Failure::wrong);
-        }
-        if packages.len() > 1 {
-            // Ranks in one process would block each other in MLX until the group times out.
+            LocalBackends::Cpu(backends.map_err(anyhow::Error::from)?)
+        } else if packages.len() > 1 {
             let error = anyhow::anyhow!("MLX supports one rank per process");
             return Err(Failure::from(error).hint("use --engine cpu, or a set for one node"));
-        }
-        let backends = vec![self.mlx(Collectives::Own, [0, 1])?];
-        let model = LocalModel::over(packages, &groups, backends).map_err(Failure::wrong)?;
-        model.logits(tokens).map_err(Failure::wrong)
-    }
-}
-
-/// The backend of a rank.
-pub(crate) enum Opened {
-    Cpu(Cpu),
-    Mlx(Mlx),
-}
-
-impl Opened {
-    /// Refuses a package that this machine cannot hold.
-    pub(crate) fn check_memory(&self, manifest: &Manifest) -> Result<(), LoadError> {
-        if let Self::Mlx(mlx) = self {
-            let weight_bytes = manifest.tensors.iter().map(|tensor| tensor.size).sum();
-            MemoryPlan::new(
-                MemoryNeed { weight_bytes, kv_bytes: 0, least_kv_bytes: 0 },
-                mlx.working_set(),
-            )?;
-        }
-        Ok(())
-    }
-
-    /// This rank's engine over its open package, and over that of its draft model.
-    pub(crate) fn rank_engine(
-        self,
-        package: &Package,
-        draft: Option<&Package>,
-        options: EngineOptions,
-        constraints: Option<Box<dyn ConstraintFactory>>,
-    ) -> Result<Box<dyn RankEngine>, LoadError> {
-        Ok(match self {
-            Self::Cpu(backend) => {
-                let model = Model::load(package, &backend)?;
-                let draft = draft.map(|draft| Model::load(draft, &backend)).transpose()?;
-                let engine = Engine::new(model, backend, options);
-                let engine = match draft {
-                    Some(draft) => engine.with_draft_model(draft)?,
-                    None => engine,
-                };
-                boxed(engine, constraints)
-            }
-            Self::Mlx(_) if draft.is_some() => return Err(DraftModelError::Backend.into()),
-            Self::Mlx(backend) => {
-                let model = Model::load(package, &backend)?;
-                let taken = backend.taken();
-                say_copies(&taken, backend.working_set().is_some());
-                let [kv_bytes, least_kv_bytes] = options.kv_bytes_of(&model, &backend);
-                let need = MemoryNeed { weight_bytes: taken.bytes, kv_bytes, least_kv_bytes };
-                let plan = MemoryPlan::new(need, backend.working_set())?;
-                backend.set_limits(&plan)?;
-                // Ranks without attention layers need no KV cache.
-                let kv_bytes = (kv_bytes > 0).then_some(plan.kv_bytes);
-                let options = EngineOptions { kv_bytes: kv_bytes.or(options.kv_bytes), ..options };
-                boxed(Engine::new(model, backend, options), constraints)
-            }
-        })
-    }
-}
-
-fn boxed<B: Backend + 'static>(
-    engine: Engine<B>,
-    constraints: Option<Box<dyn ConstraintFactory>>,
-) -> Box<dyn RankEngine> {
-    match constraints {
-        Some(factory) => Box::new(engine.with_constraints(factory)),
-        None => Box::new(engine),
+        } else {
+            LocalBackends::Mlx(self.mlx(Collectives::Own, [0, 1])?)
+        };
+        backends.logits(packages, &groups, tokens).map_err(Failure::wrong)
     }
 }
 
 /// Prints one line if weights were copied, and why.
-fn say_copies(taken: &Taken, gpu: bool) {
+pub(crate) fn say_copies(taken: &Taken, device: Device) {
     if taken.copied_tensors == 0 {
         return;
     }
-    let why =
-        if gpu { "Metal could not use them in place" } else { "MLX's CPU build always copies" };
+    let why = match device {
+        Device::Gpu => "Metal could not use them in place",
+        Device::Cpu => "MLX's CPU build always copies",
+    };
     say(&format!(
         "mlx: {} of {} tensors ({} of {}) were copied into MLX's memory: {why}",
         taken.copied_tensors,

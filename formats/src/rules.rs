@@ -55,7 +55,7 @@
 //! Names are checked when a pack is parsed: an expression can only name what is declared, so a
 //! misspelt key is found before any model is.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use toml::Table;
 
@@ -113,7 +113,8 @@ pub fn refused(model_type: &str) -> Option<String> {
 /// A checked rule pack.
 #[derive(Clone, Debug)]
 pub struct RulePack {
-    pub(crate) file: file::PackFile,
+    /// Shared: a copy of a pack compiles no copying of its rules in the crates above.
+    pub(crate) file: Arc<file::PackFile>,
     /// For each family, its names in an order in which each follows those that it mentions.
     pub(crate) lets: BTreeMap<String, Vec<Let>>,
 }
@@ -244,7 +245,8 @@ fn inherit(file: &mut file::PackFile) -> Result<(), RuleError> {
             problem: format!("{base:?} is not a compiled-in pack"),
         });
     };
-    let base: file::PackFile = toml::from_str(text)?;
+    // By way of a table, as every pack: one deserializer of the rule types is compiled, not two.
+    let base: file::PackFile = serde::Deserialize::deserialize(toml::from_str::<Table>(text)?)?;
     file.strip.splice(0..0, base.strip);
     file.ignore.extend(base.ignore);
     let own = &file.config;

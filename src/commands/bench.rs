@@ -9,11 +9,11 @@ use shardpack_converter::{
     plan::{EngineLoad, PROCESS_BYTES},
 };
 use shardpack_engine::{
-    backend::{Cpu, KvCache},
+    backend::Cpu,
     bench::{Speed, Workload, all_reduce_latency, bench, bench_drafts, read_bandwidth},
     engine::{Engine, EngineOptions, Speculate, memory_group},
     loading::{OpenOptions, Package},
-    model::Model,
+    rank_engine::CpuModel,
 };
 use shardpack_formats::memory::{KvType, MIN_KV_BYTES, PREFILL_TOKENS, TOKENS_PER_PAGE};
 use shardpack_manifests::Manifest;
@@ -36,23 +36,22 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let mut manifests = Vec::new();
     let mut loads = Vec::new();
     for folder in &folders {
-        let Loaded { package, backend, model } = open(folder, threads, each, args)?;
+        let (package, model) = open(folder, threads, each, args)?;
         loads = self::loads(args, model.spec().max_positions as usize)?;
-        let page = backend.page_bytes(&model.cache_shape());
+        let page = model.page_bytes();
         ranks.push(RankBytes::of(package.manifest(), page));
         manifests.push(package.manifest().clone());
         // Steps are compared with the memory bandwidth: one token each, of all requests at once.
         let options = EngineOptions { speculate: Speculate::Off, ..EngineOptions::STANDARD };
-        let [usual, _] = options.kv_bytes_of(&model, &backend);
-        let kv_bytes = Some(usual.max(pages(&loads) * page));
-        let mut engine = Engine::new(model, backend, EngineOptions { kv_bytes, ..options });
-        if let Some(set) = args.draft_model.as_deref().filter(|_| engines.is_empty()) {
+        let kv_bytes = Some(model.kv_bytes(&options).max(pages(&loads) * page));
+        let set = args.draft_model.as_deref().filter(|_| engines.is_empty());
+        let draft = set.map(|set| {
             let draft = draft::folder(set)?;
             draft::compare(&draft, folder).map_err(Failure::wrong)?;
-            let Loaded { model, .. } = open(&draft, threads, each, args)?;
-            engine = engine.with_draft_model(model).map_err(Failure::wrong)?;
-        }
-        engines.push(engine);
+            open(&draft, threads, each, args).map(|(_, model)| model)
+        });
+        let options = EngineOptions { kv_bytes, ..options };
+        engines.push(model.engine(draft.transpose()?, options).map_err(Failure::wrong)?);
     }
     let spec = engines.first().map(|engine| engine.model().spec().clone());
     let spec = spec.ok_or_else(|| Failure::wrong(anyhow!("the set has no packages")))?;
@@ -92,22 +91,20 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An open package, its backend, and its model.
-struct Loaded {
-    package: Package,
-    backend: Cpu,
-    model: Model<Cpu>,
-}
-
 /// Opens a package and loads its model for a backend with `each` threads.
-fn open(folder: &Path, threads: usize, each: usize, args: &BenchArgs) -> Result<Loaded, Failure> {
+fn open(
+    folder: &Path,
+    threads: usize,
+    each: usize,
+    args: &BenchArgs,
+) -> Result<(Package, CpuModel), Failure> {
     let shown = || folder.display().to_string();
     let wrong = |error: anyhow::Error| Failure::wrong(error.context(shown()));
     let package = Package::open(folder, &OpenOptions::fast(threads), &|_| ())
         .map_err(|error| wrong(error.into()))?;
     let backend = Cpu::new(each).map_err(anyhow::Error::from)?.with_kv(args.kv_type.kv_type());
-    let model = Model::load(&package, &backend).map_err(|error| wrong(error.into()))?;
-    Ok(Loaded { package, backend, model })
+    let model = CpuModel::load(&package, backend).map_err(|error| wrong(error.into()))?;
+    Ok((package, model))
 }
 
 /// Pages that the largest load takes.

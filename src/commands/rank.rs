@@ -19,7 +19,10 @@ use shardpack_identity::{Credentials, credentials_of_node, is_local};
 use shardpack_manifests::Manifest;
 
 use super::{Outcome, draft, package, threads};
-use crate::{args::RankArgs, failure::Failure, progress::result, sleep_inhibitor::SleepInhibitor};
+use crate::{
+    args::RankArgs, engines::say_copies, failure::Failure, progress::result,
+    sleep_inhibitor::SleepInhibitor,
+};
 
 /// Runs the command.
 pub(crate) fn run(args: &RankArgs) -> Outcome {
@@ -62,7 +65,8 @@ pub(crate) fn run(args: &RankArgs) -> Outcome {
         let draft = draft.transpose()?;
         let constraints =
             if leads { shardpack_chat::constraints(&folder, style).ok().flatten() } else { None };
-        opened.rank_engine(&package, draft.as_ref(), choice.options(), constraints)
+        let (draft, options) = (draft.as_ref(), choice.options());
+        Ok(opened.rank_engine(&package, draft, options, constraints, &mut say_copies)?)
     });
     end_for_sure();
     served.map_err(Failure::from)?;

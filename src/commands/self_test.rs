@@ -15,15 +15,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use shardpack_collectives::{Deadline, Group, join_on_loopback};
 use shardpack_engine::{
-    backend::Backend,
-    bench::{AllReduceTimes, all_reduce_in_graph},
-    engine::LocalModel,
+    bench::AllReduceTimes,
     loading::{OpenOptions, Package},
+    rank_engine::RankBackend,
 };
 use shardpack_engine_api::TokenId;
 
 use super::Outcome;
-use crate::{args::SelfTestArgs, engines::Opened, failure::Failure, progress::result};
+use crate::{args::SelfTestArgs, failure::Failure, progress::result};
 
 /// Time for all ranks to connect to each other.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -60,24 +59,20 @@ pub(crate) fn run(args: &SelfTestArgs) -> Outcome {
     let place = [manifest.rank, manifest.layout.ranks];
     let opened = args.engine.open(1, place).map_err(|error| anyhow::anyhow!("{error}"))?;
     let group: Arc<dyn Group> = Arc::new(group);
-    let times = match opened {
-        Opened::Cpu(backend) => compute(&package, backend, &group, &task),
-        Opened::Mlx(backend) => compute(&package, backend, &group, &task),
-    }?;
+    let times = compute(&package, opened, &group, &task)?;
     result(&json!({ "sums": times }).to_string());
     Ok(ExitCode::SUCCESS)
 }
 
-fn compute<B: Backend>(
+fn compute(
     package: &Package,
-    backend: B,
+    backend: RankBackend,
     group: &Arc<dyn Group>,
     task: &Task,
 ) -> anyhow::Result<Vec<AllReduceTimes>> {
-    let measure = |size: &usize| all_reduce_in_graph(&backend, group.as_ref(), *size, task.rounds);
+    let measure = |size: &usize| backend.all_reduce_times(group.as_ref(), *size, task.rounds);
     let times = task.sizes_bytes.iter().map(measure).collect::<Result<_, _>>()?;
-    let model = LocalModel::one_rank(package, Arc::clone(group), backend)?;
-    let logits = model.logits(&task.tokens)?;
+    let logits = backend.logits(package, Arc::clone(group), &task.tokens)?;
     let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
     fs::write(&task.logits, bytes).with_context(|| task.logits.display().to_string())?;
     Ok(times)

@@ -1,6 +1,9 @@
 //! What must hold in a rule file before any model is looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     EXPERTS_AXIS, Let, RuleError, RulePack, SCHEMA,
@@ -34,7 +37,7 @@ pub(super) fn check(file: PackFile) -> Result<RulePack, RuleError> {
     }
     check_axes(&file)?;
     check_tensors(&file)?;
-    Ok(RulePack { file, lets })
+    Ok(RulePack { file: Arc::new(file), lets })
 }
 
 fn invalid<T>(place: &str, problem: &str) -> Result<T, RuleError> {

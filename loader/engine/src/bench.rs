@@ -27,7 +27,7 @@ use shardpack_kernels::{
 };
 
 use crate::{
-    backend::Backend,
+    backend::Cpu,
     engine::{CountedGroup, Counts, Engine, RankEngine, StepOutcome},
 };
 
@@ -89,8 +89,8 @@ pub enum BenchError {
 
 /// Runs each load in turn on the engines of one group, rank 0's first, and returns what `note`
 /// has heard one by one.
-pub fn bench<B: Backend>(
-    engines: &mut [Engine<B>],
+pub fn bench(
+    engines: &mut [Engine<Cpu>],
     groups: &[Arc<dyn Group>],
     loads: &[Workload],
     note: &mut dyn FnMut(&Speed),
@@ -116,8 +116,8 @@ pub fn bench<B: Backend>(
     })
 }
 
-fn run<B: Backend>(
-    leader: &mut Engine<B>,
+fn run(
+    leader: &mut Engine<Cpu>,
     group: &CountedGroup<'_>,
     load: Workload,
     next_id: &mut u64,
@@ -250,7 +250,6 @@ pub fn read_bandwidth(threads: usize) -> io::Result<f64> {
 mod tests {
     use super::*;
     use crate::{
-        backend::Cpu,
         engine::{EngineOptions, memory_group},
         loading::Package,
         model::Model,

@@ -3,7 +3,8 @@
 //!
 //! Reading order: [`loading`] (a package's bytes, checked), [`backend`] (operations on a machine),
 //! [`model`] (layers over a backend), [`engine`] (continuous batching, sampling, speculation),
-//! [`bench`] and [`eval`] (speed and quality). Knows token ids, not text; no sockets of its own.
+//! [`bench`] and [`eval`] (speed and quality), [`rank_engine`] (all of it on a backend that is chosen
+//! at run time). Knows token ids, not text; no sockets of its own.
 #![forbid(unsafe_code)]
 
 pub mod backend;
@@ -12,6 +13,7 @@ pub mod engine;
 pub mod eval;
 pub mod loading;
 pub mod model;
+pub mod rank_engine;
 
 #[cfg(test)]
 mod testing;

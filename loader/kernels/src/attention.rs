@@ -12,7 +12,7 @@ use std::{iter, ops::Range};
 
 use shardpack_formats::Platform;
 
-use crate::{Floats, platform, team};
+use crate::{Floats, team};
 
 mod block;
 mod block_sparse;
@@ -135,19 +135,21 @@ pub fn attend(q: &[f32], attention: &Attention<'_>, out: &mut [f32]) {
         (ROWS_AT_ONCE, groups.map(columns).collect())
     };
     team::parts(&on, out, width, (length, &ranges), |first_row, out| {
-        let (input, platform) = (HeadsInput { q, attention, first_row }, on.platform);
-        match platform {
+        let input = HeadsInput { q, attention, first_row };
+        // Each platform's vectors run with its own instructions: `platform::run` would compile them
+        // for every platform.
+        match on.platform {
             #[cfg(target_arch = "x86_64")]
             Platform::Avx512 => {
-                platform::run(platform, Heads::<crate::avx512::Sixteen>::new(input, out));
+                crate::avx512::run(Heads::<crate::avx512::Sixteen>::new(input, out));
             }
             #[cfg(target_arch = "x86_64")]
             Platform::Avx2 => {
-                platform::run(platform, Heads::<crate::avx2::Sixteen>::new(input, out));
+                crate::avx2::run(Heads::<crate::avx2::Sixteen>::new(input, out));
             }
             #[cfg(target_arch = "aarch64")]
             Platform::Neon => {
-                platform::run(platform, Heads::<crate::neon::Sixteen>::new(input, out));
+                crate::neon::run(Heads::<crate::neon::Sixteen>::new(input, out));
             }
             _ => Plain::run(Heads::<Plain>::new(input, out)),
         }

@@ -194,13 +194,13 @@ fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<
     match (&x.values, platform) {
         #[cfg(target_arch = "x86_64")]
         (Values::Tiles(x), Platform::Avx2 | Platform::Avx512) => {
-            tiled::<crate::avx2::Tiles>(Platform::Avx2, weights, x, &mut out);
+            crate::avx2::run(tiled::<crate::avx2::Tiles>(weights, x, &mut out));
         }
         #[cfg(target_arch = "aarch64")]
         (Values::Tiles(x), Platform::Neon) => {
-            tiled::<crate::neon::Tiles>(platform, weights, x, &mut out);
+            crate::neon::run(tiled::<crate::neon::Tiles>(weights, x, &mut out));
         }
-        (Values::Tiles(x), _) => tiled::<portable::Tiles>(platform, weights, x, &mut out),
+        (Values::Tiles(x), _) => tiled::<portable::Tiles>(weights, x, &mut out).run(),
         #[cfg(target_arch = "x86_64")]
         (Values::Rows(x), Platform::Avx512) if weights.packing == Packing::Interleaved => {
             crate::avx512::rows(weights, x, &mut out);
@@ -222,8 +222,13 @@ fn int8(platform: Platform, weights: &Packed<'_>, x: &Rounded, mut out: Columns<
     }
 }
 
-fn tiled<S: Shape>(platform: Platform, weights: &Packed<'_>, x: &Panels, out: &mut Columns<'_>) {
-    platform::run(platform, Products { weights, x, out, shape: PhantomData::<S> });
+/// Products of a platform's tiles, to be run with that platform's instructions.
+const fn tiled<'a, 'b, S: Shape>(
+    weights: &'a Packed<'a>,
+    x: &'a Panels,
+    out: &'a mut Columns<'b>,
+) -> Products<'a, 'b, S> {
+    Products { weights, x, out, shape: PhantomData }
 }
 
 /// Products in f32 with some of the weight rows.

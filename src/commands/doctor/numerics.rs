@@ -7,9 +7,10 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::json;
 use shardpack_converter::{ConvertOptions, Pickles};
 use shardpack_engine::{
-    backend::{Arithmetic, Backend, Collectives, Cpu, CpuOptions, Mlx},
-    engine::{LocalModel, memory_group},
+    backend::{Arithmetic, Collectives, Cpu, CpuError, CpuOptions, Mlx},
+    engine::memory_group,
     loading::{OpenOptions, Package},
+    rank_engine::{LocalBackends, take_weights},
 };
 use shardpack_engine_api::TokenId;
 use shardpack_mlx::Device;
@@ -70,30 +71,30 @@ pub(super) fn tokens() -> Vec<TokenId> {
     (0..48_u32).map(|index| TokenId(3 + index.wrapping_mul(97) % 500)).collect()
 }
 
-fn logits<B: Backend>(package: &Package, backend: B) -> anyhow::Result<Vec<f32>> {
+fn logits(package: &Package, backends: LocalBackends) -> anyhow::Result<Vec<f32>> {
     let groups = memory_group(1)?;
-    let model = LocalModel::over(std::slice::from_ref(package), &groups, vec![backend])?;
-    Ok(model.logits(&tokens())?)
+    Ok(backends.logits(std::slice::from_ref(package), &groups, &tokens())?)
 }
 
-fn exact(platform: Option<&str>) -> CpuOptions {
+fn exact(platform: Option<&str>) -> Result<LocalBackends, CpuError> {
     let platform = platform.map(str::to_owned);
-    CpuOptions { threads: 1, platform, arithmetic: Arithmetic::Exact }
+    let options = CpuOptions { threads: 1, platform, arithmetic: Arithmetic::Exact };
+    Ok(LocalBackends::Cpu(vec![Cpu::with_options(&options)?]))
 }
 
 /// Logits of the `cpu` engine, with exact activations.
 pub(super) fn expected(package: &Package) -> anyhow::Result<Vec<f32>> {
-    logits(package, Cpu::with_options(&exact(None))?)
+    logits(package, exact(None)?)
 }
 
 /// Checks that the built-in kernels give the same bits with every instruction set of the machine.
 pub(super) fn check_cpu(bundled: &Bundled<'_>, report: &mut Report) {
     let compare = || {
         let package = bundled.package(4)?;
-        let expected = logits(&package, Cpu::with_options(&exact(Some("portable")))?)?;
+        let expected = logits(&package, exact(Some("portable"))?)?;
         let mut compared = Vec::new();
         for platform in PLATFORMS {
-            let Ok(backend) = Cpu::with_options(&exact(Some(platform))) else { continue };
+            let Ok(backend) = exact(Some(platform)) else { continue };
             let found = logits(&package, backend)?;
             let same = found.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
             ensure!(same, "{platform} gives different bits than portable");
@@ -122,7 +123,7 @@ fn compare_mlx(bundled: &Bundled<'_>, bits: u32) -> anyhow::Result<Finding> {
     let cpu = expected(&package)?;
     let backend = open()?;
     let is_f32 = backend.library().device() == Device::Cpu;
-    let mlx = logits(&package, backend)?;
+    let mlx = logits(&package, LocalBackends::Mlx(backend))?;
     let limit = if is_f32 {
         TOLERANCE
     } else {
@@ -159,10 +160,7 @@ fn wrapping(bundled: &Bundled<'_>, report: &mut Report) {
     let load = || -> anyhow::Result<_> {
         let (package, backend) = (bundled.package(4)?, open()?);
         let device = backend.library().device();
-        let model = shardpack_engine::model::Model::load(&package, &backend)?;
-        let taken = backend.taken();
-        drop(model);
-        Ok((device, taken))
+        Ok((device, take_weights(&package, &backend)?))
     };
     match load() {
         Ok((Device::Cpu, _)) => {

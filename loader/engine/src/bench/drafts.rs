@@ -13,7 +13,7 @@ use shardpack_engine_api::{Event, GenerateRequest, RequestId, Sampling, TokenId}
 
 use super::{BenchError, Workload};
 use crate::{
-    backend::Backend,
+    backend::Cpu,
     engine::{Engine, RankEngine, Speculate, StepOutcome},
 };
 
@@ -54,8 +54,8 @@ pub struct DraftSpeed {
 
 /// Runs each load with answers of each kind on the engines of one group, rank 0's first, without
 /// drafts and with them. Answers that differ are an error.
-pub fn bench_drafts<B: Backend>(
-    engines: &mut [Engine<B>],
+pub fn bench_drafts(
+    engines: &mut [Engine<Cpu>],
     groups: &[Arc<dyn Group>],
     loads: &[Workload],
 ) -> Result<Vec<DraftSpeed>, BenchError> {
@@ -86,8 +86,8 @@ struct Run {
     accepted: u32,
 }
 
-fn compare<B: Backend>(
-    leader: &mut Engine<B>,
+fn compare(
+    leader: &mut Engine<Cpu>,
     group: &dyn Group,
     (load, text): (Workload, AnswerKind),
     next_id: &mut u64,
@@ -125,8 +125,8 @@ fn median(speeds: &mut [f64]) -> f64 {
     speeds.get(speeds.len() / 2).copied().unwrap_or_default()
 }
 
-fn run<B: Backend>(
-    leader: &mut Engine<B>,
+fn run(
+    leader: &mut Engine<Cpu>,
     group: &dyn Group,
     (load, text): (Workload, AnswerKind),
     predictions: Option<&BTreeMap<u64, Vec<TokenId>>>,

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Floats,
     lanes::LANES,
-    platform::{self, Task},
+    platform::Task,
     team::{self, Columns},
 };
 
@@ -97,19 +97,19 @@ impl Index<'_> {
             starts.map(|at| at..all.end.min(at + blocks * KEYS_PER_BLOCK)).collect();
         team::parts(&on, out, self.columns(), (length, &ranges), |first_row, out| {
             let input = ScoresInput { q, weights, index: self, first_row };
-            let platform = on.platform;
-            match platform {
+            // As in `attend`, vectors run with their own platform's instructions only.
+            match on.platform {
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx512 => {
-                    platform::run(platform, Scores::<crate::avx512::Sixteen>::new(input, out));
+                    crate::avx512::run(Scores::<crate::avx512::Sixteen>::new(input, out));
                 }
                 #[cfg(target_arch = "x86_64")]
                 Platform::Avx2 => {
-                    platform::run(platform, Scores::<crate::avx2::Sixteen>::new(input, out));
+                    crate::avx2::run(Scores::<crate::avx2::Sixteen>::new(input, out));
                 }
                 #[cfg(target_arch = "aarch64")]
                 Platform::Neon => {
-                    platform::run(platform, Scores::<crate::neon::Sixteen>::new(input, out));
+                    crate::neon::run(Scores::<crate::neon::Sixteen>::new(input, out));
                 }
                 _ => Plain::run(Scores::<Plain>::new(input, out)),
             }
