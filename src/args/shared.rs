@@ -96,7 +96,7 @@ impl ShardingArgs {
 #[derive(Args)]
 pub(crate) struct SetOutputArgs {
     /// Folder to write the package set to; must not exist or be empty.
-    #[arg(short, long = "output", value_name = "FOLDER")]
+    #[arg(short = 'o', long = "output", value_name = "FOLDER")]
     pub folder: PathBuf,
 }
 
