@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np, gguf
 from gguf import GGMLQuantizationType as T
 HERE = Path(__file__).parent
-S, C = HERE.parent.parent / "tests/data/sources", HERE / "corpus"
+S, C = HERE.parent / "tests/data/sources", HERE / "corpus"
 # pickle
 z=zipfile.ZipFile(S/'pickle_bin/pytorch_model.bin')
 (C/'pickle/dictionary.pkl').write_bytes(z.read([n for n in z.namelist() if n.endswith('data.pkl')][0]))
