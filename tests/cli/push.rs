@@ -385,7 +385,9 @@ fn damage_in_the_set_itself_is_told_from_damage_on_the_way() {
     let report = scene.push(&[node.address], ALL);
     assert_eq!(
         error_of(&report, 0),
-        format!("{SHARED_FILE}: chunk 0 is damaged in the set itself; verify the set")
+        format!(
+            "{SHARED_FILE}: chunk 0 is damaged in the set itself; run `shardpack verify` on the set"
+        )
     );
 }
 
