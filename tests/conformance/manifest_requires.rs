@@ -74,7 +74,7 @@ const OPERATORS: &[(&str, &str)] = &[
 
 /// Families of the plain decoder: between them they have every field that needs no feature.
 fn is_plain(model: &str) -> bool {
-    const PLAIN: [&str; 33] = [
+    const PLAIN: [&str; 34] = [
         "arcee",
         "cohere",
         "cohere2",
@@ -86,6 +86,7 @@ fn is_plain(model: &str) -> bool {
         "gemma3_text",
         "glm",
         "glm4",
+        "gpt_neox",
         "granite",
         "helium",
         "hunyuan_v1_dense",
