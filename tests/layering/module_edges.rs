@@ -74,7 +74,17 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ),
     ("transfer", &[&["protocol"], &["push", "receive"]]),
     ("loader/engine-api", &[&["token"], &["constraint"], &["request"], &["handle"]]),
-    ("loader/engine", &[&["loading"], &["backend"], &["model"], &["engine"], &["bench", "eval"]]),
+    (
+        "loader/engine",
+        &[
+            &["loading"],
+            &["backend"],
+            &["model"],
+            &["engine"],
+            &["bench", "eval"],
+            &["rank_engine"],
+        ],
+    ),
     (
         "loader/kernels",
         &[

@@ -116,8 +116,8 @@ fn slips_are_found_without_a_model() {
         "`rows` needs a tensor that exists once",
     );
     check(
-        "shape = [\"heads * half\", \"hidden_size\"]\ncut = \"column(q)\"",
-        "shape = [\"half\"]\ncut = \"once\"\nquantize = true",
+        "shape = [\"heads * half\", \"hidden_size\"]\nshard = \"column(q)\"",
+        "shape = [\"half\"]\nshard = \"once\"\nquantize = true",
         "only matrices are quantized",
     );
     check("[families.tiny]\narchitectures = [\"TinyForCausalLM\"]", "[families]", "families: none");

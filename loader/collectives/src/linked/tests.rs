@@ -547,7 +547,8 @@ fn check_silence(groups: &[LinkedGroup]) {
             None => thread::yield_now(),
         }
     };
-    let expected = "the group was aborted: rank 0 gave this rank up: it did not answer within";
+    let expected =
+        "the group was aborted: rank 0 reported this rank as lost: it did not answer within";
     assert!(blamed.to_string().starts_with(expected), "{blamed}");
 }
 
