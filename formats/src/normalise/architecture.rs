@@ -99,10 +99,7 @@ pub(super) fn resolve(
         block: block(rules, scope)?,
         embedding_scale: factor(&rules.embedding_scale, "embedding_scale")?,
         embedding_norm: rules.embedding_norm,
-        lm_head_bias: rules
-            .head_bias
-            .as_ref()
-            .map_or(Ok(false), |rule| flag(rule, scope, "head_bias"))?,
+        lm_head_bias: lm_head_bias(rules, scope)?,
         logit_scale: factor(&rules.logit_scale, "logit_scale")?,
         logit_softcap: factor(&rules.logit_softcap, "logit_softcap")?,
         // A family may have sizes with experts and sizes without.
@@ -119,6 +116,10 @@ pub(super) fn resolve(
             .transpose()?,
     };
     Ok(Architecture { spec, rope, local_rope })
+}
+
+fn lm_head_bias(rules: &SpecRules, scope: &Scope<'_>) -> Result<bool, ResolveError> {
+    rules.head_bias.as_ref().map_or(Ok(false), |rule| flag(rule, scope, "head_bias"))
 }
 
 fn norm(rules: &SpecRules, scope: &Scope<'_>) -> Result<Norm, ResolveError> {
