@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`loading`] (a package's bytes, checked), [`backend`] (operations on a machine),
 //! [`model`] (layers over a backend), [`engine`] (continuous batching, sampling, speculation),
-//! [`bench`] and [`eval`] (speed and quality), [`rank_engine`] (all of it on a backend that is chosen
+//! [`mod@bench`] and [`eval`] (speed and quality), [`rank_engine`] (all of it on a backend that is chosen
 //! at run time). Knows token ids, not text; no sockets of its own.
 #![forbid(unsafe_code)]
 

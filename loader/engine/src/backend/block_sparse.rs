@@ -49,7 +49,7 @@ pub struct BlockIndexerParams<'a> {
     pub heads: usize,
     /// Their width, and that of the keys.
     pub width: usize,
-    /// Tokens of a block: a divisor of [`super::TOKENS_PER_PAGE`].
+    /// Tokens of a block: a divisor of [`TOKENS_PER_PAGE`](shardpack_formats::memory::TOKENS_PER_PAGE).
     pub block_tokens: usize,
     /// Blocks that are selected.
     pub top_k: usize,

@@ -8,7 +8,8 @@ use super::Tensors;
 pub trait KvCache: Tensors {
     /// Keys, values and states of one sequence in all layers; grows with it.
     type Cache: Send;
-    /// A handle to a full page of a cache, [`TOKENS_PER_PAGE`] tokens in all layers; cheap to
+    /// A handle to a full page of a cache,
+    /// [`TOKENS_PER_PAGE`](shardpack_formats::memory::TOKENS_PER_PAGE) tokens in all layers; cheap to
     /// clone. The page lives as long as a cache or a handle holds it.
     type Page: Clone + Send + Sync;
 
@@ -68,7 +69,8 @@ pub struct LayerShape {
 /// Compressed KV entries of one layer, each of several tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressedKvShape {
-    /// Tokens per entry, a divisor of [`TOKENS_PER_PAGE`].
+    /// Tokens per entry, a divisor of
+    /// [`TOKENS_PER_PAGE`](shardpack_formats::memory::TOKENS_PER_PAGE).
     pub ratio: usize,
     /// Width of an entry.
     pub width: usize,
