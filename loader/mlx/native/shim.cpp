@@ -466,8 +466,10 @@ void sp_clear_cache(void) { guarded([] { mx::clear_cache(); return 1; }); }
 
 size_t sp_device_info(const char* key) {
   return guarded([&]() -> size_t {
-    if (!mx::metal::is_available()) return 0;
-    const auto& info = mx::metal::device_info();
+    mx::Device gpu(mx::Device::gpu);
+    if (!mx::is_available(gpu)) return 0;
+    // metal::device_info() is defined in MLX's build for processors alone.
+    const auto& info = mx::device_info(gpu);
     auto found = info.find(key);
     if (found == info.end()) return 0;
     const auto* value = std::get_if<size_t>(&found->second);
