@@ -10,6 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use half::bf16;
+
 /// The moment by which a collective call must have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
@@ -109,6 +111,18 @@ pub trait Group: Send + Sync {
         &self,
         members: Range<u32>,
         values: &mut [f32],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        let _ = (members, values, deadline);
+        Err(no_subgroups())
+    }
+
+    /// The same for values in bfloat16: half the bytes between ranks. Partial
+    /// sums are added in f32 in rank order, and rounded once.
+    fn sum_bf16_among(
+        &self,
+        members: Range<u32>,
+        values: &mut [bf16],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
         let _ = (members, values, deadline);

@@ -17,12 +17,14 @@ use std::{
     time::Instant,
 };
 
+use half::bf16;
+
 use crate::{
     fate::Fate,
     frame::{HEADER_BYTES, Op, Scope},
     group::{Deadline, Group, GroupError},
     link::{Link, MemoryLink},
-    sum,
+    sum::{self, Summand},
 };
 use exchange::{Outgoing, Scratch};
 
@@ -121,11 +123,11 @@ impl LinkedGroup {
         call(&mut scratch).map_err(|error| self.fate.end(error))
     }
 
-    fn sum(
+    fn sum<T: Summand>(
         &self,
         scratch: &mut Scratch,
         members: &Range<u32>,
-        values: &mut [f32],
+        values: &mut [T],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
         assert!(
@@ -142,7 +144,7 @@ impl LinkedGroup {
         for piece in values.chunks_mut(PIECE_LEN) {
             // Between two ranks both algorithms send the same bytes, and the direct one takes one
             // hop less.
-            if members.len() == 2 || piece.len() * 4 <= DIRECT_MAX_BYTES {
+            if members.len() == 2 || size_of_val(piece) <= DIRECT_MAX_BYTES {
                 self.sum_direct(scratch, members, piece, deadline)?;
             } else {
                 self.sum_scatter_gather(scratch, members, piece, deadline)?;
@@ -155,44 +157,44 @@ impl LinkedGroup {
         if *members == self.all() { Scope::All } else { Scope::Subgroup }
     }
 
-    fn sum_direct(
+    fn sum_direct<T: Summand>(
         &self,
         scratch: &mut Scratch,
         members: &Range<u32>,
-        values: &mut [f32],
+        values: &mut [T],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
         let exchange = scratch.begin(Op::SumDirect, self.scope(members), deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
-        sum::store(self.frame(exchange, mine, values.len() * 4), values);
+        T::store(self.frame(exchange, mine, values.len() * T::BYTES), values);
         let mine = mine.as_slice();
         let to_all: Vec<_> =
             self.others_of(members).map(|to| Outgoing { to, frame: mine }).collect();
         let others = self.others_of(members);
-        self.exchange(exchange, &to_all, incoming, others, |_| Some(values.len() * 4))?;
+        self.exchange(exchange, &to_all, incoming, others, |_| Some(values.len() * T::BYTES))?;
         self.add_up(members, values, mine, incoming);
         Ok(())
     }
 
     /// Adds `mine` and every other member's frame in rank order.
-    fn add_up(&self, members: &Range<u32>, values: &mut [f32], mine: &[u8], incoming: &[Vec<u8>]) {
-        for rank in members.clone() {
-            let frame = if rank == self.rank { mine } else { &incoming[rank as usize] };
-            let payload = &frame[HEADER_BYTES..];
-            if rank == members.start {
-                sum::load(values, payload);
-            } else {
-                sum::add(values, payload);
-            }
-        }
+    fn add_up<T: Summand>(
+        &self,
+        members: &Range<u32>,
+        values: &mut [T],
+        mine: &[u8],
+        incoming: &[Vec<u8>],
+    ) {
+        let frame =
+            |rank| if rank == self.rank { mine } else { incoming[rank as usize].as_slice() };
+        T::add_up(values, members.clone().map(|rank| &frame(rank)[HEADER_BYTES..]));
     }
 
-    fn sum_scatter_gather(
+    fn sum_scatter_gather<T: Summand>(
         &self,
         scratch: &mut Scratch,
         members: &Range<u32>,
-        values: &mut [f32],
+        values: &mut [T],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
         let (len, scope) = (values.len(), self.scope(members));
@@ -203,25 +205,25 @@ impl LinkedGroup {
         for rank in members.clone() {
             let values = &values[part(rank)];
             let frame = &mut outgoing[rank as usize];
-            sum::store(self.frame(exchange, frame, values.len() * 4), values);
+            T::store(self.frame(exchange, frame, values.len() * T::BYTES), values);
         }
         let others = || self.others_of(members);
         let to_each: Vec<_> =
             others().map(|to| Outgoing { to, frame: outgoing[to as usize].as_slice() }).collect();
-        self.exchange(exchange, &to_each, incoming, others(), |_| Some(own.len() * 4))?;
+        self.exchange(exchange, &to_each, incoming, others(), |_| Some(own.len() * T::BYTES))?;
         let mine = &outgoing[self.rank as usize];
         self.add_up(members, &mut values[own.clone()], mine, incoming);
 
         let exchange = scratch.begin(Op::SumGather, scope, deadline);
         let Scratch { outgoing, incoming, .. } = scratch;
         let mine = &mut outgoing[0];
-        sum::store(self.frame(exchange, mine, own.len() * 4), &values[own]);
+        T::store(self.frame(exchange, mine, own.len() * T::BYTES), &values[own]);
         let mine = mine.as_slice();
         let to_all: Vec<_> = others().map(|to| Outgoing { to, frame: mine }).collect();
-        let size = |rank| Some(part(rank).len() * 4);
+        let size = |rank| Some(part(rank).len() * T::BYTES);
         self.exchange(exchange, &to_all, incoming, others(), size)?;
         for rank in others() {
-            sum::load(&mut values[part(rank)], &incoming[rank as usize][HEADER_BYTES..]);
+            T::load(&mut values[part(rank)], &incoming[rank as usize][HEADER_BYTES..]);
         }
         Ok(())
     }
@@ -248,6 +250,15 @@ impl Group for LinkedGroup {
         &self,
         members: Range<u32>,
         values: &mut [f32],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        self.call(|scratch| self.sum(scratch, &members, values, deadline))
+    }
+
+    fn sum_bf16_among(
+        &self,
+        members: Range<u32>,
+        values: &mut [bf16],
         deadline: Deadline,
     ) -> Result<(), GroupError> {
         self.call(|scratch| self.sum(scratch, &members, values, deadline))

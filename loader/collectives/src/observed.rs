@@ -3,6 +3,8 @@
 
 use std::ops::{Deref, Range};
 
+use half::bf16;
+
 use crate::group::{Deadline, Group, GroupError};
 
 /// The operation of a [`GroupCall`].
@@ -122,6 +124,17 @@ where
     ) -> Result<(), GroupError> {
         self.observe(GroupOp::AllReduce, size_of_val(values), || {
             self.inner.sum_among(members, values, deadline)
+        })
+    }
+
+    fn sum_bf16_among(
+        &self,
+        members: Range<u32>,
+        values: &mut [bf16],
+        deadline: Deadline,
+    ) -> Result<(), GroupError> {
+        self.observe(GroupOp::AllReduce, size_of_val(values), || {
+            self.inner.sum_bf16_among(members, values, deadline)
         })
     }
 

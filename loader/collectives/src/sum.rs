@@ -3,27 +3,89 @@
 
 use std::ops::Range;
 
-/// Writes `values` as little-endian bytes; `bytes` is four times as long.
-pub(crate) fn store(bytes: &mut [u8], values: &[f32]) {
-    assert_eq!(bytes.len(), values.len() * 4);
-    for (four, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-        *four = value.to_le_bytes();
+use half::bf16;
+
+/// An element of a vector that is all-reduced, little-endian in frames.
+pub(crate) trait Summand: Copy {
+    /// Bytes in a frame.
+    const BYTES: usize;
+
+    /// Writes values to as many places.
+    fn store(bytes: &mut [u8], values: &[Self]);
+
+    /// Reads what [`Summand::store`] wrote.
+    fn load(values: &mut [Self], bytes: &[u8]);
+
+    /// The sums of several frames in their order, in f32 and rounded once.
+    fn add_up<'a>(values: &mut [Self], frames: impl Iterator<Item = &'a [u8]>);
+}
+
+impl Summand for f32 {
+    const BYTES: usize = 4;
+
+    fn store(bytes: &mut [u8], values: &[Self]) {
+        assert_eq!(bytes.len(), values.len() * 4);
+        for (four, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *four = value.to_le_bytes();
+        }
+    }
+
+    fn load(values: &mut [Self], bytes: &[u8]) {
+        assert_eq!(bytes.len(), values.len() * 4);
+        for (value, four) in values.iter_mut().zip(bytes.as_chunks().0) {
+            *value = Self::from_le_bytes(*four);
+        }
+    }
+
+    fn add_up<'a>(values: &mut [Self], mut frames: impl Iterator<Item = &'a [u8]>) {
+        if let Some(first) = frames.next() {
+            Self::load(values, first);
+        }
+        for bytes in frames {
+            assert_eq!(bytes.len(), values.len() * 4);
+            for (value, four) in values.iter_mut().zip(bytes.as_chunks().0) {
+                *value += Self::from_le_bytes(*four);
+            }
+        }
     }
 }
 
-/// Reads what [`store`] wrote.
-pub(crate) fn load(values: &mut [f32], bytes: &[u8]) {
-    assert_eq!(bytes.len(), values.len() * 4);
-    for (value, four) in values.iter_mut().zip(bytes.as_chunks().0) {
-        *value = f32::from_le_bytes(*four);
-    }
-}
+/// Elements of a vector that are summed at once: their f32 sums stay in the first cache.
+const BLOCK: usize = 1024;
 
-/// Adds what [`store`] wrote.
-pub(crate) fn add(values: &mut [f32], bytes: &[u8]) {
-    assert_eq!(bytes.len(), values.len() * 4);
-    for (value, four) in values.iter_mut().zip(bytes.as_chunks().0) {
-        *value += f32::from_le_bytes(*four);
+impl Summand for bf16 {
+    const BYTES: usize = 2;
+
+    fn store(bytes: &mut [u8], values: &[Self]) {
+        assert_eq!(bytes.len(), values.len() * 2);
+        for (two, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *two = value.to_le_bytes();
+        }
+    }
+
+    fn load(values: &mut [Self], bytes: &[u8]) {
+        assert_eq!(bytes.len(), values.len() * 2);
+        for (value, two) in values.iter_mut().zip(bytes.as_chunks().0) {
+            *value = Self::from_le_bytes(*two);
+        }
+    }
+
+    fn add_up<'a>(values: &mut [Self], frames: impl Iterator<Item = &'a [u8]>) {
+        let frames: Vec<&[u8]> = frames.collect();
+        assert!(frames.iter().all(|bytes| bytes.len() == values.len() * 2));
+        for (block, values) in values.chunks_mut(BLOCK).enumerate() {
+            let mut sums = [0.0_f32; BLOCK];
+            for (index, bytes) in frames.iter().enumerate() {
+                let two = bytes.as_chunks().0[block * BLOCK..].iter();
+                let found = two.map(|two| Self::from_le_bytes(*two).to_f32());
+                for (sum, value) in sums[..values.len()].iter_mut().zip(found) {
+                    *sum = if index == 0 { value } else { *sum + value };
+                }
+            }
+            for (value, sum) in values.iter_mut().zip(sums) {
+                *value = Self::from_f32(sum);
+            }
+        }
     }
 }
 
@@ -38,6 +100,31 @@ pub(crate) fn part(len: usize, part: u32, parts: u32) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bf16_sums_are_those_of_f32_rounded_once() {
+        let parts: Vec<Vec<bf16>> = (0..3_u32)
+            .map(|rank| {
+                (0..2500_u32)
+                    .map(move |i| bf16::from_f32((i * 7 + rank * 13) as f32 * 0.37 - 300.0))
+            })
+            .map(Iterator::collect)
+            .collect();
+        let frames: Vec<Vec<u8>> = parts
+            .iter()
+            .map(|part| {
+                let mut bytes = vec![0; part.len() * 2];
+                bf16::store(&mut bytes, part);
+                bytes
+            })
+            .collect();
+        let mut sums = vec![bf16::ZERO; 2500];
+        bf16::add_up(&mut sums, frames.iter().map(Vec::as_slice));
+        for (index, sum) in sums.iter().enumerate() {
+            let exact = parts.iter().fold(0.0, |sum, part| sum + part[index].to_f32());
+            assert_eq!(*sum, bf16::from_f32(exact), "{index}");
+        }
+    }
 
     #[test]
     fn parts_cover_every_length_once_and_evenly() {

@@ -615,7 +615,7 @@ fn frames_of_an_older_epoch_are_dropped() {
     let group = LinkedGroup::new(0, 7, vec![None, Some(Box::new(mine))]).unwrap();
     theirs.send_now(&sum_frame(|it| (it.epoch, it.payload_bytes) = (6, 99))).unwrap();
     let mut frame = sum_frame(|_| ());
-    sum::store(&mut frame[HEADER_BYTES..], &[1.0, 2.0, 3.0, 4.0]);
+    f32::store(&mut frame[HEADER_BYTES..], &[1.0, 2.0, 3.0, 4.0]);
     theirs.send_now(&frame).unwrap();
     let mut values = [1.0; 4];
     group.all_reduce_sum(&mut values, Deadline::after(LONG)).unwrap();
