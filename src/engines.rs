@@ -104,7 +104,9 @@ impl EngineChoice {
         if let Some(bytes) = &kv_memory {
             arguments.extend(["--kv-memory", bytes]);
         }
-        arguments.extend(["--kv-type", self.kv_type.name()]);
+        if let Some(kv) = self.kv_type {
+            arguments.extend(["--kv-type", kv.name()]);
+        }
         if self.speculate == SpeculateName::Off {
             arguments.extend(["--speculate", "off"]);
         }
@@ -123,12 +125,17 @@ impl EngineChoice {
     /// The MLX backend of a rank.
     fn mlx(&self, collectives: Collectives, place: [u32; 2]) -> anyhow::Result<Mlx> {
         let mlx = Mlx::open(&mlx_folder(None)?, None, collectives, place)?;
-        Ok(mlx.with_kv(self.kv_type.kv_type())?)
+        let mlx = if self.exact { mlx.exact() } else { mlx };
+        Ok(match self.kv_type {
+            Some(kv) => mlx.with_kv(kv.kv_type())?,
+            None => mlx,
+        })
     }
 
     /// The built-in backend.
     fn cpu(&self, threads: usize) -> Result<Cpu, CpuError> {
-        Ok(Cpu::with_options(&self.cpu_options(threads))?.with_kv(self.kv_type.kv_type()))
+        Ok(Cpu::with_options(&self.cpu_options(threads))?
+            .with_kv(self.kv_type.unwrap_or_default().kv_type()))
     }
 
     fn cpu_options(&self, threads: usize) -> CpuOptions {
@@ -164,13 +171,12 @@ impl EngineChoice {
             self.engine == EngineName::Mlx || self.has_deadlines(),
             "ring and jaccl are MLX's collectives: they need --engine mlx"
         );
-        let of_cpu = self.exact || self.platform.is_some();
         anyhow::ensure!(
-            self.engine == EngineName::Cpu || !of_cpu,
-            "--platform and --exact need --engine cpu: remove them"
+            self.engine == EngineName::Cpu || self.platform.is_none(),
+            "--platform needs --engine cpu: remove it"
         );
         anyhow::ensure!(
-            self.engine == EngineName::Cpu || self.kv_type != KvFormat::Q8,
+            self.engine == EngineName::Cpu || self.kv_type != Some(KvFormat::Q8),
             "--kv-type q8 needs --engine cpu: with --engine mlx use f32, f16 or bf16"
         );
         anyhow::ensure!(

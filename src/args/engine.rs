@@ -19,13 +19,14 @@ pub(crate) struct EngineChoice {
     /// default. Results are the same on all.
     #[arg(long, value_name = "NAME")]
     pub platform: Option<String>,
-    /// Do not quantize activations to 8 bits before multiplying by quantized weights: more exact
-    /// and slower.
+    /// More exact and slower: with cpu, activations are not quantized to 8 bits before they are
+    /// multiplied by quantized weights; with mlx, activations and KV cache are f32 on a GPU too.
     #[arg(long)]
     pub exact: bool,
-    /// Type of the KV cache; f32, f16 or bf16 with mlx. 16 bits take half the memory.
-    #[arg(long, value_enum, default_value_t = KvFormat::F32)]
-    pub kv_type: KvFormat,
+    /// Type of the KV cache: f32 by default, and bf16 with mlx on a GPU; mlx takes f32, f16 and
+    /// bf16. 16 bits take half the memory.
+    #[arg(long, value_enum)]
+    pub kv_type: Option<KvFormat>,
     /// Memory of each rank for the KV cache, such as 8g; by default enough for one sequence of the
     /// model's longest context, and at least 64m.
     #[arg(long, value_name = "BYTES")]

@@ -3,6 +3,8 @@
 //! `tests/mlx.sh` installs one) the tests are skipped.
 #![expect(clippy::print_stdout, reason = "what was measured is worth a line")]
 
+mod kernel_counts;
+mod kv_memory;
 mod processes;
 
 use std::{
@@ -104,6 +106,120 @@ fn mlx_logits_match_the_cpu_engine() {
             let name = model.file_name().unwrap().display();
             println!("{name}, {bits} bits, {nodes} nodes: {worst:.2e}");
             assert!(worst < TOLERANCE, "{name}, {bits} bits, {nodes} nodes: {worst}");
+        }
+    }
+}
+
+/// A copy of a model with its weights in bfloat16, as most are published.
+fn in_bf16(model: &Path, folder: &Path) -> PathBuf {
+    let copy = folder.join("bf16");
+    copy_in_bf16(model, &copy, |_| true);
+    copy
+}
+
+/// The same of some tensors, in one file.
+fn copy_in_bf16(model: &Path, copy: &Path, keeps: impl Fn(&str) -> bool) {
+    fs::create_dir(copy).unwrap();
+    let mut tensors: Vec<(String, Rounded)> = Vec::new();
+    for entry in fs::read_dir(model).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if name.ends_with(".safetensors") && name != "expected.safetensors" {
+            let file = fs::read(&path).unwrap();
+            let all = safetensors::SafeTensors::deserialize(&file).unwrap();
+            let kept = all.iter().filter(|(name, _)| keeps(name));
+            tensors.extend(kept.map(|(name, view)| (name.to_owned(), Rounded::of(&view))));
+        } else if !name.ends_with(".index.json") {
+            fs::copy(&path, copy.join(name)).unwrap();
+        }
+    }
+    fs::write(copy.join("model.safetensors"), safetensors::serialize(tensors, None).unwrap())
+        .unwrap();
+}
+
+/// A tensor, in bfloat16 if it was of f32.
+struct Rounded {
+    dtype: safetensors::Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Rounded {
+    fn of(view: &safetensors::tensor::TensorView<'_>) -> Self {
+        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        if dtype != safetensors::Dtype::F32 {
+            return Self { dtype, shape, bytes: view.data().to_vec() };
+        }
+        let float = |four: &[u8; 4]| half::bf16::from_f32(f32::from_le_bytes(*four));
+        let bytes = view.data().as_chunks().0.iter().flat_map(|four| float(four).to_le_bytes());
+        Self { dtype: safetensors::Dtype::BF16, shape, bytes: bytes.collect() }
+    }
+}
+
+impl safetensors::View for Rounded {
+    fn dtype(&self) -> safetensors::Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
+        (&self.bytes).into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Of each row, the root of the mean square of the differences by that of the logits; sorted.
+fn relative_errors(expected: &[f32], found: &[f32], rows: usize) -> Vec<f32> {
+    let width = expected.len() / rows;
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    let mut errors: Vec<f32> = expected
+        .chunks(width)
+        .zip(found.chunks(width))
+        .map(|(a, b)| {
+            let difference = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
+            difference / norm(&mut a.iter().copied())
+        })
+        .collect();
+    errors.sort_by(f32::total_cmp);
+    errors
+}
+
+/// As on a GPU: activations, keys and values in bfloat16, logits in f32.
+///
+/// A value is rounded by up to 2⁻⁹, some ten times per layer: one or two in a hundred in the end, as
+/// independent errors add up. Where a model chooses (experts, keys), rounding turns close choices
+/// over, and with them what follows; so there the first rows tell.
+#[test]
+fn mlx_logits_in_16_bits_are_as_near_as_their_rounding() {
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
+    for model in &families() {
+        let tokens = tokens(model);
+        let folder = tempdir().unwrap();
+        let model = in_bf16(model, folder.path());
+        for bits in [4, 16] {
+            let set = folder.path().join(format!("set-{bits}"));
+            write(&model, &set, bits, 1, ExpertSharding::Inside);
+            let packages = open_with(&set, 1, OpenOptions::stored(1));
+            let cpu = on_cpu(&packages, &tokens);
+            let half = mlx(&runtime, KvType::F32).half();
+            let half = in_steps(half, &packages, &tokens, &[tokens.len() / 2, 1]);
+            let errors = relative_errors(&cpu, &half, tokens.len());
+            let spec = &packages[0].manifest().architecture;
+            let at = |part: usize| errors[(errors.len() - 1) * part / 8];
+            let chooses = spec.moe.is_some()
+                || spec.mla.as_ref().is_some_and(|mla| mla.indexer.is_some())
+                || spec.compressed_attention.is_some()
+                || spec.attention.block_sparse.is_some();
+            let name = &spec.model_type;
+            println!("{name}, {bits} bits: {:.4}, {:.4}, {:.4}", at(2), at(4), at(8));
+            assert!(at(2) < 0.03, "{name}, {bits} bits: a quarter of the rows: {errors:?}");
+            assert!(chooses || at(8) < 0.06, "{name}, {bits} bits: the worst row: {errors:?}");
         }
     }
 }

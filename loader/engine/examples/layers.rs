@@ -25,8 +25,8 @@ use shardpack_engine::{
         Attention, AttentionParams, BlockIndexerInputs, BlockIndexerParams, BlockSparseAttention,
         CacheShape, Columns, CompressedEntries, CompressedKv, CompressorInputs, CompressorParams,
         Cpu, DenseOps, ExpertParams, HeadOps, HyperConnections, IndexerInputs, IndexerParams,
-        KvCache, LinearAttention, LinearAttentionInputs, LinearAttentionParams, MixtureOfExperts,
-        NormParams, Qkv, Ranks, RotatedPart, RouterVectors, ShortConvolution,
+        KvCache, LatentAttention, LinearAttention, LinearAttentionInputs, LinearAttentionParams,
+        MixtureOfExperts, NormParams, Qkv, Ranks, RotatedPart, RouterVectors, ShortConvolution,
         ShortConvolutionInputs, ShortConvolutionParams, SparseIndexer, SquareSums, StepError,
         StoredMatrix, StoredWeights, StreamParams, TensorParallel, Tensors, Xielu,
     },
@@ -322,6 +322,8 @@ impl SparseIndexer for Timed {
         self.time("sparse attention", |cpu| cpu.sparse_attention(top_k, qkv, caches, params))
     }
 }
+
+impl LatentAttention for Timed {}
 
 impl BlockSparseAttention for Timed {
     type TopKBlocks = TopKBlocks;

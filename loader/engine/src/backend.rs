@@ -7,6 +7,7 @@
 
 use std::{ops::Range, time::Duration};
 
+use half::bf16;
 use shardpack_collectives::{Deadline, Group, GroupError};
 
 mod attention;
@@ -17,6 +18,7 @@ mod dense;
 mod head_ops;
 mod hyper_connections;
 mod kv_cache;
+mod latent_attention;
 mod linear_attention;
 mod mixture_of_experts;
 pub mod mlx;
@@ -35,6 +37,7 @@ pub use hyper_connections::{HyperConnections, StreamParams};
 pub use kv_cache::{
     CacheShape, CompressedKvPart, CompressedKvShape, KvCache, KvRollback, LayerShape,
 };
+pub use latent_attention::{LatentAttention, LatentInputs, LatentParams, LatentParamsOf};
 pub use linear_attention::{
     LinearAttention, LinearAttentionInputs, LinearAttentionParams, StateUpdate,
 };
@@ -50,7 +53,7 @@ pub trait Backend:
     DenseOps
     + TensorParallel
     + HeadOps
-    + Attention
+    + LatentAttention
     + BlockSparseAttention
     + CompressedKv
     + LinearAttention
@@ -64,7 +67,7 @@ impl<B> Backend for B where
     B: DenseOps
         + TensorParallel
         + HeadOps
-        + Attention
+        + LatentAttention
         + BlockSparseAttention
         + CompressedKv
         + LinearAttention
@@ -123,6 +126,12 @@ impl<'a> Ranks<'a> {
             return self.group.all_reduce_sum(values, self.deadline());
         }
         self.group.sum_among(start..end, values, self.deadline())
+    }
+
+    /// The same for values in bfloat16.
+    pub fn all_reduce_bf16(&self, values: &mut [bf16]) -> Result<(), GroupError> {
+        let [start, end] = self.members;
+        self.group.sum_bf16_among(start..end, values, self.deadline())
     }
 
     /// The deadline of a call that begins now.

@@ -85,12 +85,17 @@ impl RankBackend {
                 let taken = backend.taken();
                 note(&taken, backend.library().device());
                 let [kv_bytes, least_kv_bytes] = options.kv_bytes_of(&model, &backend);
-                let need = MemoryNeed { weight_bytes: taken.bytes, kv_bytes, least_kv_bytes };
+                let weight_bytes = taken.bytes + taken.converted_bytes;
+                let need = MemoryNeed { weight_bytes, kv_bytes, least_kv_bytes };
                 let plan = MemoryPlan::new(need, backend.working_set())?;
                 backend.set_limits(&plan)?;
                 // Ranks without attention layers need no KV cache.
                 let kv_bytes = (kv_bytes > 0).then_some(plan.kv_bytes);
-                let options = EngineOptions { kv_bytes: kv_bytes.or(options.kv_bytes), ..options };
+                let options = EngineOptions {
+                    kv_bytes: kv_bytes.or(options.kv_bytes),
+                    prefill_tokens: plan.prefill_tokens.unwrap_or(options.prefill_tokens),
+                    ..options
+                };
                 boxed(Engine::new(model, backend, options), constraints)
             }
         })

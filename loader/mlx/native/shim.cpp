@@ -11,16 +11,21 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "mlx/backend/cpu/encoder.h"
+#include "mlx/compile.h"
 #include "mlx/backend/metal/metal.h"
 #include "mlx/distributed/distributed.h"
 #include "mlx/distributed/ops.h"
 #include "mlx/fast.h"
+#include "mlx/graph_utils.h"
 #include "mlx/memory.h"
 #include "mlx/mlx.h"
 #include "mlx/primitives.h"
@@ -68,6 +73,7 @@ mx::Dtype dtype_of(int32_t code) {
     case 4: return mx::int32;
     case 5: return mx::uint8;
     case 6: return mx::bool_;
+    case 7: return mx::uint64;
     default: throw std::invalid_argument("unknown dtype code");
   }
 }
@@ -84,6 +90,37 @@ std::optional<mx::array> maybe(const mx::array* a) {
   return a ? std::optional<mx::array>(*a) : std::nullopt;
 }
 
+// A scalar in an array's own type: data, no kernel, and no promotion to f32.
+mx::array scalar(float value, mx::Dtype type) {
+  return mx::array(value, type);
+}
+
+// Stands for a kernel in a graph that is drawn and not computed: on a processor MLX spells out
+// what one kernel does on a GPU.
+class Marker : public mx::Primitive {
+ public:
+  Marker(mx::Stream s, const char* name) : Primitive(s), name_(name) {}
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+    throw std::runtime_error("a graph of markers is drawn, not computed");
+  }
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    eval_cpu(inputs, outputs);
+  }
+  const char* name() const override { return name_; }
+
+ private:
+  const char* name_;
+};
+
+thread_local bool marks_kernels = false;
+
+thread_local bool compiles_always = false;
+
+mx::array marker(const char* name, mx::Shape shape, mx::Dtype type, std::vector<mx::array> inputs) {
+  auto stream = mx::default_stream(mx::default_device());
+  return mx::array(std::move(shape), type, std::make_shared<Marker>(stream, name), std::move(inputs));
+}
+
 // `x`, computed after `after` where there is one.
 mx::array ordered(const mx::array& x, const mx::array* after) {
   return after ? mx::depends({x}, {*after})[0] : x;
@@ -93,9 +130,9 @@ mx::array ordered(const mx::array& x, const mx::array* after) {
 
 // --- collectives inside the graph -----------------------------------------------------------
 
-// Fills `out` from `in` over the ranks. kind 0: elementwise sum (in and out may be the same
-// memory); kind 1: every rank's bytes, in rank order. 0 = done. It must return by its own
-// deadline, must not call MLX and must not unwind.
+// Fills `out` from `in` over the ranks. kind 0: elementwise sum of f32, kind 2: of bf16 (in and out
+// may be the same memory); kind 1: every rank's bytes, in rank order. 0 = done. It must return by
+// its own deadline, must not call MLX and must not unwind.
 typedef int32_t (*sp_collective)(
     void* ctx, int32_t kind, const void* in, size_t in_bytes, void* out, size_t out_bytes);
 
@@ -122,7 +159,7 @@ void run_collective(sp_context& collective, int32_t kind, const void* in, size_t
   if (code != 0 && in != out) {
     // No uninitialised memory downstream.
     std::memset(out, 0, out_bytes);
-    if (kind == 0) std::memcpy(out, in, in_bytes);
+    if (kind != 1) std::memcpy(out, in, in_bytes);
   }
 }
 
@@ -133,7 +170,7 @@ class Collective : public mx::UnaryPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
     const auto& in = inputs[0];
-    if (kind_ == 0 && in.is_donatable()) {
+    if (kind_ != 1 && in.is_donatable()) {
       out.copy_shared_buffer(in);
     } else {
       out.set_data(mx::allocator::malloc(out.nbytes()));
@@ -220,7 +257,8 @@ mx::array* sp_collective_node(sp_context* context, const mx::array* x, const mx:
                               const int32_t* shape, size_t n) {
   return guarded([&]() -> mx::array* {
     if (!comm_stream) throw std::runtime_error("sp_start was not called");
-    auto in = mx::contiguous(*x);
+    if (kind == 0 && x->dtype() == mx::bfloat16) kind = 2;
+    auto in = mx::contiguous(kind == 0 ? mx::astype(*x, mx::float32) : *x);
     auto out = shape_of(shape, n);
     std::vector<mx::array> inputs{in};
     if (after) inputs.push_back(*after);
@@ -283,6 +321,12 @@ void sp_free(mx::array* a) { delete a; }
 size_t sp_ndim(const mx::array* a) { return a->ndim(); }
 int32_t sp_dim(const mx::array* a, size_t axis) { return a->shape()[axis]; }
 size_t sp_nbytes(const mx::array* a) { return a->nbytes(); }
+int32_t sp_dtype(const mx::array* a) {
+  for (int32_t code = 0; code < 8; code++) {
+    if (dtype_of(code) == a->dtype()) return code;
+  }
+  return -1;
+}
 
 int32_t sp_eval(mx::array* const* arrays, size_t n) {
   return guarded([&] {
@@ -302,6 +346,27 @@ int32_t sp_read(const mx::array* a, float* out, size_t len) {
     return 1;
   });
 }
+
+// Contiguous, in a buffer of its own: a slice keeps the whole array that it is cut from.
+mx::array* sp_contiguous(const mx::array* a) {
+  return guarded([&] { return keep(mx::contiguous(*a)); });
+}
+// The graph of what is not computed yet, as GraphViz reads it; stays until the next call.
+const char* sp_graph(mx::array* const* arrays, size_t n) {
+  static thread_local std::string text;
+  return guarded([&]() -> const char* {
+    std::vector<mx::array> all;
+    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
+    std::ostringstream out;
+    mx::export_to_dot(out, all);
+    text = out.str();
+    return text.c_str();
+  });
+}
+// Compiles fused functions on a processor too, which needs a C++ compiler at run time; for tests.
+void sp_compile_always(int32_t on) { compiles_always = on != 0; }
+// From now on this thread's graphs have one marker for each fused kernel; for sp_graph alone.
+void sp_mark_kernels(int32_t on) { marks_kernels = on != 0; }
 
 mx::array* sp_full(float value, int32_t dtype, const int32_t* shape, size_t n) {
   return guarded([&] { return keep(mx::full(shape_of(shape, n), value, dtype_of(dtype))); });
@@ -383,8 +448,19 @@ mx::array* sp_binary(int32_t op, const mx::array* a, const mx::array* b) {
       case 11: return keep(mx::equal(*a, *b));
       case 12: return keep(mx::logical_and(*a, *b));
       case 13: return keep(mx::logical_or(*a, *b));
+      case 14: return keep(mx::floor_divide(*a, *b));
       default: throw std::invalid_argument("unknown binary operation");
     }
+  });
+}
+// The same with a number in place of the second array, in the first one's type.
+mx::array* sp_with_scalar(int32_t op, const mx::array* a, float b) {
+  return guarded([&]() -> mx::array* {
+    auto type = mx::issubdtype(a->dtype(), mx::floating) || a->dtype() == mx::uint32 || a->dtype() == mx::int32
+        ? a->dtype()
+        : mx::float32;
+    auto number = scalar(b, type);
+    return sp_binary(op, a, &number);
   });
 }
 mx::array* sp_where(const mx::array* c, const mx::array* a, const mx::array* b) {
@@ -402,6 +478,14 @@ mx::array* sp_reduce(int32_t op, const mx::array* a, int32_t axis, int32_t keepd
 }
 mx::array* sp_softmax(const mx::array* a, int32_t axis) {
   return guarded([&] { return keep(mx::softmax(*a, axis, true)); });
+}
+// The order of an axis in which the first `kth + 1` are the smallest, in any order.
+mx::array* sp_argpartition(const mx::array* a, int32_t kth, int32_t axis) {
+  return guarded([&] { return keep(mx::argpartition(*a, kth, axis)); });
+}
+// The values of an axis in such an order.
+mx::array* sp_partition(const mx::array* a, int32_t kth, int32_t axis) {
+  return guarded([&] { return keep(mx::partition(*a, kth, axis)); });
 }
 mx::array* sp_argsort(const mx::array* a, int32_t axis) {
   return guarded([&] { return keep(mx::argsort(*a, axis)); });
@@ -438,15 +522,97 @@ mx::array* sp_gather_mm(const mx::array* x, const mx::array* w, const mx::array*
 // --- fused -------------------------------------------------------------------------------------
 
 mx::array* sp_rms_norm(const mx::array* x, const mx::array* gain, float eps) {
-  return guarded([&] { return keep(mx::fast::rms_norm(*x, maybe(gain), eps)); });
+  return guarded([&] {
+    if (marks_kernels) return keep(marker("rms_norm", x->shape(), x->dtype(), gain ? std::vector{*x, *gain} : std::vector{*x}));
+    return keep(mx::fast::rms_norm(*x, maybe(gain), eps));
+  });
 }
 mx::array* sp_layer_norm(const mx::array* x, const mx::array* gain, const mx::array* bias, float eps) {
-  return guarded([&] { return keep(mx::fast::layer_norm(*x, maybe(gain), maybe(bias), eps)); });
+  return guarded([&] {
+    if (marks_kernels) return keep(marker("layer_norm", x->shape(), x->dtype(), {*x}));
+    return keep(mx::fast::layer_norm(*x, maybe(gain), maybe(bias), eps));
+  });
+}
+// `x` is [rows, heads, 1, width]; `positions` has one for each row, or one for all.
+mx::array* sp_rope(const mx::array* x, int32_t dims, int32_t traditional, const mx::array* positions,
+                   const mx::array* periods) {
+  return guarded([&] {
+    if (marks_kernels) return keep(marker("rope", x->shape(), x->dtype(), {*x, *positions, *periods}));
+    return keep(mx::fast::rope(*x, dims, traditional != 0, std::nullopt, 1.0f, *positions, *periods));
+  });
 }
 mx::array* sp_attention(const mx::array* q, const mx::array* k, const mx::array* v, float scale,
                         const char* mode, const mx::array* mask, const mx::array* sinks) {
   return guarded([&] {
+    if (marks_kernels) {
+      auto shape = q->shape();
+      shape.back() = v->shape().back();
+      std::vector<mx::array> inputs{*q, *k, *v};
+      for (const auto* more : {mask, sinks}) {
+        if (more) inputs.push_back(*more);
+      }
+      return keep(marker("attention", std::move(shape), q->dtype(), std::move(inputs)));
+    }
     return keep(mx::fast::scaled_dot_product_attention(*q, *k, *v, scale, mode, maybe(mask), maybe(sinks)));
+  });
+}
+
+// Element-wise functions as one kernel. `build` makes arrays of arrays; it is called when the
+// kernel of this `key` is traced, and must depend on nothing but what the key says. On a processor
+// it is called each time, since MLX would want a C++ compiler there.
+typedef int32_t (*sp_build)(void* ctx, mx::array* const* inputs, size_t n, mx::array** outputs, size_t m);
+int32_t sp_fused(uint64_t key, sp_build build, void* ctx, mx::array* const* inputs, size_t n,
+                 mx::array** outputs, size_t m) {
+  using Function = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
+  static thread_local std::unordered_map<uint64_t, Function> compiled;
+  static thread_local Function current;
+  return guarded([&] {
+    std::vector<mx::array> in;
+    for (size_t i = 0; i < n; i++) in.push_back(*inputs[i]);
+    Function plain = [build, ctx, m](const std::vector<mx::array>& in) {
+      std::vector<mx::array*> handles;
+      for (const auto& a : in) handles.push_back(const_cast<mx::array*>(&a));
+      std::vector<mx::array*> out(m, nullptr);
+      int32_t done = build(ctx, handles.data(), handles.size(), out.data(), m);
+      std::vector<mx::array> results;
+      for (auto* a : out) {
+        if (a) results.push_back(*a);
+        delete a;
+      }
+      if (done != 1 || results.size() != m) throw std::runtime_error("a fused function gave nothing");
+      return results;
+    };
+    std::vector<mx::array> out;
+    if (marks_kernels) {
+      auto shapes = plain(in);
+      auto stream = mx::default_stream(mx::default_device());
+      std::vector<mx::Shape> dims;
+      std::vector<mx::Dtype> types;
+      for (const auto& a : shapes) {
+        dims.push_back(a.shape());
+        types.push_back(a.dtype());
+      }
+      out = mx::array::make_arrays(std::move(dims), types, std::make_shared<Marker>(stream, "fused"), in);
+    } else if (mx::default_device() == mx::Device::gpu || compiles_always) {
+      auto found = compiled.find(key);
+      if (found == compiled.end()) {
+        // With something captured: MLX would take functions without for one and the same.
+        Function traced = [key](const std::vector<mx::array>& in) {
+          if (!current) throw std::runtime_error("a fused function of key " + std::to_string(key) + " is gone");
+          return current(in);
+        };
+        found = compiled.emplace(key, mx::compile(std::move(traced), true)).first;
+      }
+      struct Reset {
+        ~Reset() { current = nullptr; }
+      } reset;
+      current = plain;
+      out = found->second(in);
+    } else {
+      out = plain(in);
+    }
+    for (size_t i = 0; i < m; i++) outputs[i] = keep(std::move(out[i]));
+    return 1;
   });
 }
 

@@ -28,6 +28,8 @@ pub enum Element {
     U8 = 5,
     /// Truth value.
     Bool = 6,
+    /// 64-bit unsigned.
+    U64 = 7,
 }
 
 impl Element {
@@ -35,10 +37,26 @@ impl Element {
     #[must_use]
     pub const fn size_bytes(self) -> usize {
         match self {
+            Self::U64 => 8,
             Self::F32 | Self::U32 | Self::I32 => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::U8 | Self::Bool => 1,
         }
+    }
+
+    /// The type of a code of the C layer.
+    const fn of_code(code: i32) -> Option<Self> {
+        Some(match code {
+            0 => Self::F32,
+            1 => Self::F16,
+            2 => Self::Bf16,
+            3 => Self::U32,
+            4 => Self::I32,
+            5 => Self::U8,
+            6 => Self::Bool,
+            7 => Self::U64,
+            _ => return None,
+        })
     }
 }
 
@@ -80,6 +98,7 @@ pub enum Binary {
     Equal = 11,
     And = 12,
     Or = 13,
+    FloorDivide = 14,
 }
 
 /// Functions along an axis.
@@ -145,9 +164,15 @@ pub(crate) fn handle(array: Option<&Array>) -> In {
 }
 
 impl Library {
-    fn array(self, raw: Raw) -> Array {
+    pub(crate) fn array(self, raw: Raw) -> Array {
         assert!(!raw.is_null(), "MLX refuses an operation: {}", self.error());
         Array { raw, library: self }
+    }
+
+    /// Another handle of an array.
+    pub(crate) fn copy_of(self, raw: Raw) -> Array {
+        // SAFETY: the caller has a live array.
+        self.array(unsafe { (self.table.sp_clone)(raw) })
     }
 
     /// An array of a copy of `bytes`.
@@ -258,6 +283,13 @@ struct SliceBounds {
 impl Array {
     pub(crate) const fn raw(&self) -> In {
         self.raw
+    }
+
+    /// The handle, which is the caller's to free.
+    pub(crate) fn into_raw(self) -> Raw {
+        let raw = self.raw;
+        std::mem::forget(self);
+        raw
     }
 
     pub(crate) fn dims(shape: &[usize]) -> Vec<i32> {
@@ -394,10 +426,12 @@ impl Array {
         self.make(|table| unsafe { (table.sp_binary)(function as i32, self.raw, other.raw) })
     }
 
-    /// The same with a constant in place of the second array.
+    /// The same with a constant in place of the second array, in this one's type: a 16-bit array
+    /// stays one. Truth values become f32.
     #[must_use]
     pub fn with_constant(&self, function: Binary, constant: f32) -> Self {
-        self.binary(function, &self.library.full(constant, Element::F32, &[]))
+        // SAFETY: a live array.
+        self.make(|table| unsafe { (table.sp_with_scalar)(function as i32, self.raw, constant) })
     }
 
     /// `a` where this is true, else `b`.
@@ -426,6 +460,40 @@ impl Array {
     pub fn argsort(&self, axis: i32) -> Self {
         // SAFETY: a live array.
         self.make(|table| unsafe { (table.sp_argsort)(self.raw, axis) })
+    }
+
+    /// An order of `axis` in which the `count` smallest come first, in any order.
+    #[must_use]
+    pub fn argpartition(&self, count: usize, axis: i32) -> Self {
+        let kth = Self::dims(&[count.saturating_sub(1)])[0];
+        // SAFETY: a live array.
+        self.make(|table| unsafe { (table.sp_argpartition)(self.raw, kth, axis) })
+    }
+
+    /// The values of `axis` in such an order.
+    #[must_use]
+    pub fn partition(&self, count: usize, axis: i32) -> Self {
+        let kth = Self::dims(&[count.saturating_sub(1)])[0];
+        // SAFETY: a live array.
+        self.make(|table| unsafe { (table.sp_partition)(self.raw, kth, axis) })
+    }
+
+    /// The same values in a buffer of their own. A slice holds on to the whole array.
+    #[must_use]
+    pub fn contiguous(&self) -> Self {
+        // SAFETY: a live array.
+        self.make(|table| unsafe { (table.sp_contiguous)(self.raw) })
+    }
+
+    /// Type of its elements.
+    ///
+    /// # Panics
+    /// When it is one that this program makes no use of.
+    #[must_use]
+    pub fn element(&self) -> Element {
+        // SAFETY: a live array.
+        let code = unsafe { (self.library.table.sp_dtype)(self.raw) };
+        Element::of_code(code).expect("a type of ours")
     }
 
     /// Matrix product.
@@ -508,6 +576,23 @@ impl Array {
         })
     }
 
+    /// Rotary embedding of the first `dims` elements of heads `[rows, heads, 1, head_dim]`, at one
+    /// of `positions` `[rows]` each, by angles `position / period`; `periods` is `[dims / 2]`.
+    #[must_use]
+    pub fn rope(
+        &self,
+        dims: usize,
+        is_interleaved: bool,
+        positions: &Self,
+        periods: &Self,
+    ) -> Self {
+        let (dims, style) = (Self::dims(&[dims])[0], i32::from(is_interleaved));
+        // SAFETY: live arrays.
+        self.make(|table| unsafe {
+            (table.sp_rope)(self.raw, dims, style, positions.raw, periods.raw)
+        })
+    }
+
     /// Attention of queries `[batch, heads, rows, dim]` over keys and values
     /// `[batch, kv heads, keys, dim]`, causal at the end of the keys without a mask, else with an
     /// added or a boolean one.
@@ -520,7 +605,9 @@ impl Array {
         mask: Option<&Self>,
         sinks: Option<&Self>,
     ) -> Self {
-        let mode = if mask.is_some() { c"" } else { c"causal" };
+        // One row sees all keys.
+        let sees_all = mask.is_some() || self.shape()[2] == 1;
+        let mode = if sees_all { c"" } else { c"causal" };
         // SAFETY: live arrays and a string with its end.
         self.make(|table| unsafe {
             (table.sp_attention)(

@@ -10,6 +10,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use half::bf16;
+
 use crate::{
     array::Array,
     library::{Library, MlxError},
@@ -21,12 +23,16 @@ pub trait Collective: Send {
     /// All-reduce: replaces the values by their sums over the ranks. An error ends the evaluation.
     fn sum(&mut self, values: &mut [f32]) -> bool;
 
+    /// The same for values in bfloat16.
+    fn sum_bf16(&mut self, values: &mut [bf16]) -> bool;
+
     /// All-gather: every rank's values, in rank order, into `all`.
     fn gather(&mut self, mine: &[f32], all: &mut [f32]) -> bool;
 }
 
 const SUM: i32 = 0;
 const GATHER: i32 = 1;
+const SUM_BF16: i32 = 2;
 
 /// The code that the C layer keeps for a failed call; what failed is the [`Collective`]'s to know.
 const FAILED: i32 = 1;
@@ -52,7 +58,7 @@ unsafe extern "C" fn call(
         let guard = context.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut collective = guard.borrow_mut();
         match kind {
-            SUM => {
+            SUM | SUM_BF16 => {
                 if !std::ptr::eq(input, output.cast_const()) {
                     // SAFETY: MLX gives two distinct buffers of these sizes.
                     unsafe {
@@ -63,8 +69,15 @@ unsafe extern "C" fn call(
                         );
                     };
                 }
-                // SAFETY: a buffer of f32 that nobody else touches while the task runs; MLX
-                // aligns its buffers to at least 16 bytes.
+                if kind == SUM_BF16 {
+                    let len = output_bytes / 2;
+                    // SAFETY: a buffer of bf16 that nobody else touches while the task runs; MLX
+                    // aligns its buffers to at least 16 bytes.
+                    let values =
+                        unsafe { std::slice::from_raw_parts_mut(output.cast::<bf16>(), len) };
+                    return collective.sum_bf16(values);
+                }
+                // SAFETY: the same of f32.
                 let values =
                     unsafe { std::slice::from_raw_parts_mut(output.cast::<f32>(), outputs) };
                 collective.sum(values)
@@ -118,7 +131,7 @@ impl Library {
 }
 
 impl Array {
-    /// The sum over ranks of an f32 array, done by the [`Collective`] of the evaluation. It takes
+    /// The sum over ranks of an array of f32 or bf16, done by the [`Collective`] of the evaluation. It takes
     /// place after `after`, whose evaluation it brings about: collectives that do not depend on
     /// each other would else come in another order on each rank.
     #[must_use]

@@ -8,6 +8,7 @@
 mod array;
 mod collective;
 pub mod distributed;
+mod fused;
 mod library;
 pub mod runtime;
 mod table;

@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_void};
 
 /// Number of this set of functions; the C layer is compiled with it and answers it.
-pub(crate) const ABI: i32 = 2;
+pub(crate) const ABI: i32 = 3;
 
 /// An array of MLX, owned by whoever holds the pointer.
 #[repr(C)]
@@ -29,6 +29,11 @@ pub(crate) type In = *const RawArray;
 /// What carries out a collective: context, kind, input and its bytes, output and its bytes.
 pub(crate) type CollectiveCall =
     unsafe extern "C" fn(*mut c_void, i32, *const c_void, usize, *mut c_void, usize) -> i32;
+
+/// What builds the graph of a fused function: context, inputs and their number, outputs and their
+/// number. 1 = done.
+pub(crate) type BuildCall =
+    unsafe extern "C" fn(*mut c_void, *const Raw, usize, *mut Raw, usize) -> i32;
 
 macro_rules! table {
     ($($name:ident: $type:ty;)*) => {
@@ -82,6 +87,11 @@ table! {
     sp_ndim: unsafe extern "C" fn(In) -> usize;
     sp_dim: unsafe extern "C" fn(In, usize) -> i32;
     sp_nbytes: unsafe extern "C" fn(In) -> usize;
+    sp_dtype: unsafe extern "C" fn(In) -> i32;
+    sp_contiguous: unsafe extern "C" fn(In) -> Raw;
+    sp_graph: unsafe extern "C" fn(*const In, usize) -> *const c_char;
+    sp_mark_kernels: unsafe extern "C" fn(i32);
+    sp_compile_always: unsafe extern "C" fn(i32);
     sp_eval: unsafe extern "C" fn(*const In, usize) -> i32;
     sp_read: unsafe extern "C" fn(In, *mut f32, usize) -> i32;
     sp_full: unsafe extern "C" fn(f32, i32, *const i32, usize) -> Raw;
@@ -97,10 +107,13 @@ table! {
     sp_put_along: unsafe extern "C" fn(In, In, In, i32) -> Raw;
     sp_unary: unsafe extern "C" fn(i32, In) -> Raw;
     sp_binary: unsafe extern "C" fn(i32, In, In) -> Raw;
+    sp_with_scalar: unsafe extern "C" fn(i32, In, f32) -> Raw;
     sp_where: unsafe extern "C" fn(In, In, In) -> Raw;
     sp_reduce: unsafe extern "C" fn(i32, In, i32, i32) -> Raw;
     sp_softmax: unsafe extern "C" fn(In, i32) -> Raw;
     sp_argsort: unsafe extern "C" fn(In, i32) -> Raw;
+    sp_argpartition: unsafe extern "C" fn(In, i32, i32) -> Raw;
+    sp_partition: unsafe extern "C" fn(In, i32, i32) -> Raw;
     sp_matmul: unsafe extern "C" fn(In, In) -> Raw;
     sp_quantized_matmul: unsafe extern "C" fn(In, In, In, In, i32, i32, i32) -> Raw;
     sp_dequantize: unsafe extern "C" fn(In, In, In, i32, i32) -> Raw;
@@ -108,6 +121,10 @@ table! {
     sp_gather_mm: unsafe extern "C" fn(In, In, In, In, i32) -> Raw;
     sp_rms_norm: unsafe extern "C" fn(In, In, f32) -> Raw;
     sp_layer_norm: unsafe extern "C" fn(In, In, In, f32) -> Raw;
+    sp_rope: unsafe extern "C" fn(In, i32, i32, In, In) -> Raw;
+    sp_fused: unsafe extern "C" fn(
+        u64, BuildCall, *mut c_void, *const In, usize, *mut Raw, usize,
+    ) -> i32;
     sp_attention: unsafe extern "C" fn(In, In, In, f32, *const c_char, In, In) -> Raw;
     sp_active_memory: unsafe extern "C" fn() -> usize;
     sp_peak_memory: unsafe extern "C" fn() -> usize;

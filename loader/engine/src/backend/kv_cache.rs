@@ -22,6 +22,11 @@ pub trait KvCache: Tensors {
     /// Memory of one page.
     fn page_bytes(&self, shape: &CacheShape) -> u64;
 
+    /// How often the memory of a page is taken: once, or once more by a handle to it.
+    fn page_copies(&self) -> u64 {
+        1
+    }
+
     /// How keys and values are stored; the same on all ranks.
     fn kv_type(&self) -> KvType;
 

@@ -1,10 +1,11 @@
 //! The backend over Apple's MLX: every call adds to a lazy graph, which is computed once per step.
 //!
-//! Activations between operations are f32. Products run in the type that the weights' scales are
-//! stored in on a GPU, and in f32 on a processor, where MLX is for correctness and not for speed.
-//! Bits are not promised: MLX chooses its kernels, and so the order of its sums, by shape.
+//! Activations between operations are bfloat16 on a GPU, which has the range of f32, and f32 where
+//! exact results are asked for and on a processor, where MLX is for correctness and not for speed.
+//! Logits, of tokens and of experts, are f32 in any case. Bits are not promised: MLX chooses its
+//! kernels, and so the order of its sums, by shape.
 
-use std::{path::Path, sync::mpsc, time::Duration};
+use std::{ops::Range, path::Path, sync::mpsc, time::Duration};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use shardpack_formats::memory::KvType;
@@ -18,8 +19,11 @@ mod block_sparse;
 mod cache;
 mod compressed_kv;
 mod dense;
+mod drawing;
+mod fused;
 mod head_ops;
 mod hyper_connections;
+mod latent_attention;
 mod linear_attention;
 mod memory;
 mod mixture_of_experts;
@@ -37,7 +41,7 @@ pub use mixture_of_experts::Routes;
 use ranks::AllReduces;
 pub use ranks::Collectives;
 pub use sparse_indexer::TopK;
-pub use weights::{Matrix, Taken};
+pub use weights::{Matrix, Taken, Vector};
 use weights::{Taker, Tally};
 
 /// How long ranks wait for each other in MLX's own group: they join before they read weights, so
@@ -72,10 +76,16 @@ pub struct Mlx {
     library: Library,
     all_reduces: AllReduces,
     tally: Tally,
+    /// Type of activations.
+    activations: Element,
+    /// Whether products are computed in the type of what is stored. On a processor MLX would sum in
+    /// that type too, so there they are computed in f32.
+    stored_products: bool,
     kv: KvType,
 }
 
-/// Activations `[rows, width]`, f32, perhaps not computed yet.
+/// Activations `[rows, width]`, perhaps not computed yet: of the backend's type, or f32 where they
+/// decide between alternatives.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     rows: usize,
@@ -105,7 +115,31 @@ impl Mlx {
             }
         }
         let all_reduces = AllReduces::new(collectives);
-        Ok(Self { pool, library, all_reduces, tally: Tally::default(), kv: KvType::F32 })
+        let (activations, kv) = match library.device() {
+            Device::Gpu => (Element::Bf16, KvType::Bf16),
+            Device::Cpu => (Element::F32, KvType::F32),
+        };
+        let (tally, stored_products) = (Tally::default(), library.device() == Device::Gpu);
+        Ok(Self { pool, library, all_reduces, tally, activations, stored_products, kv })
+    }
+
+    /// The same with activations, keys and values in f32: exact, and half as fast.
+    #[must_use]
+    pub fn exact(self) -> Self {
+        Self { activations: Element::F32, kv: KvType::F32, ..self }
+    }
+
+    /// The same with activations, keys and values in bfloat16, as on a GPU.
+    #[must_use]
+    pub fn half(self) -> Self {
+        Self { activations: Element::Bf16, kv: KvType::Bf16, ..self }
+    }
+
+    /// The same with products in the type of what is stored besides, as on a GPU. On a processor such
+    /// products are summed in that type too: for graphs that are drawn.
+    #[must_use]
+    pub fn as_on_gpu(self) -> Self {
+        Self { stored_products: true, ..self.half() }
     }
 
     /// The same, with keys and values stored as `kv`.
@@ -148,7 +182,12 @@ impl Mlx {
     }
 
     const fn taker(&self) -> Taker<'_> {
-        Taker { library: self.library, tally: &self.tally }
+        Taker {
+            library: self.library,
+            tally: &self.tally,
+            activations: self.activations,
+            stored_products: self.stored_products,
+        }
     }
 }
 
@@ -180,44 +219,78 @@ impl Tensor {
         Self { rows: self.rows, width: self.width, array }
     }
 
+    /// The same values in f32, for arithmetic that must not round.
+    fn exact(&self) -> Array {
+        self.array.cast(Element::F32)
+    }
+
+    /// What was computed in f32, in the type of this tensor.
+    fn with_exact(&self, array: &Array) -> Self {
+        self.with(array.cast(self.array.element()))
+    }
+
+    /// Some rows.
+    fn some_rows(&self, rows: Range<usize>) -> Array {
+        some_rows(&self.array, rows)
+    }
+
     /// `[rows, width / run, run]`.
     fn runs(&self, run: usize) -> Array {
         self.array.reshape(&[self.rows, self.width / run, run])
     }
 }
 
+/// Some rows of an array; all of them are the array itself.
+fn some_rows(x: &Array, rows: Range<usize>) -> Array {
+    if rows == (0..x.shape()[0]) { x.clone() } else { x.slice(0, rows.start, rows.end) }
+}
+
+/// Arrays one after the other along the first axis; one array is that itself.
+fn joined(arrays: &[Array]) -> Array {
+    match arrays {
+        [one] => one.clone(),
+        many => many[0].library().concat(&many.iter().collect::<Vec<_>>(), 0),
+    }
+}
+
 impl Tensors for Mlx {
     type Tensor = Tensor;
     type Matrix = Matrix;
-    type Vector = Array;
+    type Vector = Vector;
 
     fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.pool.install(work)
     }
 
     fn matrix(&self, stored: StoredMatrix) -> Matrix {
-        self.pool.install(|| Matrix::new(self.taker(), stored))
+        self.pool.install(|| Matrix::new(self.taker(), stored, false))
     }
 
-    fn vector(&self, stored: &PackageTensor) -> Array {
+    fn precise_matrix(&self, stored: StoredMatrix) -> Matrix {
+        self.pool.install(|| Matrix::new(self.taker(), stored, true))
+    }
+
+    fn vector(&self, stored: &PackageTensor) -> Vector {
         self.pool.install(|| weights::vector(self.taker(), stored, 0.0))
     }
 
-    fn vector_plus_one(&self, stored: &PackageTensor) -> Array {
+    fn vector_plus_one(&self, stored: &PackageTensor) -> Vector {
         self.pool.install(|| weights::vector(self.taker(), stored, 1.0))
     }
 
-    fn ones(&self, len: usize) -> Array {
-        self.pool.install(|| self.library.full(1.0, Element::F32, &[len]))
+    fn ones(&self, len: usize) -> Vector {
+        let ones = || Vector::new(self.library.full(1.0, Element::F32, &[len]), self.activations);
+        self.pool.install(ones)
     }
 
     fn zeros(&self, rows: usize, width: usize) -> Tensor {
-        let array = self.library.full(0.0, Element::F32, &[rows, width]);
+        let array = self.library.full(0.0, self.activations, &[rows, width]);
         Tensor::new(rows, width, array)
     }
 
     fn tensor(&self, values: Vec<f32>, width: usize) -> Tensor {
         let rows = values.len().checked_div(width).unwrap_or(0);
-        Tensor::new(rows, width, self.library.floats(&values, &[rows, width]))
+        let array = self.library.floats(&values, &[rows, width]);
+        Tensor::new(rows, width, array.cast(self.activations))
     }
 }

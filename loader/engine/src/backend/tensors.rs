@@ -23,6 +23,12 @@ pub trait Tensors: Send + Sync {
     /// Takes a matrix.
     fn matrix(&self, stored: StoredMatrix) -> Self::Matrix;
 
+    /// Takes a matrix whose products decide between alternatives, tokens or experts: a backend that
+    /// computes in 16 bits gives these in f32.
+    fn precise_matrix(&self, stored: StoredMatrix) -> Self::Matrix {
+        self.matrix(stored)
+    }
+
     /// Takes a vector of floats.
     fn vector(&self, stored: &PackageTensor) -> Self::Vector;
 

@@ -34,6 +34,8 @@ use sequence::Sequence;
 /// Requests between submission and end.
 pub(super) struct Schedule {
     limits: Limits,
+    /// Prefill tokens of a step that all ranks have memory for.
+    prefill_tokens: usize,
     factory: Option<Box<dyn ConstraintFactory>>,
     pages: Pages,
     /// Whether every rank's KV cache can be rolled back.
@@ -84,6 +86,7 @@ impl RunningSequence {
 impl Schedule {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
+            prefill_tokens: limits.prefill_tokens,
             limits,
             factory: None,
             pages: Pages::new(0),
@@ -153,6 +156,7 @@ impl Schedule {
         self.publish.clear();
         self.pages.forget(agreed.pages);
         self.can_roll_back = agreed.can_roll_back;
+        self.prefill_tokens = agreed.prefill_tokens as usize;
         for running in self.running.drain(..).rev() {
             self.waiting.push_front(running.sequence);
         }
@@ -318,7 +322,7 @@ impl Schedule {
     fn counts(&self) -> Vec<usize> {
         let decoding = self.running.iter().any(RunningSequence::is_decoding);
         let budget = if decoding { self.limits.chunked_prefill_tokens } else { usize::MAX };
-        let mut budget = budget.min(self.limits.prefill_tokens);
+        let mut budget = budget.min(self.prefill_tokens);
         let mut counts: Vec<usize> =
             self.running.iter().map(|running| usize::from(running.is_decoding())).collect();
         let reading = counts.iter().filter(|count| **count == 0).count();

@@ -72,7 +72,10 @@ impl EngineOptions {
     pub fn kv_bytes_of<B: Backend>(&self, model: &Model<B>, backend: &B) -> [u64; 2] {
         match backend.page_bytes(&model.cache_shape()) {
             0 => [0, 0],
-            page => [self.pages(model, backend).saturating_mul(page), page],
+            page => {
+                let taken = page * backend.page_copies();
+                [self.pages(model, backend).saturating_mul(taken), taken]
+            }
         }
     }
 
@@ -85,7 +88,7 @@ impl EngineOptions {
         }
         let longest = u64::from(model.spec().max_positions).div_ceil(TOKENS_PER_PAGE as u64);
         match self.kv_bytes {
-            Some(bytes) => bytes / page_bytes,
+            Some(bytes) => bytes / (page_bytes * backend.page_copies()),
             None => longest.max(MIN_KV_BYTES / page_bytes),
         }
     }
@@ -191,6 +194,7 @@ impl<B: Backend> Engine<B> {
             kv: backend.kv_type(),
             can_roll_back: backend.kv_rollback().is_some(),
             pages: self.options.pages(model, backend),
+            prefill_tokens: self.options.prefill_tokens as u32,
         };
         let agreed = hello.exchange(group, Deadline::after(timeout)).inspect_err(|error| {
             if matches!(error, GroupError::OutOfStep { .. }) {

@@ -343,8 +343,13 @@ fn refuse(plan: &plan::Plan, cut_bytes: usize) -> String {
     let deadline = Deadline::after(STANDARD.collective_timeout);
     thread::scope(|scope| {
         let follower = scope.spawn(move || engine.follow(mine.as_ref()).unwrap_err());
-        let hello =
-            hello::Hello { vocab_size: 512, kv: KvType::F32, can_roll_back: true, pages: 9 };
+        let hello = hello::Hello {
+            vocab_size: 512,
+            kv: KvType::F32,
+            can_roll_back: true,
+            pages: 9,
+            prefill_tokens: 512,
+        };
         hello.exchange(leaders.as_ref(), deadline).unwrap();
         leaders.broadcast(0, &mut bytes, deadline).unwrap();
         let error = follower.join().unwrap();

@@ -24,7 +24,7 @@ use super::{
     shard::Heads,
     step::ForwardPass,
 };
-use crate::backend::{AttentionParams, Backend, Qkv, RotatedPart, StepError};
+use crate::backend::{AttentionParams, Backend, Columns, Qkv, RotatedPart, StepError};
 
 /// One rank's part of grouped-query attention.
 pub(super) struct Attention<B: Backend> {
@@ -101,7 +101,9 @@ impl<B: Backend> Attention<B> {
         let Some(weights) = &self.weights else {
             if form.qk_norm == QkNorm::Full {
                 // Every rank takes part in the norm's all-reduce.
-                backend.all_reduce(backend.zeros(pass.tokens(), 2), pass.ranks)?;
+                let nothing = backend.zeros(pass.tokens(), 0);
+                let none = || Columns { x: &nothing, columns: 0..0 };
+                backend.all_reduce(backend.square_sums(&[none(), none()]), pass.ranks)?;
             }
             return Ok(pass.with_bias(None, self.o_bias.as_ref()));
         };

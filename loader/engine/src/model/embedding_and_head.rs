@@ -53,7 +53,12 @@ impl<B: Backend> EmbeddingAndHead<B> {
             Some(stage) => [stage.is_first, stage.is_last],
         };
         let needed = embeds || (has_head && spec.tied_embeddings);
-        let embedding = needed.then(|| loader.matrix("model.embed_tokens", &rows, &hidden));
+        let embedding = needed.then(|| {
+            if spec.tied_embeddings && has_head {
+                return loader.head_matrix("model.embed_tokens", &rows);
+            }
+            loader.matrix("model.embed_tokens", &rows, &hidden)
+        });
         let output = || {
             let streams = spec.hyper_connections.as_ref();
             let collapse =
@@ -62,7 +67,13 @@ impl<B: Backend> EmbeddingAndHead<B> {
             let head = if spec.tied_embeddings {
                 Head::Tied
             } else {
-                Head::Own(loader.column("lm_head", &vocab, spec.lm_head_bias)?)
+                Head::Own(match loader.head_matrix("lm_head", &vocab)? {
+                    None => None,
+                    Some(matrix) => {
+                        let bias = spec.lm_head_bias.then(|| loader.vector("lm_head.bias", &vocab));
+                        Some(Projection { matrix, bias: bias.transpose()? })
+                    }
+                })
             };
             Ok(Output { collapse, norm, head })
         };

@@ -199,6 +199,21 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(self.backend.matrix(StoredMatrix { outputs, inputs, weights })))
     }
 
+    /// The LM head, or the embedding that is one: a matrix whose products decide between tokens.
+    pub(super) fn head_matrix(
+        &self,
+        module: &str,
+        outputs: &TensorSlice,
+    ) -> Result<Option<B::Matrix>, LoadError> {
+        let hidden = self.hidden();
+        if outputs.held.is_empty() || hidden.held.is_empty() {
+            return Ok(None);
+        }
+        let weights = self.weights(module, None, [outputs, &hidden])?;
+        let (outputs, inputs) = (outputs.held.len(), hidden.held.len());
+        Ok(Some(self.backend.precise_matrix(StoredMatrix { outputs, inputs, weights })))
+    }
+
     /// A matrix of which this rank holds something.
     pub(super) fn held_matrix(
         &self,
@@ -222,6 +237,18 @@ impl<B: Backend> Loader<'_, B> {
         inputs: &TensorSlice,
     ) -> Result<B::Matrix, LoadError> {
         self.float_matrix(&format!("{module}.weight"), outputs, inputs)
+    }
+
+    /// A router's matrix, whose products decide between experts.
+    pub(super) fn router_matrix(
+        &self,
+        module: &str,
+        experts: &TensorSlice,
+    ) -> Result<B::Matrix, LoadError> {
+        let (name, hidden) = (format!("{module}.weight"), self.hidden());
+        let weights = StoredWeights::Plain(self.floats(&name, &[experts, &hidden])?.clone());
+        let (outputs, inputs) = (experts.held.len(), hidden.held.len());
+        Ok(self.backend.precise_matrix(StoredMatrix { outputs, inputs, weights }))
     }
 
     /// The same by the name of its tensor.

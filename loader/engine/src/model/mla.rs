@@ -27,7 +27,9 @@ use super::{
     output_gate::OutputGate,
     step::{CrossLayer, ForwardPass},
 };
-use crate::backend::{AttentionParams, Backend, NormParams, Qkv, RotatedPart};
+use crate::backend::{
+    AttentionParams, Backend, LatentInputs, LatentParams, LatentParamsOf, NormParams, Qkv,
+};
 
 /// One rank's part of multi-head latent attention.
 pub(super) struct Mla<B: Backend> {
@@ -126,31 +128,22 @@ impl<B: Backend> Mla<B> {
         if let Keys::TopK(indexer) = &weights.keys {
             cross.top_k = Some(indexer.top_k_keys(pass, from, x, caches));
         }
-        let q = self.queries(pass, weights, from);
-        // The cached vector is key and value; of the weighted sum the latent's part counts.
-        let cached = self.cached(pass, &weights.kv, x);
-        let qkv = Qkv { q: &q, k: &cached, v: &cached };
-        let (rank, rope) = (self.form.kv_rank as usize, self.form.rope as usize);
-        let params = AttentionParams {
-            layer: self.kv_slot,
-            lengths: &pass.batch.lengths,
-            q_to_kv: &self.q_to_kv,
-            head_dim: rank + rope,
-            scale: self.scale.0,
-            softcap: None,
-            sinks: weights.sinks.as_ref(),
-            mask: self.mask,
-        };
+        let backend = pass.backend;
+        let q = backend.linear(from, &weights.q);
+        let kv = weights.kv.down.apply(backend, x);
+        let params = self.params(pass, weights);
         let out = match weights.keys {
-            Keys::All => backend.attention(qkv, caches, &params),
+            Keys::All => backend.latent_attention(LatentInputs { q: &q, kv: &kv }, caches, &params),
             Keys::TopK(_) | Keys::SharedTopK => {
                 // Invariant: a stage's first layer has an indexer (`shard::mla::check_index`).
                 let top_k = cross.top_k.as_ref().expect("an indexer ran in this pass");
-                backend.sparse_attention(top_k, qkv, caches, &params)
+                let q = backend.absorbed_queries(&q, &params);
+                let cached = backend.latents(&kv, &params);
+                let qkv = Qkv { q: &q, k: &cached, v: &cached };
+                let out = backend.sparse_attention(top_k, qkv, caches, &params.attention);
+                backend.unabsorbed(&out, &params)
             }
         };
-        let out = backend.slice_heads(&out, rank + rope, 0..rank);
-        let out = backend.head_linear(&out, &weights.unembed_out, self.q_to_kv.len());
         let out = match &weights.gate {
             Some(gate) => gate.apply(backend, x, out),
             None => out,
@@ -158,53 +151,42 @@ impl<B: Backend> Mla<B> {
         backend.linear(&out, &weights.o)
     }
 
-    /// Queries in the latent space, `[tokens, heads, kv_rank + rope]`.
-    fn queries(
-        &self,
-        pass: &ForwardPass<'_, B>,
-        weights: &Weights<B>,
-        from: &B::Tensor,
-    ) -> B::Tensor {
-        let (backend, heads) = (pass.backend, self.q_to_kv.len());
-        let nope = self.form.nope as usize;
-        let head_dim = nope + self.form.rope as usize;
-        let q = backend.linear(from, &weights.q);
-        let unrotated = backend.slice_heads(&q, head_dim, 0..nope);
-        let rotated = self.rotated(pass, backend.slice_heads(&q, head_dim, nope..head_dim));
-        let unrotated = backend.head_linear(&unrotated, &weights.embed_q, heads);
-        let q = backend.join_heads(&unrotated, &rotated, heads);
-        match &pass.query_scales {
-            Some(scales) => backend.scale_rows(q, scales),
-            None => q,
-        }
-    }
-
-    /// What is cached of each token, `[tokens, kv_rank + rope]`.
-    fn cached(&self, pass: &ForwardPass<'_, B>, kv: &Latent<B>, x: &B::Tensor) -> B::Tensor {
-        let backend = pass.backend;
-        let rank = self.form.kv_rank as usize;
-        let width = rank + self.form.rope as usize;
-        let projected = kv.down.apply(backend, x);
-        let latent = self.normed(pass, &backend.slice_heads(&projected, width, 0..rank), &kv.gain);
-        let latent = match self.form.kv_scale {
-            Some(scale) => backend.scale(latent, scale.0),
-            None => latent,
+    /// The cached vector is key and value; of the weighted sum the latent's part counts.
+    fn params<'a>(
+        &'a self,
+        pass: &'a ForwardPass<'_, B>,
+        weights: &'a Weights<B>,
+    ) -> LatentParamsOf<'a, B> {
+        let spec::Mla { kv_rank, rope, nope, eps, kv_scale, .. } = &self.form;
+        let [kv_rank, rope, nope] = [*kv_rank, *rope, *nope].map(|width| width as usize);
+        let attention = AttentionParams {
+            layer: self.kv_slot,
+            lengths: &pass.batch.lengths,
+            q_to_kv: &self.q_to_kv,
+            head_dim: kv_rank + rope,
+            scale: self.scale.0,
+            softcap: None,
+            sinks: weights.sinks.as_ref(),
+            mask: self.mask,
         };
-        let rotated = self.rotated(pass, backend.slice_heads(&projected, width, rank..width));
-        backend.join_heads(&latent, &rotated, 1)
+        LatentParams {
+            attention,
+            kv_rank,
+            rope,
+            nope,
+            gain: &weights.kv.gain,
+            eps: eps.0,
+            kv_scale: kv_scale.map(|scale| scale.0),
+            rotation: pass.rotation(self.rope),
+            query_scales: pass.query_scales.as_deref(),
+            embed_q: &weights.embed_q,
+            unembed_out: &weights.unembed_out,
+        }
     }
 
     fn normed(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor, gain: &B::Vector) -> B::Tensor {
         let params = NormParams { kind: NormKind::Rms, eps: self.form.eps.0, gain, bias: None };
         pass.backend.norm(x, &params)
-    }
-
-    fn rotated(&self, pass: &ForwardPass<'_, B>, x: B::Tensor) -> B::Tensor {
-        let part = RotatedPart { head_dim: self.form.rope as usize, offset: 0 };
-        match pass.rotation(self.rope) {
-            Some(rotation) => pass.backend.rotate(x, rotation, part),
-            None => x,
-        }
     }
 }
 

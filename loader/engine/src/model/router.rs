@@ -60,7 +60,7 @@ impl<B: Backend> Router<B> {
         let experts = TensorSlice::whole(moe.choices() as usize);
         let module = format!("{block}.{}", moe.names.router);
         let vector = |name: String| loader.vector(&name, &experts);
-        let matrix = loader.plain_matrix(&module, &experts, &loader.hidden())?;
+        let matrix = loader.router_matrix(&module, &experts)?;
         let bias = form.bias.then(|| vector(format!("{module}.bias"))).transpose()?;
         let input = match &form.input {
             Some(input) => {

@@ -4,7 +4,7 @@ use shardpack_formats::spec::Mask;
 use shardpack_kernels::{Attention as Kernel, ChosenBlocks, attend as attend_one};
 
 use super::{Cache, Cpu, Tensor, block_sparse::TopKBlocks};
-use crate::backend::{Attention, AttentionParams, Qkv};
+use crate::backend::{Attention, AttentionParams, LatentAttention, Qkv};
 
 impl Attention for Cpu {
     fn attention(
@@ -16,6 +16,8 @@ impl Attention for Cpu {
         attend(&qkv, None, caches, params)
     }
 }
+
+impl LatentAttention for Cpu {}
 
 /// Appends keys and values to the caches and attends: to all that the mask shows, or to the top-k
 /// blocks of these.

@@ -6,10 +6,10 @@ use shardpack_formats::spec::Mask;
 use shardpack_mlx::{Array, Binary, Element, Library};
 
 use super::{
-    Cache, Mlx, Tensor, TopK, TopKBlocks, block_sparse,
+    Cache, Mlx, Tensor, TopK, TopKBlocks, Vector, block_sparse,
     cache::{Appended, Held},
-    dense::softcap,
-    sparse_indexer,
+    fused::softcap,
+    joined, sparse_indexer,
 };
 use crate::backend::{Attention, AttentionParams, Qkv};
 
@@ -18,7 +18,7 @@ impl Attention for Mlx {
         &self,
         qkv: Qkv<'_, Tensor>,
         caches: &mut [&mut Cache],
-        params: &AttentionParams<'_, Array>,
+        params: &AttentionParams<'_, Vector>,
     ) -> Tensor {
         attend(self.library, &qkv, Keys::All, caches, params)
     }
@@ -45,15 +45,18 @@ pub(super) fn attend(
     qkv: &Qkv<'_, Tensor>,
     keys: Keys<'_>,
     caches: &mut [&mut Cache],
-    params: &AttentionParams<'_, Array>,
+    params: &AttentionParams<'_, Vector>,
 ) -> Tensor {
     assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
     let mut outputs = Vec::new();
     let mut row = 0;
     for (index, (cache, &rows)) in caches.iter_mut().zip(params.lengths).enumerate() {
         let heads = |x: &Tensor| {
-            let part = x.array.slice(0, row, row + rows);
+            let part = x.some_rows(row..row + rows);
             let heads = x.width / params.head_dim;
+            if rows == 1 {
+                return part.reshape(&[1, heads, 1, params.head_dim]);
+            }
             part.reshape(&[1, rows, heads, params.head_dim]).transpose(&[0, 2, 1, 3])
         };
         let Appended { all, first } = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]);
@@ -73,14 +76,11 @@ pub(super) fn attend(
             },
             Keys::All => sequence(library, &q, all, first, params),
         };
-        outputs.push(out.transpose(&[0, 2, 1, 3]).reshape(&[rows, qkv.q.width]));
+        let out = if rows == 1 { out } else { out.transpose(&[0, 2, 1, 3]) };
+        outputs.push(out.reshape(&[rows, qkv.q.width]));
         row += rows;
     }
-    let array = match &outputs[..] {
-        [one] => one.clone(),
-        many => library.concat(&many.iter().collect::<Vec<_>>(), 0),
-    };
-    qkv.q.with(array)
+    qkv.q.with(joined(&outputs))
 }
 
 /// Queries `[1, heads, rows, head_dim]`, the first of them at `first`, over all keys and values
@@ -90,7 +90,7 @@ fn sequence(
     q: &Array,
     all: Held,
     first: usize,
-    params: &AttentionParams<'_, Array>,
+    params: &AttentionParams<'_, Vector>,
 ) -> Array {
     let (rows, total) = (q.shape()[2], all.keys.shape()[2]);
     // What no row sees is not read.
@@ -108,27 +108,28 @@ fn sequence(
     }
 }
 
-/// MLX's attention, queries and result in f32. Where MLX has a kernel for the width of heads, it
-/// computes in the keys' type and sums in f32; where it has none, it would round scores to that
-/// type, so keys and values are taken as f32 there (MLX promotes them to the queries' type).
+/// MLX's attention, the result in the queries' type. Queries of 16 bits are taken as they are. With
+/// f32 queries and keys of 16 bits, MLX computes in the keys' type and sums in f32 where it has a
+/// kernel for the width of heads; where it has none, it would round scores to that type, so keys and
+/// values are taken as f32 there (MLX promotes them to the queries' type).
 pub(super) fn fused(
     q: &Array,
     held: &Held,
     visible: Option<&Array>,
-    params: &AttentionParams<'_, Array>,
+    params: &AttentionParams<'_, Vector>,
 ) -> Array {
     let Held { keys, values, element } = held;
-    if *element == Element::F32 || !HEADS_WITH_KERNELS.contains(&params.head_dim) {
-        return q.attention(keys, values, params.scale, visible, params.sinks);
-    }
-    let sinks = params.sinks.map(|sinks| sinks.cast(*element));
-    let out = q.cast(*element).attention(keys, values, params.scale, visible, sinks.as_ref());
-    out.cast(Element::F32)
+    let own = q.element();
+    let rounds_scores = own == Element::F32 && !HEADS_WITH_KERNELS.contains(&params.head_dim);
+    let element = if *element == Element::F32 || rounds_scores { Element::F32 } else { *element };
+    let sinks = params.sinks.map(|sinks| sinks.cast(element));
+    let q = q.cast(element);
+    q.attention(keys, values, params.scale, visible, sinks.as_ref()).cast(own)
 }
 
 /// Keys and values `[1, kv_heads, keys, head_dim]` as MLX's kernels take them: heads in runs of
 /// equal length. Other maps get a key-value head for each query head.
-pub(super) fn in_runs(held: Held, params: &AttentionParams<'_, Array>) -> Held {
+pub(super) fn in_runs(held: Held, params: &AttentionParams<'_, Vector>) -> Held {
     let (heads, kv_heads) = (params.q_to_kv.len(), held.keys.shape()[1]);
     let run = heads / kv_heads;
     let even = heads == run * kv_heads
@@ -141,7 +142,7 @@ pub(super) fn in_runs(held: Held, params: &AttentionParams<'_, Array>) -> Held {
 }
 
 /// The key-value head of each query head, `[heads]`.
-pub(super) fn of_query_heads(library: Library, params: &AttentionParams<'_, Array>) -> Array {
+pub(super) fn of_query_heads(library: Library, params: &AttentionParams<'_, Vector>) -> Array {
     let map: Vec<u32> = params.q_to_kv.iter().map(|kv| *kv as u32).collect();
     library.indices(&map, &[map.len()])
 }
@@ -178,7 +179,7 @@ fn capped(
     q: &Array,
     Held { keys, values, .. }: &Held,
     visible: Option<&Array>,
-    params: &AttentionParams<'_, Array>,
+    params: &AttentionParams<'_, Vector>,
     cap: f32,
 ) -> Array {
     let library = q.library();
@@ -190,7 +191,9 @@ fn capped(
     let q = q.reshape(&[1, kv_heads, run, rows, dim]);
     let wide = |x: &Array| x.reshape(&[1, kv_heads, 1, total, x.shape()[3]]);
     let (keys, values) = (wide(keys), wide(values));
-    let scores = q.matmul(&keys.transpose(&[0, 1, 2, 4, 3]));
+    // f32 from here on: the cap bends large scores, of which 16 bits keep little.
+    let element = q.element();
+    let scores = q.matmul(&keys.transpose(&[0, 1, 2, 4, 3])).cast(Element::F32);
     let scores = softcap(&scores.with_constant(Binary::Multiply, params.scale), cap);
     let causal = || {
         let first = total - rows;
@@ -210,5 +213,6 @@ fn capped(
         }
     };
     let width = values.shape()[4];
-    weights.matmul(&values).reshape(&[1, heads, rows, width])
+    let out = weights.cast(element).matmul(&values).cast(element);
+    out.reshape(&[1, heads, rows, width])
 }

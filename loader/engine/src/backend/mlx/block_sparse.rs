@@ -3,7 +3,7 @@
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
 use super::{
-    Cache, Mlx, Tensor,
+    Cache, Mlx, Tensor, Vector,
     attention::{self, Keys, fused, in_runs, of_query_heads},
     cache::{Appended, Held},
     sparse_indexer::{in_pieces, seen},
@@ -48,7 +48,7 @@ impl BlockSparseAttention for Mlx {
         top_k: &TopKBlocks,
         qkv: Qkv<'_, Tensor>,
         caches: &mut [&mut Cache],
-        params: &AttentionParams<'_, Array>,
+        params: &AttentionParams<'_, Vector>,
     ) -> Tensor {
         attention::attend(self.library, &qkv, Keys::TopKBlocks(top_k), caches, params)
     }
@@ -67,7 +67,7 @@ fn top_k_blocks(
     for (cache, &rows) in caches.iter_mut().zip(params.lengths) {
         let begin = row;
         row += rows;
-        let part = |x: &Tensor| x.array.slice(0, begin, begin + rows);
+        let part = |x: &Tensor| x.exact().slice(0, begin, begin + rows);
         let new = part(k).reshape(&[1, 1, rows, params.width]);
         let Appended { all: keys, first } = cache.append_index(params.layer, new);
         let total = first + rows;
@@ -129,7 +129,7 @@ pub(super) fn attend(
     held: Held,
     first: usize,
     Blocks { tokens, indices }: Blocks<'_>,
-    params: &AttentionParams<'_, Array>,
+    params: &AttentionParams<'_, Vector>,
 ) -> Array {
     let library = q.library();
     let (heads, rows) = (q.shape()[1], q.shape()[2]);

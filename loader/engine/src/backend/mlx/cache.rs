@@ -1,7 +1,9 @@
 //! Keys and values of one sequence in MLX's arrays.
 //!
-//! A page is a copy: a sequence that begins with pages of another one is spared their
-//! computation, but not their memory, since MLX's attention wants one array per sequence.
+//! A page is a copy, made when it is handed out: a sequence that begins with pages of another one is
+//! spared their computation, but not their memory, since MLX's attention wants one array per
+//! sequence. A slice in its place would keep the whole cache that it is cut from, and a cache that
+//! has another holder is copied with every step.
 
 use shardpack_formats::memory::{KvType, TOKENS_PER_PAGE};
 use shardpack_mlx::{Array, Element, Library};
@@ -21,7 +23,16 @@ impl KvCache for Mlx {
     }
 
     fn page(&self, cache: &Cache, index: usize) -> Page {
-        self.pool.install(|| cache.page(index))
+        self.pool.install(|| {
+            let page = cache.page(index);
+            // An array that cannot be computed now says so again where it is read.
+            let _ = self.library.eval(&page.arrays().collect::<Vec<_>>());
+            page
+        })
+    }
+
+    fn page_copies(&self) -> u64 {
+        2
     }
 
     fn page_bytes(&self, shape: &CacheShape) -> u64 {
@@ -146,7 +157,15 @@ impl LayerCache {
     fn page(&self, index: usize) -> Vec<Array> {
         let (start, stop) = (index * TOKENS_PER_PAGE, (index + 1) * TOKENS_PER_PAGE);
         assert!(self.len >= stop, "page {index} is not full");
-        self.arrays.iter().map(|array| array.slice(2, start, stop)).collect()
+        self.arrays.iter().map(|array| array.slice(2, start, stop).contiguous()).collect()
+    }
+}
+
+impl Page {
+    /// Every array, for evaluation.
+    fn arrays(&self) -> impl Iterator<Item = &Array> {
+        let entries = self.entries.iter().flat_map(CompressedKvPage::arrays);
+        self.layers.iter().flatten().chain(entries)
     }
 }
 

@@ -4,7 +4,7 @@
 use shardpack_formats::memory::TOKENS_PER_PAGE;
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce};
 
-use super::{Cache, Mlx, Tensor, TopK, cache::Held, sparse_indexer::scores};
+use super::{Cache, Mlx, Tensor, TopK, Vector, cache::Held, joined, sparse_indexer::scores};
 use crate::backend::{
     AttentionParams, CompressedEntries, CompressedKv, CompressedKvPart, CompressedKvShape,
     CompressorInputs, CompressorParams, IndexerInputs, IndexerParams, Qkv,
@@ -15,7 +15,7 @@ impl CompressedKv for Mlx {
         &self,
         inputs: CompressorInputs<'_, Tensor>,
         caches: &mut [&mut Cache],
-        params: &CompressorParams<'_, Array>,
+        params: &CompressorParams<'_, Vector>,
     ) -> Tensor {
         compress(self.library, inputs, caches, params)
     }
@@ -34,7 +34,7 @@ impl CompressedKv for Mlx {
         entries: CompressedEntries<'_, Tensor, TopK>,
         qkv: Qkv<'_, Tensor>,
         caches: &mut [&mut Cache],
-        params: &AttentionParams<'_, Array>,
+        params: &AttentionParams<'_, Vector>,
     ) -> Tensor {
         attend(self.library, &entries, &qkv, caches, params)
     }
@@ -77,6 +77,13 @@ struct PagePart {
     tail: Option<[Array; 2]>,
 }
 
+impl CompressedKvPage {
+    /// Every array, for evaluation.
+    pub(super) fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.parts.iter().flat_map(|part| part.entries.iter().chain(part.tail.iter().flatten()))
+    }
+}
+
 const PARTS: [CompressedKvPart; 2] = [CompressedKvPart::Entries, CompressedKvPart::Keys];
 
 /// Bytes of a layer's entries in a page.
@@ -114,8 +121,11 @@ impl Entries {
         let part = |part: CompressedKvPart| {
             let kept = &self.parts[part as usize];
             let entries = kept.entries.as_ref();
-            let entries = entries.map(|all| all.slice(0, index * each, (index + 1) * each));
-            PagePart { entries, tail: kept.tails.get(index).cloned() }
+            let entries =
+                entries.map(|all| all.slice(0, index * each, (index + 1) * each).contiguous());
+            let tail = kept.tails.get(index);
+            let tail = tail.map(|tail| tail.each_ref().map(Array::contiguous));
+            PagePart { entries, tail }
         };
         CompressedKvPage { parts: PARTS.map(part) }
     }
@@ -225,24 +235,23 @@ fn compress(
     library: Library,
     CompressorInputs { values: c, gates: z }: CompressorInputs<'_, Tensor>,
     caches: &mut [&mut Cache],
-    params: &CompressorParams<'_, Array>,
+    params: &CompressorParams<'_, Vector>,
 ) -> Tensor {
     let (mut row, mut width) = (0, 1);
     let mut all = Vec::new();
     for (cache, &rows) in caches.iter_mut().zip(params.lengths) {
         let entries = &mut cache.entries[params.layer];
         width = entries.shape.width(params.part);
-        let new = [c, z].map(|x| x.array.slice(0, row, row + rows));
+        let new = [c, z].map(|x| x.exact().slice(0, row, row + rows));
         all.extend(entries.compress(params.part, new, params.bias));
         row += rows;
     }
     let count = all.iter().map(|entries| entries.shape()[0]).sum();
     let array = match &all[..] {
         [] => library.full(0.0, Element::F32, &[0, width]),
-        [one] => one.clone(),
-        many => library.concat(&many.iter().collect::<Vec<_>>(), 0),
+        all => joined(all),
     };
-    Tensor::new(count, width, array)
+    Tensor::new(count, width, array.cast(c.array.element()))
 }
 
 /// What a step has completed in one layer of a sequence.
@@ -275,7 +284,7 @@ fn top_k_entries(
     for (cache, &rows) in caches.iter_mut().zip(params.lengths) {
         let entries = &mut cache.entries[params.layer];
         let Completed { count: new, first } = Completed::new(entries, rows);
-        let keys = (new > 0).then(|| inputs.k.array.slice(0, entry, entry + new));
+        let keys = (new > 0).then(|| inputs.k.exact().slice(0, entry, entry + new));
         let ratio = entries.shape.ratio;
         let all = entries.put(CompressedKvPart::Keys, keys);
         entry += new;
@@ -289,7 +298,7 @@ fn top_k_entries(
             top_k.push(None);
             continue;
         }
-        let part = |x: &Tensor| x.array.slice(0, begin, begin + rows);
+        let part = |x: &Tensor| x.exact().slice(0, begin, begin + rows);
         let (q, weights) = (part(inputs.q), part(inputs.weights));
         let scores = scores([&q, &weights, &keys.transpose(&[1, 0])], params);
         let hidden = library.full(f32::NEG_INFINITY, Element::F32, &[]);
@@ -324,19 +333,19 @@ fn attend(
     compressed: &CompressedEntries<'_, Tensor, TopK>,
     qkv: &Qkv<'_, Tensor>,
     caches: &mut [&mut Cache],
-    params: &AttentionParams<'_, Array>,
+    params: &AttentionParams<'_, Vector>,
 ) -> Tensor {
     let CompressedEntries { layer, new: new_entries, window, .. } = *compressed;
     let mut outputs = Vec::new();
     let (mut row, mut entry) = (0, 0);
     for (index, (cache, &rows)) in caches.iter_mut().zip(params.lengths).enumerate() {
         let heads = |x: &Tensor| {
-            let part = x.array.slice(0, row, row + rows);
+            let part = x.some_rows(row..row + rows);
             let heads = x.width / params.head_dim;
             part.reshape(&[1, rows, heads, params.head_dim]).transpose(&[0, 2, 1, 3])
         };
         let Completed { count: new, first } = Completed::new(&cache.entries[layer], rows);
-        let new_ones = (new > 0).then(|| new_entries.array.slice(0, entry, entry + new));
+        let new_ones = (new > 0).then(|| new_entries.exact().slice(0, entry, entry + new));
         entry += new;
         let ratio = cache.entries[layer].shape.ratio;
         let entries = cache.entries[layer].put(CompressedKvPart::Entries, new_ones).cloned();
@@ -372,13 +381,12 @@ fn attend(
                 (library.concat(&[&entries, &keys], 2), library.concat(&[&visible, &tokens], 1))
             }
         };
-        let out = heads(qkv.q).attention(&keys, &keys, params.scale, Some(&visible), params.sinks);
+        // Entries are f32, and there is no kernel of this width.
+        let q = heads(qkv.q).cast(Element::F32);
+        let sinks = params.sinks.map(|sinks| &**sinks);
+        let out = q.attention(&keys, &keys, params.scale, Some(&visible), sinks);
         outputs.push(out.transpose(&[0, 2, 1, 3]).reshape(&[rows, qkv.q.width]));
         row += rows;
     }
-    let array = match &outputs[..] {
-        [one] => one.clone(),
-        many => library.concat(&many.iter().collect::<Vec<_>>(), 0),
-    };
-    qkv.q.with(array)
+    qkv.q.with_exact(&joined(&outputs))
 }

@@ -37,9 +37,7 @@ fn join(a: &Tensor, b: &Tensor, heads: usize) -> Tensor {
 
 /// Every head times its own matrix of a stack.
 fn linear(x: &Tensor, stack: &Matrix, heads: usize) -> Tensor {
-    let each: Vec<u32> = (0..heads as u32).collect();
-    let each = x.array.library().indices(&each, &[1, heads]);
     let input = x.array.reshape(&[x.rows, heads, 1, x.width / heads]);
     let width = stack.outputs();
-    Tensor::new(x.rows, width, stack.gathered(&input, &each, heads).reshape(&[x.rows, width]))
+    Tensor::new(x.rows, width, stack.per_head(&input, heads).reshape(&[x.rows, width]))
 }

@@ -5,14 +5,14 @@ use std::ops::Range;
 use shardpack_formats::spec;
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
-use super::{Cache, Mlx, Tensor, dense::silu};
+use super::{Cache, Mlx, Tensor, Vector, fused::silu};
 use crate::backend::{LinearAttention, LinearAttentionInputs, LinearAttentionParams, StateUpdate};
 
 /// Under the root of a key's or query's length, as the reference has it.
 const LENGTH_EPS: f32 = 1e-6;
 
 /// What the rows of a step are told.
-type Params<'a> = LinearAttentionParams<'a, Tensor, Array>;
+type Params<'a> = LinearAttentionParams<'a, Tensor, Vector>;
 
 impl LinearAttention for Mlx {
     fn linear_attention(
@@ -30,7 +30,7 @@ impl LinearAttention for Mlx {
             row += rows;
         }
         let array = library.concat(&outputs.iter().collect::<Vec<_>>(), 0);
-        Tensor::new(inputs.v.rows, inputs.v.width, array)
+        Tensor::new(inputs.v.rows, inputs.v.width, array.cast(inputs.v.array.element()))
     }
 }
 
@@ -68,7 +68,7 @@ fn sequence(
 ) -> Array {
     let library = inputs.v.array.library();
     let size = sizes(params);
-    let part = |x: &Tensor| x.array.slice(0, rows.start, rows.end);
+    let part = |x: &Tensor| x.exact().slice(0, rows.start, rows.end);
     let parts = [part(inputs.q), part(inputs.k), part(inputs.v)];
     let new = library.concat(&parts.iter().collect::<Vec<_>>(), 1);
     let zeros = |shape: &[usize]| library.full(0.0, Element::F32, shape);
@@ -92,9 +92,13 @@ fn sequence(
             let rule = DeltaRule { beta: part(beta), norm, is_kda: true };
             delta_rule(&gates, &mut memory, &rule, params, &size)
         }
-        StateUpdate::Mamba2 { skip, norm } => {
-            mamba(&gates, &mut memory, &MambaWeights { skip, norm }, params, &size)
-        }
+        StateUpdate::Mamba2 { skip, norm } => mamba(
+            &gates,
+            &mut memory,
+            &MambaWeights { skip, norm: norm.map(|norm| &**norm) },
+            params,
+            &size,
+        ),
     };
     *state = vec![all.slice(0, rows.len(), total), memory];
     out
@@ -254,7 +258,9 @@ fn convolve(all: &Array, rows: usize, params: &Params<'_>, size: &Sizes) -> Arra
     };
     let sum = (1..size.kernel).fold(tap(0), |sum, index| sum.binary(Binary::Add, &tap(index)));
     match &params.conv_biases {
-        Some(biases) => silu(&sum.binary(Binary::Add, &library.concat(&biases[..], 0))),
+        Some(biases) => {
+            silu(&sum.binary(Binary::Add, &library.concat(&biases.map(|bias| &**bias), 0)))
+        }
         None => silu(&sum),
     }
 }

@@ -4,6 +4,13 @@
 /// step of 512 tokens needs 160 MB in a model of 70 billion weights on one machine.
 const RESERVE_BYTES: u64 = 1 << 30;
 
+/// The same for steps of [`LONG_PREFILL_TOKENS`]: with 8 experts a token of 7168 elements, the rows
+/// in the order of their experts and what experts make of them are 1 GB.
+const LONG_RESERVE_BYTES: u64 = 3 << 30;
+
+/// Prefill tokens of a step where memory allows: matrices are read once for as many, as mlx-lm does.
+const LONG_PREFILL_TOKENS: usize = 2048;
+
 /// What MLX may keep for reuse: the buffers of one step.
 const CACHE_BYTES: u64 = 512 << 20;
 
@@ -27,6 +34,8 @@ pub struct MemoryPlan {
     pub memory_limit: usize,
     /// What MLX may keep for reuse.
     pub cache_limit: usize,
+    /// Prefill tokens of a step that there is memory for; none where that is for others to say.
+    pub prefill_tokens: Option<usize>,
     /// What stays wired, so that the GPU need not wait for it; none without a GPU.
     pub wired_limit: Option<usize>,
 }
@@ -67,7 +76,20 @@ impl MemoryPlan {
         let cache_limit = limit(CACHE_BYTES);
         let Some(working_set) = working_set else {
             let kv_bytes = need.kv_bytes;
-            return Ok(Self { kv_bytes, memory_limit: usize::MAX, cache_limit, wired_limit: None });
+            return Ok(Self {
+                kv_bytes,
+                memory_limit: usize::MAX,
+                cache_limit,
+                prefill_tokens: None,
+                wired_limit: None,
+            });
+        };
+        let all = need.weight_bytes.saturating_add(need.kv_bytes);
+        let is_long = all.saturating_add(LONG_RESERVE_BYTES) <= working_set;
+        let (reserve, prefill_tokens) = if is_long {
+            (LONG_RESERVE_BYTES, Some(LONG_PREFILL_TOKENS))
+        } else {
+            (RESERVE_BYTES, None)
         };
         let left = working_set
             .checked_sub(RESERVE_BYTES)
@@ -75,11 +97,12 @@ impl MemoryPlan {
             .filter(|left| *left >= need.least_kv_bytes)
             .ok_or(DoesNotFit { need, limit: working_set })?;
         let kv_bytes = need.kv_bytes.min(left);
-        let wired = need.weight_bytes + kv_bytes + RESERVE_BYTES;
+        let wired = need.weight_bytes + kv_bytes + reserve;
         Ok(Self {
             kv_bytes,
             memory_limit: limit(working_set),
             cache_limit,
+            prefill_tokens,
             wired_limit: Some(limit(wired)),
         })
     }
@@ -104,7 +127,7 @@ mod tests {
         let plan = MemoryPlan::new(need(40, 10), Some(96 * GIB)).unwrap();
         assert_eq!(plan.kv_bytes, 10 * GIB);
         assert_eq!(plan.memory_limit as u64, 96 * GIB);
-        assert_eq!(plan.wired_limit, Some(51 << 30));
+        assert_eq!((plan.wired_limit, plan.prefill_tokens), (Some(53 << 30), Some(2048)));
         assert_eq!(plan.cache_limit as u64, CACHE_BYTES);
     }
 
@@ -113,6 +136,7 @@ mod tests {
         let plan = MemoryPlan::new(need(90, 40), Some(96 * GIB)).unwrap();
         assert_eq!(plan.kv_bytes, 5 * GIB);
         assert_eq!(plan.wired_limit, Some(96 << 30), "all of it");
+        assert_eq!(plan.prefill_tokens, None, "short steps");
         let plan = MemoryPlan::new(need(90, 40), None).unwrap();
         assert_eq!((plan.kv_bytes, plan.wired_limit), (40 * GIB, None));
     }

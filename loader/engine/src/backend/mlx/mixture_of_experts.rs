@@ -1,13 +1,14 @@
 //! Mixtures of experts within the graph: nothing is read before the step's end.
+//!
+//! A prompt's rows are brought into the order of their experts, so that each expert's weights are
+//! read once, by a matrix kernel; a decode step reads what each row needs.
 
-use shardpack_formats::spec::{
-    ClampedSwiglu, ExpertGroups, GroupScore, Renormalise, Router, Scores,
-};
-use shardpack_mlx::{Array, Binary, Element, Reduce, Unary};
+use shardpack_formats::spec::{ExpertGroups, GroupScore, Renormalise, Router, Scores};
+use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
 use super::{
-    Matrix, Mlx, Tensor,
-    dense::{silu, silu_like},
+    Matrix, Mlx, Tensor, Vector,
+    fused::{FusedFunction, key},
 };
 use crate::backend::{ExpertParams, MixtureOfExperts, RouterVectors};
 
@@ -19,7 +20,7 @@ impl MixtureOfExperts for Mlx {
         logits: Tensor,
         router: &Router,
         top_k: u32,
-        vectors: RouterVectors<'_, Array>,
+        vectors: RouterVectors<'_, Vector>,
     ) -> Routes {
         route(&logits, router, top_k as usize, vectors)
     }
@@ -32,17 +33,19 @@ impl MixtureOfExperts for Mlx {
         &self,
         x: &Tensor,
         routes: &Routes,
-        params: &ExpertParams<'_, Matrix, Array>,
+        params: &ExpertParams<'_, Matrix, Vector>,
     ) -> Tensor {
         experts(x, routes, params)
     }
 }
 
-/// The experts of each row `[rows, top_k]` and their weights `[rows, top_k]`.
+/// The experts of each row `[rows, top_k]`, in any order, and their weights `[rows, top_k]` in f32.
 #[derive(Debug)]
 pub struct Routes {
     experts: Array,
     weights: Array,
+    /// Experts among which the router decides.
+    choices: usize,
 }
 
 /// Chooses experts by logits `[rows, experts]`. Equal scores are decided as MLX sorts them.
@@ -50,47 +53,73 @@ fn route(
     logits: &Tensor,
     router: &Router,
     top_k: usize,
-    RouterVectors { correction, scales }: RouterVectors<'_, Array>,
+    RouterVectors { correction, scales }: RouterVectors<'_, Vector>,
 ) -> Routes {
+    let choices = logits.width;
+    let logits = logits.exact();
     if router.scores == Scores::SparseMixer {
-        return sparse_mixer(logits, router, top_k);
+        return sparse_mixer(&logits, router, top_k);
     }
-    let scores = scores(logits, router);
-    let choice = match correction {
-        Some(correction) => scores.binary(Binary::Add, correction),
-        None => scores.clone(),
-    };
+    let Scored { scores, choice } = scored(&logits, router, correction.map(|it| &**it));
     let choice = match &router.groups {
-        Some(groups) => within_groups(&choice, logits.rows, logits.width, groups),
+        Some(groups) => within_groups(&choice, groups),
         None => choice,
     };
-    let experts = best(&choice, top_k);
+    let experts = largest(&choice, top_k);
     let mut weights = weigh(&scores, &experts, router);
     if let Some(scales) = scales {
         weights = weights.binary(Binary::Multiply, &scales.take(&experts, 0));
     }
-    Routes { experts, weights }
+    Routes { experts, weights, choices }
 }
 
 /// Hash routing: weighs the experts of a table, `top_k` for each row.
 fn hash_route(logits: &Tensor, router: &Router, taken: &[u32], top_k: usize) -> Routes {
-    // Numbers of experts are whole and below 2^24, which floats hold.
-    let taken: Vec<f32> = taken.iter().map(|expert| *expert as f32).collect();
-    let experts = logits.array.library().floats(&taken, &[logits.rows, top_k]);
-    let experts = experts.cast(Element::U32);
-    let weights = weigh(&scores(logits, router), &experts, router);
-    Routes { experts, weights }
+    let experts = logits.array.library().indices(taken, &[logits.rows, top_k]);
+    let Scored { scores, .. } = scored(&logits.exact(), router, None);
+    let weights = weigh(&scores, &experts, router);
+    Routes { experts, weights, choices: logits.width }
 }
 
-fn scores(logits: &Tensor, router: &Router) -> Array {
-    match router.scores {
-        Scores::Softmax => logits.array.softmax(-1),
-        Scores::SoftmaxOfTopK | Scores::SigmoidOfTopK | Scores::SparseMixer => logits.array.clone(),
-        Scores::Sigmoid => logits.array.unary(Unary::Sigmoid),
-        Scores::SqrtSoftplus => {
-            logits.array.with_constant(Binary::LogAddExp, 0.0).unary(Unary::Sqrt)
+/// Each expert's score, and the value by which it is chosen.
+struct Scored {
+    scores: Array,
+    choice: Array,
+}
+
+fn scored(logits: &Array, router: &Router, correction: Option<&Array>) -> Scored {
+    let scores = match router.scores {
+        Scores::Softmax => logits.softmax(-1),
+        Scores::SoftmaxOfTopK | Scores::SigmoidOfTopK | Scores::SparseMixer => logits.clone(),
+        Scores::Sigmoid | Scores::SqrtSoftplus => {
+            return scored_at_once(logits, router.scores, correction);
         }
-    }
+    };
+    let choice = match correction {
+        Some(correction) => scores.binary(Binary::Add, correction),
+        None => scores.clone(),
+    };
+    Scored { scores, choice }
+}
+
+/// Scores that depend on their own logit alone.
+fn scored_at_once(logits: &Array, scores: Scores, correction: Option<&Array>) -> Scored {
+    let of = |x: &Array| match scores {
+        Scores::Sigmoid => x.unary(Unary::Sigmoid),
+        _ => x.with_constant(Binary::LogAddExp, 0.0).unary(Unary::Sqrt),
+    };
+    let library = logits.library();
+    let Some(correction) = correction else {
+        let key = key("scores", [scores as u32, 0]);
+        let made = library.fused(key, 1, &[logits], &|x| vec![of(&x[0])]);
+        return Scored { scores: made[0].clone(), choice: made[0].clone() };
+    };
+    let made = library.fused(key("scores", [scores as u32, 1]), 2, &[logits, correction], &|x| {
+        let scores = of(&x[0]);
+        let choice = scores.binary(Binary::Add, &x[1]);
+        vec![scores, choice]
+    });
+    Scored { scores: made[0].clone(), choice: made[1].clone() }
 }
 
 /// The weights of the experts that were taken.
@@ -102,17 +131,26 @@ fn weigh(scores: &Array, experts: &Array, router: &Router) -> Array {
     if router.scores == Scores::SigmoidOfTopK {
         weights = weights.unary(Unary::Sigmoid);
     }
-    if let Some(Renormalise { added, least }) = &router.renormalise {
-        let sum = weights.reduce(Reduce::Sum, 1).with_constant(Binary::Add, added.0);
-        weights = weights.binary(Binary::Divide, &sum.with_constant(Binary::Maximum, least.0));
-    }
-    weights.with_constant(Binary::Multiply, router.scale.0)
+    let scale = router.scale.0;
+    let Some(Renormalise { added, least }) = &router.renormalise else {
+        let is_one = scale == 1.0;
+        return if is_one { weights } else { weights.with_constant(Binary::Multiply, scale) };
+    };
+    let sum = weights.reduce(Reduce::Sum, 1);
+    let parameters = [added.0.to_bits(), least.0.to_bits(), scale.to_bits()];
+    let library = weights.library();
+    let made = library.fused(key("renormalise", parameters), 1, &[&weights, &sum], &|x| {
+        let sum = x[1].with_constant(Binary::Add, added.0);
+        let part = x[0].binary(Binary::Divide, &sum.with_constant(Binary::Maximum, least.0));
+        vec![part.with_constant(Binary::Multiply, scale)]
+    });
+    made[0].clone()
 }
 
 /// [`Scores::SparseMixer`]: one expert after the other.
-fn sparse_mixer(logits: &Tensor, router: &Router, top_k: usize) -> Routes {
+fn sparse_mixer(logits: &Array, router: &Router, top_k: usize) -> Routes {
     let jitter = router.jitter.map_or(0.0, |jitter| jitter.0);
-    let (logits, library) = (&logits.array, logits.array.library());
+    let (library, choices) = (logits.library(), logits.shape()[1]);
     let nothing = library.full(f32::NEG_INFINITY, Element::F32, &[]);
     let experts = best(logits, top_k);
     let mut left = logits.clone();
@@ -130,70 +168,127 @@ fn sparse_mixer(logits: &Tensor, router: &Router, top_k: usize) -> Routes {
         })
         .collect();
     let weights = library.concat(&weights.iter().collect::<Vec<_>>(), 1);
-    Routes { experts, weights: weights.with_constant(Binary::Multiply, router.scale.0) }
+    Routes { experts, weights: weights.with_constant(Binary::Multiply, router.scale.0), choices }
 }
 
 /// The `count` largest of each row, best first.
 fn best(x: &Array, count: usize) -> Array {
-    x.unary(Unary::Negative).argsort(-1).slice(1, 0, count).cast(Element::U32)
+    x.unary(Unary::Negative).argsort(-1).slice(1, 0, count)
+}
+
+/// The `count` largest of the last axis of `x`, in any order.
+fn largest(x: &Array, count: usize) -> Array {
+    let (last, len) = (x.shape().len() - 1, *x.shape().last().expect("an axis"));
+    if count >= len {
+        return x.argsort(-1);
+    }
+    x.argpartition(len - count, -1).slice(last, len - count, len)
 }
 
 /// Scores, with those outside the best groups out of reach.
-fn within_groups(choice: &Array, rows: usize, experts: usize, groups: &ExpertGroups) -> Array {
+fn within_groups(choice: &Array, groups: &ExpertGroups) -> Array {
+    let [rows, experts] = choice.shape()[..] else { unreachable!("scores have two axes") };
     let (count, kept) = (groups.count as usize, groups.kept as usize);
-    let grouped = choice.reshape(&[rows, count, experts / count]);
-    let taken = match groups.by {
-        GroupScore::Best => 1,
-        GroupScore::BestTwo => 2,
+    if kept >= count {
+        return choice.clone();
+    }
+    let each = experts / count;
+    let grouped = choice.reshape(&[rows, count, each]);
+    let values = match groups.by {
+        GroupScore::BestTwo if each > 2 => {
+            grouped.partition(each - 1, -1).slice(2, each - 2, each).reduce(Reduce::Sum, 2)
+        }
+        GroupScore::BestTwo => grouped.reduce(Reduce::Sum, 2),
+        GroupScore::Best => grouped.reduce(Reduce::Max, 2),
     };
-    let order = grouped.unary(Unary::Negative).argsort(-1).slice(2, 0, taken).cast(Element::U32);
-    let values = grouped.take_along(&order, 2).reduce(Reduce::Sum, 2).reshape(&[rows, count]);
-    // A group stays if fewer than `kept` groups are better.
-    let place = best(&values, count).argsort(-1).cast(Element::F32);
-    let stays = place.with_constant(Binary::Less, kept as f32).reshape(&[rows, count, 1]);
-    let outside = choice.library().full(f32::NEG_INFINITY, Element::F32, &[]);
-    stays.choose(&grouped, &outside).reshape(&[rows, experts])
+    // [rows, count - kept, 1]: the groups that are left out.
+    let left_out = values.argpartition(count - kept, 1).slice(1, 0, count - kept);
+    let nothing = choice.library().full(f32::NEG_INFINITY, choice.element(), &[]);
+    grouped.put_along(&left_out, &nothing, 1).reshape(&[rows, experts])
+}
+
+/// Rows times experts from which on rows are sorted by their experts, as mlx-lm does it.
+const SORTED_FROM: usize = 64;
+
+/// The rows of a step, as experts read them.
+struct Dispatched {
+    /// `[rows, 1, 1, width]`, or `[rows · top_k, 1, width]` in the order of their experts.
+    x: Array,
+    /// The expert of each product, counted among those held here: `[rows, top_k]` or
+    /// `[rows · top_k]`.
+    experts: Array,
+    /// Where the products of the first rows are, `[rows · top_k]`; none where nothing was moved.
+    places: Option<Array>,
+}
+
+impl Dispatched {
+    fn new(x: Array, experts: Array, top_k: usize) -> Self {
+        let [rows, width] = [x.shape()[0], x.shape()[3]];
+        let products = rows * top_k;
+        if rows == 1 || products < SORTED_FROM {
+            return Self { x, experts, places: None };
+        }
+        let flat = experts.reshape(&[products]);
+        let order = flat.argsort(-1);
+        let places = Some(order.argsort(-1));
+        let x = if x.shape()[1] == 1 {
+            let rows_of = order.with_constant(Binary::FloorDivide, top_k as f32);
+            x.reshape(&[rows, 1, width]).take(&rows_of, 0)
+        } else {
+            x.reshape(&[products, 1, width]).take(&order, 0)
+        };
+        Self { x, experts: flat.take(&order, 0), places }
+    }
+
+    /// `y` of the products in the order of rows, `[rows, top_k, width]`.
+    fn collected(&self, y: &Array, rows: usize, top_k: usize) -> Array {
+        let width = *y.shape().last().expect("an axis");
+        match &self.places {
+            None => y.reshape(&[rows, top_k, width]),
+            Some(places) => {
+                let y = y.reshape(&[rows * top_k, width]).take(places, 0);
+                y.reshape(&[rows, top_k, width])
+            }
+        }
+    }
+
+    /// The products with a stack of `count` experts, and their bias `[count · width]`.
+    fn product(&self, x: &Array, matrix: &Matrix, bias: Option<&Vector>, count: usize) -> Array {
+        let y = matrix.gathered(x, &self.experts, count, self.places.is_some());
+        let Some(bias) = bias else { return y };
+        let each = bias.beside(&y).reshape(&[count, matrix.outputs() / count]);
+        y.binary(Binary::Add, &each.take(&self.experts, 0).reshape(&y.shape()))
+    }
 }
 
 /// `Σ weight · expert(x)` over each row's experts that are held here, and over zero-computation
 /// experts.
-fn experts(x: &Tensor, routes: &Routes, params: &ExpertParams<'_, Matrix, Array>) -> Tensor {
+fn experts(x: &Tensor, routes: &Routes, params: &ExpertParams<'_, Matrix, Vector>) -> Tensor {
     let (count, top_k) = (params.held.len(), routes.experts.shape()[1]);
-    let Routes { experts: local, weights } = held_here(routes, params, count);
+    let Local { experts: local, weights } = held_here(routes, params, count);
+    let element = x.array.element();
     let mut input = x.array.reshape(&[x.rows, 1, 1, x.width]);
-    let mut weights = weights.reshape(&[x.rows, top_k, 1]);
+    let mut weights = weights.cast(element).reshape(&[x.rows, 1, top_k]);
     if params.weighs_inputs {
         let factors = weights.reshape(&[x.rows, top_k, 1, 1]);
         input = input.binary(Binary::Multiply, &factors);
         // Experts of other ranks still count nothing.
-        weights = weights.with_constant(Binary::Greater, 0.0).cast(Element::F32);
+        weights = weights.with_constant(Binary::Greater, 0.0).cast(element);
     }
-    let project = |x: &Array, matrix: &Matrix, bias: Option<&Array>| {
-        let y = matrix.gathered(x, &local, count);
-        let width = matrix.outputs() / count;
-        match bias {
-            Some(bias) => {
-                let each = bias.reshape(&[count, width]).take(&local, 0);
-                y.binary(Binary::Add, &each.reshape(&[x_rows(&y), top_k, 1, width]))
-            }
-            None => y,
-        }
-    };
-    let up = project(&input, params.up, params.up_bias);
-    let gate = params.gate.map(|gate| project(&input, gate, params.gate_bias));
+    let rows = Dispatched::new(input, local, top_k);
+    let up = rows.product(&rows.x, params.up, params.up_bias, count);
+    let gate = params.gate.map(|gate| rows.product(&rows.x, gate, params.gate_bias, count));
     let inner = match (gate, params.clamped, params.limit) {
-        (None, ..) => silu_like(params.activation, &up),
-        (Some(gate), Some(clamped), _) => clamped_swiglu(&gate, &up, clamped),
-        (Some(gate), None, Some(limit)) => limited_swiglu(&gate, &up, limit),
-        (Some(gate), None, None) => {
-            silu_like(params.activation, &gate).binary(Binary::Multiply, &up)
-        }
+        (None, ..) => FusedFunction::Activation(params.activation).apply([&up]),
+        (Some(gate), Some(clamped), _) => FusedFunction::ClampedGlu(clamped).apply([&gate, &up]),
+        (Some(gate), None, Some(limit)) => FusedFunction::LimitedGlu(limit).apply([&gate, &up]),
+        (Some(gate), None, None) => FusedFunction::Glu(params.activation).apply([&gate, &up]),
     };
-    let out = project(&inner, params.down, params.down_bias);
+    let out = rows.product(&inner, params.down, params.down_bias, count);
+    let out = rows.collected(&out, x.rows, top_k);
     let hidden = params.down.outputs() / count;
-    let out = out.reshape(&[x.rows, top_k, hidden]);
-    let sum = out.binary(Binary::Multiply, &weights).reduce(Reduce::Sum, 1);
-    let mut array = sum.reshape(&[x.rows, hidden]);
+    // A product, not a sum of products: summed in f32 and rounded once.
+    let mut array = weights.matmul(&out).reshape(&[x.rows, hidden]);
     if let Some(first) = params.zero_experts {
         array = array.binary(Binary::Add, &zero_experts(x, routes, first));
     }
@@ -202,42 +297,34 @@ fn experts(x: &Tensor, routes: &Routes, params: &ExpertParams<'_, Matrix, Array>
 
 /// Each row's own vector by the weights of its experts from `first` on, all at once.
 fn zero_experts(x: &Tensor, routes: &Routes, first: usize) -> Array {
-    let experts = routes.experts.cast(Element::F32);
-    let gives = experts.with_constant(Binary::GreaterEqual, first as f32);
+    let gives = routes.experts.with_constant(Binary::GreaterEqual, first as f32);
     let nothing = routes.weights.library().full(0.0, Element::F32, &[]);
     let weight = gives.choose(&routes.weights, &nothing).reduce(Reduce::Sum, 1);
-    x.array.binary(Binary::Multiply, &weight.reshape(&[x.rows, 1]))
+    let weight = weight.cast(x.array.element()).reshape(&[x.rows, 1]);
+    x.array.binary(Binary::Multiply, &weight)
 }
 
-fn x_rows(x: &Array) -> usize {
-    x.shape()[0]
+/// Routes with experts counted among those of this rank.
+struct Local {
+    experts: Array,
+    weights: Array,
 }
 
-/// The routes with experts counted among those of this rank; experts of other ranks have no weight.
-fn held_here(routes: &Routes, params: &ExpertParams<'_, Matrix, Array>, count: usize) -> Routes {
-    let shifted = routes.experts.cast(Element::F32);
-    let shifted = shifted.with_constant(Binary::Subtract, params.held.start as f32);
-    let above = shifted.with_constant(Binary::GreaterEqual, 0.0);
-    let below = shifted.with_constant(Binary::Less, count as f32);
-    let here = above.binary(Binary::And, &below);
-    let nothing = routes.weights.library().full(0.0, Element::F32, &[]);
-    let local = here.choose(&shifted, &nothing).cast(Element::U32);
-    Routes { experts: local, weights: here.choose(&routes.weights, &nothing) }
-}
-
-/// `min(silu(gate), limit) · clamp(up, −limit, limit)`.
-pub(super) fn limited_swiglu(gate: &Array, up: &Array, limit: f32) -> Array {
-    let gate = silu(gate).with_constant(Binary::Minimum, limit);
-    let up = up.with_constant(Binary::Minimum, limit).with_constant(Binary::Maximum, -limit);
-    gate.binary(Binary::Multiply, &up)
-}
-
-pub(super) fn clamped_swiglu(gate: &Array, up: &Array, clamped: ClampedSwiglu) -> Array {
-    let (alpha, limit) = (clamped.alpha.0, clamped.limit.0);
-    let gate = gate.with_constant(Binary::Minimum, limit);
-    let up = up.with_constant(Binary::Minimum, limit).with_constant(Binary::Maximum, -limit);
-    let open = gate.with_constant(Binary::Multiply, alpha).unary(Unary::Sigmoid);
-    let glu = gate.binary(Binary::Multiply, &open);
-    let up = if clamped.plain { up } else { up.with_constant(Binary::Add, 1.0) };
-    glu.binary(Binary::Multiply, &up)
+/// The routes on this rank; experts of other ranks have no weight.
+fn held_here(routes: &Routes, params: &ExpertParams<'_, Matrix, Vector>, count: usize) -> Local {
+    let Routes { experts, weights, choices } = routes;
+    if params.held == (0..*choices) {
+        return Local { experts: experts.clone(), weights: weights.clone() };
+    }
+    let (start, end) = (params.held.start as f32, params.held.end as f32);
+    let library: Library = experts.library();
+    let key = key("held here", [params.held.start as u32, count as u32]);
+    let made = library.fused(key, 2, &[experts, weights], &|x| {
+        let above = x[0].with_constant(Binary::GreaterEqual, start);
+        let here = above.binary(Binary::And, &x[0].with_constant(Binary::Less, end));
+        let [none, nothing] = [Element::U32, Element::F32].map(|it| library.full(0.0, it, &[]));
+        let local = x[0].with_constant(Binary::Subtract, start);
+        vec![here.choose(&local, &none), here.choose(&x[1], &nothing)]
+    });
+    Local { experts: made[0].clone(), weights: made[1].clone() }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use half::bf16;
 use shardpack_collectives::GroupError;
 use shardpack_mlx::{Array, Collective, Element, Library, MlxError};
 use zerocopy::IntoBytes;
@@ -69,7 +70,7 @@ impl AllReduces {
 
     /// The ranks' columns of `rows` side by side.
     pub(super) fn gather(&self, x: &Array, rows: usize, widths: &[usize]) -> Array {
-        let library = x.library();
+        let (library, x) = (x.library(), &x.cast(Element::F32));
         let mut last = self.last();
         let after = last.as_ref();
         let (all, parts): (Array, Vec<Array>) = match self.collectives {
@@ -118,6 +119,11 @@ impl GroupCollective<'_, '_> {
 impl Collective for GroupCollective<'_, '_> {
     fn sum(&mut self, values: &mut [f32]) -> bool {
         let result = self.ranks.all_reduce(values);
+        self.note(result)
+    }
+
+    fn sum_bf16(&mut self, values: &mut [bf16]) -> bool {
+        let result = self.ranks.all_reduce_bf16(values);
         self.note(result)
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shardpack_mlx::{Array, Binary, Element};
 
-use super::{Cache, Mlx, Tensor};
+use super::{Cache, Mlx, Tensor, Vector};
 use crate::backend::{ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams};
 
 impl ShortConvolution for Mlx {
@@ -12,7 +12,7 @@ impl ShortConvolution for Mlx {
         &self,
         inputs: ShortConvolutionInputs<'_, Tensor>,
         caches: &mut [&mut Cache],
-        params: &ShortConvolutionParams<'_, Array>,
+        params: &ShortConvolutionParams<'_, Vector>,
     ) -> Tensor {
         short_convolution(&inputs, caches, params)
     }
@@ -22,12 +22,12 @@ impl ShortConvolution for Mlx {
 fn short_convolution(
     inputs: &ShortConvolutionInputs<'_, Tensor>,
     caches: &mut [&mut Cache],
-    params: &ShortConvolutionParams<'_, Array>,
+    params: &ShortConvolutionParams<'_, Vector>,
 ) -> Tensor {
     assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
     let library = inputs.x.array.library();
-    let (rows, width) = (inputs.x.rows, inputs.x.width);
-    let newest = inputs.b.array.binary(Binary::Multiply, &inputs.x.array);
+    let width = inputs.x.width;
+    let newest = inputs.b.exact().binary(Binary::Multiply, &inputs.x.exact());
     let taps = params.taps.reshape(&[width, params.kernel]);
     let mut outputs = Vec::with_capacity(caches.len());
     let mut row = 0;
@@ -37,7 +37,7 @@ fn short_convolution(
         row += length;
     }
     let array = library.concat(&outputs.iter().collect::<Vec<_>>(), 0);
-    Tensor::new(rows, width, array.binary(Binary::Multiply, &inputs.c.array))
+    inputs.x.with_exact(&array.binary(Binary::Multiply, &inputs.c.exact()))
 }
 
 /// `[rows, channels]` of one sequence; the state is the last inputs `[kernel − 1, channels]`.

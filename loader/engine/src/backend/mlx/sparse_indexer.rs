@@ -5,7 +5,7 @@ use std::ops::Range;
 use shardpack_mlx::{Array, Binary, Element, Library, Reduce, Unary};
 
 use super::{
-    Cache, Mlx, Tensor,
+    Cache, Mlx, Tensor, Vector,
     attention::{self, Keys, fused},
     cache::{Appended, Held},
 };
@@ -37,7 +37,7 @@ impl SparseIndexer for Mlx {
         top_k: &TopK,
         qkv: Qkv<'_, Tensor>,
         caches: &mut [&mut Cache],
-        params: &AttentionParams<'_, Array>,
+        params: &AttentionParams<'_, Vector>,
     ) -> Tensor {
         attention::attend(self.library, &qkv, Keys::TopK(top_k), caches, params)
     }
@@ -56,7 +56,7 @@ fn top_k_keys(
     for (cache, &rows) in caches.iter_mut().zip(params.lengths) {
         let begin = row;
         row += rows;
-        let part = |x: &Tensor| x.array.slice(0, begin, begin + rows);
+        let part = |x: &Tensor| x.exact().slice(0, begin, begin + rows);
         let new = part(inputs.k).reshape(&[1, 1, rows, params.width]);
         let Appended { all: keys, first } = cache.append_index(params.layer, new);
         let total = first + rows;
@@ -131,7 +131,7 @@ pub(super) fn attend(
     held: &Held,
     first: usize,
     top_k: &Array,
-    params: &AttentionParams<'_, Array>,
+    params: &AttentionParams<'_, Vector>,
 ) -> Array {
     let library = q.library();
     let (rows, total, count) = (q.shape()[2], held.keys.shape()[2], top_k.shape()[1]);

@@ -1,9 +1,9 @@
 //! Collectives within the graph, and norms whose rows are sharded over ranks.
 
-use shardpack_mlx::{Array, Binary, Reduce, Unary};
+use shardpack_mlx::{Array, Binary, Element, Reduce, Unary};
 
-use super::{Cache, Mlx, Tensor, ranks};
-use crate::backend::{Columns, NormParams, Ranks, SquareSums, StepError, TensorParallel, Tensors};
+use super::{Cache, Mlx, Tensor, Vector, ranks};
+use crate::backend::{Columns, NormParams, Ranks, SquareSums, StepError, TensorParallel};
 
 impl TensorParallel for Mlx {
     fn all_reduce(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Tensor, StepError> {
@@ -34,9 +34,9 @@ impl TensorParallel for Mlx {
             .iter()
             .map(|Columns { x, columns }| {
                 if columns.is_empty() {
-                    return self.zeros(rows, 1).array;
+                    return self.library.full(0.0, Element::F32, &[rows, 1]);
                 }
-                let part = x.array.slice(1, columns.start, columns.end);
+                let part = x.exact().slice(1, columns.start, columns.end);
                 part.unary(Unary::Square).reduce(Reduce::Sum, 1)
             })
             .collect();
@@ -47,14 +47,14 @@ impl TensorParallel for Mlx {
     fn norm_by_sums(
         &self,
         x: Tensor,
-        params: &NormParams<'_, Array>,
+        params: &NormParams<'_, Vector>,
         SquareSums { sums, part, full_width }: SquareSums<'_, Tensor>,
     ) -> Tensor {
         let sum = sums.array.slice(1, part, part + 1);
         let mean = sum.with_constant(Binary::Divide, full_width as f32);
         let root = mean.with_constant(Binary::Add, params.eps).unary(Unary::Rsqrt);
-        let scaled = x.array.binary(Binary::Multiply, &root);
-        x.with(scaled.binary(Binary::Multiply, params.gain))
+        let scaled = x.exact().binary(Binary::Multiply, &root);
+        x.with_exact(&scaled.binary(Binary::Multiply, params.gain))
     }
 
     fn read(&self, x: Tensor, ranks: &Ranks<'_>) -> Result<Vec<f32>, StepError> {

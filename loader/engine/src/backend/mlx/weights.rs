@@ -1,6 +1,12 @@
 //! Weights as MLX holds them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    ops::Deref,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use shardpack_formats::Dtype;
 use shardpack_mlx::{Array, Binary, Device, Element, Library, Quantized};
@@ -10,27 +16,53 @@ use crate::{
     loading::PackageTensor,
 };
 
-/// A weight matrix `[outputs, inputs]`.
+/// A vector of floats.
+///
+/// Arithmetic that must not round reads it as it is, through [`Deref`]; products with activations
+/// read it in their type.
+#[derive(Clone, Debug)]
+pub struct Vector {
+    exact: Array,
+    /// In the type of activations.
+    pub(super) array: Array,
+}
+
+impl Deref for Vector {
+    type Target = Array;
+
+    fn deref(&self) -> &Array {
+        &self.exact
+    }
+}
+
+impl Vector {
+    /// Of f32 values.
+    pub(super) fn new(exact: Array, activations: Element) -> Self {
+        let array = exact.cast(activations);
+        Self { exact, array }
+    }
+}
+
+/// A weight matrix `[outputs, inputs]`, or a stack of such.
 #[derive(Debug)]
 pub struct Matrix {
     outputs: usize,
     inputs: usize,
-    /// Type of the product.
+    /// Type that products are computed in: that in which scales, or plain weights, are stored.
     element: Element,
+    /// Type of the results.
+    output: Element,
     weights: Weights,
+    /// The same as a stack, once it was asked for.
+    stack: OnceLock<Weights>,
 }
 
 #[derive(Debug)]
 enum Weights {
-    /// `[outputs, inputs]`.
+    /// `[outputs, inputs]`, or `[stack, inputs, outputs]`.
     Plain(Array),
-    Affine {
-        words: Array,
-        scales: Array,
-        biases: Array,
-        bits: u32,
-        group: u32,
-    },
+    /// `[outputs, …]`, or `[stack, outputs, …]`.
+    Affine { words: Array, scales: Array, biases: Array, bits: u32, group: u32 },
 }
 
 /// The bytes of a tensor with the rest of their last page, kept as long as MLX wants them.
@@ -49,6 +81,7 @@ pub(super) struct Tally {
     bytes: AtomicU64,
     copied_tensors: AtomicU64,
     copied_bytes: AtomicU64,
+    converted_bytes: AtomicU64,
 }
 
 impl Tally {
@@ -61,6 +94,11 @@ impl Tally {
         }
     }
 
+    /// A tensor of which MLX holds `bytes` in another type as well.
+    fn note_conversion(&self, bytes: u64) {
+        self.converted_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     pub(super) fn read(&self) -> Taken {
         let of = |value: &AtomicU64| value.load(Ordering::Relaxed);
         Taken {
@@ -68,6 +106,7 @@ impl Tally {
             bytes: of(&self.bytes),
             copied_tensors: of(&self.copied_tensors),
             copied_bytes: of(&self.copied_bytes),
+            converted_bytes: of(&self.converted_bytes),
         }
     }
 }
@@ -83,6 +122,8 @@ pub struct Taken {
     pub copied_tensors: u64,
     /// Their bytes.
     pub copied_bytes: u64,
+    /// Bytes of scales and plain weights that MLX holds in the type of its arithmetic besides.
+    pub converted_bytes: u64,
 }
 
 /// Takes tensors into MLX.
@@ -90,6 +131,10 @@ pub struct Taken {
 pub(super) struct Taker<'a> {
     pub(super) library: Library,
     pub(super) tally: &'a Tally,
+    /// Type of activations.
+    pub(super) activations: Element,
+    /// Whether products are computed in the type of what is stored, summed in f32, as on a GPU.
+    pub(super) stored_products: bool,
 }
 
 fn element(dtype: Dtype) -> Element {
@@ -121,45 +166,66 @@ impl Taker<'_> {
     }
 }
 
-/// A vector in f32, with `added` to each value.
-pub(super) fn vector(taker: Taker<'_>, stored: &PackageTensor, added: f32) -> Array {
+/// A vector, with `added` to each value.
+pub(super) fn vector(taker: Taker<'_>, stored: &PackageTensor, added: f32) -> Vector {
     let array = taker.take(stored).cast(Element::F32);
     let array = array.reshape(&[array.shape().iter().product()]);
-    if added == 0.0 { array } else { array.with_constant(Binary::Add, added) }
+    let array = if added == 0.0 { array } else { array.with_constant(Binary::Add, added) };
+    Vector::new(array, taker.activations)
+}
+
+/// Most weights of a plain matrix that are held in f32 where its products decide: routers, and no
+/// LM head.
+const MAX_PRECISE_WEIGHTS: usize = 16 << 20;
+
+impl Taker<'_> {
+    /// The tensor in another type, which MLX then holds besides.
+    fn take_as(&self, tensor: &PackageTensor, element: Element) -> Array {
+        let array = self.take(tensor);
+        if array.element() == element {
+            return array;
+        }
+        let len: u64 = tensor.shape().iter().product();
+        self.tally.note_conversion(len * element.size_bytes() as u64);
+        array.cast(element)
+    }
 }
 
 impl Matrix {
-    pub(super) fn new(taker: Taker<'_>, stored: StoredMatrix) -> Self {
+    /// `is_precise`: its products are f32, whatever the type of activations.
+    pub(super) fn new(taker: Taker<'_>, stored: StoredMatrix, is_precise: bool) -> Self {
         let StoredMatrix { outputs, inputs, weights } = stored;
-        let compute = |dtype: Dtype| match taker.library.device() {
-            Device::Cpu => Element::F32,
-            Device::Gpu => element(dtype),
+        let is_plain = matches!(weights, StoredWeights::Plain(_));
+        let is_large = is_plain && outputs * inputs > MAX_PRECISE_WEIGHTS;
+        let output = if is_precise && !is_large { Element::F32 } else { taker.activations };
+        let element = match &weights {
+            _ if output == Element::F32 || !taker.stored_products => Element::F32,
+            StoredWeights::Plain(stored) | StoredWeights::Affine { scales: stored, .. } => {
+                element(stored.dtype())
+            }
         };
-        match weights {
+        let weights = match weights {
             StoredWeights::Plain(tensor) => {
-                let element = compute(tensor.dtype());
-                let array = taker.take(&tensor).cast(element).reshape(&[outputs, inputs]);
-                Self { outputs, inputs, element, weights: Weights::Plain(array) }
+                Weights::Plain(taker.take_as(&tensor, element).reshape(&[outputs, inputs]))
             }
             StoredWeights::Affine { words, scales, biases, bits, group } => {
-                let element = compute(scales.dtype());
                 let per_row = |tensor: &PackageTensor| {
                     let len: u64 = tensor.shape().iter().product();
                     [outputs, (len as usize).checked_div(outputs).unwrap_or(0)]
                 };
                 let floats = |tensor: &PackageTensor| {
-                    taker.take(tensor).cast(element).reshape(&per_row(tensor))
+                    taker.take_as(tensor, element).reshape(&per_row(tensor))
                 };
-                let weights = Weights::Affine {
+                Weights::Affine {
                     scales: floats(&scales),
                     biases: floats(&biases),
                     words: taker.take(&words).reshape(&per_row(&words)),
                     bits,
                     group,
-                };
-                Self { outputs, inputs, element, weights }
+                }
             }
-        }
+        };
+        Self { outputs, inputs, element, output, weights, stack: OnceLock::new() }
     }
 
     pub(super) const fn outputs(&self) -> usize {
@@ -170,53 +236,109 @@ impl Matrix {
         self.inputs
     }
 
-    /// `x · matrixᵀ` in f32.
+    /// `x · matrixᵀ`.
     pub(super) fn product(&self, x: &Array) -> Array {
         let x = x.cast(self.element);
         let y = match &self.weights {
             Weights::Plain(matrix) => x.matmul(&matrix.transpose(&[1, 0])),
-            Weights::Affine { words, scales, biases, bits, group } => x.quantized_matmul(
-                Quantized { words, scales, biases, group: *group, bits: *bits },
-                true,
-            ),
+            Weights::Affine { .. } => x.quantized_matmul(self.weights.quantized(), true),
         };
-        y.cast(Element::F32)
+        y.cast(self.output)
     }
 
-    /// Rows of the matrix in f32.
+    /// Rows of the matrix in the type of its scales.
     pub(super) fn rows(&self, indices: &Array) -> Array {
-        let rows = match &self.weights {
+        match &self.weights {
             Weights::Plain(matrix) => matrix.take(indices, 0),
             Weights::Affine { words, scales, biases, bits, group } => {
                 let [words, scales, biases] = [words, scales, biases].map(|x| x.take(indices, 0));
                 let [words, scales, biases] = [&words, &scales, &biases];
                 Quantized { words, scales, biases, group: *group, bits: *bits }.dequantized()
             }
-        };
-        rows.cast(Element::F32)
+        }
     }
 
-    /// For each row of `x` `[rows, 1, 1, inputs]` and each of its `chosen` experts
-    /// `[rows, taken]` the product with that expert's part of a stack of `experts`, in f32:
-    /// `[rows, taken, 1, outputs / experts]`.
-    pub(super) fn gathered(&self, x: &Array, chosen: &Array, experts: usize) -> Array {
+    /// The stack of `count` matrices that this is.
+    fn stacked(&self, count: usize) -> &Weights {
+        let each = self.outputs / count;
+        let stack = |array: &Array| array.reshape(&[count, each, array.shape()[1]]);
+        self.stack.get_or_init(|| match &self.weights {
+            Weights::Plain(matrix) => Weights::Plain(stack(matrix).transpose(&[0, 2, 1])),
+            Weights::Affine { words, scales, biases, bits, group } => Weights::Affine {
+                words: stack(words),
+                scales: stack(scales),
+                biases: stack(biases),
+                bits: *bits,
+                group: *group,
+            },
+        })
+    }
+
+    /// For rows `x` `[…, 1, inputs]` the products with the experts that `chosen` names, out of
+    /// `experts` in this stack: `[…, 1, outputs / experts]`. `is_sorted`:
+    /// experts come in their order, each in one run.
+    pub(super) fn gathered(
+        &self,
+        x: &Array,
+        chosen: &Array,
+        experts: usize,
+        is_sorted: bool,
+    ) -> Array {
         let x = x.cast(self.element);
-        let each = self.outputs / experts;
-        let stack = |array: &Array| {
-            let columns = array.shape()[1];
-            array.reshape(&[experts, each, columns])
-        };
-        let y = match &self.weights {
-            Weights::Plain(matrix) => {
-                x.gather_matmul(&stack(matrix).transpose(&[0, 2, 1]), None, chosen, false)
+        // Which row each product reads, as data: MLX would run three kernels for it. Sorted rows are
+        // in order, and MLX's kernel for them wants to be told nothing.
+        let rows = (!is_sorted).then(|| {
+            let shape = x.shape();
+            let batch = &shape[..shape.len() - 2];
+            let rows: Vec<u32> = (0..batch.iter().product::<usize>() as u32).collect();
+            x.library().indices(&rows, batch)
+        });
+        let rows = rows.as_ref();
+        let y = match self.stacked(experts) {
+            Weights::Plain(stack) if x.library().device() == Device::Cpu => {
+                // MLX's gathered product on a processor is of f32 alone.
+                let [x, stack] = [&x, stack].map(|it| it.cast(Element::F32));
+                x.gather_matmul(&stack, rows, chosen, is_sorted)
             }
-            Weights::Affine { words, scales, biases, bits, group } => {
-                let [words, scales, biases] = [stack(words), stack(scales), stack(biases)];
-                let [words, scales, biases] = [&words, &scales, &biases];
-                let matrix = Quantized { words, scales, biases, group: *group, bits: *bits };
-                x.gather_quantized(matrix, None, chosen, false)
+            Weights::Plain(stack) => x.gather_matmul(stack, rows, chosen, is_sorted),
+            stack @ Weights::Affine { .. } => {
+                x.gather_quantized(stack.quantized(), rows, chosen, is_sorted)
             }
         };
-        y.cast(Element::F32)
+        y.cast(self.output)
+    }
+
+    /// Every head `x` `[…, heads, rows, inputs]` times its own matrix of a stack,
+    /// `[…, heads, rows, outputs / heads]`.
+    pub(super) fn per_head(&self, x: &Array, heads: usize) -> Array {
+        let x = x.cast(self.element);
+        let y = match self.stacked(heads) {
+            Weights::Plain(stack) => x.matmul(stack),
+            stack @ Weights::Affine { .. } => x.quantized_matmul(stack.quantized(), true),
+        };
+        y.cast(self.output)
+    }
+
+    /// The same by the transposed matrices: `[…, heads, rows, outputs / heads]` to
+    /// `[…, heads, rows, inputs]`.
+    pub(super) fn per_head_transposed(&self, x: &Array, heads: usize) -> Array {
+        let x = x.cast(self.element);
+        let y = match self.stacked(heads) {
+            Weights::Plain(stack) => x.matmul(&stack.transpose(&[0, 2, 1])),
+            stack @ Weights::Affine { .. } => x.quantized_matmul(stack.quantized(), false),
+        };
+        y.cast(self.output)
+    }
+}
+
+impl Weights {
+    /// In affine groups.
+    fn quantized(&self) -> Quantized<'_> {
+        match self {
+            Self::Affine { words, scales, biases, bits, group } => {
+                Quantized { words, scales, biases, group: *group, bits: *bits }
+            }
+            Self::Plain(_) => unreachable!("called for affine groups"),
+        }
     }
 }
