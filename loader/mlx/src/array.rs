@@ -145,7 +145,7 @@ pub(crate) fn handle(array: Option<&Array>) -> In {
 }
 
 impl Library {
-    fn array(self, raw: Raw) -> Array {
+    pub(crate) fn array(self, raw: Raw) -> Array {
         assert!(!raw.is_null(), "MLX refuses an operation: {}", self.error());
         Array { raw, library: self }
     }

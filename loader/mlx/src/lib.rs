@@ -9,9 +9,11 @@ mod array;
 mod collective;
 pub mod distributed;
 mod library;
+mod linear_attention;
 pub mod runtime;
 mod table;
 
 pub use array::{Array, Binary, Element, Quantized, Reduce, Unary};
 pub use collective::Collective;
 pub use library::{Device, Library, MlxError, OpenError};
+pub use linear_attention::{LinearSizes, LinearStateUpdate, LinearStep};
