@@ -3,6 +3,8 @@
 
 #![expect(unsafe_code, reason = "calls into a foreign library")]
 
+use std::ffi::c_void;
+
 use crate::{
     array::{Array, handle},
     table::{In, Raw},
@@ -63,6 +65,10 @@ pub struct LinearStep<'a> {
 }
 
 impl LinearSizes {
+    const fn raw(&self) -> *const c_void {
+        std::ptr::from_ref(self).cast()
+    }
+
     /// The short convolution of one sequence's rows, through `silu`: queries, keys and values side by
     /// side, `[rows, channels]`, and the window of the next step, the last inputs
     /// `[kernel − 1, channels]`, both in the type of the values. `inputs`: queries, keys and values;
@@ -83,7 +89,7 @@ impl LinearSizes {
         // outputs.
         let code = unsafe {
             (library.table.sp_linear_convolution)(
-                self,
+                self.raw(),
                 all.as_ptr(),
                 all.len(),
                 handle(window),
@@ -103,7 +109,7 @@ impl LinearSizes {
         // the two outputs.
         let code = unsafe {
             (library.table.sp_linear_state_update)(
-                self,
+                self.raw(),
                 step.mixed.raw(),
                 step.a.raw(),
                 handle(step.beta),
@@ -127,7 +133,7 @@ impl LinearSizes {
     pub fn gated_norm(&self, y: &Array, z: &Array, gain: Option<&Array>, eps: f32) -> Array {
         // SAFETY: live arrays or null where the C layer allows it, and sizes in its layout.
         y.make(|table| unsafe {
-            (table.sp_linear_gated_norm)(self, y.raw(), z.raw(), handle(gain), eps)
+            (table.sp_linear_gated_norm)(self.raw(), y.raw(), z.raw(), handle(gain), eps)
         })
     }
 }

@@ -5,8 +5,6 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::linear_attention::LinearSizes;
-
 /// Number of this set of functions; the C layer is compiled with it and answers it.
 pub(crate) const ABI: i32 = 2;
 
@@ -117,10 +115,10 @@ table! {
     sp_clear_cache: unsafe extern "C" fn();
     sp_device_info: unsafe extern "C" fn(*const c_char) -> usize;
     sp_linear_convolution: unsafe extern "C" fn(
-        *const LinearSizes, *const In, usize, In, *mut Raw,
+        *const c_void, *const In, usize, In, *mut Raw,
     ) -> i32;
     sp_linear_state_update: unsafe extern "C" fn(
-        *const LinearSizes, In, In, In, In, In, In, In, In, f32, *mut Raw,
+        *const c_void, In, In, In, In, In, In, In, In, f32, *mut Raw,
     ) -> i32;
-    sp_linear_gated_norm: unsafe extern "C" fn(*const LinearSizes, In, In, In, f32) -> Raw;
+    sp_linear_gated_norm: unsafe extern "C" fn(*const c_void, In, In, In, f32) -> Raw;
 }
