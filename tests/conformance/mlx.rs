@@ -5,6 +5,7 @@
 
 mod kernel_counts;
 mod kv_memory;
+mod linear_attention;
 mod processes;
 
 use std::{

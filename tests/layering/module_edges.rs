@@ -147,7 +147,13 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ),
     (
         "loader/mlx",
-        &[&["distributed", "table"], &["runtime"], &["library"], &["array"], &["collective"]],
+        &[
+            &["distributed", "table"],
+            &["runtime"],
+            &["library"],
+            &["array"],
+            &["collective", "linear_attention"],
+        ],
     ),
     ("loader/sensors", &[&["linux", "smc"], &["macos"]]),
     (

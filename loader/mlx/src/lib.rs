@@ -10,9 +10,11 @@ mod collective;
 pub mod distributed;
 mod fused;
 mod library;
+mod linear_attention;
 pub mod runtime;
 mod table;
 
 pub use array::{Array, Binary, Element, Quantized, Reduce, Unary};
 pub use collective::Collective;
 pub use library::{Device, Library, MlxError, OpenError};
+pub use linear_attention::{LinearSizes, LinearStateUpdate, LinearStep};

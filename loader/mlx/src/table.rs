@@ -131,4 +131,11 @@ table! {
     sp_set_limits: unsafe extern "C" fn(usize, usize, usize) -> i32;
     sp_clear_cache: unsafe extern "C" fn();
     sp_device_info: unsafe extern "C" fn(*const c_char) -> usize;
+    sp_linear_convolution: unsafe extern "C" fn(
+        *const c_void, *const In, usize, In, *mut Raw,
+    ) -> i32;
+    sp_linear_state_update: unsafe extern "C" fn(
+        *const c_void, In, In, In, In, In, In, In, In, f32, *mut Raw,
+    ) -> i32;
+    sp_linear_gated_norm: unsafe extern "C" fn(*const c_void, In, In, In, f32) -> Raw;
 }

@@ -19,7 +19,21 @@ use super::{
 };
 use crate::table::ABI;
 
-const SOURCE: &str = include_str!("../../native/shim.cpp");
+/// The C layer as one file; the kernels for Metal are texts in it.
+const SOURCE: &str = concat!(
+    include_str!("../../native/shim.cpp"),
+    include_str!("../../native/linear_attention/steps.h"),
+    "\nstatic const char kernel_functions[] = R\"metal(\n",
+    include_str!("../../native/linear_attention/functions.metal"),
+    ")metal\";\nstatic const char kernel_convolution[] = R\"metal(\n",
+    include_str!("../../native/linear_attention/convolution.metal"),
+    ")metal\";\nstatic const char kernel_state_update[] = R\"metal(\n",
+    include_str!("../../native/linear_attention/state_update.metal"),
+    ")metal\";\nstatic const char kernel_gated_norm[] = R\"metal(\n",
+    include_str!("../../native/linear_attention/gated_norm.metal"),
+    ")metal\";\n",
+    include_str!("../../native/linear_attention.cpp"),
+);
 
 /// Longest download: 64 MB over a slow line.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_mins(30);
