@@ -18,7 +18,7 @@ pub enum CheckError {
     #[error("no MLX runtime in {}; {INSTALL}, or use `--engine cpu`", .0.display())]
     Absent(PathBuf),
     /// MLX has no build for this machine.
-    #[error("MLX has no build for this platform; use `--engine cpu`")]
+    #[error("{}", super::platform::ABSENT)]
     Platform,
     /// The record cannot be understood.
     #[error("{}: not a runtime record ({problem}); {INSTALL} again", .path.display())]

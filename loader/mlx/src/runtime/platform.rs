@@ -60,11 +60,22 @@ const MACOS: &[Wheel] = &[
     },
 ];
 
+/// Why there is no platform, and what to do.
+pub(crate) const ABSENT: &str = if cfg!(target_env = "musl") {
+    "this is the static program for Linux, which can load no library; use `--engine cpu`, or build \
+     from source for MLX"
+} else {
+    "MLX has no build for this platform; use `--engine cpu`"
+};
+
 impl Platform {
     /// The machine that this program was built for; none where MLX has no build.
     #[must_use]
     pub const fn current() -> Option<Self> {
-        if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        // A static program has no loader for MLX's libraries.
+        if cfg!(target_env = "musl") {
+            None
+        } else if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             Some(Self::LinuxX86)
         } else if cfg!(all(target_os = "linux", target_arch = "aarch64")) {
             Some(Self::LinuxArm)
