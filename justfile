@@ -1,7 +1,7 @@
 # The same recipes everywhere: here, in CI, on a newcomer's machine.
 
 # Everything that a change must pass.
-ci: fmt lint doc book demo test mlx darwin neon interop
+ci: fmt lint doc book demo test mlx darwin neon dist-test interop
 
 # Formatting.
 fmt:
@@ -42,6 +42,16 @@ darwin:
 # The program itself, linked for Apple silicon from any machine.
 macho:
     tests/macho.sh
+
+# A release: archives for macOS and Linux, checksums, bills of materials, the install script and a
+# Homebrew formula, in target/dist.
+dist:
+    dist/build.sh
+
+# A release, less optimised, tested in a root with nothing else; `just dist-test target/dist` tests
+# what `just dist` made.
+dist-test *folder:
+    tests/dist.sh {{folder}}
 
 # Against other people's software; says what it skips and why.
 interop:

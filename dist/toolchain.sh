@@ -13,9 +13,8 @@ use_target() {
     local root=$PWD target=$1 zig upper=${1//-/_} under=${1//-/_}
     upper=${upper^^}
     rustup target add "$target" 2>/dev/null || rustup target add "$target"
-    tools=$root/target/dist-tools
-    [ -x "$tools/bin/python" ] || python3 -m venv "$tools"
-    "$tools/bin/python" -c 'import ziglang' 2>/dev/null || "$tools/bin/pip" install --quiet 'ziglang==0.15.2'
+    # shellcheck source=tests/zig.sh
+    source tests/zig.sh
     case "$target" in
         aarch64-apple-darwin) zig=aarch64-macos.$minimum_macos ;;
         *-unknown-linux-musl) zig=${target%%-*}-linux-musl ;;
@@ -35,6 +34,7 @@ use_target() {
         export "CARGO_TARGET_${upper}_LINKER=rust-lld"
         # libloading asks for libdl; musl has all of it in its C library.
         mkdir -p "$tools/musl" && printf '!<arch>\n' >"$tools/musl/libdl.a"
+        # shellcheck disable=SC2034 # for whoever sources this
         link_arguments=(-Lnative="$tools/musl")
         flags+=" -Clinker-flavor=ld.lld"
     fi
