@@ -35,7 +35,7 @@ use_target() {
         # libloading asks for libdl; musl has all of it in its C library.
         mkdir -p "$tools/musl" && printf '!<arch>\n' >"$tools/musl/libdl.a"
         # shellcheck disable=SC2034 # for whoever sources this
-        link_arguments=(-Lnative="$tools/musl")
+        link_arguments=(-Lnative="$tools/musl" -Clink-arg=--strip-all)
         flags+=" -Clinker-flavor=ld.lld"
     fi
     export "CARGO_TARGET_${upper}_RUSTFLAGS=$flags"

@@ -18,11 +18,6 @@ use clap::Parser;
 
 use args::{Cli, Command};
 
-/// musl's own has one lock for all threads.
-#[cfg(target_env = "musl")]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let (result, json) = match cli.command {
