@@ -94,7 +94,7 @@ mac=$(unpack aarch64-apple-darwin)
 if [ -n "$mac" ]; then
     layer=${CARGO_TARGET_DIR:-target}/libshardpack_mlx.dylib
     "$tools/bin/python" tests/macho.py "$mac" "$layer"
-    [ -s "$(dirname "$mac")/org.shardpack.node.plist" ] || fail "the archive for macOS has no launchd file"
+    grep -q '<string>node</string>' "$(dirname "$mac")"/*.plist || fail "the archive for macOS has no launchd file"
 fi
 
 for sbom in "$dist"/*.cdx.json; do
