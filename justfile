@@ -1,7 +1,7 @@
 # The same recipes everywhere: here, in CI, on a newcomer's machine.
 
 # Everything that a change must pass.
-ci: fmt lint doc book demo test mlx darwin neon dist-test interop
+ci: fmt lint doc book demo test mlx mlx-layer darwin neon dist-test interop
 
 # Formatting.
 fmt:
@@ -30,6 +30,10 @@ test:
 # Apple's MLX: installed, checked, compared with our own kernels.
 mlx:
     tests/mlx.sh
+
+# The C layer of the MLX engine for macOS: linked and checked, from any machine.
+mlx-layer:
+    tests/mlx_layer.sh
 
 # Formats and kernels as 64-bit Arm code, under qemu-user where there is no Arm.
 neon:

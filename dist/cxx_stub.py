@@ -7,6 +7,8 @@ import sys
 
 import lief
 
+lief.logging.disable()
+
 CXX = "/usr/lib/libc++.1.dylib"
 
 # Further names that the layer may need. Only what has been in macOS's library for long: a name that

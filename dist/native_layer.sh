@@ -35,6 +35,7 @@ fi
 mlx=target/wheels/$tag-${pin:0:16}
 if [ ! -e "$mlx" ]; then
     "$tools/bin/python" -m zipfile -e "$wheel" "$mlx.new.$$"
+    find target/wheels -maxdepth 1 -name "$tag-*" ! -name "*.new.$$" -exec rm -r {} +
     mv "$mlx.new.$$" "$mlx"
 fi
 
@@ -50,7 +51,7 @@ zig c++ -target "aarch64-macos.$minimum_macos" -std=c++20 -O2 -fPIC -fvisibility
 # would not be caught. The stub lists what MLX's build takes from the system's library: what the
 # layer needs beyond that may not exist on the oldest macOS, and is an error here.
 "$tools/bin/python" dist/cxx_stub.py "$mlx/mlx/lib/libmlx.dylib" "$work/libcxx.tbd"
-zig cc -target "aarch64-macos.$minimum_macos" -dynamiclib -Wl,-rpath,@loader_path \
+zig cc -target "aarch64-macos.$minimum_macos" -s -dynamiclib -Wl,-rpath,@loader_path \
     -install_name @rpath/libshardpack_mlx.dylib -o "$work/libshardpack_mlx.dylib" \
     "$work/shim.o" -L"$mlx/mlx/lib" -lmlx "$work/libcxx.tbd"
 mkdir -p "$(dirname "$out")"
