@@ -26,9 +26,9 @@ out=$(cd "$out" && pwd)
 version=$(cargo metadata --format-version 1 --locked --no-deps |
     python3 -c 'import json, sys; print(next(p["version"] for p in json.load(sys.stdin)["packages"] if p["name"] == "shardpack"))')
 releases=${SHARDPACK_RELEASES:-https://github.com/REPOSITORY/releases/download/v$version}
-# Nothing in the files tells when they were made.
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
-export SOURCE_DATE_EPOCH
+# Nothing in the files tells when they were made. Not exported: with every commit cargo would compile
+# ring, and all that stands on it, once more.
+time_of_files=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 # Symbols are of use to a profiler alone; panics name their line without them.
 export CARGO_PROFILE_RELEASE_STRIP=symbols
 build_folder=${CARGO_TARGET_DIR:-$PWD/target}
@@ -44,7 +44,7 @@ archive() {
         *-apple-darwin) install -m 644 docs/launchd/*.plist "$staged" ;;
         *) [ ! -d docs/systemd ] || install -m 644 docs/systemd/*.service "$staged" ;;
     esac
-    tar --directory "$out" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+    tar --directory "$out" --sort=name --mtime="@$time_of_files" --owner=0 --group=0 --numeric-owner \
         --mode=go-w --format=ustar -cf - "$name" | gzip --no-name --best >"$out/$name.tar.gz"
     rm -r "$staged"
 }
