@@ -52,7 +52,7 @@ macho:
 dist:
     dist/build.sh
 
-# A release, less optimised, tested in a root with nothing else; `just dist-test target/dist` tests
+# A release for x86-64 Linux and macOS, tested in a root with nothing else; `just dist-test target/dist` tests
 # what `just dist` made.
 dist-test *folder:
     tests/dist.sh {{folder}}

@@ -2,23 +2,14 @@
 # Makes a release on any Linux machine: archives for every target, their checksums, what each is
 # made of, the install script and a Homebrew formula.
 #
-#   dist/build.sh [--quick] [TARGET...]      writes target/dist (or $SHARDPACK_DIST)
+#   dist/build.sh [TARGET...]      writes target/dist (or $SHARDPACK_DIST)
 #
-# Without targets all three are built. --quick optimises less: for checks of what comes out, not for
-# people. $SHARDPACK_RELEASES is where the files will be published (…/releases/download/v1.2.3).
+# Without targets all three are built. $SHARDPACK_RELEASES is where the files will be published (…/releases/download/v1.2.3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=dist/toolchain.sh
 source dist/toolchain.sh
-targets=()
-for arg in "$@"; do
-    case "$arg" in
-        # Our crates' own settings of these numbers stay.
-        --quick) export CARGO_PROFILE_RELEASE_OPT_LEVEL=1 ;;
-        -*) echo "unknown option $arg" >&2 && exit 2 ;;
-        *) targets+=("$arg") ;;
-    esac
-done
+targets=("$@")
 [ ${#targets[@]} != 0 ] || targets=(x86_64-unknown-linux-musl aarch64-unknown-linux-musl aarch64-apple-darwin)
 out=${SHARDPACK_DIST:-target/dist}
 rm -rf "$out" && mkdir -p "$out"
