@@ -1,7 +1,7 @@
 # The same recipes everywhere: here, in CI, on a newcomer's machine.
 
 # Everything that a change must pass.
-ci: fmt lint doc book demo test mlx darwin neon interop
+ci: fmt lint doc book demo test mlx mlx-layer darwin neon dist-test interop
 
 # Formatting.
 fmt:
@@ -31,6 +31,10 @@ test:
 mlx:
     tests/mlx.sh
 
+# The C layer of the MLX engine for macOS: linked and checked, from any machine.
+mlx-layer:
+    tests/mlx_layer.sh
+
 # Formats and kernels as 64-bit Arm code, under qemu-user where there is no Arm.
 neon:
     tests/neon.sh
@@ -42,6 +46,16 @@ darwin:
 # The program itself, linked for Apple silicon from any machine.
 macho:
     tests/macho.sh
+
+# A release: archives for macOS and Linux, checksums, bills of materials, the install script and a
+# Homebrew formula, in target/dist.
+dist:
+    dist/build.sh
+
+# A release for x86-64 Linux and macOS, tested in a root with nothing else; `just dist-test target/dist` tests
+# what `just dist` made.
+dist-test *folder:
+    tests/dist.sh {{folder}}
 
 # Against other people's software; says what it skips and why.
 interop:

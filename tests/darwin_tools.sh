@@ -4,10 +4,8 @@
 target=aarch64-apple-darwin
 rustup target add "$target"
 if [ "$(uname -s)" != Darwin ]; then
-    tools=target/darwin-tools
-    [ -x "$tools/bin/python" ] || python3 -m venv "$tools"
-    "$tools/bin/python" -c 'import ziglang' 2>/dev/null || "$tools/bin/pip" install --quiet 'ziglang==0.15.2'
-    tools=$(cd "$tools" && pwd)
+    # shellcheck source=tests/zig.sh
+    source tests/zig.sh
     # The cc crate and rustc pass what zig does not know (the target as Apple spells it, the symbols
     # of a dependency's dynamic library, which is not used) and libraries that zig's one stub of the
     # system holds already.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs MLX below target/ and tests with it: the runtime itself, the demo on two ranks, logits
-# against our own kernels for every family. Kept between runs; needs Python with pip and a C++
-# compiler.
+# against our own kernels for every family. Kept between runs; needs a C++ compiler and the Python
+# package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export SHARDPACK_ENGINES=${SHARDPACK_ENGINES:-$PWD/target/engines}

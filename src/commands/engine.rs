@@ -1,11 +1,13 @@
 //! `shardpack engine`.
 
-use std::{path::Path, process::ExitCode, time::Instant};
+use std::{env, path::Path, process::ExitCode, time::Instant};
 
 use serde_json::json;
 use shardpack_mlx::{
     Device, Library,
-    runtime::{self, CheckError, InstallError, InstallOptions, MLX_VERSION, Record, Step},
+    runtime::{
+        self, CheckError, DownloadOptions, InstallError, InstallOptions, MLX_VERSION, Record, Step,
+    },
 };
 
 use super::Outcome;
@@ -13,7 +15,7 @@ use crate::{
     args::{EngineAction, EngineArgs, EngineFolderArgs, EngineInstallArgs},
     engines,
     failure::Failure,
-    progress::{result, say},
+    progress::{Progress, result, say},
 };
 
 /// Whether the result is JSON.
@@ -40,19 +42,17 @@ fn install(args: &EngineInstallArgs) -> Outcome {
     let options = InstallOptions {
         folder: folder.clone(),
         wheel: args.wheel.clone(),
+        download: download_options(args.index_url.as_deref(), |name| env::var(name).ok()),
         python: args.python.clone(),
+        compile: args.compile,
         cxx: args.cxx.clone(),
     };
     let started = Instant::now();
-    let mut already = false;
-    let record = runtime::install(&options, &mut |step| match step {
-        Step::Already => already = true,
-        Step::Download(file) => say(&format!("downloading {file}")),
-        Step::Verify(path) => say(&format!("verifying {}", path.display())),
-        Step::Unpack => say("unpacking the libraries"),
-        Step::Compile(compiler) => say(&format!("compiling the C layer with {compiler}")),
-    })
-    .map_err(|error| match error {
+    let mut shown = Shown::default();
+    let installed = runtime::install(&options, &mut |step| shown.step(step));
+    shown.finish();
+    let already = shown.already;
+    let record = installed.map_err(|error| match error {
         InstallError::Wheel { .. } | InstallError::Unpack { .. } => Failure::wrong(error),
         error => Failure::from(error),
     })?;
@@ -72,6 +72,70 @@ fn install(args: &EngineInstallArgs) -> Outcome {
         ));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the wheel comes from: the flag, then what pip and uv read, then the public index.
+fn download_options(
+    index_url: Option<&str>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> DownloadOptions {
+    let first = |names: &[&str]| {
+        names.iter().filter_map(|name| variable(name)).find(|value| !value.trim().is_empty())
+    };
+    let index_url = index_url
+        .map(ToOwned::to_owned)
+        .or_else(|| first(&["PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX"]))
+        .unwrap_or_else(|| DownloadOptions::INDEX_URL.to_owned());
+    DownloadOptions {
+        index_url,
+        proxy: first(&["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"]),
+        no_proxy: first(&["NO_PROXY", "no_proxy"]).unwrap_or_default(),
+        authorities: first(&["SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+            .map(Into::into),
+    }
+}
+
+/// What an installation says while it goes on.
+#[derive(Default)]
+struct Shown {
+    already: bool,
+    download: Option<(Progress, u64)>,
+}
+
+impl Shown {
+    fn step(&mut self, step: Step) {
+        if let Step::Bytes { done, total } = step {
+            return self.bytes(done, total);
+        }
+        self.finish();
+        match step {
+            Step::Already => self.already = true,
+            Step::Download(file) => say(&format!("downloading {file}")),
+            Step::Retry(problem) => say(&format!("{problem}; trying again")),
+            Step::Pip(problem) => say(&format!("{problem}; trying pip")),
+            Step::Verify(path) => say(&format!("verifying {}", path.display())),
+            Step::Unpack => say("unpacking the libraries"),
+            Step::Layer => say("writing the C layer"),
+            Step::Compile(compiler) => say(&format!("compiling the C layer with {compiler}")),
+            Step::Bytes { .. } => {}
+        }
+    }
+
+    fn bytes(&mut self, done: u64, total: u64) {
+        let (progress, before) =
+            self.download.get_or_insert_with(|| (Progress::bytes("download", total), 0));
+        match done.checked_sub(*before) {
+            Some(more) => progress.add(more),
+            None => progress.take_back(*before - done),
+        }
+        *before = done;
+    }
+
+    fn finish(&mut self) {
+        if let Some((progress, _)) = self.download.take() {
+            progress.finish();
+        }
+    }
 }
 
 /// Loads the runtime; returns its device.
@@ -119,7 +183,7 @@ fn check(args: &EngineFolderArgs) -> Outcome {
         let files = record.files.len();
         let json = json!({
             "ok": true, "engine": "mlx", "version": record.mlx, "folder": folder,
-            "files": files, "bytes": bytes(&record), "device": device,
+            "files": files, "bytes": bytes(&record), "device": device, "layer": record.layer,
         });
         result(&json.to_string());
     } else {
@@ -131,4 +195,42 @@ fn check(args: &EngineFolderArgs) -> Outcome {
         ));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(flag: Option<&str>, variables: &[(&str, &str)], expected: [&str; 4]) {
+        let options = download_options(flag, |name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name)?;
+            Some(found.1.to_owned())
+        });
+        let authorities = options.authorities.unwrap_or_default();
+        let found = [
+            options.index_url,
+            options.proxy.unwrap_or_default(),
+            options.no_proxy,
+            authorities.display().to_string(),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_environment_names_the_index_and_the_way_to_it() {
+        check(None, &[], ["https://pypi.org/simple", "", "", ""]);
+        let all = [
+            ("UV_DEFAULT_INDEX", "https://uv.example/simple"),
+            ("PIP_INDEX_URL", "https://pip.example/simple"),
+            ("HTTPS_PROXY", ""),
+            ("all_proxy", "socks5://proxy.example"),
+            ("no_proxy", "a,b"),
+            ("PIP_CERT", "/pip.pem"),
+        ];
+        let rest = ["socks5://proxy.example", "a,b", "/pip.pem"];
+        check(None, &all, ["https://pip.example/simple", rest[0], rest[1], rest[2]]);
+        check(Some("http://me"), &all, ["http://me", rest[0], rest[1], rest[2]]);
+        check(None, &all[..1], ["https://uv.example/simple", "", "", ""]);
+    }
 }

@@ -11,14 +11,21 @@
 //! is opened, since what is loaded is executed.
 
 mod check;
+mod client;
+mod download;
+mod index;
 mod install;
+mod layer;
 mod platform;
+mod program;
 mod record;
 
 pub use check::{CheckError, Checked, check};
+pub use client::DownloadOptions;
+pub use download::DownloadError;
 pub use install::{InstallError, InstallOptions, Step, install};
 pub use platform::Platform;
-pub use record::Record;
+pub use record::{LayerOrigin, Record};
 
 /// The version that the C layer is written for. Patch versions of MLX are not ABI compatible.
 pub const MLX_VERSION: &str = "0.32.2";

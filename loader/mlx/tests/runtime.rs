@@ -14,7 +14,7 @@ use std::{
 
 use shardpack_mlx::{
     Array, Binary, Collective, Device, Element, Library, OpenError, Quantized, Unary,
-    runtime::{self, CheckError, FOLDER, InstallError, InstallOptions},
+    runtime::{self, CheckError, DownloadOptions, FOLDER, InstallError, InstallOptions, Step},
 };
 
 /// Files are links to the installed ones, so that a test can put its own in their place.
@@ -125,17 +125,28 @@ fn a_wheel_that_is_not_the_published_one_is_refused_and_leaves_nothing() {
     let options = InstallOptions {
         folder: folder.path().join("engines").join(FOLDER),
         wheel: Some(wheel),
+        download: DownloadOptions {
+            index_url: folder.path().display().to_string(),
+            proxy: None,
+            no_proxy: String::new(),
+            authorities: None,
+        },
         python: "false".to_owned(),
+        compile: false,
         cxx: "false".to_owned(),
     };
     let error = runtime::install(&options, &mut |_| ()).unwrap_err();
     assert!(matches!(error, InstallError::Wheel { .. }), "{error}");
     assert!(error.to_string().contains("not the published file of MLX 0.32.2"), "{error}");
     assert_eq!(fs::read_dir(folder.path().join("engines")).unwrap().count(), 0);
-    // No Python, no wheel: what to do is said.
+    // No index, no Python, no wheel: what to do is said, and that pip was tried.
     let options = InstallOptions { wheel: None, ..options };
-    let error = runtime::install(&options, &mut |_| ()).unwrap_err().to_string();
-    assert!(error.contains("--wheel FILE"), "{error}");
+    let mut tried_pip = false;
+    let error = runtime::install(&options, &mut |step| tried_pip |= matches!(step, Step::Pip(_)));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("only URLs with http") || error.contains("not a URL"), "{error}");
+    assert!(error.contains("--wheel FILE") && tried_pip, "{error}");
+    assert_eq!(fs::read_dir(folder.path().join("engines")).unwrap().count(), 0);
 }
 
 #[test]

@@ -124,9 +124,9 @@ impl Child {
     fn ask_to_end(&mut self) {
         #[cfg(unix)]
         {
-            let pid = self.process.id().to_string();
-            // The standard library has no way to send SIGTERM.
-            let _ = Command::new("kill").args(["-TERM", &pid]).status();
+            // It is waited for by nobody else, so its number is its own.
+            let pid = rustix::process::Pid::from_child(&self.process);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         #[cfg(not(unix))]
         let _ = self.process.kill();

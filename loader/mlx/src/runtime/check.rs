@@ -18,7 +18,7 @@ pub enum CheckError {
     #[error("no MLX runtime in {}; {INSTALL}, or use `--engine cpu`", .0.display())]
     Absent(PathBuf),
     /// MLX has no build for this machine.
-    #[error("MLX has no build for this platform; use `--engine cpu`")]
+    #[error("{}", super::platform::ABSENT)]
     Platform,
     /// The record cannot be understood.
     #[error("{}: not a runtime record ({problem}); {INSTALL} again", .path.display())]
@@ -138,9 +138,9 @@ fn read_record(folder: &Path) -> Result<Record, CheckError> {
 fn compare(folder: &Path, record: &Record, platform: Platform) -> Result<(), CheckError> {
     let pins: Vec<_> = platform.wheels().iter().map(|wheel| wheel.sha256).collect();
     let pin = pins.iter().find(|pin| **pin == record.wheel_sha256).unwrap_or(&pins[0]);
-    let source = super::install::source_digest();
+    let source = super::layer::source_digest();
     let rows = [
-        ("the record's format", "1".to_owned(), record.format.to_string()),
+        ("the record's format", record::FORMAT.to_string(), record.format.to_string()),
         ("MLX's version", MLX_VERSION.to_owned(), record.mlx.clone()),
         ("the platform", platform.name().to_owned(), record.platform.clone()),
         ("the C layer's version", ABI.to_string(), record.abi.to_string()),

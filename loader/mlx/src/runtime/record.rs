@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 /// Name of the record within a runtime folder.
 pub(crate) const NAME: &str = "runtime.json";
 
+/// Version of the record; 2 has where the C layer comes from.
+pub(crate) const FORMAT: u32 = 2;
+
 /// Largest record: a runtime has a dozen files of a hundred bytes each.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
 
@@ -14,7 +17,7 @@ pub(crate) const MAX_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Version of this record, 1.
+    /// Version of this record, 2.
     pub format: u32,
     /// Version of MLX.
     pub mlx: String,
@@ -26,8 +29,20 @@ pub struct Record {
     pub wheel_sha256: String,
     /// SHA-256 of the C layer's source, in hex.
     pub source_sha256: String,
+    /// Where the C layer comes from.
+    pub layer: LayerOrigin,
     /// Every other file.
     pub files: Vec<FileRecord>,
+}
+
+/// Where the C layer of a runtime comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LayerOrigin {
+    /// The program held it.
+    Embedded,
+    /// The machine's compiler made it.
+    Compiled,
 }
 
 /// One file of a runtime.

@@ -1,0 +1,67 @@
+# shellcheck shell=bash
+# Sourced by what makes a release: a C compiler and a linker for every target, from any Linux
+# machine. zig, from PyPI in a virtual environment of its own, compiles C for all targets and links
+# for macOS; rustc's own linker and C library make the static programs for Linux.
+
+# The oldest macOS that the program runs on.
+minimum_macos=14.0
+
+# use_target TARGET: has cargo compile for a target, with paths of this machine left out; rustc needs
+# $link_arguments to link the program.
+use_target() {
+    link_arguments=()
+    local root=$PWD target=$1 zig upper=${1//-/_} under=${1//-/_}
+    upper=${upper^^}
+    rustup target add "$target" 2>/dev/null || rustup target add "$target"
+    # shellcheck source=tests/zig.sh
+    source tests/zig.sh
+    case "$target" in
+        aarch64-apple-darwin) zig=aarch64-macos.$minimum_macos ;;
+        *-unknown-linux-musl) zig=${target%%-*}-linux-musl ;;
+        *) echo "no release is made for $target" >&2 && return 2 ;;
+    esac
+    compiler "$target" "$zig"
+    export "CC_$under=$tools/$target-cc" "AR_$under=$tools/$target-ar"
+    local home=${CARGO_HOME:-$HOME/.cargo} sysroot flags
+    sysroot=$(rustc --print sysroot)
+    export "CFLAGS_$under=-ffile-prefix-map=$home=/cargo -ffile-prefix-map=$root=/shardpack"
+    flags="--remap-path-prefix=$home=/cargo --remap-path-prefix=$sysroot=/rust --remap-path-prefix=$root=/shardpack"
+    if [ "$target" = aarch64-apple-darwin ]; then
+        # There is no SDK to ask xcrun for; zig has what is needed of one, and any folder will do.
+        export MACOSX_DEPLOYMENT_TARGET=$minimum_macos SDKROOT=$tools
+        export "CARGO_TARGET_${upper}_LINKER=$tools/$target-cc"
+    else
+        export "CARGO_TARGET_${upper}_LINKER=rust-lld"
+        # libloading asks for libdl; musl has all of it in its C library.
+        mkdir -p "$tools/musl" && printf '!<arch>\n' >"$tools/musl/libdl.a"
+        # shellcheck disable=SC2034 # for whoever sources this
+        link_arguments=(-Lnative="$tools/musl" -Clink-arg=--strip-all)
+        flags+=" -Clinker-flavor=ld.lld"
+    fi
+    export "CARGO_TARGET_${upper}_RUSTFLAGS=$flags"
+}
+
+# compiler TARGET ZIG: writes TARGET-cc and TARGET-ar. The cc crate and rustc pass what zig does not
+# know (the target as others spell it, the symbols of a dependency's dynamic library, which is not
+# used) and libraries that zig's one stub of Apple's system holds already.
+compiler() {
+    cat >"$tools/$1-cc" <<END
+#!/usr/bin/env bash
+args=()
+skip=
+for arg in "\$@"; do
+    if [ -n "\$skip" ]; then
+        skip=
+        continue
+    fi
+    case "\$arg" in
+        --target=* | -mmacosx-version-min=* | -liconv) ;;
+        -arch | -isysroot | -Wl,-exported_symbols_list) skip=1 ;;
+        *) args+=("\$arg") ;;
+    esac
+done
+exec "$tools/bin/python" -m ziglang cc -target $2 -fno-sanitize=undefined "\${args[@]}"
+END
+    printf '#!/usr/bin/env bash\nexec "%s/bin/python" -m ziglang ar "$@"\n' "$tools" >"$tools/$1-ar"
+    chmod +x "$tools/$1-cc" "$tools/$1-ar"
+}
