@@ -4,7 +4,8 @@
 #
 #   dist/build.sh [TARGET...]      writes target/dist (or $SHARDPACK_DIST)
 #
-# Without targets all three are built. $SHARDPACK_RELEASES is where the files will be published (…/releases/download/v1.2.3).
+# Without targets all three are built. $SHARDPACK_RELEASES is where the files will be
+# published (…/releases/download/v1.2.3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=dist/toolchain.sh
