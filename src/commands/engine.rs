@@ -1,6 +1,6 @@
 //! `shardpack engine`.
 
-use std::{env, path::Path, process::ExitCode, time::Instant};
+use std::{path::Path, process::ExitCode, time::Instant};
 
 use serde_json::json;
 use shardpack_mlx::{
@@ -42,7 +42,7 @@ fn install(args: &EngineInstallArgs) -> Outcome {
     let options = InstallOptions {
         folder: folder.clone(),
         wheel: args.wheel.clone(),
-        download: download::options(args.index_url.as_deref(), |name| env::var(name).ok()),
+        download: download::options(args.index_url.as_deref()),
         python: args.python.clone(),
         compile: args.compile,
         cxx: args.cxx.clone(),

@@ -1,9 +1,15 @@
 //! Where `engine install` downloads from, of a flag and of variables that pip, uv and curl read.
 
+use std::env;
+
 use shardpack_mlx::runtime::DownloadOptions;
 
 /// Where the wheel comes from: the flag, then what pip and uv read, then the public index.
-pub(super) fn options(
+pub(super) fn options(index_url: Option<&str>) -> DownloadOptions {
+    options_of(index_url, |name| env::var(name).ok())
+}
+
+fn options_of(
     index_url: Option<&str>,
     variable: impl Fn(&str) -> Option<String>,
 ) -> DownloadOptions {
@@ -27,7 +33,7 @@ pub(super) fn options(
 mod tests {
     #[track_caller]
     fn check(flag: Option<&str>, variables: &[(&str, &str)], expected: [&str; 4]) {
-        let options = super::options(flag, |name| {
+        let options = super::options_of(flag, |name| {
             let found = variables.iter().find(|(variable, _)| *variable == name)?;
             Some(found.1.to_owned())
         });
