@@ -38,7 +38,10 @@ pub(super) fn check(bundled: &Bundled<'_>, ours: Option<f64>, report: &mut Repor
     let Some(ours) = ours else {
         return report.skip(NAME, "--engine mlx was not measured");
     };
-    if python(&["-c", "import mlx_lm"], Duration::from_mins(1)).is_err() {
+    // Without Apple's command-line tools `python3` is a program that offers to install them.
+    let is_offer =
+        cfg!(target_os = "macos") && super::machine::ask("xcode-select", &["-p"]).is_err();
+    if is_offer || python(&["-c", "import mlx_lm"], Duration::from_mins(1)).is_err() {
         return report.skip(NAME, "python3 has no mlx_lm: pip install mlx-lm");
     }
     let found = measure(bundled).map(|theirs| {
