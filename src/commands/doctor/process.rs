@@ -87,6 +87,10 @@ impl Process {
     fn last_words(&self) -> String {
         let first = self.errors.recv_timeout(LAST_WORDS);
         let lines: Vec<String> = first.into_iter().chain(self.errors.try_iter()).collect();
+        // A panic says first where and why; a backtrace may follow.
+        if let Some(start) = lines.iter().position(|line| line.contains("panicked at")) {
+            return lines[start..].iter().take(2).map(String::as_str).collect::<Vec<_>>().join(" ");
+        }
         lines.last().cloned().unwrap_or_else(|| "without an error message".to_owned())
     }
 }

@@ -144,7 +144,9 @@ impl Kernels {
         let options = QuantizeOptions::new(format, QuantizeRounding::MlxCpu, store);
         quantize(&options, (Dtype::F32, &source), (&mut packed, &mut scales, &mut biases))?;
         let mut integers = vec![0; len];
-        unpack(format, &packed, &mut integers);
+        for (bytes, q) in packed.chunks(format.group_bytes()).zip(integers.chunks_mut(GROUP)) {
+            unpack(format, bytes, q);
+        }
         let floats = |bytes: &[u8]| {
             let mut floats = vec![0.0; groups];
             widen(Platform::Portable, store, bytes, &mut floats);
