@@ -82,8 +82,8 @@ fn a_host_file_for_jaccl_ring_is_a_ring_and_nothing_else() {
     assert!(!serde_json::to_string(&mesh).unwrap().contains("prefer_ring"));
     refused(file("\"ring\"").jaccl(1), 3, "use --collectives ring");
     let uneven =
-        MESH.replacen("\"jaccl\"", "\"jaccl-ring\"", 1).replacen("\"rdma_en5\"", "null", 1);
-    refused(parse(&uneven).jaccl(1), 3, "rank 0 has 1 cables to rank 2 where rank 0 has 0");
+        MESH.replacen("\"jaccl\"", "\"jaccl-ring\"", 1).replacen("\"rdma_en4\"", "null", 1);
+    refused(parse(&uneven).jaccl(1), 3, "rank 0 has 0 cables to rank 2 where rank 0 has 1");
     let error = HostFile::parse(MESH.replacen("\"jaccl\"", "\"mpi\"", 1).as_bytes()).unwrap_err();
     assert!(error.contains("\"mpi\" is none of"), "{error}");
     let bare = MESH.replace("[\"10.0.0.2\"]", "[]");
