@@ -28,10 +28,10 @@ pub(crate) use bench::BenchArgs;
 pub(crate) use cluster::{ClusterAction, ClusterArgs};
 pub(crate) use convert::{ConvertArgs, FormatArgs};
 pub(crate) use demo::DemoArgs;
-pub(crate) use doctor::{DoctorArgs, SelfTestArgs};
+pub(crate) use doctor::{DoctorArgs, ProbeName, SelfTestArgs};
 pub(crate) use engine::{
     CollectivesName, EngineAction, EngineArgs, EngineChoice, EngineFolderArgs, EngineInstallArgs,
-    EngineName, SpeculateName,
+    EngineName, FastSyncName, SpeculateName,
 };
 pub(crate) use eval::EvalArgs;
 pub(crate) use export::ExportArgs;

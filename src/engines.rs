@@ -1,5 +1,7 @@
 //! Selects an engine, finds installed ones, and opens the engine of a rank.
 
+pub(crate) mod fast_sync;
+
 use std::{
     env,
     ffi::OsString,
@@ -20,7 +22,7 @@ use shardpack_manifests::Layout;
 use shardpack_mlx::{Device, distributed::Distributed, runtime};
 
 use crate::{
-    args::{CollectivesName, EngineChoice, EngineName, KvFormat, SpeculateName},
+    args::{CollectivesName, EngineChoice, EngineName, FastSyncName, KvFormat, SpeculateName},
     failure::Failure,
     progress::{say, size},
 };
@@ -32,7 +34,7 @@ pub(crate) fn mlx_folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 
 /// The folder that holds engines: given, `$SHARDPACK_ENGINES`, or `shardpack/engines` in the
 /// user's data folder (XDG's, which macOS has by default too).
-fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
         return Ok(given.to_owned());
     }
@@ -110,6 +112,11 @@ impl EngineChoice {
         if self.speculate == SpeculateName::Off {
             arguments.extend(["--speculate", "off"]);
         }
+        match self.fast_sync {
+            FastSyncName::Auto => {}
+            FastSyncName::On => arguments.extend(["--fast-sync", "on"]),
+            FastSyncName::Off => arguments.extend(["--fast-sync", "off"]),
+        }
         let mut arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
         if let Some(set) = &self.draft_model {
             arguments.extend(["--draft-model".into(), set.into()]);
@@ -170,6 +177,10 @@ impl EngineChoice {
         anyhow::ensure!(
             self.engine == EngineName::Mlx || self.has_deadlines(),
             "ring and jaccl are MLX's collectives: they need --engine mlx"
+        );
+        anyhow::ensure!(
+            self.engine == EngineName::Mlx || self.fast_sync == FastSyncName::Auto,
+            "--fast-sync is of MLX on a GPU: it needs --engine mlx"
         );
         anyhow::ensure!(
             self.engine == EngineName::Cpu || self.platform.is_none(),
@@ -245,6 +256,13 @@ impl EngineChoice {
             EngineName::Cpu => RankBackend::Cpu(self.cpu(threads)?),
             EngineName::Mlx => {
                 let collectives = self.collectives(place);
+                // Without other ranks nothing is handed over between GPU and processor.
+                if place[0] == 0
+                    && place[1] > 1
+                    && let Some(line) = self.fast_sync_line()?
+                {
+                    say(&line);
+                }
                 RankBackend::Mlx(self.mlx(collectives, place)?)
             }
             EngineName::Scripted => return Err(ONLY_SERVE.into()),

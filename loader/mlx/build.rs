@@ -77,7 +77,13 @@ fn assembled() -> Result<String, String> {
             None => all += &read(&format!("native/{line}"))?,
             Some((name, path)) => {
                 let text = read(&format!("native/{path}"))?;
-                all += &format!("\nstatic const char {name}[] = R\"metal(\n{text})metal\";\n");
+                all.extend([
+                    "\nstatic const char ",
+                    name,
+                    "[] = R\"metal(\n",
+                    &text,
+                    ")metal\";\n",
+                ]);
             }
         }
     }

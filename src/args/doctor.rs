@@ -6,7 +6,7 @@ use super::{
     EngineChoice,
     shared::{MlxNetworkArgs, NodesArgs},
 };
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 /// `doctor`.
 #[derive(Args)]
@@ -25,7 +25,7 @@ pub(crate) struct DoctorArgs {
     /// The nodes.
     #[command(flatten)]
     pub nodes: NodesArgs,
-    /// Test computing, reading and sending too; takes about a minute.
+    /// Test computing, reading and sending too; takes some minutes.
     #[arg(long)]
     pub self_test: bool,
     /// The network of MLX's own collectives, which are tested if it is given.
@@ -43,8 +43,27 @@ pub(crate) struct DoctorArgs {
 #[derive(Args)]
 pub(crate) struct SelfTestArgs {
     /// The rank's package.
-    pub package: PathBuf,
+    #[arg(required_unless_present = "probe")]
+    pub package: Option<PathBuf>,
+    /// Carry out one probe of this machine instead.
+    #[arg(long, value_enum)]
+    pub probe: Option<ProbeName>,
     /// The engine.
     #[command(flatten)]
     pub engine: EngineChoice,
+}
+
+/// What a probe looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProbeName {
+    /// MLX's operations against exact arithmetic.
+    Kernels,
+    /// Memory that is taken without copies.
+    NoCopy,
+    /// How fast memory is read.
+    Bandwidth,
+    /// How long it takes to wire memory.
+    Wiring,
+    /// How long the GPU may wait.
+    Wait,
 }

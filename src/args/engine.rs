@@ -31,6 +31,11 @@ pub(crate) struct EngineChoice {
     /// model's longest context, and at least 64m.
     #[arg(long, value_name = "BYTES")]
     pub kv_memory: Option<Size>,
+    /// How MLX hands over between GPU and processor at an all-reduce: `on` is faster than shared
+    /// events and may lock up the GPU; `auto` is what `doctor --self-test` found best on this
+    /// machine, and off before that. Needs --engine mlx; without Metal it has no effect.
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub fast_sync: FastSyncName,
     /// Speculative decoding by prompt lookup: propose draft tokens from the request's own text and
     /// verify them in the next step. The output is the same in fewer steps. Off with mlx, whose
     /// results may depend on the batch size.
@@ -41,6 +46,18 @@ pub(crate) struct EngineChoice {
     /// node of rank 0 if the ranks run on nodes).
     #[arg(long, value_name = "SET")]
     pub draft_model: Option<PathBuf>,
+}
+
+/// When MLX uses fast synchronisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FastSyncName {
+    /// If a self-test found it faster and right on this machine.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 /// When draft tokens are proposed.

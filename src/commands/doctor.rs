@@ -1,10 +1,17 @@
 //! `shardpack doctor`: checks a machine, or every node of a set.
 
+mod apple;
 mod disk;
+mod links;
 mod machine;
+mod mlx_lm;
 mod numerics;
 mod pair;
+mod private;
+mod probes;
+mod process;
 mod report;
+mod self_tests;
 mod speed;
 
 use std::{
@@ -30,7 +37,8 @@ use crate::{
     failure::Failure,
     progress::{result, say},
 };
-use numerics::Bundled;
+use private::Private;
+pub(super) use probes::run as run_probe;
 use report::Report;
 use speed::Verse;
 
@@ -47,7 +55,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Outcome {
         None => vec![of_this_machine(args.self_test)?],
     };
     let failed = reports.iter().any(Report::has_failed);
-    let page = report::markdown(&reports);
+    let private = Private::of_this_machine();
+    let page = report::markdown(&reports) + &report::bug_report(&reports, &private);
     if let Some(path) = &args.report {
         fs::write(path, &page).with_context(|| path.display().to_string())?;
         say(&format!("doctor: the report is in {}", path.display()));
@@ -66,48 +75,9 @@ fn of_this_machine(self_test: bool) -> anyhow::Result<Report> {
     let has_mlx = machine::look(&mut report);
     if self_test {
         let folder = tempfile::Builder::new().prefix("shardpack-doctor-").tempdir()?;
-        test(&mut report, folder.path(), has_mlx)?;
+        self_tests::run(&mut report, folder.path(), has_mlx)?;
     }
     Ok(report)
-}
-
-/// Everything that computes, reads or sends.
-fn test(report: &mut Report, folder: &Path, has_mlx: bool) -> anyhow::Result<()> {
-    let bundled = Bundled::unpack(folder)?;
-    disk::check(folder, report);
-    numerics::check_cpu(&bundled, report);
-    if has_mlx {
-        numerics::check_mlx(&bundled, report);
-    }
-    let engines: &[(&str, &[&str])] = if has_mlx {
-        &[("cpu", &["own"]), ("mlx", &["own", "ring"])]
-    } else {
-        &[("cpu", &["own"])]
-    };
-    for (engine, layers) in engines {
-        for layer in *layers {
-            let name = format!("all-reduce between two processes, {engine}, {layer}");
-            report.add_result(&name, pair::check(&bundled, folder, engine, layer));
-        }
-        let options = |nodes: u32| {
-            let set = bundled.set(4, nodes)?;
-            let engine = ["--engine", engine].map(str::to_owned);
-            speed::check(&set, &[], &engine, Verse::Known)
-        };
-        for nodes in [1, 2] {
-            report.add_result(
-                &format!("tokens per second, {engine}, ranks: {nodes}"),
-                options(nodes),
-            );
-        }
-    }
-    if !has_mlx {
-        for name in ["MLX against cpu", "weights without copies", "all-reduce within MLX's graph"] {
-            report.skip(name, "there is no MLX runtime: shardpack engine install mlx");
-        }
-    }
-    report.skip("JACCL", "needs two machines: shardpack doctor SET --nodes … --hostfile FILE");
-    Ok(())
 }
 
 /// The report of every node, and of the network between them.

@@ -81,6 +81,7 @@ pub(crate) fn start(
     for name in FOREIGN_VARIABLES {
         command.env_remove(name);
     }
+    command.envs(engine.fast_sync_variable()?);
     if let Some(Membership { distributed, rank, folder }) = member {
         let variables = fs::create_dir_all(&folder)
             .and_then(|()| distributed.environment(rank, &folder))

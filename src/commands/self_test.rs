@@ -1,10 +1,13 @@
-//! `shardpack self-test`: one rank of a self-test, which `doctor` starts and controls.
+//! `shardpack self-test`: one rank of a self-test, or one of its probes, which `doctor` starts and
+//! controls.
+
+mod soak;
 
 use std::{
     fs,
     io::{self, BufRead as _},
     net::{SocketAddr, TcpListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
     time::Duration,
@@ -20,8 +23,9 @@ use shardpack_engine::{
     rank_engine::RankBackend,
 };
 use shardpack_engine_api::TokenId;
+use shardpack_mlx::Device;
 
-use super::Outcome;
+use super::{Outcome, doctor};
 use crate::{args::SelfTestArgs, failure::Failure, progress::result};
 
 /// Time for all ranks to connect to each other.
@@ -41,11 +45,22 @@ pub(super) struct Task {
     pub tokens: Vec<TokenId>,
     /// Where they are written, as little-endian f32.
     pub logits: PathBuf,
+    /// Evaluations of a soak, which takes the place of everything else if there are any.
+    pub soak_evals: usize,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &SelfTestArgs) -> Outcome {
-    let manifest = super::package::read_manifest(&args.package)?;
+    match (&args.probe, &args.package) {
+        (Some(probe), _) => doctor::run_probe(*probe)?,
+        (None, Some(package)) => rank(package, args)?,
+        (None, None) => return Err(anyhow::anyhow!("neither a package nor a probe").into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rank(folder: &Path, args: &SelfTestArgs) -> Result<(), Failure> {
+    let manifest = super::package::read_manifest(folder)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on 127.0.0.1")?;
     result(&json!({ "address": listener.local_addr()? }).to_string());
     let mut line = String::new();
@@ -54,14 +69,23 @@ pub(crate) fn run(args: &SelfTestArgs) -> Outcome {
     let deadline = Deadline::after(JOIN_TIMEOUT);
     let group = join_on_loopback(manifest.rank, &listener, &task.addresses, deadline)
         .context("the other ranks did not connect")?;
+    let group: Arc<dyn Group> = Arc::new(group);
+    if task.soak_evals > 0 {
+        let soaked = soak::run(group.as_ref(), task.soak_evals)?;
+        result(&json!({ "soaked": soaked }).to_string());
+        return Ok(());
+    }
     let package =
-        Package::open(&args.package, &OpenOptions::stored(1), &|_| ()).map_err(Failure::wrong)?;
+        Package::open(folder, &OpenOptions::stored(1), &|_| ()).map_err(Failure::wrong)?;
     let place = [manifest.rank, manifest.layout.ranks];
     let opened = args.engine.open(1, place).map_err(|error| anyhow::anyhow!("{error}"))?;
-    let group: Arc<dyn Group> = Arc::new(group);
+    let is_gpu = match &opened {
+        RankBackend::Mlx(mlx) => mlx.library().device() == Device::Gpu,
+        RankBackend::Cpu(_) => false,
+    };
     let times = compute(&package, opened, &group, &task)?;
-    result(&json!({ "sums": times }).to_string());
-    Ok(ExitCode::SUCCESS)
+    result(&json!({ "sums": times, "is_gpu": is_gpu }).to_string());
+    Ok(())
 }
 
 fn compute(

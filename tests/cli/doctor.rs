@@ -80,12 +80,15 @@ fn the_self_test_computes_reads_and_sends() {
     }
     let (_, detail) = check(report, "cpu kernels");
     assert!(detail.starts_with("portable"), "{detail}");
-    for name in ["MLX against cpu", "all-reduce within MLX's graph", "JACCL"] {
+    for name in ["MLX against cpu", "all-reduce within MLX's graph", "fast sync", "JACCL"] {
         let (state, detail) = check(report, name);
         assert!(state == "skipped" && detail.contains("shardpack "), "{name}: {detail}");
     }
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("| cpu kernels | passed | portable"), "{page}");
+    assert!(page.contains("| cpu kernels | ok | portable"), "{page}");
+    let (_, pasted) = page.split_once("## Paste this into a bug report").unwrap();
+    assert!(pasted.contains("| cpu kernels | ok | portable"), "{pasted}");
+    assert!(!pasted.contains(path(folder.path())), "{pasted}");
 }
 
 #[test]
@@ -103,10 +106,34 @@ fn the_self_test_compares_mlx_with_cpu() {
         "all-reduce between two processes, mlx, own",
         "all-reduce between two processes, mlx, ring",
         "tokens per second, mlx, ranks: 2",
+        "read bandwidth of memory, mlx",
+        "soak of all-reduces, events",
+        "how long the GPU may wait, 2 s",
     ] {
         let (state, detail) = check(report, name);
         assert_eq!(state, "passed", "{name}: {detail}");
         println!("{name}: {detail}");
+    }
+    let checks = report["checks"].as_array().unwrap();
+    let kernels = checks.iter().filter(|it| it["name"].as_str().unwrap().starts_with("kernel "));
+    let mut count = 0;
+    for kernel in kernels {
+        assert!(kernel["expected"].as_str().unwrap().starts_with("at most 1: "), "{kernel}");
+        println!("{}: {}", kernel["name"], kernel["detail"]);
+        count += 1;
+    }
+    assert!(count >= 9, "{report:#}");
+    // What only a Mac's GPU has says so.
+    for (name, why) in [
+        ("wiring memory for the GPU", "processor"),
+        ("memory that MLX takes without copies", "always copies"),
+        ("fast sync", "--fast-sync has no effect"),
+    ] {
+        let (state, detail) = check(report, name);
+        assert!(
+            state == "skipped" && detail.contains(why) || cfg!(target_os = "macos"),
+            "{detail}"
+        );
     }
 }
 

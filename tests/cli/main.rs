@@ -16,6 +16,7 @@ mod harness;
 #[cfg(feature = "hub")]
 mod hub;
 mod kill;
+mod launchd;
 mod memory_plan;
 mod mlx;
 #[path = "../package_set.rs"]

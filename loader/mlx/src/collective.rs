@@ -23,8 +23,15 @@ pub trait Collective: Send {
     /// All-reduce: replaces the values by their sums over the ranks. An error ends the evaluation.
     fn sum(&mut self, values: &mut [f32]) -> bool;
 
-    /// The same for values in bfloat16.
-    fn sum_bf16(&mut self, values: &mut [bf16]) -> bool;
+    /// The same for values in bfloat16; by default as f32, rounded once.
+    fn sum_bf16(&mut self, values: &mut [bf16]) -> bool {
+        let mut floats: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
+        let done = self.sum(&mut floats);
+        for (value, float) in values.iter_mut().zip(floats) {
+            *value = bf16::from_f32(float);
+        }
+        done
+    }
 
     /// All-gather: every rank's values, in rank order, into `all`.
     fn gather(&mut self, mine: &[f32], all: &mut [f32]) -> bool;

@@ -45,6 +45,10 @@ pub enum Distributed {
         devices: Vec<Vec<Vec<String>>>,
         /// Where rank 0 listens until all are connected; IPv4.
         coordinator: SocketAddr,
+        /// Whether a ring is wanted where the devices would also be a mesh. A mesh takes one cable
+        /// of each pair, a ring all of them.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        prefer_ring: bool,
     },
 }
 
@@ -104,6 +108,35 @@ pub enum DistributedError {
         /// The other.
         to: usize,
     },
+    /// The file is one for another layer.
+    #[error(
+        "the host file is for the backend {found:?}, and the collectives are {asked}: let \
+         mlx.distributed_config write one with --backend {asked}, or use --collectives {fits}"
+    )]
+    Backend {
+        /// What the file says.
+        found: String,
+        /// What was asked for.
+        asked: &'static str,
+        /// What would fit.
+        fits: &'static str,
+    },
+    /// A ring was asked for, and the devices are none.
+    #[error(
+        "the host file is for jaccl-ring, and rank {from} has {found} cables to rank {to} where rank 0 \
+         has {expected} to rank 1: a ring needs as many to the rank before as to the rank after, 1 to \
+         {MAX_RING_CABLES}"
+    )]
+    Ring {
+        /// The rank.
+        from: usize,
+        /// Its neighbour.
+        to: usize,
+        /// Cables of rank 0.
+        expected: usize,
+        /// Cables between them.
+        found: usize,
+    },
     /// A name that no device can have.
     #[error("rank {rank}: {name:?} is not the name of an RDMA device")]
     Device {
@@ -114,10 +147,36 @@ pub enum DistributedError {
     },
 }
 
-/// `mlx.launch`'s description of its hosts: `{"hosts": [{"ssh": …, "ips": […], "rdma": […]}]}`,
-/// or the list alone.
+/// `mlx.launch`'s description of its hosts:
+/// `{"backend": "jaccl", "hosts": [{"ssh": …, "ips": […], "rdma": […]}]}`, or the list alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostFile(Vec<Host>);
+pub struct HostFile {
+    hosts: Vec<Host>,
+    backend: Backend,
+}
+
+/// The layer that a host file was written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backend {
+    /// The file does not say.
+    Any,
+    Ring,
+    Jaccl,
+    /// JACCL as a ring, even if every two ranks have a cable.
+    JacclRing,
+}
+
+impl Backend {
+    fn parse(name: &str) -> Result<Self, String> {
+        match name {
+            "" | "any" => Ok(Self::Any),
+            "ring" => Ok(Self::Ring),
+            "jaccl" => Ok(Self::Jaccl),
+            "jaccl-ring" => Ok(Self::JacclRing),
+            other => Err(format!("its backend {other:?} is none of ring, jaccl, jaccl-ring")),
+        }
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Host {
@@ -137,7 +196,11 @@ enum Cables {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum File {
-    Whole { hosts: Vec<Host> },
+    Whole {
+        hosts: Vec<Host>,
+        #[serde(default)]
+        backend: String,
+    },
     List(Vec<Host>),
 }
 
@@ -154,18 +217,23 @@ impl HostFile {
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let hosts = match serde_json::from_slice(bytes).map_err(|error| error.to_string())? {
-            File::Whole { hosts } | File::List(hosts) => hosts,
-        };
+        let (hosts, backend) =
+            match serde_json::from_slice(bytes).map_err(|error| error.to_string())? {
+                File::Whole { hosts, backend } => (hosts, Backend::parse(&backend)?),
+                File::List(hosts) => (hosts, Backend::Any),
+            };
         if hosts.is_empty() || hosts.len() > MAX_RANKS {
             return Err(format!("{} hosts", hosts.len()));
         }
-        Ok(Self(hosts))
+        Ok(Self { hosts, backend })
     }
 
     /// A ring over the hosts' addresses, with ports from `first_port` on.
     pub fn ring(&self, first_port: u16) -> Result<Distributed, DistributedError> {
-        let hosts = self.0.iter().enumerate().map(|(rank, host)| {
+        if matches!(self.backend, Backend::Jaccl | Backend::JacclRing) && self.has_no_addresses() {
+            return Err(self.other("ring", "jaccl"));
+        }
+        let hosts = self.hosts.iter().enumerate().map(|(rank, host)| {
             let port = port_of(first_port, rank)?;
             Ok(host.ips.iter().map(|ip| SocketAddr::new(*ip, port)).collect())
         });
@@ -174,16 +242,36 @@ impl HostFile {
 
     /// JACCL over the hosts' devices, with its coordinator on `port` of the first host.
     pub fn jaccl(&self, port: u16) -> Result<Distributed, DistributedError> {
+        if self.backend == Backend::Ring {
+            return Err(self.other("jaccl", "ring"));
+        }
         let names = |cables: &Option<Cables>| match cables {
             None => Vec::new(),
             Some(Cables::One(name)) => vec![name.clone()],
             Some(Cables::Several(names)) => names.clone(),
         };
-        let devices = self.0.iter().map(|host| host.rdma.iter().map(names).collect()).collect();
-        let ip = self.0.first().and_then(|host| host.ips.first());
+        let devices = self.hosts.iter().map(|host| host.rdma.iter().map(names).collect()).collect();
+        let ip = self.hosts.first().and_then(|host| host.ips.first());
         let problem = "has no address, which JACCL's ranks need to connect".to_owned();
         let ip = *ip.ok_or(DistributedError::Address { rank: 0, problem })?;
-        Ok(Distributed::Jaccl { devices, coordinator: SocketAddr::new(ip, port) })
+        let prefer_ring = self.backend == Backend::JacclRing;
+        let coordinator = SocketAddr::new(ip, port);
+        Ok(Distributed::Jaccl { devices, coordinator, prefer_ring })
+    }
+
+    /// Whether a ring over TCP has no way to some rank.
+    fn has_no_addresses(&self) -> bool {
+        self.hosts.iter().any(|host| host.ips.is_empty())
+    }
+
+    fn other(&self, asked: &'static str, fits: &'static str) -> DistributedError {
+        let found = match self.backend {
+            Backend::Any => "any",
+            Backend::Ring => "ring",
+            Backend::Jaccl => "jaccl",
+            Backend::JacclRing => "jaccl-ring",
+        };
+        DistributedError::Backend { found: found.to_owned(), asked, fits }
     }
 }
 
@@ -198,7 +286,8 @@ impl Distributed {
     /// A ring over one address for each rank, with ports from `first_port` on.
     pub fn ring_over(ips: &[IpAddr], first_port: u16) -> Result<Self, DistributedError> {
         let host = |ip: &IpAddr| Host { ips: vec![*ip], rdma: Vec::new() };
-        HostFile(ips.iter().map(host).collect()).ring(first_port)
+        let hosts = ips.iter().map(host).collect();
+        HostFile { hosts, backend: Backend::Any }.ring(first_port)
     }
 
     /// MLX's name of the layer.
@@ -227,14 +316,14 @@ impl Distributed {
         }
         match self {
             Self::Ring { hosts } => check_hosts(hosts),
-            Self::Jaccl { devices, coordinator } => {
+            Self::Jaccl { devices, coordinator, prefer_ring } => {
                 if !coordinator.is_ipv4() {
                     let problem =
                         format!("{coordinator} is not an IPv4 address, which JACCL needs");
                     return Err(DistributedError::Address { rank: 0, problem });
                 }
                 check_names(devices)?;
-                topology(devices).map(drop)
+                if *prefer_ring { check_ring(devices) } else { topology(devices).map(drop) }
             }
         }
     }
@@ -258,14 +347,15 @@ impl Distributed {
                 let json = serde_json::to_string(hosts)?;
                 Ok(vec![rank, ("MLX_HOSTFILE", write("ring.json", json)?)])
             }
-            Self::Jaccl { devices, coordinator } => {
+            Self::Jaccl { devices, coordinator, prefer_ring } => {
                 let mut variables = vec![
                     rank,
                     ("MLX_IBV_DEVICES", write("devices.json", device_matrix(devices))?),
                     ("MLX_JACCL_COORDINATOR", coordinator.to_string()),
                 ];
                 // Its presence counts.
-                if topology(devices).is_ok_and(|topology| topology == Topology::Ring) {
+                let is_ring = topology(devices).is_ok_and(|topology| topology == Topology::Ring);
+                if *prefer_ring || is_ring {
                     variables.push(("MLX_JACCL_RING", "1".to_owned()));
                 }
                 Ok(variables)
@@ -325,26 +415,59 @@ fn check_names(devices: &[Vec<Vec<String>>]) -> Result<(), DistributedError> {
     Ok(())
 }
 
-/// How a square matrix of devices connects the ranks.
+/// How a square matrix of devices connects the ranks. Two ranks with several cables are a ring, which
+/// uses all of them; a mesh takes the first of each pair.
 pub fn topology(devices: &[Vec<Vec<String>>]) -> Result<Topology, DistributedError> {
     let ranks = devices.len();
     let cables = |from: usize, to: usize| devices[from][to].len();
-    let pairs = (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
-    let open = pairs.filter(|(from, to)| from != to).find(|(from, to)| cables(*from, *to) == 0);
-    match open {
-        None if ranks <= MAX_MESH_RANKS => return Ok(Topology::Mesh),
-        _ => {}
+    let pairs = || (0..ranks).flat_map(|from| (0..ranks).map(move |to| (from, to)));
+    let is_mesh = ranks <= MAX_MESH_RANKS
+        && pairs().filter(|(from, to)| from != to).all(|(from, to)| cables(from, to) > 0);
+    let ring = check_ring(devices);
+    if is_mesh && !(ranks == 2 && cables(0, 1) > 1 && ring.is_ok()) {
+        return Ok(Topology::Mesh);
     }
+    match ring {
+        Ok(()) => Ok(Topology::Ring),
+        Err(DistributedError::Ring { from, to, .. }) => Err(DistributedError::Devices { from, to }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether each rank has as many cables to the one before as to the one after.
+fn check_ring(devices: &[Vec<Vec<String>>]) -> Result<(), DistributedError> {
+    let ranks = devices.len();
+    let cables = |from: usize, to: usize| devices[from][to].len();
     let expected = cables(0, 1 % ranks.max(1));
     for from in 0..ranks {
         for to in [(from + 1) % ranks, (from + ranks - 1) % ranks] {
             let found = cables(from, to);
             if from != to && (found == 0 || found != expected || found > MAX_RING_CABLES) {
-                return Err(DistributedError::Devices { from, to });
+                return Err(DistributedError::Ring { from, to, expected, found });
             }
         }
     }
-    Ok(Topology::Ring)
+    Ok(())
+}
+
+impl Distributed {
+    /// How many cables of each pair stay unused, at most: a mesh takes the first.
+    #[must_use]
+    pub fn unused_cables(&self) -> usize {
+        match self {
+            Self::Jaccl { devices, prefer_ring: false, .. }
+                if topology(devices).is_ok_and(|it| it == Topology::Mesh) =>
+            {
+                devices
+                    .iter()
+                    .flatten()
+                    .map(|names| names.len().saturating_sub(1))
+                    .max()
+                    .unwrap_or(0)
+            }
+            _ => 0,
+        }
+    }
 }
 
 /// The matrix as JACCL reads it: null, a name, or a list of names.

@@ -1,7 +1,6 @@
 //! The kernels of linear attention for Metal, run on this machine's processor: their text is C++
 //! too. `native/linear_attention/emulate.cpp` compares them with the plain loops.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 #![expect(clippy::print_stdout, reason = "a test that is skipped says so")]
 
 use std::{env, path::Path, process::Command};

@@ -176,15 +176,6 @@ fn runtime_that_is_whole_computes() {
 struct Noted(Vec<f32>);
 
 impl Collective for Noted {
-    fn sum_bf16(&mut self, values: &mut [half::bf16]) -> bool {
-        let mut floats: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
-        let done = self.sum(&mut floats);
-        for (value, float) in values.iter_mut().zip(floats) {
-            *value = half::bf16::from_f32(float);
-        }
-        done
-    }
-
     fn sum(&mut self, values: &mut [f32]) -> bool {
         self.0.push(values[0]);
         true
@@ -241,15 +232,6 @@ struct Twice {
 }
 
 impl Collective for Twice {
-    fn sum_bf16(&mut self, values: &mut [half::bf16]) -> bool {
-        let mut floats: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
-        let done = self.sum(&mut floats);
-        for (value, float) in values.iter_mut().zip(floats) {
-            *value = half::bf16::from_f32(float);
-        }
-        done
-    }
-
     fn sum(&mut self, values: &mut [f32]) -> bool {
         for value in values.iter_mut() {
             *value *= 2.0;

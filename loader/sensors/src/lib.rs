@@ -41,6 +41,16 @@ impl Sensors {
     }
 }
 
+/// Bytes that the system has fetched from disks for this process, its caches left out; none where it
+/// does not count them.
+#[must_use]
+pub fn disk_read_bytes() -> Option<u64> {
+    #[cfg(target_os = "macos")]
+    return macos::disk_read_bytes();
+    #[cfg(not(target_os = "macos"))]
+    linux::disk_read_bytes()
+}
+
 /// Degrees that a working processor may have; others are of broken or absent sensors.
 fn plausible(celsius: f64) -> bool {
     (1.0..150.0).contains(&celsius)

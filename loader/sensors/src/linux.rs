@@ -19,6 +19,12 @@ use crate::{Reading, plausible};
 /// Chips that `hwmon` names and that sit in processors.
 const CHIPS: [&str; 6] = ["coretemp", "k10temp", "zenpower", "cpu_thermal", "scpi_sensors", "soc"];
 
+/// `read_bytes` of this process: what was fetched from block devices.
+pub(crate) fn disk_read_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("read_bytes: "))?.trim().parse().ok()
+}
+
 /// The sensors of a Linux machine.
 pub(crate) struct Machine {
     root: PathBuf,

@@ -18,12 +18,14 @@ const SYSTEM: &str = "/usr/lib/libSystem.B.dylib";
 const SERVICES: [&CStr; 2] = [c"AppleSMCKeysEndpoint", c"AppleSMC"];
 /// The one call of the controller's user client (`kSMCHandleYPCEvent`).
 const SELECTOR: u32 = 2;
-/// `RUSAGE_INFO_V0` of <libproc.h>, and its size in bytes.
-const RUSAGE_FLAVOUR: c_int = 0;
-const RUSAGE_WORDS: usize = 12;
+/// `RUSAGE_INFO_V2` of <libproc.h>, and its size in words.
+const RUSAGE_FLAVOUR: c_int = 2;
+const RUSAGE_WORDS: usize = 20;
 /// `ri_phys_footprint` in words: after the 16 bytes of the UUID, user and system time, idle and
 /// interrupt wake-ups, page-ins, wired and resident size.
 const FOOTPRINT: usize = 9;
+/// `ri_diskio_bytesread` in words: after start and exit time and the six figures of children.
+const DISK_READ: usize = 18;
 
 type Matching = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 type Find = unsafe extern "C" fn(u32, *mut c_void) -> u32;
@@ -60,6 +62,17 @@ impl Machine {
 
 /// What the kernel counts as this process's memory, GPU memory included.
 fn footprint(system: &Library) -> Option<u64> {
+    rusage(system).map(|words| words[FOOTPRINT])
+}
+
+/// What the kernel fetched from disks for this process.
+pub(crate) fn disk_read_bytes() -> Option<u64> {
+    // SAFETY: the system's own library has no initialisers that ask anything of us.
+    let system = unsafe { Library::new(SYSTEM) }.ok()?;
+    rusage(&system).map(|words| words[DISK_READ])
+}
+
+fn rusage(system: &Library) -> Option<[u64; RUSAGE_WORDS]> {
     let mut words = [0_u64; RUSAGE_WORDS];
     let process = c_int::try_from(std::process::id()).ok()?;
     // SAFETY: the function has this signature in <libproc.h>, and writes a structure of the
@@ -68,7 +81,7 @@ fn footprint(system: &Library) -> Option<u64> {
         let rusage = system.get::<Rusage>(b"proc_pid_rusage\0").ok()?;
         rusage(process, RUSAGE_FLAVOUR, words.as_mut_ptr().cast())
     };
-    (result == 0).then_some(words[FOOTPRINT])
+    (result == 0).then_some(words)
 }
 
 /// An open connection to the controller.

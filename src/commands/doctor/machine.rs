@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -16,11 +17,17 @@ use shardpack_mlx::{
 };
 use shardpack_sensors::Sensors;
 
-use super::report::{Finding, Report};
+use super::{
+    apple::system::{self, MacosVersion},
+    links,
+    report::{Finding, Report},
+};
 use crate::{commands::threads, engines, progress::size};
 
 /// Timeout for a program that prints information.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest output of one; a Mac's list of Thunderbolt devices has some kilobytes.
+const MAX_OUTPUT_BYTES: u64 = 4 << 20;
 /// Interval between two readings of energy counters.
 const SENSORS_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -36,7 +43,7 @@ pub(super) fn look(report: &mut Report) -> bool {
         json!({ "os": os, "arch": arch, "cores": cores, "memory_bytes": memory }),
     );
     sensors(report);
-    rdma(report);
+    links::look(report);
     mlx(report)
 }
 
@@ -84,34 +91,11 @@ fn sensors(report: &mut Report) {
     report.pass(NAME, shown.join(", "), facts);
 }
 
-/// RDMA devices, as the system lists them.
-fn rdma(report: &mut Report) {
-    const NAME: &str = "RDMA devices";
-    let devices = if cfg!(target_os = "macos") {
-        ask("ibv_devices", &[]).map(|text| {
-            let names = text.lines().filter_map(|line| line.split_whitespace().next());
-            names.filter(|name| name.starts_with("rdma_")).map(str::to_owned).collect::<Vec<_>>()
-        })
-    } else {
-        let entries = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
-        Ok(entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
-    };
-    match devices {
-        Ok(mut devices) if !devices.is_empty() => {
-            devices.sort();
-            report.pass(NAME, devices.join(", "), json!({ "devices": devices }));
-        }
-        Ok(_) => report.skip(
-            NAME,
-            "none (on a Mac: Thunderbolt 5, macOS 26.2, and `rdma_ctl enable` in Recovery)",
-        ),
-        Err(error) => report.skip(NAME, format!("cannot be listed: {error:#}")),
-    }
-}
-
 /// MLX's runtime; whether it can be used.
 fn mlx(report: &mut Report) -> bool {
     const NAME: &str = "MLX runtime";
+    macos(report);
+    wired_limit(report);
     let folder = match engines::mlx_folder(None) {
         Ok(folder) => folder,
         Err(error) => {
@@ -163,28 +147,79 @@ fn device(folder: &Path) -> anyhow::Result<Finding> {
         "device": name, "working_set_bytes": working_set, "collectives": layers,
         "iogpu_wired_limit_mb": wired,
     });
-    Ok(Finding { detail, figures })
+    Ok(Finding::new(detail, figures))
+}
+
+/// Whether this macOS has what the installed build of MLX calls.
+fn macos(report: &mut Report) {
+    const NAME: &str = "macOS and MLX's build";
+    let Some(version) =
+        ask("sw_vers", &["-productVersion"]).ok().as_deref().and_then(MacosVersion::parse)
+    else {
+        return report.skip(NAME, "no macOS here");
+    };
+    let MacosVersion(major, minor) = version;
+    let found =
+        Finding::new(format!("macOS {major}.{minor}"), json!({ "major": major, "minor": minor }));
+    let MacosVersion(least_major, least_minor) = system::JACCL_MACOS;
+    let found = found.expected(format!("{least_major}.{least_minor} or later for JACCL"));
+    let is_old = version < system::JACCL_MACOS;
+    let advice = "collectives own works; for JACCL update macOS and install the engine again";
+    report.find(NAME, Finding { advice: if is_old { advice } else { "" }.to_owned(), ..found });
+}
+
+/// What the GPU may wire.
+fn wired_limit(report: &mut Report) {
+    const NAME: &str = "wired limit";
+    let number = |name: &str| ask("sysctl", &["-n", name]).ok()?.trim().parse::<u64>().ok();
+    let (Some(limit), Some(memory)) =
+        (number("iogpu.wired_limit_mb").filter(|_| cfg!(target_os = "macos")), memory_bytes())
+    else {
+        return report.skip(NAME, "only macOS on Apple silicon has one");
+    };
+    let figures = json!({ "iogpu_wired_limit_mb": limit, "memory_bytes": memory });
+    let all = size(memory);
+    let found = match limit {
+        0 => Finding::new(format!("macOS's default: about three quarters of {all}"), figures),
+        limit => Finding::new(format!("{} of {all}", size(limit << 20)), figures),
+    };
+    let reserve = (memory >> 20).saturating_sub(8 << 10);
+    let is_too_high = limit > reserve;
+    let found =
+        found.expected(format!("0 (the default) to {reserve} MiB: 8 GiB stay the system's"));
+    let advice = format!("sudo sysctl iogpu.wired_limit_mb={reserve}");
+    report.find(NAME, found.slow_if(is_too_high, &advice));
 }
 
 /// Runs a program and returns its output.
-fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .with_context(|| format!("`{program}` cannot be run"))?;
-    let deadline = Instant::now() + PROGRAM_TIMEOUT;
+pub(super) fn ask(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    output(command, PROGRAM_TIMEOUT)
+}
+
+/// The same with a timeout.
+pub(super) fn output(mut command: Command, timeout: Duration) -> anyhow::Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().with_context(|| format!("`{program}` cannot be run"))?;
+    let output = child.stdout.take().context("its output is a pipe")?;
+    // More than a pipe holds is read while it runs.
+    let reading = thread::spawn(move || {
+        let mut text = Vec::new();
+        output.take(MAX_OUTPUT_BYTES).read_to_end(&mut text).map(|_| text)
+    });
+    let deadline = Instant::now() + timeout;
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             let _ = child.kill();
+            let _ = child.wait();
             bail!("`{program}` did not end in time");
         }
         thread::sleep(Duration::from_millis(10));
     }
-    // It has ended, and its output fits into the pipe.
-    let output = child.wait_with_output()?;
-    anyhow::ensure!(output.status.success(), "`{program}` failed ({})", output.status);
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let text = reading.join().map_err(|_| anyhow::anyhow!("`{program}` cannot be read"))??;
+    let status = child.wait()?;
+    anyhow::ensure!(status.success(), "`{program}` failed ({status})");
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }

@@ -35,7 +35,7 @@ pub(super) fn check(
         "first_token_seconds": answer.first_token_seconds,
         "tokens": answer.tokens,
     });
-    Ok(Finding { detail, figures })
+    Ok(Finding::new(detail, figures))
 }
 
 /// Whether the answer is known.

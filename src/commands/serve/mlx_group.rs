@@ -12,6 +12,7 @@ use shardpack_mlx::distributed::{Distributed, DistributedError, HostFile};
 use crate::{
     args::{CollectivesName, EngineName, ServeArgs},
     failure::Failure,
+    progress::say,
 };
 
 /// A ring on this machine that was formed in a recovery.
@@ -88,6 +89,13 @@ impl MlxGroup {
         };
         if let Self::Fixed(distributed) = &mlx_group {
             distributed.check(ranks).map_err(wrong)?;
+            let unused = distributed.unused_cables();
+            if unused > 0 {
+                say(&format!(
+                    "jaccl: a mesh uses one cable of each pair, and up to {unused} more stay unused; \
+                     \"backend\": \"jaccl-ring\" in the host file uses all of them"
+                ));
+            }
         }
         Ok(Some(mlx_group))
     }

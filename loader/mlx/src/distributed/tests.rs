@@ -68,6 +68,46 @@ fn ranks_in_a_circle_with_two_cables_are_a_ring() {
 }
 
 #[test]
+fn a_host_file_for_jaccl_ring_is_a_ring_and_nothing_else() {
+    let file = |backend: &str| parse(&MESH.replacen("\"jaccl\"", backend, 1));
+    let jaccl = file("\"jaccl-ring\"").jaccl(FIRST_PORT).unwrap();
+    jaccl.check(3).unwrap();
+    let (variables, _) = environment(&jaccl, 0);
+    assert_eq!(variables.last(), Some(&("MLX_JACCL_RING", "1".to_owned())));
+    let json = serde_json::to_string(&jaccl).unwrap();
+    assert_eq!(serde_json::from_str::<Distributed>(&json).unwrap(), jaccl);
+    // Without the wish, the same devices are a mesh, and older nodes understand what is sent.
+    let mesh = file("\"\"").jaccl(FIRST_PORT).unwrap();
+    assert!(!environment(&mesh, 0).0.iter().any(|(name, _)| *name == "MLX_JACCL_RING"));
+    assert!(!serde_json::to_string(&mesh).unwrap().contains("prefer_ring"));
+    refused(file("\"ring\"").jaccl(1), 3, "use --collectives ring");
+    let uneven =
+        MESH.replacen("\"jaccl\"", "\"jaccl-ring\"", 1).replacen("\"rdma_en4\"", "null", 1);
+    refused(parse(&uneven).jaccl(1), 3, "rank 0 has 0 cables to rank 2 where rank 0 has 1");
+    let error = HostFile::parse(MESH.replacen("\"jaccl\"", "\"mpi\"", 1).as_bytes()).unwrap_err();
+    assert!(error.contains("\"mpi\" is none of"), "{error}");
+    let bare = MESH.replace("[\"10.0.0.2\"]", "[]");
+    refused(parse(&bare).ring(1), 3, "use --collectives jaccl");
+}
+
+#[test]
+fn two_cables_between_two_ranks_are_both_used() {
+    let hosts = |cables: &str| {
+        let row = |ip: &str, rdma: String| format!("{{\"ips\": [\"{ip}\"], \"rdma\": [{rdma}]}}");
+        let (first, second) = (format!("null, {cables}"), format!("{cables}, null"));
+        parse(&format!("[{}, {}]", row("10.0.0.1", first), row("10.0.0.2", second)))
+    };
+    let two = hosts("[\"rdma_en2\", \"rdma_en3\"]").jaccl(1).unwrap();
+    two.check(2).unwrap();
+    assert_eq!(environment(&two, 0).0.last().unwrap().0, "MLX_JACCL_RING");
+    assert_eq!(two.unused_cables(), 0);
+    let one = hosts("\"rdma_en2\"").jaccl(1).unwrap();
+    assert_eq!(environment(&one, 0).0.last().unwrap().0, "MLX_JACCL_COORDINATOR");
+    let mesh = MESH.replacen("[\"rdma_en2\"]", "[\"rdma_en2\", \"rdma_en6\"]", 1);
+    assert_eq!(parse(&mesh).jaccl(1).unwrap().unused_cables(), 1);
+}
+
+#[test]
 fn a_ring_over_tcp_has_a_port_for_each_rank() {
     let ring = parse(MESH).ring(40_000).unwrap();
     ring.check(3).unwrap();
@@ -98,7 +138,8 @@ fn what_would_hang_is_refused_by_name() {
     refused(with("null, \"rdma_en5\"", "\"rdma_en5\"").jaccl(1), 3, "2 hosts");
     refused(with("10.0.0.1", "fe80::1").jaccl(1), 3, "not an IPv4 address");
     refused(with("\"10.0.0.1\"", "").jaccl(1), 3, "rank 0: has no address");
-    refused(with("\"10.0.0.2\"", "").ring(1), 3, "rank 1: has no address");
+    let unnamed = MESH.replacen("\"jaccl\"", "\"\"", 1).replacen("\"10.0.0.2\"", "", 1);
+    refused(parse(&unnamed).ring(1), 3, "rank 1: has no address");
     let ring = |second: &str| {
         let hosts = ["127.0.0.1:5", second, "127.0.0.1:7"];
         Ok(Distributed::Ring { hosts: hosts.map(|it| vec![it.parse().unwrap()]).to_vec() })
