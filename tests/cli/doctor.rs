@@ -65,7 +65,11 @@ fn a_damaged_runtime_fails_the_check_and_the_command() {
 fn the_self_test_computes_reads_and_sends() {
     let folder = tempdir().unwrap();
     let page = folder.path().join("report.md");
-    let output = doctor(folder.path(), &["--self-test", "--json", "--report", path(&page)]);
+    let mut command = shardpack();
+    command.args(["doctor", "--self-test", "--json", "--report", path(&page)]);
+    // What is pasted names no home folder.
+    command.env("SHARDPACK_ENGINES", folder.path()).env("HOME", folder.path());
+    let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let report = &reports(&output)[0];
     for name in [
