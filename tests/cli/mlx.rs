@@ -70,7 +70,7 @@ fn mlx_collectives_that_cannot_work_are_refused() {
     refused(&hostfile(open), &["rank 0 has no RDMA device to rank 1", "--collectives own"]);
     refused(&hostfile("[]"), &["hosts.json", "not a host file", "0 hosts"]);
     refused(&["--hostfile", path(&hosts)], &["--collectives ring or jaccl"]);
-    refused(&["--engine", "mlx", "--exact"], &["--exact"]);
+    refused(&["--engine", "mlx", "--platform", "avx2"], &["--platform"]);
     let node = ["node", "--store", path(folder.path()), "--engine", "mlx", "--collectives", "ring"];
     assert!(run_error(&node).contains("serve"), "a node cannot know all ranks");
 }

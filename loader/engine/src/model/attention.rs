@@ -101,7 +101,7 @@ impl<B: Backend> Attention<B> {
         let Some(weights) = &self.weights else {
             if form.qk_norm == QkNorm::Full {
                 // Every rank takes part in the norm's all-reduce.
-                let nothing = backend.zeros(pass.tokens(), 0);
+                let nothing = backend.zeros(pass.tokens(), 1);
                 let none = || Columns { x: &nothing, columns: 0..0 };
                 backend.all_reduce(backend.square_sums(&[none(), none()]), pass.ranks)?;
             }
