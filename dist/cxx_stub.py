@@ -11,9 +11,19 @@ lief.logging.disable()
 
 CXX = "/usr/lib/libc++.1.dylib"
 
+# In the library since macOS 15 alone; the layer has its own, since it is compiled for macOS 14.
+TOO_NEW = "bad_function_call"
+
 # Further names that the layer may need. Only what has been in macOS's library for long: a name that
 # the oldest macOS lacks keeps the layer from being loaded there.
-ALSO = ["__ZNSt3__19to_stringEi", "__ZNSt3__19to_stringEm", "__ZNSt11logic_errorC1EPKc"]
+ALSO = [
+    "__ZNSt3__19to_stringEi",
+    "__ZNSt3__19to_stringEm",
+    "__ZNSt11logic_errorC1EPKc",
+    "__ZNKSt9exception4whatEv",
+    "__ZNSt9exceptionD2Ev",
+    "__ZTISt9exception",
+]
 
 
 def names(library):
@@ -28,6 +38,7 @@ def names(library):
 def main():
     library, stub = sys.argv[1:]
     found = sorted({*names(lief.MachO.parse(library).at(0)), *ALSO})
+    found = [name for name in found if TOO_NEW not in name]
     assert "___cxa_throw" in found, f"{library} takes no ___cxa_throw from {CXX}"
     listed = ", ".join(f"'{name}'" for name in found)
     with open(stub, "w", encoding="ascii") as file:

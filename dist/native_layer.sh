@@ -51,9 +51,11 @@ for line in (folder / "parts.txt").read_text().splitlines():
     sys.stdout.write(f'\nstatic const char {name}[] = R"metal(\n{text})metal";\n' if named else text)
 EOF
 zig() { "$tools/bin/python" -m ziglang "$@"; }
-# Sized deallocation is off, as it is in Apple's own compiler.
+# Sized deallocation is off, as it is in Apple's own compiler. zig's headers take the newest of the
+# system's C++ libraries for granted unless they are told to look at the oldest macOS.
 zig c++ -target "aarch64-macos.$minimum_macos" -std=c++20 -O2 -fPIC -fvisibility=default -w \
-    -fno-sized-deallocation -ffile-prefix-map="$PWD=." -ffile-prefix-map="$work=." "-DSP_ABI=$abi" \
+    -fno-sized-deallocation -D_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS=1 \
+    -ffile-prefix-map="$PWD=." -ffile-prefix-map="$work=." "-DSP_ABI=$abi" \
     -isystem "$mlx/mlx/include" -isystem "$mlx/mlx/include/metal_cpp" \
     -c "$work/layer.cpp" -o "$work/shim.o"
 # Linked as C: zig's own C++ library would be a second one beside the system's, and what MLX throws

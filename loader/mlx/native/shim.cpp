@@ -598,7 +598,7 @@ int32_t sp_fused(uint64_t key, sp_build build, void* ctx, mx::array* const* inpu
       if (found == compiled.end()) {
         // With something captured: MLX would take functions without for one and the same.
         Function traced = [key](const std::vector<mx::array>& in) {
-          if (!current) throw std::runtime_error("a fused function of key " + std::to_string(key) + " is gone");
+          if (!current) throw std::runtime_error("a fused function is traced outside of its call");
           return current(in);
         };
         found = compiled.emplace(key, mx::compile(std::move(traced), true)).first;
