@@ -182,8 +182,11 @@ impl EngineChoice {
             return Ok(None);
         }
         let Decision { fast_sync, reason } = self.fast_sync()?;
-        let word = if fast_sync { "on" } else { "off" };
-        Ok(Some(format!("fast sync: {word} ({reason})")))
+        Ok(Some(if fast_sync {
+            format!("fast sync: on ({reason})")
+        } else {
+            format!("fast sync: off ({reason})")
+        }))
     }
 }
 

@@ -159,6 +159,52 @@ fn a_runtime_takes_limits_of_memory() {
     assert_eq!(x.matmul(&x).read().unwrap(), [32.0; 1024]);
 }
 
+/// As on a GPU, where each fused function is traced once per key and compiled. Needs a C++ compiler,
+/// as the installation does.
+#[test]
+fn fused_functions_of_the_runtime_compile_to_what_they_say() {
+    let Some(folder) = skip::mlx_runtime(FOLDER) else { return };
+    let library = Library::open(&folder, Some(Device::Cpu)).unwrap();
+    let results = || {
+        let mut found = Vec::new();
+        for rows in [1, 3] {
+            let values: Vec<f32> = (0..rows * 8).map(|i| i as f32 * 0.37 - 2.0).collect();
+            let x = library.floats(&values, &[rows, 8]).cast(Element::Bf16);
+            let gate = library.floats(&values[..rows], &[rows, 1]).cast(Element::Bf16);
+            // Another type within, another shape of the second argument.
+            let gated = library.fused(1, 1, &[&x, &gate], &|x| {
+                let exact: Vec<_> = x.iter().map(|x| x.cast(Element::F32)).collect();
+                let open = exact[1].unary(Unary::Sigmoid);
+                vec![exact[0].binary(Binary::Multiply, &open).cast(Element::Bf16)]
+            });
+            let capped = library.fused(2, 1, &[&x], &|x| {
+                vec![x[0].with_constant(Binary::Minimum, 0.5).with_constant(Binary::Multiply, 3.0)]
+            });
+            let indices: Vec<u32> = (0..rows as u32 * 8).collect();
+            let indices = library.indices(&indices, &[rows, 8]);
+            let parts = library.fused(3, 2, &[&indices, &x], &|x| {
+                let here = x[0].with_constant(Binary::GreaterEqual, 4.0);
+                let here = here.binary(Binary::And, &x[0].with_constant(Binary::Less, 9.0));
+                let [none, nothing] =
+                    [Element::U32, Element::Bf16].map(|it| library.full(0.0, it, &[]));
+                let local = x[0].with_constant(Binary::Subtract, 4.0);
+                vec![here.choose(&local, &none), here.choose(&x[1], &nothing)]
+            });
+            assert_eq!(parts[0].element(), Element::U32);
+            assert_eq!(gated[0].element(), Element::Bf16);
+            for array in gated.iter().chain(&capped).chain(&parts) {
+                found.push(array.read().unwrap());
+            }
+        }
+        found
+    };
+    let plain = results();
+    library.compile_always(true);
+    // Twice: traced, and from the cache.
+    assert_eq!((results(), results()), (plain.clone(), plain));
+    library.compile_always(false);
+}
+
 #[test]
 fn runtime_that_is_whole_computes() {
     let Some(folder) = skip::mlx_runtime(FOLDER) else { return };
@@ -264,4 +310,8 @@ fn sums(library: Library) {
     assert_eq!(broken.fails_after, usize::MAX, "calls after the failure");
     let values = library.with_collective(&mut whole, || graph().read()).unwrap();
     assert_eq!(values, [190.0, 254.0, 190.0, 254.0], "after a failure");
+    let bf16 = || library.floats(&[1.5, -3.0], &[2]).cast(Element::Bf16).summed_over_ranks(None);
+    assert_eq!(bf16().element(), Element::Bf16);
+    let values = library.with_collective(&mut whole, || bf16().read()).unwrap();
+    assert_eq!(values, [3.0, -6.0], "in 16 bits");
 }
