@@ -152,7 +152,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["runtime"],
             &["library"],
             &["array"],
-            &["collective", "linear_attention"],
+            &["collective", "fused", "linear_attention"],
         ],
     ),
     ("loader/sensors", &[&["linux", "smc"], &["macos"]]),

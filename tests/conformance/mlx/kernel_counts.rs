@@ -9,7 +9,7 @@ use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
     backend::{Collectives, Mlx, Ranks},
     loading::{OpenOptions, Package},
-    model::Model,
+    model::{Batch, Model},
 };
 use shardpack_mlx::{Device, runtime};
 use tempfile::tempdir;
@@ -72,7 +72,18 @@ fn step(runtime: &Path, package: &Package, rows: usize) -> BTreeMap<String, usiz
     let model = Model::load(package, &backend).unwrap();
     let group = LinkedGroup::single(0);
     let ranks = Ranks::all(&group, Duration::from_secs(1));
-    primitives(&backend.graph_of_step(&model, 4, rows, &ranks).unwrap())
+    let graph = backend.graph_of_step(&model.cache_shape(), [4, rows], &|cache, positions| {
+        let rows = positions.len();
+        let batch = Batch {
+            tokens: (0..rows as u32).collect(),
+            positions: positions.map(|position| position as u32).collect(),
+            lengths: vec![rows],
+            logit_rows: vec![rows - 1],
+            ..Batch::default()
+        };
+        model.forward(&backend, &batch, &mut [cache], &ranks)
+    });
+    primitives(&graph.unwrap())
 }
 
 /// The primitives of the last layer alone: those of a model less those of one without that layer.

@@ -36,6 +36,7 @@ mod weights;
 pub use block_sparse::TopKBlocks;
 pub use cache::{Cache, Page};
 pub use dense::Rotation;
+pub use drawing::Forward;
 pub use memory::{DoesNotFit, MemoryNeed, MemoryPlan};
 pub use mixture_of_experts::Routes;
 use ranks::AllReduces;

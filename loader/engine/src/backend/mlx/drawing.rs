@@ -1,12 +1,15 @@
 //! The graph of a step, drawn and not computed: how many kernels a GPU would run.
 
+use std::ops::Range;
+
 use shardpack_mlx::Array;
 
-use super::{Cache, Mlx};
-use crate::{
-    backend::{KvCache as _, Ranks, StepError, Tensors as _},
-    model::{Batch, Model},
-};
+use super::{Cache, Mlx, Tensor};
+use crate::backend::{CacheShape, KvCache as _, StepError, Tensors as _};
+
+/// The logits of a step over some positions, and what it appends to a cache.
+pub type Forward<'a> =
+    &'a (dyn Fn(&mut Cache, Range<usize>) -> Result<Option<Tensor>, StepError> + Sync);
 
 impl Mlx {
     /// The graph of a step of `rows` tokens after a prompt of `prompt`, in the DOT language, with one
@@ -14,43 +17,22 @@ impl Mlx {
     /// the prompt left in the cache, are there already.
     pub fn graph_of_step(
         &self,
-        model: &Model<Self>,
-        prompt: usize,
-        rows: usize,
-        ranks: &Ranks<'_>,
+        shape: &CacheShape,
+        [prompt, rows]: [usize; 2],
+        forward: Forward<'_>,
     ) -> Result<String, StepError> {
-        let mut cache = self.cache(&model.cache_shape(), &[]);
+        let mut cache = self.cache(shape, &[]);
         self.run(|| {
-            let logits = self.step(model, &mut cache, 0..prompt, ranks)?;
+            let logits = forward(&mut cache, 0..prompt)?.map(|logits| logits.array);
             let computed: Vec<&Array> = cache.arrays().chain(&logits).collect();
             let failed = |error| StepError::Backend(format!("{error}"));
             self.library.eval(&computed).map_err(failed)?;
             self.library.mark_kernels(true);
-            let logits = self.step(model, &mut cache, prompt..prompt + rows, ranks);
+            let logits = forward(&mut cache, prompt..prompt + rows);
             self.library.mark_kernels(false);
-            let logits = logits?;
+            let logits = logits?.map(|logits| logits.array);
             let arrays: Vec<&Array> = logits.iter().chain(cache.arrays()).collect();
             Ok(self.library.graph(&arrays))
         })
-    }
-
-    /// Logits after the last token of some positions.
-    fn step(
-        &self,
-        model: &Model<Self>,
-        cache: &mut Cache,
-        positions: std::ops::Range<usize>,
-        ranks: &Ranks<'_>,
-    ) -> Result<Option<Array>, StepError> {
-        let rows = positions.len();
-        let batch = Batch {
-            tokens: (0..rows as u32).collect(),
-            positions: positions.map(|position| position as u32).collect(),
-            lengths: vec![rows],
-            logit_rows: vec![rows - 1],
-            ..Batch::default()
-        };
-        let logits = model.forward(self, &batch, &mut [cache], ranks)?;
-        Ok(logits.map(|logits| logits.array))
     }
 }
