@@ -11,10 +11,11 @@ use shardpack_engine::{
     loading::{OpenOptions, Package},
     model::{Batch, Model},
 };
+use shardpack_formats::spec::{self, LinearAttentionKind, QkNorm};
 use shardpack_mlx::{Device, runtime};
 use tempfile::tempdir;
 
-use super::copy_in_bf16;
+use super::{copy_in_bf16, families};
 use crate::{
     harness::data,
     reference_models::{open_with, write},
@@ -65,14 +66,20 @@ fn cost(counts: &BTreeMap<String, usize>) -> Cost {
     Cost { kernels: kernels.sum(), nodes: counts.values().sum() }
 }
 
-/// The primitives of a step of `rows` tokens after a short prompt.
-fn step(runtime: &Path, package: &Package, rows: usize) -> BTreeMap<String, usize> {
+/// The primitives of a step of `rows` tokens after `prompt` ones, by rank 0 of so many.
+fn step(
+    runtime: &Path,
+    package: &Package,
+    [prompt, rows]: [usize; 2],
+    ranks: u32,
+) -> BTreeMap<String, usize> {
     let backend = Mlx::open(runtime, Some(Device::Cpu), Collectives::Own, [0, 1]).unwrap();
     let backend = backend.as_on_gpu();
     let model = Model::load(package, &backend).unwrap();
-    let group = LinkedGroup::single(0);
-    let ranks = Ranks::all(&group, Duration::from_secs(1));
-    let graph = backend.graph_of_step(&model.cache_shape(), [4, rows], &|cache, positions| {
+    let groups = LinkedGroup::in_memory(ranks, 0).unwrap();
+    let ranks = Ranks::all(&groups[0], Duration::from_secs(1));
+    let shape = model.cache_shape();
+    let graph = backend.graph_of_step(&shape, [prompt, rows], &|cache, positions| {
         let rows = positions.len();
         let batch = Batch {
             tokens: (0..rows as u32).collect(),
@@ -103,7 +110,7 @@ fn last_layer(runtime: &Path, model: &str, rows: usize) -> BTreeMap<String, usiz
             fs::write(copy.join("config.json"), config.to_string()).unwrap();
             let set = folder.path().join(format!("set-{kept}"));
             write(&copy, &set, 4, 1, ExpertSharding::Inside);
-            step(runtime, &open_with(&set, 1, OpenOptions::stored(1))[0], rows)
+            step(runtime, &open_with(&set, 1, OpenOptions::stored(1))[0], [4, rows], 1)
         })
         .collect();
     let (mut all, less) = (counts.remove(1), counts.remove(0));
@@ -152,5 +159,39 @@ fn mlx_prefill_reads_each_expert_once() {
         assert_eq!(of("GatherQMM"), projections, "{model}: {counts:?}");
         // Rows are sorted, and brought back.
         assert_eq!(of("ArgSort"), 2, "{model}: {counts:?}");
+    }
+}
+
+/// One all-reduce per half-layer: one behind each mixer and one behind each feed-forward part, or one
+/// for both where they read the same; one more where a norm needs the sum over all ranks' columns,
+/// or follows the experts alone, and one for a sharded embedding.
+#[test]
+fn mlx_steps_have_no_more_all_reduces_than_the_architecture_needs() {
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
+    for model in &families() {
+        let folder = tempdir().unwrap();
+        let set = folder.path().join("set");
+        write(model, &set, 16, 2, ExpertSharding::Inside);
+        let package = &open_with(&set, 2, OpenOptions::stored(1))[0];
+        let spec = &package.manifest().architecture;
+        let of_layer = |(index, layer): (usize, &spec::Layer)| {
+            let norm = spec.attention_of(index).qk_norm == QkNorm::Full && !layer.has_state();
+            let halves = if spec.block.parallel { 1 } else { 2 };
+            // A norm between the experts and the dense network beside them.
+            let apart = spec.moe.as_ref().is_some_and(|moe| moe.parallel_dense.is_some());
+            let linear = spec.linear_attention.as_ref().filter(|_| layer.linear_attention);
+            let groups = linear.is_some_and(|linear| {
+                linear.kind == LinearAttentionKind::Mamba2 && !linear.no_output_norm
+            });
+            let more = [norm, apart && layer.moe, groups];
+            halves + more.into_iter().filter(|it| *it).count()
+        };
+        let most: usize = spec.layers.iter().enumerate().map(of_layer).sum();
+        let most = most + usize::from(package.manifest().layout.embedding_sharded);
+        let counts = step(&runtime, package, [0, 1], 2);
+        let found = counts.get("ShardpackCollective").copied().unwrap_or(0);
+        let name = model.file_name().unwrap().display();
+        println!("{name}: {found} all-reduces in {} layers", spec.layers.len());
+        assert!(found > 0 && found <= most, "{name}: {found}, at most {most}");
     }
 }

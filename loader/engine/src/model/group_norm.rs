@@ -35,7 +35,10 @@ impl<B: Backend> GroupNorm<B> {
             of_rank(all.start)..of_rank(all.end)
         };
         let (Some(x), Some(gain)) = (x, &self.gain) else {
-            backend.all_reduce(backend.zeros(pass.tokens(), self.groups), pass.ranks)?;
+            let nothing = backend.zeros(pass.tokens(), 1);
+            let none: Vec<_> =
+                (0..self.groups).map(|_| Columns { x: &nothing, columns: 0..0 }).collect();
+            backend.all_reduce(backend.square_sums(&none), pass.ranks)?;
             return Ok(None);
         };
         let parts: Vec<_> =

@@ -14,7 +14,7 @@ pub type Forward<'a> =
 impl Mlx {
     /// The graph of a step of `rows` tokens after a prompt of `prompt`, in the DOT language, with one
     /// node for each kernel that a GPU runs where MLX spells it out on a processor. Weights, and what
-    /// the prompt left in the cache, are there already.
+    /// the prompt left in the cache, are there already; without a prompt nothing is computed.
     pub fn graph_of_step(
         &self,
         shape: &CacheShape,
@@ -23,15 +23,18 @@ impl Mlx {
     ) -> Result<String, StepError> {
         let mut cache = self.cache(shape, &[]);
         self.run(|| {
-            let logits = forward(&mut cache, 0..prompt)?.map(|logits| logits.array);
-            let computed: Vec<&Array> = cache.arrays().chain(&logits).collect();
-            let failed = |error| StepError::Backend(format!("{error}"));
-            self.library.eval(&computed).map_err(failed)?;
+            if prompt > 0 {
+                let logits = forward(&mut cache, 0..prompt)?.map(|logits| logits.array);
+                let computed: Vec<&Array> = cache.arrays().chain(&logits).collect();
+                let failed = |error| StepError::Backend(format!("{error}"));
+                self.library.eval(&computed).map_err(failed)?;
+            }
             self.library.mark_kernels(true);
             let logits = forward(&mut cache, prompt..prompt + rows);
             self.library.mark_kernels(false);
             let logits = logits?.map(|logits| logits.array);
-            let arrays: Vec<&Array> = logits.iter().chain(cache.arrays()).collect();
+            let last = self.all_reduces.end();
+            let arrays: Vec<&Array> = logits.iter().chain(cache.arrays()).chain(&last).collect();
             Ok(self.library.graph(&arrays))
         })
     }
