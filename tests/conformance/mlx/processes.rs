@@ -28,18 +28,22 @@ use shardpack_engine::{
     loading::{OpenOptions, Package},
 };
 use shardpack_engine_api::TokenId;
+use shardpack_formats::memory::KvType;
 use shardpack_mlx::{Device, runtime};
 use tempfile::{TempDir, tempdir};
 
-use super::{TOLERANCE, families, on_cpu, tokens};
+use super::{TOLERANCE, families, in_steps, mlx, on_cpu, relative_errors, tokens};
 use crate::{
-    harness::path,
-    reference_models::{open, write},
+    harness::{data, path},
+    reference_models::{open, open_with, write},
     skip::mlx_runtime,
 };
 
 /// Says to a process of this test program that it is a rank, and which: `1/3`.
 const RANK_VARIABLE: &str = "SHARDPACK_TEST_MLX_RANK";
+
+/// Our collectives, activations and sums in bfloat16.
+const HALF: &str = "own, 16 bits";
 
 /// Longer than any model of the tests takes.
 const TIMEOUT: Duration = Duration::from_mins(2);
@@ -80,6 +84,7 @@ fn compute(job: &Value, group: &Arc<LinkedGroup>) -> Result<(), String> {
     let folder = mlx_runtime(runtime::FOLDER).ok_or("no runtime")?;
     let backend = Mlx::open(&folder, Some(Device::Cpu), collectives, place)
         .map_err(|error| error.to_string())?;
+    let backend = if text("collectives") == HALF { backend.half() } else { backend };
     let group: Arc<dyn Group> = match job["delays"].as_u64() {
         None => Arc::clone(group) as Arc<dyn Group>,
         Some(seed) => {
@@ -256,6 +261,78 @@ fn mlx_on_two_processes_matches_the_cpu_engine() {
             check(&model, bits, &mut ranks, "ring");
         }
     }
+}
+
+/// The bound is that of one rank: sums of ranks are added in f32 and rounded once.
+#[test]
+fn mlx_in_16_bits_on_several_processes_is_as_near_as_its_rounding() {
+    let Some(_) = mlx_runtime(runtime::FOLDER) else { return };
+    let check = |model: &Path, ranks: &mut Ranks| {
+        let (folder, nodes) = (tempdir().unwrap(), ranks.ranks.len() as u32);
+        let set = folder.path().join("set");
+        write(model, &set, 4, nodes, ExpertSharding::Inside);
+        let tokens = tokens(model);
+        let cpu = on_cpu(&open(&set, nodes), &tokens);
+        let half = ranks.logits(&set, &tokens, HALF, None);
+        let errors = relative_errors(&cpu, &half, tokens.len());
+        let quarter = errors[(errors.len() - 1) / 4];
+        println!("{}, {nodes} processes: {quarter:.4}", model.display());
+        assert!(quarter < 0.03, "{}, {nodes} processes: {errors:?}", model.display());
+    };
+    let mut two = Ranks::start(2);
+    for model in &families() {
+        check(model, &mut two);
+    }
+    let mut three = Ranks::start(3);
+    for model in few() {
+        check(&model, &mut three);
+    }
+}
+
+/// A trained model, whose tokens are mostly clear: where the best logit leads by more than rounding
+/// explains, a tenth of the row's root mean square, the same token comes on one rank, on two and on
+/// `cpu`.
+#[test]
+fn mlx_in_16_bits_gives_the_same_greedy_tokens_on_one_and_two_processes() {
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
+    let (model, folder) = (data("kjv-4m"), tempdir().unwrap());
+    let sets = [1, 2].map(|nodes| {
+        let set = folder.path().join(format!("set-{nodes}"));
+        write(&model, &set, 4, nodes, ExpertSharding::Inside);
+        set
+    });
+    let one = open(&sets[0], 1);
+    let greedy = |logits: &[f32], rows: usize| -> Vec<usize> {
+        let best = |row: &[f32]| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+        logits.chunks(logits.len() / rows).map(best).collect()
+    };
+    let mut tokens = vec![TokenId(10)];
+    for _ in 0..48 {
+        let next = *greedy(&on_cpu(&one, &tokens), tokens.len()).last().unwrap();
+        tokens.push(TokenId(next as u32));
+    }
+    let half = mlx(&runtime, KvType::F32).half();
+    let alone = in_steps(half, &open_with(&sets[0], 1, OpenOptions::stored(1)), &tokens, &[9, 1]);
+    let together = Ranks::start(2).logits(&sets[1], &tokens, HALF, None);
+    let exact = on_cpu(&one, &tokens);
+    let clear: Vec<bool> = exact
+        .chunks(exact.len() / tokens.len())
+        .map(|row| {
+            let mut sorted = row.to_vec();
+            sorted.sort_by(f32::total_cmp);
+            let rms = (row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32).sqrt();
+            sorted[row.len() - 1] - sorted[row.len() - 2] > 0.1 * rms
+        })
+        .collect();
+    let [exact, alone, together] =
+        [exact, alone, together].map(|logits| greedy(&logits, tokens.len()));
+    for (position, _) in clear.iter().enumerate().filter(|(_, is_clear)| **is_clear) {
+        assert_eq!(alone[position], exact[position], "position {position}, one rank");
+        assert_eq!(together[position], exact[position], "position {position}, two ranks");
+    }
+    let count = clear.iter().filter(|is_clear| **is_clear).count();
+    println!("{count} of {} positions are clear", clear.len());
+    assert!(count > 40, "{count}");
 }
 
 #[test]
