@@ -40,28 +40,3 @@ use_target() {
     fi
     export "CARGO_TARGET_${upper}_RUSTFLAGS=$flags"
 }
-
-# compiler TARGET ZIG: writes TARGET-cc and TARGET-ar. The cc crate and rustc pass what zig does not
-# know (the target as others spell it, the symbols of a dependency's dynamic library, which is not
-# used) and libraries that zig's one stub of Apple's system holds already.
-compiler() {
-    cat >"$tools/$1-cc" <<END
-#!/usr/bin/env bash
-args=()
-skip=
-for arg in "\$@"; do
-    if [ -n "\$skip" ]; then
-        skip=
-        continue
-    fi
-    case "\$arg" in
-        --target=* | -mmacosx-version-min=* | -liconv) ;;
-        -arch | -isysroot | -Wl,-exported_symbols_list) skip=1 ;;
-        *) args+=("\$arg") ;;
-    esac
-done
-exec "$tools/bin/python" -m ziglang cc -target $2 -fno-sanitize=undefined "\${args[@]}"
-END
-    printf '#!/usr/bin/env bash\nexec "%s/bin/python" -m ziglang ar "$@"\n' "$tools" >"$tools/$1-ar"
-    chmod +x "$tools/$1-cc" "$tools/$1-ar"
-}

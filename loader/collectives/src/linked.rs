@@ -24,7 +24,7 @@ use crate::{
     frame::{HEADER_BYTES, Op, Scope},
     group::{Deadline, Group, GroupError},
     link::{Link, MemoryLink},
-    sum::{self, Summand},
+    sum::{self, Element},
 };
 use exchange::{Outgoing, Scratch};
 
@@ -123,7 +123,7 @@ impl LinkedGroup {
         call(&mut scratch).map_err(|error| self.fate.end(error))
     }
 
-    fn sum<T: Summand>(
+    fn sum<T: Element>(
         &self,
         scratch: &mut Scratch,
         members: &Range<u32>,
@@ -157,7 +157,7 @@ impl LinkedGroup {
         if *members == self.all() { Scope::All } else { Scope::Subgroup }
     }
 
-    fn sum_direct<T: Summand>(
+    fn sum_direct<T: Element>(
         &self,
         scratch: &mut Scratch,
         members: &Range<u32>,
@@ -178,7 +178,7 @@ impl LinkedGroup {
     }
 
     /// Adds `mine` and every other member's frame in rank order.
-    fn add_up<T: Summand>(
+    fn add_up<T: Element>(
         &self,
         members: &Range<u32>,
         values: &mut [T],
@@ -190,7 +190,7 @@ impl LinkedGroup {
         T::add_up(values, members.clone().map(|rank| &frame(rank)[HEADER_BYTES..]));
     }
 
-    fn sum_scatter_gather<T: Summand>(
+    fn sum_scatter_gather<T: Element>(
         &self,
         scratch: &mut Scratch,
         members: &Range<u32>,

@@ -6,21 +6,21 @@ use std::ops::Range;
 use half::bf16;
 
 /// An element of a vector that is all-reduced, little-endian in frames.
-pub(crate) trait Summand: Copy {
+pub(crate) trait Element: Copy {
     /// Bytes in a frame.
     const BYTES: usize;
 
     /// Writes values to as many places.
     fn store(bytes: &mut [u8], values: &[Self]);
 
-    /// Reads what [`Summand::store`] wrote.
+    /// Reads what [`Element::store`] wrote.
     fn load(values: &mut [Self], bytes: &[u8]);
 
     /// The sums of several frames in their order, in f32 and rounded once.
     fn add_up<'a>(values: &mut [Self], frames: impl Iterator<Item = &'a [u8]>);
 }
 
-impl Summand for f32 {
+impl Element for f32 {
     const BYTES: usize = 4;
 
     fn store(bytes: &mut [u8], values: &[Self]) {
@@ -53,7 +53,7 @@ impl Summand for f32 {
 /// Elements of a vector that are summed at once: their f32 sums stay in the first cache.
 const BLOCK: usize = 1024;
 
-impl Summand for bf16 {
+impl Element for bf16 {
     const BYTES: usize = 2;
 
     fn store(bytes: &mut [u8], values: &[Self]) {
