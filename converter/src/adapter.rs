@@ -11,6 +11,7 @@ mod pattern;
 mod peft;
 #[cfg(test)]
 mod tests;
+mod wrapper;
 
 use std::{
     collections::BTreeMap,

@@ -8,8 +8,9 @@ use serde_json::Value;
 use super::{
     Base,
     change::{Change, Delta, Factor, Kind},
-    config::Peft,
+    config::{ParameterOrder, Peft},
     file::AdapterFile,
+    wrapper::in_model,
 };
 
 /// What PEFT puts before the model's own names.
@@ -104,8 +105,8 @@ fn modules(file: &AdapterFile) -> Result<BTreeMap<String, Module>, String> {
 fn is_fused(config: &Peft, module: &str, base: Base) -> bool {
     let experts = module.strip_suffix(".base_layer").unwrap_or(module);
     config.target_parameters.as_ref().is_some_and(|list| !list.is_empty())
-        && base(&format!("{experts}.weight")).is_none()
-        && base(&format!("{experts}.0.down_proj.weight")).is_some()
+        && in_model(&format!("{experts}.weight"), base).is_none()
+        && in_model(&format!("{experts}.0.down_proj.weight"), base).is_some()
 }
 
 struct Context<'a> {
@@ -123,10 +124,8 @@ impl Context<'_> {
     /// The model's tensor of a module; refused by the module's name when there is none.
     fn target(&self, module: &str, part: &str) -> Result<String, String> {
         let name = format!("{module}.{part}");
-        match (self.base)(&name) {
-            Some(_) => Ok(name),
-            None => Err(format!("changes {name:?}, which the model does not have")),
-        }
+        in_model(&name, self.base)
+            .ok_or_else(|| format!("changes {name:?}, which the model does not have"))
     }
 
     fn module(&mut self, name: &str, module: &Module) -> Result<(), String> {
@@ -263,14 +262,23 @@ impl Context<'_> {
         };
         let experts = name.strip_suffix(".base_layer").unwrap_or(name);
         let info = |expert: u64, part: &str| {
-            (self.base)(&format!("{experts}.{expert}.{part}.weight")).map(|info| info.shape)
+            let name = in_model(&format!("{experts}.{expert}.{part}.weight"), self.base)?;
+            (self.base)(&name).map(|info| info.shape)
         };
         let count = (0..MAX_EXPERTS).take_while(|e| info(*e, "down_proj").is_some()).count() as u64;
-        let (&[a_rows, width], &[rows, b_columns]) = (self.shape(&a), self.shape(&b)) else {
+        let (&[a_rows, a_width], &[b_height, b_columns]) = (self.shape(&a), self.shape(&b)) else {
             return Err(format!("{name}: lora_A and lora_B must be matrices"));
         };
         let gate = info(0, "gate_proj").unwrap_or_default();
         let down = info(0, "down_proj").unwrap_or_default();
+        let fits = |[rows, width]: [u64; 2]| {
+            down == [rows, width] || gate.len() == 2 && [gate[0] * 2, gate[1]] == [rows, width]
+        };
+        let order = self.config.parameter_order(name, [b_height, a_width], &fits)?;
+        let [rows, width] = match order {
+            ParameterOrder::OutIn => [b_height, a_width],
+            ParameterOrder::InOut => [a_width, b_height],
+        };
         let (parameter, targets): (&str, &[&str]) = if down == [rows, width] {
             ("down_proj", &["down_proj"])
         } else if gate.len() == 2 && [gate[0] * 2, gate[1]] == [rows, width] {
@@ -293,15 +301,23 @@ impl Context<'_> {
         for expert in 0..count {
             for (part, target) in targets.iter().enumerate() {
                 let part_rows = rows / targets.len() as u64;
-                let first = part as u64 * part_rows * b_columns + expert;
-                let left = Factor {
+                // Of both factors the experts' shares: consecutive rows of A, every so many
+                // columns of B.
+                let first_row = part as u64 * part_rows;
+                let of_b = |first_row: u64| Factor {
                     tensor: b.clone(),
-                    first,
+                    first: first_row * b_columns + expert,
                     outer_stride: b_columns,
                     rank_stride: count,
                 };
-                let right =
-                    Factor { first: expert * rank * width, ..Factor::columns(a.clone(), width) };
+                let of_a = |first_column: u64| Factor {
+                    first: expert * rank * a_width + first_column,
+                    ..Factor::columns(a.clone(), a_width)
+                };
+                let (left, right) = match order {
+                    ParameterOrder::OutIn => (of_b(first_row), of_a(0)),
+                    ParameterOrder::InOut => (of_a(first_row), of_b(0)),
+                };
                 let shape = [part_rows, width];
                 let delta = Delta { left, right, rank, shape, scale, magnitude: None };
                 let tensor = self.target(&format!("{experts}.{expert}.{target}"), "weight")?;
