@@ -20,10 +20,11 @@ use std::{
 
 use serde_json::Value;
 use shardpack_formats::{
-    SourceTensor,
+    RulePack, SourceTensor,
     chat::{self, special_tokens},
     container::{ContainerError, TensorInfo},
     gguf::GgufError,
+    normalise::{ResolveError, Writer, changed_values, may_be_changed},
     pickle::PickleError,
     stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
     tokenizer::{self, Converted},
@@ -159,6 +160,14 @@ pub enum SourceError {
         /// The other file.
         second: String,
     },
+    /// Nobody can tell what the values mean.
+    #[error("{}", .path.display())]
+    Layout {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: Box<ResolveError>,
+    },
     /// An adapter cannot be merged.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -281,7 +290,8 @@ impl Source {
         let config = parse_object(&config_path, &config_bytes)?;
         // Before the weights: a format that is not read may not even have readable headers.
         let precision = stored_config(folder, &config)?;
-        let (weights, grouped) = open_weights(folder, precision.as_ref())?;
+        let (weights, mut grouped) = open_weights(folder, precision.as_ref())?;
+        undo_mlx(folder, &config, &weights, &mut grouped)?;
         let text = read_texts(folder)?;
         let documents = (config, config_bytes);
         let source = Self::of(folder, documents, (weights, grouped), (text, BTreeSet::new()));
@@ -666,6 +676,41 @@ fn group(
     let tensors: Vec<TensorInfo> = weights.tensors().cloned().collect();
     stored::group(precision, &tensors)
         .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
+}
+
+/// Takes back what mlx-lm has changed in the values of its copy.
+fn undo_mlx(
+    folder: &Path,
+    config: &Value,
+    weights: &Weights,
+    grouped: &mut Grouped,
+) -> Result<(), SourceError> {
+    let tensor = |tensor: &Logical| SourceTensor {
+        name: tensor.name.clone(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.clone(),
+    };
+    let sources: Vec<SourceTensor> = grouped.tensors.iter().map(tensor).collect();
+    if !may_be_changed(&sources) {
+        return Ok(());
+    }
+    let writer = if folder.join(manifest::MANIFEST_FILE).is_file() {
+        Writer::Packages
+    } else if weights.are_of_mlx() {
+        Writer::Mlx
+    } else {
+        Writer::Other
+    };
+    let changed = changed_values(config, &sources, writer, &RulePack::builtin());
+    let changed = changed.map_err(|source| SourceError::Layout {
+        path: folder.to_owned(),
+        source: Box::new(source),
+    })?;
+    for (name, adjustment) in changed {
+        let found = grouped.tensors.iter_mut().find(|tensor| tensor.name == name);
+        found.expect("rules change tensors that are there").undo(adjustment);
+    }
+    Ok(())
 }
 
 fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {

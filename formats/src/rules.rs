@@ -65,6 +65,7 @@ mod check;
 mod extend;
 mod file;
 mod from;
+mod mlx;
 mod name;
 mod own;
 mod parts;
@@ -78,6 +79,7 @@ pub(crate) use file::{
 };
 pub(crate) use from::FromRule;
 pub use from::Turn;
+pub(crate) use mlx::{MlxRules, MlxValueRule};
 pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
 pub(crate) use parts::{

@@ -8,6 +8,7 @@
 //! from them: as 32-bit floats ([`Logical::decode`]), or, where the integers lie on an affine
 //! grid, as they are ([`Logical::repack`]). Nothing here reads a file.
 
+mod adjusted;
 mod awq;
 mod config;
 mod elements;
@@ -28,6 +29,7 @@ use std::{fmt, ops::Range, sync::Arc};
 use zerocopy::IntoBytes;
 
 use crate::dtype::Dtype;
+pub use adjusted::Adjustment;
 pub use config::{Documents, StoredConfig};
 pub use gguf::group_gguf;
 pub use group::{Grouped, group};

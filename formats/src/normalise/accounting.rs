@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Axis, Published, ResolveError, SourceTensor, StoredAs, TensorList, TensorPlan, View,
+    elsewhere::Lost,
     family::FamilyRules,
     rows_and_columns,
     scopes::{at_layer, evaluate, flag, size, wrong},
@@ -20,6 +21,8 @@ pub(super) struct Inventory<'a> {
     tensors: BTreeMap<String, &'a SourceTensor>,
     used: BTreeSet<String>,
     ignored: Vec<(String, String)>,
+    /// Whether experts have gates.
+    gated: bool,
 }
 
 /// The sources of a tensor, as they are there.
@@ -51,6 +54,13 @@ impl Wanted<'_, '_> {
     }
 }
 
+/// Whether a stack of gates is among the tensors.
+fn has_gates(rules: &[TensorRule]) -> bool {
+    rules
+        .iter()
+        .any(|rule| rule.shard.is_expert() && rule.name.to_string().ends_with("gate_proj.weight"))
+}
+
 /// A name of the rules in a layer for an expert.
 pub(super) fn expand(
     name: &NamePattern,
@@ -72,8 +82,12 @@ impl<'a> Inventory<'a> {
         sources: &'a [SourceTensor],
     ) -> Result<Self, ResolveError> {
         let file = &family.pack.file;
-        let mut inventory =
-            Self { tensors: BTreeMap::new(), used: BTreeSet::new(), ignored: Vec::new() };
+        let mut inventory = Self {
+            tensors: BTreeMap::new(),
+            used: BTreeSet::new(),
+            ignored: Vec::new(),
+            gated: has_gates(&file.tensors),
+        };
         for tensor in sources {
             let mut name = tensor.name.clone();
             for rule in &file.strip {
@@ -220,8 +234,62 @@ impl<'a> Inventory<'a> {
         }
         for from in &wanted.rule.from {
             if self.tensors.contains_key(&wanted.name_of(from, 0)?) {
-                return self.find_from(from, wanted);
+                return match self.find_from(from, wanted) {
+                    // The name is one of several tools', and shapes tell them apart.
+                    Err(error @ ResolveError::Shape { .. }) => {
+                        self.find_elsewhere(name, wanted)?.map(Some).ok_or(error)
+                    }
+                    other => other,
+                };
             }
+        }
+        self.find_elsewhere(name, wanted)
+    }
+
+    /// The sources of a tensor that is in no form of the rules', in a form that other tools have.
+    fn find_elsewhere(
+        &mut self,
+        name: &str,
+        wanted: &Wanted<'_, '_>,
+    ) -> Result<Option<Found<'a>>, ResolveError> {
+        let rule = wanted.rule;
+        let mut names = vec![name.to_owned()];
+        for from in &rule.from {
+            names.push(wanted.name_of(from, 0)?);
+        }
+        let lost = Lost {
+            names: &names,
+            shape: wanted.shape,
+            role: rule.role,
+            of_experts: rule.shard.is_expert(),
+            gated: self.gated,
+            turned: turns_sources(rule, wanted.scope),
+        };
+        for candidate in lost.candidates() {
+            let is_free = |source: &SourceTensor| {
+                same_elements(&source.shape, &candidate.shape) && source.dtype.is_float()
+            };
+            let first = candidate.names.first().and_then(|name| self.tensors.get(name));
+            if !first.is_some_and(|first| is_free(first)) {
+                continue;
+            }
+            // Of a tensor that another rule has taken only another part is free.
+            let is_whole = candidate.view.is_whole();
+            if is_whole && candidate.names.iter().any(|name| self.used.contains(name)) {
+                continue;
+            }
+            let mut sources = Vec::new();
+            for name in &candidate.names {
+                let Some(tensor) = self.tensors.get(name).copied() else {
+                    let (first, missing) = (candidate.names[0].clone(), name.clone());
+                    let count = candidate.names.len() as u64;
+                    return Err(ResolveError::Incomplete { first, missing, count });
+                };
+                check_apart(tensor, &candidate.shape, sources.first().copied())?;
+                sources.push(tensor);
+            }
+            self.used.extend(candidate.names);
+            return Ok(Some(Found { sources, view: candidate.view }));
         }
         Ok(None)
     }
@@ -378,6 +446,33 @@ fn view(from: &FromRule, wanted: &Wanted<'_, '_>, shape: &[u64]) -> Result<View,
     Ok(view)
 }
 
+/// One of several sources of a tensor that are all alike.
+fn check_apart(
+    tensor: &SourceTensor,
+    shape: &[u64],
+    first: Option<&SourceTensor>,
+) -> Result<(), ResolveError> {
+    check_float(tensor)?;
+    if !same_elements(&tensor.shape, shape) {
+        let (tensor, found) = (tensor.name.clone(), tensor.shape.clone());
+        return Err(ResolveError::Shape { tensor, found, expected: format!("{shape:?}") });
+    }
+    match first.filter(|first| first.dtype != tensor.dtype) {
+        None => Ok(()),
+        Some(first) => Err(ResolveError::MixedTypes {
+            tensor: tensor.name.clone(),
+            found: tensor.dtype,
+            expected: first.dtype,
+        }),
+    }
+}
+
+/// Whether the family's own experts are stored `[in, out]`.
+fn turns_sources(rule: &TensorRule, scope: &Scope<'_>) -> bool {
+    let is_none = |word: &str| scope.get(word) == Some(&Value::Text("none".to_owned()));
+    rule.from.iter().any(|from| from.transpose == Turn::Source && !from.name.words().any(is_none))
+}
+
 fn check_float(tensor: &SourceTensor) -> Result<(), ResolveError> {
     if tensor.dtype.is_float() {
         return Ok(());
@@ -386,12 +481,18 @@ fn check_float(tensor: &SourceTensor) -> Result<(), ResolveError> {
     Err(ResolveError::ElementType { tensor, found })
 }
 
+/// Whether two shapes are of the same elements in the same order: dimensions of one are nobody's.
+fn same_elements(found: &[u64], expected: &[u64]) -> bool {
+    let real = |shape: &[u64]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+    real(found) == real(expected)
+}
+
 fn check_shape(
     expressions: &[crate::expr::Expr],
     tensor: &SourceTensor,
     shape: &[u64],
 ) -> Result<(), ResolveError> {
-    if tensor.shape == shape {
+    if same_elements(&tensor.shape, shape) {
         return Ok(());
     }
     let expected: Vec<String> = expressions

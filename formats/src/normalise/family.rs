@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{ResolveError, scopes::at_layer};
+use super::{ResolveError, respelt, scopes::at_layer};
 use crate::{
     expr::{self, Scope},
+    inert::is_inert,
     neutral::is_neutral,
     rules::{Family, Let, RequireRule, RulePack, refused},
 };
@@ -81,6 +82,12 @@ pub(super) struct TextModel {
 /// the keys of both; otherwise there may be rules for the text model alone, whose tensors then
 /// decide what else there is.
 pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
+    let mut text = taken_out(config, packs);
+    respelt::put_back(&mut text.config, packs);
+    text
+}
+
+fn taken_out(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
     let whole = || TextModel { config: config.clone(), is_taken_out: false };
     let Some(inner) = config.get(INNER).and_then(Value::as_object) else { return whole() };
     let is_known = |config: &Map<String, Value>| {
@@ -134,6 +141,11 @@ fn text_family<'a>(
     families().find(|name| own == Some(name)).or_else(|| families().next())
 }
 
+/// Whether expressions of a family may name a key.
+pub(super) fn knows_key(pack: &RulePack, family: &Family, key: &str) -> bool {
+    pack.file.config.used.iter().chain(&family.used).any(|used| used == key)
+}
+
 impl<'a> FamilyRules<'a> {
     /// The family that packages are of.
     pub(super) fn canonical(&self) -> &'a str {
@@ -158,23 +170,22 @@ impl<'a> FamilyRules<'a> {
             || ["model_type", "architectures"].contains(&key)
     }
 
-    /// Refuses keys that the rules do not know; the warning names those with a neutral value.
+    /// Refuses keys that the rules do not know; warnings name those with a neutral value, and those
+    /// of tools.
     pub(super) fn check_keys(
         &self,
         config: &Map<String, Value>,
-    ) -> Result<Option<String>, ResolveError> {
+    ) -> Result<Vec<String>, ResolveError> {
         let ignored = self.pack.file.config.ignored.iter().chain(&self.family.ignored);
         let known: std::collections::BTreeSet<&str> = self
             .used_keys()
             .chain(ignored.map(String::as_str))
             .chain(["model_type", "architectures"])
             .collect();
-        let list = |neutral: bool| {
+        let list = |wanted: &dyn Fn(&str, &Value) -> bool| {
             let mut keys: Vec<String> = config
                 .iter()
-                .filter(|(key, value)| {
-                    !known.contains(key.as_str()) && is_neutral(value) == neutral
-                })
+                .filter(|(key, value)| !known.contains(key.as_str()) && wanted(key, value))
                 // Null says the same as an absent key; nobody needs to hear of it.
                 .filter(|(_, value)| !value.is_null())
                 .map(|(key, value)| format!("{key} = {}", shown(value)))
@@ -182,14 +193,18 @@ impl<'a> FamilyRules<'a> {
             keys.sort_unstable();
             keys.join(", ")
         };
-        let unknown = list(false);
+        let unknown = list(&|key, value| !is_neutral(value) && !is_inert(key));
         if !unknown.is_empty() {
             return Err(ResolveError::UnknownKeys { family: self.name.to_owned(), keys: unknown });
         }
-        let neutral = list(true);
-        Ok((!neutral.is_empty()).then(|| {
+        let neutral = list(&|key, value| is_neutral(value) && !is_inert(key));
+        let inert = list(&|key, _| is_inert(key));
+        let neutral = (!neutral.is_empty()).then(|| {
             format!("config keys without rules, taken as switched off by their values: {neutral}")
-        }))
+        });
+        let inert = (!inert.is_empty())
+            .then(|| format!("config keys of tools that no forward pass reads, left out: {inert}"));
+        Ok(neutral.into_iter().chain(inert).collect())
     }
 
     /// Refuses values that cannot be honoured.
