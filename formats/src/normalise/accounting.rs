@@ -270,6 +270,13 @@ impl<'a> Inventory<'a> {
                 same_elements(&source.shape, &candidate.shape) && source.dtype.is_float()
             };
             let first = candidate.names.first().and_then(|name| self.tensors.get(name));
+            if let Some(first) = first
+                && candidate.names.len() > 1
+                && !is_free(first)
+            {
+                // Experts one by one in another orientation: what they were cut from is not known.
+                return check_apart(first, &candidate.shape, None).map(|()| None);
+            }
             if !first.is_some_and(|first| is_free(first)) {
                 continue;
             }

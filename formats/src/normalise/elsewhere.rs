@@ -158,6 +158,17 @@ impl Lost<'_> {
                 }
             }
         }
+        // By its own last name beside what the rules make it of.
+        let own = split(&self.names[0]).and_then(|(_, rest)| rest.rsplit_once('.'));
+        if let Some((module, ending)) = own {
+            let leaf = module.rsplit('.').next().unwrap_or(module);
+            for other in &self.names[1..] {
+                let place = other.rsplit_once('.').and_then(|(module, _)| module.rsplit_once('.'));
+                if let Some((place, _)) = place.filter(|(place, _)| place.starts_with(prefix)) {
+                    push(format!("{place}.{leaf}.{ending}"));
+                }
+            }
+        }
         for name in self.names {
             let Some((_, rest)) = split(name) else { continue };
             let inner = within_block(rest);

@@ -112,3 +112,44 @@ fn adjustment(
     }
     Ok(Adjustment::Multiplied(runs))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::dtype::Dtype;
+
+    fn changed(
+        model_type: &str,
+        tensors: &[(&str, &[u64])],
+        writer: Writer,
+    ) -> Result<Vec<String>, ResolveError> {
+        let tensor = |(name, shape): &(&str, &[u64])| SourceTensor {
+            name: (*name).to_owned(),
+            dtype: Dtype::BF16,
+            shape: shape.to_vec(),
+        };
+        let sources: Vec<SourceTensor> = tensors.iter().map(tensor).collect();
+        let config = json!({"model_type": model_type, "rope_theta": [1e4, 1e4],
+            "num_attention_groups": 2, "num_attention_heads": 4, "hidden_size": 8});
+        let found = changed_values(&config, &sources, writer, &RulePack::builtin())?;
+        Ok(found.into_iter().map(|(name, _)| name).collect())
+    }
+
+    #[test]
+    fn names_that_a_copy_shares_with_packages_need_a_signature() {
+        let expert: (&str, &[u64]) = ("model.layers.3.mlp.switch_mlp.up_proj.weight", &[2, 4, 8]);
+        let published: (&str, &[u64]) = ("model.layers.3.moe.up_proj.weight", &[2, 4, 8]);
+        let norm: (&str, &[u64]) = ("model.norm.weight", &[8]);
+        let check = |tensors: &[(&str, &[u64])], writer, expected: &[&str]| {
+            assert_eq!(changed("step3p5", tensors, writer).unwrap(), expected, "{writer:?}");
+        };
+        check(&[expert, norm], Writer::Mlx, &["model.norm.weight"]);
+        check(&[expert, norm], Writer::Packages, &[]);
+        check(&[published, norm], Writer::Mlx, &[]);
+        check(&[published, norm], Writer::Other, &[]);
+        let error = changed("step3p5", &[expert, norm], Writer::Other).unwrap_err();
+        assert!(matches!(error, ResolveError::UnknownWriter { .. }), "{error}");
+    }
+}
