@@ -13,6 +13,7 @@ use shardpack_formats::{Platform, RulePack, affine::widen, resolve};
 use super::*;
 
 mod gguf;
+mod mlx_lm;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/sources").join(name)
