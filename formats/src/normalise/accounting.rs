@@ -1,20 +1,24 @@
 //! Every source tensor to its place, or a refusal that says which have none.
 
+mod forms;
+mod shapes;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Axis, Published, ResolveError, SourceTensor, StoredAs, TensorList, TensorPlan, View,
+    Axis, ResolveError, SourceTensor, TensorList, TensorPlan, View,
     elsewhere::Lost,
     family::FamilyRules,
     rows_and_columns,
-    scopes::{at_layer, evaluate, flag, size, wrong},
+    scopes::{at_layer, flag, size},
 };
 use crate::{
-    expr::{Scope, Value},
-    rules::{
-        EXPERTS_AXIS, FromRule, IgnoreRule, NamePattern, Presence, Role, TensorRule, Turn, matches,
-    },
+    expr::Scope,
+    rules::{FromRule, IgnoreRule, NamePattern, Presence, Role, TensorRule, matches},
 };
+pub(super) use forms::published_form;
+use forms::{published, stored_as, turns_sources, view};
+use shapes::{check_apart, check_axis, check_float, check_shape, same_elements};
 
 /// The source tensors by normalised name.
 pub(super) struct Inventory<'a> {
@@ -368,182 +372,5 @@ impl<'a> Inventory<'a> {
             }
         }
         self.tensors.retain(|name, _| is_surplus(name) != Some(true));
-    }
-}
-
-/// The form in which publishers have a tensor, if not under its own name: the first whose words all
-/// mean something in this family.
-pub(super) fn published_form<'r>(
-    rule: &'r TensorRule,
-    scope: &Scope<'_>,
-    dimensions: usize,
-) -> Option<&'r FromRule> {
-    let is_none = |word: &str| scope.get(word) == Some(&Value::Text("none".to_owned()));
-    let is_possible = |from: &&FromRule| {
-        !from.name.words().any(is_none) && (!from.name.per_expert() || dimensions > 1)
-    };
-    rule.from.iter().find(is_possible)
-}
-
-/// The same with its sizes; nothing where they do not fit, as those of a form that no checkpoint of
-/// this configuration has.
-fn published(wanted: &Wanted<'_, '_>) -> Option<Published> {
-    let Wanted { rule, scope, shape, place, .. } = wanted;
-    let from = published_form(rule, scope, shape.len())?;
-    let (experts, own) = if from.name.per_expert() { (shape[0], &shape[1..]) } else { (1, *shape) };
-    let size = |expression| size(expression, scope, place).ok().map(u64::from);
-    let shape = match &from.shape {
-        Some(other) => other.iter().map(size).collect::<Option<Vec<u64>>>()?,
-        None => own.to_vec(),
-    };
-    let view = view(from, wanted, &shape).ok()?;
-    let elements = view.rows_per_source() * view.result()[1] * experts;
-    if !view.is_possible() || elements != wanted.shape.iter().product::<u64>() {
-        return None;
-    }
-    let names = (0..experts).map(|expert| wanted.name_of(from, expert).ok());
-    Some(Published { names: names.collect::<Option<_>>()?, shape, view })
-}
-
-/// How weight files list a tensor, if the rules say so.
-fn stored_as(wanted: &Wanted<'_, '_>) -> Result<Option<StoredAs>, ResolveError> {
-    let Wanted { rule, layer, place, scope, shape } = wanted;
-    let Some(name) = &rule.stored_as else { return Ok(None) };
-    let name = expand(name, scope, *layer, 0)?;
-    let Some(inner) = &rule.stored_inner else { return Ok(Some(StoredAs { name, inner: None })) };
-    let sizes = inner.iter().map(|expression| size(expression, scope, place).map(u64::from));
-    let sizes: Vec<u64> = sizes.collect::<Result<_, _>>()?;
-    let (found, expected) = (sizes.iter().product::<u64>(), shape[1..].iter().product::<u64>());
-    match inner.first() {
-        Some(first) if found != expected => {
-            let expected = format!("{expected} elements a row in all dimensions together");
-            Err(wrong(first, place, &expected, &found.to_string()))
-        }
-        _ => Ok(Some(StoredAs { name, inner: Some(sizes) })),
-    }
-}
-
-/// The view that a rule describes, onto a source of `shape`.
-fn view(from: &FromRule, wanted: &Wanted<'_, '_>, shape: &[u64]) -> Result<View, ResolveError> {
-    let place = &format!("{} from {}", wanted.place, from.name);
-    let number = |expression| size(expression, wanted.scope, place).map(u64::from);
-    let blocks = from.blocks.as_ref().map_or(Ok(1), number)?;
-    let [mut rows, mut columns] = rows_and_columns(shape);
-    if from.elements {
-        (rows, columns) = (rows * columns, 1);
-    }
-    if rows % blocks != 0 {
-        let expression = from.blocks.as_ref().expect("one block divides everything");
-        let expected = format!("a divisor of {rows}, the rows of {}", from.name);
-        return Err(wrong(expression, place, &expected, &blocks.to_string()));
-    }
-    rows /= blocks;
-    if from.transpose == Turn::Source {
-        std::mem::swap(&mut rows, &mut columns);
-    }
-    let mut view = View { blocks, turn: from.transpose, ..View::whole(rows, columns) };
-    if let Some(taken) = &from.rows {
-        view.first = match evaluate(&taken.first, wanted.scope, place)? {
-            Value::Int(0) => 0,
-            _ => number(&taken.first)?,
-        };
-        view.count = number(&taken.count)?;
-        view.step = taken.step;
-    }
-    Ok(view)
-}
-
-/// One of several sources of a tensor that are all alike.
-fn check_apart(
-    tensor: &SourceTensor,
-    shape: &[u64],
-    first: Option<&SourceTensor>,
-) -> Result<(), ResolveError> {
-    check_float(tensor)?;
-    if !same_elements(&tensor.shape, shape) {
-        let (tensor, found) = (tensor.name.clone(), tensor.shape.clone());
-        return Err(ResolveError::Shape { tensor, found, expected: format!("{shape:?}") });
-    }
-    match first.filter(|first| first.dtype != tensor.dtype) {
-        None => Ok(()),
-        Some(first) => Err(ResolveError::MixedTypes {
-            tensor: tensor.name.clone(),
-            found: tensor.dtype,
-            expected: first.dtype,
-        }),
-    }
-}
-
-/// Whether the family's own experts are stored `[in, out]`.
-fn turns_sources(rule: &TensorRule, scope: &Scope<'_>) -> bool {
-    let is_none = |word: &str| scope.get(word) == Some(&Value::Text("none".to_owned()));
-    rule.from.iter().any(|from| from.transpose == Turn::Source && !from.name.words().any(is_none))
-}
-
-fn check_float(tensor: &SourceTensor) -> Result<(), ResolveError> {
-    if tensor.dtype.is_float() {
-        return Ok(());
-    }
-    let (tensor, found) = (tensor.name.clone(), tensor.dtype);
-    Err(ResolveError::ElementType { tensor, found })
-}
-
-/// Whether two shapes are of the same elements in the same order: dimensions of one are nobody's.
-fn same_elements(found: &[u64], expected: &[u64]) -> bool {
-    let real = |shape: &[u64]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
-    real(found) == real(expected)
-}
-
-fn check_shape(
-    expressions: &[crate::expr::Expr],
-    tensor: &SourceTensor,
-    shape: &[u64],
-) -> Result<(), ResolveError> {
-    if same_elements(&tensor.shape, shape) {
-        return Ok(());
-    }
-    let expected: Vec<String> = expressions
-        .iter()
-        .zip(shape)
-        .map(|(expression, value)| format!("{expression} = {value}"))
-        .collect();
-    Err(ResolveError::Shape {
-        tensor: tensor.name.clone(),
-        found: tensor.shape.clone(),
-        expected: format!("[{}]", expected.join(", ")),
-    })
-}
-
-/// A slip in a user's rules must not split heads.
-fn check_axis(
-    rule: &TensorRule,
-    name: &str,
-    shape: &[u64],
-    axes: &[Axis],
-) -> Result<(), ResolveError> {
-    let find = |axis: &str| axes.iter().find(|other| other.name == axis);
-    if rule.shard.is_expert() {
-        let axis = find(EXPERTS_AXIS).expect("checked when the rules were parsed");
-        if axis.size() != shape[0] {
-            return Err(axis_size(name, axis, shape[0]));
-        }
-    }
-    let Some(dimension) = rule.shard.dimension(shape.len()) else { return Ok(()) };
-    let axis = rule.shard.axis().and_then(find);
-    let axis = axis.expect("rules name only axes that exist: checked when they were parsed");
-    let found = shape[dimension];
-    let sizes = std::iter::once(&axis.unit).chain(&axis.also);
-    if sizes.into_iter().any(|unit| u64::from(axis.len) * u64::from(*unit) == found) {
-        return Ok(());
-    }
-    Err(axis_size(name, axis, found))
-}
-
-fn axis_size(name: &str, axis: &Axis, found: u64) -> ResolveError {
-    ResolveError::AxisSize {
-        tensor: name.to_owned(),
-        axis: axis.name.clone(),
-        axis_size: axis.size(),
-        found,
     }
 }

@@ -11,7 +11,7 @@ const BLOCKS: &[&str] =
     &["mlp.", "block_sparse_moe.", "feed_forward.", "moe.", "mixer.", "ffn.", "shared_mlp.", ""];
 
 /// What holds the experts within it.
-const STACKS: &[&str] = &["experts.", "switch_mlp.", "switch_glu.", ""];
+const STACKS: &[&str] = &["experts.", "switch_mlp.", "switch_glu.", "experts.switch_glu.", ""];
 
 /// Names of the projections of an expert.
 const GATES: &[&str] = &["gate_proj", "w1"];
@@ -106,8 +106,8 @@ fn split(name: &str) -> Option<(&str, &str)> {
 
 /// A layer's part without the block that it stands in.
 fn within_block(rest: &str) -> &str {
-    let blocks = BLOCKS.iter().filter(|block| !block.is_empty());
-    blocks.filter_map(|block| rest.strip_prefix(block)).next().unwrap_or(rest)
+    let mut blocks = BLOCKS.iter().filter(|block| !block.is_empty());
+    blocks.find_map(|block| rest.strip_prefix(block)).unwrap_or(rest)
 }
 
 impl Lost<'_> {
@@ -180,7 +180,9 @@ impl Lost<'_> {
                 push(format!("{prefix}{block}{inner}"));
                 for list in [ROUTERS, CORRECTIONS] {
                     if list.contains(&inner) {
-                        list.iter().for_each(|other| push(format!("{prefix}{block}{other}")));
+                        for other in list {
+                            push(format!("{prefix}{block}{other}"));
+                        }
                     }
                 }
             }
@@ -198,7 +200,8 @@ impl Lost<'_> {
             Projection::Up => PLAIN_UPS,
             Projection::Down => DOWNS,
         };
-        let ending = if self.names[0].ends_with(".bias") { ".bias" } else { ".weight" };
+        let leaf = self.names[0].rsplit('.').next();
+        let ending = if leaf == Some("bias") { ".bias" } else { ".weight" };
         for block in BLOCKS {
             for stack in STACKS {
                 let place = format!("{prefix}{block}{stack}");

@@ -76,6 +76,8 @@ pub(super) struct TextModel {
     pub(super) config: Map<String, Value>,
     /// Whether it was taken out of one that describes more than text.
     pub(super) is_taken_out: bool,
+    /// Whether keys of it were put back to where rules and other readers know them.
+    pub(super) is_respelt: bool,
 }
 
 /// The configuration of the text model within a vision-language model. Rules for the whole see
@@ -83,12 +85,15 @@ pub(super) struct TextModel {
 /// decide what else there is.
 pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
     let mut text = taken_out(config, packs);
+    let before = text.config.clone();
     respelt::put_back(&mut text.config, packs);
+    // What stands within an object of its own is left there.
+    text.is_respelt = !config.contains_key(INNER) && text.config != before;
     text
 }
 
 fn taken_out(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
-    let whole = || TextModel { config: config.clone(), is_taken_out: false };
+    let whole = || TextModel { config: config.clone(), is_taken_out: false, is_respelt: false };
     let Some(inner) = config.get(INNER).and_then(Value::as_object) else { return whole() };
     let is_known = |config: &Map<String, Value>| {
         let name = config.get("model_type").and_then(Value::as_str);
@@ -111,7 +116,7 @@ fn taken_out(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
         text.remove("architectures");
         let outer = config.iter().filter(|(key, _)| *key != INNER);
         text.extend(outer.map(|(key, value)| (key.clone(), value.clone())));
-        return TextModel { config: text, is_taken_out: false };
+        return TextModel { config: text, is_taken_out: false, is_respelt: false };
     } else if is_known(&text) && !is_refused() {
         text.remove("architectures");
         let tied = config.get("tie_word_embeddings").cloned();
@@ -119,7 +124,7 @@ fn taken_out(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
         if !text.contains_key("tie_word_embeddings") {
             text.extend(tied.map(|tied| ("tie_word_embeddings".to_owned(), tied)));
         }
-        return TextModel { config: text, is_taken_out: true };
+        return TextModel { config: text, is_taken_out: true, is_respelt: false };
     }
     whole()
 }

@@ -80,6 +80,9 @@ fn is_copy(
     if let Some(first) = named(&rules.convolutions).first() {
         return Ok(is_turned(first));
     }
+    if !named(&rules.published).is_empty() {
+        return Ok(false);
+    }
     match (named(&rules.names).first(), writer) {
         (None, _) | (_, Writer::Packages) => Ok(false),
         (Some(_), Writer::Mlx) => Ok(true),
@@ -149,6 +152,9 @@ mod tests {
         check(&[expert, norm], Writer::Packages, &[]);
         check(&[published, norm], Writer::Mlx, &[]);
         check(&[published, norm], Writer::Other, &[]);
+        // A package without its manifest lists one tensor as mlx-lm expects it of publishers.
+        let listed: (&str, &[u64]) = ("model.layers.3.moe.router_bias", &[2]);
+        check(&[expert, listed, norm], Writer::Mlx, &[]);
         let error = changed("step3p5", &[expert, norm], Writer::Other).unwrap_err();
         assert!(matches!(error, ResolveError::UnknownWriter { .. }), "{error}");
     }

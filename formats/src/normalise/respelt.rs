@@ -8,6 +8,7 @@ use super::family::knows_key;
 use crate::rules::{Family, RulePack};
 
 const PARTIAL: &str = "partial_rotary_factor";
+const PARTIALS: &str = "partial_rotary_factors";
 const ROPE: &str = "rope_parameters";
 const PER_LAYER: &str = "per_layer_config";
 const KINDS: &str = "mlp_layer_types";
@@ -26,6 +27,9 @@ pub(super) fn put_back(config: &mut Map<String, Value>, packs: &[RulePack]) {
         {
             config.insert(old.clone(), value);
         }
+    }
+    if knows_key(pack, family, PARTIALS) {
+        lists_of_layers(config);
     }
     if knows_key(pack, family, PARTIAL) {
         partial_rotary(config, family);
@@ -68,6 +72,49 @@ fn partial_rotary(config: &mut Map<String, Value>, family: &Family) {
     }
 }
 
+/// Position embeddings of each kind of layer as lists with a value for each layer, and the one scaling
+/// beside them; the layers with experts as a text of their numbers.
+fn lists_of_layers(config: &mut Map<String, Value>) {
+    const SPARSE: &str = "moe_layers_enum";
+    let list = |config: &Map<String, Value>, key: &str| config.get(key)?.as_array().cloned();
+    if let (None, Some(kinds)) = (config.get(SPARSE), list(config, KINDS)) {
+        let sparse = kinds.iter().enumerate().filter(|(_, kind)| **kind == "sparse");
+        let sparse: Vec<String> = sparse.map(|(layer, _)| layer.to_string()).collect();
+        config.remove(KINDS);
+        config.insert(SPARSE.to_owned(), sparse.join(",").into());
+    }
+    let Some(Value::Object(sections)) = config.get(ROPE) else { return };
+    let Some(kinds) = list(config, "layer_types") else { return };
+    let section = |kind: &Value| sections.get(kind.as_str()?)?.as_object();
+    let of_layers = |key: &str| -> Option<Vec<Value>> {
+        kinds.iter().map(|kind| section(kind)?.get(key).cloned()).collect()
+    };
+    let (Some(thetas), Some(shares)) = (of_layers("rope_theta"), of_layers(PARTIAL)) else {
+        return;
+    };
+    let scaled =
+        |section: &&Map<String, Value>| section.get("rope_type") != Some(&"default".into());
+    let mut scalings =
+        sections.iter().filter_map(|(kind, section)| Some((kind, section.as_object()?)));
+    let scaling = scalings.find(|(_, section)| scaled(section));
+    if scalings.any(|(_, section)| scaled(&section)) || config.contains_key("rope_theta") {
+        return;
+    }
+    let (kind, scaling) = scaling.map(|(kind, section)| (kind.clone(), section.clone())).unzip();
+    config.insert("yarn_only_types".to_owned(), kind.into_iter().collect());
+    config.insert(
+        "rope_scaling".to_owned(),
+        scaling.map_or(Value::Null, |mut scaling| {
+            scaling.remove("rope_theta");
+            scaling.remove(PARTIAL);
+            scaling.into()
+        }),
+    );
+    config.insert("rope_theta".to_owned(), thetas.into());
+    config.insert(PARTIALS.to_owned(), shares.into());
+    config.remove(ROPE);
+}
+
 /// How many layers at the beginning are dense, from a list of all.
 fn dense_layers(config: &mut Map<String, Value>) {
     let Some(kinds) = config.get(KINDS).and_then(Value::as_array) else { return };
@@ -101,7 +148,17 @@ fn per_layer(config: &mut Map<String, Value>, family: &Family) {
     };
     if places.iter().all(fits) {
         config.remove(PER_LAYER);
-        config.extend(places);
+        for (key, value) in places {
+            match key.split_once('.') {
+                None => _ = config.insert(key, value),
+                Some((object, key)) => {
+                    let object = config.entry(object).or_insert_with(|| Map::new().into());
+                    if let Some(object) = object.as_object_mut() {
+                        object.insert(key.to_owned(), value);
+                    }
+                }
+            }
+        }
     }
 }
 

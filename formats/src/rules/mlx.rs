@@ -13,6 +13,9 @@ pub(crate) struct MlxRules {
     /// Convolutions: `[channels, kernel, 1]` in a copy, `[channels, 1, kernel]` as published.
     #[serde(default)]
     pub(crate) convolutions: Vec<String>,
+    /// Names by which mlx-lm itself knows values that it has not changed.
+    #[serde(default)]
+    pub(crate) published: Vec<String>,
     /// Tensors under names that a copy has, and the program's own packages.
     #[serde(default)]
     pub(crate) names: Vec<String>,
