@@ -24,7 +24,7 @@ use shardpack_formats::{
     chat::{self, special_tokens},
     container::{ContainerError, TensorInfo},
     gguf::GgufError,
-    normalise::{ResolveError, Writer, changed_values, may_be_changed},
+    normalise::{ResolveError, Writer, changed_values, may_be_changed, rows_and_columns},
     pickle::PickleError,
     stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
     tokenizer::{self, Converted},
@@ -455,7 +455,7 @@ impl Source {
         Ok(self.adapters.merge(name)?)
     }
 
-    /// Rows of a changed tensor as little-endian f32.
+    /// Rows of a changed tensor, counted over all dimensions but the last, as little-endian f32.
     pub(crate) fn merged_rows(
         &self,
         merge: &Merge,
@@ -464,9 +464,7 @@ impl Source {
     ) -> Result<(), SourceError> {
         let name = &merge.info().name;
         let tensor = self.logical(name).expect("adapters change tensors of the model");
-        let elements: u64 = tensor.shape.iter().product();
-        let row = elements / tensor.shape.first().copied().unwrap_or(1).max(1)
-            * tensor.dtype.size_bytes() as u64;
+        let row = rows_and_columns(&tensor.shape)[1] * tensor.dtype.size_bytes() as u64;
         let mut buffers = RowBuffers::default();
         let mut base = |rows: Range<u64>, out: &mut [f32]| {
             let mut bytes = vec![0; ((rows.end - rows.start) * row) as usize];
@@ -506,7 +504,7 @@ impl Source {
     pub fn read_tensor(&self, name: &str) -> Result<Option<Vec<u8>>, SourceError> {
         if let Some(merge) = self.merge(name)? {
             let mut bytes = Vec::new();
-            let rows = merge.info().shape.first().copied().unwrap_or(1);
+            let [rows, _] = rows_and_columns(&merge.info().shape);
             self.merged_rows(&merge, 0..rows, &mut bytes)?;
             return Ok(Some(bytes));
         }

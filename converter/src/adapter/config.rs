@@ -174,27 +174,33 @@ impl Peft {
         }
     }
 
-    /// How the factors of fused experts are to be read, for a product of this shape if A comes
-    /// from the inputs. A version decides; without one a square product could be either.
+    /// How the factors of a parameter of experts are to be read, `[rows, columns]` being the product
+    /// if A comes from the inputs. Shapes decide, or the version; without one a square product could
+    /// be either. Since 0.19 PEFT asks the module whether its experts are `[in, out]`
+    /// (`is_turned`).
     pub(super) fn parameter_order(
         &self,
         module: &str,
         [rows, columns]: [u64; 2],
         fits: &dyn Fn([u64; 2]) -> bool,
+        is_turned: bool,
     ) -> Result<ParameterOrder, String> {
+        match [fits([rows, columns]), fits([columns, rows])] {
+            [_, false] => return Ok(ParameterOrder::OutIn),
+            [false, true] => return Ok(ParameterOrder::InOut),
+            [true, true] => {}
+        }
         let stated = self.rest.get("peft_version").and_then(Value::as_str);
         let version = stated.and_then(|version| {
             let mut numbers = version.split('.').map(|part| part.parse::<u64>().ok());
             Some([numbers.next()??, numbers.next()??])
         });
         match version {
-            Some(version) if version < OUT_IN_SINCE => Ok(ParameterOrder::InOut),
+            Some(version) if version < OUT_IN_SINCE || is_turned => Ok(ParameterOrder::InOut),
             Some(_) => Ok(ParameterOrder::OutIn),
-            None if fits([rows, columns]) && fits([columns, rows]) => Err(format!(
+            None => Err(format!(
                 "{module}: adapter_config.json has no peft_version; PEFT before 0.19 stores the factors of fused experts the other way round, and [{rows}, {columns}] fits both; add the peft_version that wrote the adapter"
             )),
-            None if fits([columns, rows]) => Ok(ParameterOrder::InOut),
-            None => Ok(ParameterOrder::OutIn),
         }
     }
 

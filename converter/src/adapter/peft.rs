@@ -1,23 +1,21 @@
 //! PEFT's tensors: their names to the model's tensors. The same weights are stored up to three
 //! times for a module to save; fused experts nest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use super::{
     Base,
     change::{Change, Delta, Factor, Kind},
-    config::{ParameterOrder, Peft},
+    config::Peft,
+    experts::{Experts, Pair},
     file::AdapterFile,
     wrapper::in_model,
 };
 
 /// What PEFT puts before the model's own names.
 const PREFIX: &str = "base_model.model.";
-
-/// Most experts of a layer that are looked for; the largest published count is 512.
-const MAX_EXPERTS: u64 = 4096;
 
 /// The tensors of one module, by what they are.
 #[derive(Default)]
@@ -55,13 +53,13 @@ pub(super) fn changes(
 ) -> Result<Vec<(String, Change)>, String> {
     let mut context = Context { config, file, base, changes: Vec::new() };
     let modules = modules(file)?;
-    let mut fused: BTreeSet<&str> = BTreeSet::new();
     for (name, module) in &modules {
-        if is_fused(config, name, base) {
-            fused.insert(name.strip_suffix(".base_layer").unwrap_or(name));
-            context.experts(name, module)?;
-        } else {
-            context.module(name, module)?;
+        match Experts::find(config, name, base) {
+            Some(experts) => {
+                let pair = Pair::of(name, &module.parts, file)?;
+                context.changes.extend(experts.changes(&pair, config)?);
+            }
+            None => context.module(name, module)?,
         }
     }
     if config.trainable_token_indices != Value::Null
@@ -99,14 +97,6 @@ fn modules(file: &AdapterFile) -> Result<BTreeMap<String, Module>, String> {
         }
     }
     Ok(modules)
-}
-
-/// Whether a module is the experts of a layer, which the model stores one by one.
-fn is_fused(config: &Peft, module: &str, base: Base) -> bool {
-    let experts = module.strip_suffix(".base_layer").unwrap_or(module);
-    config.target_parameters.as_ref().is_some_and(|list| !list.is_empty())
-        && in_model(&format!("{experts}.weight"), base).is_none()
-        && in_model(&format!("{experts}.0.down_proj.weight"), base).is_some()
 }
 
 struct Context<'a> {
@@ -250,85 +240,9 @@ impl Context<'_> {
         self.changes.push((target, Kind::Delta(Box::new(delta))));
         Ok(())
     }
-
-    /// Experts that transformers holds as one parameter and the model stores one by one. Which of
-    /// two parameters a pair belongs to follows from the shapes: no model has experts for which
-    /// both fit.
-    fn experts(&mut self, name: &str, module: &Module) -> Result<(), String> {
-        let mut parts = module.parts.clone();
-        let (Some(a), Some(b), true) = (parts.remove("A"), parts.remove("B"), parts.is_empty())
-        else {
-            return Err(format!("{name}: of fused experts only plain LoRA is merged"));
-        };
-        let experts = name.strip_suffix(".base_layer").unwrap_or(name);
-        let info = |expert: u64, part: &str| {
-            let name = in_model(&format!("{experts}.{expert}.{part}.weight"), self.base)?;
-            (self.base)(&name).map(|info| info.shape)
-        };
-        let count = (0..MAX_EXPERTS).take_while(|e| info(*e, "down_proj").is_some()).count() as u64;
-        let (&[a_rows, a_width], &[b_height, b_columns]) = (self.shape(&a), self.shape(&b)) else {
-            return Err(format!("{name}: lora_A and lora_B must be matrices"));
-        };
-        let gate = info(0, "gate_proj").unwrap_or_default();
-        let down = info(0, "down_proj").unwrap_or_default();
-        let fits = |[rows, width]: [u64; 2]| {
-            down == [rows, width] || gate.len() == 2 && [gate[0] * 2, gate[1]] == [rows, width]
-        };
-        let order = self.config.parameter_order(name, [b_height, a_width], &fits)?;
-        let [rows, width] = match order {
-            ParameterOrder::OutIn => [b_height, a_width],
-            ParameterOrder::InOut => [a_width, b_height],
-        };
-        let (parameter, targets): (&str, &[&str]) = if down == [rows, width] {
-            ("down_proj", &["down_proj"])
-        } else if gate.len() == 2 && [gate[0] * 2, gate[1]] == [rows, width] {
-            ("gate_up_proj", &["gate_proj", "up_proj"])
-        } else {
-            return Err(format!(
-                "{name}: factors for [{rows}, {width}] fit neither gate_up_proj nor down_proj of its experts"
-            ));
-        };
-        let listed = self.config.target_parameters.iter().flatten();
-        let place = format!("{experts}.{parameter}");
-        if !listed
-            .into_iter()
-            .any(|target| place == *target || place.ends_with(&format!(".{target}")))
-        {
-            return Err(format!("changes {place:?}, which target_parameters do not list"));
-        }
-        let (rank, scale) = self.config.scaling(&place)?;
-        check_rank(name, rank * count, a_rows, b_columns)?;
-        for expert in 0..count {
-            for (part, target) in targets.iter().enumerate() {
-                let part_rows = rows / targets.len() as u64;
-                // Of both factors the experts' shares: consecutive rows of A, every so many
-                // columns of B.
-                let first_row = part as u64 * part_rows;
-                let of_b = |first_row: u64| Factor {
-                    tensor: b.clone(),
-                    first: first_row * b_columns + expert,
-                    outer_stride: b_columns,
-                    rank_stride: count,
-                };
-                let of_a = |first_column: u64| Factor {
-                    first: expert * rank * a_width + first_column,
-                    ..Factor::columns(a.clone(), a_width)
-                };
-                let (left, right) = match order {
-                    ParameterOrder::OutIn => (of_b(first_row), of_a(0)),
-                    ParameterOrder::InOut => (of_a(first_row), of_b(0)),
-                };
-                let shape = [part_rows, width];
-                let delta = Delta { left, right, rank, shape, scale, magnitude: None };
-                let tensor = self.target(&format!("{experts}.{expert}.{target}"), "weight")?;
-                self.changes.push((tensor, Kind::Delta(Box::new(delta))));
-            }
-        }
-        Ok(())
-    }
 }
 
-fn check_rank(name: &str, rank: u64, a: u64, b: u64) -> Result<(), String> {
+pub(super) fn check_rank(name: &str, rank: u64, a: u64, b: u64) -> Result<(), String> {
     if (a, b) == (rank, rank) {
         return Ok(());
     }

@@ -1,19 +1,14 @@
 //! Merged weights against those of the adapters' own libraries.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use serde_json::Value;
-use shardpack_formats::{
-    Dtype,
-    container::{self, TensorInfo},
-};
+use shardpack_formats::{Dtype, container};
 
 use super::*;
 use crate::{Source, SourceError};
+
+mod experts;
 
 /// Products may be summed in another order: the fixtures' own tolerance.
 const RELATIVE: f32 = 1e-5;
@@ -86,83 +81,6 @@ fn merged_weights_are_those_of_peft() {
 #[test]
 fn fused_experts_are_merged_one_by_one() {
     check("bf16_moe", "lora_moe_experts");
-}
-
-/// The adapter of fused experts as PEFT before 0.19 stores it: what was B's is A's.
-fn before_019(out: &Path, version: Option<&str>) {
-    let from = data("lora/lora_moe_experts");
-    let mut config = json(from.join("adapter_config.json"));
-    config["peft_version"] = version.map_or(Value::Null, Into::into);
-    fs::write(out.join("adapter_config.json"), config.to_string()).unwrap();
-    let file = fs::read(from.join("adapter_model.safetensors")).unwrap();
-    let mut tensors = container::parse(&file).unwrap();
-    let read = |info: &TensorInfo| {
-        floats(info.dtype, &file[info.offset as usize..(info.offset + info.size) as usize])
-    };
-    let by_name: BTreeMap<String, TensorInfo> =
-        tensors.iter().map(|info| (info.name.clone(), info.clone())).collect();
-    let rank = 2;
-    let mut data = Vec::new();
-    for info in &mut tensors {
-        if !info.name.contains(".experts.") {
-            data.extend(read(info));
-            continue;
-        }
-        // A is [experts · rank, inputs], expert by expert; B is [outputs, rank · experts].
-        let is_a = info.name.contains("lora_A");
-        let [from, to] = if is_a { ["lora_A", "lora_B"] } else { ["lora_B", "lora_A"] };
-        let other = &by_name[&info.name.replace(from, to)];
-        let values = read(other);
-        let [rows, columns] = [other.shape[0] as usize, other.shape[1] as usize];
-        let pairs = if is_a { columns } else { rows };
-        let experts = pairs / rank;
-        let expert_first = |e: usize, k: usize| e * rank + k;
-        let rank_first = |e: usize, k: usize| k * experts + e;
-        let mut turned = vec![0.0; values.len()];
-        for e in 0..experts {
-            for k in 0..rank {
-                for at in 0..rows.max(columns).min(values.len() / pairs) {
-                    if is_a {
-                        turned[expert_first(e, k) * rows + at] =
-                            values[at * pairs + rank_first(e, k)];
-                    } else {
-                        turned[at * pairs + rank_first(e, k)] =
-                            values[expert_first(e, k) * columns + at];
-                    }
-                }
-            }
-        }
-        info.shape = vec![other.shape[1], other.shape[0]];
-        info.size = other.size;
-        data.extend(turned);
-    }
-    let mut bytes = container::header_for("pt", &tensors);
-    bytes.extend(data.iter().flat_map(|value: &f32| value.to_le_bytes()));
-    fs::write(out.join("adapter_model.safetensors"), bytes).unwrap();
-}
-
-#[test]
-fn experts_of_older_versions_of_peft_have_their_factors_the_other_way_round() {
-    let folder = tempfile::tempdir().unwrap();
-    let experts = data("lora/lora_moe_experts");
-    let merge = |adapter: &Path| {
-        let mut source = Source::open(&data("bf16_moe")).unwrap();
-        source.merge_adapters(&[adapter.to_owned()]).map(|()| source)
-    };
-    let expected = merge(&experts).unwrap();
-    for version in ["0.18.1", "0.17.0"] {
-        before_019(folder.path(), Some(version));
-        let found = merge(folder.path()).unwrap();
-        for info in expected.tensors() {
-            let same =
-                expected.read_tensor(&info.name).unwrap() == found.read_tensor(&info.name).unwrap();
-            assert!(same, "{version}: {}", info.name);
-        }
-    }
-    // Gates and ups of this model are square together: only the version tells.
-    before_019(folder.path(), None);
-    let message = merge(folder.path()).err().unwrap().to_string();
-    assert!(message.contains("has no peft_version"), "{message}");
 }
 
 #[test]
