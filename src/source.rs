@@ -30,6 +30,8 @@ pub(crate) struct Input<'a> {
     pub(crate) adapters: &'a [PathBuf],
     /// Whether files of `torch.save` are read.
     pub(crate) pickles: Pickles,
+    /// Keys of `config.json` to leave out.
+    pub(crate) ignored_config_keys: &'a [String],
     /// Which weights of a hub model are kept.
     pub(crate) keep: Keep,
 }
@@ -42,6 +44,7 @@ impl<'a> Input<'a> {
             subfolder: args.subfolder.as_ref(),
             adapters: &args.adapters,
             pickles: if args.allow_pickle { Pickles::Read } else { Pickles::Refuse },
+            ignored_config_keys: &args.ignored_config_keys,
             keep,
         }
     }
@@ -51,6 +54,7 @@ impl<'a> Input<'a> {
 /// kept.
 pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
     let mut opened = open_base(input, spool)?;
+    opened.ignore_config_keys(input.ignored_config_keys).map_err(failure)?;
     opened.merge_adapters(input.adapters).map_err(failure)?;
     Ok(opened)
 }

@@ -54,6 +54,9 @@ const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but n
 /// What is said of a folder that holds something else.
 const NO_CONFIG: &str = "not a model folder: it has no config.json";
 
+/// Where a vision-language model keeps the configuration of its text model.
+const TEXT_CONFIG: &str = "text_config";
+
 /// Why a folder is no usable source.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
@@ -168,6 +171,14 @@ pub enum SourceError {
         /// Why.
         source: Box<ResolveError>,
     },
+    /// A key to be ignored is not there.
+    #[error(
+        "--ignore-config-key {key}: config.json has no key of that name, nor has its text_config; name the key as the error spells it"
+    )]
+    NoSuchKey {
+        /// The key.
+        key: String,
+    },
     /// An adapter cannot be merged.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -217,6 +228,8 @@ pub struct Source {
     /// The `tokenizer.json` that is made of the others, or why there is none.
     pub(crate) tokenizer: Option<Result<Converted, String>>,
     pub(crate) adapters: Adapters,
+    /// Keys that the user has taken out of `config`, with their values.
+    pub(crate) ignored_keys: BTreeMap<String, Value>,
     origin: Origin,
 }
 
@@ -322,6 +335,7 @@ impl Source {
             text,
             derived,
             adapters: Adapters::default(),
+            ignored_keys: BTreeMap::new(),
             origin: Origin::default(),
         }
     }
@@ -419,6 +433,20 @@ impl Source {
         self.text.extend(adapters.texts.clone());
         self.tokenizer = converted_tokenizer(&self.text);
         self.adapters = adapters;
+        Ok(())
+    }
+
+    /// Takes keys out of the configuration, the text model's too. Keys that rules read are refused
+    /// by [`crate::Plan::new`].
+    pub fn ignore_config_keys(&mut self, keys: &[String]) -> Result<(), SourceError> {
+        for key in keys {
+            let mut removed = self.config.as_object_mut().and_then(|config| config.remove(key));
+            if let Some(text) = self.config.get_mut(TEXT_CONFIG).and_then(Value::as_object_mut) {
+                removed = text.remove(key).or(removed);
+            }
+            let missing = || SourceError::NoSuchKey { key: key.clone() };
+            self.ignored_keys.insert(key.clone(), removed.ok_or_else(missing)?);
+        }
         Ok(())
     }
 
@@ -564,7 +592,8 @@ impl Source {
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let adapters = self.adapters.records()?;
         let Origin { repo, commit, subfolder, .. } = self.origin.clone();
-        Ok(manifest::Source { repo, commit, subfolder, files, adapters })
+        let ignored_config_keys = self.ignored_keys.keys().cloned().collect();
+        Ok(manifest::Source { repo, commit, subfolder, files, adapters, ignored_config_keys })
     }
 
     /// Everything that the index promises must be there. Tensors that it omits are used all the

@@ -8,7 +8,10 @@ use std::{
 };
 
 use serde_json::json;
-use shardpack_converter::{ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, convert};
+use shardpack_converter::{
+    ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
+};
+use shardpack_formats::normalise::ResolveError;
 
 use super::{Outcome, plan, rules, sign, threads};
 use crate::{
@@ -18,6 +21,9 @@ use crate::{
     progress::{Progress, result, say, size, table},
     source::{self, Input, Keep},
 };
+
+/// What is said where a configuration has keys that no rules know.
+const UNKNOWN_KEYS: &str = "a key that does not change what the model computes can be left out with --ignore-config-key KEY";
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
@@ -94,6 +100,9 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
         let _ = std::fs::remove_dir(&spools);
     }
     converted.map_err(|error: ConvertError| {
+        if let ConvertError::Plan(PlanError::Resolve(ResolveError::UnknownKeys { .. })) = &error {
+            return Failure::wrong(error).hint(UNKNOWN_KEYS);
+        }
         if error.is_wrong() {
             return Failure::wrong(error);
         }
