@@ -156,6 +156,34 @@ fn experts_that_another_tool_has_fused_give_the_same_packages() {
     assert!(families > 40, "only {families}");
 }
 
+/// Fused experts `[in, out]` as matrices `[out, in]` one by one, which linear layers are.
+#[test]
+fn fused_experts_stored_the_other_way_round_give_the_same_packages_when_split() {
+    let model = "llama4_text";
+    let tensors = read(model);
+    let mut turned = tensors.clone();
+    for (name, (_, shape, bytes)) in &mut turned {
+        if !name.contains(".experts.") {
+            continue;
+        }
+        let [experts, rows, columns] = [shape[0], shape[1], shape[2]];
+        let size = bytes.len() / (experts * rows * columns);
+        let stored = std::mem::take(bytes);
+        for expert in 0..experts {
+            for column in 0..columns {
+                for row in 0..rows {
+                    let at = ((expert * rows + row) * columns + column) * size;
+                    bytes.extend(&stored[at..at + size]);
+                }
+            }
+        }
+        shape.swap(1, 2);
+    }
+    let split = apart(&turned);
+    assert!(split.len() > tensors.len());
+    check_same(model, &split, "pt");
+}
+
 #[test]
 fn fused_experts_that_another_tool_has_split_give_the_same_packages() {
     let turned = ["llama4_text", "gpt_oss"];
@@ -196,4 +224,76 @@ fn convolutions_as_mlx_lm_turns_them_give_the_same_packages() {
         }
     }
     assert!(families >= 6, "only {families}");
+}
+
+/// What mlx-lm does to names and shapes alone: experts stacked under `switch_mlp`, convolutions
+/// `[channels, kernel, 1]`, the names that its modules have.
+fn as_mlx_lm_names_them(tensors: &Tensors) -> Tensors {
+    let mut copy = Tensors::new();
+    let mut stacks: BTreeMap<String, Vec<(usize, String)>> = BTreeMap::new();
+    for (name, tensor) in tensors {
+        let projection = |name: &str| match name {
+            "w1.weight" => "gate_proj.weight".to_owned(),
+            "w3.weight" => "up_proj.weight".to_owned(),
+            "w2.weight" => "down_proj.weight".to_owned(),
+            other => other.to_owned(),
+        };
+        let expert = name.split_once(".experts.").and_then(|(block, rest)| {
+            let (expert, leaf) = rest.split_once('.')?;
+            Some((format!("{block}.switch_mlp.{}", projection(leaf)), expert.parse().ok()?))
+        });
+        if let Some((stack, expert)) = expert {
+            stacks.entry(stack).or_default().push((expert, name.clone()));
+            continue;
+        }
+        let mut name = name.clone();
+        for conv in ["q_conv1d", "k_conv1d", "v_conv1d"] {
+            name = name.replace(conv, &conv.replace("conv1d", "conv.conv"));
+        }
+        let mut tensor = tensor.clone();
+        if name.contains("conv") && tensor.1.len() == 3 && tensor.1[1] == 1 {
+            tensor.1.swap(1, 2);
+        }
+        copy.insert(name, tensor);
+    }
+    for (name, mut experts) in stacks {
+        experts.sort_unstable();
+        let (dtype, shape, _) = &tensors[&experts[0].1];
+        let bytes = experts.iter().flat_map(|(_, name)| tensors[name].2.clone()).collect();
+        let shape = [&[experts.len()], &shape[..]].concat();
+        copy.insert(name, (*dtype, shape, bytes));
+    }
+    copy
+}
+
+/// The families whose values mlx-lm changes too are compared where sources are read.
+const CHANGED_VALUES: [&str; 4] = ["qwen3_next", "qwen3_5", "falcon_h1", "step3p5"];
+
+#[test]
+fn names_and_stacks_of_mlx_lm_give_the_same_packages() {
+    let mut families = 0;
+    for model in all_models() {
+        let tensors = read(&model);
+        let copy = as_mlx_lm_names_them(&tensors);
+        if copy != tensors && !CHANGED_VALUES.iter().any(|name| model.starts_with(name)) {
+            check_same(&model, &copy, "mlx");
+            families += 1;
+        }
+    }
+    assert!(families > 25, "only {families}");
+}
+
+/// Text models within a wrapper: `model.language_model.` as publishers have it, and
+/// `language_model.model.` as mlx-lm and older transformers do.
+#[test]
+fn prefixes_of_wrappers_give_the_same_packages() {
+    for model in ["qwen3_5_vl"] {
+        let renamed = |from: &str, to: &str| -> Tensors {
+            let tensors = read(model).into_iter();
+            tensors.map(|(name, tensor)| (name.replacen(from, to, 1), tensor)).collect()
+        };
+        let changed = renamed("model.language_model.", "language_model.model.");
+        assert!(changed != read(model), "{model}");
+        check_same(model, &changed, "pt");
+    }
 }
