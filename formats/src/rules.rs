@@ -75,7 +75,7 @@ mod tests;
 pub use file::{Align, EXPERTS_AXIS, Role, ShardingRule};
 pub(crate) use file::{
     AttentionRules, Family, HeadGateRules, IgnoreRule, LayerRules, Presence, RequireRule,
-    RopeRules, SpecRules, TensorRule,
+    RopeRules, SpecRules, StripRule, TensorRule,
 };
 pub(crate) use from::FromRule;
 pub use from::Turn;

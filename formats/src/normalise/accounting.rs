@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     expr::Scope,
-    rules::{FromRule, IgnoreRule, NamePattern, Presence, Role, TensorRule, matches},
+    rules::{FromRule, IgnoreRule, NamePattern, Presence, Role, StripRule, TensorRule, matches},
 };
 pub(super) use forms::published_form;
 use forms::{published, stored_as, turns_sources, view};
@@ -92,9 +92,14 @@ impl<'a> Inventory<'a> {
             ignored: Vec::new(),
             gated: has_gates(&file.tensors),
         };
+        let is_seen = |rule: &&StripRule| {
+            let begins = |seen: &String| sources.iter().any(|it| it.name.starts_with(seen));
+            rule.seen.as_ref().is_none_or(begins)
+        };
+        let strip: Vec<&StripRule> = file.strip.iter().filter(is_seen).collect();
         for tensor in sources {
             let mut name = tensor.name.clone();
-            for rule in &file.strip {
+            for rule in &strip {
                 if let Some(rest) = name.strip_prefix(&rule.from) {
                     name = format!("{}{rest}", rule.to);
                 }

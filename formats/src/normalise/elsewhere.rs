@@ -34,6 +34,7 @@ const ROUTERS: &[&str] = &[
     "gate.gate.weight",
     "gate.gate_proj.weight",
     "gate.wg.weight",
+    "router.gate.weight",
 ];
 const CORRECTIONS: &[&str] = &[
     "gate.e_score_correction_bias",
@@ -41,6 +42,7 @@ const CORRECTIONS: &[&str] = &[
     "router.e_score_correction_bias",
     "moe_statics.e_score_correction_bias",
     "experts.e_score_correction_bias",
+    "gate.moe_statics.e_score_correction_bias",
     "gate.expert_bias",
     "router.expert_bias",
     "expert_bias",
@@ -50,8 +52,19 @@ const CORRECTIONS: &[&str] = &[
     "router_bias",
 ];
 
-/// Other names of single tensors within a layer, as mlx-lm has them.
+/// What holds the experts that every token sees, within the block.
+const SHARED: &[&str] = &["shared_expert.", "shared_experts.", "shared_mlp.", "share_expert."];
+
+/// Other names of single tensors within a layer, as mlx-lm and transformers' modules have them.
 const SPELLINGS: &[(&str, &str)] = &[
+    (".A_log", ".forget_gate.A_log"),
+    (".dt_bias", ".forget_gate.dt_bias"),
+    (".f_a_proj.weight", ".forget_gate.f_a_proj.weight"),
+    (".f_b_proj.weight", ".forget_gate.f_b_proj.weight"),
+    ("attention_sink_bias", "sinks"),
+    ("post_attn_norm.weight", "post_self_attn_layernorm.weight"),
+    ("post_ffn_norm.weight", "post_mlp_layernorm.weight"),
+    ("post_mlp_layernorm.weight", "mlp.post_mlp_layernorm.weight"),
     ("q_conv1d.weight", "q_conv.conv.weight"),
     ("k_conv1d.weight", "k_conv.conv.weight"),
     ("v_conv1d.weight", "v_conv.conv.weight"),
@@ -176,8 +189,12 @@ impl Lost<'_> {
             if inner == rest && !self.is_routing(inner) {
                 continue;
             }
+            let shared = SHARED.iter().find_map(|shared| inner.strip_prefix(shared));
             for block in BLOCKS {
                 push(format!("{prefix}{block}{inner}"));
+                for other in shared.iter().flat_map(|_| SHARED) {
+                    push(format!("{prefix}{block}{other}{}", shared.unwrap_or_default()));
+                }
                 for list in [ROUTERS, CORRECTIONS] {
                     if list.contains(&inner) {
                         for other in list {

@@ -53,6 +53,8 @@ pub(crate) struct PackFile {
 pub(crate) struct StripRule {
     pub(crate) from: String,
     pub(crate) to: String,
+    /// Only if a name begins so.
+    pub(crate) seen: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

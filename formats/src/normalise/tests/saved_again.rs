@@ -53,11 +53,12 @@ fn what_transformers_has_saved_again_is_the_same_model() {
     let all: BTreeMap<String, Value> =
         serde_json::from_str(include_str!("../../../tests/data/saved_again.json")).unwrap();
     assert!(all.len() > 80, "only {}", all.len());
+    let packs = RulePack::builtin();
     let mut wrong = Vec::new();
     for (model, changes) in all.iter().filter(|(model, _)| *model != CHANGED) {
         let tensors = tensors(model);
         let described = |config: &Value| {
-            resolve_builtin(config, &tensors).map(|found| {
+            resolve(config, &tensors, &packs).map(|found| {
                 // The description has every frequency of the position embedding.
                 let Normalised { spec, axes, tensors, .. } = found;
                 [format!("{spec:?}"), format!("{axes:?}"), format!("{tensors:?}")]
@@ -85,11 +86,12 @@ fn keys_of_tools_change_no_model_and_a_note_names_them() {
     });
     let saved: BTreeMap<String, Value> =
         serde_json::from_str(include_str!("../../../tests/data/saved_again.json")).unwrap();
+    let packs = RulePack::builtin();
     for model in saved.keys() {
         let (config, tensors) = (config(model), tensors(model));
         let mut marked = config.clone();
         marked.as_object_mut().unwrap().extend(tools.as_object().unwrap().clone());
-        let [own, found] = [&config, &marked].map(|it| resolve_builtin(it, &tensors).unwrap());
+        let [own, found] = [&config, &marked].map(|it| resolve(it, &tensors, &packs).unwrap());
         assert!(found.spec == own.spec, "{model}");
         let notes = found.warnings.join("; ");
         for key in ["model_name", "unsloth_training_mode", "transformers.js_config", "vllm_config"]
@@ -98,7 +100,32 @@ fn keys_of_tools_change_no_model_and_a_note_names_them() {
         }
         // What could be the model's own is still refused.
         marked["attention_sink_scale"] = 2.5.into();
-        let refused = resolve_builtin(&marked, &tensors).unwrap_err();
+        let refused = resolve(&marked, &tensors, &packs).unwrap_err();
         assert!(matches!(refused, ResolveError::UnknownKeys { .. }), "{model}: {refused}");
+    }
+}
+
+/// Checkpoints as `save_pretrained(save_original_format=False)` and FSDP leave them.
+#[test]
+fn names_of_transformers_own_modules_are_the_same_model() {
+    let all: BTreeMap<String, BTreeMap<String, Vec<u64>>> =
+        serde_json::from_str(include_str!("../../../tests/data/module_names.json")).unwrap();
+    let packs = RulePack::builtin();
+    for (model, shapes) in &all {
+        let saved: Vec<SourceTensor> = shapes
+            .iter()
+            .map(|(name, shape)| SourceTensor {
+                name: name.clone(),
+                dtype: Dtype::BF16,
+                shape: shape.clone(),
+            })
+            .collect();
+        let described = |tensors: &[SourceTensor]| {
+            let found = resolve(&config(model), tensors, &packs);
+            let found = found.unwrap_or_else(|error| panic!("{model}: {error}"));
+            let shapes = found.tensors.iter().map(|it| (it.name.clone(), it.shape.clone()));
+            (found.spec, shapes.collect::<Vec<_>>())
+        };
+        assert!(described(&saved) == described(&tensors(model)), "{model}");
     }
 }
