@@ -10,8 +10,10 @@ mod collective;
 pub mod distributed;
 mod library;
 pub mod runtime;
+mod sampling;
 mod table;
 
 pub use array::{Array, Binary, Element, Quantized, Reduce, Unary};
 pub use collective::Collective;
 pub use library::{Device, Library, MlxError, OpenError};
+pub use sampling::{LateInput, Noise};

@@ -114,4 +114,7 @@ table! {
     sp_set_limits: unsafe extern "C" fn(usize, usize, usize) -> i32;
     sp_clear_cache: unsafe extern "C" fn();
     sp_device_info: unsafe extern "C" fn(*const c_char) -> usize;
+    sp_async_eval: unsafe extern "C" fn(*const In, usize) -> i32;
+    sp_overwrite: unsafe extern "C" fn(Raw, *const c_void, usize) -> i32;
+    sp_best_tokens: unsafe extern "C" fn(In, In, In, u32) -> Raw;
 }

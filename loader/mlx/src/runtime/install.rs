@@ -19,7 +19,8 @@ use super::{
 };
 use crate::table::ABI;
 
-const SOURCE: &str = include_str!("../../native/shim.cpp");
+const SOURCE: &str =
+    concat!(include_str!("../../native/shim.cpp"), include_str!("../../native/sampling.cpp"));
 
 /// Longest download: 64 MB over a slow line.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_mins(30);

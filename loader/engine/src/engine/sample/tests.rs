@@ -31,7 +31,13 @@ fn sample_row(
     let alone = thread_groups(1, 1).remove(0);
     let ranks = Ranks::all(alone.as_ref(), TIMEOUT);
     let vocab_size = logits.len();
-    let whole = Logits { values: logits, range: 0..vocab_size, ranges: None, vocab_size };
+    let whole = Logits {
+        values: logits,
+        chosen: Vec::new(),
+        range: 0..vocab_size,
+        ranges: None,
+        vocab_size,
+    };
     sample(&whole, &[row], &ranks).unwrap().remove(0)
 }
 
@@ -175,6 +181,7 @@ fn any_number_of_ranks_samples_the_same_tokens() {
                             .copied()
                             .collect();
                         let logits = Logits {
+                            chosen: Vec::new(),
                             values: &part,
                             range: range.clone(),
                             ranges: Some(ranges),
