@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -243,12 +244,17 @@ void sp_set_collective(sp_context* context, sp_collective call, void* ctx) {
 }
 int32_t sp_failed(const sp_context* context) { return context->code.load(std::memory_order_acquire); }
 int32_t sp_reset(sp_context* context) {
-  return guarded([&] {
+  // Both streams are waited for even where the first one's error is thrown here.
+  auto comm = guarded([&] {
     if (comm_stream) mx::synchronize(*comm_stream);
-    mx::synchronize();
-    context->code.store(0, std::memory_order_release);
     return 1;
   });
+  auto own = guarded([&] {
+    mx::synchronize();
+    return 1;
+  });
+  context->code.store(0, std::memory_order_release);
+  return comm & own;
 }
 
 // `after`, where there is one, is computed before: without it MLX orders what does not depend on

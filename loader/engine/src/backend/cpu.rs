@@ -19,6 +19,7 @@ mod dense;
 mod head_ops;
 mod hyper_connections;
 mod linear_attention;
+mod lookahead;
 mod mixture_of_experts;
 mod prefetch_order;
 mod route;

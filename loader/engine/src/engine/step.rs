@@ -177,6 +177,18 @@ impl<B: Backend> Engine<B> {
         self
     }
 
+    /// The same; whether the next step is prepared while the device computes this one.
+    #[cfg(test)]
+    pub(super) const fn look_ahead(&mut self, looks_ahead: bool) {
+        self.runner.look_ahead(looks_ahead);
+    }
+
+    /// Steps that were run as they were prepared.
+    #[cfg(test)]
+    pub(super) const fn taken_up(&self) -> u64 {
+        self.runner.taken_up()
+    }
+
     /// What this engine runs.
     #[must_use]
     pub const fn model(&self) -> &Model<B> {

@@ -45,6 +45,7 @@ impl KvCache for Mlx {
 }
 
 /// Keys and values of one sequence; grows by pages.
+#[derive(Clone)]
 pub struct Cache {
     /// Of keys and values, those of indexes among them.
     element: Element,

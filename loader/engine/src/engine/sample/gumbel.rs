@@ -22,6 +22,11 @@ impl GumbelNoise {
         Self { key: mix(mix(seed) ^ index as u64) }
     }
 
+    /// The noise of a token is a function of it and the token.
+    pub(super) const fn key(self) -> u64 {
+        self.key
+    }
+
     /// A number between 0 and 1, neither of them.
     const fn uniform(self, token: u32) -> f64 {
         let bits = mix(self.key ^ token as u64) >> 12;
