@@ -95,6 +95,9 @@ pub enum StepError {
     /// The backend could not compute, for want of memory for example.
     #[error("the step could not be computed: {0}")]
     Backend(String),
+    /// The device failed during a step. It may refuse all further work of this process.
+    #[error("the device failed: {0}")]
+    Device(String),
 }
 
 /// The ranks of one step and the time that each call on them may take.

@@ -182,6 +182,10 @@ pub(super) fn evaluate<R>(
     match (result, called.error) {
         (_, Some(error)) => Err(StepError::Group(error)),
         (Ok(value), None) => Ok(value),
+        // A driver that has ended a command buffer may ignore those that follow.
+        (Err(error), None) if library.device() == Device::Gpu => {
+            Err(StepError::Device(error.to_string()))
+        }
         (Err(error), None) => Err(StepError::Backend(error.to_string())),
     }
 }
