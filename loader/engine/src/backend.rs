@@ -45,7 +45,7 @@ pub use linear_attention::{
 };
 pub use lookahead::Lookahead;
 pub use mixture_of_experts::{ExpertParams, MixtureOfExperts, RouterVectors};
-pub use mlx::{Collectives, Mlx};
+pub use mlx::{Collectives, DrawnStep, Mlx};
 pub use short_convolution::{ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams};
 pub use sparse_indexer::{IndexerInputs, IndexerParams, SparseIndexer};
 pub use tensor_parallel::{Columns, SquareSums, TensorParallel};

@@ -399,6 +399,13 @@ mx::array* sp_slice_update(const mx::array* a, const mx::array* part, const int3
                            const int32_t* stop, size_t n) {
   return guarded([&] { return keep(mx::slice_update(*a, *part, shape_of(start, n), shape_of(stop, n))); });
 }
+// `a` [entries, heads, places, width] with rows[i] [heads, 1, width] at places[i] of a[entries[i]].
+mx::array* sp_with_rows(const mx::array* a, const mx::array* entries, const mx::array* places,
+                        const mx::array* rows) {
+  return guarded([&] {
+    return keep(mx::scatter(*a, {*entries, *places}, mx::expand_dims(*rows, 1), {0, 2}));
+  });
+}
 mx::array* sp_concat(mx::array* const* arrays, size_t n, int32_t axis) {
   return guarded([&] {
     std::vector<mx::array> all;

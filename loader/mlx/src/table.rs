@@ -140,5 +140,6 @@ table! {
     sp_linear_gated_norm: unsafe extern "C" fn(*const c_void, In, In, In, f32) -> Raw;
     sp_async_eval: unsafe extern "C" fn(*const In, usize) -> i32;
     sp_overwrite: unsafe extern "C" fn(Raw, *const c_void, usize) -> i32;
+    sp_with_rows: unsafe extern "C" fn(In, In, In, In) -> Raw;
     sp_best_tokens: unsafe extern "C" fn(In, In, In, u32) -> Raw;
 }
