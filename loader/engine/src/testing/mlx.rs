@@ -1,6 +1,7 @@
 //! The installed MLX runtime, where there is one.
 
-use std::{env, path::PathBuf};
+#[path = "../../../../tests/harness/skip.rs"]
+mod skip;
 
 use shardpack_mlx::{Device, runtime};
 
@@ -8,8 +9,8 @@ use crate::backend::{Collectives, Mlx};
 
 /// MLX on the processor, one rank; none without a runtime in the folder that `SHARDPACK_ENGINES`
 /// names, and the test is skipped.
+#[track_caller]
 pub(crate) fn mlx() -> Option<Mlx> {
-    let engines = PathBuf::from(env::var_os("SHARDPACK_ENGINES")?);
-    let folder = Some(engines.join(runtime::FOLDER)).filter(|folder| folder.is_dir())?;
+    let folder = skip::mlx_runtime(runtime::FOLDER)?;
     Some(Mlx::open(&folder, Some(Device::Cpu), Collectives::Own, [0, 1]).unwrap())
 }

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_tokens_are_those_of_whole_rows() {
+    fn mlx_finds_the_best_tokens_of_whole_rows() {
         let Some(mlx) = mlx() else { return };
         let group = thread_groups(1, 1).remove(0);
         let ranks = Ranks::all(group.as_ref(), Duration::from_secs(20));

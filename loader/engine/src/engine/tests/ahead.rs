@@ -79,7 +79,7 @@ fn answers(
 }
 
 #[test]
-fn steps_built_ahead_give_the_same_bits() {
+fn mlx_steps_built_ahead_give_the_same_bits() {
     for model in ["llama", "qwen3"] {
         let Some(backend) = mlx() else { return };
         let mut engine = mlx_engine(backend, model);
