@@ -9,7 +9,6 @@
 
 use std::{
     collections::BTreeMap,
-    convert::Infallible,
     env,
     error::Error,
     ops::Range,
@@ -25,12 +24,12 @@ use shardpack_engine::{
     backend::{
         Attention, AttentionParams, BlockIndexerInputs, BlockIndexerParams, BlockSparseAttention,
         CacheShape, Columns, CompressedEntries, CompressedKv, CompressorInputs, CompressorParams,
-        Cpu, DenseOps, ExpertParams, HeadOps, HyperConnections, IndexerInputs, IndexerParams,
-        KvCache, LatentAttention, LinearAttention, LinearAttentionInputs, LinearAttentionParams,
-        Lookahead, MixtureOfExperts, NormParams, Qkv, Ranks, RotatedPart, RouterVectors, ScoredRow,
-        ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams, SparseIndexer,
-        SquareSums, StepError, StoredMatrix, StoredWeights, StreamParams, TensorParallel, Tensors,
-        TokenChoice, Xielu,
+        ComputesAtOnce, Cpu, DenseOps, ExpertParams, HeadOps, HyperConnections, IndexerInputs,
+        IndexerParams, KvCache, LatentAttention, LinearAttention, LinearAttentionInputs,
+        LinearAttentionParams, MixtureOfExperts, NormParams, Qkv, Ranks, RotatedPart,
+        RouterVectors, ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams,
+        SparseIndexer, SquareSums, StepError, StoredMatrix, StoredWeights, StreamParams,
+        TensorParallel, Tensors, TokenChoice, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, memory_group},
@@ -267,49 +266,9 @@ impl TensorParallel for Timed {
     }
 }
 
-impl Lookahead for Timed {
-    type LateTokens = Infallible;
+impl ComputesAtOnce for Timed {}
 
-    fn late_tokens(&self, _: usize, _: Range<usize>, _: usize) -> Option<Infallible> {
-        None
-    }
-
-    fn embed_late(&self, tokens: &Infallible, _: &StoredMatrix) -> Tensor {
-        match *tokens {}
-    }
-
-    fn set_aside(&self, tokens: &mut Infallible) {
-        match *tokens {}
-    }
-
-    fn take_up(&self, tokens: Infallible, _: &[u32]) -> Result<(), StepError> {
-        match tokens {}
-    }
-
-    fn fork(&self, tokens: &Infallible, _: &Cache) -> Cache {
-        match *tokens {}
-    }
-
-    fn read_and_flush(
-        &self,
-        tensors: Vec<Tensor>,
-        caches: &mut [&mut Cache],
-        ranks: &Ranks<'_>,
-        ahead: &mut dyn FnMut(&[&mut Cache]),
-    ) -> Result<Vec<Vec<f32>>, StepError> {
-        self.inner.read_and_flush(tensors, caches, ranks, ahead)
-    }
-}
-
-impl TokenChoice for Timed {
-    fn chooses(&self, noise: bool) -> bool {
-        self.inner.chooses(noise)
-    }
-
-    fn best_tokens(&self, logits: &Tensor, rows: &[ScoredRow], first: u32) -> Option<Tensor> {
-        self.inner.best_tokens(logits, rows, first)
-    }
-}
+impl TokenChoice for Timed {}
 
 impl HeadOps for Timed {
     fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {

@@ -43,7 +43,7 @@ pub use latent_attention::{LatentAttention, LatentInputs, LatentParams, LatentPa
 pub use linear_attention::{
     LinearAttention, LinearAttentionInputs, LinearAttentionParams, StateUpdate,
 };
-pub use lookahead::Lookahead;
+pub use lookahead::{ComputesAtOnce, Lookahead};
 pub use mixture_of_experts::{ExpertParams, MixtureOfExperts, RouterVectors};
 pub use mlx::{Collectives, DrawnStep, Mlx};
 pub use short_convolution::{ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams};

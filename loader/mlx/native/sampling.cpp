@@ -36,9 +36,7 @@ extern "C" {
 // Starts the computation of the arrays and returns; sp_eval of the same arrays waits for it.
 int32_t sp_async_eval(mx::array* const* arrays, size_t n) {
   return guarded([&] {
-    std::vector<mx::array> all;
-    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
-    mx::async_eval(all);
+    mx::async_eval(arrays_of(arrays, n));
     return 1;
   });
 }

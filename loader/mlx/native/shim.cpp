@@ -79,6 +79,12 @@ mx::Dtype dtype_of(int32_t code) {
   }
 }
 
+std::vector<mx::array> arrays_of(mx::array* const* arrays, size_t n) {
+  std::vector<mx::array> all;
+  for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
+  return all;
+}
+
 mx::Shape shape_of(const int32_t* dims, size_t n) {
   return mx::Shape(dims, dims + n);
 }
@@ -336,9 +342,7 @@ int32_t sp_dtype(const mx::array* a) {
 
 int32_t sp_eval(mx::array* const* arrays, size_t n) {
   return guarded([&] {
-    std::vector<mx::array> all;
-    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
-    mx::eval(all);
+    mx::eval(arrays_of(arrays, n));
     return 1;
   });
 }
@@ -361,10 +365,8 @@ mx::array* sp_contiguous(const mx::array* a) {
 const char* sp_graph(mx::array* const* arrays, size_t n) {
   static thread_local std::string text;
   return guarded([&]() -> const char* {
-    std::vector<mx::array> all;
-    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
     std::ostringstream out;
-    mx::export_to_dot(out, all);
+    mx::export_to_dot(out, arrays_of(arrays, n));
     text = out.str();
     return text.c_str();
   });
@@ -408,9 +410,7 @@ mx::array* sp_with_rows(const mx::array* a, const mx::array* entries, const mx::
 }
 mx::array* sp_concat(mx::array* const* arrays, size_t n, int32_t axis) {
   return guarded([&] {
-    std::vector<mx::array> all;
-    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
-    return keep(mx::concatenate(all, axis));
+    return keep(mx::concatenate(arrays_of(arrays, n), axis));
   });
 }
 mx::array* sp_take(const mx::array* a, const mx::array* indices, int32_t axis) {

@@ -8,7 +8,7 @@ use shardpack_kernels::{
     pool::{Buffer, Pool},
 };
 
-use super::{StoredMatrix, StoredWeights, Tensors};
+use super::{ComputesAtOnce, StoredMatrix, StoredWeights, Tensors, TokenChoice};
 use crate::loading::PackageTensor;
 
 mod attention;
@@ -19,7 +19,6 @@ mod dense;
 mod head_ops;
 mod hyper_connections;
 mod linear_attention;
-mod lookahead;
 mod mixture_of_experts;
 mod prefetch_order;
 mod route;
@@ -175,6 +174,10 @@ impl StoredMatrix {
         }
     }
 }
+
+impl ComputesAtOnce for Cpu {}
+
+impl TokenChoice for Cpu {}
 
 impl Tensors for Cpu {
     type Tensor = Tensor;

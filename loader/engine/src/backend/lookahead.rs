@@ -4,7 +4,7 @@
 //! the next plan is what was expected, the tokens are written into the graph's input and the copies
 //! take the caches' places; otherwise both are dropped, and nothing has been computed.
 
-use std::ops::Range;
+use std::{convert::Infallible, ops::Range};
 
 use super::{Ranks, StepError, TensorParallel};
 
@@ -44,4 +44,44 @@ pub trait Lookahead: TensorParallel {
         ranks: &Ranks<'_>,
         ahead: &mut dyn FnMut(&[&mut Self::Cache]),
     ) -> Result<Vec<Vec<f32>>, StepError>;
+}
+
+/// A backend that computes each operation when it is called: there is nothing to look ahead for.
+pub trait ComputesAtOnce: TensorParallel {}
+
+impl<B: ComputesAtOnce> Lookahead for B {
+    type LateTokens = Infallible;
+
+    fn late_tokens(&self, _: usize, _: Range<usize>, _: usize) -> Option<Infallible> {
+        None
+    }
+
+    fn embed_late(&self, tokens: &Infallible, _: &B::Matrix) -> B::Tensor {
+        match *tokens {}
+    }
+
+    fn set_aside(&self, tokens: &mut Infallible) {
+        match *tokens {}
+    }
+
+    fn take_up(&self, tokens: Infallible, _: &[u32]) -> Result<(), StepError> {
+        match tokens {}
+    }
+
+    fn fork(&self, tokens: &Infallible, _: &B::Cache) -> B::Cache {
+        match *tokens {}
+    }
+
+    fn read_and_flush(
+        &self,
+        tensors: Vec<B::Tensor>,
+        caches: &mut [&mut B::Cache],
+        ranks: &Ranks<'_>,
+        _: &mut dyn FnMut(&[&mut B::Cache]),
+    ) -> Result<Vec<Vec<f32>>, StepError> {
+        let values = tensors.into_iter().map(|tensor| self.read(tensor, ranks));
+        let values = values.collect::<Result<_, _>>()?;
+        self.flush(caches, ranks)?;
+        Ok(values)
+    }
 }

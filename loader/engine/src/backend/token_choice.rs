@@ -5,16 +5,20 @@ use super::Tensors;
 /// The best tokens of rows of logits.
 pub trait TokenChoice: Tensors {
     /// Whether tokens are chosen here, with noise or without.
-    fn chooses(&self, noise: bool) -> bool;
+    fn chooses(&self, _noise: bool) -> bool {
+        false
+    }
 
     /// For each of `rows` its two columns with the highest scores as six numbers, see [`Best`]; none
     /// where the logits are read anyway. The first column stands for token `first`.
     fn best_tokens(
         &self,
-        logits: &Self::Tensor,
-        rows: &[ScoredRow],
-        first: u32,
-    ) -> Option<Self::Tensor>;
+        _logits: &Self::Tensor,
+        _rows: &[ScoredRow],
+        _first: u32,
+    ) -> Option<Self::Tensor> {
+        None
+    }
 }
 
 /// A row whose best tokens are wanted.

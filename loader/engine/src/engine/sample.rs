@@ -25,6 +25,8 @@ use shardpack_collectives::GroupError;
 
 pub(super) use candidates::ShardCandidates;
 pub(super) use chosen::RowScore;
+#[cfg(test)]
+pub(super) use gumbel::mix;
 pub(super) use sampler::{Sampler, SamplingParams};
 use select::{Selection, select};
 
