@@ -50,6 +50,9 @@ pub(crate) use weights::{WeightFile, Weights};
 /// What is said of a folder that holds an adapter.
 const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but no config.json; give the folder of the model, and this one with --adapter";
 
+/// What is said of a description of quantized weights beside floats.
+const LEFT_OVER: &str = "the configuration describes quantized weights, but every tensor is plain floats: they are taken as they stand";
+
 /// What is said of a folder that holds something else.
 const NO_CONFIG: &str = "not a model folder: it has no config.json";
 
@@ -209,6 +212,8 @@ pub struct Source {
     pub(crate) tokenizer: Option<Result<Converted, String>>,
     pub(crate) adapters: Adapters,
     origin: Origin,
+    /// What was found and mended, for whoever converts.
+    pub(crate) notes: Vec<String>,
 }
 
 impl Source {
@@ -280,11 +285,23 @@ impl Source {
         let config_bytes = read_text(&config_path)?;
         let config = parse_object(&config_path, &config_bytes)?;
         // Before the weights: a format that is not read may not even have readable headers.
-        let precision = stored_config(folder, &config)?;
-        let (weights, grouped) = open_weights(folder, precision.as_ref())?;
+        let precision = stored_config(folder, &config);
+        let is_described = !matches!(precision, Ok(None));
+        let (weights, grouped) = match precision {
+            Ok(precision) => open_weights(folder, precision.as_ref())?,
+            // What was quantized once may have been saved as floats again.
+            Err(refusal) => match open_weights(folder, None) {
+                Ok((weights, grouped)) if stored::are_plain(weights.tensors()) => {
+                    (weights, grouped)
+                }
+                _ => return Err(refusal),
+            },
+        };
+        let is_left_over = is_described && stored::are_plain(weights.tensors());
         let text = read_texts(folder)?;
         let documents = (config, config_bytes);
-        let source = Self::of(folder, documents, (weights, grouped), (text, BTreeSet::new()));
+        let mut source = Self::of(folder, documents, (weights, grouped), (text, BTreeSet::new()));
+        source.notes.extend(is_left_over.then(|| LEFT_OVER.to_owned()));
         source.check_index(index)?;
         Ok(source)
     }
@@ -313,6 +330,7 @@ impl Source {
             derived,
             adapters: Adapters::default(),
             origin: Origin::default(),
+            notes: Vec::new(),
         }
     }
 

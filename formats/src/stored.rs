@@ -30,7 +30,7 @@ use zerocopy::IntoBytes;
 use crate::dtype::Dtype;
 pub use config::{Documents, StoredConfig};
 pub use gguf::group_gguf;
-pub use group::{Grouped, group};
+pub use group::{Grouped, are_plain, group};
 pub use pickled::group_pickled;
 pub use repack::Repacked;
 

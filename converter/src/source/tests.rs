@@ -12,6 +12,7 @@ use shardpack_formats::{Platform, RulePack, affine::widen, resolve};
 
 use super::*;
 
+mod descriptions;
 mod gguf;
 
 fn fixture(name: &str) -> PathBuf {

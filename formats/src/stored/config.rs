@@ -2,6 +2,7 @@
 //! `config.json`, `hf_quant_config.json`, or `quantize_config.json`. A key that is not known must
 //! have a value that asks for nothing.
 
+mod auto_round;
 mod compressed;
 mod methods;
 mod section;
@@ -10,6 +11,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use regex::Regex;
 use serde_json::{Map, Value};
 
 use super::StoredError;
@@ -34,16 +36,53 @@ pub(super) enum Method {
         block: Option<[u64; 2]>,
     },
     CompressedTensors(CompressedTensors),
-    Gptq(Gptq),
-    /// Inputs per group; absent for one group.
-    Awq {
-        group_size: Option<u64>,
-    },
+    Gptq(PerModule<Gptq>),
+    Awq(PerModule<Awq>),
     /// gpt-oss.
     Mxfp4,
     /// nvidia-modelopt: FP8 or NVFP4, as each tensor's own types say.
     ModelOpt,
     Mlx(Mlx),
+}
+
+/// Parameters of every quantized module, and of those that differ.
+#[derive(Clone, Debug)]
+pub(super) struct PerModule<T> {
+    pub(super) main: T,
+    /// By module, in the order of precedence.
+    pub(super) overrides: Vec<(Modules, T)>,
+}
+
+/// Which modules an override is for.
+#[derive(Clone, Debug)]
+pub(super) enum Modules {
+    /// The one of this name.
+    Named(String),
+    /// Those in whose name the expression is found.
+    Matching(Regex),
+}
+
+impl<T> PerModule<T> {
+    pub(super) const fn same(main: T) -> Self {
+        Self { main, overrides: Vec::new() }
+    }
+
+    /// The parameters of a module.
+    pub(super) fn of(&self, module: &str) -> &T {
+        let is_for = |modules: &Modules| match modules {
+            Modules::Named(name) => name == module,
+            Modules::Matching(expression) => expression.is_match(module),
+        };
+        let own = self.overrides.iter().find(|(modules, _)| is_for(modules));
+        own.map_or(&self.main, |(_, parameters)| parameters)
+    }
+}
+
+/// AWQ's parameters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Awq {
+    /// Absent for one group.
+    pub(super) group_size: Option<u64>,
 }
 
 /// GPTQ's parameters.
@@ -128,7 +167,7 @@ impl StoredConfig {
             Method::Fp8 { .. } => "FP8",
             Method::CompressedTensors(_) => "compressed-tensors",
             Method::Gptq(_) => "GPTQ",
-            Method::Awq { .. } => "AWQ",
+            Method::Awq(_) => "AWQ",
             Method::Mxfp4 => "MXFP4",
             Method::ModelOpt => "modelopt",
             Method::Mlx(_) => "MLX",
@@ -165,6 +204,7 @@ fn parse_main(section: &Section<'_>) -> Result<Method, StoredError> {
         "fp8" => methods::fp8(section),
         "compressed-tensors" => compressed::parse(section).map(Method::CompressedTensors),
         "gptq" | "gptqmodel" => methods::gptq(section),
+        "auto-round" | "auto_round" | "intel/auto-round" => auto_round::parse(section),
         "awq" => methods::awq(section),
         "mxfp4" => methods::mxfp4(section),
         "modelopt" => methods::modelopt(section),
@@ -172,7 +212,7 @@ fn parse_main(section: &Section<'_>) -> Result<Method, StoredError> {
             refuse("bitsandbytes quantizes when it loads, a checkpoint of its own is lossy twice; ")
         }
         "exl2" | "exl3" | "hqq" | "aqlm" | "spqr" | "quip" | "vptq" | "higgs" | "eetq"
-        | "quanto" | "torchao" | "bitnet" | "fbgemm_fp8" | "auto-round" | "quark" => refuse(""),
+        | "quanto" | "torchao" | "bitnet" | "fbgemm_fp8" | "quark" => refuse(""),
         _ => refuse("it is unknown; "),
     }
 }

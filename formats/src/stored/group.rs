@@ -62,8 +62,8 @@ pub fn group(
         None => {}
         Some(Method::Fp8 { block }) => inventory.fp8(*block)?,
         Some(Method::CompressedTensors(config)) => inventory.compressed(config)?,
-        Some(Method::Gptq(config)) => inventory.gptq(*config)?,
-        Some(Method::Awq { group_size }) => inventory.awq(*group_size)?,
+        Some(Method::Gptq(config)) => inventory.gptq(config)?,
+        Some(Method::Awq(config)) => inventory.awq(config)?,
         Some(Method::Mxfp4) => inventory.mxfp4()?,
         Some(Method::ModelOpt) => inventory.modelopt()?,
         Some(Method::Mlx(config)) => inventory.mlx(config)?,
@@ -80,6 +80,36 @@ pub fn group(
     inventory.grouped.tensors.sort_by(|a, b| a.name.cmp(&b.name));
     inventory.grouped.check_names()?;
     Ok(inventory.grouped)
+}
+
+/// Endings of what stands beside quantized weights, though it may be floats itself.
+const COMPANIONS: &[&str] = &[
+    ".SCB",
+    ".absmax",
+    ".quant_map",
+    ".qzeros",
+    ".scale",
+    ".scales",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".weight_scale_2",
+    ".weight_global_scale",
+    ".zero",
+    ".zero_point",
+    "_scales",
+];
+
+/// Whether a checkpoint holds nothing but plain floats, whatever its description says: tools leave
+/// the description of a quantized base behind when they save merged weights.
+#[must_use]
+pub fn are_plain<'a>(mut tensors: impl Iterator<Item = &'a TensorInfo>) -> bool {
+    let is_float = |tensor: &TensorInfo| {
+        matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
+            || whole::table(tensor).is_some()
+    };
+    tensors.all(|tensor| {
+        is_float(tensor) && !COMPANIONS.iter().any(|ending| tensor.name.ends_with(ending))
+    })
 }
 
 impl Grouped {

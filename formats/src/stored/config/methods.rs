@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{GIVE_ORIGINAL, Gptq, Method, Mlx, MlxFormat, MlxMode, Section};
+use super::{Awq, GIVE_ORIGINAL, Gptq, Method, Mlx, MlxFormat, MlxMode, PerModule, Section};
 use crate::stored::StoredError;
 
 /// Largest side of a block or group that is believed: the widest matrices have under 2^18.
@@ -25,12 +25,12 @@ const RUN_TIME: &[&str] = &[
     "dequantize",
 ];
 
-fn refused(format: &str, reason: &str) -> StoredError {
+pub(super) fn refused(format: &str, reason: &str) -> StoredError {
     let reason = format!("{reason}; {GIVE_ORIGINAL}");
     StoredError::Refused { format: format.to_owned(), reason }
 }
 
-fn known(keys: &[&'static str]) -> Vec<&'static str> {
+pub(super) fn known(keys: &[&'static str]) -> Vec<&'static str> {
     RUN_TIME.iter().chain(keys).copied().collect()
 }
 
@@ -106,10 +106,10 @@ pub(super) fn gptq(section: &Section<'_>) -> Result<Method, StoredError> {
         "rotation",
     ];
     section.only("gptq", &known(&keys))?;
-    let bits = section.size("bits", 32)?.ok_or_else(|| section.wrong("bits", "4 or 8"))?;
-    if !matches!(bits, 4 | 8) {
+    let bits = section.size("bits", 32)?.ok_or_else(|| section.wrong("bits", "2, 4 or 8"))?;
+    if !matches!(bits, 2 | 4 | 8) {
         let format = format!("GPTQ (gptq) with {bits} bits");
-        return Err(refused(&format, "4 and 8 bits are read"));
+        return Err(refused(&format, "2, 4 and 8 bits are read"));
     }
     let format = section.text("checkpoint_format")?.or(section.text("format")?);
     let is_v2 = match format.unwrap_or("gptq") {
@@ -137,7 +137,8 @@ pub(super) fn gptq(section: &Section<'_>) -> Result<Method, StoredError> {
             return Err(section.wrong("dynamic", "nothing but modules that are left out (-:…)"));
         }
     }
-    Ok(Method::Gptq(Gptq { bits: bits as u32, group_size: group_size(section)?, is_v2 }))
+    let main = Gptq { bits: bits as u32, group_size: group_size(section)?, is_v2 };
+    Ok(Method::Gptq(PerModule::same(main)))
 }
 
 pub(super) fn awq(section: &Section<'_>) -> Result<Method, StoredError> {
@@ -166,7 +167,7 @@ pub(super) fn awq(section: &Section<'_>) -> Result<Method, StoredError> {
     if section.flag("zero_point")? == Some(false) {
         return Err(section.wrong("zero_point", "true"));
     }
-    Ok(Method::Awq { group_size: group_size(section)? })
+    Ok(Method::Awq(PerModule::same(Awq { group_size: group_size(section)? })))
 }
 
 pub(super) fn mxfp4(section: &Section<'_>) -> Result<Method, StoredError> {
