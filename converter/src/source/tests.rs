@@ -14,6 +14,7 @@ use super::*;
 
 mod descriptions;
 mod gguf;
+mod texts;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/sources").join(name)

@@ -172,15 +172,17 @@ impl ChatModel {
         stop_tokens.extend(text.eos_token_id.ids());
         let eos = specials.get("eos_token").and_then(Json::as_str);
         stop_tokens.extend(eos.and_then(|eos| vocabulary.token_id(eos)));
-        stop_tokens.sort_unstable();
-        stop_tokens.dedup();
-
         let positive = |value: Option<u32>, key: &str| {
             value.filter(|&value| value > 0).ok_or_else(|| OpenModelError::Value {
                 file: CONFIG,
                 message: format!("{key}: expected a positive number, found {value:?}"),
             })
         };
+        let vocab_size = positive(text.vocab_size, "vocab_size")?;
+        // No token has such an id, so none ends an answer.
+        stop_tokens.retain(|token| token.0 < vocab_size);
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
         let templates = read_templates(folder, &tokenizer_config, &specials)?;
         let style = templates.as_ref().map(|templates| templates.style).unwrap_or_default();
         let output = OutputFormat::new(style, |name| vocabulary.added_token(name));
@@ -192,7 +194,7 @@ impl ChatModel {
             stop_tokens,
             default_temperature: generation.default_temperature()?,
             max_positions: positive(text.max_position_embeddings, "max_position_embeddings")?,
-            vocab_size: positive(text.vocab_size, "vocab_size")?,
+            vocab_size,
         })
     }
 

@@ -183,6 +183,23 @@ fn a_trained_model_comes_out_of_its_gguf_file_as_it_was() {
     let beside = Source::open(&place.path().join("kjv.gguf")).unwrap();
     assert_eq!(beside.text["tokenizer.json"], original.text["tokenizer.json"]);
 
+    // Keys that name another end than the template's, or none, as many published files do.
+    for eos in [Some(0), None] {
+        let other = |(name, value): &(String, Vec<u8>)| match (name.ends_with("eos_token_id"), eos)
+        {
+            (true, Some(eos)) => Some((name.clone(), number(eos))),
+            (true, None) => None,
+            (false, _) => Some((name.clone(), value.clone())),
+        };
+        let keys: Vec<_> = keys.iter().filter_map(other).collect();
+        let place = tempfile::tempdir().unwrap();
+        write(&place.path().join("kjv.gguf"), &keys, &tensors);
+        let source = Source::open(place.path()).unwrap();
+        let ends: Vec<u64> = eos.into_iter().chain([2]).collect();
+        assert_eq!(json(&source, "generation_config.json")["eos_token_id"], Value::from(ends));
+        assert!(source.notes.iter().any(|note| note.contains("<|im_end|>")), "{:?}", source.notes);
+    }
+
     // A tokenizer that cannot be built is named, with what to do.
     let mut keys = keys;
     for (name, value) in &mut keys {
