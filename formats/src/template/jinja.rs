@@ -7,7 +7,10 @@ use minijinja::{Error, ErrorKind, Value, value::ValueKind};
 
 /// Whether a value can be called: functions, macros and, as for jinja2, what is not defined.
 pub(super) fn is_callable(value: &Value) -> bool {
-    value.is_undefined() || (value.kind() == ValueKind::Plain && value.as_object().is_some())
+    // A macro has members and shows itself as one; a mapping never begins so.
+    let is_macro = || value.kind() == ValueKind::Map && value.to_string().starts_with("<macro ");
+    let is_function = || value.kind() == ValueKind::Plain && value.as_object().is_some();
+    value.is_undefined() || is_function() || is_macro()
 }
 
 /// jinja2's `urlencode`: a text, or the members of a mapping or a list of pairs as a query.

@@ -32,8 +32,8 @@ fn check_note(source: &Source, words: &[&str]) {
     assert!(source.notes.iter().any(|note| all(&note)), "{words:?} in {:?}", source.notes);
 }
 
-fn bytes(value: &Value) -> Option<Vec<u8>> {
-    Some(value.to_string().into_bytes())
+fn bytes(value: &Value) -> Vec<u8> {
+    value.to_string().into_bytes()
 }
 
 const GENERATION: &str = "generation_config.json";
@@ -52,7 +52,7 @@ fn an_eos_id_outside_the_vocabulary_is_named_and_left_out() {
         (json!(2048), json!([2])),
         (json!([70_000, 80_000]), json!([2])),
     ] {
-        let source = changed(&[(GENERATION, bytes(&json!({ "eos_token_id": ids })))]);
+        let source = changed(&[(GENERATION, Some(bytes(&json!({ "eos_token_id": ids }))))]);
         let found = json_of(&source, GENERATION)["eos_token_id"].clone();
         let found: BTreeSet<u64> = serde_json::from_value(found).unwrap();
         let kept: BTreeSet<u64> = serde_json::from_value(kept).unwrap();
@@ -118,16 +118,16 @@ fn tokens_outside_of_the_tokenizer_are_added_where_the_model_has_rows() {
         let mut config: Value =
             serde_json::from_slice(&fs::read(model.join("config.json")).unwrap()).unwrap();
         config["vocab_size"] = rows.into();
-        ("config.json", bytes(&config))
+        ("config.json", Some(bytes(&config)))
     };
     let decoder = json!({ "eos_token": "<|im_end|>", "added_tokens_decoder": {
         "2048": { "content": "<new_tok>", "special": true, "normalized": false },
     } });
-    let source = changed(&[config(2112), (CONFIG, bytes(&decoder))]);
+    let source = changed(&[config(2112), (CONFIG, Some(bytes(&decoder)))]);
     let ids = tokenizer::added::added_ids(&source.text["tokenizer.json"]);
     assert_eq!(ids["<new_tok>"], 2048);
     check_note(&source, &["tokenizer.json", "<new_tok>", "2048"]);
-    let legacy = ("added_tokens.json", bytes(&json!({ "<new_tok>": 2048 })));
+    let legacy = ("added_tokens.json", Some(bytes(&json!({ "<new_tok>": 2048 }))));
     let source = changed(&[config(2112), legacy.clone()]);
     let ids = tokenizer::added::added_ids(&source.text["tokenizer.json"]);
     assert_eq!(ids["<new_tok>"], 2048);
@@ -144,11 +144,11 @@ fn the_token_that_ends_a_turn_ends_an_answer() {
         let mut config: Value =
             serde_json::from_slice(&fs::read(model.join("config.json")).unwrap()).unwrap();
         config["eos_token_id"] = 0.into();
-        bytes(&config)
+        Some(bytes(&config))
     };
-    let files = [(CONFIG, bytes(&without)), ("config.json", config)];
+    let files = [(CONFIG, Some(bytes(&without))), ("config.json", config)];
     let ends = |source: &Source| json_of(source, GENERATION)["eos_token_id"].clone();
-    let generation = (GENERATION, bytes(&json!({ "eos_token_id": 0, "top_k": 4 })));
+    let generation = (GENERATION, Some(bytes(&json!({ "eos_token_id": 0, "top_k": 4 }))));
     let source = changed(&[files.as_slice(), &[generation]].concat());
     assert_eq!(ends(&source), json!([0, 2]));
     assert_eq!(json_of(&source, GENERATION)["top_k"], 4);
