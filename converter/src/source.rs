@@ -26,7 +26,7 @@ use shardpack_formats::{
     container::{ContainerError, TensorInfo},
     gguf::GgufError,
     pickle::PickleError,
-    stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
+    stored::{self, Damage, Descriptions, Documents, Grouped, Logical, StoredConfig, StoredError},
     tokenizer::{self, Converted},
 };
 use shardpack_manifests::{
@@ -718,7 +718,17 @@ fn group(
     weights: &Weights,
 ) -> Result<Grouped, SourceError> {
     let tensors: Vec<TensorInfo> = weights.tensors().cloned().collect();
-    stored::group(precision, &tensors)
+    let mut descriptions = Descriptions::new();
+    for tensor in &tensors {
+        if precision.is_some_and(|precision| precision.is_description(tensor)) {
+            let bytes = weights.read_small(tensor).map_err(|source| SourceError::Read {
+                path: folder.join(&weights.file_of(tensor).name),
+                source,
+            })?;
+            descriptions.insert(tensor.name.clone(), bytes);
+        }
+    }
+    stored::group(precision, &tensors, &descriptions)
         .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
 }
 

@@ -9,6 +9,7 @@
 //! grid, as they are ([`Logical::repack`]). Nothing here reads a file.
 
 mod awq;
+mod bitsandbytes;
 mod config;
 mod elements;
 mod fp4;
@@ -16,14 +17,17 @@ mod ggml;
 mod gguf;
 mod gptq;
 mod group;
+mod hqq;
 mod mlx;
 mod packed;
+mod paired_rows;
 mod pickled;
 mod repack;
 mod scaled;
+mod scaled_columns;
 mod whole;
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 use zerocopy::IntoBytes;
 
@@ -33,6 +37,10 @@ pub use gguf::group_gguf;
 pub use group::{Grouped, are_plain, group};
 pub use pickled::group_pickled;
 pub use repack::Repacked;
+
+/// The bytes of small tensors that say how others are stored, by name; see
+/// [`StoredConfig::is_description`].
+pub type Descriptions = BTreeMap<String, Vec<u8>>;
 
 /// Why a checkpoint's stored precision is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

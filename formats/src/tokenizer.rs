@@ -9,7 +9,7 @@ mod base64;
 mod document;
 mod protobuf;
 mod ranks;
-mod sentencepiece;
+pub(crate) mod sentencepiece;
 mod tekken;
 #[cfg(test)]
 mod tests;

@@ -130,6 +130,20 @@ fn four_bit_floats_and_mlx_are_decoded_as_their_libraries_do() {
 }
 
 #[test]
+fn bitsandbytes_and_hqq_are_decoded_as_their_libraries_do() {
+    for name in ["bnb_nf4", "bnb_fp4_nested", "bnb_int8", "hqq_4bit", "hqq_2bit"] {
+        check(name);
+    }
+}
+
+#[test]
+fn integers_of_torchao_and_modelopt_are_decoded_as_their_libraries_do() {
+    for name in ["torchao_int8", "torchao_int4_g32", "modelopt_int8_sq", "modelopt_int4_awq"] {
+        check(name);
+    }
+}
+
+#[test]
 fn gguf_is_decoded_as_its_library_does() {
     for name in GGUF.iter().chain(&["gguf_blocks", "gguf_iq4"]) {
         check_values(name);

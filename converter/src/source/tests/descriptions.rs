@@ -124,7 +124,10 @@ fn a_description_that_was_left_behind_changes_nothing() {
         }
     }
     // With integers in it, it was not.
-    check_refused("gptq_4bit_g64_sym", &json!({ "quant_method": "hqq" }), &["hqq", "not read"]);
+    let hqq = json!({ "quant_method": "hqq" });
+    check_refused("gptq_4bit_g64_sym", &hqq, &["qweight", "how HQQ stored it"]);
+    let torchao = json!({ "quant_method": "torchao" });
+    check_refused("gptq_4bit_g64_sym", &torchao, &["qweight", "how torchao stored it"]);
     let plain = Source::open(&fixture("bf16_sharded")).unwrap();
     assert!(plain.notes.iter().all(|note| note != LEFT_OVER));
 }

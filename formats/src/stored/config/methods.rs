@@ -175,6 +175,36 @@ pub(super) fn mxfp4(section: &Section<'_>) -> Result<Method, StoredError> {
     Ok(Method::Mxfp4)
 }
 
+pub(super) fn bitsandbytes(section: &Section<'_>) -> Result<Method, StoredError> {
+    // How the program that made it would load it; what came of it stands beside each tensor.
+    let is_known = |key: &str| {
+        let key = key.trim_start_matches('_');
+        ["load_in_", "bnb_4bit_", "llm_int8_"].iter().any(|start| key.starts_with(start))
+    };
+    let loading: Vec<&str> =
+        section.keys().map(|(key, _)| key.as_str()).filter(|key| is_known(key)).collect();
+    section.only("bitsandbytes", &[RUN_TIME, &loading].concat())?;
+    Ok(Method::BitsAndBytes)
+}
+
+pub(super) fn hqq(section: &Section<'_>) -> Result<Method, StoredError> {
+    // The parameters stand beside each tensor.
+    section.only("hqq", &known(&["quant_config", "skip_modules"]))?;
+    Ok(Method::Hqq)
+}
+
+pub(super) fn torchao(section: &Section<'_>) -> Result<Method, StoredError> {
+    // Types and shapes of the tensors say what came of it.
+    let keys = [
+        "quant_type",
+        "quant_type_kwargs",
+        "include_input_output_embeddings",
+        "untie_embedding_weights",
+    ];
+    section.only("torchao", &known(&keys))?;
+    Ok(Method::TorchAo)
+}
+
 pub(super) fn modelopt(section: &Section<'_>) -> Result<Method, StoredError> {
     let keys = [
         "quant_algo",
@@ -187,16 +217,24 @@ pub(super) fn modelopt(section: &Section<'_>) -> Result<Method, StoredError> {
         "smoothquant_val",
     ];
     section.only("modelopt", &known(&keys))?;
-    for key in ["has_zero_point", "pre_quant_scale"] {
-        if section.flag(key)? == Some(true) {
-            return Err(section.wrong(key, "false"));
-        }
+    if section.flag("has_zero_point")? == Some(true) {
+        return Err(section.wrong("has_zero_point", "false"));
     }
     let algorithm = |found: Option<&str>| match found {
-        Some("FP8" | "NVFP4") => Ok(()),
+        Some(
+            "FP8"
+            | "FP8_PER_CHANNEL_PER_TOKEN"
+            | "NVFP4"
+            | "NVFP4_AWQ"
+            | "W4A16_NVFP4"
+            | "W4A16_AWQ"
+            | "W8A16"
+            | "W8A8_SQ_PER_CHANNEL",
+        ) => Ok(()),
         other => {
             let format = format!("modelopt {}", other.unwrap_or("without quant_algo"));
-            Err(refused(&format, "FP8 and NVFP4 are read"))
+            let read = "FP8, NVFP4, W4A16_AWQ, W8A16 and W8A8_SQ_PER_CHANNEL are read";
+            Err(refused(&format, read))
         }
     };
     match section.text("quant_algo")? {
