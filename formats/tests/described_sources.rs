@@ -28,7 +28,7 @@ fn refusal(method: &str, tensors: &[TensorInfo], described: &[(&str, &[u8])]) ->
     group(Some(&config), tensors, &descriptions).err().map(|error| error.to_string())
 }
 
-/// 8 rows of 24, in blocks of 64: the last one is cut short by nothing, rows are crossed.
+/// 192 elements: blocks of 64 cross rows of 24.
 #[track_caller]
 fn check_four_bits(state: &serde_json::Value, absmax: &[u64], expected: Option<&str>) {
     let name = "a.weight.quant_state.bitsandbytes__nf4";
