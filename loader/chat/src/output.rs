@@ -12,7 +12,7 @@ use super::{
     model::ChatModel,
     tools::{
         ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
-        ParserOptions, TextForm, ToolCallParser, ToolSpec,
+        ParserOptions, SchemaError, TextForm, ToolCallParser, ToolSpec, advice,
     },
 };
 
@@ -47,6 +47,8 @@ pub struct OutputPlan {
     options: Option<ParserOptions>,
     /// For the engine.
     pub constraint: Option<ConstraintSource>,
+    /// Places in schemas that are not enforced.
+    pub unenforced: Vec<String>,
 }
 
 impl OutputPlan {
@@ -79,7 +81,7 @@ pub fn plan(
     let text = text_form(&request.response_format);
     // Without requirements, a lazy grammar constrains the calls that the model begins by itself.
     let needs_grammar = required || text.is_some() || !tools.is_empty();
-    let (mut constraint, mut validated) = (None, Vec::new());
+    let mut compiled = Compiled::default();
     if needs_grammar {
         let spec = ConstraintSpec {
             tools: tools.iter().map(|tool| constrained(tool)).collect(),
@@ -89,34 +91,24 @@ pub fn plan(
             in_thinking,
             stop_tokens: stop_tokens.to_vec(),
         };
-        (constraint, validated) = compile(model, request, spec, &tools)?;
+        compiled = compile(model, request, spec, &tools)?;
     }
-    let specs = specs(request, &tools, &validated)?;
+    let specs = specs(&tools, &compiled);
     let options = ParserOptions { tools: specs.into(), in_thinking, one_call, nonce: 0 };
     let options = (!is_raw).then_some(options);
-    Ok(OutputPlan { format, options, constraint })
+    let Compiled { constraint, unenforced, .. } = compiled;
+    Ok(OutputPlan { format, options, constraint, unenforced })
 }
 
-/// The tools for the parser. The `validated` ones get a validator for complete calls; a schema that
-/// cannot be validated either is refused with the keyword that the grammar lacks.
-fn specs(
-    request: &ChatRequest,
-    tools: &[&Tool],
-    validated: &[(usize, GrammarError)],
-) -> Result<Vec<ToolSpec>, OutputPlanError> {
-    let mut specs: Vec<ToolSpec> = tools
-        .iter()
-        .map(|tool| ToolSpec { name: tool.name.clone(), schema: schema(tool), validator: None })
-        .collect();
-    for (index, error) in validated {
-        let spec = &mut specs[*index];
-        let validator = ArgumentValidator::new(&spec.schema).map_err(|own| {
-            let reason = format!("{error}; the complete call cannot be validated either: {own}");
-            not_enforceable(&place(request, tools[*index]), &reason)
-        })?;
-        spec.validator = Some(validator);
-    }
-    Ok(specs)
+/// The tools for the parser. Those of which the grammar enforces less than can be judged get a
+/// validator for complete calls.
+fn specs(tools: &[&Tool], compiled: &Compiled) -> Vec<ToolSpec> {
+    let spec = |(index, tool): (usize, &&Tool)| {
+        let judged = compiled.judged.iter().find(|(own, _)| *own == index);
+        let validator = judged.and_then(|(_, schema)| ArgumentValidator::new(schema).ok());
+        ToolSpec { name: tool.name.clone(), schema: schema(tool), validator }
+    };
+    tools.iter().enumerate().map(spec).collect()
 }
 
 /// The tools that `tool_choice` leaves.
@@ -177,14 +169,21 @@ fn text_form(format: &ResponseFormat) -> Option<TextForm> {
     })
 }
 
-/// The constraint, and the tools whose complete calls are validated instead, with the reason why
-/// the grammar cannot enforce their schema.
-type Compiled = (Option<ConstraintSource>, Vec<(usize, GrammarError)>);
+/// What becomes of a request's tools and text form.
+#[derive(Default)]
+struct Compiled {
+    constraint: Option<ConstraintSource>,
+    /// Tools whose complete calls are judged, and by which schema.
+    judged: Vec<(usize, Value)>,
+    /// Places in schemas that are not enforced.
+    unenforced: Vec<String>,
+}
 
 /// Compiles the grammar before anything runs, so that a schema that cannot be enforced is a 400.
 ///
-/// Unless a constraint is required from the first token, a tool whose schema no grammar can enforce
-/// is constrained to its name and to JSON only, and its complete calls are validated.
+/// Unless a constraint is required from the first token, the schema of a tool is advice: what no
+/// grammar can enforce is judged when the call is complete, and what cannot be judged either is
+/// left out and named.
 fn compile(
     model: &ChatModel,
     request: &ChatRequest,
@@ -195,7 +194,7 @@ fn compile(
     let is_demanded = spec.required || spec.text.is_some();
     if model.output().style().tools.is_none() && !is_demanded {
         // Calls in an unknown tool-call format are neither parsed nor constrained.
-        return Ok((None, Vec::new()));
+        return Ok(Compiled::default());
     }
     let is_strict = tools.iter().any(|tool| tool.strict);
     let Some(grammars) = model.grammars() else {
@@ -206,33 +205,69 @@ fn compile(
                 message: format!("{param}: {reason}"),
             });
         }
-        let error = GrammarError::Grammar(reason.to_owned());
-        return Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect()));
+        return Ok(judge_all(request, tools));
     };
     let Err(error) = grammars.constraint(&spec) else {
-        return Ok((Some(spec.source()), Vec::new()));
+        return Ok(Compiled { constraint: Some(spec.source()), ..Compiled::default() });
     };
     if is_demanded || error == GrammarError::Busy {
         return Err(refused(param, &error, request));
     }
-    let mut validated = Vec::new();
+    let mut compiled = Compiled::default();
     for (index, tool) in tools.iter().enumerate() {
-        let alone = ConstraintSpec { tools: vec![spec.tools[index].clone()], ..spec.clone() };
-        let Err(error) = grammars.constraint(&alone) else { continue };
+        let alone = |schema: &Value| {
+            let tool = ConstrainedTool { name: tool.name.clone(), schema: schema.clone() };
+            grammars.constraint(&ConstraintSpec { tools: vec![tool], ..spec.clone() })
+        };
+        let Err(error) = alone(&spec.tools[index].schema) else { continue };
         if tool.strict || error == GrammarError::Busy {
             return Err(refused(&place(request, tool), &error, request));
         }
-        spec.tools[index].schema = weak(&spec.tools[index].schema);
-        validated.push((index, error));
+        let advice = advise(&spec.tools[index].schema, |schema| alone(schema).err());
+        let path = place(request, tool);
+        let places = advice.left_out.iter().map(|left_out| format!("{path}.{left_out}"));
+        compiled.unenforced.extend(places);
+        if alone(&advice.schema).is_ok() {
+            spec.tools[index].schema = advice.schema;
+        } else {
+            spec.tools[index].schema = weak(&advice.schema);
+            compiled.judged.push((index, advice.schema));
+        }
     }
     match grammars.constraint(&spec) {
-        Ok(_) => Ok((Some(spec.source()), validated)),
+        Ok(_) => Ok(Compiled { constraint: Some(spec.source()), ..compiled }),
         Err(error) if is_strict || error == GrammarError::Busy => {
             Err(refused(param, &error, request))
         }
-        // Together they are too large: all calls are validated instead.
-        Err(error) => Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect())),
+        // Together they are too large: all calls are judged instead.
+        Err(_) => Ok(judge_all(request, tools)),
     }
+}
+
+/// The part of a schema that a grammar enforces, or that a complete call can be judged by.
+fn advise(schema: &Value, grammar: impl Fn(&Value) -> Option<GrammarError>) -> advice::Advice {
+    advice::soften_until(schema, |schema| {
+        if grammar(schema).is_none() {
+            return Ok(());
+        }
+        ArgumentValidator::new(schema).map(|_| ())
+    })
+}
+
+/// Without a grammar: complete calls are judged by what can be judged.
+fn judge_all(request: &ChatRequest, tools: &[&Tool]) -> Compiled {
+    let mut compiled = Compiled::default();
+    for (index, tool) in tools.iter().enumerate() {
+        let check = |schema: &Value| -> Result<(), SchemaError> {
+            ArgumentValidator::new(schema).map(|_| ())
+        };
+        let advice = advice::soften_until(&schema(tool), check);
+        let path = place(request, tool);
+        let places = advice.left_out.iter().map(|left_out| format!("{path}.{left_out}"));
+        compiled.unenforced.extend(places);
+        compiled.judged.push((index, advice.schema));
+    }
+    compiled
 }
 
 /// The parameter that the constraint comes from.
@@ -254,21 +289,44 @@ fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> OutputPl
         _ => false,
     };
     let tool = request.tools.iter().find(is_of);
+    let tool = tool.or_else(|| {
+        request.tools.iter().find(|tool| tool_place(request, tool, error, param).is_some())
+    });
     let place = tool.map_or_else(|| param.to_owned(), |tool| place(request, tool));
-    not_enforceable(&place, &error.to_string())
+    let within = tool.and_then(|tool| keyword_place(tool, error));
+    let message = match within {
+        Some(within) => format!("{place}.{within}: {error}"),
+        None => format!("{place}: {error}"),
+    };
+    OutputPlanError::Unenforceable { param: place, message }
+}
+
+/// The place of a refused keyword, where a tool's schema is what was refused.
+fn tool_place(
+    request: &ChatRequest,
+    tool: &Tool,
+    error: &GrammarError,
+    param: &str,
+) -> Option<String> {
+    (param == "tools" || param == place(request, tool))
+        .then(|| keyword_place(tool, error))
+        .flatten()
+}
+
+fn keyword_place(tool: &Tool, error: &GrammarError) -> Option<String> {
+    let schema = schema(tool);
+    match error {
+        GrammarError::Schema(error) => advice::place_of(&schema, &error.keyword),
+        // The compiler speaks of types without their keyword.
+        GrammarError::Grammar(_) => advice::soften(&schema).left_out.into_iter().next(),
+        _ => None,
+    }
 }
 
 /// The request's path to a tool's schema.
 fn place(request: &ChatRequest, tool: &Tool) -> String {
     let index = request.tools.iter().position(|other| other.name == tool.name).unwrap_or_default();
     format!("tools[{index}].function.parameters")
-}
-
-fn not_enforceable(place: &str, reason: &str) -> OutputPlanError {
-    OutputPlanError::Unenforceable {
-        param: place.to_owned(),
-        message: format!("{place}: {reason}"),
-    }
 }
 
 /// What is enforced of a schema that no grammar can enforce: an object, the names of its members

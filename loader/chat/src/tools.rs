@@ -33,3 +33,5 @@ pub use calls::ToolSpec;
 pub use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
 pub use grammar::{ConstrainedTool, TextForm};
 pub use parser::{OutputFormat, ParserOptions, ToolCallParser};
+pub(crate) use schema::SchemaError;
+pub(crate) use schema::advice;

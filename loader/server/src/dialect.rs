@@ -250,7 +250,10 @@ fn parse_chat_or_responses(
     }
     let parsed = responses::parse(body, earlier)?;
     Ok(ParsedRequest {
-        writer_options: WriterOptions::Chat(chat::Options { include_usage: true }),
+        writer_options: WriterOptions::Chat(chat::Options {
+            include_usage: true,
+            customs: std::collections::BTreeSet::new(),
+        }),
         ..parsed
     })
 }
@@ -272,6 +275,13 @@ pub(super) fn parse_object(body: &[u8]) -> Result<Object, ApiError> {
 /// Serializes strings, integers and finite floats, which cannot fail.
 fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("strings and numbers are always JSON")
+}
+
+/// The free text within the arguments of a custom tool; what is not of that form is the text.
+fn custom_input(arguments: &str) -> String {
+    let value: Option<serde_json::Value> = serde_json::from_str(arguments).ok();
+    let input = value.as_ref().and_then(|value| value.get("input")?.as_str());
+    input.unwrap_or(arguments).to_owned()
 }
 
 /// Appends a server-sent event without a name.

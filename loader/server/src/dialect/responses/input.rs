@@ -41,6 +41,10 @@ pub(super) fn parse_input(
         }
     }
     turns.close();
+    // Clients probe a server with an empty input.
+    if turns.messages.is_empty() {
+        turns.messages.push(message("user", "".into()));
+    }
     ignored.append(&mut turns.ignored);
     Ok(turns.messages)
 }

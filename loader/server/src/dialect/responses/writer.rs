@@ -9,7 +9,7 @@ use shardpack_chat::{
 };
 
 use crate::{
-    dialect::{Answer, AnswerCall, Identity, Writer, to_json},
+    dialect::{Answer, AnswerCall, Identity, Writer, custom_input, to_json},
     error::ApiError,
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     response_store::{ResponseStore, StoredResponse},
@@ -318,13 +318,6 @@ impl Open {
             }),
         }
     }
-}
-
-/// The free text within the arguments of a custom tool; what is not of that form is the text.
-fn custom_input(arguments: &str) -> String {
-    let value: Option<Value> = serde_json::from_str(arguments).ok();
-    let input = value.as_ref().and_then(|value| value.get("input")?.as_str());
-    input.unwrap_or(arguments).to_owned()
 }
 
 fn logprob(token: &TokenLogprob) -> Value {

@@ -40,7 +40,10 @@ fn absent_and_null_are_the_same() {
     );
     assert_eq!(call.request, nulls.request);
     assert_eq!((call.stream, call.model), (false, None));
-    assert!(matches!(call.writer_options, WriterOptions::Chat(Options { include_usage: false })));
+    assert!(matches!(
+        call.writer_options,
+        WriterOptions::Chat(Options { include_usage: false, .. })
+    ));
     assert!(nulls.ignored.is_empty());
 }
 
@@ -79,7 +82,10 @@ fn values_are_taken() {
     assert_eq!(call.request.limits, Limits { max_tokens: Some(4), stop, ..Limits::default() });
     assert!(
         call.stream
-            && matches!(call.writer_options, WriterOptions::Chat(Options { include_usage: true }))
+            && matches!(
+                call.writer_options,
+                WriterOptions::Chat(Options { include_usage: true, .. })
+            )
     );
     let kwargs = serde_json::to_string(&call.request.template_kwargs).unwrap();
     assert_eq!(kwargs, r#"{"z":1,"a":2}"#);
