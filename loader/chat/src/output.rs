@@ -1,20 +1,26 @@
 //! Plans the output of a request: its parser and its constraint. The seam between the dialects and
 //! tool calls, reasoning and constrained decoding.
 
+mod closed;
+mod compiled;
+
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use shardpack_engine_api::{ConstraintSource, TokenId};
 
 use super::{
-    conversation::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
+    conversation::{
+        ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice, ToolFormat,
+    },
     json::Json,
     model::ChatModel,
     tools::{
-        ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
-        ParserOptions, SchemaError, TextForm, ToolCallParser, ToolSpec, advice,
+        ArgumentValidator, ConstrainedTool, ConstraintSpec, OutputFormat, ParserOptions, TextForm,
+        ToolCallParser, ToolSpec, lark,
     },
 };
+use compiled::{Compiled, compile};
 
 /// The output of a request cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -151,7 +157,23 @@ fn schema(tool: &Tool) -> Value {
 }
 
 fn constrained(tool: &Tool) -> ConstrainedTool {
-    ConstrainedTool { name: tool.name.clone(), schema: schema(tool) }
+    let mut constrained = ConstrainedTool { name: tool.name.clone(), schema: schema(tool) };
+    let Some(input) = constrained.schema.pointer_mut("/properties/input") else {
+        return constrained;
+    };
+    match &tool.format {
+        Some(ToolFormat::Regex(expression)) => {
+            input["pattern"] = format!("^(?:{expression})$").into();
+        }
+        Some(ToolFormat::Lark(text)) => {
+            if let Ok(within_json) = lark::within_json(text) {
+                input[lark::WITHIN_JSON] = within_json.into();
+                input[lark::BARE] = text.as_str().into();
+            }
+        }
+        None => {}
+    }
+    constrained
 }
 
 fn to_value(json: &Json) -> Value {
@@ -161,182 +183,18 @@ fn to_value(json: &Json) -> Value {
 fn text_form(format: &ResponseFormat) -> Option<TextForm> {
     Some(match format {
         ResponseFormat::Text => return None,
-        ResponseFormat::JsonObject => TextForm::Schema(json!({ "type": "object" })),
-        ResponseFormat::JsonSchema { schema, .. } => TextForm::Schema(to_value(schema)),
+        ResponseFormat::JsonObject => TextForm::Grammar(JSON_OBJECT.to_owned()),
+        ResponseFormat::JsonSchema { schema, strict, .. } if *strict => {
+            TextForm::Schema(to_value(schema))
+        }
+        ResponseFormat::JsonSchema { schema, .. } => {
+            TextForm::Schema(closed::closed(&to_value(schema)))
+        }
         ResponseFormat::Regex(expression) => TextForm::Regex(expression.clone()),
         ResponseFormat::Grammar(text) => TextForm::Grammar(text.clone()),
         ResponseFormat::Choice(texts) => TextForm::Choice(texts.clone()),
     })
 }
 
-/// What becomes of a request's tools and text form.
-#[derive(Default)]
-struct Compiled {
-    constraint: Option<ConstraintSource>,
-    /// Tools whose complete calls are judged, and by which schema.
-    judged: Vec<(usize, Value)>,
-    /// Places in schemas that are not enforced.
-    unenforced: Vec<String>,
-}
-
-/// Compiles the grammar before anything runs, so that a schema that cannot be enforced is a 400.
-///
-/// Unless a constraint is required from the first token, the schema of a tool is advice: what no
-/// grammar can enforce is judged when the call is complete, and what cannot be judged either is
-/// left out and named.
-fn compile(
-    model: &ChatModel,
-    request: &ChatRequest,
-    mut spec: ConstraintSpec,
-    tools: &[&Tool],
-) -> Result<Compiled, OutputPlanError> {
-    let param = param(&spec, request);
-    let is_demanded = spec.required || spec.text.is_some();
-    if model.output().style().tools.is_none() && !is_demanded {
-        // Calls in an unknown tool-call format are neither parsed nor constrained.
-        return Ok(Compiled::default());
-    }
-    let is_strict = tools.iter().any(|tool| tool.strict);
-    let Some(grammars) = model.grammars() else {
-        let reason = "constrained decoding is not supported for this model's vocabulary";
-        if is_demanded || is_strict {
-            return Err(OutputPlanError::Param {
-                param: param.to_owned(),
-                message: format!("{param}: {reason}"),
-            });
-        }
-        return Ok(judge_all(request, tools));
-    };
-    let Err(error) = grammars.constraint(&spec) else {
-        return Ok(Compiled { constraint: Some(spec.source()), ..Compiled::default() });
-    };
-    if is_demanded || error == GrammarError::Busy {
-        return Err(refused(param, &error, request));
-    }
-    let mut compiled = Compiled::default();
-    for (index, tool) in tools.iter().enumerate() {
-        let alone = |schema: &Value| {
-            let tool = ConstrainedTool { name: tool.name.clone(), schema: schema.clone() };
-            grammars.constraint(&ConstraintSpec { tools: vec![tool], ..spec.clone() })
-        };
-        let Err(error) = alone(&spec.tools[index].schema) else { continue };
-        if tool.strict || error == GrammarError::Busy {
-            return Err(refused(&place(request, tool), &error, request));
-        }
-        let advice = advise(&spec.tools[index].schema, |schema| alone(schema).err());
-        let path = place(request, tool);
-        let places = advice.left_out.iter().map(|left_out| format!("{path}.{left_out}"));
-        compiled.unenforced.extend(places);
-        if alone(&advice.schema).is_ok() {
-            spec.tools[index].schema = advice.schema;
-        } else {
-            spec.tools[index].schema = weak(&advice.schema);
-            compiled.judged.push((index, advice.schema));
-        }
-    }
-    match grammars.constraint(&spec) {
-        Ok(_) => Ok(Compiled { constraint: Some(spec.source()), ..compiled }),
-        Err(error) if is_strict || error == GrammarError::Busy => {
-            Err(refused(param, &error, request))
-        }
-        // Together they are too large: all calls are judged instead.
-        Err(_) => Ok(judge_all(request, tools)),
-    }
-}
-
-/// The part of a schema that a grammar enforces, or that a complete call can be judged by.
-fn advise(schema: &Value, grammar: impl Fn(&Value) -> Option<GrammarError>) -> advice::Advice {
-    advice::soften_until(schema, |schema| {
-        if grammar(schema).is_none() {
-            return Ok(());
-        }
-        ArgumentValidator::new(schema).map(|_| ())
-    })
-}
-
-/// Without a grammar: complete calls are judged by what can be judged.
-fn judge_all(request: &ChatRequest, tools: &[&Tool]) -> Compiled {
-    let mut compiled = Compiled::default();
-    for (index, tool) in tools.iter().enumerate() {
-        let check = |schema: &Value| -> Result<(), SchemaError> {
-            ArgumentValidator::new(schema).map(|_| ())
-        };
-        let advice = advice::soften_until(&schema(tool), check);
-        let path = place(request, tool);
-        let places = advice.left_out.iter().map(|left_out| format!("{path}.{left_out}"));
-        compiled.unenforced.extend(places);
-        compiled.judged.push((index, advice.schema));
-    }
-    compiled
-}
-
-/// The parameter that the constraint comes from.
-fn param(spec: &ConstraintSpec, request: &ChatRequest) -> &'static str {
-    match (&spec.text, &request.response_format) {
-        (Some(_), ResponseFormat::JsonSchema { param, .. }) => param,
-        (Some(_), ResponseFormat::JsonObject) => "response_format",
-        (Some(_), _) => "structured_outputs",
-        (None, _) => "tools",
-    }
-}
-
-fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> OutputPlanError {
-    if *error == GrammarError::Busy {
-        return OutputPlanError::Busy(error.to_string());
-    }
-    let is_of = |tool: &&Tool| match error {
-        GrammarError::Schema(error) => error.reason.ends_with(&format!("(tool {:?})", tool.name)),
-        _ => false,
-    };
-    let tool = request.tools.iter().find(is_of);
-    let tool = tool.or_else(|| {
-        request.tools.iter().find(|tool| tool_place(request, tool, error, param).is_some())
-    });
-    let place = tool.map_or_else(|| param.to_owned(), |tool| place(request, tool));
-    let within = tool.and_then(|tool| keyword_place(tool, error));
-    let message = match within {
-        Some(within) => format!("{place}.{within}: {error}"),
-        None => format!("{place}: {error}"),
-    };
-    OutputPlanError::Unenforceable { param: place, message }
-}
-
-/// The place of a refused keyword, where a tool's schema is what was refused.
-fn tool_place(
-    request: &ChatRequest,
-    tool: &Tool,
-    error: &GrammarError,
-    param: &str,
-) -> Option<String> {
-    (param == "tools" || param == place(request, tool))
-        .then(|| keyword_place(tool, error))
-        .flatten()
-}
-
-fn keyword_place(tool: &Tool, error: &GrammarError) -> Option<String> {
-    let schema = schema(tool);
-    match error {
-        GrammarError::Schema(error) => advice::place_of(&schema, &error.keyword),
-        // The compiler speaks of types without their keyword.
-        GrammarError::Grammar(_) => advice::soften(&schema).left_out.into_iter().next(),
-        _ => None,
-    }
-}
-
-/// The request's path to a tool's schema.
-fn place(request: &ChatRequest, tool: &Tool) -> String {
-    let index = request.tools.iter().position(|other| other.name == tool.name).unwrap_or_default();
-    format!("tools[{index}].function.parameters")
-}
-
-/// What is enforced of a schema that no grammar can enforce: an object, the names of its members
-/// and their plain types.
-fn weak(schema: &Value) -> Value {
-    let properties = schema.get("properties").and_then(Value::as_object);
-    let member = |(name, schema): (&String, &Value)| {
-        let kind = schema.get("type").filter(|kind| kind.is_string());
-        (name.clone(), kind.map_or(Value::Bool(true), |kind| json!({ "type": kind })))
-    };
-    let properties: Map<String, Value> = properties.into_iter().flatten().map(member).collect();
-    json!({ "type": "object", "properties": properties })
-}
+/// Any JSON object. Numbers have an end: without one a model may write digits for ever.
+const JSON_OBJECT: &str = include_str!("output/json_object.lark");

@@ -124,7 +124,9 @@ impl ChatTemplate {
             text.is_some_and(|text| text.contains("zebra") && !text.contains(word))
         };
         let mut forced = Vec::new();
-        if drops(&[user.clone(), said, system.clone(), late], "walrus") {
+        let turns = [user.clone(), said, system.clone(), late.clone()];
+        // A template that counts its turns refuses one of these and drops the other.
+        if drops(&turns, "walrus") || drops(&[user.clone(), system.clone(), late], "walrus") {
             forced.push(Adjustment::SystemToUser);
         }
         let no_system = drops(&[system.clone(), user.clone()], "walrus");

@@ -213,6 +213,7 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::Ready => get(state::ready),
         Target::Metrics => get(state::metrics),
         Target::Stats => get(state::stats),
+        Target::Props => get(models::props),
         Target::Models => get(models::models),
         Target::Model => get(models::model),
         Target::CountTokens => post(tokens::count_tokens),

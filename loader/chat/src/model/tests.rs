@@ -36,6 +36,8 @@ fn request(tools: &[&str]) -> ChatRequest {
         parameters: None,
         strict: false,
         kind: ToolKind::Function,
+        format: None,
+        namespaced: None,
     };
     let tools = tools.iter().enumerate().map(tool).collect();
     ChatRequest { messages: user("hi"), tools, ..ChatRequest::default() }

@@ -113,7 +113,7 @@ pub(super) fn render<T, E>(
 ) -> Result<(T, Vec<Adjustment>), E> {
     let first = apply(messages, forced);
     let refusal = match render(&first) {
-        Ok(rendered) => return Ok((rendered, effective(messages, forced.to_vec()))),
+        Ok(rendered) => return Ok((rendered, effective(messages, forced))),
         Err(error) if !may_adjust(&error) => return Err(error),
         Err(error) => error,
     };
@@ -146,7 +146,7 @@ pub(super) fn render<T, E>(
             (rendered, chosen) = (less, fewer);
         }
     }
-    Ok((rendered, effective(messages, chosen)))
+    Ok((rendered, effective(messages, &chosen)))
 }
 
 fn apply(messages: &[Message], chosen: &[Adjustment]) -> Vec<Message> {
@@ -155,8 +155,8 @@ fn apply(messages: &[Message], chosen: &[Adjustment]) -> Vec<Message> {
 }
 
 /// Those that change something.
-fn effective(messages: &[Message], chosen: Vec<Adjustment>) -> Vec<Adjustment> {
-    let whole = apply(messages, &chosen);
+fn effective(messages: &[Message], chosen: &[Adjustment]) -> Vec<Adjustment> {
+    let whole = apply(messages, chosen);
     let matters = |candidate: &Adjustment| {
         let fewer: Vec<_> = chosen.iter().copied().filter(|own| own != candidate).collect();
         apply(messages, &fewer) != whole
@@ -286,9 +286,9 @@ fn system_to_user(messages: Vec<Message>) -> Vec<Message> {
         if index >= first && is_system(&message) {
             let message = user(message.text());
             if results > 0 {
-                waiting.push(message)
+                waiting.push(message);
             } else {
-                out.push(message)
+                out.push(message);
             }
             continue;
         }

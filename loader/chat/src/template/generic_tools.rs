@@ -61,7 +61,7 @@ pub(super) fn native_call(template: &ChatTemplate) -> Option<String> {
     let called = parse(
         r#"{"role":"assistant","content":"","tool_calls":[{"id":"abcdefghi","type":"function","function":{"name":"function-name","arguments":{"key":"value"}}}]}"#,
     );
-    let before = template.plain(&[asked.clone()], Next::Assistant)?;
+    let before = template.plain(std::slice::from_ref(&asked), Next::Assistant)?;
     let after = template.plain(&[asked, called], Next::Nobody)?;
     let call = after.strip_prefix(before.as_str())?.trim();
     call.contains("function-name").then(|| call.to_owned())

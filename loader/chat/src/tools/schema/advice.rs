@@ -169,6 +169,13 @@ fn soft_keyword(key: &str, value: &Value, here: &str, left_out: &mut Vec<String>
             let list: Vec<Value> = soft.collect();
             (!list.is_empty()).then_some(Value::Array(list))
         }
+        _ => plain_keyword(key, value),
+    }
+}
+
+/// The value of a keyword that holds no schema, where it is of the right kind.
+fn plain_keyword(key: &str, value: &Value) -> Option<Value> {
+    match (key, value) {
         ("minimum" | "maximum" | "multipleOf" | "exclusiveMinimum" | "exclusiveMaximum", value) => {
             value.is_number().then(|| value.clone())
         }
