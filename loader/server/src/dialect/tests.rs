@@ -1,5 +1,7 @@
 //! Answers with thinking and calls, in every dialect: what each writer makes of the same pieces.
 
+mod agents;
+
 use serde_json::{Value, json};
 use shardpack_chat::conversation::{EndReason, OutputDelta};
 
