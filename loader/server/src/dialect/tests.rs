@@ -197,6 +197,17 @@ fn responses_give_each_piece_its_item() {
 }
 
 #[test]
+fn free_text_comes_out_of_its_json_cut_off_or_whole() {
+    let check = |arguments: &str, text: &str| assert_eq!(custom_input(arguments), text);
+    check(r#"{"input": "a\"b"}"#, "a\"b");
+    check(r#"{"input":  "a\nb"#, "a\nb");
+    check(r#"{"input": "a\"#, "a");
+    check(r#"{"input": "a\ud83d\ude"#, "a");
+    check(r#"{"input": ""#, "");
+    check("plain", "plain");
+}
+
+#[test]
 fn ollama_writes_calls_whole() {
     let lines: Vec<Value> = stream(Dialect::OllamaChat, true)
         .lines()
