@@ -193,6 +193,7 @@ impl Plan {
             source.logical(name).map(|tensor| tensor.native)
         })?;
         let mut warnings = normalised.warnings.clone();
+        warnings.extend(source.notes.iter().cloned());
         match &source.tokenizer {
             Some(Ok(converted)) => {
                 warnings.push(format!("tokenizer.json is made of {}", converted.from));

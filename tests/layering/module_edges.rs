@@ -154,7 +154,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["runtime"],
             &["library"],
             &["array"],
-            &["collective", "fused", "linear_attention"],
+            &["collective", "fused", "linear_attention", "sampling"],
         ],
     ),
     ("loader/sensors", &[&["linux", "smc"], &["macos"]]),

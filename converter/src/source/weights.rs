@@ -183,6 +183,24 @@ impl Weights {
         self.frameworks.iter().eq([&Some("mlx".to_owned())])
     }
 
+    /// The file that holds a tensor.
+    pub(super) fn file_of(&self, tensor: &TensorInfo) -> &WeightFile {
+        let (file, _) = self.tensors[&tensor.name];
+        &self.files[file]
+    }
+
+    /// Reads a small tensor before all others. Of a file that is elsewhere its bytes come once
+    /// more, and are verified, with the rest.
+    pub(super) fn read_small(&self, tensor: &TensorInfo) -> io::Result<Vec<u8>> {
+        let (start, mut bytes) = (tensor.offset, vec![0; tensor.size as usize]);
+        match &self.file_of(tensor).bytes {
+            Bytes::Local(file) => file.read_exact_at(&mut bytes, start)?,
+            #[cfg(feature = "hub")]
+            Bytes::Remote(file) => bytes = file.range(start..start + tensor.size)?,
+        }
+        Ok(bytes)
+    }
+
     /// A tensor and the index of its file.
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &TensorInfo)> {
         self.tensors.get(name).map(|(file, info)| (*file, info))
