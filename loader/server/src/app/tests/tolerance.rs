@@ -170,3 +170,27 @@ fn custom_tools_of_chat_completions_come_back_as_custom() {
     let shown = prompt(&server);
     assert!(shown.contains(r#""arguments": {"input": "a\"b"}"#), "{shown}");
 }
+
+#[test]
+fn objects_of_tools_are_closed_unless_they_are_strict_or_say_otherwise() {
+    let server = start(vec![Step::Say("Jesus wept."), STOP]);
+    let check = |strict: bool, more: Value, closed: bool| {
+        let mut schema = json!({"type": "object", "properties": {"zebra": {"type": "string"}}});
+        for (key, value) in more.as_object().unwrap() {
+            schema[key] = value.clone();
+        }
+        let function = json!({"name": "f", "parameters": schema, "strict": strict});
+        let tools = json!([{"type": "function", "function": function}]);
+        let reply = server.post(CHAT, &body(json!({"tools": tools})));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        assert_eq!(reply.header("x-shardpack-unenforced"), None);
+        let constraint = server.submitted().constraint.unwrap().0;
+        let found = constraint.contains(r#""additionalProperties":false"#);
+        assert_eq!(found, closed, "{strict} {more}: {constraint}");
+    };
+    check(false, json!({}), true);
+    check(false, json!({"required": ["zebra"]}), true);
+    check(false, json!({"additionalProperties": true}), false);
+    check(false, json!({"required": ["other"]}), false);
+    check(true, json!({}), false);
+}
