@@ -13,7 +13,7 @@ use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
-    conversation::ChatRequest,
+    conversation::{ChatRequest, Reasoning, ReasoningOption},
     json::{Json, Object},
     template::{ChatTemplate, RenderError, Rendered, TemplateError},
     text::{Vocabulary, VocabularyError},
@@ -254,6 +254,28 @@ impl ChatModel {
         self.templates
             .as_ref()
             .map_or("", |templates| templates.tools.as_ref().unwrap_or(&templates.default).source())
+    }
+
+    /// The reasoning options of a request that change nothing: the template has no such variable,
+    /// or the model does not reason at all. To reason not at all is what such a model does.
+    #[must_use]
+    pub fn unheard_reasoning(&self, reasoning: &Reasoning) -> Vec<ReasoningOption> {
+        let names = |variable: &str| {
+            let all = self.templates.iter();
+            let mut sources =
+                all.flat_map(|own| [Some(&own.default), own.tools.as_ref()]).flatten();
+            sources.any(|template| template.source().contains(variable))
+        };
+        let turns_on = reasoning.enabled == Some(true);
+        let effort = reasoning.effort.as_deref().filter(|effort| *effort != "none");
+        let budget = reasoning.budget_tokens;
+        let switch = turns_on && self.output.style().thinking.is_none() && effort.is_none();
+        let options = [
+            (ReasoningOption::Switch, switch),
+            (ReasoningOption::Effort, effort.is_some() && !names("reasoning_effort")),
+            (ReasoningOption::Budget, budget.is_some()),
+        ];
+        options.into_iter().filter_map(|(option, unheard)| unheard.then_some(option)).collect()
     }
 
     /// Context length, in tokens.
