@@ -1,4 +1,4 @@
-//! Model lists of OpenAI's, Anthropic's and LM Studio's clients: the one model, under its names.
+//! Model lists of the clients of `OpenAI`, Anthropic and LM Studio: the one model, under its names.
 
 use std::{
     sync::Arc,
