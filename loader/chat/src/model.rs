@@ -173,9 +173,10 @@ impl ChatModel {
         let eos = specials.get("eos_token").and_then(Json::as_str);
         stop_tokens.extend(eos.and_then(|eos| vocabulary.token_id(eos)));
         let positive = |value: Option<u32>, key: &str| {
+            let found = || value.map_or("nothing".to_owned(), |value| value.to_string());
             value.filter(|&value| value > 0).ok_or_else(|| OpenModelError::Value {
                 file: CONFIG,
-                message: format!("{key}: expected a positive number, found {value:?}"),
+                message: format!("{key}: expected a positive number, found {}", found()),
             })
         };
         let vocab_size = positive(text.vocab_size, "vocab_size")?;
