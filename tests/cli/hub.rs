@@ -85,20 +85,26 @@ fn serve(
         let (first, last) = line.strip_prefix("range: bytes=")?.split_once('-')?;
         Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?))
     });
+    let is_head = first.starts_with("HEAD ");
     let resolve = format!("/org/model/resolve/{COMMIT}/");
     let (status, extra, body) = if path == "/api/models/org/model/revision/main" {
-        ("200 OK", String::new(), json!({ "sha": COMMIT }).to_string().into_bytes())
+        (
+            "200 OK",
+            String::new(),
+            json!({ "id": "org/model", "sha": COMMIT }).to_string().into_bytes(),
+        )
     } else if path.starts_with(&format!("/api/models/org/model/tree/{COMMIT}")) {
         let list: Vec<Value> = files.iter().map(|(name, bytes)| entry(name, bytes)).collect();
         ("200 OK", String::new(), Value::from(list).to_string().into_bytes())
     } else if let Some(file) = path.strip_prefix(&resolve).and_then(|name| files.get(name)) {
-        let (first, last) = range.unwrap();
-        if path.ends_with(".safetensors") {
+        let (first, last) = range.unwrap_or((0, file.len().saturating_sub(1)));
+        if !is_head && path.ends_with(".safetensors") {
             sent.fetch_add((last - first + 1) as u64, Ordering::Relaxed);
             requests.fetch_add(1, Ordering::Relaxed);
         }
         let range = format!("Content-Range: bytes {first}-{last}/{}\r\n", file.len());
-        ("206 Partial Content", range, file[first..=last].to_vec())
+        let status = if is_head { "200 OK" } else { "206 Partial Content" };
+        (status, if is_head { String::new() } else { range }, file[first..=last].to_vec())
     } else {
         ("404 Not Found", String::new(), Vec::new())
     };
@@ -107,7 +113,8 @@ fn serve(
         body.len()
     );
     // A client that has gone away is none of our concern.
-    let _ = stream.write_all(&[head.as_bytes(), &body].concat());
+    let body = if is_head { &[][..] } else { &body };
+    let _ = stream.write_all(&[head.as_bytes(), body].concat());
 }
 
 fn entry(name: &str, bytes: &[u8]) -> Value {

@@ -337,7 +337,7 @@ fn broken_connections_from_afar_go_on_where_they_were() {
     assert!(WAITED.lock().unwrap().contains(&Duration::from_secs(9)), "Retry-After is kept");
     for (fault, word) in [
         (Fault::IgnoreRange, "does not support range requests"),
-        (Fault::WrongRange, "sends the range"),
+        (Fault::WrongRange, "asked for bytes"),
         (Fault::InsecureRedirect, "only https"),
         (Fault::Truncate { times: ALWAYS }, "times"),
         (Fault::WrongBytes { times: ALWAYS }, "SHA-256"),
