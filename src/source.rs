@@ -1,7 +1,7 @@
 //! Opens a source: a local folder or file, or a model on the hub.
 
 #[cfg(feature = "hub")]
-mod hub;
+pub(crate) mod hub;
 
 use std::path::{Path, PathBuf};
 
@@ -35,6 +35,11 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
+    /// A model with nothing merged into it.
+    pub(crate) const fn model(source: &'a Path, keep: Keep) -> Self {
+        Self { source, subfolder: None, adapters: &[], pickles: Pickles::Refuse, keep }
+    }
+
     /// The source that the arguments name.
     pub(crate) fn of(args: &'a SourceArgs, keep: Keep) -> Self {
         Self {

@@ -8,7 +8,7 @@ use std::{
 
 use shardpack_converter::{
     Source, Subfolder,
-    hub::{Hub, HubError, HubEvent, HubObserver, HubOptions, ModelName, Selection},
+    hub::{Hub, HubError, HubEvent, HubObserver, HubOptions, ModelName, Selection, Visibility},
 };
 
 use super::{Input, Keep, failure};
@@ -88,6 +88,29 @@ pub(crate) fn open(
         shown.finish();
     }
     source.map_err(failure)
+}
+
+/// Brings a package set of the hub into the cache; `None` if what is named is none.
+pub(crate) fn fetch_set(source: &Path) -> Result<Option<PathBuf>, Failure> {
+    let Some(HubModel { name, gguf: None }) = parse(source) else { return Ok(None) };
+    let shown = Arc::new(Shown::new(Keep::All));
+    let told = Arc::clone(&shown);
+    let hub = Hub::new(options(), Arc::new(move |event: &HubEvent| told.show(event)))?;
+    let folder = hub.fetch_set(&name)?;
+    shown.finish();
+    Ok(folder)
+}
+
+/// Uploads a package set; returns the commit.
+pub(crate) fn upload(
+    repository: &str,
+    set: &Path,
+    visibility: Visibility,
+) -> Result<String, Failure> {
+    let name: ModelName = repository.parse().map_err(|problem: String| anyhow::anyhow!(problem))?;
+    let told = Shown::new(Keep::Headers);
+    let hub = Hub::new(options(), Arc::new(move |event: &HubEvent| told.show(event)))?;
+    Ok(hub.upload(&name, set, visibility)?)
 }
 
 struct Shown {

@@ -3,25 +3,29 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Command, Output},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     thread,
 };
 
+use base64ct::{Base64, Encoding as _};
 use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 use shardpack_formats::hex;
 use tempfile::tempdir;
 
-use crate::harness::{
-    copy_folder, data, fail, files, kill, path, paused_command, shardpack, succeed, text,
+use crate::{
+    harness::{
+        copy_folder, data, fail, files, kill, path, paused_command, shardpack, succeed, text,
+    },
+    running::{Running, ask},
 };
 
 const COMMIT: &str = "89abcdef0123456789abcdef0123456789abcdef";
@@ -35,9 +39,13 @@ struct Hub {
 
 impl Hub {
     fn start(model: &Path) -> Self {
+        Self::of(files(model))
+    }
+
+    fn of(files: BTreeMap<String, Vec<u8>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let files = Arc::new(files(model));
+        let files = Arc::new(Mutex::new(files));
         let weight_bytes = Arc::new(AtomicU64::new(0));
         let weight_requests = Arc::new(AtomicU64::new(0));
         let counts = [Arc::clone(&weight_bytes), Arc::clone(&weight_requests)];
@@ -73,13 +81,20 @@ impl Hub {
 
 fn serve(
     mut stream: TcpStream,
-    files: &BTreeMap<String, Vec<u8>>,
+    files: &Mutex<BTreeMap<String, Vec<u8>>>,
     [sent, requests]: &[Arc<AtomicU64>; 2],
 ) {
-    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut lines = reader.by_ref().lines().map_while(Result::ok);
     let first = lines.next().unwrap_or_default();
     let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
     let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+    let length = head.iter().find_map(|line| {
+        line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse::<usize>().ok()
+    });
+    let mut posted = vec![0; length.unwrap_or(0)];
+    reader.read_exact(&mut posted).unwrap();
+    let mut files = files.lock().unwrap();
     let range = head.iter().find_map(|line| {
         let line = line.to_ascii_lowercase();
         let (first, last) = line.strip_prefix("range: bytes=")?.split_once('-')?;
@@ -96,6 +111,25 @@ fn serve(
     } else if path.starts_with(&format!("/api/models/org/model/tree/{COMMIT}")) {
         let list: Vec<Value> = files.iter().map(|(name, bytes)| entry(name, bytes)).collect();
         ("200 OK", String::new(), Value::from(list).to_string().into_bytes())
+    } else if path == "/api/repos/create" {
+        ("200 OK", String::new(), json!({ "url": "org/model" }).to_string().into_bytes())
+    } else if path == "/api/models/org/model/preupload/main" {
+        let asked: Value = serde_json::from_slice(&posted).unwrap();
+        let asked = asked["files"].as_array().unwrap().iter();
+        let answer: Vec<Value> =
+            asked.map(|file| json!({ "path": file["path"], "uploadMode": "regular" })).collect();
+        ("200 OK", String::new(), json!({ "files": answer }).to_string().into_bytes())
+    } else if path == "/api/models/org/model/commit/main" {
+        assert!(head.iter().any(|line| line.eq_ignore_ascii_case("authorization: bearer writer")));
+        for line in text(&posted).lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            if line["key"] == "file" {
+                let content = line["value"]["content"].as_str().unwrap();
+                let name = line["value"]["path"].as_str().unwrap().to_owned();
+                files.insert(name, Base64::decode_vec(content).unwrap());
+            }
+        }
+        ("200 OK", String::new(), json!({ "commitOid": COMMIT }).to_string().into_bytes())
     } else if let Some(file) = path.strip_prefix(&resolve).and_then(|name| files.get(name)) {
         let (first, last) = range.unwrap_or((0, file.len().saturating_sub(1)));
         if !is_head && path.ends_with(".safetensors") {
@@ -335,4 +369,95 @@ fn gguf_files_and_pickles_of_the_hub_convert_as_they_do_here() {
     let allowed = set("allowed");
     hub.run(folder.path(), &["convert", "org/model", "-o", path(&allowed), "--allow-pickle"]);
     assert_eq!(ids("allowed"), ids("pickle"));
+}
+
+#[test]
+fn a_model_is_converted_when_it_is_served_and_kept_by_name() {
+    let folder = tempdir().unwrap();
+    let hub = Hub::start(&data("kjv-4m"));
+    let store = folder.path().join("models");
+    let command = |args: &[&str]| {
+        let mut command = hub.command(folder.path(), args);
+        command.env("SHARDPACK_MODELS", &store);
+        command
+    };
+    let run = |args: &[&str]| {
+        let output = command(args).output().unwrap();
+        (output.status.code(), text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
+    };
+    let listen = ["--listen", "127.0.0.1:0", "--json", "--threads", "1"];
+    let local = data("kjv-4m");
+    for (model, bits) in [("org/model", "8"), (path(&local), "4")] {
+        let args = [&["serve", model, "--bits", bits][..], &listen].concat();
+        let server = Running::spawn(command(&args));
+        assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.", "{model}");
+        assert_eq!(server.terminate(), Some(0));
+    }
+    // What is there is served again without the hub, also by its name.
+    hub.requests();
+    for args in [&["run", "org/model", "--bits", "8"][..], &["serve", "org--model-8bit"]] {
+        let server = Running::spawn(command(&[args, &listen].concat()));
+        assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
+        assert_eq!(server.terminate(), Some(0));
+    }
+    assert_eq!(hub.requests(), 0);
+
+    let (code, listed, _) = run(&["list", "--json"]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let models = listed["models"].as_array().unwrap();
+    assert_eq!((code, models.len()), (Some(0), 2), "{listed}");
+    assert_eq!(models[1]["name"], "org--model-8bit", "{listed}");
+    assert_eq!((&models[1]["bits"], &models[1]["nodes"]), (&8.into(), &1.into()));
+    let used: Value = serde_json::from_str(&run(&["du", "--json"]).1).unwrap();
+    let sum: u64 = models.iter().map(|model| model["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(used["bytes"], sum);
+
+    // Nothing is removed unless every name is one of the store's.
+    let (code, _, said) = run(&["rm", "org--model-8bit", "../home"]);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("no model of this name") && said.contains("shardpack list"), "{said}");
+    assert!(store.join("org--model-8bit").exists() && folder.path().join("home").exists());
+    assert_eq!(run(&["rm", "org--model-8bit"]).0, Some(0));
+    assert!(!store.join("org--model-8bit").exists());
+
+    let set = folder.path().join("set");
+    succeed(&["convert", path(&local), "-o", path(&set)]);
+    for (args, words) in [
+        (["serve", path(&set), "--bits", "4"], "converted already"),
+        (["serve", "nowhere", "--bits", "4"], "no such set, model or file"),
+    ] {
+        let (code, _, said) = run(&args);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+}
+
+#[test]
+fn a_set_goes_to_the_hub_and_is_served_from_there() {
+    let folder = tempdir().unwrap();
+    let hub = Hub::of(BTreeMap::new());
+    let set = folder.path().join("set");
+    succeed(&["convert", path(&data("kjv-4m")), "-o", path(&set), "--nodes", "2"]);
+    let push = ["push-hub", path(&set), "org/model", "--json"];
+    let refused = hub.command(folder.path(), &push).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("HF_TOKEN"), "{}", text(&refused.stderr));
+    let pushed = hub.command(folder.path(), &push).env("HF_TOKEN", "writer").output().unwrap();
+    assert!(pushed.status.success(), "{}", text(&pushed.stderr));
+    let pushed: Value = serde_json::from_slice(&pushed.stdout).unwrap();
+    assert_eq!(pushed["commit"], COMMIT);
+    let store = folder.path().join("models");
+    let serve = ["serve", "org/model", "--listen", "127.0.0.1:0", "--json", "--threads", "1"];
+    let mut command = hub.command(folder.path(), &serve);
+    command.env("SHARDPACK_MODELS", &store);
+    let server = Running::spawn(command);
+    assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
+    assert_eq!(server.terminate(), Some(0));
+    assert!(!store.exists(), "a set is not converted");
+    let cached = folder.path().join("home/hub/models--org--model/snapshots").join(COMMIT);
+    assert!(files(&cached) == files(&set), "every file of the set");
+    // Something else is refused before anything is sent.
+    let other = hub.command(folder.path(), &["push-hub", path(folder.path()), "org/model"]);
+    let other = { other }.env("HF_TOKEN", "writer").output().unwrap();
+    assert_eq!(other.status.code(), Some(2), "{}", text(&other.stderr));
 }

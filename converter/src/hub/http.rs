@@ -13,19 +13,21 @@ use std::{
 };
 
 use futures_core::Stream;
-use hf_hub::{HFClient, HFError, repository::download::HFByteStream, split_id};
+use hf_hub::{
+    HFClient, HFError, HFRepository,
+    repository::{RepoTypeModel, download::HFByteStream},
+    split_id,
+};
 use reqwest::{Certificate, Proxy, Url, header, redirect::Policy};
 use tokio::runtime::Runtime;
 
 use super::{
-    HubError, HubEvent, HubObserver, HubOptions, ModelName,
+    HubError, HubEvent, HubObserver, HubOptions, ModelName, Visibility,
     listing::{self, RepoFile},
 };
 
 /// Until a connection stands.
 const CONNECT: Duration = Duration::from_secs(15);
-/// Until the first byte of an answer, and between two parts of a body.
-const SILENCE: Duration = Duration::from_secs(30);
 /// For an answer that is held in memory.
 const WHOLE: Duration = Duration::from_mins(2);
 
@@ -94,7 +96,7 @@ impl Body<'_> {
         take: impl FnOnce(&[u8]) -> Result<(), Failed>,
     ) -> Result<bool, Failed> {
         let next = poll_fn(|context| Pin::new(&mut self.stream).poll_next(context));
-        match self.client.within(SILENCE, next)? {
+        match self.client.within(self.client.options.silence, next)? {
             None => Ok(false),
             Some(Ok(bytes)) => take(&bytes).map(|()| true),
             Some(Err(error)) => Err(Failed::Again { problem: chain(&error), after: None }),
@@ -121,7 +123,7 @@ impl Client {
         let mut http = reqwest::Client::builder()
             .user_agent(concat!("shardpack/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT)
-            .read_timeout(SILENCE)
+            .read_timeout(options.silence)
             .redirect(Policy::custom(|attempt| {
                 if attempt.previous().len() > MAX_REDIRECTS {
                     return attempt.error(format!("more than {MAX_REDIRECTS} redirects"));
@@ -199,10 +201,37 @@ impl Client {
         })
     }
 
-    fn repository(
+    /// Uploads a folder as one commit to a model's repository, which is created unless it is there.
+    pub(super) fn upload(
         &self,
         name: &ModelName,
-    ) -> hf_hub::HFRepository<hf_hub::repository::RepoTypeModel> {
+        folder: &Path,
+        visibility: Visibility,
+    ) -> Result<String, HubError> {
+        let url = format!("{}/{name}", self.options.endpoint);
+        if self.options.token.is_none() {
+            let problem = format!("{url}: uploading needs a token with write access; set HF_TOKEN");
+            return Err(HubError::Option(problem));
+        }
+        let repo = name.repo();
+        self.retry(&url, |_| {
+            let create = self.hub.create_repository().repo_id(&repo).repo_type(RepoTypeModel);
+            let create = create.private(visibility == Visibility::Private).exist_ok(true).send();
+            let created = self.within(WHOLE, create)?;
+            created.map(|_| ()).map_err(|error| self.failed(&url, &error, Some(name)))
+        })?;
+        self.retry(&url, |_| {
+            let repository = self.repository(name);
+            let upload = repository.upload_folder().folder_path(folder).revision(&name.revision);
+            let upload = upload.commit_message("Upload a shardpack package set").send();
+            // As long as it takes: each of its connections has deadlines.
+            let commit = self.runtime.block_on(upload);
+            let commit = commit.map_err(|error| self.failed(&url, &error, Some(name)))?;
+            Ok(commit.commit_oid.unwrap_or_default())
+        })
+    }
+
+    fn repository(&self, name: &ModelName) -> HFRepository<RepoTypeModel> {
         let repo = name.repo();
         let (owner, model) = split_id(&repo);
         self.hub.model(owner, model)

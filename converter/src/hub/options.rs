@@ -19,6 +19,8 @@ pub struct HubOptions {
     /// PEM certificates of the authorities to trust instead of Mozilla's (`SSL_CERT_FILE`,
     /// `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
     pub authorities: Option<PathBuf>,
+    /// Longest wait for the first byte of an answer, and between two parts of a body.
+    pub silence: Duration,
     /// How to wait before a request is made again.
     pub wait: fn(Duration),
 }
@@ -37,6 +39,7 @@ impl HubOptions {
             offline: false,
             proxy: None,
             authorities: None,
+            silence: Duration::from_secs(30),
             wait: std::thread::sleep,
         }
     }
@@ -51,6 +54,15 @@ impl fmt::Debug for HubOptions {
             .field("offline", &self.offline)
             .finish_non_exhaustive()
     }
+}
+
+/// Who may see a repository that is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visibility {
+    /// Everybody.
+    Public,
+    /// Its owner.
+    Private,
 }
 
 /// `organisation/model`, at a revision.

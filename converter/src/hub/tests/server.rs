@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
@@ -26,6 +26,8 @@ pub(super) enum Fault {
     Truncate { times: u32 },
     /// The connection is reset in the middle of the body.
     Reset { times: u32 },
+    /// The body stops in its middle, and the connection stays.
+    Stall { times: u32 },
     /// The right size, another byte.
     WrongBytes { times: u32 },
     /// An error.
@@ -326,6 +328,7 @@ impl Reply<'_> {
         let times = match fault {
             Fault::Truncate { times }
             | Fault::Reset { times }
+            | Fault::Stall { times }
             | Fault::WrongBytes { times }
             | Fault::Status { times, .. } => *times,
             _ => u32::MAX,
@@ -375,6 +378,14 @@ impl Reply<'_> {
                 body = content[..10].to_vec();
             }
             Some((Fault::WrongBytes { .. }, _)) => body[0] ^= 0x40,
+            Some((Fault::Stall { .. }, _)) => {
+                let length = ("Content-Length", body.len().to_string());
+                self.head("206 Partial Content", &[("Content-Range", range), length]);
+                self.body(&body[..body.len() / 3]);
+                // Until the client hangs up.
+                let _ = self.stream.read(&mut [0]);
+                return;
+            }
             Some((Fault::Truncate { .. } | Fault::Reset { .. }, count)) => {
                 let length = ("Content-Length", body.len().to_string());
                 self.head("206 Partial Content", &[("Content-Range", range), length]);
