@@ -30,6 +30,8 @@ pub(crate) struct Input<'a> {
     pub(crate) adapters: &'a [PathBuf],
     /// Whether files of `torch.save` are read.
     pub(crate) pickles: Pickles,
+    /// Keys of `config.json` to leave out.
+    pub(crate) ignored_config_keys: &'a [String],
     /// Which weights of a hub model are kept.
     pub(crate) keep: Keep,
 }
@@ -37,7 +39,14 @@ pub(crate) struct Input<'a> {
 impl<'a> Input<'a> {
     /// A model with nothing merged into it.
     pub(crate) const fn model(source: &'a Path, keep: Keep) -> Self {
-        Self { source, subfolder: None, adapters: &[], pickles: Pickles::Refuse, keep }
+        Self {
+            source,
+            subfolder: None,
+            adapters: &[],
+            pickles: Pickles::Refuse,
+            ignored_config_keys: &[],
+            keep,
+        }
     }
 
     /// The source that the arguments name.
@@ -47,6 +56,7 @@ impl<'a> Input<'a> {
             subfolder: args.subfolder.as_ref(),
             adapters: &args.adapters,
             pickles: if args.allow_pickle { Pickles::Read } else { Pickles::Refuse },
+            ignored_config_keys: &args.ignored_config_keys,
             keep,
         }
     }
@@ -56,6 +66,7 @@ impl<'a> Input<'a> {
 /// kept.
 pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
     let mut opened = open_base(input, spool)?;
+    opened.ignore_config_keys(input.ignored_config_keys).map_err(failure)?;
     opened.merge_adapters(input.adapters).map_err(failure)?;
     Ok(opened)
 }

@@ -10,4 +10,4 @@ cargo run --release -- demo --engine mlx
 # With MLX nothing that needs it may be skipped, but for what needs Linux.
 export SHARDPACK_SKIPS=no-jaccl
 # One command, so that nothing is built again with other features.
-cargo test --release --test runtime --test cli --test conformance -- mlx runtime
+cargo test --release --lib --test runtime --test cli --test conformance -- mlx runtime

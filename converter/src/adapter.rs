@@ -5,12 +5,14 @@
 
 mod change;
 mod config;
+mod experts;
 mod file;
 mod mlx;
 mod pattern;
 mod peft;
 #[cfg(test)]
 mod tests;
+mod wrapper;
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +21,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use shardpack_formats::{Dtype, Platform, affine, container::TensorInfo};
+use shardpack_formats::{
+    Dtype, Platform, affine, container::TensorInfo, normalise::rows_and_columns,
+};
 use shardpack_manifests::manifest::AdapterRecord;
 
 use change::Change;
@@ -152,8 +156,8 @@ impl Adapters {
     /// Bytes that a thread holds beside its blocks while it merges.
     pub(crate) fn working_bytes(&self) -> u64 {
         let changes = self.changes.iter().flat_map(|(name, changes)| {
-            let width = self.infos.get(name).and_then(|info| info.shape.get(1)).copied();
-            changes.iter().map(move |change| change.working_bytes(width.unwrap_or(1)))
+            let width = self.infos.get(name).map_or(1, |info| rows_and_columns(&info.shape)[1]);
+            changes.iter().map(move |change| change.working_bytes(width))
         });
         changes.max().unwrap_or(0)
     }

@@ -51,6 +51,12 @@ pub(crate) const TEXT_FILES: &[&str] = &[
     "vocab.json",
 ];
 
+/// The folder of chat templates with names, as transformers saves them.
+pub(crate) const TEMPLATE_FOLDER: &str = "additional_chat_templates/";
+
+/// The ending of their names.
+pub(crate) const TEMPLATE_ENDING: &str = ".jinja";
+
 /// Of those, the files that a fine-tune may bring along.
 pub(crate) const TOKENIZER_FILES: &[&str] = &[
     "added_tokens.json",

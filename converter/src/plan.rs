@@ -12,10 +12,11 @@ mod tests;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use serde_json::Value;
 use shardpack_formats::{
     Dtype, Importance, Normalised, OwnRules, Role, Rounding, RulePack, TensorPlan, chat,
     imatrix::ImatrixError,
-    normalise::{ResolveError, resolve, rows_and_columns},
+    normalise::{ResolveError, reads, resolve, rows_and_columns},
 };
 use shardpack_manifests::{
     Digest, Layout, TensorShard,
@@ -74,6 +75,14 @@ pub enum PlanError {
     /// The architecture is unknown, or the checkpoint does not fit it.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
+    /// A key to be ignored decides what the model computes.
+    #[error(
+        "--ignore-config-key {key}: the rules of this architecture read it, so the model would be another one without it; only keys that no rules know can be left out"
+    )]
+    KeyIsRead {
+        /// The key.
+        key: String,
+    },
     /// The source cannot be read.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -164,7 +173,12 @@ impl Plan {
     pub fn new(source: &Source, options: ConvertOptions) -> Result<Self, PlanError> {
         let choice = Choice::new(&options)?;
         let tensors = source.source_tensors();
-        let normalised = resolve(&source.config, &tensors, &packs(options.rules.as_ref()))?;
+        let packs = packs(options.rules.as_ref());
+        if let Some(key) = source.ignored_keys.keys().find(|key| reads(&source.config, key, &packs))
+        {
+            return Err(PlanError::KeyIsRead { key: key.clone() });
+        }
+        let normalised = resolve(&source.config, &tensors, &packs)?;
         stages::check(&options, &normalised.spec)?;
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
@@ -179,6 +193,7 @@ impl Plan {
             source.logical(name).map(|tensor| tensor.native)
         })?;
         let mut warnings = normalised.warnings.clone();
+        warnings.extend(source.notes.iter().cloned());
         match &source.tokenizer {
             Some(Ok(converted)) => {
                 warnings.push(format!("tokenizer.json is made of {}", converted.from));
@@ -202,6 +217,7 @@ impl Plan {
             Ok(None) => {}
             Err(problem) => warnings.push(problem),
         }
+        warnings.extend(ignored_keys(&source.ignored_keys));
         warnings.extend(source.adapters.warnings.iter().cloned());
         warnings.extend(left_out(&normalised.ignored));
         let plan = Self::of(normalised, quantization, options, choice.rounding, warnings);
@@ -342,6 +358,13 @@ fn left_out(ignored: &[(String, String)]) -> Vec<String> {
         format!("{} {tensors} left out, such as {:?}: {reason}", names.len(), names[0])
     };
     reasons.iter().map(sentence).collect()
+}
+
+/// The keys that the user has taken out of the configuration.
+fn ignored_keys(keys: &BTreeMap<String, Value>) -> Option<String> {
+    let listed: Vec<String> = keys.iter().map(|(key, value)| format!("{key} = {value}")).collect();
+    (!keys.is_empty())
+        .then(|| format!("config keys left out by --ignore-config-key: {}", listed.join(", ")))
 }
 
 /// The user's rules before the compiled-in ones.

@@ -7,6 +7,7 @@ mod pickle;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod weights;
 
 #[cfg(feature = "hub")]
@@ -20,12 +21,13 @@ use std::{
 
 use serde_json::Value;
 use shardpack_formats::{
-    SourceTensor,
+    RulePack, SourceTensor,
     chat::{self, special_tokens},
     container::{ContainerError, TensorInfo},
     gguf::GgufError,
+    normalise::{ResolveError, Writer, changed_values, may_be_changed, rows_and_columns},
     pickle::PickleError,
-    stored::{self, Damage, Documents, Grouped, Logical, StoredConfig, StoredError},
+    stored::{self, Damage, Descriptions, Documents, Grouped, Logical, StoredConfig, StoredError},
     tokenizer::{self, Converted},
 };
 use shardpack_manifests::{
@@ -38,8 +40,8 @@ use crate::hub::{Hub, HubError, Selection, Snapshot};
 use crate::{
     adapter::{self, AdapterError, Adapters, Merge},
     checkpoint::{
-        INDEX, Origin, PICKLE_INDEX, Pickles, Subfolder, TEXT_FILES, TextError, has_tokenizer,
-        is_tokenizer_file, read_text,
+        INDEX, Origin, PICKLE_INDEX, Pickles, Subfolder, TEMPLATE_ENDING, TEMPLATE_FOLDER,
+        TEXT_FILES, TextError, has_tokenizer, is_tokenizer_file, read_text,
     },
 };
 
@@ -50,8 +52,14 @@ pub(crate) use weights::{WeightFile, Weights};
 /// What is said of a folder that holds an adapter.
 const ADAPTER: &str = "an adapter, not a model: it has adapter_config.json but no config.json; give the folder of the model, and this one with --adapter";
 
+/// What is said of a description of quantized weights beside floats.
+const LEFT_OVER: &str = "the configuration describes quantized weights, but every tensor is plain floats: they are taken as they stand";
+
 /// What is said of a folder that holds something else.
 const NO_CONFIG: &str = "not a model folder: it has no config.json";
+
+/// Where a vision-language model keeps the configuration of its text model.
+const TEXT_CONFIG: &str = "text_config";
 
 /// Why a folder is no usable source.
 #[derive(Debug, thiserror::Error)]
@@ -159,6 +167,22 @@ pub enum SourceError {
         /// The other file.
         second: String,
     },
+    /// Nobody can tell what the values mean.
+    #[error("{}", .path.display())]
+    Layout {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: Box<ResolveError>,
+    },
+    /// A key to be ignored is not there.
+    #[error(
+        "--ignore-config-key {key}: config.json has no key of that name, nor has its text_config; name the key as the error spells it"
+    )]
+    NoSuchKey {
+        /// The key.
+        key: String,
+    },
     /// An adapter cannot be merged.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -203,12 +227,18 @@ pub struct Source {
     /// file.
     derived: BTreeSet<String>,
     config_bytes: Vec<u8>,
+    /// Text files as they stand in the folder, where [`Self::text`] has them changed.
+    originals: BTreeMap<String, Vec<u8>>,
     /// What the stored tensors stand for, by name.
     grouped: Grouped,
     /// The `tokenizer.json` that is made of the others, or why there is none.
     pub(crate) tokenizer: Option<Result<Converted, String>>,
     pub(crate) adapters: Adapters,
+    /// Keys that the user has taken out of `config`, with their values.
+    pub(crate) ignored_keys: BTreeMap<String, Value>,
     origin: Origin,
+    /// What was found and mended, for whoever converts.
+    pub(crate) notes: Vec<String>,
 }
 
 impl Source {
@@ -280,11 +310,24 @@ impl Source {
         let config_bytes = read_text(&config_path)?;
         let config = parse_object(&config_path, &config_bytes)?;
         // Before the weights: a format that is not read may not even have readable headers.
-        let precision = stored_config(folder, &config)?;
-        let (weights, grouped) = open_weights(folder, precision.as_ref())?;
+        let precision = stored_config(folder, &config);
+        let is_described = !matches!(precision, Ok(None));
+        let (weights, mut grouped) = match precision {
+            Ok(precision) => open_weights(folder, precision.as_ref())?,
+            // What was quantized once may have been saved as floats again.
+            Err(refusal) => match open_weights(folder, None) {
+                Ok((weights, grouped)) if stored::are_plain(weights.tensors()) => {
+                    (weights, grouped)
+                }
+                _ => return Err(refusal),
+            },
+        };
+        let is_left_over = is_described && stored::are_plain(weights.tensors());
+        undo_mlx(folder, &config, &weights, &mut grouped)?;
         let text = read_texts(folder)?;
         let documents = (config, config_bytes);
-        let source = Self::of(folder, documents, (weights, grouped), (text, BTreeSet::new()));
+        let mut source = Self::of(folder, documents, (weights, grouped), (text, BTreeSet::new()));
+        source.notes.extend(is_left_over.then(|| LEFT_OVER.to_owned()));
         source.check_index(index)?;
         Ok(source)
     }
@@ -302,9 +345,10 @@ impl Source {
             text.insert(chat::TEMPLATE_FILE.to_owned(), template.as_bytes().to_vec());
             derived.insert(chat::TEMPLATE_FILE.to_owned());
         }
-        Self {
+        let mut source = Self {
             folder: folder.to_owned(),
-            tokenizer: converted_tokenizer(&text),
+            tokenizer: None,
+            originals: BTreeMap::new(),
             config,
             config_bytes,
             weights,
@@ -312,8 +356,36 @@ impl Source {
             text,
             derived,
             adapters: Adapters::default(),
+            ignored_keys: BTreeMap::new(),
             origin: Origin::default(),
+            notes: Vec::new(),
+        };
+        source.complete_texts();
+        source
+    }
+
+    /// Brings the text files into the form that packages have.
+    fn complete_texts(&mut self) {
+        let before = self.text.clone();
+        let (text, mut notes) = (&mut self.text, Vec::new());
+        let vocab = |config: &Value| config["vocab_size"].as_u64();
+        let rows = vocab(&self.config["text_config"]).or_else(|| vocab(&self.config));
+        texts::strip_marks(text, &mut notes);
+        texts::fold_templates(text, &mut notes);
+        self.tokenizer = converted_tokenizer(text);
+        texts::add_tokens(text, &mut self.tokenizer, rows, &mut notes);
+        let converted = self.tokenizer.as_ref().and_then(|made| made.as_ref().ok());
+        texts::complete_ends(text, converted, &self.config, rows, &mut notes);
+        for name in self.text.keys().filter(|name| !before.contains_key(*name)) {
+            self.derived.insert(name.clone());
         }
+        for (name, bytes) in before {
+            if self.text.get(&name) != Some(&bytes) && !self.derived.contains(&name) {
+                self.originals.entry(name).or_insert(bytes);
+            }
+        }
+        notes.retain(|note| !self.notes.contains(note));
+        self.notes.extend(notes);
     }
 
     /// Opens a folder, or the model in a part of it.
@@ -338,7 +410,7 @@ impl Source {
                 self.text.entry(name).or_insert(bytes);
             }
         }
-        self.tokenizer = converted_tokenizer(&self.text);
+        self.complete_texts();
         Ok(())
     }
 
@@ -407,8 +479,23 @@ impl Source {
             self.text.remove("chat_template.jinja");
         }
         self.text.extend(adapters.texts.clone());
-        self.tokenizer = converted_tokenizer(&self.text);
+        self.originals.retain(|name, _| !adapters.texts.contains_key(name));
+        self.complete_texts();
         self.adapters = adapters;
+        Ok(())
+    }
+
+    /// Takes keys out of the configuration, the text model's too. Keys that rules read are refused
+    /// by [`crate::Plan::new`].
+    pub fn ignore_config_keys(&mut self, keys: &[String]) -> Result<(), SourceError> {
+        for key in keys {
+            let mut removed = self.config.as_object_mut().and_then(|config| config.remove(key));
+            if let Some(text) = self.config.get_mut(TEXT_CONFIG).and_then(Value::as_object_mut) {
+                removed = text.remove(key).or(removed);
+            }
+            let missing = || SourceError::NoSuchKey { key: key.clone() };
+            self.ignored_keys.insert(key.clone(), removed.ok_or_else(missing)?);
+        }
         Ok(())
     }
 
@@ -445,7 +532,7 @@ impl Source {
         Ok(self.adapters.merge(name)?)
     }
 
-    /// Rows of a changed tensor as little-endian f32.
+    /// Rows of a changed tensor, counted over all dimensions but the last, as little-endian f32.
     pub(crate) fn merged_rows(
         &self,
         merge: &Merge,
@@ -454,9 +541,7 @@ impl Source {
     ) -> Result<(), SourceError> {
         let name = &merge.info().name;
         let tensor = self.logical(name).expect("adapters change tensors of the model");
-        let elements: u64 = tensor.shape.iter().product();
-        let row = elements / tensor.shape.first().copied().unwrap_or(1).max(1)
-            * tensor.dtype.size_bytes() as u64;
+        let row = rows_and_columns(&tensor.shape)[1] * tensor.dtype.size_bytes() as u64;
         let mut buffers = RowBuffers::default();
         let mut base = |rows: Range<u64>, out: &mut [f32]| {
             let mut bytes = vec![0; ((rows.end - rows.start) * row) as usize];
@@ -496,7 +581,7 @@ impl Source {
     pub fn read_tensor(&self, name: &str) -> Result<Option<Vec<u8>>, SourceError> {
         if let Some(merge) = self.merge(name)? {
             let mut bytes = Vec::new();
-            let rows = merge.info().shape.first().copied().unwrap_or(1);
+            let [rows, _] = rows_and_columns(&merge.info().shape);
             self.merged_rows(&merge, 0..rows, &mut bytes)?;
             return Ok(Some(bytes));
         }
@@ -536,7 +621,12 @@ impl Source {
 
     /// The source as manifests record it, given the digests of its weight files in order.
     pub(crate) fn record(&self, weights: &[Digest]) -> Result<manifest::Source, SourceError> {
-        let small = self.text.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+        let is_changed = |name: &String| self.originals.contains_key(name);
+        let as_it_is = self.text.iter().filter(|(name, _)| !is_changed(name));
+        // Manifests name files, not paths.
+        let changed = self.originals.iter().filter(|(name, _)| !name.contains('/'));
+        let small = as_it_is.chain(changed);
+        let small = small.map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
         let small = small.chain([("config.json", self.config_bytes.as_slice())]);
         let small = small.filter(|(name, _)| !self.derived.contains(*name)).map(|(name, bytes)| {
             SourceFile {
@@ -556,7 +646,8 @@ impl Source {
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let adapters = self.adapters.records()?;
         let Origin { repo, commit, subfolder, .. } = self.origin.clone();
-        Ok(manifest::Source { repo, commit, subfolder, files, adapters })
+        let ignored_config_keys = self.ignored_keys.keys().cloned().collect();
+        Ok(manifest::Source { repo, commit, subfolder, files, adapters, ignored_config_keys })
     }
 
     /// Everything that the index promises must be there. Tensors that it omits are used all the
@@ -664,8 +755,53 @@ fn group(
     weights: &Weights,
 ) -> Result<Grouped, SourceError> {
     let tensors: Vec<TensorInfo> = weights.tensors().cloned().collect();
-    stored::group(precision, &tensors)
+    let mut descriptions = Descriptions::new();
+    for tensor in &tensors {
+        if precision.is_some_and(|precision| precision.is_description(tensor)) {
+            let bytes = weights.read_small(tensor).map_err(|source| SourceError::Read {
+                path: folder.join(&weights.file_of(tensor).name),
+                source,
+            })?;
+            descriptions.insert(tensor.name.clone(), bytes);
+        }
+    }
+    stored::group(precision, &tensors, &descriptions)
         .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
+}
+
+/// Takes back what mlx-lm has changed in the values of its copy.
+fn undo_mlx(
+    folder: &Path,
+    config: &Value,
+    weights: &Weights,
+    grouped: &mut Grouped,
+) -> Result<(), SourceError> {
+    let tensor = |tensor: &Logical| SourceTensor {
+        name: tensor.name.clone(),
+        dtype: tensor.dtype,
+        shape: tensor.shape.clone(),
+    };
+    let sources: Vec<SourceTensor> = grouped.tensors.iter().map(tensor).collect();
+    if !may_be_changed(&sources) {
+        return Ok(());
+    }
+    let writer = if folder.join(manifest::MANIFEST_FILE).is_file() {
+        Writer::Packages
+    } else if weights.are_of_mlx() {
+        Writer::Mlx
+    } else {
+        Writer::Other
+    };
+    let changed = changed_values(config, &sources, writer, &RulePack::builtin());
+    let changed = changed.map_err(|source| SourceError::Layout {
+        path: folder.to_owned(),
+        source: Box::new(source),
+    })?;
+    for (name, adjustment) in changed {
+        let found = grouped.tensors.iter_mut().find(|tensor| tensor.name == name);
+        found.expect("rules change tensors that are there").undo(adjustment);
+    }
+    Ok(())
 }
 
 fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
@@ -681,12 +817,17 @@ fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
 
 fn read_texts(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
     let present = TEXT_FILES.iter().filter(|name| folder.join(name).is_file());
-    present.map(|name| Ok(((*name).to_owned(), read_text(&folder.join(name))?))).collect()
+    let named = folder.join(TEMPLATE_FOLDER);
+    let named = if named.is_dir() { file_names(&named)? } else { BTreeSet::new() };
+    let named = named.iter().filter(|name| name.ends_with(TEMPLATE_ENDING));
+    let named = named.map(|name| format!("{TEMPLATE_FOLDER}{name}"));
+    let names = present.map(|name| (*name).to_owned()).chain(named);
+    names.map(|name| Ok((name.clone(), read_text(&folder.join(&name))?))).collect()
 }
 
 fn parse_object(path: &Path, bytes: &[u8]) -> Result<Value, SourceError> {
     let problem = |problem| SourceError::Json { path: path.to_owned(), problem };
-    match shardpack_formats::python_json::parse(bytes) {
+    match shardpack_formats::python_json::parse(texts::without_mark(bytes)) {
         Ok(value @ Value::Object(_)) => Ok(value),
         Ok(_) => Err(problem("not a JSON object".to_owned())),
         Err(error) => Err(problem(format!("not JSON: {error}"))),

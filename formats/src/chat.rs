@@ -1,6 +1,8 @@
 //! What a model's chat template can do, found out by rendering conversations with it, and where
 //! templates are kept. The answers are part of a package, so nothing here depends on the clock.
 
+pub mod turn_end;
+
 use std::{
     collections::BTreeMap,
     sync::Arc,

@@ -113,6 +113,13 @@ pub fn parse_header(header: &[u8], size: u64) -> Result<Vec<TensorInfo>, Contain
     Ok(tensors)
 }
 
+/// The framework that a header names as its writer (`"pt"`, `"mlx"`), if it names one.
+#[must_use]
+pub fn framework(header: &[u8]) -> Option<String> {
+    let metadata: Metadata = serde_json::from_slice(header.get(8..)?).ok()?;
+    metadata.metadata().as_ref()?.get("format").cloned()
+}
+
 /// The first bytes of a container with these tensors (offsets are ignored: they follow from the
 /// order), padded so that data begins on [`DATA_ALIGNMENT`].
 #[must_use]

@@ -17,6 +17,7 @@ pub mod expr;
 pub mod gguf;
 pub mod hex;
 pub mod imatrix;
+mod inert;
 pub mod lowrank;
 pub mod memory;
 mod neutral;

@@ -19,9 +19,12 @@ mod architecture;
 mod axes;
 mod block_sparse;
 mod compressed_attention;
+mod elsewhere;
 mod error;
 mod family;
+mod mlx;
 mod parts;
+mod respelt;
 mod scaffold;
 mod scopes;
 mod skeleton;
@@ -30,6 +33,7 @@ pub(crate) mod tests;
 mod view;
 
 pub use error::{ResolveError, TensorList};
+pub use mlx::{Writer, changed_values, may_be_changed};
 pub use scaffold::{Scaffold, scaffold};
 pub use skeleton::expected_tensors;
 pub use view::{Run, View};
@@ -76,8 +80,8 @@ pub struct Normalised {
     pub tied_duplicate: Option<String>,
     /// Source tensors that a rule ignores, with the rule's reason.
     pub ignored: Vec<(String, String)>,
-    /// The configuration of the text model by itself, where it was taken out of one that describes
-    /// more: that of packages, which hold the text model alone.
+    /// The configuration of packages, where it is not the source's: that of the text model by itself,
+    /// taken out of one that describes more, or with keys put back that another tool has moved.
     pub text_config: Option<Map<String, Value>>,
     /// What a user should know, one sentence each.
     pub warnings: Vec<String>,
@@ -233,9 +237,25 @@ pub fn resolve(
         tensors: plan.tensors,
         tied_duplicate: plan.tied_duplicate,
         ignored: plan.ignored,
-        text_config: text.is_taken_out.then(|| text_config(&family, config)),
+        text_config: match (text.is_taken_out, text.is_respelt) {
+            (true, _) => Some(text_config(&family, config)),
+            (false, true) => Some(config.clone()),
+            (false, false) => None,
+        },
         warnings,
     })
+}
+
+/// Whether the rules of a configuration's family read a key: then the model is another one without
+/// it.
+#[must_use]
+pub fn reads(config: &Value, key: &str, packs: &[RulePack]) -> bool {
+    let Some(config) = config.as_object() else { return false };
+    let text = family::text_model(config, packs);
+    let is_known = |family: family::FamilyRules<'_>| {
+        family.used_keys().any(|used| used == key) || ["model_type", "architectures"].contains(&key)
+    };
+    family::choose(&text.config, packs).is_ok_and(is_known)
 }
 
 /// The text model's configuration as that of a model by itself.

@@ -65,6 +65,7 @@ mod check;
 mod extend;
 mod file;
 mod from;
+mod mlx;
 mod name;
 mod own;
 mod parts;
@@ -74,10 +75,11 @@ mod tests;
 pub use file::{Align, EXPERTS_AXIS, Role, ShardingRule};
 pub(crate) use file::{
     AttentionRules, Family, HeadGateRules, IgnoreRule, LayerRules, Presence, RequireRule,
-    RopeRules, SpecRules, TensorRule,
+    RopeRules, SpecRules, StripRule, TensorRule,
 };
 pub(crate) use from::FromRule;
 pub use from::Turn;
+pub(crate) use mlx::{MlxRules, MlxValueRule};
 pub(crate) use name::{NamePattern, matches};
 pub use own::{OwnRules, OwnRulesError};
 pub(crate) use parts::{

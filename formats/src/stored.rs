@@ -8,7 +8,9 @@
 //! from them: as 32-bit floats ([`Logical::decode`]), or, where the integers lie on an affine
 //! grid, as they are ([`Logical::repack`]). Nothing here reads a file.
 
+mod adjusted;
 mod awq;
+mod bitsandbytes;
 mod config;
 mod elements;
 mod fp4;
@@ -16,23 +18,31 @@ mod ggml;
 mod gguf;
 mod gptq;
 mod group;
+mod hqq;
 mod mlx;
 mod packed;
+mod paired_rows;
 mod pickled;
 mod repack;
 mod scaled;
+mod scaled_columns;
 mod whole;
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, fmt, ops::Range, sync::Arc};
 
 use zerocopy::IntoBytes;
 
 use crate::dtype::Dtype;
+pub use adjusted::Adjustment;
 pub use config::{Documents, StoredConfig};
 pub use gguf::group_gguf;
-pub use group::{Grouped, group};
+pub use group::{Grouped, are_plain, group};
 pub use pickled::group_pickled;
 pub use repack::Repacked;
+
+/// The bytes of small tensors that say how others are stored, by name; see
+/// [`StoredConfig::is_description`].
+pub type Descriptions = BTreeMap<String, Vec<u8>>;
 
 /// Why a checkpoint's stored precision is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! memory of one value (`t ~ t`, over and over): a hostile template can still exhaust the process.
 
 mod clock;
+mod jinja;
 mod python;
 mod tojson;
 
@@ -101,7 +102,7 @@ impl ChatTemplate {
         }
         let mut environment = environment(now).map_err(TemplateError::Parse)?;
         environment
-            .add_template_owned(NAME, without_generation_tags(source))
+            .add_template_owned(NAME, jinja::with_format_filters(&without_generation_tags(source)))
             .map_err(TemplateError::Parse)?;
         let specials = specials.into_iter();
         let specials = specials.map(|(name, token)| (name.into(), Value::from(Serde(token))));
@@ -184,6 +185,8 @@ fn environment(
     }
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", is_sequence);
+    env.add_test("callable", jinja::is_callable);
+    env.add_filter("urlencode", jinja::urlencode);
     env.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
     });

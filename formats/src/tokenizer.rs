@@ -4,11 +4,12 @@
 //! A conversion gives every text the tokens that the original gives it, or is refused by name with
 //! what to do. Files come from strangers: sizes and counts are bounded, and nothing is executed.
 
+pub mod added;
 mod base64;
 mod document;
 mod protobuf;
 mod ranks;
-mod sentencepiece;
+pub(crate) mod sentencepiece;
 mod tekken;
 #[cfg(test)]
 mod tests;

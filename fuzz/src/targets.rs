@@ -359,7 +359,7 @@ fn quantization(data: &[u8]) {
         Some(TensorInfo { name, dtype, shape, offset: 0, size })
     };
     let infos: Vec<TensorInfo> = tensors.into_iter().filter_map(info).collect();
-    let Ok(grouped) = stored::group(description.as_ref(), &infos) else { return };
+    let Ok(grouped) = stored::group(description.as_ref(), &infos, &BTreeMap::new()) else { return };
     let infos: BTreeMap<String, TensorInfo> =
         infos.into_iter().map(|info| (info.name.clone(), info)).collect();
     let mut seen: Vec<&String> = grouped.tensors.iter().flat_map(|t| &t.parts).collect();

@@ -83,6 +83,9 @@ pub struct Source {
     /// Adapters that were merged into the weights, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<AdapterRecord>,
+    /// Keys of `config.json` that were left out because the user said so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignored_config_keys: Vec<String>,
 }
 
 /// An adapter that was merged into a source.

@@ -64,6 +64,10 @@ pub(crate) struct SourceArgs {
     /// repository; the tokenizer may be in it or at the top.
     #[arg(long, value_name = "FOLDER")]
     pub subfolder: Option<Subfolder>,
+    /// Leave out a key of config.json that no rules know, because you know that it does not change
+    /// the model; may be given more than once. The packages' manifests record it.
+    #[arg(long = "ignore-config-key", value_name = "KEY")]
+    pub ignored_config_keys: Vec<String>,
 }
 
 /// How a model is sharded over nodes.

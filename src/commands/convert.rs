@@ -8,7 +8,11 @@ use std::{
 };
 
 use serde_json::json;
-use shardpack_converter::{ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, convert};
+use shardpack_chat::ChatModel;
+use shardpack_converter::{
+    ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
+};
+use shardpack_formats::normalise::ResolveError;
 
 use super::{Outcome, plan, rules, sign, threads};
 use crate::{
@@ -18,6 +22,9 @@ use crate::{
     progress::{Progress, result, say, size, table},
     source::{self, Input, Keep},
 };
+
+/// What is said where a configuration has keys that no rules know.
+const UNKNOWN_KEYS: &str = "a key that does not change what the model computes can be left out with --ignore-config-key KEY";
 
 /// Runs the command.
 pub(crate) fn run(args: &ConvertArgs) -> Outcome {
@@ -84,7 +91,10 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
         let display = Display::default();
         convert(&source, &plan, &|event| display.show(event))
     };
-    let converted = converted();
+    let mut converted = converted();
+    if let Ok(converted) = &mut converted {
+        check_text_side(converted);
+    }
     if input.keep == Keep::Nothing {
         // Pieces remove themselves when they are dropped. What killed runs have left goes too, if
         // the output was ours: else it may be that of another run.
@@ -94,6 +104,9 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
         let _ = std::fs::remove_dir(&spools);
     }
     converted.map_err(|error: ConvertError| {
+        if let ConvertError::Plan(PlanError::Resolve(ResolveError::UnknownKeys { .. })) = &error {
+            return Failure::wrong(error).hint(UNKNOWN_KEYS);
+        }
         if error.is_wrong() {
             return Failure::wrong(error);
         }
@@ -107,6 +120,22 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
             failure
         }
     })
+}
+
+/// Says what `serve` would say of the packages' text files.
+fn check_text_side(converted: &mut Converted) {
+    let Some(package) = converted.set.packages.first() else { return };
+    let folder = converted.output.join(&package.directory);
+    // Without a tokenizer it was said before.
+    if !folder.join("tokenizer.json").is_file() {
+        return;
+    }
+    if let Err(error) = ChatModel::open(&folder) {
+        let error = anyhow::Error::from(error);
+        let warning = format!("serve will refuse these packages: {error:#}");
+        say(&format!("note: {warning}"));
+        converted.report.warnings.push(warning);
+    }
 }
 
 /// A conversion as a progress bar.

@@ -36,6 +36,7 @@ pub(crate) fn run(args: &DemoArgs) -> Outcome {
         subfolder: None,
         adapters: &[],
         pickles: Pickles::Refuse,
+        ignored_config_keys: &[],
         keep: Keep::All,
     };
     let converted = convert::convert_source(&input, options(&set))?;

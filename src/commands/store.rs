@@ -54,13 +54,11 @@ pub(super) fn set_of(
 ) -> Result<(PathBuf, bool), Failure> {
     let is_package = given.join(shardpack_manifests::manifest::MANIFEST_FILE).is_file();
     if package::is_set(given) || is_package {
-        return match bits {
-            None => Ok((given.to_owned(), false)),
-            Some(_) => {
-                let given = given.display();
-                Err(anyhow!("--bits: {given} is converted already; leave it away").into())
-            }
-        };
+        if bits.is_some() {
+            let given = given.display();
+            return Err(anyhow!("--bits: {given} is converted already; leave it away").into());
+        }
+        return Ok((given.to_owned(), false));
     }
     let store = folder()?;
     if let Some(name) = given.to_str().filter(|name| is_name(name))

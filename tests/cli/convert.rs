@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use crate::harness::{MODELS, convert, copy_folder, data, files, path, run, succeed, text};
+use crate::harness::{MODELS, convert, copy_folder, data, fail, files, path, run, succeed, text};
 
 /// A stored tensor: dtype, shape, bytes.
 type Tensor = (String, Vec<u64>, Vec<u8>);
@@ -230,4 +230,43 @@ fn output_for_machines_is_json_and_an_existing_output_is_kept() {
     let inspected: Value =
         serde_json::from_str(&succeed(&["inspect", path(&output), "--json"])).unwrap();
     assert_eq!(inspected["packages"][0]["name"], "kjv");
+}
+
+#[test]
+fn unknown_config_keys_are_left_out_when_asked_and_recorded() {
+    let folder = tempdir().unwrap();
+    let model = folder.path().join("model");
+    copy_folder(&data("models/llama"), &model);
+    let file = model.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["my_head_scale"] = 2.5.into();
+    fs::write(&file, config.to_string()).unwrap();
+    let convert = |name: &str, key: Option<&str>| {
+        let output = folder.path().join(name);
+        let args = ["convert", path(&model), "-o", path(&output), "--bits", "8"].map(str::to_owned);
+        let key = key.map(|key| format!("--ignore-config-key={key}"));
+        (args.into_iter().chain(key).collect::<Vec<String>>(), output)
+    };
+    let refused = |key: Option<&str>, words: &[&str]| {
+        let (args, output) = convert("refused", key);
+        let error = fail(1, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        assert!(!output.exists());
+    };
+    refused(None, &["my_head_scale = 2.5"]);
+    let (args, _) = convert("refused", None);
+    let refusal = run(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(text(&refusal.stderr).contains("hint: a key that does not change what the model"));
+    refused(Some("my_head_skale"), &["my_head_skale", "no key of that name"]);
+    refused(Some("rope_theta"), &["rope_theta", "the rules of this architecture read it"]);
+    let (args, output) = convert("set", Some("my_head_scale"));
+    succeed(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let package = output.join("node-0");
+    let manifest = manifest(&package);
+    assert_eq!(manifest["source"]["ignored_config_keys"], json!(["my_head_scale"]));
+    let report = fs::read_to_string(output.join("report.json")).unwrap();
+    assert!(report.contains("--ignore-config-key: my_head_scale = 2.5"), "{report}");
+    // Nothing that reads the package asks again.
+    let written = fs::read_to_string(package.join("config.json")).unwrap();
+    assert!(!written.contains("my_head_scale"), "{written}");
 }

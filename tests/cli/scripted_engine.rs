@@ -20,6 +20,7 @@ fn a_file_of_answers_is_served_without_a_model() {
     let answers = json!({ "answers": [
         { "when": "Weather", "text": WEATHER },
         { "when": "sunny", "text": "It is sunny in Rome, 21 °C." },
+        { "when": "Why", "text": "<think>Hm.</think>So." },
         { "text": "Hello." },
     ] });
     fs::write(&file, answers.to_string()).unwrap();
@@ -44,6 +45,11 @@ fn a_file_of_answers_is_served_without_a_model() {
     messages.push(json!({ "role": "tool", "tool_call_id": id, "content": "sunny" }));
     let (_, answer) = post(&url, &json!({ "messages": messages, "tools": [tool] }));
     assert_eq!(answer["choices"][0]["message"]["content"], "It is sunny in Rome, 21 °C.");
+    let asked = json!({ "messages": [{ "role": "user", "content": "Why?" }] });
+    let (_, answer) = post(&url, &asked);
+    let message = &answer["choices"][0]["message"];
+    let found = [&message["reasoning_content"], &message["content"]];
+    assert_eq!(found, ["Hm.", "So."], "thinking is set apart");
     assert_eq!(server.terminate(), Some(0));
 
     // The file may name a set, whose words it then has.

@@ -88,6 +88,11 @@ fn weights_off_the_grid_are_requantized() {
     check_requantized("ct_nvfp4", &["--bits", "8"], 0.01);
     check_requantized("modelopt_nvfp4", &["--bits", "8"], 0.01);
     check_requantized("modelopt_fp8", &["--bits", "8"], 0.01);
+    check_requantized("modelopt_int4_awq", &["--bits", "8", "--group-size", "32"], 0.01);
+    check_requantized("torchao_int4_g32", &["--bits", "8", "--group-size", "32"], 0.01);
+    check_requantized("bnb_nf4", &["--bits", "8", "--group-size", "32"], 0.01);
+    check_requantized("bnb_fp4_nested", &["--bits", "6", "--group-size", "32"], 0.03);
+    check_requantized("hqq_4bit", &["--bits", "8", "--group-size", "32"], 0.01);
     check_requantized("mlx_mxfp4", &["--bits", "4", "--group-size", "32"], 0.12);
     check_requantized("gguf_q4_k_m", &["--bits", "4", "--group-size", "32"], 0.12);
     check_requantized("gguf_q6_k", &["--bits", "6"], 0.03);

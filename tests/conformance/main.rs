@@ -20,6 +20,7 @@ mod manifest_requires;
 mod mlx;
 mod moe_families;
 mod other_families;
+mod other_layouts;
 mod pipeline_stages;
 mod quantization_error;
 mod reference_models;

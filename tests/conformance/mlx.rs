@@ -6,6 +6,7 @@
 mod kernel_counts;
 mod kv_memory;
 mod linear_attention;
+mod lookahead;
 mod processes;
 
 use std::{
@@ -34,11 +35,15 @@ use crate::{
 const TOLERANCE: f32 = 1e-3;
 
 fn tokens(model: &Path) -> Vec<TokenId> {
+    numbers(model, "tokens_a").into_iter().map(TokenId).collect()
+}
+
+/// Whole numbers of a model's expectations.
+fn numbers(model: &Path, name: &str) -> Vec<u32> {
     let file = fs::read(model.join("expected.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
-    let bytes = tensors.tensor("tokens_a").unwrap().data().to_vec();
-    let token = |four: &[u8]| TokenId(u32::from_le_bytes(four.try_into().unwrap()));
-    bytes.chunks_exact(4).map(token).collect()
+    let bytes = tensors.tensor(name).unwrap().data().to_vec();
+    bytes.chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap())).collect()
 }
 
 fn on_cpu(packages: &[Package], tokens: &[TokenId]) -> Vec<f32> {

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use shardpack_formats::{Dtype, Platform, affine, container::TensorInfo, lowrank};
+use shardpack_formats::{
+    Dtype, Platform, affine, container::TensorInfo, lowrank, normalise::rows_and_columns,
+};
 
 use super::{AdapterError, Rows, file::AdapterFile};
 
@@ -23,6 +25,8 @@ pub(super) enum Kind {
     ReplaceRows { tensor: String, rows: Vec<u64> },
     /// `scale · (left · right)` is added.
     Delta(Box<Delta>),
+    /// The same for each matrix of a stack.
+    Stack(Vec<Delta>),
     /// `scale · tensor` is added (`lora_bias`).
     Add { tensor: String, scale: f32 },
 }
@@ -40,6 +44,13 @@ pub(super) struct Delta {
     pub(super) scale: f32,
     /// Lengths of the rows after the change (`DoRA`).
     pub(super) magnitude: Option<String>,
+}
+
+impl Delta {
+    /// The right factor, `[rank, width]`.
+    fn right_matrix(&self, file: &AdapterFile) -> Result<Vec<f32>, AdapterError> {
+        self.right.read(file, 0..self.shape[1], self.rank, Order::RankFirst)
+    }
 }
 
 /// A factor as it lies in its tensor: element `(i, k)` is at
@@ -116,7 +127,7 @@ impl Change {
         match self.kind {
             Kind::Replace { .. } => 0,
             Kind::ReplaceRows { .. } => 1,
-            Kind::Delta(_) | Kind::Add { .. } => 2,
+            Kind::Delta(_) | Kind::Stack(_) | Kind::Add { .. } => 2,
         }
     }
 
@@ -124,6 +135,10 @@ impl Change {
     pub(super) fn working_bytes(&self, width: u64) -> u64 {
         match &self.kind {
             Kind::Delta(delta) => 3 * 4 * delta.rank * width,
+            Kind::Stack(deltas) => {
+                let one = |delta: &Delta| 3 * 4 * delta.rank * (delta.shape[0] + delta.shape[1]);
+                deltas.first().map_or(0, one)
+            }
             Kind::Replace { .. } | Kind::ReplaceRows { .. } | Kind::Add { .. } => 0,
         }
     }
@@ -178,6 +193,12 @@ impl Kind {
                     }
                 }
             }
+            Self::Stack(deltas) => {
+                let matrix = deltas[0].shape;
+                if info.shape != [deltas.len() as u64, matrix[0], matrix[1]] {
+                    return misfit(&deltas[0].left.tensor, "factors of that shape");
+                }
+            }
             Self::Add { tensor, .. } => {
                 if shape(tensor) != info.shape {
                     return misfit(tensor, "the same shape");
@@ -199,7 +220,7 @@ pub(crate) struct Merge<'a> {
 struct MergeStep<'a> {
     kind: &'a Kind,
     file: &'a AdapterFile,
-    /// `[rank, width]` of a low-rank change.
+    /// `[rank, width]` of a low-rank change to a single matrix.
     right: Vec<f32>,
 }
 
@@ -214,10 +235,8 @@ impl<'a> Merge<'a> {
         let step = |change: &'a Change| {
             let file = &files[change.adapter];
             let right = match &change.kind {
-                Kind::Delta(delta) => {
-                    delta.right.read(file, 0..delta.shape[1], delta.rank, Order::RankFirst)?
-                }
-                Kind::Replace { .. } | Kind::ReplaceRows { .. } | Kind::Add { .. } => Vec::new(),
+                Kind::Delta(delta) => delta.right_matrix(file)?,
+                _ => Vec::new(),
             };
             Ok(MergeStep { kind: &change.kind, file, right })
         };
@@ -230,7 +249,8 @@ impl<'a> Merge<'a> {
         self.info
     }
 
-    /// Rows of the changed tensor as little-endian f32. `base` gives the rows of the model before
+    /// Rows of the changed tensor, counted over all dimensions but the last, as little-endian f32.
+    /// `base` gives the rows of the model before
     /// any adapter.
     pub(crate) fn rows<E: From<AdapterError>>(
         &self,
@@ -238,7 +258,7 @@ impl<'a> Merge<'a> {
         base: Rows<E>,
         out: &mut Vec<u8>,
     ) -> Result<(), E> {
-        let width = self.info.shape.iter().skip(1).product::<u64>();
+        let [_, width] = rows_and_columns(&self.info.shape);
         let mut block = vec![0.0_f32; ((rows.end - rows.start) * width) as usize];
         if !matches!(self.steps.first(), Some(MergeStep { kind: Kind::Replace { .. }, .. })) {
             base(rows.clone(), &mut block)?;
@@ -274,26 +294,36 @@ impl MergeStep<'_> {
                 }
                 Ok(())
             }
-            Kind::Delta(delta) => self.add(delta, rows, width as usize, block),
+            Kind::Delta(delta) => self.add(delta, &self.right, rows, block),
+            Kind::Stack(deltas) => {
+                let height = deltas[0].shape[0];
+                let mut rest = block;
+                let mut row = rows.start;
+                while row < rows.end {
+                    let (index, first) = (row / height, row % height);
+                    let count = (height - first).min(rows.end - row);
+                    let (matrix, after) =
+                        std::mem::take(&mut rest).split_at_mut((count * width) as usize);
+                    let delta = &deltas[index as usize];
+                    let right = delta.right_matrix(self.file)?;
+                    self.add(delta, &right, &(first..first + count), matrix)?;
+                    (rest, row) = (after, row + count);
+                }
+                Ok(())
+            }
         }
     }
 
     fn add(
         &self,
         delta: &Delta,
+        right: &[f32],
         rows: &Range<u64>,
-        width: usize,
         block: &mut [f32],
     ) -> Result<(), AdapterError> {
+        let width = delta.shape[1] as usize;
         let left = delta.left.read(self.file, rows.clone(), delta.rank, Order::OuterFirst)?;
-        lowrank::add(
-            Platform::detect_for_quantizing(),
-            block,
-            width,
-            &left,
-            &self.right,
-            delta.scale,
-        );
+        lowrank::add(Platform::detect_for_quantizing(), block, width, &left, right, delta.scale);
         if let Some(magnitude) = &delta.magnitude {
             let mut lengths = vec![0.0; (rows.end - rows.start) as usize];
             self.file.read(magnitude, rows.start, &mut lengths)?;

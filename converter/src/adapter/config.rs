@@ -76,6 +76,18 @@ pub(super) struct Peft {
     rest: Map<String, Value>,
 }
 
+/// How PEFT has taken the dimensions of a parameter of experts `[experts, out, in]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ParameterOrder {
+    /// A is `[rank, in]`, B is `[out, rank]`: from PEFT 0.19 on.
+    OutIn,
+    /// A is `[rank, out]`, B is `[in, rank]`: before.
+    InOut,
+}
+
+/// The first release of PEFT, major and minor, with [`ParameterOrder::OutIn`].
+const OUT_IN_SINCE: [u64; 2] = [0, 19];
+
 /// mlx-lm's configuration of a run.
 #[derive(Debug)]
 pub(super) struct Mlx {
@@ -159,6 +171,36 @@ impl Peft {
                 Err(format!("adapter_config.json: {key} = {value} is not understood"))
             }
             None => Ok(()),
+        }
+    }
+
+    /// How the factors of a parameter of experts are to be read, `[rows, columns]` being the product
+    /// if A comes from the inputs. Shapes decide, or the version; without one a square product could
+    /// be either. Since 0.19 PEFT asks the module whether its experts are `[in, out]`
+    /// (`is_turned`).
+    pub(super) fn parameter_order(
+        &self,
+        module: &str,
+        [rows, columns]: [u64; 2],
+        fits: &dyn Fn([u64; 2]) -> bool,
+        is_turned: bool,
+    ) -> Result<ParameterOrder, String> {
+        match [fits([rows, columns]), fits([columns, rows])] {
+            [_, false] => return Ok(ParameterOrder::OutIn),
+            [false, true] => return Ok(ParameterOrder::InOut),
+            [true, true] => {}
+        }
+        let stated = self.rest.get("peft_version").and_then(Value::as_str);
+        let version = stated.and_then(|version| {
+            let mut numbers = version.split('.').map(|part| part.parse::<u64>().ok());
+            Some([numbers.next()??, numbers.next()??])
+        });
+        match version {
+            Some(version) if version < OUT_IN_SINCE || is_turned => Ok(ParameterOrder::InOut),
+            Some(_) => Ok(ParameterOrder::OutIn),
+            None => Err(format!(
+                "{module}: adapter_config.json has no peft_version; PEFT before 0.19 stores the factors of fused experts the other way round, and [{rows}, {columns}] fits both; add the peft_version that wrote the adapter"
+            )),
         }
     }
 

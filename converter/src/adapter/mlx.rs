@@ -7,7 +7,9 @@ use super::{
     Base,
     change::{Change, Delta, Factor, Kind},
     config::{Mlx, MlxKind},
+    experts::{apart, projection},
     file::AdapterFile,
+    wrapper::in_model,
 };
 
 /// Finds the model's tensor for every tensor of the adapter.
@@ -23,9 +25,9 @@ pub(super) fn changes(
         let (module, part) = name.rsplit_once('.').unwrap_or((name, ""));
         if matches!(part, "lora_a" | "lora_b" | "m") && config.kind != MlxKind::Full {
             modules.entry(module).or_default().insert(part, name);
-        } else if base(name).is_some() {
+        } else if let Some(target) = in_model(name, base) {
             let kind = Kind::Replace { tensor: name.clone() };
-            found.push((name.clone(), Change { adapter, kind }));
+            found.push((target, Change { adapter, kind }));
         } else {
             return Err(format!("changes {name:?}, which the model does not have"));
         }
@@ -39,8 +41,8 @@ pub(super) fn changes(
             return Err(format!("{name}: fine_tune_type and its tensors contradict each other"));
         }
         let pair = Pair { name, a, b, magnitude };
-        for (tensor, delta) in pair.deltas(config, file, base)? {
-            found.push((tensor, Change { adapter, kind: Kind::Delta(Box::new(delta)) }));
+        for (tensor, kind) in pair.kinds(config, file, base)? {
+            found.push((tensor, Change { adapter, kind }));
         }
     }
     Ok(found)
@@ -54,12 +56,12 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    fn deltas(
+    fn kinds(
         self,
         config: &Mlx,
         file: &AdapterFile,
         base: Base,
-    ) -> Result<Vec<(String, Delta)>, String> {
+    ) -> Result<Vec<(String, Kind)>, String> {
         let (a, b) = (&file.tensors[self.a].shape[..], &file.tensors[self.b].shape[..]);
         let (rank, scale) = (config.rank, config.scale);
         if let (&[experts, a_rank, _], &[b_experts, _, b_rank]) = (a, b) {
@@ -69,7 +71,8 @@ impl Pair<'_> {
             return self.experts(config, (a, b), base);
         }
         let target = format!("{}.weight", self.name);
-        let Some(info) = base(&target) else {
+        let found = in_model(&target, base).and_then(|target| Some((base(&target)?, target)));
+        let Some((info, target)) = found else {
             return Err(format!("changes {target:?}, which the model does not have"));
         };
         let (a_name, b_name) = (self.a.to_owned(), self.b.to_owned());
@@ -90,33 +93,40 @@ impl Pair<'_> {
             }
             _ => return Err(self.misfit(a, b, rank)),
         };
-        Ok(vec![(target, delta)])
+        Ok(vec![(target, Kind::Delta(Box::new(delta)))])
     }
 
-    /// `mlp.switch_mlp.gate_proj` stands for `mlp.experts.0.gate_proj` and its kin.
+    /// `mlp.switch_mlp.gate_proj` stands for `mlp.experts.0.gate_proj` and its kin; a copy of mlx-lm's
+    /// has it as it is.
     fn experts(
         self,
         config: &Mlx,
         (a, b): (&[u64], &[u64]),
         base: Base,
-    ) -> Result<Vec<(String, Delta)>, String> {
+    ) -> Result<Vec<(String, Kind)>, String> {
         let unknown = || format!("changes {:?}, which the model does not have", self.name);
-        let (layer, projection) = self.name.split_once(".switch_mlp.").ok_or_else(unknown)?;
         let (rank, scale) = (config.rank, config.scale);
         let (width, rows) = (a[2], b[1]);
         let delta = |expert: u64| {
-            let target = format!("{layer}.experts.{expert}.{projection}.weight");
-            base(&target).ok_or_else(unknown)?;
             let left =
                 Factor { first: expert * rows * rank, ..Factor::rows(self.b.to_owned(), rank) };
             let right = Factor {
                 first: expert * rank * width,
                 ..Factor::columns(self.a.to_owned(), width)
             };
-            let shape = [rows, width];
-            Ok((target, Delta { left, right, rank, shape, scale, magnitude: None }))
+            Delta { left, right, rank, shape: [rows, width], scale, magnitude: None }
         };
-        (0..a[0]).map(delta).collect()
+        if let Some(stack) = in_model(&format!("{}.weight", self.name), base) {
+            return Ok(vec![(stack, Kind::Stack((0..a[0]).map(delta).collect()))]);
+        }
+        let (layer, leaf) = self.name.split_once(".switch_mlp.").ok_or_else(unknown)?;
+        let projection = projection(leaf).ok_or_else(unknown)?;
+        let module = format!("{layer}.experts");
+        let change = |expert: u64| {
+            let target = apart(&module, expert, projection, base).ok_or_else(unknown)?;
+            Ok((target, Kind::Delta(Box::new(delta(expert)))))
+        };
+        (0..a[0]).map(change).collect()
     }
 
     fn misfit(&self, a: &[u64], b: &[u64], rank: u64) -> String {

@@ -1,7 +1,7 @@
 //! PEFT's tensors: their names to the model's tensors. The same weights are stored up to three
 //! times for a module to save; fused experts nest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
@@ -9,14 +9,13 @@ use super::{
     Base,
     change::{Change, Delta, Factor, Kind},
     config::Peft,
+    experts::{Experts, Pair},
     file::AdapterFile,
+    wrapper::in_model,
 };
 
 /// What PEFT puts before the model's own names.
 const PREFIX: &str = "base_model.model.";
-
-/// Most experts of a layer that are looked for; the largest published count is 512.
-const MAX_EXPERTS: u64 = 4096;
 
 /// The tensors of one module, by what they are.
 #[derive(Default)]
@@ -54,13 +53,13 @@ pub(super) fn changes(
 ) -> Result<Vec<(String, Change)>, String> {
     let mut context = Context { config, file, base, changes: Vec::new() };
     let modules = modules(file)?;
-    let mut fused: BTreeSet<&str> = BTreeSet::new();
     for (name, module) in &modules {
-        if is_fused(config, name, base) {
-            fused.insert(name.strip_suffix(".base_layer").unwrap_or(name));
-            context.experts(name, module)?;
-        } else {
-            context.module(name, module)?;
+        match Experts::find(config, name, base) {
+            Some(experts) => {
+                let pair = Pair::of(name, &module.parts, file)?;
+                context.changes.extend(experts.changes(&pair, config)?);
+            }
+            None => context.module(name, module)?,
         }
     }
     if config.trainable_token_indices != Value::Null
@@ -100,14 +99,6 @@ fn modules(file: &AdapterFile) -> Result<BTreeMap<String, Module>, String> {
     Ok(modules)
 }
 
-/// Whether a module is the experts of a layer, which the model stores one by one.
-fn is_fused(config: &Peft, module: &str, base: Base) -> bool {
-    let experts = module.strip_suffix(".base_layer").unwrap_or(module);
-    config.target_parameters.as_ref().is_some_and(|list| !list.is_empty())
-        && base(&format!("{experts}.weight")).is_none()
-        && base(&format!("{experts}.0.down_proj.weight")).is_some()
-}
-
 struct Context<'a> {
     config: &'a Peft,
     file: &'a AdapterFile,
@@ -123,10 +114,8 @@ impl Context<'_> {
     /// The model's tensor of a module; refused by the module's name when there is none.
     fn target(&self, module: &str, part: &str) -> Result<String, String> {
         let name = format!("{module}.{part}");
-        match (self.base)(&name) {
-            Some(_) => Ok(name),
-            None => Err(format!("changes {name:?}, which the model does not have")),
-        }
+        in_model(&name, self.base)
+            .ok_or_else(|| format!("changes {name:?}, which the model does not have"))
     }
 
     fn module(&mut self, name: &str, module: &Module) -> Result<(), String> {
@@ -251,68 +240,9 @@ impl Context<'_> {
         self.changes.push((target, Kind::Delta(Box::new(delta))));
         Ok(())
     }
-
-    /// Experts that transformers holds as one parameter and the model stores one by one. Which of
-    /// two parameters a pair belongs to follows from the shapes: no model has experts for which
-    /// both fit.
-    fn experts(&mut self, name: &str, module: &Module) -> Result<(), String> {
-        let mut parts = module.parts.clone();
-        let (Some(a), Some(b), true) = (parts.remove("A"), parts.remove("B"), parts.is_empty())
-        else {
-            return Err(format!("{name}: of fused experts only plain LoRA is merged"));
-        };
-        let experts = name.strip_suffix(".base_layer").unwrap_or(name);
-        let info = |expert: u64, part: &str| {
-            (self.base)(&format!("{experts}.{expert}.{part}.weight")).map(|info| info.shape)
-        };
-        let count = (0..MAX_EXPERTS).take_while(|e| info(*e, "down_proj").is_some()).count() as u64;
-        let (&[a_rows, width], &[rows, b_columns]) = (self.shape(&a), self.shape(&b)) else {
-            return Err(format!("{name}: lora_A and lora_B must be matrices"));
-        };
-        let gate = info(0, "gate_proj").unwrap_or_default();
-        let down = info(0, "down_proj").unwrap_or_default();
-        let (parameter, targets): (&str, &[&str]) = if down == [rows, width] {
-            ("down_proj", &["down_proj"])
-        } else if gate.len() == 2 && [gate[0] * 2, gate[1]] == [rows, width] {
-            ("gate_up_proj", &["gate_proj", "up_proj"])
-        } else {
-            return Err(format!(
-                "{name}: factors for [{rows}, {width}] fit neither gate_up_proj nor down_proj of its experts"
-            ));
-        };
-        let listed = self.config.target_parameters.iter().flatten();
-        let place = format!("{experts}.{parameter}");
-        if !listed
-            .into_iter()
-            .any(|target| place == *target || place.ends_with(&format!(".{target}")))
-        {
-            return Err(format!("changes {place:?}, which target_parameters do not list"));
-        }
-        let (rank, scale) = self.config.scaling(&place)?;
-        check_rank(name, rank * count, a_rows, b_columns)?;
-        for expert in 0..count {
-            for (part, target) in targets.iter().enumerate() {
-                let part_rows = rows / targets.len() as u64;
-                let first = part as u64 * part_rows * b_columns + expert;
-                let left = Factor {
-                    tensor: b.clone(),
-                    first,
-                    outer_stride: b_columns,
-                    rank_stride: count,
-                };
-                let right =
-                    Factor { first: expert * rank * width, ..Factor::columns(a.clone(), width) };
-                let shape = [part_rows, width];
-                let delta = Delta { left, right, rank, shape, scale, magnitude: None };
-                let tensor = self.target(&format!("{experts}.{expert}.{target}"), "weight")?;
-                self.changes.push((tensor, Kind::Delta(Box::new(delta))));
-            }
-        }
-        Ok(())
-    }
 }
 
-fn check_rank(name: &str, rank: u64, a: u64, b: u64) -> Result<(), String> {
+pub(super) fn check_rank(name: &str, rank: u64, a: u64, b: u64) -> Result<(), String> {
     if (a, b) == (rank, rank) {
         return Ok(());
     }

@@ -8,6 +8,8 @@ use shardpack_formats::{Dtype, container};
 use super::*;
 use crate::{Source, SourceError};
 
+mod experts;
+
 /// Products may be summed in another order: the fixtures' own tolerance.
 const RELATIVE: f32 = 1e-5;
 /// The same for values near zero.

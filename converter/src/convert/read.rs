@@ -5,7 +5,7 @@ use std::{cell::RefCell, ops::Range};
 
 use shardpack_formats::{
     AffineFormat, Dtype, TensorPlan,
-    normalise::Run,
+    normalise::{Run, rows_and_columns},
     rules::Turn,
     stored::{Logical, Repacked},
 };
@@ -129,7 +129,8 @@ impl<'a> Rows<'a> {
         }
         let (_, merge) = held.as_ref().expect("the caller has seen that adapters change it");
         let info = merge.info();
-        let row_bytes = (info.size / info.shape.first().copied().unwrap_or(1).max(1)).max(1);
+        let [rows, _] = rows_and_columns(&info.shape);
+        let row_bytes = (info.size / rows.max(1)).max(1);
         let end = offset + out.len() as u64;
         let rows = offset / row_bytes..end.div_ceil(row_bytes);
         let first = (offset - rows.start * row_bytes) as usize;

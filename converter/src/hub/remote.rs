@@ -224,7 +224,7 @@ impl RemoteFile {
         start..(start + self.piece_bytes).min(self.file.size)
     }
 
-    fn range(&self, bytes: Range<u64>) -> io::Result<Vec<u8>> {
+    pub(crate) fn range(&self, bytes: Range<u64>) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; (bytes.end - bytes.start) as usize];
         let client = &self.hub.client;
         download::range(client, &self.address, &self.file, bytes.start, &mut buffer)

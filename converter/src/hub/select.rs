@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::RepoFile;
 use crate::checkpoint::{
-    GGUF, INDEX, PICKLE_INDEX, Pickles, Subfolder, VISION_PREFIX, gguf_part, has_tokenizer,
-    is_pickle, is_tokenizer_file,
+    GGUF, INDEX, PICKLE_INDEX, Pickles, Subfolder, TEMPLATE_ENDING, TEMPLATE_FOLDER, VISION_PREFIX,
+    gguf_part, has_tokenizer, is_pickle, is_tokenizer_file,
 };
 
 /// Files beside the weights, where the repository has them.
@@ -73,6 +73,9 @@ pub(super) fn needed(
     }
     let is_small = |file: &&RepoFile| SMALL.contains(&file.name());
     let mut found: Vec<RepoFile> = here().filter(is_small).cloned().collect();
+    let templates = format!("{prefix}{TEMPLATE_FOLDER}");
+    let named = files.iter().filter(|file| in_folder(&templates, file));
+    found.extend(named.filter(|file| file.path.ends_with(TEMPLATE_ENDING)).cloned());
     if subfolder.is_some() {
         let whole = files.iter().filter(|file| in_folder("", file));
         found = with_tokenizer(found, whole.filter(is_small));

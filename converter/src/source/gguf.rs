@@ -65,6 +65,7 @@ pub(super) fn open(path: &Path) -> Result<Source, SourceError> {
     let wrong = |source| SourceError::Gguf { path: path.to_owned(), source };
     let first = WeightFile::open(folder, name.clone())?;
     let header = read_header(path, &first)?;
+    check_first(path, &name, &header)?;
     let model = Model::new(&header).map_err(wrong)?;
     let mut parts = Vec::new();
     let mut weights = Weights::default();
@@ -119,6 +120,32 @@ fn read_header(path: &Path, file: &WeightFile) -> Result<Header, SourceError> {
             Err(Err(source)) => return Err(SourceError::Gguf { path: path.to_owned(), source }),
         }
     }
+}
+
+/// Whether the file is the first one of its model: only that one says what the model is.
+fn check_first(path: &Path, name: &str, header: &Header) -> Result<(), SourceError> {
+    let number = |key: &str| header.keys.get(key).and_then(gguf::Value::integer);
+    let by_name = gguf_part(name).filter(|(_, index, count)| *index > 1 && index <= count);
+    let by_keys = number("split.no").filter(|index| *index > 0).map(|index| index + 1);
+    let (index, count) = match (by_keys, by_name) {
+        (Some(index), named) => {
+            let named = named.map(|(_, _, count)| count as i64);
+            (index, number("split.count").or(named).unwrap_or(index))
+        }
+        // A file that was renamed is what its keys say.
+        (None, Some((_, index, count))) if !header.keys.contains_key("general.architecture") => {
+            (index as i64, count as i64)
+        }
+        (None, _) => return Ok(()),
+    };
+    let first = match gguf_part(name) {
+        Some((stem, _, _)) => format!("{stem}-00001-of-{count:05}{GGUF}"),
+        None => format!("the file that ends in -00001-of-{count:05}{GGUF}"),
+    };
+    let problem = format!(
+        "part {index} of {count} of a model that is split into several files; give the first part, {first}, with the others beside it"
+    );
+    Err(SourceError::Folder { path: path.to_owned(), problem })
 }
 
 /// The other files of a model that is split.

@@ -12,7 +12,10 @@ use shardpack_formats::{Platform, RulePack, affine::widen, resolve};
 
 use super::*;
 
+mod descriptions;
 mod gguf;
+mod mlx_lm;
+mod texts;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/sources").join(name)
@@ -123,6 +126,20 @@ fn gptq_and_awq_are_decoded_as_their_packers_do() {
 #[test]
 fn four_bit_floats_and_mlx_are_decoded_as_their_libraries_do() {
     for name in ["modelopt_nvfp4", "mlx_4bit_g64", "mlx_8bit_g32_overrides", "mlx_mxfp4"] {
+        check(name);
+    }
+}
+
+#[test]
+fn bitsandbytes_and_hqq_are_decoded_as_their_libraries_do() {
+    for name in ["bnb_nf4", "bnb_fp4_nested", "bnb_int8", "hqq_4bit", "hqq_2bit"] {
+        check(name);
+    }
+}
+
+#[test]
+fn integers_of_torchao_and_modelopt_are_decoded_as_their_libraries_do() {
+    for name in ["torchao_int8", "torchao_int4_g32", "modelopt_int8_sq", "modelopt_int4_awq"] {
         check(name);
     }
 }

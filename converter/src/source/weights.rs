@@ -1,7 +1,14 @@
 //! The weight files of a source: headers read at once, data by position and on demand. Nothing
 //! is mapped, so the process's memory is what it has allocated, however large the model.
 
-use std::{collections::BTreeMap, fs::File, io, ops::Range, os::unix::fs::FileExt, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::Path,
+};
 
 use shardpack_formats::container::{self, TensorInfo};
 use shardpack_manifests::Digest;
@@ -96,6 +103,8 @@ impl WeightFile {
 pub(crate) struct Weights {
     pub(crate) files: Vec<WeightFile>,
     tensors: BTreeMap<String, (usize, TensorInfo)>,
+    /// The frameworks that the files name as their writers.
+    frameworks: BTreeSet<Option<String>>,
 }
 
 impl Weights {
@@ -138,6 +147,7 @@ impl Weights {
         file.read_header(&mut header, 0).map_err(read)?;
         let found = container::parse_header(&header, size)
             .map_err(|source| SourceError::Container { path: path.to_owned(), source })?;
+        self.frameworks.insert(container::framework(&header));
         self.add_tensors(file, found)
     }
 
@@ -166,6 +176,29 @@ impl Weights {
     /// Every tensor by name.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.tensors.values().map(|(_, info)| info)
+    }
+
+    /// Whether every file says that tools of MLX wrote it.
+    pub(super) fn are_of_mlx(&self) -> bool {
+        self.frameworks.iter().eq([&Some("mlx".to_owned())])
+    }
+
+    /// The file that holds a tensor.
+    pub(super) fn file_of(&self, tensor: &TensorInfo) -> &WeightFile {
+        let (file, _) = self.tensors[&tensor.name];
+        &self.files[file]
+    }
+
+    /// Reads a small tensor before all others. Of a file that is elsewhere its bytes come once
+    /// more, and are verified, with the rest.
+    pub(super) fn read_small(&self, tensor: &TensorInfo) -> io::Result<Vec<u8>> {
+        let (start, mut bytes) = (tensor.offset, vec![0; tensor.size as usize]);
+        match &self.file_of(tensor).bytes {
+            Bytes::Local(file) => file.read_exact_at(&mut bytes, start)?,
+            #[cfg(feature = "hub")]
+            Bytes::Remote(file) => bytes = file.range(start..start + tensor.size)?,
+        }
+        Ok(bytes)
     }
 
     /// A tensor and the index of its file.

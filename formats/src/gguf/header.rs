@@ -102,6 +102,11 @@ fn parse_header(cursor: &mut Cursor, size: u64) -> Result<Header, Stop> {
         return Err(cursor.wrong("it does not begin with GGUF"));
     }
     let version = cursor.u32("the version")?;
+    if matches!(version.swap_bytes(), 1..=3) {
+        return Err(cursor.wrong(
+            "the file is big-endian, little-endian is read; turn it with gguf-convert-endian of the Python package gguf (`gguf-convert-endian FILE little`), or take the little-endian file",
+        ));
+    }
     if !matches!(version, 2 | 3) {
         return Err(cursor.wrong(format!("GGUF version {version}, expected 2 or 3")));
     }

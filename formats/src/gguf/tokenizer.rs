@@ -1,17 +1,21 @@
 //! The tokenizer that a GGUF file has in its keys, as a `tokenizer.json`.
 //!
-//! Only byte-level BPE is built, and only for the splits of words that are known to be the same
-//! in llama.cpp and in the tokenizer that the model was trained with. Anything else is refused by
-//! name: a tokenizer that is nearly right makes a model that is quietly worse.
+//! Byte-level BPE is built for the splits of words that are known to be the same in llama.cpp and
+//! in the tokenizer that the model was trained with, and pieces of sentencepiece (`pieces`).
+//! Anything else is refused by name: a tokenizer that is nearly right makes a model that is quietly
+//! worse.
 //!
 //! Source: `convert_hf_to_gguf.py` (`get_vocab_base_pre`) and `llama-vocab.cpp` of llama.cpp, and
 //! the published `tokenizer.json` of the models that they name.
+
+mod pieces;
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 
 use super::{GgufError, Header, Value};
+use crate::tokenizer::sentencepiece::Algorithm;
 
 /// Most tokens: the largest published vocabulary has 262,144.
 const MAX_TOKENS: usize = 1 << 22;
@@ -114,12 +118,17 @@ pub fn is_there(header: &Header) -> bool {
 pub fn tokenizer(header: &Header) -> Result<Json, GgufError> {
     let keys = Keys(&header.keys);
     let kind = keys.text("model").unwrap_or("none");
-    if kind != "gpt2" {
-        let what = if kind == "llama" { " (sentencepiece)" } else { "" };
-        return Err(GgufError::Unread(format!(
-            "its tokenizer is of the kind {kind:?}{what}, of which no tokenizer.json is built; {BESIDE}"
-        )));
+    match kind {
+        "gpt2" => byte_level_bpe(&keys),
+        "llama" => pieces::tokenizer(&keys, Algorithm::Bpe),
+        "t5" => pieces::tokenizer(&keys, Algorithm::Unigram),
+        _ => Err(GgufError::Unread(format!(
+            "its tokenizer is of the kind {kind:?}, of which no tokenizer.json is built; {BESIDE}"
+        ))),
     }
+}
+
+fn byte_level_bpe(keys: &Keys) -> Result<Json, GgufError> {
     let pre = keys.text("pre").unwrap_or("default");
     let words = WORDS.iter().find(|words| words.name == pre).ok_or_else(|| {
         let known: Vec<&str> = WORDS.iter().map(|words| words.name).collect();
@@ -129,7 +138,7 @@ pub fn tokenizer(header: &Header) -> Result<Json, GgufError> {
         ))
     })?;
     let tokens = keys.texts("tokens")?;
-    let kinds = kinds(&keys, tokens.len())?;
+    let kinds = kinds(keys, tokens.len())?;
     let mut vocab = Map::new();
     let mut added = Vec::new();
     for (id, (token, kind)) in tokens.iter().zip(&kinds).enumerate() {
@@ -147,7 +156,7 @@ pub fn tokenizer(header: &Header) -> Result<Json, GgufError> {
             }));
         }
     }
-    let merges = merges(&keys, &vocab)?;
+    let merges = merges(keys, &vocab)?;
     Ok(json!({
         "version": "1.0",
         "truncation": null,
@@ -155,7 +164,7 @@ pub fn tokenizer(header: &Header) -> Result<Json, GgufError> {
         "added_tokens": added,
         "normalizer": words.composed.then(|| json!({"type": "NFC"})),
         "pre_tokenizer": pre_tokenizer(words),
-        "post_processor": post_processor(&keys)?,
+        "post_processor": post_processor(keys)?,
         "decoder": byte_level(true, true),
         "model": {
             "type": "BPE",

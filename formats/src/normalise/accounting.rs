@@ -1,25 +1,32 @@
 //! Every source tensor to its place, or a refusal that says which have none.
 
+mod forms;
+mod shapes;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Axis, Published, ResolveError, SourceTensor, StoredAs, TensorList, TensorPlan, View,
+    Axis, ResolveError, SourceTensor, TensorList, TensorPlan, View,
+    elsewhere::Lost,
     family::FamilyRules,
     rows_and_columns,
-    scopes::{at_layer, evaluate, flag, size, wrong},
+    scopes::{at_layer, flag, size},
 };
 use crate::{
-    expr::{Scope, Value},
-    rules::{
-        EXPERTS_AXIS, FromRule, IgnoreRule, NamePattern, Presence, Role, TensorRule, Turn, matches,
-    },
+    expr::Scope,
+    rules::{FromRule, IgnoreRule, NamePattern, Presence, Role, StripRule, TensorRule, matches},
 };
+pub(super) use forms::published_form;
+use forms::{published, stored_as, turns_sources, view};
+use shapes::{check_apart, check_axis, check_float, check_shape, same_elements};
 
 /// The source tensors by normalised name.
 pub(super) struct Inventory<'a> {
     tensors: BTreeMap<String, &'a SourceTensor>,
     used: BTreeSet<String>,
     ignored: Vec<(String, String)>,
+    /// Whether experts have gates.
+    gated: bool,
 }
 
 /// The sources of a tensor, as they are there.
@@ -51,6 +58,13 @@ impl Wanted<'_, '_> {
     }
 }
 
+/// Whether a stack of gates is among the tensors.
+fn has_gates(rules: &[TensorRule]) -> bool {
+    rules
+        .iter()
+        .any(|rule| rule.shard.is_expert() && rule.name.to_string().ends_with("gate_proj.weight"))
+}
+
 /// A name of the rules in a layer for an expert.
 pub(super) fn expand(
     name: &NamePattern,
@@ -72,11 +86,20 @@ impl<'a> Inventory<'a> {
         sources: &'a [SourceTensor],
     ) -> Result<Self, ResolveError> {
         let file = &family.pack.file;
-        let mut inventory =
-            Self { tensors: BTreeMap::new(), used: BTreeSet::new(), ignored: Vec::new() };
+        let mut inventory = Self {
+            tensors: BTreeMap::new(),
+            used: BTreeSet::new(),
+            ignored: Vec::new(),
+            gated: has_gates(&file.tensors),
+        };
+        let is_seen = |rule: &&StripRule| {
+            let begins = |seen: &String| sources.iter().any(|it| it.name.starts_with(seen));
+            rule.seen.as_ref().is_none_or(begins)
+        };
+        let strip: Vec<&StripRule> = file.strip.iter().filter(is_seen).collect();
         for tensor in sources {
             let mut name = tensor.name.clone();
-            for rule in &file.strip {
+            for rule in &strip {
                 if let Some(rest) = name.strip_prefix(&rule.from) {
                     name = format!("{}{rest}", rule.to);
                 }
@@ -220,8 +243,69 @@ impl<'a> Inventory<'a> {
         }
         for from in &wanted.rule.from {
             if self.tensors.contains_key(&wanted.name_of(from, 0)?) {
-                return self.find_from(from, wanted);
+                return match self.find_from(from, wanted) {
+                    // The name is one of several tools', and shapes tell them apart.
+                    Err(error @ ResolveError::Shape { .. }) => {
+                        self.find_elsewhere(name, wanted)?.map(Some).ok_or(error)
+                    }
+                    other => other,
+                };
             }
+        }
+        self.find_elsewhere(name, wanted)
+    }
+
+    /// The sources of a tensor that is in no form of the rules', in a form that other tools have.
+    fn find_elsewhere(
+        &mut self,
+        name: &str,
+        wanted: &Wanted<'_, '_>,
+    ) -> Result<Option<Found<'a>>, ResolveError> {
+        let rule = wanted.rule;
+        let mut names = vec![name.to_owned()];
+        for from in &rule.from {
+            names.push(wanted.name_of(from, 0)?);
+        }
+        let lost = Lost {
+            names: &names,
+            shape: wanted.shape,
+            role: rule.role,
+            of_experts: rule.shard.is_expert(),
+            gated: self.gated,
+            turned: turns_sources(rule, wanted.scope),
+        };
+        for candidate in lost.candidates() {
+            let is_free = |source: &SourceTensor| {
+                same_elements(&source.shape, &candidate.shape) && source.dtype.is_float()
+            };
+            let first = candidate.names.first().and_then(|name| self.tensors.get(name));
+            if let Some(first) = first
+                && candidate.names.len() > 1
+                && !is_free(first)
+            {
+                // Experts one by one in another orientation: what they were cut from is not known.
+                return check_apart(first, &candidate.shape, None).map(|()| None);
+            }
+            if !first.is_some_and(|first| is_free(first)) {
+                continue;
+            }
+            // Of a tensor that another rule has taken only another part is free.
+            let is_whole = candidate.view.is_whole();
+            if is_whole && candidate.names.iter().any(|name| self.used.contains(name)) {
+                continue;
+            }
+            let mut sources = Vec::new();
+            for name in &candidate.names {
+                let Some(tensor) = self.tensors.get(name).copied() else {
+                    let (first, missing) = (candidate.names[0].clone(), name.clone());
+                    let count = candidate.names.len() as u64;
+                    return Err(ResolveError::Incomplete { first, missing, count });
+                };
+                check_apart(tensor, &candidate.shape, sources.first().copied())?;
+                sources.push(tensor);
+            }
+            self.used.extend(candidate.names);
+            return Ok(Some(Found { sources, view: candidate.view }));
         }
         Ok(None)
     }
@@ -293,149 +377,5 @@ impl<'a> Inventory<'a> {
             }
         }
         self.tensors.retain(|name, _| is_surplus(name) != Some(true));
-    }
-}
-
-/// The form in which publishers have a tensor, if not under its own name: the first whose words all
-/// mean something in this family.
-pub(super) fn published_form<'r>(
-    rule: &'r TensorRule,
-    scope: &Scope<'_>,
-    dimensions: usize,
-) -> Option<&'r FromRule> {
-    let is_none = |word: &str| scope.get(word) == Some(&Value::Text("none".to_owned()));
-    let is_possible = |from: &&FromRule| {
-        !from.name.words().any(is_none) && (!from.name.per_expert() || dimensions > 1)
-    };
-    rule.from.iter().find(is_possible)
-}
-
-/// The same with its sizes; nothing where they do not fit, as those of a form that no checkpoint of
-/// this configuration has.
-fn published(wanted: &Wanted<'_, '_>) -> Option<Published> {
-    let Wanted { rule, scope, shape, place, .. } = wanted;
-    let from = published_form(rule, scope, shape.len())?;
-    let (experts, own) = if from.name.per_expert() { (shape[0], &shape[1..]) } else { (1, *shape) };
-    let size = |expression| size(expression, scope, place).ok().map(u64::from);
-    let shape = match &from.shape {
-        Some(other) => other.iter().map(size).collect::<Option<Vec<u64>>>()?,
-        None => own.to_vec(),
-    };
-    let view = view(from, wanted, &shape).ok()?;
-    let elements = view.rows_per_source() * view.result()[1] * experts;
-    if !view.is_possible() || elements != wanted.shape.iter().product::<u64>() {
-        return None;
-    }
-    let names = (0..experts).map(|expert| wanted.name_of(from, expert).ok());
-    Some(Published { names: names.collect::<Option<_>>()?, shape, view })
-}
-
-/// How weight files list a tensor, if the rules say so.
-fn stored_as(wanted: &Wanted<'_, '_>) -> Result<Option<StoredAs>, ResolveError> {
-    let Wanted { rule, layer, place, scope, shape } = wanted;
-    let Some(name) = &rule.stored_as else { return Ok(None) };
-    let name = expand(name, scope, *layer, 0)?;
-    let Some(inner) = &rule.stored_inner else { return Ok(Some(StoredAs { name, inner: None })) };
-    let sizes = inner.iter().map(|expression| size(expression, scope, place).map(u64::from));
-    let sizes: Vec<u64> = sizes.collect::<Result<_, _>>()?;
-    let (found, expected) = (sizes.iter().product::<u64>(), shape[1..].iter().product::<u64>());
-    match inner.first() {
-        Some(first) if found != expected => {
-            let expected = format!("{expected} elements a row in all dimensions together");
-            Err(wrong(first, place, &expected, &found.to_string()))
-        }
-        _ => Ok(Some(StoredAs { name, inner: Some(sizes) })),
-    }
-}
-
-/// The view that a rule describes, onto a source of `shape`.
-fn view(from: &FromRule, wanted: &Wanted<'_, '_>, shape: &[u64]) -> Result<View, ResolveError> {
-    let place = &format!("{} from {}", wanted.place, from.name);
-    let number = |expression| size(expression, wanted.scope, place).map(u64::from);
-    let blocks = from.blocks.as_ref().map_or(Ok(1), number)?;
-    let [mut rows, mut columns] = rows_and_columns(shape);
-    if from.elements {
-        (rows, columns) = (rows * columns, 1);
-    }
-    if rows % blocks != 0 {
-        let expression = from.blocks.as_ref().expect("one block divides everything");
-        let expected = format!("a divisor of {rows}, the rows of {}", from.name);
-        return Err(wrong(expression, place, &expected, &blocks.to_string()));
-    }
-    rows /= blocks;
-    if from.transpose == Turn::Source {
-        std::mem::swap(&mut rows, &mut columns);
-    }
-    let mut view = View { blocks, turn: from.transpose, ..View::whole(rows, columns) };
-    if let Some(taken) = &from.rows {
-        view.first = match evaluate(&taken.first, wanted.scope, place)? {
-            Value::Int(0) => 0,
-            _ => number(&taken.first)?,
-        };
-        view.count = number(&taken.count)?;
-        view.step = taken.step;
-    }
-    Ok(view)
-}
-
-fn check_float(tensor: &SourceTensor) -> Result<(), ResolveError> {
-    if tensor.dtype.is_float() {
-        return Ok(());
-    }
-    let (tensor, found) = (tensor.name.clone(), tensor.dtype);
-    Err(ResolveError::ElementType { tensor, found })
-}
-
-fn check_shape(
-    expressions: &[crate::expr::Expr],
-    tensor: &SourceTensor,
-    shape: &[u64],
-) -> Result<(), ResolveError> {
-    if tensor.shape == shape {
-        return Ok(());
-    }
-    let expected: Vec<String> = expressions
-        .iter()
-        .zip(shape)
-        .map(|(expression, value)| format!("{expression} = {value}"))
-        .collect();
-    Err(ResolveError::Shape {
-        tensor: tensor.name.clone(),
-        found: tensor.shape.clone(),
-        expected: format!("[{}]", expected.join(", ")),
-    })
-}
-
-/// A slip in a user's rules must not split heads.
-fn check_axis(
-    rule: &TensorRule,
-    name: &str,
-    shape: &[u64],
-    axes: &[Axis],
-) -> Result<(), ResolveError> {
-    let find = |axis: &str| axes.iter().find(|other| other.name == axis);
-    if rule.shard.is_expert() {
-        let axis = find(EXPERTS_AXIS).expect("checked when the rules were parsed");
-        if axis.size() != shape[0] {
-            return Err(axis_size(name, axis, shape[0]));
-        }
-    }
-    let Some(dimension) = rule.shard.dimension(shape.len()) else { return Ok(()) };
-    let axis = rule.shard.axis().and_then(find);
-    let axis = axis.expect("rules name only axes that exist: checked when they were parsed");
-    let found = shape[dimension];
-    let sizes = std::iter::once(&axis.unit).chain(&axis.also);
-    if sizes.into_iter().any(|unit| u64::from(axis.len) * u64::from(*unit) == found) {
-        return Ok(());
-    }
-    Err(axis_size(name, axis, found))
-}
-
-fn axis_size(name: &str, axis: &Axis, found: u64) -> ResolveError {
-    ResolveError::AxisSize {
-        tensor: name.to_owned(),
-        axis: axis.name.clone(),
-        axis_size: axis.size(),
-        found,
     }
 }

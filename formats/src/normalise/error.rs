@@ -88,6 +88,14 @@ pub enum ResolveError {
         /// The other.
         second: String,
     },
+    /// Tensors whose values depend on who wrote them.
+    #[error(
+        "tensor {tensor:?} has the name that mlx-lm and this program give it, but neither has signed the files: mlx-lm stores other values than the publisher under such names, and without \"format\": \"mlx\" in the files' metadata or a manifest.json beside them nobody can tell which these are; convert the publisher's own checkpoint"
+    )]
+    UnknownWriter {
+        /// The first such tensor.
+        tensor: String,
+    },
     /// The tensors are not those of the configuration.
     #[error("{}", accounting_message(missing, unknown))]
     Accounting {

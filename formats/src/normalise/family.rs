@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{ResolveError, scopes::at_layer};
+use super::{ResolveError, respelt, scopes::at_layer};
 use crate::{
     expr::{self, Scope},
+    inert::is_inert,
     neutral::is_neutral,
     rules::{Family, Let, RequireRule, RulePack, refused},
 };
@@ -75,13 +76,24 @@ pub(super) struct TextModel {
     pub(super) config: Map<String, Value>,
     /// Whether it was taken out of one that describes more than text.
     pub(super) is_taken_out: bool,
+    /// Whether keys of it were put back to where rules and other readers know them.
+    pub(super) is_respelt: bool,
 }
 
 /// The configuration of the text model within a vision-language model. Rules for the whole see
 /// the keys of both; otherwise there may be rules for the text model alone, whose tensors then
 /// decide what else there is.
 pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
-    let whole = || TextModel { config: config.clone(), is_taken_out: false };
+    let mut text = taken_out(config, packs);
+    let before = text.config.clone();
+    respelt::put_back(&mut text.config, packs);
+    // What stands within an object of its own is left there.
+    text.is_respelt = !config.contains_key(INNER) && text.config != before;
+    text
+}
+
+fn taken_out(config: &Map<String, Value>, packs: &[RulePack]) -> TextModel {
+    let whole = || TextModel { config: config.clone(), is_taken_out: false, is_respelt: false };
     let Some(inner) = config.get(INNER).and_then(Value::as_object) else { return whole() };
     let is_known = |config: &Map<String, Value>| {
         let name = config.get("model_type").and_then(Value::as_str);
@@ -104,7 +116,7 @@ pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Tex
         text.remove("architectures");
         let outer = config.iter().filter(|(key, _)| *key != INNER);
         text.extend(outer.map(|(key, value)| (key.clone(), value.clone())));
-        return TextModel { config: text, is_taken_out: false };
+        return TextModel { config: text, is_taken_out: false, is_respelt: false };
     } else if is_known(&text) && !is_refused() {
         text.remove("architectures");
         let tied = config.get("tie_word_embeddings").cloned();
@@ -112,7 +124,7 @@ pub(super) fn text_model(config: &Map<String, Value>, packs: &[RulePack]) -> Tex
         if !text.contains_key("tie_word_embeddings") {
             text.extend(tied.map(|tied| ("tie_word_embeddings".to_owned(), tied)));
         }
-        return TextModel { config: text, is_taken_out: true };
+        return TextModel { config: text, is_taken_out: true, is_respelt: false };
     }
     whole()
 }
@@ -132,6 +144,11 @@ fn text_family<'a>(
     };
     let own = inner.get("model_type").and_then(Value::as_str);
     families().find(|name| own == Some(name)).or_else(|| families().next())
+}
+
+/// Whether expressions of a family may name a key.
+pub(super) fn knows_key(pack: &RulePack, family: &Family, key: &str) -> bool {
+    pack.file.config.used.iter().chain(&family.used).any(|used| used == key)
 }
 
 impl<'a> FamilyRules<'a> {
@@ -158,23 +175,22 @@ impl<'a> FamilyRules<'a> {
             || ["model_type", "architectures"].contains(&key)
     }
 
-    /// Refuses keys that the rules do not know; the warning names those with a neutral value.
+    /// Refuses keys that the rules do not know; warnings name those with a neutral value, and those
+    /// of tools.
     pub(super) fn check_keys(
         &self,
         config: &Map<String, Value>,
-    ) -> Result<Option<String>, ResolveError> {
+    ) -> Result<Vec<String>, ResolveError> {
         let ignored = self.pack.file.config.ignored.iter().chain(&self.family.ignored);
         let known: std::collections::BTreeSet<&str> = self
             .used_keys()
             .chain(ignored.map(String::as_str))
             .chain(["model_type", "architectures"])
             .collect();
-        let list = |neutral: bool| {
+        let list = |wanted: &dyn Fn(&str, &Value) -> bool| {
             let mut keys: Vec<String> = config
                 .iter()
-                .filter(|(key, value)| {
-                    !known.contains(key.as_str()) && is_neutral(value) == neutral
-                })
+                .filter(|(key, value)| !known.contains(key.as_str()) && wanted(key, value))
                 // Null says the same as an absent key; nobody needs to hear of it.
                 .filter(|(_, value)| !value.is_null())
                 .map(|(key, value)| format!("{key} = {}", shown(value)))
@@ -182,14 +198,18 @@ impl<'a> FamilyRules<'a> {
             keys.sort_unstable();
             keys.join(", ")
         };
-        let unknown = list(false);
+        let unknown = list(&|key, value| !is_neutral(value) && !is_inert(key));
         if !unknown.is_empty() {
             return Err(ResolveError::UnknownKeys { family: self.name.to_owned(), keys: unknown });
         }
-        let neutral = list(true);
-        Ok((!neutral.is_empty()).then(|| {
+        let neutral = list(&|key, value| is_neutral(value) && !is_inert(key));
+        let inert = list(&|key, _| is_inert(key));
+        let neutral = (!neutral.is_empty()).then(|| {
             format!("config keys without rules, taken as switched off by their values: {neutral}")
-        }))
+        });
+        let inert = (!inert.is_empty())
+            .then(|| format!("config keys of tools that no forward pass reads, left out: {inert}"));
+        Ok(neutral.into_iter().chain(inert).collect())
     }
 
     /// Refuses values that cannot be honoured.

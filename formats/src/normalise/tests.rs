@@ -15,6 +15,7 @@ mod block_sparse;
 mod compressed_attention;
 mod longcat;
 mod refusals;
+mod saved_again;
 mod sparse;
 
 /// A model of `tests/data`: its configuration and the tensors of its file.

@@ -197,6 +197,9 @@ fn check_expressions(file: &PackFile, family: &Family, names: &Names<'_>) -> Res
     for expression in spec.layer.expressions() {
         names.check(expression, "spec.layer", true)?;
     }
+    for expression in file.mlx.iter().flat_map(super::mlx::MlxRules::expressions) {
+        names.check(expression, "mlx", false)?;
+    }
     for (name, axis) in &file.axes {
         for expression in [&axis.len].into_iter().chain(&axis.unit).chain(&axis.also) {
             names.check(expression, &format!("axes.{name}"), false)?;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::{
     from::FromRule,
+    mlx::MlxRules,
     name::NamePattern,
     parts::{
         CompressedAttentionRules, HyperConnectionRules, LinearAttentionRules, MlaRules, MoeRules,
@@ -40,6 +41,8 @@ pub(crate) struct PackFile {
     pub(crate) require: Vec<RequireRule>,
     #[serde(default)]
     pub(crate) families: BTreeMap<String, Family>,
+    /// What mlx-lm changes in the values of these checkpoints.
+    pub(crate) mlx: Option<MlxRules>,
     pub(crate) spec: SpecRules,
     pub(crate) axes: BTreeMap<String, AxisRule>,
     pub(crate) tensors: Vec<TensorRule>,
@@ -50,6 +53,8 @@ pub(crate) struct PackFile {
 pub(crate) struct StripRule {
     pub(crate) from: String,
     pub(crate) to: String,
+    /// Only if a name begins so.
+    pub(crate) seen: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -103,6 +108,11 @@ pub(crate) struct Family {
     /// Keys of a position embedding's object that expressions read, or that change nothing.
     #[serde(default)]
     pub(crate) rope: Vec<String>,
+    /// Keys under the names that transformers 5 saves them by, and the publishers' own.
+    #[serde(default)]
+    pub(crate) renamed: BTreeMap<String, String>,
+    /// Sizes of single layers that are keys of their own in the publishers' configurations.
+    pub(crate) per_layer: Option<PerLayerKeys>,
     /// Other names for kinds of rope scaling, as older configurations have them.
     #[serde(default)]
     pub(crate) rope_kinds: BTreeMap<String, String>,
@@ -114,6 +124,16 @@ pub(crate) struct Family {
     pub(crate) lets: BTreeMap<String, Expr>,
     #[serde(default)]
     pub(crate) require: Vec<RequireRule>,
+}
+
+/// `per_layer_config` for the layers of one kind, as keys of the whole configuration.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PerLayerKeys {
+    /// Their kind in `layer_types`.
+    pub(crate) kind: String,
+    /// A layer's key, and the configuration's.
+    pub(crate) keys: BTreeMap<String, String>,
 }
 
 /// Expressions for the fields of [`crate::Spec`].

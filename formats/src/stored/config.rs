@@ -2,6 +2,7 @@
 //! `config.json`, `hf_quant_config.json`, or `quantize_config.json`. A key that is not known must
 //! have a value that asks for nothing.
 
+mod auto_round;
 mod compressed;
 mod methods;
 mod section;
@@ -10,17 +11,22 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::StoredError;
+use super::{StoredError, group::described};
+use crate::container::TensorInfo;
 pub(super) use compressed::{CompressedTensors, Kind, Strategy, Weights};
 use section::Section;
+
+/// Largest tensor that says how another is stored: that of bitsandbytes has some 200 bytes.
+const MAX_DESCRIPTION_BYTES: u64 = 1 << 16;
 
 /// Most keys of a description: MLX's lists every matrix of the model.
 const MAX_KEYS: usize = 1 << 20;
 
 /// What is asked of the user whose checkpoint is in a format that is not read.
-pub(super) const GIVE_ORIGINAL: &str = "give the 16-bit original, or a checkpoint in FP8, compressed-tensors, GPTQ, AWQ, MXFP4, NVFP4, MLX or GGUF form";
+pub(super) const GIVE_ORIGINAL: &str = "give the 16-bit original, or a checkpoint in FP8, compressed-tensors, GPTQ, AWQ, bitsandbytes, HQQ, torchao, MXFP4, NVFP4, MLX or GGUF form";
 
 /// A checkpoint's description of its stored precision, understood in full.
 #[derive(Clone, Debug)]
@@ -34,16 +40,59 @@ pub(super) enum Method {
         block: Option<[u64; 2]>,
     },
     CompressedTensors(CompressedTensors),
-    Gptq(Gptq),
-    /// Inputs per group; absent for one group.
-    Awq {
-        group_size: Option<u64>,
-    },
+    Gptq(PerModule<Gptq>),
+    Awq(PerModule<Awq>),
     /// gpt-oss.
     Mxfp4,
-    /// nvidia-modelopt: FP8 or NVFP4, as each tensor's own types say.
+    /// nvidia-modelopt: FP8, NVFP4 or integers, as each tensor's own types say.
     ModelOpt,
     Mlx(Mlx),
+    /// Four or eight bits, as each tensor's own description says.
+    BitsAndBytes,
+    /// Likewise.
+    Hqq,
+    /// Integers or floats of eight bits, by each tensor's own type.
+    TorchAo,
+}
+
+/// Parameters of every quantized module, and of those that differ.
+#[derive(Clone, Debug)]
+pub(super) struct PerModule<T> {
+    pub(super) main: T,
+    /// By module, in the order of precedence.
+    pub(super) overrides: Vec<(Modules, T)>,
+}
+
+/// Which modules an override is for.
+#[derive(Clone, Debug)]
+pub(super) enum Modules {
+    /// The one of this name.
+    Named(String),
+    /// Those in whose name the expression is found.
+    Matching(Regex),
+}
+
+impl<T> PerModule<T> {
+    pub(super) const fn same(main: T) -> Self {
+        Self { main, overrides: Vec::new() }
+    }
+
+    /// The parameters of a module.
+    pub(super) fn of(&self, module: &str) -> &T {
+        let is_for = |modules: &Modules| match modules {
+            Modules::Named(name) => name == module,
+            Modules::Matching(expression) => expression.is_match(module),
+        };
+        let own = self.overrides.iter().find(|(modules, _)| is_for(modules));
+        own.map_or(&self.main, |(_, parameters)| parameters)
+    }
+}
+
+/// AWQ's parameters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Awq {
+    /// Absent for one group.
+    pub(super) group_size: Option<u64>,
 }
 
 /// GPTQ's parameters.
@@ -128,11 +177,31 @@ impl StoredConfig {
             Method::Fp8 { .. } => "FP8",
             Method::CompressedTensors(_) => "compressed-tensors",
             Method::Gptq(_) => "GPTQ",
-            Method::Awq { .. } => "AWQ",
+            Method::Awq(_) => "AWQ",
             Method::Mxfp4 => "MXFP4",
             Method::ModelOpt => "modelopt",
             Method::Mlx(_) => "MLX",
+            Method::BitsAndBytes => "bitsandbytes",
+            Method::Hqq => "HQQ",
+            Method::TorchAo => "torchao",
         }
+    }
+
+    /// Whether a tensor says how others are stored, so that its bytes are needed to put tensors
+    /// together.
+    #[must_use]
+    pub fn is_description(&self, tensor: &TensorInfo) -> bool {
+        let name = tensor.name.as_str();
+        let is_named = match &self.0 {
+            Method::BitsAndBytes => {
+                name.contains(described::STATE) || name.ends_with(described::BYTE_LAYOUT)
+            }
+            Method::Hqq => {
+                name.rsplit_once('.').is_some_and(|(_, key)| described::HQQ_META.contains(&key))
+            }
+            _ => false,
+        };
+        is_named && tensor.size <= MAX_DESCRIPTION_BYTES
     }
 }
 
@@ -165,14 +234,15 @@ fn parse_main(section: &Section<'_>) -> Result<Method, StoredError> {
         "fp8" => methods::fp8(section),
         "compressed-tensors" => compressed::parse(section).map(Method::CompressedTensors),
         "gptq" | "gptqmodel" => methods::gptq(section),
+        "auto-round" | "auto_round" | "intel/auto-round" => auto_round::parse(section),
         "awq" => methods::awq(section),
         "mxfp4" => methods::mxfp4(section),
         "modelopt" => methods::modelopt(section),
-        "bitsandbytes" => {
-            refuse("bitsandbytes quantizes when it loads, a checkpoint of its own is lossy twice; ")
-        }
-        "exl2" | "exl3" | "hqq" | "aqlm" | "spqr" | "quip" | "vptq" | "higgs" | "eetq"
-        | "quanto" | "torchao" | "bitnet" | "fbgemm_fp8" | "auto-round" | "quark" => refuse(""),
+        "bitsandbytes" => methods::bitsandbytes(section),
+        "hqq" => methods::hqq(section),
+        "torchao" => methods::torchao(section),
+        "exl2" | "exl3" | "aqlm" | "spqr" | "quip" | "vptq" | "higgs" | "eetq" | "quanto"
+        | "bitnet" | "fbgemm_fp8" | "quark" => refuse(""),
         _ => refuse("it is unknown; "),
     }
 }

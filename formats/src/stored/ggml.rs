@@ -14,15 +14,25 @@
 //! | `Q6_K` | 210 | 128 bytes of low nibbles, 64 bytes of high bits, 16 signed scales, d; `d · s · (q − 32)` |
 //! | `IQ4_NL` | 18 | d, nibbles; `d · table(q)` |
 //! | `IQ4_XS` | 136 | d, 16 bits and 4 bytes of scales, 128 bytes of nibbles; `d · (s − 32) · table(q)` |
+//! | `TQ1_0` | 54 | 48 + 4 bytes of five and four digits of base 3, d; `(q − 1) · d` |
+//! | `TQ2_0` | 66 | 64 bytes of q, d; `(q − 1) · d` |
+//! | `Q1_0` | 18 | d, a bit for each of 128 columns; −d or d |
+//! | `NVFP4` | 36 | 4 scales of E4M3 without sign, nibbles of e2m1 for each 16; doubled values, halved scale |
 //! | `MXFP4` | 17 | an exponent counted from 127, nibbles of e2m1; doubled values, halved scale |
 //!
+//! The `IQ1`, `IQ2` and `IQ3` types are in `codebook`.
+//!
 //! Source: `ggml-common.h` and `ggml-quants.c` of llama.cpp; products are formed in its order.
+
+mod codebook;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
 use super::{
     Damage, Grid, Integers, Layout, Window,
-    elements::{f16, half, number, word},
+    elements::{E4M3, f16, half, number, word},
 };
 use crate::{dtype::Dtype, gguf::Kind};
 
@@ -92,6 +102,15 @@ impl Blocks {
                     take(&Group { q, scale: f16(half(block, 0)), bias: 0.0, zero: Some(128) });
                 }
                 Kind::Iq4Xs => iq4_xs(block, q, &mut take),
+                Kind::Iq1S => codebook::iq1_s(block, q, &mut take),
+                Kind::Iq1M => codebook::iq1_m(block, q, &mut take),
+                Kind::Iq2Xxs => codebook::iq2_xxs(block, q, &mut take),
+                Kind::Iq2Xs => codebook::iq2_xs(block, q, &mut take),
+                Kind::Iq2S => codebook::iq2_s(block, q, &mut take),
+                Kind::Iq3Xxs => codebook::iq3_xxs(block, q, &mut take),
+                Kind::Iq3S => codebook::iq3_s(block, q, &mut take),
+                Kind::Tq1_0 | Kind::Tq2_0 | Kind::Q1_0 => take(&ternary(self.kind, block, q)),
+                Kind::Nvfp4 => nvfp4(block, q, &mut take),
                 Kind::Mxfp4 => {
                     looked_up(&E2M1, &block[1..], q);
                     take(&Group { q, scale: half_power(block[0]), bias: 0.0, zero: Some(12) });
@@ -204,9 +223,9 @@ fn half_power(byte: u8) -> f32 {
     }
 }
 
-/// Values of 32 columns: low nibbles are the first half.
+/// Values of a group's columns: low nibbles are the first half.
 fn looked_up(table: &[u8; 16], nibbles: &[u8], q: &mut [u8]) {
-    let (low, high) = q.split_at_mut(16);
+    let (low, high) = q.split_at_mut(nibbles.len());
     for ((byte, low), high) in nibbles.iter().zip(low).zip(high) {
         (*low, *high) = (table[usize::from(byte & 15)], table[usize::from(byte >> 4)]);
     }
@@ -222,6 +241,51 @@ fn iq4_xs(block: &[u8], q: &mut [u8], take: &mut impl FnMut(&Group)) {
         let scale = low | ((high >> (2 * index) & 3) << 4) as u8;
         let scale = d * (f32::from(scale) - 32.0);
         take(&Group { q, scale, bias: 0.0, zero: Some(128) });
+    }
+}
+
+/// A block of −1, 0 and 1 (`Q1_0`: −1 and 1).
+fn ternary<'q>(kind: Kind, block: &[u8], q: &'q mut [u8]) -> Group<'q> {
+    let (values, d) =
+        if kind == Kind::Q1_0 { (&block[2..], block) } else { block.split_at(block.len() - 2) };
+    match kind {
+        Kind::Q1_0 => {
+            for (index, q) in q.iter_mut().enumerate() {
+                *q = (values[index / 8] >> (index % 8) & 1) * 2;
+            }
+        }
+        Kind::Tq2_0 => {
+            for (index, q) in q.iter_mut().enumerate() {
+                *q = values[index / 128 * 32 + index % 32] >> (index % 128 / 32 * 2) & 3;
+            }
+        }
+        _ => {
+            // Of so many bytes each, the first digits come first.
+            let (first, rest) = q.split_at_mut(160);
+            let (second, third) = rest.split_at_mut(80);
+            let parts = [(0..32, first), (32..48, second), (48..52, third)];
+            for (bytes, q) in parts {
+                let bytes = &values[bytes];
+                for (q, power) in q.chunks_exact_mut(bytes.len()).zip([1_u8, 3, 9, 27, 81]) {
+                    for (q, byte) in q.iter_mut().zip(bytes) {
+                        *q = ((u16::from(byte.wrapping_mul(power)) * 3) >> 8) as u8;
+                    }
+                }
+            }
+        }
+    }
+    Group { q, scale: f16(half(d, 0)), bias: 0.0, zero: Some(1) }
+}
+
+fn nvfp4(block: &[u8], q: &mut [u8], take: &mut impl FnMut(&Group)) {
+    let (scales, values) = block.split_at(4);
+    let groups = q.chunks_exact_mut(16).zip(values.chunks_exact(8));
+    for ((q, nibbles), scale) in groups.zip(scales) {
+        looked_up(&E2M1, nibbles, q);
+        // What is no number elsewhere is nothing here.
+        let scale = E4M3[usize::from(scale & 0x7f)];
+        let scale = if scale.is_nan() { 0.0 } else { scale * 0.5 };
+        take(&Group { q, scale, bias: 0.0, zero: Some(12) });
     }
 }
 
@@ -245,6 +309,8 @@ impl Layout for Blocks {
 
     fn grid(&self) -> Option<Grid> {
         let grid = |bits, is_affine| Some(Grid { bits, group_size: 32, is_affine });
+        let ternary =
+            || Some(Grid { bits: 2, group_size: self.kind.block_len(), is_affine: false });
         match self.kind {
             Kind::Q4_0 => grid(4, false),
             Kind::Q5_0 | Kind::Mxfp4 => grid(5, false),
@@ -252,8 +318,10 @@ impl Layout for Blocks {
             Kind::Q8_0 | Kind::Iq4Nl | Kind::Iq4Xs => grid(8, false),
             Kind::Q4_1 | Kind::Q4K => grid(4, true),
             Kind::Q5_1 | Kind::Q5K => grid(5, true),
-            // Their groups of 16 are smaller than any that is stored.
-            Kind::Q2K | Kind::Q3K | Kind::Q6K | Kind::Floats(_) => None,
+            Kind::Tq1_0 | Kind::Tq2_0 | Kind::Q1_0 => ternary(),
+            // Groups of 16 are smaller than any that is stored, and the scales of the rest have too
+            // many bits to be exact.
+            _ => None,
         }
     }
 

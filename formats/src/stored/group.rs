@@ -1,13 +1,15 @@
 //! Which stored tensors make up which logical one. Every stored tensor is taken once, dropped
 //! with a reason, or left as a tensor of its own name; every shape is checked against the others.
 
+pub(super) mod described;
 mod integers;
+mod modelopt;
 mod scales;
 
 use std::collections::BTreeMap;
 
 use super::{
-    Logical, StoredConfig, StoredError,
+    Descriptions, Logical, StoredConfig, StoredError,
     config::{Method, MlxFormat, MlxMode},
     elements::is_scale,
     fp4::{BlockScale, Fp4, Second},
@@ -47,26 +49,32 @@ const ACTIVATIONS: &str = "a scale of activations or of the cache, not of weight
 /// The tensors that are still to be taken.
 struct Inventory<'a> {
     left: BTreeMap<&'a str, &'a TensorInfo>,
+    descriptions: &'a Descriptions,
     grouped: Grouped,
 }
 
-/// Puts stored tensors together. Without a description all are taken as they are.
+/// Puts stored tensors together. Without a description all are taken as they are. `descriptions`
+/// holds the tensors of which [`StoredConfig::is_description`] says so.
 pub fn group(
     config: Option<&StoredConfig>,
     tensors: &[TensorInfo],
+    descriptions: &Descriptions,
 ) -> Result<Grouped, StoredError> {
     tensors.iter().try_for_each(check_size)?;
     let left = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-    let mut inventory = Inventory { left, grouped: Grouped::default() };
+    let mut inventory = Inventory { left, descriptions, grouped: Grouped::default() };
     match config.map(|config| &config.0) {
         None => {}
         Some(Method::Fp8 { block }) => inventory.fp8(*block)?,
         Some(Method::CompressedTensors(config)) => inventory.compressed(config)?,
-        Some(Method::Gptq(config)) => inventory.gptq(*config)?,
-        Some(Method::Awq { group_size }) => inventory.awq(*group_size)?,
+        Some(Method::Gptq(config)) => inventory.gptq(config)?,
+        Some(Method::Awq(config)) => inventory.awq(config)?,
         Some(Method::Mxfp4) => inventory.mxfp4()?,
         Some(Method::ModelOpt) => inventory.modelopt()?,
         Some(Method::Mlx(config)) => inventory.mlx(config)?,
+        Some(Method::BitsAndBytes) => inventory.bitsandbytes()?,
+        Some(Method::Hqq) => inventory.hqq()?,
+        Some(Method::TorchAo) => inventory.torchao()?,
     }
     if config.is_some_and(|config| !matches!(config.0, Method::Mlx(_))) {
         inventory.drop_run_time();
@@ -80,6 +88,36 @@ pub fn group(
     inventory.grouped.tensors.sort_by(|a, b| a.name.cmp(&b.name));
     inventory.grouped.check_names()?;
     Ok(inventory.grouped)
+}
+
+/// Endings of what stands beside quantized weights, though it may be floats itself.
+const COMPANIONS: &[&str] = &[
+    ".SCB",
+    ".absmax",
+    ".quant_map",
+    ".qzeros",
+    ".scale",
+    ".scales",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".weight_scale_2",
+    ".weight_global_scale",
+    ".zero",
+    ".zero_point",
+    "_scales",
+];
+
+/// Whether a checkpoint holds nothing but plain floats, whatever its description says: tools leave
+/// the description of a quantized base behind when they save merged weights.
+#[must_use]
+pub fn are_plain<'a>(mut tensors: impl Iterator<Item = &'a TensorInfo>) -> bool {
+    let is_float = |tensor: &TensorInfo| {
+        matches!(tensor.dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16)
+            || whole::table(tensor).is_some()
+    };
+    tensors.all(|tensor| {
+        is_float(tensor) && !COMPANIONS.iter().any(|ending| tensor.name.ends_with(ending))
+    })
 }
 
 impl Grouped {
@@ -300,23 +338,6 @@ impl<'a> Inventory<'a> {
         Ok(())
     }
 
-    fn modelopt(&mut self) -> Result<(), StoredError> {
-        for stem in self.stems(".weight_scale") {
-            let name = format!("{stem}.weight");
-            let scale = self.need(&format!("{name}_scale"), &name)?;
-            let weight = self.need(&name, &scale.name)?;
-            if weight.dtype == Dtype::F8E4M3 {
-                self.add_scaled("modelopt FP8", weight, scale, None, None, None)?;
-                continue;
-            }
-            let second = self.need(&format!("{name}_scale_2"), &name)?;
-            let layout = nvfp4(weight, Second::Multiplies)?;
-            let leading = &weight.shape[..weight.shape.len() - 1];
-            self.add_fp4("modelopt NVFP4", name, (weight, scale, Some(second)), layout, leading)?;
-        }
-        Ok(())
-    }
-
     fn mlx(&mut self, config: &super::config::Mlx) -> Result<(), StoredError> {
         for stem in self.stems(".scales") {
             let format = config.overrides.get(&stem).copied().unwrap_or(Some(config.main));
@@ -428,7 +449,7 @@ mod tests {
         let check = |shape: &[u64], is_right: bool| {
             let (name, shape) = ("x".to_owned(), shape.to_vec());
             let tensor = TensorInfo { name, dtype: Dtype::U8, shape, offset: 0, size: 0 };
-            let result = group(None, std::slice::from_ref(&tensor));
+            let result = group(None, std::slice::from_ref(&tensor), &Descriptions::new());
             assert_eq!(result.is_ok(), is_right, "{:?}", tensor.shape);
             if let Err(error) = result {
                 assert!(error.to_string().contains("\"x\""), "{error}");

@@ -17,7 +17,7 @@ const MAX_CHARSMAP_BYTES: usize = 4 << 20;
 
 /// What a piece is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Normal,
     Unknown,
     Control,
@@ -26,29 +26,44 @@ enum Kind {
     Byte,
 }
 
-struct Piece<'a> {
-    text: &'a str,
-    score: f32,
-    kind: Kind,
+impl Kind {
+    /// By its number, which is the same in GGUF.
+    pub(crate) const fn from_number(number: u64) -> Option<Self> {
+        Some(match number {
+            1 => Self::Normal,
+            2 => Self::Unknown,
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            5 => Self::Unused,
+            6 => Self::Byte,
+            _ => return None,
+        })
+    }
+}
+
+pub(crate) struct Piece<'a> {
+    pub(crate) text: &'a str,
+    pub(crate) score: f32,
+    pub(crate) kind: Kind,
 }
 
 /// How pieces are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Algorithm {
+pub(crate) enum Algorithm {
     Unigram,
     Bpe,
 }
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the format")]
-struct Model<'a> {
-    pieces: Vec<Piece<'a>>,
-    algorithm: Algorithm,
-    byte_fallback: bool,
-    space_as_suffix: bool,
-    charsmap: &'a [u8],
-    add_dummy_prefix: bool,
-    remove_extra_spaces: bool,
-    escape_spaces: bool,
+pub(crate) struct Model<'a> {
+    pub(crate) pieces: Vec<Piece<'a>>,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) byte_fallback: bool,
+    pub(crate) space_as_suffix: bool,
+    pub(crate) charsmap: &'a [u8],
+    pub(crate) add_dummy_prefix: bool,
+    pub(crate) remove_extra_spaces: bool,
+    pub(crate) escape_spaces: bool,
 }
 
 /// The tokenizer of a sentencepiece model; `config` says what is put before and after a text
@@ -64,14 +79,6 @@ pub fn sentencepiece(bytes: &[u8], config: &Value) -> Result<Value, TokenizerErr
     }
     let model = Model::parse(bytes)?;
     model.check()?;
-    let added = model.pieces.iter().enumerate().filter(|(_, piece)| {
-        matches!(piece.kind, Kind::Control | Kind::UserDefined | Kind::Unknown)
-    });
-    let added = added.map(|(id, piece)| Added {
-        id: id as u32,
-        content: piece.text.to_owned(),
-        is_special: piece.kind != Kind::UserDefined,
-    });
     let place = |key: &str, name: &str, default: &'static str| {
         let content =
             |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
@@ -81,26 +88,14 @@ pub fn sentencepiece(bytes: &[u8], config: &Value) -> Result<Value, TokenizerErr
     };
     let (before, after) =
         (place("add_bos_token", "bos_token", "<s>"), place("add_eos_token", "eos_token", "</s>"));
-    Ok(Document {
-        added: added.collect(),
-        normalizer: model.normalizer(),
-        // Pieces may be found anywhere: the text is one word.
-        pre_tokenizer: Value::Null,
-        post_processor: surround(
-            before.as_ref().map(|(name, id)| (name.as_str(), *id)),
-            after.as_ref().map(|(name, id)| (name.as_str(), *id)),
-        ),
-        decoder: model.decoder(),
-        model: match model.algorithm {
-            Algorithm::Bpe => model.bpe()?,
-            Algorithm::Unigram => model.unigram()?,
-        },
-    }
-    .into_json())
+    model.document(
+        before.as_ref().map(|(name, id)| (name.as_str(), *id)),
+        after.as_ref().map(|(name, id)| (name.as_str(), *id)),
+    )
 }
 
 impl<'a> Model<'a> {
-    fn parse(bytes: &'a [u8]) -> Result<Self, TokenizerError> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, TokenizerError> {
         let mut model = Self {
             pieces: Vec::new(),
             algorithm: Algorithm::Unigram,
@@ -172,6 +167,35 @@ impl<'a> Model<'a> {
             return Err(damaged(format!("a table of {} bytes", self.charsmap.len())));
         }
         Ok(())
+    }
+
+    /// `tokenizer.json`, with tokens that are put before and after every text.
+    pub(crate) fn document(
+        &self,
+        before: Option<(&str, u32)>,
+        after: Option<(&str, u32)>,
+    ) -> Result<Value, TokenizerError> {
+        let added = self.pieces.iter().enumerate().filter(|(_, piece)| {
+            matches!(piece.kind, Kind::Control | Kind::UserDefined | Kind::Unknown)
+        });
+        let added = added.map(|(id, piece)| Added {
+            id: id as u32,
+            content: piece.text.to_owned(),
+            is_special: piece.kind != Kind::UserDefined,
+        });
+        Ok(Document {
+            added: added.collect(),
+            normalizer: self.normalizer(),
+            // Pieces may be found anywhere: the text is one word.
+            pre_tokenizer: Value::Null,
+            post_processor: surround(before, after),
+            decoder: self.decoder(),
+            model: match self.algorithm {
+                Algorithm::Bpe => self.bpe()?,
+                Algorithm::Unigram => self.unigram()?,
+            },
+        }
+        .into_json())
     }
 
     /// Refuses what `tokenizer.json` cannot say.
@@ -298,15 +322,9 @@ impl<'a> Piece<'a> {
                 (1, text) => piece.text = text.text()?,
                 (2, score) => piece.score = score.float()?,
                 (3, kind) => {
-                    piece.kind = match kind.number()? {
-                        1 => Kind::Normal,
-                        2 => Kind::Unknown,
-                        3 => Kind::Control,
-                        4 => Kind::UserDefined,
-                        5 => Kind::Unused,
-                        6 => Kind::Byte,
-                        other => return Err(damaged(format!("a piece of kind {other}"))),
-                    };
+                    let number = kind.number()?;
+                    piece.kind = Kind::from_number(number)
+                        .ok_or_else(|| damaged(format!("a piece of kind {number}")))?;
                 }
                 _ => {}
             }

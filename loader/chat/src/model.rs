@@ -10,12 +10,12 @@ use std::{
 
 use serde::Deserialize;
 use shardpack_engine_api::{ConstraintFactory, TokenId};
-use shardpack_formats::{OutputStyle, ThinkingStyle};
+use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
     conversation::ChatRequest,
     json::{Json, Object},
-    template::{ChatTemplate, RenderError, TemplateError},
+    template::{ChatTemplate, RenderError, Rendered, TemplateError},
     text::{Vocabulary, VocabularyError},
     tools::{Grammars, OutputFormat},
 };
@@ -33,7 +33,7 @@ pub struct ChatModel {
     /// Built on first use: most requests need none, and it takes up to a second.
     grammars: OnceLock<Option<Grammars>>,
     stop_tokens: Vec<TokenId>,
-    default_temperature: f32,
+    default_sampling: DefaultSampling,
     max_positions: u32,
     vocab_size: u32,
 }
@@ -172,17 +172,20 @@ impl ChatModel {
         stop_tokens.extend(text.eos_token_id.ids());
         let eos = specials.get("eos_token").and_then(Json::as_str);
         stop_tokens.extend(eos.and_then(|eos| vocabulary.token_id(eos)));
-        stop_tokens.sort_unstable();
-        stop_tokens.dedup();
-
         let positive = |value: Option<u32>, key: &str| {
             value.filter(|&value| value > 0).ok_or_else(|| OpenModelError::Value {
                 file: CONFIG,
                 message: format!("{key}: expected a positive number, found {value:?}"),
             })
         };
+        let vocab_size = positive(text.vocab_size, "vocab_size")?;
+        // No token has such an id, so none ends an answer.
+        stop_tokens.retain(|token| token.0 < vocab_size);
+        stop_tokens.sort_unstable();
+        stop_tokens.dedup();
         let templates = read_templates(folder, &tokenizer_config, &specials)?;
         let style = templates.as_ref().map(|templates| templates.style).unwrap_or_default();
+        let style = if templates.is_some() { with_calls(style) } else { style };
         let output = OutputFormat::new(style, |name| vocabulary.added_token(name));
         Ok(Self {
             templates,
@@ -190,9 +193,9 @@ impl ChatModel {
             grammars: OnceLock::new(),
             vocabulary: Arc::new(vocabulary),
             stop_tokens,
-            default_temperature: generation.default_temperature()?,
+            default_sampling: generation.default_sampling()?,
             max_positions: positive(text.max_position_embeddings, "max_position_embeddings")?,
-            vocab_size: positive(text.vocab_size, "vocab_size")?,
+            vocab_size,
         })
     }
 
@@ -233,17 +236,16 @@ impl ChatModel {
         &self.stop_tokens
     }
 
-    /// The temperature of requests that name none: 0 where `generation_config.json` says
-    /// `do_sample: false`, else its `temperature`, else 1.
+    /// Sampling parameters of requests that name none.
     #[must_use]
-    pub const fn default_temperature(&self) -> f32 {
-        self.default_temperature
+    pub const fn default_sampling(&self) -> &DefaultSampling {
+        &self.default_sampling
     }
 
-    /// Whether the template shows tools to the model.
+    /// Whether conversations can have tools: by the template, or in the generic format.
     #[must_use]
-    pub fn has_tools(&self) -> bool {
-        self.template_source().contains("tools")
+    pub const fn has_tools(&self) -> bool {
+        self.templates.is_some()
     }
 
     /// The template's text; empty where there is none.
@@ -265,6 +267,7 @@ impl ChatModel {
     #[must_use]
     pub fn with_style(mut self, style: Option<OutputStyle>) -> Self {
         if let Some(style) = style.filter(|style| *style != OutputStyle::default()) {
+            let style = if self.templates.is_some() { with_calls(style) } else { style };
             let output = OutputFormat::new(style, |name| self.vocabulary.added_token(name));
             self.output = Arc::new(output);
         }
@@ -276,8 +279,9 @@ impl ChatModel {
         self.max_positions = self.max_positions.min(max_positions);
     }
 
-    /// The text of a conversation, as the model's template renders it.
-    pub fn render(&self, request: &ChatRequest) -> Result<String, PromptError> {
+    /// The text of a conversation, as the model's template renders it, and what was changed so
+    /// that it did.
+    pub fn render(&self, request: &ChatRequest) -> Result<Rendered, PromptError> {
         let templates = self.templates.as_ref().ok_or(PromptError::NoTemplate)?;
         let tools = request.visible_tools();
         let template = match &templates.tools {
@@ -286,16 +290,26 @@ impl ChatModel {
         };
         let kwargs = template_kwargs(request, self.output.style().thinking);
         let messages = &request.messages;
-        if request.continues {
+        let mut rendered = if request.continues {
             let open = template.render_open(messages, &tools, &kwargs)?;
-            return open.ok_or(PromptError::Closed);
+            open.ok_or(PromptError::Closed)?
+        } else {
+            template.render(messages, &tools, &kwargs)?
+        };
+        if !tools.is_empty() && !template.shows_tools() {
+            rendered.adjustments.insert(0, "generic-tools");
         }
-        Ok(template.render(messages, &tools, &kwargs)?)
+        Ok(rendered)
     }
 
-    /// The prompt of a conversation: at least one token, and room for one more.
-    pub fn prompt(&self, request: &ChatRequest) -> Result<Vec<TokenId>, PromptError> {
-        self.check_prompt(self.encode(&self.render(request)?)?)
+    /// The prompt of a conversation: at least one token, and room for one more; and what was
+    /// changed in the conversation.
+    pub fn prompt(
+        &self,
+        request: &ChatRequest,
+    ) -> Result<(Vec<TokenId>, Vec<&'static str>), PromptError> {
+        let Rendered { text, adjustments } = self.render(request)?;
+        Ok((self.check_prompt(self.encode(&text)?)?, adjustments))
     }
 
     /// The tokens of a text.
@@ -319,6 +333,12 @@ impl ChatModel {
             None => Ok(prompt),
         }
     }
+}
+
+/// A style in which calls can be written: the generic format where the template has none that is
+/// known.
+fn with_calls(style: OutputStyle) -> OutputStyle {
+    OutputStyle { tools: Some(style.tools.unwrap_or(ToolFamily::JsonTags)), ..style }
 }
 
 /// Variables of the template: the client's own, and its reasoning options under the names that
@@ -398,20 +418,88 @@ struct GenerationConfig {
     eos_token_id: TokenIds,
     do_sample: Option<bool>,
     temperature: Option<f32>,
+    top_k: Option<i64>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+}
+
+/// Sampling parameters of requests that name none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DefaultSampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 is no limit.
+    pub top_k: u32,
+    /// 1 is no limit.
+    pub top_p: f32,
+    /// 0 is no limit.
+    pub min_p: f32,
+    /// 1 is none.
+    pub repetition_penalty: f32,
+    /// Whether the model's publisher chose them (`generation_config.json`).
+    pub is_publishers: bool,
+}
+
+impl DefaultSampling {
+    /// Nothing is filtered.
+    pub const OFF: Self = Self {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        is_publishers: true,
+    };
+    /// llama.cpp's, for models whose publisher chose none: at temperature 1 alone small models
+    /// talk nonsense.
+    pub const LLAMA_CPP: Self = Self {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 0.05,
+        repetition_penalty: 1.0,
+        is_publishers: false,
+    };
 }
 
 impl GenerationConfig {
-    /// `do_sample: false` means greedy, as for transformers. Where the file does not say, clients
-    /// of this API expect sampling: at its temperature, else 1.
-    fn default_temperature(&self) -> Result<f32, OpenModelError> {
-        match self.temperature.unwrap_or(1.0) {
-            _ if self.do_sample == Some(false) => Ok(0.0),
-            temperature if temperature.is_finite() && temperature >= 0.0 => Ok(temperature),
-            found => Err(OpenModelError::Value {
+    /// `do_sample: false` means greedy, as for transformers. What a publisher who chose anything
+    /// left out is off.
+    fn default_sampling(&self) -> Result<DefaultSampling, OpenModelError> {
+        let positive = |name: &str, value: Option<f32>, default: f32, least: f32| match value {
+            None => Ok(default),
+            Some(value) if value.is_finite() && value >= least => Ok(value),
+            Some(found) => Err(OpenModelError::Value {
                 file: GENERATION,
-                message: format!("temperature: expected a number from 0, found {found}"),
+                message: format!("{name}: expected a number from {least}, found {found}"),
             }),
+        };
+        let off = DefaultSampling::OFF;
+        let mut chosen = DefaultSampling {
+            temperature: positive("temperature", self.temperature, off.temperature, 0.0)?,
+            top_k: self.top_k.map_or(0, |k| u32::try_from(k.max(0)).unwrap_or(u32::MAX)),
+            top_p: positive("top_p", self.top_p, off.top_p, f32::MIN_POSITIVE)?.min(1.0),
+            min_p: positive("min_p", self.min_p, off.min_p, 0.0)?.min(1.0),
+            repetition_penalty: positive(
+                "repetition_penalty",
+                self.repetition_penalty,
+                off.repetition_penalty,
+                f32::MIN_POSITIVE,
+            )?,
+            is_publishers: true,
+        };
+        let has_any = self.temperature.is_some()
+            || self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some();
+        if self.do_sample == Some(false) {
+            chosen.temperature = 0.0;
+        } else if !has_any {
+            let repetition_penalty = chosen.repetition_penalty;
+            return Ok(DefaultSampling { repetition_penalty, ..DefaultSampling::LLAMA_CPP });
         }
+        Ok(chosen)
     }
 }
 

@@ -1,20 +1,26 @@
 //! Plans the output of a request: its parser and its constraint. The seam between the dialects and
 //! tool calls, reasoning and constrained decoding.
 
+mod closed;
+mod compiled;
+
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use shardpack_engine_api::{ConstraintSource, TokenId};
 
 use super::{
-    conversation::{ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice},
+    conversation::{
+        ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice, ToolFormat,
+    },
     json::Json,
     model::ChatModel,
     tools::{
-        ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, OutputFormat,
-        ParserOptions, TextForm, ToolCallParser, ToolSpec,
+        ArgumentValidator, ConstrainedTool, ConstraintSpec, OutputFormat, ParserOptions, TextForm,
+        ToolCallParser, ToolSpec, lark,
     },
 };
+use compiled::{Compiled, compile};
 
 /// The output of a request cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +53,8 @@ pub struct OutputPlan {
     options: Option<ParserOptions>,
     /// For the engine.
     pub constraint: Option<ConstraintSource>,
+    /// Places in schemas that are not enforced.
+    pub unenforced: Vec<String>,
 }
 
 impl OutputPlan {
@@ -79,7 +87,7 @@ pub fn plan(
     let text = text_form(&request.response_format);
     // Without requirements, a lazy grammar constrains the calls that the model begins by itself.
     let needs_grammar = required || text.is_some() || !tools.is_empty();
-    let (mut constraint, mut validated) = (None, Vec::new());
+    let mut compiled = Compiled::default();
     if needs_grammar {
         let spec = ConstraintSpec {
             tools: tools.iter().map(|tool| constrained(tool)).collect(),
@@ -89,34 +97,24 @@ pub fn plan(
             in_thinking,
             stop_tokens: stop_tokens.to_vec(),
         };
-        (constraint, validated) = compile(model, request, spec, &tools)?;
+        compiled = compile(model, request, spec, &tools)?;
     }
-    let specs = specs(request, &tools, &validated)?;
+    let specs = specs(&tools, &compiled);
     let options = ParserOptions { tools: specs.into(), in_thinking, one_call, nonce: 0 };
     let options = (!is_raw).then_some(options);
-    Ok(OutputPlan { format, options, constraint })
+    let Compiled { constraint, unenforced, .. } = compiled;
+    Ok(OutputPlan { format, options, constraint, unenforced })
 }
 
-/// The tools for the parser. The `validated` ones get a validator for complete calls; a schema that
-/// cannot be validated either is refused with the keyword that the grammar lacks.
-fn specs(
-    request: &ChatRequest,
-    tools: &[&Tool],
-    validated: &[(usize, GrammarError)],
-) -> Result<Vec<ToolSpec>, OutputPlanError> {
-    let mut specs: Vec<ToolSpec> = tools
-        .iter()
-        .map(|tool| ToolSpec { name: tool.name.clone(), schema: schema(tool), validator: None })
-        .collect();
-    for (index, error) in validated {
-        let spec = &mut specs[*index];
-        let validator = ArgumentValidator::new(&spec.schema).map_err(|own| {
-            let reason = format!("{error}; the complete call cannot be validated either: {own}");
-            not_enforceable(&place(request, tools[*index]), &reason)
-        })?;
-        spec.validator = Some(validator);
-    }
-    Ok(specs)
+/// The tools for the parser. Those of which the grammar enforces less than can be judged get a
+/// validator for complete calls.
+fn specs(tools: &[&Tool], compiled: &Compiled) -> Vec<ToolSpec> {
+    let spec = |(index, tool): (usize, &&Tool)| {
+        let judged = compiled.judged.iter().find(|(own, _)| *own == index);
+        let validator = judged.and_then(|(_, schema)| ArgumentValidator::new(schema).ok());
+        ToolSpec { name: tool.name.clone(), schema: schema(tool), validator }
+    };
+    tools.iter().enumerate().map(spec).collect()
 }
 
 /// The tools that `tool_choice` leaves.
@@ -159,7 +157,23 @@ fn schema(tool: &Tool) -> Value {
 }
 
 fn constrained(tool: &Tool) -> ConstrainedTool {
-    ConstrainedTool { name: tool.name.clone(), schema: schema(tool) }
+    let mut constrained = ConstrainedTool { name: tool.name.clone(), schema: schema(tool) };
+    let Some(input) = constrained.schema.pointer_mut("/properties/input") else {
+        return constrained;
+    };
+    match &tool.format {
+        Some(ToolFormat::Regex(expression)) => {
+            input["pattern"] = format!("^(?:{expression})$").into();
+        }
+        Some(ToolFormat::Lark(text)) => {
+            if let Ok(within_json) = lark::within_json(text) {
+                input[lark::WITHIN_JSON] = within_json.into();
+                input[lark::BARE] = text.as_str().into();
+            }
+        }
+        None => {}
+    }
+    constrained
 }
 
 fn to_value(json: &Json) -> Value {
@@ -169,116 +183,18 @@ fn to_value(json: &Json) -> Value {
 fn text_form(format: &ResponseFormat) -> Option<TextForm> {
     Some(match format {
         ResponseFormat::Text => return None,
-        ResponseFormat::JsonObject => TextForm::Schema(json!({ "type": "object" })),
-        ResponseFormat::JsonSchema { schema, .. } => TextForm::Schema(to_value(schema)),
+        ResponseFormat::JsonObject => TextForm::Grammar(JSON_OBJECT.to_owned()),
+        ResponseFormat::JsonSchema { schema, strict, .. } if *strict => {
+            TextForm::Schema(to_value(schema))
+        }
+        ResponseFormat::JsonSchema { schema, .. } => {
+            TextForm::Schema(closed::closed(&to_value(schema)))
+        }
         ResponseFormat::Regex(expression) => TextForm::Regex(expression.clone()),
         ResponseFormat::Grammar(text) => TextForm::Grammar(text.clone()),
         ResponseFormat::Choice(texts) => TextForm::Choice(texts.clone()),
     })
 }
 
-/// The constraint, and the tools whose complete calls are validated instead, with the reason why
-/// the grammar cannot enforce their schema.
-type Compiled = (Option<ConstraintSource>, Vec<(usize, GrammarError)>);
-
-/// Compiles the grammar before anything runs, so that a schema that cannot be enforced is a 400.
-///
-/// Unless a constraint is required from the first token, a tool whose schema no grammar can enforce
-/// is constrained to its name and to JSON only, and its complete calls are validated.
-fn compile(
-    model: &ChatModel,
-    request: &ChatRequest,
-    mut spec: ConstraintSpec,
-    tools: &[&Tool],
-) -> Result<Compiled, OutputPlanError> {
-    let param = param(&spec, request);
-    let is_demanded = spec.required || spec.text.is_some();
-    if model.output().style().tools.is_none() && !is_demanded {
-        // Calls in an unknown tool-call format are neither parsed nor constrained.
-        return Ok((None, Vec::new()));
-    }
-    let is_strict = tools.iter().any(|tool| tool.strict);
-    let Some(grammars) = model.grammars() else {
-        let reason = "constrained decoding is not supported for this model's vocabulary";
-        if is_demanded || is_strict {
-            return Err(OutputPlanError::Param {
-                param: param.to_owned(),
-                message: format!("{param}: {reason}"),
-            });
-        }
-        let error = GrammarError::Grammar(reason.to_owned());
-        return Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect()));
-    };
-    let Err(error) = grammars.constraint(&spec) else {
-        return Ok((Some(spec.source()), Vec::new()));
-    };
-    if is_demanded || error == GrammarError::Busy {
-        return Err(refused(param, &error, request));
-    }
-    let mut validated = Vec::new();
-    for (index, tool) in tools.iter().enumerate() {
-        let alone = ConstraintSpec { tools: vec![spec.tools[index].clone()], ..spec.clone() };
-        let Err(error) = grammars.constraint(&alone) else { continue };
-        if tool.strict || error == GrammarError::Busy {
-            return Err(refused(&place(request, tool), &error, request));
-        }
-        spec.tools[index].schema = weak(&spec.tools[index].schema);
-        validated.push((index, error));
-    }
-    match grammars.constraint(&spec) {
-        Ok(_) => Ok((Some(spec.source()), validated)),
-        Err(error) if is_strict || error == GrammarError::Busy => {
-            Err(refused(param, &error, request))
-        }
-        // Together they are too large: all calls are validated instead.
-        Err(error) => Ok((None, (0..tools.len()).map(|index| (index, error.clone())).collect())),
-    }
-}
-
-/// The parameter that the constraint comes from.
-fn param(spec: &ConstraintSpec, request: &ChatRequest) -> &'static str {
-    match (&spec.text, &request.response_format) {
-        (Some(_), ResponseFormat::JsonSchema { param, .. }) => param,
-        (Some(_), ResponseFormat::JsonObject) => "response_format",
-        (Some(_), _) => "structured_outputs",
-        (None, _) => "tools",
-    }
-}
-
-fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> OutputPlanError {
-    if *error == GrammarError::Busy {
-        return OutputPlanError::Busy(error.to_string());
-    }
-    let is_of = |tool: &&Tool| match error {
-        GrammarError::Schema(error) => error.reason.ends_with(&format!("(tool {:?})", tool.name)),
-        _ => false,
-    };
-    let tool = request.tools.iter().find(is_of);
-    let place = tool.map_or_else(|| param.to_owned(), |tool| place(request, tool));
-    not_enforceable(&place, &error.to_string())
-}
-
-/// The request's path to a tool's schema.
-fn place(request: &ChatRequest, tool: &Tool) -> String {
-    let index = request.tools.iter().position(|other| other.name == tool.name).unwrap_or_default();
-    format!("tools[{index}].function.parameters")
-}
-
-fn not_enforceable(place: &str, reason: &str) -> OutputPlanError {
-    OutputPlanError::Unenforceable {
-        param: place.to_owned(),
-        message: format!("{place}: {reason}"),
-    }
-}
-
-/// What is enforced of a schema that no grammar can enforce: an object, the names of its members
-/// and their plain types.
-fn weak(schema: &Value) -> Value {
-    let properties = schema.get("properties").and_then(Value::as_object);
-    let member = |(name, schema): (&String, &Value)| {
-        let kind = schema.get("type").filter(|kind| kind.is_string());
-        (name.clone(), kind.map_or(Value::Bool(true), |kind| json!({ "type": kind })))
-    };
-    let properties: Map<String, Value> = properties.into_iter().flatten().map(member).collect();
-    json!({ "type": "object", "properties": properties })
-}
+/// Any JSON object. Numbers have an end: without one a model may write digits for ever.
+const JSON_OBJECT: &str = include_str!("output/json_object.lark");

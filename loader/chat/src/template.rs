@@ -1,6 +1,8 @@
 //! The model's chat template over `conversation` messages: which messages and variables it sees.
 //! Rendering itself is [`shardpack_formats::template`]'s.
 
+mod adjust;
+mod generic_tools;
 mod past_calls;
 
 pub use shardpack_formats::template::TemplateError;
@@ -8,12 +10,16 @@ pub use shardpack_formats::template::{RESERVED, RenderError};
 
 use std::{sync::Arc, time::SystemTime};
 
-use shardpack_formats::template::{self, Next};
+use shardpack_formats::{
+    OutputStyle, ToolFamily,
+    template::{self, Next},
+};
 
 use super::{
     conversation::{Message, Role},
     json::{Json, Object},
 };
+use adjust::Adjustment;
 use past_calls::PastCalls;
 
 /// Marks the end of a last turn that is to be continued: a name between private-use characters.
@@ -28,6 +34,21 @@ pub struct ChatTemplate {
     /// The name by which it reads the thinking of past turns, if it has one of its own.
     thinking_key: Option<&'static str>,
     past_calls: Option<PastCalls>,
+    /// Whether it shows the definitions of tools in a tool-call format that is known.
+    shows_tools: bool,
+    /// What it would leave out in silence or show in an unknown tool-call format.
+    forced: Vec<Adjustment>,
+    /// How it writes a call, where it shows calls but no definitions.
+    native_call: Option<String>,
+}
+
+/// A prompt, and what was changed in the conversation so that the template rendered it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// The prompt.
+    pub text: String,
+    /// Names of the changes.
+    pub adjustments: Vec<&'static str>,
 }
 
 /// Members of messages in which templates look for thinking, and how they name them there.
@@ -57,8 +78,107 @@ impl ChatTemplate {
             .find(|(_, names)| reads(names) && !source.contains("reasoning_content"))
             .map(|(key, _)| *key);
         let past_calls = PastCalls::of(source);
+        let family = OutputStyle::detect(source).tools;
         let source = source.to_owned();
-        Ok(Self { template, source, knows_developer, thinking_key, past_calls })
+        let mut own = Self {
+            template,
+            source,
+            knows_developer,
+            thinking_key,
+            past_calls,
+            shows_tools: false,
+            forced: Vec::new(),
+            native_call: None,
+        };
+        own.shows_tools = family.is_some() && own.probe_tools();
+        own.forced = own.probe_forced(family);
+        if family.is_some() && !own.shows_tools {
+            own.native_call = generic_tools::native_call(&own);
+        }
+        Ok(own)
+    }
+
+    /// Whether the definition of a tool changes the prompt and is in it.
+    fn probe_tools(&self) -> bool {
+        let tool = Json::parse(
+            br#"{"type":"function","function":{"name":"fetch_quokka","description":"d","parameters":{"type":"object","properties":{"a":{"type":"string","description":"d"}},"required":["a"]}}}"#,
+        );
+        let tool = tool.expect("a constant");
+        let messages = [Message::of(Role::System, "s"), Message::of(Role::User, "u")];
+        let shows = |messages: &[Message]| {
+            let messages = messages.iter().map(|message| self.fields(message));
+            let none: [(&str, Json); 0] = [];
+            let rendered = self.template.render(messages, [&tool], none, Next::Assistant);
+            rendered.is_ok_and(|text| text.contains("fetch_quokka"))
+        };
+        shows(&messages) || shows(&messages[1..])
+    }
+
+    fn probe_forced(&self, family: Option<ToolFamily>) -> Vec<Adjustment> {
+        let [user, late] = ["zebra", "gecko"].map(|text| Message::of(Role::User, text));
+        let system = Message::of(Role::System, "walrus");
+        let said = Message::of(Role::Assistant, "heron");
+        // A template that does not show who asks tells nothing.
+        let drops = |messages: &[Message], word: &str| {
+            let text = self.plain(messages, Next::Assistant);
+            text.is_some_and(|text| text.contains("zebra") && !text.contains(word))
+        };
+        let mut forced = Vec::new();
+        let turns = [user.clone(), said, system.clone(), late.clone()];
+        // A template that counts its turns refuses one of these and drops the other.
+        if drops(&turns, "walrus") || drops(&[user.clone(), system.clone(), late], "walrus") {
+            forced.push(Adjustment::SystemToUser);
+        }
+        let no_system = drops(&[system.clone(), user.clone()], "walrus");
+        if no_system {
+            forced.push(Adjustment::SystemInUser);
+        }
+        let second = Message::of(Role::System, "lemur");
+        if !no_system && drops(&[system, second, user.clone()], "lemur") {
+            forced.push(Adjustment::MergedSystem);
+        }
+        let shows = self.plain(std::slice::from_ref(&user), Next::Assistant);
+        let shows = shows.is_some_and(|text| text.contains("zebra"));
+        let knows_no_calls = family.is_none() && shows && !self.source.contains("tool_call");
+        if knows_no_calls || self.drops_results(user) {
+            forced.push(Adjustment::CallsAsText);
+        }
+        forced
+    }
+
+    fn drops_results(&self, user: Message) -> bool {
+        let parse = |text: &str| {
+            let json = Json::parse(text.as_bytes()).expect("a constant");
+            Message::normalise(json).expect("a message")
+        };
+        let called = parse(
+            r#"{"role":"assistant","content":"","tool_calls":[{"id":"abcdefghi","type":"function","function":{"name":"fetch_quokka","arguments":{"a":"b"}}}]}"#,
+        );
+        let result = parse(
+            r#"{"role":"tool","name":"fetch_quokka","tool_call_id":"abcdefghi","content":"puffin"}"#,
+        );
+        let later = Message::of(Role::User, "gecko");
+        let text = self.plain(&[user, called, result, later], Next::Assistant);
+        text.is_some_and(|text| {
+            text.contains("zebra") && text.contains("gecko") && !text.contains("puffin")
+        })
+    }
+
+    /// A rendering without tools and variables, if the template gives one.
+    fn plain(&self, messages: &[Message], next: Next) -> Option<String> {
+        let messages = messages.iter().map(|message| self.fields(message));
+        let none: [(&str, Json); 0] = [];
+        let no_tools: [Json; 0] = [];
+        self.template.render(messages, no_tools, none, next).ok()
+    }
+
+    fn native_call(&self) -> Option<String> {
+        self.native_call.clone()
+    }
+
+    /// Whether it shows the definitions of tools, in a tool-call format that is known.
+    pub(crate) const fn shows_tools(&self) -> bool {
+        self.shows_tools
     }
 
     /// Its text.
@@ -67,15 +187,22 @@ impl ChatTemplate {
     }
 
     /// The prompt of a conversation, up to where the assistant's next turn begins. `tools` may be
-    /// empty, as may `kwargs`; [`RESERVED`] names in `kwargs` are not seen.
+    /// empty, as may `kwargs`; [`RESERVED`] names in `kwargs` are not seen. A conversation that the
+    /// template refuses is normalised.
     pub fn render(
         &self,
         messages: &[Message],
         tools: &[Json],
         kwargs: &Object,
-    ) -> Result<String, RenderError> {
-        let messages = messages.iter().map(|message| self.fields(message));
-        self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
+    ) -> Result<Rendered, RenderError> {
+        let (told, tools) = self.told(messages, tools);
+        let render = |messages: &[Message]| {
+            let messages = messages.iter().map(|message| self.fields(message));
+            self.template.render(messages, tools, kwargs.iter(), Next::Assistant)
+        };
+        let (text, adjustments) = adjust::render(&told, &self.forced, render, may_adjust)?;
+        let adjustments = adjustments.into_iter().map(Adjustment::name).collect();
+        Ok(Rendered { text, adjustments })
     }
 
     /// The prompt of a conversation whose last turn is continued, up to the end of its text.
@@ -85,15 +212,30 @@ impl ChatTemplate {
         messages: &[Message],
         tools: &[Json],
         kwargs: &Object,
-    ) -> Result<Option<String>, RenderError> {
-        let Some((last, before)) = messages.split_last() else { return Ok(None) };
-        let Some(said) = last.own_text() else { return Ok(None) };
-        // A mark that no template writes by itself tells where the turn's text ends.
-        let open = last.clone().with_text(&format!("{said}{OPEN_END}"));
-        let messages = before.iter().chain([&open]).map(|message| self.fields(message));
-        let rendered = self.template.render(messages, tools, kwargs.iter(), Next::Nobody)?;
-        let end = rendered.rfind(OPEN_END);
-        Ok(end.filter(|&end| rendered[..end].ends_with(said)).map(|end| rendered[..end].to_owned()))
+    ) -> Result<Option<Rendered>, RenderError> {
+        let Some(said) = messages.last().and_then(Message::own_text) else { return Ok(None) };
+        let (told, tools) = self.told(messages, tools);
+        let render = |messages: &[Message]| {
+            let Some((last, before)) = messages.split_last() else { return Ok(None) };
+            // A mark that no template writes by itself tells where the turn's text ends.
+            let open = last.clone().with_text(&format!("{}{OPEN_END}", last.text().trim_end()));
+            let messages = before.iter().chain([&open]).map(|message| self.fields(message));
+            let rendered = self.template.render(messages, tools, kwargs.iter(), Next::Nobody)?;
+            let end = rendered.rfind(OPEN_END);
+            let end = end.filter(|&end| rendered[..end].ends_with(said));
+            Ok(end.map(|end| rendered[..end].to_owned()))
+        };
+        let (text, adjustments) = adjust::render(&told, &self.forced, render, may_adjust)?;
+        let adjustments = adjustments.into_iter().map(Adjustment::name).collect();
+        Ok(text.map(|text| Rendered { text, adjustments }))
+    }
+
+    /// The conversation as the template is to see it, and the tools that it shows by itself.
+    fn told<'a>(&self, messages: &[Message], tools: &'a [Json]) -> (Vec<Message>, &'a [Json]) {
+        if self.shows_tools || tools.is_empty() {
+            return (messages.to_vec(), tools);
+        }
+        (generic_tools::with_definitions(messages, tools, self), &[])
     }
 
     fn fields(&self, message: &Message) -> Object {
@@ -115,6 +257,11 @@ impl ChatTemplate {
         }
         fields
     }
+}
+
+/// Whether another form of the conversation may help: not where the template runs for too long.
+fn may_adjust(error: &RenderError) -> bool {
+    !error.to_string().contains("fuel")
 }
 
 fn says(fields: &Object) -> bool {

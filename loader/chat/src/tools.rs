@@ -31,5 +31,8 @@ mod value;
 pub use argument_validator::ArgumentValidator;
 pub use calls::ToolSpec;
 pub use constraint::{ConstraintSpec, GrammarError, Grammars, TokenText};
+pub(crate) use grammar::lark;
 pub use grammar::{ConstrainedTool, TextForm};
 pub use parser::{OutputFormat, ParserOptions, ToolCallParser};
+pub(crate) use schema::SchemaError;
+pub(crate) use schema::advice;

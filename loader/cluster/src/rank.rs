@@ -84,6 +84,9 @@ pub enum RankError {
     /// The package could not be loaded.
     #[error("the package cannot be loaded: {0}")]
     Load(String),
+    /// The device may refuse further work of this process; a new one begins with a fresh driver.
+    #[error("the device failed in a step: {0}")]
+    Device(String),
     /// Our bug.
     #[error("the engine's thread panicked")]
     Panicked,

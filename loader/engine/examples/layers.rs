@@ -24,11 +24,12 @@ use shardpack_engine::{
     backend::{
         Attention, AttentionParams, BlockIndexerInputs, BlockIndexerParams, BlockSparseAttention,
         CacheShape, Columns, CompressedEntries, CompressedKv, CompressorInputs, CompressorParams,
-        Cpu, DenseOps, ExpertParams, HeadOps, HyperConnections, IndexerInputs, IndexerParams,
-        KvCache, LatentAttention, LinearAttention, LinearAttentionInputs, LinearAttentionParams,
-        MixtureOfExperts, NormParams, Qkv, Ranks, RotatedPart, RouterVectors, ShortConvolution,
-        ShortConvolutionInputs, ShortConvolutionParams, SparseIndexer, SquareSums, StepError,
-        StoredMatrix, StoredWeights, StreamParams, TensorParallel, Tensors, Xielu,
+        ComputesAtOnce, Cpu, DenseOps, ExpertParams, HeadOps, HyperConnections, IndexerInputs,
+        IndexerParams, KvCache, LatentAttention, LinearAttention, LinearAttentionInputs,
+        LinearAttentionParams, MixtureOfExperts, NormParams, Qkv, Ranks, RotatedPart,
+        RouterVectors, ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams,
+        SparseIndexer, SquareSums, StepError, StoredMatrix, StoredWeights, StreamParams,
+        TensorParallel, Tensors, TokenChoice, Xielu,
     },
     bench::read_bandwidth,
     engine::{LocalModel, memory_group},
@@ -264,6 +265,10 @@ impl TensorParallel for Timed {
         self.inner.flush(caches, ranks)
     }
 }
+
+impl ComputesAtOnce for Timed {}
+
+impl TokenChoice for Timed {}
 
 impl HeadOps for Timed {
     fn slice_heads(&self, x: &Tensor, width: usize, part: Range<usize>) -> Tensor {

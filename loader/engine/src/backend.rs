@@ -20,12 +20,14 @@ mod hyper_connections;
 mod kv_cache;
 mod latent_attention;
 mod linear_attention;
+mod lookahead;
 mod mixture_of_experts;
 pub mod mlx;
 mod short_convolution;
 mod sparse_indexer;
 mod tensor_parallel;
 mod tensors;
+mod token_choice;
 
 pub use attention::{Attention, AttentionParams, Qkv};
 pub use block_sparse::{BlockIndexerInputs, BlockIndexerParams, BlockSparseAttention};
@@ -41,12 +43,14 @@ pub use latent_attention::{LatentAttention, LatentInputs, LatentParams, LatentPa
 pub use linear_attention::{
     LinearAttention, LinearAttentionInputs, LinearAttentionParams, StateUpdate,
 };
+pub use lookahead::{ComputesAtOnce, Lookahead};
 pub use mixture_of_experts::{ExpertParams, MixtureOfExperts, RouterVectors};
-pub use mlx::{Collectives, Mlx};
+pub use mlx::{Collectives, DrawnStep, Mlx};
 pub use short_convolution::{ShortConvolution, ShortConvolutionInputs, ShortConvolutionParams};
 pub use sparse_indexer::{IndexerInputs, IndexerParams, SparseIndexer};
 pub use tensor_parallel::{Columns, SquareSums, TensorParallel};
 pub use tensors::{StoredMatrix, StoredWeights, Tensors};
+pub use token_choice::{Best, ScoreNoise, ScoredRow, TokenChoice};
 
 /// Arithmetic of one rank: every capability that models are built from.
 pub trait Backend:
@@ -60,6 +64,8 @@ pub trait Backend:
     + ShortConvolution
     + MixtureOfExperts
     + HyperConnections
+    + Lookahead
+    + TokenChoice
 {
 }
 
@@ -74,6 +80,8 @@ impl<B> Backend for B where
         + ShortConvolution
         + MixtureOfExperts
         + HyperConnections
+        + Lookahead
+        + TokenChoice
 {
 }
 
@@ -87,6 +95,9 @@ pub enum StepError {
     /// The backend could not compute, for want of memory for example.
     #[error("the step could not be computed: {0}")]
     Backend(String),
+    /// The device failed during a step. It may refuse all further work of this process.
+    #[error("the device failed: {0}")]
+    Device(String),
 }
 
 /// The ranks of one step and the time that each call on them may take.

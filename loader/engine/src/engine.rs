@@ -8,6 +8,7 @@
 //! batching on rank 0, with the KV memory counted by `pages` and draft tokens proposed by `draft`),
 //! `plan` (what it broadcasts), `runner` (runs a plan on every rank) and `sample`.
 
+mod ahead;
 mod counted;
 mod draft;
 mod hello;
@@ -15,6 +16,7 @@ mod logits;
 mod pages;
 mod plan;
 mod rank;
+mod rows;
 mod runner;
 mod sample;
 mod schedule;

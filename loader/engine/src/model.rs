@@ -224,6 +224,19 @@ impl<B: Backend> Model<B> {
         backend.gather_columns(part, &widths, ranks)
     }
 
+    /// Room for the tokens of a step that is built before they are known; none where the backend
+    /// or the model needs them first.
+    #[must_use]
+    pub fn late_tokens(&self, backend: &B, rows: usize) -> Option<B::LateTokens> {
+        let by_token = self.spec.layers.iter().any(|layer| layer.hash_routing);
+        // Stages exchange hidden vectors while their graphs are built.
+        if by_token || self.shard.stage.is_some() {
+            return None;
+        }
+        let held = embedding_and_head::embedding_range(&self.spec, &self.shard);
+        backend.late_tokens(rows, held, self.spec.vocab_size as usize)
+    }
+
     /// Runs a step and returns this rank's part of the logits, `[logit_rows, tokens held]`;
     /// none where no row was asked for. Ranks of stages before the last one hold no logits: their
     /// parts have no columns. `caches` are in the order of the batch's sequences.
@@ -234,8 +247,34 @@ impl<B: Backend> Model<B> {
         caches: &mut [&mut B::Cache],
         ranks: &Ranks<'_>,
     ) -> Result<Option<B::Tensor>, StepError> {
+        self.forward_with(backend, batch, None, caches, ranks)
+    }
+
+    /// [`Model::forward`] of tokens that are known later: those of `batch` are not looked at.
+    pub fn forward_late(
+        &self,
+        backend: &B,
+        batch: &Batch,
+        tokens: &mut B::LateTokens,
+        caches: &mut [&mut B::Cache],
+        ranks: &Ranks<'_>,
+    ) -> Result<Option<B::Tensor>, StepError> {
+        let logits = self.forward_with(backend, batch, Some(tokens), caches, ranks);
+        backend.set_aside(tokens);
+        logits
+    }
+
+    fn forward_with(
+        &self,
+        backend: &B,
+        batch: &Batch,
+        late: Option<&B::LateTokens>,
+        caches: &mut [&mut B::Cache],
+        ranks: &Ranks<'_>,
+    ) -> Result<Option<B::Tensor>, StepError> {
         let own = self.own_ranks(ranks);
-        let pass = step::ForwardPass::new(backend, &self.spec, &self.shard, batch, &own);
+        let mut pass = step::ForwardPass::new(backend, &self.spec, &self.shard, batch, &own);
+        pass.late = late;
         let mut x = match self.shard.stage.as_ref().and_then(|stage| stage.recv_from) {
             None => self.embedding_and_head.embed(&pass)?,
             Some(rank) => stage::recv(&pass, rank)?,

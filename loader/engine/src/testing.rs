@@ -2,5 +2,6 @@
 //! ranks within one process.
 
 pub(crate) mod group;
+pub(crate) mod mlx;
 pub(crate) mod models;
 pub(crate) mod package;

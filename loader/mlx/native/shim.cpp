@@ -12,6 +12,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -76,6 +77,12 @@ mx::Dtype dtype_of(int32_t code) {
     case 7: return mx::uint64;
     default: throw std::invalid_argument("unknown dtype code");
   }
+}
+
+std::vector<mx::array> arrays_of(mx::array* const* arrays, size_t n) {
+  std::vector<mx::array> all;
+  for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
+  return all;
 }
 
 mx::Shape shape_of(const int32_t* dims, size_t n) {
@@ -243,12 +250,17 @@ void sp_set_collective(sp_context* context, sp_collective call, void* ctx) {
 }
 int32_t sp_failed(const sp_context* context) { return context->code.load(std::memory_order_acquire); }
 int32_t sp_reset(sp_context* context) {
-  return guarded([&] {
+  // Both streams are waited for even where the first one's error is thrown here.
+  auto comm = guarded([&] {
     if (comm_stream) mx::synchronize(*comm_stream);
-    mx::synchronize();
-    context->code.store(0, std::memory_order_release);
     return 1;
   });
+  auto own = guarded([&] {
+    mx::synchronize();
+    return 1;
+  });
+  context->code.store(0, std::memory_order_release);
+  return comm & own;
 }
 
 // `after`, where there is one, is computed before: without it MLX orders what does not depend on
@@ -330,9 +342,7 @@ int32_t sp_dtype(const mx::array* a) {
 
 int32_t sp_eval(mx::array* const* arrays, size_t n) {
   return guarded([&] {
-    std::vector<mx::array> all;
-    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
-    mx::eval(all);
+    mx::eval(arrays_of(arrays, n));
     return 1;
   });
 }
@@ -355,10 +365,8 @@ mx::array* sp_contiguous(const mx::array* a) {
 const char* sp_graph(mx::array* const* arrays, size_t n) {
   static thread_local std::string text;
   return guarded([&]() -> const char* {
-    std::vector<mx::array> all;
-    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
     std::ostringstream out;
-    mx::export_to_dot(out, all);
+    mx::export_to_dot(out, arrays_of(arrays, n));
     text = out.str();
     return text.c_str();
   });
@@ -393,11 +401,16 @@ mx::array* sp_slice_update(const mx::array* a, const mx::array* part, const int3
                            const int32_t* stop, size_t n) {
   return guarded([&] { return keep(mx::slice_update(*a, *part, shape_of(start, n), shape_of(stop, n))); });
 }
+// `a` [entries, heads, places, width] with rows[i] [heads, 1, width] at places[i] of a[entries[i]].
+mx::array* sp_with_rows(const mx::array* a, const mx::array* entries, const mx::array* places,
+                        const mx::array* rows) {
+  return guarded([&] {
+    return keep(mx::scatter(*a, {*entries, *places}, mx::expand_dims(*rows, 1), {0, 2}));
+  });
+}
 mx::array* sp_concat(mx::array* const* arrays, size_t n, int32_t axis) {
   return guarded([&] {
-    std::vector<mx::array> all;
-    for (size_t i = 0; i < n; i++) all.push_back(*arrays[i]);
-    return keep(mx::concatenate(all, axis));
+    return keep(mx::concatenate(arrays_of(arrays, n), axis));
   });
 }
 mx::array* sp_take(const mx::array* a, const mx::array* indices, int32_t axis) {

@@ -384,6 +384,15 @@ impl Array {
         })
     }
 
+    /// Of `[entries, heads, places, width]` the entries that `at[0]` `[n]` names with their rows of
+    /// `rows`, `[n, heads, 1, width]`, at the places that `at[1]` names.
+    #[must_use]
+    pub fn with_rows(&self, at: [&Self; 2], rows: &Self) -> Self {
+        let [entries, places] = at.map(|indices| indices.raw);
+        // SAFETY: live arrays.
+        self.make(|table| unsafe { (table.sp_with_rows)(self.raw, entries, places, rows.raw) })
+    }
+
     fn bounds(&self, axis: usize, start: usize, stop: usize) -> SliceBounds {
         let mut to = self.shape();
         let mut from = vec![0; to.len()];

@@ -104,15 +104,33 @@ unsafe extern "C" fn call(
 
 impl Library {
     /// Evaluates with `collective` for the sums and gatherings of the graph. `work` is one or
-    /// more evaluations; whatever they return, a failed collective is an error here.
+    /// more evaluations, and waits for what it starts; whatever they return, a failed collective is
+    /// an error here.
     pub fn with_collective<R>(
         &self,
         collective: &mut dyn Collective,
         work: impl FnOnce() -> Result<R, MlxError>,
     ) -> Result<R, MlxError> {
+        /// Ends the evaluation's collectives, after an unwinding of `work` too: MLX's stream thread
+        /// may still be in one of them.
+        struct Attached(Library, bool);
+        impl Drop for Attached {
+            fn drop(&mut self) {
+                let Self(library, broken) = self;
+                if *broken {
+                    // The tasks of a broken evaluation end before the context does.
+                    // SAFETY: takes the context.
+                    unsafe { (library.table.sp_reset)(library.context) };
+                }
+                // SAFETY: no function, no context.
+                unsafe {
+                    (library.table.sp_set_collective)(library.context, None, std::ptr::null_mut());
+                };
+            }
+        }
         let context = Context(Mutex::new(RefCell::new(collective)));
-        // SAFETY: the context lives until the call below takes it back; evaluations are
-        // synchronous, so no task is left that would use it.
+        // SAFETY: the context lives until the guard below takes it back; `work` waits for what it
+        // starts, so no task is left then that would use it.
         unsafe {
             (self.table.sp_set_collective)(
                 self.context,
@@ -120,16 +138,12 @@ impl Library {
                 (&raw const context).cast_mut().cast(),
             );
         };
+        let mut attached = Attached(*self, true);
         let result = work();
-        // SAFETY: takes nothing; waits for the streams' tasks.
+        // SAFETY: takes the context.
         let failed = unsafe { (self.table.sp_failed)(self.context) };
-        if failed != 0 || result.is_err() {
-            // The tasks of a broken evaluation end before the context does.
-            // SAFETY: takes nothing.
-            unsafe { (self.table.sp_reset)(self.context) };
-        }
-        // SAFETY: no function, no context.
-        unsafe { (self.table.sp_set_collective)(self.context, None, std::ptr::null_mut()) };
+        attached.1 = failed != 0 || result.is_err();
+        drop(attached);
         if failed != 0 {
             return Err(MlxError("an all-reduce failed".to_owned()));
         }

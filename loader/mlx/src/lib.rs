@@ -12,9 +12,11 @@ mod fused;
 mod library;
 mod linear_attention;
 pub mod runtime;
+mod sampling;
 mod table;
 
 pub use array::{Array, Binary, Element, Quantized, Reduce, Unary};
 pub use collective::Collective;
 pub use library::{Device, Library, MlxError, OpenError};
 pub use linear_attention::{LinearSizes, LinearStateUpdate, LinearStep};
+pub use sampling::{LateInput, Noise};

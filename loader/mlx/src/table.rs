@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_void};
 
 /// Number of this set of functions; the C layer is compiled with it and answers it.
-pub(crate) const ABI: i32 = 3;
+pub(crate) const ABI: i32 = 4;
 
 /// An array of MLX, owned by whoever holds the pointer.
 #[repr(C)]
@@ -138,4 +138,8 @@ table! {
         *const c_void, In, In, In, In, In, In, In, In, f32, *mut Raw,
     ) -> i32;
     sp_linear_gated_norm: unsafe extern "C" fn(*const c_void, In, In, In, f32) -> Raw;
+    sp_async_eval: unsafe extern "C" fn(*const In, usize) -> i32;
+    sp_overwrite: unsafe extern "C" fn(Raw, *const c_void, usize) -> i32;
+    sp_with_rows: unsafe extern "C" fn(In, In, In, In) -> Raw;
+    sp_best_tokens: unsafe extern "C" fn(In, In, In, u32) -> Raw;
 }

@@ -213,6 +213,7 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::Ready => get(state::ready),
         Target::Metrics => get(state::metrics),
         Target::Stats => get(state::stats),
+        Target::Props => get(models::props),
         Target::Models => get(models::models),
         Target::Model => get(models::model),
         Target::CountTokens => post(tokens::count_tokens),
@@ -272,6 +273,18 @@ impl AppState {
         }
     }
 
+    /// Counts and logs what was done to a request.
+    fn note(&self, id: &str, notes: &Notes) {
+        if !notes.adjusted.is_empty() {
+            self.metrics.adjusted(&notes.adjusted);
+            self.log(|| serde_json::json!({"request": id, "adjusted": notes.adjusted}));
+        }
+        if !notes.unenforced.is_empty() {
+            self.metrics.unenforced();
+            self.log(|| serde_json::json!({"request": id, "unenforced": notes.unenforced}));
+        }
+    }
+
     fn check_ready(&self) -> Result<(), ApiError> {
         if *self.draining.borrow() {
             return Err(draining());
@@ -307,8 +320,17 @@ impl AppState {
     }
 }
 
-/// Headers with the seed that was used and the parameters that were ignored.
-fn headers(seed: u64, ignored: &[String]) -> HeaderMap {
+/// What was done to a request so that it could be answered.
+#[derive(Debug, Default)]
+struct Notes {
+    /// Changes of a conversation that the model's template refuses as it came.
+    adjusted: Vec<&'static str>,
+    /// Places in schemas that are not enforced.
+    unenforced: Vec<String>,
+}
+
+/// Headers with the seed that was used, the parameters that were ignored, and what was adjusted.
+fn headers(seed: u64, ignored: &[String], notes: &Notes) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut insert = |name: &'static str, text: &str| {
         if let Ok(value) = HeaderValue::from_str(text) {
@@ -316,18 +338,30 @@ fn headers(seed: u64, ignored: &[String]) -> HeaderMap {
         }
     };
     insert("x-shardpack-seed", &seed.to_string());
-    if !ignored.is_empty() {
+    let mut list = |name: &'static str, names: &[String], chars: usize| {
+        if names.is_empty() {
+            return;
+        }
         // Names come from the client: only what may stand in a header.
         let plain = |c: char| if c.is_ascii_graphic() && c != ',' { c } else { '?' };
-        let names: Vec<String> = ignored
+        let names: Vec<String> = names
             .iter()
-            .map(|name| name.chars().take(IGNORED_NAME_CHARS).map(plain).collect())
+            .take(HEADER_NAMES_MAX)
+            .map(|name| name.chars().take(chars).map(plain).collect())
             .collect();
-        insert("x-shardpack-ignored-params", &names.join(", "));
-    }
+        insert(name, &names.join(", "));
+    };
+    list("x-shardpack-ignored-params", ignored, IGNORED_NAME_CHARS);
+    let adjusted: Vec<String> = notes.adjusted.iter().map(|name| (*name).to_owned()).collect();
+    list("x-shardpack-adjusted", &adjusted, IGNORED_NAME_CHARS);
+    list("x-shardpack-unenforced", &notes.unenforced, PLACE_CHARS);
     headers
 }
 
+/// Most names in one header.
+const HEADER_NAMES_MAX: usize = 32;
+/// Characters of one place in a schema.
+const PLACE_CHARS: usize = 128;
 /// Characters of one name in the header of ignored parameters.
 const IGNORED_NAME_CHARS: usize = 64;
 

@@ -250,7 +250,10 @@ fn parse_chat_or_responses(
     }
     let parsed = responses::parse(body, earlier)?;
     Ok(ParsedRequest {
-        writer_options: WriterOptions::Chat(chat::Options { include_usage: true }),
+        writer_options: WriterOptions::Chat(chat::Options {
+            include_usage: true,
+            customs: std::collections::BTreeSet::new(),
+        }),
         ..parsed
     })
 }
@@ -272,6 +275,21 @@ pub(super) fn parse_object(body: &[u8]) -> Result<Object, ApiError> {
 /// Serializes strings, integers and finite floats, which cannot fail.
 fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).expect("strings and numbers are always JSON")
+}
+
+/// The free text within the arguments of a custom tool, as much as there is of one that is cut off;
+/// what is not of that form is the text.
+fn custom_input(arguments: &str) -> String {
+    let input = |json: &str| {
+        let value: serde_json::Value = serde_json::from_str(json).ok()?;
+        Some(value.get("input")?.as_str()?.to_owned())
+    };
+    // Without the beginning of an escape, which is two characters of UTF-16 at most.
+    let shorter = (0..=11).filter_map(|less| arguments.get(..arguments.len().checked_sub(less)?));
+    let mut closed = shorter.map(|part| format!("{part}\"}}"));
+    input(arguments)
+        .or_else(|| closed.find_map(|json| input(&json)))
+        .unwrap_or_else(|| arguments.to_owned())
 }
 
 /// Appends a server-sent event without a name.

@@ -50,6 +50,11 @@ struct Refused {
     code: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Adjusted {
+    change: &'static str,
+}
+
 /// Counters of one server.
 pub(super) struct Metrics {
     registry: Registry,
@@ -67,6 +72,9 @@ pub(super) struct Metrics {
     responses: Family<Response, Counter>,
     refused: Family<Refused, Counter>,
     ignored: Counter,
+    adjusted: Family<Adjusted, Counter>,
+    adjusted_requests: Counter,
+    unenforced: Counter,
     calls: Counter,
     up: Gauge,
     ranks: Gauge,
@@ -186,6 +194,24 @@ impl Metrics {
             register!(r, Family::default(), "refused_requests", "Refused requests, by error code");
         let ignored =
             register!(r, Counter::default(), "ignored_parameters", "Ignored request parameters");
+        let adjusted = register!(
+            r,
+            Family::default(),
+            "conversation_adjustments",
+            "Changes of conversations that the chat template refuses as they came"
+        );
+        let adjusted_requests = register!(
+            r,
+            Counter::default(),
+            "adjusted_requests",
+            "Requests whose conversation was changed for the chat template"
+        );
+        let unenforced = register!(
+            r,
+            Counter::default(),
+            "unenforced_schemas",
+            "Requests with a tool schema that is not enforced in every place"
+        );
         let calls = register!(r, Counter::default(), "tool_calls", "Complete tool calls");
         let up = register!(r, gauge(), "engine_ready", "1 while the engine accepts requests");
         let ranks = register!(r, gauge(), "ranks", "Ranks of the rank group");
@@ -209,6 +235,9 @@ impl Metrics {
             responses,
             refused,
             ignored,
+            adjusted,
+            adjusted_requests,
+            unenforced,
             calls,
             up,
             ranks,
@@ -240,6 +269,29 @@ impl Metrics {
     /// A request was refused.
     pub(super) fn refused(&self, code: &str) {
         self.refused.get_or_create(&Refused { code: code.to_owned() }).inc();
+    }
+
+    /// A conversation was changed so that the chat template renders it.
+    pub(super) fn adjusted(&self, names: &[&'static str]) {
+        self.adjusted_requests.inc();
+        for change in names {
+            self.adjusted.get_or_create(&Adjusted { change }).inc();
+        }
+    }
+
+    /// How many were.
+    pub(super) fn adjusted_requests(&self) -> u64 {
+        self.adjusted_requests.get()
+    }
+
+    /// A schema is not enforced in every place.
+    pub(super) fn unenforced(&self) {
+        self.unenforced.inc();
+    }
+
+    /// How many requests had one.
+    pub(super) fn unenforced_requests(&self) -> u64 {
+        self.unenforced.get()
     }
 
     /// Parameters were ignored.

@@ -31,6 +31,7 @@ pub(super) enum Target {
     Ready,
     Metrics,
     Stats,
+    Props,
     Models,
     Model,
     CountTokens,
@@ -83,6 +84,7 @@ pub(super) const ROUTES: &[Route] = &[
     get("/readyz", Target::Ready, None, "Readiness probe"),
     get("/metrics", Target::Metrics, Some(Scope::Metrics), "Counters for Prometheus"),
     get("/stats", Target::Stats, Some(Scope::Infer), "Statistics of the web page"),
+    get("/props", Target::Props, Some(Scope::Infer), "Default sampling, context and chat template"),
     get("/v1/models", Target::Models, Some(Scope::Infer), "The models served"),
     get("/v1/models/{*id}", Target::Model, Some(Scope::Infer), "One model"),
     post(

@@ -59,9 +59,14 @@ impl<'a> Bundled<'a> {
         let set = self.folder.join(format!("set-{bits}-{nodes}"));
         if !set.exists() {
             let source = self.folder.join("model");
-            let pickles = Pickles::Refuse;
-            let input =
-                Input { source: &source, subfolder: None, adapters: &[], pickles, keep: Keep::All };
+            let input = Input {
+                source: &source,
+                subfolder: None,
+                adapters: &[],
+                pickles: Pickles::Refuse,
+                ignored_config_keys: &[],
+                keep: Keep::All,
+            };
             let name = Some("kjv-4m".to_owned());
             let options = ConvertOptions { bits, name, ..ConvertOptions::new(set.clone(), nodes) };
             convert::convert_source(&input, options)

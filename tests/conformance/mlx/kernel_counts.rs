@@ -7,7 +7,7 @@ use serde_json::Value;
 use shardpack_collectives::LinkedGroup;
 use shardpack_converter::plan::ExpertSharding;
 use shardpack_engine::{
-    backend::{Collectives, Mlx, Ranks},
+    backend::{Collectives, DrawnStep, Mlx, Ranks},
     loading::{OpenOptions, Package},
     model::{Batch, Model},
 };
@@ -66,11 +66,11 @@ fn cost(counts: &BTreeMap<String, usize>) -> Cost {
     Cost { kernels: kernels.sum(), nodes: counts.values().sum() }
 }
 
-/// The primitives of a step of `rows` tokens after `prompt` ones, by rank 0 of so many.
+/// The primitives of a step, by rank 0 of so many.
 fn step(
     runtime: &Path,
     package: &Package,
-    [prompt, rows]: [usize; 2],
+    drawn: DrawnStep,
     ranks: u32,
 ) -> BTreeMap<String, usize> {
     let backend = Mlx::open(runtime, Some(Device::Cpu), Collectives::Own, [0, 1]).unwrap();
@@ -79,22 +79,28 @@ fn step(
     let groups = LinkedGroup::in_memory(ranks, 0).unwrap();
     let ranks = Ranks::all(&groups[0], Duration::from_secs(1));
     let shape = model.cache_shape();
-    let graph = backend.graph_of_step(&shape, [prompt, rows], &|cache, positions| {
-        let rows = positions.len();
+    let graph = backend.graph_of_step(&shape, drawn, &|caches, positions| {
+        let (sequences, rows) = (caches.len(), positions.len());
+        let positions = (0..sequences).flat_map(|_| positions.clone());
         let batch = Batch {
-            tokens: (0..rows as u32).collect(),
+            tokens: (0..(sequences * rows) as u32).collect(),
             positions: positions.map(|position| position as u32).collect(),
-            lengths: vec![rows],
-            logit_rows: vec![rows - 1],
+            lengths: vec![rows; sequences],
+            logit_rows: (1..=sequences).map(|sequence| sequence * rows - 1).collect(),
             ..Batch::default()
         };
-        model.forward(&backend, &batch, &mut [cache], &ranks)
+        model.forward(&backend, &batch, caches, &ranks)
     });
     primitives(&graph.unwrap())
 }
 
 /// The primitives of the last layer alone: those of a model less those of one without that layer.
-fn last_layer(runtime: &Path, model: &str, rows: usize) -> BTreeMap<String, usize> {
+fn last_layer(
+    runtime: &Path,
+    model: &str,
+    [sequences, rows]: [usize; 2],
+) -> BTreeMap<String, usize> {
+    let drawn = DrawnStep { sequences, prompt: 4, rows };
     let folder = tempdir().unwrap();
     let source = data("models").join(model);
     let config = fs::read_to_string(source.join("config.json")).unwrap();
@@ -110,7 +116,7 @@ fn last_layer(runtime: &Path, model: &str, rows: usize) -> BTreeMap<String, usiz
             fs::write(copy.join("config.json"), config.to_string()).unwrap();
             let set = folder.path().join(format!("set-{kept}"));
             write(&copy, &set, 4, 1, ExpertSharding::Inside);
-            step(runtime, &open_with(&set, 1, OpenOptions::stored(1))[0], [4, rows], 1)
+            step(runtime, &open_with(&set, 1, OpenOptions::stored(1))[0], drawn, 1)
         })
         .collect();
     let (mut all, less) = (counts.remove(1), counts.remove(0));
@@ -139,11 +145,25 @@ fn mlx_layers_cost_few_kernels_at_decode() {
         bound("deepseek_v3", 50, 90),
         bound("kimi_k2", 45, 78),
     ] {
-        let counts = last_layer(&runtime, model, 1);
+        let counts = last_layer(&runtime, model, [1, 1]);
         let found = cost(&counts);
         println!("{model}: {found:?} {counts:?}");
         assert!(found.kernels <= kernels, "{model}: {found:?}, {counts:?}");
         assert!(found.nodes * 10 <= mlx_lm_nodes * 13, "{model}: {found:?}, {counts:?}");
+    }
+}
+
+/// Sequences of one shape attend with one call, whatever their number.
+#[test]
+fn mlx_sequences_cost_no_kernels_of_their_own() {
+    let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
+    for model in ["mistral", "qwen3_moe", "kimi_k2"] {
+        let [four, eight] =
+            [4, 8].map(|sequences| cost(&last_layer(&runtime, model, [sequences, 1])));
+        let one = cost(&last_layer(&runtime, model, [1, 1]));
+        println!("{model}: {one:?}, with 4 sequences {four:?}, with 8 {eight:?}");
+        assert_eq!(four.kernels, eight.kernels, "{model}");
+        assert!(eight.kernels <= one.kernels + 4, "{model}: {one:?}, {eight:?}");
     }
 }
 
@@ -153,7 +173,7 @@ fn mlx_layers_cost_few_kernels_at_decode() {
 fn mlx_prefill_reads_each_expert_once() {
     let Some(runtime) = mlx_runtime(runtime::FOLDER) else { return };
     for (model, projections) in [("qwen3_moe", 3), ("deepseek_v3", 3), ("gpt_oss", 3)] {
-        let counts = last_layer(&runtime, model, 512);
+        let counts = last_layer(&runtime, model, [1, 512]);
         let of = |name: &str| counts.get(name).copied().unwrap_or(0);
         println!("{model}: {counts:?}");
         assert_eq!(of("GatherQMM"), projections, "{model}: {counts:?}");
@@ -188,7 +208,7 @@ fn mlx_steps_have_no_more_all_reduces_than_the_architecture_needs() {
         };
         let most: usize = spec.layers.iter().enumerate().map(of_layer).sum();
         let most = most + usize::from(package.manifest().layout.embedding_sharded);
-        let counts = step(&runtime, package, [0, 1], 2);
+        let counts = step(&runtime, package, DrawnStep { sequences: 1, prompt: 0, rows: 1 }, 2);
         let found = counts.get("ShardpackCollective").copied().unwrap_or(0);
         let name = model.file_name().unwrap().display();
         println!("{name}: {found} all-reduces in {} layers", spec.layers.len());

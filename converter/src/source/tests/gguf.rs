@@ -183,6 +183,23 @@ fn a_trained_model_comes_out_of_its_gguf_file_as_it_was() {
     let beside = Source::open(&place.path().join("kjv.gguf")).unwrap();
     assert_eq!(beside.text["tokenizer.json"], original.text["tokenizer.json"]);
 
+    // Keys that name another end than the template's, or none, as many published files do.
+    for eos in [Some(0), None] {
+        let other = |(name, value): &(String, Vec<u8>)| match (name.ends_with("eos_token_id"), eos)
+        {
+            (true, Some(eos)) => Some((name.clone(), number(eos))),
+            (true, None) => None,
+            (false, _) => Some((name.clone(), value.clone())),
+        };
+        let keys: Vec<_> = keys.iter().filter_map(other).collect();
+        let place = tempfile::tempdir().unwrap();
+        write(&place.path().join("kjv.gguf"), &keys, &tensors);
+        let source = Source::open(place.path()).unwrap();
+        let ends: Vec<u64> = eos.into_iter().chain([2]).collect();
+        assert_eq!(json(&source, "generation_config.json")["eos_token_id"], Value::from(ends));
+        assert!(source.notes.iter().any(|note| note.contains("<|im_end|>")), "{:?}", source.notes);
+    }
+
     // A tokenizer that cannot be built is named, with what to do.
     let mut keys = keys;
     for (name, value) in &mut keys {
@@ -194,4 +211,31 @@ fn a_trained_model_comes_out_of_its_gguf_file_as_it_was() {
     write(&other.path().join("kjv.gguf"), &keys, &tensors);
     let error = words(&Source::open(other.path()).err().unwrap());
     assert!(error.contains("\"chameleon\"") && error.contains("tokenizer.json"), "{error}");
+}
+
+#[test]
+fn big_endian_files_and_later_parts_are_told_what_they_are() {
+    let place = tempfile::tempdir().unwrap();
+    let refused = |name: &str, bytes: &[u8], expected: &[&str]| {
+        let path = place.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let error = words(&Source::open(&path).err().unwrap());
+        for word in expected {
+            assert!(error.contains(word), "expected {word:?} in: {error}");
+        }
+    };
+    for version in [2_u32, 3] {
+        let bytes = [b"GGUF".as_slice(), &version.to_be_bytes(), &[0; 64]].concat();
+        refused("big.gguf", &bytes, &["big-endian", "gguf-convert-endian"]);
+    }
+    let part = |name: &str, keys: &[(String, Vec<u8>)], expected: &[&str]| {
+        write(&place.path().join("part.gguf"), keys, &[]);
+        let bytes = fs::read(place.path().join("part.gguf")).unwrap();
+        refused(name, &bytes, expected);
+    };
+    let split = [("split.no".to_owned(), number(2)), ("split.count".to_owned(), number(3))];
+    let first = "m-00001-of-00003.gguf";
+    part("m-00003-of-00003.gguf", &split, &["part 3 of 3", "first part", first]);
+    part("renamed.gguf", &split, &["part 3 of 3", "-00001-of-00003.gguf"]);
+    part("m-00002-of-00003.gguf", &[], &["part 2 of 3", first]);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{GIVE_ORIGINAL, Gptq, Method, Mlx, MlxFormat, MlxMode, Section};
+use super::{Awq, GIVE_ORIGINAL, Gptq, Method, Mlx, MlxFormat, MlxMode, PerModule, Section};
 use crate::stored::StoredError;
 
 /// Largest side of a block or group that is believed: the widest matrices have under 2^18.
@@ -25,12 +25,12 @@ const RUN_TIME: &[&str] = &[
     "dequantize",
 ];
 
-fn refused(format: &str, reason: &str) -> StoredError {
+pub(super) fn refused(format: &str, reason: &str) -> StoredError {
     let reason = format!("{reason}; {GIVE_ORIGINAL}");
     StoredError::Refused { format: format.to_owned(), reason }
 }
 
-fn known(keys: &[&'static str]) -> Vec<&'static str> {
+pub(super) fn known(keys: &[&'static str]) -> Vec<&'static str> {
     RUN_TIME.iter().chain(keys).copied().collect()
 }
 
@@ -106,10 +106,10 @@ pub(super) fn gptq(section: &Section<'_>) -> Result<Method, StoredError> {
         "rotation",
     ];
     section.only("gptq", &known(&keys))?;
-    let bits = section.size("bits", 32)?.ok_or_else(|| section.wrong("bits", "4 or 8"))?;
-    if !matches!(bits, 4 | 8) {
+    let bits = section.size("bits", 32)?.ok_or_else(|| section.wrong("bits", "2, 4 or 8"))?;
+    if !matches!(bits, 2 | 4 | 8) {
         let format = format!("GPTQ (gptq) with {bits} bits");
-        return Err(refused(&format, "4 and 8 bits are read"));
+        return Err(refused(&format, "2, 4 and 8 bits are read"));
     }
     let format = section.text("checkpoint_format")?.or(section.text("format")?);
     let is_v2 = match format.unwrap_or("gptq") {
@@ -137,7 +137,8 @@ pub(super) fn gptq(section: &Section<'_>) -> Result<Method, StoredError> {
             return Err(section.wrong("dynamic", "nothing but modules that are left out (-:…)"));
         }
     }
-    Ok(Method::Gptq(Gptq { bits: bits as u32, group_size: group_size(section)?, is_v2 }))
+    let main = Gptq { bits: bits as u32, group_size: group_size(section)?, is_v2 };
+    Ok(Method::Gptq(PerModule::same(main)))
 }
 
 pub(super) fn awq(section: &Section<'_>) -> Result<Method, StoredError> {
@@ -166,12 +167,42 @@ pub(super) fn awq(section: &Section<'_>) -> Result<Method, StoredError> {
     if section.flag("zero_point")? == Some(false) {
         return Err(section.wrong("zero_point", "true"));
     }
-    Ok(Method::Awq { group_size: group_size(section)? })
+    Ok(Method::Awq(PerModule::same(Awq { group_size: group_size(section)? })))
 }
 
 pub(super) fn mxfp4(section: &Section<'_>) -> Result<Method, StoredError> {
     section.only("mxfp4", &known(&[]))?;
     Ok(Method::Mxfp4)
+}
+
+pub(super) fn bitsandbytes(section: &Section<'_>) -> Result<Method, StoredError> {
+    // How the program that made it would load it; what came of it stands beside each tensor.
+    let is_known = |key: &str| {
+        let key = key.trim_start_matches('_');
+        ["load_in_", "bnb_4bit_", "llm_int8_"].iter().any(|start| key.starts_with(start))
+    };
+    let loading: Vec<&str> =
+        section.keys().map(|(key, _)| key.as_str()).filter(|key| is_known(key)).collect();
+    section.only("bitsandbytes", &[RUN_TIME, &loading].concat())?;
+    Ok(Method::BitsAndBytes)
+}
+
+pub(super) fn hqq(section: &Section<'_>) -> Result<Method, StoredError> {
+    // The parameters stand beside each tensor.
+    section.only("hqq", &known(&["quant_config", "skip_modules"]))?;
+    Ok(Method::Hqq)
+}
+
+pub(super) fn torchao(section: &Section<'_>) -> Result<Method, StoredError> {
+    // Types and shapes of the tensors say what came of it.
+    let keys = [
+        "quant_type",
+        "quant_type_kwargs",
+        "include_input_output_embeddings",
+        "untie_embedding_weights",
+    ];
+    section.only("torchao", &known(&keys))?;
+    Ok(Method::TorchAo)
 }
 
 pub(super) fn modelopt(section: &Section<'_>) -> Result<Method, StoredError> {
@@ -186,16 +217,24 @@ pub(super) fn modelopt(section: &Section<'_>) -> Result<Method, StoredError> {
         "smoothquant_val",
     ];
     section.only("modelopt", &known(&keys))?;
-    for key in ["has_zero_point", "pre_quant_scale"] {
-        if section.flag(key)? == Some(true) {
-            return Err(section.wrong(key, "false"));
-        }
+    if section.flag("has_zero_point")? == Some(true) {
+        return Err(section.wrong("has_zero_point", "false"));
     }
     let algorithm = |found: Option<&str>| match found {
-        Some("FP8" | "NVFP4") => Ok(()),
+        Some(
+            "FP8"
+            | "FP8_PER_CHANNEL_PER_TOKEN"
+            | "NVFP4"
+            | "NVFP4_AWQ"
+            | "W4A16_NVFP4"
+            | "W4A16_AWQ"
+            | "W8A16"
+            | "W8A8_SQ_PER_CHANNEL",
+        ) => Ok(()),
         other => {
             let format = format!("modelopt {}", other.unwrap_or("without quant_algo"));
-            Err(refused(&format, "FP8 and NVFP4 are read"))
+            let read = "FP8, NVFP4, W4A16_AWQ, W8A16 and W8A8_SQ_PER_CHANNEL are read";
+            Err(refused(&format, read))
         }
     };
     match section.text("quant_algo")? {

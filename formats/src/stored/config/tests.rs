@@ -24,7 +24,7 @@ fn a_config_without_a_description_means_plain_floats() {
 
 #[test]
 fn formats_that_are_not_read_are_named() {
-    for method in ["bitsandbytes", "exl2", "exl3", "hqq", "something"] {
+    for method in ["exl2", "exl3", "aqlm", "something"] {
         check_refused(&json!({ "quant_method": method }), &[method, "not read", "original"]);
     }
     check_refused(
@@ -40,6 +40,13 @@ fn formats_that_are_not_read_are_named() {
         &["awq", "gemv"],
     );
     check_refused(&json!({ "quant_method": "modelopt", "quant_algo": "W4A8_AWQ" }), &["W4A8_AWQ"]);
+    check_refused(
+        &json!({ "quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "has_zero_point": true }),
+        &["has_zero_point"],
+    );
+    for method in ["bitsandbytes", "hqq", "torchao"] {
+        check_refused(&json!({ "quant_method": method, "bits": 4 }), &["bits = 4", method]);
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::{
     stored::{
         Logical,
         awq::Awq,
-        config::{self, CompressedTensors, Kind, Strategy, Weights},
+        config::{self, CompressedTensors, Kind, PerModule, Strategy, Weights},
         elements::is_scale,
         fp4::{BlockScale, Fp4, Second},
         gptq::Gptq,
@@ -168,9 +168,10 @@ impl Inventory<'_> {
         self.add_fp4(format, name, (values, scale, second), layout, leading)
     }
 
-    pub(super) fn gptq(&mut self, config: config::Gptq) -> Result<(), StoredError> {
-        let per_word = u64::from(32 / config.bits);
+    pub(super) fn gptq(&mut self, config: &PerModule<config::Gptq>) -> Result<(), StoredError> {
         for module in self.stems(".qweight") {
+            let config = *config.of(&module);
+            let per_word = u64::from(32 / config.bits);
             let name = format!("{module}.weight");
             let weight = self.need(&format!("{module}.qweight"), &name)?;
             let zeros = self.need(&format!("{module}.qzeros"), &name)?;
@@ -204,8 +205,9 @@ impl Inventory<'_> {
         Ok(())
     }
 
-    pub(super) fn awq(&mut self, group_size: Option<u64>) -> Result<(), StoredError> {
+    pub(super) fn awq(&mut self, config: &PerModule<config::Awq>) -> Result<(), StoredError> {
         for module in self.stems(".qweight") {
+            let group_size = config.of(&module).group_size;
             let name = format!("{module}.weight");
             let weight = self.need(&format!("{module}.qweight"), &name)?;
             let zeros = self.need(&format!("{module}.qzeros"), &name)?;

@@ -116,6 +116,36 @@ impl Message {
         self
     }
 
+    /// A message of text alone.
+    pub(crate) fn of(role: Role, text: &str) -> Self {
+        let mut fields = Object::default();
+        fields.set("role", role.name().into());
+        fields.set("content", text.into());
+        Self { role, fields }
+    }
+
+    /// What it says.
+    pub(crate) fn text(&self) -> &str {
+        self.fields.get("content").and_then(Json::as_str).unwrap_or_default()
+    }
+
+    /// The calls that it makes, if any.
+    pub(crate) fn calls(&self) -> Option<&[Json]> {
+        self.fields.get("tool_calls")?.as_array().filter(|calls| !calls.is_empty())
+    }
+
+    /// The same message with another member.
+    pub(crate) fn with(mut self, key: &str, value: Json) -> Self {
+        self.fields.set(key, value);
+        self
+    }
+
+    /// The same message without a member.
+    pub(crate) fn without(mut self, key: &str) -> Self {
+        self.fields.remove(key);
+        self
+    }
+
     /// The members that templates see.
     #[must_use]
     pub const fn fields(&self) -> &Object {
@@ -139,8 +169,11 @@ fn normalise_content(role: Role, content: Option<&Json>) -> Result<String, Messa
     match content {
         Some(Json::String(text)) => Ok(text.clone()),
         Some(Json::Array(parts)) => {
-            let texts: Result<Vec<_>, _> =
-                parts.iter().enumerate().map(|(index, part)| part_text(index, part)).collect();
+            let text = |(index, part)| match left_out(role, part) {
+                Some(note) => Ok(note),
+                None => part_text(index, part).map(str::to_owned),
+            };
+            let texts: Result<Vec<String>, _> = parts.iter().enumerate().map(text).collect();
             // A line break between parts, as llama.cpp and vLLM join them.
             Ok(texts?.join("\n"))
         }
@@ -156,6 +189,26 @@ fn normalise_content(role: Role, content: Option<&Json>) -> Result<String, Messa
             ".content",
             format!("content is a string or an array of text parts, not {}", other.kind()),
         )),
+    }
+}
+
+/// What stands in a tool's result for a part that a model of text cannot read: a refusal would end
+/// the whole session, since every later request repeats the result.
+fn left_out(role: Role, part: &Json) -> Option<String> {
+    if role != Role::Tool {
+        return None;
+    }
+    let part = part.as_object()?;
+    let kind = part.get("type")?.as_str()?;
+    match kind {
+        "text" | "input_text" | "output_text" | "refusal" => None,
+        _ if part.get("text").and_then(Json::as_str).is_some() => {
+            part.get("text").and_then(Json::as_str).map(str::to_owned)
+        }
+        _ => {
+            let kind = kind.trim_start_matches("input_").trim_end_matches("_url");
+            Some(format!("[{kind}: this model reads text only]"))
+        }
     }
 }
 
@@ -183,6 +236,21 @@ fn part_text(index: usize, part: &Json) -> Result<&str, MessageError> {
 /// Most calls in one message; one answer cannot hold more within the longest contexts in use.
 const CALLS_MAX: usize = 1024;
 
+/// A call of a custom tool as the function with one text that the model knows.
+fn custom_as_function(call: &mut Object) {
+    if call.get("function").is_some() {
+        return;
+    }
+    let Some(Json::Object(custom)) = call.remove("custom") else { return };
+    let mut arguments = Object::default();
+    arguments.set("input", custom.get("input").cloned().unwrap_or_else(|| "".into()));
+    let mut function = Object::default();
+    function.set("name", custom.get("name").cloned().unwrap_or_default());
+    function.set("arguments", Json::Object(arguments));
+    call.set("type", "function".into());
+    call.set("function", Json::Object(function));
+}
+
 fn normalise_calls(fields: &mut Object) -> Result<(), MessageError> {
     let calls = match fields.get_mut("tool_calls") {
         None | Some(Json::Null) => return Ok(()),
@@ -198,6 +266,9 @@ fn normalise_calls(fields: &mut Object) -> Result<(), MessageError> {
     }
     for (index, call) in calls.iter_mut().enumerate() {
         let path = format!(".tool_calls[{index}].function");
+        if let Json::Object(call) = call {
+            custom_as_function(call);
+        }
         let function = match call {
             Json::Object(call) => call.get_mut("function"),
             _ => None,

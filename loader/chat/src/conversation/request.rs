@@ -60,6 +60,49 @@ pub struct Tool {
     pub strict: bool,
     /// What the client takes it for.
     pub kind: ToolKind,
+    /// The form of a custom tool's text.
+    pub format: Option<ToolFormat>,
+    /// The client's name for it, where it stands within a namespace.
+    pub namespaced: Option<NamespacedName>,
+}
+
+/// The form of a custom tool's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// Text that the expression matches in whole.
+    Regex(String),
+    /// Text of this grammar.
+    Lark(String),
+}
+
+/// The name of a tool within a namespace, as the client writes both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespacedName {
+    /// The namespace, such as that of an MCP server.
+    pub namespace: String,
+    /// The tool's name there.
+    pub name: String,
+}
+
+impl Tool {
+    /// The client's name for it: its namespace, if any, and its name there.
+    #[must_use]
+    pub fn client_name(&self) -> (Option<&str>, &str) {
+        match &self.namespaced {
+            Some(own) => (Some(&own.namespace), &own.name),
+            None => (None, &self.name),
+        }
+    }
+
+    /// Gives it another name for the model.
+    pub fn rename(&mut self, name: String) {
+        if let Json::Object(tool) = &mut self.definition
+            && let Some(Json::Object(function)) = tool.get_mut("function")
+        {
+            function.set("name", name.as_str().into());
+        }
+        self.name = name;
+    }
 }
 
 /// What a client takes a tool for; to the model all are functions.
@@ -69,6 +112,8 @@ pub enum ToolKind {
     Function,
     /// A tool that takes free text: to the model, a function with the one string `input`.
     Custom,
+    /// The client's own search for further tools (responses).
+    Search,
 }
 
 /// Whether the model may, must or must not call.

@@ -36,6 +36,8 @@ fn request(tools: &[&str]) -> ChatRequest {
         parameters: None,
         strict: false,
         kind: ToolKind::Function,
+        format: None,
+        namespaced: None,
     };
     let tools = tools.iter().enumerate().map(tool).collect();
     ChatRequest { messages: user("hi"), tools, ..ChatRequest::default() }
@@ -124,10 +126,15 @@ fn stop_tokens_are_those_of_all_files() {
 fn temperature_follows_the_generation_config() {
     let check = |generation: &str, expected: f32| {
         let model = open(&[(GENERATION, generation)]).unwrap();
-        assert_eq!(model.default_temperature().to_bits(), expected.to_bits(), "{generation}");
+        assert_eq!(
+            model.default_sampling().temperature.to_bits(),
+            expected.to_bits(),
+            "{generation}"
+        );
     };
-    check("", 1.0);
-    check("{}", 1.0);
+    check("", 0.8);
+    check("{}", 0.8);
+    check(r#"{"top_p":0.9}"#, 1.0);
     check(r#"{"temperature":0.6}"#, 0.6);
     check(r#"{"do_sample":true,"temperature":0.6}"#, 0.6);
     check(r#"{"do_sample":false,"temperature":0.6}"#, 0.0);
@@ -138,7 +145,7 @@ fn templates_come_from_either_file() {
     let check = |config: &str, tools: &[&str], expected: &str| {
         let model = open(&[(TEMPLATE, ""), (TOKENIZER_CONFIG, config)]).unwrap();
         let expected = model.vocabulary().encode(expected).unwrap();
-        assert_eq!(model.prompt(&request(tools)).unwrap(), expected, "{config}");
+        assert_eq!(model.prompt(&request(tools)).unwrap().0, expected, "{config}");
     };
     let list = r#"{"chat_template":[{"name":"default","template":"plain"},{"name":"tool_use","template":"tools"}]}"#;
     check(r#"{"chat_template":"one {{ eos_token }}","eos_token":"E"}"#, &[], "one E");
@@ -156,7 +163,7 @@ fn prompts_that_cannot_be_continued_are_refused() {
         model.prompt(&request(&[]))
     };
     assert!(matches!(prompt("{# nothing #}", 9), Err(PromptError::Empty)));
-    assert_eq!(prompt("<|im_end|>", 2).unwrap(), [TokenId(2)]);
+    assert_eq!(prompt("<|im_end|>", 2).unwrap().0, [TokenId(2)]);
     assert!(matches!(prompt("<|im_end|>", 1), Err(PromptError::TooLong { prompt_tokens: 1, .. })));
     let error = prompt("{{ raise_exception('only poems') }}", 9).unwrap_err();
     assert!(error.to_string().ends_with("refuses this conversation: only poems"), "{error}");

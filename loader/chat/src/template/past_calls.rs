@@ -7,7 +7,10 @@ use shardpack_formats::{
     template::{ChatTemplate, Next},
 };
 
-use crate::json::{Json, Object};
+use crate::{
+    conversation::Message,
+    json::{Json, Object},
+};
 
 /// How the families write whose published templates leave their calls to the client: `SmolLM3` and
 /// others in tags, Granite 3, LFM2.
@@ -30,9 +33,25 @@ impl PastCalls {
         if template.contains("tool_calls") {
             return None;
         }
-        let source = source(OutputStyle::detect(template).tools?)?;
+        Self::in_format(OutputStyle::detect(template).tools?)
+    }
+
+    /// In the generic tool-call format.
+    pub(super) fn generic() -> Option<Self> {
+        Self::in_format(ToolFamily::JsonTags)
+    }
+
+    fn in_format(family: ToolFamily) -> Option<Self> {
         let none: [(String, Json); 0] = [];
-        ChatTemplate::parse(source, none).ok().map(Self)
+        ChatTemplate::parse(source(family)?, none).ok().map(Self)
+    }
+
+    /// The message with its calls behind its text.
+    pub(super) fn written(&self, message: &Message) -> Message {
+        let mut fields = message.fields().clone();
+        self.write(&mut fields);
+        let text = fields.get("content").and_then(Json::as_str).unwrap_or_default();
+        message.clone().with_text(text)
     }
 
     /// Puts a message's calls, if it has any, behind its text.

@@ -50,7 +50,7 @@ fn user(text: &str) -> Message {
 
 fn render(source: &str, kwargs: &str) -> Result<String, RenderError> {
     let Json::Object(kwargs) = Json::parse(kwargs.as_bytes()).unwrap() else { panic!("{kwargs}") };
-    template(source).render(&[user("hi")], &[], &kwargs)
+    template(source).render(&[user("hi")], &[], &kwargs).map(|rendered| rendered.text)
 }
 
 #[test]
@@ -64,7 +64,14 @@ fn conversations_render_as_transformers_renders_them() {
         let messages = array(case.get("messages")).iter().cloned();
         let messages: Vec<Message> = messages.map(|m| Message::normalise(m).unwrap()).collect();
         let kwargs = case.get("kwargs").and_then(Json::as_object).unwrap();
-        let found = template(source(name)).render(&messages, array(case.get("tools")), kwargs);
+        let template = template(source(name));
+        // As it is: what the template refuses or leaves out is normalised only afterwards.
+        let found = template.template.render(
+            messages.iter().map(|message| template.fields(message)),
+            array(case.get("tools")),
+            kwargs.iter(),
+            Next::Assistant,
+        );
         let same = match (&found, text("expected"), text("refused")) {
             (Ok(found), Some(expected), None) => found == expected,
             (Err(RenderError::Refused(found)), None, Some(refused)) => found == refused,
@@ -84,7 +91,7 @@ fn thinking_of_past_turns_has_the_name_that_the_template_reads() {
     let check = |source: &str, message: &str, expected: &str| {
         let message = Message::normalise(Json::parse(message.as_bytes()).unwrap()).unwrap();
         let rendered = template(source).render(&[message], &[], &Object::default());
-        assert_eq!(rendered.unwrap(), expected, "{source}");
+        assert_eq!(rendered.unwrap().text, expected, "{source}");
     };
     let turn = r#"{"role": "assistant", "content": "x", "reasoning_content": "hm"}"#;
     let own = "{% for message in messages %}";
@@ -108,7 +115,7 @@ fn past_calls_are_shown_where_the_template_forgets_them() {
         let source = format!("{{# {mark} #}}{{{{ messages[0].content }}}}");
         let rendered =
             template(&source).render(std::slice::from_ref(&message), &[], &Object::default());
-        assert_eq!(rendered.unwrap(), expected);
+        assert_eq!(rendered.unwrap().text, expected);
     };
     check(
         "<tool_call>",
@@ -122,7 +129,11 @@ fn past_calls_are_shown_where_the_template_forgets_them() {
     );
     check("List of tools: [", "So:\n<|tool_call_start|>[f(a=\"x\", b=True), g()]<|tool_call_end|>");
     check("<tool_call> message.tool_calls", "So:");
-    check("no calls at all", "So:");
+    check(
+        "no calls at all",
+        "So:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\", \"b\": true}}\n</tool_call>\n\
+         <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+    );
 }
 
 #[test]
@@ -134,7 +145,7 @@ fn developer_is_the_system_where_the_template_knows_no_developer() {
     };
     let check = |source: &str, expected: &str| {
         let rendered = template(source).render(&[message("developer")], &[], &Object::default());
-        assert_eq!(rendered.unwrap(), expected, "{source}");
+        assert_eq!(rendered.unwrap().text, expected, "{source}");
     };
     check("{{ messages[0].role }}", "system");
     check("{{ messages[0].role }}{# developer #}", "developer");
@@ -187,7 +198,7 @@ fn a_turn_that_goes_on_ends_with_what_it_says() {
     for name in ["kjv-4m", "llama3", "qwen3", "mistral", "coder"] {
         let messages = [user("hi"), own("In the beginning ")];
         let template = template(source(name));
-        let open = template.render_open(&messages, &[], &Object::default()).unwrap().unwrap();
+        let open = template.render_open(&messages, &[], &Object::default()).unwrap().unwrap().text;
         assert!(open.ends_with("In the beginning"), "{name}: {open}");
         let open = template.render_open(&messages[..1], &[], &Object::default()).unwrap();
         assert_eq!(open, None, "{name}: there is no turn to go on with");
@@ -195,4 +206,107 @@ fn a_turn_that_goes_on_ends_with_what_it_says() {
     let shouts = template("{{ messages[1].content | upper }}");
     let open = shouts.render_open(&[user("a"), own("b")], &[], &Object::default()).unwrap();
     assert_eq!(open, None);
+}
+
+/// Sources with the refusals of published templates.
+const REFUSING: [(&str, &str); 5] = [
+    (
+        "alternating",
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}\
+         {% endif %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+         {{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}\
+         {% endfor %}",
+    ),
+    (
+        "system first",
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
+         {{ raise_exception('system first') }}{% endif %}<{{ m.role }}>{{ m.content }}\
+         {% for c in m.tool_calls %}[{{ c.id }} {% for k, v in c.function.arguments | items %}\
+         {{ k }}={{ v }}{% endfor %}]{% endfor %}{% endfor %}",
+    ),
+    (
+        "nine letters",
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}\
+         {% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}[{{ c.id }}]\
+         {% endfor %}{% if m.tool_call_id is defined %}{{ m.tool_call_id }}{% endif %}{% endfor %}",
+    ),
+    (
+        "one call",
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.tool_calls | length > 1 %}\
+         {{ raise_exception('one call') }}{% endif %}[{{ m.tool_calls[0].id }}]{% else %}\
+         <{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}",
+    ),
+    (
+        "asks",
+        "{% if not messages | selectattr('role', 'equalto', 'user') | list %}\
+         {{ raise_exception('no user') }}{% endif %}{% for m in messages %}<{{ m.role }}>\
+         {{ m.content }}{% endfor %}",
+    ),
+];
+
+fn conversation(text: &str) -> Vec<Message> {
+    let json = Json::parse(text.as_bytes()).unwrap();
+    json.as_array().unwrap().iter().map(|m| Message::normalise(m.clone()).unwrap()).collect()
+}
+
+#[test]
+fn what_a_template_refuses_is_normalised_and_named() {
+    let check = |name: &str, messages: &str, expected: &str, adjusted: &[&str]| {
+        let source = REFUSING.iter().find(|(own, _)| *own == name).unwrap().1;
+        let found = template(source).render(&conversation(messages), &[], &Object::default());
+        let found = found.unwrap();
+        assert_eq!(found.text, expected, "{name} {messages}");
+        assert_eq!(found.adjustments, adjusted, "{name} {messages}");
+    };
+    let [s, u, v] = [
+        r#"{"role":"system","content":"S"}"#,
+        r#"{"role":"user","content":"U"}"#,
+        r#"{"role":"user","content":"V"}"#,
+    ];
+    check("system first", &format!("[{s},{u}]"), "<system>S<user>U", &[]);
+    check("system first", &format!("[{s},{s},{u}]"), "<system>S\n\nS<user>U", &["merged-system"]);
+    check(
+        "system first",
+        &format!("[{s},{u},{s}]"),
+        "<system>S<user>U<user>S",
+        &["system-to-user"],
+    );
+    check("alternating", &format!("[{u},{v}]"), "<user>U\n\nV", &["joined-roles"]);
+    check("alternating", &format!("[{s},{u}]"), "<user>S\n\nU", &["system-in-user"]);
+    let call = |id: &str, arguments: &str| {
+        format!(
+            r#"{{"id":"{id}","type":"function","function":{{"name":"f","arguments":{arguments}}}}}"#
+        )
+    };
+    let turn = |calls: &str| format!(r#"{{"role":"assistant","tool_calls":[{calls}]}}"#);
+    let result = |id: &str| format!(r#"{{"role":"tool","tool_call_id":"{id}","content":"R{id}"}}"#);
+    let (a, b) = (call("a", "{}"), call("b", "{}"));
+    let two = format!("[{u},{},{},{}]", turn(&format!("{a},{b}")), result("b"), result("a"));
+    check("one call", &two, "<user>U[a]<tool>Ra[b]<tool>Rb", &["split-calls"]);
+    let foreign = format!("[{u},{},{}]", turn(&call("call_1", "{}")), result("call_1"));
+    let rendered =
+        template(REFUSING[2].1).render(&conversation(&foreign), &[], &Object::default()).unwrap();
+    assert_eq!(rendered.adjustments, ["call-ids"]);
+    let id = rendered.text.split(['[', ']']).nth(1).unwrap();
+    assert_eq!(id.len(), 9);
+    assert_eq!(rendered.text.matches(id).count(), 2, "call and result: {}", rendered.text);
+    let broken = format!("[{u},{}]", turn(&call("a", r#""{\"a\": ""#)));
+    check("system first", &broken, "<user>U<assistant>[a ]", &["broken-arguments"]);
+    check("asks", &format!("[{s}]"), "<system>S<user>", &["inserted-user"]);
+}
+
+#[test]
+fn tools_are_in_the_system_message_where_the_template_knows_none() {
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>";
+    let tool = Json::parse(br#"{"type":"function","function":{"name":"f"}}"#).unwrap();
+    let history = r#"[{"role":"user","content":"U"},
+        {"role":"assistant","tool_calls":[{"id":"a","function":{"name":"f","arguments":"{\"k\":1}"}}]},
+        {"role":"tool","tool_call_id":"a","content":"R"}]"#;
+    let rendered = template(source).render(&conversation(history), &[tool], &Object::default());
+    let text = rendered.unwrap().text;
+    assert!(text.starts_with("<system>You can call functions"), "{text}");
+    assert!(text.contains(r#"{"type":"function","function":{"name":"f"}}"#), "{text}");
+    let end = "<user>U<assistant><tool_call>\n{\"name\": \"f\", \"arguments\": {\"k\": 1}}\n\
+               </tool_call><user><tool_response>\nR\n</tool_response><assistant>";
+    assert!(text.ends_with(end), "{text}");
 }

@@ -259,10 +259,15 @@ const fn ends_after_call(family: Option<ToolFamily>) -> bool {
     matches!(family, Some(ToolFamily::LlamaJson | ToolFamily::LlamaPythonic | ToolFamily::Harmony))
 }
 
+/// Lines of the compiler's that a client is told.
+const LINES_MAX: usize = 6;
+
 /// The compiler's words for the client, with the keyword that they are about.
 fn explain(message: &str) -> GrammarError {
-    let first = message.lines().next().unwrap_or_default();
-    let first: String = first.chars().take(300).collect();
+    // The whole of it: the first line of a regex's error says nothing.
+    let lines: Vec<&str> =
+        message.lines().map(str::trim).filter(|line| !line.is_empty()).take(LINES_MAX).collect();
+    let first: String = lines.join(" ").chars().take(600).collect();
     let keyword = if let Some(rest) = message.split("Unimplemented keys: [\"").nth(1) {
         rest.split('"').next().unwrap_or("schema")
     } else {

@@ -16,6 +16,7 @@ use super::{
 mod arguments;
 mod calls;
 mod gemma;
+pub(crate) mod lark;
 mod minimax;
 
 /// A tool as a constraint knows it.
@@ -94,6 +95,16 @@ impl<'a> Writer<'a> {
 
     /// JSON of a schema that is enforceable already.
     fn json(&mut self, schema: &Value) -> String {
+        if let Some(text) = schema.get(lark::WITHIN_JSON).and_then(Value::as_str) {
+            let text = self.lark(text);
+            return format!("\"\\\"\" {text} \"\\\"\"");
+        }
+        if let Some(input) = schema.get("properties").and_then(|members| members.get("input"))
+            && input.get(lark::WITHIN_JSON).is_some()
+        {
+            let input = self.json(input);
+            return format!("\"{{\" WS? \"\\\"input\\\"\" WS? \":\" WS? {input} WS? \"}}\"");
+        }
         let name = format!("json_{}", self.subgrammars.len());
         let schema = match schema {
             Value::Object(object) => {
@@ -105,6 +116,15 @@ impl<'a> Writer<'a> {
             _ => json!({ "x-guidance": { "whitespace_pattern": SPACE } }),
         };
         let mut grammar = GrammarWithLexer::from_json_schema(schema);
+        grammar.name = Some(name.clone());
+        self.subgrammars.push(grammar);
+        format!("@{name}")
+    }
+
+    /// A grammar in Lark as a part of this one.
+    fn lark(&mut self, text: &str) -> String {
+        let name = format!("lark_{}", self.subgrammars.len());
+        let mut grammar = GrammarWithLexer::from_lark(text.to_owned());
         grammar.name = Some(name.clone());
         self.subgrammars.push(grammar);
         format!("@{name}")

@@ -2,6 +2,7 @@
 //! the compiler lacks are expressed by others, or refused by name. The result allows nothing that
 //! the client's schema forbids.
 
+pub(crate) mod advice;
 mod negation;
 mod pattern_limit;
 

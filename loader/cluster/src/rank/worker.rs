@@ -133,6 +133,9 @@ impl Worker {
             };
             let left = self.serve(engine.as_mut(), epoch, &peers);
             self.current.leave();
+            if let Some(message) = engine.device_failure() {
+                return Err(RankError::Device(message.to_owned()));
+            }
             engine.reset();
             match left {
                 GroupExit::End => return Ok(()),

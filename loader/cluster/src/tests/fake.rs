@@ -28,8 +28,12 @@ const STEP: Duration = Duration::from_millis(700);
 /// A token at which every follower's thread panics.
 pub(super) const PANIC: u32 = 13_000_013;
 
+/// A token at which every follower's device fails.
+pub(super) const DEVICE_FAILURE: u32 = 13_000_113;
+
 #[derive(Default)]
 pub(super) struct FakeEngine {
+    device_failure: Option<&'static str>,
     requests: BTreeMap<RequestId, (GenerateRequest, u32)>,
     cancelled: Vec<RequestId>,
 }
@@ -97,10 +101,18 @@ impl RankEngine for FakeEngine {
         group.broadcast(0, &mut bytes, Deadline::after(HEARTBEAT_TIMEOUT))?;
         let plan: Vec<u32> = serde_json::from_slice(&bytes).unwrap();
         assert!(!plan.contains(&PANIC), "this panic is part of a test");
+        if plan.contains(&DEVICE_FAILURE) {
+            self.device_failure = Some("out of patience");
+            return Err(GroupError::Aborted("out of patience".to_owned()));
+        }
         if !plan.is_empty() {
             Self::sum(group, &plan)?;
         }
         Ok(())
+    }
+
+    fn device_failure(&self) -> Option<&str> {
+        self.device_failure
     }
 
     fn reset(&mut self) {

@@ -11,7 +11,7 @@ use std::{
 use shardpack_engine_api::{EngineHandle, EngineState, FinishReason};
 
 use super::{
-    fake::{Answer, End, LONG, NOTICED, eventually, request},
+    fake::{Answer, DEVICE_FAILURE, End, LONG, NOTICED, eventually, request},
     processes::{signal, spawn, supervise_nodes},
 };
 use crate::{
@@ -117,6 +117,21 @@ fn a_killed_rank_is_started_again_and_the_others_stay() {
         started.sort_unstable();
         assert_eq!(started, lost);
     }
+    group.stop();
+}
+
+#[test]
+fn a_rank_whose_device_failed_gets_a_new_process() {
+    let mut group = Group::start(2, Survivors::Stay);
+    let failed = group.processes[1];
+    let (_, end) = Answer::submit(&group.handle, request(DEVICE_FAILURE - 1, 1)).finish();
+    let End::Failed { message, retryable: true } = end else { panic!("not {end:?}") };
+    assert!(message.starts_with("rank 1 (node-1): "), "{message}");
+    group.supervisor.wait_until_ready(LONG).unwrap();
+    assert_eq!(group.started(), [1], "rank 0 keeps its process");
+    assert!(!signal(failed, "-0"), "the failed process is left");
+    let (tokens, end) = Answer::submit(&group.handle, request(7, 2)).finish();
+    assert_eq!((tokens, end), (vec![8, 9], End::Finished(FinishReason::Length)));
     group.stop();
 }
 

@@ -8,7 +8,7 @@ use shardpack_kernels::{
     pool::{Buffer, Pool},
 };
 
-use super::{StoredMatrix, StoredWeights, Tensors};
+use super::{ComputesAtOnce, StoredMatrix, StoredWeights, Tensors, TokenChoice};
 use crate::loading::PackageTensor;
 
 mod attention;
@@ -174,6 +174,10 @@ impl StoredMatrix {
         }
     }
 }
+
+impl ComputesAtOnce for Cpu {}
+
+impl TokenChoice for Cpu {}
 
 impl Tensors for Cpu {
     type Tensor = Tensor;

@@ -17,6 +17,7 @@ use crate::loading::PackageTensor;
 mod attention;
 mod block_sparse;
 mod cache;
+mod calls;
 mod compressed_kv;
 mod dense;
 mod drawing;
@@ -25,18 +26,22 @@ mod head_ops;
 mod hyper_connections;
 mod latent_attention;
 mod linear_attention;
+mod lookahead;
 mod memory;
 mod mixture_of_experts;
 mod ranks;
 mod short_convolution;
 mod sparse_indexer;
 mod tensor_parallel;
+mod token_choice;
 mod weights;
 
 pub use block_sparse::TopKBlocks;
 pub use cache::{Cache, Page};
+use calls::CallMasks;
 pub use dense::Rotation;
-pub use drawing::Forward;
+pub use drawing::{DrawnStep, Forward};
+pub use lookahead::LateTokens;
 pub use memory::{DoesNotFit, MemoryNeed, MemoryPlan};
 pub use mixture_of_experts::Routes;
 use ranks::AllReduces;
@@ -76,6 +81,7 @@ pub struct Mlx {
     pool: ThreadPool,
     library: Library,
     all_reduces: AllReduces,
+    call_masks: CallMasks,
     tally: Tally,
     /// Type of activations.
     activations: Element,
@@ -121,7 +127,8 @@ impl Mlx {
             Device::Cpu => (Element::F32, KvType::F32),
         };
         let (tally, stored_products) = (Tally::default(), library.device() == Device::Gpu);
-        Ok(Self { pool, library, all_reduces, tally, activations, stored_products, kv })
+        let call_masks = CallMasks::default();
+        Ok(Self { pool, library, all_reduces, call_masks, tally, activations, stored_products, kv })
     }
 
     /// The same with activations, keys and values in f32: exact, and half as fast.

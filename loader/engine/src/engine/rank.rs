@@ -52,6 +52,12 @@ pub trait RankEngine: Send {
         [0; 2]
     }
 
+    /// What the device said when it failed in a step: this process can compute no more, and another
+    /// one is to take its place.
+    fn device_failure(&self) -> Option<&str> {
+        None
+    }
+
     /// The group is gone: drops every request without an event, since the front has already
     /// failed them. Weights and prefix caches stay.
     fn reset(&mut self);

@@ -10,7 +10,9 @@ use shardpack_engine_api::RequestId;
 use shardpack_formats::memory::TOKENS_PER_PAGE;
 
 use super::{
+    ahead::{ExpectedStep, PreparedStep},
     plan::{NewSequence, PageId, Plan, Publish, ScheduledSequence},
+    rows::RowReader,
     sample::{Logits, Row, SampledToken, Sampler, sample},
 };
 use crate::{
@@ -27,6 +29,12 @@ pub(super) struct Runner<B: Backend> {
     pages: BTreeMap<PageId, B::Page>,
     /// Steps run in this epoch.
     steps: u64,
+    /// The step that is likely to come next.
+    prepared: Option<PreparedStep<B>>,
+    /// Whether such steps are prepared.
+    looks_ahead: bool,
+    /// Steps that were taken up as they were prepared.
+    taken_up: u64,
 }
 
 struct CachedSequence<C> {
@@ -59,7 +67,28 @@ impl<C> CachedSequence<C> {
 impl<B: Backend> Runner<B> {
     pub(super) fn new(model: Model<B>, backend: B) -> Self {
         let (sequences, pages) = (BTreeMap::new(), BTreeMap::new());
-        Self { model, backend, sequences, pages, steps: 0 }
+        Self {
+            model,
+            backend,
+            sequences,
+            pages,
+            steps: 0,
+            prepared: None,
+            looks_ahead: true,
+            taken_up: 0,
+        }
+    }
+
+    /// Steps that were taken up as they were prepared.
+    #[cfg(test)]
+    pub(super) const fn taken_up(&self) -> u64 {
+        self.taken_up
+    }
+
+    /// Whether the next step is prepared while the device computes this one.
+    #[cfg(test)]
+    pub(super) const fn look_ahead(&mut self, looks_ahead: bool) {
+        self.looks_ahead = looks_ahead;
     }
 
     pub(super) const fn backend(&self) -> &B {
@@ -72,6 +101,7 @@ impl<B: Backend> Runner<B> {
 
     /// Drops all sequences and pages; steps are counted anew.
     pub(super) fn forget(&mut self) {
+        self.prepared = None;
         self.sequences.clear();
         self.pages.clear();
         self.steps = 0;
@@ -103,6 +133,9 @@ impl<B: Backend> Runner<B> {
             if self.pages.remove(page).is_none() {
                 return Err(out_of_step(&"the end of a known page", &page.0));
             }
+        }
+        if !plan.end.is_empty() || !plan.begin.is_empty() {
+            self.prepared = None;
         }
         plan.begin.iter().try_for_each(|begin| self.begin(begin))?;
         if plan.scheduled.is_empty() {
@@ -228,25 +261,12 @@ impl<B: Backend> Runner<B> {
     /// The tokens sampled at the position of each draft token and after the last token, in the
     /// order of the plan.
     fn step(
-        &self,
+        &mut self,
         plan: &Plan,
         sequences: &mut [CachedSequence<B::Cache>],
         ranks: &Ranks<'_>,
     ) -> Result<Vec<SampledToken>, StepError> {
-        let mut batch = Batch::default();
-        for (scheduled, sequence) in plan.scheduled.iter().zip(sequences.iter()) {
-            batch.tokens.extend(&scheduled.tokens);
-            batch
-                .positions
-                .extend(scheduled.position..scheduled.position + scheduled.tokens.len() as u32);
-            batch.lengths.push(scheduled.tokens.len());
-            batch.drafts.push(scheduled.drafts as usize);
-            batch.totals.push(sequence.total.max(sequence.len));
-            if scheduled.sample {
-                let end = batch.tokens.len();
-                batch.logit_rows.extend(end - 1 - scheduled.drafts as usize..end);
-            }
-        }
+        let batch = batch(plan, sequences);
         let mut rows = Vec::new();
         let mut caches = Vec::with_capacity(sequences.len());
         for (scheduled, sequence) in plan.scheduled.iter().zip(sequences) {
@@ -262,24 +282,60 @@ impl<B: Backend> Runner<B> {
             caches.push(&mut sequence.cache);
         }
         let (model, backend) = (&self.model, &self.backend);
-        backend.run(|| {
+        let prepared = self.prepared.take().filter(|prepared| prepared.is(plan));
+        self.taken_up += u64::from(prepared.is_some());
+        let expected = self
+            .looks_ahead
+            .then(|| ExpectedStep::after(plan, &batch.totals, model.spec().max_positions));
+        let mut expected = expected.flatten();
+        let (tokens, prepared) = backend.run(|| {
             // Deferred work is flushed among these ranks.
             let own = model.own_ranks(ranks);
-            let Some(part) = model.forward(backend, &batch, &mut caches, ranks)? else {
-                backend.flush(&mut caches, &own)?;
-                return Ok(Vec::new());
+            let logits = match prepared {
+                Some(prepared) => Some(prepared.take_up(backend, &batch.tokens, &mut caches)?),
+                None => model.forward(backend, &batch, &mut caches, ranks)?,
             };
-            let values = backend.read(part, &own)?;
-            backend.flush(&mut caches, &own)?;
+            let Some(logits) = logits else {
+                backend.flush(&mut caches, &own)?;
+                return Ok((Vec::new(), None));
+            };
+            let mut next = None;
+            let mut ahead = |caches: &[&mut B::Cache]| {
+                next = expected.take().and_then(|it| it.prepare(model, backend, caches, ranks));
+            };
+            let rows_read = RowReader { model, backend, ranks: &own };
+            let (values, chosen) = rows_read.read(logits, &rows, &mut caches, &mut ahead)?;
             let logits = Logits {
                 values: &values,
+                chosen,
                 range: model.held_logits(),
                 ranges: model.logit_ranges(),
                 vocab_size: model.spec().vocab_size as usize,
             };
-            sample(&logits, &rows, ranks)
-        })
+            Ok::<_, StepError>((sample(&logits, &rows, ranks)?, next))
+        })?;
+        self.prepared = prepared;
+        Ok(tokens)
     }
+}
+
+/// The rows of a step.
+fn batch<C>(plan: &Plan, sequences: &[CachedSequence<C>]) -> Batch {
+    let mut batch = Batch::default();
+    for (scheduled, sequence) in plan.scheduled.iter().zip(sequences) {
+        batch.tokens.extend(&scheduled.tokens);
+        batch
+            .positions
+            .extend(scheduled.position..scheduled.position + scheduled.tokens.len() as u32);
+        batch.lengths.push(scheduled.tokens.len());
+        batch.drafts.push(scheduled.drafts as usize);
+        batch.totals.push(sequence.total.max(sequence.len));
+        if scheduled.sample {
+            let end = batch.tokens.len();
+            batch.logit_rows.extend(end - 1 - scheduled.drafts as usize..end);
+        }
+    }
+    batch
 }
 
 fn out_of_step(expected: &dyn Display, found: &dyn Display) -> StepError {

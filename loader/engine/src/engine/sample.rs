@@ -13,6 +13,7 @@
 //! rank brings), `select`, `gumbel` (noise).
 
 mod candidates;
+mod chosen;
 mod gumbel;
 mod sampler;
 mod select;
@@ -22,7 +23,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 use shardpack_collectives::GroupError;
 
-use candidates::ShardCandidates;
+pub(super) use candidates::ShardCandidates;
+pub(super) use chosen::RowScore;
+#[cfg(test)]
+pub(super) use gumbel::mix;
 pub(super) use sampler::{Sampler, SamplingParams};
 use select::{Selection, select};
 
@@ -31,8 +35,10 @@ use shardpack_engine_api::{TokenLogprobs, TokenMask};
 
 /// Logits of a step's sampled sequences.
 pub(super) struct Logits<'a> {
-    /// `[rows, width of the part]`.
+    /// `[rows, width of the part]`, of the rows without `chosen`.
     pub(super) values: &'a [f32],
+    /// By row the candidates, where the backend found them; empty where it found none.
+    pub(super) chosen: Vec<Option<ShardCandidates>>,
     /// The tokens that this rank's columns stand for.
     pub(super) range: Range<usize>,
     /// Every rank's tokens; none where each rank has all logits.
@@ -67,12 +73,20 @@ pub(super) fn sample(
     ranks: &Ranks<'_>,
 ) -> Result<Vec<SampledToken>, StepError> {
     let width = logits.range.len();
-    assert_eq!(logits.values.len(), rows.len() * width, "logits of every row");
-    let row_of = |index: usize| &logits.values[index * width..(index + 1) * width];
+    let is_read = |index: &usize| logits.chosen.get(*index).is_none_or(Option::is_none);
+    let read: Vec<usize> = (0..rows.len()).filter(is_read).collect();
+    assert_eq!(logits.values.len(), read.len() * width, "logits of every row");
+    let row_of = |index: usize| {
+        let place = read.partition_point(|row| *row < index);
+        &logits.values[place * width..(place + 1) * width]
+    };
     let mine: Vec<ShardCandidates> = rows
         .par_iter()
         .enumerate()
-        .map(|(index, row)| ShardCandidates::of(row, row_of(index), logits.range.start as u32))
+        .map(|(index, row)| match logits.chosen.get(index) {
+            Some(Some(chosen)) => chosen.clone(),
+            _ => ShardCandidates::of(row, row_of(index), logits.range.start as u32),
+        })
         .collect();
     let parts = match logits.ranges {
         None => mine.into_iter().map(|part| vec![part]).collect(),

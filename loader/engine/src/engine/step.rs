@@ -106,6 +106,8 @@ pub struct Engine<B: Backend> {
     /// The draft model, on rank 0.
     draft: Option<DraftModel<B>>,
     epoch: Option<u64>,
+    /// What the device said when it failed.
+    device_failure: Option<String>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -133,7 +135,8 @@ impl<B: Backend> Engine<B> {
             drafting: Drafting::new(options.speculate, spec),
         };
         let runner = Runner::new(model, backend);
-        Self { options, schedule: Schedule::new(limits), runner, draft: None, epoch: None }
+        let schedule = Schedule::new(limits);
+        Self { options, schedule, runner, draft: None, epoch: None, device_failure: None }
     }
 
     /// The same, with what turns the constraints of requests into masks; only rank 0 needs it.
@@ -175,6 +178,18 @@ impl<B: Backend> Engine<B> {
     pub(super) fn with_draft_cost(mut self, cost: f32) -> Self {
         self.draft.as_mut().expect("it has a draft model").set_cost(cost);
         self
+    }
+
+    /// The same; whether the next step is prepared while the device computes this one.
+    #[cfg(test)]
+    pub(super) const fn look_ahead(&mut self, looks_ahead: bool) {
+        self.runner.look_ahead(looks_ahead);
+    }
+
+    /// Steps that were run as they were prepared.
+    #[cfg(test)]
+    pub(super) const fn taken_up(&self) -> u64 {
+        self.runner.taken_up()
     }
 
     /// What this engine runs.
@@ -240,7 +255,7 @@ impl<B: Backend> RankEngine for Engine<B> {
         let mut bound = self.draft.as_mut().map(|draft| draft.bind(backend));
         let proposer = bound.as_mut().map(|bound| bound as &mut dyn DraftProposer);
         let plan = self.schedule.plan(self.runner.next_step(), Instant::now(), proposer);
-        let plan = plan.map_err(group_error)?;
+        let plan = plan.map_err(|error| group_error(error, &mut self.device_failure))?;
         let mut outcome = StepOutcome::Idle;
         let mut deliver = |schedule: &mut Schedule| {
             for event in schedule.take_events() {
@@ -255,7 +270,8 @@ impl<B: Backend> RankEngine for Engine<B> {
         self.send(&plan, group)?;
         let ranks = self.ranks(group);
         let started = Instant::now();
-        let sampled = self.runner.run(&plan, &ranks).map_err(group_error)?;
+        let sampled = self.runner.run(&plan, &ranks);
+        let sampled = sampled.map_err(|error| group_error(error, &mut self.device_failure))?;
         if let Some(draft) = &mut self.draft
             && !plan.scheduled.is_empty()
         {
@@ -272,7 +288,8 @@ impl<B: Backend> RankEngine for Engine<B> {
         let plan = self.schedule.endings(self.runner.next_step());
         self.send(&plan, group)?;
         let ranks = self.ranks(group);
-        self.runner.run(&plan, &ranks).map(drop).map_err(group_error)
+        let result = self.runner.run(&plan, &ranks).map(drop);
+        result.map_err(|error| group_error(error, &mut self.device_failure))
     }
 
     fn follow(&mut self, group: &dyn Group) -> Result<(), GroupError> {
@@ -285,7 +302,10 @@ impl<B: Backend> RankEngine for Engine<B> {
                 expected: "a plan".to_owned(),
                 found: problem.to_string(),
             })
-            .and_then(|plan| self.runner.run(&plan, &self.ranks(group)).map_err(group_error));
+            .and_then(|plan| {
+                let result = self.runner.run(&plan, &self.ranks(group));
+                result.map_err(|error| group_error(error, &mut self.device_failure))
+            });
         if let Err(error @ GroupError::OutOfStep { .. }) = &result {
             // The others cannot see what is wrong here; they would wait for their deadlines.
             group.abort(&error.to_string());
@@ -297,6 +317,10 @@ impl<B: Backend> RankEngine for Engine<B> {
         self.schedule.drafted()
     }
 
+    fn device_failure(&self) -> Option<&str> {
+        self.device_failure.as_deref()
+    }
+
     fn reset(&mut self) {
         self.schedule.forget();
         self.runner.forget();
@@ -304,10 +328,15 @@ impl<B: Backend> RankEngine for Engine<B> {
     }
 }
 
-fn group_error(error: StepError) -> GroupError {
+/// What the group hears of an error; `device_failure` keeps it where the device failed.
+fn group_error(error: StepError, device_failure: &mut Option<String>) -> GroupError {
     match error {
         StepError::Group(error) => error,
         // The ranks no longer hold the same sequences: the group ends and is formed again.
         StepError::Backend(message) => GroupError::Aborted(message),
+        StepError::Device(message) => {
+            *device_failure = Some(message.clone());
+            GroupError::Aborted(message)
+        }
     }
 }

@@ -8,6 +8,7 @@ use shardpack_formats::memory::KvType;
 
 use super::*;
 
+mod ahead;
 mod drafts;
 mod requests;
 

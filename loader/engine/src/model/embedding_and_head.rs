@@ -91,7 +91,10 @@ impl<B: Backend> EmbeddingAndHead<B> {
     pub(super) fn embed(&self, pass: &ForwardPass<'_, B>) -> Result<B::Tensor, StepError> {
         let ForwardPass { backend, spec, shard, batch, .. } = pass;
         let x = match &self.embedding {
-            Some(table) => backend.embed(&batch.tokens, table, embedding_range(spec, shard)),
+            Some(table) => match pass.late {
+                Some(tokens) => backend.embed_late(tokens, table),
+                None => backend.embed(&batch.tokens, table, embedding_range(spec, shard)),
+            },
             None => backend.zeros(batch.tokens.len(), spec.hidden_size as usize),
         };
         let x = if shard.embedding_sharded { backend.all_reduce(x, pass.ranks)? } else { x };
@@ -144,6 +147,6 @@ impl<B: Backend> EmbeddingAndHead<B> {
 }
 
 /// Tokens whose embeddings are held here.
-fn embedding_range(spec: &Spec, shard: &Shard) -> Range<usize> {
+pub(super) fn embedding_range(spec: &Spec, shard: &Shard) -> Range<usize> {
     if shard.embedding_sharded { shard.vocab.clone() } else { 0..spec.vocab_size as usize }
 }

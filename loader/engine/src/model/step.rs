@@ -12,6 +12,8 @@ pub(super) struct ForwardPass<'a, B: Backend> {
     pub(super) shard: &'a Shard,
     pub(super) batch: &'a Batch,
     pub(super) ranks: &'a Ranks<'a>,
+    /// In place of the batch's tokens, where these are not known yet.
+    pub(super) late: Option<&'a B::LateTokens>,
     /// Angles of every rotary embedding of the model.
     rotations: Vec<B::Rotation>,
     /// Factors on each row's queries, if the model has them.
@@ -75,6 +77,7 @@ impl<'a, B: Backend> ForwardPass<'a, B> {
             shard,
             batch,
             ranks,
+            late: None,
             rotations: rotations(&spec.ropes),
             query_scales,
             index_rotations,

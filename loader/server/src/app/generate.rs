@@ -10,8 +10,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use shardpack_chat::{
-    conversation::ChatRequest,
-    model::{ChatModel, PromptError},
+    conversation::{ChatRequest, SamplingRequest},
+    model::{ChatModel, DefaultSampling, PromptError},
     output,
     text::Detokenizer,
 };
@@ -22,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{AppState, ServerLimits, headers, middleware::Caller, random_u64, unix_seconds};
+use super::{AppState, Notes, ServerLimits, headers, middleware::Caller, random_u64, unix_seconds};
 use crate::{
     dialect::{Answer, Dialect, Identity, ParsedRequest, Prompt, RawPrompt, Writer, WriterOptions},
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED, ErrorKind},
@@ -55,7 +55,8 @@ pub(super) async fn generate(
         key.spend(prepared.prompt_tokens);
     }
     app.metrics.ignored(prepared.ignored.len());
-    let headers = headers(prepared.seed, &prepared.ignored);
+    let headers = headers(prepared.seed, &prepared.ignored, &prepared.notes);
+    app.note(&caller.id, &prepared.notes);
     let identity = Identity {
         id: caller.id,
         created: unix_seconds(),
@@ -86,6 +87,9 @@ pub(super) async fn generate(
     Ok((headers, response).into_response())
 }
 
+/// Tokenized prompts, and names of what was changed in the conversation.
+type Prompts = (Vec<Vec<TokenId>>, Vec<&'static str>);
+
 /// A request that was parsed, rendered and tokenized.
 struct PreparedRequest {
     sequences: Vec<Sequence>,
@@ -95,6 +99,7 @@ struct PreparedRequest {
     prompt_tokens: u32,
     stream: bool,
     ignored: Vec<String>,
+    notes: Notes,
     writer_options: WriterOptions,
     /// Error that this dialect's clients expect inside the stream; there are no sequences then.
     refusal: Option<ApiError>,
@@ -134,13 +139,14 @@ impl AppState {
         let earlier = |id: &str| self.store.items(id, owner, Instant::now());
         let parsed = dialect.parse_after(body, &earlier)?;
         let model = self.known_name(parsed.model.as_deref())?.to_owned();
-        let (prompts, refusal) = match self.prompts(&parsed) {
-            Ok(prompts) => (prompts, None),
+        let (prompts, adjusted, refusal) = match self.prompts(&parsed) {
+            Ok((prompts, adjusted)) => (prompts, adjusted, None),
             Err(error) if parsed.stream && parsed.writer_options.tells_in_stream(&error) => {
-                (Vec::new(), Some(error))
+                (Vec::new(), Vec::new(), Some(error))
             }
             Err(error) => return Err(error),
         };
+        let mut notes = Notes { adjusted, unenforced: Vec::new() };
         let seed = match parsed.request.sampling.seed {
             Some(seed) => seed,
             None => random_u64()?,
@@ -162,7 +168,9 @@ impl AppState {
             for choice in 0..choices {
                 // Each choice has its own seed; the first has the request's.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
-                let sequence = self.sequence(&request, prompt.clone(), seed, is_raw)?;
+                let (sequence, unenforced) =
+                    self.sequence(&request, prompt.clone(), seed, is_raw)?;
+                notes.unenforced = unenforced;
                 sequences.push(Sequence { echo: echo.clone(), ..sequence });
             }
         }
@@ -173,18 +181,21 @@ impl AppState {
             prompt_tokens,
             stream,
             ignored,
+            notes,
             writer_options,
             refusal,
         })
     }
 
-    /// The tokenized prompts of a request.
-    pub(super) fn prompts(&self, parsed: &ParsedRequest) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    /// The tokenized prompts of a request, and what was changed in its conversation.
+    pub(super) fn prompts(&self, parsed: &ParsedRequest) -> Result<Prompts, ApiError> {
         let check = |prompt| self.model.check_prompt(prompt);
         match &parsed.prompt {
             Prompt::Conversation => {
                 let prompt = self.model.prompt(&parsed.request);
-                Ok(vec![prompt.map_err(|error| prompt_error(&error, &parsed.writer_options))?])
+                let (prompt, adjusted) =
+                    prompt.map_err(|error| prompt_error(&error, &parsed.writer_options))?;
+                Ok((vec![prompt], adjusted))
             }
             Prompt::Raw(prompts) => prompts
                 .iter()
@@ -193,7 +204,8 @@ impl AppState {
                     RawPrompt::Tokens(tokens) => check(tokens.clone()),
                 })
                 .map(|prompt| prompt.map_err(|error| prompt_error(&error, &parsed.writer_options)))
-                .collect(),
+                .collect::<Result<_, _>>()
+                .map(|prompts| (prompts, Vec::new())),
         }
     }
 
@@ -203,24 +215,13 @@ impl AppState {
         prompt: Vec<TokenId>,
         seed: u64,
         is_raw: bool,
-    ) -> Result<Sequence, ApiError> {
+    ) -> Result<(Sequence, Vec<String>), ApiError> {
         let max_tokens = max_tokens(&prompt, request.limits.max_tokens, &self.model);
         let mut stop_tokens = request.limits.stop_tokens.clone();
         if !request.limits.ignore_stop_tokens {
             stop_tokens.extend(self.model.stop_tokens());
         }
-        let asked = &request.sampling;
-        let sampling = Sampling {
-            temperature: asked.temperature.unwrap_or_else(|| self.model.default_temperature()),
-            top_k: asked.top_k.unwrap_or(0),
-            top_p: asked.top_p.unwrap_or(1.0),
-            min_p: asked.min_p.unwrap_or(0.0),
-            repetition_penalty: asked.repetition_penalty.unwrap_or(1.0),
-            presence_penalty: asked.presence_penalty.unwrap_or(0.0),
-            frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
-            logit_bias: asked.logit_bias.clone(),
-            seed,
-        };
+        let sampling = self.sampling(&request.sampling, seed);
         let output = output::plan(&self.model, request, &prompt, &stop_tokens, is_raw)?;
         let parser = output.parser(random_u64()?);
         let stop = request.limits.stop.clone();
@@ -239,7 +240,26 @@ impl AppState {
             prediction,
             timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
         };
-        Ok(Sequence { request, parser, stop, echo: None })
+        Ok((Sequence { request, parser, stop, echo: None }, output.unenforced))
+    }
+
+    /// What the request says of sampling, else the model's defaults. A greedy request needs none.
+    fn sampling(&self, asked: &SamplingRequest, seed: u64) -> Sampling {
+        let defaults = self.model.default_sampling();
+        let temperature = asked.temperature.unwrap_or(defaults.temperature);
+        let off = DefaultSampling::OFF;
+        let defaults = if temperature > 0.0 { defaults } else { &off };
+        Sampling {
+            temperature,
+            top_k: asked.top_k.unwrap_or(defaults.top_k),
+            top_p: asked.top_p.unwrap_or(defaults.top_p),
+            min_p: asked.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: asked.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: asked.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: asked.frequency_penalty.unwrap_or(0.0),
+            logit_bias: asked.logit_bias.clone(),
+            seed,
+        }
     }
 
     /// Tokens as text.

@@ -53,6 +53,39 @@ impl AppState {
     }
 }
 
+/// Default sampling, context and chat template, as llama.cpp's server has them.
+pub(super) async fn props(State(app): State<Arc<AppState>>) -> Response {
+    let sampling = app.model.default_sampling();
+    let template: OrderedJson = app.model.template_source().into();
+    let context = app.model.max_positions();
+    let props = json!({
+        "default_generation_settings": {
+            "n_ctx": context,
+            "params": {
+                "temperature": shown(sampling.temperature),
+                "top_k": sampling.top_k,
+                "top_p": shown(sampling.top_p),
+                "min_p": shown(sampling.min_p),
+                "repeat_penalty": shown(sampling.repetition_penalty),
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+            },
+        },
+        "sampling_from": if sampling.is_publishers { "model" } else { "llama.cpp" },
+        "total_slots": app.limits.active_requests,
+        "model_alias": app.name(),
+        "chat_template": template,
+        "modalities": {"vision": false, "audio": false},
+        "build_info": concat!("shardpack ", env!("CARGO_PKG_VERSION")),
+    });
+    Json(props).into_response()
+}
+
+/// A parameter as people write it: 0.8, not its nearest double.
+fn shown(value: f32) -> Value {
+    value.to_string().parse().unwrap_or(Value::Null)
+}
+
 fn details() -> Value {
     json!({
         "parent_model": "", "format": "shardpack", "family": "", "families": [],

@@ -83,6 +83,8 @@ pub(super) async fn stats(State(app): State<Arc<AppState>>) -> Response {
         "requests": {
             "waiting": waiting, "running": running, "most": app.limits.active_requests,
         },
+        "adjusted_requests": app.metrics.adjusted_requests(),
+        "unenforced_schemas": app.metrics.unenforced_requests(),
         "drafts": {"run": drafted, "accepted": accepted},
         "nodes": nodes,
     });

@@ -7,12 +7,14 @@ use shardpack_engine_api::{FinishReason, Sampling, TokenId};
 
 use super::*;
 
+mod codex;
 mod continuation;
 mod dialects;
 mod families;
 mod operation;
 mod rules;
 mod scripted;
+mod tolerance;
 use scripted::{Reply, Scripted, Seen, Step, kjv, start, start_with};
 
 const STOP: Step = Step::Finish(FinishReason::Stop);
@@ -84,7 +86,15 @@ fn defaults_are_the_models() {
     let server = start(vec![STOP]);
     let reply = server.chat("");
     let request = server.submitted();
-    assert_eq!(request.sampling.temperature.to_bits(), 1.0_f32.to_bits());
+    let sampling = &request.sampling;
+    let found = [sampling.temperature, sampling.top_p, sampling.min_p];
+    assert_eq!(found.map(f32::to_bits), [0.8_f32, 0.95, 0.05].map(f32::to_bits));
+    assert_eq!(sampling.top_k, 40);
+    let props = server.get("/props").json();
+    let shown = &props["default_generation_settings"]["params"];
+    let found = ["temperature", "top_k", "top_p", "min_p"].map(|name| shown[name].to_string());
+    assert_eq!(found, ["0.8", "40", "0.95", "0.05"]);
+    assert_eq!(props["sampling_from"], "llama.cpp");
     assert_eq!(request.max_tokens as usize, 4096 - request.prompt.len());
     assert_eq!(reply.header("x-shardpack-seed"), Some(request.sampling.seed.to_string().as_str()));
     assert_eq!(reply.json()["model"], "kjv-4m");

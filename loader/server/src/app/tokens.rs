@@ -100,7 +100,7 @@ pub(super) async fn apply_template(
         let parsed = Dialect::Chat.parse(body)?;
         let text = app.model.render(&parsed.request);
         let text = text.map_err(|error| prompt_error(&error, &parsed.writer_options))?;
-        Ok(json!({"prompt": text}))
+        Ok(json!({"prompt": text.text, "adjustments": text.adjustments}))
     })
     .await
 }
@@ -109,7 +109,7 @@ impl AppState {
     /// The tokens of a conversation, however long.
     fn tokens(&self, parsed: &ParsedRequest) -> Result<Vec<TokenId>, ApiError> {
         let text = self.model.render(&parsed.request);
-        let tokens = text.and_then(|text| self.model.encode(&text));
+        let tokens = text.and_then(|rendered| self.model.encode(&rendered.text));
         tokens.map_err(|error| prompt_error(&error, &parsed.writer_options))
     }
 }

@@ -87,11 +87,17 @@ pub(super) fn parse_sampling(fields: &mut Fields) -> Result<SamplingRequest, Api
         min_p: ranged(fields, "min_p", 0.0..=1.0)?,
         presence_penalty: ranged(fields, "presence_penalty", -2.0..=2.0)?,
         frequency_penalty: ranged(fields, "frequency_penalty", -2.0..=2.0)?,
-        repetition_penalty: positive(fields, "repetition_penalty", 100.0)?,
+        repetition_penalty: repetition_penalty(fields)?,
         logit_bias: parse_logit_bias(fields)?,
         logprobs: None,
         choices: bounded(fields, "n", 1, CHOICES_MAX)?,
     })
+}
+
+/// Under its name here, or llama.cpp's.
+fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
+    let other = positive(fields, "repeat_penalty", 100.0)?;
+    Ok(positive(fields, "repetition_penalty", 100.0)?.or(other))
 }
 
 /// A number within a range.
@@ -205,8 +211,13 @@ pub(super) fn parse_limits(
     let mut max_tokens = None;
     for &name in max_names {
         if let Some(value) = fields.integer(name)? {
-            if value < 1 {
-                let message = format!("{name}: expected at least 1, found {value}");
+            // Negative numbers are no limit, as for llama.cpp and LM Studio.
+            if value < 0 {
+                continue;
+            }
+            if value == 0 {
+                let message =
+                    format!("{name}: expected at least 1, or -1 for no limit, found {value}");
                 return Err(ApiError::param(name, message));
             }
             max_tokens = Some(u32::try_from(value).unwrap_or(u32::MAX));
@@ -233,6 +244,9 @@ fn parse_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError>
         Some(Json::Array(stops)) => stops,
         Some(other) => return Err(mismatch(name, "a string or an array of strings", &other)),
     };
+    // An empty text would end every answer at once: clients that send one mean none.
+    let empty = Json::String(String::new());
+    let stops: Vec<Json> = stops.into_iter().filter(|stop| *stop != empty).collect();
     if stops.len() > STOPS_MAX {
         let message = format!("{name}: {} texts: at most {STOPS_MAX}", stops.len());
         return Err(ApiError::param(name, message));
@@ -287,7 +301,14 @@ pub(super) fn parse_response_format(
     let Some(format) = format else { return Ok(ResponseFormat::Text) };
     match format.get("type").and_then(Json::as_str) {
         None | Some("text") => Ok(ResponseFormat::Text),
-        Some("json_object") => Ok(ResponseFormat::JsonObject),
+        // llama.cpp, Together and Fireworks take a schema here.
+        Some("json_object") => match format.get("schema") {
+            Some(schema @ (Json::Object(_) | Json::Bool(_))) => {
+                Ok(ResponseFormat::JsonSchema { schema: schema.clone(), strict: false, param })
+            }
+            None | Some(Json::Null) => Ok(ResponseFormat::JsonObject),
+            Some(other) => Err(mismatch(&format!("{param}.schema"), "an object", other)),
+        },
         Some("json_schema") => {
             let members = format.get("json_schema").and_then(Json::as_object).unwrap_or(&format);
             let Some(schema @ (Json::Object(_) | Json::Bool(_))) = members.get("schema") else {
@@ -355,6 +376,16 @@ pub(super) fn parse_constraints(fields: &mut Fields) -> Result<Option<ResponseFo
         let mut members = Fields::new(members);
         found = constraint(&mut members, "", "structured_outputs")?;
     }
+    // llama.cpp's name for a schema.
+    if let Some(schema) = fields.take("json_schema") {
+        let param = "json_schema";
+        match schema {
+            Json::Object(_) | Json::Bool(_) => {
+                found = Some(ResponseFormat::JsonSchema { schema, strict: false, param });
+            }
+            other => return Err(mismatch(param, "an object", &other)),
+        }
+    }
     Ok(constraint(fields, "guided_", "guided_json")?.or(found))
 }
 
@@ -386,6 +417,11 @@ fn constraint(
     if prefix == "guided_"
         && let Some(text) = bounded_text(fields, "grammar")?
     {
+        if is_gbnf(&text) {
+            let message = "grammar: this is GBNF (`::=`); expected a grammar in Lark as llguidance \
+                           reads it, such as start: \"yes\" | \"no\"";
+            return Err(ApiError::param("grammar", message).with_code("unsupported_value"));
+        }
         found = Some(ResponseFormat::Grammar(text));
     }
     let choice = named("choice");
@@ -402,6 +438,15 @@ fn constraint(
         found = Some(ResponseFormat::Choice(texts));
     }
     Ok(found)
+}
+
+/// llama.cpp's clients send GBNF.
+fn is_gbnf(text: &str) -> bool {
+    text.lines().any(|line| {
+        let rule = line.split_once("::=").map(|(name, _)| name.trim());
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        rule.is_some_and(|name| !name.is_empty() && name.chars().all(is_name))
+    })
 }
 
 fn bounded_text(fields: &mut Fields, name: &str) -> Result<Option<String>, ApiError> {

@@ -2,8 +2,10 @@
 //! that it continues.
 
 mod input;
+mod references;
 mod request;
 mod writer;
 
 pub(super) use request::parse;
+use writer::ClientTool;
 pub(super) use writer::{Options, ResponsesWriter};

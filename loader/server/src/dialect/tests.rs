@@ -1,5 +1,7 @@
 //! Answers with thinking and calls, in every dialect: what each writer makes of the same pieces.
 
+mod agents;
+
 use serde_json::{Value, json};
 use shardpack_chat::conversation::{EndReason, OutputDelta};
 
@@ -192,6 +194,17 @@ fn responses_give_each_piece_its_item() {
     assert_eq!(last["status"], "incomplete");
     assert_eq!(last["output"][3]["status"], "incomplete");
     assert_eq!(last["output"][2]["status"], "completed");
+}
+
+#[test]
+fn free_text_comes_out_of_its_json_cut_off_or_whole() {
+    let check = |arguments: &str, text: &str| assert_eq!(custom_input(arguments), text);
+    check(r#"{"input": "a\"b"}"#, "a\"b");
+    check(r#"{"input":  "a\nb"#, "a\nb");
+    check(r#"{"input": "a\"#, "a");
+    check(r#"{"input": "a\ud83d\ude"#, "a");
+    check(r#"{"input": ""#, "");
+    check("plain", "plain");
 }
 
 #[test]

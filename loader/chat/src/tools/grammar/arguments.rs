@@ -13,7 +13,9 @@ use super::{
         tagged_arguments::{DSML, has_dsml},
         value::{Reading, reading},
     },
-    ConstrainedTool, Writer, quoted,
+    ConstrainedTool, Writer,
+    lark::BARE,
+    quoted,
 };
 
 /// Keywords of texts that a model writes bare which the grammar holds it to, and remarks.
@@ -162,6 +164,10 @@ impl Writer<'_> {
         let marker = &close.rule;
         let object = whole.as_object();
         let get = |key: &str| object.and_then(|object| object.get(key));
+        if let Some(text) = get(BARE).and_then(Value::as_str) {
+            let text = self.lark(text);
+            return Ok(format!("{text} {marker}"));
+        }
         if let Some(values) = get("enum").and_then(Value::as_array) {
             let texts: Vec<String> = values.iter().filter_map(Value::as_str).map(quoted).collect();
             return Ok(format!("({}) {marker}", texts.join(" | ")));

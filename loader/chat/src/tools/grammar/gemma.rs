@@ -14,6 +14,7 @@ use super::{
     ConstrainedTool, Writer,
     arguments::REMARKS,
     calls::closed,
+    lark::BARE,
     quoted,
 };
 
@@ -112,8 +113,12 @@ impl Writer<'_> {
     }
 
     fn gemma_text(&mut self, object: &Map<String, Value>) -> Result<String, SchemaError> {
-        only(object, &["type", "minLength", "maxLength"])?;
         let quote = self.marker(QUOTE);
+        if let Some(text) = object.get(BARE).and_then(Value::as_str) {
+            let text = self.lark(text);
+            return Ok(format!("{quote} {text} {quote}"));
+        }
+        only(object, &["type", "minLength", "maxLength"])?;
         let bounds = ["minLength", "maxLength"].map(|key| object.get(key).and_then(Value::as_u64));
         Ok(match (bounds, self.format.marker_token(QUOTE)) {
             ([None, None], Some(_)) => format!("{quote} ANY? {quote}"),

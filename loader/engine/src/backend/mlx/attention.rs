@@ -7,9 +7,10 @@ use shardpack_mlx::{Array, Binary, Element, Library};
 
 use super::{
     Cache, Mlx, Tensor, TopK, TopKBlocks, Vector, block_sparse,
-    cache::{Appended, Held},
+    cache::{Appended, Held, HeldTogether},
+    calls::{Call, covering},
     fused::softcap,
-    joined, sparse_indexer,
+    sparse_indexer,
 };
 use crate::backend::{Attention, AttentionParams, Qkv};
 
@@ -20,7 +21,7 @@ impl Attention for Mlx {
         caches: &mut [&mut Cache],
         params: &AttentionParams<'_, Vector>,
     ) -> Tensor {
-        attend(self.library, &qkv, Keys::All, caches, params)
+        attend(self, &qkv, Keys::All, caches, params)
     }
 }
 
@@ -39,48 +40,99 @@ pub(super) enum Keys<'a> {
 /// (`ScaledDotProductAttention::use_fallback`).
 const HEADS_WITH_KERNELS: [usize; 5] = [64, 80, 96, 128, 256];
 
-/// Appends keys and values to the caches and attends, one sequence after the other.
+/// Appends keys and values to the caches and attends: one call for the sequences of one shape.
 pub(super) fn attend(
-    library: Library,
+    backend: &Mlx,
     qkv: &Qkv<'_, Tensor>,
     keys: Keys<'_>,
     caches: &mut [&mut Cache],
     params: &AttentionParams<'_, Vector>,
 ) -> Tensor {
     assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
-    let mut outputs = Vec::new();
-    let mut row = 0;
-    for (index, (cache, &rows)) in caches.iter_mut().zip(params.lengths).enumerate() {
-        let heads = |x: &Tensor| {
-            let part = x.some_rows(row..row + rows);
-            let heads = x.width / params.head_dim;
-            if rows == 1 {
-                return part.reshape(&[1, heads, 1, params.head_dim]);
+    let calls = match (keys, params.softcap) {
+        (Keys::All, None) => Call::all(caches, params.layer, params.lengths),
+        _ => Call::each(params.lengths),
+    };
+    let outputs: Vec<Array> = calls
+        .iter()
+        .map(|call| match call.sequences[..] {
+            [one] => alone(backend.library, qkv, keys, call, &mut *caches[one], params),
+            _ => together(backend, qkv, call, caches, params),
+        })
+        .collect();
+    qkv.q.with(Call::in_order(&calls, &outputs))
+}
+
+/// Attention of one sequence, `[rows, heads · head_dim]`.
+fn alone(
+    library: Library,
+    qkv: &Qkv<'_, Tensor>,
+    keys: Keys<'_>,
+    call: &Call,
+    cache: &mut Cache,
+    params: &AttentionParams<'_, Vector>,
+) -> Array {
+    let (rows, index) = (call.rows.len(), call.sequences[0]);
+    let heads = |x: &Tensor| {
+        let part = call.of(&x.array);
+        let heads = x.width / params.head_dim;
+        if rows == 1 {
+            return part.reshape(&[1, heads, 1, params.head_dim]);
+        }
+        part.reshape(&[1, rows, heads, params.head_dim]).transpose(&[0, 2, 1, 3])
+    };
+    let Appended { all, first } = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]);
+    let q = heads(qkv.q);
+    let out = match keys {
+        Keys::TopK(TopK(top_k)) => match &top_k[index] {
+            Some(top_k) => sparse_indexer::attend(&q, &all, first, top_k, params),
+            None => sequence(library, &q, all, first, params),
+        },
+        Keys::TopKBlocks(top_k) => match &top_k.indices[index] {
+            Some(blocks) => {
+                let blocks = block_sparse::Blocks { tokens: top_k.block_tokens, indices: blocks };
+                block_sparse::attend(&q, all, first, blocks, params)
             }
-            part.reshape(&[1, rows, heads, params.head_dim]).transpose(&[0, 2, 1, 3])
-        };
-        let Appended { all, first } = cache.append(params.layer, &[heads(qkv.k), heads(qkv.v)]);
-        let q = heads(qkv.q);
-        let out = match keys {
-            Keys::TopK(TopK(top_k)) => match &top_k[index] {
-                Some(top_k) => sparse_indexer::attend(&q, &all, first, top_k, params),
-                None => sequence(library, &q, all, first, params),
-            },
-            Keys::TopKBlocks(top_k) => match &top_k.indices[index] {
-                Some(blocks) => {
-                    let blocks =
-                        block_sparse::Blocks { tokens: top_k.block_tokens, indices: blocks };
-                    block_sparse::attend(&q, all, first, blocks, params)
-                }
-                None => sequence(library, &q, all, first, params),
-            },
-            Keys::All => sequence(library, &q, all, first, params),
-        };
-        let out = if rows == 1 { out } else { out.transpose(&[0, 2, 1, 3]) };
-        outputs.push(out.reshape(&[rows, qkv.q.width]));
-        row += rows;
+            None => sequence(library, &q, all, first, params),
+        },
+        Keys::All => sequence(library, &q, all, first, params),
+    };
+    let out = if rows == 1 { out } else { out.transpose(&[0, 2, 1, 3]) };
+    out.reshape(&[rows, qkv.q.width])
+}
+
+/// Attention of several sequences with one row each, `[rows, heads · head_dim]`.
+fn together(
+    backend: &Mlx,
+    qkv: &Qkv<'_, Tensor>,
+    call: &Call,
+    caches: &mut [&mut Cache],
+    params: &AttentionParams<'_, Vector>,
+) -> Array {
+    let rows = call.rows.len();
+    let heads = |x: &Tensor| {
+        let heads = x.width / params.head_dim;
+        call.of(&x.array).reshape(&[rows, heads, 1, params.head_dim])
+    };
+    let new = [heads(qkv.k), heads(qkv.v)];
+    let HeldTogether { all, firsts } =
+        Cache::append_together(caches, &call.sequences, params.layer, &new);
+    let seen: Vec<Range<usize>> =
+        firsts.iter().map(|first| first_key(*first, params.mask)..first + 1).collect();
+    let keys = covering(&seen);
+    let held = in_runs(all.map(|all| all.slice(2, keys.start, keys.end)), params);
+    let visible = backend.call_masks.get(backend.library, &seen);
+    fused(&heads(qkv.q), &held, visible.as_ref(), params).reshape(&[rows, qkv.q.width])
+}
+
+/// The first key that a row at some position sees.
+const fn first_key(at: usize, mask: Mask) -> usize {
+    match mask {
+        Mask::Full => 0,
+        Mask::Sliding(window) => (at + 1).saturating_sub(window as usize),
+        Mask::Chunked(0) => at,
+        Mask::Chunked(chunk) => at - at % chunk as usize,
     }
-    qkv.q.with(joined(&outputs))
 }
 
 /// Queries `[1, heads, rows, head_dim]`, the first of them at `first`, over all keys and values
@@ -94,11 +146,7 @@ fn sequence(
 ) -> Array {
     let (rows, total) = (q.shape()[2], all.keys.shape()[2]);
     // What no row sees is not read.
-    let from = match params.mask {
-        Mask::Full => 0,
-        Mask::Sliding(window) => (first + 1).saturating_sub(window as usize),
-        Mask::Chunked(chunk) => first - first % chunk.max(1) as usize,
-    };
+    let from = first_key(first, params.mask);
     let seen = if from == 0 { all } else { all.map(|all| all.slice(2, from, total)) };
     let seen = in_runs(seen, params);
     let visible = mask(library, first, rows, from..total, params.mask);

@@ -50,7 +50,7 @@ impl BlockSparseAttention for Mlx {
         caches: &mut [&mut Cache],
         params: &AttentionParams<'_, Vector>,
     ) -> Tensor {
-        attention::attend(self.library, &qkv, Keys::TopKBlocks(top_k), caches, params)
+        attention::attend(self, &qkv, Keys::TopKBlocks(top_k), caches, params)
     }
 }
 

@@ -8,7 +8,11 @@ use shardpack_formats::spec::Mask;
 use shardpack_mlx::{Array, Binary};
 
 use super::{
-    Cache, Matrix, Mlx, Rotation, Tensor, Vector, joined, some_rows, sparse_indexer::seen,
+    Cache, Matrix, Mlx, Rotation, Tensor, Vector,
+    cache::HeldTogether,
+    calls::{Call, covering},
+    joined, some_rows,
+    sparse_indexer::seen,
 };
 use crate::backend::{
     Attention as _, DenseOps as _, LatentAttention, LatentInputs, LatentParams, Qkv,
@@ -52,25 +56,34 @@ fn attend(
     let heads = params.heads();
     let cached = latents(backend, kv, params);
     let queries = queries(backend, q, params);
-    let mut outputs = Vec::with_capacity(caches.len());
-    let mut row = 0;
-    for (cache, &rows) in caches.iter_mut().zip(params.attention.lengths) {
-        let own = |x: &Array| some_rows(x, row..row + rows);
-        let width = params.kv_rank + params.rope;
-        let new = own(&cached).reshape(&[1, 1, rows, width]);
-        let all = cache.append(params.attention.layer, &[new.clone(), new]).all.keys;
+    let (layer, lengths) = (params.attention.layer, params.attention.lengths);
+    let (width, value) = (params.kv_rank + params.rope, params.unembed_out.outputs() / heads);
+    let calls = Call::all(caches, layer, lengths);
+    let output = |call: &Call| {
+        let rows = call.rows.len();
         let queries =
-            Queries { unrotated: own(&queries.unrotated), rotated: own(&queries.rotated) };
-        let out = if rows == 1 {
-            absorbed(&queries, &all, params)
+            Queries { unrotated: call.of(&queries.unrotated), rotated: call.of(&queries.rotated) };
+        let out = if let [one] = call.sequences[..] {
+            let new = call.of(&cached).reshape(&[1, 1, rows, width]);
+            let all = caches[one].append(layer, &[new.clone(), new]).all.keys;
+            if rows == 1 {
+                absorbed(&queries, &all, None, params)
+            } else {
+                unabsorbed(&queries, &all, params)
+            }
         } else {
-            unabsorbed(&queries, &all, params)
+            let new = call.of(&cached).reshape(&[rows, 1, 1, width]);
+            let HeldTogether { all, firsts } =
+                Cache::append_together(caches, &call.sequences, layer, &[new.clone(), new]);
+            let seen: Vec<_> = firsts.iter().map(|first| 0..first + 1).collect();
+            let all = all.keys.slice(2, 0, covering(&seen).end);
+            let visible = backend.call_masks.get(backend.library, &seen);
+            absorbed(&queries, &all, visible.as_ref(), params)
         };
-        let value = params.unembed_out.outputs() / heads;
-        outputs.push(out.reshape(&[rows, heads * value]));
-        row += rows;
-    }
-    let array = joined(&outputs).cast(q.array.element());
+        out.reshape(&[rows, heads * value])
+    };
+    let outputs: Vec<Array> = calls.iter().map(output).collect();
+    let array = Call::in_order(&calls, &outputs).cast(q.array.element());
     Tensor::new(q.rows, array.shape()[1], array)
 }
 
@@ -109,18 +122,28 @@ fn queries(backend: &Mlx, q: &Tensor, params: &Params<'_>) -> Queries {
     Queries { unrotated: heads.slice(2, 0, nope), rotated }
 }
 
-/// One row in the latent space, over what is cached `[1, 1, keys, kv_rank + rope]`:
-/// `[1, heads, 1, value]`.
-fn absorbed(queries: &Queries, all: &Array, params: &Params<'_>) -> Array {
+/// One row of each sequence in the latent space, over what is cached
+/// `[sequences, 1, keys, kv_rank + rope]`: `[sequences, heads · value]`.
+fn absorbed(queries: &Queries, all: &Array, visible: Option<&Array>, params: &Params<'_>) -> Array {
     let (heads, rank) = (params.heads(), params.kv_rank);
-    let library = all.library();
-    let q = queries.unrotated.reshape(&[1, heads, 1, params.nope]);
-    let q = params.embed_q.per_head(&q, heads);
-    let rotated = queries.rotated.reshape(&[1, heads, 1, params.rope]);
-    let q = library.concat(&[&q, &rotated], 3);
+    let (library, sequences) = (all.library(), all.shape()[0]);
+    // Rows of the heads' matrices, so that these are read once for all sequences.
+    let by_head = |x: &Array, width: usize| match sequences {
+        1 => x.reshape(&[1, heads, 1, width]),
+        _ => x.reshape(&[1, sequences, heads, width]).transpose(&[0, 2, 1, 3]),
+    };
+    let by_sequence = |x: &Array, width: usize| match sequences {
+        1 => x.clone(),
+        _ => x.transpose(&[2, 1, 0, 3]).reshape(&[sequences, heads, 1, width]),
+    };
+    let q = params.embed_q.per_head(&by_head(&queries.unrotated, params.nope), heads);
+    let rotated = queries.rotated.reshape(&[sequences, heads, 1, params.rope]);
+    let q = library.concat(&[&by_sequence(&q, rank), &rotated], 3);
     let latents = all.slice(3, 0, rank);
-    let out = q.attention(all, &latents, params.attention.scale, None, None);
-    params.unembed_out.per_head(&out, heads)
+    let out = q.attention(all, &latents, params.attention.scale, visible, None);
+    let out = params.unembed_out.per_head(&by_head(&out, rank), heads);
+    let value = out.shape()[3];
+    by_sequence(&out, value).reshape(&[sequences, heads * value])
 }
 
 /// Several rows with the keys and values of each head: `[rows, heads, value]`.

@@ -1,10 +1,13 @@
 //! Collectives between ranks inside MLX's graph.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use half::bf16;
 use shardpack_collectives::GroupError;
-use shardpack_mlx::{Array, Collective, Element, Library, MlxError};
+use shardpack_mlx::{Array, Collective, Device, Element, Library, MlxError};
 use zerocopy::IntoBytes;
 
 use crate::backend::{Ranks, StepError};
@@ -55,6 +58,11 @@ impl AllReduces {
     /// the other ranks wait for it.
     pub(super) fn end(&self) -> Option<Array> {
         self.last().take()
+    }
+
+    /// Goes on with a step whose latest all-reduce this is.
+    pub(super) fn resume(&self, last: Option<Array>) {
+        *self.last() = last;
     }
 
     pub(super) fn sum(&self, x: &Array) -> Array {
@@ -151,17 +159,33 @@ impl Collective for GroupCollective<'_, '_> {
     }
 }
 
-/// Computes, with the rank group at hand for what the graph asks of it.
+/// Longest wait of an all-reduce within a GPU's work: the system ends GPU work after 5 s, waiting
+/// included, and the GPU may refuse all later work of the process then.
+const GPU_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Computes, with the rank group at hand for what the graph asks of it; `last` is the graph's latest
+/// all-reduce, if it has some.
 pub(super) fn evaluate<R>(
     library: &Library,
     ranks: &Ranks<'_>,
+    last: Option<&Array>,
     work: impl FnOnce() -> Result<R, MlxError>,
 ) -> Result<R, StepError> {
-    let mut called = GroupCollective { ranks, error: None };
+    let mut within = *ranks;
+    if library.device() == Device::Gpu && ranks.count() > 1 && last.is_some() {
+        // Ranks wait for the slowest one here, where no GPU's time is counted.
+        ranks.all_reduce(&mut [0.0])?;
+        within.timeout = ranks.timeout.min(GPU_PATIENCE);
+    }
+    let mut called = GroupCollective { ranks: &within, error: None };
     let result = library.with_collective(&mut called, work);
     match (result, called.error) {
         (_, Some(error)) => Err(StepError::Group(error)),
         (Ok(value), None) => Ok(value),
+        // A driver that has ended a command buffer may ignore those that follow.
+        (Err(error), None) if library.device() == Device::Gpu => {
+            Err(StepError::Device(error.to_string()))
+        }
         (Err(error), None) => Err(StepError::Backend(error.to_string())),
     }
 }

@@ -39,7 +39,7 @@ impl SparseIndexer for Mlx {
         caches: &mut [&mut Cache],
         params: &AttentionParams<'_, Vector>,
     ) -> Tensor {
-        attention::attend(self.library, &qkv, Keys::TopK(top_k), caches, params)
+        attention::attend(self, &qkv, Keys::TopK(top_k), caches, params)
     }
 }
 

@@ -61,7 +61,7 @@ impl TensorParallel for Mlx {
         // Evaluated together with every all-reduce of the step so far, in their order.
         let last = self.all_reduces.end();
         let arrays: Vec<&Array> = last.iter().chain([&x.array]).collect();
-        ranks::evaluate(&self.library, ranks, || {
+        ranks::evaluate(&self.library, ranks, last.as_ref(), || {
             self.library.eval(&arrays)?;
             x.array.read()
         })
@@ -71,6 +71,6 @@ impl TensorParallel for Mlx {
         let last = self.all_reduces.end();
         let arrays = caches.iter().flat_map(|cache| cache.arrays()).chain(&last);
         let arrays: Vec<&Array> = arrays.collect();
-        ranks::evaluate(&self.library, ranks, || self.library.eval(&arrays))
+        ranks::evaluate(&self.library, ranks, last.as_ref(), || self.library.eval(&arrays))
     }
 }

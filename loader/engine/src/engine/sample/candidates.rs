@@ -71,7 +71,7 @@ impl LogSum {
 
 /// One rank's candidates for one row.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct ShardCandidates {
+pub(in crate::engine) struct ShardCandidates {
     /// The most likely first; one with the highest noisy logit where only that is asked for.
     pub(super) candidates: Vec<Candidate>,
     /// Whether there are more.

@@ -3,7 +3,7 @@
 use shardpack_kernels::exp::exp;
 
 /// A finalizer (`SplitMix64`'s; Steele, Lea, Flood 2014).
-const fn mix(z: u64) -> u64 {
+pub(in crate::engine) const fn mix(z: u64) -> u64 {
     let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -20,6 +20,11 @@ impl GumbelNoise {
     /// The noise after `index` tokens.
     pub(super) const fn new(seed: u64, index: u32) -> Self {
         Self { key: mix(mix(seed) ^ index as u64) }
+    }
+
+    /// The noise of a token is a function of it and the token.
+    pub(super) const fn key(self) -> u64 {
+        self.key
     }
 
     /// A number between 0 and 1, neither of them.

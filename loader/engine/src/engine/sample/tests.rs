@@ -31,7 +31,13 @@ fn sample_row(
     let alone = thread_groups(1, 1).remove(0);
     let ranks = Ranks::all(alone.as_ref(), TIMEOUT);
     let vocab_size = logits.len();
-    let whole = Logits { values: logits, range: 0..vocab_size, ranges: None, vocab_size };
+    let whole = Logits {
+        values: logits,
+        chosen: Vec::new(),
+        range: 0..vocab_size,
+        ranges: None,
+        vocab_size,
+    };
     sample(&whole, &[row], &ranks).unwrap().remove(0)
 }
 
@@ -132,16 +138,15 @@ fn samplings() -> Vec<Sampling> {
 fn any_number_of_ranks_samples_the_same_tokens() {
     let vocab = 900;
     let mut mask = TokenMask::all(vocab as u32);
-    (0..vocab as u32).filter(|token| token % 3 == 0).for_each(|token| mask.forbid(TokenId(token)));
+    (0..vocab as u32).step_by(3).for_each(|token| mask.forbid(TokenId(token)));
     let samplers: Vec<_> = samplings()
         .into_iter()
         .map(|sampling| {
-            let (forbidden, forbidden_before) = (vec![5, 899], 60);
             let params = SamplingParams {
                 logprobs: Some(4),
                 prompt_len: 10,
-                forbidden,
-                forbidden_before,
+                forbidden: vec![5, 899],
+                forbidden_before: 60,
                 ..params_of(sampling)
             };
             let mut sampler = Sampler::new(params);
@@ -175,6 +180,7 @@ fn any_number_of_ranks_samples_the_same_tokens() {
                             .copied()
                             .collect();
                         let logits = Logits {
+                            chosen: Vec::new(),
                             values: &part,
                             range: range.clone(),
                             ranges: Some(ranges),

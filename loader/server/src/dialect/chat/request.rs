@@ -1,15 +1,17 @@
 //! Parses chat completion requests.
 
+use std::collections::BTreeSet;
+
 use shardpack_chat::{
-    conversation::{ChatRequest, Message, Reasoning},
-    json::Object,
+    conversation::{ChatRequest, Message, Reasoning, Tool, ToolKind},
+    json::{Json, Object},
 };
 
 use super::Options;
 use crate::{
     dialect::{
         ParsedRequest, Prompt, WriterOptions,
-        fields::Fields,
+        fields::{Fields, mismatch},
         params::{
             Neutral, leftover, parse_chat_logprobs, parse_constraints, parse_limits,
             parse_messages, parse_prediction, parse_response_format, parse_sampling,
@@ -59,7 +61,8 @@ pub(crate) fn parse(body: Object) -> Result<ParsedRequest, ApiError> {
         limits,
         prediction,
     };
-    let writer_options = WriterOptions::Chat(Options { include_usage });
+    let customs = customs(&request.tools);
+    let writer_options = WriterOptions::Chat(Options { include_usage, customs });
     let ignored = leftover(fields, ignored);
     Ok(ParsedRequest {
         request,
@@ -69,6 +72,12 @@ pub(crate) fn parse(body: Object) -> Result<ParsedRequest, ApiError> {
         ignored,
         writer_options,
     })
+}
+
+/// Names of the tools that take free text.
+fn customs(tools: &[Tool]) -> BTreeSet<String> {
+    let custom = tools.iter().filter(|tool| tool.kind == ToolKind::Custom);
+    custom.map(|tool| tool.name.clone()).collect()
 }
 
 /// `continue_final_message`, as vLLM has it.
@@ -98,6 +107,27 @@ fn parse_reasoning(fields: &mut Fields) -> Result<Reasoning, ApiError> {
     }
     if let Some(effort) = fields.string("reasoning_effort")? {
         reasoning.effort = Some(effort);
+    }
+    for name in ["enable_thinking", "thinking", "think"] {
+        match fields.take(name) {
+            None => {}
+            Some(Json::Bool(enabled)) => reasoning.enabled = Some(enabled),
+            Some(Json::String(effort)) if name == "think" => {
+                reasoning.enabled = Some(true);
+                reasoning.effort = Some(effort);
+            }
+            Some(Json::Object(members)) if name == "thinking" => {
+                let mut members = Fields::new(members);
+                match members.string("type")?.as_deref() {
+                    Some("enabled") => reasoning.enabled = Some(true),
+                    Some("disabled") => reasoning.enabled = Some(false),
+                    _ => {}
+                }
+                let budget = members.integer("budget_tokens")?;
+                reasoning.budget_tokens = budget.and_then(|budget| u32::try_from(budget).ok());
+            }
+            Some(other) => return Err(mismatch(name, "true or false", &other)),
+        }
     }
     if reasoning.effort.as_deref() == Some("none") {
         reasoning.enabled = Some(false);

@@ -1,20 +1,24 @@
 //! Chat completions and their chunks as clients of the `OpenAI` API parse them.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::Serialize;
 use shardpack_chat::conversation::{EndReason, OutputDelta, Role};
 
 use crate::{
-    dialect::{Answer, AnswerCall, Identity, Writer, push_data, to_json},
+    dialect::{Answer, AnswerCall, Identity, Writer, custom_input, push_data, to_json},
     error::{ApiError, Shape},
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     usage::AnswerUsage,
 };
 
 /// Options of the chat completions writer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Whether a chunk with the usage follows the last.
     pub(crate) include_usage: bool,
+    /// Names of the tools that take free text.
+    pub(crate) customs: BTreeSet<String>,
 }
 
 /// Writes chat completions.
@@ -23,6 +27,8 @@ pub(crate) struct ChatWriter {
     options: Options,
     /// What each answer cost, once it has ended.
     usages: Vec<AnswerUsage>,
+    /// Arguments of open calls of custom tools, by answer: their text is known at the end.
+    custom_calls: BTreeMap<u32, String>,
 }
 
 #[derive(Serialize)]
@@ -62,7 +68,18 @@ struct Message<'a> {
 struct Call<'a> {
     id: &'a str,
     r#type: &'static str,
-    function: Function<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<Function<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<Custom<'a>>,
+}
+
+/// A call of a tool that takes free text.
+#[derive(Serialize)]
+struct Custom<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    input: String,
 }
 
 #[derive(Serialize)]
@@ -100,7 +117,10 @@ struct CallDelta<'a> {
     id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<&'static str>,
-    function: FunctionDelta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<FunctionDelta<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<Custom<'a>>,
 }
 
 #[derive(Serialize)]
@@ -202,7 +222,7 @@ fn logprobs(tokens: &[TokenLogprob]) -> Option<Logprobs<'_>> {
 impl ChatWriter {
     pub(crate) fn new(identity: Identity, options: Options) -> Self {
         let identity = Identity { id: format!("chatcmpl-{}", identity.id), ..identity };
-        Self { identity, options, usages: Vec::new() }
+        Self { identity, options, usages: Vec::new(), custom_calls: BTreeMap::new() }
     }
 
     fn chunk(&self, choice: ChunkChoice<'_>, out: &mut String) {
@@ -226,7 +246,7 @@ impl ChatWriter {
     }
 
     fn write_delta(
-        &self,
+        &mut self,
         choice: u32,
         output: &OutputDelta,
         tokens: &[TokenLogprob],
@@ -238,12 +258,26 @@ impl ChatWriter {
             }
             OutputDelta::Content(text) => Delta { content: Some(text), ..Delta::default() },
             OutputDelta::ToolCallBegin { index, id, name } => {
-                call_delta(*index, Some((id, name)), "")
+                if self.options.customs.contains(name) {
+                    self.custom_calls.insert(choice, String::new());
+                    let custom = Custom { name: Some(name), input: String::new() };
+                    custom_delta(*index, Some(id), custom)
+                } else {
+                    call_delta(*index, Some((id, name)), "")
+                }
             }
             OutputDelta::ToolCallArguments { index, fragment } => {
+                if let Some(arguments) = self.custom_calls.get_mut(&choice) {
+                    arguments.push_str(fragment);
+                    return;
+                }
                 call_delta(*index, None, fragment)
             }
-            OutputDelta::ToolCallEnd { .. } => return,
+            OutputDelta::ToolCallEnd { index } => {
+                let Some(arguments) = self.custom_calls.remove(&choice) else { return };
+                let custom = Custom { name: None, input: custom_input(&arguments) };
+                custom_delta(*index, None, custom)
+            }
         };
         self.delta(choice, delta, tokens, out);
     }
@@ -256,8 +290,16 @@ fn call_delta<'a>(
 ) -> Delta<'a> {
     let (id, name) = (begin.map(|(id, _)| id.as_str()), begin.map(|(_, name)| name.as_str()));
     let r#type = begin.map(|_| "function");
-    let function = FunctionDelta { name, arguments };
-    Delta { tool_calls: Some([CallDelta { index, id, r#type, function }]), ..Delta::default() }
+    let function = Some(FunctionDelta { name, arguments });
+    let call = CallDelta { index, id, r#type, function, custom: None };
+    Delta { tool_calls: Some([call]), ..Delta::default() }
+}
+
+fn custom_delta<'a>(index: u32, id: Option<&'a String>, custom: Custom<'a>) -> Delta<'a> {
+    let r#type = id.map(|_| "custom");
+    let id = id.map(String::as_str);
+    let call = CallDelta { index, id, r#type, function: None, custom: Some(custom) };
+    Delta { tool_calls: Some([call]), ..Delta::default() }
 }
 
 impl Writer for ChatWriter {
@@ -296,14 +338,16 @@ impl Writer for ChatWriter {
     }
 
     fn whole(&mut self, answers: Vec<Answer>) -> String {
-        let choices: Vec<Choice<'_>> = answers.iter().zip(0..).map(choice).collect();
+        let customs = &self.options.customs;
+        let choices: Vec<Choice<'_>> =
+            answers.iter().zip(0..).map(|answer| choice(answer, customs)).collect();
         let usages: Vec<AnswerUsage> = answers.iter().map(|answer| answer.usage).collect();
         let usage = Some(self.identity.total(&usages));
         to_json(&self.completion("chat.completion", choices, usage))
     }
 }
 
-fn choice((answer, index): (&Answer, u32)) -> Choice<'_> {
+fn choice<'a>((answer, index): (&'a Answer, u32), customs: &BTreeSet<String>) -> Choice<'a> {
     let reasoning = Some(answer.reasoning.as_str()).filter(|text| !text.is_empty());
     // A message of calls alone has no content, as the API's own.
     let is_empty = answer.content.is_empty() && !answer.calls.is_empty();
@@ -313,13 +357,17 @@ fn choice((answer, index): (&Answer, u32)) -> Choice<'_> {
         refusal: (),
         reasoning_content: reasoning,
         reasoning,
-        tool_calls: answer.calls.iter().map(call).collect(),
+        tool_calls: answer.calls.iter().map(|own| call(own, customs)).collect(),
     };
     let logprobs = logprobs(&answer.logprobs);
     Choice { index, message, logprobs, finish_reason: finish_reason(answer.reason()) }
 }
 
-fn call(call: &AnswerCall) -> Call<'_> {
+fn call<'a>(call: &'a AnswerCall, customs: &BTreeSet<String>) -> Call<'a> {
     let AnswerCall { id, name, arguments, .. } = call;
-    Call { id, r#type: "function", function: Function { name, arguments } }
+    if customs.contains(name) {
+        let custom = Custom { name: Some(name), input: custom_input(arguments) };
+        return Call { id, r#type: "custom", function: None, custom: Some(custom) };
+    }
+    Call { id, r#type: "function", function: Some(Function { name, arguments }), custom: None }
 }

@@ -53,8 +53,10 @@ pub(in crate::dialect) fn parse(body: Object) -> Result<ParsedRequest, ApiError>
         return Err(ApiError::param("max_tokens", "max_tokens: expected a number"));
     }
     let sampling = parse_sampling(&mut fields)?;
-    let reasoning = parse_thinking(&mut fields)?;
-    let response_format = parse_format(&mut fields)?;
+    let mut reasoning = parse_thinking(&mut fields)?;
+    let mut config = Fields::new(fields.object("output_config")?.unwrap_or_default());
+    reasoning.effort = config.string("effort")?;
+    let response_format = parse_format(&mut fields, &mut config)?;
     let template_kwargs = parse_template_kwargs(&mut fields)?;
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     let stream = fields.boolean("stream")?.unwrap_or(false);
@@ -250,14 +252,8 @@ fn call(block: &Object, path: &str) -> Result<Json, ApiError> {
 fn result(mut block: Object, path: &str) -> Result<Json, ApiError> {
     let id = string(&block, "tool_use_id", path)?;
     let content = match block.remove("content") {
-        Some(Json::Array(parts)) => {
-            // Images in results cannot be shown to a model of text; what is said beside them can.
-            let is_text = |part: &Json| {
-                let kind = part.as_object().and_then(|part| part.get("type")?.as_str());
-                kind.is_none_or(|kind| kind == "text")
-            };
-            Json::Array(parts.into_iter().filter(is_text).collect())
-        }
+        // What a model of text cannot read is replaced by a note where messages are normalised.
+        Some(Json::Array(parts)) => Json::Array(parts),
         Some(other) => other,
         None => "".into(),
     };
@@ -304,8 +300,7 @@ fn parse_thinking(fields: &mut Fields) -> Result<Reasoning, ApiError> {
 }
 
 /// `output_config.format`, or `output_format` as it was first called.
-fn parse_format(fields: &mut Fields) -> Result<ResponseFormat, ApiError> {
-    let mut config = Fields::new(fields.object("output_config")?.unwrap_or_default());
+fn parse_format(fields: &mut Fields, config: &mut Fields) -> Result<ResponseFormat, ApiError> {
     let format = config.object("format")?;
     let older = fields.object("output_format")?;
     parse_response_format(format.or(older), "output_format")

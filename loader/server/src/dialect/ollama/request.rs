@@ -43,8 +43,9 @@ const UNSUPPORTED: [(&str, Neutral); 4] = [
 pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
     let mut messages = fields.array("messages")?.unwrap_or_default();
-    for message in &mut messages {
+    for (index, message) in messages.iter_mut().enumerate() {
         name_calls(message);
+        refuse_images(message, index)?;
     }
     let messages = parse_messages(messages, "messages")?;
     let mut ignored = Vec::new();
@@ -152,6 +153,24 @@ fn rename(options: Object) -> Object {
         _ => (name, value),
     };
     options.into_members().into_iter().map(name).collect()
+}
+
+/// Images in a user's message are refused, as in every dialect; in a result a note stands for them.
+fn refuse_images(message: &mut Json, index: usize) -> Result<(), ApiError> {
+    let Json::Object(message) = message else { return Ok(()) };
+    let Some(Json::Array(images)) = message.remove("images") else { return Ok(()) };
+    if images.is_empty() {
+        return Ok(());
+    }
+    if message.get("role").and_then(Json::as_str) == Some("tool") {
+        let text = message.get("content").and_then(Json::as_str).unwrap_or_default();
+        let text = format!("{text}\n[image: this model reads text only]");
+        message.set("content", text.trim_start().into());
+        return Ok(());
+    }
+    let path = format!("messages[{index}].images");
+    let message = format!("{path}: images are not supported: this model reads text only");
+    Err(ApiError::param(path, message).with_code("unsupported_value"))
 }
 
 /// Results of tools name the tool here, which templates know as `name`.

@@ -2,11 +2,33 @@
 
 use shardpack_chat::json::{Json, Object};
 
-use crate::{dialect::params::MESSAGES_MAX, error::ApiError};
+use crate::{
+    dialect::{params::MESSAGES_MAX, tools::SEARCH},
+    error::ApiError,
+};
+
+/// What the model calls a tool that the client knows by its namespace and name.
+type ModelName<'a> = &'a dyn Fn(Option<&str>, &str) -> String;
+
+/// Items that bring tools into the conversation.
+const BRINGING: [&str; 2] = ["additional_tools", "tool_search_output"];
+
+/// Tools that items of an input bring, each list with its path.
+pub(super) fn brought_tools(input: Option<&Json>) -> Vec<(String, Vec<Json>)> {
+    let Some(Json::Array(items)) = input else { return Vec::new() };
+    let brought = |(index, item): (usize, &Json)| {
+        let item = item.as_object()?;
+        let kind = item.get("type")?.as_str()?;
+        let tools = item.get("tools")?.as_array().filter(|_| BRINGING.contains(&kind))?;
+        Some((format!("input[{index}].tools"), tools.to_vec()))
+    };
+    items.iter().enumerate().filter_map(brought).collect()
+}
 
 /// Collects items; those that one turn of the model consists of become one message.
-struct Turns {
+struct Turns<'a> {
     messages: Vec<Json>,
+    name: ModelName<'a>,
     /// The assistant's turn that may still grow.
     open: Option<Object>,
     ignored: Vec<String>,
@@ -17,9 +39,10 @@ struct Turns {
 pub(super) fn parse_input(
     instructions: Option<String>,
     input: Option<Json>,
+    name: ModelName<'_>,
     ignored: &mut Vec<String>,
 ) -> Result<Vec<Json>, ApiError> {
-    let mut turns = Turns { messages: Vec::new(), open: None, ignored: Vec::new() };
+    let mut turns = Turns { messages: Vec::new(), name, open: None, ignored: Vec::new() };
     if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
         turns.messages.push(message("system", instructions.into()));
     }
@@ -41,6 +64,10 @@ pub(super) fn parse_input(
         }
     }
     turns.close();
+    // Clients probe a server with an empty input.
+    if turns.messages.is_empty() {
+        turns.messages.push(message("user", "".into()));
+    }
     ignored.append(&mut turns.ignored);
     Ok(turns.messages)
 }
@@ -52,7 +79,7 @@ fn message(role: &str, content: Json) -> Json {
     Json::Object(message)
 }
 
-impl Turns {
+impl Turns<'_> {
     fn item(&mut self, item: Json, path: &str) -> Result<(), ApiError> {
         let Json::Object(mut item) = item else {
             let message = format!("{path}: expected an object, found {}", item.kind());
@@ -66,12 +93,12 @@ impl Turns {
             }
             "reasoning" => self.reasoning(&item),
             "function_call" => {
-                let name = text(&item, "name", path)?;
+                let name = self.called(&item, path)?;
                 let arguments = item.get("arguments").cloned().unwrap_or_else(|| "{}".into());
                 self.call(text(&item, "call_id", path)?, name, arguments);
             }
             "custom_tool_call" => {
-                let name = text(&item, "name", path)?;
+                let name = self.called(&item, path)?;
                 let mut arguments = Object::default();
                 arguments.set("input", text(&item, "input", path)?.into());
                 self.call(text(&item, "call_id", path)?, name, Json::Object(arguments));
@@ -84,12 +111,15 @@ impl Turns {
                 result.set("tool_call_id", id.into());
                 self.messages.push(Json::Object(result));
             }
-            "item_reference" => {
-                let message = format!(
-                    "{path}: references to stored items are not supported: send the items themselves"
-                );
-                return Err(ApiError::param(path, message));
+            "tool_search_call" => {
+                let arguments = item.get("arguments").cloned().unwrap_or_else(|| "{}".into());
+                if let Some(id) = item.get("call_id").and_then(Json::as_str) {
+                    self.call(id.to_owned(), SEARCH.to_owned(), arguments);
+                }
             }
+            "tool_search_output" => self.found(&item),
+            // Its tools stand among the request's.
+            "additional_tools" => {}
             _ => self.ignored.push(path.to_owned()),
         }
         Ok(())
@@ -122,6 +152,38 @@ impl Turns {
         if let Some(text) = texts {
             self.open().set("reasoning_content", text.into());
         }
+    }
+
+    /// The model's name for the tool that an item calls.
+    fn called(&self, item: &Object, path: &str) -> Result<String, ApiError> {
+        let namespace = item.get("namespace").and_then(Json::as_str);
+        let namespace = namespace.filter(|namespace| !namespace.is_empty());
+        Ok((self.name)(namespace, &text(item, "name", path)?))
+    }
+
+    /// The names of the tools that a search found; their definitions stand among the request's.
+    fn found(&mut self, item: &Object) {
+        let Some(id) = item.get("call_id").and_then(Json::as_str) else { return };
+        let mut names = Vec::new();
+        for tool in item.get("tools").and_then(Json::as_array).into_iter().flatten() {
+            let Some(tool) = tool.as_object() else { continue };
+            let Some(own) = tool.get("name").and_then(Json::as_str) else { continue };
+            let Some(inner) = tool.get("tools").and_then(Json::as_array) else {
+                names.push((self.name)(None, own));
+                continue;
+            };
+            let inner = inner.iter().filter_map(|tool| tool.as_object()?.get("name")?.as_str());
+            names.extend(inner.map(|name| (self.name)(Some(own), name)));
+        }
+        let text = if names.is_empty() {
+            "No tools found.".to_owned()
+        } else {
+            format!("These tools can be called now: {}", names.join(", "))
+        };
+        self.close();
+        let Json::Object(mut result) = message("tool", text.into()) else { return };
+        result.set("tool_call_id", id.into());
+        self.messages.push(Json::Object(result));
     }
 
     fn call(&mut self, id: String, name: String, arguments: Json) {

@@ -1,11 +1,15 @@
 //! Parses responses requests.
 
 use shardpack_chat::{
-    conversation::{ChatRequest, Reasoning},
+    conversation::{ChatRequest, Reasoning, Tool},
     json::{Json, Object},
 };
 
-use super::{Options, input::parse_input};
+use super::{
+    ClientTool, Options,
+    input::{brought_tools, parse_input},
+    references,
+};
 use crate::{
     dialect::{
         ParsedRequest, Prompt, StoredItems, WriterOptions,
@@ -14,7 +18,7 @@ use crate::{
             Neutral, leftover, parse_limits, parse_logprobs_count, parse_messages,
             parse_response_format, parse_sampling, parse_template_kwargs, refuse_unsupported,
         },
-        tools::{parse_tool_choice, parse_tools},
+        tools::{model_name, parse_tool_choice, parse_tools_and_more},
     },
     error::ApiError,
 };
@@ -30,12 +34,17 @@ pub(in crate::dialect) fn parse(
     let mut ignored = Vec::new();
     let instructions = fields.string("instructions")?;
     let input = join(fields.string("previous_response_id")?, fields.take("input"), earlier)?;
+    let input = references::resolve(input, earlier, &mut ignored)?;
     options.store = fields.boolean("store")?.unwrap_or(true);
     options.items = items(input.as_ref()).filter(|_| options.store).unwrap_or_default();
-    let messages = parse_input(instructions, input, &mut ignored)?;
-    let messages = parse_messages(messages, "input")?;
     let tools = fields.array("tools")?.unwrap_or_default();
-    let tools = parse_tools(tools, "tools", &mut ignored)?;
+    let brought = brought_tools(input.as_ref());
+    let mut ignored_tools = Vec::new();
+    let tools = parse_tools_and_more(tools, "tools", brought, &mut ignored_tools)?;
+    let name = |namespace: Option<&str>, name: &str| model_name(&tools, namespace, name);
+    let messages = parse_input(instructions, input, &name, &mut ignored)?;
+    ignored.append(&mut ignored_tools);
+    let messages = parse_messages(messages, "input")?;
     let tool_choice = parse_tool_choice(fields.take("tool_choice").as_ref(), &tools)?;
     let parallel_tool_calls = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let template_kwargs = parse_template_kwargs(&mut fields)?;
@@ -54,7 +63,11 @@ pub(in crate::dialect) fn parse(
     for name in ["include", "stream_options", "truncation", "client_metadata"] {
         fields.take(name);
     }
-    let kinds = tools.iter().map(|tool| (tool.name.clone(), tool.kind)).collect();
+    let client_tool = |tool: &Tool| {
+        let (kind, namespaced) = (tool.kind, tool.namespaced.clone());
+        (tool.name.clone(), ClientTool { kind, namespaced })
+    };
+    let tools_by_name = tools.iter().map(client_tool).collect();
     let request = ChatRequest {
         messages,
         continues: false,
@@ -68,7 +81,7 @@ pub(in crate::dialect) fn parse(
         limits,
         prediction: None,
     };
-    let writer_options = WriterOptions::Responses(Box::new(Options { kinds, ..options }));
+    let writer_options = WriterOptions::Responses(Box::new(Options { tools_by_name, ..options }));
     let ignored = leftover(fields, ignored);
     Ok(ParsedRequest {
         request,
@@ -146,7 +159,7 @@ impl Options {
             value => value,
         };
         Self {
-            kinds: std::collections::BTreeMap::new(),
+            tools_by_name: std::collections::BTreeMap::new(),
             store: true,
             previous_response_id: member("previous_response_id"),
             items: Vec::new(),

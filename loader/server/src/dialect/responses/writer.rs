@@ -4,22 +4,22 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use serde_json::{Value, json};
 use shardpack_chat::{
-    conversation::{EndReason, OutputDelta, ToolKind},
+    conversation::{EndReason, NamespacedName, OutputDelta, ToolKind},
     json::Json,
 };
 
 use crate::{
-    dialect::{Answer, AnswerCall, Identity, Writer, to_json},
+    dialect::{Answer, AnswerCall, Identity, Writer, custom_input, to_json},
     error::ApiError,
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     response_store::{ResponseStore, StoredResponse},
     usage::AnswerUsage,
 };
 
-/// Request fields that a response repeats, and the kinds of its tools.
+/// Request fields that a response repeats, and its tools.
 #[derive(Debug)]
 pub(crate) struct Options {
-    pub(super) kinds: BTreeMap<String, ToolKind>,
+    pub(super) tools_by_name: BTreeMap<String, ClientTool>,
     /// `store`: whether a later request may continue the response.
     pub(super) store: bool,
     pub(super) previous_response_id: Json,
@@ -37,6 +37,13 @@ pub(crate) struct Options {
     pub(super) tools: Json,
     pub(super) top_p: Json,
     pub(super) user: Json,
+}
+
+/// A tool as the client knows it, by the model's name for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ClientTool {
+    pub(super) kind: ToolKind,
+    pub(super) namespaced: Option<NamespacedName>,
 }
 
 impl Options {
@@ -69,7 +76,7 @@ struct Open {
 enum Kind {
     Reasoning,
     Message,
-    Call { call_id: String, name: String, tool: ToolKind },
+    Call { call_id: String, name: String, namespace: Option<String>, tool: ToolKind },
 }
 
 impl ResponsesWriter {
@@ -98,7 +105,8 @@ impl ResponsesWriter {
     }
 
     fn response(&self, status: &str) -> Value {
-        let Options { kinds: _, instructions, max_output_tokens, metadata, .. } = &*self.options;
+        let Options { tools_by_name: _, instructions, max_output_tokens, metadata, .. } =
+            &*self.options;
         let options = &*self.options;
         let incomplete = matches!(self.end, Some((EndReason::Length, _))) && status == "incomplete";
         json!({
@@ -239,8 +247,8 @@ impl ResponsesWriter {
                 self.item_event("response.output_text.delta", delta, out);
             }
             OutputDelta::ToolCallBegin { id, name, .. } => {
-                let tool = self.tool_kind(&name);
-                self.open(Kind::Call { call_id: id, name, tool }, out);
+                let call = self.call(id, name);
+                self.open(call, out);
             }
             OutputDelta::ToolCallArguments { fragment, .. } => {
                 self.grow(&fragment);
@@ -257,8 +265,16 @@ impl ResponsesWriter {
         }
     }
 
-    fn tool_kind(&self, name: &str) -> ToolKind {
-        self.options.kinds.get(name).copied().unwrap_or(ToolKind::Function)
+    /// A call under the client's name for the tool.
+    fn call(&self, call_id: String, name: String) -> Kind {
+        let known = self.options.tools_by_name.get(&name);
+        let tool = known.map_or(ToolKind::Function, |tool| tool.kind);
+        match known.and_then(|tool| tool.namespaced.clone()) {
+            Some(NamespacedName { namespace, name }) => {
+                Kind::Call { call_id, name, namespace: Some(namespace), tool }
+            }
+            None => Kind::Call { call_id, name, namespace: None, tool },
+        }
     }
 
     fn grow(&mut self, text: &str) {
@@ -279,6 +295,7 @@ impl Kind {
             Self::Message => "msg",
             Self::Call { tool: ToolKind::Function, .. } => "fc",
             Self::Call { tool: ToolKind::Custom, .. } => "ctc",
+            Self::Call { tool: ToolKind::Search, .. } => "tsc",
         }
     }
 }
@@ -308,23 +325,32 @@ impl Open {
                 "id": self.id, "type": "message", "role": "assistant", "status": status,
                 "content": content,
             }),
-            Kind::Call { call_id, name, tool: ToolKind::Function } => json!({
-                "id": self.id, "type": "function_call", "call_id": call_id, "name": name,
-                "arguments": self.text, "status": status,
-            }),
-            Kind::Call { call_id, name, tool: ToolKind::Custom } => json!({
-                "id": self.id, "type": "custom_tool_call", "call_id": call_id, "name": name,
-                "input": custom_input(&self.text), "status": status,
-            }),
+            Kind::Call { call_id, name, namespace, tool } => {
+                let mut item = json!({
+                    "id": self.id, "type": "function_call", "call_id": call_id, "status": status,
+                });
+                match tool {
+                    ToolKind::Function => item["arguments"] = self.text.as_str().into(),
+                    ToolKind::Custom => {
+                        item["type"] = "custom_tool_call".into();
+                        item["input"] = custom_input(&self.text).into();
+                    }
+                    ToolKind::Search => {
+                        item["type"] = "tool_search_call".into();
+                        item["execution"] = "client".into();
+                        let arguments = serde_json::from_str(&self.text);
+                        item["arguments"] = arguments.unwrap_or_else(|_| json!({}));
+                        return item;
+                    }
+                }
+                item["name"] = name.as_str().into();
+                if let Some(namespace) = namespace {
+                    item["namespace"] = namespace.as_str().into();
+                }
+                item
+            }
         }
     }
-}
-
-/// The free text within the arguments of a custom tool; what is not of that form is the text.
-fn custom_input(arguments: &str) -> String {
-    let value: Option<Value> = serde_json::from_str(arguments).ok();
-    let input = value.as_ref().and_then(|value| value.get("input")?.as_str());
-    input.unwrap_or(arguments).to_owned()
 }
 
 fn logprob(token: &TokenLogprob) -> Value {

@@ -40,7 +40,10 @@ fn absent_and_null_are_the_same() {
     );
     assert_eq!(call.request, nulls.request);
     assert_eq!((call.stream, call.model), (false, None));
-    assert!(matches!(call.writer_options, WriterOptions::Chat(Options { include_usage: false })));
+    assert!(matches!(
+        call.writer_options,
+        WriterOptions::Chat(Options { include_usage: false, .. })
+    ));
     assert!(nulls.ignored.is_empty());
 }
 
@@ -79,13 +82,22 @@ fn values_are_taken() {
     assert_eq!(call.request.limits, Limits { max_tokens: Some(4), stop, ..Limits::default() });
     assert!(
         call.stream
-            && matches!(call.writer_options, WriterOptions::Chat(Options { include_usage: true }))
+            && matches!(
+                call.writer_options,
+                WriterOptions::Chat(Options { include_usage: true, .. })
+            )
     );
     let kwargs = serde_json::to_string(&call.request.template_kwargs).unwrap();
     assert_eq!(kwargs, r#"{"z":1,"a":2}"#);
     assert_eq!(call.request.reasoning.effort.as_deref(), Some("low"));
     assert_eq!(accepted(r#""stop":"x""#).request.limits.stop, ["x"]);
     assert_eq!(accepted(r#""max_tokens":99999999999"#).request.limits.max_tokens, Some(u32::MAX));
+    assert_eq!(accepted(r#""max_tokens":-1"#).request.limits.max_tokens, None);
+    assert!(accepted(r#""stop":["",""]"#).request.limits.stop.is_empty());
+    assert_eq!(accepted(r#""repeat_penalty":1.5"#).request.sampling.repetition_penalty, Some(1.5));
+    assert_eq!(accepted(r#""enable_thinking":false"#).request.reasoning.enabled, Some(false));
+    let thinking = accepted(r#""thinking":{"type":"enabled","budget_tokens":9}"#).request.reasoning;
+    assert_eq!((thinking.enabled, thinking.budget_tokens), (Some(true), Some(9)));
 }
 
 #[test]
@@ -128,10 +140,8 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     check(r#""seed":1.5"#, "seed");
     check(r#""seed":1e30"#, "seed");
     check(r#""max_tokens":0"#, "max_tokens");
-    check(r#""max_completion_tokens":-1"#, "max_completion_tokens");
     check(r#""stop":7"#, "stop");
     check(r#""stop":["a",7]"#, "stop[1]");
-    check(r#""stop":"""#, "stop[0]");
     check(r#""stream":1"#, "stream");
     check(r#""tools":{}"#, "tools");
     check(r#""tools":[7]"#, "tools[0]");
@@ -197,6 +207,12 @@ fn formats_of_answers_are_taken() {
         r#""response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"type":"object"}}}"#,
         ResponseFormat::JsonSchema { schema: schema(), strict: true, param: "response_format" },
     );
+    let advice = |param| ResponseFormat::JsonSchema { schema: schema(), strict: false, param };
+    check(
+        r#""response_format":{"type":"json_object","schema":{"type":"object"}}"#,
+        advice("response_format"),
+    );
+    check(r#""json_schema":{"type":"object"}"#, advice("json_schema"));
     check(r#""guided_regex":"a+""#, ResponseFormat::Regex("a+".to_owned()));
     check(
         r#""structured_outputs":{"choice":["a","b"]}"#,

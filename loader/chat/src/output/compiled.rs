@@ -1,0 +1,258 @@
+//! The constraint of a request, compiled before anything runs: what is enforced, what is judged when
+//! a call is complete, and what is left out.
+
+use serde_json::{Map, Value, json};
+use shardpack_engine_api::ConstraintSource;
+
+use super::{OutputPlanError, schema};
+use crate::{
+    conversation::{ChatRequest, ResponseFormat, Tool, ToolFormat},
+    model::ChatModel,
+    tools::{
+        ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, Grammars, SchemaError,
+        TextForm, advice,
+    },
+};
+
+/// What becomes of a request's tools and text form.
+#[derive(Default)]
+pub(super) struct Compiled {
+    pub(super) constraint: Option<ConstraintSource>,
+    /// Tools whose complete calls are judged, and by which schema.
+    pub(super) judged: Vec<(usize, Value)>,
+    /// Places in schemas that are not enforced.
+    pub(super) unenforced: Vec<String>,
+}
+
+/// Compiles the grammar before anything runs, so that a schema that cannot be enforced is a 400.
+///
+/// Unless a constraint is required from the first token, the schema of a tool is advice: what no
+/// grammar can enforce is judged when the call is complete, and what cannot be judged either is
+/// left out and named.
+pub(super) fn compile(
+    model: &ChatModel,
+    request: &ChatRequest,
+    mut spec: ConstraintSpec,
+    tools: &[&Tool],
+) -> Result<Compiled, OutputPlanError> {
+    let param = param(&spec, request);
+    let is_demanded = spec.required || spec.text.is_some();
+    if model.output().style().tools.is_none() && !is_demanded {
+        // Calls in an unknown tool-call format are neither parsed nor constrained.
+        return Ok(Compiled::default());
+    }
+    let is_strict = tools.iter().any(|tool| tool.strict);
+    let formats = without_formats(&mut spec, tools, request, model.grammars());
+    let mut compiled = Compiled { unenforced: formats, ..Compiled::default() };
+    let Some(grammars) = model.grammars() else {
+        let reason = "constrained decoding is not supported for this model's vocabulary";
+        if is_demanded || is_strict {
+            return Err(OutputPlanError::Param {
+                param: param.to_owned(),
+                message: format!("{param}: {reason}"),
+            });
+        }
+        return Ok(judge_all(request, tools, compiled));
+    };
+    advise_text(grammars, &mut spec, request, &mut compiled);
+    let Err(error) = grammars.constraint(&spec) else {
+        return Ok(Compiled { constraint: Some(spec.source()), ..compiled });
+    };
+    let is_texts = || {
+        let text = ConstraintSpec { tools: Vec::new(), ..spec.clone() };
+        spec.text.is_some() && grammars.constraint(&text).is_err()
+    };
+    if spec.required || error == GrammarError::Busy || is_texts() {
+        return Err(refused(param, &error, request));
+    }
+    for (index, tool) in tools.iter().enumerate() {
+        let alone = |schema: &Value| {
+            let tool = ConstrainedTool { name: tool.name.clone(), schema: schema.clone() };
+            grammars.constraint(&ConstraintSpec { tools: vec![tool], ..spec.clone() })
+        };
+        let Err(error) = alone(&spec.tools[index].schema) else { continue };
+        if tool.strict || error == GrammarError::Busy {
+            return Err(refused(&place(request, tool), &error, request));
+        }
+        let advice = advise(&spec.tools[index].schema, |schema| alone(schema).err());
+        let path = place(request, tool);
+        let places = advice.left_out.iter().map(|left_out| format!("{path}.{left_out}"));
+        compiled.unenforced.extend(places);
+        if alone(&advice.schema).is_ok() {
+            spec.tools[index].schema = advice.schema;
+        } else {
+            spec.tools[index].schema = weak(&advice.schema);
+            compiled.judged.push((index, advice.schema));
+        }
+    }
+    match grammars.constraint(&spec) {
+        Ok(_) => Ok(Compiled { constraint: Some(spec.source()), ..compiled }),
+        Err(error) if is_strict || spec.text.is_some() || error == GrammarError::Busy => {
+            Err(refused(param, &error, request))
+        }
+        // Together they are too large: all calls are judged instead.
+        Err(_) => {
+            let formats = |place: &String| place.ends_with(".format");
+            let unenforced = compiled.unenforced.into_iter().filter(formats).collect();
+            Ok(judge_all(request, tools, Compiled { unenforced, ..Compiled::default() }))
+        }
+    }
+}
+
+/// Takes away the formats of custom tools that cannot be enforced, and names their places.
+fn without_formats(
+    spec: &mut ConstraintSpec,
+    tools: &[&Tool],
+    request: &ChatRequest,
+    grammars: Option<&Grammars>,
+) -> Vec<String> {
+    let mut unenforced = Vec::new();
+    for (index, tool) in tools.iter().enumerate().filter(|(_, tool)| tool.format.is_some()) {
+        let own = spec.tools[index].clone();
+        let has_format = own.schema != schema(tool);
+        let alone = ConstraintSpec { tools: vec![own], ..spec.clone() };
+        let is_enforced = |grammars: &Grammars| grammars.constraint(&alone).is_ok();
+        // An expression can be judged when the call is complete.
+        let is_judged = !spec.required
+            && matches!(tool.format, Some(ToolFormat::Regex(_)))
+            && ArgumentValidator::new(&spec.tools[index].schema).is_ok();
+        if has_format && (is_judged || grammars.is_some_and(is_enforced)) {
+            continue;
+        }
+        spec.tools[index].schema = schema(tool);
+        let same = |other: &Tool| other.name == tool.name;
+        let place = request.tools.iter().position(same).unwrap_or_default();
+        unenforced.push(format!("tools[{place}].format"));
+    }
+    unenforced
+}
+
+/// The schema of an answer is advice unless it is strict, as that of a tool is.
+fn advise_text(
+    grammars: &Grammars,
+    spec: &mut ConstraintSpec,
+    request: &ChatRequest,
+    compiled: &mut Compiled,
+) {
+    let ResponseFormat::JsonSchema { strict: false, param, .. } = &request.response_format else {
+        return;
+    };
+    let Some(TextForm::Schema(schema)) = spec.text.clone() else { return };
+    let alone = |schema: &Value| {
+        let text = Some(TextForm::Schema(schema.clone()));
+        let tools = Vec::new();
+        let own = ConstraintSpec { text, tools, required: false, ..spec.clone() };
+        grammars.constraint(&own).err()
+    };
+    if matches!(alone(&schema), None | Some(GrammarError::Busy)) {
+        return;
+    }
+    let advice = advice::soften_until(&schema, |schema| match alone(schema) {
+        None => Ok(()),
+        Some(GrammarError::Schema(error)) => Err(error),
+        Some(error) => Err(SchemaError::new("schema", error.to_string())),
+    });
+    if advice.left_out.iter().any(|place| place == "schema") {
+        // Nothing of it remains: a refusal says more.
+        return;
+    }
+    let places = advice.left_out.iter().map(|place| format!("{param}.{place}"));
+    compiled.unenforced.extend(places);
+    spec.text = Some(TextForm::Schema(advice.schema));
+}
+
+/// The part of a schema that a grammar enforces, or that a complete call can be judged by.
+fn advise(schema: &Value, grammar: impl Fn(&Value) -> Option<GrammarError>) -> advice::Advice {
+    advice::soften_until(schema, |schema| {
+        if grammar(schema).is_none() {
+            return Ok(());
+        }
+        ArgumentValidator::new(schema).map(|_| ())
+    })
+}
+
+/// Without a grammar: complete calls are judged by what can be judged.
+fn judge_all(request: &ChatRequest, tools: &[&Tool], mut compiled: Compiled) -> Compiled {
+    for (index, tool) in tools.iter().enumerate() {
+        let check = |schema: &Value| -> Result<(), SchemaError> {
+            ArgumentValidator::new(schema).map(|_| ())
+        };
+        let advice = advice::soften_until(&schema(tool), check);
+        let path = place(request, tool);
+        let places = advice.left_out.iter().map(|left_out| format!("{path}.{left_out}"));
+        compiled.unenforced.extend(places);
+        compiled.judged.push((index, advice.schema));
+    }
+    compiled
+}
+
+/// The parameter that the constraint comes from.
+fn param(spec: &ConstraintSpec, request: &ChatRequest) -> &'static str {
+    match (&spec.text, &request.response_format) {
+        (Some(_), ResponseFormat::JsonSchema { param, .. }) => param,
+        (Some(_), ResponseFormat::JsonObject) => "response_format",
+        (Some(_), _) => "structured_outputs",
+        (None, _) => "tools",
+    }
+}
+
+fn refused(param: &str, error: &GrammarError, request: &ChatRequest) -> OutputPlanError {
+    if *error == GrammarError::Busy {
+        return OutputPlanError::Busy(error.to_string());
+    }
+    let is_of = |tool: &&Tool| match error {
+        GrammarError::Schema(error) => error.reason.ends_with(&format!("(tool {:?})", tool.name)),
+        _ => false,
+    };
+    let tool = request.tools.iter().find(is_of);
+    let tool = tool.or_else(|| {
+        request.tools.iter().find(|tool| tool_place(request, tool, error, param).is_some())
+    });
+    let place = tool.map_or_else(|| param.to_owned(), |tool| place(request, tool));
+    let within = tool.and_then(|tool| keyword_place(tool, error));
+    let message = match within {
+        Some(within) => format!("{place}.{within}: {error}"),
+        None => format!("{place}: {error}"),
+    };
+    OutputPlanError::Unenforceable { param: place, message }
+}
+
+/// The place of a refused keyword, where a tool's schema is what was refused.
+fn tool_place(
+    request: &ChatRequest,
+    tool: &Tool,
+    error: &GrammarError,
+    param: &str,
+) -> Option<String> {
+    (param == "tools" || param == place(request, tool))
+        .then(|| keyword_place(tool, error))
+        .flatten()
+}
+
+fn keyword_place(tool: &Tool, error: &GrammarError) -> Option<String> {
+    let schema = schema(tool);
+    match error {
+        GrammarError::Schema(error) => advice::place_of(&schema, &error.keyword),
+        // The compiler speaks of types without their keyword.
+        GrammarError::Grammar(_) => advice::soften(&schema).left_out.into_iter().next(),
+        _ => None,
+    }
+}
+
+/// The request's path to a tool's schema.
+fn place(request: &ChatRequest, tool: &Tool) -> String {
+    let index = request.tools.iter().position(|other| other.name == tool.name).unwrap_or_default();
+    format!("tools[{index}].function.parameters")
+}
+
+/// What is enforced of a schema that no grammar can enforce: an object, the names of its members
+/// and their plain types.
+fn weak(schema: &Value) -> Value {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let member = |(name, schema): (&String, &Value)| {
+        let kind = schema.get("type").filter(|kind| kind.is_string());
+        (name.clone(), kind.map_or(Value::Bool(true), |kind| json!({ "type": kind })))
+    };
+    let properties: Map<String, Value> = properties.into_iter().flatten().map(member).collect();
+    json!({ "type": "object", "properties": properties })
+}

@@ -1,0 +1,172 @@
+//! What other programs send and other servers take: odd schemas, images in results, calls of custom
+//! tools in chat completions.
+
+use serde_json::{Value, json};
+
+use super::{
+    STOP,
+    dialects::prompt,
+    scripted::{Step, start},
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn body(more: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "a"}]});
+    let Value::Object(more) = more else { panic!("members of a request") };
+    for (key, value) in more {
+        body[key] = value;
+    }
+    body
+}
+
+#[test]
+fn an_odd_schema_disables_no_tool() {
+    let check = |property: Value, left_out: Option<&str>| {
+        let said = "<tool_call>\n{\"name\": \"good\", \"arguments\": {}}\n</tool_call>";
+        let server = start(vec![Step::Say(said), STOP]);
+        let schema = json!({"type": "object", "properties": {"to": property}});
+        let tools = json!([
+            {"type": "function", "function": {"name": "good", "parameters": {"type": "object"}}},
+            {"type": "function", "function": {"name": "odd", "parameters": schema}},
+        ]);
+        let reply = server.post(CHAT, &body(json!({"tools": tools})));
+        assert_eq!(reply.status, 200, "{property}: {}", reply.body);
+        assert_eq!(reply.json()["choices"][0]["finish_reason"], "tool_calls", "{property}");
+        let place = left_out.map(|path| format!("tools[1].function.parameters.properties.{path}"));
+        assert_eq!(reply.header("x-shardpack-unenforced"), place.as_deref(), "{property}");
+        assert!(server.submitted().constraint.is_some(), "{property}");
+        // A client that asked for a guarantee is told what stands in its way.
+        let Some(place) = place else { return };
+        let mut strict = tools.clone();
+        strict[1]["function"]["strict"] = true.into();
+        for more in [
+            json!({"tools": strict}),
+            json!({"tools": tools, "tool_choice": "required"}),
+            json!({"tools": tools,
+                "tool_choice": {"type": "function", "function": {"name": "odd"}}}),
+        ] {
+            let (status, message) = server.post(CHAT, &body(more)).error();
+            assert!(status == 400 && message.contains(&place), "{property}: {message}");
+        }
+    };
+    let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
+    check(text("^(?!\\.)[a-z.]+@[a-z]+$"), Some("to.pattern"));
+    check(text("(?<=a)b"), Some("to.pattern"));
+    check(text("(a)\\1"), Some("to.pattern"));
+    check(json!({"type": "any"}), Some("to.type"));
+    check(json!({"type": ["string", "file"]}), Some("to.type"));
+    check(json!({"$ref": "https://example.com/x.json"}), Some("to.$ref"));
+    check(json!({"type": "STRING"}), None);
+    check(json!({"type": "OBJECT", "properties": {"a": {"type": "Integer"}}}), None);
+    check(json!({"type": "string", "nullable": true}), None);
+    check(json!({"type": "string", "format": "unheard-of"}), None);
+}
+
+#[test]
+fn the_schema_of_an_answer_is_advice_unless_it_is_strict() {
+    let server = start(vec![Step::Say("{}"), STOP]);
+    let schema = json!({"type": "object", "properties": {"zebra": {"type": "string"},
+        "to": {"type": "string", "pattern": "(?=x)y"}}});
+    let format = |strict: bool| {
+        json!({"response_format": {"type": "json_schema",
+            "json_schema": {"name": "n", "strict": strict, "schema": schema}}})
+    };
+    let taken = |more: Value, place: &str| {
+        let reply = server.post(CHAT, &body(more));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        assert_eq!(reply.header("x-shardpack-unenforced"), Some(place));
+        let constraint = server.submitted().constraint.unwrap().0;
+        assert!(constraint.contains("zebra") && !constraint.contains("(?=x)"), "{constraint}");
+    };
+    taken(format(false), "response_format.properties.to.pattern");
+    let beside = json!({"response_format": {"type": "json_object", "schema": schema}});
+    taken(beside, "response_format.properties.to.pattern");
+    taken(json!({"json_schema": schema}), "json_schema.properties.to.pattern");
+    let (status, message) = server.post(CHAT, &body(format(true))).error();
+    assert!(status == 400 && message.contains("pattern"), "{message}");
+}
+
+#[test]
+fn images_in_results_become_a_note_and_those_of_a_user_are_refused() {
+    let server = start(vec![STOP]);
+    let note = "this model reads text only";
+    let url = "data:image/png;base64,AA";
+    let called =
+        json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let part =
+        json!([{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": url}}]);
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AA"});
+    let block = json!([{"type": "image", "source": source}]);
+    let results = [
+        (
+            CHAT,
+            json!({"messages": [{"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "c", "content": part}]}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": [{"role": "user", "content": "a"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c",
+                "output": [{"type": "input_image", "image_url": url}]}]}),
+        ),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": [{"role": "user", "content": "a"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c", "content": block}]}]}),
+        ),
+        (
+            "/api/chat",
+            json!({"messages": [{"role": "user", "content": "a"},
+            {"role": "tool", "tool_name": "f", "content": "seen", "images": ["AA"]}]}),
+        ),
+    ];
+    for (path, body) in results {
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        let shown = prompt(&server);
+        assert!(shown.contains(note), "{path}: {shown}");
+    }
+    let asked = [
+        (CHAT, json!({"messages": [{"role": "user", "content": part}]})),
+        (
+            "/v1/responses",
+            json!({"input": [{"role": "user",
+            "content": [{"type": "input_image", "image_url": url}]}]}),
+        ),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": [{"role": "user", "content": block}]}),
+        ),
+        ("/api/chat", json!({"messages": [{"role": "user", "content": "a", "images": ["AA"]}]})),
+    ];
+    for (path, body) in asked {
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 400, "{path}");
+        assert!(reply.body.contains("image"), "{path}: {}", reply.body);
+    }
+}
+
+#[test]
+fn custom_tools_of_chat_completions_come_back_as_custom() {
+    let said =
+        "<tool_call>\n{\"name\": \"patch\", \"arguments\": {\"input\": \"a\\\"b\"}}\n</tool_call>";
+    let server = start(vec![Step::Say(said), STOP]);
+    let tools = json!([{"type": "custom", "custom": {"name": "patch", "description": "Patches."}}]);
+    let found = server.post(CHAT, &body(json!({"tools": tools}))).json();
+    let message = &found["choices"][0]["message"];
+    let call = &message["tool_calls"][0];
+    assert_eq!(call["type"], "custom");
+    assert_eq!(call["custom"], json!({"name": "patch", "input": "a\"b"}));
+    server.submitted();
+    let messages = json!([{"role": "user", "content": "a"}, message,
+        {"role": "tool", "tool_call_id": call["id"], "content": "patched"}]);
+    let reply = server.post(CHAT, &json!({"messages": messages, "tools": tools}));
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let shown = prompt(&server);
+    assert!(shown.contains(r#""arguments": {"input": "a\"b"}"#), "{shown}");
+}
