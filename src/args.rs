@@ -40,7 +40,7 @@ pub(crate) use inspect::InspectArgs;
 pub(crate) use logits::LogitsArgs;
 pub(crate) use node::NodeArgs;
 pub(crate) use plan::PlanArgs;
-pub(crate) use push::{PushArgs, PushHubArgs};
+pub(crate) use push::{PullHubArgs, PushArgs, PushHubArgs};
 pub(crate) use rank::RankArgs;
 pub(crate) use reshard::ReshardArgs;
 pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
@@ -92,6 +92,8 @@ pub(crate) enum Command {
     Push(PushArgs),
     /// Upload a package set to the hub.
     PushHub(PushHubArgs),
+    /// Fetch a package set from the hub, or one node's package of it.
+    PullHub(PullHubArgs),
     /// Measure how fast a set runs on this machine.
     Bench(BenchArgs),
     /// Measure the perplexity of a set on a text, and its KL divergence from another set.

@@ -15,6 +15,7 @@ pub(crate) mod keys;
 pub(crate) mod logits;
 pub(crate) mod node;
 pub(crate) mod plan;
+pub(crate) mod pull_hub;
 pub(crate) mod push;
 pub(crate) mod push_hub;
 pub(crate) mod rank;

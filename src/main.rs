@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Command::Cluster(args) => (commands::cluster::run(&args), args.json),
         Command::Push(args) => (commands::push::run(&args), args.form.json),
         Command::PushHub(args) => (commands::push_hub::run(&args), args.form.json),
+        Command::PullHub(args) => (commands::pull_hub::run(&args), args.form.json),
         Command::Serve(args) => (commands::serve::run(&args), args.json),
         Command::List(args) => (commands::store::list(&args), args.form.json),
         Command::Rm(args) => (commands::store::remove(&args), false),

@@ -8,7 +8,6 @@
 //! | an error page becomes a cached file | only a successful answer of the right length is a body |
 //! | a short file under its final name counts as done | files get their name after the check |
 //! | the environment is read deep inside | [`HubOptions`] are all there is |
-//!
 //! | only the number of bytes tells a range from a whole file | bytes beyond the range start the file over, whole |
 //! | a list of files drops the SHA-256 | lists are parsed here |
 //!
@@ -23,6 +22,7 @@ mod listing;
 mod options;
 mod remote;
 mod select;
+mod sets;
 #[cfg(test)]
 mod tests;
 
@@ -43,8 +43,6 @@ pub use listing::{ListingError, RepoFile, parse_tree};
 pub use options::{HubOptions, ModelName, Visibility};
 pub(crate) use remote::{RemoteFile, WORKING_BYTES};
 pub use select::Selection;
-
-use shardpack_manifests::set::SET_FILE;
 
 use crate::checkpoint::{INDEX, Origin, Subfolder};
 
@@ -128,45 +126,6 @@ impl Hub {
             bytes: snapshot.files.iter().map(|file| file.size).sum(),
         });
         Ok(snapshot)
-    }
-
-    /// Uploads a package set as one commit; returns the commit.
-    pub fn upload(
-        &self,
-        name: &ModelName,
-        set: &Path,
-        visibility: Visibility,
-    ) -> Result<String, HubError> {
-        if self.offline {
-            let problem = "HF_HUB_OFFLINE is set, so nothing is uploaded";
-            return Err(HubError::Option(problem.to_owned()));
-        }
-        self.client.upload(name, set, visibility)
-    }
-
-    /// Brings a package set into the cache, and returns its folder; `None` if the repository holds
-    /// something else. Its packages are checked when they are loaded, besides.
-    pub fn fetch_set(&self, name: &ModelName) -> Result<Option<PathBuf>, HubError> {
-        if self.offline {
-            let Some(commit) = self.cache.reference(name) else { return Ok(None) };
-            let folder = self.cache.snapshot(name, &commit);
-            return Ok(folder.join(SET_FILE).is_file().then_some(folder));
-        }
-        let commit = self.client.commit(name)?;
-        let mut files = self.client.tree(name, &commit)?;
-        if !files.iter().any(|file| file.path == SET_FILE) {
-            return Ok(None);
-        }
-        files.retain(|file| !file.path.starts_with(".git") && file.path != "README.md");
-        self.cache.set_reference(name, &commit)?;
-        let (name, selection) = (name.clone(), Selection::WHOLE);
-        let snapshot = Snapshot { name, commit, selection, files };
-        (self.observe)(&HubEvent::Found {
-            commit: &snapshot.commit,
-            files: snapshot.files.len(),
-            bytes: snapshot.files.iter().map(|file| file.size).sum(),
-        });
-        self.fetch(&snapshot).map(Some)
     }
 
     /// The snapshot that an earlier run has left in the cache.

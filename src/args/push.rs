@@ -27,6 +27,26 @@ pub(crate) struct PushHubArgs {
     pub form: OutputForm,
 }
 
+/// `pull-hub`.
+#[derive(Args)]
+#[command(after_help = "\
+The set goes to the hub's cache; the result is its folder there. Every file is verified.
+
+Examples:
+  shardpack pull-hub my-organisation/llama-70b-shardpack            the whole set
+  shardpack pull-hub my-organisation/llama-70b-shardpack --rank 1   one node's package")]
+pub(crate) struct PullHubArgs {
+    /// The repository, organisation/name or organisation/name@revision.
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: String,
+    /// Fetch the package of this rank alone, with the set's documents.
+    #[arg(long, value_name = "RANK")]
+    pub rank: Option<u32>,
+    /// The form of the result.
+    #[command(flatten)]
+    pub form: OutputForm,
+}
+
 /// `push`.
 #[derive(Args)]
 #[command(after_help = "\

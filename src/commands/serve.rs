@@ -141,14 +141,13 @@ struct Served {
 
 impl Served {
     fn open(path: &Path) -> Result<Self, Failure> {
-        let set = package::read_set(path)?;
-        let folders = package::folders(path, &set);
+        let (name, folders) = package::members(path)?;
         let manifests = folders
             .iter()
             .map(|folder| package::read_manifest(folder))
             .collect::<Result<Vec<_>, _>>()?;
         let model = open_text(&folders[0], &manifests[0])?;
-        let name = set.name.clone().unwrap_or_else(|| folder_name(path));
+        let name = name.unwrap_or_else(|| folder_name(path));
         Ok(Self { model, folders, manifests, name })
     }
 

@@ -1,144 +1,193 @@
-//! The managed store: package sets that `serve MODEL` converts when they are needed, one folder each;
-//! `list`, `rm` and `du`.
+//! The managed store: package sets that `serve MODEL` converts when they are needed; `list`, `rm` and
+//! `du`.
 
 use std::{
-    collections::BTreeSet,
-    env, fs, io,
-    os::unix::fs::MetadataExt,
+    env,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
 };
 
 use anyhow::{Context, anyhow};
 use serde_json::json;
-use shardpack_converter::ConvertOptions;
-use shardpack_manifests::Digest;
+use shardpack_converter::{
+    Cancel,
+    store::{PullEvent, PullRequest, PullSource, Store, StoreError, Stored},
+};
 
 use super::{Outcome, convert, package, threads};
 use crate::{
     args::{RemoveArgs, StoreArgs},
     failure::Failure,
     progress::{result, say, size, table},
-    source::{Input, Keep},
+    source,
 };
 
-/// Bits per weight when none are asked for.
-const BITS: u32 = 4;
+/// What a model can be, for whoever named something else.
+const HINT: &str = "give a package set, a folder or .gguf file of a model, organisation/model of the hub, or a name that `shardpack list` shows";
 
-/// A model of the store.
-struct Stored {
-    name: String,
-    bits: u32,
-    ranks: usize,
-    bytes: u64,
-}
-
-/// The folder of the store: `$SHARDPACK_MODELS`, or `shardpack/models` in the user's data folder
-/// (XDG's, which macOS has by default too).
-fn folder() -> anyhow::Result<PathBuf> {
+/// The store: `$SHARDPACK_MODELS`, or `shardpack/models` in the user's data folder (XDG's, which
+/// macOS has by default too).
+fn store() -> anyhow::Result<Store> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(models) = set("SHARDPACK_MODELS") {
-        return Ok(models);
+        return Ok(Store::new(models));
     }
     let data = set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share")));
     let data = data.context("no home folder: set SHARDPACK_MODELS to the folder of models")?;
-    Ok(data.join("shardpack/models"))
+    Ok(Store::new(data.join("shardpack/models")))
 }
 
-/// The package set to serve for what the user named, and whether it is one of the store: a set is
-/// taken as it is; anything else is a source, converted into the store unless it is there.
+/// The package set or package for what the user named, and whether it is one of the store: what is
+/// packed is taken as it is; anything else is a source, converted into the store unless it is there.
 pub(super) fn set_of(
     given: &Path,
     bits: Option<u32>,
     nodes: usize,
 ) -> Result<(PathBuf, bool), Failure> {
-    let is_package = given.join(shardpack_manifests::manifest::MANIFEST_FILE).is_file();
-    if package::is_set(given) || is_package {
+    if package::is_set(given) || package::is_package(given) {
         if bits.is_some() {
             let given = given.display();
             return Err(anyhow!("--bits: {given} is converted already; leave it away").into());
         }
         return Ok((given.to_owned(), false));
     }
-    let store = folder()?;
-    if let Some(name) = given.to_str().filter(|name| is_name(name))
-        && package::is_set(&store.join(name))
+    let store = store()?;
+    if let Some(name) = given.to_str()
+        && let Some(stored) = store.find(name).map_err(failure)?
     {
-        return Ok((store.join(name), true));
+        return Ok((stored.folder, true));
     }
-    let is_remote = given.to_str().is_some_and(|text| text.contains('/')) && !given.exists();
-    if !given.exists() && !is_remote {
-        let given = given.display();
-        return Err(Failure::from(anyhow!("{given}: no such set, model or file")).hint(
-            "give a package set, a folder or .gguf file of a model, organisation/model of the hub, or a name that `shardpack list` shows",
-        ));
-    }
-    #[cfg(feature = "hub")]
-    if is_remote
-        && bits.is_none()
-        && let Some(set) = crate::source::hub::fetch_set(given)?
-    {
-        return Ok((set, true));
-    }
-    let bits = bits.unwrap_or(BITS);
-    let set = store.join(name_of(given, bits, nodes)?);
-    if !package::is_set(&set) {
-        fs::create_dir_all(&store).with_context(|| store.display().to_string())?;
-        say(&format!("note: converting to {bits} bits for {nodes} nodes into {}", set.display()));
-        let mut options = ConvertOptions::new(set.clone(), nodes as u32);
-        options.bits = bits;
-        options.name = Some(given.file_stem().unwrap_or_default().to_string_lossy().into_owned());
-        let input = Input::model(given, Keep::All);
-        threads::with(None, || convert::convert_source(&input, options))??;
-    }
-    Ok((set, true))
-}
-
-/// What a source's set is called: its name, bits and nodes; of a folder or file on this machine
-/// also what tells it from another one, and from itself before it was changed.
-fn name_of(given: &Path, bits: u32, nodes: usize) -> anyhow::Result<String> {
-    let plain = |text: &str| -> String {
-        let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-        text.replace('/', "--").chars().map(plain).collect()
-    };
-    let mut name = if given.exists() {
-        let place = given.canonicalize().with_context(|| given.display().to_string())?;
-        let marked = [place.join("config.json"), place.clone()];
-        let mark = marked.iter().find(|path| path.is_file()).unwrap_or(&place);
-        let changed = fs::metadata(mark).and_then(|metadata| metadata.modified());
-        let changed = changed.with_context(|| mark.display().to_string())?;
-        let digest = Digest::of(format!("{} {changed:?}", place.display()).as_bytes()).to_string();
-        let stem = place.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        format!("{}-{}", plain(&stem), &digest[..8])
+    let source = if given.exists() {
+        PullSource::Local(given.to_owned())
     } else {
-        plain(&given.to_string_lossy())
+        source::of_hub(given).ok_or_else(|| {
+            let given = given.display();
+            Failure::from(anyhow!("{given}: no such set, model or file")).hint(HINT)
+        })?
     };
-    name = format!("{}-{bits}bit", name.trim_start_matches(['.', '-']));
-    Ok(if nodes == 1 { name } else { format!("{name}-{nodes}nodes") })
+    let request = PullRequest { source, bits, nodes: nodes as u32, cancel: Cancel::default() };
+    Ok((pull(&store, &request)?.folder, true))
 }
 
-/// Whether this is one plain name below the store.
-fn is_name(name: &str) -> bool {
-    !name.is_empty() && !name.starts_with('.') && !name.contains('/')
+/// The same for commands that choose nothing of a set: a model is converted for one node. What is no
+/// model is left to the command to judge.
+pub(super) fn model(given: &Path) -> Result<PathBuf, Failure> {
+    let is_model = given.is_file() || given.join("config.json").is_file();
+    let is_name = !given.exists()
+        && (source::of_hub(given).is_some()
+            || matches!(given.to_str(), Some(name) if store()?.find(name).map_err(failure)?.is_some()));
+    if is_model || is_name { Ok(set_of(given, None, 1)?.0) } else { Ok(given.to_owned()) }
+}
+
+/// The same for commands that read packages as they are: names of the store and sets of the hub;
+/// nothing is converted.
+pub(super) fn packed(given: &Path) -> Result<PathBuf, Failure> {
+    let Some(name) = given.to_str().filter(|_| !given.exists()) else {
+        return Ok(given.to_owned());
+    };
+    let store = store()?;
+    if let Some(stored) = store.find(name).map_err(failure)? {
+        return Ok(stored.folder);
+    }
+    let Some(source) = source::of_hub(given) else { return Ok(given.to_owned()) };
+    let request = PullRequest { source, bits: None, nodes: 1, cancel: Cancel::default() };
+    if let Some(stored) = store.pulled(&request).map_err(failure)? {
+        return Ok(stored.folder);
+    }
+    match fetch_set(name, None)? {
+        Some(set) => Ok(set),
+        None => Err(Failure::from(anyhow!("{name}: a model, and no package set")).hint(format!(
+            "convert it first (shardpack convert {name} -o SET); shardpack plan {name} shows what that would write"
+        ))),
+    }
+}
+
+/// [`packed`] for each.
+pub(super) fn packed_all(given: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    given.iter().map(|given| packed(given)).collect()
+}
+
+#[cfg(feature = "hub")]
+pub(super) fn fetch_set(repository: &str, rank: Option<u32>) -> Result<Option<PathBuf>, Failure> {
+    source::hub::fetch_set(repository, rank)
+}
+
+#[cfg(not(feature = "hub"))]
+pub(super) fn fetch_set(_: &str, _: Option<u32>) -> Result<Option<PathBuf>, Failure> {
+    Err(anyhow!("this program was built without the feature `hub`").into())
+}
+
+/// Brings a model into the store, with progress.
+fn pull(store: &Store, request: &PullRequest) -> Result<Stored, Failure> {
+    let display = Arc::new(Display::default());
+    let shown = Arc::clone(&display);
+    let observe = Arc::new(move |event: &PullEvent| shown.show(event));
+    let is_new = store.pulled(request).map_err(failure)?.is_none();
+    let stored = threads::with(None, || store.pull(request, observe))?.map_err(failure)?;
+    if is_new && let Some(warning) = convert::refused_text(&stored.folder, &stored.set) {
+        say(&format!("note: {warning}"));
+    }
+    Ok(stored)
+}
+
+/// A fetch and a conversion as progress bars.
+#[derive(Default)]
+struct Display {
+    #[cfg(feature = "hub")]
+    fetch: source::hub::Shown,
+    conversion: convert::Display,
+}
+
+impl Display {
+    fn show(&self, event: &PullEvent) {
+        match event {
+            #[cfg(feature = "hub")]
+            PullEvent::Fetching(event) => self.fetch.show(event),
+            PullEvent::Converting { bits, nodes, folder } => {
+                #[cfg(feature = "hub")]
+                self.fetch.finish();
+                let folder = folder.display();
+                say(&format!("note: converting to {bits} bits for {nodes} nodes into {folder}"));
+            }
+            PullEvent::Conversion(event) => self.conversion.show(event),
+        }
+    }
+}
+
+fn failure(error: StoreError) -> Failure {
+    match error {
+        StoreError::Convert(error) => convert::failure(error),
+        error @ StoreError::NotStored { .. } => {
+            Failure::from(error).hint("`shardpack list` shows their names")
+        }
+        error @ StoreError::Converted(_) => Failure::from(error).hint("leave --bits away"),
+        error if error.is_wrong() => Failure::wrong(error),
+        error => error.into(),
+    }
 }
 
 /// Runs `list`.
 pub(crate) fn list(args: &StoreArgs) -> Outcome {
-    let models = models()?;
+    let store = store()?;
+    let models = store.list().map_err(failure)?;
     if args.form.json {
-        let model = |model: &Stored| json!({ "name": model.name, "bits": model.bits, "nodes": model.ranks, "bytes": model.bytes });
+        let model = |model: &Stored| {
+            let (bits, nodes) = (model.set.quantization.bits, model.set.packages.len());
+            json!({ "name": model.name, "bits": bits, "nodes": nodes, "bytes": model.size_bytes, "model": model.digest() })
+        };
         let models: Vec<_> = models.iter().map(model).collect();
-        result(&json!({ "folder": folder()?, "models": models }).to_string());
+        result(&json!({ "folder": store.folder(), "models": models }).to_string());
         return Ok(ExitCode::SUCCESS);
     }
     if models.is_empty() {
-        say(&format!("note: no models in {}", folder()?.display()));
+        say(&format!("note: no models in {}", store.folder().display()));
         return Ok(ExitCode::SUCCESS);
     }
     let mut rows = vec![["name", "bits", "nodes", "size"].map(str::to_owned).to_vec()];
     rows.extend(models.iter().map(|model| {
-        let (bits, ranks) = (model.bits.to_string(), model.ranks.to_string());
-        vec![model.name.clone(), bits, ranks, size(model.bytes)]
+        let (bits, nodes) = (model.set.quantization.bits, model.set.packages.len());
+        vec![model.name.clone(), bits.to_string(), nodes.to_string(), size(model.size_bytes)]
     }));
     result(table(&rows).trim_end());
     Ok(ExitCode::SUCCESS)
@@ -146,8 +195,8 @@ pub(crate) fn list(args: &StoreArgs) -> Outcome {
 
 /// Runs `du`.
 pub(crate) fn disk_usage(args: &StoreArgs) -> Outcome {
-    let folder = folder()?;
-    let bytes = bytes_below(&folder)?;
+    let store = store()?;
+    let (folder, bytes) = (store.folder(), store.size_bytes().map_err(failure)?);
     if args.form.json {
         result(&json!({ "folder": folder, "bytes": bytes }).to_string());
     } else {
@@ -158,63 +207,16 @@ pub(crate) fn disk_usage(args: &StoreArgs) -> Outcome {
 
 /// Runs `rm`.
 pub(crate) fn remove(args: &RemoveArgs) -> Outcome {
-    let store = folder()?;
+    let store = store()?;
     for name in &args.names {
-        if !is_name(name) || !package::is_set(&store.join(name)) {
-            let problem = anyhow!("{name}: no model of this name in {}", store.display());
-            return Err(Failure::from(problem).hint("`shardpack list` shows their names"));
+        if store.find(name).map_err(failure)?.is_none() {
+            let (name, folder) = (name.clone(), store.folder().to_owned());
+            return Err(failure(StoreError::NotStored { name, folder }));
         }
     }
     for name in &args.names {
-        let set = store.join(name);
-        let bytes = bytes_below(&set)?;
-        fs::remove_dir_all(&set).with_context(|| set.display().to_string())?;
+        let bytes = store.remove(name).map_err(failure)?;
         say(&format!("removed {name}, {}", size(bytes)));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn models() -> Result<Vec<Stored>, Failure> {
-    let store = folder()?;
-    let entries = match fs::read_dir(&store) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| store.display().to_string())?,
-    };
-    let mut models = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        if !package::is_set(&path) {
-            continue;
-        }
-        let set = package::read_set(&path)?;
-        models.push(Stored {
-            name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            bits: set.quantization.bits,
-            ranks: set.packages.len(),
-            bytes: bytes_below(&path)?,
-        });
-    }
-    models.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(models)
-}
-
-/// Bytes of the files below a folder; those that packages share count once.
-fn bytes_below(folder: &Path) -> anyhow::Result<u64> {
-    let (mut seen, mut bytes, mut waiting) = (BTreeSet::new(), 0, vec![folder.to_owned()]);
-    while let Some(folder) = waiting.pop() {
-        let entries = match fs::read_dir(&folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            entries => entries.with_context(|| folder.display().to_string())?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            let metadata = entry.metadata()?;
-            if metadata.is_dir() {
-                waiting.push(entry.path());
-            } else if seen.insert((metadata.dev(), metadata.ino())) {
-                bytes += metadata.len();
-            }
-        }
-    }
-    Ok(bytes)
 }

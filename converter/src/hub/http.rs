@@ -8,8 +8,8 @@ use std::{
     io,
     ops::Range,
     path::Path,
-    pin::Pin,
-    time::Duration,
+    pin::{Pin, pin},
+    time::{Duration, Instant},
 };
 
 use futures_core::Stream;
@@ -19,7 +19,7 @@ use hf_hub::{
     split_id,
 };
 use reqwest::{Certificate, Proxy, Url, header, redirect::Policy};
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, time::timeout};
 
 use super::{
     HubError, HubEvent, HubObserver, HubOptions, ModelName, Visibility,
@@ -37,6 +37,9 @@ pub(super) const ATTEMPTS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest wait that a server may ask for.
 const MAX_RETRY_AFTER: u64 = 300;
+
+/// Between two looks at whether what is under way was cancelled.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Redirects of one request; the hub needs two.
 const MAX_REDIRECTS: usize = 8;
@@ -239,10 +242,32 @@ impl Client {
 
     /// What a future gives, if it gives it in time.
     fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Failed> {
-        self.runtime.block_on(async { tokio::time::timeout(limit, future).await }).map_err(|_| {
-            let problem = format!("nothing arrived within {} s", limit.as_secs());
-            Failed::Again { problem, after: None }
+        self.runtime.block_on(async {
+            let (mut future, started) = (pin!(future), Instant::now());
+            loop {
+                if self.options.cancel.is_cancelled() {
+                    return Err(Failed::Final(HubError::Cancelled));
+                }
+                let left = limit.saturating_sub(started.elapsed());
+                if let Ok(output) = timeout(left.min(LOOK_AGAIN), &mut future).await {
+                    return Ok(output);
+                }
+                if left.is_zero() {
+                    let problem = format!("nothing arrived within {} s", limit.as_secs());
+                    return Err(Failed::Again { problem, after: None });
+                }
+            }
         })
+    }
+
+    /// Waits before a request is made again, unless what is under way is cancelled.
+    fn wait(&self, pause: Duration) {
+        let mut left = pause;
+        while !left.is_zero() && !self.options.cancel.is_cancelled() {
+            let step = left.min(LOOK_AGAIN);
+            (self.options.wait)(step);
+            left -= step;
+        }
     }
 
     /// Every file of a model at a commit.
@@ -335,7 +360,7 @@ impl Client {
             }
             (self.observe)(&HubEvent::Retrying(&problem));
             let pause = FIRST_PAUSE * (1 << (failures - 1).min(5));
-            (self.options.wait)(after.map_or(pause, Duration::from_secs));
+            self.wait(after.map_or(pause, Duration::from_secs));
         }
     }
 

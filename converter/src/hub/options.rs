@@ -3,6 +3,8 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
+use crate::cancel::Cancel;
+
 /// How to reach the hub and where to keep what it gives.
 #[derive(Clone)]
 pub struct HubOptions {
@@ -23,6 +25,8 @@ pub struct HubOptions {
     pub silence: Duration,
     /// How to wait before a request is made again.
     pub wait: fn(Duration),
+    /// Ends what is under way; a later download goes on from there.
+    pub cancel: Cancel,
 }
 
 impl HubOptions {
@@ -41,6 +45,7 @@ impl HubOptions {
             authorities: None,
             silence: Duration::from_secs(30),
             wait: std::thread::sleep,
+            cancel: Cancel::default(),
         }
     }
 }
@@ -75,10 +80,19 @@ pub struct ModelName {
 }
 
 impl ModelName {
+    /// The branch that is meant where none is named.
+    pub const MAIN: &str = "main";
+
     /// `organisation/model`.
     #[must_use]
     pub fn repo(&self) -> String {
         format!("{}/{}", self.owner, self.model)
+    }
+
+    /// `model`.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
     }
 
     /// The model's folder within a cache.
@@ -99,7 +113,7 @@ impl FromStr for ModelName {
 
     /// `organisation/model` or `organisation/model@revision`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
+        let (name, revision) = text.split_once('@').unwrap_or((text, Self::MAIN));
         let plain = |part: &str| {
             (1..=96).contains(&part.len())
                 && !part.starts_with(['.', '-'])
