@@ -6,6 +6,7 @@ use shardpack_formats::{Dtype, OwnRules, Rounding, memory::KvType};
 use shardpack_manifests::signature::SigningKey;
 
 use super::PlanError;
+use crate::cancel::Cancel;
 use crate::{
     recipe::{MainFormat, Overrides, Recipe},
     report::Threshold,
