@@ -53,7 +53,7 @@ pub(super) fn set_of(
         return Ok((given.to_owned(), false));
     }
     let store = store()?;
-    if let Some(name) = given.to_str()
+    if let Some(name) = given.to_str().filter(|_| !given.exists())
         && let Some(stored) = store.find(name).map_err(failure)?
     {
         return Ok((stored.folder, true));

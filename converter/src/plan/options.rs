@@ -6,8 +6,8 @@ use shardpack_formats::{Dtype, OwnRules, Rounding, memory::KvType};
 use shardpack_manifests::signature::SigningKey;
 
 use super::PlanError;
-use crate::cancel::Cancel;
 use crate::{
+    cancel::Cancel,
     recipe::{MainFormat, Overrides, Recipe},
     report::Threshold,
 };
