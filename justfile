@@ -61,6 +61,11 @@ dist-test *folder:
 interop:
     tests/interop/run.sh
 
+# Coding agents, agent libraries and other clients from PyPI and npm, each to the end of a tool loop
+# with scripted answers; `just clients codex` for one.
+clients *names:
+    tests/clients.sh {{names}}
+
 # Fifty kills of a conversion; every parser under the fuzzer for a minute each (needs nightly and
 # cargo-fuzz).
 soak:
