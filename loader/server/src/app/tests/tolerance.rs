@@ -196,3 +196,21 @@ fn a_forced_call_is_one_where_the_template_shows_no_tools() {
     check(folder.path(), "auto", 2);
     check(&kjv(), "required", 2);
 }
+
+#[test]
+fn a_tool_that_a_search_found_is_named_in_the_result() {
+    let server = start(vec![STOP]);
+    let reference = json!([{"type": "tool_reference", "tool_name": "mcp__weather__get"}]);
+    let search = json!({"type": "tool_use", "id": "c", "name": "ToolSearch", "input": {}});
+    let result = json!({"type": "tool_result", "tool_use_id": "c", "content": reference});
+    let tools = json!([
+        {"name": "ToolSearch", "input_schema": {"type": "object"}},
+        {"name": "mcp__weather__get", "input_schema": {"type": "object"}, "defer_loading": true},
+    ]);
+    let messages = json!([{"role": "user", "content": "a"},
+        {"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]);
+    let asked = json!({"max_tokens": 9, "messages": messages, "tools": tools});
+    assert_eq!(server.post("/v1/messages", &asked).status, 200);
+    let shown = prompt(&server);
+    assert!(shown.contains("The tool mcp__weather__get can be called now."), "{shown}");
+}
