@@ -66,6 +66,11 @@ interop:
 clients *names:
     tests/clients.sh {{names}}
 
+# A real instruct model from PyPI: chat, tool calls and structured output, perplexity and lm-eval beside
+# llama.cpp on the same file (builds llama.cpp); `just smollm2 perplexity` for one part.
+smollm2 *parts:
+    tests/smollm2.sh {{parts}}
+
 # Fifty kills of a conversion; every parser under the fuzzer for a minute each (needs nightly and
 # cargo-fuzz).
 soak:

@@ -1,7 +1,9 @@
 """A folder with a wrong function and a test of it, for coding agents. It knows no client."""
 
 import os
+import pathlib
 import subprocess
+import sys
 
 from served import equal
 
@@ -32,12 +34,21 @@ class Project:
         self.work.mkdir()
         self.file = self.work / "calc.py"
         self.begin()
+        # An MCP server that clients may start.
+        self.mcp = [sys.executable, str(pathlib.Path(__file__).with_name("weather_mcp.py")), str(folder / "asked")]
         self.environment = {"HOME": str(self.home), "PATH": os.environ["PATH"], "TERM": "dumb", "LANG": "C.UTF-8"}
 
     def begin(self):
         self.file.write_text(WRONG)
         (self.work / "test_calc.py").write_text(TEST)
         (self.work / "runs").write_text("")
+
+    def asked(self):
+        """What the MCP server was asked, since the last time."""
+        file = pathlib.Path(self.mcp[-1])
+        asked = file.read_text().split() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return asked
 
     def run(self, command):
         """What a client prints, if it succeeds."""

@@ -26,7 +26,7 @@ SCHEMA_QUESTION = "It is 21 degrees in Rome, as JSON."
 SCHEMA_ANSWER = {"city": "Rome", "degrees": 21}
 
 
-def call(name, **arguments):
+def call(name, /, **arguments):
     """A tool call as the scripted model writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
