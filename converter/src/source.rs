@@ -1,5 +1,7 @@
 //! A model folder: its config, its weight files and its tokenizer files.
 
+mod error;
+mod folder;
 mod foreign;
 mod gguf;
 mod hashes;
@@ -14,7 +16,6 @@ mod weights;
 use std::sync::Arc;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -23,11 +24,9 @@ use serde_json::Value;
 use shardpack_formats::{
     RulePack, SourceTensor,
     chat::{self, special_tokens},
-    container::{ContainerError, TensorInfo},
-    gguf::GgufError,
-    normalise::{ResolveError, Writer, changed_values, may_be_changed, rows_and_columns},
-    pickle::PickleError,
-    stored::{self, Damage, Descriptions, Documents, Grouped, Logical, StoredConfig, StoredError},
+    container::TensorInfo,
+    normalise::{Writer, changed_values, may_be_changed, rows_and_columns},
+    stored::{self, Descriptions, Grouped, Logical, StoredConfig},
     tokenizer::{self, Converted},
 };
 use shardpack_manifests::{
@@ -36,15 +35,17 @@ use shardpack_manifests::{
 };
 
 #[cfg(feature = "hub")]
-use crate::hub::{Hub, HubError, Selection, Snapshot};
+use crate::hub::{Hub, Selection, Snapshot};
 use crate::{
-    adapter::{self, AdapterError, Adapters, Merge},
+    adapter::{self, Adapters, Merge},
     checkpoint::{
-        INDEX, Origin, PICKLE_INDEX, Pickles, Subfolder, TEMPLATE_ENDING, TEMPLATE_FOLDER,
-        TEXT_FILES, TextError, has_tokenizer, is_tokenizer_file, read_text,
+        INDEX, Origin, PICKLE_INDEX, Pickles, Subfolder, has_tokenizer, is_tokenizer_file,
+        read_text,
     },
 };
 
+pub use error::SourceError;
+use folder::{file_names, indexed_files, parse_object, read_texts, stored_config, weight_files};
 pub(crate) use hashes::{FileHashes, Follower, piece_count, pieces_within};
 pub(crate) use rows::RowBuffers;
 pub(crate) use weights::{WeightFile, Weights};
@@ -60,160 +61,6 @@ const NO_CONFIG: &str = "not a model folder: it has no config.json";
 
 /// Where a vision-language model keeps the configuration of its text model.
 const TEXT_CONFIG: &str = "text_config";
-
-/// Why a folder is no usable source.
-#[derive(Debug, thiserror::Error)]
-pub enum SourceError {
-    /// There is no such folder.
-    #[error("{}: no such folder; give the folder of a Hugging Face model, or a .gguf file", .0.display())]
-    NotFolder(PathBuf),
-    /// The folder holds something else.
-    #[error("{}: {problem}", .path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A file could not be read.
-    #[error("{}: cannot be read", .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A JSON file is not what it should be.
-    #[error("{}: {problem}", .path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A weight file is damaged or foreign.
-    #[error("{}", .path.display())]
-    Container {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: ContainerError,
-    },
-    /// A GGUF file that is not read, or is damaged.
-    #[error("{}", .path.display())]
-    Gguf {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: GgufError,
-    },
-    /// A file of `torch.save` that is not read, or is damaged.
-    #[error("{}", .path.display())]
-    Pickle {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: PickleError,
-    },
-    /// A stored precision that is not read, or does not fit together.
-    #[error("{}", .path.display())]
-    Stored {
-        /// The folder.
-        path: PathBuf,
-        /// What is wrong.
-        source: StoredError,
-    },
-    /// Stored bytes that mean nothing.
-    #[error("tensor {tensor:?} in {file:?}; the checkpoint is damaged")]
-    Tensor {
-        /// The tensor.
-        tensor: String,
-        /// The file that holds it.
-        file: String,
-        /// What is wrong.
-        source: Damage,
-    },
-    /// The index names a file that is not there.
-    #[error("{index} names {file:?}, which is missing from {}; finish the download or copy", .folder.display())]
-    MissingFile {
-        /// The index.
-        index: &'static str,
-        /// The file.
-        file: String,
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// The index names a tensor that no file holds.
-    #[error(
-        "{index} says that {file:?} holds tensor {tensor:?}, but it does not; the download is incomplete or mixed up"
-    )]
-    MissingTensor {
-        /// The index.
-        index: &'static str,
-        /// The tensor.
-        tensor: String,
-        /// The file that should hold it.
-        file: String,
-    },
-    /// A tensor stands in two files.
-    #[error(
-        "tensor {tensor:?} stands in both {first:?} and {second:?}; remove the file that does not belong to the model"
-    )]
-    DuplicateTensor {
-        /// The tensor.
-        tensor: String,
-        /// One file.
-        first: String,
-        /// The other file.
-        second: String,
-    },
-    /// Nobody can tell what the values mean.
-    #[error("{}", .path.display())]
-    Layout {
-        /// The folder.
-        path: PathBuf,
-        /// Why.
-        source: Box<ResolveError>,
-    },
-    /// A key to be ignored is not there.
-    #[error(
-        "--ignore-config-key {key}: config.json has no key of that name, nor has its text_config; name the key as the error spells it"
-    )]
-    NoSuchKey {
-        /// The key.
-        key: String,
-    },
-    /// An adapter cannot be merged.
-    #[error(transparent)]
-    Adapter(#[from] AdapterError),
-    /// The hub does not give the model.
-    #[cfg(feature = "hub")]
-    #[error(transparent)]
-    Hub(#[from] HubError),
-}
-
-impl SourceError {
-    /// Whether the source was looked at and is wrong (else it could not be looked at).
-    #[must_use]
-    pub const fn is_wrong(&self) -> bool {
-        match self {
-            Self::Read { .. } | Self::NotFolder(_) => false,
-            Self::Adapter(error) => error.is_wrong(),
-            #[cfg(feature = "hub")]
-            Self::Hub(error) => error.is_wrong(),
-            _ => true,
-        }
-    }
-}
-
-impl From<TextError> for SourceError {
-    fn from(error: TextError) -> Self {
-        match error {
-            TextError::Read { path, source } => Self::Read { path, source },
-            TextError::TooLarge { path, problem } => Self::Json { path, problem },
-        }
-    }
-}
 
 /// An open model folder. Of the weight files only the headers have been read.
 pub struct Source {
@@ -678,76 +525,6 @@ fn converted_tokenizer(text: &BTreeMap<String, Vec<u8>>) -> Option<Result<Conver
     Some(converted.map_err(|(file, problem)| format!("{file} is not converted: {problem}")))
 }
 
-/// What the folder says of its stored precision.
-fn stored_config(folder: &Path, config: &Value) -> Result<Option<StoredConfig>, SourceError> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        path.is_file().then(|| parse_object(&path, &read_text(&path)?)).transpose()
-    };
-    let hf_quant_config = read("hf_quant_config.json")?;
-    let quantize_config = read("quantize_config.json")?;
-    StoredConfig::parse(Documents {
-        config: Some(config),
-        hf_quant_config: hf_quant_config.as_ref(),
-        quantize_config: quantize_config.as_ref(),
-    })
-    .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
-}
-
-/// Names of the weight files: those of the index, and `model*.safetensors` beside it (published
-/// indexes are known to forget some). Other `.safetensors` files (a vendor's second copy, test
-/// data) count only when there is nothing else.
-fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
-    let present = file_names(folder)?;
-    let is_container = |name: &&String| name.ends_with(".safetensors");
-    let usual = |name: &&String| name.starts_with("model");
-    let mut names: BTreeSet<String> =
-        present.iter().filter(is_container).filter(usual).cloned().collect();
-    names.extend(indexed_files(folder, INDEX, &present)?);
-    if names.is_empty() {
-        let own = |name: &&String| !name.starts_with("consolidated");
-        names.extend(present.iter().filter(is_container).filter(own).cloned());
-    }
-    if names.is_empty() {
-        let problem = match foreign::describe(folder, &present) {
-            Some(other) => format!("has no .safetensors files; {other}"),
-            None => "has no .safetensors files".to_owned(),
-        };
-        return Err(SourceError::Folder { path: folder.to_owned(), problem });
-    }
-    Ok(names)
-}
-
-/// The files that an index names, if the folder has that index.
-fn indexed_files(
-    folder: &Path,
-    index: &'static str,
-    present: &BTreeSet<String>,
-) -> Result<BTreeSet<String>, SourceError> {
-    let path = folder.join(index);
-    if !path.is_file() {
-        return Ok(BTreeSet::new());
-    }
-    let wrong = |problem: String| SourceError::Json { path: path.clone(), problem };
-    let document = parse_object(&path, &read_text(&path)?)?;
-    let Some(map) = document["weight_map"].as_object() else {
-        return Err(wrong("has no \"weight_map\" object".to_owned()));
-    };
-    let mut names = BTreeSet::new();
-    for file in map.values() {
-        let Some(file) = file.as_str().filter(|file| manifest::check_file_name(file).is_ok())
-        else {
-            return Err(wrong(format!("{file} is not a file name")));
-        };
-        if !present.contains(file) {
-            let (file, folder) = (file.to_owned(), folder.to_owned());
-            return Err(SourceError::MissingFile { index, file, folder });
-        }
-        names.insert(file.to_owned());
-    }
-    Ok(names)
-}
-
 /// What the stored tensors stand for.
 fn group(
     folder: &Path,
@@ -802,34 +579,4 @@ fn undo_mlx(
         found.expect("rules change tensors that are there").undo(adjustment);
     }
     Ok(())
-}
-
-fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
-    let read = |source| SourceError::Read { path: folder.to_owned(), source };
-    let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder).map_err(read)? {
-        if let Ok(name) = entry.map_err(read)?.file_name().into_string() {
-            names.insert(name);
-        }
-    }
-    Ok(names)
-}
-
-fn read_texts(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
-    let present = TEXT_FILES.iter().filter(|name| folder.join(name).is_file());
-    let named = folder.join(TEMPLATE_FOLDER);
-    let named = if named.is_dir() { file_names(&named)? } else { BTreeSet::new() };
-    let named = named.iter().filter(|name| name.ends_with(TEMPLATE_ENDING));
-    let named = named.map(|name| format!("{TEMPLATE_FOLDER}{name}"));
-    let names = present.map(|name| (*name).to_owned()).chain(named);
-    names.map(|name| Ok((name.clone(), read_text(&folder.join(&name))?))).collect()
-}
-
-fn parse_object(path: &Path, bytes: &[u8]) -> Result<Value, SourceError> {
-    let problem = |problem| SourceError::Json { path: path.to_owned(), problem };
-    match shardpack_formats::python_json::parse(texts::without_mark(bytes)) {
-        Ok(value @ Value::Object(_)) => Ok(value),
-        Ok(_) => Err(problem("not a JSON object".to_owned())),
-        Err(error) => Err(problem(format!("not JSON: {error}"))),
-    }
 }

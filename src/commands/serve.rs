@@ -1,5 +1,6 @@
 //! `shardpack serve`: the front process. It starts or finds one rank per package, and speaks HTTP.
 
+mod info;
 mod mlx_group;
 mod nodes;
 mod scripted;
@@ -73,7 +74,9 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         Engine::Ranks(Supervisor::start(nodes, handle.clone(), commands, options)?, names)
     };
     let names = [vec![name.clone()], args.alias.clone()].concat();
+    let info = info::of(&served.manifests);
     let mut server = Server::new(served.model, handle.clone(), names, limits(args))
+        .with_info(info)
         .with_origins(args.cors.clone())
         .with_nodes(engine.node_names());
     if let Some(keys) = keys {

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot set its scene has failed")]
 
 mod adapters;
+mod api_requests;
 mod bad_input;
 mod cluster;
 mod convert;

@@ -298,3 +298,52 @@ fn prefixes_of_wrappers_give_the_same_packages() {
     assert!(changed != read(model), "{model}");
     check_same(model, &changed, "pt");
 }
+
+/// transformers' own modules of Ling 3.0: one convolution over queries, keys and values, and the
+/// decay in a module of its own.
+#[test]
+fn ling_as_transformers_names_its_modules_gives_the_same_packages() {
+    let mut renamed = Tensors::new();
+    let mut convolutions: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for (name, tensor) in read("bailing_hybrid") {
+        let Some((layer, rest)) = name.split_once(".attention.") else {
+            renamed
+                .insert(name.replace(".gate.expert_bias", ".gate.e_score_correction_bias"), tensor);
+            continue;
+        };
+        let own = match rest {
+            // They come in the order of their names: keys, queries, values.
+            _ if rest.ends_with("_conv1d.weight") => {
+                convolutions
+                    .entry(format!("{layer}.self_attn.conv1d.weight"))
+                    .or_default()
+                    .push(tensor);
+                continue;
+            }
+            "dense.weight" => "o_proj.weight".to_owned(),
+            "A_log" | "dt_bias" | "f_proj.weight" => format!("forget_gate.{rest}"),
+            _ => rest.to_owned(),
+        };
+        renamed.insert(format!("{layer}.self_attn.{own}"), tensor);
+    }
+    assert!(!convolutions.is_empty());
+    for (name, parts) in convolutions {
+        let [keys, queries, values] = &parts[..] else { panic!("{name}") };
+        let bytes = [&queries.2[..], &keys.2, &values.2].concat();
+        renamed.insert(name, (keys.0, vec![3 * keys.1[0], 1, keys.1[2]], bytes));
+    }
+    check_same("bailing_hybrid", &renamed, "pt");
+}
+
+/// transformers stacks the groups of DeepSeek V4's output matrix row-wise under its own name.
+#[test]
+fn output_matrices_of_groups_are_told_from_stacked_rows_by_their_shape() {
+    let mut renamed = Tensors::new();
+    for (name, tensor) in read("deepseek_v4") {
+        let own = name.strip_suffix(".attn.wo_a.weight");
+        let own = own.map(|layer| format!("model.{layer}.self_attn.o_a_proj.weight"));
+        renamed.insert(own.unwrap_or(name), tensor);
+    }
+    assert!(renamed != read("deepseek_v4"));
+    check_same("deepseek_v4", &renamed, "pt");
+}

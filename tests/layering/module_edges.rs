@@ -137,7 +137,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "loader/server",
         &[
-            &["error", "response_store", "scripted", "tls", "usage"],
+            &["error", "model_info", "response_store", "scripted", "tls", "usage"],
             &["keys", "metrics"],
             &["generation"],
             &["dialect"],

@@ -233,8 +233,15 @@ impl<'a> Inventory<'a> {
         name: &str,
         wanted: &Wanted<'_, '_>,
     ) -> Result<Option<Found<'a>>, ResolveError> {
-        // By its own name first: that is how packages hold it, and how other programs' do.
-        if let Some(tensor) = self.tensors.get(name).copied() {
+        // By its own name first: that is how packages hold it, and how other programs' do. Where a
+        // form of the rules has the same name, shapes tell them apart.
+        let mut is_of_a_form = false;
+        for from in &wanted.rule.from {
+            is_of_a_form |= wanted.name_of(from, 0)? == name;
+        }
+        let fits =
+            |tensor: &&SourceTensor| !is_of_a_form || same_elements(&tensor.shape, wanted.shape);
+        if let Some(tensor) = self.tensors.get(name).copied().filter(fits) {
             self.used.insert(name.to_owned());
             check_shape(&wanted.rule.shape, tensor, wanted.shape)?;
             check_float(tensor)?;

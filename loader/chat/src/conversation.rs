@@ -10,6 +10,6 @@ mod request;
 pub use message::{Message, Role};
 pub use output::{EndReason, OutputDelta, OutputParser, PlainText};
 pub use request::{
-    ChatRequest, Limits, NamespacedName, Reasoning, ResponseFormat, SamplingRequest, Tool,
-    ToolChoice, ToolFormat, ToolKind,
+    ChatRequest, Limits, NamespacedName, Reasoning, ReasoningOption, ResponseFormat,
+    SamplingRequest, Tool, ToolChoice, ToolFormat, ToolKind,
 };

@@ -13,7 +13,7 @@ use shardpack_engine_api::{ConstraintFactory, TokenId};
 use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily};
 
 use super::{
-    conversation::ChatRequest,
+    conversation::{ChatRequest, Reasoning, ReasoningOption},
     json::{Json, Object},
     template::{ChatTemplate, RenderError, Rendered, TemplateError},
     text::{Vocabulary, VocabularyError},
@@ -173,9 +173,10 @@ impl ChatModel {
         let eos = specials.get("eos_token").and_then(Json::as_str);
         stop_tokens.extend(eos.and_then(|eos| vocabulary.token_id(eos)));
         let positive = |value: Option<u32>, key: &str| {
+            let found = || value.map_or("nothing".to_owned(), |value| value.to_string());
             value.filter(|&value| value > 0).ok_or_else(|| OpenModelError::Value {
                 file: CONFIG,
-                message: format!("{key}: expected a positive number, found {value:?}"),
+                message: format!("{key}: expected a positive number, found {}", found()),
             })
         };
         let vocab_size = positive(text.vocab_size, "vocab_size")?;
@@ -261,6 +262,28 @@ impl ChatModel {
         self.templates
             .as_ref()
             .map_or("", |templates| templates.tools.as_ref().unwrap_or(&templates.default).source())
+    }
+
+    /// The reasoning options of a request that change nothing: the template has no such variable,
+    /// or the model does not reason at all. To reason not at all is what such a model does.
+    #[must_use]
+    pub fn unheard_reasoning(&self, reasoning: &Reasoning) -> Vec<ReasoningOption> {
+        let names = |variable: &str| {
+            let all = self.templates.iter();
+            let mut sources =
+                all.flat_map(|own| [Some(&own.default), own.tools.as_ref()]).flatten();
+            sources.any(|template| template.source().contains(variable))
+        };
+        let turns_on = reasoning.enabled == Some(true);
+        let effort = reasoning.effort.as_deref().filter(|effort| *effort != "none");
+        let budget = reasoning.budget_tokens;
+        let switch = turns_on && self.output.style().thinking.is_none() && effort.is_none();
+        let options = [
+            (ReasoningOption::Switch, switch),
+            (ReasoningOption::Effort, effort.is_some() && !names("reasoning_effort")),
+            (ReasoningOption::Budget, budget.is_some()),
+        ];
+        options.into_iter().filter_map(|(option, unheard)| unheard.then_some(option)).collect()
     }
 
     /// Context length, in tokens.

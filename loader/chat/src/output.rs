@@ -12,6 +12,7 @@ use shardpack_engine_api::{ConstraintSource, TokenId};
 use super::{
     conversation::{
         ChatRequest, OutputParser, PlainText, ResponseFormat, Tool, ToolChoice, ToolFormat,
+        ToolKind,
     },
     json::Json,
     model::ChatModel,
@@ -158,8 +159,12 @@ fn schema(tool: &Tool) -> Value {
     tool.parameters.as_ref().map_or(Value::Bool(true), to_value)
 }
 
+/// A tool for the grammar: its objects are closed unless it is strict, as those of answers are.
 fn constrained(tool: &Tool) -> ConstrainedTool {
-    let mut constrained = ConstrainedTool { name: tool.name.clone(), schema: schema(tool) };
+    let schema = schema(tool);
+    let is_open = tool.kind == ToolKind::Function && !tool.strict;
+    let schema = if is_open { closed::closed(&schema) } else { schema };
+    let mut constrained = ConstrainedTool { name: tool.name.clone(), schema };
     let Some(input) = constrained.schema.pointer_mut("/properties/input") else {
         return constrained;
     };

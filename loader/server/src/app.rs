@@ -3,6 +3,7 @@
 mod generate;
 mod middleware;
 mod models;
+mod ollama;
 mod state;
 mod stored_responses;
 mod tokens;
@@ -33,6 +34,7 @@ use super::{
     generation::draining,
     keys::ApiKeys,
     metrics::Metrics,
+    model_info::ModelInfo,
     openapi,
     response_store::ResponseStore,
     routes::{ROUTES, Target},
@@ -90,6 +92,8 @@ pub(super) struct AppState {
     engine: EngineHandle,
     /// Names by which clients may ask for the model; the first is reported.
     names: Vec<String>,
+    /// What clients are told of the model.
+    info: ModelInfo,
     /// Names of the nodes, in rank order.
     nodes: Vec<String>,
     pub(super) limits: ServerLimits,
@@ -131,6 +135,7 @@ impl Server {
             model,
             engine,
             names,
+            info: ModelInfo::default(),
             nodes: Vec::new(),
             limits,
             created: unix_seconds(),
@@ -158,6 +163,12 @@ impl Server {
     #[must_use]
     pub fn with_origins(self, origins: Vec<String>) -> Self {
         self.change(|app| app.origins = origins)
+    }
+
+    /// Describes the model to clients that ask what it is.
+    #[must_use]
+    pub fn with_info(self, info: ModelInfo) -> Self {
+        self.change(|app| app.info = info)
     }
 
     /// Names the nodes, in rank order.
@@ -220,10 +231,14 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::Tokenize => post(tokens::tokenize),
         Target::Detokenize => post(tokens::detokenize),
         Target::ApplyTemplate => post(tokens::apply_template),
-        Target::OllamaTags => get(models::ollama_tags),
-        Target::OllamaShow => post(models::ollama_show),
-        Target::OllamaPs => get(models::ollama_ps),
-        Target::OllamaVersion => get(models::ollama_version),
+        Target::LmStudioModels => get(models::lm_studio_models),
+        Target::LmStudioModel => get(models::lm_studio_model),
+        Target::OllamaTags => get(ollama::tags),
+        Target::OllamaShow => post(ollama::show),
+        Target::OllamaPs => get(ollama::ps),
+        Target::OllamaVersion => get(ollama::version),
+        Target::OllamaPull => post(ollama::pull),
+        Target::OllamaDelete => delete(ollama::delete),
         Target::ResponseShow => get(stored_responses::show),
         Target::ResponseForget => delete(stored_responses::forget),
     }
@@ -260,7 +275,8 @@ impl AppState {
     fn known_name(&self, asked: Option<&str>) -> Result<&str, ApiError> {
         let Some(asked) = asked else { return Ok(self.name()) };
         self.names.iter().find(|name| *name == asked).map(String::as_str).ok_or_else(|| {
-            let message = format!("model {asked:?} is not served: expected {:?}", self.names);
+            // Ollama's words, which clients look for.
+            let message = format!("model '{asked}' not found: expected one of {:?}", self.names);
             let error = ApiError::new(ErrorKind::NotFound, message).with_code("model_not_found");
             ApiError { param: Some("model".to_owned()), ..error }
         })

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::error::ErrorKind;
 use shardpack_chat::{
-    conversation::ChatRequest,
+    conversation::{ChatRequest, ReasoningOption},
     json::{Json, Object},
 };
 use shardpack_engine_api::TokenId;
@@ -71,6 +71,10 @@ pub(super) enum Prompt {
     Conversation,
     /// Texts or tokens as they are; one answer (or `n`) for each.
     Raw(Vec<RawPrompt>),
+    /// Nothing: the model is to be in memory.
+    Load,
+    /// Nothing: the model is to leave memory.
+    Unload,
 }
 
 /// A prompt that bypasses the chat template.
@@ -217,6 +221,19 @@ impl WriterOptions {
         matches!(self, Self::Responses(_)) && error.code == Some(CONTEXT_LENGTH_EXCEEDED)
     }
 
+    /// The whole answer to a request without a prompt.
+    pub(super) fn without_prompt(&self, prompt: &Prompt, model: &str) -> Option<String> {
+        let reason = match prompt {
+            Prompt::Load => "load",
+            Prompt::Unload => "unload",
+            Prompt::Conversation | Prompt::Raw(_) => return None,
+        };
+        match self {
+            Self::Ollama(options) => Some(ollama::without_prompt(*options, model, reason)),
+            _ => None,
+        }
+    }
+
     /// Whether completions echo their prompt.
     pub(super) fn echoes(&self) -> bool {
         matches!(self, Self::Completions(options) if options.echo)
@@ -226,6 +243,20 @@ impl WriterOptions {
     pub(super) fn store_in(&mut self, store: &Arc<ResponseStore>, owner: Option<&str>) {
         if let Self::Responses(options) = self {
             options.store_in(store, owner);
+        }
+    }
+
+    /// The parameter that a reasoning option comes from.
+    pub(super) const fn reasoning_param(&self, option: ReasoningOption) -> &'static str {
+        use ReasoningOption::{Budget, Effort, Switch};
+        match (self, option) {
+            (Self::Ollama(_), _) => "think",
+            (Self::Messages(_), Switch) => "thinking",
+            (Self::Messages(_), Effort) => "output_config.effort",
+            (Self::Responses(_), Effort | Switch) => "reasoning.effort",
+            (_, Effort) => "reasoning_effort",
+            (_, Switch) => "enable_thinking",
+            (_, Budget) => "thinking.budget_tokens",
         }
     }
 

@@ -12,6 +12,7 @@ mod error;
 mod generation;
 mod keys;
 mod metrics;
+mod model_info;
 mod openapi;
 mod response_store;
 mod routes;
@@ -23,6 +24,7 @@ mod usage;
 
 pub use app::{LogSink, Server, ServerLimits};
 pub use keys::{ApiKeys, KEY_FILE_BYTES_MAX, KeyEntry, KeyError, KeyFile, KeyLimits, Scope};
+pub use model_info::ModelInfo;
 pub use scripted::{Script, ScriptError};
 pub use serve::{Stop, run, serve, termination, termination_or, wait_for_termination};
 pub use tls::{Report, Tls, TlsError};

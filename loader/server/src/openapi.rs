@@ -142,6 +142,8 @@ const OLLAMA: &[Member] = &[
     optional("format", r#"{"oneOf":[{"const":"json"},{"type":"object"}]}"#),
     optional("think", r#"{"oneOf":[{"type":"boolean"},{"type":"string"}]}"#),
     optional("keep_alive", r#"{"oneOf":[{"type":"string"},{"type":"number"}]}"#),
+    optional("logprobs", BOOLEAN),
+    optional("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#),
 ];
 
 /// The members of a route's body; none where it has none.
@@ -154,14 +156,15 @@ fn members(target: Target) -> Vec<Member> {
         Target::Generate(Dialect::Messages) => all(&[ANTHROPIC, &[required("max_tokens", COUNT)]]),
         Target::CountTokens => ANTHROPIC.to_vec(),
         Target::Generate(Dialect::OllamaChat) => {
-            all(&[OLLAMA, &[required("messages", MESSAGES), optional("tools", TOOLS)]])
+            all(&[OLLAMA, &[optional("messages", MESSAGES), optional("tools", TOOLS)]])
         }
         Target::Generate(Dialect::OllamaGenerate) => {
             let own: &[Member] =
-                &[required("prompt", STRING), optional("system", STRING), optional("raw", BOOLEAN)];
+                &[optional("prompt", STRING), optional("system", STRING), optional("raw", BOOLEAN)];
             all(&[OLLAMA, own])
         }
         Target::OllamaShow => vec![required("model", STRING)],
+        Target::OllamaPull => vec![required("model", STRING), optional("stream", BOOLEAN)],
         Target::Tokenize => vec![required("prompt", STRING)],
         Target::Detokenize => vec![required("tokens", TOKENS)],
         Target::ApplyTemplate => vec![required("messages", MESSAGES), optional("tools", TOOLS)],

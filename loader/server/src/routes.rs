@@ -42,6 +42,10 @@ pub(super) enum Target {
     OllamaShow,
     OllamaPs,
     OllamaVersion,
+    OllamaPull,
+    OllamaDelete,
+    LmStudioModels,
+    LmStudioModel,
     ResponseShow,
     ResponseForget,
 }
@@ -150,6 +154,47 @@ pub(super) const ROUTES: &[Route] = &[
     ollama("/api/tags", Target::OllamaTags, Some(Scope::Infer), "The models (Ollama)"),
     ollama("/api/ps", Target::OllamaPs, Some(Scope::Infer), "Running models (Ollama)"),
     ollama("/api/version", Target::OllamaVersion, None, "The version (Ollama)"),
+    post("/api/pull", Target::OllamaPull, Shape::Ollama, "Fetch a model (Ollama)"),
+    Route {
+        method: "DELETE",
+        path: "/api/delete",
+        target: Target::OllamaDelete,
+        scope: Some(Scope::Admin),
+        shape: Shape::Ollama,
+        summary: "Delete a model (Ollama)",
+    },
+    get(
+        "/api/v0/models",
+        Target::LmStudioModels,
+        Some(Scope::Infer),
+        "The models served (LM Studio)",
+    ),
+    get("/api/v0/models/{*id}", Target::LmStudioModel, Some(Scope::Infer), "One model (LM Studio)"),
+    post(
+        "/api/v0/chat/completions",
+        Target::Generate(Dialect::Chat),
+        Shape::OpenAi,
+        "Continue a conversation (LM Studio's address)",
+    ),
+    post(
+        "/api/v0/completions",
+        Target::Generate(Dialect::Completions),
+        Shape::OpenAi,
+        "Continue a text (LM Studio's address)",
+    ),
+    post(
+        "/chat/completions",
+        Target::Generate(Dialect::Chat),
+        Shape::OpenAi,
+        "Continue a conversation (clients whose address lacks /v1)",
+    ),
+    post(
+        "/completions",
+        Target::Generate(Dialect::Completions),
+        Shape::OpenAi,
+        "Continue a text (clients whose address lacks /v1)",
+    ),
+    get("/models", Target::Models, Some(Scope::Infer), "The models (clients without /v1)"),
 ];
 
 /// The route of a request.
@@ -173,7 +218,7 @@ impl Shape {
     pub(super) fn of_path(path: &str) -> Self {
         if path.starts_with("/v1/messages") {
             Self::Anthropic
-        } else if path.starts_with("/api/") {
+        } else if path.starts_with("/api/") && !path.starts_with("/api/v0/") {
             Self::Ollama
         } else {
             Self::OpenAi

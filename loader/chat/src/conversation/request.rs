@@ -173,6 +173,17 @@ pub struct Reasoning {
     pub budget_tokens: Option<u32>,
 }
 
+/// One of the reasoning options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningOption {
+    /// On or off.
+    Switch,
+    /// How much.
+    Effort,
+    /// Most tokens.
+    Budget,
+}
+
 /// Sampling parameters of the request; absent: the model's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingRequest {

@@ -63,7 +63,8 @@ fn faults_name_the_file_and_what_is_wrong_in_it() {
     check(TOKENIZER, "{}", &["not a tokenizer"]);
     check(CONFIG, "", &["cannot be read"]);
     check(CONFIG, "{", &["not the expected JSON"]);
-    check(CONFIG, "{}", &["max_position_embeddings", "None"]);
+    check(CONFIG, "{}", &["vocab_size", "found nothing"]);
+    check(CONFIG, r#"{"vocab_size":9}"#, &["max_position_embeddings", "found nothing"]);
     check(CONFIG, r#"{"max_position_embeddings":9,"vocab_size":0}"#, &["vocab_size", "0"]);
     check(CONFIG, r#"{"max_position_embeddings":-1}"#, &["not the expected JSON"]);
     check(GENERATION, r#"{"temperature":-1}"#, &["temperature", "-1"]);

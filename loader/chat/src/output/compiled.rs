@@ -6,7 +6,7 @@ use shardpack_engine_api::ConstraintSource;
 
 use super::{OutputPlanError, schema};
 use crate::{
-    conversation::{ChatRequest, ResponseFormat, Tool, ToolFormat},
+    conversation::{ChatRequest, ResponseFormat, Tool, ToolFormat, ToolKind},
     model::ChatModel,
     tools::{
         ArgumentValidator, ConstrainedTool, ConstraintSpec, GrammarError, Grammars, SchemaError,
@@ -74,7 +74,8 @@ pub(super) fn compile(
         if tool.strict || error == GrammarError::Busy {
             return Err(refused(&place(request, tool), &error, request));
         }
-        let advice = advise(&spec.tools[index].schema, |schema| alone(schema).err());
+        let own = as_it_came(tool, &spec.tools[index]);
+        let advice = advise(&own, |schema| alone(schema).err());
         let path = place(request, tool);
         let places = advice.left_out.iter().map(|left_out| format!("{path}.{left_out}"));
         compiled.unenforced.extend(places);
@@ -96,6 +97,14 @@ pub(super) fn compile(
             let unenforced = compiled.unenforced.into_iter().filter(formats).collect();
             Ok(judge_all(request, tools, Compiled { unenforced, ..Compiled::default() }))
         }
+    }
+}
+
+/// The schema that a complete call is judged by: without what closing its objects has added.
+fn as_it_came(tool: &Tool, constrained: &ConstrainedTool) -> Value {
+    match tool.kind {
+        ToolKind::Function => schema(tool),
+        ToolKind::Custom | ToolKind::Search => constrained.schema.clone(),
     }
 }
 

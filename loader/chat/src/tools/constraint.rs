@@ -3,6 +3,7 @@
 
 mod cache;
 mod compiler;
+mod numbers;
 mod trigger;
 
 use std::{sync::Arc, time::Duration};
@@ -26,6 +27,7 @@ use super::{
 use crate::conversation::PlainText;
 use cache::Cache;
 use compiler::{CompileError, Compiler};
+use numbers::NumberEnd;
 use trigger::{Trigger, Triggers};
 
 /// Longest time that a grammar may take to compile. Real ones take some milliseconds; while rank 0
@@ -174,6 +176,7 @@ impl Grammars {
             thinks: spec.in_thinking,
             tail: String::new(),
             text: PlainText::default(),
+            number: bounds_numbers(spec).then(NumberEnd::default),
             phase,
             triggers,
         })
@@ -246,6 +249,11 @@ impl Grammars {
         self.cache.put(&key, matcher.clone());
         Ok(matcher)
     }
+}
+
+/// Whether numbers have an end that no grammar sets: not in texts of a form that a client wrote.
+const fn bounds_numbers(spec: &ConstraintSpec) -> bool {
+    matches!(spec.text, None | Some(TextForm::Schema(_)))
 }
 
 fn special(name: &str) -> Vec<u8> {
@@ -324,6 +332,8 @@ pub struct GrammarConstraint {
     tail: String,
     /// Free text, whose characters may be spread over tokens.
     text: PlainText,
+    /// The number that is being written; nothing where the client's own grammar bounds them.
+    number: Option<NumberEnd>,
     phase: Phase,
     triggers: Triggers,
 }
@@ -420,6 +430,9 @@ impl Constraint for GrammarConstraint {
         };
         let allowed: SimpleVob = matcher.compute_mask_or_eos().map_err(error)?;
         mask.intersect(allowed.as_slice());
+        if let Some(number) = &self.number {
+            number.bound(self.tokens.tok_trie(), &allowed, mask);
+        }
         if allowed.is_allowed(self.end) {
             for token in &self.stop_tokens {
                 mask.allow(*token);
@@ -440,6 +453,15 @@ impl Constraint for GrammarConstraint {
         if self.stop_tokens.contains(&token) {
             self.phase = Phase::Over;
             return Ok(());
+        }
+        if matches!(self.phase, Phase::Start(_) | Phase::Grammar(_))
+            && let Some(mut number) = self.number.take()
+        {
+            match self.bytes(token) {
+                [] => number = NumberEnd::default(),
+                bytes => number.push(bytes),
+            }
+            self.number = Some(number);
         }
         self.phase = match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Thinking(matcher) if self.closes_thinking(token) => Phase::Grammar(matcher),

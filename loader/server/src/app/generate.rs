@@ -57,6 +57,9 @@ pub(super) async fn generate(
     app.metrics.ignored(prepared.ignored.len());
     let headers = headers(prepared.seed, &prepared.ignored, &prepared.notes);
     app.note(&caller.id, &prepared.notes);
+    if let Some(body) = prepared.without_prompt {
+        return Ok((headers, json_body(body)).into_response());
+    }
     let identity = Identity {
         id: caller.id,
         created: unix_seconds(),
@@ -103,6 +106,8 @@ struct PreparedRequest {
     writer_options: WriterOptions,
     /// Error that this dialect's clients expect inside the stream; there are no sequences then.
     refusal: Option<ApiError>,
+    /// The answer to a request without a prompt; there are no sequences then.
+    without_prompt: Option<String>,
 }
 
 impl AppState {
@@ -160,7 +165,14 @@ impl AppState {
             let message = format!("n: {answers} answers in one request: at most {most}");
             return Err(ApiError::param("n", message));
         }
-        let ParsedRequest { request, stream, ignored, writer_options, prompt: asked, .. } = parsed;
+        let ParsedRequest { request, stream, mut ignored, writer_options, prompt: asked, .. } =
+            parsed;
+        if asked == Prompt::Conversation {
+            let unheard = self.model.unheard_reasoning(&request.reasoning);
+            let names = unheard.into_iter().map(|option| writer_options.reasoning_param(option));
+            ignored.extend(names.map(str::to_owned));
+        }
+        let without_prompt = writer_options.without_prompt(&asked, &model);
         let is_raw = asked != Prompt::Conversation;
         let mut sequences = Vec::with_capacity(answers);
         for prompt in prompts {
@@ -184,6 +196,7 @@ impl AppState {
             notes,
             writer_options,
             refusal,
+            without_prompt,
         })
     }
 
@@ -197,6 +210,7 @@ impl AppState {
                     prompt.map_err(|error| prompt_error(&error, &parsed.writer_options))?;
                 Ok((vec![prompt], adjusted))
             }
+            Prompt::Load | Prompt::Unload => Ok((Vec::new(), Vec::new())),
             Prompt::Raw(prompts) => prompts
                 .iter()
                 .map(|prompt| match prompt {
@@ -294,13 +308,17 @@ impl AppState {
         let mut task = JoinSet::new();
         task.spawn_on(collect(generation, writer, choices), &self.writers());
         let body = task.join_next().await.and_then(Result::ok).ok_or_else(failed)??;
-        let json = HeaderValue::from_static("application/json");
-        Ok(([(header::CONTENT_TYPE, json)], body).into_response())
+        Ok(json_body(body))
     }
 
     fn writers(&self) -> Handle {
         self.writers.clone().unwrap_or_else(Handle::current)
     }
+}
+
+fn json_body(body: String) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], body).into_response()
 }
 
 fn refused_prediction() -> ApiError {

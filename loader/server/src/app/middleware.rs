@@ -45,10 +45,14 @@ pub(super) async fn handle_request(
     let route = route_of(request.method(), request.uri().path());
     let shape = route.map_or_else(|| Shape::of_path(request.uri().path()), |route| route.shape);
     let origin = app.allowed_origin(request.headers());
-    if let Some(origin) = &origin
-        && request.method() == Method::OPTIONS
-    {
-        return preflight(origin);
+    if request.method() == Method::OPTIONS {
+        if let Some(origin) = &origin {
+            return preflight(origin, request.headers());
+        }
+        let methods = methods_of(request.uri().path());
+        if !methods.is_empty() && !request.headers().contains_key(header::ORIGIN) {
+            return options(&methods);
+        }
     }
     let method = request.method().clone();
     let id = super::random_id().unwrap_or_default();
@@ -82,9 +86,15 @@ pub(super) async fn handle_request(
     if let Some(origin) = origin {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
         headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
     }
     response
 }
+
+/// Headers that pages of other origins may read.
+const EXPOSED: &str = "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, \
+                       x-shardpack-seed, x-shardpack-ignored-params, x-shardpack-adjusted, \
+                       x-shardpack-unenforced";
 
 /// Rewrites a handler's error in the format of the request's dialect.
 fn format_error(response: Response, shape: Shape) -> Response {
@@ -97,23 +107,57 @@ fn format_error(response: Response, shape: Shape) -> Response {
     }
 }
 
-fn preflight(origin: &HeaderValue) -> Response {
+/// Answers what a browser asks before a request to another origin. SDKs send headers of their own,
+/// so all are allowed that it names: none of them changes who may ask.
+fn preflight(origin: &HeaderValue, asked: &HeaderMap) -> Response {
+    let usual = HeaderValue::from_static(
+        "authorization, content-type, x-api-key, api-key, anthropic-version, anthropic-beta",
+    );
+    let named = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let headers = [
         (header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone()),
         (
             header::ACCESS_CONTROL_ALLOW_METHODS,
-            HeaderValue::from_static("GET, POST, DELETE, OPTIONS"),
+            HeaderValue::from_static("GET, HEAD, POST, DELETE, OPTIONS"),
         ),
-        (
-            header::ACCESS_CONTROL_ALLOW_HEADERS,
-            HeaderValue::from_static(
-                "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
-            ),
-        ),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, named.unwrap_or(usual)),
         (header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600")),
-        (header::VARY, HeaderValue::from_static("origin")),
+        (header::VARY, HeaderValue::from_static("origin, access-control-request-headers")),
     ];
-    (StatusCode::NO_CONTENT, headers).into_response()
+    let mut response = (StatusCode::NO_CONTENT, headers).into_response();
+    // A page of the internet that asks a machine of the local network.
+    if asked.contains_key("access-control-request-private-network") {
+        let allowed = HeaderValue::from_static("true");
+        response.headers_mut().insert("access-control-allow-private-network", allowed);
+    }
+    response
+}
+
+/// Answers what a client asks about an address.
+fn options(methods: &[&str]) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    if let Ok(methods) = HeaderValue::from_str(&methods.join(", ")) {
+        response.headers_mut().insert(header::ALLOW, methods);
+    }
+    response
+}
+
+/// The methods of an address; none where it is not known.
+fn methods_of(path: &str) -> Vec<&'static str> {
+    let mut methods: Vec<&str> = [Method::GET, Method::HEAD, Method::POST, Method::DELETE]
+        .iter()
+        .filter(|method| route_of(method, path).is_some())
+        .map(|method| match *method {
+            Method::GET => "GET",
+            Method::HEAD => "HEAD",
+            Method::POST => "POST",
+            _ => "DELETE",
+        })
+        .collect();
+    if !methods.is_empty() {
+        methods.push("OPTIONS");
+    }
+    methods
 }
 
 impl AppState {
@@ -141,13 +185,16 @@ impl AppState {
     }
 }
 
-/// `Authorization: Bearer KEY`, or `x-api-key` as Anthropic's clients send it.
+/// `Authorization: Bearer KEY`, `x-api-key` as Anthropic's clients send it, or `api-key` as Azure's do.
 fn sent_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = bearer.and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim()).filter(|key| !key.is_empty())
     });
-    let own = headers.get(HeaderName::from_static("x-api-key"));
-    bearer.or_else(|| own?.to_str().ok())
+    let own = [X_API_KEY, API_KEY].into_iter().filter_map(|name| headers.get(name)?.to_str().ok());
+    bearer.or_else(|| own.map(str::trim).find(|key| !key.is_empty()))
 }
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const API_KEY: HeaderName = HeaderName::from_static("api-key");

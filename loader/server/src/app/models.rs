@@ -1,28 +1,23 @@
-//! Model lists of every dialect: the one model, under its names.
+//! Model lists of the clients of `OpenAI`, Anthropic and LM Studio: the one model, under its names.
 
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, UNIX_EPOCH},
 };
 
 use axum::{
     Json,
-    body::Body,
     extract::{Path, State},
-    http::Request,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
 use shardpack_chat::json::Json as OrderedJson;
 
 use super::AppState;
-use crate::{
-    dialect::{parse_object, rfc3339},
-    error::ApiError,
-};
+use crate::{dialect::rfc3339, error::ApiError};
 
 impl AppState {
-    fn info(&self, id: &str) -> Value {
+    fn entry(&self, id: &str) -> Value {
         json!({
             "id": id,
             "object": "model",
@@ -37,19 +32,9 @@ impl AppState {
         })
     }
 
-    fn created_at(&self) -> String {
+    /// When the server started, which is all that is known.
+    pub(super) fn created_at(&self) -> String {
         rfc3339(UNIX_EPOCH + Duration::from_secs(self.created))
-    }
-
-    fn ollama(&self, name: &str) -> Value {
-        json!({
-            "name": name,
-            "model": name,
-            "modified_at": self.created_at(),
-            "size": 0,
-            "digest": "",
-            "details": details(),
-        })
     }
 }
 
@@ -86,15 +71,8 @@ fn shown(value: f32) -> Value {
     value.to_string().parse().unwrap_or(Value::Null)
 }
 
-fn details() -> Value {
-    json!({
-        "parent_model": "", "format": "shardpack", "family": "", "families": [],
-        "parameter_size": "", "quantization_level": "",
-    })
-}
-
 pub(super) async fn models(State(app): State<Arc<AppState>>) -> Response {
-    let data: Vec<Value> = app.names.iter().map(|name| app.info(name)).collect();
+    let data: Vec<Value> = app.names.iter().map(|name| app.entry(name)).collect();
     let (first, last) = (app.names.first(), app.names.last());
     let list = json!({
         "object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last,
@@ -106,53 +84,42 @@ pub(super) async fn model(
     State(app): State<Arc<AppState>>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.known_name(Some(&id)).map(|name| Json(app.info(name)).into_response())
+    app.known_name(Some(&id)).map(|name| Json(app.entry(name)).into_response())
 }
 
-pub(super) async fn ollama_tags(State(app): State<Arc<AppState>>) -> Response {
-    let models: Vec<Value> = app.names.iter().map(|name| app.ollama(name)).collect();
-    Json(json!({"models": models})).into_response()
+/// The models as LM Studio's own API lists them.
+pub(super) async fn lm_studio_models(State(app): State<Arc<AppState>>) -> Response {
+    let data: Vec<Value> = app.names.iter().map(|name| app.lm_studio(name)).collect();
+    Json(json!({"object": "list", "data": data})).into_response()
 }
 
-pub(super) async fn ollama_ps(State(app): State<Arc<AppState>>) -> Response {
-    let mut model = app.ollama(app.name());
-    // It stays as long as the server does: a day is as good as any promise.
-    let until = SystemTime::now() + Duration::from_hours(24);
-    model["expires_at"] = rfc3339(until).into();
-    model["size_vram"] = 0.into();
-    model["context_length"] = app.model.max_positions().into();
-    Json(json!({"models": [model]})).into_response()
-}
-
-pub(super) async fn ollama_show(
+pub(super) async fn lm_studio_model(
     State(app): State<Arc<AppState>>,
-    request: Request<Body>,
+    Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let body = parse_object(&app.read_body(request).await?)?;
-    let asked = ["model", "name"].into_iter().find_map(|key| body.get(key)?.as_str());
-    let asked = asked.map(|name| name.strip_suffix(":latest").unwrap_or(name));
-    let name = app.known_name(asked)?;
-    let tools = app.model.has_tools();
-    let capabilities: Vec<&str> =
-        ["completion"].into_iter().chain(tools.then_some("tools")).collect();
-    let template: OrderedJson = app.model.template_source().into();
-    let shown = json!({
-        "modelfile": format!("FROM {name}\n"),
-        "parameters": "",
-        "template": template,
-        "details": details(),
-        "model_info": {
-            "general.architecture": "shardpack",
-            "shardpack.context_length": app.model.max_positions(),
-        },
-        "capabilities": capabilities,
-        "modified_at": app.created_at(),
-    });
-    Ok(Json(shown).into_response())
+    app.known_name(Some(&id)).map(|name| Json(app.lm_studio(name)).into_response())
 }
 
-pub(super) async fn ollama_version() -> Response {
-    // Clients compare it with the version that a feature came in: shardpack's own would be older
-    // than all of them.
-    Json(json!({"version": "0.12.0", "shardpack": env!("CARGO_PKG_VERSION")})).into_response()
+impl AppState {
+    fn lm_studio(&self, name: &str) -> Value {
+        let publisher = self.info.repository.as_deref().and_then(|id| id.split_once('/'));
+        let quantization = match self.info.bits {
+            0 | 16 => self.info.dtype.clone(),
+            bits => format!("{bits}bit"),
+        };
+        let context = self.model.max_positions();
+        json!({
+            "id": name,
+            "object": "model",
+            "type": "llm",
+            "publisher": publisher.map_or("shardpack", |(publisher, _)| publisher),
+            "arch": self.info.architecture(),
+            "compatibility_type": "safetensors",
+            "quantization": quantization,
+            "state": "loaded",
+            "max_context_length": context,
+            "loaded_context_length": context,
+            "capabilities": if self.model.has_tools() { json!(["tool_use"]) } else { json!([]) },
+        })
+    }
 }

@@ -11,6 +11,7 @@ mod codex;
 mod continuation;
 mod dialects;
 mod families;
+mod ollama;
 mod operation;
 mod rules;
 mod scripted;

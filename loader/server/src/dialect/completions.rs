@@ -39,7 +39,7 @@ pub(crate) struct Options {
 
 const UNSUPPORTED: [(&str, Neutral); 3] = [
     ("best_of", Neutral::Numbers(&[1.0])),
-    ("suffix", Neutral::Nothing),
+    ("suffix", Neutral::Empty),
     ("prompt_logprobs", Neutral::Nothing),
 ];
 
@@ -49,7 +49,7 @@ pub(super) fn parse(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let prompt = parse_prompt(fields.take("prompt"))?;
     let mut sampling = parse_sampling(&mut fields)?;
     sampling.logprobs = parse_logprobs_count(&mut fields, "logprobs")?;
-    let mut limits = parse_limits(&mut fields, &["max_tokens"], "stop")?;
+    let mut limits = parse_limits(&mut fields, &["n_predict", "max_tokens"], "stop")?;
     limits.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS.max(limits.min_tokens));
     let format = parse_response_format(fields.object("response_format")?, "response_format")?;
     let response_format = parse_constraints(&mut fields)?.unwrap_or(format);

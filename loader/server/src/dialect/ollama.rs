@@ -1,8 +1,9 @@
 //! Ollama's own API: conversations and prompts, answered by lines of JSON.
 
+mod keep_alive;
 mod request;
 mod writer;
 
 pub(super) use request::{parse_chat, parse_generate};
 pub(crate) use writer::rfc3339;
-pub(super) use writer::{OllamaWriter, Options, Route};
+pub(super) use writer::{OllamaWriter, Options, Route, without_prompt};

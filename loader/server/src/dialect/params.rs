@@ -31,7 +31,7 @@ const CHOICE_TEXTS_MAX: usize = 4096;
 const IGNORED_MAX: usize = 32;
 
 /// Parameters that never change the output.
-const WITHOUT_EFFECT: [&str; 10] = [
+const WITHOUT_EFFECT: [&str; 14] = [
     "user",
     "metadata",
     "store",
@@ -39,6 +39,10 @@ const WITHOUT_EFFECT: [&str; 10] = [
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
+    "cache_prompt",
+    "cache_control",
+    "moderation",
     "verbosity",
     "request_id",
     "cache_salt",
@@ -319,10 +323,11 @@ pub(super) fn parse_response_format(
             Ok(ResponseFormat::JsonSchema { schema: schema.clone(), strict, param })
         }
         Some("grammar" | "lark") => {
-            let grammar = format.get("grammar").and_then(Json::as_str);
-            grammar
-                .map(|text| ResponseFormat::Grammar(text.to_owned()))
-                .ok_or_else(|| ApiError::param(param, format!("{param}: a grammar needs its text")))
+            let text = format.get("grammar").and_then(Json::as_str);
+            let text = text.ok_or_else(|| {
+                ApiError::param(param, format!("{param}: a grammar needs its text"))
+            })?;
+            grammar(text.to_owned(), param)
         }
         Some("regex") => {
             let pattern = format.get("pattern").or_else(|| format.get("regex"));
@@ -411,18 +416,15 @@ fn constraint(
     if let Some(text) = bounded_text(fields, &named("regex"))? {
         found = Some(ResponseFormat::Regex(text));
     }
+    let shown = if prefix.is_empty() { format!("{param}.grammar") } else { named("grammar") };
     if let Some(text) = bounded_text(fields, &named("grammar"))? {
-        found = Some(ResponseFormat::Grammar(text));
+        found = Some(grammar(text, &shown)?);
     }
+    // llama.cpp's name.
     if prefix == "guided_"
         && let Some(text) = bounded_text(fields, "grammar")?
     {
-        if is_gbnf(&text) {
-            let message = "grammar: this is GBNF (`::=`); expected a grammar in Lark as llguidance \
-                           reads it, such as start: \"yes\" | \"no\"";
-            return Err(ApiError::param("grammar", message).with_code("unsupported_value"));
-        }
-        found = Some(ResponseFormat::Grammar(text));
+        found = Some(grammar(text, "grammar")?);
     }
     let choice = named("choice");
     if let Some(texts) = fields.array(&choice)? {
@@ -440,7 +442,19 @@ fn constraint(
     Ok(found)
 }
 
-/// llama.cpp's clients send GBNF.
+/// A grammar in Lark; one in GBNF is named as such.
+fn grammar(text: String, param: &str) -> Result<ResponseFormat, ApiError> {
+    if is_gbnf(&text) {
+        let message = format!(
+            "{param}: this is GBNF (`::=`); expected a grammar in Lark as llguidance reads it, such \
+             as start: \"yes\" | \"no\""
+        );
+        return Err(ApiError::param(param, message).with_code("unsupported_value"));
+    }
+    Ok(ResponseFormat::Grammar(text))
+}
+
+/// llama.cpp's clients send GBNF, and vLLM's may.
 fn is_gbnf(text: &str) -> bool {
     text.lines().any(|line| {
         let rule = line.split_once("::=").map(|(name, _)| name.trim());
@@ -503,7 +517,7 @@ pub(super) fn leftover(mut fields: Fields, mut ignored: Vec<String>) -> Vec<Stri
 }
 
 impl Neutral {
-    fn holds(&self, value: &Json) -> bool {
+    pub(super) fn holds(&self, value: &Json) -> bool {
         match (self, value) {
             (Self::Numbers(allowed), value) => {
                 number(value).is_some_and(|found| allowed.contains(&found))
@@ -511,6 +525,7 @@ impl Neutral {
             (Self::False, Json::Bool(found)) => !found,
             (Self::Empty, Json::Object(members)) => members.iter().next().is_none(),
             (Self::Empty, Json::Array(items)) => items.is_empty(),
+            (Self::Empty, Json::String(text)) => text.is_empty(),
             (Self::Text, Json::Array(items)) => *items == ["text".into()],
             _ => false,
         }

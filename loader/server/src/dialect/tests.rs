@@ -1,6 +1,7 @@
 //! Answers with thinking and calls, in every dialect: what each writer makes of the same pieces.
 
 mod agents;
+mod published;
 
 use serde_json::{Value, json};
 use shardpack_chat::conversation::{EndReason, OutputDelta};
@@ -218,7 +219,7 @@ fn ollama_writes_calls_whole() {
         .map(|line| &line["message"]["tool_calls"][0]["function"])
         .filter(|call| !call.is_null())
         .collect();
-    assert_eq!(calls[0], &json!({"name": "f", "arguments": {"input": "a\nb"}}));
-    assert_eq!(calls.len(), 2);
+    assert_eq!(calls[0], &json!({"index": 0, "name": "f", "arguments": {"input": "a\nb"}}));
+    assert_eq!((calls.len(), &calls[1]["index"]), (2, &json!(1)));
     assert_eq!(lines[0]["message"]["thinking"], "h");
 }

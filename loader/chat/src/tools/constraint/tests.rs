@@ -9,6 +9,8 @@ use std::{
 use serde_json::{Value, json};
 use shardpack_formats::{AnswerFrame, OutputStyle};
 
+mod numbers;
+
 use super::*;
 use crate::{
     conversation::{OutputDelta, OutputParser},

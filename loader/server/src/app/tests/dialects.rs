@@ -297,7 +297,7 @@ fn errors_have_the_shape_of_their_dialect() {
     check("/v1/responses", &json!({"input": 7}), 400, invalid, "input");
     check("/v1/completions", &json!({}), 400, invalid, "prompt");
     check("/v1/completions", &json!({"prompt": [4_000_000]}), 400, invalid, "vocabulary");
-    check("/api/chat", &json!({"messages": []}), 400, "", "messages");
+    check("/api/chat", &json!({"messages": [7]}), 400, "", "messages");
     check("/api/show", &json!({"model": "llama"}), 404, "", "llama");
     let reply = server.post("/v1/messages", &json!({}));
     assert_eq!(reply.json()["type"], "error");

@@ -47,6 +47,10 @@ fn keys_open_their_scopes_in_every_dialect() {
     let chat = "/v1/chat/completions";
     check(&bearer(&infer), "POST", chat, 200);
     check(&format!("x-api-key: {infer}"), "POST", "/v1/messages", 200);
+    // As Azure's clients send it; an empty one counts for nothing.
+    check(&format!("api-key: {infer}"), "POST", chat, 200);
+    check(&format!("authorization: Bearer \r\nx-api-key: \r\napi-key: {infer}"), "POST", chat, 200);
+    check("api-key: sp-wrong", "POST", chat, 401);
     check(&bearer(&metrics), "POST", chat, 403);
     check(&bearer(&metrics), "GET", "/metrics", 200);
     check(&bearer(&infer), "GET", "/metrics", 403);
@@ -91,8 +95,31 @@ fn other_origins_may_ask_only_where_they_are_named() {
     let reply = ask(&open, origin, "OPTIONS", "/v1/chat/completions");
     assert_eq!(reply.status, 204);
     assert_eq!(reply.header("access-control-allow-origin"), Some("https://chat.example"));
+    let named = format!("{origin}\r\naccess-control-request-headers: x-stainless-os, api-key");
+    let reply = ask(&open, &named, "OPTIONS", "/v1/chat/completions");
+    let allowed = reply.header("access-control-allow-headers");
+    assert_eq!(allowed, Some("x-stainless-os, api-key"), "the headers of SDKs");
+    let reply = ask(&open, origin, "POST", "/v1/chat/completions");
+    assert!(reply.header("access-control-expose-headers").unwrap().contains("x-request-id"));
     let reply = ask(&open, "origin: https://evil.example", "GET", "/health");
     assert_eq!(reply.header("access-control-allow-origin"), None);
+}
+
+#[test]
+fn addresses_tell_their_methods_and_answer_heads() {
+    let server = start(vec![STOP]);
+    let check = |path: &str, methods: &str| {
+        let reply = ask(&server, "", "OPTIONS", path);
+        assert_eq!((reply.status, reply.header("allow")), (204, Some(methods)), "{path}");
+    };
+    check("/v1/chat/completions", "post, options");
+    check("/v1/models", "get, head, options");
+    check("/v1/responses/resp_1", "get, head, delete, options");
+    assert_eq!(ask(&server, "", "OPTIONS", "/v1/nothing").status, 404);
+    for path in ["/", "/health", "/v1/models", "/v1/models/kjv-4m", "/api/version", "/api/tags"] {
+        let reply = ask(&server, "", "HEAD", path);
+        assert_eq!((reply.status, reply.body.as_str()), (200, ""), "{path}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::Value;
 use shardpack_engine_api::{
-    Command, Event, FinishReason, GenerateRequest, RequestId, TokenId, Usage,
+    Command, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs, Usage,
 };
 use tokio::sync::oneshot;
 
@@ -83,6 +83,7 @@ pub(super) fn start_changed(
         while let Some(command) = waiting.pop_front().or_else(|| commands.recv().ok()) {
             let Command::Submit { id, request, events } = command else { continue };
             let usage = Usage::default();
+            let wanted = request.logprobs;
             let _ = seen_sender.send(Seen::Submitted(*request));
             for step in script.clone() {
                 let tokens = match step {
@@ -108,7 +109,11 @@ pub(super) fn start_changed(
                     }
                 };
                 for token in tokens {
-                    events(Event::Token { request: id, token, logprobs: None });
+                    let logprobs = wanted.map(|top| TokenLogprobs {
+                        logprob: -0.5,
+                        top: vec![(token, -0.5); top as usize],
+                    });
+                    events(Event::Token { request: id, token, logprobs });
                 }
             }
         }

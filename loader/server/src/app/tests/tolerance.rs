@@ -13,6 +13,8 @@ use super::{
 };
 
 const CHAT: &str = "/v1/chat/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
 
 fn body(more: Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "a"}]});
@@ -213,4 +215,60 @@ fn a_tool_that_a_search_found_is_named_in_the_result() {
     assert_eq!(server.post("/v1/messages", &asked).status, 200);
     let shown = prompt(&server);
     assert!(shown.contains("The tool mcp__weather__get can be called now."), "{shown}");
+}
+
+#[test]
+fn objects_of_tools_are_closed_unless_they_are_strict_or_say_otherwise() {
+    let server = start(vec![Step::Say("Jesus wept."), STOP]);
+    let check = |strict: bool, more: Value, closed: bool| {
+        let mut schema = json!({"type": "object", "properties": {"zebra": {"type": "string"}}});
+        for (key, value) in more.as_object().unwrap() {
+            schema[key] = value.clone();
+        }
+        let function = json!({"name": "f", "parameters": schema, "strict": strict});
+        let tools = json!([{"type": "function", "function": function}]);
+        let reply = server.post(CHAT, &body(json!({"tools": tools})));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        assert_eq!(reply.header("x-shardpack-unenforced"), None);
+        let constraint = server.submitted().constraint.unwrap().0;
+        let found = constraint.contains(r#""additionalProperties":false"#);
+        assert_eq!(found, closed, "{strict} {more}: {constraint}");
+    };
+    check(false, json!({}), true);
+    check(false, json!({"required": ["zebra"]}), true);
+    check(false, json!({"additionalProperties": true}), false);
+    check(false, json!({"required": ["other"]}), false);
+    check(true, json!({}), false);
+}
+
+#[test]
+fn reasoning_that_a_model_cannot_do_is_named() {
+    let server = start(vec![Step::Say("Jesus wept."), STOP]);
+    let user = json!([{"role": "user", "content": "a"}]);
+    let check = |path: &str, more: Value, ignored: Option<&str>| {
+        let mut asked = body(more);
+        asked["max_tokens"] = 9.into();
+        if path == RESPONSES {
+            asked = json!({"input": user, "reasoning": asked["reasoning"]});
+        }
+        if path == "/api/chat" {
+            asked.as_object_mut().unwrap().remove("max_tokens");
+        }
+        let reply = server.post(path, &asked);
+        assert_eq!(reply.status, 200, "{path} {asked}: {}", reply.body);
+        assert_eq!(reply.header("x-shardpack-ignored-params"), ignored, "{path} {asked}");
+    };
+    check(CHAT, json!({"reasoning_effort": "low"}), Some("reasoning_effort"));
+    check(CHAT, json!({"reasoning_effort": "none"}), None);
+    check(CHAT, json!({"enable_thinking": true}), Some("enable_thinking"));
+    check(CHAT, json!({"enable_thinking": false}), None);
+    let thinking = json!({"type": "enabled", "budget_tokens": 64});
+    check(CHAT, json!({"thinking": thinking}), Some("enable_thinking, thinking.budget_tokens"));
+    check(RESPONSES, json!({"reasoning": {"effort": "high"}}), Some("reasoning.effort"));
+    let effort = json!({"output_config": {"effort": "high"}});
+    check(MESSAGES, effort, Some("output_config.effort"));
+    check(MESSAGES, json!({"thinking": thinking}), Some("thinking, thinking.budget_tokens"));
+    check("/api/chat", json!({"think": true}), Some("think"));
+    check("/api/chat", json!({"think": "low"}), Some("think"));
+    check("/api/chat", json!({"think": false}), None);
 }

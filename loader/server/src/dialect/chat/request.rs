@@ -34,7 +34,9 @@ pub(crate) fn parse(body: Object) -> Result<ParsedRequest, ApiError> {
     let template_kwargs = parse_template_kwargs(&mut fields)?;
     let mut sampling = parse_sampling(&mut fields)?;
     sampling.logprobs = parse_chat_logprobs(&mut fields)?;
-    let limits = parse_limits(&mut fields, &["max_tokens", "max_completion_tokens"], "stop")?;
+    // The first is llama.cpp's.
+    let names = ["n_predict", "max_tokens", "max_completion_tokens"];
+    let limits = parse_limits(&mut fields, &names, "stop")?;
     let format = parse_response_format(fields.object("response_format")?, "response_format")?;
     let response_format = parse_constraints(&mut fields)?.unwrap_or(format);
     let reasoning = parse_reasoning(&mut fields)?;

@@ -57,6 +57,7 @@ pub(in crate::dialect) fn parse(body: Object) -> Result<ParsedRequest, ApiError>
     let mut config = Fields::new(fields.object("output_config")?.unwrap_or_default());
     reasoning.effort = config.string("effort")?;
     let response_format = parse_format(&mut fields, &mut config)?;
+    ignored.extend(config.into_names().into_iter().map(|name| format!("output_config.{name}")));
     let template_kwargs = parse_template_kwargs(&mut fields)?;
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     let stream = fields.boolean("stream")?.unwrap_or(false);

@@ -5,13 +5,14 @@ use shardpack_chat::{
     json::{Json, Object},
 };
 
-use super::{Options, Route};
+use super::{Options, Route, keep_alive::parse_keep_alive};
 use crate::{
     dialect::{
         ParsedRequest, Prompt, RawPrompt, WriterOptions,
-        fields::Fields,
+        fields::{Fields, mismatch},
         params::{
-            Neutral, leftover, parse_limits, parse_messages, parse_sampling, refuse_unsupported,
+            Neutral, leftover, parse_limits, parse_logprobs_count, parse_messages, parse_sampling,
+            refuse_unsupported,
         },
         parse_object,
         tools::parse_tools,
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// Options that say how Ollama itself is to run.
-const OF_THE_RUNNER: [&str; 9] = [
+const OF_THE_RUNNER: [&str; 15] = [
     "num_ctx",
     "num_batch",
     "num_gpu",
@@ -28,43 +29,64 @@ const OF_THE_RUNNER: [&str; 9] = [
     "num_thread",
     "num_keep",
     "use_mmap",
+    "use_mlock",
     "numa",
     "low_vram",
+    "f16_kv",
+    "vocab_only",
+    "logits_all",
+    "draft_num_predict",
+    "embedding_only",
 ];
 
-const UNSUPPORTED: [(&str, Neutral); 4] = [
-    ("suffix", Neutral::Nothing),
-    ("template", Neutral::Nothing),
-    ("images", Neutral::Empty),
-    ("context", Neutral::Empty),
-];
+/// The levels of `think`.
+const LEVELS: [&str; 4] = ["low", "medium", "high", "max"];
+
+/// Clients in Go send empty texts for what nobody set.
+const UNSUPPORTED: [(&str, Neutral); 3] =
+    [("suffix", Neutral::Empty), ("template", Neutral::Empty), ("context", Neutral::Empty)];
 
 /// Parses the body of `/api/chat`.
 pub(in crate::dialect) fn parse_chat(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
+    let residency = residency(&mut fields)?;
+    let mut ignored = Vec::new();
     let mut messages = fields.array("messages")?.unwrap_or_default();
+    if messages.is_empty() {
+        fields.take("tools");
+        let request = common(&mut fields, &mut ignored)?;
+        return call(fields, ignored, request, residency, Route::Chat);
+    }
     for (index, message) in messages.iter_mut().enumerate() {
         name_calls(message);
         refuse_images(message, index)?;
     }
     let messages = parse_messages(messages, "messages")?;
-    let mut ignored = Vec::new();
     let tools = parse_tools(fields.array("tools")?.unwrap_or_default(), "tools", &mut ignored)?;
-    let request =
-        ChatRequest { messages, tools, parallel_tool_calls: true, ..common(&mut fields)? };
+    let common = common(&mut fields, &mut ignored)?;
+    let request = ChatRequest { messages, tools, parallel_tool_calls: true, ..common };
     call(fields, ignored, request, Prompt::Conversation, Route::Chat)
 }
 
 /// Parses the body of `/api/generate`.
 pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
+    let residency = residency(&mut fields)?;
     let prompt = fields.string("prompt")?.unwrap_or_default();
     let system = fields.string("system")?;
     let is_raw = fields.boolean("raw")?.unwrap_or(false);
-    let request = common(&mut fields)?;
+    let mut ignored = Vec::new();
+    let request = common(&mut fields, &mut ignored)?;
+    if prompt.is_empty() {
+        return call(fields, ignored, request, residency, Route::Generate);
+    }
     if is_raw {
+        if system.is_some_and(|text| !text.is_empty()) {
+            let message = "system: a raw prompt has no system message: leave out system or raw";
+            return Err(ApiError::param("system", message));
+        }
         let prompt = Prompt::Raw(vec![RawPrompt::Text(prompt)]);
-        return call(fields, Vec::new(), request, prompt, Route::Generate);
+        return call(fields, ignored, request, prompt, Route::Generate);
     }
     let message = |role: &str, text: String| {
         let mut message = Object::default();
@@ -80,7 +102,13 @@ pub(in crate::dialect) fn parse_generate(body: &[u8]) -> Result<ParsedRequest, A
     messages.push(message("user", prompt));
     let messages = parse_messages(messages, "prompt")?;
     let request = ChatRequest { messages, ..request };
-    call(fields, Vec::new(), request, Prompt::Conversation, Route::Generate)
+    call(fields, ignored, request, Prompt::Conversation, Route::Generate)
+}
+
+/// What a request without a prompt asks for: the model in memory, or out of it where it is to stay
+/// for no time.
+fn residency(fields: &mut Fields) -> Result<Prompt, ApiError> {
+    parse_keep_alive(fields).map(|unloads| if unloads { Prompt::Unload } else { Prompt::Load })
 }
 
 fn call(
@@ -91,6 +119,9 @@ fn call(
     route: Route,
 ) -> Result<ParsedRequest, ApiError> {
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
+    if fields.take("images").is_some_and(|images| !Neutral::Empty.holds(&images)) {
+        return Err(no_images("images".to_owned()));
+    }
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     // Every model of Ollama has a tag; this server's have none.
     let model = model.map(|model| match model.strip_suffix(":latest") {
@@ -98,17 +129,16 @@ fn call(
         None => model,
     });
     let stream = fields.boolean("stream")?.unwrap_or(true);
-    // The model stays as long as the server does.
-    fields.take("keep_alive");
     let writer_options = WriterOptions::Ollama(Options { route });
     let ignored = leftover(fields, ignored);
     Ok(ParsedRequest { request, prompt, model, stream, ignored, writer_options })
 }
 
-/// What both routes have.
-fn common(fields: &mut Fields) -> Result<ChatRequest, ApiError> {
-    let mut options = Fields::new(rename(fields.object("options")?.unwrap_or_default()));
-    let sampling: SamplingRequest = parse_sampling(&mut options)?;
+/// What both routes have; options that are not known are ignored by their names.
+fn common(fields: &mut Fields, ignored: &mut Vec<String>) -> Result<ChatRequest, ApiError> {
+    let mut options = Fields::new(fields.object("options")?.unwrap_or_default());
+    let mut sampling: SamplingRequest = parse_sampling(&mut options)?;
+    sampling.logprobs = parse_logprobs(fields)?;
     // Negative numbers mean: without a limit.
     let limits: Limits = match options.integer("num_predict")? {
         Some(count) if count > 0 => {
@@ -120,6 +150,7 @@ fn common(fields: &mut Fields) -> Result<ChatRequest, ApiError> {
     for name in OF_THE_RUNNER {
         options.take(name);
     }
+    ignored.extend(options.into_names().into_iter().map(|name| format!("options.{name}")));
     let response_format = match fields.take("format") {
         None => ResponseFormat::Text,
         Some(Json::String(text)) if text.is_empty() => ResponseFormat::Text,
@@ -132,34 +163,41 @@ fn common(fields: &mut Fields) -> Result<ChatRequest, ApiError> {
             return Err(ApiError::param("format", message));
         }
     };
-    let reasoning = match fields.take("think") {
-        None => Reasoning::default(),
-        Some(Json::Bool(enabled)) => Reasoning { enabled: Some(enabled), ..Reasoning::default() },
-        Some(Json::String(effort)) => {
-            Reasoning { enabled: Some(true), effort: Some(effort), ..Reasoning::default() }
-        }
-        Some(_) => {
-            let message = "think: expected true, false or a level";
-            return Err(ApiError::param("think", message));
-        }
-    };
+    let reasoning = parse_think(fields)?;
     Ok(ChatRequest { response_format, reasoning, sampling, limits, ..ChatRequest::default() })
 }
 
-/// The one option that has another name here.
-fn rename(options: Object) -> Object {
-    let name = |(name, value): (String, Json)| match name.as_str() {
-        "repeat_penalty" => ("repetition_penalty".to_owned(), value),
-        _ => (name, value),
-    };
-    options.into_members().into_iter().map(name).collect()
+/// `think`: a switch, or a level.
+fn parse_think(fields: &mut Fields) -> Result<Reasoning, ApiError> {
+    let enabled = |enabled| Reasoning { enabled: Some(enabled), ..Reasoning::default() };
+    match fields.take("think") {
+        None => Ok(Reasoning::default()),
+        Some(Json::Bool(value)) => Ok(enabled(value)),
+        Some(Json::String(level)) if LEVELS.contains(&level.as_str()) => {
+            Ok(Reasoning { effort: Some(level), ..enabled(true) })
+        }
+        Some(Json::String(level)) => {
+            let levels = LEVELS.join(", ");
+            let message =
+                format!("think: expected true, false or one of {levels}, found {level:?}");
+            Err(ApiError::param("think", message))
+        }
+        Some(other) => Err(mismatch("think", "true, false or a level", &other)),
+    }
+}
+
+/// `logprobs` with `top_logprobs`, which has no effect alone.
+fn parse_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = parse_logprobs_count(fields, "top_logprobs")?;
+    Ok(wanted.then(|| top.unwrap_or(0)))
 }
 
 /// Images in a user's message are refused, as in every dialect; in a result a note stands for them.
 fn refuse_images(message: &mut Json, index: usize) -> Result<(), ApiError> {
     let Json::Object(message) = message else { return Ok(()) };
-    let Some(Json::Array(images)) = message.remove("images") else { return Ok(()) };
-    if images.is_empty() {
+    let Some(images) = message.remove("images") else { return Ok(()) };
+    if Neutral::Empty.holds(&images) || images == Json::Null {
         return Ok(());
     }
     if message.get("role").and_then(Json::as_str) == Some("tool") {
@@ -168,9 +206,12 @@ fn refuse_images(message: &mut Json, index: usize) -> Result<(), ApiError> {
         message.set("content", text.trim_start().into());
         return Ok(());
     }
-    let path = format!("messages[{index}].images");
+    Err(no_images(format!("messages[{index}].images")))
+}
+
+fn no_images(path: String) -> ApiError {
     let message = format!("{path}: images are not supported: this model reads text only");
-    Err(ApiError::param(path, message).with_code("unsupported_value"))
+    ApiError::param(path, message).with_code("unsupported_value")
 }
 
 /// Results of tools name the tool here, which templates know as `name`.

@@ -11,7 +11,7 @@ use shardpack_chat::{
 use crate::{
     dialect::{Answer, Identity, Writer, to_json},
     error::{ApiError, Shape},
-    generation::{ChoiceUpdate, UpdateKind},
+    generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     usage::AnswerUsage,
 };
 
@@ -47,37 +47,43 @@ pub(crate) struct OllamaWriter {
     begun: Instant,
     first: Option<Instant>,
     /// The call that grows: calls are written whole here.
-    call: Option<(String, String)>,
+    call: Option<Call>,
+    /// Calls so far.
+    calls: usize,
+    /// Log probabilities of tokens that no line has shown yet.
+    logprobs: Vec<TokenLogprob>,
     end: Option<(EndReason, AnswerUsage)>,
 }
 
 impl OllamaWriter {
     pub(crate) fn new(identity: Identity, options: Options) -> Self {
-        let begun = Instant::now();
-        Self { identity, options, begun, first: None, call: None, end: None }
+        Self {
+            identity,
+            options,
+            begun: Instant::now(),
+            first: None,
+            call: None,
+            calls: 0,
+            logprobs: Vec::new(),
+            end: None,
+        }
     }
 
-    fn line(&self, content: &str, thinking: &str, calls: &[Value], done: bool) -> Value {
-        let mut line = json!({
-            "model": self.identity.model, "created_at": rfc3339(SystemTime::now()), "done": done,
-        });
-        match self.options.route {
-            Route::Chat => {
-                let mut message = json!({"role": "assistant", "content": content});
-                if !thinking.is_empty() {
-                    message["thinking"] = thinking.into();
-                }
-                if !calls.is_empty() {
-                    message["tool_calls"] = calls.into();
-                }
-                line["message"] = message;
-            }
-            Route::Generate => {
-                line["response"] = content.into();
-                if !thinking.is_empty() {
-                    line["thinking"] = thinking.into();
-                }
-            }
+    fn line(&mut self, content: &str, thinking: &str, calls: &[Value], done: bool) -> Value {
+        let mut line = line(self.options, &self.identity.model, content, done);
+        let answer = match self.options.route {
+            Route::Chat => &mut line["message"],
+            Route::Generate => &mut line,
+        };
+        if !thinking.is_empty() {
+            answer["thinking"] = thinking.into();
+        }
+        if !calls.is_empty() {
+            answer["tool_calls"] = calls.into();
+        }
+        let logprobs = std::mem::take(&mut self.logprobs);
+        if !logprobs.is_empty() {
+            line["logprobs"] = logprobs.iter().map(logprob).collect();
         }
         line
     }
@@ -104,9 +110,42 @@ impl OllamaWriter {
     }
 }
 
-fn call(name: &str, arguments: &str) -> Value {
+/// A call whose arguments are not complete yet.
+struct Call {
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+fn line(options: Options, model: &str, content: &str, done: bool) -> Value {
+    let mut line = json!({"model": model, "created_at": rfc3339(SystemTime::now()), "done": done});
+    match options.route {
+        Route::Chat => line["message"] = json!({"role": "assistant", "content": content}),
+        Route::Generate => line["response"] = content.into(),
+    }
+    line
+}
+
+/// The answer to a request without a prompt: no text, and why.
+pub(in crate::dialect) fn without_prompt(options: Options, model: &str, reason: &str) -> String {
+    let mut line = line(options, model, "", true);
+    line["done_reason"] = reason.into();
+    to_json(&line)
+}
+
+fn call(index: usize, id: &str, name: &str, arguments: &str) -> Value {
     let arguments = Json::parse(arguments.as_bytes()).unwrap_or_default();
-    json!({"function": {"name": name, "arguments": arguments}})
+    json!({"id": id, "function": {"index": index, "name": name, "arguments": arguments}})
+}
+
+fn logprob(token: &TokenLogprob) -> Value {
+    let entry = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
+    let mut found = entry(&token.bytes, token.logprob);
+    if !token.top.is_empty() {
+        found["top_logprobs"] =
+            token.top.iter().map(|top| entry(&top.bytes, top.logprob)).collect();
+    }
+    found
 }
 
 impl Writer for OllamaWriter {
@@ -123,6 +162,7 @@ impl Writer for OllamaWriter {
 
     fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
         self.first.get_or_insert_with(Instant::now);
+        self.logprobs.extend(update.logprobs);
         match update.kind {
             UpdateKind::Delta(OutputDelta::Content(text)) => {
                 Self::push(&self.line(&text, "", &[], false), out);
@@ -130,17 +170,18 @@ impl Writer for OllamaWriter {
             UpdateKind::Delta(OutputDelta::Reasoning(text)) => {
                 Self::push(&self.line("", &text, &[], false), out);
             }
-            UpdateKind::Delta(OutputDelta::ToolCallBegin { name, .. }) => {
-                self.call = Some((name, String::new()));
+            UpdateKind::Delta(OutputDelta::ToolCallBegin { id, name, .. }) => {
+                self.call = Some(Call { id, name, arguments: String::new() });
             }
             UpdateKind::Delta(OutputDelta::ToolCallArguments { fragment, .. }) => {
-                if let Some((_, arguments)) = &mut self.call {
-                    arguments.push_str(&fragment);
+                if let Some(call) = &mut self.call {
+                    call.arguments.push_str(&fragment);
                 }
             }
             UpdateKind::Delta(OutputDelta::ToolCallEnd { .. }) => {
-                if let Some((name, arguments)) = self.call.take() {
-                    let calls = [call(&name, &arguments)];
+                if let Some(Call { id, name, arguments }) = self.call.take() {
+                    let calls = [call(self.calls, &id, &name, &arguments)];
+                    self.calls += 1;
                     Self::push(&self.line("", "", &calls, false), out);
                 }
             }
@@ -165,8 +206,10 @@ impl Writer for OllamaWriter {
             .calls
             .iter()
             .filter(|call| call.is_complete)
-            .map(|found| call(&found.name, &found.arguments))
+            .enumerate()
+            .map(|(index, found)| call(index, &found.id, &found.name, &found.arguments))
             .collect();
+        self.logprobs = answer.logprobs;
         let mut line = self.line(&answer.content, &answer.reasoning, &calls, true);
         self.finish(&mut line);
         to_json(&line)

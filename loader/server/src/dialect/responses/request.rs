@@ -60,7 +60,8 @@ pub(in crate::dialect) fn parse(
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     let stream = fields.boolean("stream")?.unwrap_or(false);
     // They change nothing here: nothing is left out, and nothing is obfuscated.
-    for name in ["include", "stream_options", "truncation", "client_metadata"] {
+    // Calls of tools that run on a service are all that `max_tool_calls` counts.
+    for name in ["include", "stream_options", "truncation", "client_metadata", "max_tool_calls"] {
         fields.take(name);
     }
     let client_tool = |tool: &Tool| {

@@ -1,0 +1,117 @@
+//! What files a model folder has, and what its documents say.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use serde_json::Value;
+use shardpack_formats::stored::{Documents, StoredConfig};
+use shardpack_manifests::manifest;
+
+use super::{SourceError, foreign, texts};
+use crate::checkpoint::{INDEX, TEMPLATE_ENDING, TEMPLATE_FOLDER, TEXT_FILES, read_text};
+
+/// What the folder says of its stored precision.
+pub(super) fn stored_config(
+    folder: &Path,
+    config: &Value,
+) -> Result<Option<StoredConfig>, SourceError> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        path.is_file().then(|| parse_object(&path, &read_text(&path)?)).transpose()
+    };
+    let hf_quant_config = read("hf_quant_config.json")?;
+    let quantize_config = read("quantize_config.json")?;
+    StoredConfig::parse(Documents {
+        config: Some(config),
+        hf_quant_config: hf_quant_config.as_ref(),
+        quantize_config: quantize_config.as_ref(),
+    })
+    .map_err(|source| SourceError::Stored { path: folder.to_owned(), source })
+}
+
+/// Names of the weight files: those of the index, and `model*.safetensors` beside it (published
+/// indexes are known to forget some). Other `.safetensors` files (a vendor's second copy, test
+/// data) count only when there is nothing else.
+pub(super) fn weight_files(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
+    let present = file_names(folder)?;
+    let is_container = |name: &&String| name.ends_with(".safetensors");
+    let usual = |name: &&String| name.starts_with("model");
+    let mut names: BTreeSet<String> =
+        present.iter().filter(is_container).filter(usual).cloned().collect();
+    names.extend(indexed_files(folder, INDEX, &present)?);
+    if names.is_empty() {
+        let own = |name: &&String| !name.starts_with("consolidated");
+        names.extend(present.iter().filter(is_container).filter(own).cloned());
+    }
+    if names.is_empty() {
+        let problem = match foreign::describe(folder, &present) {
+            Some(other) => format!("has no .safetensors files; {other}"),
+            None => "has no .safetensors files".to_owned(),
+        };
+        return Err(SourceError::Folder { path: folder.to_owned(), problem });
+    }
+    Ok(names)
+}
+
+/// The files that an index names, if the folder has that index.
+pub(super) fn indexed_files(
+    folder: &Path,
+    index: &'static str,
+    present: &BTreeSet<String>,
+) -> Result<BTreeSet<String>, SourceError> {
+    let path = folder.join(index);
+    if !path.is_file() {
+        return Ok(BTreeSet::new());
+    }
+    let wrong = |problem: String| SourceError::Json { path: path.clone(), problem };
+    let document = parse_object(&path, &read_text(&path)?)?;
+    let Some(map) = document["weight_map"].as_object() else {
+        return Err(wrong("has no \"weight_map\" object".to_owned()));
+    };
+    let mut names = BTreeSet::new();
+    for file in map.values() {
+        let Some(file) = file.as_str().filter(|file| manifest::check_file_name(file).is_ok())
+        else {
+            return Err(wrong(format!("{file} is not a file name")));
+        };
+        if !present.contains(file) {
+            let (file, folder) = (file.to_owned(), folder.to_owned());
+            return Err(SourceError::MissingFile { index, file, folder });
+        }
+        names.insert(file.to_owned());
+    }
+    Ok(names)
+}
+
+pub(super) fn file_names(folder: &Path) -> Result<BTreeSet<String>, SourceError> {
+    let read = |source| SourceError::Read { path: folder.to_owned(), source };
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(read)? {
+        if let Ok(name) = entry.map_err(read)?.file_name().into_string() {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}
+
+pub(super) fn read_texts(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
+    let present = TEXT_FILES.iter().filter(|name| folder.join(name).is_file());
+    let named = folder.join(TEMPLATE_FOLDER);
+    let named = if named.is_dir() { file_names(&named)? } else { BTreeSet::new() };
+    let named = named.iter().filter(|name| name.ends_with(TEMPLATE_ENDING));
+    let named = named.map(|name| format!("{TEMPLATE_FOLDER}{name}"));
+    let names = present.map(|name| (*name).to_owned()).chain(named);
+    names.map(|name| Ok((name.clone(), read_text(&folder.join(&name))?))).collect()
+}
+
+pub(super) fn parse_object(path: &Path, bytes: &[u8]) -> Result<Value, SourceError> {
+    let problem = |problem| SourceError::Json { path: path.to_owned(), problem };
+    match shardpack_formats::python_json::parse(texts::without_mark(bytes)) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(_) => Err(problem("not a JSON object".to_owned())),
+        Err(error) => Err(problem(format!("not JSON: {error}"))),
+    }
+}
