@@ -61,6 +61,16 @@ dist-test *folder:
 interop:
     tests/interop/run.sh
 
+# Coding agents, agent libraries and other clients from PyPI and npm, each to the end of a tool loop
+# with scripted answers; `just clients codex` for one.
+clients *names:
+    tests/clients.sh {{names}}
+
+# A real instruct model from PyPI: chat, tool calls and structured output, perplexity and lm-eval beside
+# llama.cpp on the same file (builds llama.cpp); `just smollm2 perplexity` for one part.
+smollm2 *parts:
+    tests/smollm2.sh {{parts}}
+
 # Fifty kills of a conversion; every parser under the fuzzer for a minute each (needs nightly and
 # cargo-fuzz).
 soak:

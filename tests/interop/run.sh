@@ -7,20 +7,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source tests/skip.sh
+source tests/environment.sh
 cargo build --release --quiet
 program=target/release/shardpack
-# Makes the environment "$1" with the packages "$3…", unless "$2" can be imported there already.
-environment() {
-    local venv=$1 module=$2
-    shift 2
-    if ! "$venv/bin/python" -c "import $module" 2>/dev/null; then
-        python3 -m venv "$venv" || skip python-venv "$module: python3 cannot make a virtual environment"
-        "$venv/bin/pip" install --quiet "$@" 2>"$venv/pip.log" || {
-            cat "$venv/pip.log" >&2
-            skip pypi "$module: PyPI does not give it"
-        }
-    fi
-}
 # Each in a shell of its own, so that one skips and the next is run all the same.
 signatures() (
     # model-signing needs pyOpenSSL and does not say so.
@@ -50,6 +39,9 @@ clients() (
     environment target/interop-clients anthropic 'openai==3.54.0' 'anthropic==2.12.0'
     target/interop-clients/bin/python tests/interop/clients.py "$program"
 )
+agents() (
+    tests/clients.sh agents
+)
 api() (
     environment target/interop-api schemathesis 'schemathesis==4.27.2'
     target/interop-api/bin/python tests/interop/api.py "$program" target/interop-api/bin/schemathesis
@@ -78,6 +70,7 @@ load() (
 command -v python3 >/dev/null || skip python3 "interop: there is no python3"
 package_format
 clients
+agents
 api
 page
 load

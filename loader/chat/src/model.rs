@@ -249,6 +249,13 @@ impl ChatModel {
         self.templates.is_some()
     }
 
+    /// Whether the template itself shows the model its tools, and so how it calls several at once.
+    #[must_use]
+    pub fn shows_tools(&self) -> bool {
+        let templates = self.templates.as_ref();
+        templates.is_some_and(|own| own.tools.as_ref().unwrap_or(&own.default).shows_tools())
+    }
+
     /// The template's text; empty where there is none.
     #[must_use]
     pub fn template_source(&self) -> &str {

@@ -84,7 +84,9 @@ pub fn plan(
     let format = Arc::clone(model.output());
     let in_thinking = !is_raw && model.opens_thinking(prompt);
     let CallableTools { tools, is_required: required, is_named } = callable(request)?;
-    let one_call = is_named || !request.parallel_tool_calls;
+    // A model that must call and was never trained on calls would repeat its call up to the limit.
+    let repeats = required && !model.shows_tools();
+    let one_call = is_named || repeats || !request.parallel_tool_calls;
     let text = text_form(&request.response_format);
     // Without requirements, a lazy grammar constrains the calls that the model begins by itself.
     let needs_grammar = required || text.is_some() || !tools.is_empty();

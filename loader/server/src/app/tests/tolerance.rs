@@ -1,12 +1,15 @@
 //! What other programs send and other servers take: odd schemas, images in results, calls of custom
 //! tools in chat completions.
 
+use std::fs;
+
 use serde_json::{Value, json};
+use shardpack_chat::model::ChatModel;
 
 use super::{
-    STOP,
+    STOP, ServerLimits,
     dialects::prompt,
-    scripted::{Step, start},
+    scripted::{Step, kjv, start, start_with},
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -171,6 +174,47 @@ fn custom_tools_of_chat_completions_come_back_as_custom() {
     assert_eq!(reply.status, 200, "{}", reply.body);
     let shown = prompt(&server);
     assert!(shown.contains(r#""arguments": {"input": "a\"b"}"#), "{shown}");
+}
+
+#[test]
+fn a_forced_call_is_one_where_the_template_shows_no_tools() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(kjv().join(file), folder.path().join(file)).unwrap();
+    }
+    let plain = "{% for message in messages %}{{ message.content }}{% endfor %}";
+    fs::write(folder.path().join("chat_template.jinja"), plain).unwrap();
+    let check = |folder: &std::path::Path, choice: &str, count: usize| {
+        let said = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n\
+            <tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+        let model = ChatModel::open(folder).unwrap();
+        let server = start_with(vec![Step::Say(said), STOP], ServerLimits::default(), model);
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let reply = server.post(CHAT, &body(json!({"tools": tools, "tool_choice": choice})));
+        let calls = &reply.json()["choices"][0]["message"]["tool_calls"];
+        assert_eq!(calls.as_array().map(Vec::len), Some(count), "{choice}: {}", reply.body);
+    };
+    check(folder.path(), "required", 1);
+    check(folder.path(), "auto", 2);
+    check(&kjv(), "required", 2);
+}
+
+#[test]
+fn a_tool_that_a_search_found_is_named_in_the_result() {
+    let server = start(vec![STOP]);
+    let reference = json!([{"type": "tool_reference", "tool_name": "mcp__weather__get"}]);
+    let search = json!({"type": "tool_use", "id": "c", "name": "ToolSearch", "input": {}});
+    let result = json!({"type": "tool_result", "tool_use_id": "c", "content": reference});
+    let tools = json!([
+        {"name": "ToolSearch", "input_schema": {"type": "object"}},
+        {"name": "mcp__weather__get", "input_schema": {"type": "object"}, "defer_loading": true},
+    ]);
+    let messages = json!([{"role": "user", "content": "a"},
+        {"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]);
+    let asked = json!({"max_tokens": 9, "messages": messages, "tools": tools});
+    assert_eq!(server.post("/v1/messages", &asked).status, 200);
+    let shown = prompt(&server);
+    assert!(shown.contains("The tool mcp__weather__get can be called now."), "{shown}");
 }
 
 #[test]

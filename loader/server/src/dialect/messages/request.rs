@@ -254,13 +254,28 @@ fn result(mut block: Object, path: &str) -> Result<Json, ApiError> {
     let id = string(&block, "tool_use_id", path)?;
     let content = match block.remove("content") {
         // What a model of text cannot read is replaced by a note where messages are normalised.
-        Some(Json::Array(parts)) => Json::Array(parts),
+        Some(Json::Array(parts)) => Json::Array(parts.into_iter().map(found_tool).collect()),
         Some(other) => other,
         None => "".into(),
     };
     let Json::Object(mut result) = message("tool", content) else { unreachable!("made above") };
     result.set("tool_call_id", id.into());
     Ok(Json::Object(result))
+}
+
+/// The tool that a search found, in words: the request's tools hold its definition. Another part as
+/// it is.
+fn found_tool(part: Json) -> Json {
+    let object = part.as_object();
+    let reference =
+        object.filter(|object| object.get("type").and_then(Json::as_str) == Some("tool_reference"));
+    let Some(name) = reference.and_then(|object| object.get("tool_name")?.as_str()) else {
+        return part;
+    };
+    let mut found = Object::default();
+    found.set("type", "text".into());
+    found.set("text", format!("The tool {name} can be called now.").into());
+    Json::Object(found)
 }
 
 /// A document of plain text.
