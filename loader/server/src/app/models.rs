@@ -133,8 +133,11 @@ pub(super) async fn ollama_show(
     let asked = asked.map(|name| name.strip_suffix(":latest").unwrap_or(name));
     let name = app.known_name(asked)?;
     let tools = app.model.has_tools();
-    let capabilities: Vec<&str> =
-        ["completion"].into_iter().chain(tools.then_some("tools")).collect();
+    let capabilities: Vec<&str> = if app.model.embedding().is_some() {
+        vec!["embedding"]
+    } else {
+        ["completion"].into_iter().chain(tools.then_some("tools")).collect()
+    };
     let template: OrderedJson = app.model.template_source().into();
     let shown = json!({
         "modelfile": format!("FROM {name}\n"),

@@ -354,9 +354,9 @@ impl Open {
 }
 
 fn logprob(token: &TokenLogprob) -> Value {
-    let entry = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
+    let entry = |bytes: &[u8], logprob: Option<f32>| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
     let mut value = entry(&token.bytes, token.logprob);
-    let top = token.top.iter().map(|top| entry(&top.bytes, top.logprob));
+    let top = token.top.iter().map(|top| entry(&top.bytes, Some(top.logprob)));
     value["top_logprobs"] = top.collect();
     value
 }
