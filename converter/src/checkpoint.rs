@@ -40,6 +40,7 @@ pub(crate) const TEXT_FILES: &[&str] = &[
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",
@@ -111,7 +112,8 @@ pub(crate) fn gguf_part(name: &str) -> Option<(&str, u64, u64)> {
 
 /// Whether the file is part of what makes text of tokens.
 pub(crate) fn is_tokenizer_file(name: &str) -> bool {
-    TEXT_FILES.contains(&name) && name != "generation_config.json"
+    TEXT_FILES.contains(&name)
+        && !["config_sentence_transformers.json", "generation_config.json"].contains(&name)
 }
 
 /// Whether there is a tokenizer among files of these names; its companion files do not count.

@@ -14,9 +14,11 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::Value;
 use shardpack_formats::{
-    Dtype, Importance, Normalised, OwnRules, Role, Rounding, RulePack, TensorPlan, chat,
+    Dtype, Importance, Normalised, OwnRules, Role, Rounding, RulePack, SourceTensor, TensorPlan,
+    chat,
     imatrix::ImatrixError,
-    normalise::{ResolveError, reads, resolve, rows_and_columns},
+    normalise::{ResolveError, View, reads, resolve, rows_and_columns},
+    rules::ShardingRule,
 };
 use shardpack_manifests::{
     Digest, Layout, TensorShard,
@@ -27,7 +29,7 @@ use shardpack_manifests::{
 use crate::{
     recipe::RecipeError,
     report::{Report, TensorReport, ThresholdError},
-    source::{Source, SourceError},
+    source::{DENSE, Source, SourceError},
 };
 pub(crate) use files::{Destination, PackageFiles};
 pub(crate) use formats::{format_of, module_name};
@@ -172,13 +174,16 @@ impl Plan {
     /// Plans the conversion of `source`.
     pub fn new(source: &Source, options: ConvertOptions) -> Result<Self, PlanError> {
         let choice = Choice::new(&options)?;
-        let tensors = source.source_tensors();
+        let (dense, tensors): (Vec<_>, Vec<_>) =
+            source.source_tensors().into_iter().partition(|tensor| tensor.name.starts_with(DENSE));
         let packs = packs(options.rules.as_ref());
         if let Some(key) = source.ignored_keys.keys().find(|key| reads(&source.config, key, &packs))
         {
             return Err(PlanError::KeyIsRead { key: key.clone() });
         }
-        let normalised = resolve(&source.config, &tensors, &packs)?;
+        let mut normalised = resolve(&source.config, &tensors, &packs)?;
+        normalised.spec.embedding.clone_from(&source.embedding);
+        normalised.tensors.extend(dense.into_iter().map(dense_layer));
         stages::check(&options, &normalised.spec)?;
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
@@ -340,6 +345,26 @@ impl Plan {
     #[must_use]
     pub fn weight_bytes_per_rank(&self) -> Vec<u64> {
         self.packages.bytes_per_rank()
+    }
+}
+
+/// A tensor of a dense layer after the pooling: small, on every rank, and as it is.
+fn dense_layer(tensor: SourceTensor) -> TensorPlan {
+    let [rows, columns] = rows_and_columns(&tensor.shape);
+    TensorPlan {
+        sources: vec![tensor.name.clone()],
+        name: tensor.name,
+        view: View::whole(rows, columns),
+        dtype: tensor.dtype,
+        shape: tensor.shape,
+        sharding: ShardingRule::Replicate,
+        role: Role::Linear,
+        quantizable: false,
+        exact: true,
+        below: None,
+        layer: None,
+        stored_as: None,
+        published: None,
     }
 }
 

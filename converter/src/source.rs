@@ -1,5 +1,6 @@
 //! A model folder: its config, its weight files and its tokenizer files.
 
+mod embedding;
 mod error;
 mod folder;
 mod foreign;
@@ -26,6 +27,7 @@ use shardpack_formats::{
     chat::{self, special_tokens},
     container::TensorInfo,
     normalise::{Writer, changed_values, may_be_changed, rows_and_columns},
+    spec::Embedding,
     stored::{self, Descriptions, Grouped, Logical, StoredConfig},
     tokenizer::{self, Converted},
 };
@@ -44,6 +46,7 @@ use crate::{
     },
 };
 
+pub(crate) use embedding::DENSE;
 pub use error::SourceError;
 use folder::{file_names, indexed_files, parse_object, read_texts, stored_config, weight_files};
 pub(crate) use hashes::{FileHashes, Follower, piece_count, pieces_within};
@@ -86,6 +89,8 @@ pub struct Source {
     origin: Origin,
     /// What was found and mended, for whoever converts.
     pub(crate) notes: Vec<String>,
+    /// How it makes embeddings; nothing for a model that generates text.
+    pub(crate) embedding: Option<Embedding>,
 }
 
 impl Source {
@@ -155,11 +160,12 @@ impl Source {
             }));
         }
         let config_bytes = read_text(&config_path)?;
-        let config = parse_object(&config_path, &config_bytes)?;
+        let mut config = parse_object(&config_path, &config_bytes)?;
+        let modules = embedding::read(folder)?;
         // Before the weights: a format that is not read may not even have readable headers.
         let precision = stored_config(folder, &config);
         let is_described = !matches!(precision, Ok(None));
-        let (weights, mut grouped) = match precision {
+        let (mut weights, mut grouped) = match precision {
             Ok(precision) => open_weights(folder, precision.as_ref())?,
             // What was quantized once may have been saved as floats again.
             Err(refusal) => match open_weights(folder, None) {
@@ -171,9 +177,15 @@ impl Source {
         };
         let is_left_over = is_described && stored::are_plain(weights.tensors());
         undo_mlx(folder, &config, &weights, &mut grouped)?;
+        if let Some(modules) = &modules {
+            modules.add_weights(folder, &mut weights, &mut grouped)?;
+        }
+        let (embedding, note) = embedding::complete(&mut config, modules, &grouped);
         let text = read_texts(folder)?;
         let documents = (config, config_bytes);
         let mut source = Self::of(folder, documents, (weights, grouped), (text, BTreeSet::new()));
+        source.embedding = embedding;
+        source.notes.extend(note);
         source.notes.extend(is_left_over.then(|| LEFT_OVER.to_owned()));
         source.check_index(index)?;
         Ok(source)
@@ -206,6 +218,7 @@ impl Source {
             ignored_keys: BTreeMap::new(),
             origin: Origin::default(),
             notes: Vec::new(),
+            embedding: None,
         };
         source.complete_texts();
         source
@@ -484,7 +497,8 @@ impl Source {
             }
         });
         let large = self.weights.files.iter().zip(weights).map(|(file, blake3)| SourceFile {
-            name: file.name.clone(),
+            // Manifests name files, not paths.
+            name: file.name.replace('/', "."),
             size: file.size,
             blake3: *blake3,
             sha256: self.origin.sha256.get(&file.name).copied().map(Digest),

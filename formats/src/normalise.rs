@@ -33,6 +33,7 @@ pub(crate) mod tests;
 mod view;
 
 pub use error::{ResolveError, TensorList};
+pub use family::may_be_headless;
 pub use mlx::{Writer, changed_values, may_be_changed};
 pub use scaffold::{Scaffold, scaffold};
 pub use skeleton::expected_tensors;

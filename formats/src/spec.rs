@@ -15,6 +15,7 @@ mod attention;
 mod block;
 mod block_sparse;
 mod compressed_attention;
+mod embedding;
 mod features;
 mod ffn;
 mod hyper_connections;
@@ -29,6 +30,7 @@ pub use attention::{Attention, GateFunction, HeadGate, PositionScale, QkNorm};
 pub use block::Block;
 pub use block_sparse::BlockIndexer;
 pub use compressed_attention::{CompressedAttention, CompressedKv};
+pub use embedding::{Embedding, EmbeddingDense, Pooling};
 pub use ffn::{Activation, Ffn};
 pub use hyper_connections::HyperConnections;
 pub use linear_attention::{LinearAttention, LinearAttentionKind, LinearAttentionMultipliers};
@@ -105,6 +107,9 @@ pub struct Spec {
     /// Hyper-connections: several residual streams in place of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hyper_connections: Option<HyperConnections>,
+    /// What makes an embedding of a text; absent in models that were not trained for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<Embedding>,
 }
 
 impl Spec {
@@ -118,6 +123,12 @@ impl Spec {
             "its package was made without the indexer of its attention: convert the model again \
              for longer contexts",
         )
+    }
+
+    /// Whether tokens see those after them, so that nothing can be generated.
+    #[must_use]
+    pub fn is_bidirectional(&self) -> bool {
+        self.layers.iter().any(|layer| layer.mask.is_bidirectional())
     }
 
     /// Whether some layers carry a recurrent state, which is not in the paged KV cache.
@@ -265,4 +276,16 @@ pub enum Mask {
     Sliding(u32),
     /// Keys of the query's own chunk: `query / chunk = key / chunk`.
     Chunked(u32),
+    /// Every key of the sequence, later ones too.
+    Bidirectional,
+    /// Keys with `|query − key| < window`.
+    BidirectionalSliding(u32),
+}
+
+impl Mask {
+    /// Whether a query sees keys after its own position: a sequence is then computed in one step.
+    #[must_use]
+    pub const fn is_bidirectional(self) -> bool {
+        matches!(self, Self::Bidirectional | Self::BidirectionalSliding(_))
+    }
 }

@@ -233,7 +233,8 @@ fn open_text(folder: &Path, manifest: &Manifest) -> Result<ChatModel, Failure> {
     })?;
     let model = ChatModel::open(folder)
         .map_err(|error| Failure::wrong(anyhow::Error::from(error).context(shown())))?;
-    Ok(model.with_style(manifest.chat.as_ref().map(|chat| chat.output)))
+    let model = model.with_style(manifest.chat.as_ref().map(|chat| chat.output));
+    Ok(model.with_embedding(manifest.architecture.embedding.clone()))
 }
 
 /// Certificate and key, where they were given.

@@ -23,6 +23,7 @@ mod mlx;
 #[path = "../package_set.rs"]
 mod package_set;
 mod pipeline_stages;
+mod prompt_values;
 mod push;
 mod recovery;
 mod reference_docs;

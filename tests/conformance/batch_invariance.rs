@@ -103,7 +103,7 @@ fn answers(
                     match event {
                         Event::Token { token, .. } => place.0.push(token.0),
                         Event::Finished { usage, .. } => place.1 = usage.cached_tokens,
-                        Event::Failed { message, .. } => panic!("{message}"),
+                        other => panic!("{other:?}"),
                     }
                 });
                 if led.unwrap() == StepOutcome::Idle {

@@ -49,6 +49,7 @@ fn sums(model: &str) -> [u64; 2] {
         positions: vec![0, 1, 2],
         lengths: vec![3],
         logit_rows: vec![2],
+        hidden_rows: Vec::new(),
         ..Batch::default()
     };
     let groups = memory_group(2).unwrap();

@@ -8,6 +8,7 @@ mod batch_invariance;
 mod block_sparse_attention;
 mod compressed_kv;
 mod dense_families;
+mod embeddings;
 mod fuzz_corpus;
 mod gpt_oss;
 #[path = "../harness/program.rs"]

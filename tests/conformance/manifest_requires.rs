@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, fs};
 
 use serde_json::Value;
-use shardpack_converter::{Source, plan::ExpertSharding};
+use shardpack_converter::{ConvertOptions, Plan, Source, plan::ExpertSharding};
 use shardpack_formats::{Spec, normalise::resolve, rules::RulePack};
 use shardpack_manifests::{Manifest, ManifestError, PackageSet};
 use tempfile::tempdir;
@@ -27,6 +27,7 @@ const OPERATORS: &[(&str, &str)] = &[
     ("attention.v_scale", "value-scale"),
     ("block.layer_scale", "layer-scale"),
     ("compressed_attention", "compressed-kv"),
+    ("embedding", "embedding"),
     ("embedding_norm", "embedding-norm"),
     ("ffn.activation=xielu", "xielu"),
     ("ffn.clamped_swiglu", "clamped-swiglu"),
@@ -39,6 +40,7 @@ const OPERATORS: &[(&str, &str)] = &[
     ("layers.expert_swiglu_limit", "clamped-swiglu"),
     ("layers.hash_routing", "hash-routing"),
     ("layers.linear_attention", "linear-attention"),
+    ("layers.mask.bidirectional_sliding", "bidirectional-attention"),
     ("layers.mask.chunked", "chunked-attention"),
     ("layers.moe", "moe"),
     ("layers.only", "single-block-layers"),
@@ -147,6 +149,16 @@ pub(crate) fn architectures() -> Vec<(String, Spec)> {
         .collect()
 }
 
+/// The same of the embedding models.
+fn embedding_models() -> Vec<(String, Spec)> {
+    let model = |name: &str| {
+        let source = Source::open(&data("embeddings").join(name)).unwrap();
+        let plan = Plan::new(&source, ConvertOptions::new("set".into(), 1)).unwrap();
+        (name.to_owned(), plan.normalised.spec)
+    };
+    ["qwen3_embedding", "e5_mistral", "embedding_gemma"].map(model).to_vec()
+}
+
 #[test]
 fn every_operator_beyond_the_plain_decoder_is_required() {
     let of = |spec: &Spec| {
@@ -154,7 +166,8 @@ fn every_operator_beyond_the_plain_decoder_is_required() {
         places(&serde_json::to_value(spec).unwrap(), "", &mut found);
         found
     };
-    let all = architectures();
+    let mut all = architectures();
+    all.extend(embedding_models());
     assert!(all.len() >= 64, "{}", all.len());
     let (plain, others): (Vec<_>, Vec<_>) = all.iter().partition(|(model, _)| is_plain(model));
     let known: BTreeSet<String> = plain.iter().flat_map(|(_, spec)| of(spec)).collect();

@@ -65,7 +65,7 @@ fn run(set: &Path, nodes: u32, speculate: Speculate, requests: &[GenerateRequest
             Event::Finished { request, reason, .. } => {
                 answers.entry(request).or_default().end = Some(reason);
             }
-            Event::Failed { message, .. } => panic!("{message}"),
+            other => panic!("{other:?}"),
         };
         while leader.lead(group, &mut take).unwrap() == StepOutcome::Worked {
             steps += 1;

@@ -140,7 +140,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["error", "model_info", "response_store", "scripted", "tls", "usage"],
             &["keys", "metrics"],
             &["generation"],
-            &["dialect"],
+            &["batch", "dialect"],
             &["routes", "stream"],
             &["openapi"],
             &["app"],

@@ -16,10 +16,12 @@ const SMALL: &[&str] = &[
     "chat_template.jinja",
     "chat_template.json",
     "config.json",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "hf_quant_config.json",
     "merges.txt",
     INDEX,
+    "modules.json",
     "quant_config.json",
     "quantize_config.json",
     "special_tokens_map.json",
@@ -76,6 +78,7 @@ pub(super) fn needed(
     let templates = format!("{prefix}{TEMPLATE_FOLDER}");
     let named = files.iter().filter(|file| in_folder(&templates, file));
     found.extend(named.filter(|file| file.path.ends_with(TEMPLATE_ENDING)).cloned());
+    found.extend(files.iter().filter(|file| is_module(&prefix, file)).cloned());
     if subfolder.is_some() {
         let whole = files.iter().filter(|file| in_folder("", file));
         found = with_tokenizer(found, whole.filter(is_small));
@@ -86,6 +89,18 @@ pub(super) fn needed(
     found.extend(weights(&here().collect::<Vec<_>>(), index, selection.pickles)?);
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
+}
+
+/// Whether a file belongs to a module of sentence-transformers, whose folder begins with its number.
+fn is_module(prefix: &str, file: &RepoFile) -> bool {
+    let Some((folder, name)) = file.path.strip_prefix(prefix).and_then(|path| path.split_once('/'))
+    else {
+        return false;
+    };
+    let number = folder.split_once('_').map(|(number, _)| number);
+    let numbered =
+        number.is_some_and(|it| !it.is_empty() && it.bytes().all(|c| c.is_ascii_digit()));
+    numbered && ["config.json", "model.safetensors"].contains(&name)
 }
 
 /// Why there is no model here, and where there is one.

@@ -120,6 +120,30 @@ impl Weights {
         Ok(weights)
     }
 
+    /// Opens one file, with other names for its tensors.
+    pub(super) fn open_renamed(
+        folder: &Path,
+        name: String,
+        rename: impl Fn(&str) -> String,
+    ) -> Result<Self, SourceError> {
+        let mut weights = Self::open(folder, [name])?;
+        let tensors = std::mem::take(&mut weights.tensors).into_iter();
+        let renamed = tensors.map(|(name, (file, info))| {
+            let name = rename(&name);
+            (name.clone(), (file, TensorInfo { name, ..info }))
+        });
+        weights.tensors = renamed.collect();
+        Ok(weights)
+    }
+
+    /// Adds the files of others, whose tensors have names of their own.
+    pub(super) fn append(&mut self, others: Self) {
+        let first = self.files.len();
+        let tensors = others.tensors.into_iter();
+        self.tensors.extend(tensors.map(|(name, (file, info))| (name, (first + file, info))));
+        self.files.extend(others.files);
+    }
+
     fn add(&mut self, folder: &Path, name: String) -> Result<(), SourceError> {
         let path = folder.join(&name);
         self.add_file(&path, WeightFile::open(folder, name)?)

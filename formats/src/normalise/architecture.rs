@@ -103,12 +103,12 @@ pub(super) fn resolve(
         logit_scale: factor(&rules.logit_scale, "logit_scale")?,
         logit_softcap: factor(&rules.logit_softcap, "logit_softcap")?,
         // A family may have sizes with experts and sizes without.
-        moe: match rules.moe.as_ref().filter(|_| has_experts) {
-            Some(moe) => Some(parts::moe(moe, activation, scope)?),
-            None => None,
-        },
+        moe: (rules.moe.as_ref().filter(|_| has_experts))
+            .map(|moe| parts::moe(moe, activation, scope))
+            .transpose()?,
         mla,
         compressed_attention,
+        embedding: None,
         hyper_connections: rules
             .streams
             .as_ref()
@@ -304,6 +304,11 @@ fn block(rules: &SpecRules, scope: &Scope<'_>) -> Result<Block, ResolveError> {
     })
 }
 
+/// The value of a rule that may be absent.
+fn has(rule: Option<&Expr>, scope: &Scope<'_>, place: &str) -> Result<bool, ResolveError> {
+    rule.map_or(Ok(false), |rule| flag(rule, scope, place))
+}
+
 fn layer(
     rules: &SpecRules,
     scope: &Scope<'_>,
@@ -322,6 +327,16 @@ fn layer(
         (Value::Null, Some(chunk)) => Mask::Chunked(chunk),
         _ => Mask::Sliding(size(&rules.layer.window, scope, &place)?),
     };
+    let mask =
+        if has(rules.layer.bidirectional.as_ref(), scope, &at_layer("layer.bidirectional", index))?
+        {
+            match mask {
+                Mask::Sliding(window) => Mask::BidirectionalSliding(window),
+                _ => Mask::Bidirectional,
+            }
+        } else {
+            mask
+        };
     let place = at_layer("layer.rope", index);
     let rope = match evaluate(&rules.layer.rope, scope, &place)? {
         Value::Bool(has_rope) => has_rope.then_some(0),
@@ -331,9 +346,7 @@ fn layer(
             return Err(wrong(&rules.layer.rope, &place, &expected, &other.to_string()));
         }
     };
-    let is = |rule: &Option<Expr>, place: &str| {
-        rule.as_ref().map_or(Ok(false), |rule| flag(rule, scope, &at_layer(place, index)))
-    };
+    let is = |rule: &Option<Expr>, place: &str| has(rule.as_ref(), scope, &at_layer(place, index));
     let clamp = |rule: &Option<Expr>, place: &str| {
         let (Some(rule), place) = (rule, at_layer(place, index)) else { return Ok(None) };
         match evaluate(rule, scope, &place)?.as_float() {

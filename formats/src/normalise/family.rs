@@ -51,7 +51,7 @@ pub(super) fn choose<'a>(
         Value::Null => true,
         Value::Array(classes) => classes
             .iter()
-            .all(|class| class.as_str().is_some_and(|class| known.iter().any(|k| k == class))),
+            .all(|class| class.as_str().is_some_and(|class| known.iter().any(|k| is_of(class, k)))),
         _ => false,
     };
     if accepted {
@@ -69,6 +69,22 @@ pub(super) fn choose<'a>(
         found: config.get("architectures").map_or_else(String::new, shown),
         known: known.join(", "),
     })
+}
+
+/// Whether a class is a known one, or that one without its LM head (`Qwen3Model`).
+fn is_of(class: &str, known: &str) -> bool {
+    let body = known.strip_suffix("ForCausalLM");
+    let rest = body.and_then(|body| class.strip_prefix(body));
+    class == known || rest.is_some_and(|rest| HEADLESS.contains(&rest))
+}
+
+/// What stands in place of `ForCausalLM` in the name of a class without LM head.
+const HEADLESS: [&str; 2] = ["Model", "TextModel"];
+
+/// Whether a class may have no LM head.
+#[must_use]
+pub fn may_be_headless(class: &str) -> bool {
+    HEADLESS.iter().any(|end| class.ends_with(end))
 }
 
 /// A configuration as rules see it.

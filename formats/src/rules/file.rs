@@ -422,6 +422,8 @@ pub(crate) struct LayerRules {
     pub(crate) window: Expr,
     /// Tokens of a chunk within which it sees; null and absent for none.
     pub(crate) chunk: Option<Expr>,
+    /// Whether tokens see those after them, too; absent: no.
+    pub(crate) bidirectional: Option<Expr>,
     /// Whether the layer has a position embedding; 1 for the local one.
     pub(crate) rope: Expr,
     /// The base of its position embedding; null and absent for that of `spec.rope`.
@@ -459,6 +461,7 @@ impl LayerRules {
         [&self.window, &self.rope].into_iter().chain(
             [
                 &self.chunk,
+                &self.bidirectional,
                 &self.theta,
                 &self.moe,
                 &self.delta,

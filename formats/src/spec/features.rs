@@ -11,11 +11,12 @@ use super::{Activation, Attention, Layer, LinearAttentionKind, Mask, QkNorm, Spe
 type Feature = (&'static str, fn(&Spec) -> bool);
 
 /// Every operator that this version computes beyond the plain decoder, sorted by name.
-const ALL: [Feature; 34] = [
+const ALL: [Feature; 36] = [
     ("asymmetric-head-dims", |spec| has_attention(spec, |it| it.value_dim.is_some())),
     ("attention-output-gate", |spec| has_attention(spec, |it| it.gated || it.head_gate.is_some())),
     ("attention-sinks", |spec| has_attention(spec, |it| it.sinks || it.sinks_in.is_some())),
     ("attention-temperature-tuning", |spec| has_attention(spec, |it| it.position_scale.is_some())),
+    ("bidirectional-attention", Spec::is_bidirectional),
     ("block-sparse-attention", |spec| {
         has_attention(spec, |it| it.block_sparse.is_some()) || has_layer(spec, |it| it.block_sparse)
     }),
@@ -24,6 +25,7 @@ const ALL: [Feature; 34] = [
     ("compressed-kv", |spec| {
         spec.compressed_attention.is_some() || has_layer(spec, |it| it.compressed_kv.is_some())
     }),
+    ("embedding", |spec| spec.embedding.is_some()),
     ("embedding-norm", |spec| spec.embedding_norm),
     ("hash-routing", |spec| has_layer(spec, |it| it.hash_routing)),
     ("heterogeneous-attention", |spec| {

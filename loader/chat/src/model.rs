@@ -1,6 +1,11 @@
 //! The text side of a package: tokenizer, chat template, stop tokens and limits. The engine loads
 //! packages without these files too.
 
+mod embedding;
+mod tokenizer_info;
+
+pub use embedding::LongText;
+
 use std::{
     fs::File,
     io::{self, Read},
@@ -10,7 +15,9 @@ use std::{
 
 use serde::Deserialize;
 use shardpack_engine_api::{ConstraintFactory, TokenId};
-use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily};
+use shardpack_formats::{OutputStyle, ThinkingStyle, ToolFamily, spec::Embedding};
+
+use embedding::EmbeddingPrompts;
 
 use super::{
     conversation::{ChatRequest, Reasoning, ReasoningOption},
@@ -36,6 +43,9 @@ pub struct ChatModel {
     default_sampling: DefaultSampling,
     max_positions: u32,
     vocab_size: u32,
+    tokenizer_info: Object,
+    embedding: Option<Embedding>,
+    embedding_prompts: EmbeddingPrompts,
 }
 
 /// A model's templates; some have one of their own for requests with tools.
@@ -184,6 +194,8 @@ impl ChatModel {
         stop_tokens.retain(|token| token.0 < vocab_size);
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
+        let eos = stop_tokens.first().map(|eos| vocabulary.token_bytes(*eos));
+        let eos = eos.and_then(|eos| String::from_utf8(eos).ok());
         let templates = read_templates(folder, &tokenizer_config, &specials)?;
         let style = templates.as_ref().map(|templates| templates.style).unwrap_or_default();
         let style = if templates.is_some() { with_calls(style) } else { style };
@@ -197,6 +209,9 @@ impl ChatModel {
             default_sampling: generation.default_sampling()?,
             max_positions: positive(text.max_position_embeddings, "max_position_embeddings")?,
             vocab_size,
+            tokenizer_info: tokenizer_info::tokenizer_info(&tokenizer_config, eos),
+            embedding: None,
+            embedding_prompts: parse(folder, embedding::PROMPTS)?.unwrap_or_default(),
         })
     }
 
@@ -286,6 +301,16 @@ impl ChatModel {
         options.into_iter().filter_map(|(option, unheard)| unheard.then_some(option)).collect()
     }
 
+    /// What the tokenizer says of itself, as vLLM's `/tokenizer_info` has it.
+    #[must_use]
+    pub fn tokenizer_info(&self) -> Object {
+        let mut info = self.tokenizer_info.clone();
+        if self.templates.is_some() {
+            info.set("chat_template", self.template_source().into());
+        }
+        info
+    }
+
     /// Context length, in tokens.
     #[must_use]
     pub const fn max_positions(&self) -> u32 {
@@ -356,6 +381,11 @@ impl ChatModel {
             let max_positions = self.max_positions;
             return Err(PromptError::TooLong { max_positions, prompt_tokens: prompt.len() });
         }
+        self.check_vocabulary(prompt)
+    }
+
+    /// Tokens that the model has embeddings for.
+    fn check_vocabulary(&self, prompt: Vec<TokenId>) -> Result<Vec<TokenId>, PromptError> {
         match prompt.iter().find(|token| token.0 >= self.vocab_size) {
             Some(token) => {
                 Err(PromptError::Vocabulary { token: token.0, vocab_size: self.vocab_size })

@@ -118,6 +118,12 @@ impl Vocabulary {
         Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
     }
 
+    /// Tokens of a text by itself, with those that the tokenizer puts before and after one.
+    pub fn encode_special(&self, text: &str) -> Result<Vec<TokenId>, tokenizers::Error> {
+        let encoding = self.tokenizer.encode_fast(text, true)?;
+        Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
+    }
+
     /// Appends a token's bytes; an id outside the vocabulary has none.
     fn append_bytes(&self, token: TokenId, is_first: bool, out: &mut Vec<u8>) -> bool {
         if self.hidden.contains(&token.0) {

@@ -13,7 +13,7 @@ use shardpack_engine_api::{Event, GenerateRequest, RankVitals, RequestId};
 use super::{announce::Announcement, identity::Identity, token::Token};
 
 /// Version of the messages. Front and ranks must have the same one.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// The first message of a connection to a rank.
 #[derive(Debug, Serialize, Deserialize)]

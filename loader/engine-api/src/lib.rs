@@ -16,7 +16,7 @@ pub use handle::{
     SubmitError,
 };
 pub use request::{
-    Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, RequestId, Sampling,
-    TokenLogprobs, Usage,
+    Event, FinishReason, GenerateRequest, MAX_LOGPROBS, MIN_LOGPROB, PromptOutput, RequestId,
+    Sampling, TokenLogprobs, Usage,
 };
 pub use token::TokenId;

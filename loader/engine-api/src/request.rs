@@ -25,6 +25,9 @@ pub struct GenerateRequest {
     /// With each token its log probability, and those of so many of the most likely tokens: 0 to
     /// [`MAX_LOGPROBS`].
     pub logprobs: Option<u32>,
+    /// What is wanted of the prompt itself.
+    #[serde(default, skip_serializing_if = "PromptOutput::is_nothing")]
+    pub prompt_output: PromptOutput,
     /// Constraint on the output (structured output, tool calls).
     pub constraint: Option<ConstraintSource>,
     /// Predicted output: draft tokens from the client. Where they match, decoding is faster.
@@ -33,6 +36,29 @@ pub struct GenerateRequest {
     /// Milliseconds from submission, queueing included, after which the sequence ends with
     /// [`FinishReason::Deadline`].
     pub timeout_ms: Option<u64>,
+}
+
+/// What a request wants of its prompt, before any token that follows it. Such a prompt is computed
+/// whole: nothing of it comes from the prefix cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptOutput {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The log probability of each token but the first, and those of so many of the most likely
+    /// tokens in its place: 0 to [`MAX_LOGPROBS`].
+    Logprobs(u32),
+    /// The pooled hidden vector, before it is normalised. Nothing is generated: `max_tokens` is 0.
+    Embedding,
+}
+
+impl PromptOutput {
+    /// Whether nothing is wanted.
+    #[must_use]
+    pub const fn is_nothing(&self) -> bool {
+        matches!(self, Self::Nothing)
+    }
 }
 
 /// Most `top_logprobs` of a token, as in OpenAI's API.
@@ -49,6 +75,7 @@ impl GenerateRequest {
             stop_tokens: Vec::new(),
             sampling: Sampling::GREEDY,
             logprobs: None,
+            prompt_output: PromptOutput::Nothing,
             constraint: None,
             prediction: Vec::new(),
             timeout_ms: None,
@@ -113,6 +140,23 @@ pub const MIN_LOGPROB: f32 = -9999.0;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
+    /// Log probabilities of tokens of the prompt, see [`PromptOutput::Logprobs`]; in the prompt's
+    /// order, before the first token that follows it.
+    PromptLogprobs {
+        /// The request.
+        request: RequestId,
+        /// The first token's index in the prompt.
+        first: u32,
+        /// Those of it and of the tokens after it.
+        logprobs: Vec<TokenLogprobs>,
+    },
+    /// The prompt's embedding, see [`PromptOutput::Embedding`].
+    Embedding {
+        /// The request.
+        request: RequestId,
+        /// The vector.
+        values: Vec<f32>,
+    },
     /// The next token.
     Token {
         /// The request.
@@ -147,7 +191,9 @@ impl Event {
     #[must_use]
     pub const fn request(&self) -> RequestId {
         match self {
-            Self::Token { request, .. }
+            Self::PromptLogprobs { request, .. }
+            | Self::Embedding { request, .. }
+            | Self::Token { request, .. }
             | Self::Finished { request, .. }
             | Self::Failed { request, .. } => *request,
         }

@@ -295,8 +295,8 @@ impl Attention for Timed {
         let kv_heads = params.q_to_kv.iter().max().map_or(0, |last| last + 1);
         let row_bytes = kv_heads * params.head_dim * 2 * size_of::<f32>();
         let bytes = match params.mask {
-            Mask::Full => row_bytes * self.context.load(Ordering::Relaxed),
-            Mask::Sliding(seen) | Mask::Chunked(seen) => {
+            Mask::Full | Mask::Bidirectional => row_bytes * self.context.load(Ordering::Relaxed),
+            Mask::Sliding(seen) | Mask::Chunked(seen) | Mask::BidirectionalSliding(seen) => {
                 row_bytes * self.context.load(Ordering::Relaxed).min(seen as usize)
             }
         };

@@ -149,7 +149,7 @@ fn run(
                 tokens += 1;
                 answered.insert(request);
             }
-            Event::Finished { .. } => {}
+            Event::Finished { .. } | Event::PromptLogprobs { .. } | Event::Embedding { .. } => {}
             Event::Failed { message, .. } => failure = Some(message),
         })?;
         if let Some(message) = failure {

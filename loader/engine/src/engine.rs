@@ -6,7 +6,8 @@
 //!
 //! Reading order: [`RankEngine`] (what drives an engine), [`Engine`], then `schedule` (continuous
 //! batching on rank 0, with the KV memory counted by `pages` and draft tokens proposed by `draft`),
-//! `plan` (what it broadcasts), `runner` (runs a plan on every rank) and `sample`.
+//! `plan` (what it broadcasts), `runner` (runs a plan on every rank), `sample`, and `prompt_rows` (log
+//! probabilities of prompts, embeddings).
 
 mod ahead;
 mod counted;
@@ -15,6 +16,7 @@ mod hello;
 mod logits;
 mod pages;
 mod plan;
+mod prompt_rows;
 mod rank;
 mod rows;
 mod runner;

@@ -25,6 +25,7 @@ mod compressed_attention;
 mod compressor;
 mod dense_ffn;
 mod embedding_and_head;
+mod embedding_dense;
 mod error;
 mod ffn;
 mod gated_delta_net;
@@ -69,6 +70,16 @@ pub struct Batch {
     pub totals: Vec<u32>,
     /// Rows whose logits are wanted, in this order.
     pub logit_rows: Vec<usize>,
+    /// Rows whose hidden vectors are wanted, in this order.
+    pub hidden_rows: Vec<usize>,
+}
+
+/// What a step computes of the rows that were asked for.
+pub struct StepOutputs<T> {
+    /// This rank's part of the logits, `[logit_rows, tokens held]`.
+    pub logits: Option<T>,
+    /// Hidden vectors after the last norm, `[hidden_rows, hidden_size]`; on ranks of the last stage.
+    pub hidden: Option<T>,
 }
 
 impl Batch {
@@ -90,6 +101,7 @@ pub struct Model<B: Backend> {
     spec: Spec,
     shard: Shard,
     embedding_and_head: embedding_and_head::EmbeddingAndHead<B>,
+    embedding_dense: embedding_dense::EmbeddingDense,
     layers: Vec<layer::Layer<B>>,
 }
 
@@ -180,10 +192,16 @@ impl<B: Backend> Model<B> {
     }
 
     /// Whether a sequence can begin with pages of another: not where a layer keeps a recurrent state,
-    /// which pages do not hold.
+    /// which pages do not hold, nor where tokens see those after them.
     #[must_use]
-    pub const fn reuses_prefixes(&self) -> bool {
-        !self.spec.has_states()
+    pub fn reuses_prefixes(&self) -> bool {
+        !self.spec.has_states() && !self.spec.is_bidirectional()
+    }
+
+    /// The embedding of a pooled vector: what the dense layers after the pooling make of it.
+    #[must_use]
+    pub fn embedding_of(&self, pooled: Vec<f32>) -> Vec<f32> {
+        self.embedding_dense.apply(pooled)
     }
 
     /// The ranks of this rank's stage, which all-reduce among themselves.
@@ -247,7 +265,28 @@ impl<B: Backend> Model<B> {
         caches: &mut [&mut B::Cache],
         ranks: &Ranks<'_>,
     ) -> Result<Option<B::Tensor>, StepError> {
+        Ok(self.forward_outputs(backend, batch, caches, ranks)?.logits)
+    }
+
+    /// [`Model::forward`], with the hidden vectors that were asked for.
+    pub fn forward_outputs(
+        &self,
+        backend: &B,
+        batch: &Batch,
+        caches: &mut [&mut B::Cache],
+        ranks: &Ranks<'_>,
+    ) -> Result<StepOutputs<B::Tensor>, StepError> {
         self.forward_with(backend, batch, None, caches, ranks)
+    }
+
+    /// This rank's part of the logits of some of a step's hidden vectors.
+    ///
+    /// # Panics
+    /// On a rank that has no hidden vectors.
+    #[must_use]
+    pub fn logits_of(&self, backend: &B, hidden: &B::Tensor, rows: &[usize]) -> B::Tensor {
+        let rows_of = backend.select_rows(hidden, rows);
+        self.embedding_and_head.logits_of(backend, &self.spec, &rows_of, rows.len())
     }
 
     /// [`Model::forward`] of tokens that are known later: those of `batch` are not looked at.
@@ -259,9 +298,9 @@ impl<B: Backend> Model<B> {
         caches: &mut [&mut B::Cache],
         ranks: &Ranks<'_>,
     ) -> Result<Option<B::Tensor>, StepError> {
-        let logits = self.forward_with(backend, batch, Some(tokens), caches, ranks);
+        let outputs = self.forward_with(backend, batch, Some(tokens), caches, ranks);
         backend.set_aside(tokens);
-        logits
+        Ok(outputs?.logits)
     }
 
     fn forward_with(
@@ -271,7 +310,7 @@ impl<B: Backend> Model<B> {
         late: Option<&B::LateTokens>,
         caches: &mut [&mut B::Cache],
         ranks: &Ranks<'_>,
-    ) -> Result<Option<B::Tensor>, StepError> {
+    ) -> Result<StepOutputs<B::Tensor>, StepError> {
         let own = self.own_ranks(ranks);
         let mut pass = step::ForwardPass::new(backend, &self.spec, &self.shard, batch, &own);
         pass.late = late;
@@ -290,12 +329,17 @@ impl<B: Backend> Model<B> {
         if let Some(stage) = self.shard.stage.as_ref().filter(|stage| !stage.is_last) {
             stage::send(&pass, x, &stage.send_to)?;
             let rows = batch.logit_rows.len();
-            return Ok((rows > 0).then(|| backend.zeros(rows, 0)));
+            let logits = (rows > 0).then(|| backend.zeros(rows, 0));
+            return Ok(StepOutputs { logits, hidden: None });
         }
-        if batch.logit_rows.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(self.embedding_and_head.logits(&pass, &x)))
+        let hidden = |rows: &[usize]| {
+            (!rows.is_empty()).then(|| self.embedding_and_head.hidden(&pass, &x, rows))
+        };
+        let logits = hidden(&batch.logit_rows).map(|rows| {
+            let count = batch.logit_rows.len();
+            self.embedding_and_head.logits_of(backend, &self.spec, &rows, count)
+        });
+        Ok(StepOutputs { logits, hidden: hidden(&batch.hidden_rows) })
     }
 }
 

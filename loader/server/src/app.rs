@@ -1,9 +1,11 @@
 //! The HTTP application: the state that all requests share, and the router.
 
+mod embeddings;
 mod generate;
 mod middleware;
 mod models;
 mod ollama;
+mod rerank;
 mod state;
 mod stored_responses;
 mod tokens;
@@ -217,6 +219,10 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::Generate(dialect) => {
             post(move |state, caller, request| generate::generate(state, caller, dialect, request))
         }
+        Target::Embed(dialect) => {
+            post(move |state, caller, request| embeddings::embed(state, caller, dialect, request))
+        }
+        Target::Rerank => post(rerank::rerank),
         Target::Page => get(page),
         Target::OpenApi => get(openapi),
         Target::Health => get(state::health),
@@ -230,6 +236,7 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::CountTokens => post(tokens::count_tokens),
         Target::Tokenize => post(tokens::tokenize),
         Target::Detokenize => post(tokens::detokenize),
+        Target::TokenizerInfo => get(tokens::tokenizer_info),
         Target::ApplyTemplate => post(tokens::apply_template),
         Target::LmStudioModels => get(models::lm_studio_models),
         Target::LmStudioModel => get(models::lm_studio_model),
@@ -371,6 +378,13 @@ fn headers(seed: u64, ignored: &[String], notes: &Notes) -> HeaderMap {
     let adjusted: Vec<String> = notes.adjusted.iter().map(|name| (*name).to_owned()).collect();
     list("x-shardpack-adjusted", &adjusted, IGNORED_NAME_CHARS);
     list("x-shardpack-unenforced", &notes.unenforced, PLACE_CHARS);
+    headers
+}
+
+/// The header with the parameters that were ignored.
+fn headers_of_ignored(ignored: &[String]) -> HeaderMap {
+    let mut headers = headers(0, ignored, &Notes::default());
+    headers.remove("x-shardpack-seed");
     headers
 }
 

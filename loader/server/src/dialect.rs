@@ -4,19 +4,24 @@
 mod answer;
 mod chat;
 mod completions;
+mod embeddings;
 mod fields;
 mod messages;
 mod ollama;
 mod params;
+mod rerank;
 mod responses;
 mod tools;
 
 use std::sync::Arc;
 
+use answer::json_logprob;
 pub(super) use answer::{Answer, AnswerCall};
+pub(super) use embeddings::{EmbeddingAnswer, EmbeddingDialect, EmbeddingRequest, PromptChoice};
 pub(super) use fields::Fields;
 pub(super) use ollama::rfc3339;
 pub(super) use params::parse_token;
+pub(super) use rerank::RerankRequest;
 
 use super::{
     error::{ApiError, CONTEXT_LENGTH_EXCEEDED},

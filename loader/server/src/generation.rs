@@ -8,7 +8,8 @@ use shardpack_chat::{
     text::{Matched, StopMatcher, TokenBytes, Vocabulary},
 };
 use shardpack_engine_api::{
-    EngineHandle, Event, FinishReason, GenerateRequest, RequestId, TokenId, TokenLogprobs,
+    EngineHandle, Event, FinishReason, GenerateRequest, PromptOutput, RequestId, TokenId,
+    TokenLogprobs,
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, watch},
@@ -46,7 +47,8 @@ pub(super) enum UpdateKind {
 pub(super) struct TokenLogprob {
     pub(super) token: TokenId,
     pub(super) bytes: Vec<u8>,
-    pub(super) logprob: f32,
+    /// Absent for the first token of a prompt, which nothing predicts.
+    pub(super) logprob: Option<f32>,
     /// The most likely tokens, most likely first.
     pub(super) top: Vec<TopToken>,
 }
@@ -115,6 +117,8 @@ struct Choice {
     usage: AnswerUsage,
     logprobs: Vec<TokenLogprob>,
     echo: Option<String>,
+    /// The prompt, if its log probabilities are echoed.
+    prompt: Vec<TokenId>,
     is_thinking: bool,
     open_calls: u32,
     complete_calls: u32,
@@ -148,6 +152,9 @@ impl Generation {
         };
         for (index, Sequence { request, parser, stop, echo }) in sequences.into_iter().enumerate() {
             let prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+            let is_scored = matches!(request.prompt_output, PromptOutput::Logprobs(_));
+            let prompt = if is_scored { request.prompt.clone() } else { Vec::new() };
+            let first = prompt.first().map(|token| unpredicted(context.vocabulary, *token));
             let sender = sender.clone();
             let sink = Box::new(move |event| {
                 // A client that has left takes no more events; its request is being cancelled.
@@ -162,8 +169,9 @@ impl Generation {
                 stops: StopMatcher::new(stop),
                 clock: AnswerClock::start(context.metrics.clone()),
                 usage: AnswerUsage { prompt_tokens, ..AnswerUsage::default() },
-                logprobs: Vec::new(),
+                logprobs: first.into_iter().collect(),
                 echo,
+                prompt,
                 is_thinking: false,
                 open_calls: 0,
                 complete_calls: 0,
@@ -210,6 +218,14 @@ impl Generation {
         if choice.is_done {
             return Ok(());
         }
+        if let Event::PromptLogprobs { first, logprobs, .. } = event {
+            let tokens = choice.prompt.get(first as usize..).unwrap_or_default();
+            let entry = |(token, found): (&TokenId, &TokenLogprobs)| {
+                token_logprob(&self.vocabulary, *token, found)
+            };
+            choice.logprobs.extend(tokens.iter().zip(&logprobs).map(entry));
+            return Ok(());
+        }
         let updates = &mut self.ready;
         let mut emit = |kind, logprobs| {
             updates.push_back(ChoiceUpdate { choice: index as u32, kind, logprobs });
@@ -217,7 +233,8 @@ impl Generation {
         if !matches!(event, Event::Failed { .. })
             && let Some(echo) = choice.echo.take().filter(|echo| !echo.is_empty())
         {
-            emit(UpdateKind::Delta(OutputDelta::Content(echo)), Vec::new());
+            let logprobs = std::mem::take(&mut choice.logprobs);
+            emit(UpdateKind::Delta(OutputDelta::Content(echo)), logprobs);
         }
         match event {
             Event::Token { token, logprobs, .. } => {
@@ -236,6 +253,8 @@ impl Generation {
                     choice.usage.reasoning_tokens += 1;
                 }
             }
+            // Only of requests that generate nothing.
+            Event::PromptLogprobs { .. } | Event::Embedding { .. } => {}
             Event::Finished { reason, usage, .. } => {
                 choice.is_over = true;
                 choice.usage.cached_tokens = usage.cached_tokens;
@@ -381,18 +400,23 @@ fn token_logprob(vocabulary: &Vocabulary, token: TokenId, found: &TokenLogprobs)
     TokenLogprob {
         token,
         bytes: vocabulary.token_bytes(token),
-        logprob: found.logprob,
+        logprob: Some(found.logprob),
         top: found.top.iter().map(alternative).collect(),
     }
 }
 
+/// The first token of a prompt.
+fn unpredicted(vocabulary: &Vocabulary, token: TokenId) -> TokenLogprob {
+    TokenLogprob { token, bytes: vocabulary.token_bytes(token), logprob: None, top: Vec::new() }
+}
+
 /// The engine's failure of a request: a client error unless a retry may succeed.
-fn failed(message: String, retryable: bool) -> ApiError {
+pub(super) fn failed(message: String, retryable: bool) -> ApiError {
     let kind = if retryable { ErrorKind::Unavailable } else { ErrorKind::Invalid };
     ApiError::new(kind, message).with_code("generation_failed")
 }
 
-fn stopped(message: &str) -> ApiError {
+pub(super) fn stopped(message: &str) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, message).with_code("engine_stopped")
 }
 

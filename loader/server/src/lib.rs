@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod batch;
 mod dialect;
 mod error;
 mod generation;

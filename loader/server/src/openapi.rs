@@ -146,6 +146,22 @@ const OLLAMA: &[Member] = &[
     optional("top_logprobs", r#"{"type":"integer","minimum":0,"maximum":20}"#),
 ];
 
+const EMBEDDINGS: &[Member] = &[
+    optional("model", STRING),
+    optional("dimensions", COUNT),
+    optional("encoding_format", r#"{"type":"string","enum":["float","base64"]}"#),
+    optional("truncate", BOOLEAN),
+];
+
+const RERANK: &[Member] = &[
+    required("query", STRING),
+    required("documents", r#"{"type":"array","minItems":1,"items":{"type":"string"}}"#),
+    optional("model", STRING),
+    optional("top_n", COUNT),
+    optional("return_documents", BOOLEAN),
+    optional("instruction", STRING),
+];
+
 /// The members of a route's body; none where it has none.
 fn members(target: Target) -> Vec<Member> {
     let all = |lists: &[&[Member]]| lists.concat();
@@ -163,6 +179,14 @@ fn members(target: Target) -> Vec<Member> {
                 &[optional("prompt", STRING), optional("system", STRING), optional("raw", BOOLEAN)];
             all(&[OLLAMA, own])
         }
+        Target::Embed(dialect) => {
+            let input = match dialect.input() {
+                "prompt" => required("prompt", STRING),
+                _ => required("input", PROMPT),
+            };
+            all(&[&[input], EMBEDDINGS])
+        }
+        Target::Rerank => RERANK.to_vec(),
         Target::OllamaShow => vec![required("model", STRING)],
         Target::OllamaPull => vec![required("model", STRING), optional("stream", BOOLEAN)],
         Target::Tokenize => vec![required("prompt", STRING)],

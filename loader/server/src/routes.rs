@@ -3,7 +3,11 @@
 
 use axum::http::Method;
 
-use super::{dialect::Dialect, error::Shape, keys::Scope};
+use super::{
+    dialect::{Dialect, EmbeddingDialect},
+    error::Shape,
+    keys::Scope,
+};
 
 /// A route.
 #[derive(Debug)]
@@ -24,6 +28,9 @@ pub(super) struct Route {
 pub(super) enum Target {
     /// The model, in a dialect.
     Generate(Dialect),
+    /// Embeddings, in a dialect.
+    Embed(EmbeddingDialect),
+    Rerank,
     Page,
     OpenApi,
     Health,
@@ -37,6 +44,7 @@ pub(super) enum Target {
     CountTokens,
     Tokenize,
     Detokenize,
+    TokenizerInfo,
     ApplyTemplate,
     OllamaTags,
     OllamaShow,
@@ -109,6 +117,15 @@ pub(super) const ROUTES: &[Route] = &[
         Shape::OpenAi,
         "Continue a conversation (OpenAI responses)",
     ),
+    post(
+        "/v1/embeddings",
+        Target::Embed(EmbeddingDialect::OpenAi),
+        Shape::OpenAi,
+        "Embeddings of texts (OpenAI)",
+    ),
+    post("/v1/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Cohere)"),
+    post("/v2/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Cohere)"),
+    post("/rerank", Target::Rerank, Shape::OpenAi, "Order documents by relevance (Jina, TEI)"),
     get(RESPONSE, Target::ResponseShow, Some(Scope::Infer), "Retrieve a stored response"),
     Route {
         method: "DELETE",
@@ -132,6 +149,12 @@ pub(super) const ROUTES: &[Route] = &[
     ),
     post("/tokenize", Target::Tokenize, Shape::OpenAi, "Tokenize a text or a conversation"),
     post("/detokenize", Target::Detokenize, Shape::OpenAi, "Detokenize tokens"),
+    get(
+        "/tokenizer_info",
+        Target::TokenizerInfo,
+        Some(Scope::Infer),
+        "The tokenizer's settings and the chat template",
+    ),
     post(
         "/apply-template",
         Target::ApplyTemplate,
@@ -149,6 +172,18 @@ pub(super) const ROUTES: &[Route] = &[
         Target::Generate(Dialect::OllamaGenerate),
         Shape::Ollama,
         "Answer a prompt (Ollama)",
+    ),
+    post(
+        "/api/embed",
+        Target::Embed(EmbeddingDialect::Ollama),
+        Shape::Ollama,
+        "Embeddings of texts (Ollama)",
+    ),
+    post(
+        "/api/embeddings",
+        Target::Embed(EmbeddingDialect::OllamaSingle),
+        Shape::Ollama,
+        "The embedding of a text (Ollama)",
     ),
     post("/api/show", Target::OllamaShow, Shape::Ollama, "One model (Ollama)"),
     ollama("/api/tags", Target::OllamaTags, Some(Scope::Infer), "The models (Ollama)"),

@@ -23,6 +23,7 @@
 //! and stop tokens, or with `fail`. `prefill_ms` passes before the first token and `step_ms`
 //! between two; `repeat` says the tokens so many times. A member `set` names the package set whose
 //! tokenizer and template are used, for `serve --engine scripted FILE`.
+//! Tokens of prompts have probability 1, and embeddings count tokens.
 
 use std::{
     collections::VecDeque,
@@ -39,8 +40,8 @@ use shardpack_chat::{
     text::{Detokenizer, Vocabulary},
 };
 use shardpack_engine_api::{
-    Command, EngineHandle, EngineState, Event, EventSink, FinishReason, GenerateRequest, RequestId,
-    TokenId, Usage,
+    Command, EngineHandle, EngineState, Event, EventSink, FinishReason, GenerateRequest,
+    PromptOutput, RequestId, TokenId, TokenLogprobs, Usage,
 };
 
 /// Most concurrent requests; others wait.
@@ -49,6 +50,8 @@ const RUNNING_MAX: usize = 256;
 const TOKENS_MAX: usize = 1 << 24;
 /// Most answers of one file.
 const ANSWERS_MAX: usize = 1 << 16;
+/// Width of the embeddings, which count tokens.
+const EMBEDDING_WIDTH: usize = 64;
 /// Interval at which an idle player checks whether a handle is left.
 const IDLE: Duration = Duration::from_millis(200);
 
@@ -220,8 +223,10 @@ impl Player {
     fn command(&mut self, command: Command) {
         match command {
             Command::Submit { id, request, events } => {
-                let answer = self.choose(&request.prompt);
-                let (tokens, end, prefill) = {
+                let (tokens, end, prefill) = if request.max_tokens == 0 {
+                    (Arc::default(), End::Finish(FinishReason::Length), Duration::ZERO)
+                } else {
+                    let answer = self.choose(&request.prompt);
                     let answer = &self.script.answers[answer];
                     (answer.tokens.clone(), answer.end.clone(), answer.prefill)
                 };
@@ -276,6 +281,9 @@ impl Player {
             return;
         }
         let now = Instant::now();
+        for running in self.running.iter_mut().filter(|running| running.begins <= now) {
+            running.read_prompt();
+        }
         self.running.retain_mut(|running| running.begins > now || running.step());
         let is_waiting = self.running.iter().all(|running| running.begins > now);
         let pause = if is_waiting { Duration::from_millis(1) } else { self.script.step };
@@ -286,6 +294,26 @@ impl Player {
 }
 
 impl Running {
+    /// Emits what is wanted of the prompt, once.
+    fn read_prompt(&mut self) {
+        let (request, prompt) = (self.id, &self.request.prompt);
+        match std::mem::take(&mut self.request.prompt_output) {
+            PromptOutput::Nothing => {}
+            PromptOutput::Logprobs(count) => {
+                let logprobs = prompt.iter().skip(1).map(|token| certain(*token, count)).collect();
+                (self.events)(Event::PromptLogprobs { request, first: 1, logprobs });
+            }
+            PromptOutput::Embedding => {
+                // Texts with the same tokens are alike, whatever the model.
+                let mut values = vec![0.0; EMBEDDING_WIDTH];
+                for token in prompt {
+                    values[token.0 as usize % EMBEDDING_WIDTH] += 1.0;
+                }
+                (self.events)(Event::Embedding { request, values });
+            }
+        }
+    }
+
     /// Emits the next token; false at the end.
     fn step(&mut self) -> bool {
         let request = self.id;
@@ -317,10 +345,14 @@ impl Running {
     }
 
     /// Every scripted token has probability 1.
-    fn logprobs(&self) -> Option<shardpack_engine_api::TokenLogprobs> {
-        let count = self.request.logprobs?;
+    fn logprobs(&self) -> Option<TokenLogprobs> {
         let token = self.tokens[self.said - 1];
-        let top = if count > 0 { vec![(token, 0.0)] } else { Vec::new() };
-        Some(shardpack_engine_api::TokenLogprobs { logprob: 0.0, top })
+        self.request.logprobs.map(|count| certain(token, count))
     }
+}
+
+/// A token of probability 1.
+fn certain(token: TokenId, count: u32) -> TokenLogprobs {
+    let top = if count > 0 { vec![(token, 0.0)] } else { Vec::new() };
+    TokenLogprobs { logprob: 0.0, top }
 }

@@ -87,6 +87,7 @@ fn step(
             positions: positions.map(|position| position as u32).collect(),
             lengths: vec![rows; sequences],
             logit_rows: (1..=sequences).map(|sequence| sequence * rows - 1).collect(),
+            hidden_rows: Vec::new(),
             ..Batch::default()
         };
         model.forward(&backend, &batch, caches, &ranks)

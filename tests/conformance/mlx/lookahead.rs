@@ -41,7 +41,7 @@ fn mlx_chooses_the_tokens_of_transformers_with_steps_built_ahead() {
             let outcome = engine.lead(group.as_ref(), &mut |event| match event {
                 Event::Token { request, token, .. } => found[request.0 as usize].push(token),
                 Event::Finished { .. } => {}
-                Event::Failed { message, .. } => panic!("{message}"),
+                other => panic!("{other:?}"),
             });
             if outcome.unwrap() == StepOutcome::Idle && step > 3 {
                 break;

@@ -182,6 +182,7 @@ impl Answer {
                 }
                 Event::Finished { reason, .. } => End::Finished(reason),
                 Event::Failed { message, retryable, .. } => End::Failed { message, retryable },
+                other => panic!("{other:?}"),
             };
             let after = self.events.recv_timeout(LONG);
             assert_eq!(after, Err(mpsc::RecvTimeoutError::Disconnected));

@@ -153,6 +153,7 @@ fn run(
                 drafted += usage.drafted_tokens;
                 accepted += usage.accepted_tokens;
             }
+            Event::PromptLogprobs { .. } | Event::Embedding { .. } => {}
             Event::Failed { message, .. } => failure = Some(message),
         })?;
         if let Some(message) = failure {

@@ -14,7 +14,7 @@ use shardpack_collectives::{Deadline, Group, GroupError};
 use shardpack_formats::memory::KvType;
 
 /// Version of plans and of the candidates that ranks gather.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// One rank's part of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

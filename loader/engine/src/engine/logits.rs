@@ -168,6 +168,7 @@ impl<B: Backend> LocalModel<B> {
             lengths: vec![tokens.len()],
             drafts: Vec::new(),
             logit_rows: (first..tokens.len()).collect(),
+            hidden_rows: Vec::new(),
         };
         sequence.len = end as u32;
         if let ([rank], [cache]) = (&self.ranks[..], &mut sequence.caches[..]) {

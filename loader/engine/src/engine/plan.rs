@@ -61,6 +61,8 @@ pub(super) struct ScheduledSequence {
     pub(super) drafts: u32,
     /// Whether the token after them is sampled, and with it what each draft has to be.
     pub(super) sample: bool,
+    /// The prompt's token after them, where its log probability is wanted.
+    pub(super) next: Option<u32>,
     /// The token mask at the position of each draft token and of the one after them; `None` allows
     /// every token. Empty without a constraint.
     pub(super) masks: Vec<Option<TokenMask>>,

@@ -6,18 +6,19 @@ use std::{
 };
 
 use shardpack_collectives::GroupError;
-use shardpack_engine_api::RequestId;
-use shardpack_formats::memory::TOKENS_PER_PAGE;
+use shardpack_engine_api::{PromptOutput, RequestId};
+use shardpack_formats::{memory::TOKENS_PER_PAGE, spec::Pooling};
 
 use super::{
     ahead::{ExpectedStep, PreparedStep},
     plan::{NewSequence, PageId, Plan, Publish, ScheduledSequence},
+    prompt_rows::{Pooled, PromptResult, PromptRows, RowValues, pooling_of},
     rows::RowReader,
     sample::{Logits, Row, SampledToken, Sampler, sample},
 };
 use crate::{
     backend::{Backend, Ranks, StepError},
-    model::{Batch, Model},
+    model::{Batch, Model, StepOutputs},
 };
 
 /// The sequences of one rank and the model that they run on.
@@ -46,6 +47,17 @@ struct CachedSequence<C> {
     len: u32,
     /// The token that was sampled after them, which must be the next input.
     next: Option<u32>,
+    /// Hidden vectors of its prompt, where its embedding is wanted.
+    pooled: Pooled,
+}
+
+/// What a step gave.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct StepResults {
+    /// Of every sequence whose next token was sampled, in the order of the plan.
+    pub(super) sampled: Vec<SampledSequence>,
+    /// Of prompts of which more is wanted.
+    pub(super) prompts: Vec<PromptResult>,
 }
 
 /// The new tokens of a sequence: its accepted draft tokens, and the one that was sampled after them.
@@ -114,11 +126,7 @@ impl<B: Backend> Runner<B> {
 
     /// Carries out a plan. A plan that does not fit the sequences here means that the ranks no
     /// longer agree.
-    pub(super) fn run(
-        &mut self,
-        plan: &Plan,
-        ranks: &Ranks<'_>,
-    ) -> Result<Vec<SampledSequence>, StepError> {
+    pub(super) fn run(&mut self, plan: &Plan, ranks: &Ranks<'_>) -> Result<StepResults, StepError> {
         if plan.step != self.next_step() {
             return Err(out_of_step(&format!("step {}", self.next_step()), &plan.step));
         }
@@ -139,7 +147,7 @@ impl<B: Backend> Runner<B> {
         }
         plan.begin.iter().try_for_each(|begin| self.begin(begin))?;
         if plan.scheduled.is_empty() {
-            return Ok(Vec::new());
+            return Ok(StepResults::default());
         }
         // Sequences leave the map while they are worked on; after an error all are forgotten.
         let mut sequences = Vec::with_capacity(plan.scheduled.len());
@@ -151,7 +159,8 @@ impl<B: Backend> Runner<B> {
             sequence.take(scheduled.known());
             sequences.push(sequence);
         }
-        let mut sampled_tokens = self.step(plan, &mut sequences, ranks)?.into_iter();
+        let (sampled_tokens, prompts) = self.step(plan, &mut sequences, ranks)?;
+        let mut sampled_tokens = sampled_tokens.into_iter();
         let mut sampled = Vec::new();
         for (scheduled, mut sequence) in plan.scheduled.iter().zip(sequences) {
             sequence.next = None;
@@ -162,7 +171,7 @@ impl<B: Backend> Runner<B> {
             }
             self.sequences.insert(scheduled.id, sequence);
         }
-        Ok(sampled)
+        Ok(StepResults { sampled, prompts })
     }
 
     /// Accepts the draft tokens that sampling gave too, and the token after them. The KV cache is
@@ -223,7 +232,8 @@ impl<B: Backend> Runner<B> {
         sampler.take(0, &begin.history);
         let cache = self.backend.cache(&self.model.cache_shape(), &pages);
         let (total, len) = (begin.total, cached as u32);
-        let sequence = CachedSequence { cache, sampler, total, len, next: None };
+        let sequence =
+            CachedSequence { cache, sampler, total, len, next: None, pooled: Pooled::default() };
         match self.sequences.insert(begin.id, sequence) {
             Some(_) => Err(out_of_step(&"a new sequence", &begin.id.0)),
             None => Ok(()),
@@ -252,24 +262,32 @@ impl<B: Backend> Runner<B> {
             let expected = format!("a mask of {} tokens", spec.vocab_size);
             return Err(out_of_step(&expected, &mask.vocab_size()));
         }
-        match scheduled.tokens.iter().find(|token| **token >= spec.vocab_size) {
+        let params = sequence.sampler.params();
+        let is_scored = matches!(params.prompt_output, PromptOutput::Logprobs(_));
+        if scheduled.next.is_some() && (!is_scored || end >= params.prompt_len as usize) {
+            return Err(out_of_step(&"no next token of the prompt", &end));
+        }
+        let mut tokens = scheduled.tokens.iter().chain(&scheduled.next);
+        match tokens.find(|token| **token >= spec.vocab_size) {
             Some(token) => Err(out_of_step(&format!("a token below {}", spec.vocab_size), token)),
             None => Ok(()),
         }
     }
 
     /// The tokens sampled at the position of each draft token and after the last token, in the
-    /// order of the plan.
+    /// order of the plan, and what prompts gave.
     fn step(
         &mut self,
         plan: &Plan,
         sequences: &mut [CachedSequence<B::Cache>],
         ranks: &Ranks<'_>,
-    ) -> Result<Vec<SampledToken>, StepError> {
-        let batch = batch(plan, sequences);
+    ) -> Result<(Vec<SampledToken>, Vec<PromptResult>), StepError> {
+        let (batch, prompt_rows) = batch(plan, sequences, pooling_of(&self.model));
+        let mut pooled: Vec<Pooled> =
+            sequences.iter_mut().map(|sequence| std::mem::take(&mut sequence.pooled)).collect();
         let mut rows = Vec::new();
         let mut caches = Vec::with_capacity(sequences.len());
-        for (scheduled, sequence) in plan.scheduled.iter().zip(sequences) {
+        for (scheduled, sequence) in plan.scheduled.iter().zip(&mut *sequences) {
             if scheduled.sample {
                 let (sampler, len, drafts) = (&sequence.sampler, sequence.len, scheduled.drafted());
                 rows.extend((0..=drafts.len()).map(|place| Row {
@@ -281,48 +299,90 @@ impl<B: Backend> Runner<B> {
             }
             caches.push(&mut sequence.cache);
         }
-        let (model, backend) = (&self.model, &self.backend);
         let prepared = self.prepared.take().filter(|prepared| prepared.is(plan));
         self.taken_up += u64::from(prepared.is_some());
-        let expected = self
-            .looks_ahead
-            .then(|| ExpectedStep::after(plan, &batch.totals, model.spec().max_positions));
-        let mut expected = expected.flatten();
-        let (tokens, prepared) = backend.run(|| {
-            // Deferred work is flushed among these ranks.
-            let own = model.own_ranks(ranks);
-            let logits = match prepared {
-                Some(prepared) => Some(prepared.take_up(backend, &batch.tokens, &mut caches)?),
-                None => model.forward(backend, &batch, &mut caches, ranks)?,
-            };
-            let Some(logits) = logits else {
-                backend.flush(&mut caches, &own)?;
-                return Ok((Vec::new(), None));
-            };
-            let mut next = None;
-            let mut ahead = |caches: &[&mut B::Cache]| {
-                next = expected.take().and_then(|it| it.prepare(model, backend, caches, ranks));
-            };
-            let rows_read = RowReader { model, backend, ranks: &own };
-            let (values, chosen) = rows_read.read(logits, &rows, &mut caches, &mut ahead)?;
-            let logits = Logits {
-                values: &values,
-                chosen,
-                range: model.held_logits(),
-                ranges: model.logit_ranges(),
-                vocab_size: model.spec().vocab_size as usize,
-            };
-            Ok::<_, StepError>((sample(&logits, &rows, ranks)?, next))
-        })?;
-        self.prepared = prepared;
-        Ok(tokens)
+        let max_positions = self.model.spec().max_positions;
+        let expected = (self.looks_ahead && prompt_rows.is_empty())
+            .then(|| ExpectedStep::after(plan, &batch.totals, max_positions));
+        let work = StepWork { batch: &batch, rows: &rows, prompt_rows: &prompt_rows };
+        let (model, backend) = (&self.model, &self.backend);
+        let done = backend
+            .run(|| work.run(model, backend, prepared, expected.flatten(), &mut caches, ranks))?;
+        self.prepared = done.prepared;
+        let prompts = if prompt_rows.is_empty() {
+            Vec::new()
+        } else {
+            prompt_rows.results(&done.values, model, &mut pooled, ranks)?
+        };
+        for (sequence, pooled) in sequences.iter_mut().zip(pooled) {
+            sequence.pooled = pooled;
+        }
+        Ok((done.tokens, prompts))
     }
 }
 
-/// The rows of a step.
-fn batch<C>(plan: &Plan, sequences: &[CachedSequence<C>]) -> Batch {
-    let mut batch = Batch::default();
-    for (scheduled, sequence) in plan.scheduled.iter().zip(sequences) {
+/// What one step computes.
+struct StepWork<'a> {
+    batch: &'a Batch,
+    rows: &'a [Row<'a>],
+    prompt_rows: &'a PromptRows,
+}
+
+/// What it gave.
+struct StepDone<B: Backend> {
+    tokens: Vec<SampledToken>,
+    values: RowValues,
+    /// The step that is likely to come next.
+    prepared: Option<PreparedStep<B>>,
+}
+
+impl StepWork<'_> {
+    fn run<B: Backend>(
+        &self,
+        model: &Model<B>,
+        backend: &B,
+        prepared: Option<PreparedStep<B>>,
+        mut expected: Option<ExpectedStep>,
+        caches: &mut [&mut B::Cache],
+        ranks: &Ranks<'_>,
+    ) -> Result<StepDone<B>, StepError> {
+        // Deferred work is flushed among these ranks.
+        let own = model.own_ranks(ranks);
+        let outputs = match prepared {
+            Some(prepared) => {
+                let logits = Some(prepared.take_up(backend, &self.batch.tokens, caches)?);
+                StepOutputs { logits, hidden: None }
+            }
+            None => model.forward_outputs(backend, self.batch, caches, ranks)?,
+        };
+        let values = self.prompt_rows.read(model, backend, outputs.hidden.as_ref(), &own)?;
+        let Some(logits) = outputs.logits else {
+            backend.flush(caches, &own)?;
+            return Ok(StepDone { tokens: Vec::new(), values, prepared: None });
+        };
+        let mut next = None;
+        let mut ahead = |caches: &[&mut B::Cache]| {
+            next = expected.take().and_then(|it| it.prepare(model, backend, caches, ranks));
+        };
+        let rows_read = RowReader { model, backend, ranks: &own };
+        let (read, chosen) = rows_read.read(logits, self.rows, caches, &mut ahead)?;
+        let logits = Logits {
+            values: &read,
+            chosen,
+            range: model.held_logits(),
+            ranges: model.logit_ranges(),
+            vocab_size: model.spec().vocab_size as usize,
+        };
+        Ok(StepDone { tokens: sample(&logits, self.rows, ranks)?, values, prepared: next })
+    }
+}
+
+/// The rows of a step, and those of prompts of which more is wanted.
+fn batch<C>(plan: &Plan, sequences: &[CachedSequence<C>], pooling: Pooling) -> (Batch, PromptRows) {
+    let (mut batch, mut prompt_rows) = (Batch::default(), PromptRows::default());
+    for (index, (scheduled, sequence)) in plan.scheduled.iter().zip(sequences).enumerate() {
+        let place = [index, batch.tokens.len()];
+        prompt_rows.add(scheduled, sequence.sampler.params(), pooling, place, &mut batch);
         batch.tokens.extend(&scheduled.tokens);
         batch
             .positions
@@ -335,7 +395,7 @@ fn batch<C>(plan: &Plan, sequences: &[CachedSequence<C>]) -> Batch {
             batch.logit_rows.extend(end - 1 - scheduled.drafts as usize..end);
         }
     }
-    batch
+    (batch, prompt_rows)
 }
 
 fn out_of_step(expected: &dyn Display, found: &dyn Display) -> StepError {

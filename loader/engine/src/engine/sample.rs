@@ -10,11 +10,12 @@
 //! on the number of ranks.
 //!
 //! Reading order: [`Sampler`] (a sequence's parameters and token counts), [`ShardCandidates`] (what a
-//! rank brings), `select`, `gumbel` (noise).
+//! rank brings), `select`, `gumbel` (noise), `prompt` (log probabilities of tokens that are given).
 
 mod candidates;
 mod chosen;
 mod gumbel;
+mod prompt;
 mod sampler;
 mod select;
 
@@ -27,6 +28,7 @@ pub(super) use candidates::ShardCandidates;
 pub(super) use chosen::RowScore;
 #[cfg(test)]
 pub(super) use gumbel::mix;
+pub(super) use prompt::{ShardScore, WantedToken, score};
 pub(super) use sampler::{Sampler, SamplingParams};
 use select::{Selection, select};
 

@@ -131,9 +131,8 @@ impl Schedule {
         };
         let drafter = self.limits.drafts_tokens().then(|| Drafter::new(&request.prediction));
         let sequence = Sequence::new(id, request, constraint, drafter, now);
-        if sequence.request.max_tokens == 0
-            || sequence.tokens.len() >= self.limits.max_positions as usize
-        {
+        let is_full = sequence.tokens.len() >= self.limits.max_positions as usize;
+        if sequence.request.prompt_output.is_nothing() && (!sequence.generates() || is_full) {
             let (reason, usage) = (FinishReason::Length, sequence.usage(now));
             return self.events.push(Event::Finished { request: id, reason, usage });
         }
@@ -183,7 +182,7 @@ impl Schedule {
             if count == 0 {
                 continue;
             }
-            let sample = count == running.left();
+            let sample = count == running.left() && running.sequence.generates();
             let vocab_size = self.limits.vocab_size;
             let masks = sample.then(|| running.sequence.masks(vocab_size, &mut drafts));
             let masks = match masks.transpose() {
@@ -197,13 +196,15 @@ impl Schedule {
                 running.begun = true;
                 begin.push(self.limits.begin(running));
             }
-            let known = &running.sequence.tokens[running.computed..running.computed + count];
+            let end = running.computed + count;
+            let known = &running.sequence.tokens[running.computed..end];
             scheduled.push(ScheduledSequence {
                 id: running.sequence.id,
                 position: running.computed as u32,
                 tokens: [known, &drafts].concat(),
                 drafts: drafts.len() as u32,
                 sample,
+                next: running.sequence.next_of_prompt(end),
                 masks,
             });
         }
@@ -291,7 +292,8 @@ impl Schedule {
             && let Some(sequence) = self.waiting.front_mut()
         {
             let kind = self.limits.kind(sequence);
-            let found = if self.limits.prefix_reuse {
+            // Every row of a prompt of which something is wanted is computed.
+            let found = if self.limits.prefix_reuse && sequence.request.prompt_output.is_nothing() {
                 self.pages.find(kind, &sequence.tokens)
             } else {
                 Vec::new()
@@ -320,6 +322,9 @@ impl Schedule {
 
     /// How many tokens of each running sequence are run.
     fn counts(&self) -> Vec<usize> {
+        if self.limits.whole_prompts {
+            return self.whole_counts();
+        }
         let decoding = self.running.iter().any(RunningSequence::is_decoding);
         let budget = if decoding { self.limits.chunked_prefill_tokens } else { usize::MAX };
         let mut budget = budget.min(self.prefill_tokens);
@@ -338,6 +343,18 @@ impl Schedule {
             }
         }
         counts
+    }
+
+    /// Whole prompts within the budget; the first one even beyond it.
+    fn whole_counts(&self) -> Vec<usize> {
+        let mut budget = self.prefill_tokens;
+        let count = |(index, running): (usize, &RunningSequence)| {
+            let left = running.left();
+            let runs = index == 0 || left <= budget;
+            budget = budget.saturating_sub(if runs { left } else { 0 });
+            if runs { left } else { 0 }
+        };
+        self.running.iter().enumerate().map(count).collect()
     }
 
     /// Ends a request; unknown ones are ignored.
@@ -375,6 +392,7 @@ impl Limits {
         let params = SamplingParams {
             sampling: sequence.request.sampling.clone(),
             logprobs: sequence.request.logprobs,
+            prompt_output: sequence.request.prompt_output,
             prompt_len: sequence.request.prompt.len() as u32,
             forbidden: sequence.forbidden(),
             forbidden_before: (sequence.request.prompt.len() as u32)

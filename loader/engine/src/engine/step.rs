@@ -131,6 +131,7 @@ impl<B: Backend> Engine<B> {
             prefill_tokens: options.prefill_tokens,
             chunked_prefill_tokens: options.chunked_prefill_tokens,
             prefix_reuse: model.reuses_prefixes(),
+            whole_prompts: spec.is_bidirectional(),
             long_beyond: long.map(|long| long.beyond).collect(),
             drafting: Drafting::new(options.speculate, spec),
         };
@@ -270,15 +271,15 @@ impl<B: Backend> RankEngine for Engine<B> {
         self.send(&plan, group)?;
         let ranks = self.ranks(group);
         let started = Instant::now();
-        let sampled = self.runner.run(&plan, &ranks);
-        let sampled = sampled.map_err(|error| group_error(error, &mut self.device_failure))?;
+        let results = self.runner.run(&plan, &ranks);
+        let results = results.map_err(|error| group_error(error, &mut self.device_failure))?;
         if let Some(draft) = &mut self.draft
             && !plan.scheduled.is_empty()
         {
             let rows = plan.scheduled.iter().map(|scheduled| scheduled.tokens.len()).sum();
             draft.record_step_time(rows, started.elapsed());
         }
-        self.schedule.record(&plan, sampled, Instant::now());
+        self.schedule.record(&plan, results, Instant::now());
         deliver(&mut self.schedule);
         Ok(StepOutcome::Worked)
     }

@@ -10,6 +10,7 @@ use super::*;
 
 mod ahead;
 mod drafts;
+mod prompts;
 mod requests;
 
 use crate::{
@@ -107,6 +108,8 @@ fn lead(leader: &mut Engine<Cpu>, group: &dyn Group, events: &mut Vec<Event>) ->
 struct Answer {
     tokens: Vec<u32>,
     logprobs: Vec<TokenLogprobs>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    embedding: Vec<f32>,
     cached: u32,
     end: Option<Result<(FinishReason, u32, u32), String>>,
 }
@@ -121,6 +124,12 @@ fn collect(events: Vec<Event>) -> BTreeMap<RequestId, Answer> {
                 answer.tokens.push(token.0);
                 answer.logprobs.extend(logprobs);
             }
+            Event::PromptLogprobs { first, logprobs, .. } => {
+                assert_eq!(first as usize, answer.prompt_logprobs.len() + 1, "in order");
+                assert!(answer.tokens.is_empty(), "before the answer");
+                answer.prompt_logprobs.extend(logprobs);
+            }
+            Event::Embedding { values, .. } => answer.embedding = values,
             Event::Finished { reason, usage, .. } => {
                 assert!(usage.prefill_seconds >= 0.0 && usage.decode_seconds >= 0.0);
                 answer.cached = usage.cached_tokens;
@@ -367,6 +376,7 @@ fn a_plan_that_does_not_fit_ends_the_group() {
     let params = sample::SamplingParams {
         sampling: Sampling::GREEDY,
         logprobs: None,
+        prompt_output: PromptOutput::Nothing,
         prompt_len: 1,
         forbidden: vec![],
         forbidden_before: 0,
@@ -378,6 +388,7 @@ fn a_plan_that_does_not_fit_ends_the_group() {
         tokens: tokens.to_vec(),
         drafts: 0,
         sample: true,
+        next: None,
         masks: vec![],
     };
     let plan = |begin: &[NewSequence], scheduled: &[ScheduledSequence]| Plan {

@@ -112,21 +112,36 @@ impl<B: Backend> EmbeddingAndHead<B> {
         })
     }
 
-    /// Logits of the rows that want them: the columns that [`super::Model::held_logits`] names.
-    pub(super) fn logits(&self, pass: &ForwardPass<'_, B>, x: &B::Tensor) -> B::Tensor {
-        let ForwardPass { backend, spec, batch, .. } = pass;
-        let rows = backend.select_rows(x, &batch.logit_rows);
-        let Output { collapse, norm, head } = self.output.as_ref().expect("the last stage has it");
+    /// Hidden vectors of some rows after the last norm.
+    pub(super) fn hidden(
+        &self,
+        pass: &ForwardPass<'_, B>,
+        x: &B::Tensor,
+        rows: &[usize],
+    ) -> B::Tensor {
+        let rows = pass.backend.select_rows(x, rows);
+        let Output { collapse, norm, .. } = self.output.as_ref().expect("the last stage has it");
         let rows = match collapse {
             Some(collapse) => collapse.apply(pass, &rows),
             None => rows,
         };
-        let x = norm.apply(*backend, &rows);
+        norm.apply(pass.backend, &rows)
+    }
+
+    /// Logits of such vectors, `count` rows: the columns that [`super::Model::held_logits`] names.
+    pub(super) fn logits_of(
+        &self,
+        backend: &B,
+        spec: &Spec,
+        hidden: &B::Tensor,
+        count: usize,
+    ) -> B::Tensor {
+        let Output { head, .. } = self.output.as_ref().expect("the last stage has it");
         let part = match head {
-            Head::Own(own) => own.as_ref().map(|own| own.apply(*backend, &x)),
-            Head::Tied => self.embedding.as_ref().map(|matrix| backend.linear(&x, matrix)),
+            Head::Own(own) => own.as_ref().map(|own| own.apply(backend, hidden)),
+            Head::Tied => self.embedding.as_ref().map(|matrix| backend.linear(hidden, matrix)),
         };
-        let mut part = part.unwrap_or_else(|| backend.zeros(batch.logit_rows.len(), 0));
+        let mut part = part.unwrap_or_else(|| backend.zeros(count, 0));
         if let Some(scale) = spec.logit_scale {
             part = backend.scale(part, scale.0);
         }

@@ -11,8 +11,8 @@ use shardpack_kernels::matrix::affine_is_supported;
 use shardpack_manifests::{TensorShard, manifest::MatrixFormat};
 
 use super::{
-    LoadError, Model, Projection, Shard, embedding_and_head::EmbeddingAndHead, layer::Layer,
-    shard::CacheSlots,
+    LoadError, Model, Projection, Shard, embedding_and_head::EmbeddingAndHead,
+    embedding_dense::EmbeddingDense, layer::Layer, shard::CacheSlots,
 };
 use crate::{
     backend::{Backend, StoredMatrix, StoredWeights},
@@ -118,6 +118,7 @@ impl<B: Backend> Loader<'_, B> {
     fn model(&self) -> Result<Model<B>, LoadError> {
         Ok(Model {
             embedding_and_head: EmbeddingAndHead::load(self)?,
+            embedding_dense: EmbeddingDense::load(self)?,
             layers: self
                 .shard
                 .layers(self.spec)

@@ -133,6 +133,7 @@ pub(crate) fn spec(model: &str) -> Spec {
         linear_attention: None,
         short_convolution: None,
         hyper_connections: None,
+        embedding: None,
         block: Block::pre_norm(),
         embedding_scale: None,
         logit_scale: None,

@@ -15,7 +15,7 @@ use shardpack_chat::{
     output,
     text::Detokenizer,
 };
-use shardpack_engine_api::{GenerateRequest, Sampling, TokenId};
+use shardpack_engine_api::{GenerateRequest, PromptOutput, Sampling, TokenId};
 use tokio::{
     runtime::Handle,
     task::{JoinSet, spawn_blocking},
@@ -111,7 +111,7 @@ struct PreparedRequest {
 }
 
 impl AppState {
-    fn busy(&self) -> ApiError {
+    pub(super) fn busy(&self) -> ApiError {
         let limit = self.limits.active_requests;
         let message = format!("the server is busy with {limit} requests");
         ApiError::new(ErrorKind::Unavailable, message).with_code("queue_full")
@@ -144,6 +144,10 @@ impl AppState {
         let earlier = |id: &str| self.store.items(id, owner, Instant::now());
         let parsed = dialect.parse_after(body, &earlier)?;
         let model = self.known_name(parsed.model.as_deref())?.to_owned();
+        if self.model.embedding().is_some() {
+            let message = "this model makes embeddings and generates no text: use /v1/embeddings,                            or serve a chat model";
+            return Err(ApiError::param("model", message).with_code("unsupported_value"));
+        }
         let (prompts, adjusted, refusal) = match self.prompts(&parsed) {
             Ok((prompts, adjusted)) => (prompts, adjusted, None),
             Err(error) if parsed.stream && parsed.writer_options.tells_in_stream(&error) => {
@@ -177,12 +181,15 @@ impl AppState {
         let mut sequences = Vec::with_capacity(answers);
         for prompt in prompts {
             let echo = writer_options.echoes().then(|| self.text(&prompt));
+            let scored = request.sampling.logprobs.filter(|_| echo.is_some());
+            let prompt_output = scored.map_or(PromptOutput::Nothing, PromptOutput::Logprobs);
             for choice in 0..choices {
                 // Each choice has its own seed; the first has the request's.
                 let seed = seed.wrapping_add(u64::from(choice).wrapping_mul(SEED_STEP));
-                let (sequence, unenforced) =
+                let (mut sequence, unenforced) =
                     self.sequence(&request, prompt.clone(), seed, is_raw)?;
                 notes.unenforced = unenforced;
+                sequence.request.prompt_output = prompt_output;
                 sequences.push(Sequence { echo: echo.clone(), ..sequence });
             }
         }
@@ -250,9 +257,10 @@ impl AppState {
             stop_tokens,
             sampling,
             logprobs: request.sampling.logprobs,
+            prompt_output: PromptOutput::Nothing,
             constraint: output.constraint,
             prediction,
-            timeout_ms: u64::try_from(self.limits.request_timeout.as_millis()).ok(),
+            timeout_ms: self.timeout_ms(),
         };
         Ok((Sequence { request, parser, stop, echo: None }, output.unenforced))
     }

@@ -111,7 +111,7 @@ impl AppState {
         json!({
             "id": name,
             "object": "model",
-            "type": "llm",
+            "type": if self.model.embedding().is_some() { "embeddings" } else { "llm" },
             "publisher": publisher.map_or("shardpack", |(publisher, _)| publisher),
             "arch": self.info.architecture(),
             "compatibility_type": "safetensors",

@@ -42,6 +42,9 @@ impl AppState {
     }
 
     fn capabilities(&self) -> Vec<&'static str> {
+        if self.model.embedding().is_some() {
+            return vec!["embedding"];
+        }
         let thinks = self.model.output().style().thinking.is_some();
         let all = [("completion", true), ("tools", self.model.has_tools()), ("thinking", thinks)];
         all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()

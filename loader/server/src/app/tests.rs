@@ -10,6 +10,7 @@ use super::*;
 mod codex;
 mod continuation;
 mod dialects;
+mod embeddings;
 mod families;
 mod ollama;
 mod operation;

@@ -91,6 +91,11 @@ pub(super) async fn detokenize(
     .await
 }
 
+/// The tokenizer's settings, as vLLM has them.
+pub(super) async fn tokenizer_info(State(app): State<Arc<AppState>>) -> Response {
+    Json(app.model.tokenizer_info()).into_response()
+}
+
 /// A chat completion request to `{prompt}`.
 pub(super) async fn apply_template(
     State(app): State<Arc<AppState>>,

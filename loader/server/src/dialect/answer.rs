@@ -1,5 +1,6 @@
 //! A complete choice, collected from its updates.
 
+use serde_json::{Value, json};
 use shardpack_chat::conversation::{EndReason, OutputDelta};
 
 use crate::{
@@ -66,4 +67,14 @@ impl Answer {
     pub(crate) fn reason(&self) -> EndReason {
         self.reason.unwrap_or(EndReason::Length)
     }
+}
+
+/// A token with its log probability, its bytes and the likeliest others, as responses and Ollama's
+/// answers have them.
+pub(super) fn json_logprob(token: &TokenLogprob) -> Value {
+    let entry = |bytes: &[u8], logprob: Option<f32>| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
+    let mut value = entry(&token.bytes, token.logprob);
+    let top = token.top.iter().map(|top| entry(&top.bytes, Some(top.logprob)));
+    value["top_logprobs"] = top.collect();
+    value
 }

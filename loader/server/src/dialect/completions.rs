@@ -1,9 +1,11 @@
 //! Completions of the `OpenAI` API: raw prompts without a chat template.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 use shardpack_chat::{
-    conversation::{ChatRequest, OutputDelta},
+    conversation::{ChatRequest, Limits, OutputDelta},
     json::Json,
 };
 
@@ -46,21 +48,17 @@ const UNSUPPORTED: [(&str, Neutral); 3] = [
 /// Parses a body.
 pub(super) fn parse(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut fields = Fields::new(parse_object(body)?);
-    let prompt = parse_prompt(fields.take("prompt"))?;
+    let prompt = parse_prompts(fields.take("prompt"), "prompt", PROMPTS_MAX)?;
     let mut sampling = parse_sampling(&mut fields)?;
     sampling.logprobs = parse_logprobs_count(&mut fields, "logprobs")?;
-    let mut limits = parse_limits(&mut fields, &["n_predict", "max_tokens"], "stop")?;
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    let mut limits = parse_echo_limits(&mut fields, echo)?;
     limits.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS.max(limits.min_tokens));
     let format = parse_response_format(fields.object("response_format")?, "response_format")?;
     let response_format = parse_constraints(&mut fields)?.unwrap_or(format);
     let model = fields.string("model")?.filter(|model| !model.is_empty());
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = parse_stream_options(&mut fields)?;
-    let echo = fields.boolean("echo")?.unwrap_or(false);
-    if echo && sampling.logprobs.is_some() {
-        let message = "logprobs: log probabilities of the prompt are not supported: leave out echo or logprobs";
-        return Err(ApiError::param("logprobs", message).with_code("unsupported_value"));
-    }
     refuse_unsupported(&mut fields, &UNSUPPORTED)?;
     let request = ChatRequest { response_format, sampling, limits, ..ChatRequest::default() };
     let writer_options = WriterOptions::Completions(Options { include_usage, echo });
@@ -75,25 +73,42 @@ pub(super) fn parse(body: &[u8]) -> Result<ParsedRequest, ApiError> {
     })
 }
 
+/// Limits of the output; nothing may follow an echoed prompt.
+fn parse_echo_limits(fields: &mut Fields, echo: bool) -> Result<Limits, ApiError> {
+    let max_tokens = fields.take("max_tokens");
+    let is_zero = echo && max_tokens.as_ref().and_then(integer) == Some(0);
+    if let Some(value) = max_tokens.filter(|_| !is_zero) {
+        fields.put("max_tokens", value);
+    }
+    let limits = parse_limits(fields, &["n_predict", "max_tokens"], "stop")?;
+    Ok(if is_zero { Limits { max_tokens: Some(0), min_tokens: 0, ..limits } } else { limits })
+}
+
 /// A text, tokens, or several of either.
-fn parse_prompt(prompt: Option<Json>) -> Result<Vec<RawPrompt>, ApiError> {
+pub(super) fn parse_prompts(
+    prompt: Option<Json>,
+    name: &str,
+    most: usize,
+) -> Result<Vec<RawPrompt>, ApiError> {
     let prompts = match prompt {
         Some(Json::String(text)) => return Ok(vec![RawPrompt::Text(text)]),
         Some(Json::Array(items)) => items,
-        Some(other) => return Err(mismatch("prompt", "a string or an array", &other)),
-        None => return Err(ApiError::param("prompt", "prompt: expected a string or an array")),
+        Some(other) => return Err(mismatch(name, "a string or an array", &other)),
+        None => {
+            return Err(ApiError::param(name, format!("{name}: expected a string or an array")));
+        }
     };
     if prompts.first().is_some_and(|first| integer(first).is_some()) {
-        return tokens(&prompts, "prompt").map(|tokens| vec![tokens]);
+        return tokens(&prompts, name).map(|tokens| vec![tokens]);
     }
-    if prompts.is_empty() || prompts.len() > PROMPTS_MAX {
-        let message = format!("prompt: expected 1 to {PROMPTS_MAX} prompts");
-        return Err(ApiError::param("prompt", message));
+    if prompts.is_empty() || prompts.len() > most {
+        let message = format!("{name}: expected 1 to {most} of them, found {}", prompts.len());
+        return Err(ApiError::param(name, message));
     }
     let prompt = |(index, prompt)| match prompt {
         Json::String(text) => Ok(RawPrompt::Text(text)),
-        Json::Array(items) => tokens(&items, &format!("prompt[{index}]")),
-        other => Err(mismatch(&format!("prompt[{index}]"), "a string or an array", &other)),
+        Json::Array(items) => tokens(&items, &format!("{name}[{index}]")),
+        other => Err(mismatch(&format!("{name}[{index}]"), "a string or an array", &other)),
     };
     prompts.into_iter().enumerate().map(prompt).collect()
 }
@@ -108,6 +123,8 @@ pub(crate) struct CompletionsWriter {
     identity: Identity,
     options: Options,
     usages: Vec<AnswerUsage>,
+    /// Characters of each choice's tokens that were written.
+    offsets: BTreeMap<u32, usize>,
 }
 
 #[derive(Serialize)]
@@ -129,16 +146,23 @@ struct Choice<'a> {
     finish_reason: Option<&'static str>,
 }
 
-fn logprobs(tokens: &[TokenLogprob]) -> Option<Value> {
+/// Log probabilities of tokens, the first of which begins after `offset` characters; moves that on.
+fn logprobs(tokens: &[TokenLogprob], offset: &mut usize) -> Option<Value> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mut offset = 0;
     let mut offsets = Vec::new();
     for token in tokens {
-        offsets.push(offset);
-        offset += text(&token.bytes).chars().count();
+        offsets.push(*offset);
+        *offset += text(&token.bytes).chars().count();
     }
-    let top = |token: &TokenLogprob| -> serde_json::Map<String, Value> {
-        token.top.iter().map(|top| (text(&top.bytes), json!(top.logprob))).collect()
+    let top = |token: &TokenLogprob| {
+        let logprob = token.logprob?;
+        let mut top = serde_json::Map::new();
+        // The token itself too, as in the API. Of several tokens with one text the likeliest counts.
+        let all = token.top.iter().map(|top| (&top.bytes, top.logprob));
+        for (bytes, logprob) in all.chain([(&token.bytes, logprob)]) {
+            top.entry(text(bytes)).or_insert_with(|| json!(logprob));
+        }
+        Some(top)
     };
     (!tokens.is_empty()).then(|| {
         json!({
@@ -153,7 +177,7 @@ fn logprobs(tokens: &[TokenLogprob]) -> Option<Value> {
 impl CompletionsWriter {
     pub(crate) fn new(identity: Identity, options: Options) -> Self {
         let identity = Identity { id: format!("cmpl-{}", identity.id), ..identity };
-        Self { identity, options, usages: Vec::new() }
+        Self { identity, options, usages: Vec::new(), offsets: BTreeMap::new() }
     }
 
     fn completion<'a>(
@@ -171,7 +195,7 @@ impl Writer for CompletionsWriter {
     fn begin(&mut self, _: &mut String) {}
 
     fn update(&mut self, update: ChoiceUpdate, out: &mut String) {
-        let logprobs = logprobs(&update.logprobs);
+        let logprobs = logprobs(&update.logprobs, self.offsets.entry(update.choice).or_default());
         let (text, finish_reason) = match &update.kind {
             UpdateKind::Delta(OutputDelta::Content(text) | OutputDelta::Reasoning(text)) => {
                 (text.as_str(), None)
@@ -202,7 +226,7 @@ impl Writer for CompletionsWriter {
         let choices = answers.iter().zip(0..).map(|(answer, index)| Choice {
             text: &answer.content,
             index,
-            logprobs: logprobs(&answer.logprobs),
+            logprobs: logprobs(&answer.logprobs, &mut 0),
             finish_reason: Some(finish_reason(answer.reason())),
         });
         let usages: Vec<AnswerUsage> = answers.iter().map(|answer| answer.usage).collect();

@@ -19,6 +19,11 @@ impl Fields {
         Some(self.0.remove(place).1)
     }
 
+    /// Puts a field back.
+    pub(crate) fn put(&mut self, name: &str, value: Json) {
+        self.0.push((name.to_owned(), value));
+    }
+
     pub(crate) fn array(&mut self, name: &str) -> Result<Option<Vec<Json>>, ApiError> {
         match self.take(name) {
             None => Ok(None),

@@ -31,7 +31,7 @@ pub(super) fn attend(
     assert_eq!(caches.len(), params.lengths.len(), "one cache per sequence");
     assert_eq!(params.lengths.iter().sum::<usize>(), q.rows(), "rows of all sequences");
     let (window, chunk) = match params.mask {
-        Mask::Full => (None, None),
+        Mask::Full | Mask::Bidirectional | Mask::BidirectionalSliding(_) => (None, None),
         Mask::Sliding(window) => (Some(window), None),
         Mask::Chunked(chunk) => (None, Some(chunk)),
     };
@@ -60,8 +60,31 @@ pub(super) fn attend(
             heads: &heads,
             first_position,
         };
-        attend_one(&q.values[of(q)], &attention, &mut out.values[of(q)]);
+        if params.mask.is_bidirectional() {
+            let out = &mut out.values[of(q)];
+            both_ways(&q.values[of(q)], out, attention, params.mask, *length);
+        } else {
+            attend_one(&q.values[of(q)], &attention, &mut out.values[of(q)]);
+        }
         row += length;
     }
     out
+}
+
+/// Attention in both directions of a sequence whose `length` rows are all its tokens: each row by
+/// itself, as if it stood at the last position that it sees.
+fn both_ways(q: &[f32], out: &mut [f32], attention: Kernel<'_>, mask: Mask, length: usize) {
+    let first = attention.first_position;
+    let rows = q.chunks_exact(q.len() / length).zip(out.chunks_exact_mut(q.len() / length));
+    for (at, (q, out)) in (first..).zip(rows) {
+        let (last, window) = match mask {
+            Mask::BidirectionalSliding(side) => {
+                let side = side.max(1) as usize;
+                let last = (at + side - 1).min(first + length - 1);
+                (last, Some((last - (at + 1).saturating_sub(side) + 1) as u32))
+            }
+            _ => (first + length - 1, None),
+        };
+        attend_one(q, &Kernel { first_position: last, window, ..attention }, out);
+    }
 }

@@ -128,8 +128,10 @@ fn together(
 /// The first key that a row at some position sees.
 const fn first_key(at: usize, mask: Mask) -> usize {
     match mask {
-        Mask::Full => 0,
-        Mask::Sliding(window) => (at + 1).saturating_sub(window as usize),
+        Mask::Full | Mask::Bidirectional => 0,
+        Mask::Sliding(window) | Mask::BidirectionalSliding(window) => {
+            (at + 1).saturating_sub(window as usize)
+        }
         Mask::Chunked(0) => at,
         Mask::Chunked(chunk) => at - at % chunk as usize,
     }
@@ -205,8 +207,17 @@ fn mask(
     mask: Mask,
 ) -> Option<Array> {
     let last = first + rows - 1;
+    if mask.is_bidirectional() {
+        let side = match mask {
+            Mask::BidirectionalSliding(side) => side as usize,
+            _ => usize::MAX,
+        };
+        let row = |at: usize| keys.clone().map(move |key| u8::from(at.abs_diff(key) < side));
+        let bytes: Vec<u8> = (first..first + rows).flat_map(row).collect();
+        return Some(library.copy_in(&bytes, Element::Bool, &[rows, keys.len()]));
+    }
     let (window, chunk, all_see) = match mask {
-        Mask::Full => return None,
+        Mask::Full | Mask::Bidirectional | Mask::BidirectionalSliding(_) => return None,
         Mask::Sliding(window) => (window as usize, usize::MAX, last - keys.start < window as usize),
         Mask::Chunked(chunk) => {
             let chunk = chunk.max(1) as usize;

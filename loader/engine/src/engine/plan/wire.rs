@@ -8,16 +8,17 @@
 //! | list of 8 | sequences that ended: request |
 //! | list of 8 | pages that the prefix cache evicted |
 //! | list | new sequences: request (8), total (4), sampling parameters, pages (list of 8), history (list of 4) |
-//! | list | scheduled sequences: request (8), position (4), flags (1: a token is sampled, 2: masks follow), drafts among the tokens (4), tokens (list of 4), masks |
+//! | list | scheduled sequences: request (8), position (4), flags (1: a token is sampled, 2: masks follow, 4: the prompt's next token follows), drafts among the tokens (4), tokens (list of 4), next token (4), masks |
 //!
 //! Sampling parameters: temperature, `top_k`, `top_p`, `min_p`, repetition, presence and frequency penalty (4
-//! each), seed (8), biases (list of 8: token, bias), reported alternatives (1; 255: none), length
-//! of the prompt (4), forbidden tokens (list of 4) and the length before which they are (4).
+//! each), seed (8), biases (list of 8: token, bias), reported alternatives (1; 255: none), what is wanted
+//! of the prompt (1; 255: nothing, 254: its embedding, else log probabilities with so many
+//! alternatives), length of the prompt (4), forbidden tokens (list of 4) and the length before which they are (4).
 //! Masks, one more than there are drafts: form (1: 0 allows everything, 2: bits follow, 4: a list of
 //! allowed tokens follows), then, unless everything is allowed, size of the vocabulary (4) and the
 //! words or the tokens (list of 4).
 
-use shardpack_engine_api::{RequestId, Sampling, TokenId, TokenMask};
+use shardpack_engine_api::{MAX_LOGPROBS, PromptOutput, RequestId, Sampling, TokenId, TokenMask};
 
 use super::{
     super::{draft::MAX_STEP_DRAFTS, sample::SamplingParams},
@@ -39,6 +40,9 @@ const MAX_VOCAB: u32 = 1 << 24;
 
 /// Marks that no alternatives are reported.
 const NO_LOGPROBS: u8 = u8::MAX;
+
+/// Marks that an embedding is wanted of the prompt.
+const EMBEDDING: u8 = u8::MAX - 1;
 
 /// Bytes that are no plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -143,6 +147,11 @@ impl Writer {
             out.f32(*bias);
         });
         self.0.push(params.logprobs.map_or(NO_LOGPROBS, |count| count as u8));
+        self.0.push(match params.prompt_output {
+            PromptOutput::Nothing => NO_LOGPROBS,
+            PromptOutput::Embedding => EMBEDDING,
+            PromptOutput::Logprobs(count) => count as u8,
+        });
         self.u32(params.prompt_len);
         self.list(&params.forbidden, MAX_LEN, |out, token| out.u32(*token));
         self.u32(params.forbidden_before);
@@ -153,9 +162,13 @@ impl Writer {
         assert!(places.contains(&scheduled.masks.len()), "{} masks", scheduled.masks.len());
         self.u64(scheduled.id.0);
         self.u32(scheduled.position);
-        self.0.push(u8::from(scheduled.sample) | if scheduled.masks.is_empty() { 0 } else { 2 });
+        let flags = [scheduled.sample, !scheduled.masks.is_empty(), scheduled.next.is_some()];
+        self.0.push((0..).zip(flags).map(|(bit, flag)| u8::from(flag) << bit).sum());
         self.u32(scheduled.drafts);
         self.list(&scheduled.tokens, MAX_TOKENS, |out, token| out.u32(*token));
+        if let Some(next) = scheduled.next {
+            self.u32(next);
+        }
         scheduled.masks.iter().for_each(|mask| self.mask(mask.as_ref()));
     }
 
@@ -243,14 +256,17 @@ impl Reader<'_> {
         };
         let logprobs = match self.u8()? {
             NO_LOGPROBS => None,
-            count if u32::from(count) <= shardpack_engine_api::MAX_LOGPROBS => {
-                Some(u32::from(count))
-            }
-            _ => return Err(PlanError::Field),
+            count => Some(alternatives(count)?),
+        };
+        let prompt_output = match self.u8()? {
+            NO_LOGPROBS => PromptOutput::Nothing,
+            EMBEDDING => PromptOutput::Embedding,
+            count => PromptOutput::Logprobs(alternatives(count)?),
         };
         Ok(SamplingParams {
             sampling,
             logprobs,
+            prompt_output,
             prompt_len: self.u32()?,
             forbidden: self.list(MAX_LEN, Self::u32)?,
             forbidden_before: self.u32()?,
@@ -266,12 +282,13 @@ impl Reader<'_> {
         let (sample, has_masks) = (flags & 1 == 1, flags & 2 == 2);
         // A draft follows a token that is certain, and is compared with what is sampled.
         let fits = (drafts as usize) < tokens.len() && (sample || (drafts == 0 && !has_masks));
-        if !fits || flags > 3 {
+        if !fits || flags > 7 {
             return Err(PlanError::Field);
         }
+        let next = if flags & 4 == 4 { Some(self.u32()?) } else { None };
         let masks = if has_masks { drafts + 1 } else { 0 };
         let masks = (0..masks).map(|_| self.mask()).collect::<Result<_, _>>()?;
-        Ok(ScheduledSequence { id, position, tokens, drafts, sample, masks })
+        Ok(ScheduledSequence { id, position, tokens, drafts, sample, next, masks })
     }
 
     fn mask(&mut self) -> Result<Option<TokenMask>, PlanError> {
@@ -299,6 +316,12 @@ impl Reader<'_> {
     }
 }
 
+/// Alternatives that may be reported with a token.
+fn alternatives(count: u8) -> Result<u32, PlanError> {
+    let count = u32::from(count);
+    if count <= MAX_LOGPROBS { Ok(count) } else { Err(PlanError::Field) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -315,6 +338,7 @@ mod tests {
                 tokens: tokens.to_vec(),
                 drafts: masks.len().saturating_sub(1) as u32,
                 sample,
+                next: (!sample).then_some(8),
                 masks: masks.to_vec(),
             };
         let sampling = Sampling {
@@ -331,6 +355,7 @@ mod tests {
         let params = SamplingParams {
             sampling,
             logprobs: Some(3),
+            prompt_output: PromptOutput::Logprobs(2),
             prompt_len: 7,
             forbidden: vec![2],
             forbidden_before: 9,
@@ -383,6 +408,7 @@ mod tests {
         check(|plan| plan.begin[0].params.sampling.repetition_penalty = 0.0);
         check(|plan| plan.begin[0].params.sampling.logit_bias[0].1 = f32::INFINITY);
         check(|plan| plan.begin[0].params.logprobs = Some(21));
+        check(|plan| plan.begin[0].params.prompt_output = PromptOutput::Logprobs(21));
         check(|plan| plan.scheduled[0].tokens.clear());
         check(|plan| plan.scheduled[1].sample = false);
         check(|plan| plan.scheduled[3].sample = false);

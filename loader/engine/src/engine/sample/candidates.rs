@@ -47,7 +47,7 @@ impl LogSum {
     const NOTHING: Self = Self { maximum: f32::NEG_INFINITY, sum: 0.0 };
 
     /// Numbers only; eight lanes, since the order of a sum must not be the compiler's choice.
-    fn of(values: impl Iterator<Item = f32> + Clone) -> Self {
+    pub(super) fn of(values: impl Iterator<Item = f32> + Clone) -> Self {
         let maximum = values.clone().fold(f32::NEG_INFINITY, f32::max);
         if maximum.is_infinite() {
             return Self { maximum, ..Self::NOTHING };
@@ -220,7 +220,7 @@ impl ShardCandidates {
 }
 
 /// The `count` highest numbers with their places, the highest first; ties go to the lower place.
-fn top(values: &[f32], count: usize) -> Vec<(u32, f32)> {
+pub(super) fn top(values: &[f32], count: usize) -> Vec<(u32, f32)> {
     /// The heap's greatest is the least likely one.
     struct Entry(Candidate);
     impl PartialEq for Entry {

@@ -69,7 +69,7 @@ impl RowScore {
 mod tests {
     use std::time::Duration;
 
-    use shardpack_engine_api::Sampling;
+    use shardpack_engine_api::{PromptOutput, Sampling};
 
     use super::*;
     use crate::{
@@ -113,6 +113,7 @@ mod tests {
                     Sampler::new(SamplingParams {
                         sampling,
                         logprobs: None,
+                        prompt_output: PromptOutput::Nothing,
                         prompt_len: 0,
                         forbidden: Vec::new(),
                         forbidden_before: 0,

@@ -2,8 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use shardpack_engine_api::Sampling;
-use shardpack_engine_api::TokenId;
+use shardpack_engine_api::{PromptOutput, Sampling, TokenId};
 
 use super::Row;
 
@@ -13,6 +12,8 @@ pub(in crate::engine) struct SamplingParams {
     pub(in crate::engine) sampling: Sampling,
     /// Alternatives that are reported with each token.
     pub(in crate::engine) logprobs: Option<u32>,
+    /// What is wanted of the prompt.
+    pub(in crate::engine) prompt_output: PromptOutput,
     /// Tokens of the prompt: what follows is the answer.
     pub(in crate::engine) prompt_len: u32,
     /// Tokens that may not come before a number of tokens is reached, and that number.
@@ -55,6 +56,10 @@ struct TokenCount {
 impl Sampler {
     pub(in crate::engine) const fn new(params: SamplingParams) -> Self {
         Self { params, seen: BTreeMap::new() }
+    }
+
+    pub(in crate::engine) const fn params(&self) -> &SamplingParams {
+        &self.params
     }
 
     /// Takes tokens of the sequence, the first at `position`.

@@ -104,21 +104,31 @@ fn filtered<'a>(
 
 fn logprobs(row: &Row<'_>, parts: &[ShardCandidates], chosen: &Candidate) -> Option<TokenLogprobs> {
     let count = row.sampler.params.logprobs? as usize;
-    let sums = || parts.iter().filter_map(|part| part.raw_sum);
-    let maximum = sums().map(|sum| sum.maximum).fold(f32::NEG_INFINITY, f32::max);
-    let total = LogSum::total(sums(), maximum);
+    let sums: Vec<LogSum> = parts.iter().filter_map(|part| part.raw_sum).collect();
+    let top = parts.iter().flat_map(|part| part.raw_top.iter().copied()).collect();
+    Some(report(&sums, top, count, chosen.raw))
+}
+
+/// The log probability of a token with this logit, and the first `count` of `top`, in a row whose
+/// shards have these sums.
+pub(super) fn report(
+    sums: &[LogSum],
+    mut top: Vec<(u32, f32)>,
+    count: usize,
+    logit: f32,
+) -> TokenLogprobs {
+    let maximum = sums.iter().map(|sum| sum.maximum).fold(f32::NEG_INFINITY, f32::max);
+    let total = LogSum::total(sums.iter().copied(), maximum);
     let logprob = |logit: f32| {
         let value = f64::from(logit) - f64::from(maximum) - libm::log(total);
         // NaN and infinite values have no probability.
         let value = if value.is_finite() { value as f32 } else { MIN_LOGPROB };
         value.clamp(MIN_LOGPROB, 0.0)
     };
-    let mut top: Vec<(u32, f32)> =
-        parts.iter().flat_map(|part| part.raw_top.iter().copied()).collect();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let top = top.into_iter().take(count);
-    Some(TokenLogprobs {
-        logprob: logprob(chosen.raw),
+    TokenLogprobs {
+        logprob: logprob(logit),
         top: top.map(|(token, logit)| (TokenId(token), logprob(logit))).collect(),
-    })
+    }
 }

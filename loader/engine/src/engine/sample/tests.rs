@@ -2,8 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use shardpack_engine_api::Sampling;
-use shardpack_engine_api::TokenId;
+use shardpack_engine_api::{PromptOutput, Sampling, TokenId};
 
 use super::*;
 use crate::testing::group::thread_groups;
@@ -14,6 +13,7 @@ fn params_of(sampling: Sampling) -> SamplingParams {
     SamplingParams {
         sampling,
         logprobs: None,
+        prompt_output: PromptOutput::Nothing,
         prompt_len: 0,
         forbidden: vec![],
         forbidden_before: 0,

@@ -1,9 +1,8 @@
 //! What bounds a schedule, and which requests are within it.
 
-use shardpack_engine_api::GenerateRequest;
-use shardpack_engine_api::{MAX_LOGPROBS, Sampling};
+use shardpack_engine_api::{GenerateRequest, MAX_LOGPROBS, PromptOutput, Sampling};
 
-use super::{Drafting, sequence::Sequence};
+use super::{super::plan::MAX_PREFILL_TOKENS, Drafting, sequence::Sequence};
 
 /// What bounds a schedule.
 #[derive(Clone, Debug)]
@@ -20,6 +19,8 @@ pub(in crate::engine) struct Limits {
     pub(in crate::engine) chunked_prefill_tokens: usize,
     /// Whether sequences share KV pages through the prefix cache.
     pub(in crate::engine) prefix_reuse: bool,
+    /// Whether tokens see those after them: a prompt is run in one step, and nothing follows it.
+    pub(in crate::engine) whole_prompts: bool,
     /// Sequences that may become longer than this are computed with other positions.
     pub(in crate::engine) long_beyond: Vec<u32>,
     pub(in crate::engine) drafting: Drafting,
@@ -50,6 +51,16 @@ impl Limits {
                 self.max_positions
             ));
         }
+        if self.whole_prompts && request.max_tokens > 0 {
+            let message = "this model's attention is bidirectional: it generates no text";
+            return Err(message.to_owned());
+        }
+        if self.whole_prompts && prompt.len() > MAX_PREFILL_TOKENS {
+            let found = prompt.len();
+            return Err(format!(
+                "the prompt has {found} tokens, and {MAX_PREFILL_TOKENS} fit one step"
+            ));
+        }
         let biased = sampling.logit_bias.iter().map(|(token, _)| token);
         let mut named = prompt.iter().chain(prediction).chain(&request.stop_tokens).chain(biased);
         if let Some(token) = named.find(|token| token.0 >= self.vocab_size) {
@@ -60,6 +71,15 @@ impl Limits {
         }
         if let Some(count) = logprobs.filter(|count| *count > MAX_LOGPROBS) {
             return Err(format!("{count} logprobs per token: at most {MAX_LOGPROBS}"));
+        }
+        match request.prompt_output {
+            PromptOutput::Logprobs(count) if count > MAX_LOGPROBS => {
+                return Err(format!("{count} logprobs per prompt token: at most {MAX_LOGPROBS}"));
+            }
+            PromptOutput::Embedding if request.max_tokens > 0 => {
+                return Err("an embedding has no tokens after it: max_tokens is 0".to_owned());
+            }
+            _ => {}
         }
         check_sampling(sampling)
     }

@@ -9,7 +9,8 @@ use super::{
     super::{
         pages::Pages,
         plan::{Plan, Publish},
-        runner::SampledSequence,
+        prompt_rows::{PromptResult, PromptValues},
+        runner::StepResults,
         sample::SampledToken,
     },
     RunningSequence, Schedule,
@@ -17,13 +18,9 @@ use super::{
 };
 
 impl Schedule {
-    /// Takes the sampled tokens of a step.
-    pub(in crate::engine) fn record(
-        &mut self,
-        plan: &Plan,
-        sampled: Vec<SampledSequence>,
-        now: Instant,
-    ) {
+    /// Takes the results of a step.
+    pub(in crate::engine) fn record(&mut self, plan: &Plan, results: StepResults, now: Instant) {
+        let StepResults { sampled, prompts } = results;
         for scheduled in &plan.scheduled {
             // Cancelling happens between steps, so it is still there.
             let place = self.running.iter().position(|running| running.sequence.id == scheduled.id);
@@ -31,6 +28,16 @@ impl Schedule {
                 place.expect("only running sequences are scheduled"),
                 scheduled.known().len(),
             );
+        }
+        for result in prompts {
+            self.report(result);
+        }
+        for scheduled in plan.scheduled.iter().filter(|scheduled| !scheduled.sample) {
+            let done = |it: &RunningSequence| it.sequence.id == scheduled.id && it.left() == 0;
+            if self.running.iter().any(done) {
+                // Nothing was wanted but the prompt's own values.
+                self.finish(scheduled.id, FinishReason::Length, now);
+            }
         }
         let sampled_sequences = plan.scheduled.iter().filter(|scheduled| scheduled.sample);
         for (scheduled, sampled) in sampled_sequences.zip(sampled) {
@@ -46,6 +53,27 @@ impl Schedule {
                     self.advance(index, 1);
                 }
                 self.take(index, token, now);
+            }
+        }
+    }
+
+    /// Reports what a prompt's rows gave.
+    fn report(&mut self, result: PromptResult) {
+        let PromptResult { id: request, values } = result;
+        let running = self.running.iter_mut().find(|running| running.sequence.id == request);
+        let sequence = &mut running.expect("only running sequences are scheduled").sequence;
+        match values {
+            PromptValues::Logprobs { first, logprobs } => {
+                let (first, logprobs) = sequence.not_scored(first, logprobs);
+                if !logprobs.is_empty() {
+                    self.events.push(Event::PromptLogprobs { request, first, logprobs });
+                }
+            }
+            PromptValues::Embedding(values) if values.iter().all(|value| value.is_finite()) => {
+                self.events.push(Event::Embedding { request, values });
+            }
+            PromptValues::Embedding(_) => {
+                self.fail(request, "the model computed an embedding that is not finite".to_owned());
             }
         }
     }

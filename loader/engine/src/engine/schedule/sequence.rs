@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use shardpack_engine_api::{Constraint, GenerateRequest, RequestId, TokenId, TokenMask, Usage};
+use shardpack_engine_api::{
+    Constraint, GenerateRequest, PromptOutput, RequestId, TokenId, TokenLogprobs, TokenMask, Usage,
+};
 
 use super::{
     super::draft::{DraftToken, Drafter},
@@ -19,6 +21,8 @@ pub(super) struct Sequence {
     drafter: Option<Drafter>,
     /// Draft tokens that were run, and those that were accepted.
     drafted: [u32; 2],
+    /// Tokens of the prompt whose log probabilities were reported, the first one counted as such.
+    scored: u32,
     deadline: Option<Instant>,
     /// When it was first admitted, and how many tokens were cached then.
     admitted: Option<(Instant, u32)>,
@@ -54,6 +58,7 @@ impl Sequence {
             constraint,
             drafter,
             drafted: [0; 2],
+            scored: 1,
             deadline,
             admitted: None,
             answered: None,
@@ -62,6 +67,31 @@ impl Sequence {
 
     pub(super) fn generated(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Whether tokens are to follow the prompt, or have followed it.
+    pub(super) fn generates(&self) -> bool {
+        self.request.max_tokens > 0
+    }
+
+    /// The prompt's token at `index`, if its log probability is wanted.
+    pub(super) fn next_of_prompt(&self, index: usize) -> Option<u32> {
+        let is_scored = matches!(self.request.prompt_output, PromptOutput::Logprobs(_));
+        self.request.prompt.get(index).filter(|_| is_scored).map(|token| token.0)
+    }
+
+    /// Of these log probabilities of the prompt's tokens from `first` on, those that were not
+    /// reported yet, and the index of the first: a sequence that was preempted computes them again.
+    pub(super) fn not_scored(
+        &mut self,
+        first: u32,
+        mut logprobs: Vec<TokenLogprobs>,
+    ) -> (u32, Vec<TokenLogprobs>) {
+        let known = self.scored.saturating_sub(first).min(logprobs.len() as u32);
+        logprobs.drain(..known as usize);
+        let first = first + known;
+        self.scored = self.scored.max(first + logprobs.len() as u32);
+        (first, logprobs)
     }
 
     pub(super) fn is_complete(&self) -> bool {

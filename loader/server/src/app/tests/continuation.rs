@@ -2,6 +2,7 @@
 //! tool calls whose schema is validated after generation.
 
 use serde_json::{Value, json};
+use shardpack_engine_api::PromptOutput;
 
 use super::{
     STOP,
@@ -58,13 +59,60 @@ fn completions_begin_with_their_prompt_where_asked() {
         .map(|event| event["choices"][0]["text"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!(text, "Jesus wept.");
-    let body = json!({"prompt": "Jesus", "echo": true, "logprobs": 1});
-    let (status, message) = server.post("/v1/completions", &body).error();
-    assert!(status == 400 && message.contains("unsupported_value"), "{message}");
     // What stands before the answer is no answer: a failure still has its status.
     let server = start(vec![Step::Fail("rank 1 is gone", true)]);
     let body = json!({"prompt": "Jesus", "echo": true, "stream": true});
     assert_eq!(server.post("/v1/completions", &body).status, 503);
+}
+
+/// What lm-eval's `local-completions` sends for a loglikelihood, and reads of the answer.
+#[test]
+fn an_echoed_prompt_has_log_probabilities() {
+    let server = start(vec![Step::Score(vec![-0.5, -0.125]), Step::Tokens(vec![7]), STOP]);
+    let prompt = [vec![40, 41, 5], vec![42, 43, 44]];
+    let body = json!({"model": "kjv-4m", "prompt": prompt, "temperature": 0, "max_tokens": 1,
+        "logprobs": 1, "seed": 1234, "echo": true});
+    let found = server.post("/v1/completions", &body).json();
+    assert_eq!(found["choices"].as_array().unwrap().len(), 2);
+    let logprobs = &found["choices"][0]["logprobs"];
+    let tokens = logprobs["tokens"].as_array().unwrap();
+    assert_eq!(logprobs["token_logprobs"], json!([null, -0.5, -0.125]));
+    let top = &logprobs["top_logprobs"];
+    assert_eq!(top[0], Value::Null);
+    // The likeliest token and the prompt's own.
+    assert_eq!(
+        top[1],
+        json!({tokens[1].as_str().unwrap(): -0.5, tokens[2].as_str().unwrap(): -0.125})
+    );
+    assert_eq!(
+        top[2],
+        json!({tokens[2].as_str().unwrap(): -0.125}),
+        "the prompt's is the likeliest"
+    );
+    let lengths: Vec<usize> =
+        tokens.iter().map(|it| it.as_str().unwrap().chars().count()).collect();
+    assert_eq!(logprobs["text_offset"], json!([0, lengths[0], lengths[0] + lengths[1]]));
+    assert_eq!(server.submitted().prompt_output, PromptOutput::Logprobs(1));
+    server.submitted();
+    // Streamed, the prompt comes first with all of them.
+    let body = json!({"prompt": [40, 41, 5], "max_tokens": 0, "logprobs": 1, "echo": true, "stream": true});
+    let reply = server.post("/v1/completions", &body);
+    let first: Value = serde_json::from_str(reply.events()[0]).unwrap();
+    assert_eq!(first["choices"][0]["logprobs"]["token_logprobs"], json!([null, -0.5, -0.125]));
+    assert_eq!(server.submitted().max_tokens, 0);
+    // Nothing after a prompt that is not echoed is no request.
+    let body = json!({"prompt": [40], "max_tokens": 0, "logprobs": 1});
+    assert_eq!(server.post("/v1/completions", &body).status, 400);
+}
+
+#[test]
+fn the_tokenizer_describes_itself() {
+    let server = start(vec![STOP]);
+    let info = server.get("/tokenizer_info").json();
+    assert_eq!(info["eos_token"], "<|im_end|>");
+    assert!(info["chat_template"].as_str().unwrap().contains("<|im_start|>"));
+    let body = json!({"prompt": "test", "add_special_tokens": false});
+    assert!(server.post("/tokenize", &body).json()["tokens"].is_array());
 }
 
 fn respond(server: &Scripted, body: &Value) -> Value {

@@ -28,6 +28,10 @@ pub(super) enum Step {
     Say(&'static str),
     /// These tokens.
     Tokens(Vec<u32>),
+    /// Log probabilities of the prompt from its second token on, each with one alternative.
+    Score(Vec<f32>),
+    /// An embedding.
+    Embed(Vec<f32>),
     /// Nothing, until the test opens the gate.
     Gate,
     /// Nothing, until the request is cancelled.
@@ -89,6 +93,19 @@ pub(super) fn start_changed(
                 let tokens = match step {
                     Step::Say(text) => vocabulary.encode(text).unwrap(),
                     Step::Tokens(ids) => ids.into_iter().map(TokenId).collect(),
+                    Step::Score(found) => {
+                        let top = vec![(TokenId(5), -0.125)];
+                        let found = found.into_iter();
+                        let found =
+                            found.map(|logprob| TokenLogprobs { logprob, top: top.clone() });
+                        let logprobs = found.collect();
+                        events(Event::PromptLogprobs { request: id, first: 1, logprobs });
+                        continue;
+                    }
+                    Step::Embed(values) => {
+                        events(Event::Embedding { request: id, values });
+                        continue;
+                    }
                     Step::Gate => {
                         let _ = gate_receiver.recv();
                         continue;

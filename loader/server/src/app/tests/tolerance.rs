@@ -196,7 +196,7 @@ fn a_forced_call_is_one_where_the_template_shows_no_tools() {
     };
     check(folder.path(), "required", 1);
     check(folder.path(), "auto", 2);
-    check(&kjv(), "required", 2);
+    check(kjv(), "required", 2);
 }
 
 #[test]

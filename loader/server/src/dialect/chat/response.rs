@@ -140,7 +140,7 @@ struct Logprobs<'a> {
 #[expect(clippy::struct_field_names, reason = "the API's names")]
 struct Logprob<'a> {
     token: String,
-    logprob: f32,
+    logprob: Option<f32>,
     bytes: &'a [u8],
     top_logprobs: Vec<TopLogprob<'a>>,
 }

@@ -9,7 +9,7 @@ use shardpack_chat::{
 };
 
 use crate::{
-    dialect::{Answer, Identity, Writer, to_json},
+    dialect::{Answer, Identity, Writer, json_logprob, to_json},
     error::{ApiError, Shape},
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     usage::AnswerUsage,
@@ -139,13 +139,12 @@ fn call(index: usize, id: &str, name: &str, arguments: &str) -> Value {
 }
 
 fn logprob(token: &TokenLogprob) -> Value {
-    let entry = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
-    let mut found = entry(&token.bytes, token.logprob);
-    if !token.top.is_empty() {
-        found["top_logprobs"] =
-            token.top.iter().map(|top| entry(&top.bytes, top.logprob)).collect();
+    let mut value = json_logprob(token);
+    if token.top.is_empty() {
+        let value = value.as_object_mut().expect("json_logprob makes an object");
+        value.remove("top_logprobs");
     }
-    found
+    value
 }
 
 impl Writer for OllamaWriter {

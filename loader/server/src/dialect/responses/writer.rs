@@ -9,7 +9,7 @@ use shardpack_chat::{
 };
 
 use crate::{
-    dialect::{Answer, AnswerCall, Identity, Writer, custom_input, to_json},
+    dialect::{Answer, AnswerCall, Identity, Writer, custom_input, json_logprob, to_json},
     error::ApiError,
     generation::{ChoiceUpdate, TokenLogprob, UpdateKind},
     response_store::{ResponseStore, StoredResponse},
@@ -239,7 +239,7 @@ impl ResponsesWriter {
             OutputDelta::Content(text) => {
                 self.open(Kind::Message, out);
                 self.grow(&text);
-                let logprobs: Vec<Value> = tokens.iter().map(logprob).collect();
+                let logprobs: Vec<Value> = tokens.iter().map(json_logprob).collect();
                 let delta = json!({"content_index": 0, "delta": text, "logprobs": logprobs});
                 if let Some(open) = &mut self.open {
                     open.logprobs.extend(logprobs);
@@ -351,14 +351,6 @@ impl Open {
             }
         }
     }
-}
-
-fn logprob(token: &TokenLogprob) -> Value {
-    let entry = |bytes: &[u8], logprob: f32| json!({"token": String::from_utf8_lossy(bytes), "logprob": logprob, "bytes": bytes});
-    let mut value = entry(&token.bytes, token.logprob);
-    let top = token.top.iter().map(|top| entry(&top.bytes, top.logprob));
-    value["top_logprobs"] = top.collect();
-    value
 }
 
 impl Writer for ResponsesWriter {
