@@ -7,6 +7,7 @@ use shardpack_manifests::signature::SigningKey;
 
 use super::PlanError;
 use crate::{
+    cancel::Cancel,
     recipe::{MainFormat, Overrides, Recipe},
     report::Threshold,
 };
@@ -54,6 +55,8 @@ pub struct ConvertOptions {
     pub kv: KvType,
     /// Bytes that the conversion may hold in memory.
     pub memory_bytes: u64,
+    /// Ends the conversion between two tensors; the next one goes on from there.
+    pub cancel: Cancel,
 }
 
 impl ConvertOptions {
@@ -82,6 +85,7 @@ impl ConvertOptions {
             context: None,
             kv: KvType::F32,
             memory_bytes: Self::MEMORY_BYTES,
+            cancel: Cancel::default(),
         }
     }
 }

@@ -44,10 +44,9 @@ impl NumberEnd {
     /// Digits that may still follow; nothing where the end is far, or where this is text.
     const fn room(&self) -> Option<u32> {
         match (self.is_quoted, self.is_exponent) {
-            (true, _) => None,
             (false, true) => Some(EXPONENT_DIGITS_MAX.saturating_sub(self.digits)),
             (false, false) if self.digits >= DIGITS_MAX => Some(0),
-            (false, false) => None,
+            _ => None,
         }
     }
 
@@ -75,7 +74,9 @@ impl NumberEnd {
         // Where the number is all that was asked for, only the end of the answer may follow.
         let ends = allowed.is_allowed(trie.vocab_size() as u32 - 1);
         if goes_on || ends {
-            too_long.into_iter().for_each(|token| mask.forbid(token));
+            for token in too_long {
+                mask.forbid(token);
+            }
         }
     }
 }
