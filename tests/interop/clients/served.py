@@ -12,7 +12,6 @@ import sys
 import tempfile
 
 QUESTION = "Weather in Rome and Paris?"
-ONE_QUESTION = "Weather in Rome?"
 WEATHER = {"Rome": "sunny in Rome", "Paris": "rainy in Paris"}
 ANSWER = "Rome is sunny, Paris is rainy."
 MISSING_QUESTION = "Weather in Atlantis?"
@@ -36,7 +35,6 @@ def weather(tool="get_weather"):
     both = call(tool, city="Rome") + "\n" + call(tool, city="Paris")
     return [
         {"when": QUESTION, "text": f"<think>\n{THOUGHT}\n</think>\n\n{both}"},
-        {"when": ONE_QUESTION, "text": call(tool, city="Rome")},
         # The results stand in the order of the calls, or in another one.
         {"when": WEATHER["Rome"], "text": ANSWER},
         {"when": WEATHER["Paris"], "text": ANSWER},

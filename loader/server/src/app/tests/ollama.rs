@@ -172,6 +172,7 @@ fn calls_have_ids_and_come_back_with_their_results() {
         .map(|call| (&call["function"]["index"], &call["function"]["arguments"]))
         .collect();
     assert_eq!(found, [(&json!(0), &json!({"n": 1})), (&json!(1), &json!({"n": 2}))]);
+    assert_eq!((&calls[0]["index"], &calls[1]["index"]), (&json!(0), &json!(1)));
     let ids: Vec<&Value> = calls.iter().map(|call| &call["id"]).collect();
     assert!(ids[0].is_string() && ids[0] != ids[1], "{ids:?}");
     let result = json!({"role": "tool", "tool_call_id": ids[0], "tool_name": "f", "content": "7"});

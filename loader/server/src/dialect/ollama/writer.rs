@@ -135,7 +135,9 @@ pub(in crate::dialect) fn without_prompt(options: Options, model: &str, reason: 
 
 fn call(index: usize, id: &str, name: &str, arguments: &str) -> Value {
     let arguments = Json::parse(arguments.as_bytes()).unwrap_or_default();
-    json!({"id": id, "function": {"index": index, "name": name, "arguments": arguments}})
+    let function = json!({"index": index, "name": name, "arguments": arguments});
+    // LiteLLM reads the index beside the function, and joins the calls of a stream without it.
+    json!({"id": id, "index": index, "function": function})
 }
 
 fn logprob(token: &TokenLogprob) -> Value {
