@@ -20,6 +20,7 @@ mod reshard;
 mod serve;
 mod shared;
 mod sign;
+mod store;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -39,12 +40,13 @@ pub(crate) use inspect::InspectArgs;
 pub(crate) use logits::LogitsArgs;
 pub(crate) use node::NodeArgs;
 pub(crate) use plan::PlanArgs;
-pub(crate) use push::PushArgs;
+pub(crate) use push::{PullHubArgs, PushArgs, PushHubArgs};
 pub(crate) use rank::RankArgs;
 pub(crate) use reshard::ReshardArgs;
 pub(crate) use serve::{ChatArgs, KeyAction, KeysArgs, ServeArgs};
 pub(crate) use shared::{ClusterChoice, KvFormat, SourceArgs};
 pub(crate) use sign::{KeygenArgs, SignArgs};
+pub(crate) use store::{RemoveArgs, StoreArgs};
 pub(crate) use verify::VerifyArgs;
 
 /// Run the largest open models on a few machines: quantize, shard, push and serve.
@@ -88,6 +90,10 @@ pub(crate) enum Command {
     Cluster(ClusterArgs),
     /// Send each node its package.
     Push(PushArgs),
+    /// Upload a package set to the hub.
+    PushHub(PushHubArgs),
+    /// Fetch a package set from the hub, or one node's package of it.
+    PullHub(PullHubArgs),
     /// Measure how fast a set runs on this machine.
     Bench(BenchArgs),
     /// Measure the perplexity of a set on a text, and its KL divergence from another set.
@@ -96,8 +102,16 @@ pub(crate) enum Command {
     Engine(EngineArgs),
     /// Check this machine, or every node of a set; the report can be attached to a bug.
     Doctor(DoctorArgs),
-    /// Serve a model from all its packages behind an OpenAI-compatible API.
+    /// Serve a model behind an OpenAI-compatible API: a package set, or a model that is converted
+    /// when it is needed.
+    #[command(visible_alias = "run")]
     Serve(Box<ServeArgs>),
+    /// List the models that `serve` has converted.
+    List(StoreArgs),
+    /// Remove models that `serve` has converted.
+    Rm(RemoveArgs),
+    /// Show the disk space of the models that `serve` has converted.
+    Du(StoreArgs),
     /// Chat with a server, or with a package set, from the terminal.
     Chat(ChatArgs),
     /// Create, list and remove API keys of a server.

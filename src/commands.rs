@@ -15,12 +15,15 @@ pub(crate) mod keys;
 pub(crate) mod logits;
 pub(crate) mod node;
 pub(crate) mod plan;
+pub(crate) mod pull_hub;
 pub(crate) mod push;
+pub(crate) mod push_hub;
 pub(crate) mod rank;
 pub(crate) mod reshard;
 pub(crate) mod self_test;
 pub(crate) mod serve;
 pub(crate) mod sign;
+pub(crate) mod store;
 pub(crate) mod verify;
 
 mod draft;

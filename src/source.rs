@@ -1,11 +1,11 @@
 //! Opens a source: a local folder or file, or a model on the hub.
 
 #[cfg(feature = "hub")]
-mod hub;
+pub(crate) mod hub;
 
 use std::path::{Path, PathBuf};
 
-use shardpack_converter::{Pickles, Source, SourceError, Subfolder};
+use shardpack_converter::{Pickles, Source, SourceError, Subfolder, store::PullSource};
 
 use crate::{args::SourceArgs, failure::Failure};
 
@@ -37,6 +37,18 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
+    /// A model with nothing merged into it.
+    pub(crate) const fn model(source: &'a Path, keep: Keep) -> Self {
+        Self {
+            source,
+            subfolder: None,
+            adapters: &[],
+            pickles: Pickles::Refuse,
+            ignored_config_keys: &[],
+            keep,
+        }
+    }
+
     /// The source that the arguments name.
     pub(crate) fn of(args: &'a SourceArgs, keep: Keep) -> Self {
         Self {
@@ -57,6 +69,18 @@ pub(crate) fn open(input: &Input, spool: &Path) -> Result<Source, Failure> {
     opened.ignore_config_keys(input.ignored_config_keys).map_err(failure)?;
     opened.merge_adapters(input.adapters).map_err(failure)?;
     Ok(opened)
+}
+
+/// What is pulled into the store for a model's name on the hub; none if it is no such name.
+#[cfg(feature = "hub")]
+pub(crate) fn of_hub(given: &Path) -> Option<PullSource> {
+    hub::parse(given).map(hub::pull_source)
+}
+
+/// Without the hub nothing is such a name.
+#[cfg(not(feature = "hub"))]
+pub(crate) const fn of_hub(_: &Path) -> Option<PullSource> {
+    None
 }
 
 #[cfg(feature = "hub")]

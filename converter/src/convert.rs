@@ -73,6 +73,9 @@ pub enum ConvertError {
     /// A package cannot be signed.
     #[error(transparent)]
     Sign(Box<SignError>),
+    /// Another thread has asked for the end.
+    #[error("cancelled; the same conversion goes on from here")]
+    Cancelled,
 }
 
 impl From<DocumentError> for ConvertError {
@@ -100,6 +103,7 @@ impl ConvertError {
             | Self::Staging(_)
             | Self::Write(_)
             | Self::Sign(_)
+            | Self::Cancelled
             | Self::Canonical(_) => false,
             Self::Plan(_) | Self::Weight { .. } | Self::Threshold(_) => true,
         }
@@ -108,7 +112,7 @@ impl ConvertError {
     /// Whether running the same conversion again can go on where this one ended.
     #[must_use]
     pub const fn is_resumable(&self) -> bool {
-        matches!(self, Self::Write(_) | Self::Source(SourceError::Read { .. }))
+        matches!(self, Self::Write(_) | Self::Cancelled | Self::Source(SourceError::Read { .. }))
     }
 }
 
@@ -396,6 +400,9 @@ impl<'a> Pass<'a> {
     }
 
     fn carry_out(&self, item: &Item, scratch: &mut tensor::Scratch) -> Result<(), ConvertError> {
+        if self.plan.options.cancel.is_cancelled() {
+            return Err(ConvertError::Cancelled);
+        }
         match item {
             Item::Hash { file, pieces } => self.hash(*file, pieces.clone(), &mut scratch.hashed)?,
             Item::Convert(index) => {

@@ -1,15 +1,17 @@
 //! Models from the hub: found by name, pinned to one commit, downloaded into the standard cache,
-//! every byte checked against what the hub states before it counts.
+//! every byte checked against what the hub states before it counts. hf-hub makes the requests.
 //!
-//! | trap of other clients | here |
+//! | what hf-hub 1.0 does | here |
 //! |---|---|
 //! | interrupted downloads start over | a partial file goes on with `Range` |
 //! | size and content are not checked | both are, for every file, also for those found in the cache |
-//! | an error page becomes a cached file | only 200 and 206 with the right range are bodies |
+//! | an error page becomes a cached file | only a successful answer of the right length is a body |
 //! | a short file under its final name counts as done | files get their name after the check |
 //! | the environment is read deep inside | [`HubOptions`] are all there is |
+//! | only the number of bytes tells a range from a whole file | bytes beyond the range start the file over, whole |
+//! | a list of files drops the SHA-256 | lists are parsed here |
 //!
-//! Knows HTTP and the cache's layout; not what weights mean.
+//! Knows the cache's layout; not what weights mean.
 
 mod cache;
 mod checksum;
@@ -20,6 +22,7 @@ mod listing;
 mod options;
 mod remote;
 mod select;
+mod sets;
 #[cfg(test)]
 mod tests;
 
@@ -36,8 +39,8 @@ use cache::Cache;
 use checksum::Checksum;
 pub use error::HubError;
 use http::Client;
-pub use listing::{ListingError, RepoFile, parse_info, parse_tree};
-pub use options::{HubOptions, ModelName};
+pub use listing::{ListingError, RepoFile, parse_tree};
+pub use options::{HubOptions, ModelName, Visibility};
 pub(crate) use remote::{RemoteFile, WORKING_BYTES};
 pub use select::Selection;
 
@@ -107,16 +110,16 @@ impl Hub {
         if self.offline {
             return self.find_offline(name, selection);
         }
-        let info = self.client.info(name)?;
-        let files = self.client.tree(name, &info.commit)?;
+        let commit = self.client.commit(name)?;
+        let files = self.client.tree(name, &commit)?;
         let index = Subfolder::path_of(selection.subfolder.as_ref(), INDEX);
         let index = files.iter().find(|file| file.path == index);
-        let index = index.map(|index| self.small(name, &info.commit, index)).transpose()?;
+        let index = index.map(|index| self.small(name, &commit, index)).transpose()?;
         let files = select::needed(&files, selection, index.as_deref())
             .map_err(|problem| HubError::Repository { name: name.to_string(), problem })?;
-        self.cache.set_reference(name, &info.commit)?;
+        self.cache.set_reference(name, &commit)?;
         let (name, selection) = (name.clone(), selection.clone());
-        let snapshot = Snapshot { name, commit: info.commit, selection, files };
+        let snapshot = Snapshot { name, commit, selection, files };
         (self.observe)(&HubEvent::Found {
             commit: &snapshot.commit,
             files: snapshot.files.len(),
@@ -216,9 +219,9 @@ impl Hub {
                 name: snapshot.name.to_string(),
             });
         } else {
-            let url = self.client.file_url(&snapshot.name, &snapshot.commit, &file.path);
+            let address = self.client.address(&snapshot.name, &snapshot.commit, &file.path);
             let part = self.cache.part(&snapshot.name, &checksum);
-            download::fetch(&self.client, &url, file, &part, &self.observe)?;
+            download::fetch(&self.client, &address, file, &part, &self.observe)?;
             fs::rename(&part, &blob).map_err(|source| HubError::Write { path: blob, source })?;
             self.cache.set_verified(&snapshot.name, &checksum)?;
         }

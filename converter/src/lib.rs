@@ -2,11 +2,13 @@
 //!
 //! Reading order: [`source`] (what is there), [`plan`] (what will be written, from headers alone),
 //! [`convert()`] (quantizes and writes what was planned), [`report`] (what it did to the weights),
-//! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other programs).
+//! [`reshard()`] (the same weights for another number of nodes), [`export()`] (for other programs),
+//! [`store`] (models by name, converted when they are needed).
 //! The package directory is the whole contract with the loader.
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod cancel;
 mod checkpoint;
 mod convert;
 mod export;
@@ -22,9 +24,11 @@ mod shard;
 mod shard_writer;
 pub mod source;
 mod staging;
+pub mod store;
 mod unsharded;
 
 pub use adapter::AdapterError;
+pub use cancel::Cancel;
 pub use checkpoint::{Origin, Pickles, Subfolder};
 pub use convert::{ConvertError, ConvertEvent, Converted, Observer, PlanSummary, convert};
 pub use export::{ExportError, ExportForm, ExportOptions, Exported, export};

@@ -6,6 +6,47 @@ use clap::Args;
 
 use super::{ClusterChoice, shared::OutputForm};
 
+/// `push-hub`.
+#[derive(Args)]
+#[command(after_help = "\
+HF_TOKEN needs write access. `serve ORGANISATION/NAME` serves the set again, verified.
+
+Examples:
+  shardpack push-hub llama-70b my-organisation/llama-70b-shardpack --private")]
+pub(crate) struct PushHubArgs {
+    /// The package set.
+    pub set: PathBuf,
+    /// The repository, organisation/name or organisation/name@branch; created unless it is there.
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: String,
+    /// Let only its owner see the repository, if it is created.
+    #[arg(long)]
+    pub private: bool,
+    /// The form of the result.
+    #[command(flatten)]
+    pub form: OutputForm,
+}
+
+/// `pull-hub`.
+#[derive(Args)]
+#[command(after_help = "\
+The set goes to the hub's cache; the result is its folder there. Every file is verified.
+
+Examples:
+  shardpack pull-hub my-organisation/llama-70b-shardpack            the whole set
+  shardpack pull-hub my-organisation/llama-70b-shardpack --rank 1   one node's package")]
+pub(crate) struct PullHubArgs {
+    /// The repository, organisation/name or organisation/name@revision.
+    #[arg(value_name = "REPOSITORY")]
+    pub repository: String,
+    /// Fetch the package of this rank alone, with the set's documents.
+    #[arg(long, value_name = "RANK")]
+    pub rank: Option<u32>,
+    /// The form of the result.
+    #[command(flatten)]
+    pub form: OutputForm,
+}
+
 /// `push`.
 #[derive(Args)]
 #[command(after_help = "\

@@ -17,6 +17,7 @@ use super::{
 #[command(after_help = "\
 Examples:
   shardpack serve llama-70b                                       all ranks on this machine
+  shardpack serve org/model --bits 4                              converted when it is needed
   shardpack serve llama-70b --nodes studio-1,studio-2             on nodes of the cluster
   shardpack serve llama-70b --nodes 127.0.0.1:7420,127.0.0.1:7421  on nodes of this machine
   shardpack serve llama-70b --engine mlx --collectives jaccl --hostfile macs.json --nodes a:7420,b:7420
@@ -25,8 +26,13 @@ Examples:
   shardpack serve llama-70b --script answers.json                   scripted answers, the set's tokenizer
   shardpack serve --engine scripted answers.json                    scripted answers, no model")]
 pub(crate) struct ServeArgs {
-    /// The package set; with --engine scripted, a file of answers.
+    /// A package set; a model, which is converted into the managed store when it is not there: its
+    /// folder, a .gguf file, or organisation/model of the hub; or a name that `list` shows. With
+    /// --engine scripted, a file of answers.
     pub set: PathBuf,
+    /// Bits per weight of a model that is converted; 4 by default.
+    #[arg(long, value_name = "BITS")]
+    pub bits: Option<u32>,
     /// The nodes.
     #[command(flatten)]
     pub nodes: NodesArgs,

@@ -18,7 +18,7 @@ use shardpack_engine::{
 use shardpack_formats::memory::{KvType, MIN_KV_BYTES, PREFILL_TOKENS, TOKENS_PER_PAGE};
 use shardpack_manifests::Manifest;
 
-use super::{Outcome, draft, package, threads};
+use super::{Outcome, draft, package, store, threads};
 use crate::{
     args::BenchArgs,
     failure::Failure,
@@ -28,8 +28,7 @@ use crate::{
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Outcome {
     let threads = threads::count(args.threads);
-    let set = package::read_set(&args.set)?;
-    let folders = package::folders(&args.set, &set);
+    let (_, folders) = package::members(&store::model(&args.set)?)?;
     let each = (threads / folders.len().max(1)).max(1);
     let mut ranks = Vec::new();
     let mut engines = Vec::new();

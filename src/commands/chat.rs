@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 
-use super::{Outcome, demo::children};
+use super::{Outcome, demo::children, store};
 use crate::{args::ChatArgs, failure::Failure, progress::say};
 
 /// Timeout for connecting to the server; answers have none.
@@ -27,12 +27,12 @@ pub(crate) fn run(args: &ChatArgs) -> Outcome {
     let server = if is_url {
         None
     } else {
-        let set = Path::new(&args.target);
+        let set = store::model(Path::new(&args.target))?;
         if !set.exists() {
             let error = anyhow!("{}: no such folder", args.target);
             return Err(Failure::from(error).hint("give a package set, or the URL of a server"));
         }
-        Some(children::serve(set, &[], &[""; 0])?)
+        Some(children::serve(&set, &[], &[""; 0])?)
     };
     let url = server.as_ref().map_or(args.target.as_str(), |server| &server.address);
     let mut chat = Chat::new(args, url)?;

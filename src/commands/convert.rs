@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, OnceLock},
 };
@@ -13,6 +13,7 @@ use shardpack_converter::{
     ConvertError, ConvertEvent, ConvertOptions, Converted, Plan, PlanError, convert,
 };
 use shardpack_formats::normalise::ResolveError;
+use shardpack_manifests::PackageSet;
 
 use super::{Outcome, plan, rules, sign, threads};
 use crate::{
@@ -103,49 +104,55 @@ pub(crate) fn convert_source(input: &Input, options: ConvertOptions) -> Result<C
         let _ = std::fs::remove_dir_all(if foreign { &spool } else { &spools });
         let _ = std::fs::remove_dir(&spools);
     }
-    converted.map_err(|error: ConvertError| {
-        if let ConvertError::Plan(PlanError::Resolve(ResolveError::UnknownKeys { .. })) = &error {
-            return Failure::wrong(error).hint(UNKNOWN_KEYS);
-        }
-        if error.is_wrong() {
-            return Failure::wrong(error);
-        }
-        let is_full = anyhow::Chain::new(&error)
-            .filter_map(|cause| cause.downcast_ref::<io::Error>())
-            .any(|cause| cause.kind() == io::ErrorKind::StorageFull);
-        let failure = Failure::from(error);
-        if is_full {
-            failure.hint("free some disk space and run the same command again: it resumes")
-        } else {
-            failure
-        }
-    })
+    converted.map_err(failure)
+}
+
+/// The failure for a conversion that ended without a result.
+pub(super) fn failure(error: ConvertError) -> Failure {
+    if let ConvertError::Plan(PlanError::Resolve(ResolveError::UnknownKeys { .. })) = &error {
+        return Failure::wrong(error).hint(UNKNOWN_KEYS);
+    }
+    if error.is_wrong() {
+        return Failure::wrong(error);
+    }
+    let is_full = anyhow::Chain::new(&error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::StorageFull);
+    let failure = Failure::from(error);
+    if is_full {
+        failure.hint("free some disk space and run the same command again: it resumes")
+    } else {
+        failure
+    }
 }
 
 /// Says what `serve` would say of the packages' text files.
 fn check_text_side(converted: &mut Converted) {
-    let Some(package) = converted.set.packages.first() else { return };
-    let folder = converted.output.join(&package.directory);
-    // Without a tokenizer it was said before.
-    if !folder.join("tokenizer.json").is_file() {
-        return;
-    }
-    if let Err(error) = ChatModel::open(&folder) {
-        let error = anyhow::Error::from(error);
-        let warning = format!("serve will refuse these packages: {error:#}");
+    if let Some(warning) = refused_text(&converted.output, &converted.set) {
         say(&format!("note: {warning}"));
         converted.report.warnings.push(warning);
     }
 }
 
+/// What `serve` refuses of the text files of a set's packages.
+pub(super) fn refused_text(set_folder: &Path, set: &PackageSet) -> Option<String> {
+    let folder = set_folder.join(&set.packages.first()?.directory);
+    // Without a tokenizer it was said before.
+    if !folder.join("tokenizer.json").is_file() {
+        return None;
+    }
+    let error = anyhow::Error::from(ChatModel::open(&folder).err()?);
+    Some(format!("serve will refuse these packages: {error:#}"))
+}
+
 /// A conversion as a progress bar.
 #[derive(Default)]
-struct Display {
+pub(super) struct Display {
     tensors: OnceLock<Progress>,
 }
 
 impl Display {
-    fn show(&self, event: &ConvertEvent) {
+    pub(super) fn show(&self, event: &ConvertEvent) {
         // Before the plan stands there is nothing to show.
         let show = |show: &dyn Fn(&Progress)| {
             if let Some(progress) = self.tensors.get() {

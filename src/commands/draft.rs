@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
-use super::package;
+use super::{package, store};
 use crate::{args::EngineChoice, failure::Failure};
 
 /// Checks the draft model of an engine's arguments before anything is started.
@@ -23,8 +23,7 @@ pub(super) fn check_elsewhere(engine: &EngineChoice) -> Result<(), Failure> {
 
 /// The only package of a draft model's set.
 pub(super) fn folder(set: &Path) -> Result<PathBuf, Failure> {
-    let document = package::read_set(set)?;
-    let mut folders = package::folders(set, &document);
+    let (_, mut folders) = package::members(&store::packed(set)?)?;
     let count = folders.len();
     match folders.pop() {
         Some(folder) if count == 1 => Ok(folder),

@@ -11,7 +11,7 @@ use shardpack_engine::{
     loading::{OpenOptions, Package},
 };
 
-use super::{Outcome, package, threads};
+use super::{Outcome, package, store, threads};
 use crate::{
     args::EvalArgs,
     failure::Failure,
@@ -23,14 +23,15 @@ pub(crate) fn run(args: &EvalArgs) -> Outcome {
     let threads = threads::count(args.threads.count);
     let shown = || args.text.display().to_string();
     let text = fs::read_to_string(&args.text).with_context(shown)?;
-    let set = package::read_set(&args.set)?;
-    let folder = package::folders(&args.set, &set).into_iter().next();
+    let set = store::model(&args.set)?;
+    let folder = package::members(&set)?.1.into_iter().next();
     let folder = folder.ok_or_else(|| Failure::wrong(anyhow!("the set has no packages")))?;
     let (tokens, first) = tokenize(&folder, &text).map_err(|error| {
         Failure::wrong(anyhow::Error::from(error).context(folder.display().to_string()))
     })?;
-    let model = load(&args.set, threads)?;
-    let against = args.against.as_deref().map(|set| load(set, threads)).transpose()?;
+    let model = load(&set, threads)?;
+    let against = args.against.as_deref();
+    let against = against.map(|set| load(&store::model(set)?, threads)).transpose()?;
     let longest = model.spec().max_positions as usize;
     let options = EvalOptions { context: args.context.unwrap_or(longest.min(512)), first };
     let mut note = |done: usize, all: usize| say(&format!("eval: {done} of {all} windows"));
@@ -48,8 +49,8 @@ pub(crate) fn run(args: &EvalArgs) -> Outcome {
 
 /// All ranks of a set, in this process.
 fn load(folder: &Path, threads: usize) -> Result<LocalModel, Failure> {
-    let set = package::read_set(folder)?;
-    let packages = package::folders(folder, &set)
+    let (_, folders) = package::members(folder)?;
+    let packages = folders
         .iter()
         .map(|folder| {
             Package::open(folder, &OpenOptions::fast(threads), &|_| ()).map_err(|error| {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde_json::json;
 use shardpack_converter::{ExportError, ExportForm, ExportOptions, UnshardedModel, export};
 
-use super::{Outcome, reshard::Display, threads};
+use super::{Outcome, reshard::Display, store, threads};
 use crate::{
     args::ExportArgs,
     failure::Failure,
@@ -22,8 +22,9 @@ pub(crate) fn run(args: &ExportArgs) -> Outcome {
     let options =
         ExportOptions { output: args.output.clone(), form, memory_bytes: args.budget.memory.0 };
     let display = Display::new("export");
+    let paths = store::packed_all(&args.packages.paths)?;
     let work = || {
-        let model = UnshardedModel::open(&args.packages.paths)?;
+        let model = UnshardedModel::open(&paths)?;
         export(&model, &options, &|event| display.show(event))
     };
     let exported =

@@ -8,7 +8,7 @@ use shardpack_manifests::{
     manifest::{MatrixFormat, Quantization},
 };
 
-use super::{Outcome, package, plan};
+use super::{Outcome, package, plan, store};
 use crate::{
     args::InspectArgs,
     progress::{result, size, table},
@@ -16,14 +16,15 @@ use crate::{
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs) -> Outcome {
-    let manifests: Vec<Manifest> = if package::is_set(&args.path) {
-        let set = package::read_set(&args.path)?;
-        package::folders(&args.path, &set)
+    let path = store::packed(&args.path)?;
+    let manifests: Vec<Manifest> = if package::is_set(&path) {
+        let set = package::read_set(&path)?;
+        package::folders(&path, &set)
             .iter()
             .map(|folder| package::read_manifest(folder))
             .collect::<Result<_, _>>()?
     } else {
-        vec![package::read_manifest(&args.path)?]
+        vec![package::read_manifest(&path)?]
     };
     if args.listing.form.json {
         let packages: Vec<_> =

@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow};
 use shardpack_engine::loading::Package;
 use shardpack_engine_api::TokenId;
 
-use super::{Outcome, package, threads};
+use super::{Outcome, package, store, threads};
 use crate::{args::LogitsArgs, failure::Failure};
 
 /// Runs the command.
@@ -16,10 +16,10 @@ pub(crate) fn run(args: &LogitsArgs) -> Outcome {
         return Err(anyhow::anyhow!("--kv-memory is for serving").into());
     }
     let tokens = read_tokens(&args.tokens)?;
-    let set = package::read_set(&args.set)?;
+    let (_, folders) = package::members(&store::model(&args.set)?)?;
     let threads = threads::count(args.threads.count);
     let options = args.engine.opening(threads).map_err(anyhow::Error::from)?;
-    let packages = package::folders(&args.set, &set)
+    let packages = folders
         .iter()
         .map(|folder| {
             let opened = Package::open(folder, &options, &|_| ());

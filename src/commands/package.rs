@@ -23,6 +23,11 @@ pub(crate) fn is_set(folder: &Path) -> bool {
     folder.join(SET_FILE).is_file()
 }
 
+/// Whether a folder is a package.
+pub(crate) fn is_package(folder: &Path) -> bool {
+    folder.join(MANIFEST_FILE).is_file()
+}
+
 /// The document of a set.
 pub(crate) fn read_set(folder: &Path) -> Result<PackageSet, Failure> {
     let path = folder.join(SET_FILE);
@@ -35,6 +40,20 @@ pub(crate) fn read_manifest(folder: &Path) -> Result<Manifest, Failure> {
     let path = folder.join(MANIFEST_FILE);
     let bytes = read(&path, MAX_MANIFEST_BYTES)?;
     Manifest::parse(&bytes).map_err(|error| wrong(&path, error))
+}
+
+/// The name of a set, or of the one package of a one-node set, and the packages' folders in rank
+/// order.
+pub(crate) fn members(folder: &Path) -> Result<(Option<String>, Vec<PathBuf>), Failure> {
+    if is_package(folder) && !is_set(folder) {
+        let manifest = read_manifest(folder)?;
+        if manifest.layout.ranks == 1 {
+            return Ok((manifest.name, vec![folder.to_owned()]));
+        }
+    }
+    let set = read_set(folder)?;
+    let folders = folders(folder, &set);
+    Ok((set.name, folders))
 }
 
 /// The packages' folders of a set, in rank order.

@@ -10,7 +10,7 @@ use shardpack_transfer::push::{
     PushReport, WINDOW_CHUNKS, default_streams, push,
 };
 
-use super::Outcome;
+use super::{Outcome, store};
 use crate::{
     args::PushArgs,
     cluster,
@@ -25,7 +25,8 @@ pub(crate) fn run(args: &PushArgs) -> Outcome {
     let mode =
         if args.dry_run { PushMode::DryRun } else { PushMode::Send(Activation::WhenAllPrepared) };
     let streams = args.streams.map_or_else(default_streams, usize::from);
-    let report = push_set(&args.set, &nodes, mode, streams)?;
+    let set = store::packed(&args.set)?;
+    let report = push_set(&set, &nodes, mode, streams)?;
     if args.form.json {
         result(&json(&report).to_string());
     } else {

@@ -7,7 +7,7 @@ use shardpack_converter::{
     ReshardError, ReshardEvent, ReshardOptions, Resharded, UnshardedModel, reshard,
 };
 
-use super::{Outcome, plan, threads};
+use super::{Outcome, plan, store, threads};
 use crate::{
     args::ReshardArgs,
     failure::Failure,
@@ -25,8 +25,9 @@ pub(crate) fn run(args: &ReshardArgs) -> Outcome {
         memory_bytes: args.budget.memory.0,
     };
     let display = Display::new("reshard");
+    let paths = store::packed_all(&args.packages.paths)?;
     let work = || {
-        let model = UnshardedModel::open(&args.packages.paths)?;
+        let model = UnshardedModel::open(&paths)?;
         reshard(&model, &options, &|event| display.show(event))
     };
     let resharded =

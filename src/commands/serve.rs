@@ -23,9 +23,10 @@ use shardpack_engine_api::{EngineHandle, EngineState};
 use shardpack_identity::{Endpoint, is_local};
 use shardpack_manifests::Manifest;
 use shardpack_server::{Server, ServerLimits, Stop, Tls};
+use shardpack_transfer::push::{Activation, PushMode, default_streams};
 
 use self::{mlx_group::MlxGroup, scripted::Scripted};
-use super::{Outcome, draft, keys, package};
+use super::{Outcome, draft, keys, package, push, store};
 use crate::{
     args::ServeArgs,
     cluster,
@@ -39,15 +40,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Runs the command: serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     let scripted = Scripted::of(args)?;
+    let remote = cluster::nodes(&args.nodes.names, &args.nodes.cluster)?;
     let set = match &scripted {
-        None => Some(args.set.as_path()),
-        Some(scripted) => scripted.set.as_deref(),
+        None => Some(set_of(args, &remote)?),
+        Some(scripted) => scripted.set.clone(),
     };
     let served = match set {
-        Some(set) => Served::open(set)?,
+        Some(set) => Served::open(&set)?,
         None => Served::of_bytes()?,
     };
-    let remote = cluster::nodes(&args.nodes.names, &args.nodes.cluster)?;
     let mlx_group = match &scripted {
         None => served.mlx_group(args, &remote)?,
         Some(_) => None,
@@ -91,6 +92,19 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
     serve(args, listener, server, engine, &handle, || ready(args, &name, &url, ranks))
 }
 
+/// The set to serve: what was named, or what it was converted to, which nodes are sent too.
+fn set_of(args: &ServeArgs, remote: &[Endpoint]) -> Result<PathBuf, Failure> {
+    let (set, is_stored) = store::set_of(&args.set, args.bits, remote.len().max(1))?;
+    if is_stored && !remote.is_empty() {
+        let mode = PushMode::Send(Activation::WhenAllPrepared);
+        let report = push::push_set(&set, remote, mode, default_streams())?;
+        if !report.is_done() {
+            return Err(anyhow!("not every node has received its package").into());
+        }
+    }
+    Ok(set)
+}
+
 /// Runs the server until it or the ranks end.
 fn serve(
     args: &ServeArgs,
@@ -130,14 +144,13 @@ struct Served {
 
 impl Served {
     fn open(path: &Path) -> Result<Self, Failure> {
-        let set = package::read_set(path)?;
-        let folders = package::folders(path, &set);
+        let (name, folders) = package::members(path)?;
         let manifests = folders
             .iter()
             .map(|folder| package::read_manifest(folder))
             .collect::<Result<Vec<_>, _>>()?;
         let model = open_text(&folders[0], &manifests[0])?;
-        let name = set.name.clone().unwrap_or_else(|| folder_name(path));
+        let name = name.unwrap_or_else(|| folder_name(path));
         Ok(Self { model, folders, manifests, name })
     }
 

@@ -8,7 +8,7 @@ use shardpack_manifests::{
     verify::{Report, TensorCheck, VerifyEvent, VerifyOptions, verify_package, verify_set},
 };
 
-use super::{Outcome, package, sign, threads};
+use super::{Outcome, package, sign, store, threads};
 use crate::{
     args::VerifyArgs,
     failure::Failure,
@@ -17,8 +17,9 @@ use crate::{
 
 /// Runs the command.
 pub(crate) fn run(args: &VerifyArgs) -> Outcome {
-    if !args.path.is_dir() {
-        return Err(Failure::from(anyhow::anyhow!("{}: no such folder", args.path.display())));
+    let path = &store::packed(&args.path)?;
+    if !path.is_dir() {
+        return Err(Failure::from(anyhow::anyhow!("{}: no such folder", path.display())));
     }
     let key = args.key.as_deref().map(sign::read_public_key).transpose()?;
     let options = VerifyOptions { tensors: TensorCheck::Skip };
@@ -32,16 +33,16 @@ pub(crate) fn run(args: &VerifyArgs) -> Outcome {
         }
     };
     let report = threads::with(args.threads.count, || {
-        if package::is_set(&args.path) {
-            verify_set(&args.path, options, &show)
+        if package::is_set(path) {
+            verify_set(path, options, &show)
         } else {
-            verify_package(&args.path, None, options, &show)
+            verify_package(path, None, options, &show)
         }
     })?;
     progress.get().into_iter().for_each(Progress::finish);
     let mut wrong: Vec<String> = report.findings.iter().map(message).collect();
     if let Some(key) = &key {
-        wrong.extend(threads::with(args.threads.count, || signatures(&args.path, key))?);
+        wrong.extend(threads::with(args.threads.count, || signatures(path, key))?);
     }
     if args.form.json {
         result(&json(&report, &wrong, key.is_some()).to_string());
@@ -71,7 +72,7 @@ fn signatures(path: &Path, key: &VerifyingKey) -> Vec<String> {
 }
 
 /// A finding with the chain of its causes.
-fn message(finding: &shardpack_manifests::verify::Finding) -> String {
+pub(super) fn message(finding: &shardpack_manifests::verify::Finding) -> String {
     let mut text = finding.to_string();
     let mut cause = std::error::Error::source(&finding.problem);
     while let Some(error) = cause {

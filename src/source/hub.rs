@@ -8,7 +8,8 @@ use std::{
 
 use shardpack_converter::{
     Source, Subfolder,
-    hub::{Hub, HubError, HubEvent, HubObserver, HubOptions, ModelName, Selection},
+    hub::{Hub, HubError, HubEvent, HubObserver, HubOptions, ModelName, Selection, Visibility},
+    store::PullSource,
 };
 
 use super::{Input, Keep, failure};
@@ -90,11 +91,50 @@ pub(crate) fn open(
     source.map_err(failure)
 }
 
-struct Shown {
+/// What is pulled into the store for a model of the hub.
+pub(crate) fn pull_source(HubModel { name, gguf }: HubModel) -> PullSource {
+    PullSource::Hub { name, gguf, options: Box::new(options()) }
+}
+
+/// Brings a package set of the hub into the cache, or one rank's package with the set's documents;
+/// `None` if what is named is none.
+pub(crate) fn fetch_set(repository: &str, rank: Option<u32>) -> Result<Option<PathBuf>, Failure> {
+    let name: ModelName = repository.parse().map_err(|problem: String| anyhow::anyhow!(problem))?;
+    let shown = Arc::new(Shown::default());
+    let told = Arc::clone(&shown);
+    let hub = Hub::new(options(), Arc::new(move |event: &HubEvent| told.show(event)))?;
+    let folder = hub
+        .fetch_set(&name, rank)
+        .map_err(|error| if error.is_wrong() { Failure::wrong(error) } else { error.into() })?;
+    shown.finish();
+    Ok(folder)
+}
+
+/// Uploads a package set; returns the commit.
+pub(crate) fn upload(
+    repository: &str,
+    set: &Path,
+    visibility: Visibility,
+) -> Result<String, Failure> {
+    let name: ModelName = repository.parse().map_err(|problem: String| anyhow::anyhow!(problem))?;
+    let told = Shown::new(Keep::Headers);
+    let hub = Hub::new(options(), Arc::new(move |event: &HubEvent| told.show(event)))?;
+    Ok(hub.upload(&name, set, visibility)?)
+}
+
+/// Downloads as a progress bar, and what is said of them.
+pub(crate) struct Shown {
     keep: Keep,
     /// Bytes that will be fetched.
     bytes: OnceLock<u64>,
     bar: OnceLock<Progress>,
+}
+
+impl Default for Shown {
+    /// All files are downloaded.
+    fn default() -> Self {
+        Self::new(Keep::All)
+    }
 }
 
 impl Shown {
@@ -108,13 +148,13 @@ impl Shown {
         self.bar.get_or_init(|| Progress::bytes("fetch", bytes));
     }
 
-    fn finish(&self) {
+    pub(crate) fn finish(&self) {
         if let Some(bar) = self.bar.get() {
             bar.finish();
         }
     }
 
-    fn show(&self, event: &HubEvent) {
+    pub(crate) fn show(&self, event: &HubEvent) {
         let bar = self.bar.get();
         match event {
             HubEvent::Found { commit, files, bytes } => {

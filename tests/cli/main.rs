@@ -37,6 +37,7 @@ mod signature;
 mod skip;
 mod source_formats;
 mod speculative_decoding;
+mod store;
 mod tool_calls;
 mod verify;
 mod vision_language;

@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead, BufReader},
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -31,18 +31,19 @@ impl Running {
         if let Some(point) = pause {
             command.env("SHARDPACK_PAUSE_AT", point);
         }
-        let mut child =
-            command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        command.args(args);
+        Self::spawn(command)
+    }
+
+    /// The same of a command with an environment of its own.
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = read_lines(child.stdout.take().unwrap());
         let errors = read_lines(child.stderr.take().unwrap());
         let Ok(line) = lines.recv_timeout(TIMEOUT) else {
             let _ = child.kill();
             let _ = child.wait();
-            panic!(
-                "shardpack {} did not come up: {:?}",
-                args.join(" "),
-                errors.iter().collect::<Vec<_>>()
-            );
+            panic!("{command:?} did not come up: {:?}", errors.iter().collect::<Vec<_>>());
         };
         Self { child, json: serde_json::from_str(&line).unwrap(), errors }
     }

@@ -64,12 +64,12 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "converter",
         &[
-            &["checkpoint", "package", "recipe", "report", "shard"],
+            &["cancel", "checkpoint", "package", "recipe", "report", "shard"],
             &["adapter", "hub", "staging"],
             &["source"],
             &["plan", "rules"],
             &["convert", "unsharded"],
-            &["shard_writer"],
+            &["shard_writer", "store"],
             &["reshard"],
             &["export"],
         ],

@@ -3,26 +3,19 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Seek, SeekFrom, Write},
+    ops::Range,
     path::Path,
-};
-
-use ureq::{
-    Body,
-    http::{Response, header},
 };
 
 use super::{
     HubError, HubEvent, HubObserver, RepoFile,
     checksum::{Checksum, Hasher},
-    http::{Client, Failed},
+    http::{Address, Client, Failed},
 };
 
 /// Bytes of one request: seconds on a fast line, minutes on a slow one.
 const PIECE_BYTES: u64 = 64 << 20;
-
-/// Bytes of one read.
-const STEP_BYTES: usize = 1 << 20;
 
 /// Times that a file with the wrong bytes is fetched anew.
 const FRESH_STARTS: u32 = 1;
@@ -31,7 +24,7 @@ const FRESH_STARTS: u32 = 1;
 /// the bytes are durable.
 pub(super) fn fetch(
     client: &Client,
-    url: &str,
+    address: &Address,
     file: &RepoFile,
     path: &Path,
     observe: &HubObserver,
@@ -41,9 +34,9 @@ pub(super) fn fetch(
     loop {
         let mut partial = Partial::open(path, file, &checksum, observe)?;
         while partial.size < file.size {
-            client.retry(url, |failures| {
+            client.retry(&address.url, |failures| {
                 let before = partial.size;
-                let result = partial.piece(client, url);
+                let result = partial.piece(client, address);
                 if partial.size > before {
                     *failures = 0;
                 }
@@ -80,6 +73,8 @@ struct Partial<'a> {
     handle: File,
     hasher: Hasher,
     size: u64,
+    /// Whether the server sends the whole file whatever is asked for.
+    is_whole: bool,
 }
 
 impl<'a> Partial<'a> {
@@ -100,48 +95,45 @@ impl<'a> Partial<'a> {
         }
         let size = hasher.read_from(&mut handle).map_err(error)?;
         observe(&HubEvent::Arrived(size));
-        Ok(Self { file, path, checksum, observe, handle, hasher, size })
+        Ok(Self { file, path, checksum, observe, handle, hasher, size, is_whole: false })
     }
 
     /// Requests the next piece and writes what arrives of it.
-    fn piece(&mut self, client: &Client, url: &str) -> Result<(), Failed> {
-        let end = (self.size + PIECE_BYTES).min(self.file.size);
-        let mut response = client.send(url, Some((self.size, end - 1)), None)?;
-        let end = match response.status().as_u16() {
-            206 => {
-                self.check_range(url, &response, end)?;
-                end
-            }
-            // The server does not support range requests and sends everything.
-            200 => {
-                self.check_length(url, &response)?;
-                self.restart()?;
-                self.file.size
-            }
+    fn piece(&mut self, client: &Client, address: &Address) -> Result<(), Failed> {
+        if self.is_whole && self.size > 0 {
+            self.restart()?;
+        }
+        let start = self.size;
+        let end =
+            if self.is_whole { self.file.size } else { (start + PIECE_BYTES).min(self.file.size) };
+        let mut body = match client.stream(address, (!self.is_whole).then_some(start..end)) {
             // What is there is no beginning of what the server has.
-            416 => {
+            Err(Failed::Range) => {
                 self.restart()?;
-                let problem = "the server does not have the requested range".to_owned();
-                return Err(Failed::Again { problem, after: None });
+                return Err(Failed::Range);
             }
-            _ => return Err(client.refusal(url, &mut response, None)),
+            body => body?,
         };
-        let mut body = response.body_mut().as_reader();
-        let mut buffer = vec![0; STEP_BYTES];
-        while self.size < end {
-            let wanted = (end - self.size).min(STEP_BYTES as u64) as usize;
-            match body.read(&mut buffer[..wanted]) {
-                Ok(0) => {
-                    let problem =
-                        format!("the connection ended after {} of {end} bytes", self.size);
-                    return Err(Failed::Again { problem, after: None });
-                }
-                Ok(count) => self.add(&buffer[..count])?,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    return Err(Failed::Again { problem: error.to_string(), after: None });
-                }
-            }
+        check_length(&address.url, self.file, start..end, body.length)?;
+        let mut is_too_long = false;
+        while !is_too_long
+            && body.next(|bytes| {
+                is_too_long = bytes.len() as u64 > end - self.size;
+                if is_too_long { Ok(()) } else { self.add(bytes) }
+            })?
+        {}
+        if is_too_long && self.is_whole {
+            let problem = format!("the server sends more than {end} bytes");
+            return Err(Failed::Final(HubError::Answer { url: address.url.clone(), problem }));
+        }
+        if is_too_long {
+            // The server does not support range requests and sends everything.
+            self.is_whole = true;
+            return self.restart();
+        }
+        if self.size < end {
+            let problem = format!("the connection ended after {} of {end} bytes", self.size);
+            return Err(Failed::Again { problem, after: None });
         }
         Ok(())
     }
@@ -167,36 +159,6 @@ impl<'a> Partial<'a> {
         Ok(())
     }
 
-    /// A range other than the one that was asked for would put bytes in the wrong place.
-    fn check_range(&self, url: &str, response: &Response<Body>, end: u64) -> Result<(), Failed> {
-        let range = response.headers().get(header::CONTENT_RANGE);
-        let range = range.and_then(|range| range.to_str().ok()).unwrap_or_default();
-        let total = self.file.size;
-        if range == format!("bytes {}-{}/{total}", self.size, end - 1) {
-            return Ok(());
-        }
-        let problem = format!(
-            "asked for bytes {} to {} of {total}, the server sends {range:?}; the file has changed or the server is broken",
-            self.size,
-            end - 1
-        );
-        Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }))
-    }
-
-    fn check_length(&self, url: &str, response: &Response<Body>) -> Result<(), Failed> {
-        let length = response.headers().get(header::CONTENT_LENGTH);
-        let length = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if length.is_none_or(|length| length == self.file.size) {
-            return Ok(());
-        }
-        let problem = format!(
-            "the hub states {} bytes, the server sends {}",
-            self.file.size,
-            length.unwrap_or(0)
-        );
-        Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }))
-    }
-
     /// Makes the file durable; returns the checksum of what it holds.
     fn finish(self) -> Result<Checksum, HubError> {
         let synced = self.handle.sync_all();
@@ -208,16 +170,16 @@ impl<'a> Partial<'a> {
 /// A range of a remote file, in memory. After a broken connection it goes on where that was.
 pub(super) fn range(
     client: &Client,
-    url: &str,
+    address: &Address,
     file: &RepoFile,
     offset: u64,
     buffer: &mut [u8],
 ) -> Result<(), HubError> {
     let mut filled = 0;
     while filled < buffer.len() {
-        client.retry(url, |failures| {
+        client.retry(&address.url, |failures| {
             let before = filled;
-            let result = part(client, url, file, offset, &mut filled, buffer);
+            let result = part(client, address, file, offset, &mut filled, buffer);
             if filled > before {
                 *failures = 0;
             }
@@ -230,46 +192,60 @@ pub(super) fn range(
 /// What arrives of the rest of a range.
 fn part(
     client: &Client,
-    url: &str,
+    address: &Address,
     file: &RepoFile,
     offset: u64,
     filled: &mut usize,
     buffer: &mut [u8],
 ) -> Result<(), Failed> {
-    let wrong = |problem: String| Failed::Final(HubError::Answer { url: url.to_owned(), problem });
-    let (first, last) = (offset + *filled as u64, offset + buffer.len() as u64 - 1);
-    let mut response = client.send(url, Some((first, last)), None)?;
-    match response.status().as_u16() {
-        206 => {
-            let range = response.headers().get(header::CONTENT_RANGE);
-            let range = range.and_then(|range| range.to_str().ok()).unwrap_or_default();
-            if range != format!("bytes {first}-{last}/{}", file.size) {
-                return Err(wrong(format!(
-                    "the server sends the range {range:?} of {}",
-                    file.size
-                )));
+    let range = offset + *filled as u64..offset + buffer.len() as u64;
+    let mut body = client.stream(address, Some(range.clone()))?;
+    check_length(&address.url, file, range, body.length)?;
+    let mut is_too_long = false;
+    while !is_too_long
+        && body.next(|bytes| {
+            let room = buffer.get_mut(*filled..*filled + bytes.len());
+            match room {
+                Some(room) => {
+                    room.copy_from_slice(bytes);
+                    *filled += bytes.len();
+                }
+                None => is_too_long = true,
             }
-        }
-        200 => {
-            let problem =
-                "the server does not support range requests, which --no-keep-source needs";
-            return Err(wrong(problem.to_owned()));
-        }
-        _ => return Err(client.refusal(url, &mut response, None)),
+            Ok(())
+        })?
+    {}
+    if is_too_long {
+        let problem = "the server does not support range requests, which --no-keep-source needs";
+        let (url, problem) = (address.url.clone(), problem.to_owned());
+        return Err(Failed::Final(HubError::Answer { url, problem }));
     }
-    let mut body = response.body_mut().as_reader();
-    while *filled < buffer.len() {
-        let end = (*filled + STEP_BYTES).min(buffer.len());
-        match body.read(&mut buffer[*filled..end]) {
-            Ok(0) => {
-                let problem =
-                    format!("the connection ended after {filled} of {} bytes", buffer.len());
-                return Err(Failed::Again { problem, after: None });
-            }
-            Ok(count) => *filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(Failed::Again { problem: error.to_string(), after: None }),
-        }
+    if *filled < buffer.len() {
+        let problem = format!("the connection ended after {filled} of {} bytes", buffer.len());
+        return Err(Failed::Again { problem, after: None });
     }
     Ok(())
+}
+
+/// hf-hub does not tell a range from a whole file, nor one range from another: the number of bytes
+/// is that of what was asked for, or that of the file, of which more arrives then than was asked
+/// for.
+fn check_length(
+    url: &str,
+    file: &RepoFile,
+    range: Range<u64>,
+    length: Option<u64>,
+) -> Result<(), Failed> {
+    let Some(length) =
+        length.filter(|length| ![range.end - range.start, file.size].contains(length))
+    else {
+        return Ok(());
+    };
+    let Range { start, end } = range;
+    let problem = format!(
+        "asked for bytes {start} to {} of {}, the server sends {length} bytes; the file has changed or the server is broken",
+        end - 1,
+        file.size
+    );
+    Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }))
 }

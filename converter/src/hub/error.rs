@@ -10,6 +10,9 @@ pub enum HubError {
     /// An option is not possible.
     #[error("{0}")]
     Option(String),
+    /// Another thread has asked for the end.
+    #[error("cancelled; what has arrived is kept")]
+    Cancelled,
     /// There is no such model, or it is private.
     #[error(
         "{name}: the hub at {endpoint} has no such model, or it is private; check the name, and set HF_TOKEN if it is private"

@@ -2,27 +2,32 @@
 //! and readable errors.
 
 use std::{
+    error::Error,
     fs,
-    io::{self, Read},
+    future::{Future, poll_fn},
+    io,
+    ops::Range,
     path::Path,
-    time::Duration,
+    pin::{Pin, pin},
+    time::{Duration, Instant},
 };
 
-use ureq::{
-    Agent, Body, Proxy,
-    http::{Response, Uri, header},
-    tls::{PemItem, RootCerts, TlsConfig, parse_pem},
+use futures_core::Stream;
+use hf_hub::{
+    HFClient, HFError, HFRepository,
+    repository::{RepoTypeModel, download::HFByteStream},
+    split_id,
 };
+use reqwest::{Certificate, Proxy, Url, header, redirect::Policy};
+use tokio::{runtime::Runtime, time::timeout};
 
 use super::{
-    HubError, HubEvent, HubObserver, HubOptions, ModelName,
-    listing::{self, RepoFile, RepoInfo},
+    HubError, HubEvent, HubObserver, HubOptions, ModelName, Visibility,
+    listing::{self, RepoFile},
 };
 
 /// Until a connection stands.
 const CONNECT: Duration = Duration::from_secs(15);
-/// Until the first byte of an answer, and between two parts of a body.
-const SILENCE: Duration = Duration::from_secs(30);
 /// For an answer that is held in memory.
 const WHOLE: Duration = Duration::from_mins(2);
 
@@ -33,6 +38,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest wait that a server may ask for.
 const MAX_RETRY_AFTER: u64 = 300;
 
+/// Between two looks at whether what is under way was cancelled.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
 /// Redirects of one request; the hub needs two.
 const MAX_REDIRECTS: usize = 8;
 /// Bytes of one answer of the API: a page of 1,000 files is about 300 kB.
@@ -42,19 +50,61 @@ const MAX_AUTHORITIES_BYTES: u64 = 16 << 20;
 /// Pages of one list of files.
 const MAX_PAGES: usize = 200;
 
-/// Makes requests.
+/// What stands for "no token": hf-hub would look for one in the environment if it were given none,
+/// and sends none that no header can hold.
+const NO_TOKEN: &str = "\n";
+
+/// Makes requests: files, commits and uploads by hf-hub; lists of files by ourselves, since hf-hub 1.0
+/// drops the SHA-256 that they state.
 pub(super) struct Client {
-    agent: Agent,
+    runtime: Runtime,
+    http: reqwest::Client,
+    hub: HFClient,
     options: HubOptions,
     observe: HubObserver,
+}
+
+/// A file at a commit.
+#[derive(Clone)]
+pub(super) struct Address {
+    name: ModelName,
+    commit: String,
+    path: String,
+    /// For messages.
+    pub(super) url: String,
 }
 
 /// Why a request gave no usable answer.
 pub(super) enum Failed {
     /// It may be made again: the problem, and how long the server asks to wait.
     Again { problem: String, after: Option<u64> },
+    /// The server does not have the range that was asked for.
+    Range,
     /// It may not.
     Final(HubError),
+}
+
+/// The bytes of a file, as they arrive.
+pub(super) struct Body<'a> {
+    client: &'a Client,
+    stream: HFByteStream,
+    /// What the server says of their number.
+    pub(super) length: Option<u64>,
+}
+
+impl Body<'_> {
+    /// Hands the next bytes on; false if there are none.
+    pub(super) fn next(
+        &mut self,
+        take: impl FnOnce(&[u8]) -> Result<(), Failed>,
+    ) -> Result<bool, Failed> {
+        let next = poll_fn(|context| Pin::new(&mut self.stream).poll_next(context));
+        match self.client.within(self.client.options.silence, next)? {
+            None => Ok(false),
+            Some(Ok(bytes)) => take(&bytes).map(|()| true),
+            Some(Err(error)) => Err(Failed::Again { problem: chain(&error), after: None }),
+        }
+    }
 }
 
 impl Client {
@@ -68,43 +118,156 @@ impl Client {
             let problem = "HF_TOKEN holds something other than a token";
             return Err(HubError::Option(problem.to_owned()));
         }
-        let uri = parse_url(&options.endpoint).ok_or_else(|| {
+        let url = Url::parse(&options.endpoint).ok().filter(Url::has_host).ok_or_else(|| {
             HubError::Option(format!("{:?} is not the URL of a hub", options.endpoint))
         })?;
-        check_scheme(&uri).map_err(HubError::Option)?;
-        let proxy = options.proxy.as_deref().filter(|_| !is_loopback(&uri));
-        let proxy = proxy.map(Proxy::new).transpose();
-        let proxy = proxy.map_err(|error| HubError::Option(format!("proxy: {error}")))?;
-        let roots = options.authorities.as_deref().map(authorities).transpose()?;
-        let tls = TlsConfig::builder().root_certs(roots.unwrap_or(RootCerts::WebPki)).build();
-        let config = Agent::config_builder()
-            .tls_config(tls)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .proxy(proxy)
+        check_scheme(&url).map_err(HubError::Option)?;
+        let failed = |error: &dyn Error| HubError::Option(chain(error));
+        let mut http = reqwest::Client::builder()
             .user_agent(concat!("shardpack/", env!("CARGO_PKG_VERSION")))
-            .accept_encoding("identity")
-            .timeout_resolve(Some(CONNECT))
-            .timeout_connect(Some(CONNECT))
-            .timeout_send_request(Some(SILENCE))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
-            .build();
-        Ok(Self { agent: config.into(), options, observe })
+            .connect_timeout(CONNECT)
+            .read_timeout(options.silence)
+            .redirect(Policy::custom(|attempt| {
+                if attempt.previous().len() > MAX_REDIRECTS {
+                    return attempt.error(format!("more than {MAX_REDIRECTS} redirects"));
+                }
+                match check_scheme(attempt.url()) {
+                    Ok(()) => attempt.follow(),
+                    Err(problem) => attempt.error(problem),
+                }
+            }))
+            .tls_certs_only(authorities(options.authorities.as_deref())?)
+            .no_proxy();
+        if let Some(proxy) = options.proxy.as_deref().filter(|_| !is_loopback(&url)) {
+            let proxy = Proxy::all(proxy);
+            http = http.proxy(
+                proxy.map_err(|error| HubError::Option(format!("proxy: {}", chain(&error))))?,
+            );
+        }
+        let http = http.build().map_err(|error| failed(&error))?;
+        let hub = HFClient::builder()
+            .endpoint(&options.endpoint)
+            .token(options.token.as_deref().unwrap_or(NO_TOKEN))
+            .client(http.clone())
+            .cache_dir(&options.cache)
+            .cache_enabled(false)
+            .retry_max_attempts(0)
+            .build()
+            .map_err(|error| failed(&error))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("hub")
+            .enable_all()
+            .build()
+            .map_err(|error| failed(&error))?;
+        Ok(Self { runtime, http, hub, options, observe })
     }
 
-    /// Address of a file at a commit.
-    pub(super) fn file_url(&self, name: &ModelName, commit: &str, path: &str) -> String {
-        format!("{}/{name}/resolve/{commit}/{}", self.options.endpoint, encode(path))
+    /// A file at a commit.
+    pub(super) fn address(&self, name: &ModelName, commit: &str, path: &str) -> Address {
+        let url = format!("{}/{name}/resolve/{commit}/{path}", self.options.endpoint);
+        Address { name: name.clone(), commit: commit.to_owned(), path: path.to_owned(), url }
     }
 
-    /// What the hub says of a model's revision.
-    pub(super) fn info(&self, name: &ModelName) -> Result<RepoInfo, HubError> {
-        let revision = encode(&name.revision).replace('/', "%2F");
-        let url = format!("{}/api/models/{name}/revision/{revision}", self.options.endpoint);
-        let (text, _) = self.text(&url, name)?;
-        listing::parse_info(&text).map_err(|source| HubError::Listing { url, source })
+    /// The bytes of a file, or a range of them.
+    pub(super) fn stream(
+        &self,
+        address: &Address,
+        range: Option<Range<u64>>,
+    ) -> Result<Body<'_>, Failed> {
+        let repository = self.repository(&address.name);
+        let stream = repository
+            .download_file_stream()
+            .filename(&address.path)
+            .revision(&address.commit)
+            .maybe_range(range)
+            .send();
+        match self.within(WHOLE, stream)? {
+            Ok((length, stream)) => Ok(Body { client: self, stream, length }),
+            Err(error) => Err(self.failed(&address.url, &error, None)),
+        }
+    }
+
+    /// The commit of a model's revision.
+    pub(super) fn commit(&self, name: &ModelName) -> Result<String, HubError> {
+        let url = format!("{}/api/models/{name}/revision/{}", self.options.endpoint, name.revision);
+        self.retry(&url, |_| {
+            let repository = self.repository(name);
+            let info = self.within(WHOLE, repository.info().revision(&name.revision).send())?;
+            let info = info.map_err(|error| self.failed(&url, &error, Some(name)))?;
+            let commit = info.sha.unwrap_or_default();
+            if listing::is_commit(&commit) {
+                return Ok(commit);
+            }
+            let problem = format!("the hub states {commit:?} as the commit");
+            Err(Failed::Final(HubError::Answer { url: url.clone(), problem }))
+        })
+    }
+
+    /// Uploads a folder as one commit to a model's repository, which is created unless it is there.
+    pub(super) fn upload(
+        &self,
+        name: &ModelName,
+        folder: &Path,
+        visibility: Visibility,
+    ) -> Result<String, HubError> {
+        let url = format!("{}/{name}", self.options.endpoint);
+        if self.options.token.is_none() {
+            let problem = format!("{url}: uploading needs a token with write access; set HF_TOKEN");
+            return Err(HubError::Option(problem));
+        }
+        let repo = name.repo();
+        self.retry(&url, |_| {
+            let create = self.hub.create_repository().repo_id(&repo).repo_type(RepoTypeModel);
+            let create = create.private(visibility == Visibility::Private).exist_ok(true).send();
+            let created = self.within(WHOLE, create)?;
+            created.map(|_| ()).map_err(|error| self.failed(&url, &error, Some(name)))
+        })?;
+        self.retry(&url, |_| {
+            let repository = self.repository(name);
+            let upload = repository.upload_folder().folder_path(folder).revision(&name.revision);
+            let upload = upload.commit_message("Upload a shardpack package set").send();
+            // As long as it takes: each of its connections has deadlines.
+            let commit = self.runtime.block_on(upload);
+            let commit = commit.map_err(|error| self.failed(&url, &error, Some(name)))?;
+            Ok(commit.commit_oid.unwrap_or_default())
+        })
+    }
+
+    fn repository(&self, name: &ModelName) -> HFRepository<RepoTypeModel> {
+        let repo = name.repo();
+        let (owner, model) = split_id(&repo);
+        self.hub.model(owner, model)
+    }
+
+    /// What a future gives, if it gives it in time.
+    fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Failed> {
+        self.runtime.block_on(async {
+            let (mut future, started) = (pin!(future), Instant::now());
+            loop {
+                if self.options.cancel.is_cancelled() {
+                    return Err(Failed::Final(HubError::Cancelled));
+                }
+                let left = limit.saturating_sub(started.elapsed());
+                if let Ok(output) = timeout(left.min(LOOK_AGAIN), &mut future).await {
+                    return Ok(output);
+                }
+                if left.is_zero() {
+                    let problem = format!("nothing arrived within {} s", limit.as_secs());
+                    return Err(Failed::Again { problem, after: None });
+                }
+            }
+        })
+    }
+
+    /// Waits before a request is made again, unless what is under way is cancelled.
+    fn wait(&self, pause: Duration) {
+        let mut left = pause;
+        while !left.is_zero() && !self.options.cancel.is_cancelled() {
+            let step = left.min(LOOK_AGAIN);
+            (self.options.wait)(step);
+            left -= step;
+        }
     }
 
     /// Every file of a model at a commit.
@@ -113,7 +276,7 @@ impl Client {
             format!("{}/api/models/{name}/tree/{commit}?recursive=true", self.options.endpoint);
         let mut files = Vec::new();
         for _ in 0..MAX_PAGES {
-            let (text, next) = self.text(&url, name)?;
+            let (text, next) = self.page(&url, name)?;
             let page = listing::parse_tree(&text)
                 .map_err(|source| HubError::Listing { url: url.clone(), source })?;
             files.extend(page);
@@ -130,26 +293,42 @@ impl Client {
         Err(HubError::Answer { url, problem })
     }
 
-    /// A whole answer of the API, and the address of its next page.
-    fn text(&self, url: &str, name: &ModelName) -> Result<(Vec<u8>, Option<String>), HubError> {
-        self.retry(url, |_| {
-            let mut response = self.send(url, None, Some(WHOLE))?;
-            if response.status() != 200 {
-                return Err(self.refusal(url, &mut response, Some(name)));
-            }
-            let next = next_page(&response);
-            let mut text = Vec::new();
-            let body = response.body_mut().as_reader();
-            let read = body.take(MAX_ANSWER_BYTES + 1).read_to_end(&mut text);
-            if let Err(error) = read {
-                return Err(Failed::Again { problem: error.to_string(), after: None });
-            }
+    /// A page of a list, and the address of the next one.
+    fn page(&self, url: &str, name: &ModelName) -> Result<(Vec<u8>, Option<String>), HubError> {
+        self.retry(url, |_| self.within(WHOLE, self.get(url, name))?)
+    }
+
+    async fn get(&self, url: &str, name: &ModelName) -> Result<(Vec<u8>, Option<String>), Failed> {
+        let mut request = self.http.get(url);
+        if let Some(token) = &self.options.token {
+            request = request.bearer_auth(token);
+        }
+        let sent = |error: reqwest::Error| failed(url, &error);
+        let mut response = request.send().await.map_err(sent)?;
+        if !response.status().is_success() {
+            let text = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
+            let after = text("retry-after").and_then(|after| after.trim().parse().ok());
+            let (code, message) = (text("x-error-code"), text("x-error-message"));
+            let status = response.status().as_u16();
+            return Err(self.refusal(
+                url,
+                status,
+                &code.unwrap_or_default(),
+                &message.unwrap_or_default(),
+                after,
+                Some(name),
+            ));
+        }
+        let next = next_page(response.headers());
+        let mut text = Vec::new();
+        while let Some(bytes) = response.chunk().await.map_err(sent)? {
+            text.extend_from_slice(&bytes);
             if text.len() as u64 > MAX_ANSWER_BYTES {
                 let problem = format!("the answer has over {MAX_ANSWER_BYTES} bytes");
                 return Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }));
             }
-            Ok((text, next))
-        })
+        }
+        Ok((text, next))
     }
 
     /// Makes a request until it succeeds or it makes no sense to go on. `request` is told how
@@ -167,6 +346,9 @@ impl Client {
                 Ok(value) => return Ok(value),
                 Err(Failed::Final(error)) => return Err(error),
                 Err(Failed::Again { problem, after }) => (problem, after),
+                Err(Failed::Range) => {
+                    ("the server does not have the requested range".to_owned(), None)
+                }
             };
             failures += 1;
             total += 1;
@@ -178,64 +360,60 @@ impl Client {
             }
             (self.observe)(&HubEvent::Retrying(&problem));
             let pause = FIRST_PAUSE * (1 << (failures - 1).min(5));
-            (self.options.wait)(after.map_or(pause, Duration::from_secs));
+            self.wait(after.map_or(pause, Duration::from_secs));
         }
     }
 
-    /// Sends one GET, following redirects. `range` is first and last byte.
-    pub(super) fn send(
-        &self,
-        url: &str,
-        range: Option<(u64, u64)>,
-        whole: Option<Duration>,
-    ) -> Result<Response<Body>, Failed> {
-        let mut at = url.to_owned();
-        for _ in 0..MAX_REDIRECTS {
-            let mut request = self.agent.get(&at);
-            if let Some(token) = self.options.token.as_ref().filter(|_| self.is_own(&at)) {
-                request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    /// What an error of hf-hub's means.
+    fn failed(&self, url: &str, error: &HFError, name: Option<&ModelName>) -> Failed {
+        let (context, after) = match error {
+            HFError::RateLimited { retry_after, context } => {
+                (context, retry_after.map(|after| after.as_secs()))
             }
-            if let Some((first, last)) = range {
-                request = request.header(header::RANGE, format!("bytes={first}-{last}"));
+            HFError::Http { context }
+            | HFError::AuthRequired { context }
+            | HFError::Forbidden { context }
+            | HFError::Conflict { context }
+            | HFError::RepoNotFound { context: Some(context), .. }
+            | HFError::RevisionNotFound { context: Some(context), .. }
+            | HFError::EntryNotFound { context: Some(context), .. } => (context, None),
+            HFError::Request { source, .. } => return failed(url, source),
+            HFError::Xet { .. } | HFError::Io(_) => {
+                return Failed::Again { problem: chain(error), after: None };
             }
-            let request = request.config().timeout_global(whole).build();
-            let response = request.call().map_err(|error| failed(&at, &error))?;
-            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok(response);
+            _ => {
+                let (url, problem) = (url.to_owned(), chain(error));
+                return Failed::Final(HubError::Answer { url, problem });
             }
-            let target = response.headers().get(header::LOCATION);
-            let target = target.and_then(|target| target.to_str().ok());
-            at = target.and_then(|target| join(&at, target)).ok_or_else(|| {
-                let problem = "a redirect without a location".to_owned();
-                Failed::Final(HubError::Answer { url: at.clone(), problem })
-            })?;
-            let checked = parse_url(&at).ok_or_else(|| "a redirect to an invalid URL".to_owned());
-            if let Err(problem) = checked.and_then(|uri| check_scheme(&uri)) {
-                return Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }));
-            }
+        };
+        if context.status == 416 {
+            return Failed::Range;
         }
-        let problem = format!("more than {MAX_REDIRECTS} redirects");
-        Err(Failed::Final(HubError::Answer { url: url.to_owned(), problem }))
+        self.refusal(
+            url,
+            context.status.as_u16(),
+            context.error_code.as_deref().unwrap_or_default(),
+            context.server_message.as_deref().unwrap_or_default(),
+            after,
+            name,
+        )
     }
 
     /// What an answer other than success means.
-    pub(super) fn refusal(
+    fn refusal(
         &self,
         url: &str,
-        response: &mut Response<Body>,
+        status: u16,
+        code: &str,
+        message: &str,
+        after: Option<u64>,
         name: Option<&ModelName>,
     ) -> Failed {
-        let text = |name: &str| {
-            response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
-        };
-        let status = response.status().as_u16();
-        let (code, message) = (text("x-error-code").to_owned(), text("x-error-message").to_owned());
-        let after = text("retry-after").trim().parse().ok();
         if matches!(status, 408 | 429 | 500 | 502 | 503 | 504) {
             return Failed::Again { problem: format!("the server answered {status}"), after };
         }
         let of = name.map(ToString::to_string);
-        Failed::Final(match (status, code.as_str(), of) {
+        Failed::Final(match (status, code, of) {
             (_, "GatedRepo", Some(name)) | (403, _, Some(name)) => {
                 HubError::Gated { page: format!("{}/{name}", self.options.endpoint), name }
             }
@@ -257,34 +435,49 @@ impl Client {
 
     /// Whether an address is of the hub itself: only there the token may go.
     fn is_own(&self, url: &str) -> bool {
-        let place = |url: &str| {
-            let uri = parse_url(url)?;
-            let host = uri.host()?.to_ascii_lowercase();
-            let scheme = uri.scheme_str()?.to_owned();
-            let default = if scheme == "https" { 443 } else { 80 };
-            Some((scheme, host, uri.port_u16().unwrap_or(default)))
-        };
-        let own = place(&self.options.endpoint);
-        own.is_some() && own == place(url)
+        let place = |url: &str| Url::parse(url).ok().map(|url| url.origin());
+        place(&self.options.endpoint).is_some_and(|own| Some(own) == place(url))
     }
 }
 
 /// What a request that got no answer means. A certificate will not be another one next time.
-fn failed(url: &str, error: &ureq::Error) -> Failed {
-    let is_tls = match error {
-        ureq::Error::Io(error) => error.kind() == io::ErrorKind::InvalidData,
-        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
-        _ => false,
-    };
-    let problem = error.to_string();
-    if is_tls {
-        return Failed::Final(HubError::Tls { url: url.to_owned(), problem });
+fn failed(url: &str, error: &reqwest::Error) -> Failed {
+    let problem = chain(error);
+    let url = url.to_owned();
+    if error.is_redirect() {
+        return Failed::Final(HubError::Answer { url, problem });
+    }
+    let mut source = error.source();
+    while let Some(error) = source {
+        let io = error.downcast_ref::<io::Error>();
+        if io.is_some_and(|error| error.kind() == io::ErrorKind::InvalidData) {
+            return Failed::Final(HubError::Tls { url, problem });
+        }
+        source = error.source();
     }
     Failed::Again { problem, after: None }
 }
 
-/// The certificates of a file.
-fn authorities(path: &Path) -> Result<RootCerts, HubError> {
+/// An error with what caused it.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// The certificates of a file, or Mozilla's.
+fn authorities(path: Option<&Path>) -> Result<Vec<Certificate>, HubError> {
+    let Some(path) = path else {
+        let roots = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
+        return Ok(roots.filter_map(|root| Certificate::from_der(root).ok()).collect());
+    };
     let wrong = |problem: String| {
         let path = path.display();
         HubError::Option(format!("{path}: {problem}; SSL_CERT_FILE names a file of certificates"))
@@ -294,70 +487,32 @@ fn authorities(path: &Path) -> Result<RootCerts, HubError> {
         return Err(wrong(format!("{size} bytes, at most {MAX_AUTHORITIES_BYTES}")));
     }
     let text = fs::read(path).map_err(|error| wrong(error.to_string()))?;
-    let mut found = Vec::new();
-    for item in parse_pem(&text) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| wrong(error.to_string()))? {
-            found.push(certificate);
-        }
-    }
+    let found = Certificate::from_pem_bundle(&text).map_err(|error| wrong(chain(&error)))?;
     if found.is_empty() {
         return Err(wrong("it holds no certificate".to_owned()));
     }
-    Ok(RootCerts::new_with_certs(&found))
-}
-
-fn parse_url(url: &str) -> Option<Uri> {
-    let uri: Uri = url.parse().ok()?;
-    (uri.scheme_str().is_some() && uri.host().is_some()).then_some(uri)
+    Ok(found)
 }
 
 /// In the clear only on this machine.
-fn check_scheme(uri: &Uri) -> Result<(), String> {
-    match uri.scheme_str() {
-        Some("https") => Ok(()),
-        Some("http") if is_loopback(uri) => Ok(()),
-        _ => Err(format!("{uri}: only https is allowed for other hosts")),
+fn check_scheme(url: &Url) -> Result<(), String> {
+    match url.scheme() {
+        "https" => Ok(()),
+        "http" if is_loopback(url) => Ok(()),
+        _ => Err(format!("{url}: only https is allowed for other hosts")),
     }
 }
 
-fn is_loopback(uri: &Uri) -> bool {
-    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+fn is_loopback(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Where a redirect from `from` leads.
-fn join(from: &str, target: &str) -> Option<String> {
-    if target.starts_with("http://") || target.starts_with("https://") {
-        return Some(target.to_owned());
-    }
-    let uri = parse_url(from)?;
-    let (scheme, authority) = (uri.scheme_str()?, uri.authority()?);
-    match target {
-        _ if target.starts_with("//") => Some(format!("{scheme}:{target}")),
-        _ if target.starts_with('/') => Some(format!("{scheme}://{authority}{target}")),
-        _ => None,
-    }
-}
-
 /// The address of the next page, of a `Link` header.
-fn next_page(response: &Response<Body>) -> Option<String> {
-    let link = response.headers().get(header::LINK)?.to_str().ok()?;
+fn next_page(headers: &header::HeaderMap) -> Option<String> {
+    let link = headers.get(header::LINK)?.to_str().ok()?;
     link.split(',').find_map(|link| {
         let (url, rest) = link.trim().strip_prefix('<')?.split_once('>')?;
         rest.contains("rel=\"next\"").then(|| url.to_owned())
     })
-}
-
-/// A path with everything but plain characters percent-encoded.
-fn encode(path: &str) -> String {
-    let mut out = String::with_capacity(path.len());
-    for byte in path.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            out.push('%');
-            out.push_str(&shardpack_formats::hex::encode(&[byte]).to_ascii_uppercase());
-        }
-    }
-    out
 }

@@ -1,4 +1,4 @@
-//! The hub's answers about a repository: its commit, and its list of files.
+//! The hub's list of a repository's files.
 
 use serde::Deserialize;
 use shardpack_formats::hex;
@@ -20,13 +20,6 @@ pub enum ListingError {
         /// What is wrong with it.
         problem: String,
     },
-}
-
-/// What is said of a model at a revision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RepoInfo {
-    /// The commit.
-    pub commit: String,
 }
 
 /// One file of a repository.
@@ -52,19 +45,6 @@ impl RepoFile {
     pub(super) fn is_weights(&self) -> bool {
         self.path.ends_with(".safetensors")
     }
-}
-
-/// Parses the answer about a model.
-pub fn parse_info(text: &[u8]) -> Result<RepoInfo, ListingError> {
-    #[derive(Deserialize)]
-    struct Info {
-        sha: String,
-    }
-    let Info { sha } = serde_json::from_slice(text)?;
-    if !is_commit(&sha) {
-        return Err(field("sha", format!("{sha:?} is no commit")));
-    }
-    Ok(RepoInfo { commit: sha })
 }
 
 /// Whether this is the name of a commit.

@@ -3,6 +3,8 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 
+use crate::cancel::Cancel;
+
 /// How to reach the hub and where to keep what it gives.
 #[derive(Clone)]
 pub struct HubOptions {
@@ -19,8 +21,12 @@ pub struct HubOptions {
     /// PEM certificates of the authorities to trust instead of Mozilla's (`SSL_CERT_FILE`,
     /// `REQUESTS_CA_BUNDLE`, `CURL_CA_BUNDLE`).
     pub authorities: Option<PathBuf>,
+    /// Longest wait for the first byte of an answer, and between two parts of a body.
+    pub silence: Duration,
     /// How to wait before a request is made again.
     pub wait: fn(Duration),
+    /// Ends what is under way; a later download goes on from there.
+    pub cancel: Cancel,
 }
 
 impl HubOptions {
@@ -37,7 +43,9 @@ impl HubOptions {
             offline: false,
             proxy: None,
             authorities: None,
+            silence: Duration::from_secs(30),
             wait: std::thread::sleep,
+            cancel: Cancel::default(),
         }
     }
 }
@@ -53,6 +61,15 @@ impl fmt::Debug for HubOptions {
     }
 }
 
+/// Who may see a repository that is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visibility {
+    /// Everybody.
+    Public,
+    /// Its owner.
+    Private,
+}
+
 /// `organisation/model`, at a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelName {
@@ -63,10 +80,19 @@ pub struct ModelName {
 }
 
 impl ModelName {
+    /// The branch that is meant where none is named.
+    pub const MAIN: &str = "main";
+
     /// `organisation/model`.
     #[must_use]
     pub fn repo(&self) -> String {
         format!("{}/{}", self.owner, self.model)
+    }
+
+    /// `model`.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
     }
 
     /// The model's folder within a cache.
@@ -87,7 +113,7 @@ impl FromStr for ModelName {
 
     /// `organisation/model` or `organisation/model@revision`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
+        let (name, revision) = text.split_once('@').unwrap_or((text, Self::MAIN));
         let plain = |part: &str| {
             (1..=96).contains(&part.len())
                 && !part.starts_with(['.', '-'])

@@ -28,7 +28,9 @@ use shardpack_manifests::{
     digest::{CHUNK_BYTES, chunk_count, chunk_value},
 };
 
-use super::{Checksum, Hub, HubError, RepoFile, Snapshot, checksum::Hasher, download};
+use super::{
+    Checksum, Hub, HubError, RepoFile, Snapshot, checksum::Hasher, download, http::Address,
+};
 
 /// Bytes from the start of the file that are fetched at first: enough for most headers.
 const FIRST_BYTES: u64 = 1 << 20;
@@ -47,7 +49,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// A weight file at the hub.
 pub(crate) struct RemoteFile {
     hub: Arc<Hub>,
-    url: String,
+    address: Address,
     file: RepoFile,
     checksum: Checksum,
     spool: Option<PathBuf>,
@@ -94,13 +96,13 @@ impl RemoteFile {
         spool: Option<&Path>,
         piece_bytes: u64,
     ) -> Self {
-        let url = hub.client.file_url(&snapshot.name, &snapshot.commit, &file.path);
+        let address = hub.client.address(&snapshot.name, &snapshot.commit, &file.path);
         let checksum = Checksum::of(file);
         let order = Order { hasher: Some(checksum.hasher(file.size)), next: 0, chunks: Vec::new() };
         let count = file.size.div_ceil(piece_bytes) as usize;
         Self {
             hub,
-            url,
+            address,
             file: file.clone(),
             checksum,
             spool: spool.map(Path::to_owned),
@@ -225,7 +227,7 @@ impl RemoteFile {
     pub(crate) fn range(&self, bytes: Range<u64>) -> io::Result<Vec<u8>> {
         let mut buffer = vec![0; (bytes.end - bytes.start) as usize];
         let client = &self.hub.client;
-        download::range(client, &self.url, &self.file, bytes.start, &mut buffer)
+        download::range(client, &self.address, &self.file, bytes.start, &mut buffer)
             .map_err(io::Error::other)?;
         Ok(buffer)
     }

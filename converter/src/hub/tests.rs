@@ -43,6 +43,7 @@ impl Scene {
         HubOptions {
             endpoint: self.server.address(),
             token: Some("secret".to_owned()),
+            silence: Duration::from_secs(2),
             wait: no_wait,
             ..HubOptions::new(self.folder.path().join("cache"))
         }
@@ -149,6 +150,7 @@ fn bytes_that_rotted_in_the_cache_are_fetched_anew() {
 fn faults_that_pass_end_in_the_right_file() {
     Scene::survives(Fault::Truncate { times: 3 });
     Scene::survives(Fault::Reset { times: 2 });
+    Scene::survives(Fault::Stall { times: 1 });
     Scene::survives(Fault::Status { status: 503, times: 3, retry_after: None });
     Scene::survives(Fault::Status { status: 429, times: 2, retry_after: Some(7) });
     Scene::survives(Fault::IgnoreRange);
@@ -337,7 +339,7 @@ fn broken_connections_from_afar_go_on_where_they_were() {
     assert!(WAITED.lock().unwrap().contains(&Duration::from_secs(9)), "Retry-After is kept");
     for (fault, word) in [
         (Fault::IgnoreRange, "does not support range requests"),
-        (Fault::WrongRange, "sends the range"),
+        (Fault::WrongRange, "asked for bytes"),
         (Fault::InsecureRedirect, "only https"),
         (Fault::Truncate { times: ALWAYS }, "times"),
         (Fault::WrongBytes { times: ALWAYS }, "SHA-256"),

@@ -54,6 +54,8 @@ pub struct ConvertOptions {
     pub kv: KvType,
     /// Bytes that the conversion may hold in memory.
     pub memory_bytes: u64,
+    /// Ends the conversion between two tensors; the next one goes on from there.
+    pub cancel: Cancel,
 }
 
 impl ConvertOptions {
@@ -82,6 +84,7 @@ impl ConvertOptions {
             context: None,
             kv: KvType::F32,
             memory_bytes: Self::MEMORY_BYTES,
+            cancel: Cancel::default(),
         }
     }
 }

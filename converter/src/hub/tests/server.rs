@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
@@ -26,6 +26,8 @@ pub(super) enum Fault {
     Truncate { times: u32 },
     /// The connection is reset in the middle of the body.
     Reset { times: u32 },
+    /// The body stops in its middle, and the connection stays.
+    Stall { times: u32 },
     /// The right size, another byte.
     WrongBytes { times: u32 },
     /// An error.
@@ -163,13 +165,16 @@ struct Request {
     path: String,
     range: Option<(usize, usize)>,
     token: bool,
+    /// Only the head of the answer is wanted.
+    is_head: bool,
 }
 
 fn read_request(stream: &TcpStream) -> Option<Request> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next()?.ok()?;
     let path = first.split(' ').nth(1)?.to_owned();
-    let mut request = Request { path, range: None, token: false };
+    let is_head = first.starts_with("HEAD ");
+    let mut request = Request { path, range: None, token: false, is_head };
     for line in lines {
         let line = line.ok()?;
         if line.is_empty() {
@@ -194,7 +199,7 @@ fn serve(shared: &Shared, stream: TcpStream, is_store: bool) {
     if request.token {
         shared.tokens[usize::from(is_store)].fetch_add(1, Ordering::Relaxed);
     }
-    let mut reply = Reply { shared, stream };
+    let mut reply = Reply { shared, stream, is_head: request.is_head };
     let path = request.path.split('?').next().unwrap_or_default();
     let query = request.path.split('?').nth(1).unwrap_or_default();
     match path.strip_prefix("/api/models/") {
@@ -212,6 +217,7 @@ fn serve(shared: &Shared, stream: TcpStream, is_store: bool) {
 struct Reply<'a> {
     shared: &'a Shared,
     stream: TcpStream,
+    is_head: bool,
 }
 
 impl Reply<'_> {
@@ -232,6 +238,9 @@ impl Reply<'_> {
     }
 
     fn body(&mut self, body: &[u8]) {
+        if self.is_head {
+            return;
+        }
         self.shared.sent.fetch_add(body.len() as u64, Ordering::Relaxed);
         let _ = self.stream.write_all(body);
     }
@@ -310,10 +319,16 @@ impl Reply<'_> {
     fn fault(&self, file: &str) -> Option<(Fault, u32)> {
         let mut faults = self.shared.faults.lock().unwrap();
         let (fault, count) = faults.get_mut(file)?;
+        let is_of_body =
+            !matches!(fault, Fault::Status { .. } | Fault::Redirect | Fault::InsecureRedirect);
+        if self.is_head && is_of_body {
+            return None;
+        }
         *count += 1;
         let times = match fault {
             Fault::Truncate { times }
             | Fault::Reset { times }
+            | Fault::Stall { times }
             | Fault::WrongBytes { times }
             | Fault::Status { times, .. } => *times,
             _ => u32::MAX,
@@ -358,8 +373,19 @@ impl Reply<'_> {
                 return self.send(&format!("{status} Later"), &after, b"an error page");
             }
             Some((Fault::IgnoreRange, _)) => return self.send("200 OK", &[], content),
-            Some((Fault::WrongRange, _)) => range = format!("bytes 0-9/{}", content.len()),
+            Some((Fault::WrongRange, _)) => {
+                range = format!("bytes 0-9/{}", content.len());
+                body = content[..10].to_vec();
+            }
             Some((Fault::WrongBytes { .. }, _)) => body[0] ^= 0x40,
+            Some((Fault::Stall { .. }, _)) => {
+                let length = ("Content-Length", body.len().to_string());
+                self.head("206 Partial Content", &[("Content-Range", range), length]);
+                self.body(&body[..body.len() / 3]);
+                // Until the client hangs up.
+                let _ = self.stream.read(&mut [0]);
+                return;
+            }
             Some((Fault::Truncate { .. } | Fault::Reset { .. }, count)) => {
                 let length = ("Content-Length", body.len().to_string());
                 self.head("206 Partial Content", &[("Content-Range", range), length]);
@@ -369,6 +395,9 @@ impl Reply<'_> {
                 let _ = self.stream.shutdown(Shutdown::Both);
                 return;
             }
+        }
+        if request.range.is_none() {
+            return self.send("200 OK", &[], &body);
         }
         self.send("206 Partial Content", &[("Content-Range", range)], &body);
     }
