@@ -13,6 +13,7 @@ mod dialects;
 mod families;
 mod ollama;
 mod operation;
+mod pulls;
 mod rules;
 mod scripted;
 mod tolerance;
