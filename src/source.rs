@@ -37,18 +37,6 @@ pub(crate) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// A model with nothing merged into it.
-    pub(crate) const fn model(source: &'a Path, keep: Keep) -> Self {
-        Self {
-            source,
-            subfolder: None,
-            adapters: &[],
-            pickles: Pickles::Refuse,
-            ignored_config_keys: &[],
-            keep,
-        }
-    }
-
     /// The source that the arguments name.
     pub(crate) fn of(args: &'a SourceArgs, keep: Keep) -> Self {
         Self {

@@ -8,14 +8,14 @@
 //! know.
 //!
 //! ```no_run
-//! use shardpack_converter::{Cancel, store::{PullEvent, PullRequest, PullSource, Store}};
+//! use shardpack_converter::{Cancel, store::{PullEvent, PullObserver, PullRequest, PullSource, Store}};
 //!
 //! let store = Store::new("/var/lib/models".into());
 //! let cancel = Cancel::default(); // a clone of it ends the pull from another thread
 //! let source = PullSource::Local("Qwen3-8B".into());
 //! let request = PullRequest { source, bits: Some(4), nodes: 2, cancel };
-//! let observe = std::sync::Arc::new(|event: &PullEvent| eprintln!("{event:?}"));
-//! let stored = store.pull(&request, observe)?;
+//! let observe: PullObserver = std::sync::Arc::new(|event: &PullEvent| eprintln!("{event:?}"));
+//! let stored = store.pull(&request, &observe)?;
 //! println!("{} {} {}", stored.name, stored.size_bytes, stored.digest());
 //! store.remove(&stored.name)?;
 //! # Ok::<(), shardpack_converter::store::StoreError>(())
@@ -245,11 +245,12 @@ fn bytes_below(folder: &Path) -> Result<u64, StoreError> {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 metadata => at(&path, metadata)?,
             };
-            if !seen.insert((metadata.dev(), metadata.ino())) {
-            } else if metadata.is_dir() {
-                waiting.push(path);
-            } else {
-                bytes += metadata.len();
+            if seen.insert((metadata.dev(), metadata.ino())) {
+                if metadata.is_dir() {
+                    waiting.push(path);
+                } else {
+                    bytes += metadata.len();
+                }
             }
         }
     }

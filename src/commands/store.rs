@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use serde_json::json;
 use shardpack_converter::{
     Cancel,
-    store::{PullEvent, PullRequest, PullSource, Store, StoreError, Stored},
+    store::{PullEvent, PullObserver, PullRequest, PullSource, Store, StoreError, Stored},
 };
 
 use super::{Outcome, convert, package, threads};
@@ -53,7 +53,7 @@ pub(super) fn set_of(
         return Ok((given.to_owned(), false));
     }
     let store = store()?;
-    if let Some(name) = given.to_str()
+    if let Some(name) = given.to_str().filter(|_| !given.exists())
         && let Some(stored) = store.find(name).map_err(failure)?
     {
         return Ok((stored.folder, true));
@@ -73,7 +73,9 @@ pub(super) fn set_of(
 /// The same for commands that choose nothing of a set: a model is converted for one node. What is no
 /// model is left to the command to judge.
 pub(super) fn model(given: &Path) -> Result<PathBuf, Failure> {
-    let is_model = given.is_file() || given.join("config.json").is_file();
+    let ends = |ending: &str| given.extension().is_some_and(|found| found == ending);
+    let is_file = given.is_file() && (ends("gguf") || ends("safetensors"));
+    let is_model = is_file || given.join("config.json").is_file();
     let is_name = !given.exists()
         && (source::of_hub(given).is_some()
             || matches!(given.to_str(), Some(name) if store()?.find(name).map_err(failure)?.is_some()));
@@ -122,9 +124,9 @@ pub(super) fn fetch_set(_: &str, _: Option<u32>) -> Result<Option<PathBuf>, Fail
 fn pull(store: &Store, request: &PullRequest) -> Result<Stored, Failure> {
     let display = Arc::new(Display::default());
     let shown = Arc::clone(&display);
-    let observe = Arc::new(move |event: &PullEvent| shown.show(event));
+    let observe: PullObserver = Arc::new(move |event: &PullEvent| shown.show(event));
     let is_new = store.pulled(request).map_err(failure)?.is_none();
-    let stored = threads::with(None, || store.pull(request, observe))?.map_err(failure)?;
+    let stored = threads::with(None, || store.pull(request, &observe))?.map_err(failure)?;
     if is_new && let Some(warning) = convert::refused_text(&stored.folder, &stored.set) {
         say(&format!("note: {warning}"));
     }

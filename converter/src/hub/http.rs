@@ -243,7 +243,8 @@ impl Client {
     /// What a future gives, if it gives it in time.
     fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Failed> {
         self.runtime.block_on(async {
-            let (mut future, started) = (pin!(future), Instant::now());
+            let started = Instant::now();
+            let mut future = pin!(future);
             loop {
                 if self.options.cancel.is_cancelled() {
                     return Err(Failed::Final(HubError::Cancelled));

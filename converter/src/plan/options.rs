@@ -7,6 +7,7 @@ use shardpack_manifests::signature::SigningKey;
 
 use super::PlanError;
 use crate::{
+    cancel::Cancel,
     recipe::{MainFormat, Overrides, Recipe},
     report::Threshold,
 };

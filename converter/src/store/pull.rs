@@ -115,7 +115,11 @@ impl Store {
 
     /// Brings a model into the store unless it is there. What an interrupted pull has left is gone
     /// on with; only complete models have a name.
-    pub fn pull(&self, request: &PullRequest, observe: PullObserver) -> Result<Stored, StoreError> {
+    pub fn pull(
+        &self,
+        request: &PullRequest,
+        observe: &PullObserver,
+    ) -> Result<Stored, StoreError> {
         if let Some(stored) = self.pulled(request)? {
             return Ok(stored);
         }
@@ -125,7 +129,7 @@ impl Store {
             PullSource::Local(path) => Source::open_part(path, None, Pickles::Refuse)?,
             #[cfg(feature = "hub")]
             PullSource::Hub { name, gguf, options } => {
-                let told = Arc::clone(&observe);
+                let told = Arc::clone(observe);
                 let told = Arc::new(move |event: &HubEvent| told(&PullEvent::Fetching(event)));
                 let options = HubOptions { cancel: request.cancel.clone(), ..(**options).clone() };
                 let hub = Hub::new(options, told)?;

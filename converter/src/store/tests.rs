@@ -41,7 +41,7 @@ fn a_model_is_pulled_once_listed_and_removed() {
             _ => {}
         }
     });
-    let stored = store.pull(&request, observe).unwrap();
+    let stored = store.pull(&request, &observe).unwrap();
     let seen = *seen.lock().unwrap();
     assert!(seen.0 > 0 && seen.0 == seen.1, "{seen:?}");
     assert!(stored.name.starts_with("llama-") && stored.name.ends_with("-8bit-2nodes"));
@@ -49,7 +49,7 @@ fn a_model_is_pulled_once_listed_and_removed() {
     assert_eq!(stored.digest(), stored.set.ids.model);
     // The second time nothing happens.
     let again: PullObserver = Arc::new(|event: &PullEvent| panic!("{event:?}"));
-    assert_eq!(store.pull(&request, again).unwrap().name, stored.name);
+    assert_eq!(store.pull(&request, &again).unwrap().name, stored.name);
 
     let listed = store.list().unwrap();
     assert_eq!(listed.len(), 1);
@@ -73,7 +73,7 @@ fn a_cancelled_pull_leaves_no_model_and_is_gone_on_with() {
             cancel.cancel();
         }
     });
-    let error = store.pull(&request, observe).unwrap_err();
+    let error = store.pull(&request, &observe).unwrap_err();
     assert!(error.is_cancelled() && !error.is_wrong(), "{error}");
     assert!(store.list().unwrap().is_empty());
 
@@ -85,7 +85,7 @@ fn a_cancelled_pull_leaves_no_model_and_is_gone_on_with() {
             *noted.lock().unwrap() = *tensors;
         }
     });
-    store.pull(&request, observe).unwrap();
+    store.pull(&request, &observe).unwrap();
     assert!(*resumed.lock().unwrap() > 0);
     assert_eq!(store.list().unwrap().len(), 1);
 }
@@ -100,13 +100,13 @@ fn a_model_that_has_changed_is_converted_again() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
     }
-    let first = store.pull(&request(&copy, 1), quiet()).unwrap();
+    let first = store.pull(&request(&copy, 1), &quiet()).unwrap();
     // Dots are part of a name.
     assert_eq!(first.set.name.as_deref(), Some("Model-1.5B"));
     assert!(first.name.starts_with("Model-1.5B-"), "{}", first.name);
     let config = std::fs::File::options().append(true).open(copy.join("config.json")).unwrap();
     let later = std::time::SystemTime::now() + std::time::Duration::from_secs(10);
     config.set_modified(later).unwrap();
-    assert_ne!(store.pull(&request(&copy, 1), quiet()).unwrap().name, first.name);
+    assert_ne!(store.pull(&request(&copy, 1), &quiet()).unwrap().name, first.name);
     assert_eq!(store.list().unwrap().len(), 2);
 }
