@@ -2,6 +2,7 @@
 
 mod info;
 mod mlx_group;
+mod models;
 mod nodes;
 mod scripted;
 
@@ -10,6 +11,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -25,7 +27,7 @@ use shardpack_manifests::Manifest;
 use shardpack_server::{Server, ServerLimits, Stop, Tls};
 use shardpack_transfer::push::{Activation, PushMode, default_streams};
 
-use self::{mlx_group::MlxGroup, scripted::Scripted};
+use self::{mlx_group::MlxGroup, models::Models, scripted::Scripted};
 use super::{Outcome, draft, keys, package, push, store};
 use crate::{
     args::ServeArgs,
@@ -80,6 +82,10 @@ pub(crate) fn run(args: &ServeArgs) -> Outcome {
         .with_info(info)
         .with_origins(args.cors.clone())
         .with_nodes(engine.node_names());
+    // Without a home folder there is none.
+    if let Ok(store) = store::store() {
+        server = server.with_store(Arc::new(Models { store, nodes: ranks as u32 }));
+    }
     if let Some(keys) = keys {
         server = server.with_keys(keys);
     }

@@ -28,7 +28,7 @@ const HINT: &str = "give a package set, a folder or .gguf file of a model, organ
 
 /// The store: `$SHARDPACK_MODELS`, or `shardpack/models` in the user's data folder (XDG's, which
 /// macOS has by default too).
-fn store() -> anyhow::Result<Store> {
+pub(super) fn store() -> anyhow::Result<Store> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(models) = set("SHARDPACK_MODELS") {
         return Ok(Store::new(models));

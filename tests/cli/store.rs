@@ -1,14 +1,14 @@
 //! Models that are converted when they are needed, and package sets of the hub.
 
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command, time::Duration};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::tempdir;
 
 use crate::{
     harness::{data, files, path, succeed, text},
     hub::server::{COMMIT, Hub},
-    running::{Running, ask},
+    running::{Running, ask, post},
 };
 
 #[test]
@@ -206,4 +206,50 @@ fn models_are_named_wherever_one_is_asked_for() {
 fn succeeds(mut command: Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}\n{}", text(&output.stderr));
+}
+
+#[test]
+fn a_server_fetches_a_further_model_for_ollamas_clients_and_deletes_it() {
+    let folder = tempdir().unwrap();
+    let hub = Hub::start(&data("kjv-4m"));
+    let (set, store) = (folder.path().join("set"), folder.path().join("models"));
+    succeed(&["convert", path(&data("kjv-4m")), "-o", path(&set), "--name", "kjv"]);
+    let mut command =
+        hub.command(folder.path(), &["serve", path(&set), "--listen", "127.0.0.1:0", "--json"]);
+    command.env("SHARDPACK_MODELS", &store);
+    let server = Running::spawn(command);
+    let pull = server.url().replace("/v1", "/api/pull");
+    let delete = server.url().replace("/v1", "/api/delete");
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .timeout_global(Some(Duration::from_mins(1)))
+        .http_status_as_error(false)
+        .build()
+        .into();
+    let mut reply = agent.post(&pull).send_json(json!({"model": "hf.co/org/model:8bit"})).unwrap();
+    let lines = reply.body_mut().read_to_string().unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.last(), Some(&json!({"status": "success"})), "{lines:?}");
+    let last = |status: &str| lines.iter().rfind(|line| line["status"] == status).unwrap();
+    for status in ["pulling files", "converting"] {
+        let line = last(status);
+        assert!(line["total"].is_u64() && line["total"] == line["completed"], "{line}");
+    }
+    assert!(store.join("org--model-8bit/set.json").exists());
+    let (status, there) = post(&pull, &json!({"model": "org/model:8bit", "stream": false}));
+    assert_eq!((status, there), (200, json!({"status": "success"})));
+    let (status, other) = post(&pull, &json!({"model": "org/nothing", "stream": false}));
+    assert!(status >= 400 && other["error"].is_string(), "{other}");
+    let (status, other) = post(&pull, &json!({"model": path(&set), "stream": false}));
+    assert_eq!(status, 404, "no path of this machine: {other}");
+    // The served model goes on answering meanwhile.
+    assert_eq!(ask(&server.url(), "John 11:35"), "Jesus wept.");
+    let remove = |name: &str| {
+        let request = agent.delete(&delete).force_send_body();
+        request.send_json(json!({"model": name})).unwrap().status().as_u16()
+    };
+    assert_eq!(remove("org/model:8bit"), 200);
+    assert!(!store.join("org--model-8bit").exists());
+    assert_eq!((remove("org/model:8bit"), remove("../set"), remove("kjv")), (404, 404, 400));
+    assert!(set.join("set.json").exists());
+    assert_eq!(server.terminate(), Some(0));
 }

@@ -137,7 +137,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "loader/server",
         &[
-            &["error", "model_info", "response_store", "scripted", "tls", "usage"],
+            &["error", "model_info", "model_store", "response_store", "scripted", "tls", "usage"],
             &["keys", "metrics"],
             &["generation"],
             &["batch", "dialect"],

@@ -5,6 +5,7 @@ mod generate;
 mod middleware;
 mod models;
 mod ollama;
+mod pulls;
 mod rerank;
 mod state;
 mod stored_responses;
@@ -37,6 +38,7 @@ use super::{
     keys::ApiKeys,
     metrics::Metrics,
     model_info::ModelInfo,
+    model_store::ModelStore,
     openapi,
     response_store::ResponseStore,
     routes::{ROUTES, Target},
@@ -96,6 +98,8 @@ pub(super) struct AppState {
     names: Vec<String>,
     /// What clients are told of the model.
     info: ModelInfo,
+    /// The store of further models, if clients may change it.
+    pulls: Option<pulls::Pulls>,
     /// Names of the nodes, in rank order.
     nodes: Vec<String>,
     pub(super) limits: ServerLimits,
@@ -138,6 +142,7 @@ impl Server {
             engine,
             names,
             info: ModelInfo::default(),
+            pulls: None,
             nodes: Vec::new(),
             limits,
             created: unix_seconds(),
@@ -171,6 +176,12 @@ impl Server {
     #[must_use]
     pub fn with_info(self, info: ModelInfo) -> Self {
         self.change(|app| app.info = info)
+    }
+
+    /// Lets clients fetch models into this store and delete them.
+    #[must_use]
+    pub fn with_store(self, store: Arc<dyn ModelStore>) -> Self {
+        self.change(|app| app.pulls = Some(pulls::Pulls::new(store)))
     }
 
     /// Names the nodes, in rank order.
@@ -244,8 +255,8 @@ fn handler(target: Target) -> MethodRouter<Arc<AppState>> {
         Target::OllamaShow => post(ollama::show),
         Target::OllamaPs => get(ollama::ps),
         Target::OllamaVersion => get(ollama::version),
-        Target::OllamaPull => post(ollama::pull),
-        Target::OllamaDelete => delete(ollama::delete),
+        Target::OllamaPull => post(pulls::pull),
+        Target::OllamaDelete => delete(pulls::delete),
         Target::ResponseShow => get(stored_responses::show),
         Target::ResponseForget => delete(stored_responses::forget),
     }

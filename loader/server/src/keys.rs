@@ -190,11 +190,7 @@ impl ApiKeys {
         let found =
             self.0.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
         let key = found.ok_or_else(|| unknown("unknown API key"))?;
-        if !key.entry.scopes.contains(&scope) {
-            let message =
-                format!("the API key {:?} lacks the scope {}", key.entry.name, scope.name());
-            return Err(ApiError::new(ErrorKind::Forbidden, message).with_code("missing_scope"));
-        }
+        key.demand(scope)?;
         Ok(key.clone())
     }
 }
@@ -232,6 +228,15 @@ impl Spent {
 }
 
 impl Key {
+    /// Refuses what needs a scope that this key lacks.
+    pub(super) fn demand(&self, scope: Scope) -> Result<(), ApiError> {
+        if self.entry.scopes.contains(&scope) {
+            return Ok(());
+        }
+        let message = format!("the API key {:?} lacks the scope {}", self.entry.name, scope.name());
+        Err(ApiError::new(ErrorKind::Forbidden, message).with_code("missing_scope"))
+    }
+
     /// Whose it is.
     pub(super) fn name(&self) -> &str {
         &self.entry.name

@@ -146,7 +146,7 @@ impl Task {
 }
 
 /// The frames as a body.
-struct Frames(mpsc::Receiver<Bytes>);
+pub(super) struct Frames(pub(super) mpsc::Receiver<Bytes>);
 
 impl Stream for Frames {
     type Item = Result<Bytes, Infallible>;

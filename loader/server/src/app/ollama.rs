@@ -9,16 +9,16 @@ use axum::{
     Json,
     body::Body,
     extract::State,
-    http::{HeaderValue, Request, header},
+    http::Request,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
 use shardpack_chat::json::{Json as OrderedJson, Object};
 
-use super::AppState;
+use super::{AppState, pulls::asked};
 use crate::{
     dialect::{parse_object, rfc3339},
-    error::{ApiError, ErrorKind},
+    error::ApiError,
 };
 
 /// Clients compare it with the version that a feature came in: it is the last one whose features
@@ -50,14 +50,10 @@ impl AppState {
         all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
     }
 
-    /// The served model that a body names, by `model` or by `name` as older clients say.
-    fn named(&self, body: &Object) -> Result<&str, ApiError> {
-        let text = |key: &str| body.get(key)?.as_str().filter(|name| !name.is_empty());
-        let asked = text("model").or_else(|| text("name"));
-        let Some(asked) = asked else {
-            return Err(ApiError::param("model", "model is required"));
-        };
-        self.known_name(Some(asked.strip_suffix(":latest").unwrap_or(asked)))
+    /// The served model that a body names.
+    pub(super) fn named(&self, body: &Object) -> Result<&str, ApiError> {
+        let required = || ApiError::param("model", "model is required");
+        self.known_name(Some(asked(body).ok_or_else(required)?))
     }
 
     /// Default sampling, as lines of a `Modelfile`.
@@ -115,34 +111,4 @@ pub(super) async fn show(
 
 pub(super) async fn version() -> Response {
     Json(json!({"version": OLLAMA_VERSION, "shardpack": env!("CARGO_PKG_VERSION")})).into_response()
-}
-
-/// A served model is here already, which is what a client that pulls it wants.
-pub(super) async fn pull(
-    State(app): State<Arc<AppState>>,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
-    let body = parse_object(&app.read_body(request).await?)?;
-    app.named(&body)?;
-    let streams = body.get("stream") != Some(&OrderedJson::Bool(false));
-    if !streams {
-        return Ok(Json(json!({"status": "success"})).into_response());
-    }
-    let statuses = ["pulling manifest", "verifying digest", "writing manifest", "success"];
-    let line = |status: &str| format!("{}\n", json!({"status": status}));
-    let lines: String = statuses.into_iter().map(line).collect();
-    let lines_of_json = HeaderValue::from_static("application/x-ndjson");
-    Ok(([(header::CONTENT_TYPE, lines_of_json)], lines).into_response())
-}
-
-/// A served model cannot go while it is served.
-pub(super) async fn delete(
-    State(app): State<Arc<AppState>>,
-    request: Request<Body>,
-) -> Result<Response, ApiError> {
-    let body = parse_object(&app.read_body(request).await?)?;
-    let name = app.named(&body)?;
-    let message =
-        format!("model '{name}' is being served and cannot be deleted: stop the server first");
-    Err(ApiError::new(ErrorKind::Invalid, message))
 }

@@ -14,6 +14,7 @@ mod embeddings;
 mod families;
 mod ollama;
 mod operation;
+mod pulls;
 mod rules;
 mod scripted;
 mod tolerance;
