@@ -19,6 +19,7 @@ use shardpack_formats::{
     imatrix::ImatrixError,
     normalise::{ResolveError, View, reads, resolve, rows_and_columns},
     rules::ShardingRule,
+    spec::Embedding,
 };
 use shardpack_manifests::{
     Digest, Layout, TensorShard,
@@ -174,16 +175,13 @@ impl Plan {
     /// Plans the conversion of `source`.
     pub fn new(source: &Source, options: ConvertOptions) -> Result<Self, PlanError> {
         let choice = Choice::new(&options)?;
-        let (dense, tensors): (Vec<_>, Vec<_>) =
-            source.source_tensors().into_iter().partition(|tensor| tensor.name.starts_with(DENSE));
         let packs = packs(options.rules.as_ref());
         if let Some(key) = source.ignored_keys.keys().find(|key| reads(&source.config, key, &packs))
         {
             return Err(PlanError::KeyIsRead { key: key.clone() });
         }
-        let mut normalised = resolve(&source.config, &tensors, &packs)?;
-        normalised.spec.embedding.clone_from(&source.embedding);
-        normalised.tensors.extend(dense.into_iter().map(dense_layer));
+        let embedding = source.embedding.as_ref();
+        let normalised = resolve_all(&source.config, source.source_tensors(), &packs, embedding)?;
         stages::check(&options, &normalised.spec)?;
         if let Some(head) = &normalised.tied_duplicate {
             check_tied(source, &normalised, head)?;
@@ -346,6 +344,22 @@ impl Plan {
     pub fn weight_bytes_per_rank(&self) -> Vec<u64> {
         self.packages.bytes_per_rank()
     }
+}
+
+/// Resolves a checkpoint that may be an embedding model: dense layers after the pooling are no part of
+/// the decoder that rules know.
+pub(crate) fn resolve_all(
+    config: &Value,
+    tensors: Vec<SourceTensor>,
+    packs: &[RulePack],
+    embedding: Option<&Embedding>,
+) -> Result<Normalised, ResolveError> {
+    let (dense, tensors): (Vec<_>, Vec<_>) =
+        tensors.into_iter().partition(|tensor| tensor.name.starts_with(DENSE));
+    let mut normalised = resolve(config, &tensors, packs)?;
+    normalised.spec.embedding = embedding.cloned();
+    normalised.tensors.extend(dense.into_iter().map(dense_layer));
+    Ok(normalised)
 }
 
 /// A tensor of a dense layer after the pooling: small, on every rank, and as it is.

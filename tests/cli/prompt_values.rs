@@ -67,7 +67,10 @@ fn an_embedding_model_serves_vectors_and_refuses_to_chat() {
     let options = ["--nodes", "2", "--bits", "16", "--name", "gemma"];
     let args = ["convert", path(&source), "--output", path(&set)];
     succeed(&[&args[..], &options[..]].concat());
-    let server = Running::serve(&set, &[]);
+    // The same model for three nodes, without its source.
+    let three = folder.path().join("three");
+    succeed(&["reshard", path(&set), "--output", path(&three), "--nodes", "3"]);
+    let server = Running::serve(&three, &[]);
     let expected = source.join("expected.safetensors");
     let tokens: Vec<u32> =
         floats(&expected, "tokens_b").iter().map(|value| value.to_bits()).collect();

@@ -4,11 +4,11 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde_json::Value;
-use shardpack_formats::{AffineFormat, Dtype, Normalised, OwnRules, SourceTensor, resolve};
+use shardpack_formats::{AffineFormat, Dtype, Normalised, OwnRules, SourceTensor};
 use shardpack_manifests::{Manifest, manifest::MatrixFormat, verify::Problem};
 
 use super::{UnshardError, tensors::UnshardedTensor};
-use crate::plan::{RULES_FILE, format_of, packs};
+use crate::plan::{RULES_FILE, format_of, packs, resolve_all};
 
 /// The package's model config.
 const CONFIG_FILE: &str = "config.json";
@@ -41,7 +41,8 @@ pub(super) fn normalised(
         .filter_map(|(name, unsharded)| logical(manifest, tensors, name, unsharded).transpose())
         .collect::<Result<Vec<_>, _>>()?;
     let own = own_rules(&package, texts)?;
-    match resolve(&config, &sources, &packs(own.as_ref())) {
+    let embedding = manifest.architecture.embedding.as_ref();
+    match resolve_all(&config, sources, &packs(own.as_ref()), embedding) {
         Ok(normalised) if normalised.spec == manifest.architecture => {
             check_formats(&normalised, manifest, tensors)?;
             Ok((config, normalised))
