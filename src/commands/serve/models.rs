@@ -55,7 +55,7 @@ impl ModelStore for Models {
         let request = self.request(name)?;
         let cancel = request.cancel.clone();
         let observe = observer(report, cancel);
-        let pulled = threads::with(None, || self.store.pull(&request, observe));
+        let pulled = threads::with(None, || self.store.pull(&request, &observe));
         let pulled = pulled.map_err(|error| ModelStoreError::Failed(format!("{error:#}")))?;
         pulled.map(|_| ()).map_err(failure)
     }

@@ -63,10 +63,7 @@ pub(super) async fn pull(
 ) -> Result<Response, ApiError> {
     let body = parse_object(&app.read_body(request).await?)?;
     let streams = body.get("stream") != Some(&OrderedJson::Bool(false));
-    let unserved = match app.named(&body) {
-        Ok(_) => return Ok(there_already(streams)),
-        Err(error) => error,
-    };
+    let Err(unserved) = app.named(&body) else { return Ok(there_already(streams)) };
     let (name, pulls) = app.stored(&body, &caller, unserved)?;
     let pull = pulls.begin(name)?;
     if streams {
@@ -130,12 +127,13 @@ pub(super) async fn delete(
     };
     let (name, pulls) = app.stored(&body, &caller, unserved)?;
     let store = Arc::clone(&pulls.store);
-    let removed = app.clone().blocking(move |_| store.remove(&name).map_err(api_error)).await;
+    let removed =
+        app.clone().blocking(move |_| store.remove(&name).map_err(|error| api_error(&error))).await;
     removed.map(|()| StatusCode::OK.into_response())
 }
 
-fn api_error(error: ModelStoreError) -> ApiError {
-    let kind = match &error {
+fn api_error(error: &ModelStoreError) -> ApiError {
+    let kind = match error {
         ModelStoreError::NotFound(_) => ErrorKind::NotFound,
         ModelStoreError::Invalid(_) => ErrorKind::Invalid,
         ModelStoreError::Failed(_) => ErrorKind::Unavailable,
@@ -181,7 +179,10 @@ impl Pulls {
         let failed: Arc<OnceLock<ApiError>> = Arc::clone(&error);
         let work = move || {
             let _busy = busy;
-            let line = match store.pull(&name, report(sender.clone())).map_err(api_error) {
+            let line = match store
+                .pull(&name, report(sender.clone()))
+                .map_err(|error| api_error(&error))
+            {
                 Ok(()) => json!({"status": "success"}),
                 Err(error) => failed.get_or_init(|| error).shaped(Shape::Ollama),
             };
