@@ -35,7 +35,13 @@ def dense(width, to):
 MODELS = {
     # As Qwen3-Embedding: names without `model.`, the class of the whole, a tied head that is absent.
     "qwen3_embedding": dict(
-        model=(Qwen3Model, Qwen3Config(**BASE, tie_word_embeddings=True)),
+        model=(
+            Qwen3Model,
+            Qwen3Config(
+                **BASE, tie_word_embeddings=True,
+                rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
+            ),
+        ),
         config=dict(architectures=["Qwen3ForCausalLM"], rope_theta=1000000.0),
         modules=[Pooling(H, pooling_mode="lasttoken"), Normalize()],
         prompts={"query": "Instruct: retrieve\nQuery:", "document": ""},
