@@ -1,12 +1,12 @@
 //! The standard cache, shared with Python's client: `models--org--name/` with `blobs/` (bytes, by
 //! checksum), `snapshots/<commit>/` (links to them, under the files' own names) and `refs/`
 //! (revisions to commits). Ours besides: `.verified/<checksum>` says that a blob of this size and
-//! time was hashed and is what its name says.
+//! time was hashed and is what its name says; `packages/<commit>/` has the files of a package set.
 
 use std::{
     fs::{self, File},
     io::{self, Write},
-    os::unix::fs::symlink,
+    os::unix::fs::{MetadataExt, symlink},
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -147,6 +147,13 @@ impl Cache {
             .map_err(|source| failed(&link, source))
     }
 
+    /// A snapshot's files as packages have theirs, which are no links: the blobs under further names.
+    pub(super) fn packages(&self, name: &ModelName, commit: &str) -> Result<PathBuf, HubError> {
+        let folder = self.folder(name).join("packages").join(commit);
+        place_files(&self.snapshot(name, commit), &folder)?;
+        Ok(folder)
+    }
+
     /// Keeps other processes, Python's client among them, from downloading the same bytes.
     pub(super) fn lock(&self, name: &ModelName, checksum: &Checksum) -> Result<Lock, HubError> {
         let folder = self.root.join(".locks").join(name.folder());
@@ -166,6 +173,42 @@ impl Cache {
         let seconds = LOCK_STEPS * LOCK_STEP.as_millis() as u64 / 1000;
         Err(HubError::Locked { path, seconds })
     }
+}
+
+/// Places what the links of a folder lead to into another folder.
+fn place_files(from: &Path, to: &Path) -> Result<(), HubError> {
+    fs::create_dir_all(to).map_err(|source| failed(to, source))?;
+    for entry in fs::read_dir(from).map_err(|source| failed(from, source))? {
+        let path = entry.map_err(|source| failed(from, source))?.path();
+        let place = to.join(path.file_name().unwrap_or_default());
+        if path.is_dir() {
+            place_files(&path, &place)?;
+            continue;
+        }
+        let blob = path.canonicalize().map_err(|source| failed(&path, source))?;
+        if is_same_file(&blob, &place) {
+            continue;
+        }
+        let new = place.with_added_extension(format!("{}.part", std::process::id()));
+        // What a killed run has left is of no use.
+        let _ = fs::remove_file(&new);
+        // File systems without links hold the bytes twice.
+        fs::hard_link(&blob, &new)
+            .or_else(|_| fs::copy(&blob, &new).map(|_| ()))
+            .and_then(|()| fs::rename(&new, &place))
+            .map_err(|source| failed(&place, source))?;
+        // Renaming onto another link of the same file does nothing.
+        let _ = fs::remove_file(&new);
+    }
+    Ok(())
+}
+
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    let identity = |path: &Path| {
+        let metadata = fs::symlink_metadata(path).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    identity(a).is_some_and(|a| Some(a) == identity(b))
 }
 
 /// A file of a snapshot's folder, as its link tells it.

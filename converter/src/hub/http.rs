@@ -25,6 +25,7 @@ use super::{
     HubError, HubEvent, HubObserver, HubOptions, ModelName, Visibility,
     listing::{self, RepoFile},
 };
+use crate::cancel::LOOK_AGAIN;
 
 /// Until a connection stands.
 const CONNECT: Duration = Duration::from_secs(15);
@@ -37,9 +38,6 @@ pub(super) const ATTEMPTS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest wait that a server may ask for.
 const MAX_RETRY_AFTER: u64 = 300;
-
-/// Between two looks at whether what is under way was cancelled.
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Redirects of one request; the hub needs two.
 const MAX_REDIRECTS: usize = 8;
@@ -261,16 +259,6 @@ impl Client {
         })
     }
 
-    /// Waits before a request is made again, unless what is under way is cancelled.
-    fn wait(&self, pause: Duration) {
-        let mut left = pause;
-        while !left.is_zero() && !self.options.cancel.is_cancelled() {
-            let step = left.min(LOOK_AGAIN);
-            (self.options.wait)(step);
-            left -= step;
-        }
-    }
-
     /// Every file of a model at a commit.
     pub(super) fn tree(&self, name: &ModelName, commit: &str) -> Result<Vec<RepoFile>, HubError> {
         let mut url =
@@ -361,7 +349,8 @@ impl Client {
             }
             (self.observe)(&HubEvent::Retrying(&problem));
             let pause = FIRST_PAUSE * (1 << (failures - 1).min(5));
-            self.wait(after.map_or(pause, Duration::from_secs));
+            let pause = after.map_or(pause, Duration::from_secs);
+            (self.options.wait)(pause, &self.options.cancel);
         }
     }
 

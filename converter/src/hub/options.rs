@@ -24,7 +24,7 @@ pub struct HubOptions {
     /// Longest wait for the first byte of an answer, and between two parts of a body.
     pub silence: Duration,
     /// How to wait before a request is made again.
-    pub wait: fn(Duration),
+    pub wait: fn(Duration, &Cancel),
     /// Ends what is under way; a later download goes on from there.
     pub cancel: Cancel,
 }
@@ -44,7 +44,7 @@ impl HubOptions {
             proxy: None,
             authorities: None,
             silence: Duration::from_secs(30),
-            wait: std::thread::sleep,
+            wait: |pause, cancel| cancel.wait(pause),
             cancel: Cancel::default(),
         }
     }

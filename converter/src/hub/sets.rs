@@ -39,7 +39,10 @@ impl Hub {
         rank: Option<u32>,
     ) -> Result<Option<PathBuf>, HubError> {
         if self.offline {
-            return Ok(self.cached_set(name));
+            return self
+                .cached_set(name)
+                .map(|commit| self.cache.packages(name, &commit))
+                .transpose();
         }
         let commit = self.client.commit(name)?;
         let mut files = self.client.tree(name, &commit)?;
@@ -60,12 +63,14 @@ impl Hub {
             files: snapshot.files.len(),
             bytes: snapshot.files.iter().map(|file| file.size).sum(),
         });
-        self.fetch(&snapshot).map(Some)
+        self.fetch(&snapshot)?;
+        self.cache.packages(&snapshot.name, &snapshot.commit).map(Some)
     }
 
-    fn cached_set(&self, name: &ModelName) -> Option<PathBuf> {
-        let folder = self.cache.snapshot(name, &self.cache.reference(name)?);
-        folder.join(SET_FILE).is_file().then_some(folder)
+    /// The commit of a set in the cache.
+    fn cached_set(&self, name: &ModelName) -> Option<String> {
+        let commit = self.cache.reference(name)?;
+        self.cache.snapshot(name, &commit).join(SET_FILE).is_file().then_some(commit)
     }
 }
 

@@ -17,6 +17,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::*;
+use crate::Cancel;
 use server::{Fault, Server};
 
 static WAITED: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
@@ -25,7 +26,7 @@ static WAITED: Mutex<Vec<Duration>> = Mutex::new(Vec::new());
 const ALWAYS: u32 = 1000;
 
 /// Waiting costs no time in tests.
-fn no_wait(pause: Duration) {
+fn no_wait(pause: Duration, _: &Cancel) {
     WAITED.lock().unwrap().push(pause);
 }
 

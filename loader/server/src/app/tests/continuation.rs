@@ -76,7 +76,8 @@ fn an_echoed_prompt_has_log_probabilities() {
     assert_eq!(found["choices"].as_array().unwrap().len(), 2);
     let logprobs = &found["choices"][0]["logprobs"];
     let tokens = logprobs["tokens"].as_array().unwrap();
-    assert_eq!(logprobs["token_logprobs"], json!([null, -0.5, -0.125]));
+    // The prompt's, and the answer's one.
+    assert_eq!(logprobs["token_logprobs"], json!([null, -0.5, -0.125, -0.5]));
     let top = &logprobs["top_logprobs"];
     assert_eq!(top[0], Value::Null);
     // The likeliest token and the prompt's own.
@@ -91,7 +92,11 @@ fn an_echoed_prompt_has_log_probabilities() {
     );
     let lengths: Vec<usize> =
         tokens.iter().map(|it| it.as_str().unwrap().chars().count()).collect();
-    assert_eq!(logprobs["text_offset"], json!([0, lengths[0], lengths[0] + lengths[1]]));
+    let offsets = lengths.iter().scan(0, |at, length| {
+        *at += length;
+        Some(*at - length)
+    });
+    assert_eq!(logprobs["text_offset"], offsets.collect::<Value>());
     assert_eq!(server.submitted().prompt_output, PromptOutput::Logprobs(1));
     server.submitted();
     // Streamed, the prompt comes first with all of them.

@@ -7,7 +7,7 @@ use shardpack_formats::spec::{Embedding, Pooling};
 
 use super::{
     super::*,
-    scripted::{Scripted, Step, kjv, start, start_with},
+    scripted::{Reply, Scripted, Step, kjv, send, start, start_with},
 };
 
 const DONE: Step = Step::Finish(FinishReason::Length);
@@ -111,7 +111,7 @@ fn ollamas_clients_get_embeddings() {
     let found = server.post("/api/embed", &json!({"model": "kjv-4m"})).json();
     assert_eq!(found["embeddings"], json!([]));
     let reply = server.post("/api/embed", &json!({"model": "x", "input": "a"}));
-    assert!(reply.status == 404 && reply.body.contains("is not served"), "{}", reply.body);
+    assert!(reply.status == 404 && reply.body.contains("not found"), "{}", reply.body);
 }
 
 #[test]
@@ -142,9 +142,7 @@ fn documents_are_ordered_by_similarity() {
         crate::run(listener, server, stopped).unwrap();
     });
     let post = |path: &str, body: &Value| -> Value {
-        let url = format!("http://{address}{path}");
-        let mut reply = ureq::post(&url).send(body.to_string()).unwrap();
-        serde_json::from_str(&reply.body_mut().read_to_string().unwrap()).unwrap()
+        Reply::read(send(address, "", "POST", path, &body.to_string())).json()
     };
     let documents = ["And God said, Let there be light", "Jesus wept.", "Jesus saith unto him"];
     let body = json!({"query": "Jesus wept.", "documents": documents, "top_n": 2,

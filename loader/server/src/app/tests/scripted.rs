@@ -163,6 +163,25 @@ fn await_cancel(
     }
 }
 
+/// Sends a request with further header lines, and leaves the connection open.
+pub(super) fn send(
+    address: SocketAddr,
+    head: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> TcpStream {
+    let mut connection = TcpStream::connect(address).unwrap();
+    connection.set_read_timeout(Some(SOON)).unwrap();
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: application/json\r\n{head}content-length: {length}\r\n\r\n{body}"
+    );
+    connection.write_all(request.as_bytes()).unwrap();
+    connection
+}
+
 impl Scripted {
     pub(super) fn seen(&self) -> Seen {
         self.seen.recv_timeout(SOON).expect("the engine sees something soon")
@@ -182,15 +201,7 @@ impl Scripted {
 
     /// The same with further header lines.
     pub(super) fn send_with(&self, head: &str, method: &str, path: &str, body: &str) -> TcpStream {
-        let mut connection = TcpStream::connect(self.address).unwrap();
-        connection.set_read_timeout(Some(SOON)).unwrap();
-        let length = body.len();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
-             content-type: application/json\r\n{head}content-length: {length}\r\n\r\n{body}"
-        );
-        connection.write_all(request.as_bytes()).unwrap();
-        connection
+        send(self.address, head, method, path, body)
     }
 
     pub(super) fn post(&self, path: &str, body: &Value) -> Reply {
