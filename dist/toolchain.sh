@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by what makes a release: a C compiler and a linker for every target, from any Linux
-# machine. zig, from PyPI in a virtual environment of its own, compiles C for all targets and links
-# for macOS; rustc's own linker and C library make the static programs for Linux.
+# machine. zig, from PyPI in a virtual environment of its own, compiles C for all targets; rustc's own
+# linker links, for macOS too, and its C library makes the static programs for Linux.
 
 # The oldest macOS that the program runs on.
 minimum_macos=14.0
@@ -27,9 +27,13 @@ use_target() {
     export "CFLAGS_$under=-ffile-prefix-map=$home=/cargo -ffile-prefix-map=$root=/shardpack"
     flags="--remap-path-prefix=$home=/cargo --remap-path-prefix=$sysroot=/rust --remap-path-prefix=$root=/shardpack"
     if [ "$target" = aarch64-apple-darwin ]; then
-        # There is no SDK to ask xcrun for; zig has what is needed of one, and any folder will do.
+        # There is no SDK to ask xcrun for; the stubs have what is needed of one, and any folder will
+        # do. zig's linker ends with a fault where a program asks for the bounds of its sections.
         export MACOSX_DEPLOYMENT_TARGET=$minimum_macos SDKROOT=$tools
-        export "CARGO_TARGET_${upper}_LINKER=$tools/$target-cc"
+        printf '#!/usr/bin/env bash\nexec "%s/lib/rustlib/%s/bin/rust-lld" "$@" -dead_strip_dylibs -F"%s" -L"%s"\n' \
+            "$sysroot" "$(rustc -vV | sed -n 's/^host: //p')" "$tools/apple" "$tools/apple" >"$tools/rust-lld"
+        chmod +x "$tools/rust-lld"
+        export "CARGO_TARGET_${upper}_LINKER=$tools/rust-lld"
     else
         export "CARGO_TARGET_${upper}_LINKER=rust-lld"
         # libloading asks for libdl; musl has all of it in its C library.

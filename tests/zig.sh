@@ -7,15 +7,13 @@ tools=target/darwin-tools
     "$tools/bin/python" -m pip install --quiet 'ziglang==0.15.2'
 tools=$(cd "$tools" && pwd)
 
-# Stubs of the frameworks that the hub's client asks for.
+# Stubs of Apple's libraries, for rustc's linker.
 "$tools/bin/python" dist/apple_stubs.py "$tools/apple"
 
 # compiler TARGET ZIG: writes TARGET-cc and TARGET-ar. The cc crate and rustc pass what zig does not
 # know (the target as others spell it, the symbols of a dependency's dynamic library, which is not
 # used) and libraries that zig's one stub of Apple's system holds already.
 compiler() {
-    local apple=""
-    case "$2" in *-macos*) apple="-F$tools/apple -L$tools/apple" ;; esac
     cat >"$tools/$1-cc" <<END
 #!/usr/bin/env bash
 args=()
@@ -31,7 +29,7 @@ for arg in "\$@"; do
         *) args+=("\$arg") ;;
     esac
 done
-exec "$tools/bin/python" -m ziglang cc -target $2 -fno-sanitize=undefined "\${args[@]}" $apple
+exec "$tools/bin/python" -m ziglang cc -target $2 -fno-sanitize=undefined "\${args[@]}"
 END
     printf '#!/usr/bin/env bash\nexec "%s/bin/python" -m ziglang ar "$@"\n' "$tools" >"$tools/$1-ar"
     chmod +x "$tools/$1-cc" "$tools/$1-ar"
