@@ -3,7 +3,7 @@
 //! name.
 //!
 //! Whoever serves models needs five things of it: [`Store::list`], [`Store::find`], [`Store::pull`]
-//! with its events and its [`Cancel`], [`Store::remove`], and of each model its size and digest
+//! with its events and its [`Cancel`](crate::Cancel), [`Store::remove`], and of each model its size and digest
 //! ([`Stored`]). Where the folder is, and what the environment says of the hub, is the caller's to
 //! know.
 //!
