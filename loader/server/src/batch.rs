@@ -9,12 +9,12 @@ use shardpack_engine_api::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, timeout_at},
+    time::Instant,
 };
 
 use super::{
     error::{ApiError, ErrorKind},
-    generation::{draining, failed, stopped},
+    generation::{failed, next_event, overdue, stopped},
     metrics::{AnswerClock, Metrics},
     usage::AnswerUsage,
 };
@@ -115,16 +115,7 @@ impl Batch<'_> {
         events: &mut mpsc::UnboundedReceiver<(usize, Event)>,
         until: Instant,
     ) -> Result<(usize, Event), ApiError> {
-        let closing = async {
-            if self.closing.wait_for(|closing| *closing).await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
-        let event = tokio::select! {
-            biased;
-            () = closing => return Err(draining()),
-            event = timeout_at(until, events.recv()) => event,
-        };
+        let event = next_event(&mut self.closing, events, until).await?;
         let late = |_| {
             let message = "the engine did not answer within the time that this server allows";
             ApiError::new(ErrorKind::Timeout, message).with_code("engine_timeout")
@@ -137,10 +128,7 @@ impl Batch<'_> {
 fn end(reason: FinishReason) -> Result<(), ApiError> {
     match reason {
         FinishReason::Stop | FinishReason::Length => Ok(()),
-        FinishReason::Deadline => {
-            let message = "the request has taken longer than this server allows";
-            Err(ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout"))
-        }
+        FinishReason::Deadline => Err(overdue()),
         FinishReason::Cancelled => Err(stopped("the engine has ended the request")),
     }
 }

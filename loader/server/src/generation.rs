@@ -13,7 +13,7 @@ use shardpack_engine_api::{
 };
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, watch},
-    time::{Instant, timeout_at},
+    time::{Instant, error::Elapsed, timeout_at},
 };
 
 use super::{
@@ -262,11 +262,7 @@ impl Generation {
                 let reason = match reason {
                     FinishReason::Stop => EndReason::Stop,
                     FinishReason::Length => EndReason::Length,
-                    FinishReason::Deadline => {
-                        let message = "the request has taken longer than this server allows";
-                        let error = ApiError::new(ErrorKind::Timeout, message);
-                        return Err(error.with_code("request_timeout"));
-                    }
+                    FinishReason::Deadline => return Err(overdue()),
                     FinishReason::Cancelled => {
                         return Err(stopped("the engine has ended the request"));
                     }
@@ -288,16 +284,8 @@ impl Generation {
     }
 
     async fn event(&mut self) -> Result<(usize, Event), ApiError> {
-        let closing = async {
-            if self.closing.wait_for(|closing| *closing).await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
-        let event = tokio::select! {
-            biased;
-            () = closing => return Err(draining()),
-            event = timeout_at(self.silence.min(self.deadline), self.events.recv()) => event,
-        };
+        let until = self.silence.min(self.deadline);
+        let event = next_event(&mut self.closing, &mut self.events, until).await?;
         let event = event.map_err(|_| self.timed_out())?;
         self.silence = Instant::now() + self.event_timeout;
         event.ok_or_else(|| {
@@ -310,13 +298,36 @@ impl Generation {
 
     fn timed_out(&self) -> ApiError {
         if self.deadline <= self.silence {
-            let message = "the request has taken longer than this server allows";
-            return ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout");
+            return overdue();
         }
         let seconds = self.event_timeout.as_secs();
         let message = format!("no event from the engine for {seconds} seconds");
         ApiError::new(ErrorKind::Timeout, message).with_code("engine_timeout")
     }
+}
+
+/// The engine's next event, `None` if it has stopped; an error once requests must end.
+pub(super) async fn next_event(
+    closing: &mut watch::Receiver<bool>,
+    events: &mut mpsc::UnboundedReceiver<(usize, Event)>,
+    until: Instant,
+) -> Result<Result<Option<(usize, Event)>, Elapsed>, ApiError> {
+    let closing = async {
+        if closing.wait_for(|closing| *closing).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = closing => Err(draining()),
+        event = timeout_at(until, events.recv()) => Ok(event),
+    }
+}
+
+/// A request that was not done in its time.
+pub(super) fn overdue() -> ApiError {
+    let message = "the request has taken longer than this server allows";
+    ApiError::new(ErrorKind::Timeout, message).with_code("request_timeout")
 }
 
 impl Choice {
